@@ -1,0 +1,220 @@
+//! Inputs of the built-in steps: what a manager writes and an agent reads. JSON inside the step's `inputs`.
+//!
+//! A field that an agent does not know is ignored, one that it misses takes its default: manager and agent may be of
+//! neighbouring versions.
+
+use serde::{Deserialize, Serialize};
+
+/// The reference of the step that a job is.
+pub const JOB: &str = "builtin://job";
+
+/// Input `plan` of `builtin://job`: the whole job.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JobPlan {
+    /// Lines to print before anything else, each without its line end: who runs the job, and where.
+    pub header: Vec<String>,
+    /// The job's checkout; its `.tmp` neighbour holds temporary files.
+    pub project_dir: String,
+    /// Limit for all phases together, milliseconds; 0 means none.
+    pub timeout_ms: u64,
+    /// Print `section_start` and `section_end` markers.
+    pub trace_sections: bool,
+    /// Prefix each line with time and stream (FF_TIMESTAMPS).
+    pub timestamps: bool,
+    /// Bytes of log after which output is dropped with a notice; 0 means 4 MiB.
+    pub output_limit: u64,
+    /// Token prefixes to mask beside the built-in ones.
+    pub mask_prefixes: Vec<String>,
+    /// From TERM to KILL when the job is ended, milliseconds; 0 means 10 s.
+    pub grace_ms: u64,
+    /// The phases, in order.
+    pub phases: Vec<Phase>,
+    /// Where to send artifacts, and get them from.
+    pub coordinator: Coordinator,
+}
+
+/// The door for artifacts.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Coordinator {
+    /// Base URL, without `/api/v4`.
+    pub url: String,
+    /// The job.
+    pub job_id: i64,
+    /// The job's token. The spool file that holds it is 0600.
+    pub token: String,
+}
+
+/// One phase of a job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Phase {
+    /// GitLab's stage id: `get_sources`, `step_script`, ... Also the section's name.
+    pub name: String,
+    /// The section's description line.
+    pub title: String,
+    /// When it runs.
+    #[serde(default)]
+    pub when: PhaseWhen,
+    /// Times to try, at least 1.
+    #[serde(default = "one")]
+    pub attempts: u32,
+    /// Limit in milliseconds; 0 means that of the job.
+    #[serde(default)]
+    pub timeout_ms: u64,
+    /// A failure is a warning and nothing else.
+    #[serde(default)]
+    pub allow_failure: bool,
+    /// What it does.
+    pub run: Builtin,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// When a phase runs, given how the job stands at that point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PhaseWhen {
+    /// Nothing failed yet, and the job was not canceled.
+    #[default]
+    OnSuccess,
+    /// Something failed.
+    OnFailure,
+    /// Success or failure; not after a job timeout.
+    Always,
+    /// Whatever happened, also after a timeout or a cancel: cleaning up.
+    Finally,
+}
+
+/// What a phase does.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "builtin")]
+pub enum Builtin {
+    /// `builtin://checkout`
+    Checkout(Checkout),
+    /// `builtin://script`
+    Script(Script),
+    /// `builtin://cache/restore`
+    CacheRestore(CacheEntry),
+    /// `builtin://cache/save`
+    CacheSave(CacheEntry),
+    /// `builtin://artifacts/download`
+    ArtifactsDownload(ArtifactsDownload),
+    /// `builtin://artifacts/upload`
+    ArtifactsUpload(ArtifactsUpload),
+    /// A `run:` list of the author's: steps in GitLab's step format, as JSON.
+    Steps {
+        /// The list, as it came in the payload.
+        steps: serde_json::Value,
+    },
+    /// `builtin://cleanup`: file variables and temporary files.
+    Cleanup,
+}
+
+/// Brings the project directory to a commit (job-execution 2).
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Checkout {
+    /// `fetch`, `clone`, `none` or `empty`.
+    pub strategy: String,
+    /// The remote, with credentials where it needs them.
+    pub repo_url: String,
+    /// A bare repository on this machine that has the commit; then no transport is used.
+    pub local_repository: Option<String>,
+    /// `sha1` or `sha256`.
+    pub object_format: String,
+    /// The branch or tag, for the notice.
+    pub ref_name: String,
+    /// The commit.
+    pub sha: String,
+    /// What to fetch.
+    pub refspecs: Vec<String>,
+    /// 0 means all.
+    pub depth: i64,
+    /// GIT_CHECKOUT.
+    pub checkout: bool,
+    /// GIT_CLEAN_FLAGS; none means no clean.
+    pub clean_flags: Option<Vec<String>>,
+    /// GIT_FETCH_EXTRA_FLAGS.
+    pub fetch_flags: Vec<String>,
+    /// `none`, `normal` or `recursive`.
+    pub submodules: String,
+    /// The hook before.
+    pub pre_script: Vec<String>,
+    /// The hook after.
+    pub post_script: Vec<String>,
+}
+
+/// Runs commands as GitLab frames them (job-execution 4).
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Script {
+    /// `bash` (falls back to `sh`), `sh` or `pwsh`.
+    pub shell: String,
+    /// Start it as a login shell.
+    pub login: bool,
+    /// The commands, each one echoed before it runs.
+    pub commands: Vec<String>,
+    /// This is `after_script`: says so, and sees CI_JOB_STATUS as it stands.
+    pub after_script: bool,
+}
+
+/// One cache (job-execution 10).
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CacheEntry {
+    /// The key, expanded and sanitised.
+    pub key: String,
+    /// Keys to try after it; only when restoring.
+    pub fallback_keys: Vec<String>,
+    /// The directory that holds `<key>/cache.zip`.
+    pub cache_dir: String,
+    /// Patterns, relative to the project directory.
+    pub paths: Vec<String>,
+    /// Also what git does not track.
+    pub untracked: bool,
+    /// `pull-push`, `pull` or `push`.
+    pub policy: String,
+}
+
+/// Downloads and unpacks the archives of other jobs (job-execution 9.6).
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ArtifactsDownload {
+    /// The producers, in order; later ones overwrite earlier ones.
+    pub from: Vec<ArtifactSource>,
+}
+
+/// One producer.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ArtifactSource {
+    /// Its id.
+    pub job_id: i64,
+    /// Its name.
+    pub name: String,
+    /// The token to ask with.
+    pub token: String,
+}
+
+/// Packs and uploads files (job-execution 9).
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ArtifactsUpload {
+    /// Base name of the file, before expansion.
+    pub name: String,
+    /// Patterns.
+    pub paths: Vec<String>,
+    /// Patterns to leave out.
+    pub exclude: Vec<String>,
+    /// Also what git does not track.
+    pub untracked: bool,
+    /// `archive`, `junit`, `dotenv`, ...
+    pub artifact_type: String,
+    /// `zip`, `gzip` or `raw`.
+    pub artifact_format: String,
+    /// As the author wrote it.
+    pub expire_in: String,
+}

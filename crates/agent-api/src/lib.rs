@@ -1,0 +1,20 @@
+//! The gRPC contract between manager and agent: GitLab's step-runner service ([`step_runner`]), Muster's extension
+//! ([`agent`]), and the inputs of the built-in steps ([`builtin`]) that a job is lowered to.
+//!
+//! A job is one `Run` of one step, `builtin://job`, whose input is a [`builtin::JobPlan`]: the phases of the job in
+//! their order, each a built-in step with the condition under which it runs.
+
+pub mod builtin;
+pub mod result;
+
+/// GitLab's step-runner service (package `proto`).
+#[expect(missing_docs, clippy::all, reason = "generated")]
+pub mod step_runner {
+    tonic::include_proto!("proto");
+}
+
+/// Muster's extension (package `muster.agent.v1`).
+#[expect(missing_docs, clippy::all, reason = "generated")]
+pub mod agent {
+    tonic::include_proto!("muster.agent.v1");
+}

@@ -1,0 +1,72 @@
+//! What a job ended with: the durable result in the agent's spool, and the tree that `muster ci show` prints.
+
+use muster_job::{EndCause, FailureReason};
+use serde::{Deserialize, Serialize};
+
+/// The result of one job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobResult {
+    /// The outcome.
+    pub outcome: Outcome,
+    /// One short sentence, as in the last line of the trace: `exit status 1`.
+    #[serde(default)]
+    pub message: String,
+    /// The log's length in bytes, when the job had ended.
+    pub log_bytes: u64,
+    /// The log's CRC-32 (IEEE).
+    pub log_crc32: u32,
+    /// Every step, in the order in which they started.
+    pub tree: StepNode,
+}
+
+/// How a job ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "state")]
+pub enum Outcome {
+    /// Everything that had to pass did.
+    Success,
+    /// Something failed.
+    Failed {
+        /// GitLab's reason.
+        reason: FailureReason,
+        /// The exit status of the user's script, where that is what failed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        exit_code: Option<i32>,
+        /// What ended the job early, if something did.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cause: Option<EndCause>,
+    },
+}
+
+/// One step of the result tree.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepNode {
+    /// The step's name: `get_sources`, `step_script`, or the author's.
+    pub name: String,
+    /// How it ended.
+    pub status: StepStatus,
+    /// Milliseconds since the Unix epoch.
+    pub started_ms: u64,
+    /// Milliseconds.
+    pub duration_ms: u64,
+    /// The exit status of the process, for a step that is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i32>,
+    /// Why it failed or was skipped.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// Steps inside it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<StepNode>,
+}
+
+/// How a step ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum StepStatus {
+    Success,
+    Failure,
+    Cancelled,
+    Skipped,
+}

@@ -1,0 +1,1 @@
+//! The steps that come with Muster: checkout, cache, artifacts, script.

@@ -1,0 +1,1 @@
+//! Holds pipelines and jobs, decides what is ready, routes it, keeps traces and artifacts.

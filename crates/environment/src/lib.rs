@@ -1,0 +1,1 @@
+//! The provider port and its adapters: how to reach an agent there.

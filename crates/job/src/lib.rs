@@ -1,0 +1,15 @@
+//! The domain's words as types, shared by every room: ids, states and their legal moves, variables, reasons.
+//!
+//! No I/O and no async here, and no wire formats: `runner-api` and `agent-api` convert at their edge.
+//!
+//! Invariants: an illegal move of a state is a typed refusal, never a silent change; a [`Secret`] never prints its value.
+
+mod failure;
+mod id;
+mod status;
+mod variable;
+
+pub use failure::{EndCause, FailureReason};
+pub use id::{Attempt, JobId, PipelineId, ProjectId, RunnerId};
+pub use status::{IllegalMove, JobEvent, JobStatus};
+pub use variable::{Secret, Variable};

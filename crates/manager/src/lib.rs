@@ -1,0 +1,1 @@
+//! The request loop, and one job's life from request to result.

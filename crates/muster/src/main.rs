@@ -1,0 +1,2 @@
+//! The binary: parses arguments and wires the rooms together.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Step files, references, expressions, and the engine that executes them.

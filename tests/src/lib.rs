@@ -1,0 +1,1 @@
+//! Whole-system and interoperability tests: see `tests/`.
