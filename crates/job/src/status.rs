@@ -86,16 +86,14 @@ impl JobStatus {
             // A taker that was silent for the hand-out lease, and nothing proves that it started (rule R1).
             (S::Running, E::GiveBack) => S::Pending,
             (S::Created | S::WaitingForResource | S::Pending | S::Running, E::Succeed) => S::Success,
-            (
-                S::Created | S::WaitingForResource | S::Pending | S::Running | S::Manual | S::Scheduled,
-                E::Drop,
-            ) => S::Failed,
+            (S::Created | S::WaitingForResource | S::Pending | S::Running | S::Manual | S::Scheduled, E::Drop) => {
+                S::Failed
+            }
             (S::Canceling, E::Succeed | E::Drop | E::ForceCancel) => S::Canceled,
             (S::Running, E::CancelGracefully) => S::Canceling,
-            (
-                S::Created | S::WaitingForResource | S::Pending | S::Running | S::Manual | S::Scheduled,
-                E::Cancel,
-            ) => S::Canceled,
+            (S::Created | S::WaitingForResource | S::Pending | S::Running | S::Manual | S::Scheduled, E::Cancel) => {
+                S::Canceled
+            }
             (from, event) => return Err(IllegalMove { from, event }),
         };
         Ok(next)
@@ -166,8 +164,20 @@ mod tests {
     fn nothing_leaves_a_complete_state_but_a_revived_or_played_skipped_job() {
         use JobEvent as E;
         let events = [
-            E::WaitForResource, E::Enqueue, E::Actionize, E::Schedule, E::Unschedule, E::Skip, E::Revive, E::Run,
-            E::GiveBack, E::Succeed, E::Drop, E::CancelGracefully, E::Cancel, E::ForceCancel,
+            E::WaitForResource,
+            E::Enqueue,
+            E::Actionize,
+            E::Schedule,
+            E::Unschedule,
+            E::Skip,
+            E::Revive,
+            E::Run,
+            E::GiveBack,
+            E::Succeed,
+            E::Drop,
+            E::CancelGracefully,
+            E::Cancel,
+            E::ForceCancel,
         ];
         for status in [JobStatus::Success, JobStatus::Failed, JobStatus::Canceled] {
             for event in events {

@@ -95,7 +95,12 @@ mod tests {
 
     #[test]
     fn a_masked_value_is_in_no_debug_text() {
-        let text = format!("{:?} {:?} {}", Variable::secret("K", "hunter22"), Secret::new("hunter22"), Secret::new("hunter22"));
+        let text = format!(
+            "{:?} {:?} {}",
+            Variable::secret("K", "hunter22"),
+            Secret::new("hunter22"),
+            Secret::new("hunter22")
+        );
         assert!(!text.contains("hunter22"), "{text}");
     }
 }

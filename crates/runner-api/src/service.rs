@@ -114,7 +114,13 @@ pub trait RunnerService: Send + Sync + 'static {
     /// `PUT /jobs/:id`.
     async fn update_job(&self, job: JobId, request: UpdateRequest) -> Result<UpdateAnswer, ServiceError>;
     /// `PATCH /jobs/:id/trace`: `start` comes from `Content-Range`.
-    async fn append_trace(&self, job: JobId, token: &str, start: u64, bytes: Bytes) -> Result<TraceAnswer, ServiceError>;
+    async fn append_trace(
+        &self,
+        job: JobId,
+        token: &str,
+        start: u64,
+        bytes: Bytes,
+    ) -> Result<TraceAnswer, ServiceError>;
     /// `POST /jobs/:id/artifacts`: one file.
     async fn upload_artifact(
         &self,
