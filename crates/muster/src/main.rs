@@ -1,2 +1,36 @@
-//! The binary: parses arguments and wires the rooms together.
-fn main() {}
+//! The binary: parses arguments and wires the rooms together. Each subcommand is a module with `Args` and `run`.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod agent;
+mod ci;
+mod manager;
+
+/// Muster: a CI runner and its fleet in one program.
+#[derive(Debug, Parser)]
+#[command(name = "muster", version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a repository's pipeline here and now.
+    Ci(ci::Args),
+    /// Request jobs from a coordinator and run them.
+    Manager(manager::Args),
+    /// Execute the steps of jobs; started by a manager.
+    #[command(subcommand)]
+    Agent(agent::Command),
+}
+
+fn main() -> ExitCode {
+    match Cli::parse().command {
+        Command::Ci(args) => ci::run(args),
+        Command::Manager(args) => manager::run(args),
+        Command::Agent(command) => agent::run(command),
+    }
+}
