@@ -190,6 +190,22 @@ pub struct ComponentFields {
     pub reference: String,
 }
 
+/// One text that a child pipeline is made of (`trigger:include`); several are merged in order.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ChildSource {
+    /// An include entry, as [`crate::model::ChildInclude::Entry`] holds it.
+    Entry(serde_json::Value),
+    /// A file that a job of the parent pipeline made.
+    Artifact {
+        /// The name to show in errors: `g.yml from job gen`.
+        name: String,
+        /// Its bytes.
+        bytes: Vec<u8>,
+        /// The `inputs` of the entry.
+        inputs: Vec<(String, serde_json::Value)>,
+    },
+}
+
 /// Why a file could not be had. The text is shown as it is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {

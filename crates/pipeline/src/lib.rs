@@ -1,9 +1,9 @@
 //! Text of `.gitlab-ci.yml` in, checked job graph out, with errors that point at the line.
 //!
 //! ```text
-//! text --yaml--> node tree --load--> merged tree --config--> checked entries --seed--> Pipeline
-//!                (positions)  (inputs, include,   (keywords,      (workflow, rules,
-//!                              extends, !reference) default, needs)  matrix, needs)
+//! text --yaml--> node tree --load--> merged tree --config--> checked entries --graph, seed--> Pipeline
+//!                (positions)  (inputs, include,   (keywords,      (matrix, needs;
+//!                              extends, !reference) default)       workflow, rules)
 //! ```
 //! The order is that of GitLab (spec: pipeline-yaml 2.1). Everything here is pure: files, changed paths and remote
 //! content come through the [`context::Sources`] port, time and randomness are not used at all.
@@ -11,7 +11,12 @@
 //! Invariants: no text makes this room panic or run without bound; all errors of a configuration are reported at once,
 //! each with file, line and column.
 
+mod compile;
 pub mod context;
 pub mod diagnostic;
 pub mod model;
 pub mod node;
+mod preview;
+
+pub use compile::{Compiled, NotCreated, NotCreatedReason, compile, compile_child};
+pub use preview::preview;
