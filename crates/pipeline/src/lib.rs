@@ -14,7 +14,9 @@
 mod compile;
 pub mod context;
 pub mod diagnostic;
+pub mod limits;
 pub mod model;
+pub mod nearest;
 pub mod node;
 mod preview;
 
