@@ -1,1 +1,26 @@
 //! Holds pipelines and jobs, decides what is ready, routes it, keeps traces and artifacts.
+//!
+//! ```text
+//! library calls --+                                   +--> rows (SQLite)      durable first,
+//!                 +--> commands --> actor --> engine -+--> answers            then answered,
+//! runner API -----+      (bounded)  (one task)        +--> events, long polls then shown
+//! ```
+//! One task owns all state. Traces and artifacts are files beside the database; their bytes do not pass through it.
+//!
+//! Invariants: no answer is sent before what it says is durable; each job is given to one taker at a time and ends once
+//! (J1, J2); a trace only grows, and only at its end (J3).
+
+pub mod clock;
+mod command;
+mod coordinator;
+mod error;
+mod facts;
+mod history;
+mod options;
+pub mod views;
+
+pub use coordinator::Coordinator;
+pub use error::{CoordinatorError, OpenError, StoreError};
+pub use facts::{GitFacts, NewPipeline, NewRunner, Parent, ProjectFacts, SharedSources};
+pub use history::History;
+pub use options::{Limits, Options};

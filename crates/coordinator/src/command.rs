@@ -1,0 +1,93 @@
+//! What can be asked of the actor. Every command carries the channel for its answer; an answer is sent only after what
+//! it says is durable.
+
+use muster_job::{FailureReason, JobId, JobStatus, PipelineId, Variable};
+use muster_runner_api::service::{Assignment, ServiceError};
+use muster_runner_api::wire::{JobRequest, RunnerCredentials, TokenRequest};
+use tokio::sync::oneshot;
+
+use crate::error::CoordinatorError;
+use crate::facts::{NewPipeline, NewRunner, SharedSources};
+use crate::views::{JobView, PipelineSummary, PipelineView, StuckJob};
+
+/// The channel for an answer to library calls.
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, CoordinatorError>>;
+/// The channel for an answer to managers.
+pub(crate) type ServiceReply<T> = oneshot::Sender<Result<T, ServiceError>>;
+
+/// One question or order.
+pub(crate) enum Command {
+    CreatePipeline { new: Box<NewPipeline>, reply: Reply<PipelineId> },
+    CreateRunner { new: NewRunner, reply: Reply<RunnerCredentials> },
+    AttachSources { pipeline: PipelineId, sources: SharedSources, reply: Reply<()> },
+    CancelPipeline { pipeline: PipelineId, force: bool, reply: Reply<()> },
+    CancelJob { job: JobId, force: bool, reply: Reply<()> },
+    PlayJob { job: JobId, variables: Vec<Variable>, reply: Reply<JobId> },
+    RetryJob { job: JobId, reply: Reply<JobId> },
+    Pipelines { reply: Reply<Vec<PipelineSummary>> },
+    Pipeline { pipeline: PipelineId, reply: Reply<PipelineView> },
+    Job { job: JobId, reply: Reply<JobView> },
+    StuckJobs { reply: Reply<Vec<StuckJob>> },
+    Verify { request: TokenRequest, reply: ServiceReply<RunnerCredentials> },
+    ResetToken { token: String, reply: ServiceReply<RunnerCredentials> },
+    Unregister { token: String, reply: ServiceReply<()> },
+    UnregisterManager { request: TokenRequest, reply: ServiceReply<()> },
+    RequestJob { request: Box<JobRequest>, reply: ServiceReply<Assignment> },
+    Authorize { job: JobId, token: String, purpose: Purpose, reply: ServiceReply<Grant> },
+    Finish { job: JobId, token: String, outcome: Box<Outcome>, reply: ServiceReply<JobStatus> },
+    Drop { job: JobId, reason: FailureReason, message: String },
+    ArtifactStored { job: JobId, token: String, artifact: Box<NewArtifact>, reply: ServiceReply<()> },
+    Shutdown { reply: Reply<()> },
+}
+
+/// What a job token is shown for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A running manager writes the trace or touches the job: a sign of life.
+    Work,
+    /// A final report: also an ended job may repeat it.
+    Report,
+    /// An upload: no sign of life by itself (runner-api 9.2).
+    Upload,
+    /// Download of another job's archive.
+    Download {
+        /// The job whose archive is wanted.
+        producer: JobId,
+    },
+}
+
+/// What the actor says of a job whose token fits.
+#[derive(Debug, Clone)]
+pub(crate) struct Grant {
+    /// Its state.
+    pub(crate) status: JobStatus,
+    /// The expression of its coverage, if it has one.
+    pub(crate) coverage: Option<String>,
+}
+
+/// A final report.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Outcome {
+    /// It succeeded.
+    pub(crate) success: bool,
+    /// Why it failed.
+    pub(crate) reason: Option<FailureReason>,
+    /// What the script ended with.
+    pub(crate) exit_code: Option<i64>,
+    /// From the trace.
+    pub(crate) coverage: Option<f64>,
+    /// The runner's result tree.
+    pub(crate) result_tree: Option<serde_json::Value>,
+}
+
+/// A file that lies in its place already.
+#[derive(Debug, Clone)]
+pub(crate) struct NewArtifact {
+    pub(crate) kind: String,
+    pub(crate) format: String,
+    pub(crate) filename: String,
+    pub(crate) size: u64,
+    pub(crate) expire_in: Option<String>,
+    /// Content of a dotenv report.
+    pub(crate) dotenv: Vec<(String, String)>,
+}

@@ -1,0 +1,151 @@
+//! Why an operation on the coordinator failed, and how storage errors become words a person can act on.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use muster_runner_api::service::ServiceError;
+
+/// Why a coordinator could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The folder cannot be created or written.
+    #[error(
+        "cannot write to the state folder `{}`: {source}; pipelines keep their jobs and logs there, so choose a folder that you may write to",
+        dir.display()
+    )]
+    Unwritable {
+        /// The folder.
+        dir: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// There is no space left.
+    #[error("no space left for the state folder `{}`: free some space, or choose a folder on another disk", dir.display())]
+    DiskFull {
+        /// The folder.
+        dir: PathBuf,
+    },
+    /// The folder holds no run.
+    #[error("there is no run in `{}`: the file coordinator.db is missing", dir.display())]
+    Missing {
+        /// The folder.
+        dir: PathBuf,
+    },
+    /// The database was written by a newer version.
+    #[error(
+        "the database `{}` is of version {found}, and this program knows versions up to {known}: use the program that wrote it, or a newer one",
+        path.display()
+    )]
+    Newer {
+        /// The database.
+        path: PathBuf,
+        /// Its version.
+        found: i64,
+        /// The newest version that this program knows.
+        known: i64,
+    },
+    /// The database is damaged or cannot be read.
+    #[error("cannot open the database `{}`", path.display())]
+    Database {
+        /// The database.
+        path: PathBuf,
+        /// What SQLite said.
+        source: StoreError,
+    },
+}
+
+/// Why the database refused.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The disk is full; what was not written is kept in memory and written later.
+    #[error("no space left on the disk that holds the database")]
+    Full,
+    /// SQLite failed.
+    #[error("the database failed: {0}")]
+    Sqlite(#[source] sqlx::Error),
+    /// A stored value cannot be read back.
+    #[error("the database holds a value that cannot be read: {what}: {why}")]
+    Damaged {
+        /// Which value.
+        what: String,
+        /// Why not.
+        why: String,
+    },
+}
+
+/// SQLite's primary result code for a full disk (`SQLITE_FULL`).
+const SQLITE_FULL: &str = "13";
+/// `SQLITE_IOERR_WRITE`: with a full disk, what some file systems answer instead.
+const SQLITE_IOERR_WRITE: &str = "778";
+
+impl From<sqlx::Error> for StoreError {
+    fn from(error: sqlx::Error) -> Self {
+        let full = match &error {
+            sqlx::Error::Database(database) => {
+                matches!(database.code().as_deref(), Some(SQLITE_FULL | SQLITE_IOERR_WRITE))
+            }
+            sqlx::Error::Io(io) => is_full(io),
+            _ => false,
+        };
+        if full { Self::Full } else { Self::Sqlite(error) }
+    }
+}
+
+/// Why a library call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CoordinatorError {
+    /// There is no such pipeline or job.
+    #[error("not found: {0}")]
+    NotFound(String),
+    /// The state does not allow it; the text says why.
+    #[error("{0}")]
+    Refused(String),
+    /// The database refused; nothing was acknowledged.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A trace or an artifact could not be read.
+    #[error("cannot read `{}`: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The coordinator is shut down.
+    #[error("the coordinator is shut down")]
+    Closed,
+}
+
+impl From<StoreError> for ServiceError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Full => Self::StorageFull(error.to_string()),
+            StoreError::Sqlite(_) | StoreError::Damaged { .. } => Self::Internal(error.to_string()),
+        }
+    }
+}
+
+impl From<CoordinatorError> for ServiceError {
+    fn from(error: CoordinatorError) -> Self {
+        match error {
+            CoordinatorError::NotFound(what) => Self::NotFound(what),
+            CoordinatorError::Refused(why) => Self::BadRequest(why),
+            CoordinatorError::Store(store) => store.into(),
+            error @ (CoordinatorError::Read { .. } | CoordinatorError::Closed) => Self::Internal(error.to_string()),
+        }
+    }
+}
+
+/// Whether the system says that there is no space (or quota) left.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// A failed write of a trace or artifact, for the manager that sent it.
+pub(crate) fn write_failed(path: &Path, error: &io::Error) -> ServiceError {
+    if is_full(error) {
+        ServiceError::StorageFull(format!("cannot write `{}`: {error}", path.display()))
+    } else {
+        ServiceError::Internal(format!("cannot write `{}`: {error}", path.display()))
+    }
+}
