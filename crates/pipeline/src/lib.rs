@@ -14,11 +14,13 @@
 mod compile;
 pub mod context;
 pub mod diagnostic;
+pub mod expression;
 pub mod limits;
 pub mod model;
 pub mod nearest;
 pub mod node;
 mod preview;
+pub mod regexp;
 
 pub use compile::{Compiled, NotCreated, NotCreatedReason, compile, compile_child};
 pub use preview::preview;

@@ -1,0 +1,216 @@
+//! Regular expressions as users of `.gitlab-ci.yml` write them: RE2, perhaps between slashes with flags after them.
+//!
+//! The `regex` crate is RE2's sibling: linear time, no look-around, no back-references. Where the two dialects differ in
+//! what is a literal (a lone brace, a bracket inside a class), the text is adapted so that RE2's meaning holds.
+//!
+//! Invariant: compiling and matching any text takes bounded time and memory, and nothing panics.
+
+use regex::{Regex, RegexBuilder};
+
+/// The longest pattern that is compiled, in bytes.
+pub const MAX_PATTERN_BYTES: usize = 64 * 1024;
+
+/// The most memory that one compiled pattern may take, in bytes.
+const MAX_COMPILED_BYTES: usize = 4 * 1024 * 1024;
+
+/// How deep groups may nest.
+const MAX_NESTING: u32 = 100;
+
+/// Why a pattern does not compile; the text is for people.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("invalid regular expression: {reason}")]
+pub struct RegexpError {
+    /// What is wrong with it.
+    pub reason: String,
+    /// What to do, for the usual slips.
+    pub help: Option<&'static str>,
+}
+
+/// Compiles an RE2 pattern without slashes: `rules:changes:regexp`, `spec:inputs:regex`, `coverage`.
+///
+/// # Errors
+/// [`RegexpError`] where the pattern is not RE2, or too large.
+pub fn compile(pattern: &str) -> Result<Regex, RegexpError> {
+    compile_with_flags(pattern, "")
+}
+
+/// Compiles the inside of `/pattern/flags`; flags are any of `i`, `s`, `m` and `U`, with RE2's meaning.
+///
+/// # Errors
+/// [`RegexpError`] where the pattern is not RE2, or too large, or a flag is unknown.
+pub fn compile_with_flags(pattern: &str, flags: &str) -> Result<Regex, RegexpError> {
+    if pattern.len() > MAX_PATTERN_BYTES {
+        return Err(RegexpError { reason: format!("it is longer than {MAX_PATTERN_BYTES} bytes"), help: None });
+    }
+    if let Some(flag) = flags.chars().find(|flag| !is_flag(*flag)) {
+        return Err(RegexpError {
+            reason: format!("unknown flag `{flag}`"),
+            help: Some("the flags are `i`, `s`, `m` and `U`"),
+        });
+    }
+    RegexBuilder::new(&adapt(pattern))
+        .case_insensitive(flags.contains('i'))
+        .dot_matches_new_line(flags.contains('s'))
+        .multi_line(flags.contains('m'))
+        .swap_greed(flags.contains('U'))
+        .size_limit(MAX_COMPILED_BYTES)
+        .nest_limit(MAX_NESTING)
+        .build()
+        .map_err(|error| explain(&error))
+}
+
+/// Splits `/pattern/flags` into pattern and flags; `None` where the text does not have that form. The pattern may be
+/// empty and may hold slashes: this is the loose form that values of variables are read by.
+#[must_use]
+pub fn split_literal(text: &str) -> Option<(&str, &str)> {
+    let inner = text.strip_prefix('/')?;
+    let (pattern, flags) = inner.rsplit_once('/')?;
+    (flags.chars().all(is_flag) && !pattern.contains('\n')).then_some((pattern, flags))
+}
+
+/// Whether `/.../` may be followed by `flag`.
+#[must_use]
+pub fn is_flag(flag: char) -> bool {
+    matches!(flag, 'i' | 's' | 'm' | 'U')
+}
+
+/// The last line of the crate's report says what is wrong; the lines before it draw the pattern.
+fn explain(error: &regex::Error) -> RegexpError {
+    let text = error.to_string();
+    let reason = text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
+    let help = if reason.contains("look-around") {
+        Some("RE2 has no look-ahead and no look-behind: match both sides, or use two expressions")
+    } else if reason.contains("backreferences") {
+        Some("RE2 has no back-references")
+    } else {
+        None
+    };
+    RegexpError { reason, help }
+}
+
+/// Rewrites what RE2 takes as literal text and the `regex` crate as syntax.
+fn adapt(pattern: &str) -> String {
+    let mut out = String::with_capacity(pattern.len());
+    let mut rest = pattern;
+    let mut in_class = false;
+    let mut class_start = false;
+    while let Some(char) = rest.chars().next() {
+        let at_class_start = std::mem::take(&mut class_start);
+        let mut taken = char.len_utf8();
+        match char {
+            '\\' => {
+                taken += escaped_len(&rest[1..]);
+                out.push_str(&rest[..taken]);
+            }
+            '[' if !in_class => {
+                in_class = true;
+                class_start = true;
+                taken += usize::from(rest[1..].starts_with('^'));
+                out.push_str(&rest[..taken]);
+            }
+            '[' if rest.starts_with("[:") && rest[2..].contains(":]") => {
+                taken = rest.find(":]").map_or(1, |end| end + 2);
+                out.push_str(&rest[..taken]);
+            }
+            ']' if in_class && at_class_start => out.push_str("\\]"),
+            ']' if in_class => {
+                in_class = false;
+                out.push(']');
+            }
+            '[' => out.push_str("\\["),
+            // `--`, `&&` and `~~` are set operations of the regex crate.
+            '&' | '~' if in_class => {
+                out.push('\\');
+                out.push(char);
+            }
+            '-' if in_class && rest.starts_with("--") => out.push_str("\\-"),
+            '{' if !in_class && !is_repetition(rest) => out.push_str("\\{"),
+            '}' if !in_class && !closes_repetition(&out) => out.push_str("\\}"),
+            _ => out.push(char),
+        }
+        rest = &rest[taken..];
+    }
+    out
+}
+
+/// The bytes that belong to a backslash: `p{Greek}` and `x{10FFFF}` keep their braces.
+fn escaped_len(after: &str) -> usize {
+    let Some(first) = after.chars().next() else { return 0 };
+    let plain = first.len_utf8();
+    if !matches!(first, 'p' | 'P' | 'x' | 'b') || !after[plain..].starts_with('{') {
+        return plain;
+    }
+    after.find('}').map_or(plain, |end| end + 1)
+}
+
+/// Whether `{...` begins `{2}`, `{2,}` or `{2,3}`.
+fn is_repetition(text: &str) -> bool {
+    let Some((inner, _)) = text[1..].split_once('}') else { return false };
+    let (low, high) = inner.split_once(',').unwrap_or((inner, ""));
+    !low.is_empty() && low.bytes().chain(high.bytes()).all(|byte| byte.is_ascii_digit())
+}
+
+/// Whether the text so far ends inside a repetition that was kept.
+fn closes_repetition(out: &str) -> bool {
+    out.rfind('{').is_some_and(|open| {
+        !out[..open].ends_with('\\')
+            && !out[open + 1..].is_empty()
+            && out[open + 1..].bytes().all(|byte| byte.is_ascii_digit() || byte == b',')
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_re2_takes_as_text_is_text() {
+        for (pattern, text) in [
+            ("^a{$", "a{"),
+            ("^{x}$", "{x}"),
+            ("^a{2}$", "aa"),
+            ("^a{1,}}$", "aa}"),
+            ("^[[]$", "["),
+            ("^[]a]+$", "]a"),
+            ("^[^]]$", "a"),
+            ("^[a&&b]+$", "a&b"),
+            ("^[[:alpha:]-]+$", "a-"),
+            (r"^\p{Greek}\x{41}$", "αA"),
+            (r"^a\/b\-c$", "a/b-c"),
+            ("^[a--]+$", "a-"),
+        ] {
+            let regex = compile(pattern).unwrap_or_else(|error| panic!("{pattern}: {error}"));
+            assert!(regex.is_match(text), "{pattern} {text}");
+        }
+    }
+
+    #[test]
+    fn flags_have_the_meaning_of_re2() {
+        assert!(compile_with_flags("^AB", "i").is_ok_and(|regex| regex.is_match("abc")));
+        assert!(compile_with_flags("a.b", "s").is_ok_and(|regex| regex.is_match("a\nb")));
+        assert!(compile_with_flags("^b", "m").is_ok_and(|regex| regex.is_match("a\nb")));
+        let ungreedy = compile_with_flags("a+", "U").unwrap();
+        assert_eq!(ungreedy.find("aaa").map(|found| found.as_str()), Some("a"));
+        assert!(compile_with_flags("ab", "x").is_err());
+    }
+
+    #[test]
+    fn look_around_and_oversized_patterns_are_errors_with_a_reason() {
+        let error = compile("(?=x)").unwrap_err();
+        assert!(error.reason.contains("look-around"), "{error}");
+        assert!(error.help.is_some());
+        assert!(compile(r"(a)\1").is_err());
+        assert!(compile(&"a".repeat(MAX_PATTERN_BYTES + 1)).is_err());
+        assert!(compile("((a{1000}){1000}){1000}").is_err());
+        assert!(compile(&"(".repeat(5000)).is_err());
+    }
+
+    #[test]
+    fn a_literal_has_slashes_and_only_known_flags() {
+        assert_eq!(split_literal("/^ab.*/"), Some(("^ab.*", "")));
+        assert_eq!(split_literal("/a/b/im"), Some(("a/b", "im")));
+        assert_eq!(split_literal("/a/x"), None);
+        assert_eq!(split_literal("a/b"), None);
+        assert_eq!(split_literal("/"), None);
+    }
+}

@@ -1,0 +1,209 @@
+//! Rule expressions: C119 to C133, and the evaluator against a second, tiny one.
+
+use muster_pipeline::expression::{self, ExpressionErrorKind, MAX_TOKENS};
+use proptest::prelude::*;
+
+/// What an expression gives with project variable `V` and `CI_COMMIT_BRANCH` = `main`; `None` for a syntax error.
+fn outcome(value: Option<&str>, text: &str) -> Option<bool> {
+    let lookup = |name: &str| match name {
+        "V" => value.map(str::to_owned),
+        "CI_COMMIT_BRANCH" => Some("main".to_owned()),
+        _ => None,
+    };
+    expression::parse(text).ok()?.evaluate(&lookup).ok()
+}
+
+/// C122 and C126 are written with patterns of two characters: one character is no pattern (C129).
+#[test]
+fn c119_to_c132_values() {
+    let cases: &[(&str, Option<&str>, &str, bool)] = &[
+        ("C119", None, "$V", false),
+        ("C119", None, "$V == null", true),
+        ("C119", None, "$V == \"\"", false),
+        ("C119", None, "$V != \"\"", true),
+        ("C120", Some(""), "$V", false),
+        ("C120", Some(""), "$V == null", false),
+        ("C120", Some(""), "$V == \"\"", true),
+        ("C121", Some("false"), "$V", true),
+        ("C121", Some("false"), "$V == \"false\"", true),
+        ("C122", Some("abc"), "$V =~ /^AB/", false),
+        ("C122", Some("abc"), "$V =~ /^AB/i", true),
+        ("C122", Some("abc"), "$V !~ /xx/", true),
+        ("C123", Some("/^ab.*/"), "\"abc\" =~ $V", true),
+        ("C124", Some("$CI_COMMIT_BRANCH"), "$V == \"main\"", false),
+        ("C125", Some("a/b"), "$V =~ /^a\\/b$/", true),
+        ("C126", None, "$V =~ /xx/", false),
+        ("C126", None, "$V !~ /xx/", true),
+        ("C127", Some("1"), "$V == \"2\" || $V == \"1\" && $NOPE", false),
+        ("C128", Some("1"), "($V == \"2\" || $V == \"1\") && $CI_COMMIT_BRANCH", true),
+        ("C131", Some("it's"), "$V == \"it's\"", true),
+        ("C132", None, "\"23\" =~ \"1234\"", true),
+        ("C132", None, "\"23\" =~ /1234/", false),
+    ];
+    for (case, value, text, expected) in cases {
+        assert_eq!(outcome(*value, text), Some(*expected), "{case}: {text}");
+    }
+}
+
+#[test]
+fn c129_what_is_not_in_the_language_is_a_syntax_error() {
+    for text in ["${V} == \"1\"", "!$V", "$V == main", "$V =~ /./", "$V <= \"1\"", "$V =="] {
+        let error = expression::parse(text).expect_err(text);
+        assert!(error.to_string().contains("invalid expression syntax"), "{text}: {error}");
+    }
+}
+
+#[test]
+fn c130_at_most_99_tokens() {
+    let chain = |values: usize| vec!["$V"; values].join(" || ");
+    assert!(expression::parse(&chain(50)).is_ok(), "99 tokens");
+    // 51 values and 50 operators; and 99 tokens with one more at the end.
+    let error = expression::parse(&chain(51)).expect_err("101 tokens");
+    assert_eq!(error.kind, ExpressionErrorKind::TooManyTokens);
+    let error = expression::parse(&format!("({}", chain(50))).expect_err("100 tokens");
+    assert_eq!(error.kind, ExpressionErrorKind::TooManyTokens);
+    assert_eq!(MAX_TOKENS, 99);
+}
+
+#[test]
+fn c133_there_is_no_look_ahead() {
+    let error = expression::parse("$V =~ /(?=x)/").expect_err("RE2");
+    assert!(error.to_string().contains("look-around"), "{error}");
+}
+
+#[test]
+fn an_empty_left_side_does_not_stop_an_and_but_the_whole_is_judged_as_text() {
+    assert_eq!(outcome(Some(""), "$V && $CI_COMMIT_BRANCH"), Some(true));
+    assert_eq!(outcome(Some(""), "$V || $CI_COMMIT_BRANCH"), Some(false));
+    assert_eq!(outcome(None, "$V || $CI_COMMIT_BRANCH"), Some(true));
+    assert_eq!(outcome(Some(""), "$CI_COMMIT_BRANCH && $V"), Some(false));
+}
+
+/// A second evaluator, over a tree that is generated and then written out.
+#[derive(Debug, Clone)]
+enum Tree {
+    Null,
+    Bool(bool),
+    Text(String),
+    Variable(u8),
+    Pair(&'static str, Box<Tree>, Box<Tree>),
+}
+
+/// null, a text, or an outcome.
+#[derive(Debug, Clone, PartialEq)]
+enum Outcome {
+    Null,
+    Text(String),
+    Bool(bool),
+}
+
+const VARIABLES: [Option<&str>; 4] = [None, Some(""), Some("main"), Some("true")];
+
+impl Tree {
+    fn write(&self) -> String {
+        match self {
+            Self::Null => "null".to_owned(),
+            Self::Bool(value) => value.to_string(),
+            Self::Text(text) => format!("\"{text}\""),
+            Self::Variable(index) => format!("$V{index}"),
+            Self::Pair(operator, left, right) => format!("({} {operator} {})", left.write(), right.write()),
+        }
+    }
+
+    fn tokens(&self) -> usize {
+        match self {
+            Self::Pair(_, left, right) => 3 + left.tokens() + right.tokens(),
+            _ => 1,
+        }
+    }
+
+    fn outcome(&self) -> Outcome {
+        match self {
+            Self::Null => Outcome::Null,
+            Self::Bool(value) => Outcome::Bool(*value),
+            Self::Text(text) => Outcome::Text(text.clone()),
+            Self::Variable(index) => {
+                VARIABLES[usize::from(*index)].map_or(Outcome::Null, |text| Outcome::Text(text.into()))
+            }
+            Self::Pair(operator, left, right) => {
+                let (left, right) = (left.outcome(), right.outcome());
+                let falsy = matches!(left, Outcome::Null | Outcome::Bool(false));
+                match *operator {
+                    "&&" if falsy => left,
+                    "||" if !falsy => left,
+                    "&&" | "||" => right,
+                    "==" => Outcome::Bool(left.text() == right.text()),
+                    _ => Outcome::Bool(left.text() != right.text()),
+                }
+            }
+        }
+    }
+}
+
+impl Outcome {
+    fn text(&self) -> Option<String> {
+        match self {
+            Self::Null => None,
+            Self::Text(text) => Some(text.clone()),
+            Self::Bool(value) => Some(value.to_string()),
+        }
+    }
+
+    fn holds(&self) -> bool {
+        match self {
+            Self::Null => false,
+            Self::Text(text) => !text.trim().is_empty(),
+            Self::Bool(value) => *value,
+        }
+    }
+}
+
+fn trees() -> impl Strategy<Value = Tree> {
+    let leaf = prop_oneof![
+        Just(Tree::Null),
+        any::<bool>().prop_map(Tree::Bool),
+        "[a-c ']{0,3}".prop_map(Tree::Text),
+        (0u8..4).prop_map(Tree::Variable),
+    ];
+    leaf.prop_recursive(4, 24, 2, |inner| {
+        let operator = prop::sample::select(vec!["&&", "||", "==", "!="]);
+        (operator, inner.clone(), inner)
+            .prop_map(|(operator, left, right)| Tree::Pair(operator, Box::new(left), Box::new(right)))
+    })
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_parser_or_evaluator_panic(text in "\\PC{0,80}", value in proptest::option::of("\\PC{0,20}")) {
+        if let Ok(expression) = expression::parse(&text) {
+            let _ = expression.evaluate(&|_| value.clone());
+            let _ = expression.variables();
+        }
+        let _ = expression::parse_input_rule(&text);
+    }
+
+    #[test]
+    fn no_row_of_tokens_makes_parser_or_evaluator_panic(
+        words in prop::collection::vec(
+            prop::sample::select(vec!["$V", "\"a\"", "/a.b/i", "(", ")", "==", "!=", "=~", "!~", "&&", "||", "null", "true"]),
+            0..30,
+        ),
+        value in proptest::option::of("/?[a-z(+*\\[]{0,6}/?[ismU]?"),
+    ) {
+        if let Ok(expression) = expression::parse(&words.join(" ")) {
+            let _ = expression.evaluate(&|_| value.clone());
+        }
+    }
+
+    #[test]
+    fn two_evaluators_agree(tree in trees()) {
+        prop_assume!(tree.tokens() <= MAX_TOKENS);
+        let text = tree.write();
+        let expression = expression::parse(&text).map_err(|error| TestCaseError::fail(format!("{text}: {error}")))?;
+        let lookup = |name: &str| {
+            let index: usize = name.trim_start_matches('V').parse().ok()?;
+            VARIABLES.get(index).copied().flatten().map(str::to_owned)
+        };
+        prop_assert_eq!(expression.evaluate(&lookup), Ok(tree.outcome().holds()), "{}", text);
+    }
+}

@@ -1,0 +1,3 @@
+//! What the pipeline room promises: the conformance cases of the format, by their numbers, and properties.
+
+mod c_expression;
