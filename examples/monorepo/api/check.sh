@@ -1,0 +1,1 @@
+grep -q openapi api/openapi.json && echo "api is fine"

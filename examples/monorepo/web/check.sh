@@ -1,0 +1,1 @@
+grep -q "<title>" web/index.html && echo "web is fine"

@@ -1,0 +1,4 @@
+exports.greet = (name) => {
+  if (!name) throw new TypeError('a name is needed');
+  return `Hello, ${name}!`;
+};

@@ -1,0 +1,6 @@
+const test = require('node:test');
+const assert = require('node:assert');
+const { greet } = require('../src/greet.js');
+
+test('greets by name', () => assert.strictEqual(greet('Ada'), 'Hello, Ada!'));
+test('wants a name', () => assert.throws(() => greet(''), TypeError));
