@@ -1,0 +1,140 @@
+//! Calls of the `git` program, in an environment of our own making.
+
+use std::ffi::{OsStr, OsString};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use super::SnapshotError;
+
+/// A repository as seen through the `git` program.
+#[derive(Debug, Clone)]
+pub(super) struct Git {
+    /// Where the program runs.
+    pub(super) directory: PathBuf,
+    /// The repository; `None` lets git look for it from [`Git::directory`] upwards.
+    pub(super) git_dir: Option<PathBuf>,
+    /// Further environment variables.
+    pub(super) environment: Vec<(&'static str, OsString)>,
+}
+
+impl Git {
+    /// The repository around `directory`.
+    pub(super) fn discover(directory: &Path) -> Self {
+        Self { directory: directory.to_owned(), git_dir: None, environment: Vec::new() }
+    }
+
+    /// The bare repository `store`.
+    pub(super) fn bare(store: &Path) -> Self {
+        Self { directory: store.to_owned(), git_dir: Some(store.to_owned()), environment: Vec::new() }
+    }
+
+    /// With one more environment variable.
+    pub(super) fn with(mut self, name: &'static str, value: impl Into<OsString>) -> Self {
+        self.environment.push((name, value.into()));
+        self
+    }
+
+    /// The command, not yet started: no terminal prompts, no optional locks, English messages, and none of the
+    /// `GIT_*` variables that a hook or an alias of the user's git would hand down.
+    pub(super) fn command<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
+        let mut command = Command::new("git");
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("GIT_") && !keeps(&name) {
+                command.env_remove(name);
+            }
+        }
+        command.current_dir(&self.directory).stdin(Stdio::null());
+        command.env("LC_ALL", "C").env("GIT_OPTIONAL_LOCKS", "0").env("GIT_TERMINAL_PROMPT", "0");
+        if let Some(git_dir) = &self.git_dir {
+            command.env("GIT_DIR", git_dir);
+        }
+        for (name, value) in &self.environment {
+            command.env(name, value);
+        }
+        command.args(["-c", "core.fsmonitor=false", "-c", "core.splitIndex=false", "-c", "core.safecrlf=false"]);
+        command.args(["-c", "core.hooksPath=/dev/null", "-c", "advice.addEmbeddedRepo=false"]);
+        command.args(arguments);
+        command
+    }
+
+    /// Runs it and hands back what it said, whatever its exit status.
+    pub(super) fn output<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Result<Output, SnapshotError> {
+        self.command(arguments).output().map_err(|error| self.not_started(error))
+    }
+
+    /// Runs it and hands back its standard output.
+    pub(super) fn run<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Result<Vec<u8>, SnapshotError> {
+        let output = self.output(arguments)?;
+        if output.status.success() { Ok(output.stdout) } else { Err(self.failure(arguments, &output)) }
+    }
+
+    /// Runs it with `input` as its standard input.
+    pub(super) fn run_with_input<S: AsRef<OsStr>>(
+        &self,
+        arguments: &[S],
+        input: &[u8],
+    ) -> Result<Vec<u8>, SnapshotError> {
+        let mut command = self.command(arguments);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(|error| self.not_started(error))?;
+        let written = child.stdin.take().map_or(Ok(()), |mut pipe| pipe.write_all(input));
+        let output = child.wait_with_output().map_err(SnapshotError::NoGit)?;
+        match written {
+            Ok(()) if output.status.success() => Ok(output.stdout),
+            _ => Err(self.failure(arguments, &output)),
+        }
+    }
+
+    /// The error of a command that ended badly.
+    pub(super) fn failure<S: AsRef<OsStr>>(&self, arguments: &[S], output: &Output) -> SnapshotError {
+        let details = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
+        if details.contains("dubious ownership") {
+            return SnapshotError::Untrusted { path: self.directory.clone() };
+        }
+        let words: Vec<_> = arguments.iter().take(2).map(|word| word.as_ref().to_string_lossy()).collect();
+        SnapshotError::Git { command: words.join(" "), path: self.directory.clone(), details }
+    }
+
+    fn not_started(&self, error: std::io::Error) -> SnapshotError {
+        match std::fs::metadata(&self.directory) {
+            Err(source) => SnapshotError::NoDirectory { path: self.directory.clone(), source },
+            Ok(meta) if !meta.is_dir() => SnapshotError::NoDirectory {
+                path: self.directory.clone(),
+                source: std::io::ErrorKind::NotADirectory.into(),
+            },
+            Ok(_) => SnapshotError::NoGit(error),
+        }
+    }
+}
+
+/// Variables that say how git works, not on what.
+fn keeps(name: &OsStr) -> bool {
+    let name = name.to_string_lossy();
+    name.starts_with("GIT_CONFIG_") && name != "GIT_CONFIG_PARAMETERS"
+        || name.starts_with("GIT_TRACE")
+        || matches!(&*name, "GIT_EXEC_PATH" | "GIT_TEMPLATE_DIR" | "GIT_CEILING_DIRECTORIES" | "GIT_SSL_CAINFO")
+}
+
+/// Bytes of git's output as a path.
+#[cfg(unix)]
+pub(super) fn path_from_bytes(bytes: &[u8]) -> PathBuf {
+    use std::os::unix::ffi::OsStrExt as _;
+    PathBuf::from(OsStr::from_bytes(bytes))
+}
+
+/// Bytes of git's output as a path.
+#[cfg(not(unix))]
+pub(super) fn path_from_bytes(bytes: &[u8]) -> PathBuf {
+    PathBuf::from(String::from_utf8_lossy(bytes).into_owned())
+}
+
+/// The parts of output that ends each part with a NUL.
+pub(super) fn nul_separated(output: &[u8]) -> impl Iterator<Item = &[u8]> {
+    output.split(|byte| *byte == 0).filter(|part| !part.is_empty())
+}
+
+/// Output as one line of text.
+pub(super) fn line(output: &[u8]) -> String {
+    String::from_utf8_lossy(output).trim_end_matches(['\n', '\r']).to_owned()
+}

@@ -1,0 +1,192 @@
+//! git's smart HTTP protocol, fetch only, so that a stock gitlab-runner can clone the snapshot.
+//!
+//! The work is done by `git upload-pack`; here are only its two routes, the check of the job's token, and the streams.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::{get, post};
+use base64::Engine as _;
+use futures::StreamExt as _;
+use tokio::io::{AsyncRead, AsyncWriteExt as _};
+use tokio::process::{Child, Command};
+use tokio_util::io::ReaderStream;
+
+use super::git::Git;
+
+/// The name that a job gives beside its token.
+const USER: &str = "gitlab-ci-token";
+/// The largest list of wants and haves that is read; git sends some kilobytes.
+const REQUEST_LIMIT: usize = 64 << 20;
+
+/// What the routes serve.
+#[derive(Clone)]
+pub struct GitServer {
+    /// The bare repository.
+    pub repository: PathBuf,
+    /// The path of the project, `group/app`; served with and without `.git`.
+    pub project_path: String,
+    /// Whether a job's token may read.
+    pub token_is_valid: Arc<dyn Fn(&str) -> bool + Send + Sync>,
+}
+
+/// The routes `/<project>.git/info/refs` and `/<project>.git/git-upload-pack`.
+pub fn git_routes(server: GitServer) -> Router {
+    // A project's path has slashes, which a route's parameter cannot hold: so the rest of the path is taken apart here.
+    Router::new().route("/{*path}", get(advertise)).route("/{*path}", post(upload_pack)).with_state(server)
+}
+
+/// `?service=`
+#[derive(serde::Deserialize)]
+struct Service {
+    service: Option<String>,
+}
+
+async fn advertise(
+    State(server): State<GitServer>,
+    Path(path): Path<String>,
+    Query(query): Query<Service>,
+    headers: HeaderMap,
+) -> Response<Body> {
+    if !server.serves(&path, "/info/refs") {
+        return StatusCode::NOT_FOUND.into_response();
+    }
+    if query.service.as_deref() != Some("git-upload-pack") {
+        return (StatusCode::FORBIDDEN, "this repository is for fetching only").into_response();
+    }
+    if !server.may_read(&headers) {
+        return unauthorized();
+    }
+    match server.start(&headers, true) {
+        Ok((child, stdout)) => {
+            let head = futures::stream::once(async { Ok("001e# service=git-upload-pack\n0000".into()) });
+            let body = Body::from_stream(head.chain(output(child, stdout)));
+            answer("application/x-git-upload-pack-advertisement", body)
+        }
+        Err(error) => failed(&error),
+    }
+}
+
+async fn upload_pack(
+    State(server): State<GitServer>,
+    Path(path): Path<String>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response<Body> {
+    if !server.serves(&path, "/git-upload-pack") {
+        return StatusCode::NOT_FOUND.into_response();
+    }
+    if !server.may_read(&headers) {
+        return unauthorized();
+    }
+    let Ok(request) = axum::body::to_bytes(body, REQUEST_LIMIT).await else {
+        return StatusCode::PAYLOAD_TOO_LARGE.into_response();
+    };
+    let request = match headers.get(header::CONTENT_ENCODING).map(HeaderValue::as_bytes) {
+        Some(b"gzip") => match gunzip(&request) {
+            Ok(request) => request.into(),
+            Err(error) => return (StatusCode::BAD_REQUEST, error.to_string()).into_response(),
+        },
+        _ => request,
+    };
+    let (mut child, stdout) = match server.start(&headers, false) {
+        Ok(started) => started,
+        Err(error) => return failed(&error),
+    };
+    let Some(mut stdin) = child.stdin.take() else { return StatusCode::INTERNAL_SERVER_ERROR.into_response() };
+    // git reads its whole request before it writes, so the order cannot block. It may hang up early, which is no error.
+    if let Err(error) = stdin.write_all(&request).await {
+        tracing::debug!(%error, "git upload-pack closed its input");
+    }
+    drop(stdin);
+    answer("application/x-git-upload-pack-result", Body::from_stream(output(child, stdout)))
+}
+
+impl GitServer {
+    /// Whether `path` is `end` of the served project.
+    fn serves(&self, path: &str, end: &str) -> bool {
+        let Some(project) = path.strip_suffix(end) else { return false };
+        project.strip_suffix(".git").unwrap_or(project) == self.project_path
+    }
+
+    /// Whether the caller gave a job's token by basic authentication.
+    fn may_read(&self, headers: &HeaderMap) -> bool {
+        let token = headers.get(header::AUTHORIZATION).and_then(|value| {
+            let (scheme, text) = value.to_str().ok()?.split_once(' ')?;
+            let plain = base64::engine::general_purpose::STANDARD.decode(text.trim()).ok()?;
+            let plain = String::from_utf8(plain).ok()?;
+            let (user, token) = plain.split_once(':')?;
+            (scheme.eq_ignore_ascii_case("basic") && user == USER).then(|| token.to_owned())
+        });
+        token.is_some_and(|token| (self.token_is_valid)(&token))
+    }
+
+    /// Starts `git upload-pack`, which ends when its handle is dropped.
+    fn start(&self, headers: &HeaderMap, advertise: bool) -> std::io::Result<(Child, impl AsyncRead + Send + use<>)> {
+        let mut arguments = vec!["upload-pack", "--stateless-rpc", "--strict"];
+        if advertise {
+            arguments.push("--advertise-refs");
+        }
+        arguments.push(".");
+        let mut command = Command::from(Git::bare(&self.repository).command(&arguments));
+        if let Some(version) = headers.get("git-protocol").and_then(|value| value.to_str().ok()) {
+            command.env("GIT_PROTOCOL", version);
+        }
+        let stdin = if advertise { Stdio::null() } else { Stdio::piped() };
+        command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
+        let mut child = command.spawn()?;
+        let stdout = child.stdout.take().ok_or_else(|| std::io::Error::other("git has no standard output"))?;
+        Ok((child, stdout))
+    }
+}
+
+/// The output as a stream, which owns the process and ends with its exit status: a client must not take half an answer
+/// for a whole one.
+fn output(
+    child: Child,
+    stdout: impl AsyncRead + Send + 'static,
+) -> impl futures::Stream<Item = std::io::Result<bytes::Bytes>> + Send {
+    let mut child = Some(child);
+    let end = futures::stream::once(async move {
+        let status = match child.take() {
+            Some(mut child) => child.wait().await?,
+            None => return Ok(bytes::Bytes::new()),
+        };
+        if status.success() {
+            Ok(bytes::Bytes::new())
+        } else {
+            Err(std::io::Error::other(format!("git upload-pack ended with {status}")))
+        }
+    });
+    ReaderStream::with_capacity(Box::pin(stdout), 64 << 10).chain(end)
+}
+
+fn answer(kind: &'static str, body: Body) -> Response<Body> {
+    let headers = [(header::CONTENT_TYPE, kind), (header::CACHE_CONTROL, "no-cache, max-age=0, must-revalidate")];
+    (headers, body).into_response()
+}
+
+fn unauthorized() -> Response<Body> {
+    let challenge = [(header::WWW_AUTHENTICATE, "Basic realm=\"muster\"")];
+    (StatusCode::UNAUTHORIZED, challenge, "give the job's token as the password of gitlab-ci-token").into_response()
+}
+
+fn failed(error: &std::io::Error) -> Response<Body> {
+    tracing::error!(%error, "cannot run git upload-pack");
+    StatusCode::INTERNAL_SERVER_ERROR.into_response()
+}
+
+/// Unpacks a request, up to the limit.
+fn gunzip(packed: &[u8]) -> std::io::Result<Vec<u8>> {
+    use std::io::Read as _;
+    let mut plain = Vec::new();
+    let limit = u64::try_from(REQUEST_LIMIT).unwrap_or(u64::MAX);
+    flate2::read::GzDecoder::new(packed).take(limit).read_to_end(&mut plain)?;
+    Ok(plain)
+}

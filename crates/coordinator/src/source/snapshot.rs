@@ -1,0 +1,424 @@
+//! The commit that jobs check out: `HEAD` when the tree is clean, else a commit on top of it with what lies there.
+//!
+//! A bare repository of our own borrows the user's objects (`objects/info/alternates`) and takes the new ones. The index
+//! is a private copy, so that only changed files are hashed. So nothing in the user's repository is written, and a
+//! `git commit` or `git rebase` of the user may go on meanwhile.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::SnapshotError;
+use super::git::{Git, line, nul_separated, path_from_bytes};
+
+/// Lines that `git rev-parse` prints for [`locate`], in their order.
+const LOCATE: [&str; 11] = [
+    "rev-parse",
+    "--is-bare-repository",
+    "--absolute-git-dir",
+    "--path-format=absolute",
+    "--git-common-dir",
+    "--show-object-format",
+    "--show-toplevel",
+    "HEAD",
+    "HEAD^{tree}",
+    "--symbolic-full-name",
+    "HEAD",
+];
+
+/// A commit of the user's repository.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Commit {
+    /// Its full id.
+    pub sha: String,
+    /// Its parents, first parent first.
+    pub parents: Vec<String>,
+    /// `Name <email>` of the author.
+    pub author: String,
+    /// When it was committed, ISO 8601 with offset.
+    pub committed_at: String,
+    /// The whole message.
+    pub message: String,
+    /// The tags that point at it, annotated or not, in git's order.
+    pub tags: Vec<String>,
+}
+
+/// One entry of the snapshot's tree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// `100644`, `100755`, `120000` (symbolic link) or `160000` (submodule).
+    pub(super) mode: String,
+    /// The object.
+    pub(super) object: String,
+}
+
+/// A working tree, fixed at one moment.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// The bare repository that has [`Snapshot::sha`].
+    pub repository: PathBuf,
+    /// The top folder of the working tree.
+    pub worktree: PathBuf,
+    /// The commit to check out.
+    pub sha: String,
+    /// Whether the working tree differs from [`Snapshot::head`], so that `sha` is a commit that only the store has.
+    pub dirty: bool,
+    /// The commit that the user stands on: what `CI_COMMIT_*` tell of.
+    pub head: Commit,
+    /// The branch; none with a detached `HEAD`.
+    pub branch: Option<String>,
+    /// `sha1` or `sha256`.
+    pub object_format: String,
+    /// Every path of the snapshot, with `/` between its parts.
+    pub tracked_paths: Arc<BTreeSet<String>>,
+    /// The same with what stands there.
+    pub(super) entries: Arc<BTreeMap<String, Entry>>,
+    /// The user's repository, read through the store's objects too.
+    pub(super) git: Git,
+}
+
+impl Snapshot {
+    /// Takes a snapshot of the working tree around `directory` into the bare repository `store`, which is made if it is
+    /// not there.
+    ///
+    /// It holds tracked files as they lie there, and untracked files that are not ignored. Submodules stay links.
+    /// The same content on the same commit gives the same id.
+    ///
+    /// # Errors
+    /// [`SnapshotError`]; nothing is left behind but perhaps objects in `store`.
+    pub fn take(directory: &Path, store: &Path) -> Result<Self, SnapshotError> {
+        let place = locate(directory)?;
+        let store = &std::path::absolute(store).map_err(in_store(store))?;
+        prepare_store(store, &place)?;
+        let work = tempfile::Builder::new().prefix("index-").tempdir_in(store).map_err(in_store(store))?;
+        let index = work.path().join("index");
+        copy_index(&place.git_dir.join("index"), &index)?;
+        let reader = Git { git_dir: Some(place.git_dir.clone()), ..Git::discover(&place.worktree) }
+            .with("GIT_WORK_TREE", place.worktree.as_os_str())
+            .with("GIT_OBJECT_DIRECTORY", store.join("objects"));
+        let writer = reader.clone().with("GIT_INDEX_FILE", index.as_os_str());
+
+        // Each call is a process of its own; the ones that do not need each other run side by side.
+        let (head, entries, tree) = std::thread::scope(|scope| {
+            let head = scope.spawn(|| read_commit(&reader));
+            add_all(&writer)?;
+            let entries = scope.spawn(|| list_index(&writer));
+            let tree = writer.run(&["write-tree", "--missing-ok"]).map(|output| line(&output))?;
+            Ok::<_, SnapshotError>((joined(head)?, joined(entries)?, tree))
+        })?;
+        let dirty = tree != place.tree;
+        let sha = if dirty { commit_tree(&reader, &tree, &head)? } else { place.head.clone() };
+        let tracked_paths = Arc::new(entries.keys().cloned().collect());
+        let snapshot = Self {
+            repository: store.to_owned(),
+            worktree: place.worktree,
+            sha,
+            dirty,
+            head,
+            branch: place.branch,
+            object_format: place.object_format,
+            tracked_paths,
+            entries: Arc::new(entries),
+            git: reader,
+        };
+        Ok(snapshot)
+    }
+
+    /// Writes `refs/pipelines/<pipeline>`, and the branch or tag that the pipeline is for, so that jobs can fetch them.
+    ///
+    /// # Errors
+    /// [`SnapshotError::Store`] if the store cannot be written.
+    pub fn pin(&self, pipeline: i64, full_ref: Option<&str>) -> Result<(), SnapshotError> {
+        let pipeline_ref = format!("refs/pipelines/{pipeline}");
+        for name in std::iter::once(pipeline_ref.as_str()).chain(full_ref) {
+            let path = self.repository.join(name);
+            let write = || {
+                fs::create_dir_all(path.parent().unwrap_or(&self.repository))?;
+                write_whole(&path, format!("{}\n", self.sha).as_bytes())
+            };
+            write().map_err(in_store(&path))?;
+        }
+        Ok(())
+    }
+
+    /// The commit that a name of the user's repository stands for: branch, remote branch, tag, commit, full ref.
+    #[must_use]
+    pub fn resolve(&self, name: &str) -> Option<String> {
+        if name.starts_with('-') || name.is_empty() {
+            return None;
+        }
+        let asked = [
+            format!("refs/heads/{name}^{{commit}}"),
+            format!("refs/remotes/origin/{name}^{{commit}}"),
+            format!("refs/tags/{name}^{{commit}}"),
+            format!("{name}^{{commit}}"),
+        ];
+        let first = asked.iter().find_map(|asked| {
+            let output = self.git.output(&["rev-parse", "--verify", "--quiet", asked]).ok()?;
+            output.status.success().then(|| line(&output.stdout))
+        })?;
+        (!first.is_empty()).then_some(first)
+    }
+
+    /// The paths in which the snapshot differs from the place where it left `base`'s history; none if there is no such
+    /// commit. A renamed file counts with both names.
+    #[must_use]
+    pub fn changed_since(&self, base: &str) -> Option<Vec<String>> {
+        let base = self.resolve(base)?;
+        let merge_base = self.git.output(&["merge-base", &base, &self.head.sha]).ok()?;
+        let from = if merge_base.status.success() { line(&merge_base.stdout) } else { base };
+        self.changed_between(&from, &self.sha)
+    }
+
+    /// The paths in which two commits differ.
+    #[must_use]
+    pub fn changed_between(&self, from: &str, to: &str) -> Option<Vec<String>> {
+        let output = self.git.run(&["diff-tree", "-r", "-z", "--no-renames", "--name-only", from, to]).ok()?;
+        Some(nul_separated(&output).map(|path| String::from_utf8_lossy(path).into_owned()).collect())
+    }
+
+    /// The commit of the branch's upstream, as of the last fetch or push.
+    #[must_use]
+    pub fn upstream(&self) -> Option<String> {
+        let output = self.git.output(&["rev-parse", "--verify", "--quiet", "@{upstream}^{commit}"]).ok()?;
+        output.status.success().then(|| line(&output.stdout))
+    }
+
+    /// Values of the repository's and the user's git configuration whose names match `pattern` (a regular expression on
+    /// the lower-case name), later ones last.
+    #[must_use]
+    pub fn config(&self, pattern: &str) -> Vec<(String, String)> {
+        let Ok(output) = self.git.run(&["config", "--null", "--get-regexp", pattern]) else { return Vec::new() };
+        nul_separated(&output)
+            .map(|entry| String::from_utf8_lossy(entry).into_owned())
+            .map(|entry| match entry.split_once('\n') {
+                Some((name, value)) => (name.to_owned(), value.to_owned()),
+                None => (entry, "true".to_owned()),
+            })
+            .collect()
+    }
+
+    /// The branch that `origin/HEAD` names.
+    #[must_use]
+    pub fn remote_default_branch(&self) -> Option<String> {
+        let output = self.git.output(&["symbolic-ref", "--quiet", "refs/remotes/origin/HEAD"]).ok()?;
+        line(&output.stdout).strip_prefix("refs/remotes/origin/").map(str::to_owned)
+    }
+
+    /// The message of an annotated tag; none for a plain tag, or if there is no such tag.
+    #[must_use]
+    pub fn tag_message(&self, tag: &str) -> Option<String> {
+        let format = "--format=%(objecttype)%00%(contents)";
+        let output = self.git.run(&["for-each-ref", format, &format!("refs/tags/{tag}")]).ok()?;
+        let text = String::from_utf8_lossy(&output).into_owned();
+        let message = text.strip_prefix("tag\0")?;
+        Some(message.trim_end_matches('\n').to_owned())
+    }
+}
+
+/// What `git rev-parse` says of a folder.
+struct Located {
+    git_dir: PathBuf,
+    common_dir: PathBuf,
+    object_format: String,
+    worktree: PathBuf,
+    head: String,
+    tree: String,
+    branch: Option<String>,
+}
+
+/// Finds the repository around `directory`. `git rev-parse` answers word by word and stops at the first that fails, so how
+/// far it came says what is missing.
+fn locate(directory: &Path) -> Result<Located, SnapshotError> {
+    let git = Git::discover(directory);
+    let output = git.output(&LOCATE)?;
+    let lines: Vec<&[u8]> = output.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).collect();
+    let text = |bytes: &&[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let path = directory.to_owned();
+    match lines.as_slice() {
+        [_, git_dir, common_dir, format, worktree, head, tree, symbolic] if output.status.success() => Ok(Located {
+            git_dir: path_from_bytes(git_dir),
+            common_dir: path_from_bytes(common_dir),
+            object_format: text(format),
+            worktree: path_from_bytes(worktree),
+            head: text(head),
+            tree: text(tree),
+            branch: text(symbolic).strip_prefix("refs/heads/").map(str::to_owned),
+        }),
+        [bare, ..] if bare == b"true" => Err(SnapshotError::Bare { path }),
+        [_, _, _, _, worktree, ..] => Err(SnapshotError::NoCommits { path: path_from_bytes(worktree) }),
+        // The folder `.git` itself.
+        [_, _, _, _] => Err(SnapshotError::NotARepository { path }),
+        _ if String::from_utf8_lossy(&output.stderr).contains("not a git repository") => {
+            Err(SnapshotError::NotARepository { path })
+        }
+        _ => Err(git.failure(&["rev-parse"], &output)),
+    }
+}
+
+/// Makes the store a bare repository that borrows the user's objects. Safe to repeat.
+fn prepare_store(store: &Path, place: &Located) -> Result<(), SnapshotError> {
+    let write = || -> io::Result<()> {
+        fs::create_dir_all(store.join("objects/info"))?;
+        fs::create_dir_all(store.join("refs"))?;
+        write_whole(&store.join("objects/info/alternates"), &alternates(&place.common_dir.join("objects")))?;
+        let mut config = String::from("[core]\n\tbare = true\n");
+        if place.object_format == "sha1" {
+            config.push_str("\trepositoryformatversion = 0\n");
+        } else {
+            config.push_str("\trepositoryformatversion = 1\n[extensions]\n\tobjectFormat = ");
+            config.push_str(&place.object_format);
+            config.push('\n');
+        }
+        config.push_str("[uploadpack]\n\tallowAnySHA1InWant = true\n\tallowFilter = true\n");
+        write_whole(&store.join("config"), config.as_bytes())?;
+        match fs::read(place.common_dir.join("shallow")) {
+            Ok(shallow) => write_whole(&store.join("shallow"), &shallow)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        write_whole(&store.join("HEAD"), format!("{}\n", place.head).as_bytes())
+    };
+    write().map_err(in_store(store))
+}
+
+/// The line of `objects/info/alternates` for a folder; quoted as git reads it, where it has to be.
+fn alternates(objects: &Path) -> Vec<u8> {
+    let bytes = objects.as_os_str().as_encoded_bytes();
+    let mut line = Vec::with_capacity(bytes.len() + 3);
+    if bytes.iter().any(|byte| matches!(byte, b'\n' | b'"' | b'#')) {
+        line.push(b'"');
+        for byte in bytes {
+            match byte {
+                b'\n' => line.extend_from_slice(b"\\n"),
+                b'"' | b'\\' => line.extend_from_slice(&[b'\\', *byte]),
+                _ => line.push(*byte),
+            }
+        }
+        line.push(b'"');
+    } else {
+        line.extend_from_slice(bytes);
+    }
+    line.push(b'\n');
+    line
+}
+
+/// Copies the index with its time: git takes a file that is as young as the index for possibly changed, and looks again.
+fn copy_index(from: &Path, to: &Path) -> Result<(), SnapshotError> {
+    let copy = || -> io::Result<()> {
+        let modified = match fs::metadata(from) {
+            Ok(meta) => meta.modified()?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        fs::copy(from, to)?;
+        fs::File::options().write(true).open(to)?.set_modified(modified)
+    };
+    copy().map_err(in_store(to))
+}
+
+/// Brings the private index to what lies in the working tree.
+fn add_all(git: &Git) -> Result<(), SnapshotError> {
+    let arguments = ["add", "--all"];
+    let output = git.output(&arguments)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let failure = git.failure(&arguments, &output);
+    match failure {
+        SnapshotError::Git { details, .. } if details.contains("Permission denied") => {
+            let lines: Vec<_> =
+                details.lines().filter(|line| line.contains("Permission denied")).map(|line| format!("  {line}")).collect();
+            Err(SnapshotError::Unreadable { details: lines.join("\n") })
+        }
+        SnapshotError::Git { details, path, .. } if details.contains("No space left on device") => {
+            tracing::debug!(%details, path = %path.display(), "git add");
+            let store = git.environment.iter().find(|(name, _)| *name == "GIT_OBJECT_DIRECTORY");
+            Err(SnapshotError::Store {
+                path: store.map(|(_, value)| PathBuf::from(value)).unwrap_or_default(),
+                source: io::ErrorKind::StorageFull.into(),
+            })
+        }
+        other => Err(other),
+    }
+}
+
+/// The entries of the private index.
+fn list_index(git: &Git) -> Result<BTreeMap<String, Entry>, SnapshotError> {
+    let output = git.run(&["ls-files", "--stage", "-z"])?;
+    Ok(nul_separated(&output).filter_map(parse_entry).collect())
+}
+
+/// `<mode> <object> <stage>\t<path>`.
+fn parse_entry(line: &[u8]) -> Option<(String, Entry)> {
+    let tab = line.iter().position(|byte| *byte == b'\t')?;
+    let (facts, path) = (line.get(..tab)?, line.get(tab + 1..)?);
+    let facts = std::str::from_utf8(facts).ok()?;
+    let mut words = facts.split(' ');
+    let (mode, object) = (words.next()?.to_owned(), words.next()?.to_owned());
+    Some((String::from_utf8_lossy(path).into_owned(), Entry { mode, object }))
+}
+
+/// What `git log` says of `HEAD`.
+fn read_commit(git: &Git) -> Result<Commit, SnapshotError> {
+    let output = git.run(&[
+        "log",
+        "-1",
+        "--no-show-signature",
+        "--decorate=full",
+        "--decorate-refs=refs/tags/*",
+        "--encoding=UTF-8",
+        "--format=%H%x00%P%x00%an <%ae>%x00%cI%x00%D%x00%B",
+        "HEAD",
+    ])?;
+    let text = String::from_utf8_lossy(&output).into_owned();
+    let mut fields = text.splitn(6, '\0');
+    let mut next = || fields.next().unwrap_or_default().to_owned();
+    let (sha, parents, author, committed_at, decoration) = (next(), next(), next(), next(), next());
+    let message = next().trim_end_matches('\n').to_owned();
+    let tags = decoration
+        .split(", ")
+        .filter_map(|name| name.trim().strip_prefix("tag: refs/tags/"))
+        .map(str::to_owned)
+        .collect();
+    let parents = parents.split_whitespace().map(str::to_owned).collect();
+    Ok(Commit { sha, parents, author, committed_at, message, tags })
+}
+
+/// Writes the commit of a changed tree. Names and dates are those of `HEAD`, so that equal content has an equal id.
+fn commit_tree(git: &Git, tree: &str, head: &Commit) -> Result<String, SnapshotError> {
+    let git = git
+        .clone()
+        .with("GIT_AUTHOR_NAME", "Working tree")
+        .with("GIT_AUTHOR_EMAIL", "")
+        .with("GIT_AUTHOR_DATE", &head.committed_at)
+        .with("GIT_COMMITTER_NAME", "Working tree")
+        .with("GIT_COMMITTER_EMAIL", "")
+        .with("GIT_COMMITTER_DATE", &head.committed_at);
+    let message = format!("{}\n\nWith the changes of the working tree that are not committed yet.\n", head.message);
+    let arguments = ["-c", "commit.gpgSign=false", "commit-tree", tree, "-p", &head.sha];
+    git.run_with_input(&arguments, message.as_bytes()).map(|output| line(&output))
+}
+
+/// Writes a small file so that a reader sees all of it or none.
+fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let mut file = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
+    io::Write::write_all(&mut file, content)?;
+    file.persist(path).map(drop).map_err(|error| error.error)
+}
+
+fn in_store(path: &Path) -> impl FnOnce(io::Error) -> SnapshotError + use<> {
+    let path = path.to_owned();
+    move |source| SnapshotError::Store { path, source }
+}
+
+/// The result of a scoped thread; a panic goes on in the caller.
+fn joined<T>(handle: std::thread::ScopedJoinHandle<'_, T>) -> T {
+    handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+#[cfg(test)]
+mod tests;
