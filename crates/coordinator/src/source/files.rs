@@ -119,7 +119,8 @@ impl SnapshotSources {
             SourceError::NotFound(format!("component `{address}` has no version `{version}`: no such tag or branch"))
         })?;
         let commit = resolve(&git, Some(tag))?;
-        let commit = commit.ok_or_else(|| SourceError::NotFound(format!("tag `{tag}` of `{address}` has no commit")))?;
+        let commit =
+            commit.ok_or_else(|| SourceError::NotFound(format!("tag `{tag}` of `{address}` has no commit")))?;
         Ok((git, commit, Some(tag.to_owned())))
     }
 
@@ -192,7 +193,9 @@ impl Sources for SnapshotSources {
             ))),
             IncludeTarget::Remote { url } => match self.runtime.block_on(remote(url, &self.config)) {
                 Ok(bytes) => Ok(plain(url.clone(), bytes, Origin::Detached)),
-                Err(error) => Err(SourceError::Unreachable(format!("Remote file `{url}` could not be fetched: {error}"))),
+                Err(error) => {
+                    Err(SourceError::Unreachable(format!("Remote file `{url}` could not be fetched: {error}")))
+                }
             },
             IncludeTarget::Template { name } => self.read_template(name),
             IncludeTarget::Component { address, version } => self.read_component(address, version),

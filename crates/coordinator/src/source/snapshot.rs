@@ -329,8 +329,11 @@ fn add_all(git: &Git) -> Result<(), SnapshotError> {
     let failure = git.failure(&arguments, &output);
     match failure {
         SnapshotError::Git { details, .. } if details.contains("Permission denied") => {
-            let lines: Vec<_> =
-                details.lines().filter(|line| line.contains("Permission denied")).map(|line| format!("  {line}")).collect();
+            let lines: Vec<_> = details
+                .lines()
+                .filter(|line| line.contains("Permission denied"))
+                .map(|line| format!("  {line}"))
+                .collect();
             Err(SnapshotError::Unreadable { details: lines.join("\n") })
         }
         SnapshotError::Git { details, path, .. } if details.contains("No space left on device") => {

@@ -1,1 +1,274 @@
+//! Snapshots of real repositories.
 
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::process::Command;
+
+use super::*;
+
+struct Repository {
+    home: tempfile::TempDir,
+}
+
+impl Repository {
+    fn new() -> Self {
+        Self::with(&["init", "-q", "-b", "main"])
+    }
+
+    fn with(init: &[&str]) -> Self {
+        let repository = Self { home: tempfile::tempdir().unwrap() };
+        fs::create_dir(repository.path()).unwrap();
+        repository.git(init);
+        repository.git(&["config", "user.name", "Ada"]);
+        repository.git(&["config", "user.email", "ada@example.org"]);
+        repository
+    }
+
+    fn path(&self) -> PathBuf {
+        self.home.path().join("a project")
+    }
+
+    fn store(&self) -> PathBuf {
+        self.home.path().join("state/store.git")
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        let path = self.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn git(&self, arguments: &[&str]) -> String {
+        git_in(&self.path(), arguments)
+    }
+
+    fn commit(&self, message: &str) -> String {
+        self.git(&["add", "-A"]);
+        self.git(&["commit", "-q", "--allow-empty", "-m", message]);
+        self.git(&["rev-parse", "HEAD"])
+    }
+
+    fn take(&self) -> Snapshot {
+        Snapshot::take(&self.path(), &self.store()).unwrap()
+    }
+
+    /// What a job would find, checked out by a plain git from the store.
+    fn checkout(&self, snapshot: &Snapshot) -> tempfile::TempDir {
+        let target = tempfile::tempdir().unwrap();
+        snapshot.pin(7, Some("refs/heads/main")).unwrap();
+        git_in(target.path(), &["init", "-q", &format!("--object-format={}", snapshot.object_format)]);
+        git_in(target.path(), &["fetch", "-q", self.store().to_str().unwrap(), "+refs/pipelines/7:refs/pipelines/7"]);
+        git_in(target.path(), &["checkout", "-q", &snapshot.sha]);
+        target
+    }
+}
+
+fn git_in(directory: &Path, arguments: &[&str]) -> String {
+    let output = Command::new("git").current_dir(directory).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    line(&output.stdout)
+}
+
+/// Every file below `path` with its content.
+fn bytes_of(path: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![path.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            if entry.file_type().unwrap().is_dir() {
+                folders.push(entry.path());
+            } else {
+                found.insert(entry.path(), fs::read(entry.path()).unwrap());
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn a_clean_tree_is_its_own_commit() {
+    let repository = Repository::new();
+    repository.write("a.txt", "one");
+    let head = repository.commit("First\n\nWith words");
+    repository.git(&["tag", "-a", "v1", "-m", "The tag\n\nsays this"]);
+    repository.git(&["tag", "v1-plain"]);
+
+    let snapshot = repository.take();
+
+    assert_eq!((snapshot.sha.as_str(), snapshot.dirty), (head.as_str(), false));
+    assert_eq!(snapshot.branch.as_deref(), Some("main"));
+    assert_eq!(snapshot.head.message, "First\n\nWith words");
+    assert_eq!(snapshot.head.author, "Ada <ada@example.org>");
+    assert_eq!(snapshot.head.parents, Vec::<String>::new());
+    let tags: BTreeSet<_> = snapshot.head.tags.iter().map(String::as_str).collect();
+    assert_eq!(tags, BTreeSet::from(["v1", "v1-plain"]));
+    assert_eq!(snapshot.tag_message("v1").as_deref(), Some("The tag\n\nsays this"));
+    assert_eq!(snapshot.tag_message("v1-plain"), None);
+    assert!(snapshot.tracked_paths.contains("a.txt"));
+}
+
+#[test]
+fn jobs_see_changed_and_untracked_files_but_not_ignored_and_deleted_ones() {
+    let repository = Repository::new();
+    repository.write("changed.txt", "old");
+    repository.write("deleted.txt", "x");
+    repository.write(".gitignore", "ignored.txt\n");
+    let head = repository.commit("First");
+    repository.write("changed.txt", "new");
+    repository.write("staged.txt", "staged");
+    repository.git(&["add", "staged.txt"]);
+    repository.write("staged.txt", "after staging");
+    repository.write("dir/untracked.txt", "u");
+    repository.write("ignored.txt", "i");
+    fs::remove_file(repository.path().join("deleted.txt")).unwrap();
+
+    let snapshot = Snapshot::take(&repository.path().join("dir"), &repository.store()).unwrap();
+
+    assert!(snapshot.dirty);
+    assert_eq!(snapshot.head.sha, head);
+    let job = repository.checkout(&snapshot);
+    let read = |path: &str| fs::read_to_string(job.path().join(path)).ok();
+    assert_eq!(read("changed.txt").as_deref(), Some("new"));
+    assert_eq!(read("staged.txt").as_deref(), Some("after staging"));
+    assert_eq!(read("dir/untracked.txt").as_deref(), Some("u"));
+    assert_eq!((read("ignored.txt"), read("deleted.txt")), (None, None));
+    assert_eq!(git_in(job.path(), &["rev-parse", "HEAD^"]), head);
+    let changed = snapshot.changed_since("main").unwrap();
+    assert_eq!(changed, ["changed.txt", "deleted.txt", "dir/untracked.txt", "staged.txt"]);
+}
+
+#[test]
+fn the_users_repository_keeps_every_byte_also_with_a_lock_in_place() {
+    let repository = Repository::new();
+    repository.write("a.txt", "one");
+    repository.commit("First");
+    repository.write("a.txt", "two");
+    repository.write("b.txt", "new");
+    repository.write(".git/index.lock", "");
+    let before = bytes_of(&repository.path());
+
+    let first = repository.take();
+    let second = repository.take();
+
+    assert!(first.dirty);
+    assert_eq!(first.sha, second.sha, "equal content has an equal id");
+    assert_eq!(bytes_of(&repository.path()), before);
+}
+
+#[test]
+fn links_modes_and_odd_names_survive() {
+    let repository = Repository::new();
+    repository.write("run.sh", "#!/bin/sh\n");
+    fs::set_permissions(repository.path().join("run.sh"), fs::Permissions::from_mode(0o755)).unwrap();
+    repository.commit("First");
+    repository.write("with space and\nline", "odd");
+    symlink("run.sh", repository.path().join("link")).unwrap();
+    let latin = std::ffi::OsStr::from_bytes(b"caf\xe9.txt");
+    fs::write(repository.path().join(latin), "latin").unwrap();
+
+    let job = repository.checkout(&repository.take());
+
+    assert_eq!(fs::read(job.path().join("with space and\nline")).unwrap(), b"odd");
+    assert_eq!(fs::read_link(job.path().join("link")).unwrap(), Path::new("run.sh"));
+    assert_eq!(fs::read(job.path().join(latin)).unwrap(), b"latin");
+    assert_eq!(fs::metadata(job.path().join("run.sh")).unwrap().permissions().mode() & 0o111, 0o111);
+}
+
+#[test]
+fn a_change_in_the_same_second_as_the_index_is_seen() {
+    let repository = Repository::new();
+    repository.write("a.txt", "one");
+    repository.commit("First");
+    // Same size, and the same time as the index: only the racy check of git can tell.
+    let time = fs::metadata(repository.path().join(".git/index")).unwrap().modified().unwrap();
+    repository.write("a.txt", "two");
+    fs::File::options().write(true).open(repository.path().join("a.txt")).unwrap().set_modified(time).unwrap();
+
+    assert!(repository.take().dirty);
+}
+
+#[test]
+fn worktrees_submodules_shallow_clones_and_sha256_work() {
+    let inner = Repository::new();
+    inner.write("inner.txt", "i");
+    inner.commit("Inner");
+    let repository = Repository::new();
+    repository.write("a.txt", "one");
+    repository.commit("First");
+    let url = inner.path();
+    repository.git(&["-c", "protocol.file.allow=always", "submodule", "add", "-q", url.to_str().unwrap(), "sub"]);
+    repository.commit("Second");
+    repository.write("sub/dirty.txt", "in the submodule");
+    let snapshot = repository.take();
+    assert!(!snapshot.dirty, "a submodule stays a link to its commit");
+    assert!(snapshot.tracked_paths.contains("sub"));
+
+    let tree = repository.home.path().join("tree");
+    repository.git(&["worktree", "add", "-q", "-b", "topic", tree.to_str().unwrap()]);
+    fs::write(tree.join("b.txt"), "b").unwrap();
+    let snapshot = Snapshot::take(&tree, &repository.home.path().join("tree-store")).unwrap();
+    assert_eq!((snapshot.branch.as_deref(), snapshot.dirty), (Some("topic"), true));
+
+    let shallow = repository.home.path().join("shallow");
+    let url = format!("file://{}", repository.path().display());
+    repository.git(&["clone", "-q", "--depth=1", &url, shallow.to_str().unwrap()]);
+    fs::write(shallow.join("a.txt"), "changed").unwrap();
+    let store = repository.home.path().join("shallow-store");
+    let snapshot = Snapshot::take(&shallow, &store).unwrap();
+    snapshot.pin(7, None).unwrap();
+    let job = tempfile::tempdir().unwrap();
+    git_in(job.path(), &["clone", "-q", "--no-checkout", store.to_str().unwrap(), "."]);
+    assert!(snapshot.dirty);
+
+    let repository = Repository::with(&["init", "-q", "-b", "main", "--object-format=sha256"]);
+    repository.write("a.txt", "one");
+    repository.commit("First");
+    repository.write("a.txt", "two");
+    let snapshot = repository.take();
+    assert_eq!((snapshot.sha.len(), snapshot.object_format.as_str()), (64, "sha256"));
+    let job = repository.checkout(&snapshot);
+    assert_eq!(fs::read(job.path().join("a.txt")).unwrap(), b"two");
+}
+
+#[test]
+fn what_is_no_repository_to_run_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = folder.path().join("store");
+    let error = |path: &Path| Snapshot::take(path, &store).unwrap_err();
+    assert!(matches!(error(folder.path()), SnapshotError::NotARepository { .. }));
+    assert!(matches!(error(&folder.path().join("nowhere")), SnapshotError::NoDirectory { .. }));
+
+    git_in(folder.path(), &["init", "-q", "--bare", "bare.git"]);
+    assert!(matches!(error(&folder.path().join("bare.git")), SnapshotError::Bare { .. }));
+
+    let repository = Repository::new();
+    assert!(matches!(error(&repository.path()), SnapshotError::NoCommits { .. }));
+    repository.write("a.txt", "one");
+    repository.commit("First");
+    assert!(matches!(error(&repository.path().join(".git")), SnapshotError::NotARepository { .. }));
+
+    fs::write(folder.path().join("file"), "").unwrap();
+    let result = Snapshot::take(&repository.path(), &folder.path().join("file/store"));
+    assert!(matches!(result, Err(SnapshotError::Store { .. })));
+    assert!(!store.exists());
+}
+
+#[test]
+fn refs_are_found_by_short_names_and_never_taken_for_options() {
+    let repository = Repository::new();
+    repository.write("a.txt", "one");
+    let first = repository.commit("First");
+    repository.git(&["tag", "v1"]);
+    repository.git(&["update-ref", "refs/remotes/origin/release", &first]);
+    repository.write("a.txt", "two");
+    repository.commit("Second");
+    let snapshot = repository.take();
+    for name in ["v1", "release", "origin/release", "refs/tags/v1", &first, &first[..10], "HEAD^"] {
+        assert_eq!(snapshot.resolve(name).as_deref(), Some(first.as_str()), "{name}");
+    }
+    for name in ["nothing", "", "--all", "-h"] {
+        assert_eq!(snapshot.resolve(name), None, "{name}");
+    }
+    assert_eq!(snapshot.changed_since("v1"), Some(vec!["a.txt".to_owned()]));
+    assert_eq!(snapshot.changed_since("nothing"), None);
+}
