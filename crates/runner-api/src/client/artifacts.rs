@@ -1,0 +1,117 @@
+//! Artifacts: streaming up as one multipart part, streaming down as an archive (runner-api 5).
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use http::{Method, StatusCode, header};
+use muster_job::JobId;
+use reqwest::multipart::{Form, Part};
+use reqwest::{Body, Response};
+use url::Url;
+
+use super::{Client, ClientError, reply, send};
+use crate::service::{ArtifactDownload, ArtifactQuery, ByteStream};
+
+/// One transfer, whatever its size; a transfer that stands still ends much earlier.
+const TRANSFER_LIMIT: Duration = Duration::from_secs(3600);
+const REDIRECTS_MAX: usize = 5;
+
+impl Client {
+    /// `POST /jobs/:id/artifacts`: one file, streamed. With a `length` the request has a length, else it is chunked.
+    ///
+    /// The body is used up by one call; to repeat a call, make it again.
+    ///
+    /// # Errors
+    /// [`ClientError`]; 413 is [`ClientError::Rejected`].
+    pub async fn upload_artifact(
+        &self,
+        job: JobId,
+        token: &str,
+        query: &ArtifactQuery,
+        filename: &str,
+        body: ByteStream,
+        length: Option<u64>,
+    ) -> Result<(), ClientError> {
+        const CALL: &str = "artifact upload";
+        let body = Body::wrap_stream(body);
+        let part = match length {
+            Some(length) => Part::stream_with_length(body, length),
+            None => Part::stream(body),
+        };
+        let part = part
+            .file_name(filename.to_owned())
+            .mime_str("application/octet-stream")
+            .map_err(|error| ClientError::Setup(error.to_string()))?;
+        let wanted = [
+            ("artifact_format", &query.artifact_format),
+            ("artifact_type", &query.artifact_type),
+            ("expire_in", &query.expire_in),
+        ];
+        let wanted: Vec<_> = wanted
+            .into_iter()
+            .filter_map(|(key, value)| Some((key, value.as_deref().filter(|value| !value.is_empty())?)))
+            .collect();
+        let call = self
+            .call(Method::POST, &format!("jobs/{job}/artifacts"))
+            .query(&wanted)
+            .header("JOB-TOKEN", token)
+            .timeout(TRANSFER_LIMIT)
+            .multipart(Form::new().part("file", part));
+        let response = send(CALL, call).await?;
+        if response.status() == StatusCode::CREATED {
+            return Ok(());
+        }
+        Err(reply::refusal(CALL, response).await)
+    }
+
+    /// `GET /jobs/:id/artifacts`: the archive of `job`, with the token of the job that wants it.
+    ///
+    /// A redirect to object storage is followed, without the token where the host is another (runner-api 11.45).
+    ///
+    /// # Errors
+    /// [`ClientError::Forbidden`] also where there is no such archive (404).
+    pub async fn download_artifact(&self, job: JobId, token: &str) -> Result<ArtifactDownload, ClientError> {
+        const CALL: &str = "artifact download";
+        let call = self
+            .call(Method::GET, &format!("jobs/{job}/artifacts"))
+            .query(&[("direct_download", true)])
+            .header("JOB-TOKEN", token)
+            .timeout(TRANSFER_LIMIT);
+        let mut response = send(CALL, call).await?;
+        for _ in 0..REDIRECTS_MAX {
+            if !response.status().is_redirection() {
+                break;
+            }
+            let target = target(&response).ok_or_else(|| ClientError::Protocol {
+                call: CALL,
+                message: "a redirect without a usable Location".to_owned(),
+            })?;
+            let mut call = self.http.get(target.clone()).timeout(TRANSFER_LIMIT);
+            if target.origin() == self.base.origin() {
+                call = call.header("JOB-TOKEN", token);
+            }
+            response = send(CALL, call).await?;
+        }
+        if response.status() != StatusCode::OK {
+            return Err(reply::refusal(CALL, response).await);
+        }
+        Ok(ArtifactDownload {
+            filename: filename(&response).unwrap_or_else(|| "artifacts.zip".to_owned()),
+            size: response.content_length().unwrap_or(0),
+            body: response
+                .bytes_stream()
+                .map(|chunk| chunk.map_err(|error| std::io::Error::other(error.without_url())))
+                .boxed(),
+        })
+    }
+}
+
+fn target(response: &Response) -> Option<Url> {
+    response.url().join(&reply::text_header(response.headers(), header::LOCATION.as_str())?).ok()
+}
+
+fn filename(response: &Response) -> Option<String> {
+    let text = reply::text_header(response.headers(), header::CONTENT_DISPOSITION.as_str())?;
+    let name = text.split_once("filename=\"")?.1.split('"').next()?;
+    Some(name.to_owned()).filter(|name| !name.is_empty() && !name.contains('/'))
+}

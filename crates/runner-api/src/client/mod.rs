@@ -1,0 +1,208 @@
+//! The client side: what a manager and its agents say to a coordinator.
+//!
+//! Each method is one HTTP call with a limit on its time, and never repeats itself: who calls decides with
+//! [`crate::retry`] whether and when to say it again. One [`Client`] is one pool of connections; clones share it.
+
+mod artifacts;
+mod error;
+mod reply;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, StatusCode, header};
+use muster_job::JobId;
+use reqwest::{RequestBuilder, Response};
+use serde::Serialize;
+use url::Url;
+
+use crate::payload::JobPayload;
+use crate::wire::{JobRequest, RegisterRequest, RunnerCredentials, TokenRequest, UpdateRequest};
+
+pub use error::ClientError;
+pub use reply::{JobOffer, TraceReply, UpdateReply};
+
+const CONNECT_LIMIT: Duration = Duration::from_secs(30);
+/// A connection that says nothing for so long is dead; long polls are shorter (runner-api 2.3).
+const SILENCE_LIMIT: Duration = Duration::from_secs(180);
+const CALL_LIMIT: Duration = Duration::from_secs(60);
+/// A job request may be held for 50 s by GitLab's front end, and for longer by proxies.
+const JOB_REQUEST_LIMIT: Duration = Duration::from_secs(150);
+const IDLE_LIMIT: Duration = Duration::from_secs(90);
+
+/// The runner API at one coordinator.
+#[derive(Debug, Clone)]
+pub struct Client {
+    http: reqwest::Client,
+    /// Ends in `/api/v4/`.
+    base: Url,
+}
+
+impl Client {
+    /// A client of the coordinator at `url`, which is given without `/api/v4`.
+    ///
+    /// # Errors
+    /// [`ClientError::Setup`] where `url` is not http or https, or the system's certificates cannot be read.
+    pub fn new(url: &Url) -> Result<Self, ClientError> {
+        let base = base_url(url)?;
+        let mut http = reqwest::Client::builder()
+            .user_agent(user_agent())
+            .connect_timeout(CONNECT_LIMIT)
+            .read_timeout(SILENCE_LIMIT)
+            .pool_idle_timeout(IDLE_LIMIT)
+            .tcp_nodelay(true)
+            .tcp_keepalive(CONNECT_LIMIT)
+            // A token must not follow a redirect to another host (runner-api 11.45).
+            .redirect(reqwest::redirect::Policy::none());
+        if is_loopback(&base) {
+            // `muster ci` talks to itself: no proxy can help, and reading the certificates would cost more than the job.
+            http = http.no_proxy();
+            if base.scheme() == "http" {
+                http = http.tls_built_in_root_certs(false);
+            }
+        }
+        let http = http.build().map_err(|error| ClientError::Setup(chain(&error)))?;
+        Ok(Self { http, base })
+    }
+
+    /// `POST /runners`: registers with a registration token.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn register(&self, request: &RegisterRequest) -> Result<RunnerCredentials, ClientError> {
+        let call = self.json(Method::POST, "runners", request).header("RUNNER-TOKEN", &request.token);
+        reply::decode("register", send("register", call).await?, &[StatusCode::CREATED]).await
+    }
+
+    /// `POST /runners/verify`: whether the token is that of a runner.
+    ///
+    /// # Errors
+    /// [`ClientError::Forbidden`] for a token that is not.
+    pub async fn verify(&self, request: &TokenRequest) -> Result<RunnerCredentials, ClientError> {
+        let call = self.json(Method::POST, "runners/verify", request).header("RUNNER-TOKEN", &request.token);
+        reply::decode("verify", send("verify", call).await?, &[StatusCode::OK]).await
+    }
+
+    /// `DELETE /runners/managers`: this manager leaves, the runner stays.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn unregister_manager(&self, request: &TokenRequest) -> Result<(), ClientError> {
+        let call = self.json(Method::DELETE, "runners/managers", request).header("RUNNER-TOKEN", &request.token);
+        let response = send("unregister", call).await?;
+        if response.status() == StatusCode::NO_CONTENT {
+            return Ok(());
+        }
+        Err(reply::refusal("unregister", response).await)
+    }
+
+    /// `POST /jobs/request`: may be held by the coordinator until there is a job.
+    ///
+    /// # Errors
+    /// [`ClientError`]; with [`ClientError::Protocol`] the coordinator may have given a job away that nobody can read.
+    pub async fn request_job(&self, request: &JobRequest) -> Result<JobOffer, ClientError> {
+        const CALL: &str = "job request";
+        let call = self
+            .json(Method::POST, "jobs/request", request)
+            .header("RUNNER-TOKEN", &request.token)
+            .timeout(JOB_REQUEST_LIMIT);
+        let response = send(CALL, call).await?;
+        let last_update = reply::text_header(response.headers(), "x-gitlab-last-update");
+        let job = match response.status() {
+            StatusCode::NO_CONTENT => None,
+            _ => Some(Box::new(reply::decode::<JobPayload>(CALL, response, &[StatusCode::CREATED]).await?)),
+        };
+        Ok(JobOffer { job, last_update })
+    }
+
+    /// `PUT /jobs/:id`: the job's state, and at the end its result.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ClientError::is_gone`] where there is nothing more to report.
+    pub async fn update_job(&self, job: JobId, request: &UpdateRequest) -> Result<UpdateReply, ClientError> {
+        let call = self.json(Method::PUT, &format!("jobs/{job}"), request).header("JOB-TOKEN", &request.token);
+        reply::update(send("job update", call).await?).await
+    }
+
+    /// `PATCH /jobs/:id/trace`: the bytes of the trace from `start` on. Empty `bytes` ask for the acknowledged length.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ClientError::is_gone`] where the job has to stop.
+    pub async fn patch_trace(
+        &self,
+        job: JobId,
+        token: &str,
+        start: u64,
+        bytes: Bytes,
+        debug_trace: bool,
+    ) -> Result<TraceReply, ClientError> {
+        let length = bytes.len() as u64;
+        let end = (start + length).saturating_sub(1).max(start);
+        let call = self
+            .call(Method::PATCH, &format!("jobs/{job}/trace"))
+            .query(&[("debug_trace", debug_trace)])
+            .header("JOB-TOKEN", token)
+            .header(header::CONTENT_TYPE, "text/plain")
+            .header(header::CONTENT_RANGE, format!("{start}-{end}"))
+            .body(bytes);
+        reply::trace(send("trace upload", call).await?, start + length).await
+    }
+
+    fn json<T: Serialize>(&self, method: Method, path: &str, body: &T) -> RequestBuilder {
+        self.call(method, path).json(body).header(header::ACCEPT, "application/json")
+    }
+
+    fn call(&self, method: Method, path: &str) -> RequestBuilder {
+        let mut url = self.base.clone();
+        // `base` ends in a slash and `path` is ours: this is `Url::join` without its ways to fail.
+        url.set_path(&format!("{}{path}", self.base.path()));
+        self.http
+            .request(method, url)
+            .header("X-Request-Id", uuid::Uuid::new_v4().simple().to_string())
+            .timeout(CALL_LIMIT)
+    }
+}
+
+/// Sends; a failure to get any answer can heal.
+async fn send(call: &'static str, request: RequestBuilder) -> Result<Response, ClientError> {
+    request.send().await.map_err(|error| ClientError::unreachable(call, chain(&error.without_url())))
+}
+
+/// Strips a trailing `/` and `/ci`, and appends `/api/v4/` (runner-api 0).
+fn base_url(url: &Url) -> Result<Url, ClientError> {
+    if !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
+        return Err(ClientError::Setup("only http and https URLs with a host can be a coordinator".to_owned()));
+    }
+    let mut base = url.clone();
+    let path = url.path().trim_end_matches('/');
+    base.set_path(&format!("{}/api/v4/", path.strip_suffix("/ci").unwrap_or(path)));
+    base.set_query(None);
+    base.set_fragment(None);
+    Ok(base)
+}
+
+fn is_loopback(url: &Url) -> bool {
+    match url.host() {
+        Some(url::Host::Ipv4(address)) => address.is_loopback(),
+        Some(url::Host::Ipv6(address)) => address.is_loopback(),
+        Some(url::Host::Domain(name)) => name == "localhost",
+        None => false,
+    }
+}
+
+fn user_agent() -> String {
+    format!("muster {} ({}/{})", env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH)
+}
+
+/// The error with its causes, which reqwest keeps out of its own text.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,161 @@
+//! Reading answers: statuses and headers to what they mean for the caller (runner-api 2.4, 3.1, 4.2).
+
+use std::time::Duration;
+
+use http::{HeaderMap, StatusCode, header};
+use muster_job::JobStatus;
+use reqwest::Response;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde::de::value::StrDeserializer;
+
+use super::{ClientError, chain};
+use crate::payload::JobPayload;
+
+/// The longest interval between trace uploads that is obeyed (runner-api 3.2).
+const INTERVAL_MAX: Duration = Duration::from_secs(15 * 60);
+/// Bytes of an error body that are read.
+const ERROR_BODY_MAX: usize = 16 * 1024;
+
+/// Answer to a job request.
+#[derive(Debug)]
+pub struct JobOffer {
+    /// The job, if there is one.
+    pub job: Option<Box<JobPayload>>,
+    /// The queue's version; where it is absent, the caller keeps the one it has (runner-api 2.3).
+    pub last_update: Option<String>,
+}
+
+/// Answer to an update.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UpdateReply {
+    /// False: the server works on it (202), or wants the trace again (412); say it again after the interval.
+    pub applied: bool,
+    /// The server's copy of the trace is wrong: it has to be sent from the start (412).
+    pub resend_trace: bool,
+    /// `Job-Status`.
+    pub status: Option<JobStatus>,
+    /// The interval that the server wants between trace uploads.
+    pub interval: Option<Duration>,
+}
+
+/// Answer to a trace upload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TraceReply {
+    /// The trace's length at the server: the truth (life-of-a-job R5). After a refusal (416) go on from here.
+    pub size: u64,
+    /// Whether the bytes were taken.
+    pub accepted: bool,
+    /// `Job-Status`.
+    pub status: Option<JobStatus>,
+    /// The interval that the server wants between uploads.
+    pub interval: Option<Duration>,
+}
+
+/// The JSON body of an answer with one of the `expected` codes.
+pub(super) async fn decode<T: DeserializeOwned>(
+    call: &'static str,
+    response: Response,
+    expected: &[StatusCode],
+) -> Result<T, ClientError> {
+    if !expected.contains(&response.status()) {
+        return Err(refusal(call, response).await);
+    }
+    let kind = text_header(response.headers(), header::CONTENT_TYPE.as_str()).unwrap_or_default();
+    if kind.split(';').next().map(str::trim) != Some("application/json") {
+        return Err(ClientError::Protocol { call, message: format!("content type `{kind}` instead of JSON") });
+    }
+    let body = response.bytes().await.map_err(|error| ClientError::unreachable(call, chain(&error.without_url())))?;
+    serde_json::from_slice(&body).map_err(|error| ClientError::Protocol { call, message: error.to_string() })
+}
+
+/// Reads the answer to `PUT /jobs/:id`.
+pub(super) async fn update(response: Response) -> Result<UpdateReply, ClientError> {
+    let code = response.status();
+    if !matches!(code, StatusCode::OK | StatusCode::ACCEPTED | StatusCode::PRECONDITION_FAILED) {
+        return Err(refusal("job update", response).await);
+    }
+    let headers = response.headers();
+    Ok(UpdateReply {
+        applied: code == StatusCode::OK,
+        resend_trace: code == StatusCode::PRECONDITION_FAILED,
+        status: job_status(headers),
+        interval: interval(headers),
+    })
+}
+
+/// Reads the answer to `PATCH trace`; `end` is the length if the bytes were taken.
+pub(super) async fn trace(response: Response, end: u64) -> Result<TraceReply, ClientError> {
+    let headers = response.headers();
+    let (status, interval) = (job_status(headers), interval(headers));
+    match response.status() {
+        StatusCode::ACCEPTED => Ok(TraceReply { size: end, accepted: true, status, interval }),
+        // Without a length the server wants everything again (runner-api 11.12).
+        StatusCode::RANGE_NOT_SATISFIABLE => {
+            let size = text_header(headers, header::RANGE.as_str())
+                .and_then(|range| range.split_once('-')?.1.parse().ok())
+                .unwrap_or(0);
+            Ok(TraceReply { size, accepted: false, status, interval })
+        }
+        _ => Err(refusal("trace upload", response).await),
+    }
+}
+
+/// Any other status as an error.
+pub(super) async fn refusal(call: &'static str, response: Response) -> ClientError {
+    let code = response.status();
+    let headers = response.headers();
+    let (status, retry_after) = (job_status(headers), retry_after(headers));
+    let message = message(response).await;
+    match code.as_u16() {
+        401 | 403 | 404 | 410 => ClientError::Forbidden { call, code: code.as_u16(), status, message },
+        408 | 409 | 425 | 429 => {
+            ClientError::Transient { call, code: Some(code.as_u16()), retry_after, status, message }
+        }
+        number if number >= 500 && number != 501 => {
+            let message = format!("{number} {message}");
+            ClientError::Transient { call, code: Some(number), retry_after, status, message }
+        }
+        number => ClientError::Rejected { call, code: number, message },
+    }
+}
+
+/// The coordinator's words: `{"message": ...}`, or the name of the status.
+async fn message(mut response: Response) -> String {
+    let name = response.status().canonical_reason().unwrap_or("unknown status").to_owned();
+    let mut body = Vec::new();
+    while let Ok(Some(chunk)) = response.chunk().await {
+        body.extend_from_slice(&chunk);
+        if body.len() > ERROR_BODY_MAX {
+            return name;
+        }
+    }
+    match serde_json::from_slice::<serde_json::Value>(&body) {
+        Ok(value) => match value.get("message").or_else(|| value.get("error")) {
+            Some(serde_json::Value::String(text)) => text.clone(),
+            Some(fields) => fields.to_string(),
+            None => name,
+        },
+        Err(_) => name,
+    }
+}
+
+pub(super) fn text_header(headers: &HeaderMap, name: &str) -> Option<String> {
+    Some(headers.get(name)?.to_str().ok()?.to_owned()).filter(|text| !text.is_empty())
+}
+
+/// `Job-Status`; a state that is not known here changes nothing.
+fn job_status(headers: &HeaderMap) -> Option<JobStatus> {
+    let name = text_header(headers, "job-status")?;
+    JobStatus::deserialize(StrDeserializer::<serde::de::value::Error>::new(&name)).ok()
+}
+
+fn interval(headers: &HeaderMap) -> Option<Duration> {
+    let seconds: u64 = text_header(headers, "x-gitlab-trace-update-interval")?.parse().ok()?;
+    (seconds > 0).then(|| Duration::from_secs(seconds).min(INTERVAL_MAX))
+}
+
+/// Whole seconds; a date is ignored (runner-api 11.33).
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    text_header(headers, header::RETRY_AFTER.as_str())?.parse().ok().map(Duration::from_secs)
+}

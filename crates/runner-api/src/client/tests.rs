@@ -1,0 +1,159 @@
+//! The client against the real routes, and against answers that only other servers give.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::routing::any;
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
+use http::{HeaderMap, StatusCode};
+use muster_job::{JobId, JobStatus};
+use url::Url;
+
+use super::{Client, ClientError, TraceReply, base_url};
+use crate::payload::JobPayload;
+use crate::retry::{Backoff, Policy, retry};
+use crate::service::ArtifactQuery;
+use crate::test_support::{Call, Fault, MemoryCoordinator, RUNNER_TOKEN, Served, serve};
+use crate::wire::{JobRequest, TokenRequest, UpdateRequest};
+
+const JOB: JobId = JobId(7);
+
+async fn coordinator() -> (Arc<MemoryCoordinator>, Served, Client) {
+    let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_millis(50)));
+    let served = serve(coordinator.clone()).await.unwrap();
+    let client = Client::new(&served.url).unwrap();
+    (coordinator, served, client)
+}
+
+fn request() -> JobRequest {
+    JobRequest { token: RUNNER_TOKEN.to_owned(), ..JobRequest::default() }
+}
+
+async fn with_running_job() -> (Arc<MemoryCoordinator>, Served, Client) {
+    let (coordinator, served, client) = coordinator().await;
+    let payload: JobPayload = serde_json::from_value(serde_json::json!({ "id": 7, "token": "secret" })).unwrap();
+    coordinator.push(payload);
+    assert_eq!(client.request_job(&request()).await.unwrap().job.unwrap().id, JOB);
+    (coordinator, served, client)
+}
+
+/// A server that gives one answer to everything, and tells the headers it saw.
+async fn answering(status: u16, headers: &[(&str, &str)], body: &'static str) -> (Client, tokio::task::JoinHandle<()>) {
+    let mut map = HeaderMap::new();
+    for (name, value) in headers {
+        map.insert(http::HeaderName::try_from(*name).unwrap(), value.parse().unwrap());
+    }
+    let status = StatusCode::from_u16(status).unwrap();
+    let app = Router::new().fallback(any(move || async move { (status, map.clone(), body) }));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+    let task = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    (Client::new(&url).unwrap(), task)
+}
+
+#[test]
+fn the_base_url_loses_what_people_append_to_it() {
+    for (given, base) in [
+        ("https://gitlab.example", "https://gitlab.example/api/v4/"),
+        ("https://gitlab.example/ci/", "https://gitlab.example/api/v4/"),
+        ("http://host:81/gitlab/", "http://host:81/gitlab/api/v4/"),
+    ] {
+        assert_eq!(base_url(&Url::parse(given).unwrap()).unwrap().as_str(), base);
+    }
+    base_url(&Url::parse("ftp://host").unwrap()).unwrap_err();
+}
+
+#[tokio::test]
+async fn runner_calls_reach_the_coordinator() {
+    let (_coordinator, _served, client) = coordinator().await;
+    let mut request = TokenRequest { token: RUNNER_TOKEN.to_owned(), ..TokenRequest::default() };
+    assert_eq!(client.verify(&request).await.unwrap().id, 1);
+    client.unregister_manager(&request).await.unwrap();
+    request.token = "wrong".to_owned();
+    let error = client.verify(&request).await.unwrap_err();
+    assert!(matches!(error, ClientError::Forbidden { code: 403, .. }), "{error}");
+    assert!(client.request_job(&self::request()).await.unwrap().job.is_none());
+}
+
+#[tokio::test]
+async fn a_trace_goes_on_from_where_the_coordinator_says() {
+    let (coordinator, _served, client) = with_running_job().await;
+    let patch = async |start, text: &'static str| {
+        client.patch_trace(JOB, "secret", start, Bytes::from_static(text.as_bytes()), false).await.unwrap()
+    };
+    assert!(matches!(patch(0, "hello").await, TraceReply { size: 5, accepted: true, .. }));
+    assert!(matches!(patch(0, "").await, TraceReply { size: 5, accepted: false, .. }), "an empty piece asks");
+    assert!(matches!(patch(5, "").await, TraceReply { size: 5, accepted: true, .. }));
+    coordinator.set_status(JOB, JobStatus::Canceling);
+    assert_eq!(patch(5, "!").await.status, Some(JobStatus::Canceling));
+    coordinator.set_status(JOB, JobStatus::Canceled);
+    let error = client.patch_trace(JOB, "secret", 6, Bytes::new(), false).await.unwrap_err();
+    assert!(error.is_gone() && error.job_status() == Some(JobStatus::Canceled), "{error}");
+}
+
+#[tokio::test]
+async fn a_lost_answer_is_healed_by_saying_it_again() {
+    let (coordinator, _served, client) = with_running_job().await;
+    coordinator.fail(Call::UpdateJob, [Fault::Before, Fault::Before]);
+    let policy = Policy { first: Duration::from_millis(1), ..Policy::SHORT };
+    let update = UpdateRequest { token: "secret".into(), state: "success".into(), ..UpdateRequest::default() };
+    let reply = retry(Backoff::seeded(policy, 3), "job update", async || client.update_job(JOB, &update).await).await;
+    assert_eq!(reply.unwrap().status, Some(JobStatus::Success));
+}
+
+#[tokio::test]
+async fn artifacts_stream_up_and_down() {
+    let (coordinator, _served, client) = with_running_job().await;
+    let query = ArtifactQuery { expire_in: Some("1 day".to_owned()), ..ArtifactQuery::default() };
+    for length in [None, Some(8)] {
+        let body = futures::stream::iter([Ok(Bytes::from_static(b"four")), Ok(Bytes::from_static(b"more"))]).boxed();
+        client.upload_artifact(JOB, "secret", &query, "artifacts.zip", body, length).await.unwrap();
+    }
+    assert_eq!(coordinator.job(JOB).unwrap().artifacts["artifacts.zip"], "fourmore");
+    let down = client.download_artifact(JOB, "secret").await.unwrap();
+    assert_eq!((down.filename.as_str(), down.size), ("artifacts.zip", 8));
+    let chunks: Vec<Bytes> = down.body.try_collect().await.unwrap();
+    assert_eq!(chunks.concat(), b"fourmore");
+    assert!(client.download_artifact(JobId(9), "secret").await.is_err());
+}
+
+#[tokio::test]
+async fn answers_of_other_servers_are_told_apart() {
+    let (client, server) = answering(429, &[("Retry-After", "60")], r#"{"message":"slow down"}"#).await;
+    let error = client.request_job(&request()).await.unwrap_err();
+    assert_eq!(error.transient(), Some(Some(Duration::from_secs(60))), "{error}");
+    server.abort();
+
+    let (client, server) = answering(201, &[("Content-Type", "text/html")], "<html>").await;
+    let error = client.request_job(&request()).await.unwrap_err();
+    assert!(matches!(error, ClientError::Protocol { .. }), "{error}");
+    server.abort();
+
+    let (client, server) = answering(416, &[], "").await;
+    let reply = client.patch_trace(JOB, "secret", 9, Bytes::new(), false).await.unwrap();
+    assert_eq!((reply.size, reply.accepted), (0, false), "without a length everything is sent again");
+    server.abort();
+
+    let headers = [("Job-Status", "success"), ("X-GitLab-Trace-Update-Interval", "100000")];
+    let (client, server) = answering(202, &headers, "").await;
+    let reply = client.update_job(JOB, &UpdateRequest::default()).await.unwrap();
+    assert!(!reply.applied && !reply.resend_trace);
+    assert_eq!(reply.interval, Some(Duration::from_secs(900)));
+    server.abort();
+
+    let (client, server) = answering(307, &[("Location", "http://127.0.0.1:1/storage")], "").await;
+    let error = client.download_artifact(JOB, "secret").await.err().unwrap();
+    assert!(error.transient().is_some() && !error.to_string().contains("storage"), "{error}");
+    server.abort();
+}
+
+#[tokio::test]
+async fn nobody_there_is_transient_and_tells_no_token() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+    drop(listener);
+    let error = Client::new(&url).unwrap().request_job(&request()).await.unwrap_err();
+    assert!(error.transient().is_some() && !error.to_string().contains(RUNNER_TOKEN), "{error}");
+}

@@ -1,0 +1,73 @@
+//! Jobs: request, update, trace (runner-api 2-4).
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use http::{HeaderMap, StatusCode, header};
+use muster_job::JobId;
+
+use super::answer::{Refusal, set_interval, set_last_update, set_size, set_status};
+use super::{Service, decode, empty, header_text, job_token, token_from};
+use crate::service::ServiceError;
+use crate::wire::{JobRequest, UpdateRequest};
+
+/// `POST /jobs/request`: 201 with a job, else 204; both with the queue's version.
+pub(super) async fn request(
+    State(service): State<Service>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, Refusal> {
+    let mut request: JobRequest = decode(&body)?;
+    request.token = token_from(request.token, &headers, "runner-token");
+    let assignment = service.request_job(request).await?;
+    let mut response = match assignment.job {
+        Some(job) => (StatusCode::CREATED, Json(job)).into_response(),
+        None => empty(StatusCode::NO_CONTENT),
+    };
+    set_last_update(response.headers_mut(), &assignment.last_update);
+    Ok(response)
+}
+
+/// `PUT /jobs/:id`: 200 with the body `200`.
+pub(super) async fn update(
+    State(service): State<Service>,
+    Path(job): Path<i64>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, Refusal> {
+    let mut request: UpdateRequest = decode(&body)?;
+    request.token = token_from(request.token, &headers, "job-token");
+    let answer = service.update_job(JobId(job), request).await?;
+    let mut response = (StatusCode::OK, "200").into_response();
+    set_status(response.headers_mut(), answer.status);
+    set_interval(response.headers_mut(), answer.update_interval);
+    Ok(response)
+}
+
+/// `PATCH /jobs/:id/trace`: 202, or 416 where the start does not fit; both with the trace's size.
+pub(super) async fn append_trace(
+    State(service): State<Service>,
+    Path(job): Path<i64>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, Refusal> {
+    let token = job_token(&headers)?;
+    let start = header_text(&headers, header::CONTENT_RANGE.as_str())
+        .and_then(range_start)
+        .ok_or_else(|| ServiceError::BadRequest("Content-Range is not `<start>-<end>`".to_owned()))?;
+    let answer = service.append_trace(JobId(job), token, start, body).await?;
+    let code = if answer.accepted { StatusCode::ACCEPTED } else { StatusCode::RANGE_NOT_SATISFIABLE };
+    let mut response = empty(code);
+    set_status(response.headers_mut(), answer.status);
+    set_size(response.headers_mut(), answer.size);
+    set_interval(response.headers_mut(), answer.update_interval);
+    Ok(response)
+}
+
+/// The start in `<start>-<end>`. No unit, no total (runner-api 11.9); the end that counts is start + body length.
+fn range_start(text: &str) -> Option<u64> {
+    let (start, end) = text.split_once('-')?;
+    end.parse::<u64>().ok()?;
+    start.parse().ok()
+}

@@ -1,0 +1,88 @@
+//! Runners: register, verify, reset, unregister, and the router's discovery (runner-api 1, 7.1).
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderMap, StatusCode};
+use serde_json::Value;
+
+use super::answer::Refusal;
+use super::{Service, decode, empty, token_from};
+use crate::wire::{RegisterRequest, TokenRequest};
+
+const RUNNER_TOKEN: &str = "runner-token";
+
+/// `POST /runners`: 201.
+pub(super) async fn register(
+    State(service): State<Service>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, Refusal> {
+    let mut value: Value = decode(&body)?;
+    join_tags(&mut value);
+    let mut request: RegisterRequest = serde_json::from_value(value)
+        .map_err(|error| crate::service::ServiceError::BadRequest(format!("the registration is malformed: {error}")))?;
+    request.token = token_from(request.token, &headers, RUNNER_TOKEN);
+    Ok((StatusCode::CREATED, Json(service.register(request).await?)).into_response())
+}
+
+/// `tag_list` may be a list; the wire type has it comma separated.
+fn join_tags(request: &mut Value) {
+    if let Some(tags) = request.get_mut("tag_list")
+        && let Some(list) = tags.as_array()
+    {
+        let list: Vec<&str> = list.iter().filter_map(Value::as_str).collect();
+        *tags = Value::String(list.join(","));
+    }
+}
+
+/// `POST /runners/verify`: 200.
+pub(super) async fn verify(
+    State(service): State<Service>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, Refusal> {
+    Ok(Json(service.verify(token_request(&body, &headers)?).await?).into_response())
+}
+
+/// `POST /runners/reset_authentication_token`: 201.
+pub(super) async fn reset_token(
+    State(service): State<Service>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, Refusal> {
+    let request = token_request(&body, &headers)?;
+    Ok((StatusCode::CREATED, Json(service.reset_token(request.token).await?)).into_response())
+}
+
+/// `DELETE /runners`, with a JSON body: 204.
+pub(super) async fn unregister(
+    State(service): State<Service>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, Refusal> {
+    service.unregister(token_request(&body, &headers)?.token).await?;
+    Ok(empty(StatusCode::NO_CONTENT))
+}
+
+/// `DELETE /runners/managers`, with a JSON body: 204.
+pub(super) async fn unregister_manager(
+    State(service): State<Service>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, Refusal> {
+    service.unregister_manager(token_request(&body, &headers)?).await?;
+    Ok(empty(StatusCode::NO_CONTENT))
+}
+
+/// `GET /runners/router/discovery`: 501, which is not repeated; the runner then polls (runner-api 9.1).
+pub(super) async fn discovery() -> Response {
+    empty(StatusCode::NOT_IMPLEMENTED)
+}
+
+fn token_request(body: &Bytes, headers: &HeaderMap) -> Result<TokenRequest, Refusal> {
+    let mut request: TokenRequest = if body.is_empty() { TokenRequest::default() } else { decode(body)? };
+    request.token = token_from(request.token, headers, RUNNER_TOKEN);
+    Ok(request)
+}

@@ -1,0 +1,215 @@
+//! A coordinator in memory, with faults on demand: for tests of the rooms that talk to a coordinator.
+//!
+//! It is strict where GitLab is strict: a trace piece that does not fit is refused, a wrong token is refused, a job that
+//! has ended takes nothing more. A fault hits one call: before it takes effect, or after, so that its answer is lost.
+
+mod service;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use muster_job::{JobId, JobStatus};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use url::Url;
+
+use crate::payload::JobPayload;
+use crate::wire::UpdateRequest;
+
+/// The runner token that the coordinator knows.
+pub const RUNNER_TOKEN: &str = "glrt-memory";
+
+/// A call that a fault can hit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the names are those of the service")]
+pub enum Call {
+    RequestJob,
+    UpdateJob,
+    AppendTrace,
+    UploadArtifact,
+}
+
+/// What happens to one call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It fails with 500 and has no effect.
+    Before,
+    /// It takes effect, and its answer is lost: the caller sees 500.
+    After,
+}
+
+/// What the coordinator knows of one job.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// As it is handed out.
+    pub payload: JobPayload,
+    /// Its state.
+    pub status: JobStatus,
+    /// The bytes received.
+    pub trace: Vec<u8>,
+    /// Every update, in order.
+    pub updates: Vec<UpdateRequest>,
+    /// Uploaded files by name.
+    pub artifacts: BTreeMap<String, Bytes>,
+    /// Times that the job was handed out, repetitions of the same request not counted.
+    pub handouts: u32,
+}
+
+impl Job {
+    /// The trace as text.
+    #[must_use]
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.trace).into_owned()
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: VecDeque<JobId>,
+    jobs: BTreeMap<JobId, Job>,
+    keys: HashMap<String, JobId>,
+    faults: HashMap<Call, VecDeque<Fault>>,
+    requests: usize,
+    waiting: usize,
+    waiting_max: usize,
+}
+
+/// The coordinator. Share it in an [`Arc`].
+#[derive(Debug)]
+pub struct MemoryCoordinator {
+    state: Mutex<State>,
+    changed: watch::Sender<u64>,
+    long_poll: Duration,
+    interval: Duration,
+}
+
+impl Default for MemoryCoordinator {
+    fn default() -> Self {
+        Self::new(Duration::from_secs(20))
+    }
+}
+
+impl MemoryCoordinator {
+    /// A coordinator that holds job requests for `long_poll`.
+    #[must_use]
+    pub fn new(long_poll: Duration) -> Self {
+        let state = Mutex::default();
+        Self { state, changed: watch::Sender::new(0), long_poll, interval: Duration::from_secs(1) }
+    }
+
+    /// Puts a job at the end of the queue.
+    pub fn push(&self, payload: JobPayload) {
+        self.change(|state| {
+            state.queue.push_back(payload.id);
+            let job = Job {
+                status: JobStatus::Pending,
+                trace: Vec::new(),
+                updates: Vec::new(),
+                artifacts: BTreeMap::new(),
+                handouts: 0,
+                payload,
+            };
+            state.jobs.insert(job.payload.id, job);
+        });
+    }
+
+    /// The next calls of this kind meet these faults, one each.
+    pub fn fail(&self, call: Call, faults: impl IntoIterator<Item = Fault>) {
+        self.change(|state| state.faults.entry(call).or_default().extend(faults));
+    }
+
+    /// Sets a job's state, as a person's cancel does.
+    pub fn set_status(&self, id: JobId, status: JobStatus) {
+        self.change(|state| {
+            if let Some(job) = state.jobs.get_mut(&id) {
+                job.status = status;
+            }
+        });
+    }
+
+    /// A copy of what is known of a job.
+    #[must_use]
+    pub fn job(&self, id: JobId) -> Option<Job> {
+        self.state.lock().jobs.get(&id).cloned()
+    }
+
+    /// Job requests received so far.
+    #[must_use]
+    pub fn requests(&self) -> usize {
+        self.state.lock().requests
+    }
+
+    /// The most job requests that were held at one time.
+    #[must_use]
+    pub fn waiting_max(&self) -> usize {
+        self.state.lock().waiting_max
+    }
+
+    /// Waits until the job is as `wanted`, for at most 30 s.
+    ///
+    /// # Panics
+    /// After that time, with what the coordinator knows of the job.
+    #[expect(clippy::panic, reason = "a failed wait is a failed test")]
+    pub async fn wait_for(&self, id: JobId, wanted: impl Fn(&Job) -> bool) -> Job {
+        let mut changes = self.changed.subscribe();
+        let found = async {
+            loop {
+                if let Some(job) = self.job(id).filter(|job| wanted(job)) {
+                    return job;
+                }
+                if changes.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+        };
+        match tokio::time::timeout(Duration::from_secs(30), found).await {
+            Ok(job) => job,
+            Err(_) => panic!("the job did not become as expected: {:#?}", self.job(id)),
+        }
+    }
+
+    /// Waits until the job has ended.
+    pub async fn wait_for_end(&self, id: JobId) -> Job {
+        self.wait_for(id, |job| job.status.is_complete()).await
+    }
+
+    fn change<T>(&self, with: impl FnOnce(&mut State) -> T) -> T {
+        let value = with(&mut self.state.lock());
+        self.changed.send_modify(|version| *version += 1);
+        value
+    }
+}
+
+/// A coordinator that listens. Dropped, it stops.
+#[derive(Debug)]
+pub struct Served {
+    /// Its base URL.
+    pub url: Url,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Serves the runner API on a free port of the loopback interface.
+///
+/// # Errors
+/// Where no socket can be had.
+pub async fn serve(service: Arc<dyn crate::service::RunnerService>) -> io::Result<Served> {
+    let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await?;
+    let url = Url::parse(&format!("http://{}", listener.local_addr()?)).map_err(io::Error::other)?;
+    let app = crate::routes::router(service);
+    let task = tokio::spawn(async move {
+        if let Err(error) = axum::serve(listener, app).await {
+            tracing::error!(%error, "the test coordinator ended");
+        }
+    });
+    Ok(Served { url, task })
+}

@@ -1,0 +1,189 @@
+//! [`RunnerService`] of the coordinator in memory.
+
+use async_trait::async_trait;
+use bytes::{Bytes, BytesMut};
+use futures::{StreamExt, TryStreamExt};
+use muster_job::{JobId, JobStatus};
+
+use super::{Call, Fault, Job, MemoryCoordinator, RUNNER_TOKEN, State};
+use crate::payload::JobPayload;
+use crate::service::{
+    ArtifactDownload, ArtifactQuery, Assignment, ByteStream, RunnerService, ServiceError, TraceAnswer, UpdateAnswer,
+};
+use crate::wire::{JobRequest, RegisterRequest, RunnerCredentials, TokenRequest, UpdateRequest};
+
+fn lost() -> ServiceError {
+    ServiceError::Internal("a fault was asked for".to_owned())
+}
+
+fn check_runner(token: &str) -> Result<(), ServiceError> {
+    if token == RUNNER_TOKEN { Ok(()) } else { Err(ServiceError::Forbidden { status: None }) }
+}
+
+fn credentials() -> RunnerCredentials {
+    RunnerCredentials { id: 1, token: RUNNER_TOKEN.to_owned(), token_expires_at: None }
+}
+
+/// The job, if the token is its own and it is on a runner.
+fn running<'a>(state: &'a mut State, id: JobId, token: &str) -> Result<&'a mut Job, ServiceError> {
+    let job = state.jobs.get_mut(&id).filter(|job| job.payload.token == token);
+    let job = job.ok_or(ServiceError::Forbidden { status: None })?;
+    if job.status.is_on_runner() { Ok(job) } else { Err(ServiceError::Forbidden { status: Some(job.status) }) }
+}
+
+impl MemoryCoordinator {
+    /// Runs a call through the faults that wait for it.
+    fn with_faults<T>(
+        &self,
+        call: Call,
+        effect: impl FnOnce(&mut State) -> Result<T, ServiceError>,
+    ) -> Result<T, ServiceError> {
+        self.change(|state| match state.faults.get_mut(&call).and_then(std::collections::VecDeque::pop_front) {
+            Some(Fault::Before) => Err(lost()),
+            Some(Fault::After) => effect(state).and(Err(lost())),
+            None => effect(state),
+        })
+    }
+
+    fn take(&self, key: Option<&str>) -> Result<Option<JobPayload>, ServiceError> {
+        self.with_faults(Call::RequestJob, |state| {
+            let known = key.and_then(|key| state.keys.get(key)).copied();
+            let Some(id) = known.or_else(|| state.queue.pop_front()) else { return Ok(None) };
+            if let Some(key) = key {
+                state.keys.insert(key.to_owned(), id);
+            }
+            let Some(job) = state.jobs.get_mut(&id) else { return Ok(None) };
+            if known.is_none() {
+                job.status = JobStatus::Running;
+                job.handouts += 1;
+            }
+            Ok(Some(job.payload.clone()))
+        })
+    }
+}
+
+#[async_trait]
+impl RunnerService for MemoryCoordinator {
+    async fn register(&self, _request: RegisterRequest) -> Result<RunnerCredentials, ServiceError> {
+        Ok(credentials())
+    }
+
+    async fn verify(&self, request: TokenRequest) -> Result<RunnerCredentials, ServiceError> {
+        check_runner(&request.token)?;
+        Ok(credentials())
+    }
+
+    async fn reset_token(&self, token: String) -> Result<RunnerCredentials, ServiceError> {
+        check_runner(&token)?;
+        Ok(credentials())
+    }
+
+    async fn unregister(&self, token: String) -> Result<(), ServiceError> {
+        check_runner(&token)
+    }
+
+    async fn unregister_manager(&self, request: TokenRequest) -> Result<(), ServiceError> {
+        check_runner(&request.token)
+    }
+
+    async fn request_job(&self, request: JobRequest) -> Result<Assignment, ServiceError> {
+        check_runner(&request.token)?;
+        let mut changes = self.changed.subscribe();
+        {
+            let mut state = self.state.lock();
+            state.requests += 1;
+            state.waiting += 1;
+            state.waiting_max = state.waiting_max.max(state.waiting);
+        }
+        // A caller that goes away drops this future: the guard counts it out.
+        let waiting = Waiting(self);
+        let deadline = tokio::time::sleep(self.long_poll);
+        tokio::pin!(deadline);
+        let job = loop {
+            if let Some(job) = self.take(request.idempotency_key.as_deref())? {
+                break Some(Box::new(job));
+            }
+            changes.mark_unchanged();
+            if !self.state.lock().queue.is_empty() {
+                continue;
+            }
+            tokio::select! {
+                _ = changes.changed() => {}
+                () = &mut deadline => break None,
+            }
+        };
+        drop(waiting);
+        Ok(Assignment { job, last_update: "1".to_owned() })
+    }
+
+    async fn update_job(&self, id: JobId, request: UpdateRequest) -> Result<UpdateAnswer, ServiceError> {
+        self.with_faults(Call::UpdateJob, |state| {
+            let job = running(state, id, &request.token)?;
+            job.status = match (request.state.as_str(), job.status) {
+                ("success" | "failed", JobStatus::Canceling) => JobStatus::Canceled,
+                ("success", _) => JobStatus::Success,
+                ("failed", _) => JobStatus::Failed,
+                (_, status) => status,
+            };
+            job.updates.push(request);
+            Ok(UpdateAnswer { status: job.status, update_interval: self.interval })
+        })
+    }
+
+    async fn append_trace(
+        &self,
+        id: JobId,
+        token: &str,
+        start: u64,
+        bytes: Bytes,
+    ) -> Result<TraceAnswer, ServiceError> {
+        self.with_faults(Call::AppendTrace, |state| {
+            let job = running(state, id, token)?;
+            let accepted = job.trace.len() as u64 == start;
+            if accepted {
+                job.trace.extend_from_slice(&bytes);
+            }
+            let size = job.trace.len() as u64;
+            Ok(TraceAnswer { accepted, size, status: job.status, update_interval: self.interval })
+        })
+    }
+
+    async fn upload_artifact(
+        &self,
+        id: JobId,
+        token: &str,
+        _query: ArtifactQuery,
+        filename: String,
+        body: ByteStream,
+    ) -> Result<(), ServiceError> {
+        running(&mut self.state.lock(), id, token)?;
+        let content = body.try_fold(BytesMut::new(), |mut all, chunk| async move {
+            all.extend_from_slice(&chunk);
+            Ok(all)
+        });
+        let content = content.await.map_err(|error| ServiceError::BadRequest(error.to_string()))?;
+        self.with_faults(Call::UploadArtifact, |state| {
+            running(state, id, token)?.artifacts.insert(filename, content.freeze());
+            Ok(())
+        })
+    }
+
+    async fn download_artifacts(&self, id: JobId, token: &str) -> Result<ArtifactDownload, ServiceError> {
+        let state = self.state.lock();
+        if !state.jobs.values().any(|job| job.payload.token == token) {
+            return Err(ServiceError::Forbidden { status: None });
+        }
+        let found = state.jobs.get(&id).and_then(|job| job.artifacts.first_key_value());
+        let (filename, body) = found.ok_or_else(|| ServiceError::NotFound("no archive".to_owned()))?;
+        let (filename, body, size) = (filename.clone(), body.clone(), body.len() as u64);
+        Ok(ArtifactDownload { filename, size, body: futures::stream::once(async { Ok(body) }).boxed() })
+    }
+}
+
+struct Waiting<'a>(&'a MemoryCoordinator);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().waiting -= 1;
+    }
+}
