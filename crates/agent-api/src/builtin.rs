@@ -8,6 +8,45 @@ use serde::{Deserialize, Serialize};
 /// The reference of the step that a job is.
 pub const JOB: &str = "builtin://job";
 
+/// What `RunRequest.steps` starts with: an empty specification, then the definition (steps 6.4).
+const PREAMBLE: &str = "{}\n---\n";
+
+#[derive(Serialize, Deserialize)]
+struct Definition<P> {
+    run: [Item<P>; 1],
+}
+
+#[derive(Serialize, Deserialize)]
+struct Item<P> {
+    name: String,
+    step: String,
+    inputs: Inputs<P>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Inputs<P> {
+    plan: P,
+}
+
+/// The text for `RunRequest.steps` that has the agent execute `plan`.
+///
+/// The plan is opaque to the step language: an expression in it, say in a script, is left as it is.
+///
+/// # Errors
+/// Never in practice: a plan is always JSON.
+pub fn job_steps(plan: &JobPlan) -> Result<String, serde_json::Error> {
+    let item = Item { name: "job".to_owned(), step: JOB.to_owned(), inputs: Inputs { plan } };
+    Ok(format!("{PREAMBLE}{}", serde_json::to_string(&Definition { run: [item] })?))
+}
+
+/// The plan in a text made by [`job_steps`]; none where the text is any other list of steps.
+#[must_use]
+pub fn job_plan(steps: &str) -> Option<JobPlan> {
+    let definition: Definition<JobPlan> = serde_json::from_str(steps.strip_prefix(PREAMBLE)?).ok()?;
+    let [item] = definition.run;
+    (item.step == JOB).then_some(item.inputs.plan)
+}
+
 /// Input `plan` of `builtin://job`: the whole job.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -217,4 +256,26 @@ pub struct ArtifactsUpload {
     pub artifact_format: String,
     /// As the author wrote it.
     pub expire_in: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_survives_the_way_through_the_steps_text() {
+        let script = Script { commands: vec!["echo ${{ not.ours }}".to_owned()], ..Script::default() };
+        let phase = Phase {
+            name: "step_script".to_owned(),
+            title: "Executing".to_owned(),
+            when: PhaseWhen::Always,
+            attempts: 1,
+            timeout_ms: 0,
+            allow_failure: false,
+            run: Builtin::Script(script),
+        };
+        let plan = JobPlan { project_dir: "/p".to_owned(), phases: vec![phase], ..JobPlan::default() };
+        assert_eq!(job_plan(&job_steps(&plan).unwrap()), Some(plan));
+        assert_eq!(job_plan("{}\n---\nrun: []"), None);
+    }
 }

@@ -1,1 +1,8 @@
-//! The steps that come with Muster: checkout, cache, artifacts, script.
+//! The steps that come with Muster: checkout, cache, artifacts, script; and `builtin://job`, which strings them
+//! together to what GitLab calls a job.
+//!
+//! Invariants: whatever a job prints passes [`trace::Trace`], so no masked value reaches the log (J6); a phase that
+//! is optional, like a cache, never fails the job.
+
+pub mod mask;
+pub mod trace;

@@ -1,1 +1,8 @@
-//! Step files, references, expressions, and the engine that executes them.
+//! Step files, references, expressions, and the engine that executes them; and the processes that steps start.
+//!
+//! Invariants: a job's processes are all in [`process::Processes`], which ends every one of them (J5); what a step
+//! prints goes to [`log::Log`] and nowhere else (J6).
+
+pub mod log;
+pub mod process;
+pub mod stop;

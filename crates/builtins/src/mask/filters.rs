@@ -1,0 +1,143 @@
+//! The filters of the masking pipeline. Each takes a stream in pieces of any size and gives the same bytes whatever
+//! the pieces are; each holds back no more than the longest text that it looks for.
+
+use super::needles::{Found, Needles};
+
+/// What stands for a secret.
+const MASKED: &[u8] = b"[MASKED]";
+
+/// A filter of a byte stream.
+pub(super) trait Filter: Send {
+    /// Takes more of the stream; appends to `out` what is decided.
+    fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>);
+    /// The stream ends: appends what was held back.
+    fn finish(&mut self, out: &mut Vec<u8>);
+}
+
+/// Replaces phrases as a whole.
+pub(super) struct Phrases {
+    needles: Needles,
+    held: Vec<u8>,
+}
+
+impl Phrases {
+    pub(super) fn new(phrases: impl IntoIterator<Item = Vec<u8>>) -> Self {
+        Self { needles: Needles::new(phrases, false), held: Vec::new() }
+    }
+
+    fn run(&mut self, last: bool, out: &mut Vec<u8>) {
+        let bytes = std::mem::take(&mut self.held);
+        let mut from = 0;
+        loop {
+            match self.needles.find(&bytes, from, last) {
+                Found::Nothing => {
+                    out.extend_from_slice(bytes.get(from..).unwrap_or_default());
+                    // Keeps the allocation.
+                    self.held = bytes;
+                    self.held.clear();
+                    return;
+                }
+                Found::Undecided(start) => {
+                    out.extend_from_slice(bytes.get(from..start).unwrap_or_default());
+                    self.held = bytes.get(start..).unwrap_or_default().to_vec();
+                    return;
+                }
+                Found::At { start, end } => {
+                    out.extend_from_slice(bytes.get(from..start).unwrap_or_default());
+                    out.extend_from_slice(MASKED);
+                    from = end;
+                }
+            }
+        }
+    }
+}
+
+impl Filter for Phrases {
+    fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
+        if self.needles.is_empty() {
+            out.extend_from_slice(bytes);
+            return;
+        }
+        self.held.extend_from_slice(bytes);
+        self.run(false, out);
+    }
+
+    fn finish(&mut self, out: &mut Vec<u8>) {
+        self.run(true, out);
+    }
+}
+
+/// Keeps a leading text, and replaces the run of bytes behind it.
+pub(super) struct Following {
+    needles: Needles,
+    /// Whether a byte belongs to what is secret.
+    secret: fn(u8) -> bool,
+    held: Vec<u8>,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Looking for a leading text.
+    Search,
+    /// Behind one; nothing secret seen yet.
+    Behind,
+    /// In the secret.
+    Secret,
+}
+
+impl Following {
+    pub(super) fn new(leads: impl IntoIterator<Item = Vec<u8>>, ignore_case: bool, secret: fn(u8) -> bool) -> Self {
+        Self { needles: Needles::new(leads, ignore_case), secret, held: Vec::new(), state: State::Search }
+    }
+
+    fn run(&mut self, last: bool, out: &mut Vec<u8>) {
+        let bytes = std::mem::take(&mut self.held);
+        let mut from = 0;
+        loop {
+            let rest = bytes.get(from..).unwrap_or_default();
+            if self.state != State::Search {
+                let length = rest.iter().position(|byte| !(self.secret)(*byte)).unwrap_or(rest.len());
+                if length > 0 && self.state == State::Behind {
+                    out.extend_from_slice(MASKED);
+                    self.state = State::Secret;
+                }
+                if length == rest.len() {
+                    return;
+                }
+                self.state = State::Search;
+                from += length;
+            }
+            match self.needles.find(&bytes, from, last) {
+                Found::Nothing => {
+                    out.extend_from_slice(bytes.get(from..).unwrap_or_default());
+                    self.held = bytes;
+                    self.held.clear();
+                    return;
+                }
+                Found::Undecided(start) => {
+                    out.extend_from_slice(bytes.get(from..start).unwrap_or_default());
+                    self.held = bytes.get(start..).unwrap_or_default().to_vec();
+                    return;
+                }
+                Found::At { end, .. } => {
+                    out.extend_from_slice(bytes.get(from..end).unwrap_or_default());
+                    self.state = State::Behind;
+                    from = end;
+                }
+            }
+        }
+    }
+}
+
+impl Filter for Following {
+    fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
+        self.held.extend_from_slice(bytes);
+        self.run(false, out);
+    }
+
+    fn finish(&mut self, out: &mut Vec<u8>) {
+        self.run(true, out);
+        self.state = State::Search;
+    }
+}

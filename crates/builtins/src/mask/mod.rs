@@ -1,0 +1,128 @@
+//! Keeps secrets out of the log (runner-api 3.6, job-execution 1.10): masked values, tokens in URLs, and whatever
+//! follows the known prefixes of tokens.
+//!
+//! Invariant: the output depends on the bytes only, not on how they were split into writes; so a value that is split
+//! over writes is masked like any other.
+
+mod filters;
+mod needles;
+
+use filters::{Filter, Following, Phrases};
+
+/// Query parameters whose value is a secret.
+const URL_PARAMETERS: [&str; 6] =
+    ["private_token", "authenticity_token", "rss_token", "x-amz-signature", "x-amz-credential", "x-amz-security-token"];
+
+/// Prefixes of GitLab's tokens.
+const TOKEN_PREFIXES: [&str; 14] = [
+    "glpat-",
+    "gloas-",
+    "gldt-",
+    "glrt-",
+    "glcbt-",
+    "glrtr-",
+    "glptt-",
+    "glft-",
+    "glimt-",
+    "glagent-",
+    "glsoat-",
+    "glffct-",
+    "_gitlab_session=",
+    "gltok-",
+];
+
+/// What to mask in one job's log.
+#[derive(Clone, Default)]
+pub struct Secrets {
+    phrases: Vec<Vec<u8>>,
+    prefixes: Vec<Vec<u8>>,
+}
+
+impl std::fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Secrets").field("phrases", &self.phrases.len()).finish_non_exhaustive()
+    }
+}
+
+impl Secrets {
+    /// The values of masked variables, and token prefixes beside the built-in ones.
+    ///
+    /// Values are trimmed, empty ones are no secret. All prefixes are used: GitLab drops those beyond the fifteenth,
+    /// which can only show more.
+    pub fn new<'a>(values: impl IntoIterator<Item = &'a str>, prefixes: impl IntoIterator<Item = &'a str>) -> Self {
+        let clean = |text: &'a str| Some(text.trim().as_bytes().to_vec()).filter(|text| !text.is_empty());
+        Self {
+            phrases: values.into_iter().filter_map(clean).collect(),
+            prefixes: TOKEN_PREFIXES.into_iter().chain(prefixes).filter_map(|p| clean_prefix(p)).collect(),
+        }
+    }
+}
+
+fn clean_prefix(prefix: &str) -> Option<Vec<u8>> {
+    Some(prefix.trim().as_bytes().to_vec()).filter(|text| !text.is_empty())
+}
+
+/// Masks one stream.
+pub struct Masker {
+    filters: [Box<dyn Filter>; 3],
+    buffers: [Vec<u8>; 2],
+}
+
+impl std::fmt::Debug for Masker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Masker")
+    }
+}
+
+impl Masker {
+    /// A masker at the start of its stream.
+    #[must_use]
+    pub fn new(secrets: &Secrets) -> Self {
+        let leads = URL_PARAMETERS.iter().flat_map(|key| ["?", "&"].map(|mark| format!("{mark}{key}=").into_bytes()));
+        Self {
+            filters: [
+                Box::new(Phrases::new(secrets.phrases.iter().cloned())),
+                Box::new(Following::new(leads, true, in_url_value)),
+                Box::new(Following::new(secrets.prefixes.iter().cloned(), false, in_token)),
+            ],
+            buffers: [Vec::new(), Vec::new()],
+        }
+    }
+
+    /// Takes more of the stream; appends what is safe to show to `out`.
+    pub fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
+        self.run(bytes, false, out);
+    }
+
+    /// The stream ends: appends what was held back.
+    pub fn finish(&mut self, out: &mut Vec<u8>) {
+        self.run(&[], true, out);
+    }
+
+    fn run(&mut self, bytes: &[u8], last: bool, out: &mut Vec<u8>) {
+        let [phrases, urls, tokens] = &mut self.filters;
+        let [first, second] = &mut self.buffers;
+        first.clear();
+        second.clear();
+        let step = |filter: &mut Box<dyn Filter>, bytes: &[u8], out: &mut Vec<u8>| {
+            filter.push(bytes, out);
+            if last {
+                filter.finish(out);
+            }
+        };
+        step(phrases, bytes, first);
+        step(urls, first, second);
+        step(tokens, second, out);
+    }
+}
+
+fn in_url_value(byte: u8) -> bool {
+    !matches!(byte, b'?' | b'&' | b' ') && !byte.is_ascii_control()
+}
+
+fn in_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'=')
+}
+
+#[cfg(test)]
+mod tests;

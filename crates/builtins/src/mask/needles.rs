@@ -1,0 +1,79 @@
+//! Finding any of several texts in a stream, longest first, without ever depending on where the stream was split.
+
+/// A set of texts to find.
+#[derive(Debug, Clone)]
+pub(super) struct Needles {
+    /// Longest first, without doubles.
+    texts: Vec<Vec<u8>>,
+    /// Whether a byte can start one.
+    starts: Box<[bool; 256]>,
+    ignore_case: bool,
+}
+
+/// What is at some place of the stream.
+pub(super) enum Found {
+    /// Nothing starts in what was looked at.
+    Nothing,
+    /// From here on, more bytes are needed to decide.
+    Undecided(usize),
+    /// A text.
+    At {
+        /// Its first byte.
+        start: usize,
+        /// Behind its last.
+        end: usize,
+    },
+}
+
+impl Needles {
+    pub(super) fn new(texts: impl IntoIterator<Item = Vec<u8>>, ignore_case: bool) -> Self {
+        let mut texts: Vec<Vec<u8>> = texts.into_iter().filter(|text| !text.is_empty()).collect();
+        texts.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
+        texts.dedup();
+        let mut starts = Box::new([false; 256]);
+        for first in texts.iter().filter_map(|text| text.first()) {
+            for byte in [*first, first.to_ascii_lowercase(), first.to_ascii_uppercase()] {
+                if byte == *first || ignore_case {
+                    if let Some(start) = starts.get_mut(usize::from(byte)) {
+                        *start = true;
+                    }
+                }
+            }
+        }
+        Self { texts, starts, ignore_case }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.texts.is_empty()
+    }
+
+    /// The first text at or after `from`; of several at one place the longest. `last` says that nothing follows.
+    pub(super) fn find(&self, bytes: &[u8], from: usize, last: bool) -> Found {
+        let mut at = from;
+        while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
+            let Some(skip) = rest.iter().position(|byte| self.starts.get(usize::from(*byte)) == Some(&true)) else {
+                return Found::Nothing;
+            };
+            at += skip;
+            let rest = bytes.get(at..).unwrap_or_default();
+            for text in &self.texts {
+                let common = text.len().min(rest.len());
+                if !self.equal(text.get(..common).unwrap_or_default(), rest.get(..common).unwrap_or_default()) {
+                    continue;
+                }
+                if common == text.len() {
+                    return Found::At { start: at, end: at + common };
+                }
+                if !last {
+                    return Found::Undecided(at);
+                }
+            }
+            at += 1;
+        }
+        Found::Nothing
+    }
+
+    fn equal(&self, a: &[u8], b: &[u8]) -> bool {
+        if self.ignore_case { a.eq_ignore_ascii_case(b) } else { a == b }
+    }
+}

@@ -1,0 +1,109 @@
+//! Examples and properties of masking.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn mask(secrets: &Secrets, pieces: &[&[u8]]) -> String {
+    let mut masker = Masker::new(secrets);
+    let mut out = Vec::new();
+    for piece in pieces {
+        masker.push(piece, &mut out);
+    }
+    masker.finish(&mut out);
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+fn whole(values: &[&str], text: &str) -> String {
+    mask(&Secrets::new(values.iter().copied(), []), &[text.as_bytes()])
+}
+
+#[test]
+fn c164_a_masked_value_in_the_log_is_replaced() {
+    assert_eq!(whole(&["hunter22"], "password is hunter22!\n"), "password is [MASKED]!\n");
+}
+
+#[test]
+fn a_value_split_over_writes_is_replaced() {
+    let secrets = Secrets::new(["hunter22"], []);
+    assert_eq!(mask(&secrets, &[b"x hunt", b"er", b"22 y"]), "x [MASKED] y");
+    assert_eq!(mask(&secrets, &[b"x hunt", b"er 22"]), "x hunter 22");
+}
+
+#[test]
+fn the_longest_value_wins_and_values_are_trimmed() {
+    assert_eq!(whole(&["abc", " abcdef\n", "", "  "], "abcdef abcde"), "[MASKED] [MASKED]de");
+}
+
+#[test]
+fn a_value_over_lines_is_replaced() {
+    assert_eq!(whole(&["line1\nline2"], "> line1\nline2 <"), "> [MASKED] <");
+}
+
+#[test]
+fn parameters_of_urls_are_replaced() {
+    assert_eq!(
+        whole(&[], "GET /a?Private_Token=abc&x=1&X-Amz-Signature=de%20f HTTP"),
+        "GET /a?Private_Token=[MASKED]&x=1&X-Amz-Signature=[MASKED] HTTP"
+    );
+}
+
+#[test]
+fn tokens_are_known_by_their_prefix() {
+    assert_eq!(whole(&[], "glpat-aB.9_-=x, glpat- y glrtr-1"), "glpat-[MASKED], glpat- y glrtr-[MASKED]");
+    let secrets = Secrets::new([], ["acme-"]);
+    assert_eq!(mask(&secrets, &[b"ac", b"me", b"-1", b"2 3"]), "acme-[MASKED] 3");
+}
+
+#[test]
+fn ten_megabytes_pass_in_bounded_memory() {
+    let mut masker = Masker::new(&Secrets::new(["hunter22"], []));
+    let block = b"hunter2 hunter2 hunter2 hunter21".repeat(2048);
+    let mut out = Vec::new();
+    for _ in 0..160 {
+        out.clear();
+        masker.push(&block, &mut out);
+        assert!(out.len() + 16 >= block.len());
+    }
+}
+
+fn text() -> impl Strategy<Value = Vec<u8>> {
+    // Few letters, so that values, prefixes and parameters happen often.
+    let word = prop_oneof![
+        4 => "[ab]{1,4}",
+        1 => Just("glpat-".to_owned()),
+        1 => Just("?private_token=".to_owned()),
+        1 => Just("&RSS_token=ab&".to_owned()),
+        1 => Just(" ".to_owned()),
+        1 => Just("\n".to_owned()),
+    ];
+    prop::collection::vec(word, 0..40).prop_map(|words| words.concat().into_bytes())
+}
+
+proptest! {
+    #[test]
+    fn splits_do_not_matter(
+        text in text(),
+        values in prop::collection::vec("[ab]{2,6}", 0..4),
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8),
+    ) {
+        let secrets = Secrets::new(values.iter().map(String::as_str), ["ba-"]);
+        let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(text.len() + 1)).collect();
+        cuts.extend([0, text.len()]);
+        cuts.sort_unstable();
+        let pieces: Vec<&[u8]> = cuts.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
+        let single: Vec<&[u8]> = text.chunks(1).collect();
+        let expected = mask(&secrets, &[&text]);
+        prop_assert_eq!(&mask(&secrets, &pieces), &expected);
+        prop_assert_eq!(&mask(&secrets, &single), &expected);
+    }
+
+    #[test]
+    fn no_masked_value_survives(text in text(), values in prop::collection::vec("[ab]{2,6}", 1..4)) {
+        let secrets = Secrets::new(values.iter().map(String::as_str), []);
+        let shown = mask(&secrets, &[&text]);
+        for value in &values {
+            prop_assert!(!shown.contains(value.as_str()), "{value} in {shown}");
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Lines with time and stream (runner-api 3.5): `2026-11-21T09:32:20.888012Z 01O hello`.
+
+use std::io::Write;
+
+use muster_steps::log::Stream;
+use time::OffsetDateTime;
+
+/// Bytes of an unfinished line that are held before it is broken.
+const FRAGMENT: usize = 8 * 1024;
+
+/// Prefixes the lines of one stream.
+pub(super) struct Stamper {
+    tag: &'static str,
+    line: Vec<u8>,
+    /// The next line continues the one before.
+    continues: bool,
+}
+
+impl Stamper {
+    pub(super) fn new(stream: Stream) -> Self {
+        let tag = match stream {
+            Stream::Runner => "00O",
+            Stream::Output => "01O",
+            Stream::Error => "01E",
+        };
+        Self { tag, line: Vec::new(), continues: false }
+    }
+
+    pub(super) fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
+        let mut rest = bytes;
+        while let Some(at) = rest.iter().position(|byte| *byte == b'\n') {
+            let (line, behind) = rest.split_at(at);
+            self.line.extend_from_slice(line);
+            self.emit(out, false);
+            rest = behind.get(1..).unwrap_or_default();
+        }
+        self.line.extend_from_slice(rest);
+        let redraws = rest.len() == bytes.len() && rest.contains(&b'\r');
+        if redraws || self.line.len() > FRAGMENT {
+            self.emit(out, true);
+        }
+    }
+
+    /// The stream ends.
+    pub(super) fn finish(&mut self, out: &mut Vec<u8>) {
+        if !self.line.is_empty() {
+            self.emit(out, false);
+        }
+    }
+
+    fn emit(&mut self, out: &mut Vec<u8>, unfinished: bool) {
+        let now = OffsetDateTime::now_utc();
+        let (date, time) = (now.date(), now.time());
+        // Writing to a vector does not fail.
+        let _ = write!(
+            out,
+            "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:06}Z {}{}",
+            date.year(),
+            u8::from(date.month()),
+            date.day(),
+            time.hour(),
+            time.minute(),
+            time.second(),
+            time.microsecond(),
+            self.tag,
+            if self.continues { '+' } else { ' ' },
+        );
+        out.append(&mut self.line);
+        out.push(b'\n');
+        self.continues = unfinished;
+    }
+}

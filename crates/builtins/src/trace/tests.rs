@@ -1,0 +1,118 @@
+//! What comes out of the pipeline.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[derive(Clone, Default)]
+struct Memory {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    room: Option<usize>,
+}
+
+impl Sink for Memory {
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let mut own = self.bytes.lock();
+        let room = self.room.map_or(usize::MAX, |room| room.saturating_sub(own.len()));
+        own.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        if room < bytes.len() { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+    }
+}
+
+impl Memory {
+    fn text(&self) -> String {
+        String::from_utf8(self.bytes.lock().clone()).expect("a trace is UTF-8")
+    }
+}
+
+fn written(options: &TraceOptions, pieces: &[(Stream, &[u8])]) -> String {
+    let memory = Memory::default();
+    let trace = Trace::new(options, Box::new(memory.clone()), 0, Box::new(|_| {}));
+    for (stream, bytes) in pieces {
+        trace.write(*stream, bytes);
+    }
+    trace.close(b"");
+    memory.text()
+}
+
+#[test]
+fn without_timestamps_a_secret_is_masked_across_streams() {
+    let options = TraceOptions { secrets: Secrets::new(["hunter22"], []), ..TraceOptions::default() };
+    assert_eq!(written(&options, &[(Stream::Output, b"hunt"), (Stream::Error, b"er22\n")]), "[MASKED]\n");
+}
+
+#[test]
+fn timestamps_mark_streams_and_continuations() {
+    let options = TraceOptions { timestamps: true, ..TraceOptions::default() };
+    let text = written(
+        &options,
+        &[
+            (Stream::Output, b"one\ntw"),
+            (Stream::Error, b"bad\n"),
+            (Stream::Output, b"o\n10%\r"),
+            (Stream::Output, b"20%\r"),
+            (Stream::Output, b"30%\n"),
+            (Stream::Runner, b"end"),
+        ],
+    );
+    let lines: Vec<(&str, &str)> = text.split_terminator('\n').map(|line| (&line[28..32], &line[32..])).collect();
+    let expected =
+        [("01O ", "one"), ("01E ", "bad"), ("01O ", "two"), ("01O ", "10%\r20%\r"), ("01O+", "30%"), ("00O ", "end")];
+    assert_eq!(lines, expected);
+    assert!(text.lines().all(|line| line.as_bytes()[26] == b'Z' && line.as_bytes()[27] == b' '));
+}
+
+#[test]
+fn a_line_longer_than_the_fragment_is_continued() {
+    let options = TraceOptions { timestamps: true, ..TraceOptions::default() };
+    let text = written(&options, &[(Stream::Output, &[b'x'; 9000]), (Stream::Output, b"y\n")]);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 2);
+    assert_eq!(&lines[1][28..], "01O+y");
+}
+
+#[test]
+fn the_limit_cuts_at_a_character_and_says_so_once() {
+    let options = TraceOptions { limit: 10, ..TraceOptions::default() };
+    let text = written(&options, &[(Stream::Output, "123456789é".as_bytes()), (Stream::Output, b"more")]);
+    let (kept, notice) = text.split_at(9);
+    assert_eq!(kept, "123456789");
+    assert!(notice.starts_with("\n\x1b[33;1mJob's log exceeded limit of 10 bytes.\n"), "{notice:?}");
+    assert!(notice.ends_with("\x1b[0;m\n") && !notice.contains("more"));
+}
+
+#[test]
+fn a_full_disk_is_told_once_and_the_last_words_are_kept() {
+    let memory = Memory { room: Some(6), ..Memory::default() };
+    let told = Arc::new(Mutex::new(0));
+    let count = Arc::clone(&told);
+    let trace = Trace::new(
+        &TraceOptions::default(),
+        Box::new(memory.clone()),
+        0,
+        Box::new(move |error| {
+            assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+            *count.lock() += 1;
+        }),
+    );
+    trace.write(Stream::Output, b"abc");
+    trace.write(Stream::Output, b"defghi");
+    trace.write(Stream::Output, b"jkl");
+    assert_eq!((*told.lock(), memory.text().as_str()), (1, "abcdef"));
+}
+
+proptest! {
+    #[test]
+    fn binary_output_becomes_text_whatever_the_splits(
+        bytes in prop::collection::vec(any::<u8>(), 0..200),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let options = TraceOptions::default();
+        let cut = cut.index(bytes.len() + 1);
+        let (left, right) = bytes.split_at(cut);
+        let split = written(&options, &[(Stream::Output, left), (Stream::Error, right)]);
+        prop_assert_eq!(split, String::from_utf8_lossy(&bytes));
+    }
+}

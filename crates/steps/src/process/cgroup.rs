@@ -1,0 +1,126 @@
+//! Cgroups, version 2: one for the agent, and below it one for each job.
+//!
+//! No controller is used, only the grouping: it needs no more than a writable directory in a mounted cgroup2 tree
+//! (also the `unified` one of a hybrid system), which root has, and a user with a delegated subtree.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A cgroup directory that we made.
+#[derive(Debug, Clone)]
+pub(super) struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// The cgroup of this agent, if the system lets us make one that can kill.
+    pub(super) fn for_agent() -> Option<Self> {
+        let mount = mount_point(&fs::read_to_string("/proc/self/mountinfo").ok()?)?;
+        let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+        let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?.to_owned();
+        let path = mount.join(own).join(format!("muster-agent-{}", std::process::id()));
+        fs::create_dir(&path).ok()?;
+        let cgroup = Self(path);
+        // A probe: the kernel may be too old for `cgroup.kill`, or processes may not be moved here.
+        let probe = cgroup.child("probe")?;
+        let usable = probe.kill().is_ok() && fs::OpenOptions::new().write(true).open(probe.0.join(PROCS)).is_ok();
+        probe.remove();
+        if !usable {
+            cgroup.remove();
+            return None;
+        }
+        Some(cgroup)
+    }
+
+    /// A cgroup that an earlier agent made.
+    pub(super) fn existing(path: &Path) -> Option<Self> {
+        path.join(PROCS).exists().then(|| Self(path.to_owned()))
+    }
+
+    pub(super) fn child(&self, name: &str) -> Option<Self> {
+        let path = self.0.join(name);
+        match fs::create_dir(&path) {
+            Ok(()) => Some(Self(path)),
+            Err(error) => {
+                tracing::warn!(%error, path = %path.display(), "cannot make a cgroup for the job");
+                None
+            }
+        }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Puts a process, and what it will start, into the cgroup.
+    pub(super) fn add(&self, pid: i32) -> io::Result<()> {
+        fs::write(self.0.join(PROCS), pid.to_string())
+    }
+
+    /// Every process in it and in cgroups that the job made inside it. Zombies do not count.
+    pub(super) fn members(&self) -> Vec<i32> {
+        let mut pids = Vec::new();
+        collect(&self.0, &mut pids);
+        pids
+    }
+
+    /// Ends everything in it at once.
+    pub(super) fn kill(&self) -> io::Result<()> {
+        fs::write(self.0.join("cgroup.kill"), "1")
+    }
+
+    /// Removes it with what the job made inside it. The kernel refuses while a process is in it.
+    pub(super) fn remove(&self) {
+        for child in children(&self.0) {
+            Self(child).remove();
+        }
+        if let Err(error) = fs::remove_dir(&self.0)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::debug!(%error, path = %self.0.display(), "the cgroup stays");
+        }
+    }
+}
+
+const PROCS: &str = "cgroup.procs";
+
+fn collect(path: &Path, pids: &mut Vec<i32>) {
+    let text = fs::read_to_string(path.join(PROCS)).unwrap_or_default();
+    pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
+    // The count of links tells whether there are cgroups inside, without reading the directory.
+    if has_children(path) {
+        for child in children(path) {
+            collect(&child, pids);
+        }
+    }
+}
+
+fn has_children(path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata(path).is_ok_and(|metadata| metadata.nlink() > 2)
+}
+
+fn children(path: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(path) else { return Vec::new() };
+    entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()).collect()
+}
+
+/// Where a cgroup2 file system is mounted, from the text of `/proc/self/mountinfo`.
+fn mount_point(mountinfo: &str) -> Option<PathBuf> {
+    mountinfo.lines().find_map(|line| {
+        let (fields, rest) = line.split_once(" - ")?;
+        rest.starts_with("cgroup2 ").then(|| fields.split(' ').nth(4).map(PathBuf::from)).flatten()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_mount_of_a_hybrid_system() {
+        let text = "30 25 0:26 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n\
+                    31 25 0:27 / /sys/fs/cgroup/unified rw,relatime shared:5 - cgroup2 cgroup2 rw\n";
+        assert_eq!(mount_point(text), Some(PathBuf::from("/sys/fs/cgroup/unified")));
+        assert_eq!(mount_point("30 25 0:26 / /proc rw - proc proc rw\n"), None);
+    }
+}

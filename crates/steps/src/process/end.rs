@@ -1,0 +1,155 @@
+//! Ending processes: TERM to all of them, and after the grace time KILL, until none is left.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
+use tokio::time::{Instant, timeout_at};
+
+use super::cgroup::Cgroup;
+use super::sys::Watched;
+use super::table::{self, Process};
+use super::{Processes, Trail};
+
+/// How long killed processes may take to go. Only a process in an uninterruptible call of the kernel takes longer.
+const KILL_LIMIT: Duration = Duration::from_secs(10);
+/// How long the readers of output may take once every writer is gone.
+const PUMP_LIMIT: Duration = Duration::from_secs(2);
+
+impl Processes {
+    /// Ends every process of the job that still runs. Returns how many would not go, which is 0 but for a process
+    /// stuck in the kernel.
+    pub async fn end(&self, grace: Duration) -> usize {
+        let left = end_all(|| self.members(), grace, self.cgroup.as_ref()).await;
+        self.reap_orphans();
+        left
+    }
+
+    /// The end of the job: ends its processes, waits for their last output, and removes the cgroup.
+    pub async fn finish(&self, grace: Duration) {
+        let left = self.end(grace).await;
+        if left > 0 {
+            tracing::error!(mark = self.mark, left, "processes of a job could not be ended");
+        }
+        let mut pumps = std::mem::take(&mut *self.pumps.lock());
+        let drained = tokio::time::timeout(PUMP_LIMIT, async { while pumps.join_next().await.is_some() {} });
+        if drained.await.is_err() {
+            pumps.shutdown().await;
+        }
+        if let Some(cgroup) = &self.cgroup {
+            cgroup.remove();
+        }
+    }
+
+    pub(super) fn members(&self) -> Vec<i32> {
+        if let Some(cgroup) = &self.cgroup {
+            return cgroup.members();
+        }
+        let leaders = self.leaders.lock().clone();
+        // With the agent as sub-reaper, whatever is left of a job hangs below one of the agent's children.
+        if leaders.is_empty() && self.orphans().is_empty() {
+            return Vec::new();
+        }
+        table::of_job(&self.mark, &leaders)
+    }
+
+    /// The agent's children that nobody waits for.
+    fn orphans(&self) -> Vec<i32> {
+        let awaited = self.host.awaited.lock();
+        table::own_children().into_iter().filter(|pid| !awaited.contains(pid)).collect()
+    }
+
+    /// Takes the exit status of adopted processes that ended, so that they do not stay as zombies.
+    fn reap_orphans(&self) {
+        if self.host.cgroups.is_some() {
+            return;
+        }
+        // The lock keeps a process that is being started from being taken for an orphan.
+        let awaited = self.host.awaited.lock();
+        for pid in table::own_children().into_iter().filter(|pid| !awaited.contains(pid)) {
+            if let Some(pid) = Process::read(pid).filter(|process| process.zombie).and_then(|p| Pid::from_raw(p.pid)) {
+                let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+            }
+        }
+    }
+}
+
+/// Ends what a killed agent left of a job, by the trail in its spool. A process id that was given to another process
+/// since then is left alone.
+pub async fn end_leftovers(trail: &[Trail], grace: Duration) {
+    for item in trail {
+        if let Trail::Job { cgroup: Some(path), .. } = item
+            && let Some(cgroup) = Cgroup::existing(path)
+        {
+            end_all(|| cgroup.members(), grace, Some(&cgroup)).await;
+            cgroup.remove();
+            if let Some(parent) = path.parent() {
+                // The dead agent's own cgroup; it stays while other jobs are in it.
+                let _ = std::fs::remove_dir(parent);
+            }
+        }
+    }
+    let leaders: HashSet<i32> = trail
+        .iter()
+        .filter_map(|item| match item {
+            Trail::Leader { pid, start_ticks } => {
+                Process::read(*pid).filter(|process| process.start_ticks == *start_ticks).map(|process| process.pid)
+            }
+            Trail::Job { .. } => None,
+        })
+        .collect();
+    let Some(mark) = trail.iter().find_map(|item| match item {
+        Trail::Job { mark, .. } => Some(mark),
+        Trail::Leader { .. } => None,
+    }) else {
+        return;
+    };
+    end_all(|| table::of_job(mark, &leaders), grace, None).await;
+}
+
+/// Signals and waits until `members` finds nothing. Returns how many are left.
+async fn end_all(members: impl Fn() -> Vec<i32>, grace: Duration, cgroup: Option<&Cgroup>) -> usize {
+    let mut watched: HashMap<i32, Watched> = HashMap::new();
+    let phases = [(Signal::TERM, Instant::now() + grace), (Signal::KILL, Instant::now() + grace + KILL_LIMIT)];
+    for (signal, deadline) in phases {
+        let mut signalled = HashSet::new();
+        loop {
+            let pids = members();
+            if pids.is_empty() {
+                return 0;
+            }
+            if signal == Signal::KILL
+                && let Some(cgroup) = cgroup
+            {
+                let _ = cgroup.kill();
+            }
+            watched.retain(|pid, _| pids.contains(pid));
+            for pid in pids {
+                if !watched.contains_key(&pid)
+                    && let Ok(process) = Watched::open(pid)
+                {
+                    watched.insert(pid, process);
+                }
+                if signalled.insert(pid)
+                    && let Some(process) = watched.get(&pid)
+                {
+                    process.signal(signal);
+                }
+            }
+            // One process at a time: all have to go, and each look at the members finds the new ones.
+            let Some(process) = watched.values().next() else {
+                // Members that cannot be watched are gone already: look again, but let others run first.
+                tokio::task::yield_now().await;
+                if Instant::now() >= deadline {
+                    break;
+                }
+                continue;
+            };
+            if timeout_at(deadline, process.ended()).await.is_err() {
+                break;
+            }
+            watched.retain(|_, process| !process.has_ended());
+        }
+    }
+    members().len()
+}

@@ -1,0 +1,149 @@
+//! The processes of a job: started here, and ended here, every one of them (invariant J5).
+//!
+//! Each step's process leads a process group of its own. Where the agent may make cgroups (version 2, a writable
+//! subtree), a job also gets a cgroup, and ending the job ends what is in it. Elsewhere the agent becomes the
+//! sub-reaper of its descendants, and finds a job's processes by their group, their ancestors and a mark in their
+//! environment; a process that leaves its group, is orphaned *and* clears its environment escapes there.
+//!
+//! What is started is told to a [`Recorder`] first, so that another agent can end what a killed one left behind
+//! ([`end_leftovers`]).
+
+mod cgroup;
+mod end;
+mod run;
+mod sys;
+mod table;
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::task::JoinSet;
+
+use cgroup::Cgroup;
+pub use end::end_leftovers;
+pub use run::{Command, Ended, RunError};
+pub use sys::Watched;
+
+/// The variable whose value marks a job's processes.
+const MARK: &str = "MUSTER_JOB_MARK";
+
+/// One thing to know about a job's processes, for the agent that comes after a killed one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Trail {
+    /// The job's processes have this mark in their environment, and are in this cgroup if there is one.
+    Job {
+        /// Unique on this host and over time.
+        mark: String,
+        /// The cgroup's directory.
+        cgroup: Option<PathBuf>,
+    },
+    /// This process leads a group of the job.
+    Leader {
+        /// Its process id.
+        pid: i32,
+        /// When it started, in clock ticks since boot: tells it from a later one with the same id.
+        start_ticks: u64,
+    },
+}
+
+/// Keeps a [`Trail`] on disk before what it speaks of runs the user's code.
+pub type Recorder = Arc<dyn Fn(&Trail) -> io::Result<()> + Send + Sync>;
+
+/// What the jobs of one agent share.
+#[derive(Debug)]
+pub struct Host {
+    /// The agent's own cgroup directory, below which jobs get theirs.
+    cgroups: Option<Cgroup>,
+    /// Children that someone waits for; any other child is an orphan to be reaped.
+    awaited: Mutex<HashSet<i32>>,
+    environment: Vec<(OsString, OsString)>,
+}
+
+impl Host {
+    /// Finds out what this host permits. Makes the process a sub-reaper where there are no cgroups.
+    #[must_use]
+    pub fn new() -> Arc<Self> {
+        let cgroups = Cgroup::for_agent();
+        if cgroups.is_none()
+            && let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+        {
+            tracing::warn!(%error, "orphaned processes of jobs cannot be adopted: they are found by their mark only");
+        }
+        let environment = std::env::vars_os().filter(|(key, _)| is_for_jobs(key)).collect();
+        Arc::new(Self { cgroups, awaited: Mutex::new(HashSet::new()), environment })
+    }
+
+    /// The agent's environment, without what concerns only Muster.
+    #[must_use]
+    pub fn environment(&self) -> &[(OsString, OsString)] {
+        &self.environment
+    }
+
+    /// Makes room for the processes of a job. `id` names the job, `nonce` makes the name unique.
+    ///
+    /// # Errors
+    /// What the recorder says.
+    pub fn job(self: &Arc<Self>, id: &str, nonce: &str, recorder: Recorder) -> io::Result<Processes> {
+        let cgroup = self.cgroups.as_ref().and_then(|cgroups| cgroups.child(&format!("job-{id}-{nonce}")));
+        let mark = format!("{id}/{nonce}");
+        let trail = Trail::Job { mark: mark.clone(), cgroup: cgroup.as_ref().map(|cgroup| cgroup.path().to_owned()) };
+        recorder(&trail)?;
+        Ok(Processes {
+            host: Arc::clone(self),
+            mark,
+            cgroup,
+            recorder,
+            leaders: Mutex::new(HashSet::new()),
+            pumps: Mutex::new(JoinSet::new()),
+        })
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if let Some(cgroups) = &self.cgroups {
+            cgroups.remove();
+        }
+    }
+}
+
+/// Muster's own settings, and what names the agent's socket, are no business of a job's.
+fn is_for_jobs(key: &std::ffi::OsStr) -> bool {
+    let key = key.as_encoded_bytes();
+    !key.starts_with(b"MUSTER_") && key != b"STEP_RUNNER_SOCKET"
+}
+
+/// The processes of one job. [`Processes::finish`] must be called before it is dropped.
+pub struct Processes {
+    host: Arc<Host>,
+    mark: String,
+    cgroup: Option<Cgroup>,
+    recorder: Recorder,
+    /// Leaders that still run or were not waited for yet.
+    leaders: Mutex<HashSet<i32>>,
+    /// The readers of the processes' output, which may live longer than the process that a step waits for.
+    pumps: Mutex<JoinSet<()>>,
+}
+
+impl std::fmt::Debug for Processes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Processes").field("mark", &self.mark).field("cgroup", &self.cgroup).finish_non_exhaustive()
+    }
+}
+
+impl Processes {
+    /// The agent's environment, without what concerns only Muster.
+    #[must_use]
+    pub fn environment(&self) -> &[(OsString, OsString)] {
+        self.host.environment()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,199 @@
+//! Starting one process, feeding it, and reading what it prints.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_job::EndCause;
+use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::pipe::Receiver;
+use tokio::process::Child;
+use tokio::sync::oneshot;
+
+use super::{MARK, Processes, Trail, table};
+use crate::log::{Log, Stream};
+use crate::stop::Stop;
+
+/// How long a process that has ended may keep others waiting, because a child of it still holds its output
+/// (steps 1.4: the drain is bounded, the status counts).
+const DRAIN_LIMIT: Duration = Duration::from_secs(5);
+/// Bytes of output read at once.
+const CHUNK: usize = 64 * 1024;
+
+/// What to start.
+#[derive(Debug, Clone, Default)]
+pub struct Command {
+    /// The file to execute; a bare name is looked up in the agent's PATH.
+    pub program: PathBuf,
+    /// Its arguments, without the program's name.
+    pub args: Vec<OsString>,
+    /// Its whole environment.
+    pub env: Vec<(OsString, OsString)>,
+    /// Where it starts; none means the agent's own directory.
+    pub work_dir: Option<PathBuf>,
+    /// Given on standard input, after the process was put in its place and recorded. None means `/dev/null`.
+    pub stdin: Option<Vec<u8>>,
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// By itself.
+    Exited(ExitStatus),
+    /// Because it was asked to, and with it everything the job had started.
+    Stopped(EndCause),
+}
+
+/// Why there was no process to wait for.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// It could not be started.
+    #[error("cannot start `{program}`")]
+    Start {
+        /// The program.
+        program: String,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// It could not be watched, or not be recorded in the spool, and so was ended at once.
+    #[error("cannot watch over a process that was started")]
+    Watch(#[source] io::Error),
+}
+
+impl Processes {
+    /// Runs a process to its end. What it prints goes to `log`, also what its children print after it ended.
+    ///
+    /// When `stop` fires, everything that the job has started is ended, with `grace` between TERM and KILL.
+    pub async fn run(
+        &self,
+        command: Command,
+        log: &Arc<dyn Log>,
+        stop: &Stop,
+        grace: Duration,
+    ) -> Result<Ended, RunError> {
+        let (mut child, drained) = self.start(&command, log)?;
+        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
+        let placed = self.place(pid);
+        let ended = match placed {
+            Err(error) => Err(RunError::Watch(error)),
+            Ok(()) => self.watch(&mut child, command.stdin, stop, grace).await,
+        };
+        if ended.is_err() {
+            let _ = child.kill().await;
+        }
+        self.leaders.lock().remove(&pid);
+        self.host.awaited.lock().remove(&pid);
+        let ended = ended?;
+        if let Ended::Exited(_) = ended {
+            // An error here means that all writers are gone.
+            let _ = tokio::time::timeout(DRAIN_LIMIT, drained).await;
+        }
+        Ok(ended)
+    }
+
+    fn start(&self, command: &Command, log: &Arc<dyn Log>) -> Result<(Child, oneshot::Receiver<()>), RunError> {
+        let failed = |source: io::Error| RunError::Start { program: command.program.display().to_string(), source };
+        let (read_output, output) = pipe().map_err(failed)?;
+        let (read_error, error) = if log.separates_streams() {
+            let (read, write) = pipe().map_err(failed)?;
+            (Some(read), write)
+        } else {
+            (None, output.try_clone().map_err(failed)?)
+        };
+        let mut process = tokio::process::Command::new(&command.program);
+        process.args(&command.args).env_clear().envs(command.env.iter().map(|(key, value)| (key, value)));
+        process.env(MARK, &self.mark).process_group(0).kill_on_drop(true);
+        process.stdin(if command.stdin.is_some() { Stdio::piped() } else { Stdio::null() });
+        process.stdout(output).stderr(error);
+        if let Some(dir) = &command.work_dir {
+            process.current_dir(dir);
+        }
+        let child = {
+            let mut awaited = self.host.awaited.lock();
+            let child = process.spawn().map_err(failed)?;
+            if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
+                awaited.insert(pid);
+                self.leaders.lock().insert(pid);
+            }
+            child
+        };
+        // Our copies of the writing ends go away here, so that the end of the last writer is seen.
+        drop(process);
+        let (done, drained) = oneshot::channel();
+        let done = Arc::new(done);
+        let mut pumps = self.pumps.lock();
+        pumps.spawn(pump(read_output, Arc::clone(log), Stream::Output, Arc::clone(&done)));
+        if let Some(read) = read_error {
+            pumps.spawn(pump(read, Arc::clone(log), Stream::Error, done));
+        }
+        Ok((child, drained))
+    }
+
+    /// Puts a process into the job's cgroup and on record.
+    fn place(&self, pid: i32) -> io::Result<()> {
+        if let Some(cgroup) = &self.cgroup
+            && let Err(error) = cgroup.add(pid)
+            && error.raw_os_error() != Some(libc::ESRCH)
+        {
+            return Err(error);
+        }
+        let start_ticks = table::Process::read(pid).map_or(0, |process| process.start_ticks);
+        (self.recorder)(&Trail::Leader { pid, start_ticks })
+    }
+
+    async fn watch(
+        &self,
+        child: &mut Child,
+        stdin: Option<Vec<u8>>,
+        stop: &Stop,
+        grace: Duration,
+    ) -> Result<Ended, RunError> {
+        let pipe = child.stdin.take();
+        let feed = async {
+            if let (Some(mut pipe), Some(bytes)) = (pipe, stdin) {
+                // A process that ends without reading its input is no error of ours.
+                let _ = pipe.write_all(&bytes).await;
+            }
+        };
+        let run = async {
+            let ((), status) = tokio::join!(feed, child.wait());
+            status
+        };
+        tokio::select! {
+            biased;
+            status = run => status.map(Ended::Exited).map_err(RunError::Watch),
+            cause = stop.stopped() => {
+                self.end(grace).await;
+                // Everything was killed; what is left of the child is its status.
+                let _ = tokio::time::timeout(grace, child.wait()).await;
+                Ok(Ended::Stopped(cause))
+            }
+        }
+    }
+}
+
+fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(pipe_with(PipeFlags::CLOEXEC)?)
+}
+
+/// Copies a pipe to the log until its last writer is gone; `done` goes away with the last pump of a process.
+async fn pump(read: OwnedFd, log: Arc<dyn Log>, stream: Stream, done: Arc<oneshot::Sender<()>>) {
+    let mut pipe = match Receiver::from_owned_fd(read) {
+        Ok(pipe) => pipe,
+        Err(error) => {
+            tracing::error!(%error, "the output of a process cannot be read");
+            return;
+        }
+    };
+    let mut buffer = vec![0; CHUNK];
+    while let Ok(length @ 1..) = pipe.read(&mut buffer).await {
+        log.write(stream, buffer.get(..length).unwrap_or_default());
+    }
+    drop(done);
+}

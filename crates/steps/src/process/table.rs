@@ -1,0 +1,93 @@
+//! The system's process table, as `/proc` shows it.
+
+use std::collections::HashSet;
+use std::fs;
+
+/// One live process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Process {
+    pub(super) pid: i32,
+    pub(super) parent: i32,
+    pub(super) group: i32,
+    pub(super) start_ticks: u64,
+    pub(super) zombie: bool,
+}
+
+impl Process {
+    /// Reads one process; none if it is gone.
+    pub(super) fn read(pid: i32) -> Option<Self> {
+        parse(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    fn has_mark(&self, mark: &str) -> bool {
+        let wanted = format!("{}={mark}", super::MARK);
+        fs::read(format!("/proc/{}/environ", self.pid))
+            .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|entry| entry == wanted.as_bytes()))
+    }
+}
+
+/// Every process, zombies too.
+pub(super) fn all() -> Vec<Process> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries.flatten().filter_map(|entry| Process::read(entry.file_name().to_str()?.parse().ok()?)).collect()
+}
+
+/// The live processes that have the mark, are in a group of `leaders`, or descend from one that is.
+pub(super) fn of_job(mark: &str, leaders: &HashSet<i32>) -> Vec<i32> {
+    let own = i32::try_from(std::process::id()).unwrap_or_default();
+    let table: Vec<Process> = all().into_iter().filter(|process| !process.zombie && process.pid != own).collect();
+    let mut members: HashSet<i32> = table
+        .iter()
+        .filter(|process| leaders.contains(&process.group) || process.has_mark(mark))
+        .map(|process| process.pid)
+        .collect();
+    loop {
+        let before = members.len();
+        for process in &table {
+            if members.contains(&process.parent) {
+                members.insert(process.pid);
+            }
+        }
+        if members.len() == before {
+            return members.into_iter().collect();
+        }
+    }
+}
+
+/// The children of this process, by all its threads.
+pub(super) fn own_children() -> Vec<i32> {
+    let Ok(threads) = fs::read_dir("/proc/self/task") else { return Vec::new() };
+    let texts = threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    texts.flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<i32>>()).collect()
+}
+
+/// The line of `/proc/<pid>/stat`. The name, in brackets, may hold anything.
+fn parse(pid: i32, stat: &str) -> Option<Process> {
+    let (_, rest) = stat.rsplit_once(") ")?;
+    let fields: Vec<&str> = rest.split(' ').collect();
+    Some(Process {
+        pid,
+        zombie: matches!(*fields.first()?, "Z" | "X"),
+        parent: fields.get(1)?.parse().ok()?,
+        group: fields.get(2)?.parse().ok()?,
+        start_ticks: fields.get(19)?.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_brackets_and_blanks_does_not_confuse_the_fields() {
+        let stat = "42 (a) R 9 (b) S 7 40 39 0 -1 0 1 2 3 4 5 6 7 8 9 10 11 12 987 13";
+        let process = parse(42, stat).unwrap();
+        assert_eq!((process.parent, process.group, process.start_ticks, process.zombie), (7, 40, 987, false));
+    }
+
+    #[test]
+    fn finds_this_process() {
+        let pid = i32::try_from(std::process::id()).unwrap();
+        assert!(all().iter().any(|process| process.pid == pid));
+    }
+}

@@ -1,0 +1,152 @@
+//! Processes are started, read and ended; with cgroups and without.
+
+use std::os::unix::process::ExitStatusExt;
+use std::time::Duration;
+
+use muster_job::EndCause;
+
+use super::*;
+use crate::log::{Log, Stream};
+use crate::stop::Stop;
+
+const GRACE: Duration = Duration::from_millis(200);
+
+#[derive(Default)]
+struct Memory(Mutex<Vec<u8>>);
+
+impl Log for Memory {
+    fn write(&self, _: Stream, bytes: &[u8]) {
+        self.0.lock().extend_from_slice(bytes);
+    }
+    fn separates_streams(&self) -> bool {
+        false
+    }
+}
+
+impl Memory {
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock()).into_owned()
+    }
+}
+
+/// Two hosts: as this system permits, and one that has to do without cgroups.
+fn hosts() -> Vec<Arc<Host>> {
+    let plain = Host { cgroups: None, awaited: Mutex::default(), environment: std::env::vars_os().collect() };
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
+    vec![Host::new(), Arc::new(plain)]
+}
+
+fn job(host: &Arc<Host>, name: &str) -> (Processes, Arc<Mutex<Vec<Trail>>>) {
+    let trail = Arc::new(Mutex::new(Vec::new()));
+    let copy = Arc::clone(&trail);
+    let nonce = format!("{}-{:p}", std::process::id(), host);
+    let recorder: Recorder = Arc::new(move |item: &Trail| {
+        copy.lock().push(item.clone());
+        Ok(())
+    });
+    (host.job(name, &nonce, recorder).unwrap(), trail)
+}
+
+fn shell(script: &str) -> Command {
+    Command {
+        program: "/bin/sh".into(),
+        env: std::env::vars_os().collect(),
+        stdin: Some(script.as_bytes().to_vec()),
+        ..Command::default()
+    }
+}
+
+async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    while !condition() {
+        assert!(tokio::time::Instant::now() < deadline, "{what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn alive(pid: i32) -> bool {
+    table::Process::read(pid).is_some_and(|process| !process.zombie)
+}
+
+#[tokio::test]
+async fn output_of_both_streams_keeps_its_order_and_the_status_is_told() {
+    for host in hosts() {
+        let (processes, trail) = job(&host, "order");
+        let memory = Arc::new(Memory::default());
+        let log: Arc<dyn Log> = Arc::<Memory>::clone(&memory);
+        let ended =
+            processes.run(shell("echo a; echo b >&2; echo c; exit 3"), &log, &Stop::new(), GRACE).await.unwrap();
+        assert_eq!(ended, Ended::Exited(std::process::ExitStatus::from_raw(3 << 8)));
+        assert_eq!(memory.text(), "a\nb\nc\n");
+        assert!(matches!(trail.lock().as_slice(), [Trail::Job { .. }, Trail::Leader { .. }]));
+        processes.finish(GRACE).await;
+    }
+}
+
+#[tokio::test]
+async fn a_stubborn_tree_is_killed_after_the_grace_time() {
+    for host in hosts() {
+        let (processes, _) = job(&host, "stubborn");
+        let memory = Arc::new(Memory::default());
+        let log: Arc<dyn Log> = Arc::<Memory>::clone(&memory);
+        let stop = Stop::new();
+        let script = "trap '' TERM; (trap '' TERM; echo $$; while :; do sleep 1; done) & setsid sh -c 'trap \"\" TERM; \
+                      echo ready; while :; do sleep 1; done' & wait; while :; do sleep 1; done";
+        let run = processes.run(shell(script), &log, &stop, GRACE);
+        let stopper = async {
+            until("the tree runs", || memory.text().contains("ready")).await;
+            stop.stop(EndCause::TimedOut);
+        };
+        let (ended, ()) = tokio::join!(run, stopper);
+        assert_eq!(ended.unwrap(), Ended::Stopped(EndCause::TimedOut));
+        assert_eq!(processes.members(), Vec::<i32>::new());
+        processes.finish(GRACE).await;
+    }
+}
+
+#[tokio::test]
+async fn a_daemon_that_left_its_group_and_session_is_ended_with_the_job() {
+    for host in hosts() {
+        let (processes, _) = job(&host, "daemon");
+        let memory = Arc::new(Memory::default());
+        let log: Arc<dyn Log> = Arc::<Memory>::clone(&memory);
+        let script = "setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' &\nwait_for=$!; sleep 0.1; exit 0";
+        processes.run(shell(script), &log, &Stop::new(), GRACE).await.unwrap();
+        let pid: i32 = memory.text().trim().parse().unwrap();
+        assert!(alive(pid));
+        processes.finish(GRACE).await;
+        assert!(!alive(pid));
+    }
+}
+
+#[tokio::test]
+async fn leftovers_are_found_by_the_trail_and_strangers_are_left_alone() {
+    for host in hosts() {
+        let (processes, trail) = job(&host, "leftover");
+        let memory = Arc::new(Memory::default());
+        let log: Arc<dyn Log> = Arc::<Memory>::clone(&memory);
+        let script = "setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' &\nsleep 0.1";
+        processes.run(shell(script), &log, &Stop::new(), GRACE).await.unwrap();
+        let pid: i32 = memory.text().trim().parse().unwrap();
+        let mut stranger = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let id = i32::try_from(stranger.id()).unwrap();
+        let mut trail = trail.lock().clone();
+        trail.push(Trail::Leader { pid: id, start_ticks: 1 });
+        end_leftovers(&trail, GRACE).await;
+        assert!(!alive(pid));
+        assert!(alive(id), "a process with the same id but another start time is not the job's");
+        stranger.kill().unwrap();
+        stranger.wait().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_missing_program_is_an_error_that_names_it() {
+    let host = Host::new();
+    let (processes, _) = job(&host, "missing");
+    let log: Arc<dyn Log> = Arc::new(Memory::default());
+    let command = Command { program: "/no/such/program".into(), ..Command::default() };
+    let error = processes.run(command, &log, &Stop::new(), GRACE).await.unwrap_err();
+    assert_eq!(error.to_string(), "cannot start `/no/such/program`");
+    processes.finish(GRACE).await;
+}

@@ -1,0 +1,65 @@
+//! Cancellation as a value: a token with the reason why, so that "cancelled", "timed out" and "lost" reach the report.
+
+use std::sync::{Arc, OnceLock};
+
+use muster_job::EndCause;
+use tokio_util::sync::CancellationToken;
+
+/// Asks work to end, and says why. Clones share one state.
+#[derive(Debug, Clone, Default)]
+pub struct Stop {
+    token: CancellationToken,
+    cause: Arc<OnceLock<EndCause>>,
+    parent: Option<Box<Stop>>,
+}
+
+impl Stop {
+    /// A token that nothing has stopped.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A token that stops with this one, and may be stopped alone.
+    #[must_use]
+    pub fn child(&self) -> Self {
+        Self { token: self.token.child_token(), cause: Arc::new(OnceLock::new()), parent: Some(Box::new(self.clone())) }
+    }
+
+    /// Asks for the end. The first cause stays.
+    pub fn stop(&self, cause: EndCause) {
+        // The cause first: whoever sees the token cancelled must find it.
+        let _ = self.cause.set(cause);
+        self.token.cancel();
+    }
+
+    /// Why the end was asked for; none while it was not.
+    #[must_use]
+    pub fn cause(&self) -> Option<EndCause> {
+        self.parent.as_ref().and_then(|parent| parent.cause()).or_else(|| self.cause.get().copied())
+    }
+
+    /// Waits until the end is asked for. Cancel-safe.
+    pub async fn stopped(&self) -> EndCause {
+        self.token.cancelled().await;
+        self.cause().unwrap_or(EndCause::CanceledByUser)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_child_stops_with_its_parent_but_not_the_other_way_round() {
+        let parent = Stop::new();
+        let alone = parent.child();
+        let with = parent.child();
+        alone.stop(EndCause::TimedOut);
+        assert_eq!(alone.stopped().await, EndCause::TimedOut);
+        assert_eq!(parent.cause(), None);
+        parent.stop(EndCause::CanceledByUser);
+        parent.stop(EndCause::TimedOut);
+        assert_eq!(with.stopped().await, EndCause::CanceledByUser);
+    }
+}
