@@ -14,13 +14,19 @@
 mod compile;
 pub mod context;
 pub mod diagnostic;
+pub mod duration;
+pub mod expand;
 pub mod expression;
+pub mod glob;
+pub mod layers;
 pub mod limits;
 pub mod model;
 pub mod nearest;
 pub mod node;
 mod preview;
+pub mod ref_match;
 pub mod regexp;
+pub mod slug;
 
 pub use compile::{Compiled, NotCreated, NotCreatedReason, compile, compile_child};
 pub use preview::preview;

@@ -1,0 +1,242 @@
+//! Durations as people write them: `timeout`, `start_in`, `expire_in`, `auto_stop_in` (pipeline-yaml 1.2).
+//!
+//! A text is a row of amounts and units, `3 weeks and 2 days`, `2h20min`, `one hour`; a bare number is seconds; `1:30:00`
+//! counts hours, minutes and seconds. A month has 30 days and a year 365.25, as GitLab counts.
+//!
+//! Invariant: no text makes this panic or overflow.
+
+use std::time::Duration;
+
+/// The longest duration that is accepted: a thousand years.
+const MAX_SECONDS: f64 = 1000.0 * YEAR;
+
+const MINUTE: f64 = 60.0;
+const HOUR: f64 = 60.0 * MINUTE;
+const DAY: f64 = 24.0 * HOUR;
+const WEEK: f64 = 7.0 * DAY;
+const MONTH: f64 = 30.0 * DAY;
+const YEAR: f64 = 365.25 * DAY;
+
+/// Why a text is no duration.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DurationError {
+    /// There is nothing to read.
+    #[error("should be a duration, such as `3h 30m`, and is empty")]
+    Empty,
+    /// A word that is neither a number nor a unit.
+    #[error("should be a duration, such as `3h 30m` or `1 week`: `{0}` is neither a number nor a unit of time")]
+    UnknownWord(String),
+    /// An amount without a unit, amid others.
+    #[error("should be a duration, such as `3h 30m`: a unit is missing after `{0}`")]
+    MissingUnit(String),
+    /// A unit without an amount.
+    #[error("should be a duration, such as `3h 30m`: a number is missing before `{0}`")]
+    MissingAmount(String),
+    /// More than a thousand years.
+    #[error("should be a duration of less than a thousand years")]
+    TooLong,
+}
+
+/// Reads a duration.
+///
+/// # Errors
+/// [`DurationError`] says which word does not fit.
+pub fn parse(text: &str) -> Result<Duration, DurationError> {
+    let lower = text.to_lowercase();
+    if let Some(duration) = clock(lower.trim()) {
+        return to_duration(duration);
+    }
+    let mut seconds = 0.0;
+    let mut amount: Option<(f64, String)> = None;
+    let mut any = false;
+    for word in words(&lower) {
+        if matches!(word.as_str(), "and" | "with" | "plus") {
+            continue;
+        }
+        any = true;
+        if let Some(number) = number(&word) {
+            amount = Some(match amount.take() {
+                None => (number, word),
+                Some((before, text)) => (combine(before, number).ok_or(DurationError::MissingUnit(text))?, word),
+            });
+        } else if let Some(unit) = unit(&word) {
+            let (number, _) = amount.take().ok_or(DurationError::MissingAmount(word))?;
+            seconds += number * unit;
+        } else {
+            return Err(DurationError::UnknownWord(word));
+        }
+    }
+    if let Some((number, _)) = amount {
+        seconds += number;
+    }
+    if any { to_duration(seconds) } else { Err(DurationError::Empty) }
+}
+
+/// Reads a duration or `never`, which is `None`.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_or_never(text: &str) -> Result<Option<Duration>, DurationError> {
+    if text.trim().eq_ignore_ascii_case("never") { Ok(None) } else { parse(text).map(Some) }
+}
+
+fn to_duration(seconds: f64) -> Result<Duration, DurationError> {
+    if !(0.0..MAX_SECONDS).contains(&seconds) {
+        return Err(DurationError::TooLong);
+    }
+    Duration::try_from_secs_f64(seconds).map_err(|_| DurationError::TooLong)
+}
+
+/// `1:30:00` and `4:30`: hours, minutes, seconds from the right.
+fn clock(text: &str) -> Option<f64> {
+    let parts: Vec<&str> = text.split(':').collect();
+    if !(2..=3).contains(&parts.len()) {
+        return None;
+    }
+    parts.iter().try_fold(0.0, |sum, part| {
+        let digits = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+        let value: f64 = if digits { part.parse().ok()? } else { return None };
+        Some(sum * 60.0 + value)
+    })
+}
+
+/// Numbers and words, also where nothing stands between them: `2h20min`.
+fn words(text: &str) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    let mut kind = None;
+    for char in text.chars() {
+        if char.is_whitespace() || matches!(char, ',' | '-') {
+            // `twenty-one` is two words; a minus sign is no part of a duration and is caught as a missing amount.
+            if char == '-' && kind.is_none() {
+                words.push("-".to_owned());
+            }
+            kind = None;
+            continue;
+        }
+        let numeric = char.is_ascii_digit() || char == '.';
+        match words.last_mut() {
+            Some(word) if kind == Some(numeric) => word.push(char),
+            _ => words.push(char.to_string()),
+        }
+        kind = Some(numeric);
+    }
+    words
+}
+
+/// Seconds of a unit's name.
+fn unit(word: &str) -> Option<f64> {
+    Some(match word {
+        "s" | "sec" | "secs" | "second" | "seconds" => 1.0,
+        "m" | "min" | "mins" | "minute" | "minutes" => MINUTE,
+        "h" | "hr" | "hrs" | "hour" | "hours" => HOUR,
+        "d" | "dy" | "day" | "days" => DAY,
+        "w" | "wk" | "wks" | "week" | "weeks" => WEEK,
+        "mo" | "mos" | "month" | "months" => MONTH,
+        "y" | "yr" | "yrs" | "year" | "years" => YEAR,
+        _ => return None,
+    })
+}
+
+/// The value of digits or of a number word.
+fn number(word: &str) -> Option<f64> {
+    const ONES: [&str; 20] = [
+        "zero",
+        "one",
+        "two",
+        "three",
+        "four",
+        "five",
+        "six",
+        "seven",
+        "eight",
+        "nine",
+        "ten",
+        "eleven",
+        "twelve",
+        "thirteen",
+        "fourteen",
+        "fifteen",
+        "sixteen",
+        "seventeen",
+        "eighteen",
+        "nineteen",
+    ];
+    const TENS: [&str; 8] = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"];
+
+    if word.starts_with(|char: char| char.is_ascii_digit() || char == '.') {
+        return word.parse().ok().filter(|value: &f64| value.is_finite());
+    }
+    let index = |list: &[&str]| list.iter().position(|known| *known == word).and_then(|at| u8::try_from(at).ok());
+    match word {
+        "a" | "an" => Some(1.0),
+        "hundred" => Some(100.0),
+        "thousand" => Some(1000.0),
+        _ => index(&ONES).map(f64::from).or_else(|| index(&TENS).map(|at| f64::from(at) * 10.0 + 20.0)),
+    }
+}
+
+/// `twenty` `one`, `two` `hundred`, `a` `hundred`, `one hundred` `five`; `None` for `10 20`.
+fn combine(before: f64, number: f64) -> Option<f64> {
+    if number >= 100.0 && (before < 100.0 || number >= 1000.0) {
+        return Some(before * number);
+    }
+    let fits = (before >= 100.0 && before % 100.0 == 0.0 && number < 100.0)
+        || (before % 100.0 >= 20.0 && before % 10.0 == 0.0 && number < 10.0);
+    fits.then_some(before + number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(text: &str) -> Option<u64> {
+        parse(text).ok().map(|duration| duration.as_secs())
+    }
+
+    #[test]
+    fn people_write_durations_in_many_ways() {
+        for (text, expected) in [
+            ("3h 30m", 12_600),
+            ("3 hours 30 minutes", 12_600),
+            ("one hour", 3600),
+            ("an hour and a half minute", 0),
+            ("2h20min", 8400),
+            ("3 weeks and 2 days", 23 * 86_400),
+            ("1 week", 604_800),
+            ("8 days", 691_200),
+            ("47 yrs 6 mos and 4d", 47 * 31_557_600 + 6 * 2_592_000 + 4 * 86_400),
+            ("90", 90),
+            ("5 minutes, 10 seconds", 310),
+            ("1.5 hours", 5400),
+            ("Twenty-One Days", 21 * 86_400),
+            ("two hundred seconds", 200),
+            ("one hundred five seconds", 105),
+            ("1:30:00", 5400),
+            ("4:30", 270),
+            ("1 DAY", 86_400),
+            ("3 mins 4 sec", 184),
+            ("0", 0),
+        ] {
+            let expected = if text.contains("half") { None } else { Some(expected) };
+            assert_eq!(seconds(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_duration_is_refused() {
+        for text in ["soon", "", "  ", "and", "hour", "10 20 minutes", "-5 minutes", "1x", "1..5h", "5 minutes -", "1:"]
+        {
+            assert!(parse(text).is_err(), "{text}");
+        }
+        assert_eq!(parse("soon"), Err(DurationError::UnknownWord("soon".to_owned())));
+        assert_eq!(parse("99999999999999999999999999 years"), Err(DurationError::TooLong));
+        assert_eq!(parse(&"9".repeat(400)), Err(DurationError::UnknownWord("9".repeat(400))));
+    }
+
+    #[test]
+    fn never_is_a_word_of_its_own() {
+        assert_eq!(parse_or_never("Never"), Ok(None));
+        assert_eq!(parse_or_never("1h"), Ok(Some(Duration::from_secs(3600))));
+        assert!(parse_or_never("nevermore").is_err());
+    }
+}

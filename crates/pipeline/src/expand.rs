@@ -1,0 +1,263 @@
+//! What the server expands before a runner sees a job: `$NAME`, `${NAME}` and `%NAME%` (pipeline-yaml 4.2).
+//!
+//! Invariants: `$$` and `%%` stay as they are, the runner resolves them; expanding always ends, and its result is bounded.
+
+use std::collections::HashMap;
+
+use muster_job::Variable;
+
+/// The longest value that expansion may make, in bytes; a longer one stays unexpanded.
+pub const MAX_VALUE_BYTES: usize = 1024 * 1024;
+
+/// What becomes of a reference to a name that is not defined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unknown {
+    /// It stays as it is written.
+    Keep,
+    /// Nothing stands in its place.
+    Empty,
+}
+
+/// A piece of a text with references.
+#[derive(Debug, PartialEq, Eq)]
+enum Piece<'a> {
+    Text(&'a str),
+    Reference { name: &'a str, written: &'a str },
+}
+
+/// Replaces the references of `text` once; what comes out of a value is not looked at again.
+#[must_use]
+pub fn expand_text(text: &str, lookup: &dyn Fn(&str) -> Option<String>, unknown: Unknown) -> String {
+    let mut out = String::with_capacity(text.len());
+    for piece in pieces(text) {
+        match piece {
+            Piece::Text(text) => out.push_str(text),
+            Piece::Reference { name, written } => match lookup(name) {
+                Some(value) => out.push_str(&value),
+                None if unknown == Unknown::Keep => out.push_str(written),
+                None => {}
+            },
+        }
+    }
+    out
+}
+
+/// Whether `text` has any reference.
+#[must_use]
+pub fn has_references(text: &str) -> bool {
+    pieces(text).iter().any(|piece| matches!(piece, Piece::Reference { .. }))
+}
+
+/// Expands the values of `variables` in each other, in the order of their dependencies.
+///
+/// References to unknown names, to file variables and to raw variables stay for the runner; raw variables are not
+/// expanded; variables that refer to each other in a circle stay as they are. Of equal names the last counts.
+pub fn expand_all(variables: &mut [Variable]) {
+    let by_name: HashMap<String, usize> =
+        variables.iter().enumerate().map(|(index, variable)| (variable.key.clone(), index)).collect();
+    let graph = Graph::of(variables, &by_name);
+    let circular = graph.circular();
+    for index in graph.in_order(&circular) {
+        let value = expand_one(&variables[index].value, &|name| {
+            let target = *by_name.get(name)?;
+            let variable = variables.get(target)?;
+            (!variable.file && !variable.raw && !circular[target]).then_some(variable.value.as_str())
+        });
+        if let Some(value) = value {
+            variables[index].value = value;
+        }
+    }
+}
+
+/// The expanded value; `None` where it would be too long.
+fn expand_one<'a>(text: &str, lookup: &dyn Fn(&str) -> Option<&'a str>) -> Option<String> {
+    let mut out = String::with_capacity(text.len());
+    for piece in pieces(text) {
+        out.push_str(match piece {
+            Piece::Text(text) => text,
+            Piece::Reference { name, written } => lookup(name).unwrap_or(written),
+        });
+        if out.len() > MAX_VALUE_BYTES {
+            return None;
+        }
+    }
+    Some(out)
+}
+
+/// Who refers to whom, by index.
+struct Graph {
+    uses: Vec<Vec<usize>>,
+    used_by: Vec<Vec<usize>>,
+}
+
+impl Graph {
+    fn of(variables: &[Variable], by_name: &HashMap<String, usize>) -> Self {
+        let mut graph = Self { uses: vec![Vec::new(); variables.len()], used_by: vec![Vec::new(); variables.len()] };
+        for (index, variable) in variables.iter().enumerate() {
+            if variable.raw {
+                continue;
+            }
+            for piece in pieces(&variable.value) {
+                if let Piece::Reference { name, .. } = piece
+                    && let Some(&target) = by_name.get(name)
+                    && !variables[target].raw
+                    && !variables[target].file
+                    && !graph.uses[index].contains(&target)
+                {
+                    graph.uses[index].push(target);
+                    graph.used_by[target].push(index);
+                }
+            }
+        }
+        graph
+    }
+
+    /// Which variables are part of a circle, or on a way from one circle to another: what remains after taking away,
+    /// again and again, those that use no other and those that no other uses.
+    fn circular(&self) -> Vec<bool> {
+        let mut rest = vec![true; self.uses.len()];
+        for (forward, backward) in [(&self.uses, &self.used_by), (&self.used_by, &self.uses)] {
+            let mut open: Vec<usize> =
+                forward.iter().map(|targets| targets.iter().filter(|target| rest[**target]).count()).collect();
+            let mut free: Vec<usize> = (0..rest.len()).filter(|index| rest[*index] && open[*index] == 0).collect();
+            while let Some(index) = free.pop() {
+                rest[index] = false;
+                for &other in &backward[index] {
+                    open[other] = open[other].saturating_sub(1);
+                    if open[other] == 0 && rest[other] {
+                        free.push(other);
+                    }
+                }
+            }
+        }
+        rest
+    }
+
+    /// All variables outside of circles that refer to others, each after those that it refers to.
+    fn in_order(&self, circular: &[bool]) -> Vec<usize> {
+        let mut open: Vec<usize> =
+            self.uses.iter().map(|targets| targets.iter().filter(|target| !circular[**target]).count()).collect();
+        let mut free: Vec<usize> = (0..open.len()).filter(|index| !circular[*index] && open[*index] == 0).collect();
+        let mut order = Vec::new();
+        while let Some(index) = free.pop() {
+            if !self.uses[index].is_empty() {
+                order.push(index);
+            }
+            for &other in &self.used_by[index] {
+                open[other] = open[other].saturating_sub(1);
+                if open[other] == 0 && !circular[other] {
+                    free.push(other);
+                }
+            }
+        }
+        order
+    }
+}
+
+/// Splits a text at its references.
+fn pieces(text: &str) -> Vec<Piece<'_>> {
+    let mut pieces = Vec::new();
+    let (mut start, mut at) = (0, 0);
+    while let Some(offset) = text[at..].find(['$', '%']) {
+        let sign = at + offset;
+        match reference(&text[sign..]) {
+            Some((name, length)) => {
+                if start < sign {
+                    pieces.push(Piece::Text(&text[start..sign]));
+                }
+                pieces.push(Piece::Reference { name, written: &text[sign..sign + length] });
+                at = sign + length;
+                start = at;
+            }
+            // `$$` and `%%` are passed over as a pair.
+            None if text[sign + 1..].starts_with(&text[sign..=sign]) => at = sign + 2,
+            None => at = sign + 1,
+        }
+    }
+    if start < text.len() {
+        pieces.push(Piece::Text(&text[start..]));
+    }
+    pieces
+}
+
+/// The name and length of the reference that `text`, which begins with `$` or `%`, begins with.
+fn reference(text: &str) -> Option<(&str, usize)> {
+    if let Some(inner) = text.strip_prefix("${") {
+        let name = name(inner)?;
+        return inner[name.len()..].starts_with('}').then_some((name, name.len() + 3));
+    }
+    if let Some(inner) = text.strip_prefix('%') {
+        let name = name(inner)?;
+        return inner[name.len()..].starts_with('%').then_some((name, name.len() + 2));
+    }
+    let name = name(&text[1..])?;
+    Some((name, name.len() + 1))
+}
+
+/// The variable name at the start of `text`.
+fn name(text: &str) -> Option<&str> {
+    let end = text.find(|char: char| !char.is_ascii_alphanumeric() && char != '_').unwrap_or(text.len());
+    let name = &text[..end];
+    (!name.is_empty() && !name.starts_with(|char: char| char.is_ascii_digit())).then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn expanded(variables: &[(&str, &str)]) -> Vec<String> {
+        let mut variables: Vec<Variable> =
+            variables.iter().map(|(key, value)| Variable::public(*key, *value)).collect();
+        expand_all(&mut variables);
+        variables.into_iter().map(|variable| variable.value).collect()
+    }
+
+    #[test]
+    fn three_ways_to_write_a_reference() {
+        let lookup = |name: &str| (name == "A").then(|| "1".to_owned());
+        for (text, keep, empty) in [
+            ("$A-${A}-%A%", "1-1-1", "1-1-1"),
+            ("$B${B}%B%", "$B${B}%B%", ""),
+            ("$$A %%A% $", "$$A %%A% $", "$$A %%A% $"),
+            ("100% of ${A", "100% of ${A", "100% of ${A"),
+            ("$1 ${} é$A", "$1 ${} é1", "$1 ${} é1"),
+        ] {
+            assert_eq!(expand_text(text, &lookup, Unknown::Keep), keep);
+            assert_eq!(expand_text(text, &lookup, Unknown::Empty), empty);
+        }
+    }
+
+    #[test]
+    fn values_are_expanded_in_the_order_of_their_dependencies() {
+        assert_eq!(expanded(&[("C", "$B!"), ("B", "${A}-2"), ("A", "1")]), ["1-2!", "1-2", "1"]);
+    }
+
+    #[test]
+    fn a_circle_stays_and_what_hangs_on_it_is_expanded_as_far_as_possible() {
+        assert_eq!(
+            expanded(&[("A", "$B"), ("B", "$A"), ("X", "$A $N"), ("N", "n"), ("S", "$S$N")]),
+            ["$B", "$A", "$A n", "n", "$S$N"]
+        );
+    }
+
+    #[test]
+    fn doubling_values_do_not_explode() {
+        let names: Vec<String> = (0..60).map(|index| format!("V{index}")).collect();
+        let mut variables = vec![Variable::public("V0", "xxxxxxxxxx")];
+        for pair in names.windows(2) {
+            variables.push(Variable::public(&pair[1], format!("${}${}", pair[0], pair[0])));
+        }
+        expand_all(&mut variables);
+        assert!(variables.iter().all(|variable| variable.value.len() <= MAX_VALUE_BYTES));
+        assert_eq!(variables[3].value.len(), 80);
+    }
+
+    #[test]
+    fn a_long_chain_needs_no_stack() {
+        let mut variables: Vec<Variable> =
+            (0..50_000).map(|index| Variable::public(format!("V{index}"), format!("$V{}", index + 1))).collect();
+        variables.push(Variable::public("V50000", "end"));
+        expand_all(&mut variables);
+        assert_eq!(variables[0].value, "end");
+    }
+}

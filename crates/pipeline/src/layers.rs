@@ -1,0 +1,207 @@
+//! Which variables there are and which of equal names wins: the order of pipeline-yaml 4.1, for rules (3.2) here and for
+//! payloads in the coordinator.
+
+use std::collections::HashMap;
+
+use muster_job::Variable;
+
+use crate::context::{Context, ScopedVariable};
+use crate::slug::slug;
+
+/// The prefix of the variables that tell who started the pipeline; they stand above YAML variables.
+pub const USER_PREFIX: &str = "GITLAB_USER_";
+
+/// What of a job makes predefined variables.
+#[derive(Debug, Clone, Copy)]
+pub struct JobFacts<'a> {
+    /// Its full name: `test: [linux, 1]`.
+    pub name: &'a str,
+    /// The name without ` 1/3` or `: [..]`.
+    pub group_name: &'a str,
+    /// Its stage.
+    pub stage: &'a str,
+    /// Index from 1 and total, where the job is parallel.
+    pub node: Option<(u32, u32)>,
+}
+
+/// The predefined variables of a job that rules may see as well as the payload.
+#[must_use]
+pub fn job_predefined(job: JobFacts<'_>) -> Vec<Variable> {
+    let mut variables = vec![
+        Variable::public("CI_JOB_NAME", job.name),
+        Variable::public("CI_JOB_NAME_SLUG", slug(job.name)),
+        Variable::public("CI_JOB_GROUP_NAME", job.group_name),
+        Variable::public("CI_JOB_STAGE", job.stage),
+    ];
+    if let Some((index, _)) = job.node {
+        variables.push(Variable::public("CI_NODE_INDEX", index.to_string()));
+    }
+    let total = job.node.map_or(1, |(_, total)| total);
+    variables.push(Variable::public("CI_NODE_TOTAL", total.to_string()));
+    variables
+}
+
+/// The variables that the rules of a job may see (pipeline-yaml 3.2), the values as they are stored.
+///
+/// `job` is `None` for `workflow:rules`, `yaml` the global and job variables in their order, `environment` the job's
+/// environment, its name expanded.
+#[must_use]
+pub fn rule_variables(
+    context: &Context,
+    job: Option<JobFacts<'_>>,
+    yaml: &[Variable],
+    environment: Option<&str>,
+) -> Vec<Variable> {
+    let job = job.map(job_predefined).unwrap_or_default();
+    let (user, predefined) = split_user(&context.predefined);
+    let project = project_variables(&context.project_variables, context.ref_protected, environment);
+    merge([job, predefined, yaml.to_vec(), user, project, context.pipeline_variables.clone()])
+}
+
+/// Splits off the variables that tell who started the pipeline.
+#[must_use]
+pub fn split_user(predefined: &[Variable]) -> (Vec<Variable>, Vec<Variable>) {
+    predefined.iter().cloned().partition(|variable| variable.key.starts_with(USER_PREFIX))
+}
+
+/// The instance, group and project variables that a job gets: those that are protected only on protected refs, those
+/// with a scope only where the environment fits. Of equal names the one with the most specific scope stays, and of
+/// equally specific ones the last.
+#[must_use]
+pub fn project_variables(all: &[ScopedVariable], protected: bool, environment: Option<&str>) -> Vec<Variable> {
+    let mut fitting: Vec<(Specificity, &Variable)> = all
+        .iter()
+        .filter(|scoped| protected || !scoped.protected)
+        .filter_map(|scoped| Some((specificity(&scoped.environment_scope, environment)?, &scoped.variable)))
+        .collect();
+    // Stable: among equals the order of levels stays.
+    fitting.sort_by_key(|(specificity, _)| *specificity);
+    merge([fitting.into_iter().map(|(_, variable)| variable.clone()).collect()])
+}
+
+/// Joins layers, lowest first: a later variable replaces an earlier one of its name. The result is in the order of the
+/// winners.
+#[must_use]
+pub fn merge(layers: impl IntoIterator<Item = Vec<Variable>>) -> Vec<Variable> {
+    let all: Vec<Variable> = layers.into_iter().flatten().collect();
+    let winners: HashMap<String, usize> =
+        all.iter().enumerate().map(|(index, variable)| (variable.key.clone(), index)).collect();
+    all.into_iter()
+        .enumerate()
+        .filter(|(index, variable)| winners.get(&variable.key) == Some(index))
+        .map(|(_, variable)| variable)
+        .collect()
+}
+
+/// The stored value of a variable in merged or unmerged layers: the last of its name.
+#[must_use]
+pub fn value<'a>(variables: &'a [Variable], name: &str) -> Option<&'a str> {
+    variables.iter().rev().find(|variable| variable.key == name).map(|variable| variable.value.as_str())
+}
+
+/// How closely a scope fits an environment; greater is closer.
+type Specificity = (u8, usize);
+
+/// `None` where the scope does not fit. A job without environment gets only what holds for all (`*`).
+fn specificity(scope: &str, environment: Option<&str>) -> Option<Specificity> {
+    match environment {
+        _ if scope == "*" || scope.is_empty() => Some((0, 0)),
+        None => None,
+        Some(name) if scope == name => Some((2, scope.len())),
+        Some(name) => scope_matches(scope, name).then_some((1, scope.len())),
+    }
+}
+
+/// Whether an environment's name fits a scope, in which each `*` stands for any text.
+#[must_use]
+pub fn scope_matches(scope: &str, environment: &str) -> bool {
+    let mut parts = scope.split('*');
+    let Some(mut rest) = parts.next().and_then(|first| environment.strip_prefix(first)) else { return false };
+    let mut middle: Vec<&str> = parts.collect();
+    let Some(last) = middle.pop() else { return rest.is_empty() };
+    for part in middle {
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+    }
+    rest.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scoped(key: &str, value: &str, scope: &str, protected: bool) -> ScopedVariable {
+        ScopedVariable { variable: Variable::public(key, value), protected, environment_scope: scope.into() }
+    }
+
+    #[test]
+    fn the_most_specific_scope_wins() {
+        let all = [
+            scoped("K", "exact", "review/x", false),
+            scoped("K", "longer", "review/*", false),
+            scoped("K", "short", "*/x", false),
+            scoped("K", "any", "*", false),
+        ];
+        let k = |environment| value(&project_variables(&all, false, environment), "K").map(str::to_owned);
+        assert_eq!(k(Some("review/x")).as_deref(), Some("exact"));
+        assert_eq!(k(Some("review/y")).as_deref(), Some("longer"));
+        assert_eq!(k(Some("b/x")).as_deref(), Some("short"));
+        assert_eq!(k(None).as_deref(), Some("any"));
+    }
+
+    #[test]
+    fn of_equal_scopes_the_last_level_wins_and_protection_is_kept() {
+        let all = [scoped("K", "group", "*", false), scoped("K", "project", "*", false), scoped("P", "p", "*", true)];
+        let open = project_variables(&all, false, None);
+        assert_eq!(value(&open, "K"), Some("project"));
+        assert_eq!(value(&open, "P"), None);
+        assert_eq!(value(&project_variables(&all, true, None), "P"), Some("p"));
+    }
+
+    #[test]
+    fn stars_stand_for_any_text() {
+        for (scope, environment, expected) in [
+            ("review/*", "review/a/b", true),
+            ("review/*", "review", false),
+            ("*/x", "a/x", true),
+            ("a*b*c", "a-b-b-c", true),
+            ("a*b*c", "a-c-b", false),
+            ("ab*b", "ab", false),
+            ("exact", "exact", true),
+            ("exact", "exactly", false),
+        ] {
+            assert_eq!(scope_matches(scope, environment), expected, "{scope} {environment}");
+        }
+    }
+
+    #[test]
+    fn rules_see_the_layers_in_their_order() {
+        let context = Context {
+            predefined: vec![
+                Variable::public("CI_COMMIT_BRANCH", "main"),
+                Variable::public("GITLAB_USER_LOGIN", "ann"),
+                Variable::public("X", "predefined"),
+            ],
+            project_variables: vec![scoped("Y", "project", "*", false)],
+            pipeline_variables: vec![Variable::public("Z", "run")],
+            ..Context::default()
+        };
+        let yaml = ["X", "Y", "Z", "GITLAB_USER_LOGIN"].map(|name| Variable::public(name, "yaml"));
+        let job = JobFacts { name: "t 1/2", group_name: "t", stage: "test", node: Some((1, 2)) };
+        let seen = rule_variables(&context, Some(job), &yaml, None);
+        for (name, expected) in [
+            ("CI_COMMIT_BRANCH", Some("main")),
+            ("X", Some("yaml")),
+            ("Y", Some("project")),
+            ("Z", Some("run")),
+            ("GITLAB_USER_LOGIN", Some("ann")),
+            ("CI_JOB_NAME_SLUG", Some("t-1-2")),
+            ("CI_NODE_INDEX", Some("1")),
+            ("CI_NODE_TOTAL", Some("2")),
+            ("CI_ENVIRONMENT_NAME", None),
+        ] {
+            assert_eq!(value(&seen, name), expected, "{name}");
+        }
+        assert_eq!(value(&rule_variables(&context, None, &yaml, None), "CI_JOB_NAME"), None);
+    }
+}
