@@ -17,6 +17,7 @@ mod error;
 mod facts;
 mod history;
 mod options;
+pub mod schedule;
 pub mod source;
 pub mod views;
 

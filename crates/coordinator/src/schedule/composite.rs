@@ -1,0 +1,180 @@
+//! One status for many jobs (pipeline-yaml 5.3), from counts alone.
+
+use muster_job::JobStatus;
+
+/// A job's status as others see it, with `allow_failure` applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Class {
+    Created,
+    WaitingForResource,
+    Pending,
+    Running,
+    Success,
+    Failed,
+    /// Failed, and allowed to: a warning.
+    FailedAllowed,
+    Canceling,
+    Canceled,
+    /// Canceled, and allowed to fail: a warning, too.
+    CanceledAllowed,
+    Skipped,
+    /// Blocks what comes after.
+    Manual,
+    /// Ignored by what comes after.
+    ManualAllowed,
+    Scheduled,
+}
+
+const CLASSES: usize = 14;
+
+impl Class {
+    pub(super) fn of(status: JobStatus, allowed: bool) -> Self {
+        match (status, allowed) {
+            (JobStatus::Created, _) => Self::Created,
+            (JobStatus::WaitingForResource, _) => Self::WaitingForResource,
+            (JobStatus::Pending, _) => Self::Pending,
+            (JobStatus::Running, _) => Self::Running,
+            (JobStatus::Success, _) => Self::Success,
+            (JobStatus::Failed, false) => Self::Failed,
+            (JobStatus::Failed, true) => Self::FailedAllowed,
+            (JobStatus::Canceling, _) => Self::Canceling,
+            (JobStatus::Canceled, false) => Self::Canceled,
+            (JobStatus::Canceled, true) => Self::CanceledAllowed,
+            (JobStatus::Skipped, _) => Self::Skipped,
+            (JobStatus::Manual, false) => Self::Manual,
+            (JobStatus::Manual, true) => Self::ManualAllowed,
+            (JobStatus::Scheduled, _) => Self::Scheduled,
+        }
+    }
+
+    /// Nobody has to wait for a job of this class: it is complete, or it is an optional manual one.
+    pub(super) fn rests(self) -> bool {
+        REST & self.bit() != 0
+    }
+
+    /// The job did not run, as those that need it see it.
+    pub(super) fn did_not_run(self) -> bool {
+        NOT_RUN & self.bit() != 0
+    }
+
+    const fn bit(self) -> u16 {
+        1 << self as u16
+    }
+}
+
+/// The union of classes, as bits.
+const fn set<const N: usize>(classes: [Class; N]) -> u16 {
+    let mut bits = 0;
+    let mut next = 0;
+    while next < N {
+        bits |= classes[next].bit();
+        next += 1;
+    }
+    bits
+}
+
+const WARN: u16 = set([Class::FailedAllowed, Class::CanceledAllowed]);
+const IGNORED: u16 = set([Class::ManualAllowed]);
+const NOT_RUN: u16 = set([Class::Skipped, Class::ManualAllowed]);
+const REST: u16 = set([Class::Success, Class::Failed, Class::Canceled, Class::Skipped]) | WARN | IGNORED;
+
+/// How many jobs are in each class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Counts([u32; CLASSES]);
+
+impl Counts {
+    pub(super) fn add(&mut self, class: Class) {
+        self.0[class as usize] += 1;
+    }
+
+    /// One job changes its class.
+    pub(super) fn shift(&mut self, from: Class, to: Class) {
+        self.0[from as usize] -= 1;
+        self.0[to as usize] += 1;
+    }
+
+    pub(super) fn add_all(&mut self, other: &Self) {
+        self.0.iter_mut().zip(other.0).for_each(|(own, more)| *own += more);
+    }
+
+    pub(super) fn remove_all(&mut self, other: &Self) {
+        self.0.iter_mut().zip(other.0).for_each(|(own, less)| *own -= less);
+    }
+
+    /// Some job failed and was allowed to.
+    pub(super) fn has_warnings(&self) -> bool {
+        self.0[Class::FailedAllowed as usize] > 0
+    }
+
+    /// No job counted.
+    pub(super) fn is_empty(&self) -> bool {
+        self.classes() == 0
+    }
+
+    fn classes(&self) -> u16 {
+        self.0.iter().enumerate().filter(|(_, count)| **count > 0).fold(0, |bits, (class, _)| bits | 1 << class)
+    }
+
+    /// The composite of all counted jobs, by the first rule of pipeline-yaml 5.3 that matches. `dag`: of the needs of
+    /// one job. Muster has no jobs that are `preparing` or `waiting_for_callback`, so their rules are not here.
+    pub(super) fn composite(&self, dag: bool) -> JobStatus {
+        const ANY: u16 = WARN | IGNORED;
+        let present = self.classes();
+        let only = |allowed: u16| present & !allowed == 0;
+        let any = |wanted: u16| present & wanted != 0;
+        match () {
+            () if dag && any(NOT_RUN) => JobStatus::Skipped,
+            () if only(NOT_RUN) => JobStatus::Skipped,
+            () if only(set([Class::Success, Class::Skipped]) | ANY) => JobStatus::Success,
+            () if only(set([Class::Created]) | ANY) => JobStatus::Created,
+            () if only(set([Class::Canceled, Class::Success, Class::Skipped]) | ANY) => JobStatus::Canceled,
+            () if only(set([Class::Pending, Class::Created, Class::Skipped]) | ANY) => JobStatus::Pending,
+            () if any(set([Class::Running, Class::Pending])) => JobStatus::Running,
+            () if any(set([Class::WaitingForResource])) => JobStatus::WaitingForResource,
+            () if any(set([Class::Manual])) => JobStatus::Manual,
+            () if any(set([Class::Scheduled])) => JobStatus::Scheduled,
+            () if any(set([Class::Created])) => JobStatus::Running,
+            () if any(set([Class::Canceling])) => JobStatus::Canceling,
+            () => JobStatus::Failed,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn composite(jobs: &[(JobStatus, bool)], dag: bool) -> JobStatus {
+        let mut counts = Counts::default();
+        jobs.iter().for_each(|&(status, allowed)| counts.add(Class::of(status, allowed)));
+        counts.composite(dag)
+    }
+
+    #[test]
+    fn rules_match_in_their_order() {
+        use JobStatus as S;
+        let cases: &[(&[(S, bool)], S, S)] = &[
+            (&[(S::Success, false), (S::Skipped, false)], S::Success, S::Skipped),
+            (&[(S::Success, false), (S::Manual, true)], S::Success, S::Skipped),
+            (&[(S::Skipped, false), (S::Manual, true)], S::Skipped, S::Skipped),
+            (&[(S::Success, false), (S::Failed, true)], S::Success, S::Success),
+            (&[(S::Created, false), (S::Failed, true)], S::Created, S::Created),
+            (&[(S::Success, false), (S::Canceled, false)], S::Canceled, S::Canceled),
+            (&[(S::Failed, false), (S::Canceled, false)], S::Failed, S::Failed),
+            (&[(S::Created, false), (S::Pending, false)], S::Pending, S::Pending),
+            (&[(S::Success, false), (S::Pending, false)], S::Running, S::Running),
+            (&[(S::Failed, false), (S::Running, false)], S::Running, S::Running),
+            (&[(S::Success, false), (S::WaitingForResource, false)], S::WaitingForResource, S::WaitingForResource),
+            (&[(S::Failed, false), (S::Manual, false)], S::Manual, S::Manual),
+            (&[(S::Success, false), (S::Scheduled, false)], S::Scheduled, S::Scheduled),
+            (&[(S::Success, false), (S::Created, false)], S::Running, S::Running),
+            (&[(S::Success, false), (S::Canceling, false)], S::Canceling, S::Canceling),
+            (&[(S::Success, false), (S::Failed, false)], S::Failed, S::Failed),
+        ];
+        for (jobs, stage, dag) in cases {
+            assert_eq!(composite(jobs, false), *stage, "{jobs:?}");
+            assert_eq!(composite(jobs, true), *dag, "{jobs:?} as needs");
+        }
+    }
+}

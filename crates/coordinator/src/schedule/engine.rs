@@ -1,0 +1,206 @@
+//! The engine: takes events, answers with actions.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use muster_job::{JobEvent, JobStatus, PipelineId};
+
+use super::event::{Action, Child, Event, JobRef, JobState, PipelineOptions, Refusal};
+use super::graph::Graph;
+use super::groups::Groups;
+use super::state::{PipelineState, new_jobs};
+
+/// A delayed job whose timer fires later than this after its time fails as `stale_schedule`.
+const STALE_AFTER_MS: u64 = 60 * 60 * 1000;
+
+/// All pipelines of one project, and whose turn it is in each. See the [module](super) for how to drive it.
+#[derive(Debug, Clone, Default)]
+pub struct Engine {
+    pub(super) pipelines: BTreeMap<PipelineId, PipelineState>,
+    pub(super) groups: Groups,
+    pub(super) work: Work,
+}
+
+/// What one event leaves to be settled; empty between events.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Work {
+    pub(super) now: u64,
+    pub(super) actions: Vec<Action>,
+    /// Created jobs whose turn may have come.
+    pub(super) wake: VecDeque<(PipelineId, usize)>,
+    /// Jobs that came alive again: their skipped dependants get another chance.
+    pub(super) revived: VecDeque<(PipelineId, usize)>,
+    /// Per pipeline, the lowest stage from which on skipped jobs in stage order were already revived.
+    pub(super) revived_from: BTreeMap<PipelineId, usize>,
+    /// Resource groups that may have room.
+    pub(super) freed: BTreeSet<usize>,
+    /// Pipelines whose status may have changed.
+    pub(super) touched: BTreeSet<PipelineId>,
+}
+
+impl Engine {
+    /// An engine without pipelines.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes in what happened at `now` (the shell's milliseconds, on the clock of its timers) and says what to do.
+    ///
+    /// # Errors
+    /// [`Refusal`], and nothing has changed: the event is late, repeated, or not possible in this state.
+    pub fn apply(&mut self, event: Event, now: u64) -> Result<Vec<Action>, Refusal> {
+        self.work.now = now;
+        self.take_in(event)?;
+        self.settle();
+        Ok(std::mem::take(&mut self.work.actions))
+    }
+
+    /// Every arm refuses before it changes anything.
+    fn take_in(&mut self, event: Event) -> Result<(), Refusal> {
+        match event {
+            Event::PipelineCreated { pipeline, graph, options } => self.create(pipeline, *graph, options),
+            Event::JobTaken { job, winds_down } => self.job_taken(job, winds_down),
+            Event::JobGivenBack { job } => self.job_given_back(job),
+            Event::JobFinished { job, outcome } => self.job_finished(job, outcome),
+            Event::Cancel { target } => self.cancel(target, false),
+            Event::ForceCancel { target } => self.cancel(target, true),
+            Event::Play { job } => self.play(job),
+            Event::Unschedule { job } => self.unschedule(job),
+            Event::RetryJob { job } => self.retry_by_person(job),
+            Event::TimerFired { job } => self.timer_fired(job),
+            Event::ChildStatusChanged { bridge, status } => self.child_elsewhere(bridge, status),
+            Event::ChildFailed { bridge, reason } => self.child_failed(bridge, reason),
+            Event::NewerPipeline { older } => self.newer_pipeline(older),
+            Event::SetResourceMode { group, mode } => {
+                let number = self.groups.number(&group);
+                self.groups.set_mode(number, mode);
+                self.work.freed.insert(number);
+                Ok(())
+            }
+        }
+    }
+
+    /// The state of a job's newest record; `None` for records that were replaced.
+    #[must_use]
+    pub fn job(&self, job: JobRef) -> Option<&JobState> {
+        self.pipelines.get(&job.pipeline)?.jobs.get(job.place).filter(|state| state.retry == job.retry)
+    }
+
+    /// The newest record of the job at a place.
+    #[must_use]
+    pub fn newest(&self, pipeline: PipelineId, place: usize) -> Option<JobRef> {
+        let state = self.pipelines.get(&pipeline)?;
+        (place < state.jobs.len()).then(|| state.job_ref(place))
+    }
+
+    /// The newest records of all jobs of a pipeline, in the order of their places.
+    #[must_use]
+    pub fn jobs(&self, pipeline: PipelineId) -> Option<&[JobState]> {
+        self.pipelines.get(&pipeline).map(|state| state.jobs.as_slice())
+    }
+
+    /// A pipeline's status.
+    #[must_use]
+    pub fn status(&self, pipeline: PipelineId) -> Option<JobStatus> {
+        self.pipelines.get(&pipeline).map(|state| state.status)
+    }
+
+    /// A job of the pipeline failed and was allowed to.
+    #[must_use]
+    pub fn has_warnings(&self, pipeline: PipelineId) -> bool {
+        self.pipelines.get(&pipeline).is_some_and(PipelineState::has_warnings)
+    }
+
+    /// What the engine knows of a pipeline's order.
+    #[must_use]
+    pub fn graph(&self, pipeline: PipelineId) -> Option<&Graph> {
+        self.pipelines.get(&pipeline).map(|state| &state.graph)
+    }
+
+    /// The pipelines it holds, oldest first.
+    pub fn pipelines(&self) -> impl Iterator<Item = PipelineId> + '_ {
+        self.pipelines.keys().copied()
+    }
+
+    fn create(&mut self, pipeline: PipelineId, graph: Graph, options: PipelineOptions) -> Result<(), Refusal> {
+        if self.pipelines.contains_key(&pipeline) {
+            return Err(Refusal::PipelineExists(pipeline));
+        }
+        if let Some(bridge) = options.parent {
+            self.check_waiting_bridge(bridge)?;
+        }
+        let jobs = new_jobs(&graph, &options);
+        self.insert(pipeline, graph, jobs, options.parent);
+        if let Some(bridge) = options.parent {
+            self.child_exists(bridge, Child::Here(pipeline), JobStatus::Created);
+        }
+        Ok(())
+    }
+
+    /// Takes in a pipeline whose jobs are in any state.
+    pub(super) fn insert(&mut self, id: PipelineId, graph: Graph, jobs: Vec<JobState>, bridge: Option<JobRef>) {
+        let parent = bridge.and_then(|bridge| self.pipelines.get(&bridge.pipeline));
+        let mut state = PipelineState::new(id, graph, jobs, parent, bridge);
+        for (group, node) in state.groups.iter_mut().zip(&state.graph.nodes) {
+            *group = node.resource_group.as_deref().map(|name| self.groups.number(name));
+        }
+        self.work.wake.extend(state.candidates());
+        self.work.touched.insert(id);
+        let places = state.jobs.len();
+        self.pipelines.insert(id, state);
+        for place in 0..places {
+            self.claim_resource(id, place);
+        }
+    }
+
+    fn play(&mut self, job: JobRef) -> Result<(), Refusal> {
+        let state = self.newest_state(job)?;
+        if state.child.is_some() {
+            return Err(Refusal::FollowsChild(job));
+        }
+        if !matches!(state.status, JobStatus::Manual | JobStatus::Scheduled) {
+            return Err(muster_job::IllegalMove { from: state.status, event: JobEvent::Enqueue }.into());
+        }
+        self.change(job.pipeline, job.place, |state| state.asked = true);
+        self.start(job.pipeline, job.place);
+        Ok(())
+    }
+
+    fn unschedule(&mut self, job: JobRef) -> Result<(), Refusal> {
+        let state = self.newest_state(job)?;
+        if state.child.is_some() {
+            return Err(Refusal::FollowsChild(job));
+        }
+        let to = state.status.after(JobEvent::Unschedule)?;
+        self.move_to(job.pipeline, job.place, to, None);
+        Ok(())
+    }
+
+    fn timer_fired(&mut self, job: JobRef) -> Result<(), Refusal> {
+        let state = self.newest_state(job)?;
+        let Some(at) = state.timer_at else {
+            return Err(muster_job::IllegalMove { from: state.status, event: JobEvent::Enqueue }.into());
+        };
+        let now = self.work.now;
+        if now < at {
+            return Err(Refusal::NotDue { job, at });
+        }
+        if now - at > STALE_AFTER_MS {
+            self.fail(job.pipeline, job.place, muster_job::FailureReason::StaleSchedule, None);
+        } else {
+            self.start(job.pipeline, job.place);
+        }
+        Ok(())
+    }
+
+    /// The state that an event about a job meets.
+    pub(super) fn newest_state(&self, job: JobRef) -> Result<&JobState, Refusal> {
+        let pipeline = self.pipelines.get(&job.pipeline).ok_or(Refusal::UnknownPipeline(job.pipeline))?;
+        let state = pipeline.jobs.get(job.place).ok_or(Refusal::UnknownJob(job))?;
+        match job.retry.cmp(&state.retry) {
+            std::cmp::Ordering::Equal => Ok(state),
+            std::cmp::Ordering::Less => Err(Refusal::Replaced { job, newest: state.retry }),
+            std::cmp::Ordering::Greater => Err(Refusal::UnknownJob(job)),
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! What runners report, and what a failure leads to: another try, a warning, or an end.
+
+use muster_job::{FailureReason, IllegalMove, JobEvent, JobStatus, PipelineId};
+use muster_pipeline::model::AllowFailure;
+
+use super::engine::Engine;
+use super::event::{Action, JobRef, Outcome, Refusal};
+use super::retry::allowed_retries;
+
+impl Engine {
+    pub(super) fn job_taken(&mut self, job: JobRef, winds_down: bool) -> Result<(), Refusal> {
+        let to = self.script_status(job)?.after(JobEvent::Run)?;
+        self.change(job.pipeline, job.place, |state| state.winds_down = winds_down);
+        self.move_to(job.pipeline, job.place, to, None);
+        Ok(())
+    }
+
+    pub(super) fn job_given_back(&mut self, job: JobRef) -> Result<(), Refusal> {
+        let to = self.script_status(job)?.after(JobEvent::GiveBack)?;
+        self.move_to(job.pipeline, job.place, to, None);
+        self.work.actions.push(Action::Enqueue { job });
+        Ok(())
+    }
+
+    pub(super) fn job_finished(&mut self, job: JobRef, outcome: Outcome) -> Result<(), Refusal> {
+        let from = self.script_status(job)?;
+        match outcome {
+            Outcome::Success if !from.is_on_runner() => {
+                return Err(IllegalMove { from, event: JobEvent::Succeed }.into());
+            }
+            Outcome::Success => {
+                let to = from.after(JobEvent::Succeed)?;
+                self.move_to(job.pipeline, job.place, to, None);
+            }
+            Outcome::Failed { reason, exit_code } => {
+                if from.after(JobEvent::Drop)? == JobStatus::Canceled {
+                    self.move_to(job.pipeline, job.place, JobStatus::Canceled, None);
+                } else {
+                    self.fail(job.pipeline, job.place, reason, exit_code);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A person wants the job once more: a new record, and what was skipped after it waits again.
+    pub(super) fn retry_by_person(&mut self, job: JobRef) -> Result<(), Refusal> {
+        let status = self.newest_state(job)?.status;
+        if !matches!(status, JobStatus::Success | JobStatus::Failed | JobStatus::Canceled) {
+            return Err(Refusal::NotRetryable { job, status });
+        }
+        self.create_retry(job.pipeline, job.place);
+        Ok(())
+    }
+
+    /// The job fails: it is tried again, or stays failed, as a warning or for good.
+    pub(super) fn fail(&mut self, pipeline: PipelineId, place: usize, reason: FailureReason, exit_code: Option<i32>) {
+        let Some(state) = self.pipelines.get(&pipeline) else { return };
+        let node = &state.graph.nodes[place];
+        let job = &state.jobs[place];
+        if node.bridge.is_none() && job.retry < allowed_retries(&node.retry, reason, exit_code) {
+            // The record ends as failed, but nobody waits for it any more: the new record takes its place at once.
+            let (old, from, allowed) = (state.job_ref(place), job.status, job.allowed);
+            let to = JobStatus::Failed;
+            self.work.actions.push(Action::JobStatusChanged { job: old, from, to, reason: Some(reason), allowed });
+            return self.create_retry(pipeline, place);
+        }
+        let listed = match (&node.allow_failure, exit_code) {
+            (AllowFailure::ExitCodes(codes), Some(code)) => codes.contains(&code),
+            _ => false,
+        };
+        let cancel_others = state.graph.auto_cancel.on_job_failure && !(job.allowed || listed);
+        self.change(pipeline, place, |job| job.allowed |= listed);
+        self.move_to(pipeline, place, JobStatus::Failed, Some(reason));
+        if cancel_others {
+            self.cancel_pipeline(pipeline, false);
+        }
+    }
+
+    /// Puts a new record in the place of the newest one. Its turn is decided anew; it asks nobody again.
+    fn create_retry(&mut self, pipeline: PipelineId, place: usize) {
+        let Some(state) = self.pipelines.get_mut(&pipeline) else { return };
+        let old = state.job_ref(place);
+        let from = state.jobs[place].status;
+        let allowed = state.graph.nodes[place].allow_failure == AllowFailure::Yes;
+        state.change(place, &mut self.work.wake, |job| {
+            job.retry += 1;
+            job.status = JobStatus::Created;
+            job.allowed = allowed;
+            job.asked = true;
+            job.winds_down = false;
+            job.timer_at = None;
+            job.child = None;
+        });
+        self.work.actions.push(Action::CreateRetry { old, new: state.job_ref(place) });
+        self.after_move(pipeline, place, from, JobStatus::Created);
+        self.work.wake.push_back((pipeline, place));
+    }
+
+    /// The status of a job that runners have to do with.
+    fn script_status(&self, job: JobRef) -> Result<JobStatus, Refusal> {
+        let status = self.newest_state(job)?.status;
+        let bridge = self
+            .pipelines
+            .get(&job.pipeline)
+            .and_then(|state| state.graph.nodes.get(job.place))
+            .is_some_and(|node| node.bridge.is_some());
+        if bridge { Err(Refusal::IsBridge(job)) } else { Ok(status) }
+    }
+}

@@ -1,0 +1,215 @@
+//! The part of a compiled pipeline that decides about order: names resolved to places, edges in both directions.
+
+use std::collections::HashMap;
+
+use muster_pipeline::model::{
+    AllowFailure, AutoCancel, BridgeTarget, Job, Need, Pipeline, Retry, Strategy, When, Work,
+};
+
+/// Why a pipeline cannot be scheduled. The compiler finds all of these first; here they keep the engine from waiting
+/// for ever on a graph that came another way.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GraphError {
+    /// A need on a job that is not there.
+    #[error("job `{job}` needs `{need}`, which is not in the pipeline")]
+    UnknownNeed {
+        /// Who needs.
+        job: String,
+        /// What.
+        need: String,
+    },
+    /// A need on a later stage, which could make jobs wait for each other.
+    #[error("job `{job}` needs `{need}` of a later stage")]
+    LaterNeed {
+        /// Who needs.
+        job: String,
+        /// What.
+        need: String,
+    },
+    /// Needs in a circle.
+    #[error("job `{job}` needs itself, directly or through others")]
+    Circle {
+        /// One job of the circle.
+        job: String,
+    },
+    /// A stage index outside the list of stages.
+    #[error("job `{job}` is in stage {stage}, and the pipeline has {stages}")]
+    UnknownStage {
+        /// Who.
+        job: String,
+        /// The index.
+        stage: usize,
+        /// How many there are.
+        stages: usize,
+    },
+}
+
+/// One job, as far as scheduling looks at it.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Node {
+    pub(super) name: String,
+    pub(super) stage: usize,
+    pub(super) when: When,
+    pub(super) start_in_ms: u64,
+    pub(super) allow_failure: AllowFailure,
+    pub(super) retry: Retry,
+    pub(super) interruptible: bool,
+    pub(super) resource_group: Option<String>,
+    /// `None`: stage order.
+    pub(super) needs: Option<Vec<usize>>,
+    pub(super) bridge: Option<BridgeKind>,
+}
+
+/// What a bridge waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct BridgeKind {
+    pub(super) strategy: Strategy,
+    /// It starts a pipeline below its own, which counts for the depth limit.
+    pub(super) child: bool,
+}
+
+/// The jobs of one pipeline, ready for the engine. The place of a job is its index in the model's list.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Graph {
+    pub(super) nodes: Vec<Node>,
+    /// Who needs the job at this place.
+    pub(super) dependents: Vec<Vec<usize>>,
+    /// Per stage, the jobs without `needs`.
+    pub(super) stage_jobs: Vec<Vec<usize>>,
+    /// All places, stages in order, and within a stage needed jobs before those that need them.
+    pub(super) order: Vec<usize>,
+    pub(super) auto_cancel: AutoCancel,
+}
+
+impl Graph {
+    /// Resolves names to places.
+    ///
+    /// # Errors
+    /// [`GraphError`] where some job could never have its turn.
+    pub fn new(pipeline: &Pipeline) -> Result<Self, GraphError> {
+        let stages = pipeline.stages.len();
+        let places: HashMap<&str, usize> =
+            pipeline.jobs.iter().enumerate().map(|(place, job)| (job.name.as_str(), place)).collect();
+        let mut nodes = Vec::with_capacity(pipeline.jobs.len());
+        let mut stage_jobs = vec![Vec::new(); stages];
+        let mut dependents = vec![Vec::new(); pipeline.jobs.len()];
+        for (place, job) in pipeline.jobs.iter().enumerate() {
+            if job.stage_index >= stages {
+                return Err(GraphError::UnknownStage { job: job.name.clone(), stage: job.stage_index, stages });
+            }
+            let needs = resolve_needs(job, &places, pipeline)?;
+            match &needs {
+                Some(needs) => needs.iter().for_each(|&need| dependents[need].push(place)),
+                None => stage_jobs[job.stage_index].push(place),
+            }
+            nodes.push(node(job, needs));
+        }
+        let order = topological(&nodes, &dependents, stages)?;
+        Ok(Self { nodes, dependents, stage_jobs, order, auto_cancel: pipeline.auto_cancel })
+    }
+
+    /// How many jobs.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// No jobs at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// The full name of the job at a place.
+    #[must_use]
+    pub fn name(&self, place: usize) -> Option<&str> {
+        self.nodes.get(place).map(|node| node.name.as_str())
+    }
+
+    /// The places in an order that respects stages and needs.
+    #[must_use]
+    pub fn order(&self) -> &[usize] {
+        &self.order
+    }
+}
+
+fn node(job: &Job, needs: Option<Vec<usize>>) -> Node {
+    Node {
+        name: job.name.clone(),
+        stage: job.stage_index,
+        when: job.when,
+        start_in_ms: job.start_in.map_or(0, |delay| u64::try_from(delay.as_millis()).unwrap_or(u64::MAX)),
+        allow_failure: job.allow_failure.clone(),
+        retry: job.retry.clone(),
+        interruptible: job.interruptible,
+        resource_group: job.resource_group.clone(),
+        needs,
+        bridge: match &job.work {
+            Work::Script(_) => None,
+            Work::Bridge(bridge) => Some(BridgeKind {
+                // A mirror of another project's pipeline has nothing but that pipeline's status to show.
+                strategy: match bridge.target {
+                    BridgeTarget::Mirror { .. } => Strategy::Mirror,
+                    BridgeTarget::Project { .. } | BridgeTarget::Child(_) => bridge.strategy,
+                },
+                child: matches!(bridge.target, BridgeTarget::Child(_)),
+            }),
+        },
+    }
+}
+
+/// The places of a job's needs, each once. Needs on other pipelines fetch artifacts and do not order anything.
+fn resolve_needs(
+    job: &Job,
+    places: &HashMap<&str, usize>,
+    pipeline: &Pipeline,
+) -> Result<Option<Vec<usize>>, GraphError> {
+    let Some(needs) = &job.needs else { return Ok(None) };
+    let mut found = Vec::with_capacity(needs.len());
+    for need in needs {
+        let Need::Job { name, optional, .. } = need else { continue };
+        let Some(&place) = places.get(name.as_str()) else {
+            if *optional {
+                continue;
+            }
+            return Err(GraphError::UnknownNeed { job: job.name.clone(), need: name.clone() });
+        };
+        if pipeline.jobs[place].stage_index > job.stage_index {
+            return Err(GraphError::LaterNeed { job: job.name.clone(), need: name.clone() });
+        }
+        found.push(place);
+    }
+    found.sort_unstable();
+    found.dedup();
+    Ok(Some(found))
+}
+
+/// Stages in order; inside a stage, jobs come after the jobs of that stage that they need. Linear in jobs and needs.
+fn topological(nodes: &[Node], dependents: &[Vec<usize>], stages: usize) -> Result<Vec<usize>, GraphError> {
+    let mut by_stage: Vec<Vec<usize>> = vec![Vec::new(); stages];
+    let mut open = vec![0_usize; nodes.len()];
+    for (place, node) in nodes.iter().enumerate() {
+        by_stage[node.stage].push(place);
+        open[place] = node.needs.iter().flatten().filter(|&&need| nodes[need].stage == node.stage).count();
+    }
+    let mut order: Vec<usize> = Vec::with_capacity(nodes.len());
+    for (stage, members) in by_stage.iter().enumerate() {
+        let begin = order.len();
+        order.extend(members.iter().filter(|&&place| open[place] == 0));
+        let mut next = begin;
+        while let Some(&place) = order.get(next) {
+            next += 1;
+            for &dependent in dependents[place].iter().filter(|&&other| nodes[other].stage == stage) {
+                open[dependent] -= 1;
+                if open[dependent] == 0 {
+                    order.push(dependent);
+                }
+            }
+        }
+        if order.len() - begin < members.len() {
+            let job = members.iter().find(|&&place| open[place] > 0).map_or("", |&place| nodes[place].name.as_str());
+            return Err(GraphError::Circle { job: job.to_owned() });
+        }
+    }
+    Ok(order)
+}

@@ -1,0 +1,77 @@
+//! A part of a pipeline: the jobs that somebody named.
+
+use std::collections::{BTreeSet, HashMap};
+
+use muster_pipeline::model::{Need, Pipeline};
+
+/// A name that no job of the pipeline has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no job `{0}` in this pipeline")]
+pub struct UnknownJob(pub String);
+
+/// The pipeline with only the named jobs (C217), by full name or by the name that all instances of a parallel job
+/// share. With `with_needs` also all that they need, directly or through others; of a job without `needs`, all jobs of
+/// earlier stages. Without it, needs on jobs that are left out are dropped, so that the named jobs start at once.
+///
+/// Put the full names of the named jobs into [`super::PipelineOptions::play`] to run manual ones among them (C218).
+///
+/// # Errors
+/// [`UnknownJob`] for the first name that fits no job.
+pub fn select(pipeline: &Pipeline, names: &[String], with_needs: bool) -> Result<Pipeline, UnknownJob> {
+    let mut kept: BTreeSet<usize> = BTreeSet::new();
+    for name in names {
+        let named = pipeline.jobs.iter().enumerate().filter(|(_, job)| job.name == *name || job.group_name == *name);
+        let mut found = named.map(|(place, _)| place).peekable();
+        if found.peek().is_none() {
+            return Err(UnknownJob(name.clone()));
+        }
+        kept.extend(found);
+    }
+    if with_needs {
+        add_needs(pipeline, &mut kept);
+    }
+    let mut part = pipeline.clone();
+    part.jobs = kept.iter().map(|&place| pipeline.jobs[place].clone()).collect();
+    let left: BTreeSet<&str> = kept.iter().map(|&place| pipeline.jobs[place].name.as_str()).collect();
+    for job in &mut part.jobs {
+        if let Some(needs) = &mut job.needs {
+            needs.retain(|need| !matches!(need, Need::Job { name, .. } if !left.contains(name.as_str())));
+        }
+        if let Some(dependencies) = &mut job.dependencies {
+            dependencies.retain(|name| left.contains(name.as_str()));
+        }
+    }
+    Ok(part)
+}
+
+/// Adds what the jobs in `kept` wait for. Linear in jobs and needs.
+fn add_needs(pipeline: &Pipeline, kept: &mut BTreeSet<usize>) {
+    let places: HashMap<&str, usize> =
+        pipeline.jobs.iter().enumerate().map(|(place, job)| (job.name.as_str(), place)).collect();
+    let mut open: Vec<usize> = kept.iter().copied().collect();
+    // All jobs of stages before this one are in `kept` already.
+    let mut whole_before = 0;
+    while let Some(place) = open.pop() {
+        let job = &pipeline.jobs[place];
+        let mut add = |place: usize| {
+            if kept.insert(place) {
+                open.push(place);
+            }
+        };
+        match &job.needs {
+            Some(needs) => needs.iter().for_each(|need| {
+                if let Need::Job { name, .. } = need
+                    && let Some(&needed) = places.get(name.as_str())
+                {
+                    add(needed);
+                }
+            }),
+            None if job.stage_index > whole_before => {
+                let earlier = pipeline.jobs.iter().enumerate().filter(|(_, other)| other.stage_index < job.stage_index);
+                earlier.for_each(|(place, _)| add(place));
+                whole_before = job.stage_index;
+            }
+            None => {}
+        }
+    }
+}
