@@ -1,1 +1,23 @@
-//! The provider port and its adapters: how to reach an agent there.
+//! The provider port and its adapters: where jobs run, and how to reach an agent there.
+//!
+//! ```text
+//! manager --acquire--> Provider --Lease--> Environment --connect--> AgentConnection --gRPC--> agent
+//! ```
+//!
+//! A [`Provider`] makes environments of one kind and says how many more leases it can give (back-pressure). A [`Lease`]
+//! is one job's right to one slot of one environment; dropped, the slot is free. [`host`] is the adapter for this
+//! machine: one agent process, apart from the manager, serves all local jobs.
+//!
+//! Invariants: at most one unreleased lease per slot (life-of-a-job R2); an agent is never started while one answers on
+//! the same socket; nothing here knows what a job does.
+
+mod connection;
+mod error;
+pub mod host;
+mod port;
+mod slots;
+
+pub use connection::{AgentConnection, Identity};
+pub use error::EnvironmentError;
+pub use port::{Directories, Environment, Lease, LeaseRecord, Provider, SlotGuard};
+pub use slots::{Slot, SlotKey, Slots, TakenSlot};

@@ -1,0 +1,43 @@
+//! What can go wrong on the way to an agent.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why an environment could not be had or reached. All of these may heal; the caller decides how long to hope.
+#[derive(Debug, thiserror::Error)]
+pub enum EnvironmentError {
+    /// Nobody answers, or what answers is no agent.
+    #[error("no agent answers on {}: {message}", socket.display())]
+    Unreachable {
+        /// The agent's socket.
+        socket: PathBuf,
+        /// What happened.
+        message: String,
+    },
+    /// The agent's process did not come up.
+    #[error("the agent could not be started: {message}; its log is {}", log.display())]
+    Start {
+        /// What happened.
+        message: String,
+        /// Where the agent writes what it has to say.
+        log: PathBuf,
+    },
+    /// A directory or file of the environment is not usable.
+    #[error("cannot {action} {}: {source}", path.display())]
+    File {
+        /// What was to be done.
+        action: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A lease from an earlier start does not fit: its slot is taken or beyond the capacity.
+    #[error("slot {slot} of environment `{environment}` cannot be taken again")]
+    SlotTaken {
+        /// The environment.
+        environment: String,
+        /// The slot.
+        slot: u32,
+    },
+}

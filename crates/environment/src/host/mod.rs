@@ -1,0 +1,139 @@
+//! The host adapter: jobs run on this machine, served by one agent process per state directory.
+//!
+//! The agent is this very executable, in a session of its own. It outlives the manager: a manager that starts again
+//! finds it by its socket and goes on. An agent that died is started anew and picks its jobs up from its spool.
+//!
+//! Files below the state directory: `spool/` is the agent's; `agent.log` has what the agent says; `agent.lock` keeps two
+//! managers from starting two agents. The socket is there too, unless its path would be too long for one.
+
+mod socket;
+mod start;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use tokio::sync::{Mutex, watch};
+
+use crate::{
+    AgentConnection, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey, Slots,
+};
+
+pub use socket::socket_path;
+pub use start::READY_MARKER;
+
+/// The id of the one environment that this provider has.
+const HOST: &str = "host";
+
+/// How this machine is used.
+#[derive(Debug, Clone)]
+pub struct HostOptions {
+    /// Where the agent's spool, log and lock are.
+    pub state_dir: PathBuf,
+    /// Where jobs find their files.
+    pub directories: Directories,
+    /// Jobs at the same time.
+    pub slots: usize,
+    /// The executable that is the agent: `<executable> agent serve --socket .. --spool ..`.
+    pub executable: PathBuf,
+    /// The agent ends when this process has ended; none means that it stays.
+    pub until_pid: Option<u32>,
+}
+
+/// This machine as a provider: one environment, a fixed number of slots.
+#[derive(Debug)]
+pub struct HostProvider {
+    environment: Arc<HostEnvironment>,
+    slots: Slots,
+}
+
+impl HostProvider {
+    /// Makes the directories; starts nothing yet.
+    ///
+    /// # Errors
+    /// [`EnvironmentError::File`] where a directory cannot be made.
+    pub fn new(options: HostOptions) -> Result<Self, EnvironmentError> {
+        for path in [&options.state_dir, &options.directories.builds, &options.directories.cache] {
+            std::fs::create_dir_all(path).map_err(|source| EnvironmentError::File {
+                action: "create directory",
+                path: path.clone(),
+                source,
+            })?;
+        }
+        let socket = socket_path(&options.state_dir)?;
+        let slots = Slots::new(options.slots);
+        let environment = HostEnvironment { options, socket, current: Mutex::new(None) };
+        Ok(Self { environment: Arc::new(environment), slots })
+    }
+
+    /// The environment: this machine.
+    #[must_use]
+    pub fn environment(&self) -> Arc<dyn Environment> {
+        self.environment.clone()
+    }
+
+    fn lease(&self, taken: crate::slots::TakenSlot) -> Lease {
+        let record = LeaseRecord { environment: HOST.to_owned(), slot: taken.slot.clone() };
+        Lease::new(record, self.environment(), Box::new(taken))
+    }
+}
+
+#[async_trait]
+impl Provider for HostProvider {
+    fn capacity(&self) -> watch::Receiver<usize> {
+        self.slots.free()
+    }
+
+    async fn acquire(&self, key: &SlotKey) -> Result<Lease, EnvironmentError> {
+        let mut free = self.slots.free();
+        loop {
+            if let Some(taken) = self.slots.take(key) {
+                return Ok(self.lease(taken));
+            }
+            // The sender lives in `self.slots`; should it be gone, no slot ever comes, and the caller's cancel ends it.
+            if free.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    fn restore(&self, record: &LeaseRecord) -> Result<Lease, EnvironmentError> {
+        let taken = (record.environment == HOST).then(|| self.slots.take_again(&record.slot)).flatten();
+        taken.map(|taken| self.lease(taken)).ok_or_else(|| EnvironmentError::SlotTaken {
+            environment: record.environment.clone(),
+            slot: record.slot.id,
+        })
+    }
+}
+
+/// This machine as an environment.
+#[derive(Debug)]
+struct HostEnvironment {
+    options: HostOptions,
+    socket: PathBuf,
+    /// The connection in use. Held across connecting, so that jobs that lost it together mend it once.
+    current: Mutex<Option<AgentConnection>>,
+}
+
+#[async_trait]
+impl Environment for HostEnvironment {
+    async fn connect(&self) -> Result<AgentConnection, EnvironmentError> {
+        let mut current = self.current.lock().await;
+        if let Some(connection) = &*current {
+            match connection.check().await {
+                Ok(()) => return Ok(connection.clone()),
+                Err(error) => tracing::warn!(%error, "the connection to the agent is lost"),
+            }
+        }
+        *current = None;
+        let connection = start::find_or_start(&self.options, &self.socket).await?;
+        *current = Some(connection.clone());
+        Ok(connection)
+    }
+
+    fn directories(&self) -> &Directories {
+        &self.options.directories
+    }
+}

@@ -1,0 +1,99 @@
+//! Finding the agent's process, or starting it.
+//!
+//! Readiness is an event: the agent writes one line to its standard output when its socket listens, and the end of that
+//! output without the line means that it failed.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+use super::HostOptions;
+use crate::{AgentConnection, EnvironmentError};
+
+/// What an agent says when it listens (job-execution 12.2).
+pub const READY_MARKER: &str = "step-runner is listening on socket";
+/// From the start of the process to its marker.
+const START_LIMIT: Duration = Duration::from_secs(20);
+/// Bytes of the agent's log that an error shows.
+const LOG_TAIL_BYTES: usize = 1000;
+
+/// The agent that answers on the socket; where none does, a new one.
+pub(super) async fn find_or_start(options: &HostOptions, socket: &Path) -> Result<AgentConnection, EnvironmentError> {
+    if let Ok(connection) = AgentConnection::open(socket).await {
+        return Ok(connection);
+    }
+    // Held until the agent listens: another manager then finds it instead of starting a second one.
+    let _lock = lock(options.state_dir.join("agent.lock")).await?;
+    if let Ok(connection) = AgentConnection::open(socket).await {
+        return Ok(connection);
+    }
+    start(options, socket).await?;
+    let connection = AgentConnection::open(socket).await?;
+    tracing::info!(pid = connection.identity().pid, "agent started");
+    Ok(connection)
+}
+
+async fn lock(path: PathBuf) -> Result<File, EnvironmentError> {
+    let failed = {
+        let path = path.clone();
+        move |source| EnvironmentError::File { action: "lock", path, source }
+    };
+    // Blocks for as long as another manager waits for its agent, which START_LIMIT bounds.
+    let locked = tokio::task::spawn_blocking(move || {
+        let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path)?;
+        flock(&file, FlockOperation::LockExclusive)?;
+        Ok(file)
+    });
+    locked.await.unwrap_or_else(|error| Err(std::io::Error::other(error))).map_err(failed)
+}
+
+async fn start(options: &HostOptions, socket: &Path) -> Result<(), EnvironmentError> {
+    let log_path = options.state_dir.join("agent.log");
+    let failed = |message: String| EnvironmentError::Start { message, log: log_path.clone() };
+    let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&log_path);
+    let log = log.map_err(|source| EnvironmentError::File { action: "write", path: log_path.clone(), source })?;
+    let mut command = Command::new(&options.executable);
+    command.args(["agent", "serve", "--socket"]).arg(socket).arg("--spool").arg(options.state_dir.join("spool"));
+    if let Some(pid) = options.until_pid {
+        command.arg("--until-pid").arg(pid.to_string());
+    }
+    command.current_dir(&options.state_dir).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+    // It leaves this session by itself as its first act. The child is dropped on purpose: it outlives this process,
+    // and the runtime reaps it should it end earlier.
+    let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
+    match tokio::time::timeout(START_LIMIT, ready(&mut child)).await {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(failed(format!("it ended before it listened: {}", tail(&log_path)))),
+        Err(_) => {
+            let killed = child.kill().await;
+            tracing::warn!(?killed, "the agent that did not become ready was killed");
+            Err(failed(format!("it did not listen within {} s: {}", START_LIMIT.as_secs(), tail(&log_path))))
+        }
+    }
+}
+
+/// Whether the marker came before the end of the output.
+async fn ready(child: &mut Child) -> bool {
+    let Some(output) = child.stdout.take() else { return false };
+    let mut lines = BufReader::new(output).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        if line.contains(READY_MARKER) {
+            return true;
+        }
+    }
+    false
+}
+
+/// The end of the agent's log, for an error.
+fn tail(log: &Path) -> String {
+    let text = std::fs::read(log).unwrap_or_default();
+    let start = text.len().saturating_sub(LOG_TAIL_BYTES);
+    let text = String::from_utf8_lossy(text.get(start..).unwrap_or_default()).trim().to_owned();
+    if text.is_empty() { "it said nothing".to_owned() } else { text }
+}

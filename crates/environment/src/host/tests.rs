@@ -1,0 +1,118 @@
+//! The host adapter with stand-ins for the agent; the real one is started by the tests of `crates/muster`.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use muster_agent_api::agent::agent_server::{Agent, AgentServer};
+use muster_agent_api::agent::{HelloRequest, HelloResponse, ListRequest, ListResponse, WaitRequest, WaitResponse};
+use tokio::net::UnixListener;
+use tokio::runtime::Runtime;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status};
+
+use super::*;
+
+struct Stub {
+    pid: i64,
+}
+
+#[async_trait]
+impl Agent for Stub {
+    async fn hello(&self, _: Request<HelloRequest>) -> Result<Response<HelloResponse>, Status> {
+        Ok(Response::new(HelloResponse { version: "stub".to_owned(), pid: self.pid }))
+    }
+    async fn wait(&self, _: Request<WaitRequest>) -> Result<Response<WaitResponse>, Status> {
+        Err(Status::not_found("no such job"))
+    }
+    async fn list(&self, _: Request<ListRequest>) -> Result<Response<ListResponse>, Status> {
+        Ok(Response::new(ListResponse { jobs: Vec::new() }))
+    }
+}
+
+/// An agent in a runtime of its own: when that ends, so do its connections, as those of a process do.
+fn serve(socket: &Path, pid: i64) -> Runtime {
+    let _ = std::fs::remove_file(socket);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let entered = runtime.enter();
+    let incoming = UnixListenerStream::new(UnixListener::bind(socket).unwrap());
+    let server = tonic::transport::Server::builder().add_service(AgentServer::new(Stub { pid }));
+    runtime.spawn(async move { server.serve_with_incoming(incoming).await.unwrap() });
+    drop(entered);
+    runtime
+}
+
+fn provider(home: &Path, executable: impl Into<PathBuf>) -> HostProvider {
+    let directories = Directories { builds: home.join("builds"), cache: home.join("cache"), shared: true };
+    let (state_dir, executable) = (home.join("state"), executable.into());
+    HostProvider::new(HostOptions { state_dir, directories, slots: 1, executable, until_pid: None }).unwrap()
+}
+
+/// An executable that does `script` instead of being an agent.
+fn executable(home: &Path, script: &str) -> PathBuf {
+    let path = home.join("agent");
+    std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[tokio::test]
+async fn an_agent_that_answers_is_used_and_its_successor_is_found() {
+    let home = tempfile::tempdir().unwrap();
+    let provider = provider(home.path(), "/nonexistent");
+    let socket = home.path().join("state/agent.sock");
+    let first = serve(&socket, 1);
+    let environment = provider.environment();
+    assert_eq!(environment.connect().await.unwrap().identity().pid, 1);
+    assert_eq!(environment.connect().await.unwrap().identity().pid, 1);
+    first.shutdown_background();
+    let second = serve(&socket, 2);
+    let connection = environment.connect().await.unwrap();
+    assert_eq!(connection.identity().pid, 2, "a lost connection is mended");
+    let lost = connection.agent().wait(WaitRequest { id: "7-1".to_owned() }).await.unwrap_err();
+    assert_eq!(lost.code(), tonic::Code::NotFound);
+    second.shutdown_background();
+}
+
+#[tokio::test]
+async fn an_agent_that_ends_before_it_listens_is_an_error_with_its_last_words() {
+    let home = tempfile::tempdir().unwrap();
+    let agent = executable(home.path(), "echo 'no space left' >&2; exit 1");
+    let error = provider(home.path(), agent).environment().connect().await.unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("ended before it listened: no space left") && text.contains("agent.log"), "{text}");
+}
+
+#[tokio::test]
+async fn the_agent_is_told_where_to_listen_and_whom_to_outlive() {
+    let home = tempfile::tempdir().unwrap();
+    let agent = executable(home.path(), "echo \"$@\" > args; echo \"step-runner is listening on socket $4\"");
+    let error = provider(home.path(), agent).environment().connect().await.unwrap_err();
+    assert!(matches!(error, EnvironmentError::Unreachable { .. }), "{error}");
+    let args = std::fs::read_to_string(home.path().join("state/args")).unwrap();
+    let state = home.path().join("state");
+    assert_eq!(args.trim(), format!("agent serve --socket {0}/agent.sock --spool {0}/spool", state.display()));
+}
+
+#[tokio::test]
+async fn leases_are_bounded_waited_for_and_restored() {
+    let home = tempfile::tempdir().unwrap();
+    let provider = provider(home.path(), "/nonexistent");
+    let key = SlotKey { project_id: 3 };
+    let lease = provider.acquire(&key).await.unwrap();
+    assert_eq!(*provider.capacity().borrow(), 0);
+    let record = lease.record.clone();
+    assert!(provider.restore(&record).is_err(), "one lease per slot");
+    let (second, ()) = tokio::join!(provider.acquire(&key), async { lease.release() });
+    second.unwrap().release();
+    provider.restore(&record).unwrap();
+}
+
+#[test]
+fn a_long_state_directory_has_its_socket_elsewhere_and_always_there() {
+    let short = Path::new("/var/lib/muster");
+    assert_eq!(socket_path(short).unwrap(), short.join("agent.sock"));
+    let long = PathBuf::from(format!("/var/lib/{}", "x".repeat(120)));
+    let socket = socket_path(&long).unwrap();
+    assert!(socket.as_os_str().len() < 100, "{}", socket.display());
+    assert_eq!(socket_path(&long).unwrap(), socket);
+}

@@ -1,0 +1,95 @@
+//! The port: what a manager needs from a place where jobs run.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use crate::{AgentConnection, EnvironmentError, Slot, SlotKey};
+
+/// Makes environments of one kind.
+#[async_trait]
+pub trait Provider: Send + Sync + 'static {
+    /// Leases that can be had now without waiting: a manager asks for no more jobs than that.
+    fn capacity(&self) -> watch::Receiver<usize>;
+
+    /// A lease for a job of `key`. Waits until there is one; cancel-safe.
+    ///
+    /// # Errors
+    /// [`EnvironmentError`] where the provider cannot make an environment at all.
+    async fn acquire(&self, key: &SlotKey) -> Result<Lease, EnvironmentError>;
+
+    /// The lease of an earlier start of the manager, by its record.
+    ///
+    /// # Errors
+    /// [`EnvironmentError::SlotTaken`] where the record does not fit what is there now.
+    fn restore(&self, record: &LeaseRecord) -> Result<Lease, EnvironmentError>;
+}
+
+/// A place with an agent.
+#[async_trait]
+pub trait Environment: Send + Sync + 'static {
+    /// A connection to the environment's agent; starts the agent where the environment has none.
+    ///
+    /// Safe to call again and again: that is how a lost connection is mended.
+    ///
+    /// # Errors
+    /// [`EnvironmentError`]; it may heal.
+    async fn connect(&self) -> Result<AgentConnection, EnvironmentError>;
+
+    /// Where jobs find their files in this environment.
+    fn directories(&self) -> &Directories;
+}
+
+/// The directories of an environment. Absolute.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Directories {
+    /// Below it jobs are checked out.
+    pub builds: PathBuf,
+    /// Below it caches are kept.
+    pub cache: PathBuf,
+    /// Jobs of different projects share the environment: `CI_SHARED_ENVIRONMENT`, and the layout of job-execution 2.9.
+    pub shared: bool,
+}
+
+/// What is stored of a lease, before it is used (life-of-a-job R2).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseRecord {
+    /// The environment's id at its provider.
+    pub environment: String,
+    /// The slot.
+    pub slot: Slot,
+}
+
+/// One job's right to one slot of one environment. Dropped, the slot is free again.
+pub struct Lease {
+    /// What to store.
+    pub record: LeaseRecord,
+    /// The place.
+    pub environment: Arc<dyn Environment>,
+    guard: SlotGuard,
+}
+
+/// Gives the slot back when it is dropped.
+pub type SlotGuard = Box<dyn Send + Sync>;
+
+impl Lease {
+    /// A lease that holds `guard`.
+    #[must_use]
+    pub fn new(record: LeaseRecord, environment: Arc<dyn Environment>, guard: SlotGuard) -> Self {
+        Self { record, environment, guard }
+    }
+
+    /// Gives the slot back.
+    pub fn release(self) {
+        drop(self.guard);
+    }
+}
+
+impl std::fmt::Debug for Lease {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lease").field("record", &self.record).finish_non_exhaustive()
+    }
+}
