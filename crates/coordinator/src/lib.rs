@@ -13,12 +13,18 @@
 pub mod clock;
 mod command;
 mod coordinator;
+pub mod coverage;
+pub mod dotenv;
 mod error;
 mod facts;
+pub mod handout;
 mod history;
+pub mod jwt;
 mod options;
+pub mod payload;
 pub mod schedule;
 pub mod source;
+pub mod variables;
 pub mod views;
 
 pub use coordinator::Coordinator;

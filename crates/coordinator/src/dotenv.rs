@@ -1,0 +1,107 @@
+//! Reports of the kind `dotenv`: variables that a job hands to later ones (pipeline-yaml 4.4).
+//!
+//! Invariant: no bytes make this panic; the result has at most [`MAX_VARIABLES`] entries.
+
+/// The largest report, in bytes.
+pub const MAX_BYTES: usize = 5 * 1024;
+
+/// The most variables that one report may have.
+pub const MAX_VARIABLES: usize = 20;
+
+/// Why a report is refused; its job fails with it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DotenvError {
+    /// More than [`MAX_BYTES`].
+    #[error("the dotenv report has {0} bytes, and {MAX_BYTES} are allowed")]
+    TooLarge(usize),
+    /// More than [`MAX_VARIABLES`].
+    #[error("the dotenv report has more than {MAX_VARIABLES} variables")]
+    TooMany,
+    /// Not UTF-8.
+    #[error("the dotenv report is not UTF-8")]
+    Encoding,
+    /// A line that is not `KEY=value`. The line itself may hold a secret and is not shown.
+    #[error(
+        "line {line} of the dotenv report is not `KEY=value`: {why}; blank lines, comments and values of several lines \
+         are not possible there"
+    )]
+    Line {
+        /// From 1.
+        line: usize,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}
+
+/// Reads a report: one `KEY=value` in each line, nothing substituted, quotes around a value taken off, of equal keys the
+/// last counts.
+///
+/// # Errors
+/// [`DotenvError`], for its job to fail with.
+pub fn parse(report: &[u8]) -> Result<Vec<(String, String)>, DotenvError> {
+    if report.len() > MAX_BYTES {
+        return Err(DotenvError::TooLarge(report.len()));
+    }
+    let text = std::str::from_utf8(report).map_err(|_| DotenvError::Encoding)?;
+    let mut variables: Vec<(String, String)> = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let (key, value) = assignment(line).map_err(|why| DotenvError::Line { line: index + 1, why })?;
+        variables.retain(|(known, _)| known != key);
+        variables.push((key.to_owned(), value.to_owned()));
+        if variables.len() > MAX_VARIABLES {
+            return Err(DotenvError::TooMany);
+        }
+    }
+    Ok(variables)
+}
+
+fn assignment(line: &str) -> Result<(&str, &str), &'static str> {
+    if line.trim().is_empty() {
+        return Err("it is blank");
+    }
+    if line.trim_start().starts_with('#') {
+        return Err("it is a comment");
+    }
+    let (key, value) = line.split_once('=').ok_or("there is no `=`")?;
+    let key = key.trim();
+    if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
+        return Err("a key has only letters, digits and underscores");
+    }
+    let value = value.trim();
+    for quote in ['"', '\''] {
+        if let Some(inner) = value.strip_prefix(quote).and_then(|rest| rest.strip_suffix(quote)) {
+            return Ok((key, inner));
+        }
+    }
+    Ok((key, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(key: &str, value: &str) -> (String, String) {
+        (key.to_owned(), value.to_owned())
+    }
+
+    #[test]
+    fn values_are_text_and_the_last_of_equal_keys_counts() {
+        let report = b"A=1\nB=x=y\r\nC=\"quoted\"\nD='$A'\nE=\nA=2\n";
+        assert_eq!(
+            parse(report),
+            Ok(vec![pair("B", "x=y"), pair("C", "quoted"), pair("D", "$A"), pair("E", ""), pair("A", "2")])
+        );
+        assert_eq!(parse(b""), Ok(Vec::new()));
+        assert_eq!(parse(b"A=\""), Ok(vec![pair("A", "\"")]));
+    }
+
+    #[test]
+    fn lines_that_are_no_assignments_are_named_without_their_content() {
+        for report in ["A=1\n\nB=2", "# comment", "A", "A-B=1", "=1", "export A=1"] {
+            assert!(matches!(parse(report.as_bytes()), Err(DotenvError::Line { .. })), "{report}");
+        }
+        assert_eq!(parse(b"\xff=1"), Err(DotenvError::Encoding));
+        let message = parse(b"A=1\nhunter22").unwrap_err().to_string();
+        assert!(message.contains("line 2") && !message.contains("hunter22"), "{message}");
+    }
+}

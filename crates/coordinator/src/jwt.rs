@@ -1,0 +1,165 @@
+//! Id tokens: what a job is, signed, for others to check (pipeline-yaml 1.2, `id_tokens`; claims as GitLab's).
+//!
+//! ES256, with a key that the caller keeps. [`Signer::public_key`] is what a verifier needs.
+
+use std::fmt;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use muster_job::Variable;
+use muster_pipeline::context::RefKind;
+use muster_pipeline::layers;
+use ring::rand::SystemRandom;
+use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair};
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::handout::Handout;
+
+/// How far the clocks of signer and verifier may differ, in seconds.
+const CLOCK_SKEW: i64 = 5;
+
+/// Why a token could not be signed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SignError {
+    /// The key is not what it has to be.
+    #[error("the signing key is not an ECDSA key on P-256 in PKCS #8 form: {0}")]
+    Key(String),
+    /// The system gave no random bytes.
+    #[error("the system gave no random bytes")]
+    Random,
+}
+
+/// Signs tokens.
+pub struct Signer {
+    pair: EcdsaKeyPair,
+    key_id: String,
+}
+
+impl fmt::Debug for Signer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Signer").field("key_id", &self.key_id).finish_non_exhaustive()
+    }
+}
+
+impl Signer {
+    /// A new key, in the form that [`Signer::from_pkcs8`] takes. Keep it like a password.
+    ///
+    /// # Errors
+    /// [`SignError::Random`].
+    pub fn new_key() -> Result<Vec<u8>, SignError> {
+        let document = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &SystemRandom::new());
+        Ok(document.map_err(|_| SignError::Random)?.as_ref().to_vec())
+    }
+
+    /// A signer with a key from [`Signer::new_key`].
+    ///
+    /// # Errors
+    /// [`SignError::Key`].
+    pub fn from_pkcs8(key: &[u8]) -> Result<Self, SignError> {
+        let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, key, &SystemRandom::new())
+            .map_err(|error| SignError::Key(error.to_string()))?;
+        // The thumbprint of RFC 7638: the key's members in the order of their names.
+        let (x, y) = coordinates(&pair);
+        let members = format!(r#"{{"crv":"P-256","kty":"EC","x":"{x}","y":"{y}"}}"#);
+        let key_id = URL_SAFE_NO_PAD.encode(Sha256::digest(members));
+        Ok(Self { pair, key_id })
+    }
+
+    /// The public key as a JSON Web Key.
+    #[must_use]
+    pub fn public_key(&self) -> Value {
+        let (x, y) = coordinates(&self.pair);
+        json!({"kty": "EC", "crv": "P-256", "x": x, "y": y, "kid": self.key_id, "use": "sig", "alg": "ES256"})
+    }
+
+    /// The signed token of `claims`.
+    ///
+    /// # Errors
+    /// [`SignError::Random`].
+    pub fn sign(&self, claims: &Claims) -> Result<String, SignError> {
+        let header = json!({"alg": "ES256", "typ": "JWT", "kid": self.key_id});
+        let part = |value: &[u8]| URL_SAFE_NO_PAD.encode(value);
+        let claims = Value::Object(claims.0.clone()).to_string();
+        let text = format!("{}.{}", part(header.to_string().as_bytes()), part(claims.as_bytes()));
+        let signature = self.pair.sign(&SystemRandom::new(), text.as_bytes()).map_err(|_| SignError::Random)?;
+        Ok(format!("{text}.{}", part(signature.as_ref())))
+    }
+}
+
+/// The public point, each half in Base64. It is 65 bytes long: a mark and twice 32 bytes.
+fn coordinates(pair: &EcdsaKeyPair) -> (String, String) {
+    let point = pair.public_key().as_ref();
+    let half = |from: usize| URL_SAFE_NO_PAD.encode(point.get(from..from + 32).unwrap_or_default());
+    (half(1), half(33))
+}
+
+/// What a token says.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Claims(Map<String, Value>);
+
+impl Claims {
+    /// The claims of a job. A single audience is a text, several are a list. Ids are text, as GitLab writes them.
+    #[must_use]
+    pub fn of(handout: &Handout<'_>, variables: &[Variable], audiences: &[String], lifetime: Duration) -> Self {
+        let Handout { job, context, project, git, .. } = handout;
+        let now = handout.now.unix_timestamp();
+        let tag = context.ref_kind == RefKind::Tag && !handout.is_merge_request();
+        let ref_type = if tag { "tag" } else { "branch" };
+        let ref_name = &context.ref_name;
+        let path = &project.path;
+        let namespace = path.rsplit_once('/').map_or(path.as_str(), |(namespace, _)| namespace);
+        let audience = match audiences {
+            [one] => json!(one),
+            several => json!(several),
+        };
+        let ref_path = match (tag, handout.is_merge_request()) {
+            (_, true) => ref_name.clone(),
+            (true, _) => format!("refs/tags/{ref_name}"),
+            (false, _) => format!("refs/heads/{ref_name}"),
+        };
+        let lifetime = i64::try_from(lifetime.as_secs()).unwrap_or(i64::MAX);
+        let mut claims = Map::new();
+        let mut claim = |name: &str, value: Value| {
+            claims.insert(name.to_owned(), value);
+        };
+        claim("iss", json!(handout.server_url));
+        claim("sub", json!(format!("project_path:{path}:ref_type:{ref_type}:ref:{ref_name}")));
+        claim("aud", audience);
+        claim("iat", json!(now));
+        claim("nbf", json!(now.saturating_sub(CLOCK_SKEW)));
+        claim("exp", json!(now.saturating_add(lifetime)));
+        claim("jti", json!(uuid::Uuid::new_v4().to_string()));
+        claim("namespace_id", json!(project.namespace_id.to_string()));
+        claim("namespace_path", json!(namespace));
+        claim("project_id", json!(project.id.to_string()));
+        claim("project_path", json!(path));
+        claim("pipeline_id", json!(handout.pipeline_id.to_string()));
+        claim("pipeline_source", json!(context.source.as_str()));
+        claim("job_id", json!(handout.job_id.to_string()));
+        claim("ref", json!(ref_name));
+        claim("ref_type", json!(ref_type));
+        claim("ref_path", json!(ref_path));
+        claim("ref_protected", json!(context.ref_protected.to_string()));
+        claim("runner_environment", json!("self-hosted"));
+        claim("sha", json!(git.sha));
+        for (name, variable) in [
+            ("user_id", "GITLAB_USER_ID"),
+            ("user_login", "GITLAB_USER_LOGIN"),
+            ("user_email", "GITLAB_USER_EMAIL"),
+            ("runner_id", "CI_RUNNER_ID"),
+            ("project_visibility", "CI_PROJECT_VISIBILITY"),
+            ("deployment_tier", "CI_ENVIRONMENT_TIER"),
+            ("environment_action", "CI_ENVIRONMENT_ACTION"),
+        ] {
+            if let Some(value) = layers::value(variables, variable) {
+                claim(name, json!(value));
+            }
+        }
+        if let Some(environment) = &job.environment {
+            claim("environment", json!(environment.name));
+        }
+        Self(claims)
+    }
+}

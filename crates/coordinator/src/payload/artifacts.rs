@@ -1,0 +1,62 @@
+//! What a job uploads: its archive and one file for each report.
+
+use muster_pipeline::model::{Artifacts, ScriptWork};
+use muster_runner_api::payload::Artifact;
+
+/// The archive, if there is anything in it, then the reports in written order.
+pub(super) fn artifacts(work: &ScriptWork) -> Vec<Artifact> {
+    let Some(artifacts) = &work.artifacts else { return Vec::new() };
+    let archive = (artifacts.untracked || !artifacts.paths.is_empty()).then(|| archive(artifacts));
+    let reports = artifacts.reports.iter().map(|(kind, paths)| report(kind, paths, artifacts));
+    archive.into_iter().chain(reports).collect()
+}
+
+fn archive(artifacts: &Artifacts) -> Artifact {
+    let when = if artifacts.when.is_empty() { "on_success" } else { &artifacts.when };
+    Artifact {
+        name: artifacts.name.clone().unwrap_or_else(|| "artifacts".to_owned()),
+        untracked: artifacts.untracked,
+        paths: artifacts.paths.clone(),
+        exclude: artifacts.exclude.clone(),
+        when: when.to_owned(),
+        artifact_type: "archive".to_owned(),
+        artifact_format: "zip".to_owned(),
+        expire_in: artifacts.expire_in.clone().unwrap_or_default(),
+    }
+}
+
+fn report(kind: &str, paths: &[String], artifacts: &Artifacts) -> Artifact {
+    let (format, name) = form_of(kind);
+    Artifact {
+        name,
+        paths: paths.to_vec(),
+        when: "always".to_owned(),
+        artifact_type: kind.to_owned(),
+        artifact_format: format.to_owned(),
+        expire_in: artifacts.expire_in.clone().unwrap_or_default(),
+        ..Artifact::default()
+    }
+}
+
+/// The format and default file name of a report.
+fn form_of(kind: &str) -> (&'static str, String) {
+    let (format, name) = match kind {
+        "junit" => ("gzip", "junit.xml"),
+        "dotenv" => ("gzip", ".env"),
+        "cobertura" => ("gzip", "cobertura-coverage.xml"),
+        "jacoco" => ("gzip", "jacoco-coverage.xml"),
+        "metrics" => ("gzip", "metrics.txt"),
+        "cyclonedx" => ("gzip", "gl-sbom.cdx.json"),
+        "annotations" => ("gzip", "gl-annotations.json"),
+        "lsif" => ("zip", "lsif.json"),
+        "codequality" => ("raw", "gl-code-quality-report.json"),
+        "accessibility" => ("raw", "gl-accessibility.json"),
+        "browser_performance" => ("raw", "browser-performance.json"),
+        "load_performance" => ("raw", "load-performance.json"),
+        "terraform" => ("raw", "tfplan.json"),
+        "requirements" => ("raw", "requirements.json"),
+        // The security scanners.
+        _ => return ("raw", format!("gl-{}-report.json", kind.replace('_', "-"))),
+    };
+    (format, name.to_owned())
+}

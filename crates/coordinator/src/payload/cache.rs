@@ -1,0 +1,36 @@
+//! Caches with the keys that runners see.
+
+use muster_pipeline::model::{self, ScriptWork};
+use muster_runner_api::payload::Cache;
+
+use crate::handout::Handout;
+
+/// The caches in written order; one that would hold nothing is left out (pipeline-yaml 1.2).
+pub(super) fn caches(handout: &Handout<'_>, work: &ScriptWork) -> Vec<Cache> {
+    work.cache
+        .iter()
+        .filter(|cache| cache.untracked || !cache.paths.is_empty())
+        .map(|cache| {
+            let suffix = suffix(handout, cache);
+            let key = if cache.key.is_empty() { "default" } else { &cache.key };
+            let or = |value: &String, default: &str| if value.is_empty() { default.to_owned() } else { value.clone() };
+            Cache {
+                key: format!("{key}{suffix}"),
+                untracked: cache.untracked,
+                policy: or(&cache.policy, "pull-push"),
+                paths: cache.paths.clone(),
+                when: or(&cache.when, "on_success"),
+                fallback_keys: cache.fallback_keys.iter().map(|key| format!("{key}{suffix}")).collect(),
+            }
+        })
+        .collect()
+}
+
+/// Keeps what jobs of unprotected refs wrote away from jobs of protected ones.
+fn suffix(handout: &Handout<'_>, cache: &model::Cache) -> &'static str {
+    match (handout.project.separate_caches, handout.context.ref_protected && !cache.unprotect) {
+        (false, _) => "",
+        (true, true) => "-protected",
+        (true, false) => "-non_protected",
+    }
+}

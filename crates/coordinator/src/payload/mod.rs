@@ -1,0 +1,182 @@
+//! From a compiled job to the payload that a runner gets (pipeline-yaml 6, runner-api 2.5).
+//!
+//! Pure: the caller brings ids, tokens, variables and the archives of other jobs.
+//!
+//! Invariants: what decoding at a stock runner trips over is never sent (runner-api 11, traps 1 to 8): `run` is text or
+//! absent, values of variables are text, `steps` has no script where `run` is used.
+
+mod artifacts;
+mod cache;
+mod error;
+mod git;
+mod image;
+mod inputs;
+mod release;
+mod requirements;
+mod secrets;
+mod steps;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use muster_job::{FailureReason, JobId, Secret, Variable};
+use muster_pipeline::model::{ScriptWork, Work};
+use muster_runner_api::payload as wire;
+
+pub use error::PayloadError;
+pub use requirements::missing_feature;
+
+use crate::handout::Handout;
+use crate::jwt::Signer;
+
+/// What a payload is made from.
+#[derive(Debug, Clone, Copy)]
+pub struct PayloadInput<'a> {
+    /// The job and what surrounds it.
+    pub handout: Handout<'a>,
+    /// From [`crate::variables::job_variables`].
+    pub variables: &'a [Variable],
+    /// The archives that the job gets, in the order in which they are unpacked.
+    pub dependencies: &'a [Archive],
+    /// How long the job may run: the least of job, project and runner.
+    pub timeout: Duration,
+    /// How it stood in the queue.
+    pub queue: QueueFacts,
+    /// Values of the `secrets` keyword, by the name of the secret.
+    pub secrets: &'a BTreeMap<String, Secret>,
+    /// Signs the job's id tokens.
+    pub signer: &'a Signer,
+    /// The least time between two trace uploads, for Muster's own managers.
+    pub trace_interval: Duration,
+    /// The manager is on this machine and may clone from [`crate::GitFacts::repo_path`].
+    pub local_repository: bool,
+}
+
+/// The archive of a job, for a later one to download.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Archive {
+    /// The job that made it.
+    pub job: JobId,
+    /// That job's name.
+    pub name: String,
+    /// The archive's file name.
+    pub filename: String,
+    /// Its size in bytes.
+    pub size: u64,
+}
+
+/// How a job stood in the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct QueueFacts {
+    /// How long it was pending.
+    pub waited: Duration,
+    /// How many jobs are pending.
+    pub size: usize,
+    /// How many of them were before it.
+    pub depth: usize,
+}
+
+/// The payload of a job.
+///
+/// # Errors
+/// [`PayloadError`] where a secret has no value, an id token cannot be signed, or the job is a bridge.
+pub fn build(input: &PayloadInput<'_>) -> Result<wire::JobPayload, PayloadError> {
+    let handout = &input.handout;
+    let job = handout.job;
+    let Work::Script(work) = &job.work else {
+        return Err(PayloadError::Bridge { job: job.name.clone() });
+    };
+    let mut variables = input.variables.to_vec();
+    variables.extend(secrets::id_tokens(input, work)?);
+    variables.extend(secrets::resolved(input, work)?);
+    let mut payload = wire::JobPayload {
+        id: handout.job_id,
+        token: handout.token.expose().to_owned(),
+        allow_git_fetch: handout.project.allow_git_fetch,
+        job_info: job_info(input),
+        git_info: git::git_info(handout, input.variables),
+        runner_info: wire::RunnerInfo { timeout: seconds(input.timeout) },
+        variables,
+        steps: steps::steps(work, input.timeout),
+        image: work.image.as_ref().map(image::image),
+        services: work.services.iter().map(image::image).collect(),
+        artifacts: artifacts::artifacts(work),
+        cache: cache::caches(handout, work),
+        credentials: Vec::new(),
+        dependencies: dependencies(input),
+        features: features(),
+        hooks: steps::hooks(work),
+        run: run(work),
+        muster: Some(extension(input)),
+    };
+    inputs::interpolate(&mut payload, &work.inputs);
+    Ok(payload)
+}
+
+/// `run:` as a JSON text; absent where the job has a script.
+fn run(work: &ScriptWork) -> Option<String> {
+    work.run.as_ref().map(ToString::to_string)
+}
+
+fn job_info(input: &PayloadInput<'_>) -> wire::JobInfo {
+    let Handout { job, job_id, pipeline_id, project, .. } = input.handout;
+    wire::JobInfo {
+        id: job_id.0,
+        name: job.name.clone(),
+        stage: job.stage.clone(),
+        pipeline_id: pipeline_id.0,
+        project_id: project.id.0,
+        project_name: project.name.clone(),
+        project_full_path: project.path.clone(),
+        namespace_id: project.namespace_id,
+        root_namespace_id: project.namespace_id,
+        time_in_queue_seconds: input.queue.waited.as_secs_f64(),
+        // Text, and this for every runner that is not an instance runner.
+        project_jobs_running_on_instance_runners_count: "+Inf".to_owned(),
+        queue_size: count(input.queue.size),
+        queue_depth: count(input.queue.depth),
+    }
+}
+
+/// The job's own token opens the archives: the producer's is long expired.
+fn dependencies(input: &PayloadInput<'_>) -> Vec<wire::Dependency> {
+    input
+        .dependencies
+        .iter()
+        .map(|archive| wire::Dependency {
+            id: archive.job.0,
+            token: input.handout.token.expose().to_owned(),
+            name: archive.name.clone(),
+            artifacts_file: wire::ArtifactsFile {
+                filename: archive.filename.clone(),
+                size: i64::try_from(archive.size).unwrap_or(i64::MAX),
+            },
+        })
+        .collect()
+}
+
+fn features() -> wire::Features {
+    wire::Features {
+        trace_sections: true,
+        token_mask_prefixes: Vec::new(),
+        failure_reasons: FailureReason::ALL.iter().map(|reason| reason.as_str().to_owned()).collect(),
+    }
+}
+
+fn extension(input: &PayloadInput<'_>) -> wire::Extension {
+    let path = input.handout.git.repo_path.as_ref().filter(|_| input.local_repository);
+    wire::Extension {
+        local_repository: path.map(|path| path.to_string_lossy().into_owned()),
+        trace_interval_ms: u64::try_from(input.trace_interval.as_millis()).ok(),
+        result_tree: true,
+    }
+}
+
+fn count(value: usize) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+/// Whole seconds, and at least one: zero would mean the runner's own default.
+fn seconds(duration: Duration) -> i64 {
+    i64::try_from(duration.as_secs()).unwrap_or(i64::MAX).max(1)
+}

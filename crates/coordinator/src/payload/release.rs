@@ -1,0 +1,103 @@
+//! The `release` keyword as a script of its own: one `glab` command line.
+//!
+//! Values stand in double quotes, so that the job's shell expands variables in them and nothing else.
+
+use serde_json::Value;
+
+/// Says what is missing where the image has no `glab`, instead of the shell's "command not found".
+const CHECK: &str = "command -v glab >/dev/null || { echo \"release: the program glab is not in this job's environment; \
+                     install it there (https://gitlab.com/gitlab-org/cli)\" >&2; exit 1; }";
+
+/// The lines of the step.
+pub(super) fn script(release: &Value) -> Vec<String> {
+    vec![CHECK.to_owned(), command(release)]
+}
+
+/// `glab release create ...`: an existing release makes it fail, and milestones stay open, as GitLab does it.
+fn command(release: &Value) -> String {
+    let text = |key: &str| release.get(key).and_then(Value::as_str).filter(|value| !value.is_empty());
+    let mut command = format!(
+        "GITLAB_HOST=\"$CI_SERVER_URL\" GITLAB_TOKEN=\"$CI_JOB_TOKEN\" GLAB_ENABLE_CI_AUTOLOGIN=true \
+         glab --repo \"$CI_PROJECT_PATH\" release create {}",
+        quoted(text("tag_name").unwrap_or("$CI_COMMIT_TAG"))
+    );
+    let mut option = |name: &str, value: &str| {
+        command.push_str(&format!(" --{name} {}", quoted(value)));
+    };
+    option("ref", text("ref").unwrap_or("$CI_COMMIT_SHA"));
+    if let Some(description) = text("description") {
+        // Text, or the path of a file that holds it.
+        option("experimental-notes-text-or-file", description);
+    }
+    for (key, name) in [("name", "name"), ("tag_message", "tag-message"), ("released_at", "released-at")] {
+        if let Some(value) = text(key) {
+            option(name, value);
+        }
+    }
+    let milestones = list(release.get("milestones"));
+    if !milestones.is_empty() {
+        option("milestone", &milestones.join(","));
+    }
+    if let Some(links) =
+        release.pointer("/assets/links").filter(|links| links.as_array().is_some_and(|l| !l.is_empty()))
+    {
+        option("assets-links", &links.to_string());
+    }
+    command + " --no-update --no-close-milestone"
+}
+
+/// A text or a list of texts.
+fn list(value: Option<&Value>) -> Vec<&str> {
+    match value {
+        Some(Value::String(text)) => vec![text],
+        Some(Value::Array(items)) => items.iter().filter_map(Value::as_str).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// In double quotes: variables are expanded, commands and quotes are text.
+fn quoted(value: &str) -> String {
+    let mut out = String::from("\"");
+    let mut chars = value.chars().peekable();
+    while let Some(char) = chars.next() {
+        if matches!(char, '"' | '\\' | '`') || (char == '$' && chars.peek() == Some(&'(')) {
+            out.push('\\');
+        }
+        out.push(char);
+    }
+    out.push('"');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_are_for_the_shell_and_nothing_else_is() {
+        assert_eq!(quoted("v$X \"a\" `b` $(c) \\d"), "\"v$X \\\"a\\\" \\`b\\` \\$(c) \\\\d\"");
+    }
+
+    #[test]
+    fn every_field_has_its_option() {
+        let release = serde_json::json!({
+            "tag_name": "$CI_COMMIT_TAG", "description": "notes.md", "name": "R 1", "ref": "main", "tag_message": "m",
+            "milestones": ["a", "b"], "released_at": "2026-11-21T00:00:00Z",
+            "assets": {"links": [{"name": "n", "url": "https://x"}]},
+        });
+        let command = command(&release);
+        for part in [
+            "release create \"$CI_COMMIT_TAG\"",
+            "--ref \"main\"",
+            "--experimental-notes-text-or-file \"notes.md\"",
+            "--name \"R 1\"",
+            "--tag-message \"m\"",
+            "--milestone \"a,b\"",
+            "--released-at \"2026-11-21T00:00:00Z\"",
+            "--assets-links \"[{\\\"name\\\":\\\"n\\\",\\\"url\\\":\\\"https://x\\\"}]\"",
+            "--no-update",
+        ] {
+            assert!(command.contains(part), "{part} in {command}");
+        }
+    }
+}

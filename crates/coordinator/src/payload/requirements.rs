@@ -1,0 +1,26 @@
+//! Which jobs a runner is able to run: the features that it has to declare (runner-api 2.2).
+
+use muster_pipeline::context::PipelineSource;
+use muster_pipeline::model::{AllowFailure, Job, Work};
+use muster_runner_api::wire::Info;
+
+/// The first feature that `job` needs and the runner does not declare; the job then fails as `runner_unsupported`.
+#[must_use]
+pub fn missing_feature(job: &Job, source: PipelineSource, info: &Info) -> Option<&'static str> {
+    let Work::Script(work) = &job.work else { return None };
+    let artifacts = work.artifacts.as_ref();
+    let needs = [
+        ("upload_multiple_artifacts", artifacts.is_some_and(|artifacts| !artifacts.reports.is_empty())),
+        ("artifacts_exclude", artifacts.is_some_and(|artifacts| !artifacts.exclude.is_empty())),
+        ("refspecs", source == PipelineSource::MergeRequestEvent),
+        ("multi_build_steps", work.release.is_some()),
+        ("return_exit_code", judged_by_exit_code(job)),
+        ("fallback_cache_keys", work.cache.iter().any(|cache| !cache.fallback_keys.is_empty())),
+    ];
+    needs.into_iter().find(|(feature, needed)| *needed && !info.has(feature)).map(|(feature, _)| feature)
+}
+
+/// Whether something depends on the number that the script ends with.
+fn judged_by_exit_code(job: &Job) -> bool {
+    matches!(job.allow_failure, AllowFailure::ExitCodes(_)) || !job.retry.exit_codes.is_empty()
+}

@@ -1,0 +1,51 @@
+//! `id_tokens` and `secrets`: masked variables of the job.
+
+use std::time::Duration;
+
+use muster_job::Variable;
+use muster_pipeline::expand::{self, Unknown};
+use muster_pipeline::layers;
+use muster_pipeline::model::ScriptWork;
+use serde_json::Value;
+
+use super::{PayloadError, PayloadInput};
+use crate::jwt::Claims;
+
+/// How long an id token outlives the job's time limit.
+const TOKEN_SLACK: Duration = Duration::from_secs(5 * 60);
+
+/// A signed token for each entry of `id_tokens`; variables in its audience are expanded.
+pub(super) fn id_tokens(input: &PayloadInput<'_>, work: &ScriptWork) -> Result<Vec<Variable>, PayloadError> {
+    let lookup = |name: &str| layers::value(input.variables, name).map(str::to_owned);
+    work.id_tokens
+        .iter()
+        .map(|(name, audiences)| {
+            let audiences: Vec<String> =
+                audiences.iter().map(|audience| expand::expand_text(audience, &lookup, Unknown::Keep)).collect();
+            let claims =
+                Claims::of(&input.handout, input.variables, &audiences, input.timeout.saturating_add(TOKEN_SLACK));
+            let token = input.signer.sign(&claims).map_err(|source| PayloadError::IdToken {
+                job: input.handout.job.name.clone(),
+                token: name.clone(),
+                source,
+            })?;
+            Ok(Variable::secret(name, token))
+        })
+        .collect()
+}
+
+/// The values of the job's `secrets`, from what the user wrote down. A secret is a file unless `file: false`.
+pub(super) fn resolved(input: &PayloadInput<'_>, work: &ScriptWork) -> Result<Vec<Variable>, PayloadError> {
+    work.secrets
+        .iter()
+        .map(|(name, entry)| {
+            let value = input.secrets.get(name).ok_or_else(|| PayloadError::MissingSecret {
+                job: input.handout.job.name.clone(),
+                secret: name.clone(),
+            })?;
+            let file = entry.get("file").and_then(Value::as_bool).unwrap_or(true);
+            // Raw: a `$` in a password is a `$`.
+            Ok(Variable { file, raw: true, ..Variable::secret(name, value.expose()) })
+        })
+        .collect()
+}

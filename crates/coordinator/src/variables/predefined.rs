@@ -1,0 +1,93 @@
+//! Predefined variables that only the coordinator knows: ids, URLs, the token, the runner (phase J of pipeline-yaml 4.5).
+
+use muster_job::Variable;
+use muster_pipeline::model::{Job, When};
+use time::format_description::well_known::Rfc3339;
+
+use super::RunnerFacts;
+use crate::handout::Handout;
+
+/// What the runner sets itself: never sent (C215), since a payload's value would replace the truth.
+pub const RUNNER_OWNED: &[&str] = &[
+    "CI_SERVER",
+    "CI_SERVER_TLS_CA_FILE",
+    "CI_SERVER_TLS_CERT_FILE",
+    "CI_SERVER_TLS_KEY_FILE",
+    "CI_PROJECT_DIR",
+    "CI_BUILDS_DIR",
+    "CI_JOB_IMAGE",
+    "CI_JOB_STATUS",
+    "CI_JOB_TIMEOUT",
+    "CI_CONCURRENT_ID",
+    "CI_CONCURRENT_PROJECT_ID",
+    "CI_RUNNER_SHORT_TOKEN",
+    "CI_RUNNER_VERSION",
+    "CI_RUNNER_REVISION",
+    "CI_RUNNER_EXECUTABLE_ARCH",
+    "CI_SHARED_ENVIRONMENT",
+    "CI_DISPOSABLE_ENVIRONMENT",
+];
+
+/// Predefined variables without those that are the runner's to set.
+pub(super) fn without_runner_owned(variables: Vec<Variable>) -> Vec<Variable> {
+    variables.into_iter().filter(|variable| !RUNNER_OWNED.contains(&variable.key.as_str())).collect()
+}
+
+/// Ids, URLs and the token: the lowest layer.
+pub(super) fn persisted(handout: &Handout<'_>) -> Vec<Variable> {
+    let url = handout.server_url.trim_end_matches('/');
+    let project_url = format!("{url}/{}", handout.project.path);
+    let hidden = |key: &str, value: String| Variable { public: false, ..Variable::public(key, value) };
+    let mut variables = vec![
+        Variable::public("CI", "true"),
+        Variable::public("GITLAB_CI", "true"),
+        Variable::public("CI_API_V4_URL", format!("{url}/api/v4")),
+        Variable::public("CI_PROJECT_ID", handout.project.id.to_string()),
+        Variable::public("CI_PROJECT_NAME", &handout.project.name),
+        Variable::public("CI_PROJECT_PATH", &handout.project.path),
+        Variable::public("CI_COMMIT_SHA", &handout.git.sha),
+        Variable::public("CI_PIPELINE_ID", handout.pipeline_id.to_string()),
+        Variable::public("CI_PIPELINE_IID", handout.pipeline_iid.to_string()),
+        Variable::public("CI_PIPELINE_URL", format!("{project_url}/-/pipelines/{}", handout.pipeline_id)),
+        Variable::public("CI_JOB_ID", handout.job_id.to_string()),
+        Variable::public("CI_JOB_URL", format!("{project_url}/-/jobs/{}", handout.job_id)),
+        Variable::secret("CI_JOB_TOKEN", handout.token.expose()),
+        hidden("CI_REPOSITORY_URL", handout.repository_url()),
+    ];
+    variables.extend(server(url));
+    if let Ok(started) = handout.now.format(&Rfc3339) {
+        variables.push(Variable::public("CI_JOB_STARTED_AT", started));
+    }
+    variables
+}
+
+/// The parts of the coordinator's address.
+fn server(url: &str) -> Vec<Variable> {
+    let mut variables = vec![Variable::public("CI_SERVER_URL", url)];
+    let Ok(parsed) = url::Url::parse(url) else { return variables };
+    let host = parsed.host_str().unwrap_or_default();
+    let port = parsed.port_or_known_default().unwrap_or_default();
+    let fqdn = parsed.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"));
+    variables.extend([
+        Variable::public("CI_SERVER_HOST", host),
+        Variable::public("CI_SERVER_PORT", port.to_string()),
+        Variable::public("CI_SERVER_PROTOCOL", parsed.scheme()),
+        Variable::public("CI_SERVER_FQDN", fqdn),
+    ]);
+    variables
+}
+
+/// `CI_JOB_MANUAL`, for manual jobs only.
+pub(super) fn manual(job: &Job) -> Vec<Variable> {
+    if job.when == When::Manual { vec![Variable::public("CI_JOB_MANUAL", "true")] } else { Vec::new() }
+}
+
+/// Who takes the job. Tags are written as a list, as current servers do.
+pub(super) fn runner(runner: &RunnerFacts<'_>) -> Vec<Variable> {
+    let tags: Vec<String> = runner.tags.iter().map(|tag| format!("{tag:?}")).collect();
+    vec![
+        Variable::public("CI_RUNNER_ID", runner.id.to_string()),
+        Variable::public("CI_RUNNER_DESCRIPTION", runner.description),
+        Variable::public("CI_RUNNER_TAGS", format!("[{}]", tags.join(", "))),
+    ]
+}
