@@ -1,0 +1,298 @@
+//! The command line of `muster ci`.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+
+/// Arguments of `muster ci`.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    run: RunArgs,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+impl Args {
+    /// The subcommand; `run` where none is named.
+    pub(super) fn into_command(self) -> Command {
+        self.command.unwrap_or(Command::Run(self.run))
+    }
+}
+
+/// Subcommands of `muster ci`.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Command {
+    /// Run the pipeline (this is what `muster ci` does without a subcommand).
+    Run(RunArgs),
+    /// List the jobs of the pipeline.
+    List(ListArgs),
+    /// Draw the jobs and what each waits for.
+    Graph(GraphArgs),
+    /// Check the configuration, and show all errors and warnings.
+    Lint(LintArgs),
+    /// Say what made a job what it is, or kept it out of the pipeline.
+    Explain(ExplainArgs),
+    /// Delete logs, artifacts, workspaces and caches of past runs.
+    Clean(CleanArgs),
+}
+
+/// Where the repository is.
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct PlaceArgs {
+    /// Work on the repository around this directory.
+    #[arg(short = 'C', long, value_name = "DIR", default_value = ".", hide_default_value = true)]
+    pub(super) directory: PathBuf,
+}
+
+/// Which pipeline is meant: the file, the event, the variables.
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct PipelineArgs {
+    #[command(flatten)]
+    pub(super) place: PlaceArgs,
+    /// The file that the pipeline is written in [default: .gitlab-ci.yml at the top of the repository].
+    #[arg(short, long, value_name = "FILE")]
+    pub(super) file: Option<PathBuf>,
+    /// The event that starts the pipeline; sets CI_PIPELINE_SOURCE and all that follows from it.
+    #[arg(long, value_enum, default_value_t, hide_default_value = true, help_heading = "Event")]
+    pub(super) event: Event,
+    /// Take this for the name of the branch [default: the branch that is checked out].
+    #[arg(long = "ref", value_name = "BRANCH", help_heading = "Event")]
+    pub(super) branch: Option<String>,
+    /// Make it a pipeline for a tag of this name; the tag need not exist.
+    #[arg(long, value_name = "TAG", conflicts_with = "branch", help_heading = "Event")]
+    pub(super) tag: Option<String>,
+    /// The branch that the merge request goes to [default: the default branch]; implies `--event merge_request_event`.
+    #[arg(long, value_name = "BRANCH", help_heading = "Event")]
+    pub(super) mr_target: Option<String>,
+    /// Let `rules:changes` compare with this branch, tag or commit, whatever the event.
+    #[arg(long, value_name = "REF", help_heading = "Event")]
+    pub(super) changed_since: Option<String>,
+    /// Set a pipeline variable; it beats those of the configuration. May be repeated.
+    #[arg(long, value_name = "NAME=VALUE", help_heading = "Variables")]
+    pub(super) var: Vec<String>,
+    /// Set pipeline variables from a file of NAME=VALUE lines. May be repeated; `--var` beats it.
+    #[arg(long, value_name = "FILE", help_heading = "Variables")]
+    pub(super) var_file: Vec<PathBuf>,
+    /// Set a variable of type file: jobs see the path of a file with this file's content. May be repeated.
+    #[arg(long, value_name = "NAME=FILE", help_heading = "Variables")]
+    pub(super) file_var: Vec<String>,
+    /// Give a value to an input of `spec:inputs`. May be repeated.
+    #[arg(long, value_name = "NAME=VALUE", help_heading = "Variables")]
+    pub(super) input: Vec<String>,
+}
+
+/// Arguments of `muster ci run`.
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct RunArgs {
+    /// Run only these jobs; a name without its matrix part means all cells. Manual jobs run only when named here.
+    #[arg(value_name = "JOB")]
+    pub(super) jobs: Vec<String>,
+    /// Also run what the named jobs need.
+    #[arg(long, requires = "jobs")]
+    pub(super) needs: bool,
+    #[command(flatten)]
+    pub(super) pipeline: PipelineArgs,
+    /// How many jobs run at the same time [default: the number of processors].
+    #[arg(short = 'j', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(super) concurrent: Option<u16>,
+    /// Time limit of jobs that set none: seconds, or as in `1h 30m`.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(super) timeout: Option<std::time::Duration>,
+    /// Whose log is shown [default: of failed jobs; live when one job runs].
+    #[arg(long, value_enum)]
+    pub(super) log: Option<LogMode>,
+    /// What is printed.
+    #[arg(short, long, value_enum, default_value_t)]
+    pub(super) output: OutputMode,
+    /// Where jobs run.
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) executor: Executor,
+    /// The address to serve the runner API on; for `--executor external`.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", hide_default_value = true)]
+    pub(super) listen: std::net::SocketAddr,
+    /// Keep the workspaces of all jobs for `muster ci shell`, not only those of failed ones.
+    #[arg(long)]
+    pub(super) keep: bool,
+}
+
+/// Arguments of `muster ci list`.
+#[derive(Debug, clap::Args)]
+pub(super) struct ListArgs {
+    #[command(flatten)]
+    pub(super) pipeline: PipelineArgs,
+    /// Also list the jobs that rules keep out.
+    #[arg(long, short)]
+    pub(super) all: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// Arguments of `muster ci graph`.
+#[derive(Debug, clap::Args)]
+pub(super) struct GraphArgs {
+    #[command(flatten)]
+    pub(super) pipeline: PipelineArgs,
+    /// The form of the graph.
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) format: GraphFormat,
+}
+
+/// Arguments of `muster ci lint`.
+#[derive(Debug, clap::Args)]
+pub(super) struct LintArgs {
+    #[command(flatten)]
+    pub(super) pipeline: PipelineArgs,
+    /// Print the configuration as it is after includes, `extends`, `!reference` and `default`.
+    #[arg(long)]
+    pub(super) preview: bool,
+    /// Print JSON.
+    #[arg(long, conflicts_with = "preview")]
+    pub(super) json: bool,
+}
+
+/// Arguments of `muster ci explain`.
+#[derive(Debug, clap::Args)]
+pub(super) struct ExplainArgs {
+    /// The job, also one that is not in the pipeline.
+    pub(super) job: String,
+    #[command(flatten)]
+    pub(super) pipeline: PipelineArgs,
+}
+
+/// Arguments of `muster ci clean`.
+#[derive(Debug, clap::Args)]
+pub(super) struct CleanArgs {
+    #[command(flatten)]
+    pub(super) place: PlaceArgs,
+    /// Of all repositories, not only of this one.
+    #[arg(long)]
+    pub(super) all: bool,
+}
+
+/// The events that start a pipeline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(super) enum Event {
+    /// A push of commits to the branch.
+    #[default]
+    Push,
+    /// A merge request from the branch to `--mr-target`.
+    #[value(alias = "mr")]
+    MergeRequestEvent,
+    /// A push of a tag: `--tag`, or the tag that the commit has.
+    Tag,
+    /// A schedule.
+    Schedule,
+    /// The run form of the web pages.
+    Web,
+    /// A call of the API.
+    Api,
+    /// A trigger token.
+    Trigger,
+    /// A pipeline of another project.
+    Pipeline,
+    /// A chat command.
+    Chat,
+    /// An external CI service.
+    External,
+    /// A pull request on GitHub.
+    ExternalPullRequestEvent,
+    /// The Web IDE.
+    Webide,
+}
+
+/// Whose log is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum LogMode {
+    /// Each job's log as it grows.
+    Live,
+    /// Each job's log when it has ended.
+    All,
+    /// The logs of failed jobs.
+    Failed,
+    /// None.
+    None,
+}
+
+/// What is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(super) enum OutputMode {
+    /// Progress and a summary, for people.
+    #[default]
+    Human,
+    /// One JSON object per line for each event.
+    Json,
+    /// One JUnit report at the end: a test case per job.
+    Junit,
+}
+
+/// Where jobs run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(super) enum Executor {
+    /// On this machine, as processes of the user.
+    #[default]
+    Host,
+    /// In containers.
+    Docker,
+    /// On runners that register themselves with the address that is printed.
+    External,
+}
+
+/// The form of a graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(super) enum GraphFormat {
+    /// Stages with their jobs.
+    #[default]
+    Text,
+    /// Graphviz.
+    Dot,
+    /// A picture.
+    Svg,
+}
+
+/// `90`, `90s`, `1h 30m`.
+fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
+    let wrong = || format!("`{text}` is not a time; write seconds, or as in `1h 30m`");
+    let mut seconds: u64 = 0;
+    let mut number = String::new();
+    let mut unit_of_last = None;
+    for c in text.chars().filter(|c| !c.is_whitespace()) {
+        if c.is_ascii_digit() {
+            number.push(c);
+            continue;
+        }
+        let factor = match c {
+            's' => 1,
+            'm' => 60,
+            'h' => 3600,
+            'd' => 86_400,
+            _ => return Err(wrong()),
+        };
+        let count: u64 = std::mem::take(&mut number).parse().map_err(|_| wrong())?;
+        seconds = count.checked_mul(factor).and_then(|part| seconds.checked_add(part)).ok_or_else(wrong)?;
+        unit_of_last = Some(c);
+    }
+    match (number.as_str(), unit_of_last) {
+        ("", Some(_)) => {}
+        (_, None) => seconds = number.parse().map_err(|_| wrong())?,
+        _ => return Err(wrong()),
+    }
+    if seconds == 0 { Err(wrong()) } else { Ok(std::time::Duration::from_secs(seconds)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_as_people_write_them() {
+        let seconds = |text| parse_duration(text).map(|time| time.as_secs());
+        assert_eq!([seconds("90"), seconds("90s"), seconds("1h 30m"), seconds("2d")].map(Result::unwrap), [90, 90, 5400, 172_800]);
+        for wrong in ["", "0", "s", "1x", "1h30", "99999999999999999999h"] {
+            assert!(parse_duration(wrong).is_err(), "{wrong}");
+        }
+    }
+}

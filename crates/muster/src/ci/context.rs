@@ -1,0 +1,201 @@
+//! From git facts and the event's flags to the context that a pipeline is compiled for.
+
+use muster_coordinator::source::Snapshot;
+use muster_pipeline::context::{Context, PipelineSource, RefKind};
+
+use super::args::{Event, PipelineArgs};
+use super::config::{Config, matches};
+use super::error::CiError;
+use super::git_facts::ProjectIdentity;
+use super::predefined::predefined;
+use super::variables::{inputs, pipeline_variables};
+
+/// Stands where there is no commit before.
+const ZEROS: &str = "0000000000000000000000000000000000000000";
+
+/// What the event is about.
+#[derive(Debug, Clone)]
+pub(super) struct EventFacts {
+    pub(super) source: PipelineSource,
+    /// Branch or tag.
+    pub(super) ref_name: String,
+    /// Only for tags.
+    pub(super) tag: Option<String>,
+    pub(super) protected: bool,
+    pub(super) before_sha: String,
+    pub(super) merge_request: Option<MergeRequest>,
+    /// What `rules:changes` looks at; none: unknown, and `changes` matches.
+    pub(super) changed_paths: Option<Vec<String>>,
+}
+
+/// A merge request that is played.
+#[derive(Debug, Clone)]
+pub(super) struct MergeRequest {
+    /// The branch it goes to.
+    pub(super) target: String,
+    /// Where the branch left the target, if the target is known here.
+    pub(super) base_sha: Option<String>,
+}
+
+/// What the predefined variables are made of.
+pub(super) struct Facts<'a> {
+    pub(super) snapshot: &'a Snapshot,
+    pub(super) identity: &'a ProjectIdentity,
+    pub(super) event: &'a EventFacts,
+    /// The coordinator's address.
+    pub(super) server_url: &'a str,
+    pub(super) project_id: i64,
+    pub(super) config_path: &'a str,
+    /// The number of the run.
+    pub(super) iid: u64,
+    /// RFC 3339.
+    pub(super) created_at: &'a str,
+    pub(super) is_protected: &'a dyn Fn(&str) -> bool,
+}
+
+/// What the caller knows beside the repository.
+pub(super) struct RunFacts<'a> {
+    pub(super) server_url: &'a str,
+    pub(super) project_id: i64,
+    pub(super) iid: u64,
+    pub(super) config_path: &'a str,
+}
+
+/// Everything but the configuration that decides what the pipeline is.
+pub(super) fn context(
+    args: &PipelineArgs,
+    config: &Config,
+    snapshot: &Snapshot,
+    identity: &ProjectIdentity,
+    run: &RunFacts<'_>,
+) -> Result<Context, CiError> {
+    let is_protected = |name: &str| {
+        name == identity.default_branch || config.protected.iter().any(|pattern| matches(pattern, name))
+    };
+    let event = event_facts(args, snapshot, identity, &is_protected)?;
+    let now = time::OffsetDateTime::now_utc().replace_nanosecond(0).unwrap_or(time::OffsetDateTime::UNIX_EPOCH);
+    let created_at = now.format(&time::format_description::well_known::Rfc3339).unwrap_or_default();
+    let facts = Facts {
+        snapshot,
+        identity,
+        event: &event,
+        server_url: run.server_url,
+        project_id: run.project_id,
+        config_path: run.config_path,
+        iid: run.iid,
+        created_at: &created_at,
+        is_protected: &is_protected,
+    };
+    Ok(Context {
+        predefined: predefined(&facts),
+        source: event.source,
+        ref_kind: if event.tag.is_some() { RefKind::Tag } else { RefKind::Branch },
+        ref_name: event.ref_name.clone(),
+        ref_protected: event.protected,
+        project_variables: config.variables(&identity.path)?,
+        pipeline_variables: pipeline_variables(args)?,
+        inputs: inputs(args)?,
+        config_path: run.config_path.to_owned(),
+        project_path: identity.path.clone(),
+        changed_paths: event.changed_paths,
+        tracked_paths: std::sync::Arc::clone(&snapshot.tracked_paths),
+    })
+}
+
+/// The value of `CI_PIPELINE_SOURCE` for an event.
+fn source_of(event: Event) -> PipelineSource {
+    match event {
+        Event::Push | Event::Tag => PipelineSource::Push,
+        Event::MergeRequestEvent => PipelineSource::MergeRequestEvent,
+        Event::Schedule => PipelineSource::Schedule,
+        Event::Web => PipelineSource::Web,
+        Event::Api => PipelineSource::Api,
+        Event::Trigger => PipelineSource::Trigger,
+        Event::Pipeline => PipelineSource::Pipeline,
+        Event::Chat => PipelineSource::Chat,
+        Event::External => PipelineSource::External,
+        Event::ExternalPullRequestEvent => PipelineSource::ExternalPullRequestEvent,
+        Event::Webide => PipelineSource::WebIde,
+    }
+}
+
+fn event_facts(
+    args: &PipelineArgs,
+    snapshot: &Snapshot,
+    identity: &ProjectIdentity,
+    is_protected: &dyn Fn(&str) -> bool,
+) -> Result<EventFacts, CiError> {
+    let event = match (args.event, &args.mr_target) {
+        (Event::Push, Some(_)) => Event::MergeRequestEvent,
+        (Event::MergeRequestEvent, _) | (_, None) => args.event,
+        _ => return Err(usage("`--mr-target` is for `--event merge_request_event`; leave one of them out")),
+    };
+    let tag = match (&args.tag, event) {
+        (Some(_), Event::MergeRequestEvent) => {
+            return Err(usage("a merge request has no tag; leave out `--tag`, or the merge request"));
+        }
+        (Some(tag), _) => Some(tag.clone()),
+        (None, Event::Tag) => Some(tag_of_head(snapshot)?),
+        (None, _) => None,
+    };
+    let branch = args.branch.clone().or_else(|| snapshot.branch.clone()).unwrap_or_else(|| "HEAD".to_owned());
+    let ref_name = tag.clone().unwrap_or(branch);
+    let (merge_request, compared) = match event {
+        Event::MergeRequestEvent => {
+            let request = merge_request(args, snapshot, identity)?;
+            let compared = request.base_sha.clone();
+            (Some(request), compared)
+        }
+        Event::Push if tag.is_none() => (None, pushed_from(snapshot)),
+        _ => (None, None),
+    };
+    let before_sha = match &merge_request {
+        None => compared.clone().unwrap_or_else(|| ZEROS.to_owned()),
+        Some(_) => ZEROS.to_owned(),
+    };
+    let changed_paths = match &args.changed_since {
+        Some(base) => Some(snapshot.changed_since(base).ok_or_else(|| {
+            usage(&format!("`--changed-since {base}`: the repository has no branch, tag or commit of this name"))
+        })?),
+        None => compared.and_then(|base| snapshot.changed_between(&base, &snapshot.sha)),
+    };
+    let protected = merge_request.is_none() && is_protected(&ref_name);
+    Ok(EventFacts { source: source_of(event), ref_name, tag, protected, before_sha, merge_request, changed_paths })
+}
+
+fn tag_of_head(snapshot: &Snapshot) -> Result<String, CiError> {
+    match snapshot.head.tags.as_slice() {
+        [tag] => Ok(tag.clone()),
+        [] => Err(usage("the commit has no tag; say which one with `--tag NAME` (it need not exist)")),
+        tags => Err(usage(&format!("the commit has {} tags ({}); say which one with `--tag NAME`", tags.len(), tags.join(", ")))),
+    }
+}
+
+fn merge_request(
+    args: &PipelineArgs,
+    snapshot: &Snapshot,
+    identity: &ProjectIdentity,
+) -> Result<MergeRequest, CiError> {
+    let target = args.mr_target.clone().unwrap_or_else(|| identity.default_branch.clone());
+    let base_sha = snapshot.merge_base(&target);
+    if base_sha.is_none() && args.mr_target.is_some() {
+        let text = format!("`--mr-target {target}`: the repository has no such branch, or one without a common commit");
+        return Err(usage(&text));
+    }
+    Ok(MergeRequest { target, base_sha })
+}
+
+/// What a push would be compared with: the upstream branch as it was last seen. A branch without one would be new on the
+/// server, so what it changes is unknown. Where there is nothing to push, the last commit stands for the push.
+fn pushed_from(snapshot: &Snapshot) -> Option<String> {
+    let upstream = snapshot.upstream()?;
+    let nothing_to_push = upstream == snapshot.head.sha && !snapshot.dirty;
+    if nothing_to_push { snapshot.head.parents.first().cloned() } else { Some(upstream) }
+}
+
+fn usage(text: &str) -> CiError {
+    CiError::Usage(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,107 @@
+//! What ends `muster ci` early, and the exit statuses.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use muster_coordinator::source::SnapshotError;
+use muster_coordinator::{CoordinatorError, OpenError};
+
+/// The documented exit statuses of `muster ci`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ExitStatus {
+    /// 0: no job failed that may not fail.
+    Passed,
+    /// 1: the pipeline failed.
+    Failed,
+    /// 2: the configuration, the call or this machine is at fault; no pipeline was run to its end.
+    BadConfiguration,
+    /// 130: cancelled by Ctrl-C or a signal.
+    Cancelled,
+}
+
+impl From<ExitStatus> for ExitCode {
+    fn from(status: ExitStatus) -> Self {
+        Self::from(match status {
+            ExitStatus::Passed => 0,
+            ExitStatus::Failed => 1,
+            ExitStatus::BadConfiguration => 2,
+            ExitStatus::Cancelled => 130,
+        })
+    }
+}
+
+/// Why a command could not do its work.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CiError {
+    /// No snapshot of the working tree.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    /// The coordinator could not be opened.
+    #[error("cannot open the run")]
+    Open(#[from] OpenError),
+    /// The coordinator refused.
+    #[error("the coordinator failed")]
+    Coordinator(#[from] CoordinatorError),
+    /// The file that the pipeline is written in is not there.
+    #[error(
+        "there is no `{}`; write the pipeline there, or name its file with `--file`",
+        path.display()
+    )]
+    NoConfiguration {
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// A file cannot be read.
+    #[error("cannot read `{}`", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The state folder cannot be written.
+    #[error(
+        "cannot write to the state directory, at `{}`; free some space or mend its permissions, or set MUSTER_STATE_DIR \
+         (or XDG_STATE_HOME) to a directory that you may write to",
+        path.display()
+    )]
+    State {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The configuration has errors, which have been shown.
+    #[error("the configuration has {} error{}; no pipeline was created", errors, if *errors == 1 { "" } else { "s" })]
+    Configuration {
+        /// How many.
+        errors: usize,
+    },
+    /// The call does not make sense; the text says what to do.
+    #[error("{0}")]
+    Usage(String),
+    /// Something of this machine failed; the text says what.
+    #[error("{what}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl CiError {
+    /// What the process ends with.
+    pub(crate) fn exit_status(&self) -> ExitStatus {
+        ExitStatus::BadConfiguration
+    }
+
+    /// `cannot <what>`, with the reason.
+    pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let what = what.into();
+        move |source| Self::System { what, source }
+    }
+}

@@ -1,0 +1,136 @@
+//! What the repository says about its project: names from the remote, default branch, the user.
+
+use muster_coordinator::source::Snapshot;
+
+use super::slug::slug;
+
+/// Facts that the predefined variables are made of.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct ProjectIdentity {
+    /// `group/app`
+    pub(super) path: String,
+    /// The project's page, where the remote is a web server or a host with one.
+    pub(super) web_url: Option<String>,
+    /// Host and port of the remote, where it is reached by SSH.
+    pub(super) ssh: Option<(String, u16)>,
+    /// The default branch.
+    pub(super) default_branch: String,
+    /// `user.name`
+    pub(super) user_name: Option<String>,
+    /// `user.email`
+    pub(super) user_email: Option<String>,
+}
+
+/// A remote's URL, taken apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Remote {
+    host: String,
+    path: String,
+    ssh_port: Option<u16>,
+    /// The base of web pages: scheme, host and port.
+    web: String,
+}
+
+impl ProjectIdentity {
+    /// Asks the repository.
+    pub(super) fn of(snapshot: &Snapshot) -> Self {
+        let config = snapshot.config(r"^(remote\..*\.url|user\.(name|email)|init\.defaultbranch)$");
+        let value = |name: &str| config.iter().rfind(|(key, _)| key == name).map(|(_, value)| value.clone());
+        let url = value("remote.origin.url")
+            .or_else(|| config.iter().find(|(key, _)| key.starts_with("remote.")).map(|(_, value)| value.clone()));
+        let remote = url.as_deref().and_then(parse_remote);
+        let folder = snapshot.worktree.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let path = match &remote {
+            Some(remote) => remote.path.clone(),
+            None => format!("local/{}", path_part(&folder)),
+        };
+        let default_branch = snapshot
+            .remote_default_branch()
+            .or_else(|| ["main", "master"].into_iter().find(|name| has_branch(snapshot, name)).map(str::to_owned))
+            .or_else(|| value("init.defaultbranch"))
+            .unwrap_or_else(|| "main".to_owned());
+        Self {
+            web_url: remote.as_ref().map(|remote| format!("{}/{}", remote.web, remote.path)),
+            ssh: remote.and_then(|remote| remote.ssh_port.map(|port| (remote.host, port))),
+            path,
+            default_branch,
+            user_name: value("user.name"),
+            user_email: value("user.email"),
+        }
+    }
+
+    /// `app`
+    pub(super) fn name(&self) -> &str {
+        self.path.rsplit('/').next().unwrap_or_default()
+    }
+
+    /// `group`
+    pub(super) fn namespace(&self) -> &str {
+        self.path.rsplit_once('/').map_or("", |(namespace, _)| namespace)
+    }
+}
+
+fn has_branch(snapshot: &Snapshot, name: &str) -> bool {
+    snapshot.branch.as_deref() == Some(name) || snapshot.resolve(&format!("refs/heads/{name}")).is_some()
+}
+
+/// A folder's name as a part of a project's path.
+fn path_part(name: &str) -> String {
+    let mapped: String =
+        name.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' }).collect();
+    let trimmed = mapped.trim_matches(['-', '.']);
+    if trimmed.is_empty() { slug("project") } else { trimmed.to_owned() }
+}
+
+/// `https://host/group/app.git`, `ssh://git@host:22/group/app.git`, `git@host:group/app.git`; none for local paths.
+fn parse_remote(url: &str) -> Option<Remote> {
+    let clean = |path: &str| {
+        let path = path.trim_matches('/');
+        let path = path.strip_suffix(".git").unwrap_or(path).trim_end_matches('/').to_owned();
+        (path.contains('/') && !path.contains("..")).then_some(path)
+    };
+    if let Ok(parsed) = url::Url::parse(url)
+        && url.contains("://")
+    {
+        let host = parsed.host_str()?.to_owned();
+        let path = clean(parsed.path())?;
+        return match parsed.scheme() {
+            scheme @ ("http" | "https") => {
+                let port = parsed.port().map(|port| format!(":{port}")).unwrap_or_default();
+                Some(Remote { web: format!("{scheme}://{host}{port}"), host, path, ssh_port: None })
+            }
+            "ssh" | "git+ssh" => Some(Remote {
+                web: format!("https://{host}"),
+                host,
+                path,
+                ssh_port: Some(parsed.port().unwrap_or(22)),
+            }),
+            "git" => Some(Remote { web: format!("https://{host}"), host, path, ssh_port: None }),
+            _ => None,
+        };
+    }
+    let (user_host, path) = url.split_once(':')?;
+    // `C:\x`, `./a:b`: a path, as git reads it.
+    if user_host.contains(['/', '\\']) || user_host.len() < 2 {
+        return None;
+    }
+    let host = user_host.rsplit('@').next()?.to_owned();
+    Some(Remote { web: format!("https://{host}"), host, path: clean(path)?, ssh_port: Some(22) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remotes_are_read_as_git_reads_them() {
+        let told = |url: &str| parse_remote(url).map(|remote| (remote.web, remote.path, remote.ssh_port));
+        let remote = |web: &str, path: &str, port| Some((web.to_owned(), path.to_owned(), port));
+        assert_eq!(told("https://user:pw@git.example.org:8443/a/b/c.git"), remote("https://git.example.org:8443", "a/b/c", None));
+        assert_eq!(told("git@git.example.org:a/b.git"), remote("https://git.example.org", "a/b", Some(22)));
+        assert_eq!(told("ssh://git@git.example.org:2222/a/b/"), remote("https://git.example.org", "a/b", Some(2222)));
+        for local in ["/srv/a/b.git", "../a/b", "file:///srv/a/b.git", "C:\\a\\b", "https://host/only"] {
+            assert_eq!(told(local), None, "{local}");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! `muster ci`: runs a repository's pipeline here and now, and answers questions about it.
+//!
+//! ```text
+//! arguments, ci.toml, git --prepare--> snapshot + context --pipeline::compile--> list, graph, lint, explain
+//!                                                                    \--run--> coordinator + manager --> show, shell
+//! ```
+//! Each subcommand is a module. What they share: `args`, `prepare` (from a folder to a compiled pipeline), `state`
+//! (folders of past runs), `ui` (how things look).
+//!
+//! Invariant: whatever happens, the user's repository is as it was, and no process of ours is left.
+
+mod args;
+mod clean;
+mod config;
+mod context;
+mod error;
+mod explain;
+mod git_facts;
+mod graph;
+mod lint;
+mod list;
+mod predefined;
+mod prepare;
+mod select;
+mod slug;
+mod state;
+mod svg;
+mod ui;
+mod variables;
+
+use std::process::ExitCode;
+
+pub(crate) use args::Args;
+use args::Command;
+use error::{CiError, ExitStatus};
+
+/// Runs the subcommand.
+pub(crate) fn run(args: Args) -> ExitCode {
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            ui::error(&format!("cannot start: {error}"));
+            return ExitStatus::BadConfiguration.into();
+        }
+    };
+    match runtime.block_on(dispatch(args)) {
+        Ok(status) => status.into(),
+        Err(error) => {
+            ui::report(&error);
+            error.exit_status().into()
+        }
+    }
+}
+
+async fn dispatch(args: Args) -> Result<ExitStatus, CiError> {
+    match args.into_command() {
+        Command::Run(_) => Ok(ExitStatus::BadConfiguration),
+        Command::List(args) => list::list(args).await,
+        Command::Graph(args) => graph::graph(args).await,
+        Command::Lint(args) => lint::lint(args).await,
+        Command::Explain(args) => explain::explain(args).await,
+        Command::Clean(args) => clean::clean(&args),
+    }
+}

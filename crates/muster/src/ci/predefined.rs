@@ -1,0 +1,190 @@
+//! The predefined variables that exist before jobs do (pipeline-yaml 4.5, phases P and L). What does not apply to the event
+//! is absent, not empty: rules ask `if: $CI_COMMIT_TAG`.
+
+use muster_coordinator::source::Snapshot;
+use muster_job::Variable;
+
+use super::context::{EventFacts, Facts};
+use super::git_facts::ProjectIdentity;
+use super::slug::slug;
+
+/// The GitLab version whose behaviour is followed: `CI_SERVER_VERSION`.
+const GITLAB_VERSION: [&str; 3] = ["18", "9", "0"];
+/// Characters of `CI_MERGE_REQUEST_DESCRIPTION`.
+const DESCRIPTION_MAX: usize = 2700;
+/// Bytes of `CI_COMMIT_MESSAGE` before it is cut.
+const MESSAGE_MAX: usize = 100_000;
+
+/// A growing list of public variables.
+#[derive(Default)]
+struct List(Vec<Variable>);
+
+impl List {
+    fn set(&mut self, key: &str, value: impl Into<String>) {
+        self.0.push(Variable::public(key, value));
+    }
+
+    fn set_some(&mut self, key: &str, value: Option<impl Into<String>>) {
+        if let Some(value) = value {
+            self.set(key, value);
+        }
+    }
+}
+
+/// All predefined variables of the pipeline.
+pub(super) fn predefined(facts: &Facts<'_>) -> Vec<Variable> {
+    let mut list = List::default();
+    list.set("CI", "true");
+    list.set("GITLAB_CI", "true");
+    server(&mut list, facts);
+    project(&mut list, facts);
+    commit(&mut list, facts);
+    event(&mut list, facts);
+    user(&mut list, facts.identity);
+    list.0
+}
+
+fn server(list: &mut List, facts: &Facts<'_>) {
+    let url = facts.server_url.trim_end_matches('/');
+    let (protocol, fqdn) = url.split_once("://").unwrap_or(("http", url));
+    let (host, port) = fqdn.rsplit_once(':').unwrap_or((fqdn, if protocol == "https" { "443" } else { "80" }));
+    list.set("CI_SERVER_URL", url);
+    list.set("CI_SERVER_PROTOCOL", protocol);
+    list.set("CI_SERVER_HOST", host);
+    list.set("CI_SERVER_PORT", port);
+    list.set("CI_SERVER_FQDN", fqdn);
+    list.set("CI_SERVER_NAME", "Muster");
+    list.set("CI_SERVER_VERSION", GITLAB_VERSION.join("."));
+    list.set("CI_SERVER_VERSION_MAJOR", GITLAB_VERSION[0]);
+    list.set("CI_SERVER_VERSION_MINOR", GITLAB_VERSION[1]);
+    list.set("CI_SERVER_VERSION_PATCH", GITLAB_VERSION[2]);
+    list.set("CI_SERVER_REVISION", env!("CARGO_PKG_VERSION"));
+    if let Some((host, port)) = &facts.identity.ssh {
+        list.set("CI_SERVER_SHELL_SSH_HOST", host);
+        list.set("CI_SERVER_SHELL_SSH_PORT", port.to_string());
+    }
+    list.set("CI_API_V4_URL", format!("{url}/api/v4"));
+    list.set("CI_TEMPLATE_REGISTRY_HOST", "registry.gitlab.com");
+    list.set("GITLAB_FEATURES", "");
+}
+
+fn project(list: &mut List, facts: &Facts<'_>) {
+    let identity = facts.identity;
+    let namespace = identity.namespace();
+    list.set("CI_PROJECT_ID", facts.project_id.to_string());
+    list.set("CI_PROJECT_NAMESPACE_ID", "1");
+    list.set("CI_PROJECT_NAME", identity.name());
+    list.set("CI_PROJECT_TITLE", identity.name());
+    list.set("CI_PROJECT_DESCRIPTION", "");
+    list.set("CI_PROJECT_PATH", &identity.path);
+    list.set("CI_PROJECT_PATH_SLUG", slug(&identity.path));
+    list.set("CI_PROJECT_NAMESPACE", namespace);
+    list.set("CI_PROJECT_NAMESPACE_SLUG", slug(namespace));
+    list.set("CI_PROJECT_ROOT_NAMESPACE", namespace.split('/').next().unwrap_or_default());
+    let url = identity.web_url.clone().unwrap_or_else(|| format!("{}/{}", facts.server_url, identity.path));
+    list.set("CI_PROJECT_URL", url);
+    list.set("CI_PROJECT_VISIBILITY", "private");
+    list.set("CI_PROJECT_REPOSITORY_LANGUAGES", "");
+    list.set("CI_PROJECT_CLASSIFICATION_LABEL", "");
+    list.set("CI_CONFIG_PATH", facts.config_path);
+    list.set("CI_DEFAULT_BRANCH", &identity.default_branch);
+    list.set("CI_DEFAULT_BRANCH_SLUG", slug(&identity.default_branch));
+}
+
+fn commit(list: &mut List, facts: &Facts<'_>) {
+    let Snapshot { head, .. } = facts.snapshot;
+    let (title, rest) = head.message.split_once('\n').unwrap_or((&head.message, ""));
+    let description = if title.chars().count() < 100 { rest.trim_start_matches('\n') } else { &head.message };
+    let message = cut(&head.message, MESSAGE_MAX);
+    list.set("CI_COMMIT_SHA", &head.sha);
+    list.set("CI_COMMIT_SHORT_SHA", head.sha.get(..8).unwrap_or(&head.sha));
+    list.set("CI_COMMIT_BEFORE_SHA", &facts.event.before_sha);
+    list.set("CI_COMMIT_REF_NAME", &facts.event.ref_name);
+    list.set("CI_COMMIT_REF_SLUG", slug(&facts.event.ref_name));
+    list.set("CI_COMMIT_REF_PROTECTED", facts.event.protected.to_string());
+    list.set("CI_COMMIT_MESSAGE", message);
+    list.set("CI_COMMIT_MESSAGE_IS_TRUNCATED", (message.len() < head.message.len()).to_string());
+    list.set("CI_COMMIT_TITLE", title);
+    list.set("CI_COMMIT_DESCRIPTION", description);
+    list.set("CI_COMMIT_AUTHOR", &head.author);
+    list.set("CI_COMMIT_TIMESTAMP", &head.committed_at);
+}
+
+fn event(list: &mut List, facts: &Facts<'_>) {
+    let EventFacts { ref_name, tag, merge_request, source, .. } = facts.event;
+    list.set("CI_PIPELINE_SOURCE", source.as_str());
+    list.set("CI_PIPELINE_IID", facts.iid.to_string());
+    list.set("CI_PIPELINE_CREATED_AT", facts.created_at);
+    match (tag, merge_request) {
+        (Some(tag), _) => {
+            list.set("CI_COMMIT_TAG", tag);
+            list.set_some("CI_COMMIT_TAG_MESSAGE", facts.snapshot.tag_message(tag));
+        }
+        (None, Some(_)) => merge_request_variables(list, facts),
+        (None, None) => list.set("CI_COMMIT_BRANCH", ref_name),
+    }
+    use muster_pipeline::context::PipelineSource as S;
+    match source {
+        S::Trigger => list.set("CI_PIPELINE_TRIGGERED", "true"),
+        S::Schedule => list.set("CI_PIPELINE_SCHEDULE_DESCRIPTION", "started by hand"),
+        _ => {}
+    }
+}
+
+fn merge_request_variables(list: &mut List, facts: &Facts<'_>) {
+    let Some(request) = &facts.event.merge_request else { return };
+    let (identity, source) = (facts.identity, &facts.event.ref_name);
+    let url = identity.web_url.clone().unwrap_or_else(|| format!("{}/{}", facts.server_url, identity.path));
+    let (title, rest) = facts.snapshot.head.message.split_once('\n').unwrap_or((&facts.snapshot.head.message, ""));
+    let rest = rest.trim();
+    let description: String = rest.chars().take(DESCRIPTION_MAX).collect();
+    let id = facts.project_id.to_string();
+    let protected = |branch: &str| (facts.is_protected)(branch).to_string();
+    list.set("CI_OPEN_MERGE_REQUESTS", format!("{}!1", identity.path));
+    list.set("CI_MERGE_REQUEST_ID", "1");
+    list.set("CI_MERGE_REQUEST_IID", "1");
+    list.set("CI_MERGE_REQUEST_REF_PATH", "refs/merge-requests/1/head");
+    list.set("CI_MERGE_REQUEST_PROJECT_ID", &id);
+    list.set("CI_MERGE_REQUEST_PROJECT_PATH", &identity.path);
+    list.set("CI_MERGE_REQUEST_PROJECT_URL", &url);
+    list.set("CI_MERGE_REQUEST_TITLE", title);
+    list.set("CI_MERGE_REQUEST_DESCRIPTION_IS_TRUNCATED", (description.len() < rest.len()).to_string());
+    list.set("CI_MERGE_REQUEST_DESCRIPTION", description);
+    list.set("CI_MERGE_REQUEST_DRAFT", title.to_lowercase().starts_with("draft:").to_string());
+    list.set("CI_MERGE_REQUEST_EVENT_TYPE", "detached");
+    list.set_some("CI_MERGE_REQUEST_DIFF_BASE_SHA", request.base_sha.clone());
+    list.set("CI_MERGE_REQUEST_SOURCE_BRANCH_NAME", source);
+    list.set("CI_MERGE_REQUEST_SOURCE_BRANCH_SHA", "");
+    list.set("CI_MERGE_REQUEST_SOURCE_BRANCH_PROTECTED", protected(source));
+    list.set("CI_MERGE_REQUEST_SOURCE_PROJECT_ID", &id);
+    list.set("CI_MERGE_REQUEST_SOURCE_PROJECT_PATH", &identity.path);
+    list.set("CI_MERGE_REQUEST_SOURCE_PROJECT_URL", &url);
+    list.set("CI_MERGE_REQUEST_TARGET_BRANCH_NAME", &request.target);
+    list.set("CI_MERGE_REQUEST_TARGET_BRANCH_SHA", "");
+    list.set("CI_MERGE_REQUEST_TARGET_BRANCH_PROTECTED", protected(&request.target));
+    list.set("CI_MERGE_REQUEST_SQUASH_ON_MERGE", "false");
+    list.set("CI_MERGE_REQUEST_APPROVED", "false");
+}
+
+fn user(list: &mut List, identity: &ProjectIdentity) {
+    let login = std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).ok().filter(|name| !name.is_empty());
+    list.set("GITLAB_USER_ID", user_id());
+    list.set_some("GITLAB_USER_LOGIN", login.clone());
+    list.set_some("GITLAB_USER_EMAIL", identity.user_email.clone());
+    list.set_some("GITLAB_USER_NAME", identity.user_name.clone().or(login));
+}
+
+#[cfg(unix)]
+fn user_id() -> String {
+    rustix::process::getuid().as_raw().to_string()
+}
+
+#[cfg(not(unix))]
+fn user_id() -> String {
+    "1".to_owned()
+}
+
+/// The longest start of `text` of at most `bytes` bytes.
+fn cut(text: &str, bytes: usize) -> &str {
+    text.get(..text.floor_char_boundary(bytes)).unwrap_or(text)
+}

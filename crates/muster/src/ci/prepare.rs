@@ -1,0 +1,145 @@
+//! The way from a folder to a compiled pipeline, which all commands share.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use muster_coordinator::SharedSources;
+use muster_coordinator::source::{Snapshot, SnapshotSources};
+use muster_pipeline::Compiled;
+use muster_pipeline::context::Context;
+use muster_pipeline::diagnostic::Severity;
+
+use super::args::PipelineArgs;
+use super::config::Config;
+use super::context::{RunFacts, context};
+use super::error::CiError;
+use super::git_facts::ProjectIdentity;
+use super::state::{ProjectState, find_worktree};
+use super::ui;
+
+/// The name of the file that a pipeline is written in.
+const CONFIG_FILE: &str = ".gitlab-ci.yml";
+/// `CI_SERVER_URL` where no coordinator runs.
+const NO_SERVER: &str = "http://127.0.0.1";
+
+/// A pipeline, compiled for an event, with what it was made of.
+pub(super) struct Prepared {
+    pub(super) project: ProjectState,
+    pub(super) config: Config,
+    pub(super) snapshot: Arc<Snapshot>,
+    pub(super) identity: ProjectIdentity,
+    pub(super) context: Context,
+    pub(super) compiled: Compiled,
+    pub(super) sources: SharedSources,
+}
+
+/// Where the snapshot goes, and who serves it.
+pub(super) struct Target<'a> {
+    /// The bare repository to make.
+    pub(super) store: &'a Path,
+    /// The coordinator's address.
+    pub(super) server_url: &'a str,
+    /// The number of the run.
+    pub(super) iid: u64,
+}
+
+/// The state of the repository around the directory.
+///
+/// # Errors
+/// The reason why the directory is no repository to run.
+pub(super) fn locate(directory: &Path) -> Result<ProjectState, CiError> {
+    match find_worktree(directory) {
+        Some(worktree) => ProjectState::of(&worktree),
+        // git knows best what is wrong here.
+        None => {
+            let store = tempfile::tempdir().map_err(CiError::system("cannot make a temporary directory"))?;
+            let snapshot = Snapshot::take(directory, &store.path().join("store.git"))?;
+            ProjectState::of(&snapshot.worktree)
+        }
+    }
+}
+
+/// Compiles the pipeline without running anything: the snapshot is gone afterwards.
+pub(super) async fn compile_only(args: &PipelineArgs) -> Result<(Prepared, tempfile::TempDir), CiError> {
+    let project = locate(&args.place.directory)?;
+    let folder = tempfile::Builder::new().prefix("muster-").tempdir();
+    let folder = folder.map_err(CiError::system("cannot make a temporary directory"))?;
+    let store = folder.path().join("store.git");
+    let target = Target { store: &store, server_url: NO_SERVER, iid: project.run_numbers().last().map_or(1, |last| last + 1) };
+    Ok((prepare(args, project, &target).await?, folder))
+}
+
+/// Takes the snapshot, and compiles the pipeline. Configuration errors are in [`Prepared::compiled`].
+pub(super) async fn prepare(
+    args: &PipelineArgs,
+    project: ProjectState,
+    target: &Target<'_>,
+) -> Result<Prepared, CiError> {
+    let config = Config::load()?;
+    let runtime = tokio::runtime::Handle::current();
+    let (args, store) = (args.clone(), target.store.to_owned());
+    let (server_url, iid) = (target.server_url.to_owned(), target.iid);
+    let work = tokio::task::spawn_blocking(move || {
+        let snapshot = Snapshot::take(&args.place.directory, &store)?;
+        let identity = ProjectIdentity::of(&snapshot);
+        let file = ConfigFile::find(&args, &snapshot.worktree)?;
+        let text = file.read()?;
+        let run = RunFacts { server_url: &server_url, project_id: project.project_id, iid, config_path: &file.name };
+        let context = context(&args, &config, &snapshot, &identity, &run)?;
+        let snapshot = Arc::new(snapshot);
+        let server = server_url.split_once("://").map_or(server_url.as_str(), |(_, host)| host);
+        let includes = config.includes(project.includes());
+        let sources: SharedSources =
+            Arc::new(SnapshotSources::new(Arc::clone(&snapshot), includes, &identity.path, server, runtime));
+        let compiled = muster_pipeline::compile(&text, &context, &*sources);
+        Ok(Prepared { project, config, snapshot, identity, context, compiled, sources })
+    });
+    work.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+}
+
+/// The file that the pipeline is written in.
+struct ConfigFile {
+    path: PathBuf,
+    /// Its path from the top of the repository, where it lies inside: `CI_CONFIG_PATH`.
+    name: String,
+}
+
+impl ConfigFile {
+    fn find(args: &PipelineArgs, worktree: &Path) -> Result<Self, CiError> {
+        let Some(file) = &args.file else {
+            return Ok(Self { path: worktree.join(CONFIG_FILE), name: CONFIG_FILE.to_owned() });
+        };
+        // As the user stands where they typed, the path is from there; with `--directory`, from that directory.
+        let path = args.place.directory.join(file);
+        let found = std::fs::canonicalize(&path).map_err(|source| match source.kind() {
+            std::io::ErrorKind::NotFound => CiError::NoConfiguration { path: path.clone() },
+            _ => CiError::Read { path: path.clone(), source },
+        })?;
+        let inside = std::fs::canonicalize(worktree).ok().and_then(|top| found.strip_prefix(top).ok().map(Path::to_owned));
+        let name = inside.unwrap_or_else(|| file.clone()).to_string_lossy().into_owned();
+        Ok(Self { path: found, name })
+    }
+
+    fn read(&self) -> Result<Vec<u8>, CiError> {
+        std::fs::read(&self.path).map_err(|source| match source.kind() {
+            std::io::ErrorKind::NotFound => CiError::NoConfiguration { path: self.path.clone() },
+            _ => CiError::Read { path: self.path.clone(), source },
+        })
+    }
+}
+
+impl Prepared {
+    /// Shows warnings and errors.
+    ///
+    /// # Errors
+    /// [`CiError::Configuration`] if there is an error among them.
+    pub(super) fn show_diagnostics(&self) -> Result<(), CiError> {
+        let compiled = &self.compiled;
+        if !compiled.diagnostics.is_empty() {
+            let text = muster_pipeline::render(&compiled.diagnostics, &compiled.sources, ui::stderr_has_colour());
+            ui::errln(text.trim_end());
+        }
+        let errors = compiled.diagnostics.iter().filter(|found| found.severity == Severity::Error).count();
+        if errors == 0 { Ok(()) } else { Err(CiError::Configuration { errors }) }
+    }
+}

@@ -1,0 +1,184 @@
+//! How things look: colours, tables, durations. The only place that prints.
+//!
+//! anstream takes colours away where the output is no terminal, or NO_COLOR, CLICOLOR or TERM say so.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use anstyle::{AnsiColor, Style};
+
+/// What passed.
+pub(super) const GOOD: Style = AnsiColor::Green.on_default();
+/// What failed.
+pub(super) const BAD: Style = AnsiColor::Red.on_default().bold();
+/// What may fail, and did.
+pub(super) const WARN: Style = AnsiColor::Yellow.on_default();
+/// What is under way.
+pub(super) const BUSY: Style = AnsiColor::Cyan.on_default();
+/// What matters less.
+pub(super) const DIM: Style = Style::new().dimmed();
+/// Headings.
+pub(super) const BOLD: Style = Style::new().bold();
+
+/// Text in a style.
+pub(super) fn paint(style: Style, text: &str) -> String {
+    format!("{}{text}{}", style.render(), style.render_reset())
+}
+
+/// Prints to standard output. A closed pipe (`muster ci list | head`) is no error.
+pub(super) fn out(text: &str) {
+    let mut stdout = anstream::stdout().lock();
+    let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+}
+
+/// Prints a line to standard output.
+pub(super) fn outln(text: &str) {
+    out(&format!("{text}\n"));
+}
+
+/// Prints a line to standard error.
+pub(super) fn errln(text: &str) {
+    let mut stderr = anstream::stderr().lock();
+    let _ = stderr.write_all(format!("{text}\n").as_bytes());
+}
+
+/// Says what went wrong.
+pub(super) fn error(text: &str) {
+    errln(&format!("{} {text}", paint(BAD, "error:")));
+}
+
+/// Says what may matter.
+pub(super) fn note(text: &str) {
+    errln(&format!("{} {text}", paint(BUSY, "note:")));
+}
+
+/// Says what probably is not as it should be.
+pub(super) fn warning(text: &str) {
+    errln(&format!("{} {text}", paint(WARN, "warning:")));
+}
+
+/// Says an error with its causes, each on its line.
+pub(super) fn report(problem: &dyn std::error::Error) {
+    error(&problem.to_string());
+    let mut next = problem.source();
+    while let Some(cause) = next {
+        errln(&format!("  caused by: {cause}"));
+        next = cause.source();
+    }
+}
+
+/// Whether diagnostics may be shown in colour.
+pub(super) fn stderr_has_colour() -> bool {
+    !matches!(anstream::AutoStream::choice(&std::io::stderr()), anstream::ColorChoice::Never)
+}
+
+/// Whether a person looks at the progress.
+pub(super) fn is_interactive() -> bool {
+    std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// The width of the terminal; a plain page where there is none.
+pub(super) fn width() -> usize {
+    terminal_size::terminal_size().map_or(100, |(width, _)| usize::from(width.0))
+}
+
+/// `12.3s`, `4m05s`, `1h02m`.
+pub(super) fn duration(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..60 => format!("{:.1}s", time.as_secs_f64()),
+        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        _ => format!("{}h{:02}m", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+/// `830 B`, `12.0 KB`, `3.4 GB`.
+pub(super) fn size(bytes: u64) -> String {
+    const UNITS: [&str; 4] = ["KB", "MB", "GB", "TB"];
+    if bytes < 1000 {
+        return format!("{bytes} B");
+    }
+    #[expect(clippy::cast_precision_loss, reason = "one digit after the point is shown")]
+    let mut value = bytes as f64 / 1000.0;
+    let mut unit = UNITS[0];
+    for next in &UNITS[1..] {
+        if value < 1000.0 {
+            break;
+        }
+        value /= 1000.0;
+        unit = next;
+    }
+    format!("{value:.1} {unit}")
+}
+
+/// Text without control characters, so that a name from a repository cannot steer the terminal.
+pub(super) fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+/// Text cut to `columns`, with an ellipsis where something was cut.
+pub(super) fn fit(text: &str, columns: usize) -> String {
+    if text.chars().count() <= columns {
+        return text.to_owned();
+    }
+    let mut cut: String = text.chars().take(columns.saturating_sub(1)).collect();
+    cut.push('…');
+    cut
+}
+
+/// Columns of plain cells, aligned; the last one is not padded.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    rows: Vec<Vec<(String, Style)>>,
+}
+
+impl Table {
+    /// A table that starts with these headings.
+    pub(super) fn new(headings: &[&str]) -> Self {
+        Self { rows: vec![headings.iter().map(|heading| ((*heading).to_owned(), BOLD)).collect()] }
+    }
+
+    /// Adds a row.
+    pub(super) fn row(&mut self, cells: impl IntoIterator<Item = (String, Style)>) {
+        self.rows.push(cells.into_iter().map(|(text, style)| (plain(&text), style)).collect());
+    }
+}
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let cells = |column: usize| self.rows.iter().filter_map(move |row| row.get(column));
+        let widths: Vec<usize> =
+            (0..columns).map(|column| cells(column).map(|(text, _)| text.chars().count()).max().unwrap_or(0)).collect();
+        for row in &self.rows {
+            for (column, ((text, style), width)) in row.iter().zip(&widths).enumerate() {
+                if column > 0 {
+                    f.write_str("  ")?;
+                }
+                f.write_str(&paint(*style, text))?;
+                if column + 1 < row.len() {
+                    write!(f, "{:1$}", "", width.saturating_sub(text.chars().count()))?;
+                }
+            }
+            f.write_str("\n")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_and_sizes_are_short() {
+        let texts = [0, 950, 59_900, 61_000, 3_725_000].map(|ms| duration(Duration::from_millis(ms)));
+        assert_eq!(texts, ["0.0s", "0.9s", "59.9s", "1m01s", "1h02m"]);
+        assert_eq!([0, 999, 1000, 5_300_000, 12_000_000_000].map(size), ["0 B", "999 B", "1.0 KB", "5.3 MB", "12.0 GB"]);
+    }
+
+    #[test]
+    fn a_name_cannot_steer_the_terminal() {
+        assert_eq!(plain("a\u{1b}[2Jb"), "a\u{fffd}[2Jb");
+    }
+}
