@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 mod agent;
 mod ci;
@@ -25,6 +25,11 @@ enum Command {
     /// Execute the steps of jobs; started by a manager.
     #[command(subcommand)]
     Agent(agent::Command),
+    /// Print the completions of a shell: `source <(muster completions bash)`.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
 }
 
 fn main() -> ExitCode {
@@ -32,5 +37,9 @@ fn main() -> ExitCode {
         Command::Ci(args) => ci::run(args),
         Command::Manager(args) => manager::run(args),
         Command::Agent(command) => agent::run(command),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "muster", &mut std::io::stdout());
+            ExitCode::SUCCESS
+        }
     }
 }

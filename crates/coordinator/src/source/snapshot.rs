@@ -166,10 +166,19 @@ impl Snapshot {
     /// commit. A renamed file counts with both names.
     #[must_use]
     pub fn changed_since(&self, base: &str) -> Option<Vec<String>> {
-        let base = self.resolve(base)?;
-        let merge_base = self.git.output(&["merge-base", &base, &self.head.sha]).ok()?;
-        let from = if merge_base.status.success() { line(&merge_base.stdout) } else { base };
+        let from = match self.merge_base(base) {
+            Some(from) => from,
+            None => self.resolve(base)?,
+        };
         self.changed_between(&from, &self.sha)
+    }
+
+    /// The commit where the history of `name` and that of the snapshot part; none if there is no such commit.
+    #[must_use]
+    pub fn merge_base(&self, name: &str) -> Option<String> {
+        let base = self.resolve(name)?;
+        let output = self.git.output(&["merge-base", &base, &self.head.sha]).ok()?;
+        output.status.success().then(|| line(&output.stdout))
     }
 
     /// The paths in which two commits differ.

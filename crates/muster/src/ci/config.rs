@@ -246,7 +246,8 @@ mod tests {
             value = "exact-value"
         "#;
         let config = Config::parse(text, PathBuf::from("ci.toml")).unwrap();
-        let values: Vec<_> = config.variables("group/app").unwrap().into_iter().map(|entry| entry.variable.value).collect();
+        let values: Vec<_> =
+            config.variables("group/app").unwrap().into_iter().map(|entry| entry.variable.value).collect();
         assert_eq!(values, ["general", "exact-value"]);
         assert_eq!(config.variables("other/app").unwrap().len(), 1);
         assert!(!format!("{config:?}").contains("exact-value"));

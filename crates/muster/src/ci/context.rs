@@ -69,9 +69,8 @@ pub(super) fn context(
     identity: &ProjectIdentity,
     run: &RunFacts<'_>,
 ) -> Result<Context, CiError> {
-    let is_protected = |name: &str| {
-        name == identity.default_branch || config.protected.iter().any(|pattern| matches(pattern, name))
-    };
+    let is_protected =
+        |name: &str| name == identity.default_branch || config.protected.iter().any(|pattern| matches(pattern, name));
     let event = event_facts(args, snapshot, identity, &is_protected)?;
     let now = time::OffsetDateTime::now_utc().replace_nanosecond(0).unwrap_or(time::OffsetDateTime::UNIX_EPOCH);
     let created_at = now.format(&time::format_description::well_known::Rfc3339).unwrap_or_default();
@@ -167,7 +166,11 @@ fn tag_of_head(snapshot: &Snapshot) -> Result<String, CiError> {
     match snapshot.head.tags.as_slice() {
         [tag] => Ok(tag.clone()),
         [] => Err(usage("the commit has no tag; say which one with `--tag NAME` (it need not exist)")),
-        tags => Err(usage(&format!("the commit has {} tags ({}); say which one with `--tag NAME`", tags.len(), tags.join(", ")))),
+        tags => Err(usage(&format!(
+            "the commit has {} tags ({}); say which one with `--tag NAME`",
+            tags.len(),
+            tags.join(", ")
+        ))),
     }
 }
 

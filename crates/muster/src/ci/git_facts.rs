@@ -1,8 +1,7 @@
 //! What the repository says about its project: names from the remote, default branch, the user.
 
 use muster_coordinator::source::Snapshot;
-
-use super::slug::slug;
+use muster_pipeline::slug::slug;
 
 /// Facts that the predefined variables are made of.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -99,12 +98,9 @@ fn parse_remote(url: &str) -> Option<Remote> {
                 let port = parsed.port().map(|port| format!(":{port}")).unwrap_or_default();
                 Some(Remote { web: format!("{scheme}://{host}{port}"), host, path, ssh_port: None })
             }
-            "ssh" | "git+ssh" => Some(Remote {
-                web: format!("https://{host}"),
-                host,
-                path,
-                ssh_port: Some(parsed.port().unwrap_or(22)),
-            }),
+            "ssh" | "git+ssh" => {
+                Some(Remote { web: format!("https://{host}"), host, path, ssh_port: Some(parsed.port().unwrap_or(22)) })
+            }
             "git" => Some(Remote { web: format!("https://{host}"), host, path, ssh_port: None }),
             _ => None,
         };
@@ -126,7 +122,10 @@ mod tests {
     fn remotes_are_read_as_git_reads_them() {
         let told = |url: &str| parse_remote(url).map(|remote| (remote.web, remote.path, remote.ssh_port));
         let remote = |web: &str, path: &str, port| Some((web.to_owned(), path.to_owned(), port));
-        assert_eq!(told("https://user:pw@git.example.org:8443/a/b/c.git"), remote("https://git.example.org:8443", "a/b/c", None));
+        assert_eq!(
+            told("https://user:pw@git.example.org:8443/a/b/c.git"),
+            remote("https://git.example.org:8443", "a/b/c", None)
+        );
         assert_eq!(told("git@git.example.org:a/b.git"), remote("https://git.example.org", "a/b", Some(22)));
         assert_eq!(told("ssh://git@git.example.org:2222/a/b/"), remote("https://git.example.org", "a/b", Some(2222)));
         for local in ["/srv/a/b.git", "../a/b", "file:///srv/a/b.git", "C:\\a\\b", "https://host/only"] {

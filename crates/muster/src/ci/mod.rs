@@ -22,7 +22,6 @@ mod list;
 mod predefined;
 mod prepare;
 mod select;
-mod slug;
 mod state;
 mod svg;
 mod ui;

@@ -3,10 +3,10 @@
 
 use muster_coordinator::source::Snapshot;
 use muster_job::Variable;
+use muster_pipeline::slug::slug;
 
 use super::context::{EventFacts, Facts};
 use super::git_facts::ProjectIdentity;
-use super::slug::slug;
 
 /// The GitLab version whose behaviour is followed: `CI_SERVER_VERSION`.
 const GITLAB_VERSION: [&str; 3] = ["18", "9", "0"];

@@ -65,7 +65,8 @@ pub(super) async fn compile_only(args: &PipelineArgs) -> Result<(Prepared, tempf
     let folder = tempfile::Builder::new().prefix("muster-").tempdir();
     let folder = folder.map_err(CiError::system("cannot make a temporary directory"))?;
     let store = folder.path().join("store.git");
-    let target = Target { store: &store, server_url: NO_SERVER, iid: project.run_numbers().last().map_or(1, |last| last + 1) };
+    let target =
+        Target { store: &store, server_url: NO_SERVER, iid: project.run_numbers().last().map_or(1, |last| last + 1) };
     Ok((prepare(args, project, &target).await?, folder))
 }
 
@@ -115,7 +116,8 @@ impl ConfigFile {
             std::io::ErrorKind::NotFound => CiError::NoConfiguration { path: path.clone() },
             _ => CiError::Read { path: path.clone(), source },
         })?;
-        let inside = std::fs::canonicalize(worktree).ok().and_then(|top| found.strip_prefix(top).ok().map(Path::to_owned));
+        let inside =
+            std::fs::canonicalize(worktree).ok().and_then(|top| found.strip_prefix(top).ok().map(Path::to_owned));
         let name = inside.unwrap_or_else(|| file.clone()).to_string_lossy().into_owned();
         Ok(Self { path: found, name })
     }
@@ -136,7 +138,7 @@ impl Prepared {
     pub(super) fn show_diagnostics(&self) -> Result<(), CiError> {
         let compiled = &self.compiled;
         if !compiled.diagnostics.is_empty() {
-            let text = muster_pipeline::render(&compiled.diagnostics, &compiled.sources, ui::stderr_has_colour());
+            let text = super::lint::rendered(&compiled.diagnostics, &compiled.sources);
             ui::errln(text.trim_end());
         }
         let errors = compiled.diagnostics.iter().filter(|found| found.severity == Severity::Error).count();

@@ -14,11 +14,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use muster_pipeline::slug::slug;
 use sha2::{Digest as _, Sha256};
 
 use super::config::Keep;
 use super::error::CiError;
-use super::slug::slug;
 
 /// The folder of one repository.
 #[derive(Debug, Clone)]
@@ -62,8 +62,8 @@ pub(super) fn find_worktree(directory: &Path) -> Option<PathBuf> {
 impl ProjectState {
     /// The folder of the repository whose working tree is at `worktree`. Nothing is written yet.
     pub(super) fn of(worktree: &Path) -> Result<Self, CiError> {
-        let worktree = fs::canonicalize(worktree)
-            .map_err(|source| CiError::Read { path: worktree.to_owned(), source })?;
+        let worktree =
+            fs::canonicalize(worktree).map_err(|source| CiError::Read { path: worktree.to_owned(), source })?;
         let digest = Sha256::digest(worktree.as_os_str().as_encoded_bytes());
         let name = worktree.file_name().map(|name| slug(&name.to_string_lossy())).unwrap_or_default();
         let name: String = name.chars().take(40).collect();

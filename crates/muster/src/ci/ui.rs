@@ -174,7 +174,10 @@ mod tests {
     fn durations_and_sizes_are_short() {
         let texts = [0, 950, 59_900, 61_000, 3_725_000].map(|ms| duration(Duration::from_millis(ms)));
         assert_eq!(texts, ["0.0s", "0.9s", "59.9s", "1m01s", "1h02m"]);
-        assert_eq!([0, 999, 1000, 5_300_000, 12_000_000_000].map(size), ["0 B", "999 B", "1.0 KB", "5.3 MB", "12.0 GB"]);
+        assert_eq!(
+            [0, 999, 1000, 5_300_000, 12_000_000_000].map(size),
+            ["0 B", "999 B", "1.0 KB", "5.3 MB", "12.0 GB"]
+        );
     }
 
     #[test]

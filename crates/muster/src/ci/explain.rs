@@ -1,0 +1,221 @@
+//! `muster ci explain JOB`: what made a job what it is, or kept it out of the pipeline.
+
+use std::fmt::Write as _;
+
+use muster_job::Variable;
+use muster_pipeline::layers;
+use muster_pipeline::model::{
+    Bridge, BridgeTarget, ChildInclude, Decision, DecisionKind, ExcludedJob, Job, Need, Place, ScriptWork, Work,
+};
+
+use super::args::ExplainArgs;
+use super::error::{CiError, ExitStatus};
+use super::list::{excluded, need_name};
+use super::prepare::{Prepared, compile_only};
+use super::ui;
+
+/// Explains one job, or all jobs of a group.
+pub(super) async fn explain(args: ExplainArgs) -> Result<ExitStatus, CiError> {
+    let (prepared, _folder) = compile_only(&args.pipeline).await?;
+    prepared.show_diagnostics()?;
+    let jobs = prepared.compiled.pipeline.as_ref().map_or(&[][..], |pipeline| &pipeline.jobs);
+    let mut fitting: Vec<_> = jobs.iter().filter(|job| job.name == args.job).collect();
+    if fitting.is_empty() {
+        fitting = jobs.iter().filter(|job| job.group_name == args.job).collect();
+    }
+    if let Some(job) = excluded(&prepared).iter().find(|job| job.name == args.job) {
+        ui::out(&explain_excluded(&prepared, job));
+        return Ok(ExitStatus::Passed);
+    }
+    if fitting.is_empty() {
+        return Err(unknown(&prepared, &args.job));
+    }
+    let texts: Vec<_> = fitting.into_iter().map(|job| explain_job(&prepared, job)).collect();
+    ui::out(&texts.join("\n"));
+    Ok(ExitStatus::Passed)
+}
+
+fn unknown(prepared: &Prepared, name: &str) -> CiError {
+    if let Some(why) = &prepared.compiled.not_created {
+        let reasons: String = why.decisions.iter().map(|decision| format!("\n  {}", decision_line(decision))).collect();
+        return CiError::Usage(format!(
+            "there is no pipeline for this event, so no job `{name}`: {}{reasons}",
+            why.reason
+        ));
+    }
+    let jobs = prepared.compiled.pipeline.iter().flat_map(|pipeline| pipeline.jobs.iter().map(|job| job.name.as_str()));
+    let names = jobs.chain(excluded(prepared).iter().map(|job| job.name.as_str()));
+    let help = muster_pipeline::nearest::did_you_mean(name, names);
+    let help = help.unwrap_or_else(|| "`muster ci list --all` shows all jobs".to_owned());
+    CiError::Usage(format!("the configuration has no job `{name}`; {help}"))
+}
+
+fn explain_excluded(prepared: &Prepared, job: &ExcludedJob) -> String {
+    let mut text = String::new();
+    let _ = writeln!(text, "{}  {}", heading(&job.name), ui::paint(ui::WARN, "not in this pipeline"));
+    let _ = writeln!(text, "  stage   {}", job.stage);
+    let _ = writeln!(text, "  event   {}", event(prepared));
+    decisions(&mut text, &job.decisions);
+    text
+}
+
+fn explain_job(prepared: &Prepared, job: &Job) -> String {
+    let mut text = String::new();
+    let _ = writeln!(text, "{}  {}", heading(&job.name), ui::paint(ui::DIM, &place(&job.defined_at)));
+    if let Some(description) = &job.description {
+        let _ = writeln!(text, "  {}", ui::plain(description));
+    }
+    let _ = writeln!(text, "  stage   {}", job.stage);
+    let _ = writeln!(text, "  event   {}", event(prepared));
+    let delay = job.start_in.map(|delay| format!(" after {}", ui::duration(delay))).unwrap_or_default();
+    let _ = writeln!(text, "  when    {}{delay}", job.when.as_str());
+    let _ = writeln!(text, "  needs   {}", needs(job));
+    if let Some(environment) = &job.environment {
+        let _ = writeln!(text, "  deploys to {}", environment.name);
+    }
+    decisions(&mut text, &job.decisions);
+    variables(&mut text, prepared, job);
+    match &job.work {
+        Work::Script(work) => script(&mut text, work),
+        Work::Bridge(bridge) => trigger(&mut text, bridge),
+    }
+    text
+}
+
+fn heading(name: &str) -> String {
+    ui::paint(ui::BOLD, &ui::plain(name))
+}
+
+fn place(place: &Place) -> String {
+    format!("{}:{}", place.file, place.line)
+}
+
+fn event(prepared: &Prepared) -> String {
+    let context = &prepared.context;
+    let kind = match context.ref_kind {
+        muster_pipeline::context::RefKind::Tag => "tag",
+        muster_pipeline::context::RefKind::Branch => "branch",
+    };
+    let changed = match &context.changed_paths {
+        Some(paths) => format!("{} changed file{}", paths.len(), if paths.len() == 1 { "" } else { "s" }),
+        None => "changed files unknown, so `changes` always matches".to_owned(),
+    };
+    format!("{} on {kind} {} ({changed})", context.source.as_str(), context.ref_name)
+}
+
+fn needs(job: &Job) -> String {
+    let Some(needs) = &job.needs else { return "all jobs of earlier stages (it has no `needs`)".to_owned() };
+    if needs.is_empty() {
+        return "nothing: starts at once".to_owned();
+    }
+    let texts = needs.iter().map(|need| {
+        let without = match need {
+            Need::Job { artifacts, .. } | Need::Project { artifacts, .. } | Need::Pipeline { artifacts, .. } => {
+                !artifacts
+            }
+        };
+        format!("{}{}", need_name(need), if without { " (without its artifacts)" } else { "" })
+    });
+    texts.collect::<Vec<_>>().join(", ")
+}
+
+fn decisions(text: &mut String, decisions: &[Decision]) {
+    if decisions.is_empty() {
+        return;
+    }
+    let _ = writeln!(text, "  {}", ui::paint(ui::BOLD, "because"));
+    for decision in decisions {
+        let _ = writeln!(text, "    {}", decision_line(decision));
+    }
+}
+
+fn decision_line(decision: &Decision) -> String {
+    let style = match decision.kind {
+        DecisionKind::RuleMatched => ui::GOOD,
+        DecisionKind::RulePassed => ui::DIM,
+        _ => anstyle::Style::new(),
+    };
+    let place = decision.place.as_ref().map(|found| format!("  {}", ui::paint(ui::DIM, &place(found))));
+    format!("{}{}", ui::paint(style, &ui::plain(&decision.text)), place.unwrap_or_default())
+}
+
+/// The variables of the configuration and of the user, each with where its value comes from. Predefined ones are left out:
+/// they are the same for all jobs.
+fn variables(text: &mut String, prepared: &Prepared, job: &Job) {
+    let context = &prepared.context;
+    let environment = job.environment.as_ref().map(|environment| environment.name.as_str());
+    let project = layers::project_variables(&context.project_variables, context.ref_protected, environment);
+    let mut shown: Vec<(&str, &Variable, String)> = Vec::new();
+    let global = prepared.compiled.pipeline.as_ref().map_or(&[][..], |pipeline| &pipeline.variables);
+    for variable in &job.variables {
+        let from = if job.matrix.iter().any(|(name, _)| *name == variable.key) {
+            "the matrix"
+        } else if global.contains(variable) {
+            "the pipeline's variables"
+        } else {
+            "the job's variables or rules"
+        };
+        shown.push((&variable.key, variable, from.to_owned()));
+    }
+    let outer = project.iter().map(|variable| (variable, "ci.toml"));
+    let outer = outer.chain(context.pipeline_variables.iter().map(|variable| (variable, "the command line")));
+    for (variable, from) in outer {
+        let beaten = shown.iter().position(|(key, ..)| *key == variable.key);
+        let beaten = beaten.map(|index| shown.remove(index).2);
+        let from = beaten.map_or_else(|| from.to_owned(), |other| format!("{from}, which beats {other}"));
+        shown.push((&variable.key, variable, from));
+    }
+    if shown.is_empty() {
+        return;
+    }
+    let _ = writeln!(text, "  {}", ui::paint(ui::BOLD, "variables"));
+    for (key, variable, from) in shown {
+        let value = if variable.masked { "[masked]".to_owned() } else { ui::fit(&ui::plain(&variable.value), 60) };
+        let kind = if variable.file { " (as a file)" } else { "" };
+        let _ = writeln!(text, "    {key}={value}{kind}  {}", ui::paint(ui::DIM, &format!("from {from}")));
+    }
+}
+
+fn script(text: &mut String, work: &ScriptWork) {
+    if let Some(image) = &work.image {
+        let _ = writeln!(text, "  image   {} (the host executor runs the job without it)", image.name);
+    }
+    for cache in &work.cache {
+        let _ = writeln!(text, "  cache   {}: {} ({})", cache.key, cache.paths.join(", "), cache.policy);
+    }
+    if let Some(artifacts) = &work.artifacts {
+        let mut parts = artifacts.paths.clone();
+        parts.extend(artifacts.reports.iter().map(|(kind, paths)| format!("{kind} report {}", paths.join(", "))));
+        let _ = writeln!(text, "  artifacts {} ({})", parts.join(", "), artifacts.when);
+    }
+    let sections =
+        [("before_script", &work.before_script), ("script", &work.script), ("after_script", &work.after_script)];
+    for (name, lines) in sections {
+        if !lines.is_empty() {
+            let _ = writeln!(text, "  {}", ui::paint(ui::BOLD, name));
+        }
+        for line in lines.iter().flat_map(|command| command.lines()) {
+            let _ = writeln!(text, "    {}", ui::plain(line));
+        }
+    }
+    if let Some(run) = &work.run {
+        let _ = writeln!(text, "  {}\n    {run}", ui::paint(ui::BOLD, "run"));
+    }
+}
+
+fn trigger(text: &mut String, bridge: &Bridge) {
+    let target = match &bridge.target {
+        BridgeTarget::Project { project, branch, .. } => {
+            format!("a pipeline of {project} on {}", branch.as_deref().unwrap_or("its default branch"))
+        }
+        BridgeTarget::Mirror { project } => format!("nothing: mirrors the latest pipeline of {project}"),
+        BridgeTarget::Child(includes) => {
+            let names = includes.iter().map(|include| match include {
+                ChildInclude::Entry(entry) => entry.to_string(),
+                ChildInclude::Artifact { path, job, .. } => format!("{path} from job {job}"),
+            });
+            format!("a child pipeline from {}", names.collect::<Vec<_>>().join(", "))
+        }
+    };
+    let _ = writeln!(text, "  starts  {}", ui::plain(&target));
+}

@@ -1,0 +1,71 @@
+//! `muster ci lint`: all errors and warnings of the configuration, and its expanded form (C221).
+
+use muster_pipeline::diagnostic::{Diagnostic, Severity, SourceMap};
+use serde_json::{Value, json};
+
+use super::args::LintArgs;
+use super::error::{CiError, ExitStatus};
+use super::prepare::compile_only;
+use super::ui;
+
+/// Checks the configuration.
+pub(super) async fn lint(args: LintArgs) -> Result<ExitStatus, CiError> {
+    let (prepared, _folder) = compile_only(&args.pipeline).await?;
+    let compiled = &prepared.compiled;
+    let status = if compiled.has_errors() { ExitStatus::BadConfiguration } else { ExitStatus::Passed };
+    if args.json {
+        let findings: Vec<_> = compiled.diagnostics.iter().map(|found| finding(found, &compiled.sources)).collect();
+        let jobs = compiled.pipeline.as_ref().map_or(0, |pipeline| pipeline.jobs.len());
+        let why = compiled.not_created.as_ref().map(|why| why.reason.to_string());
+        let answer = json!({ "valid": !compiled.has_errors(), "jobs": jobs, "not_created": why, "findings": findings });
+        ui::outln(&serde_json::to_string_pretty(&answer).unwrap_or_default());
+        return Ok(status);
+    }
+    if args.preview {
+        prepared.show_diagnostics()?;
+        if let Some(merged) = &compiled.merged {
+            ui::out(&muster_pipeline::preview(merged));
+        }
+        return Ok(status);
+    }
+    prepared.show_diagnostics()?;
+    let name = &prepared.context.config_path;
+    let summary = match (&compiled.pipeline, &compiled.not_created) {
+        (Some(pipeline), _) => {
+            let count = |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
+            let out = count(pipeline.excluded.len(), "job");
+            format!("{} in the pipeline, {out} kept out by rules", count(pipeline.jobs.len(), "job"))
+        }
+        (None, Some(why)) => format!("no pipeline for this event: {}", why.reason),
+        (None, None) => "no pipeline".to_owned(),
+    };
+    ui::outln(&format!("{} {name} is valid: {summary}", ui::paint(ui::GOOD, "✓")));
+    Ok(status)
+}
+
+/// Diagnostics as people read them.
+pub(super) fn rendered(diagnostics: &[Diagnostic], sources: &SourceMap) -> String {
+    let mut text = String::new();
+    for found in diagnostics {
+        let place = found.span.and_then(|span| {
+            sources.get(span.source).map(|source| format!("{}:{}:{}: ", source.name, span.line, span.column))
+        });
+        text.push_str(&format!("{}{}\n", place.unwrap_or_default(), found.message));
+    }
+    text
+}
+
+fn finding(found: &Diagnostic, sources: &SourceMap) -> Value {
+    let place = |span: muster_pipeline::node::Span| {
+        let file = sources.get(span.source).map(|source| source.name.to_string());
+        json!({ "file": file, "line": span.line, "column": span.column })
+    };
+    let related = |(span, label): &(_, String)| json!({ "place": place(*span), "label": label });
+    json!({
+        "severity": match found.severity { Severity::Error => "error", Severity::Warning => "warning" },
+        "message": found.message,
+        "place": found.span.map(place),
+        "help": found.help,
+        "related": found.related.iter().map(related).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,138 @@
+//! `muster ci list`: the jobs of the pipeline (C216).
+
+use muster_pipeline::model::{AllowFailure, ExcludedJob, Job, Need, Pipeline, Work};
+use serde_json::{Value, json};
+
+use super::args::ListArgs;
+use super::error::{CiError, ExitStatus};
+use super::prepare::{Prepared, compile_only};
+use super::ui::{self, Table};
+
+/// Lists the jobs.
+pub(super) async fn list(args: ListArgs) -> Result<ExitStatus, CiError> {
+    let (prepared, _folder) = compile_only(&args.pipeline).await?;
+    prepared.show_diagnostics()?;
+    let excluded = if args.all { excluded(&prepared) } else { &[] };
+    let jobs = prepared.compiled.pipeline.as_ref().map_or(&[][..], |pipeline| &pipeline.jobs);
+    if args.json {
+        let entries: Vec<_> = jobs.iter().map(entry).chain(excluded.iter().map(excluded_entry)).collect();
+        ui::outln(&serde_json::to_string_pretty(&entries).unwrap_or_default());
+    } else {
+        if let Some(why) = &prepared.compiled.not_created {
+            ui::note(&format!("no pipeline for this event: {}", why.reason));
+        }
+        ui::out(&table(jobs, excluded));
+    }
+    Ok(ExitStatus::Passed)
+}
+
+/// The jobs that rules keep out.
+pub(super) fn excluded(prepared: &Prepared) -> &[ExcludedJob] {
+    let of_pipeline = |pipeline: &'_ Pipeline| !pipeline.excluded.is_empty();
+    match (&prepared.compiled.pipeline, &prepared.compiled.not_created) {
+        (Some(pipeline), _) if of_pipeline(pipeline) => &pipeline.excluded,
+        (None, Some(why)) => &why.excluded,
+        _ => &[],
+    }
+}
+
+fn table(jobs: &[Job], excluded: &[ExcludedJob]) -> String {
+    if jobs.is_empty() && excluded.is_empty() {
+        return String::new();
+    }
+    let described = jobs.iter().any(|job| job.description.is_some());
+    let placed = jobs.iter().any(|job| job.environment.is_some());
+    let mut headings = vec!["NAME", "STAGE", "WHEN", "ALLOW FAILURE", "NEEDS"];
+    if placed {
+        headings.insert(4, "ENVIRONMENT");
+    }
+    if described {
+        headings.push("DESCRIPTION");
+    }
+    let mut table = Table::new(&headings);
+    let plain = anstyle::Style::new();
+    for job in jobs {
+        let mut cells = vec![
+            (job.name.clone(), plain),
+            (job.stage.clone(), plain),
+            (when(job), if job.when.as_str() == "on_success" { ui::DIM } else { ui::WARN }),
+            (allow_failure(&job.allow_failure), ui::DIM),
+        ];
+        if placed {
+            cells.push((job.environment.as_ref().map(|found| found.name.clone()).unwrap_or_default(), plain));
+        }
+        let needs = job.needs.as_ref().map(|needs| match needs.as_slice() {
+            [] => "none".to_owned(),
+            needs => needs.iter().map(need_name).collect::<Vec<_>>().join(", "),
+        });
+        cells.push((needs.unwrap_or_else(|| "stage order".to_owned()), ui::DIM));
+        if described {
+            cells.push((job.description.clone().unwrap_or_default(), plain));
+        }
+        table.row(cells);
+    }
+    for job in excluded {
+        let texts = [job.name.clone(), job.stage.clone(), "never".to_owned()];
+        table.row(texts.map(|text| (text, ui::DIM)));
+    }
+    table.to_string()
+}
+
+fn when(job: &Job) -> String {
+    match job.start_in {
+        Some(delay) => format!("{} {}", job.when.as_str(), ui::duration(delay)),
+        None => job.when.as_str().to_owned(),
+    }
+}
+
+fn allow_failure(allowed: &AllowFailure) -> String {
+    match allowed {
+        AllowFailure::No => "false".to_owned(),
+        AllowFailure::Yes => "true".to_owned(),
+        AllowFailure::ExitCodes(codes) => {
+            format!("[{}]", codes.iter().map(i32::to_string).collect::<Vec<_>>().join(", "))
+        }
+    }
+}
+
+/// What a need is called.
+pub(super) fn need_name(need: &Need) -> String {
+    match need {
+        Need::Job { name, .. } => name.clone(),
+        Need::Project { project, job, .. } => format!("{project}:{job}"),
+        Need::Pipeline { pipeline, job, .. } => format!("pipeline {pipeline}:{job}"),
+    }
+}
+
+/// A job as JSON; `needs` is absent for stage order, and `[]` for none.
+fn entry(job: &Job) -> Value {
+    let mut entry = json!({
+        "name": job.name,
+        "description": job.description.clone().unwrap_or_default(),
+        "stage": job.stage,
+        "when": job.when.as_str(),
+        "allow_failure": match &job.allow_failure {
+            AllowFailure::No => json!(false),
+            AllowFailure::Yes => json!(true),
+            AllowFailure::ExitCodes(codes) => json!(codes),
+        },
+        "kind": match job.work { Work::Script(_) => "script", Work::Bridge(_) => "trigger" },
+        "defined_at": format!("{}:{}", job.defined_at.file, job.defined_at.line),
+    });
+    if let Some(fields) = entry.as_object_mut() {
+        if let Some(environment) = &job.environment {
+            fields.insert("environment".to_owned(), json!(environment.name));
+        }
+        if let Some(delay) = job.start_in {
+            fields.insert("start_in_seconds".to_owned(), json!(delay.as_secs()));
+        }
+        if let Some(needs) = &job.needs {
+            fields.insert("needs".to_owned(), json!(needs.iter().map(need_name).collect::<Vec<_>>()));
+        }
+    }
+    entry
+}
+
+fn excluded_entry(job: &ExcludedJob) -> Value {
+    json!({ "name": job.name, "description": "", "stage": job.stage, "when": "never", "allow_failure": false })
+}
