@@ -20,6 +20,7 @@ pub mod expression;
 pub mod glob;
 pub mod layers;
 pub mod limits;
+pub mod load;
 pub mod model;
 pub mod nearest;
 pub mod node;
@@ -27,6 +28,7 @@ mod preview;
 pub mod ref_match;
 pub mod regexp;
 pub mod slug;
+pub mod yaml;
 
 pub use compile::{Compiled, NotCreated, NotCreatedReason, compile, compile_child};
 pub use preview::preview;

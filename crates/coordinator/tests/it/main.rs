@@ -1,4 +1,0 @@
-//! Integration tests of the coordinator, one binary.
-
-mod c_schedule;
-mod schedule;

@@ -1,0 +1,148 @@
+//! The grammar of an interpolation block, `$[[ inputs.name | function(argument) ]]` (pipeline-yaml 2.7).
+
+use crate::limits::{INTERPOLATION_BLOCK_BYTES, INTERPOLATION_FUNCTIONS};
+use crate::nearest::did_you_mean;
+
+/// What starts a block.
+pub(super) const OPEN: &str = "$[[";
+const CLOSE: &str = "]]";
+const FUNCTIONS: &[&str] = &["expand_vars", "truncate", "posix_escape"];
+
+/// A text cut into what stays and what is replaced.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Piece<'a> {
+    Text(&'a str),
+    /// The text between the brackets.
+    Block(&'a str),
+}
+
+/// Cuts `text` at its blocks. A `$[[` without `]]` is text.
+pub(super) fn pieces(text: &str) -> Vec<Piece<'_>> {
+    let mut pieces = Vec::new();
+    let mut rest = text;
+    while let Some((before, (inner, after))) =
+        rest.split_once(OPEN).and_then(|(before, after)| Some((before, after.split_once(CLOSE)?)))
+    {
+        if !before.is_empty() {
+            pieces.push(Piece::Text(before));
+        }
+        pieces.push(Piece::Block(inner));
+        rest = after;
+    }
+    if !rest.is_empty() {
+        pieces.push(Piece::Text(rest));
+    }
+    pieces
+}
+
+/// A block that has been understood.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Block<'a> {
+    pub(super) access: Access<'a>,
+    pub(super) functions: Vec<Function>,
+}
+
+/// What a block stands for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Access<'a> {
+    Input(&'a str),
+    Component(&'a str),
+    /// `$[[ matrix.X ]]`, which is resolved when the matrix is.
+    Matrix,
+}
+
+/// A function of a block.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Function {
+    ExpandVars,
+    /// In characters.
+    Truncate {
+        offset: usize,
+        length: usize,
+    },
+    PosixEscape,
+}
+
+/// What is wrong with a block, and what to do.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct BlockError {
+    pub(super) message: String,
+    pub(super) help: Option<String>,
+}
+
+impl BlockError {
+    pub(super) fn new(message: impl Into<String>, help: Option<String>) -> Self {
+        Self { message: message.into(), help }
+    }
+}
+
+/// Reads the text between the brackets.
+pub(super) fn parse(inner: &str) -> Result<Block<'_>, BlockError> {
+    if inner.len() > INTERPOLATION_BLOCK_BYTES {
+        let message =
+            format!("an interpolation block has {} bytes, more than {INTERPOLATION_BLOCK_BYTES}", inner.len());
+        return Err(BlockError::new(message, None));
+    }
+    let mut parts = inner.split('|').map(str::trim);
+    let path = parts.next().unwrap_or_default();
+    let access = match path.split_once('.') {
+        Some(("matrix", _)) => return Ok(Block { access: Access::Matrix, functions: Vec::new() }),
+        Some(("inputs", name)) if !name.is_empty() => Access::Input(name),
+        Some(("component", field)) if !field.is_empty() => Access::Component(field),
+        _ => {
+            let help = "a block starts with `inputs.<name>` or `component.<field>`";
+            return Err(BlockError::new(format!("unknown interpolation key: `{path}`"), Some(help.to_owned())));
+        }
+    };
+    let written: Vec<&str> = parts.collect();
+    if written.len() > INTERPOLATION_FUNCTIONS {
+        let message = format!("too many functions in interpolation block: {}, at most 3", written.len());
+        return Err(BlockError::new(message, None));
+    }
+    let functions = written.into_iter().map(function).collect::<Result<Vec<_>, _>>()?;
+    let escape = functions.iter().position(|function| *function == Function::PosixEscape);
+    let expand = functions.iter().rposition(|function| *function == Function::ExpandVars);
+    if let (Some(escape), Some(expand)) = (escape, expand)
+        && escape < expand
+    {
+        let help = "escape what was expanded: `expand_vars | posix_escape`".to_owned();
+        return Err(BlockError::new("`posix_escape` must follow `expand_vars`", Some(help)));
+    }
+    Ok(Block { access, functions })
+}
+
+fn function(written: &str) -> Result<Function, BlockError> {
+    let (name, arguments) = match written.split_once('(') {
+        Some((name, rest)) => match rest.strip_suffix(')') {
+            Some(arguments) => (name.trim(), Some(arguments)),
+            None => return Err(BlockError::new(format!("`{written}` lacks its closing `)`"), None)),
+        },
+        None => (written, None),
+    };
+    match (name, arguments) {
+        ("expand_vars", None) => Ok(Function::ExpandVars),
+        ("posix_escape", None) => Ok(Function::PosixEscape),
+        ("truncate", Some(arguments)) => truncate(arguments),
+        ("truncate", None) => truncate(""),
+        ("expand_vars" | "posix_escape", Some(_)) => {
+            Err(BlockError::new(format!("`{name}` takes no arguments"), Some(format!("write `{name}` alone"))))
+        }
+        _ => Err(BlockError::new(
+            format!("no function matching `{name}`"),
+            did_you_mean(name, FUNCTIONS.iter().copied()).or_else(|| {
+                Some("the functions are `expand_vars`, `truncate(offset,length)` and `posix_escape`".to_owned())
+            }),
+        )),
+    }
+}
+
+fn truncate(arguments: &str) -> Result<Function, BlockError> {
+    let numbers: Vec<Option<usize>> = arguments.split(',').map(|number| number.trim().parse().ok()).collect();
+    match numbers.as_slice() {
+        &[Some(offset), Some(length)] => Ok(Function::Truncate { offset, length }),
+        _ => Err(BlockError::new(
+            "`truncate` takes two whole numbers",
+            Some("write `truncate(offset,length)`, both counted in characters from 0".to_owned()),
+        )),
+    }
+}

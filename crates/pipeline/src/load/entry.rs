@@ -1,0 +1,158 @@
+//! The shape of one `include` entry (pipeline-yaml 1.1): which file it asks for, with which inputs, under which rules.
+
+use std::sync::Arc;
+
+use crate::diagnostic::Diagnostic;
+use crate::nearest::did_you_mean;
+use crate::node::{Map, Node, Span, Value};
+
+/// The keys that say where a file is; an entry has exactly one.
+const ACCESSORS: &[&str] = &["local", "project", "remote", "template", "component"];
+/// The keys beside them.
+const OTHER_KEYS: &[&str] = &["file", "ref", "integrity", "inputs", "rules", "cache"];
+
+/// An include entry, its texts as written: variables are not expanded yet.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) location: Location,
+    /// The whole entry.
+    pub(super) span: Span,
+    /// `inputs`
+    pub(super) inputs: Option<(Arc<Map>, Span)>,
+    /// `rules`
+    pub(super) rules: Option<Node>,
+}
+
+/// Where a file is.
+#[derive(Debug)]
+pub(super) enum Location {
+    Local(Text),
+    Project { project: Text, git_ref: Option<Text>, files: Vec<Text> },
+    Remote { url: Text, integrity: Option<Text> },
+    Template(Text),
+    Component(Text),
+}
+
+/// A text and its place.
+#[derive(Debug, Clone)]
+pub(super) struct Text {
+    pub(super) text: String,
+    pub(super) span: Span,
+}
+
+/// The entries of an `include` keyword; what cannot be one is reported.
+pub(super) fn entries(include: &Node, diagnostics: &mut Vec<Diagnostic>) -> Vec<Entry> {
+    let nodes = match &include.value {
+        Value::Null => &[],
+        Value::List(items) => items.as_slice(),
+        _ => std::slice::from_ref(include),
+    };
+    nodes.iter().filter_map(|node| entry(node).map_err(|problem| diagnostics.push(*problem)).ok()).collect()
+}
+
+/// Reads one entry.
+pub(super) fn entry(node: &Node) -> Result<Entry, Box<Diagnostic>> {
+    let span = node.span;
+    let map = match &node.value {
+        Value::String(text) => {
+            let text = Text { text: text.to_string(), span };
+            let is_remote = text.text.starts_with("http://") || text.text.starts_with("https://");
+            let location =
+                if is_remote { Location::Remote { url: text, integrity: None } } else { Location::Local(text) };
+            return Ok(Entry { location, span, inputs: None, rules: None });
+        }
+        Value::Map(map) => map,
+        Value::Reference(_) => {
+            return Err(error(span, "`!reference` cannot be used in `include`")
+                .help("files are included before references are resolved; write the entry itself")
+                .into());
+        }
+        _ => return Err(error(span, &format!("an include is a path or a map, not {}", node.kind())).into()),
+    };
+    check_keys(map)?;
+    let location = location(map, span)?;
+    let inputs = match map.entry("inputs") {
+        Some(entry) => match &entry.node.value {
+            Value::Map(inputs) => Some((Arc::clone(inputs), entry.key_span)),
+            Value::Null => None,
+            _ => return Err(wrong_kind(&entry.node, "inputs", "a map of names and values").into()),
+        },
+        None => None,
+    };
+    Ok(Entry { location, span, inputs, rules: map.get("rules").filter(|rules| !rules.is_null()).cloned() })
+}
+
+fn check_keys(map: &Map) -> Result<(), Box<Diagnostic>> {
+    let known = || ACCESSORS.iter().chain(OTHER_KEYS).copied();
+    for (key, entry) in map.iter() {
+        if !known().any(|name| name == &**key) {
+            let mut problem = error(entry.key_span, &format!("include config contains unknown keys: `{key}`"));
+            problem.help = did_you_mean(key, known()).or_else(|| {
+                Some("an entry has one of `local`, `project`, `remote`, `template`, `component`".to_owned())
+            });
+            return Err(problem.into());
+        }
+    }
+    Ok(())
+}
+
+fn location(map: &Map, span: Span) -> Result<Location, Box<Diagnostic>> {
+    let named: Vec<(&str, &Node)> =
+        ACCESSORS.iter().filter_map(|accessor| map.get(accessor).map(|value| (*accessor, value))).collect();
+    let &[(accessor, value)] = named.as_slice() else {
+        let named: Vec<&str> = named.iter().map(|(accessor, _)| *accessor).collect();
+        let found =
+            if named.is_empty() { "it has none".to_owned() } else { format!("it has `{}`", named.join("`, `")) };
+        return Err(error(span, &format!("an include needs to match exactly one accessor, {found}"))
+            .help("write one entry for each of `local`, `project`, `remote`, `template`, `component`")
+            .into());
+    };
+    for (key, owner) in [("file", "project"), ("ref", "project"), ("integrity", "remote")] {
+        if let Some(entry) = map.entry(key)
+            && owner != accessor
+        {
+            return Err(error(entry.key_span, &format!("`{key}` belongs to `{owner}`, not to `{accessor}`")).into());
+        }
+    }
+    let value = as_text(value, accessor)?;
+    Ok(match accessor {
+        "local" => Location::Local(value),
+        "remote" => Location::Remote { url: value, integrity: optional_text(map, "integrity")? },
+        "template" => Location::Template(value),
+        "component" => Location::Component(value),
+        _ => Location::Project { project: value, git_ref: optional_text(map, "ref")?, files: files(map, span)? },
+    })
+}
+
+fn files(map: &Map, span: Span) -> Result<Vec<Text>, Box<Diagnostic>> {
+    let Some(node) = map.get("file") else {
+        return Err(error(span, "an include of a `project` needs to name its `file`")
+            .help("add `file: path/in/that/project.yml`")
+            .into());
+    };
+    let nodes = node.as_list().unwrap_or(std::slice::from_ref(node));
+    if nodes.is_empty() {
+        return Err(wrong_kind(node, "file", "a path or a list of paths").into());
+    }
+    nodes.iter().map(|node| as_text(node, "file")).collect()
+}
+
+fn optional_text(map: &Map, key: &str) -> Result<Option<Text>, Box<Diagnostic>> {
+    map.get(key).filter(|node| !node.is_null()).map(|node| as_text(node, key)).transpose()
+}
+
+fn as_text(node: &Node, key: &str) -> Result<Text, Box<Diagnostic>> {
+    match node.scalar_text() {
+        Some(text) if !text.trim().is_empty() => Ok(Text { text, span: node.span }),
+        _ => Err(wrong_kind(node, key, "text").into()),
+    }
+}
+
+fn wrong_kind(node: &Node, key: &str, wanted: &str) -> Diagnostic {
+    let found = if node.scalar_text().is_some() { "blank" } else { node.kind() };
+    error(node.span, &format!("`include:{key}` takes {wanted}, not {found}"))
+}
+
+fn error(span: Span, message: &str) -> Diagnostic {
+    Diagnostic::error(span, message)
+}

@@ -1,0 +1,176 @@
+//! `extends` (pipeline-yaml 2.4): each job over its parents, parents first.
+//!
+//! The graph of parents is worked through level by level, without recursion, so its shape does not matter for the time.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use super::Parent;
+use super::merge::{Budget, merge_into};
+use crate::diagnostic::Diagnostic;
+use crate::limits::EXTENDS_LEVELS;
+use crate::nearest::did_you_mean;
+use crate::node::{Entry, Map, Node, Value};
+
+/// What is left to do for one key with `extends`.
+struct Child {
+    parents: Vec<Parent>,
+    /// Parents that have `extends` themselves and are not merged yet.
+    waiting: usize,
+    /// The key itself and the longest way up.
+    levels: usize,
+}
+
+/// The tree with every `extends` merged, and the parents of each key.
+pub(super) fn resolve(
+    root: &Map,
+    budget: &mut Budget,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> (Map, BTreeMap<String, Vec<Parent>>) {
+    let mut merged = root.clone();
+    let mut children = children(root, diagnostics);
+    let mut below: HashMap<String, Vec<Arc<str>>> = HashMap::new();
+    let names: HashSet<Arc<str>> = children.iter().map(|(name, _)| Arc::clone(name)).collect();
+    for (name, child) in &mut children {
+        for parent in child.parents.iter().filter(|parent| names.contains(parent.name.as_str())) {
+            below.entry(parent.name.clone()).or_default().push(Arc::clone(name));
+            child.waiting += 1;
+        }
+    }
+    let mut ready: Vec<Arc<str>> =
+        children.iter().filter(|(_, child)| child.waiting == 0).map(|(name, _)| Arc::clone(name)).collect();
+    let mut children: HashMap<Arc<str>, Child> = children.into_iter().collect();
+    let mut parents = BTreeMap::new();
+    while let Some(name) = ready.pop() {
+        let Some(child) = children.remove(&name) else { continue };
+        if child.levels <= EXTENDS_LEVELS {
+            extend(&mut merged, &name, &child, budget);
+        } else if child.levels == EXTENDS_LEVELS + 1 {
+            diagnostics.push(too_deep(&name, &child));
+        }
+        for waiting in below.get(&*name).into_iter().flatten() {
+            if let Some(next) = children.get_mut(waiting) {
+                next.levels = next.levels.max(child.levels + 1);
+                next.waiting -= 1;
+                if next.waiting == 0 {
+                    ready.push(Arc::clone(waiting));
+                }
+            }
+        }
+        parents.insert(name.to_string(), child.parents);
+    }
+    report_circles(root, &children, diagnostics);
+    (merged, parents)
+}
+
+/// Every key with `extends`, in written order, with the parents that exist.
+fn children(root: &Map, diagnostics: &mut Vec<Diagnostic>) -> Vec<(Arc<str>, Child)> {
+    let mut found = Vec::new();
+    for (name, entry) in root.iter() {
+        let Some(extends) = entry.node.as_map().and_then(|map| map.get("extends")) else { continue };
+        let named = match &extends.value {
+            Value::Null => continue,
+            Value::List(names) => names.as_slice(),
+            _ => std::slice::from_ref(extends),
+        };
+        let parents: Vec<Parent> = named.iter().filter_map(|node| parent(root, name, node, diagnostics)).collect();
+        // A parent that is a map without `extends` is one level.
+        let levels = 1 + usize::from(!parents.is_empty());
+        found.push((Arc::clone(name), Child { parents, waiting: 0, levels }));
+    }
+    found
+}
+
+fn parent(root: &Map, child: &str, node: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<Parent> {
+    let Some(name) = node.as_str() else {
+        let problem = Diagnostic::error(
+            node.span,
+            format!("`{child}`: `extends` takes a job's name or a list of names, not {}", node.kind()),
+        );
+        diagnostics.push(match node.value {
+            Value::Reference(_) => problem.help("`extends` is resolved before `!reference`; write the name itself"),
+            _ => problem,
+        });
+        return None;
+    };
+    match root.entry(name) {
+        Some(entry) if entry.node.as_map().is_some() => {
+            return Some(Parent { name: name.to_owned(), named_at: node.span });
+        }
+        Some(entry) => diagnostics.push(
+            Diagnostic::error(
+                node.span,
+                format!("{child}: invalid base in `extends`: `{name}` is {}, not a map", entry.node.kind()),
+            )
+            .related(entry.key_span, format!("`{name}` is written here")),
+        ),
+        None => {
+            let mut problem = Diagnostic::error(node.span, format!("{child}: unknown keys in `extends` ({name})"));
+            problem.help = did_you_mean(name, root.keys().map(|key| &**key).filter(|key| *key != child))
+                .or_else(|| Some("define it here or in a file named by `include`".to_owned()));
+            diagnostics.push(problem);
+        }
+    }
+    None
+}
+
+fn extend(merged: &mut Map, name: &Arc<str>, child: &Child, budget: &mut Budget) {
+    let mut result = Map::default();
+    for parent in &child.parents {
+        if let Some(map) = merged.get(&parent.name).and_then(Node::as_map) {
+            merge_into(&mut result, map, budget);
+        }
+    }
+    // The names in `extends` are those that the key itself was written with.
+    result.remove("extends");
+    let Some(Entry { key_span, node }) = merged.entry(name).cloned() else { return };
+    if let Some(own) = node.as_map() {
+        merge_into(&mut result, own, budget);
+    }
+    merged.insert(Arc::clone(name), key_span, Node::new(Value::Map(Arc::new(result)), node.span));
+}
+
+fn too_deep(name: &str, child: &Child) -> Diagnostic {
+    Diagnostic::error(
+        child.parents.first().map(|parent| parent.named_at),
+        format!("{name}: nesting too deep in `extends`: more than {EXTENDS_LEVELS} levels"),
+    )
+    .help("let it extend several parents at once instead of a chain: `extends: [.a, .b]`")
+}
+
+/// What is left after all that could be merged hangs on a circle; each circle is reported once.
+fn report_circles(root: &Map, left: &HashMap<Arc<str>, Child>, diagnostics: &mut Vec<Diagnostic>) {
+    let mut seen: HashSet<&str> = HashSet::new();
+    for start in root.keys() {
+        let mut path: Vec<&Parent> = Vec::new();
+        let mut on_path: HashMap<&str, usize> = HashMap::new();
+        let mut name: &str = start;
+        while let Some(child) = left.get(name) {
+            if let Some(&first) = on_path.get(name) {
+                diagnostics.push(circle(path.get(first..).unwrap_or_default()));
+                break;
+            }
+            if !seen.insert(name) {
+                break;
+            }
+            on_path.insert(name, path.len());
+            let Some(next) = child.parents.iter().find(|parent| left.contains_key(parent.name.as_str())) else { break };
+            path.push(next);
+            name = &next.name;
+        }
+    }
+}
+
+/// The error of a circle, given by the mentions along it; the last one names the key that the first belongs to.
+fn circle(path: &[&Parent]) -> Diagnostic {
+    let closing = path.last().map_or("", |parent| parent.name.as_str());
+    let mut names: Vec<&str> = vec![closing];
+    names.extend(path.iter().map(|parent| parent.name.as_str()));
+    let problem = Diagnostic::error(
+        path.first().map(|parent| parent.named_at),
+        format!("{closing}: circular dependency detected in `extends`: {}", names.join(" -> ")),
+    );
+    path.iter().skip(1).fold(problem, |problem, parent| {
+        problem.related(parent.named_at, format!("`{}` is extended here", parent.name))
+    })
+}

@@ -1,0 +1,301 @@
+//! The header document: `spec:inputs`, `spec:component`, `spec:include` (pipeline-yaml 1.1).
+
+use std::sync::Arc;
+
+use regex::Regex;
+
+use super::entry::{self, Entry};
+use crate::diagnostic::Diagnostic;
+use crate::expression::{self, Expression};
+use crate::limits::INPUT_OPTIONS;
+use crate::nearest::did_you_mean;
+use crate::node::{Map, Node, Span, Value};
+use crate::regexp;
+
+const SPEC_KEYS: &[&str] = &["inputs", "include", "component"];
+const INPUT_KEYS: &[&str] = &["type", "default", "description", "options", "regex", "rules"];
+const RULE_KEYS: &[&str] = &["if", "options", "default"];
+/// The fields of `$[[ component.* ]]`.
+pub(super) const COMPONENT_FIELDS: &[&str] = &["name", "sha", "version", "reference"];
+
+/// What a file declares about itself.
+#[derive(Debug, Default)]
+pub(super) struct Header {
+    pub(super) inputs: Vec<Declaration>,
+    /// The fields that `spec:component` asks for.
+    pub(super) component: Vec<String>,
+    /// Files with more inputs.
+    pub(super) includes: Vec<Entry>,
+}
+
+/// One input.
+#[derive(Debug)]
+pub(super) struct Declaration {
+    pub(super) name: Arc<str>,
+    /// Its key.
+    pub(super) span: Span,
+    pub(super) kind: Kind,
+    /// None: a value has to be given.
+    pub(super) default: Option<Node>,
+    pub(super) options: Option<Vec<Node>>,
+    pub(super) regex: Option<Regex>,
+    pub(super) rules: Vec<Rule>,
+}
+
+/// The type of an input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    String,
+    Number,
+    Boolean,
+    Array,
+}
+
+/// One entry of `spec:inputs:<name>:rules`.
+#[derive(Debug)]
+pub(super) struct Rule {
+    /// None: always.
+    pub(super) condition: Option<Expression>,
+    pub(super) span: Span,
+    pub(super) options: Option<Vec<Node>>,
+    pub(super) default: Option<Node>,
+}
+
+impl Kind {
+    const ALL: &'static [(Self, &'static str)] =
+        &[(Self::String, "string"), (Self::Number, "number"), (Self::Boolean, "boolean"), (Self::Array, "array")];
+
+    pub(super) fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(kind, _)| *kind == self).map_or("string", |(_, name)| name)
+    }
+
+    /// Whether a value is of this type.
+    pub(super) fn fits(self, value: &Node) -> bool {
+        matches!(
+            (self, &value.value),
+            (Self::String, Value::String(_))
+                | (Self::Number, Value::Int(_) | Value::Float(_))
+                | (Self::Boolean, Value::Bool(_))
+                | (Self::Array, Value::List(_))
+        )
+    }
+}
+
+/// Reads the first document of a file that has `spec`.
+pub(super) fn header(root: &Map, diagnostics: &mut Vec<Diagnostic>) -> Header {
+    for (key, entry) in root.iter().filter(|(key, _)| &***key != "spec") {
+        diagnostics.push(
+            Diagnostic::error(entry.key_span, format!("header config contains unknown keys: `{key}`"))
+                .help("the header has only `spec`; jobs follow after a line with `---`"),
+        );
+    }
+    let mut header = Header::default();
+    let Some(spec) = root.get("spec") else { return header };
+    let Some(map) = map_or_null(spec, "spec", diagnostics) else { return header };
+    unknown_keys(map, SPEC_KEYS, "header:spec", diagnostics);
+    if let Some(inputs) = map.get("inputs") {
+        header.inputs = declarations(inputs, diagnostics);
+    }
+    if let Some(fields) = map.get("component").filter(|node| !node.is_null()) {
+        header.component = component(fields, diagnostics);
+    }
+    if let Some(include) = map.get("include") {
+        header.includes = entry::entries(include, diagnostics);
+    }
+    header
+}
+
+/// Reads the map of `inputs`.
+pub(super) fn declarations(inputs: &Node, diagnostics: &mut Vec<Diagnostic>) -> Vec<Declaration> {
+    let Some(map) = map_or_null(inputs, "spec:inputs", diagnostics) else { return Vec::new() };
+    map.iter()
+        .filter_map(|(name, entry)| {
+            let declared = map_or_null(&entry.node, &format!("spec:inputs:{name}"), diagnostics);
+            if declared.is_none() && !entry.node.is_null() {
+                return None;
+            }
+            Some(declaration(name, entry.key_span, declared.unwrap_or(&Map::default()), diagnostics))
+        })
+        .collect()
+}
+
+fn declaration(name: &Arc<str>, span: Span, map: &Map, diagnostics: &mut Vec<Diagnostic>) -> Declaration {
+    unknown_keys(map, INPUT_KEYS, &format!("spec:inputs:{name}"), diagnostics);
+    let kind = kind(name, map, diagnostics);
+    let regex = map.get("regex").and_then(|node| regex(name, kind, node, diagnostics));
+    let declaration = Declaration {
+        name: Arc::clone(name),
+        span,
+        kind,
+        default: map.get("default").filter(|node| !node.is_null()).cloned(),
+        options: options(name, kind, map, diagnostics),
+        regex,
+        rules: rules(name, kind, map, diagnostics),
+    };
+    let own = std::iter::once((&declaration.default, &declaration.options));
+    for (default, options) in own.chain(declaration.rules.iter().map(|rule| (&rule.default, &rule.options))) {
+        if let Some(default) = default
+            && let Err(reason) = declaration.accepts(default, options.as_deref())
+        {
+            diagnostics.push(Diagnostic::error(default.span, format!("`{name}` input: default value {reason}")));
+        }
+    }
+    declaration
+}
+
+impl Declaration {
+    /// Whether a value may be used: its type, the options, the pattern.
+    ///
+    /// # Errors
+    /// What is wrong, as the rest of a sentence that starts with the value.
+    pub(super) fn accepts(&self, value: &Node, options: Option<&[Node]>) -> Result<(), String> {
+        if !self.kind.fits(value) {
+            let article = if self.kind == Kind::Array { "an" } else { "a" };
+            return Err(format!("is not {article} {}: it is {}", self.kind.name(), value.kind()));
+        }
+        if let Some(options) = options
+            && !options.iter().any(|option| same(option, value))
+        {
+            let listed: Vec<String> = options.iter().filter_map(Node::scalar_text).collect();
+            return Err(format!("is not one of the options: {}", listed.join(", ")));
+        }
+        match (&self.regex, value.as_str()) {
+            (Some(regex), Some(text)) if !regex.is_match(text) => {
+                Err(format!("does not match the required pattern: {}", regex.as_str()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn kind(name: &str, map: &Map, diagnostics: &mut Vec<Diagnostic>) -> Kind {
+    let Some(node) = map.get("type").filter(|node| !node.is_null()) else { return Kind::String };
+    let written = node.as_str().unwrap_or_default();
+    if let Some((kind, _)) = Kind::ALL.iter().find(|(_, known)| *known == written) {
+        return *kind;
+    }
+    let mut problem = Diagnostic::error(node.span, format!("`{name}` input: unknown type `{written}`"));
+    problem.help = did_you_mean(written, Kind::ALL.iter().map(|(_, name)| *name))
+        .or_else(|| Some("the types are `string`, `number`, `boolean` and `array`".to_owned()));
+    diagnostics.push(problem);
+    Kind::String
+}
+
+fn options(name: &str, kind: Kind, map: &Map, diagnostics: &mut Vec<Diagnostic>) -> Option<Vec<Node>> {
+    let node = map.get("options").filter(|node| !node.is_null())?;
+    let problem = match node.as_list() {
+        Some(_) if kind == Kind::Boolean => "`options` cannot be used with a boolean".to_owned(),
+        Some(options) if options.len() > INPUT_OPTIONS => format!("there are more than {INPUT_OPTIONS} options"),
+        Some(options) => return Some(options.to_vec()),
+        None => format!("`options` is a list of values, not {}", node.kind()),
+    };
+    diagnostics.push(Diagnostic::error(node.span, format!("`{name}` input: {problem}")));
+    None
+}
+
+fn regex(name: &str, kind: Kind, node: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<Regex> {
+    let problem = match node.as_str() {
+        Some(_) if kind != Kind::String => {
+            Diagnostic::error(node.span, format!("`{name}` input: `regex` is for text only"))
+        }
+        Some(pattern) => match regexp::compile(pattern) {
+            Ok(regex) => return Some(regex),
+            Err(error) => {
+                let problem = Diagnostic::error(node.span, format!("`{name}` input: {error}"));
+                error.help.map_or(problem.clone(), |help| problem.help(help))
+            }
+        },
+        None => Diagnostic::error(node.span, format!("`{name}` input: `regex` is a pattern, not {}", node.kind())),
+    };
+    diagnostics.push(problem);
+    None
+}
+
+fn rules(name: &str, kind: Kind, map: &Map, diagnostics: &mut Vec<Diagnostic>) -> Vec<Rule> {
+    let Some(node) = map.get("rules").filter(|node| !node.is_null()) else { return Vec::new() };
+    let Some(items) = node.as_list() else {
+        diagnostics
+            .push(Diagnostic::error(node.span, format!("`{name}` input: `rules` is a list, not {}", node.kind())));
+        return Vec::new();
+    };
+    let mut rules = Vec::new();
+    for item in items {
+        let Some(map) = item.as_map() else {
+            diagnostics.push(Diagnostic::error(
+                item.span,
+                format!("`{name}` input: a rule is a map with `if`, `options` or `default`, not {}", item.kind()),
+            ));
+            continue;
+        };
+        unknown_keys(map, RULE_KEYS, &format!("spec:inputs:{name}:rules"), diagnostics);
+        let condition = match map.get("if").map(|node| (node, node.as_str().map(expression::parse_input_rule))) {
+            None => None,
+            Some((_, Some(Ok(expression)))) => Some(expression),
+            Some((node, problem)) => {
+                let (reason, help) = match problem {
+                    Some(Err(error)) => (error.to_string(), error.help),
+                    _ => (format!("`if` takes an expression, not {}", node.kind()), None),
+                };
+                let mut problem = Diagnostic::error(node.span, format!("`{name}` input: {reason}"));
+                problem.help = help;
+                diagnostics.push(problem);
+                continue;
+            }
+        };
+        let default = map.get("default").filter(|node| !node.is_null()).cloned();
+        rules.push(Rule { condition, span: item.span, options: options(name, kind, map, diagnostics), default });
+    }
+    rules
+}
+
+fn component(node: &Node, diagnostics: &mut Vec<Diagnostic>) -> Vec<String> {
+    let Some(items) = node.as_list() else {
+        diagnostics.push(Diagnostic::error(node.span, format!("`spec:component` is a list, not {}", node.kind())));
+        return Vec::new();
+    };
+    let mut fields = Vec::new();
+    for item in items {
+        match item.as_str() {
+            Some(field) if COMPONENT_FIELDS.contains(&field) => fields.push(field.to_owned()),
+            _ => diagnostics.push(
+                Diagnostic::error(item.span, "`spec:component` has an unknown field")
+                    .help("the fields are `name`, `sha`, `version` and `reference`"),
+            ),
+        }
+    }
+    fields
+}
+
+/// The map; null is an empty one, anything else is reported.
+fn map_or_null<'a>(node: &'a Node, what: &str, diagnostics: &mut Vec<Diagnostic>) -> Option<&'a Map> {
+    if node.as_map().is_none() && !node.is_null() {
+        diagnostics.push(Diagnostic::error(node.span, format!("`{what}` is a map, not {}", node.kind())));
+    }
+    node.as_map()
+}
+
+fn unknown_keys(map: &Map, known: &[&str], what: &str, diagnostics: &mut Vec<Diagnostic>) {
+    for (key, entry) in map.iter().filter(|(key, _)| !known.contains(&&***key)) {
+        let mut problem = Diagnostic::error(entry.key_span, format!("{what} config contains unknown keys: `{key}`"));
+        problem.help =
+            did_you_mean(key, known.iter().copied()).or_else(|| Some(format!("it knows `{}`", known.join("`, `"))));
+        diagnostics.push(problem);
+    }
+}
+
+/// Whether an option is the value. Numbers compare by value: `1.0` is `1`.
+fn same(option: &Node, value: &Node) -> bool {
+    #[expect(clippy::cast_precision_loss, reason = "options are written by hand, far below 2^53")]
+    let number = |node: &Node| match node.value {
+        Value::Int(value) => Some(value as f64),
+        Value::Float(value) => Some(value),
+        _ => None,
+    };
+    match (&option.value, &value.value) {
+        (Value::String(option), Value::String(value)) => option == value,
+        (Value::List(option), Value::List(value)) => {
+            option.len() == value.len() && option.iter().zip(value.iter()).all(|(option, value)| same(option, value))
+        }
+        _ => number(option).is_some_and(|option| number(value) == Some(option)),
+    }
+}

@@ -1,0 +1,227 @@
+//! Values for the declared inputs of a file (pipeline-yaml 2.7): given ones are checked, missing ones defaulted.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde_json::Value as Json;
+
+use super::header::{Declaration, Kind};
+use crate::context::InputValue;
+use crate::diagnostic::Diagnostic;
+use crate::expression;
+use crate::nearest::did_you_mean;
+use crate::node::{Map, Node, Span, Value};
+
+/// A value that somebody gives to an input.
+#[derive(Debug, Clone)]
+pub(super) struct Given {
+    pub(super) name: String,
+    /// Where it is given; none for the run request.
+    pub(super) span: Option<Span>,
+    pub(super) value: GivenValue,
+}
+
+/// As it arrives.
+#[derive(Debug, Clone)]
+pub(super) enum GivenValue {
+    /// From the `inputs` of an include entry.
+    Node(Node),
+    /// From the run request or from JSON.
+    Input(InputValue),
+}
+
+/// The declared inputs with their values; none for those that have no usable value, which has been reported.
+pub(super) type Values = HashMap<Arc<str>, Option<Node>>;
+
+/// Everything that one resolution looks at.
+struct Resolution<'a> {
+    file: &'a str,
+    declarations: &'a [Declaration],
+    given: &'a [Given],
+    /// The include entry.
+    at: Option<Span>,
+    values: Values,
+    /// Inputs whose rules are being looked at.
+    open: Vec<Arc<str>>,
+    diagnostics: &'a mut Vec<Diagnostic>,
+}
+
+/// The value of every declared input of `file`.
+pub(super) fn resolve(
+    file: &str,
+    declarations: &[Declaration],
+    given: &[Given],
+    at: Option<Span>,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Values {
+    for surplus in given.iter().filter(|given| !declarations.iter().any(|input| *input.name == *given.name)) {
+        let mut problem =
+            Diagnostic::error(surplus.span.or(at), format!("`{file}`: unknown input arguments: `{}`", surplus.name));
+        problem.help = did_you_mean(&surplus.name, declarations.iter().map(|input| &*input.name)).or_else(|| {
+            Some(if declarations.is_empty() {
+                "the file declares no inputs: it needs a header with `spec:inputs`, ended by `---`".to_owned()
+            } else {
+                let names: Vec<&str> = declarations.iter().map(|input| &*input.name).collect();
+                format!("the file has the inputs `{}`", names.join("`, `"))
+            })
+        });
+        diagnostics.push(problem);
+    }
+    let mut resolution =
+        Resolution { file, declarations, given, at, values: Values::new(), open: Vec::new(), diagnostics };
+    for declaration in declarations {
+        resolution.value(declaration);
+    }
+    resolution.values
+}
+
+impl Resolution<'_> {
+    fn value(&mut self, declaration: &Declaration) -> Option<Node> {
+        if let Some(known) = self.values.get(&declaration.name) {
+            return known.clone();
+        }
+        let value = self.compute(declaration);
+        self.values.insert(Arc::clone(&declaration.name), value.clone());
+        value
+    }
+
+    fn compute(&mut self, declaration: &Declaration) -> Option<Node> {
+        let (options, default) = if declaration.rules.is_empty() {
+            (declaration.options.as_deref(), declaration.default.as_ref())
+        } else {
+            self.by_rules(declaration)?
+        };
+        let given = self.given.iter().rev().find(|given| *given.name == *declaration.name);
+        let Some(given) = given else {
+            if default.is_none() {
+                self.missing(declaration);
+            }
+            return default.cloned();
+        };
+        let place = given.span.or(self.at);
+        let checked = read(given, declaration.kind, place.unwrap_or(declaration.span))
+            .and_then(|value| declaration.accepts(&value, options).map(|()| value));
+        checked
+            .map_err(|reason| {
+                let name = &declaration.name;
+                let problem = Diagnostic::error(
+                    place.or(Some(declaration.span)),
+                    format!("`{}`: `{name}` input: provided value {reason}", self.file),
+                );
+                self.diagnostics.push(match place {
+                    Some(_) => problem.related(declaration.span, format!("`{name}` is declared here")),
+                    None => problem,
+                });
+            })
+            .ok()
+    }
+
+    fn missing(&mut self, declaration: &Declaration) {
+        let name = &declaration.name;
+        let message = format!("`{}`: `{name}` input: required value has not been provided", self.file);
+        self.diagnostics.push(match self.at {
+            Some(at) => Diagnostic::error(at, message)
+                .related(declaration.span, format!("`{name}` is declared here, without a default"))
+                .help(format!("add `inputs: {{{name}: ...}}` to the include")),
+            None => Diagnostic::error(declaration.span, message)
+                .help(format!("give a value for `{name}` when starting the pipeline, or add a `default`")),
+        });
+    }
+
+    /// Options and default of the first rule that matches; those of the input itself where none does.
+    fn by_rules<'d>(&mut self, declaration: &'d Declaration) -> Option<(Option<&'d [Node]>, Option<&'d Node>)> {
+        if self.open.contains(&declaration.name) {
+            let message = format!("`{}`: `{}` input: its rules depend on itself", self.file, declaration.name);
+            self.diagnostics.push(Diagnostic::error(declaration.span, message));
+            return None;
+        }
+        self.open.push(Arc::clone(&declaration.name));
+        let mut chosen = (declaration.options.as_deref(), declaration.default.as_ref());
+        for rule in &declaration.rules {
+            if rule.condition.as_ref().is_none_or(|condition| self.holds(condition, rule.span)) {
+                chosen = (rule.options.as_deref(), rule.default.as_ref());
+                break;
+            }
+        }
+        self.open.pop();
+        Some(chosen)
+    }
+
+    fn holds(&mut self, condition: &expression::Expression, span: Span) -> bool {
+        let mut values: HashMap<&str, expression::Value> = HashMap::new();
+        for name in condition.inputs() {
+            let declarations = self.declarations;
+            match declarations.iter().find(|input| *input.name == *name) {
+                Some(input) => {
+                    values.insert(name, as_expression_value(self.value(input)));
+                }
+                None => {
+                    let mut problem = Diagnostic::error(span, format!("unknown interpolation key: `{name}`"));
+                    problem.help = did_you_mean(name, declarations.iter().map(|input| &*input.name));
+                    self.diagnostics.push(problem);
+                }
+            }
+        }
+        let input = |name: &str| values.get(name).cloned().unwrap_or(expression::Value::Null);
+        condition.evaluate_with_inputs(&|_| None, &input).unwrap_or(false)
+    }
+}
+
+fn as_expression_value(value: Option<Node>) -> expression::Value {
+    match value.map(|node| (node.scalar_text(), node.value)) {
+        Some((_, Value::Bool(value))) => expression::Value::Bool(value),
+        Some((Some(text), _)) => expression::Value::Text(text),
+        _ => expression::Value::Null,
+    }
+}
+
+/// The given value as a node of the declared type, as far as its form allows.
+fn read(given: &Given, kind: Kind, span: Span) -> Result<Node, String> {
+    let node = match &given.value {
+        GivenValue::Node(node) => node.clone(),
+        GivenValue::Input(InputValue::Json(json)) => from_json(json, span),
+        GivenValue::Input(InputValue::Text(text)) => return from_text(text, kind, span),
+    };
+    match (&node.value, kind) {
+        (Value::String(text), Kind::Array) => from_text(text, kind, node.span),
+        _ => Ok(node),
+    }
+}
+
+/// Text from a command line or a form, read as the declared type; lists are JSON.
+fn from_text(text: &str, kind: Kind, span: Span) -> Result<Node, String> {
+    let value = match kind {
+        Kind::String => Some(Value::String(text.into())),
+        Kind::Boolean => text.trim().parse().ok().map(Value::Bool),
+        Kind::Number => match text.trim() {
+            number if number.parse::<i64>().is_ok() => number.parse().ok().map(Value::Int),
+            number => number.parse().ok().filter(|value: &f64| value.is_finite()).map(Value::Float),
+        },
+        Kind::Array => match serde_json::from_str(text) {
+            Ok(json @ Json::Array(_)) => Some(from_json(&json, span).value),
+            _ => return Err("is not an array: as text, it has to be a list in JSON".to_owned()),
+        },
+    };
+    value.map(|value| Node::new(value, span)).ok_or_else(|| format!("is not a {}: `{text}`", kind.name()))
+}
+
+/// A JSON value as a tree whose nodes all have one place.
+pub(super) fn from_json(json: &Json, span: Span) -> Node {
+    let value = match json {
+        Json::Null => Value::Null,
+        Json::Bool(value) => Value::Bool(*value),
+        Json::Number(number) => {
+            number.as_i64().map_or_else(|| Value::Float(number.as_f64().unwrap_or(f64::NAN)), Value::Int)
+        }
+        Json::String(text) => Value::String(text.as_str().into()),
+        Json::Array(items) => Value::List(Arc::new(items.iter().map(|item| from_json(item, span)).collect())),
+        Json::Object(entries) => {
+            let mut map = Map::default();
+            for (key, value) in entries {
+                map.insert(key.as_str(), span, from_json(value, span));
+            }
+            Value::Map(Arc::new(map))
+        }
+    };
+    Node::new(value, span)
+}

@@ -1,0 +1,277 @@
+//! Interpolation of `$[[ ... ]]` in the body of a file (pipeline-yaml 2.7), in keys and values.
+//!
+//! Works on the tree, so every node keeps its place. A block that is a whole scalar becomes the value with its type; in
+//! a longer text it becomes its text form. `$[[ matrix.X ]]` stays.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use super::block::{self, Access, Block, BlockError, Function, Piece};
+use super::inputs::Values;
+use super::variables::Variables;
+use crate::context::ComponentFields;
+use crate::diagnostic::Diagnostic;
+use crate::limits::INTERPOLATED_TEXT_BYTES;
+use crate::nearest::did_you_mean;
+use crate::node::{Map, Node, Span, Value};
+
+/// What blocks may stand for in one file, and what is left to spend.
+pub(super) struct Interpolator<'a> {
+    pub(super) inputs: &'a Values,
+    /// The fields that `spec:component` declares.
+    pub(super) declared_fields: &'a [String],
+    /// None: the file is no component.
+    pub(super) component: Option<&'a ComponentFields>,
+    pub(super) variables: &'a Variables,
+    /// The text of the file, to point at single blocks.
+    pub(super) text: &'a str,
+    /// Bytes that interpolation may still make in this load.
+    pub(super) bytes_left: &'a mut usize,
+    pub(super) diagnostics: &'a mut Vec<Diagnostic>,
+}
+
+impl Interpolator<'_> {
+    /// The node with its blocks replaced; `None` where it has none.
+    pub(super) fn node(&mut self, node: &Node) -> Option<Node> {
+        let value = match &node.value {
+            Value::String(text) => self.scalar(text, node.span)?,
+            Value::List(items) => {
+                let mut result: Option<Vec<Node>> = None;
+                for (index, item) in items.iter().enumerate() {
+                    if let Some(changed) = self.node(item)
+                        && let Some(place) = result.get_or_insert_with(|| items.to_vec()).get_mut(index)
+                    {
+                        *place = changed;
+                    }
+                }
+                Value::List(Arc::new(result?))
+            }
+            Value::Map(map) => Value::Map(Arc::new(self.map(map)?)),
+            Value::Reference(path) if path.iter().any(|key| key.contains(block::OPEN)) => {
+                let keys =
+                    path.iter().map(|key| self.key(key, node.span).map_or_else(|| key.clone(), |key| key.to_string()));
+                Value::Reference(Arc::new(keys.collect()))
+            }
+            _ => return None,
+        };
+        Some(Node::new(value, node.span))
+    }
+
+    /// The map with the blocks in its keys and values replaced; `None` where it has none.
+    pub(super) fn map(&mut self, map: &Map) -> Option<Map> {
+        let mut changed = false;
+        let mut result = Map::default();
+        for (key, entry) in map.iter() {
+            let new_key = self.key(key, entry.key_span);
+            let new_node = self.node(&entry.node);
+            changed |= new_key.is_some() || new_node.is_some();
+            let node = new_node.unwrap_or_else(|| entry.node.clone());
+            result.insert(new_key.unwrap_or_else(|| Arc::clone(key)), entry.key_span, node);
+        }
+        changed.then_some(result)
+    }
+
+    fn key(&mut self, key: &str, span: Span) -> Option<Arc<str>> {
+        let value = self.scalar(key, span)?;
+        let node = Node::new(value, span);
+        match node.scalar_text() {
+            Some(text) => Some(text.into()),
+            None => {
+                self.report(BlockError::new(format!("a key must be text, not {}", node.kind()), None), span);
+                None
+            }
+        }
+    }
+
+    /// The value of a text with blocks; `None` where it has none, or only some that stay.
+    fn scalar(&mut self, text: &str, span: Span) -> Option<Value> {
+        if !text.contains(block::OPEN) {
+            return None;
+        }
+        if text.len() > INTERPOLATED_TEXT_BYTES {
+            let message = format!("a text with interpolation blocks has more than {INTERPOLATED_TEXT_BYTES} bytes");
+            self.report(BlockError::new(message, None), span);
+            return None;
+        }
+        let pieces = block::pieces(text);
+        if let [Piece::Block(inner)] = pieces.as_slice() {
+            return self.block(inner, self.place(span, 0));
+        }
+        let mut result = String::with_capacity(text.len());
+        let mut blocks = 0;
+        for piece in &pieces {
+            let inner = match piece {
+                Piece::Text(text) => {
+                    result.push_str(text);
+                    continue;
+                }
+                Piece::Block(inner) => inner,
+            };
+            let place = self.place(span, blocks);
+            blocks += 1;
+            match self.block(inner, place) {
+                Some(value) => push_text(&mut result, &value),
+                None => {
+                    let _ = write!(result, "{}{inner}]]", block::OPEN);
+                }
+            }
+            if result.len() > INTERPOLATED_TEXT_BYTES || result.len() > *self.bytes_left {
+                self.report(BlockError::new("the text is too long after interpolation", None), place);
+                return None;
+            }
+        }
+        *self.bytes_left = self.bytes_left.saturating_sub(result.len());
+        (result != text).then(|| Value::String(result.into()))
+    }
+
+    /// What a block stands for; `None` where it stays, or has been reported.
+    fn block(&mut self, inner: &str, place: Span) -> Option<Value> {
+        match block::parse(inner).and_then(|block| self.evaluate(&block)) {
+            Ok(value) => value,
+            Err(problem) => {
+                self.report(problem, place);
+                None
+            }
+        }
+    }
+
+    fn evaluate(&mut self, block: &Block<'_>) -> Result<Option<Value>, BlockError> {
+        let value = match block.access {
+            Access::Matrix => return Ok(None),
+            Access::Input(name) => match self.inputs.get(name) {
+                Some(Some(node)) => node.value.clone(),
+                Some(None) => return Ok(None),
+                None => {
+                    let help = did_you_mean(name, self.inputs.keys().map(|key| &**key)).or_else(|| {
+                        Some(format!("declare it in the header of this file: `spec: {{inputs: {{{name}: }}}}`"))
+                    });
+                    return Err(BlockError::new(format!("unknown interpolation key: `inputs.{name}`"), help));
+                }
+            },
+            Access::Component(field) => self.component_field(field)?,
+        };
+        block.functions.iter().try_fold(value, |value, function| self.apply(function, value)).map(Some)
+    }
+
+    fn component_field(&self, field: &str) -> Result<Value, BlockError> {
+        if !self.declared_fields.iter().any(|declared| declared == field) {
+            let help = did_you_mean(field, self.declared_fields.iter().map(String::as_str))
+                .or_else(|| Some(format!("declare it in the header: `spec: {{component: [{field}]}}`")));
+            return Err(BlockError::new(format!("unknown interpolation key: `component.{field}`"), help));
+        }
+        let Some(fields) = self.component else {
+            let help = "only a file that is included as a `component` has these fields".to_owned();
+            return Err(BlockError::new(format!("`component.{field}` is used outside of a component"), Some(help)));
+        };
+        Ok(match field {
+            "name" => Value::String(fields.name.as_str().into()),
+            "sha" => Value::String(fields.sha.as_str().into()),
+            "reference" => Value::String(fields.reference.as_str().into()),
+            _ => fields.version.as_deref().map_or(Value::Null, |version| Value::String(version.into())),
+        })
+    }
+
+    fn apply(&mut self, function: &Function, value: Value) -> Result<Value, BlockError> {
+        let Value::String(text) = value else {
+            let kind = Node::new(value, NOWHERE).kind();
+            return Err(BlockError::new(format!("an interpolation function needs text, not {kind}"), None));
+        };
+        let result = match function {
+            Function::ExpandVars => self.expand(&text)?,
+            Function::Truncate { offset, length } => text.chars().skip(*offset).take(*length).collect(),
+            Function::PosixEscape => posix_escape(&text),
+        };
+        if result.len() > INTERPOLATED_TEXT_BYTES || result.len() > *self.bytes_left {
+            return Err(BlockError::new("the text is too long after interpolation", None));
+        }
+        *self.bytes_left = self.bytes_left.saturating_sub(result.len());
+        Ok(Value::String(result.into()))
+    }
+
+    fn expand(&self, text: &str) -> Result<String, BlockError> {
+        self.variables.expand_shown(text).map_err(|name| {
+            BlockError::new(
+                format!("`expand_vars` cannot use the masked variable `{name}`"),
+                Some("its value would show in the configuration; use the variable in `script` instead".to_owned()),
+            )
+        })
+    }
+
+    /// The place of the block with this number inside a scalar; the scalar's where it cannot be told.
+    fn place(&self, span: Span, number: usize) -> Span {
+        let written = self.text.get(span.start as usize..span.end as usize).unwrap_or_default();
+        let found = written.match_indices(block::OPEN).nth(number).and_then(|(offset, _)| {
+            let length = written.get(offset..)?.find("]]")? + 2;
+            Some(crate::yaml::span_at(span.source, self.text, span.start as usize + offset, length))
+        });
+        found.unwrap_or(span)
+    }
+
+    fn report(&mut self, problem: BlockError, place: Span) {
+        let mut diagnostic = Diagnostic::error(place, problem.message);
+        diagnostic.help = problem.help;
+        self.diagnostics.push(diagnostic);
+    }
+}
+
+/// The text form of a value inside a longer text.
+fn push_text(out: &mut String, value: &Value) {
+    match value {
+        Value::String(text) => out.push_str(text),
+        Value::Null => {}
+        Value::List(_) | Value::Map(_) | Value::Reference(_) => push_json(out, value),
+        Value::Bool(_) | Value::Int(_) | Value::Float(_) => {
+            out.push_str(&Node::new(value.clone(), NOWHERE).scalar_text().unwrap_or_default());
+        }
+    }
+}
+
+/// A list or map as JSON, with a blank after each comma; cut where it is too long anyway.
+fn push_json(out: &mut String, value: &Value) {
+    match value {
+        _ if out.len() > INTERPOLATED_TEXT_BYTES => {}
+        Value::List(items) => {
+            out.push('[');
+            for (index, item) in items.iter().enumerate() {
+                out.push_str(if index == 0 { "" } else { ", " });
+                push_json(out, &item.value);
+            }
+            out.push(']');
+        }
+        Value::Map(map) => {
+            out.push('{');
+            for (index, (key, entry)) in map.iter().enumerate() {
+                let _ = write!(out, "{}{}: ", if index == 0 { "" } else { ", " }, serde_json::Value::from(&**key));
+                push_json(out, &entry.node.value);
+            }
+            out.push('}');
+        }
+        Value::String(text) => {
+            let _ = write!(out, "{}", serde_json::Value::from(&**text));
+        }
+        Value::Null => out.push_str("null"),
+        _ => push_text(out, value),
+    }
+}
+
+/// As Ruby's `Shellwords.escape`.
+fn posix_escape(text: &str) -> String {
+    if text.is_empty() {
+        return "''".to_owned();
+    }
+    let mut escaped = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '\n' => escaped.push_str("'\n'"),
+            _ if letter.is_ascii_alphanumeric() || "_-.,:+/@".contains(letter) => escaped.push(letter),
+            _ => {
+                escaped.push('\\');
+                escaped.push(letter);
+            }
+        }
+    }
+    escaped
+}
+
+/// For values that are only named or printed.
+const NOWHERE: Span = Span { source: crate::node::SourceId(0), line: 1, column: 1, start: 0, end: 0 };

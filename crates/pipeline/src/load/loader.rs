@@ -1,0 +1,408 @@
+//! The walk through the files: root, includes depth first, merge, then `extends` and `!reference`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use super::entry::{self, Entry, Location};
+use super::header::{self, Declaration, Header};
+use super::inputs::{self, Given, GivenValue};
+use super::interpolate::Interpolator;
+use super::merge::{Budget, merge_into};
+use super::read::{File, read};
+use super::rules::Evaluator;
+use super::variables::Variables;
+use super::{IncludeOutcome, IncludeRecord, Loaded, block, extends, reference, target};
+use crate::context::{ChildSource, Context, IncludeTarget, IncludedFile, InputValue, Origin, Sources};
+use crate::diagnostic::{Diagnostic, Severity, SourceMap};
+use crate::limits::{CHILD_INCLUDES, Limits};
+use crate::node::{Map, Node, SourceId, Span, Value};
+use crate::yaml;
+
+/// Bytes of text that interpolation may make in one load.
+const INTERPOLATED_BYTES: usize = 64 * 1024 * 1024;
+
+/// The state of one load.
+pub(super) struct Loader<'a> {
+    context: &'a Context,
+    sources: &'a dyn Sources,
+    limits: Limits,
+    variables: Variables,
+    texts: SourceMap,
+    diagnostics: Vec<Diagnostic>,
+    descriptions: BTreeMap<String, String>,
+    includes: Vec<IncludeRecord>,
+    /// Files by what was asked for; none for those that cannot be read, which has been reported.
+    files: HashMap<IncludeTarget, Option<Arc<File>>>,
+    /// The files that lead here, with their inputs as text: the same again is a circle.
+    stack: Vec<(IncludeTarget, String)>,
+    included: usize,
+    is_over_limit: bool,
+    budget: Budget,
+    interpolated_bytes_left: usize,
+}
+
+impl<'a> Loader<'a> {
+    pub(super) fn new(context: &'a Context, sources: &'a dyn Sources, limits: Limits) -> Self {
+        Self {
+            context,
+            sources,
+            limits,
+            variables: Variables::new(context),
+            texts: SourceMap::default(),
+            diagnostics: Vec::new(),
+            descriptions: BTreeMap::new(),
+            includes: Vec::new(),
+            files: HashMap::new(),
+            stack: Vec::new(),
+            included: 0,
+            is_over_limit: false,
+            budget: Budget::new(limits.merged_nodes),
+            interpolated_bytes_left: INTERPOLATED_BYTES,
+        }
+    }
+
+    /// Loads from the text of the root file.
+    pub(super) fn root(mut self, bytes: &[u8]) -> Loaded {
+        let given: Vec<Given> = (self.context.inputs.iter())
+            .map(|(name, value)| Given { name: name.clone(), span: None, value: GivenValue::Input(value.clone()) })
+            .collect();
+        let name = self.context.config_path.clone();
+        self.stack.push((IncludeTarget::Local { origin: Origin::Root, path: name.clone() }, shown_inputs(&given)));
+        let blank = format!("please provide content of `{name}`");
+        let map = self.given_file(name, bytes.to_vec(), &blank, &given).unwrap_or_default();
+        self.finish(map)
+    }
+
+    /// Loads a child pipeline.
+    pub(super) fn child(mut self, entries: &[ChildSource]) -> Loaded {
+        if entries.len() > CHILD_INCLUDES {
+            let message = format!("trigger:include config is too long (maximum is {CHILD_INCLUDES})");
+            self.diagnostics.push(Diagnostic::error(None, message));
+        }
+        let mut merged = Map::default();
+        for child in entries.iter().take(CHILD_INCLUDES) {
+            let map = match child {
+                ChildSource::Entry(json) => self.child_entry(json),
+                ChildSource::Artifact { name, bytes, inputs } => {
+                    let given: Vec<Given> = (inputs.iter())
+                        .map(|(name, value)| Given {
+                            name: name.clone(),
+                            span: None,
+                            value: GivenValue::Input(InputValue::Json(value.clone())),
+                        })
+                        .collect();
+                    self.given_file(name.clone(), bytes.clone(), &format!("`{name}` is empty"), &given)
+                }
+            };
+            merge_into(&mut merged, &map.unwrap_or_default(), &mut self.budget);
+        }
+        self.finish(merged)
+    }
+
+    /// An include entry of a bridge, shown in errors as the JSON text that it is.
+    fn child_entry(&mut self, json: &serde_json::Value) -> Option<Map> {
+        let text = serde_json::to_string_pretty(json).unwrap_or_default();
+        let source = self.texts.add("trigger:include", text.as_str());
+        match yaml::parse(source, &text, &self.limits) {
+            Ok(parsed) => {
+                let node = parsed.documents.into_iter().next()?.root;
+                Some(self.include(&node, &Origin::Root, 1))
+            }
+            Err(problems) => {
+                self.diagnostics.extend(problems);
+                None
+            }
+        }
+    }
+
+    /// A text that is there already.
+    fn given_file(&mut self, name: String, bytes: Vec<u8>, blank: &str, given: &[Given]) -> Option<Map> {
+        let included = IncludedFile { name, bytes, origin: Origin::Root, component: None };
+        let limits = self.limits;
+        match read(included, blank, None, &limits, &mut self.texts, &mut self.diagnostics) {
+            Ok(file) => self.file(&file, given, None, 1),
+            Err(problems) => {
+                self.diagnostics.extend(problems);
+                None
+            }
+        }
+    }
+
+    fn finish(mut self, merged: Map) -> Loaded {
+        let (extended, parents) = extends::resolve(&merged, &mut self.budget, &mut self.diagnostics);
+        let referenced = reference::resolve(&extended, &self.limits, &mut self.budget, &mut self.diagnostics);
+        let mut map = referenced.unwrap_or(extended);
+        if self.budget.is_spent() {
+            let message = format!(
+                "the configuration has more than {} values when `extends` and `!reference` are written out",
+                self.limits.merged_nodes
+            );
+            self.diagnostics
+                .push(Diagnostic::error(None, message).help("share less, or split it into child pipelines"));
+            map = Map::default();
+        }
+        let mut seen = std::collections::HashSet::new();
+        self.diagnostics.retain(|diagnostic| seen.insert((diagnostic.span, diagnostic.message.clone())));
+        let start = Span { source: SourceId(0), line: 1, column: 1, start: 0, end: 0 };
+        Loaded {
+            root: Node::new(Value::Map(Arc::new(map)), start),
+            sources: self.texts,
+            diagnostics: self.diagnostics,
+            descriptions: self.descriptions,
+            includes: self.includes,
+            parents,
+        }
+    }
+
+    /// The map of one file with everything it includes; `None` where its inputs are wrong.
+    fn file(&mut self, file: &File, given: &[Given], at: Option<Span>, depth: usize) -> Option<Map> {
+        let body = self.interpolated(file, given, at)?;
+        self.descriptions.extend(yaml::descriptions(&file.text, &body));
+        let mut own = Map::clone(&body);
+        if let Some(spec) = own.remove("spec") {
+            let problem =
+                Diagnostic::error(spec.key_span, "`spec` belongs to the header, the first document of a file");
+            self.diagnostics.push(problem.help("put `spec` first and a line with `---` between it and the jobs"));
+        }
+        let mut merged = match own.remove("include") {
+            Some(include) => self.include(&include.node, &file.origin, depth),
+            None => Map::default(),
+        };
+        merge_into(&mut merged, &own, &mut self.budget);
+        Some(merged)
+    }
+
+    /// The body of a file with its blocks replaced.
+    fn interpolated(&mut self, file: &File, given: &[Given], at: Option<Span>) -> Option<Arc<Map>> {
+        let mut problems = Vec::new();
+        let mut header = Header::default();
+        if let Some(map) = &file.header {
+            header = header::header(map, &mut problems);
+            let includes = std::mem::take(&mut header.includes);
+            for entry in &includes {
+                let more = self.included_inputs(entry, &file.origin, &mut problems);
+                add_inputs(&mut header.inputs, more, &mut problems);
+            }
+        }
+        let values = inputs::resolve(&file.name, &header.inputs, given, at, &mut problems);
+        let failed = problems.iter().any(|problem| problem.severity == Severity::Error);
+        self.diagnostics.append(&mut problems);
+        if failed {
+            return None;
+        }
+        if !file.text.contains(block::OPEN) {
+            return Some(Arc::clone(&file.body));
+        }
+        if file.header.is_none() {
+            self.blocks_without_header(file);
+            return Some(Arc::clone(&file.body));
+        }
+        let mut interpolator = Interpolator {
+            inputs: &values,
+            declared_fields: &header.component,
+            component: file.component.as_ref(),
+            variables: &self.variables,
+            text: &file.text,
+            bytes_left: &mut self.interpolated_bytes_left,
+            diagnostics: &mut self.diagnostics,
+        };
+        Some(interpolator.map(&file.body).map_or_else(|| Arc::clone(&file.body), Arc::new))
+    }
+
+    /// GitLab leaves blocks alone in a file without header. That is hardly ever meant.
+    fn blocks_without_header(&mut self, file: &File) {
+        for (offset, _) in file.text.match_indices(block::OPEN) {
+            let rest = file.text.get(offset + block::OPEN.len()..).unwrap_or_default().trim_start();
+            let span = || yaml::span_at(file.source, &file.text, offset, block::OPEN.len());
+            if rest.starts_with("component.") {
+                let problem = Diagnostic::error(span(), "`component` is used outside of a component");
+                self.diagnostics.push(problem.help("declare the fields in a header: `spec: {component: [name]}`"));
+                return;
+            }
+            if rest.starts_with("inputs.") {
+                let problem = Diagnostic::warning(span(), "the block stays as it is: the file declares no inputs");
+                self.diagnostics
+                    .push(problem.help("add a header with `spec: {inputs: ...}`, ended by a line with `---`"));
+                return;
+            }
+        }
+    }
+
+    /// The declarations of a file that `spec:include` names.
+    fn included_inputs(&mut self, entry: &Entry, origin: &Origin, problems: &mut Vec<Diagnostic>) -> Vec<Declaration> {
+        let allowed = matches!(entry.location, Location::Local(_) | Location::Remote { .. } | Location::Project { .. });
+        if !allowed || entry.inputs.is_some() || entry.rules.is_some() {
+            problems.push(Diagnostic::error(
+                entry.span,
+                "`spec:include` takes files by `local`, `remote` or `project`, without `inputs` and `rules`",
+            ));
+            return Vec::new();
+        }
+        let mut declarations = Vec::new();
+        for (target, place) in self.targets(entry, origin) {
+            let Some(file) = self.fetch(&target, place, entry) else { continue };
+            for (key, extra) in file.body.iter().filter(|(key, _)| &***key != "inputs") {
+                let message = format!("`{}` may hold only `inputs`, not `{key}`", file.name);
+                problems
+                    .push(Diagnostic::error(extra.key_span, message).related(place, "included into the header here"));
+            }
+            if let Some(inputs) = file.body.get("inputs") {
+                let more = header::declarations(inputs, problems);
+                add_inputs(&mut declarations, more, problems);
+            }
+        }
+        declarations
+    }
+
+    /// The merged maps of the entries of `include`.
+    fn include(&mut self, include: &Node, origin: &Origin, depth: usize) -> Map {
+        let mut merged = Map::default();
+        for entry in entry::entries(include, &mut self.diagnostics) {
+            let let_in = entry.rules.as_ref().is_none_or(|rules| {
+                let (context, sources, variables) = (self.context, self.sources, &self.variables);
+                Evaluator { context, sources, variables, origin }.lets_in(rules, &mut self.diagnostics)
+            });
+            if !let_in {
+                let what = target::described(&entry.location);
+                let outcome = IncludeOutcome::KeptOutByRules;
+                self.includes.push(IncludeRecord { what, included_at: entry.span, depth, outcome });
+                continue;
+            }
+            let given: Vec<Given> = (entry.inputs.iter())
+                .flat_map(|(map, _)| map.iter())
+                .map(|(name, value)| Given {
+                    name: name.to_string(),
+                    span: Some(value.node.span),
+                    value: GivenValue::Node(value.node.clone()),
+                })
+                .collect();
+            for (target, place) in self.targets(&entry, origin) {
+                if self.is_over_limit {
+                    return merged;
+                }
+                if let Some(map) = self.one(&entry, target, place, &given, depth) {
+                    merge_into(&mut merged, &map, &mut self.budget);
+                }
+            }
+        }
+        merged
+    }
+
+    /// One file of an entry, with everything it includes.
+    fn one(&mut self, entry: &Entry, target: IncludeTarget, place: Span, given: &[Given], depth: usize) -> Option<Map> {
+        self.included += 1;
+        if self.included > self.limits.includes {
+            self.is_over_limit = true;
+            let message = format!("maximum of {} nested includes are allowed", self.limits.includes);
+            self.diagnostics.push(Diagnostic::error(place, message).help("nested includes and repeats are counted"));
+            return None;
+        }
+        let asked = (target.clone(), shown_inputs(given));
+        if let Some(first) = self.stack.iter().position(|known| *known == asked) {
+            let names: Vec<String> = (self.stack.get(first..).unwrap_or_default().iter())
+                .map(|(target, _)| target::name(target))
+                .chain([target::name(&target)])
+                .collect();
+            let message = format!("files include each other in a circle: {}", names.join(" -> "));
+            let limit = self.limits.includes;
+            self.diagnostics.push(
+                Diagnostic::error(place, message)
+                    .help(format!("remove one of the includes; maximum of {limit} nested includes are allowed")),
+            );
+            return None;
+        }
+        let index = self.includes.len();
+        let outcome = IncludeOutcome::Failed;
+        self.includes.push(IncludeRecord { what: target::what(&target), included_at: entry.span, depth, outcome });
+        let file = self.fetch(&target, place, entry)?;
+        self.stack.push(asked);
+        let map = self.file(&file, given, Some(place), depth + 1);
+        self.stack.pop();
+        if let (Some(record), true) = (self.includes.get_mut(index), map.is_some()) {
+            record.outcome = IncludeOutcome::Merged(file.source);
+        }
+        map
+    }
+
+    /// The file of a target, read if it has not been.
+    fn fetch(&mut self, target: &IncludeTarget, place: Span, entry: &Entry) -> Option<Arc<File>> {
+        let file = match self.files.get(target) {
+            Some(known) => known.clone(),
+            None => {
+                let file = self.read(target, place).map(Arc::new);
+                self.files.insert(target.clone(), file.clone());
+                file
+            }
+        }?;
+        if let Location::Remote { integrity: Some(wanted), .. } = &entry.location
+            && wanted.text != file.digest
+        {
+            let message = format!("`{}` does not have the demanded integrity", file.name);
+            let help = format!("its content has `{}`: check what changed, then write that", file.digest);
+            self.diagnostics.push(Diagnostic::error(wanted.span, message).help(help));
+            return None;
+        }
+        Some(file)
+    }
+
+    fn read(&mut self, target: &IncludeTarget, place: Span) -> Option<File> {
+        let included = match self.sources.read(target) {
+            Ok(included) => included,
+            Err(error) => {
+                let mut problem = Diagnostic::error(place, error.to_string());
+                if let IncludeTarget::Local { origin: Origin::Root, path } = target {
+                    let is_yaml = |known: &&String| target::has_yaml_extension(known);
+                    let known = self.context.tracked_paths.iter().filter(is_yaml).map(String::as_str);
+                    problem.help = crate::nearest::did_you_mean(path, known);
+                }
+                self.diagnostics.push(problem);
+                return None;
+            }
+        };
+        let blank = format!("included file `{}` is empty", included.name);
+        let limits = self.limits;
+        read(included, &blank, Some(place), &limits, &mut self.texts, &mut self.diagnostics)
+            .map_err(|problems| {
+                let related = |problem: Diagnostic| match problem.span {
+                    Some(span) if span != place => problem.related(place, "included here"),
+                    _ => problem,
+                };
+                self.diagnostics.extend(problems.into_iter().map(related));
+            })
+            .ok()
+    }
+
+    /// What an entry asks for, variables and wildcards expanded.
+    fn targets(&mut self, entry: &Entry, origin: &Origin) -> Vec<(IncludeTarget, Span)> {
+        let resolver =
+            target::Resolver { context: self.context, sources: self.sources, variables: &self.variables, origin };
+        resolver.targets(&entry.location, &mut self.diagnostics)
+    }
+}
+
+/// Adds declarations whose names are new; the others are reported.
+fn add_inputs(inputs: &mut Vec<Declaration>, more: Vec<Declaration>, problems: &mut Vec<Diagnostic>) {
+    for declaration in more {
+        match inputs.iter().find(|known| known.name == declaration.name) {
+            Some(known) => problems.push(
+                Diagnostic::error(declaration.span, format!("duplicate input keys found: `{}`", declaration.name))
+                    .related(known.span, "also declared here"),
+            ),
+            None => inputs.push(declaration),
+        }
+    }
+}
+
+/// Inputs as text, to tell one inclusion of a file from another.
+fn shown_inputs(given: &[Given]) -> String {
+    use std::fmt::Write as _;
+    given.iter().fold(String::new(), |mut text, given| {
+        let value = match &given.value {
+            GivenValue::Node(node) => crate::preview(node),
+            GivenValue::Input(InputValue::Text(text)) => text.clone(),
+            GivenValue::Input(InputValue::Json(json)) => json.to_string(),
+        };
+        let _ = write!(text, "{}={value};", given.name);
+        text
+    })
+}

@@ -1,0 +1,224 @@
+//! `!reference [key, sub, ...]` (pipeline-yaml 2.5), replaced by what it names in the merged tree.
+//!
+//! A reference that stands as an item of a list becomes a list inside that list: only the keyword that takes the list
+//! flattens it. Targets are resolved once and shared, and what they stand for is counted, so nothing can explode.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::merge::Budget;
+use crate::diagnostic::Diagnostic;
+use crate::limits::{Limits, REFERENCE_CHAIN};
+use crate::nearest::did_you_mean;
+use crate::node::{Map, Node, Span, Value};
+
+/// A subtree without references.
+#[derive(Clone)]
+struct Resolved {
+    /// `None`: as it was.
+    changed: Option<Value>,
+    /// Values in it, everything written out.
+    nodes: usize,
+    /// Levels of lists and maps in it.
+    height: usize,
+    /// References that lead from one to the next in it.
+    chain: usize,
+}
+
+struct Resolver<'a> {
+    root: &'a Map,
+    limits: &'a Limits,
+    budget: &'a mut Budget,
+    diagnostics: &'a mut Vec<Diagnostic>,
+    /// Targets by their path; none for those that cannot be resolved, which has been reported.
+    known: HashMap<Arc<Vec<String>>, Option<(Value, Resolved)>>,
+    /// The references that lead here.
+    stack: Vec<(Arc<Vec<String>>, Span)>,
+}
+
+/// `root` with every reference replaced; those that cannot be resolved are reported and become null.
+pub(super) fn resolve(
+    root: &Map,
+    limits: &Limits,
+    budget: &mut Budget,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Option<Map> {
+    let mut resolver = Resolver { root, limits, budget, diagnostics, known: HashMap::new(), stack: Vec::new() };
+    let mut changed: Option<Map> = None;
+    for (key, entry) in root.iter() {
+        let resolved = resolver.node(&entry.node, 1);
+        if let Some(value) = resolved.changed {
+            let result = changed.get_or_insert_with(|| root.clone());
+            result.insert(Arc::clone(key), entry.key_span, Node::new(value, entry.node.span));
+        }
+    }
+    changed
+}
+
+impl Resolver<'_> {
+    fn node(&mut self, node: &Node, depth: usize) -> Resolved {
+        let mut resolved = Resolved { changed: None, nodes: 1, height: 0, chain: 0 };
+        self.budget.spend(1);
+        if self.budget.is_spent() {
+            return resolved;
+        }
+        match &node.value {
+            Value::List(items) => {
+                let mut result: Option<Vec<Node>> = None;
+                for (index, item) in items.iter().enumerate() {
+                    let inner = self.node(item, depth + 1);
+                    resolved.add(&inner);
+                    if let Some(value) = inner.changed {
+                        let result = result.get_or_insert_with(|| items.to_vec());
+                        if let Some(place) = result.get_mut(index) {
+                            *place = Node::new(value, item.span);
+                        }
+                    }
+                }
+                resolved.changed = result.map(|items| Value::List(Arc::new(items)));
+                resolved.height += 1;
+            }
+            Value::Map(map) => {
+                let mut result: Option<Map> = None;
+                for (key, entry) in map.iter() {
+                    let inner = self.node(&entry.node, depth + 1);
+                    resolved.add(&inner);
+                    if let Some(value) = inner.changed {
+                        let result = result.get_or_insert_with(|| Map::clone(map));
+                        result.insert(Arc::clone(key), entry.key_span, Node::new(value, entry.node.span));
+                    }
+                }
+                resolved.changed = result.map(|map| Value::Map(Arc::new(map)));
+                resolved.height += 1;
+            }
+            Value::Reference(path) => {
+                resolved = match self.target(path, node.span, depth) {
+                    Some((value, target)) => Resolved { changed: Some(value), ..target },
+                    None => Resolved { changed: Some(Value::Null), ..resolved },
+                };
+            }
+            _ => {}
+        }
+        resolved
+    }
+
+    /// What `path` names, resolved.
+    fn target(&mut self, path: &Arc<Vec<String>>, span: Span, depth: usize) -> Option<(Value, Resolved)> {
+        if let Some(first) = self.stack.iter().position(|(known, _)| known == path) {
+            self.diagnostics.push(circular(self.stack.get(first..).unwrap_or_default(), path, span));
+            return None;
+        }
+        let found = match self.known.get(path) {
+            Some(known) => {
+                let known = known.clone();
+                self.budget.spend(known.as_ref().map_or(0, |(_, resolved)| resolved.nodes));
+                known
+            }
+            None if self.stack.len() >= REFERENCE_CHAIN => {
+                self.diagnostics.push(self.chain_too_long(path, span));
+                return None;
+            }
+            None => {
+                let found = self.find(path, span).map(|node| {
+                    self.stack.push((Arc::clone(path), span));
+                    let mut resolved = self.node(&node, depth);
+                    self.stack.pop();
+                    resolved.chain += 1;
+                    (resolved.changed.take().unwrap_or(node.value), resolved)
+                });
+                self.known.insert(Arc::clone(path), found.clone());
+                found
+            }
+        }?;
+        if self.stack.len() + found.1.chain > REFERENCE_CHAIN {
+            self.diagnostics.push(self.chain_too_long(path, span));
+            return None;
+        }
+        if depth + found.1.height > self.limits.depth {
+            self.diagnostics.push(
+                Diagnostic::error(
+                    span,
+                    format!(
+                        "lists and maps are nested more than {} levels deep through `!reference`",
+                        self.limits.depth
+                    ),
+                )
+                .help("flatten the configuration; no keyword needs such depth"),
+            );
+            return None;
+        }
+        Some(found)
+    }
+
+    /// The node at `path`, as it is written.
+    fn find(&mut self, path: &[String], span: Span) -> Option<Node> {
+        let mut map = Some(self.root);
+        let mut found: Option<&Node> = None;
+        for (index, key) in path.iter().enumerate() {
+            let Some(next) = map.and_then(|map| map.get(key)) else {
+                let walked = path.get(..index).unwrap_or_default();
+                self.diagnostics.push(missing(path, walked, found, map, span));
+                return None;
+            };
+            map = next.as_map();
+            found = Some(next);
+        }
+        found.filter(|node| !node.is_null()).cloned().or_else(|| {
+            self.diagnostics.push(
+                Diagnostic::error(span, format!("`{}` could not be found: its value is null", shown(path)))
+                    .help("give it a value, or remove the reference"),
+            );
+            None
+        })
+    }
+
+    fn chain_too_long(&self, path: &[String], span: Span) -> Diagnostic {
+        let problem = Diagnostic::error(
+            span,
+            format!("`{}` is at the end of a chain of more than {REFERENCE_CHAIN} references", shown(path)),
+        );
+        match self.stack.first() {
+            Some((_, start)) => problem.related(*start, "the chain starts here"),
+            None => problem,
+        }
+    }
+}
+
+impl Resolved {
+    fn add(&mut self, inner: &Resolved) {
+        self.nodes = self.nodes.saturating_add(inner.nodes);
+        self.height = self.height.max(inner.height);
+        self.chain = self.chain.max(inner.chain);
+    }
+}
+
+fn shown(path: &[String]) -> String {
+    format!("!reference [{}]", path.join(", "))
+}
+
+fn missing(path: &[String], walked: &[String], parent: Option<&Node>, map: Option<&Map>, span: Span) -> Diagnostic {
+    let key = path.get(walked.len()).map_or("", String::as_str);
+    let mut problem = Diagnostic::error(span, format!("`{}` could not be found", shown(path)));
+    problem.help = match (map, parent) {
+        (Some(map), _) => did_you_mean(key, map.keys().map(|key| &**key)).or_else(|| {
+            Some(match walked {
+                [] => format!("there is no `{key}` in the merged configuration"),
+                _ => format!("`{}` has no `{key}`", walked.join(":")),
+            })
+        }),
+        (None, Some(parent)) => Some(format!("`{}` is {}, not a map", walked.join(":"), parent.kind())),
+        (None, None) => None,
+    };
+    match parent {
+        Some(parent) => problem.related(parent.span, format!("`{}` is written here", walked.join(":"))),
+        None => problem,
+    }
+}
+
+fn circular(stack: &[(Arc<Vec<String>>, Span)], path: &[String], span: Span) -> Diagnostic {
+    let problem = Diagnostic::error(span, format!("`{}` is part of a circular chain", shown(path)));
+    stack
+        .iter()
+        .skip(1)
+        .fold(problem, |problem, (path, place)| problem.related(*place, format!("through `{}`", shown(path))))
+}

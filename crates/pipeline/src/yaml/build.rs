@@ -1,0 +1,330 @@
+//! Parser events to nodes: tags, anchors, merge keys, and the count of what they expand to.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use saphyr_parser::{Event, ScalarStyle, Tag};
+
+use super::position::Positions;
+use super::{Document, Parsed, scalar, syntax};
+use crate::diagnostic::Diagnostic;
+use crate::limits::Limits;
+use crate::node::{Map, Node, Span, Value};
+
+/// A finished value with what it costs to write it out.
+#[derive(Clone)]
+struct Built {
+    node: Node,
+    /// Values in it, itself included, aliases written out.
+    nodes: usize,
+    /// Levels of lists and maps in it.
+    height: usize,
+    /// Plain `<<`, which as a key merges.
+    is_merge_key: bool,
+}
+
+/// A list or map that is still open.
+struct Frame {
+    collection: Collection,
+    anchor: usize,
+    span: Span,
+    nodes: usize,
+    height: usize,
+}
+
+enum Collection {
+    List { items: Vec<Node>, is_reference: bool },
+    Map { map: Map, merged: HashSet<Arc<str>>, key: Key },
+}
+
+/// The key that waits for its value.
+enum Key {
+    None,
+    Text(Arc<str>, Span),
+    Merge,
+    /// An unusable key; it has been reported, and its value is dropped.
+    Dropped,
+}
+
+/// Builds the documents of one text.
+pub(super) struct Builder<'a> {
+    text: &'a str,
+    positions: &'a Positions,
+    limits: &'a Limits,
+    stack: Vec<Frame>,
+    anchors: HashMap<usize, Built>,
+    nodes: usize,
+    documents: Vec<Document>,
+    problems: Vec<Diagnostic>,
+    warnings: Vec<Diagnostic>,
+}
+
+impl<'a> Builder<'a> {
+    pub(super) fn new(text: &'a str, positions: &'a Positions, limits: &'a Limits) -> Self {
+        Self {
+            text,
+            positions,
+            limits,
+            stack: Vec::new(),
+            anchors: HashMap::new(),
+            nodes: 0,
+            documents: Vec::new(),
+            problems: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    /// Takes one event. An error ends the reading.
+    pub(super) fn event(&mut self, event: Event<'_>, span: saphyr_parser::Span) -> Result<(), Diagnostic> {
+        let place = self.positions.span(&span);
+        match event {
+            Event::DocumentStart(_) => {
+                self.anchors.clear();
+                Ok(())
+            }
+            Event::Scalar(text, style, anchor, tag) => {
+                let value = self.scalar(&text, style, tag.as_deref(), place);
+                let is_merge_key = style == ScalarStyle::Plain && tag.is_none() && text == "<<";
+                self.complete(Built { node: Node::new(value, place), nodes: 1, height: 0, is_merge_key }, anchor, 1)
+            }
+            Event::SequenceStart(anchor, tag) => {
+                let is_reference = self.is_reference(tag.as_deref(), "seq", place);
+                self.open(Collection::List { items: Vec::new(), is_reference }, anchor, place)
+            }
+            Event::MappingStart(anchor, tag) => {
+                if self.is_reference(tag.as_deref(), "map", place) {
+                    self.problems.push(bad_reference(place));
+                }
+                let map = Collection::Map { map: Map::default(), merged: HashSet::new(), key: Key::None };
+                self.open(map, anchor, place)
+            }
+            Event::SequenceEnd | Event::MappingEnd => self.close(place),
+            Event::Alias(anchor) => self.alias(anchor, place),
+            Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentEnd => Ok(()),
+        }
+    }
+
+    /// All documents, or all errors.
+    pub(super) fn finish(self) -> Result<Parsed, Vec<Diagnostic>> {
+        if self.problems.is_empty() {
+            Ok(Parsed { documents: self.documents, warnings: self.warnings })
+        } else {
+            Err(self.problems)
+        }
+    }
+
+    /// What was found before `fatal`, and `fatal`.
+    pub(super) fn failed(mut self, fatal: Diagnostic) -> Vec<Diagnostic> {
+        self.problems.push(fatal);
+        self.problems
+    }
+
+    fn open(&mut self, collection: Collection, anchor: usize, span: Span) -> Result<(), Diagnostic> {
+        if self.stack.len() >= self.limits.depth {
+            return Err(syntax::too_deep(span, self.limits));
+        }
+        self.stack.push(Frame { collection, anchor, span, nodes: 1, height: 0 });
+        Ok(())
+    }
+
+    fn close(&mut self, end: Span) -> Result<(), Diagnostic> {
+        let Some(frame) = self.stack.pop() else { return Ok(()) };
+        let mut span = frame.span;
+        let value = match frame.collection {
+            Collection::List { items, is_reference } => {
+                span.end = end_of(items.last().map(|item| item.span.end), span, end);
+                if is_reference { self.reference(&items, span) } else { Value::List(Arc::new(items)) }
+            }
+            Collection::Map { map, .. } => {
+                let last = map.iter().last().map(|(_, entry)| entry.node.span.end.max(entry.key_span.end));
+                span.end = end_of(last, span, end);
+                Value::Map(Arc::new(map))
+            }
+        };
+        let built =
+            Built { node: Node::new(value, span), nodes: frame.nodes, height: frame.height + 1, is_merge_key: false };
+        self.complete(built, frame.anchor, 1)
+    }
+
+    fn alias(&mut self, anchor: usize, span: Span) -> Result<(), Diagnostic> {
+        let Some(target) = self.anchors.get(&anchor) else {
+            let name = self.written(span);
+            return Err(Diagnostic::error(
+                span,
+                format!("the alias `{name}` is used inside its own anchor, or its anchor is in another document"),
+            ));
+        };
+        let built = target.clone();
+        if self.stack.len() + built.height > self.limits.depth {
+            return Err(syntax::too_deep(span, self.limits));
+        }
+        let written_out = built.nodes;
+        self.complete(built, 0, written_out)
+    }
+
+    /// Puts a finished value where it belongs: the document, a list, a key or a key's value. `added` is what it adds to
+    /// the count of the file: of a list or map only itself, since its values have been counted already.
+    fn complete(&mut self, built: Built, anchor: usize, added: usize) -> Result<(), Diagnostic> {
+        if anchor > 0 {
+            self.anchors.insert(anchor, Built { is_merge_key: false, ..built.clone() });
+        }
+        self.count(added, built.node.span)?;
+        let Some(frame) = self.stack.last_mut() else {
+            self.documents.push(Document { root: built.node });
+            return Ok(());
+        };
+        frame.nodes = frame.nodes.saturating_add(built.nodes);
+        frame.height = frame.height.max(built.height);
+        match &mut frame.collection {
+            Collection::List { items, .. } => items.push(built.node),
+            Collection::Map { map, merged, key } => match std::mem::replace(key, Key::None) {
+                Key::None => *key = usable_key(&built, self.text, &mut self.problems),
+                Key::Text(text, span) => {
+                    if let Some(earlier) = map.insert(Arc::clone(&text), span, built.node)
+                        && !merged.remove(&text)
+                    {
+                        self.warnings.push(repeated(&text, span, earlier.key_span));
+                    }
+                }
+                Key::Merge => merge_into(map, merged, &built.node, &mut self.problems),
+                Key::Dropped => {}
+            },
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, added: usize, span: Span) -> Result<(), Diagnostic> {
+        self.nodes = self.nodes.saturating_add(added);
+        if self.nodes <= self.limits.file_nodes {
+            return Ok(());
+        }
+        Err(Diagnostic::error(
+            span,
+            format!("the file has more than {} values when its aliases are written out", self.limits.file_nodes),
+        )
+        .help("aliases of aliases multiply; share less, or split the file with `include`"))
+    }
+
+    fn scalar(&mut self, text: &str, style: ScalarStyle, tag: Option<&Tag>, span: Span) -> Value {
+        let Some(tag) = tag else {
+            return if style == ScalarStyle::Plain { scalar::resolve(text) } else { Value::String(text.into()) };
+        };
+        let resolved = match tag.suffix.as_str() {
+            _ if !tag.is_yaml_core_schema() => None,
+            "str" => Some(Value::String(text.into())),
+            "null" => Some(Value::Null),
+            "bool" => scalar::boolean(text).map(Value::Bool),
+            "int" | "float" => scalar::number(text),
+            _ => None,
+        };
+        if let Some(value) = resolved {
+            return value;
+        }
+        // The lone `!` says: text.
+        let is_plain_mark =
+            (tag.handle.is_empty() && tag.suffix == "!") || (tag.handle == "!" && tag.suffix.is_empty());
+        if !is_plain_mark && self.is_reference(Some(tag), "str", span) {
+            self.problems.push(bad_reference(span));
+        }
+        Value::String(text.into())
+    }
+
+    /// Whether the tag is `!reference`; any tag but that and the collection's own is reported.
+    fn is_reference(&mut self, tag: Option<&Tag>, own: &str, span: Span) -> bool {
+        let Some(tag) = tag else { return false };
+        if tag.handle == "!" && tag.suffix == "reference" {
+            return true;
+        }
+        if !(tag.is_yaml_core_schema() && tag.suffix == own) {
+            let written = if tag.is_yaml_core_schema() { format!("!!{}", tag.suffix) } else { tag.to_string() };
+            let problem = Diagnostic::error(span, format!("the tag `{written}` cannot be used here"));
+            self.problems.push(match crate::nearest::nearest(&tag.suffix, ["reference"]) {
+                Some(_) => problem.help("did you mean `!reference`?"),
+                None => problem.help("`!reference [job, keyword]` is the only tag of a configuration"),
+            });
+        }
+        false
+    }
+
+    fn reference(&mut self, items: &[Node], span: Span) -> Value {
+        let path: Option<Vec<String>> = items.iter().map(Node::scalar_text).collect();
+        match path {
+            Some(path) if !path.is_empty() => Value::Reference(Arc::new(path)),
+            _ => {
+                self.problems.push(bad_reference(span));
+                Value::Null
+            }
+        }
+    }
+
+    fn written(&self, span: Span) -> &'a str {
+        self.text.get(span.start as usize..span.end as usize).unwrap_or_default()
+    }
+}
+
+/// Where a collection ends: at its closing bracket, or where its last value does.
+fn end_of(last: Option<u32>, start: Span, end: Span) -> u32 {
+    if end.end > end.start { end.end } else { last.unwrap_or(start.end).max(start.end) }
+}
+
+fn usable_key(built: &Built, text: &str, problems: &mut Vec<Diagnostic>) -> Key {
+    let span = built.node.span;
+    if built.is_merge_key {
+        return Key::Merge;
+    }
+    match &built.node.value {
+        Value::String(key) => Key::Text(Arc::clone(key), span),
+        Value::Null => {
+            Key::Text(text.get(span.start as usize..span.end as usize).unwrap_or_default().trim().into(), span)
+        }
+        _ => match built.node.scalar_text() {
+            Some(key) => Key::Text(key.into(), span),
+            None => {
+                problems.push(
+                    Diagnostic::error(span, format!("a key must be text, not {}", built.node.kind()))
+                        .help("put it into quotes if it is meant as text"),
+                );
+                Key::Dropped
+            }
+        },
+    }
+}
+
+/// Copies what `<<` names into `map`, where no entry is yet. What it copies has been counted with the alias.
+fn merge_into(map: &mut Map, merged: &mut HashSet<Arc<str>>, from: &Node, problems: &mut Vec<Diagnostic>) {
+    let sources: &[Node] = match &from.value {
+        Value::Map(_) => std::slice::from_ref(from),
+        Value::List(list) => list,
+        _ => &[],
+    };
+    let unusable = match &from.value {
+        Value::Map(_) | Value::List(_) => sources.iter().find(|source| source.as_map().is_none()),
+        _ => Some(from),
+    };
+    if let Some(node) = unusable {
+        problems.push(
+            Diagnostic::error(
+                node.span,
+                format!("the merge key `<<` takes a map or a list of maps, not {}", node.kind()),
+            )
+            .help("name an anchor of a map: `<<: *name`; for another job's keys there is `extends`"),
+        );
+    }
+    for (key, entry) in sources.iter().filter_map(Node::as_map).flat_map(Map::iter) {
+        if map.get(key).is_none() {
+            map.insert(Arc::clone(key), entry.key_span, entry.node.clone());
+            merged.insert(Arc::clone(key));
+        }
+    }
+}
+
+fn repeated(key: &str, span: Span, earlier: Span) -> Diagnostic {
+    Diagnostic::warning(span, format!("`{key}` is written twice; the last one is used"))
+        .related(earlier, "first written here")
+        .help("remove or rename one of them")
+}
+
+fn bad_reference(span: Span) -> Diagnostic {
+    Diagnostic::error(span, "`!reference` needs a list of texts".to_owned())
+        .help("write the path to the value: `!reference [.setup, script]`")
+}

@@ -1,0 +1,91 @@
+//! Defects of the grammar, in words that help.
+
+use saphyr_parser::ScanError;
+
+use super::position::Positions;
+use crate::diagnostic::Diagnostic;
+use crate::limits::Limits;
+use crate::node::Span;
+
+/// The first character that no YAML text may hold: NUL and the other control characters.
+pub(super) fn forbidden_character(text: &str, positions: &Positions) -> Option<Diagnostic> {
+    let is_forbidden = |byte: &u8| matches!(byte, 0..=8 | 0x0b | 0x0c | 0x0e..=0x1f | 0x7f);
+    let offset = text.as_bytes().iter().position(|byte| is_forbidden(byte))?;
+    let code = text.as_bytes().get(offset).copied().unwrap_or_default();
+    let problem = Diagnostic::error(
+        positions.at_byte(text, offset, 1),
+        format!("invalid YAML: control character U+{code:04X} is not allowed"),
+    );
+    Some(match code {
+        0 => problem.help("the file looks binary, or is UTF-16: a configuration is UTF-8 text"),
+        _ => problem.help(format!("inside double quotes it can be written as `\\x{code:02x}`")),
+    })
+}
+
+/// The parser's error at its place.
+pub(super) fn explain(text: &str, positions: &Positions, limits: &Limits, error: &ScanError) -> Diagnostic {
+    let marker = error.marker();
+    let span = positions.between(marker, marker);
+    let line = line_around(text, span.start as usize);
+    if let Some(problem) = indented_by_tab(line, span, error) {
+        return problem;
+    }
+    if error.info().contains("unknown anchor") {
+        let name = alias_at(text, span.start as usize);
+        return Diagnostic::error(widened(span, name.len() + 1), format!("unknown alias `{name}`")).help(
+            "an alias needs its anchor earlier in the same file: anchors do not cross `include`. `extends` and \
+             `!reference` do",
+        );
+    }
+    if error.info().contains("recursion limit") {
+        return too_deep(span, limits);
+    }
+    let problem = Diagnostic::error(span, format!("invalid YAML: {}", error.info()));
+    match help_for(error.info(), line) {
+        Some(help) => problem.help(help),
+        None => problem,
+    }
+}
+
+/// The error of too many levels.
+pub(super) fn too_deep(span: Span, limits: &Limits) -> Diagnostic {
+    Diagnostic::error(span, format!("lists and maps are nested more than {} levels deep", limits.depth))
+        .help("flatten the configuration; no keyword needs such depth")
+}
+
+fn indented_by_tab(line: &str, span: Span, error: &ScanError) -> Option<Diagnostic> {
+    let indentation = line.get(..line.len() - line.trim_start().len()).unwrap_or_default();
+    (indentation.contains('\t') || error.info().contains("tab")).then(|| {
+        Diagnostic::error(span, format!("invalid YAML: a tab is used as indentation ({})", error.info()))
+            .help("YAML is indented by spaces only")
+    })
+}
+
+fn help_for(info: &str, line: &str) -> Option<&'static str> {
+    if info.contains("mapping values are not allowed") || info.contains("simple key") {
+        return Some("put text that holds `: ` into quotes, and check the indentation of this line and the one before");
+    }
+    if line.contains("$[[") && (info.contains("flow") || info.contains("']'") || info.contains("','")) {
+        return Some("put an interpolation block inside `[...]` or `{...}` into quotes: \"$[[ inputs.x ]]\"");
+    }
+    if info.contains("character that cannot start any token") {
+        return Some("put text that starts with `@`, `` ` `` or `%` into quotes");
+    }
+    None
+}
+
+fn line_around(text: &str, offset: usize) -> &str {
+    let start = text.get(..offset).and_then(|before| before.rfind('\n')).map_or(0, |newline| newline + 1);
+    text.get(start..).and_then(|rest| rest.lines().next()).unwrap_or_default()
+}
+
+/// The name of the alias `*name` at an offset.
+fn alias_at(text: &str, offset: usize) -> &str {
+    let rest = text.get(offset..).unwrap_or_default().trim_start_matches('*');
+    let end = rest.find(|letter: char| letter.is_whitespace() || "[]{},".contains(letter)).unwrap_or(rest.len());
+    rest.get(..end).unwrap_or_default()
+}
+
+fn widened(span: Span, bytes: usize) -> Span {
+    Span { end: span.start.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX)), ..span }
+}
