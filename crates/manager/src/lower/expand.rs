@@ -1,0 +1,85 @@
+//! Expansion of `$NAME` and `${NAME}` by the rules of Go's `os.Expand`, which GitLab Runner uses (job-execution 3.2).
+
+/// Replaces each reference by what `lookup` gives, once; what it gives is not looked at again.
+///
+/// `$$` is a dollar sign. Special names (`*`, `#`, `@`, `!`, `?`, `-`, digits) are empty. A dollar sign that no name
+/// follows stays; `${` without its end, and `${}`, vanish.
+#[must_use]
+pub fn expand(text: &str, lookup: impl Fn(&str) -> String) -> String {
+    let mut expanded = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('$') {
+        expanded.push_str(before);
+        if after.is_empty() {
+            expanded.push('$');
+        }
+        let (name, length) = name(after);
+        match name {
+            Some("$") => expanded.push('$'),
+            Some(name) if is_special(name) => {}
+            Some(name) => expanded.push_str(&lookup(name)),
+            None if length == 0 && !after.is_empty() => expanded.push('$'),
+            None => {}
+        }
+        rest = after.get(length..).unwrap_or_default();
+    }
+    expanded.push_str(rest);
+    expanded
+}
+
+/// The name at the start of `text`, which follows a dollar sign, and the bytes that the reference takes.
+fn name(text: &str) -> (Option<&str>, usize) {
+    if let Some(inner) = text.strip_prefix('{') {
+        return match inner.find('}') {
+            Some(0) => (None, 2),
+            Some(end) => (inner.get(..end), end + 2),
+            None => (None, 1),
+        };
+    }
+    if text.get(..1).is_some_and(is_special) {
+        return (text.get(..1), 1);
+    }
+    let length = text.bytes().take_while(|byte| byte.is_ascii_alphanumeric() || *byte == b'_').count();
+    (text.get(..length).filter(|name| !name.is_empty()), length)
+}
+
+fn is_special(name: &str) -> bool {
+    matches!(name.as_bytes(), [b'*' | b'#' | b'$' | b'@' | b'!' | b'?' | b'-' | b'0'..=b'9'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn references_are_replaced_as_go_does() {
+        let lookup = |name: &str| match name {
+            "A" => "1".to_owned(),
+            "B_2" => "$A".to_owned(),
+            "ä" => "umlaut".to_owned(),
+            _ => String::new(),
+        };
+        for (text, expanded) in [
+            ("", ""),
+            ("plain", "plain"),
+            ("$A", "1"),
+            ("${A}x$A.", "1x1."),
+            ("$B_2", "$A"),
+            ("$$A", "$A"),
+            ("${$}A", "$A"),
+            ("$$$A", "$1"),
+            ("$unknown!", "!"),
+            ("${A:-x}", ""),
+            ("$1$*$?$-end", "end"),
+            ("100$", "100$"),
+            ("$ A", "$ A"),
+            ("a$.b", "a$.b"),
+            ("${}x", "x"),
+            ("${A", "A"),
+            ("%A%", "%A%"),
+            ("$ä${ä}", "$äumlaut"),
+        ] {
+            assert_eq!(expand(text, lookup), expanded, "{text}");
+        }
+    }
+}

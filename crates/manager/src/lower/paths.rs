@@ -1,0 +1,147 @@
+//! Where a job's files are (job-execution 2.9).
+
+use muster_runner_api::payload::JobPayload;
+use url::Url;
+
+use super::expand::expand;
+use super::{LowerError, Placement};
+
+/// The job's directories.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Paths {
+    pub(super) builds_dir: String,
+    /// The checkout.
+    pub(super) project_dir: String,
+    /// Its neighbour for temporary files.
+    pub(super) temp_dir: String,
+    /// The caches of the project.
+    pub(super) cache_dir: String,
+}
+
+impl Paths {
+    pub(super) fn of(payload: &JobPayload, placement: &Placement) -> Result<Self, LowerError> {
+        let directories = &placement.directories;
+        let builds_dir = directories.builds.display().to_string();
+        let slug = slug(payload);
+        let mut project_dir = match clone_path(payload, &builds_dir)? {
+            Some(path) => path,
+            None if directories.shared => {
+                let (token, slot) = (short_token(&placement.runner_token), placement.slot.project_slot);
+                format!("{builds_dir}/{token}/{slot}/{slug}")
+            }
+            None => format!("{builds_dir}/{slug}"),
+        };
+        if last_value(payload, "GIT_STRATEGY") == Some("empty") {
+            project_dir.push_str("-empty");
+        }
+        Ok(Self {
+            temp_dir: format!("{project_dir}.tmp"),
+            cache_dir: format!("{}/{slug}", directories.cache.display()),
+            builds_dir,
+            project_dir,
+        })
+    }
+}
+
+/// `GIT_CLONE_PATH`, expanded, where it is set: it has to be within the builds directory.
+fn clone_path(payload: &JobPayload, builds_dir: &str) -> Result<Option<String>, LowerError> {
+    let Some(path) = last_value(payload, "GIT_CLONE_PATH").filter(|path| !path.is_empty()) else { return Ok(None) };
+    let path = expand(path, |name| match name {
+        "CI_BUILDS_DIR" => builds_dir.to_owned(),
+        name => last_value(payload, name).unwrap_or_default().to_owned(),
+    });
+    let within = clean(&path)
+        .filter(|path| path.strip_prefix(builds_dir.trim_end_matches('/')).is_some_and(|rest| rest.starts_with('/')));
+    match within {
+        Some(path) => Ok(Some(path)),
+        None => {
+            Err(LowerError::configuration(format!("the GIT_CLONE_PATH=\"{path}\" has to be within \"{builds_dir}\"")))
+        }
+    }
+}
+
+/// The path with `.`, `..` and doubled slashes resolved; none where it is not absolute.
+fn clean(path: &str) -> Option<String> {
+    let mut segments = Vec::new();
+    for segment in path.strip_prefix('/')?.split('/') {
+        match segment {
+            "" | "." => {}
+            ".." => drop(segments.pop()),
+            segment => segments.push(segment),
+        }
+    }
+    Some(format!("/{}", segments.join("/")))
+}
+
+/// The value of the payload's variable, as it is written there.
+fn last_value<'a>(payload: &'a JobPayload, name: &str) -> Option<&'a str> {
+    payload.variables.iter().rev().find(|variable| variable.key == name).map(|variable| variable.value.as_str())
+}
+
+/// The project's path from the remote's URL, or else one made of the project's id.
+fn slug(payload: &JobPayload) -> String {
+    let path = Url::parse(&payload.git_info.repo_url).ok().filter(Url::has_host).and_then(|url| {
+        let path = url.path().trim_matches('/');
+        let path = path.strip_suffix(".git").unwrap_or(path).trim_end_matches('/');
+        let plain = !path.is_empty() && !path.contains("..") && !path.contains('%');
+        plain.then(|| path.split('/').filter(|segment| !matches!(*segment, "" | ".")).collect::<Vec<_>>().join("/"))
+    });
+    path.unwrap_or_else(|| format!("project-{}", payload.job_info.project_id))
+}
+
+/// The part of a token that may be shown: without its prefix, nine characters.
+#[must_use]
+pub fn short_token(token: &str) -> String {
+    let rest = match token.strip_prefix("glrt-") {
+        Some(rest) => without_partition(rest),
+        None => match token.strip_prefix("glrtr-").or_else(|| token.strip_prefix("glcbt-")) {
+            Some(rest) => rest,
+            None => without_legacy(without_partition(token)),
+        },
+    };
+    rest.chars().take(9).collect()
+}
+
+fn without_partition(token: &str) -> &str {
+    ["t1_", "t2_", "t3_"].iter().find_map(|prefix| token.strip_prefix(prefix)).unwrap_or(token)
+}
+
+/// Strips `GR` with seven hexadecimal digits.
+fn without_legacy(token: &str) -> &str {
+    let digits = |rest: &&str| rest.get(..7).is_some_and(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit()));
+    token.strip_prefix("GR").filter(digits).and_then(|rest| rest.get(7..)).unwrap_or(token)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_tokens_lose_their_prefix_and_their_secret_end() {
+        for (token, short) in [
+            ("glrt-t1_abcdefghijklm", "abcdefghi"),
+            ("glrt-abcdefghijklm", "abcdefghi"),
+            ("t3_abcdefghijklm", "abcdefghi"),
+            ("glcbt-64_abcdefghijklm", "64_abcdef"),
+            ("GR1348941abcdefghijklm", "abcdefghi"),
+            ("abc", "abc"),
+        ] {
+            assert_eq!(short_token(token), short);
+        }
+    }
+
+    #[test]
+    fn the_slug_comes_from_the_remote_or_the_project_id() {
+        let slug_of = |url: &str| {
+            let mut payload: JobPayload = serde_json::from_str(r#"{"id":1,"token":"t"}"#).unwrap();
+            payload.git_info.repo_url = url.to_owned();
+            payload.job_info.project_id = 5;
+            slug(&payload)
+        };
+        assert_eq!(slug_of("https://gitlab-ci-token:x@gitlab.example/group/sub//project.git"), "group/sub/project");
+        assert_eq!(slug_of("https://gitlab.example/%2e%2e/evil.git"), "evil", "the parser resolves it");
+        assert_eq!(slug_of("https://gitlab.example/"), "project-5");
+        assert_eq!(slug_of("file:///srv/repo.git"), "project-5");
+        assert_eq!(slug_of(""), "project-5");
+    }
+}

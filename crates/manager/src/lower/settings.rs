@@ -1,0 +1,143 @@
+//! The knobs that a job turns by variables (job-execution 1.4, 1.5, 2.1, 3.4).
+
+use std::time::Duration;
+
+use muster_runner_api::payload::JobPayload;
+
+use super::LowerError;
+use super::go_duration::{GoDuration, parse};
+use super::variables::Variables;
+
+const JOB_TIMEOUT_DEFAULT: Duration = Duration::from_secs(7200);
+const AFTER_SCRIPT_TIMEOUT_DEFAULT: Duration = Duration::from_secs(300);
+const ATTEMPTS_MAX: u32 = 10;
+
+/// The knobs, read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Settings {
+    pub(super) strategy: String,
+    pub(super) checkout: bool,
+    pub(super) submodules: String,
+    pub(super) clean_flags: Option<Vec<String>>,
+    pub(super) fetch_flags: Vec<String>,
+    pub(super) get_sources_attempts: u32,
+    pub(super) restore_cache_attempts: u32,
+    pub(super) artifact_download_attempts: u32,
+    /// Zero means that of the job.
+    pub(super) script_timeout: Duration,
+    pub(super) after_script_timeout: Duration,
+    pub(super) after_script_ignore_errors: bool,
+}
+
+impl Settings {
+    /// Reads the knobs; what is wrong with a value is a warning, and its default counts.
+    pub(super) fn read(payload: &JobPayload, variables: &Variables) -> (Result<Self, LowerError>, Vec<String>) {
+        let mut reader = Reader { variables, warnings: Vec::new() };
+        let settings = reader.settings(payload);
+        (settings, reader.warnings)
+    }
+}
+
+struct Reader<'a> {
+    variables: &'a Variables,
+    warnings: Vec<String>,
+}
+
+impl Reader<'_> {
+    fn settings(&mut self, payload: &JobPayload) -> Result<Settings, LowerError> {
+        let default = if payload.allow_git_fetch { "fetch" } else { "clone" };
+        let strategy = self.choice("GIT_STRATEGY", &["clone", "fetch", "none", "empty"], default);
+        let has_repository = matches!(strategy.as_str(), "clone" | "fetch");
+        let submodules = match self.text("GIT_SUBMODULE_STRATEGY").unwrap_or_default() {
+            text if text.is_empty() || !has_repository => "none".to_owned(),
+            text if matches!(text.as_str(), "none" | "normal" | "recursive") => text,
+            _ => return Err(LowerError::configuration("unknown GIT_SUBMODULE_STRATEGY")),
+        };
+        let timeout = job_timeout(payload);
+        Ok(Settings {
+            checkout: self.boolean("GIT_CHECKOUT", true) && has_repository,
+            submodules,
+            clean_flags: self.words("GIT_CLEAN_FLAGS", "-ffdx"),
+            fetch_flags: self.words("GIT_FETCH_EXTRA_FLAGS", "--prune --quiet").unwrap_or_default(),
+            get_sources_attempts: self.attempts("GET_SOURCES_ATTEMPTS"),
+            restore_cache_attempts: self.attempts("RESTORE_CACHE_ATTEMPTS"),
+            artifact_download_attempts: self.attempts("ARTIFACT_DOWNLOAD_ATTEMPTS"),
+            script_timeout: self.timeout("RUNNER_SCRIPT_TIMEOUT", Duration::ZERO, timeout),
+            after_script_timeout: self.timeout("RUNNER_AFTER_SCRIPT_TIMEOUT", AFTER_SCRIPT_TIMEOUT_DEFAULT, timeout),
+            after_script_ignore_errors: self.boolean("AFTER_SCRIPT_IGNORE_ERRORS", true),
+            strategy,
+        })
+    }
+
+    fn text(&self, name: &str) -> Option<String> {
+        self.variables.get(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+    }
+
+    fn choice(&mut self, name: &str, allowed: &[&str], default: &str) -> String {
+        match self.text(name) {
+            Some(text) if allowed.contains(&text.as_str()) => text,
+            Some(text) => {
+                self.warnings.push(format!("{name}: expected one of {allowed:?}, got \"{text}\", using \"{default}\""));
+                default.to_owned()
+            }
+            None => default.to_owned(),
+        }
+    }
+
+    fn boolean(&mut self, name: &str, default: bool) -> bool {
+        let Some(text) = self.text(name) else { return default };
+        parse_bool(&text).unwrap_or_else(|| {
+            self.warnings.push(format!("{name}: expected a boolean, got \"{text}\", using {default}"));
+            default
+        })
+    }
+
+    /// Words, split at white space only; `none` means not at all.
+    fn words(&self, name: &str, default: &str) -> Option<Vec<String>> {
+        let text = self.text(name).unwrap_or_else(|| default.to_owned());
+        (text != "none").then(|| text.split_whitespace().map(str::to_owned).collect())
+    }
+
+    fn attempts(&mut self, name: &str) -> u32 {
+        let Some(text) = self.text(name) else { return 1 };
+        match text.parse::<i64>().ok().map(|number| number.clamp(1, i64::from(ATTEMPTS_MAX))) {
+            Some(number) if number.to_string() == text => u32::try_from(number).unwrap_or(1),
+            number => {
+                let used = number.and_then(|number| u32::try_from(number).ok()).unwrap_or(1);
+                self.warnings.push(format!("{name}: expected 1 to {ATTEMPTS_MAX}, got \"{text}\", using {used}"));
+                used
+            }
+        }
+    }
+
+    fn timeout(&mut self, name: &str, default: Duration, job: Duration) -> Duration {
+        let Some(text) = self.text(name) else { return default };
+        match parse(&text) {
+            None => self.warnings.push(format!("Ignoring malformed {name} timeout: {text}")),
+            Some(GoDuration::Negative) => self.warnings.push(format!("Ignoring relative {name} timeout: {text}")),
+            Some(GoDuration::Positive(timeout)) if timeout > job => {
+                self.warnings.push(format!("{name} timeout: {text} is longer than job timeout. Setting to job timeout"))
+            }
+            Some(GoDuration::Positive(timeout)) if !timeout.is_zero() => return timeout,
+            Some(GoDuration::Positive(_)) => {}
+        }
+        default
+    }
+}
+
+/// The limit of the whole job.
+pub(super) fn job_timeout(payload: &JobPayload) -> Duration {
+    match u64::try_from(payload.runner_info.timeout) {
+        Ok(seconds) if seconds > 0 => Duration::from_secs(seconds),
+        _ => JOB_TIMEOUT_DEFAULT,
+    }
+}
+
+/// Booleans as Go reads them.
+pub(super) fn parse_bool(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
+        "0" | "f" | "F" | "FALSE" | "false" | "False" => Some(false),
+        _ => None,
+    }
+}

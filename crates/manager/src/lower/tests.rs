@@ -1,0 +1,210 @@
+//! Lowered plans of payloads as GitLab and our coordinator send them.
+
+use muster_environment::SlotKey;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn placement() -> Placement {
+    Placement {
+        directories: Directories { builds: "/builds".into(), cache: "/cache".into(), shared: true },
+        slot: Slot { id: 2, project_slot: 1, key: SlotKey { project_id: 5 } },
+        runner_token: "glrt-t1_shorttokenrest".to_owned(),
+        name: "manager".to_owned(),
+        system_id: "s_0123456789ab".to_owned(),
+        coordinator_url: "http://127.0.0.1:1".to_owned(),
+        shell: "bash".to_owned(),
+        login: false,
+        host_name: "host".to_owned(),
+    }
+}
+
+/// A payload with the usual things, and `more`.
+fn payload(more: Value) -> JobPayload {
+    let mut value = json!({
+        "id": 42, "token": "glcbt-secret", "allow_git_fetch": true,
+        "job_info": { "name": "test job", "stage": "test", "project_id": 5, "project_name": "project" },
+        "git_info": {
+            "repo_url": "https://gitlab.example/group/project.git", "ref": "main", "sha": "0123456789abcdef",
+            "before_sha": "0", "ref_type": "branch", "refspecs": ["+refs/heads/main:refs/remotes/origin/main"], "depth": 20
+        },
+        "runner_info": { "timeout": 3600 },
+        "variables": [],
+        "steps": [{ "name": "script", "script": ["make test"], "timeout": 3600, "when": "on_success" }],
+        "features": { "trace_sections": true, "failure_reasons": ["script_failure"] }
+    });
+    for (key, more) in more.as_object().unwrap() {
+        value[key] = more.clone();
+    }
+    serde_json::from_value(value).unwrap()
+}
+
+fn variables(list: &[(&str, &str)]) -> Value {
+    json!({ "variables": list.iter().map(|(key, value)| json!({ "key": key, "value": value })).collect::<Vec<_>>() })
+}
+
+fn lowered(more: Value) -> LoweredJob {
+    lower(&payload(more), &placement()).unwrap()
+}
+
+fn value(job: &LoweredJob, name: &str) -> Option<String> {
+    job.variables.iter().find(|variable| variable.key == name).map(|variable| variable.value.clone())
+}
+
+/// The plan as JSON, with this build's version taken out.
+fn plan(job: &LoweredJob) -> Value {
+    let text = serde_json::to_string(&job.plan).unwrap();
+    serde_json::from_str(&text.replace(concat!("muster ", env!("CARGO_PKG_VERSION")), "muster [version]")).unwrap()
+}
+
+#[test]
+fn a_plain_job() {
+    insta::assert_json_snapshot!(plan(&lowered(json!({}))));
+}
+
+#[test]
+fn the_variables_of_a_plain_job() {
+    let job = lowered(variables(&[("CI_JOB_NAME", "test job")]));
+    let list: Vec<_> = job
+        .variables
+        .iter()
+        .filter(|variable| !variable.key.starts_with("FF_") && variable.key != "CI_RUNNER_EXECUTABLE_ARCH")
+        .map(|variable| format!("{}={}", variable.key, variable.value))
+        .collect();
+    insta::assert_json_snapshot!(list, { "[]" => insta::dynamic_redaction(|value, _| {
+        let text = value.as_str().unwrap_or_default().to_owned();
+        if text.starts_with("CI_RUNNER_VERSION=") { "CI_RUNNER_VERSION=[version]".to_owned() } else { text }
+    })});
+}
+
+#[test]
+fn a_job_with_everything_around_its_script() {
+    insta::assert_json_snapshot!(plan(&lowered(json!({
+        "steps": [
+            { "name": "script", "script": ["make"] },
+            { "name": "release", "script": ["release-cli create --name $CI_JOB_NAME"] },
+            { "name": "after_script", "script": ["make clean"], "when": "always", "allow_failure": true }
+        ],
+        "variables": [{ "key": "CI_JOB_NAME", "value": "test job" }, { "key": "KEY", "value": "k/../dir" }],
+        "cache": [
+            { "key": "$KEY-1", "paths": ["node_modules/"], "policy": "pull-push", "when": "always",
+              "fallback_keys": ["default"] },
+            { "key": "", "untracked": true, "policy": "pull" },
+            { "key": "nothing to keep" }
+        ],
+        "artifacts": [
+            { "name": "build", "paths": ["out/"], "exclude": ["out/*.o"], "artifact_type": "archive",
+              "artifact_format": "zip", "expire_in": "1 week" },
+            { "name": "junit.xml", "paths": ["junit.xml"], "when": "always", "artifact_type": "junit",
+              "artifact_format": "gzip" },
+            { "name": "empty" }
+        ],
+        "dependencies": [
+            { "id": 40, "token": "glcbt-secret", "name": "build", "artifacts_file": { "filename": "a.zip", "size": 9 } },
+            { "id": 41, "token": "glcbt-secret", "name": "nothing" }
+        ],
+        "hooks": [{ "name": "pre_get_sources_script", "script": ["echo before"] }]
+    }))));
+}
+
+#[test]
+fn a_job_that_turns_the_knobs() {
+    let knobs = variables(&[
+        ("GIT_STRATEGY", "clone"),
+        ("GIT_CHECKOUT", "false"),
+        ("GIT_CLEAN_FLAGS", "none"),
+        ("GIT_FETCH_EXTRA_FLAGS", "--prune  --no-tags"),
+        ("GIT_SUBMODULE_STRATEGY", "recursive"),
+        ("GET_SOURCES_ATTEMPTS", "3"),
+        ("RUNNER_SCRIPT_TIMEOUT", "1m30s"),
+        ("FF_TIMESTAMPS", "false"),
+    ]);
+    insta::assert_json_snapshot!(plan(&lowered(knobs)));
+}
+
+#[test]
+fn a_job_with_nonsense_in_its_knobs_is_warned_and_runs_with_the_defaults() {
+    let knobs = variables(&[
+        ("GIT_STRATEGY", "borrow"),
+        ("GIT_CHECKOUT", "maybe"),
+        ("GET_SOURCES_ATTEMPTS", "99"),
+        ("RUNNER_SCRIPT_TIMEOUT", "soon"),
+        ("RUNNER_AFTER_SCRIPT_TIMEOUT", "-1m"),
+        ("CACHE_FALLBACK_KEY", "main-protected"),
+    ]);
+    let mut more = knobs;
+    more["cache"] = json!([{ "key": "../up", "paths": ["x"] }]);
+    insta::assert_json_snapshot!(lowered(more).plan.header[1..]);
+}
+
+#[test]
+fn a_job_of_muster_ci_with_an_image() {
+    let job = lowered(json!({
+        "image": { "name": "registry.example/$NAME:1" }, "services": [{ "name": "postgres" }],
+        "variables": [{ "key": "NAME", "value": "node" }],
+        "muster": { "local_repository": "/state/snapshot.git", "trace_interval_ms": 20, "result_tree": true }
+    }));
+    insta::assert_json_snapshot!(plan(&job));
+    assert_eq!(value(&job, "CI_JOB_IMAGE").as_deref(), Some("registry.example/node:1"));
+}
+
+#[test]
+fn a_job_of_steps() {
+    let run = r#"[{"name":"hi","script":"echo ${{ inputs.who }}"}]"#;
+    insta::assert_json_snapshot!(plan(&lowered(json!({ "steps": [], "run": run }))).get("phases"));
+}
+
+#[test]
+fn payloads_that_no_plan_can_be_made_of() {
+    let errors: Vec<_> = [
+        json!({ "run": "[]" }),
+        json!({ "steps": [], "run": "[]", "variables": [{ "key": "STEPS", "value": "" }] }),
+        json!({ "steps": [], "run": "no JSON" }),
+        json!({ "cache": [{ "key": "k", "paths": ["x"], "policy": "often" }] }),
+        variables(&[("GIT_SUBMODULE_STRATEGY", "deep")]),
+        variables(&[("GIT_CLONE_PATH", "$CI_BUILDS_DIR/../etc")]),
+    ]
+    .into_iter()
+    .map(|more| lower(&payload(more), &placement()).unwrap_err())
+    .map(|error| format!("{} ({}, {:?})", error.message, error.reason, error.exit_code))
+    .collect();
+    insta::assert_json_snapshot!(errors);
+}
+
+#[test]
+fn values_are_expanded_once_in_each_other_as_they_are_written() {
+    let job = lowered(json!({ "variables": [
+        { "key": "A", "value": "a" },
+        { "key": "B", "value": "$A/$C" },
+        { "key": "C", "value": "$A" },
+        { "key": "RAW", "value": "$A", "raw": true },
+        { "key": "FILE", "value": "content of $A", "file": true },
+        { "key": "SEES_FILE", "value": "$FILE" },
+        { "key": "A", "value": "last" },
+        { "key": "PRICE", "value": "5$$ $missing" }
+    ] }));
+    let temp = "/builds/shorttoke/1/group/project.tmp";
+    for (name, expected) in [
+        ("B", "last/$A"),
+        ("C", "last"),
+        ("RAW", "$A"),
+        ("FILE", "content of last"),
+        ("SEES_FILE", &format!("{temp}/FILE")),
+        ("PRICE", "5$ "),
+        ("RUNNER_TEMP_PROJECT_DIR", temp),
+    ] {
+        assert_eq!(value(&job, name).as_deref(), Some(expected), "{name}");
+    }
+    assert_eq!(job.variables.iter().filter(|variable| variable.key == "A").count(), 1);
+}
+
+#[test]
+fn directories_follow_layout_strategy_and_clone_path() {
+    let dir = |list: &[(&str, &str)]| lowered(variables(list)).plan.project_dir;
+    assert_eq!(dir(&[]), "/builds/shorttoke/1/group/project");
+    assert_eq!(dir(&[("GIT_STRATEGY", "empty")]), "/builds/shorttoke/1/group/project-empty");
+    assert_eq!(dir(&[("GIT_CLONE_PATH", "$CI_BUILDS_DIR/./go/src")]), "/builds/go/src");
+    let mut private = placement();
+    private.directories.shared = false;
+    assert_eq!(lower(&payload(json!({})), &private).unwrap().plan.project_dir, "/builds/group/project");
+}
