@@ -1,0 +1,378 @@
+//! From job to payload: C201 to C215, and the traps of runner-api 11.
+
+use muster_coordinator::payload::{Archive, PayloadError, missing_feature};
+use muster_job::{FailureReason, JobId, Secret, Variable};
+use muster_pipeline::context::{PipelineSource, RefKind};
+use muster_pipeline::model::{AllowFailure, Artifacts, Bridge, BridgeTarget, Cache, Image, Strategy, Work};
+use muster_runner_api::payload::JobPayload;
+use muster_runner_api::wire::Info;
+use ring::signature::{ECDSA_P256_SHA256_FIXED, UnparsedPublicKey};
+use serde_json::{Value, json};
+
+use crate::handouts::{SHA, TOKEN, World};
+
+fn texts(values: &[&str]) -> Vec<String> {
+    values.iter().map(|value| (*value).to_owned()).collect()
+}
+
+fn artifacts(world: &mut World) -> &mut Artifacts {
+    world.work.artifacts.get_or_insert_with(|| Artifacts { when: "on_success".to_owned(), ..Artifacts::default() })
+}
+
+#[test]
+fn c024_before_script_and_script_are_one_step() {
+    let mut world = World::new();
+    world.work.before_script = texts(&["p"]);
+    world.work.after_script = texts(&["q"]);
+    let steps = world.payload().steps;
+    assert_eq!(steps.len(), 2);
+    assert_eq!((steps[0].name.as_str(), &steps[0].script), ("script", &texts(&["p", "x"])));
+    assert_eq!((steps[0].when.as_str(), steps[0].allow_failure, steps[0].timeout), ("on_success", false, 3600));
+    assert_eq!((steps[1].name.as_str(), &steps[1].script), ("after_script", &texts(&["q"])));
+    assert_eq!((steps[1].when.as_str(), steps[1].allow_failure), ("always", true));
+}
+
+#[test]
+fn c201_an_archive_and_two_reports() {
+    let mut world = World::new();
+    artifacts(&mut world).paths = texts(&["o"]);
+    artifacts(&mut world).reports = vec![("junit".to_owned(), texts(&["r.xml"])), ("dotenv".to_owned(), texts(&["e"]))];
+    let sent: Vec<_> = world
+        .payload()
+        .artifacts
+        .into_iter()
+        .map(|entry| (entry.artifact_type, entry.artifact_format, entry.when, entry.name, entry.paths))
+        .collect();
+    let entry = |kind: &str, format: &str, when: &str, name: &str, path: &str| {
+        (kind.to_owned(), format.to_owned(), when.to_owned(), name.to_owned(), texts(&[path]))
+    };
+    assert_eq!(
+        sent,
+        [
+            entry("archive", "zip", "on_success", "artifacts", "o"),
+            entry("junit", "gzip", "always", "junit.xml", "r.xml"),
+            entry("dotenv", "gzip", "always", ".env", "e"),
+        ]
+    );
+}
+
+#[test]
+fn c202_nothing_to_archive_is_no_archive() {
+    let mut world = World::new();
+    artifacts(&mut world).expire_in = Some("1 day".to_owned());
+    assert!(world.payload().artifacts.is_empty());
+    artifacts(&mut world).untracked = true;
+    let sent = world.payload().artifacts;
+    assert_eq!((sent.len(), sent[0].expire_in.as_str(), sent[0].untracked), (1, "1 day", true));
+}
+
+#[test]
+fn c203_a_coverage_report_is_sent_as_its_format() {
+    let mut world = World::new();
+    artifacts(&mut world).reports = vec![("cobertura".to_owned(), texts(&["c.xml"]))];
+    let sent = world.payload().artifacts;
+    assert_eq!((sent[0].artifact_type.as_str(), &sent[0].paths), ("cobertura", &texts(&["c.xml"])));
+    assert_eq!(sent[0].name, "cobertura-coverage.xml");
+}
+
+#[test]
+fn c204_the_suffix_follows_the_ref_and_unprotect() {
+    for (protected, unprotect, separate, key) in [
+        (false, false, true, "p-default-non_protected"),
+        (true, false, true, "p-default-protected"),
+        (true, true, true, "p-default-non_protected"),
+        (true, false, false, "p-default"),
+    ] {
+        let mut world = World::new();
+        world.context.ref_protected = protected;
+        world.project.separate_caches = separate;
+        world.work.cache = vec![Cache {
+            key: "p-default".to_owned(),
+            paths: texts(&["v"]),
+            unprotect,
+            fallback_keys: texts(&["f"]),
+            ..Cache::default()
+        }];
+        let sent = world.payload().cache;
+        assert_eq!(sent[0].key, key);
+        assert_eq!(sent[0].fallback_keys, [key.replace("p-default", "f")]);
+    }
+}
+
+#[test]
+fn c205_defaults_of_a_cache() {
+    let mut world = World::new();
+    world.work.cache = vec![Cache { paths: texts(&["v"]), ..Cache::default() }, Cache::default()];
+    let sent = world.payload().cache;
+    assert_eq!(sent.len(), 1, "a cache of nothing is left out");
+    let cache = &sent[0];
+    assert_eq!(
+        (cache.key.as_str(), cache.policy.as_str(), cache.when.as_str()),
+        ("default-non_protected", "pull-push", "on_success")
+    );
+}
+
+#[test]
+fn c206_depth_and_refspecs_of_a_branch() {
+    let mut world = World::new();
+    let git = world.payload().git_info;
+    assert_eq!((git.depth, git.ref_type.as_str(), git.protected), (20, "branch", Some(false)));
+    let pipeline = "+refs/pipelines/5:refs/pipelines/5";
+    assert_eq!(git.refspecs, [pipeline, "+refs/heads/main:refs/remotes/origin/main"]);
+    assert_eq!((git.sha.as_str(), git.ref_name.as_str()), (SHA, "main"));
+    assert_eq!(git.repo_url, format!("http://gitlab-ci-token:{TOKEN}@127.0.0.1:1234/grp/app.git"));
+
+    world.job.variables = vec![Variable::public("GIT_DEPTH", "0")];
+    let git = world.payload().git_info;
+    assert_eq!(git.depth, 0);
+    assert_eq!(git.refspecs, [pipeline, "+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*"]);
+
+    world.job.variables = vec![Variable::public("GIT_DEPTH", "many")];
+    assert_eq!(world.payload().git_info.depth, 20);
+}
+
+#[test]
+fn c207_a_tag_pipeline() {
+    let mut world = World::new();
+    world.context.ref_kind = RefKind::Tag;
+    world.context.ref_name = "v1".to_owned();
+    let git = world.payload().git_info;
+    assert_eq!(git.ref_type, "tag");
+    assert_eq!(git.refspecs[1], "+refs/tags/v1:refs/tags/v1");
+}
+
+#[test]
+fn a_merge_request_has_only_the_ref_of_its_pipeline() {
+    let mut world = World::new();
+    world.context.source = PipelineSource::MergeRequestEvent;
+    world.context.ref_name = "refs/merge-requests/1/head".to_owned();
+    let git = world.payload().git_info;
+    assert_eq!(git.refspecs, ["+refs/pipelines/5:refs/pipelines/5"]);
+    assert_eq!(git.ref_type, "branch");
+}
+
+#[test]
+fn c208_services_keep_their_aliases_and_have_a_list_of_variables() {
+    let mut world = World::new();
+    world.work.services = vec![Image {
+        name: "pg".to_owned(),
+        alias: Some("db,sql".to_owned()),
+        variables: vec![Variable::public("P", "x")],
+        ..Image::default()
+    }];
+    let sent = as_json(&world.payload());
+    assert_eq!(sent["services"][0]["alias"], "db,sql");
+    assert_eq!(sent["services"][0]["variables"][0]["key"], "P");
+    assert_eq!(sent["services"][0].get("executor_opts"), None);
+}
+
+#[test]
+fn c209_options_of_an_image() {
+    let mut world = World::new();
+    world.work.image = Some(Image {
+        name: "i".to_owned(),
+        pull_policy: texts(&["always"]),
+        docker_user: Some("u".to_owned()),
+        ..Image::default()
+    });
+    let sent = as_json(&world.payload());
+    assert_eq!(sent["image"]["pull_policy"], json!(["always"]));
+    assert_eq!(sent["image"]["executor_opts"], json!({"docker": {"user": "u"}}));
+    assert_eq!(as_json(&World::new().payload())["image"], Value::Null);
+}
+
+#[test]
+fn c210_run_is_text_and_there_is_no_script_beside_it() {
+    let mut world = World::new();
+    world.work.script.clear();
+    world.work.run = Some(json!([{"name": "s", "script": "y"}]));
+    let sent = as_json(&world.payload());
+    assert_eq!(sent["run"], r#"[{"name":"s","script":"y"}]"#);
+    assert_eq!(sent.get("steps"), None);
+    let script = as_json(&World::new().payload());
+    assert_eq!(script.get("run"), None, "absent, never null");
+}
+
+#[test]
+fn c211_hooks() {
+    let mut world = World::new();
+    world.work.pre_get_sources_script = texts(&["h"]);
+    let hooks = world.payload().hooks;
+    assert_eq!(hooks.len(), 1);
+    assert_eq!((hooks[0].name.as_str(), &hooks[0].script), ("pre_get_sources_script", &texts(&["h"])));
+}
+
+#[test]
+fn c212_an_id_token_is_a_masked_variable_with_a_signed_token() {
+    let mut world = World::new();
+    world.work.id_tokens = vec![
+        ("T".to_owned(), texts(&["https://x"])),
+        ("U".to_owned(), texts(&["https://$CI_COMMIT_BRANCH.test", "b"])),
+    ];
+    let payload = world.payload();
+    let token = payload.variables.iter().find(|variable| variable.key == "T").expect("T");
+    assert!(token.masked && !token.public);
+    let claims = verified(&world, &token.value);
+    for (claim, expected) in [
+        ("aud", json!("https://x")),
+        ("iss", json!("http://127.0.0.1:1234")),
+        ("sub", json!("project_path:grp/app:ref_type:branch:ref:main")),
+        ("job_id", json!("42")),
+        ("namespace_path", json!("grp")),
+        ("pipeline_source", json!("push")),
+        ("user_login", json!("ann")),
+    ] {
+        assert_eq!(claims[claim], expected, "{claim}");
+    }
+    assert!(claims["exp"].as_i64() > claims["iat"].as_i64());
+    let several = payload.variables.iter().find(|variable| variable.key == "U").expect("U");
+    assert_eq!(verified(&world, &several.value)["aud"], json!(["https://main.test", "b"]));
+    // Not in the variables that rules and other variables see.
+    assert_eq!(world.value("T"), None);
+}
+
+#[test]
+fn c213_raw_variables_and_features_that_a_runner_lacks() {
+    let mut world = World::new();
+    world.job.variables = vec![Variable { raw: true, ..Variable::public("C", "$A") }];
+    assert!(world.payload().variables.iter().any(|variable| variable.key == "C" && variable.raw));
+
+    let missing = |world: &World, features: &[&str]| {
+        let mut job = world.job.clone();
+        job.work = Work::Script(Box::new(world.work.clone()));
+        let features = features.iter().map(|feature| ((*feature).to_owned(), true)).collect();
+        missing_feature(&job, world.context.source, &Info { features, ..Info::default() })
+    };
+    assert_eq!(missing(&world, &[]), None);
+    world.job.allow_failure = AllowFailure::ExitCodes(vec![42]);
+    assert_eq!(missing(&world, &["artifacts"]), Some("return_exit_code"));
+    assert_eq!(missing(&world, &["return_exit_code"]), None);
+    world.job.allow_failure = AllowFailure::No;
+    artifacts(&mut world).exclude = texts(&["x"]);
+    assert_eq!(missing(&world, &[]), Some("artifacts_exclude"));
+    artifacts(&mut world).exclude.clear();
+    artifacts(&mut world).reports = vec![("junit".to_owned(), texts(&["j"]))];
+    assert_eq!(missing(&world, &[]), Some("upload_multiple_artifacts"));
+    world.work.artifacts = None;
+    world.work.release = Some(json!({"tag_name": "v1"}));
+    assert_eq!(missing(&world, &[]), Some("multi_build_steps"));
+    world.work.release = None;
+    world.context.source = PipelineSource::MergeRequestEvent;
+    assert_eq!(missing(&world, &[]), Some("refspecs"));
+}
+
+#[test]
+fn c214_an_empty_after_script_is_no_step() {
+    let steps = World::new().payload().steps;
+    assert_eq!(steps.len(), 1);
+    assert_eq!(steps[0].name, "script");
+}
+
+#[test]
+fn c215_nothing_that_the_runner_sets() {
+    let payload = World::new().payload();
+    for name in ["CI_PROJECT_DIR", "CI_BUILDS_DIR", "CI_SERVER", "CI_JOB_STATUS", "CI_CONCURRENT_ID"] {
+        assert!(payload.variables.iter().all(|variable| variable.key != name), "{name}");
+    }
+}
+
+#[test]
+fn a_release_runs_after_the_script_and_before_after_script() {
+    let mut world = World::new();
+    world.work.after_script = texts(&["q"]);
+    world.work.release = Some(json!({"tag_name": "$CI_COMMIT_TAG", "description": "d"}));
+    let steps = world.payload().steps;
+    let names: Vec<&str> = steps.iter().map(|step| step.name.as_str()).collect();
+    assert_eq!(names, ["script", "release", "after_script"]);
+    assert!(steps[1].script.iter().any(|line| line.contains("glab") && line.contains("release create")));
+}
+
+#[test]
+fn secrets_come_from_the_user_or_the_job_is_told_what_to_write() {
+    let mut world = World::new();
+    world.work.secrets =
+        vec![("PASSWORD".to_owned(), json!({"vault": "a/b"})), ("PLAIN".to_owned(), json!({"file": false}))];
+    let error = world.try_payload().expect_err("no value");
+    assert!(matches!(&error, PayloadError::MissingSecret { secret, .. } if secret == "PASSWORD"));
+    let text = error.to_string();
+    assert!(text.contains("PASSWORD") && text.contains("[[secrets]]") && text.contains("ci.toml"), "{text}");
+
+    world.secrets.insert("PASSWORD".to_owned(), Secret::new("pa$$word"));
+    world.secrets.insert("PLAIN".to_owned(), Secret::new("p"));
+    let payload = world.payload();
+    let find = |name: &str| payload.variables.iter().find(|variable| variable.key == name).expect("it is sent");
+    let password = find("PASSWORD");
+    assert!(password.masked && password.file && password.raw && !password.public);
+    assert_eq!(password.value, "pa$$word");
+    assert!(!find("PLAIN").file);
+}
+
+#[test]
+fn archives_are_opened_with_the_token_of_the_job_that_gets_them() {
+    let mut world = World::new();
+    world.archives =
+        vec![Archive { job: JobId(9), name: "p".to_owned(), filename: "artifacts.zip".to_owned(), size: 12 }];
+    let sent = as_json(&world.payload());
+    let expected = json!([{
+        "id": 9, "token": TOKEN, "name": "p", "artifacts_file": {"filename": "artifacts.zip", "size": 12},
+    }]);
+    assert_eq!(sent["dependencies"], expected);
+}
+
+#[test]
+fn inputs_of_a_job_stand_in_its_script() {
+    let mut world = World::new();
+    world.work.script = texts(&["echo ${{ job.inputs.who }} ${{job.inputs.times}} ${{ job.inputs.other }}"]);
+    world.work.inputs =
+        vec![("who".to_owned(), json!({"default": "you"})), ("times".to_owned(), json!({"default": 3}))];
+    assert_eq!(world.payload().steps[0].script, ["echo you 3 ${{ job.inputs.other }}"]);
+}
+
+#[test]
+fn a_bridge_is_not_for_a_runner() {
+    let mut world = World::new();
+    world.job.work = Work::Bridge(Box::new(Bridge {
+        target: BridgeTarget::Mirror { project: "g/p".to_owned() },
+        strategy: Strategy::None,
+        forward_yaml_variables: true,
+        forward_pipeline_variables: false,
+    }));
+    assert!(matches!(world.try_payload(), Err(PayloadError::Bridge { .. })));
+}
+
+#[test]
+fn a_stock_runner_can_decode_it() {
+    let mut world = World::new();
+    world.job.variables = vec![Variable::public("N", "12")];
+    let payload = world.payload();
+    let sent = as_json(&payload);
+    assert!(sent["id"].is_i64() && sent["git_info"]["depth"].is_i64());
+    assert!(sent["variables"].as_array().is_some_and(|all| all.iter().all(|entry| entry["value"].is_string())));
+    assert_eq!(sent["job_info"]["project_jobs_running_on_instance_runners_count"], "+Inf");
+    assert_eq!(sent["features"]["failure_reasons"].as_array().map(Vec::len), Some(FailureReason::ALL.len()));
+    assert_eq!(sent["runner_info"]["timeout"], 3600);
+    assert_eq!(sent["muster"]["local_repository"], "/state/repo.git");
+    let back: JobPayload = serde_json::from_value(sent).expect("it decodes");
+    assert_eq!(back, payload);
+}
+
+fn as_json(payload: &JobPayload) -> Value {
+    serde_json::to_value(payload).unwrap_or_default()
+}
+
+/// The claims of a token whose signature fits the key of `world`.
+fn verified(world: &World, token: &str) -> Value {
+    use base64::Engine as _;
+    let decode = |part: &str| base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(part).unwrap_or_default();
+    let signer = muster_coordinator::jwt::Signer::from_pkcs8(&world.key).unwrap_or_else(|error| panic!("{error}"));
+    let key = signer.public_key();
+    let half = |name: &str| decode(key[name].as_str().unwrap_or_default());
+    let point = [vec![4], half("x"), half("y")].concat();
+    let (text, signature) = token.rsplit_once('.').unwrap_or_default();
+    let fits = UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, point).verify(text.as_bytes(), &decode(signature));
+    assert!(fits.is_ok(), "the signature of {token}");
+    let (header, claims) = text.split_once('.').unwrap_or_default();
+    let header: Value = serde_json::from_slice(&decode(header)).unwrap_or_default();
+    assert_eq!((&header["alg"], &header["kid"]), (&json!("ES256"), &key["kid"]));
+    serde_json::from_slice(&decode(claims)).unwrap_or_default()
+}

@@ -1,0 +1,218 @@
+//! Variables of a job: C154 to C163, and what surrounds them. (C164, masking, is the agent's.)
+
+use muster_coordinator::dotenv::{self, DotenvError};
+use muster_coordinator::variables::RUNNER_OWNED;
+use muster_job::Variable;
+use muster_pipeline::expand::{Unknown, expand_text};
+use muster_pipeline::{expression, layers, slug};
+use proptest::prelude::*;
+
+use crate::handouts::{World, environment, scoped};
+
+#[test]
+fn c154_run_form_beats_project_beats_job_beats_global() {
+    let mut world = World::new().project_variable("X", "p");
+    // The compiler leaves the winner of global and job variables.
+    world.job.variables = vec![Variable::public("X", "j")];
+    world.context.pipeline_variables = vec![Variable::public("X", "r")];
+    assert_eq!(world.value("X").as_deref(), Some("r"));
+    world.context.pipeline_variables.clear();
+    assert_eq!(world.value("X").as_deref(), Some("p"));
+    world.context.project_variables.clear();
+    assert_eq!(world.value("X").as_deref(), Some("j"));
+    world.job.variables = vec![Variable::public("X", "g")];
+    assert_eq!(world.value("X").as_deref(), Some("g"));
+}
+
+#[test]
+fn c155_of_equal_names_in_a_job_the_last_counts() {
+    let mut world = World::new();
+    world.job.variables = vec![Variable::public("X", "j"), Variable::public("X", "m")];
+    assert_eq!(world.value("X").as_deref(), Some("m"));
+    world.job.variables.push(Variable::public("X", "r"));
+    assert_eq!(world.value("X").as_deref(), Some("r"));
+    assert_eq!(world.variables().iter().filter(|variable| variable.key == "X").count(), 1);
+}
+
+#[test]
+fn c156_dotenv_beats_the_job_and_the_project_beats_dotenv() {
+    let mut world = World::new();
+    world.job.variables = vec![Variable::public("X", "j")];
+    world.dotenv = vec![("X".to_owned(), "d".to_owned())];
+    assert_eq!(world.value("X").as_deref(), Some("d"));
+    let world = world.project_variable("X", "p");
+    assert_eq!(world.value("X").as_deref(), Some("p"));
+}
+
+#[test]
+fn c157_expansion_on_the_server() {
+    let mut world = World::new();
+    world.job.variables = vec![
+        Variable::public("A", "1"),
+        Variable::public("B", "$A-2"),
+        Variable { raw: true, ..Variable::public("C", "$A") },
+        Variable::public("D", "$$A"),
+        Variable::public("E", "${U}x"),
+        Variable::public("G", "<$C>"),
+    ];
+    // `$$A` becomes `$A`, and `${U}x` becomes `x`, at the runner.
+    for (name, expected) in [("B", "1-2"), ("C", "$A"), ("D", "$$A"), ("E", "${U}x"), ("G", "<$C>")] {
+        assert_eq!(world.value(name).as_deref(), Some(expected), "{name}");
+    }
+    let variables = world.variables();
+    assert!(variables.iter().any(|variable| variable.key == "C" && variable.raw));
+}
+
+#[test]
+fn c158_variables_in_a_circle_stay() {
+    let mut world = World::new();
+    world.job.variables = vec![Variable::public("A", "$B"), Variable::public("B", "$A")];
+    assert_eq!(world.value("A").as_deref(), Some("$B"));
+    assert_eq!(world.value("B").as_deref(), Some("$A"));
+}
+
+#[test]
+fn c159_the_content_of_a_file_variable_is_in_no_other_variable() {
+    let mut world = World::new();
+    world.context.project_variables = vec![scoped(Variable { file: true, ..Variable::secret("F", "content") }, "*")];
+    world.job.variables = vec![Variable::public("P", "$F")];
+    // The runner, which knows the path, replaces it.
+    assert_eq!(world.value("P").as_deref(), Some("$F"));
+    assert!(world.variables().iter().any(|variable| variable.key == "F" && variable.file));
+}
+
+#[test]
+fn c160_protected_variables_are_for_protected_refs() {
+    let mut world = World::new().project_variable("K", "v");
+    world.context.project_variables[0].protected = true;
+    let in_rules = |world: &World| {
+        let seen = layers::rule_variables(&world.context, None, &[], None);
+        let is_null = expression::parse("$K == null")
+            .map(|expression| expression.evaluate(&|name| layers::value(&seen, name).map(str::to_owned)));
+        matches!(is_null, Ok(Ok(true)))
+    };
+    assert_eq!(world.value("K"), None);
+    assert!(in_rules(&world));
+    world.context.ref_protected = true;
+    assert_eq!(world.value("K").as_deref(), Some("v"));
+    assert!(!in_rules(&world));
+}
+
+#[test]
+fn c161_scoped_variables_are_for_their_environments() {
+    let mut world = World::new();
+    world.context.project_variables = vec![scoped(Variable::public("K", "v"), "review/*")];
+    assert_eq!(world.value("K"), None);
+    world.job.environment = Some(environment("review/x"));
+    assert_eq!(world.value("K").as_deref(), Some("v"));
+    world.job.environment = Some(environment("production"));
+    assert_eq!(world.value("K"), None);
+}
+
+#[test]
+fn c162_names_and_slugs_of_environments() {
+    let ref_slug = slug::slug("Feat/A_1");
+    assert_eq!(ref_slug, "feat-a-1");
+    let lookup = |name: &str| (name == "CI_COMMIT_REF_SLUG").then(|| ref_slug.clone());
+    let name = expand_text("review/$CI_COMMIT_REF_SLUG", &lookup, Unknown::Keep);
+    assert_eq!(name, "review/feat-a-1");
+
+    let mut world = World::new();
+    world.job.environment = Some(environment(&name));
+    let slug = world.value("CI_ENVIRONMENT_SLUG").unwrap_or_default();
+    assert!(slug.len() <= 24 && slug.starts_with("review-feat-a-1"), "{slug}");
+}
+
+#[test]
+fn c163_reports_outside_the_rules_are_refused() {
+    let many: String = (0..21).map(|index| format!("V{index}=x\n")).collect();
+    assert_eq!(dotenv::parse(many.as_bytes()), Err(DotenvError::TooMany));
+    assert_eq!(dotenv::parse(&[b'x'; 6 * 1024]), Err(DotenvError::TooLarge(6 * 1024)));
+    assert!(matches!(dotenv::parse(b"A=1\n# why\nB=2"), Err(DotenvError::Line { line: 2, .. })));
+    let twenty: String = (0..20).map(|index| format!("V{index}=x\n")).collect();
+    assert_eq!(dotenv::parse(twenty.as_bytes()).map(|variables| variables.len()), Ok(20));
+}
+
+#[test]
+fn a_person_who_plays_a_manual_job_has_the_last_word_and_is_named() {
+    let mut world = World::new().project_variable("X", "p");
+    world.context.pipeline_variables = vec![Variable::public("X", "r")];
+    world.manual = vec![Variable::public("X", "typed")];
+    world.job.when = muster_pipeline::model::When::Manual;
+    world.job.variables = vec![Variable::public("GITLAB_USER_LOGIN", "yaml"), Variable::public("CI_JOB_STAGE", "mine")];
+    assert_eq!(world.value("X").as_deref(), Some("typed"));
+    assert_eq!(world.value("CI_JOB_MANUAL").as_deref(), Some("true"));
+    assert_eq!(world.value("GITLAB_USER_LOGIN").as_deref(), Some("ann"));
+    assert_eq!(world.value("CI_JOB_STAGE").as_deref(), Some("mine"));
+    assert_eq!(World::new().value("CI_JOB_MANUAL"), None);
+}
+
+#[test]
+fn ids_urls_and_names_of_the_job() {
+    let mut world = World::new();
+    world.job.name = "unit: [linux, 1]".to_owned();
+    world.job.group_name = "unit".to_owned();
+    world.job.node = Some((2, 4));
+    let token = "http://gitlab-ci-token:glcbt-secret-token@127.0.0.1:1234/grp/app.git";
+    for (name, expected) in [
+        ("CI_JOB_ID", "42"),
+        ("CI_PIPELINE_ID", "5"),
+        ("CI_PIPELINE_IID", "3"),
+        ("CI_JOB_URL", "http://127.0.0.1:1234/grp/app/-/jobs/42"),
+        ("CI_REPOSITORY_URL", token),
+        ("CI_JOB_STARTED_AT", "2026-11-21T10:00:00Z"),
+        ("CI_JOB_NAME", "unit: [linux, 1]"),
+        ("CI_JOB_NAME_SLUG", "unit---linux--1"),
+        ("CI_JOB_GROUP_NAME", "unit"),
+        ("CI_NODE_INDEX", "2"),
+        ("CI_NODE_TOTAL", "4"),
+        ("CI_RUNNER_ID", "1"),
+        ("CI_RUNNER_TAGS", "[\"linux\", \"fast\"]"),
+        ("CI_SERVER_FQDN", "127.0.0.1:1234"),
+        ("CI_SERVER_PORT", "1234"),
+        ("CI_API_V4_URL", "http://127.0.0.1:1234/api/v4"),
+    ] {
+        assert_eq!(world.value(name).as_deref(), Some(expected), "{name}");
+    }
+    let token = world.variables().into_iter().find(|variable| variable.key == "CI_JOB_TOKEN");
+    assert!(token.is_some_and(|token| token.masked && !token.public));
+}
+
+#[test]
+fn the_url_of_an_environment_knows_the_variables_of_its_job() {
+    let mut world = World::new();
+    world.job.variables = vec![Variable::public("HOST", "x.test")];
+    world.job.environment = Some(muster_pipeline::model::Environment {
+        url: Some("https://$HOST/$CI_ENVIRONMENT_SLUG/$UNKNOWN".to_owned()),
+        deployment_tier: Some("testing".to_owned()),
+        ..environment("qa")
+    });
+    assert_eq!(world.value("CI_ENVIRONMENT_URL").as_deref(), Some("https://x.test/qa/$UNKNOWN"));
+    assert_eq!(world.value("CI_ENVIRONMENT_TIER").as_deref(), Some("testing"));
+    assert_eq!(world.value("CI_ENVIRONMENT_ACTION").as_deref(), Some("start"));
+}
+
+#[test]
+fn what_the_runner_sets_is_not_sent_unless_a_user_wrote_it() {
+    let mut world = World::new();
+    world.context.predefined.extend(RUNNER_OWNED.iter().map(|name| Variable::public(*name, "predefined")));
+    assert!(world.variables().iter().all(|variable| !RUNNER_OWNED.contains(&variable.key.as_str())));
+    world.job.variables = vec![Variable::public("CI_PROJECT_DIR", "mine")];
+    assert_eq!(world.value("CI_PROJECT_DIR").as_deref(), Some("mine"));
+}
+
+proptest! {
+    #[test]
+    fn dotenv_and_coverage_never_panic(
+        report in prop::collection::vec(any::<u8>(), 0..200),
+        line in "[A-Z=\"' #é\r\n]{0,40}",
+        expression in "[a-z0-9\\\\d()+.*?%\\[]{0,10}",
+        trace in "(section_start:1:x\r|\x1b\\[0K|2026-11-21T09:32:20.888012Z 01O\\+|[0-9.%a-z \r\n]){0,12}",
+    ) {
+        let _ = dotenv::parse(&report);
+        if let Ok(variables) = dotenv::parse(line.as_bytes()) {
+            prop_assert!(variables.iter().all(|(_, value)| !value.contains('\n')));
+        }
+        let _ = muster_coordinator::coverage::find(&expression, &trace);
+    }
+}

@@ -1,0 +1,5 @@
+//! Integration tests of the coordinator, one binary.
+
+mod c_payload;
+mod c_variables;
+mod handouts;
