@@ -18,6 +18,9 @@ const RULE_KEYS: &[&str] = &["if", "options", "default"];
 /// The fields of `$[[ component.* ]]`.
 pub(super) const COMPONENT_FIELDS: &[&str] = &["name", "sha", "version", "reference"];
 
+/// What to do about `default: 1.0` or `default: no` of a text.
+pub(super) const QUOTES: &str = "put it into quotes to make it text";
+
 /// What a file declares about itself.
 #[derive(Debug, Default)]
 pub(super) struct Header {
@@ -137,13 +140,19 @@ fn declaration(name: &Arc<str>, span: Span, map: &Map, diagnostics: &mut Vec<Dia
         if let Some(default) = default
             && let Err(reason) = declaration.accepts(default, options.as_deref())
         {
-            diagnostics.push(Diagnostic::error(default.span, format!("`{name}` input: default value {reason}")));
+            let problem = Diagnostic::error(default.span, format!("`{name}` input: default value {reason}"));
+            diagnostics.push(if declaration.lacks_quotes(default) { problem.help(QUOTES) } else { problem });
         }
     }
     declaration
 }
 
 impl Declaration {
+    /// Whether a value would be right if it were in quotes.
+    pub(super) fn lacks_quotes(&self, value: &Node) -> bool {
+        self.kind == Kind::String && !self.kind.fits(value) && value.scalar_text().is_some()
+    }
+
     /// Whether a value may be used: its type, the options, the pattern.
     ///
     /// # Errors

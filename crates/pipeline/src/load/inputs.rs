@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::Value as Json;
 
-use super::header::{Declaration, Kind};
+use super::header::{Declaration, Kind, QUOTES};
 use crate::context::InputValue;
 use crate::diagnostic::Diagnostic;
 use crate::expression;
@@ -108,10 +108,12 @@ impl Resolution<'_> {
                     place.or(Some(declaration.span)),
                     format!("`{}`: `{name}` input: provided value {reason}", self.file),
                 );
-                self.diagnostics.push(match place {
+                let problem = match place {
                     Some(_) => problem.related(declaration.span, format!("`{name}` is declared here")),
                     None => problem,
-                });
+                };
+                let quotes = matches!(&given.value, GivenValue::Node(node) if declaration.lacks_quotes(node));
+                self.diagnostics.push(if quotes { problem.help(QUOTES) } else { problem });
             })
             .ok()
     }

@@ -1,4 +1,7 @@
 //! What the pipeline room promises: the conformance cases of the format, by their numbers, and properties.
 
 mod c_expression;
+mod c_extends;
+mod c_include;
+mod harness;
 mod leaf_properties;

@@ -1,0 +1,455 @@
+//! Conformance cases C073-C101: `include`, `spec:inputs` and interpolation (pipeline-yaml 8.3).
+
+use muster_job::Variable;
+use muster_pipeline::context::{ChildSource, ComponentFields};
+use muster_pipeline::load::IncludeOutcome;
+use serde_json::{Value, json};
+
+use crate::harness::{World, errors, merged, rejected, warnings, world};
+
+const A: &str = "a: {script: [x]}\n";
+
+/// The names of the visible jobs, in order.
+#[track_caller]
+fn jobs(tree: &Value) -> Vec<&str> {
+    let keys = tree.as_object().expect("a map").iter();
+    let is_job = |(key, value): &(&String, &Value)| !key.starts_with('.') && value.get("script").is_some();
+    keys.filter(is_job).map(|(key, _)| key.as_str()).collect()
+}
+
+/// The main file that includes `c.yml` with these inputs, in flow style.
+fn with_inputs(inputs: &str) -> String {
+    format!("include: {{local: c.yml, inputs: {inputs}}}\n")
+}
+
+/// Loads a root file with this header of inputs and this body, for a world.
+#[track_caller]
+fn interpolated(world: &World, inputs: &str, body: &str) -> Value {
+    merged(&world.load(format!("spec: {{inputs: {inputs}}}\n---\n{body}\n")))
+}
+
+#[test]
+fn c073_main_file_wins_over_include() {
+    let world = world().file("c.yml", format!("variables: {{A: inc, B: inc}}\n{A}"));
+    let tree = merged(&world.load("include: c.yml\nvariables: {A: main}"));
+    assert_eq!(tree["variables"], json!({"A": "main", "B": "inc"}));
+    assert_eq!(jobs(&tree), ["a"]);
+}
+
+#[test]
+fn c074_later_include_wins() {
+    let world = world().file("one.yml", "a: {script: [one]}").file("two.yml", "a: {script: [two]}");
+    assert_eq!(merged(&world.load("include: [one.yml, two.yml]"))["a"]["script"], json!(["two"]));
+}
+
+#[test]
+fn c075_nested_include_comes_before_its_parent() {
+    let world =
+        world().file("zero.yml", "default: {image: zero}").file("one.yml", "include: zero.yml\ndefault: {image: one}");
+    assert_eq!(merged(&world.load("include: one.yml"))["default"]["image"], "one");
+}
+
+#[test]
+fn c076_lists_are_replaced() {
+    let world = world().file("c.yml", "a: {script: [p, q]}");
+    assert_eq!(merged(&world.load("include: c.yml\na: {script: [r]}"))["a"]["script"], json!(["r"]));
+}
+
+#[test]
+fn c077_maps_are_merged() {
+    let world = world().file("c.yml", "a: {script: [x], artifacts: {reports: {dotenv: e}}}");
+    let tree = merged(&world.load("include: c.yml\na: {artifacts: {reports: {junit: j}}}"));
+    assert_eq!(tree["a"]["artifacts"]["reports"], json!({"dotenv": "e", "junit": "j"}));
+}
+
+#[test]
+fn c078_missing_file_and_wrong_extension() {
+    let world = world().file("notes.txt", "hello").file("node.yml", A);
+    let missing = world.load("include: nope.yml");
+    rejected(&missing.diagnostics, "local file `nope.yml` does not exist");
+    assert_eq!(missing.diagnostics[0].help.as_deref(), Some("did you mean `node.yml`?"));
+    rejected(&world.load("include: notes.txt").diagnostics, "`notes.txt` does not have YAML extension");
+}
+
+#[test]
+fn c079_exactly_one_accessor() {
+    let load = |text: &str| world().load(text).diagnostics;
+    rejected(&load("include: {local: a.yml, remote: https://x/y.yml}"), "needs to match exactly one accessor");
+    rejected(&load("include: {inputs: {a: 1}}"), "needs to match exactly one accessor");
+    rejected(&load("include: {local: a.yml, ref: main}"), "`ref` belongs to `project`");
+    rejected(&load("include: {project: a/b}"), "needs to name its `file`");
+    rejected(&load("include: {locla: a.yml}"), "unknown keys: `locla`");
+    rejected(&load("include: 7"), "an include is a path or a map, not a number");
+    rejected(&load("include: [!reference [a, b]]"), "`!reference` cannot be used in `include`");
+}
+
+#[test]
+fn c080_at_most_150_includes_and_no_circle() {
+    let world = world().file("c.yml", A).file("a.yml", "include: b.yml").file("b.yml", "include: a.yml").file(
+        "n.yml",
+        "spec: {inputs: {n: {default: x}}}\n---\ninclude: {local: n.yml, inputs: {n: \"$[[ inputs.n ]]x\"}}",
+    );
+    let many = |count: usize| format!("include: [{}]", vec!["c.yml"; count].join(", "));
+    assert_eq!(errors(&world.load(many(150)).diagnostics), [""; 0]);
+    rejected(&world.load(many(151)).diagnostics, "maximum of 150 nested includes are allowed");
+    rejected(&world.load("include: a.yml").diagnostics, "in a circle: a.yml -> b.yml -> a.yml");
+    rejected(&world.load("include: .gitlab-ci.yml").diagnostics, "in a circle: .gitlab-ci.yml -> .gitlab-ci.yml");
+    rejected(&world.load("include: n.yml").diagnostics, "maximum of 150 nested includes are allowed");
+}
+
+#[test]
+fn c081_rules_see_project_variables() {
+    let world = world().file("c.yml", "b: {script: [y]}");
+    let text = format!("include: [{{local: c.yml, rules: [{{if: '$EXTRA == \"1\"'}}]}}]\n{A}");
+    let without = world.load(&text);
+    assert_eq!(jobs(&merged(&without)), ["a"]);
+    assert_eq!(without.includes[0].outcome, IncludeOutcome::KeptOutByRules);
+    let with = world.clone().variable("EXTRA", "1").load(&text);
+    assert_eq!(jobs(&merged(&with)), ["b", "a"]);
+    assert!(matches!(with.includes[0].outcome, IncludeOutcome::Merged(_)));
+    assert_eq!(jobs(&merged(&world.run_variable("EXTRA", "1").load(&text))), ["b", "a"]);
+}
+
+#[test]
+fn c082_rules_do_not_see_yaml_variables() {
+    let world = world().file("c.yml", "b: {script: [y]}");
+    let text =
+        format!("variables: {{EXTRA: '1'}}\ninclude: [{{local: c.yml, rules: [{{if: '$EXTRA == \"1\"'}}]}}]\n{A}");
+    assert_eq!(jobs(&merged(&world.load(text))), ["a"]);
+}
+
+#[test]
+fn c083_rules_with_exists_changes_and_when() {
+    let world = world().file("c.yml", "b: {script: [y]}").git_ref("v1", &["docs/x.md"]);
+    for (rule, included) in [
+        ("{exists: [Dockerfile], when: never}", false),
+        ("{exists: [Dockerfile]}", true),
+        ("{exists: [nope, '**/b.rb']}", true),
+        ("{exists: [src]}", false),
+        ("{exists: {paths: [Dockerfile], project: grp/other}}", false),
+        ("{changes: [src/*]}", true),
+        ("{changes: [docs/*]}", false),
+        ("{changes: {paths: [docs/*], compare_to: v1}}", true),
+        ("{if: $CI_COMMIT_BRANCH, changes: [docs/*]}", false),
+        ("{if: $NOPE}, {when: always}", true),
+    ] {
+        let tree = merged(&world.load(format!("include: [{{local: c.yml, rules: [{rule}]}}]\n{A}")));
+        assert_eq!(jobs(&tree).contains(&"b"), included, "{rule}");
+    }
+    for (rule, part) in [
+        ("{if: '$A ='}", "invalid expression syntax"),
+        ("{iff: $A}", "unknown keys: `iff`"),
+        ("{when: manual}", "is `always` or `never`"),
+        ("{}", "an include rule is a map"),
+        ("{changes: {paths: [a], compare_to: nope}}", "is not a valid ref"),
+    ] {
+        rejected(&world.load(format!("include: [{{local: c.yml, rules: [{rule}]}}]")).diagnostics, part);
+    }
+}
+
+#[test]
+fn c084_wildcards() {
+    let world = world().file("ci/a.yml", A).file("ci/sub/b.yml", "b: {script: [y]}");
+    for (pattern, found) in [
+        ("ci/*.yml", vec!["a"]),
+        ("/ci/*.yml", vec!["a"]),
+        ("ci/**.yml", vec!["a", "b"]),
+        ("ci/**/*.yml", vec!["b"]),
+        ("$CI_PROJECT_NAME/*.yml", vec![]),
+    ] {
+        let loaded = world.load(format!("include: {{local: '{pattern}'}}"));
+        assert_eq!(jobs(&merged(&loaded)), found, "{pattern}");
+        // No match includes nothing (pipeline-yaml 9, point 2), but is said.
+        assert_eq!(warnings(&loaded.diagnostics).len(), usize::from(found.is_empty()), "{pattern}");
+    }
+}
+
+#[test]
+fn c085_integrity_of_a_remote_file() {
+    let world = world().elsewhere("https://x/y.yml", A);
+    let text = |digest: &str| format!("include: {{remote: https://x/y.yml, integrity: 'sha256-{digest}'}}");
+    let right = "NXVHgQZi9zWgQe4jJ3y0GKBHK1u6NzX9F8X8zJgGmZ4=";
+    let wrong = world.load(text(right));
+    rejected(&wrong.diagnostics, "does not have the demanded integrity");
+    let help = wrong.diagnostics[0].help.clone().expect("the help names the digest");
+    let digest = help.split("sha256-").nth(1).and_then(|rest| rest.split('`').next()).expect("a digest");
+    assert_eq!(jobs(&merged(&world.load(text(digest)))), ["a"]);
+    assert_eq!(jobs(&merged(&world.load("include: https://x/y.yml"))), ["a"]);
+}
+
+#[test]
+fn c086_default_of_a_pipeline_input() {
+    let body = "a:\n  stage: $[[ inputs.st ]]\n  script: [x]";
+    assert_eq!(interpolated(&world(), "{st: {default: build}}", body)["a"]["stage"], "build");
+    let world = world().input("st", json!("deploy"));
+    assert_eq!(interpolated(&world, "{st: {default: build}}", body)["a"]["stage"], "deploy");
+}
+
+#[test]
+fn c087_required_value() {
+    let file = "spec: {inputs: {st: }}\n---\na: {script: [x]}";
+    rejected(&world().load(file).diagnostics, "`st` input: required value has not been provided");
+    let included = world().file("c.yml", file).load("include: c.yml");
+    rejected(&included.diagnostics, "`c.yml`: `st` input: required value has not been provided");
+    assert_eq!(included.diagnostics[0].related.len(), 1, "the declaration is shown as well");
+}
+
+#[test]
+fn c088_types_are_strict() {
+    let file = "spec: {inputs: {n: {type: number}, b: {type: boolean, default: no}, s: {default: t}, l: {type: array, default: []}}}\n---\na: {script: ['$[[ inputs.n ]]']}";
+    let world = world().file("c.yml", file);
+    assert_eq!(merged(&world.load(with_inputs("{n: 7}")))["a"]["script"], json!([7]));
+    for (inputs, part) in [
+        ("{n: '7'}", "`n` input: provided value is not a number: it is text"),
+        ("{n: 1, b: 'true'}", "`b` input: provided value is not a boolean"),
+        ("{n: 1, s: true}", "`s` input: provided value is not a string"),
+        ("{n: 1, l: text}", "`l` input: provided value is not an array"),
+    ] {
+        rejected(&world.load(with_inputs(inputs)).diagnostics, part);
+    }
+    assert_eq!(errors(&world.load(with_inputs("{n: 1, l: '[\"p\"]'}")).diagnostics), [""; 0], "a list as JSON text");
+}
+
+#[test]
+fn c089_default_among_options() {
+    let file = |input: &str| world().load(format!("spec: {{inputs: {{i: {input}}}}}\n---\n{A}")).diagnostics;
+    rejected(&file("{options: [x, y], default: z}"), "`i` input: default value is not one of the options: x, y");
+    rejected(&file("{type: boolean, options: [true], default: true}"), "`options` cannot be used with a boolean");
+    rejected(&file("{type: number, default: x}"), "default value is not a number");
+    rejected(&file("{type: nmber, default: x}"), "unknown type `nmber`");
+    rejected(&file("{type: number, regex: x, default: 1}"), "`regex` is for text only");
+    rejected(&file("{defualt: x, default: y}"), "unknown keys: `defualt`");
+}
+
+#[test]
+fn c090_pattern_of_a_value() {
+    let world = world().file("c.yml", "spec: {inputs: {v: {regex: '^v\\d+$'}}}\n---\na: {script: ['$[[ inputs.v ]]']}");
+    assert_eq!(merged(&world.load(with_inputs("{v: v12}")))["a"]["script"], json!(["v12"]));
+    rejected(&world.load(with_inputs("{v: '12'}")).diagnostics, "does not match the required pattern");
+}
+
+#[test]
+fn c091_a_list_keeps_its_type() {
+    let inputs = "{l: {type: array, default: [p, q]}}";
+    let tree =
+        interpolated(&world(), inputs, "a:\n  script: $[[ inputs.l ]]\nb:\n  script: [\"echo $[[ inputs.l ]]\"]");
+    assert_eq!(tree["a"]["script"], json!(["p", "q"]));
+    assert_eq!(tree["b"]["script"], json!(["echo [\"p\", \"q\"]"]));
+    let rules = "{l: {type: array, default: [{if: $A, when: manual}, [1, {x: ~}]]}}";
+    let tree = interpolated(&world(), rules, "a:\n  rules: $[[inputs.l]]");
+    assert_eq!(tree["a"]["rules"], json!([{"if": "$A", "when": "manual"}, [1, {"x": null}]]));
+}
+
+#[test]
+fn c092_a_boolean_keeps_its_type() {
+    let body = "a:\n  allow_failure: $[[ inputs.b ]]\n  script: [\"is $[[ inputs.b ]]\"]";
+    let tree = interpolated(&world(), "{b: {type: boolean, default: true}}", body);
+    assert_eq!(tree["a"], json!({"allow_failure": true, "script": ["is true"]}));
+}
+
+#[test]
+fn c093_keys() {
+    let tree = interpolated(&world(), "{n: {default: foo}}", "\"$[[ inputs.n ]]-job\": {script: [x]}");
+    assert_eq!(jobs(&tree), ["foo-job"]);
+}
+
+#[test]
+fn c094_truncate() {
+    let script = |block: &str, value: &str| {
+        let inputs = format!("{{v: {{default: '{value}'}}}}");
+        interpolated(&world(), &inputs, &format!("a: {{script: ['{block}']}}"))["a"]["script"][0].clone()
+    };
+    assert_eq!(script("$[[ inputs.v | truncate(3,5) ]]", "0123456789"), "34567");
+    assert_eq!(script("$[[inputs.v|truncate( 8 , 5 )]]", "0123456789"), "89");
+    assert_eq!(script("$[[ inputs.v | truncate(20,5) ]]", "0123456789"), "");
+    assert_eq!(script("$[[ inputs.v | truncate(1,2) ]]", "äöü"), "öü");
+    assert_eq!(script("$[[ inputs.v | posix_escape ]]", "a b;$(c)"), "a\\ b\\;\\$\\(c\\)");
+}
+
+#[test]
+fn c095_expand_vars() {
+    let world = world().scoped(Variable::secret("TOKEN", "hunter22"), false, "*").variable("NEST", "$CI_PROJECT_NAME");
+    let inputs = "{v: {default: t $CI_PROJECT_NAME}, n: {default: '$NEST ${NOPE}'}}";
+    let script =
+        |block: &str| interpolated(&world, inputs, &format!("a: {{script: ['{block}']}}"))["a"]["script"][0].clone();
+    assert_eq!(script("$[[ inputs.v | expand_vars ]]"), "t app");
+    assert_eq!(script("$[[ inputs.v | expand_vars | truncate(2,3) ]]"), "app");
+    assert_eq!(script("$[[ inputs.n | expand_vars ]]"), "$CI_PROJECT_NAME ${NOPE}", "one pass; unknown names stay");
+    let masked = "spec: {inputs: {v: {default: $TOKEN}}}\n---\na: {script: ['$[[ inputs.v | expand_vars ]]']}";
+    rejected(&world.load(masked).diagnostics, "cannot use the masked variable `TOKEN`");
+}
+
+#[test]
+fn c096_too_many_or_unknown_functions() {
+    let load = |block: &str| {
+        world()
+            .load(format!("spec: {{inputs: {{v: {{default: x}}}}}}\n---\na: {{script: ['$[[ inputs.v {block} ]]']}}"))
+    };
+    let four = "| truncate(0,9) | truncate(0,9) | truncate(0,9) | truncate(0,9)";
+    rejected(&load(four).diagnostics, "too many functions in interpolation block");
+    rejected(&load("| upper").diagnostics, "no function matching `upper`");
+    rejected(&load("| truncate(a,b)").diagnostics, "`truncate` takes two whole numbers");
+    rejected(&load("| posix_escape | expand_vars").diagnostics, "`posix_escape` must follow `expand_vars`");
+    let place = load("| upper").diagnostics[0].span.expect("a place");
+    assert_eq!((place.line, place.column, place.end - place.start), (3, 15, 23), "only the block is underlined");
+}
+
+#[test]
+fn c097_surplus_input() {
+    let world = world().file("c.yml", format!("spec: {{inputs: {{p: {{default: x}}}}}}\n---\n{A}")).file("d.yml", A);
+    rejected(&world.load(with_inputs("{q: 1}")).diagnostics, "`c.yml`: unknown input arguments: `q`");
+    let no_header = world.load("include: {local: d.yml, inputs: {q: 1}}");
+    rejected(&no_header.diagnostics, "`d.yml`: unknown input arguments: `q`");
+    let root = world.clone().input("q", json!(1)).load(A);
+    rejected(&root.diagnostics, "`.gitlab-ci.yml`: unknown input arguments: `q`");
+}
+
+#[test]
+fn c098_undeclared_input() {
+    let load = |block: &str| {
+        world().load(format!("spec: {{inputs: {{v: {{default: x}}}}}}\n---\na: {{script: ['$[[ {block} ]]']}}"))
+    };
+    rejected(&load("inputs.zz").diagnostics, "unknown interpolation key: `inputs.zz`");
+    rejected(&load("nonsense").diagnostics, "unknown interpolation key: `nonsense`");
+    assert_eq!(errors(&load("matrix.OS").diagnostics), [""; 0], "the matrix resolves its own blocks");
+    // Without a header nothing is interpolated, as on GitLab; it is said, since it is hardly meant.
+    let no_header = world().load("a: {script: ['$[[ inputs.zz ]]']}");
+    assert_eq!(warnings(&no_header.diagnostics), ["the block stays as it is: the file declares no inputs"]);
+    assert_eq!(merged(&no_header)["a"]["script"], json!(["$[[ inputs.zz ]]"]));
+}
+
+#[test]
+fn c099_rules_of_inputs() {
+    let file = "spec:\n  inputs:\n    size: {rules: [{if: \"$[[ inputs.env ]] == 'p'\", options: [big], default: big}, {options: [small], default: small}]}\n    env: {options: [d, p], default: d}\n---\na: {script: ['$[[ inputs.size ]]']}";
+    let world = world().file("c.yml", file);
+    let size = |inputs: &str| merged(&world.load(with_inputs(inputs)))["a"]["script"][0].clone();
+    assert_eq!(size("{env: p}"), "big");
+    assert_eq!(size("{}"), "small");
+    assert_eq!(size("{env: p, size: big}"), "big");
+    let wrong = world.load(with_inputs("{env: d, size: big}"));
+    rejected(&wrong.diagnostics, "`size` input: provided value is not one of the options: small");
+    let circle = "spec: {inputs: {a: {rules: [{if: \"$[[ inputs.b ]] == 'x'\", default: y}]}, b: {rules: [{if: \"$[[ inputs.a ]] == 'x'\", default: y}]}}}\n---\nj: {script: [x]}";
+    assert!(errors(&world.load(circle).diagnostics).iter().any(|error| error.contains("its rules depend on itself")));
+}
+
+#[test]
+fn c100_component_fields() {
+    let file = "spec: {component: [name, version, sha, reference]}\n---\na: {script: ['$[[ component.name ]] $[[ component.sha ]] $[[ component.reference ]]'], retry: '$[[ component.version ]]'}";
+    rejected(
+        &world().load("spec: {component: [name]}\n---\na: {script: ['$[[ component.name ]]']}").diagnostics,
+        "outside of a component",
+    );
+    rejected(&world().load("a: {script: ['$[[ component.name ]]']}").diagnostics, "outside of a component");
+    rejected(
+        &world().load("spec: {component: [name]}\n---\na: {script: ['$[[ component.sha ]]']}").diagnostics,
+        "unknown interpolation key: `component.sha`",
+    );
+    let fields =
+        ComponentFields { name: "lint".to_owned(), sha: "abc".to_owned(), version: None, reference: "main".to_owned() };
+    let world = world().component("git.example.org/grp/tools/lint@main", fields, file);
+    let tree = merged(&world.load("include: {component: $CI_SERVER_FQDN/grp/tools/lint@main}"));
+    assert_eq!(tree["a"], json!({"script": ["lint abc main"], "retry": null}));
+    rejected(&world.load("include: {component: lint}").diagnostics, "is not the address of a component");
+}
+
+#[test]
+fn c101_interpolation_comes_before_include_rules() {
+    let world = world().file("c.yml", "b: {script: [y]}");
+    let load = |value: &str| {
+        world.clone().input("b", json!(value)).load(format!(
+            "spec: {{inputs: {{b: }}}}\n---\ninclude:\n  - local: c.yml\n    rules:\n      - if: $CI_COMMIT_BRANCH == $[[ inputs.b ]]\n{A}"
+        ))
+    };
+    rejected(&load("main").diagnostics, "invalid expression syntax");
+    assert_eq!(jobs(&merged(&load("$CI_DEFAULT_BRANCH"))), ["b", "a"]);
+}
+
+#[test]
+fn nested_local_includes_stay_in_their_project_and_inputs_do_not_leak() {
+    let world = world()
+        .file("deep.yml", "wrong: {script: [x]}")
+        .elsewhere(
+            "grp/other@v1:top.yml",
+            "spec: {inputs: {i: }}\n---\ninclude: ['deep.yml', 'more/*.yml']\na: {script: ['$[[ inputs.i ]]']}",
+        )
+        .elsewhere(
+            "grp/other@v1:deep.yml",
+            "spec: {inputs: {i: {default: own}}}\n---\nb: {script: ['$[[ inputs.i ]]']}",
+        )
+        .elsewhere("grp/other@v1:more/c.yml", "c: {script: [x]}");
+    let tree = merged(&world.load("include: {project: grp/other, ref: v1, file: [top.yml], inputs: {i: given}}"));
+    assert_eq!(tree, json!({"b": {"script": ["own"]}, "c": {"script": ["x"]}, "a": {"script": ["given"]}}));
+    let unreachable = world.load("include: {project: grp/nope, file: /a.yml}");
+    rejected(&unreachable.diagnostics, "`grp/nope:a.yml` cannot be reached from here: map it");
+    let remote = world.elsewhere("https://x/y.yml", "include: deep.yml").load("include: https://x/y.yml");
+    rejected(&remote.diagnostics, "`include:local` cannot be used in a remote file");
+}
+
+#[test]
+fn inputs_may_be_declared_in_another_file() {
+    let world = world().file("inputs.yml", "inputs: {a: {default: x}}").file("more.yml", "jobs: {}");
+    let text = |include: &str, own: &str| {
+        format!("spec: {{include: [{include}], inputs: {{{own}}}}}\n---\nj: {{script: ['$[[ inputs.a ]]']}}")
+    };
+    assert_eq!(merged(&world.load(text("{local: inputs.yml}", "")))["j"]["script"], json!(["x"]));
+    rejected(&world.load(text("inputs.yml", "a: {default: y}")).diagnostics, "duplicate input keys found: `a`");
+    let other = world.load(text("more.yml", "a: {default: y}"));
+    rejected(&other.diagnostics, "`more.yml` may hold only `inputs`, not `jobs`");
+}
+
+#[test]
+fn a_header_needs_its_own_document() {
+    rejected(
+        &world().load("spec: {inputs: {}}\na: {script: [x]}").diagnostics,
+        "`spec` belongs to a header of its own",
+    );
+    let second = world().load("spec: {inputs: {}}\n---\nspec: {}\na: {script: [x]}");
+    rejected(&second.diagnostics, "`spec` belongs to the header");
+    let unknown = world().load("spec: {inputz: {}}\njobs: {}\n---\na: {script: [x]}");
+    assert_eq!(errors(&unknown.diagnostics).len(), 2);
+    let only_first = world().load("a: {script: [x]}\n---\nb: {script: [y]}");
+    assert_eq!(jobs(&merged(&only_first)), ["a"]);
+}
+
+#[test]
+fn blank_binary_and_wrong_files() {
+    for text in ["", "# only a comment\n", "---\n", "\u{feff}"] {
+        rejected(&world().load(text).diagnostics, "please provide content of `.gitlab-ci.yml`");
+    }
+    rejected(&world().load("- a\n- b").diagnostics, "invalid configuration format: `.gitlab-ci.yml` is a list");
+    rejected(&world().load(b"a: \xff\xfe").diagnostics, "`.gitlab-ci.yml` is not UTF-8 text");
+    let world = world().file("empty.yml", "\n").file("bad.yml", "a: [").file("big.yml", vec![b'#'; 3_000_000]);
+    rejected(&world.load("include: empty.yml").diagnostics, "included file `empty.yml` is empty");
+    rejected(&world.load("include: big.yml").diagnostics, "`big.yml`: the file has 3000000 bytes");
+    let bad = world.load("include: bad.yml");
+    rejected(&bad.diagnostics, "invalid YAML");
+    assert_eq!(bad.diagnostics[0].related.len(), 1, "the include entry is shown as well");
+}
+
+#[test]
+fn all_errors_are_reported_at_once() {
+    let world = world().file("c.yml", "spec: {inputs: {n: {type: number}}}\n---\na: {script: [x]}");
+    let text = "include: [nope.yml, {local: c.yml, inputs: {n: x}}, {lcal: d.yml}]\nj: {extends: [.no, .where], script: [!reference [.j, k]]}";
+    let found = errors(&world.load(text).diagnostics);
+    assert_eq!(found.len(), 6, "{found:#?}");
+}
+
+#[test]
+fn a_child_pipeline_is_merged_from_its_entries() {
+    let world =
+        world().file("c.yml", "spec: {inputs: {i: {default: none}}}\n---\na: {script: ['$[[ inputs.i ]]'], image: c}");
+    let artifact = ChildSource::Artifact {
+        name: "g.yml from job gen".to_owned(),
+        bytes: b"spec: {inputs: {k: }}\n---\na: {image: '$[[ inputs.k ]]'}".to_vec(),
+        inputs: vec![("k".to_owned(), json!("generated"))],
+    };
+    let entry = ChildSource::Entry(json!({"local": "c.yml", "inputs": {"i": "given"}}));
+    let loaded = world.load_child(&[entry.clone(), artifact.clone()]);
+    assert_eq!(merged(&loaded)["a"], json!({"script": ["given"], "image": "generated"}));
+    assert_eq!(merged(&world.load_child(&[artifact.clone()]))["a"]["image"], "generated");
+    assert_eq!(merged(&world.load_child(&[ChildSource::Entry(json!("c.yml"))]))["a"]["image"], "c");
+    let missing = world.load_child(&[ChildSource::Entry(json!({"local": "nope.yml"}))]);
+    rejected(&missing.diagnostics, "local file `nope.yml` does not exist");
+    let four = vec![entry; 4];
+    rejected(&world.load_child(&four).diagnostics, "trigger:include config is too long");
+}

@@ -1,0 +1,249 @@
+//! The world of the conformance cases (pipeline-yaml 8): a project `grp/app`, a push to its default branch `main`, four
+//! tracked files of which `src/a.rb` changed, and files in memory behind the port.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use muster_job::Variable;
+use muster_pipeline::context::{
+    ChildSource, ComponentFields, Context, IncludeTarget, IncludedFile, InputValue, Origin, PipelineSource,
+    ScopedVariable, SourceError, Sources,
+};
+use muster_pipeline::diagnostic::{Diagnostic, Severity};
+use muster_pipeline::load::{self, Loaded};
+use muster_pipeline::node::{Node, Value};
+use muster_pipeline::{Compiled, compile, compile_child};
+
+/// An event and the files around it. Built by chaining, then asked with [`World::load`] or [`World::compile`].
+#[derive(Debug, Clone, Default)]
+pub(crate) struct World {
+    pub(crate) context: Context,
+    files: BTreeMap<String, Vec<u8>>,
+    components: BTreeMap<String, ComponentFields>,
+    refs: BTreeMap<String, Vec<String>>,
+}
+
+/// The default world.
+pub(crate) fn world() -> World {
+    let predefined = [
+        ("CI", "true"),
+        ("GITLAB_CI", "true"),
+        ("CI_SERVER_FQDN", "git.example.org"),
+        ("CI_PROJECT_NAME", "app"),
+        ("CI_PROJECT_PATH", "grp/app"),
+        ("CI_DEFAULT_BRANCH", "main"),
+        ("CI_COMMIT_BRANCH", "main"),
+        ("CI_COMMIT_REF_NAME", "main"),
+        ("CI_COMMIT_REF_SLUG", "main"),
+        ("CI_COMMIT_SHA", "0123456789abcdef0123456789abcdef01234567"),
+        ("CI_PIPELINE_SOURCE", "push"),
+        ("CI_CONFIG_PATH", ".gitlab-ci.yml"),
+    ];
+    let tracked = ["Dockerfile", "src/a.rb", "src/lib/b.rb", "docs/x.md"];
+    World {
+        context: Context {
+            ref_name: "main".to_owned(),
+            ref_protected: true,
+            predefined: predefined.iter().map(|(key, value)| Variable::public(*key, *value)).collect(),
+            config_path: ".gitlab-ci.yml".to_owned(),
+            project_path: "grp/app".to_owned(),
+            changed_paths: Some(vec!["src/a.rb".to_owned()]),
+            tracked_paths: Arc::new(tracked.iter().map(|path| (*path).to_owned()).collect()),
+            ..Context::default()
+        },
+        ..World::default()
+    }
+}
+
+impl World {
+    /// A tracked file of the project.
+    pub(crate) fn file(mut self, path: &str, text: impl AsRef<[u8]>) -> Self {
+        self.files.insert(path.to_owned(), text.as_ref().to_vec());
+        Arc::make_mut(&mut self.context.tracked_paths).insert(path.to_owned());
+        self
+    }
+
+    /// A file elsewhere: `project:path`, `project@ref:path`, a URL, `template:name`.
+    pub(crate) fn elsewhere(mut self, place: &str, text: &str) -> Self {
+        self.files.insert(place.to_owned(), text.as_bytes().to_vec());
+        self
+    }
+
+    /// A component at `address@version`.
+    pub(crate) fn component(mut self, place: &str, fields: ComponentFields, text: &str) -> Self {
+        self.components.insert(place.to_owned(), fields);
+        self.elsewhere(place, text)
+    }
+
+    /// A project variable.
+    pub(crate) fn variable(self, key: &str, value: &str) -> Self {
+        self.scoped(Variable::public(key, value), false, "*")
+    }
+
+    /// A project variable with its flags.
+    pub(crate) fn scoped(mut self, variable: Variable, protected: bool, scope: &str) -> Self {
+        self.context.project_variables.push(ScopedVariable {
+            variable,
+            protected,
+            environment_scope: scope.to_owned(),
+        });
+        self
+    }
+
+    /// A variable of this run.
+    pub(crate) fn run_variable(mut self, key: &str, value: &str) -> Self {
+        self.context.pipeline_variables.push(Variable::public(key, value));
+        self
+    }
+
+    /// A predefined variable; an empty value takes it away.
+    pub(crate) fn predefined(mut self, key: &str, value: &str) -> Self {
+        self.context.predefined.retain(|variable| variable.key != key);
+        if !value.is_empty() {
+            self.context.predefined.push(Variable::public(key, value));
+        }
+        self
+    }
+
+    /// Another event.
+    pub(crate) fn source(mut self, source: PipelineSource) -> Self {
+        self.context.source = source;
+        self.predefined("CI_PIPELINE_SOURCE", source.as_str())
+    }
+
+    /// A pipeline input, typed.
+    pub(crate) fn input(mut self, name: &str, value: serde_json::Value) -> Self {
+        self.context.inputs.push((name.to_owned(), InputValue::Json(value)));
+        self
+    }
+
+    /// A ref to compare with, and what differs.
+    pub(crate) fn git_ref(mut self, name: &str, changed: &[&str]) -> Self {
+        self.refs.insert(name.to_owned(), changed.iter().map(|path| (*path).to_owned()).collect());
+        self
+    }
+
+    /// The merged tree.
+    pub(crate) fn load(&self, text: impl AsRef<[u8]>) -> Loaded {
+        load::load(text.as_ref(), &self.context, self)
+    }
+
+    /// The merged tree of a child pipeline.
+    pub(crate) fn load_child(&self, entries: &[ChildSource]) -> Loaded {
+        load::load_child(entries, &self.context, self)
+    }
+
+    /// The pipeline.
+    pub(crate) fn compile(&self, text: impl AsRef<[u8]>) -> Compiled {
+        compile(text.as_ref(), &self.context, self)
+    }
+
+    /// The child pipeline.
+    pub(crate) fn compile_child(&self, entries: &[ChildSource]) -> Compiled {
+        compile_child(entries, &self.context, self)
+    }
+}
+
+impl Sources for World {
+    fn read(&self, target: &IncludeTarget) -> Result<IncludedFile, SourceError> {
+        let (place, origin) = match target {
+            IncludeTarget::Local { origin: Origin::Root, path } => (path.clone(), Origin::Root),
+            IncludeTarget::Local { origin: Origin::Detached, path } => (path.clone(), Origin::Detached),
+            IncludeTarget::Local { origin: origin @ Origin::Project { project, git_ref }, path } => {
+                (in_project(project, git_ref.as_deref(), path), origin.clone())
+            }
+            IncludeTarget::Project { project, git_ref, path } => (
+                in_project(project, git_ref.as_deref(), path),
+                Origin::Project { project: project.clone(), git_ref: git_ref.clone() },
+            ),
+            IncludeTarget::Remote { url } => (url.clone(), Origin::Detached),
+            IncludeTarget::Template { name } => (format!("template:{name}"), Origin::Detached),
+            IncludeTarget::Component { address, version } => (format!("{address}@{version}"), Origin::Detached),
+        };
+        match self.files.get(&place) {
+            Some(bytes) => Ok(IncludedFile {
+                bytes: bytes.clone(),
+                origin,
+                component: self.components.get(&place).cloned(),
+                name: place,
+            }),
+            None if matches!(target, IncludeTarget::Local { .. }) => {
+                Err(SourceError::NotFound(format!("local file `{place}` does not exist")))
+            }
+            None => Err(SourceError::Unreachable(format!(
+                "`{place}` cannot be reached from here: map it to a local checkout in the configuration of muster"
+            ))),
+        }
+    }
+
+    fn paths(&self, origin: &Origin) -> Result<Arc<BTreeSet<String>>, SourceError> {
+        Ok(match origin {
+            Origin::Root => Arc::clone(&self.context.tracked_paths),
+            Origin::Detached => Arc::default(),
+            Origin::Project { project, git_ref } => {
+                let prefix = in_project(project, git_ref.as_deref(), "");
+                let paths = self.files.keys().filter_map(|place| place.strip_prefix(&prefix));
+                Arc::new(paths.map(str::to_owned).collect())
+            }
+        })
+    }
+
+    fn changed_since(&self, compare_to: &str) -> Option<Vec<String>> {
+        self.refs.get(compare_to).cloned()
+    }
+
+    fn object_ids(&self, paths: &[String], commits: bool) -> Vec<String> {
+        let known = paths.iter().filter(|path| self.context.tracked_paths.contains(*path));
+        known.map(|path| format!("{}-of-{path}", if commits { "commit" } else { "blob" })).collect()
+    }
+}
+
+fn in_project(project: &str, git_ref: Option<&str>, path: &str) -> String {
+    match git_ref {
+        Some(git_ref) => format!("{project}@{git_ref}:{path}"),
+        None => format!("{project}:{path}"),
+    }
+}
+
+/// A tree as JSON; references as `{"!reference": [...]}`.
+pub(crate) fn json(node: &Node) -> serde_json::Value {
+    match &node.value {
+        Value::Null => serde_json::Value::Null,
+        Value::Bool(value) => (*value).into(),
+        Value::Int(value) => (*value).into(),
+        Value::Float(value) => (*value).into(),
+        Value::String(text) => (**text).into(),
+        Value::List(items) => items.iter().map(json).collect(),
+        Value::Map(map) => map.iter().map(|(key, entry)| (key.to_string(), json(&entry.node))).collect(),
+        Value::Reference(path) => serde_json::json!({ "!reference": **path }),
+    }
+}
+
+/// The merged tree of a configuration that has to be right.
+#[track_caller]
+pub(crate) fn merged(loaded: &Loaded) -> serde_json::Value {
+    assert_eq!(errors(&loaded.diagnostics), [""; 0], "the configuration is right");
+    json(&loaded.root)
+}
+
+/// The messages of all errors.
+pub(crate) fn errors(diagnostics: &[Diagnostic]) -> Vec<String> {
+    messages(diagnostics, Severity::Error)
+}
+
+/// The messages of all warnings.
+pub(crate) fn warnings(diagnostics: &[Diagnostic]) -> Vec<String> {
+    messages(diagnostics, Severity::Warning)
+}
+
+fn messages(diagnostics: &[Diagnostic], severity: Severity) -> Vec<String> {
+    let of_severity = diagnostics.iter().filter(|diagnostic| diagnostic.severity == severity);
+    of_severity.map(|diagnostic| diagnostic.message.clone()).collect()
+}
+
+/// Fails unless there is exactly one error and its message has `part`.
+#[track_caller]
+pub(crate) fn rejected(diagnostics: &[Diagnostic], part: &str) {
+    let found = errors(diagnostics);
+    assert!(found.len() == 1 && found[0].contains(part), "expected one error with `{part}`, found {found:#?}");
+}
