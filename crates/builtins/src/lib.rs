@@ -4,5 +4,16 @@
 //! Invariants: whatever a job prints passes [`trace::Trace`], so no masked value reaches the log (J6); a phase that
 //! is optional, like a cache, never fails the job.
 
+mod checkout;
+mod context;
+mod failure;
+pub mod job;
 pub mod mask;
+mod script;
 pub mod trace;
+mod variables;
+
+pub use checkout::Templates;
+pub use context::{Context, OnUserCode, Shared};
+pub use failure::Failure;
+pub use variables::{JobVariable, Variables};

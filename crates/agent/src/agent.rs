@@ -1,0 +1,193 @@
+//! The agent's jobs: those that run, and those whose result waits in the spool.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use muster_agent_api::result::JobResult;
+use muster_agent_api::step_runner::RunRequest;
+use muster_builtins::Shared;
+use muster_builtins::job::Brakes;
+use muster_job::EndCause;
+use muster_steps::process::Host;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::running;
+use crate::spool::{Entry, LogFile, Spool};
+
+/// How long `Close` waits for a job that it ended.
+const CLOSE_LIMIT: Duration = Duration::from_secs(60);
+
+/// Why a call about a job is refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("`{0}` cannot be the id of a job: use up to 128 letters, digits, `-`, `_` and `.`")]
+    BadId(String),
+    #[error("no job with id {0:?}")]
+    Unknown(String),
+    #[error("the agent is shutting down and takes no new jobs")]
+    Draining,
+    #[error("cannot keep the job in the spool: {0}")]
+    Spool(#[source] io::Error),
+    #[error("loading step: {0}")]
+    BadSteps(String),
+    #[error("the job did not end within {} s of being told to", CLOSE_LIMIT.as_secs())]
+    Stuck,
+}
+
+/// One job, from `Run` to `Close`.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) id: String,
+    pub(crate) entry: Entry,
+    pub(crate) log: Arc<LogFile>,
+    pub(crate) brakes: Brakes,
+    pub(crate) started: SystemTime,
+    /// The result, once it is in the spool.
+    pub(crate) result: watch::Sender<Option<Arc<Finished>>>,
+}
+
+/// How a job ended, and when.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) result: JobResult,
+    pub(crate) ended: SystemTime,
+}
+
+impl Job {
+    pub(crate) fn new(entry: Entry, log: LogFile, finished: Option<Finished>) -> Self {
+        let started = SystemTime::now();
+        Self {
+            id: entry.id.clone(),
+            entry,
+            log: Arc::new(log),
+            brakes: Brakes::default(),
+            started,
+            result: watch::Sender::new(finished.map(Arc::new)),
+        }
+    }
+
+    pub(crate) fn finished(&self) -> Option<Arc<Finished>> {
+        self.result.borrow().clone()
+    }
+
+    /// Waits for the result.
+    pub(crate) async fn wait(&self) -> Option<Arc<Finished>> {
+        let mut result = self.result.subscribe();
+        result.wait_for(Option::is_some).await.ok().and_then(|finished| finished.clone())
+    }
+}
+
+/// What all calls share.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    pub(crate) spool: Spool,
+    pub(crate) host: Arc<Host>,
+    pub(crate) shared: Arc<Shared>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    jobs: HashMap<String, Arc<Job>>,
+    tasks: JoinSet<()>,
+    draining: bool,
+}
+
+impl Agent {
+    pub(crate) fn new(spool: Spool, shared: Shared) -> Self {
+        Self { spool, host: Host::new(), shared: Arc::new(shared), state: Mutex::default() }
+    }
+
+    /// Puts a job in whose result is known already.
+    pub(crate) fn adopt(&self, job: Job) {
+        self.state.lock().jobs.insert(job.id.clone(), Arc::new(job));
+    }
+
+    /// Starts a job, or does nothing if there is one with this id (R3).
+    pub(crate) fn run(self: &Arc<Self>, request: RunRequest) -> Result<(), Refusal> {
+        let entry = self.spool.entry(&request.id).ok_or_else(|| Refusal::BadId(request.id.clone()))?;
+        // Held while the request is written, so that the same id cannot start twice.
+        let mut state = self.state.lock();
+        while state.tasks.try_join_next().is_some() {}
+        if state.jobs.contains_key(&entry.id) {
+            return Ok(());
+        }
+        if state.draining {
+            return Err(Refusal::Draining);
+        }
+        let work = running::parse(&request).map_err(Refusal::BadSteps)?;
+        entry.create(&request).map_err(Refusal::Spool)?;
+        let log = entry.log().map_err(Refusal::Spool)?;
+        let job = Arc::new(Job::new(entry, log, None));
+        state.jobs.insert(job.id.clone(), Arc::clone(&job));
+        state.tasks.spawn(running::execute(Arc::clone(self), job, request, work));
+        Ok(())
+    }
+
+    pub(crate) fn job(&self, id: &str) -> Result<Arc<Job>, Refusal> {
+        self.state.lock().jobs.get(id).cloned().ok_or_else(|| Refusal::Unknown(id.to_owned()))
+    }
+
+    /// Every job, by id.
+    pub(crate) fn jobs(&self) -> Vec<Arc<Job>> {
+        let mut jobs: Vec<_> = self.state.lock().jobs.values().cloned().collect();
+        jobs.sort_by(|a, b| a.id.cmp(&b.id));
+        jobs
+    }
+
+    /// Ends a job if it runs, and forgets it. It is no error if there is none.
+    pub(crate) async fn close(&self, id: &str) -> Result<(), Refusal> {
+        let Ok(job) = self.job(id) else {
+            // What an attempt that started nothing left behind.
+            return match self.spool.entry(id) {
+                Some(entry) => entry.remove().map_err(Refusal::Spool),
+                None => Ok(()),
+            };
+        };
+        if job.finished().is_none() {
+            job.brakes.stop.stop(EndCause::CanceledByUser);
+            tokio::time::timeout(CLOSE_LIMIT, job.wait()).await.map_err(|_| Refusal::Stuck)?;
+        }
+        self.forget(&job)
+    }
+
+    fn forget(&self, job: &Job) -> Result<(), Refusal> {
+        job.entry.remove().map_err(Refusal::Spool)?;
+        self.state.lock().jobs.remove(&job.id);
+        self.spool.make_reserve();
+        Ok(())
+    }
+
+    /// Forgets jobs that ended longer ago than `retention` and whose manager never closed them (R6).
+    pub(crate) fn prune(&self, retention: Duration) {
+        for job in self.jobs().into_iter().filter(|job| job.finished().is_some() && job.entry.age() > retention) {
+            tracing::info!(job = job.id, "no manager closed the job within the retention time: it is forgotten");
+            if let Err(error) = self.forget(&job) {
+                tracing::warn!(job = job.id, %error, "the job stays in the spool");
+            }
+        }
+        for entry in self.spool.entries().unwrap_or_default() {
+            if self.job(&entry.id).is_err() && entry.age() > retention {
+                tracing::info!(job = entry.id, "a job that never started is forgotten");
+                let _ = entry.remove();
+            }
+        }
+    }
+
+    /// Takes no new jobs, ends those that run, and waits for them.
+    pub(crate) async fn drain(&self, cause: EndCause) {
+        let mut tasks = {
+            let mut state = self.state.lock();
+            state.draining = true;
+            for job in state.jobs.values() {
+                job.brakes.stop.stop(cause);
+            }
+            std::mem::take(&mut state.tasks)
+        };
+        while tasks.join_next().await.is_some() {}
+    }
+}

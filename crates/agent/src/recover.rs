@@ -1,0 +1,60 @@
+//! The start of an agent on a spool that another one left: the only recovery there is.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use muster_builtins::Variables;
+use muster_builtins::trace::style;
+use muster_job::EndCause;
+use muster_steps::process::end_leftovers;
+
+use crate::agent::{Agent, Finished, Job};
+use crate::running::{parse, settle, system_failure};
+use crate::spool::Entry;
+
+/// From TERM to KILL for what a dead agent left.
+const GRACE: Duration = Duration::from_secs(2);
+const LOST: &str = "the agent was ended while the job ran, so its script was ended too; the log up to here is whole";
+
+/// Brings every job of the spool to where it belongs: finished ones are served as they are, lost ones are ended and
+/// failed, and one whose first command never started waits for its `Run` to be said again.
+pub(crate) async fn recover(agent: &Arc<Agent>) -> std::io::Result<()> {
+    for entry in agent.spool.entries()? {
+        if let Err(error) = recover_one(agent, &entry).await {
+            tracing::error!(job = entry.id, %error, "a job in the spool cannot be recovered: it is left as it is");
+        }
+    }
+    Ok(())
+}
+
+async fn recover_one(agent: &Arc<Agent>, entry: &Entry) -> std::io::Result<()> {
+    if let Some(result) = entry.result() {
+        let ended = SystemTime::now().checked_sub(entry.age()).unwrap_or(SystemTime::UNIX_EPOCH);
+        let log = entry.log()?;
+        log.close();
+        agent.adopt(Job::new(entry.clone(), log, Some(Finished { result, ended })));
+        return Ok(());
+    }
+    let Some(request) = entry.request() else {
+        // `Run` was never answered, so nobody knows of it.
+        return entry.remove();
+    };
+    let past = entry.past();
+    end_leftovers(&past.trail, GRACE).await;
+    if let Ok(plan) = parse(&request)
+        && let Err(error) = Variables::remove_files(std::path::Path::new(&format!("{}.tmp", plan.project_dir)))
+    {
+        tracing::warn!(job = entry.id, %error, "temporary files of a lost job stay");
+    }
+    if !past.user_code {
+        tracing::info!(job = entry.id, "the job had not started its first command: it may be run again");
+        return Ok(());
+    }
+    let job = Job::new(entry.clone(), entry.log()?, None);
+    let gap = if job.log.ends_a_line() { "" } else { "\n" };
+    let line = style::error(&format!("Job failed (system failure): {LOST}"));
+    job.log.append(format!("{gap}{line}").as_bytes())?;
+    settle(agent, &job, system_failure(SystemTime::now(), LOST, Some(EndCause::EnvironmentLost)));
+    agent.adopt(job);
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! One job while it runs: from the request in the spool to the result in the spool.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use futures::FutureExt;
+use muster_agent_api::builtin::{JobPlan, job_plan};
+use muster_agent_api::result::{JobResult, Outcome, StepNode, StepStatus};
+use muster_agent_api::step_runner::RunRequest;
+use muster_builtins::job::{self, JobEnd};
+use muster_builtins::mask::Secrets;
+use muster_builtins::trace::{Trace, TraceOptions, style};
+use muster_builtins::{Context, JobVariable, Variables};
+use muster_job::{EndCause, FailureReason};
+use rand::Rng;
+
+use crate::agent::{Agent, Finished, Job};
+use crate::spool::LogSink;
+
+/// What a request asks for, or why it cannot be understood.
+pub(crate) fn parse(request: &RunRequest) -> Result<JobPlan, String> {
+    match job_plan(&request.steps) {
+        Some(plan) if plan.project_dir.is_empty() => Err("the plan names no project directory".to_owned()),
+        Some(plan) => Ok(plan),
+        None => Err("only `builtin://job` can be run".to_owned()),
+    }
+}
+
+/// Executes a job, and writes its result before it tells anyone.
+pub(crate) async fn execute(agent: Arc<Agent>, job: Arc<Job>, request: RunRequest, plan: JobPlan) {
+    let started = SystemTime::now();
+    let work = run(&agent, &job, request, &plan);
+    let end = match AssertUnwindSafe(work).catch_unwind().await {
+        Ok(Ok(end)) => end,
+        Ok(Err(error)) => broken(&job, started, &format!("cannot start the job: {error}")),
+        Err(_) => broken(&job, started, "a defect in the agent ended the job; its own log says more"),
+    };
+    settle(&agent, &job, end);
+}
+
+/// Makes a job's result durable, then known.
+pub(crate) fn settle(agent: &Agent, job: &Job, end: JobEnd) {
+    let result = JobResult {
+        outcome: end.outcome,
+        message: end.message,
+        log_bytes: job.log.bytes(),
+        log_crc32: job.log.crc32(),
+        tree: end.tree,
+    };
+    if let Err(error) = job.entry.write_result(&result) {
+        agent.spool.release_reserve();
+        if let Err(again) = job.entry.write_result(&result) {
+            // It is told all the same: the manager can still make it durable at the coordinator.
+            tracing::error!(job = job.id, %error, %again, "the result cannot be written to the spool");
+        }
+    }
+    job.result.send_replace(Some(Arc::new(Finished { result, ended: SystemTime::now() })));
+    job.log.close();
+}
+
+async fn run(
+    agent: &Arc<Agent>,
+    job: &Arc<Job>,
+    request: RunRequest,
+    plan: &JobPlan,
+) -> Result<JobEnd, std::io::Error> {
+    let journal = Arc::new(job.entry.journal()?);
+    let recorder = Arc::clone(&journal);
+    let nonce = format!("{:016x}", rand::rng().random::<u64>());
+    let processes = agent.host.job(&job.id, &nonce, Arc::new(move |trail| recorder.started(trail)))?;
+    let variables = Variables::new(variables(request));
+    let options = TraceOptions {
+        secrets: Secrets::new(variables.masked(), plan.mask_prefixes.iter().map(String::as_str)),
+        timestamps: plan.timestamps,
+        limit: plan.output_limit,
+    };
+    let (full_agent, full_job) = (Arc::clone(agent), Arc::clone(job));
+    let on_fault = Box::new(move |error: &std::io::Error| {
+        tracing::error!(job = full_job.id, %error, "the log of a job cannot be written: the job is ended");
+        full_agent.spool.release_reserve();
+        full_job.brakes.stop.stop(EndCause::ResourceExhausted);
+    });
+    let already = job.log.bytes();
+    let trace = Arc::new(Trace::new(&options, Box::new(LogSink(Arc::clone(&job.log))), already, on_fault));
+    let on_user_code = Box::new(move || journal.user_code());
+    let context = Arc::new(Context::new(plan, variables, processes, trace, Arc::clone(&agent.shared), on_user_code));
+    if already > 0 {
+        context.say(&style::warning("the agent was restarted before the first command of the job; it starts again"));
+    }
+    Ok(job::run(context, plan, &job.brakes).await)
+}
+
+/// The environment of the request first, as the lowest layer.
+fn variables(request: RunRequest) -> Vec<JobVariable> {
+    let mut env: Vec<JobVariable> =
+        request.env.into_iter().map(|(key, value)| JobVariable { key, value, file: false, masked: false }).collect();
+    env.extend(request.job.unwrap_or_default().variables.into_iter().map(|variable| JobVariable {
+        key: variable.key,
+        value: variable.value,
+        file: variable.file,
+        masked: variable.masked,
+    }));
+    env
+}
+
+/// The end of a job that could not go its way; says so in the log.
+fn broken(job: &Job, started: SystemTime, message: &str) -> JobEnd {
+    let line = style::error(&format!("Job failed (system failure): {message}"));
+    let gap = if job.log.ends_a_line() { "" } else { "\n" };
+    if let Err(error) = job.log.append(format!("{gap}{line}").as_bytes()) {
+        tracing::error!(job = job.id, %error, "the last words of a job could not be written to its log");
+    }
+    system_failure(started, message, None)
+}
+
+/// A result for a job that its machine let down.
+pub(crate) fn system_failure(started: SystemTime, message: &str, cause: Option<EndCause>) -> JobEnd {
+    let millis = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    JobEnd {
+        outcome: Outcome::Failed { reason: FailureReason::RunnerSystemFailure, exit_code: None, cause },
+        message: message.to_owned(),
+        tree: StepNode {
+            name: "job".to_owned(),
+            status: StepStatus::Failure,
+            started_ms: started.duration_since(SystemTime::UNIX_EPOCH).map_or(0, millis),
+            duration_ms: started.elapsed().map_or(0, millis),
+            exit_code: None,
+            message: message.to_owned(),
+            steps: Vec::new(),
+        },
+    }
+}

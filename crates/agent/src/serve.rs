@@ -1,0 +1,191 @@
+//! The agent's process: takes its spool, recovers it, listens, and ends in order.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_agent_api::agent::agent_server::AgentServer;
+use muster_agent_api::step_runner::step_runner_server::StepRunnerServer;
+use muster_builtins::{Shared, Templates};
+use muster_job::EndCause;
+use muster_steps::process::Watched;
+use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
+
+use crate::agent::Agent;
+use crate::recover::recover;
+use crate::spool::{Spool, SpoolError};
+
+/// The largest request: a plan with its variables, file variables included.
+const MAX_REQUEST: usize = 64 * 1024 * 1024;
+/// How often old jobs are looked for. A net, not a clock: closing a job is what normally removes it.
+const PRUNE_EVERY: Duration = Duration::from_secs(3600);
+/// How long callers may take to fetch the results of jobs that a shutdown ended.
+const FAREWELL: Duration = Duration::from_secs(3);
+/// The kernel's limit for the path of a socket.
+const MAX_SOCKET_PATH: usize = 107;
+
+/// How an agent is to run.
+#[derive(Debug)]
+pub struct Options {
+    /// The socket to listen on. Its directory is made private where it has to be made.
+    pub socket: PathBuf,
+    /// Where jobs are kept.
+    pub spool: PathBuf,
+    /// The agent ends, with all its jobs, when this process has ended.
+    pub until_pid: Option<i32>,
+    /// Told once the socket takes calls.
+    pub ready: Option<oneshot::Sender<()>>,
+    /// How long a finished job that nobody closes is kept.
+    pub retention: Duration,
+    /// Ends the agent, as SIGTERM does.
+    pub shutdown: CancellationToken,
+}
+
+/// Why an agent could not serve.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// Its spool.
+    #[error(transparent)]
+    Spool(#[from] SpoolError),
+    /// Another process listens on the socket.
+    #[error("process {pid} listens on `{}` already: stop it first, or give this agent a socket of its own", path.display())]
+    SocketTaken {
+        /// The other process.
+        pid: i32,
+        /// The socket.
+        path: PathBuf,
+    },
+    /// The path does not fit into a socket's address.
+    #[error("the socket's path is longer than {MAX_SOCKET_PATH} bytes, more than the system allows: `{}`", .0.display())]
+    SocketPath(PathBuf),
+    /// The system.
+    #[error("cannot {doing} `{}`", path.display())]
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// The gRPC server.
+    #[error("cannot serve calls")]
+    Transport(#[from] tonic::transport::Error),
+}
+
+/// Runs an agent until it is told to end, by SIGTERM, SIGINT, [`Options::shutdown`] or the end of
+/// [`Options::until_pid`]. Then it takes no new jobs, ends those that run, and returns when all have their result.
+pub async fn serve(options: Options) -> Result<(), ServeError> {
+    let spool = Spool::open(&options.spool)?;
+    let failed = |doing, path: &Path| {
+        let path = path.to_owned();
+        move |source| ServeError::Io { doing, path, source }
+    };
+    let templates = spool.templates();
+    let shared = Shared { templates: Templates::new(templates.clone()).map_err(failed("empty", &templates))? };
+    let agent = Arc::new(Agent::new(spool, shared));
+    recover(&agent).await.map_err(failed("read the spool", &options.spool))?;
+    agent.prune(options.retention);
+
+    let listener = bind(&options.socket)?;
+    let mut signals = Signals::new().map_err(failed("handle signals beside", &options.socket))?;
+    announce(&options.socket);
+    if let Some(ready) = options.ready {
+        let _ = ready.send(());
+    }
+    let closed = CancellationToken::new();
+    let service = crate::service::Service(Arc::clone(&agent));
+    let server = tonic::transport::Server::builder()
+        .add_service(StepRunnerServer::new(service.clone()).max_decoding_message_size(MAX_REQUEST))
+        .add_service(AgentServer::new(service))
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), closed.clone().cancelled_owned());
+    let end = async {
+        tokio::select! {
+            () = options.shutdown.cancelled() => tracing::info!("the agent was told to end"),
+            name = signals.next() => tracing::info!(signal = name, "the agent was told to end"),
+            () = process_end(options.until_pid) => tracing::info!("the process that the agent serves has ended"),
+            () = prune_forever(&agent, options.retention) => {}
+        }
+        agent.drain(EndCause::ManagerDraining).await;
+        closed.cancel();
+        tokio::time::sleep(FAREWELL).await;
+    };
+    let result = tokio::select! {
+        result = server => result,
+        () = end => Ok(()),
+    };
+    let _ = fs::remove_file(&options.socket);
+    let _ = fs::remove_dir_all(templates);
+    Ok(result?)
+}
+
+/// Binds the socket so that only this user reaches it. A socket that nobody listens on is replaced.
+fn bind(path: &Path) -> Result<UnixListener, ServeError> {
+    if path.as_os_str().len() > MAX_SOCKET_PATH {
+        return Err(ServeError::SocketPath(path.to_owned()));
+    }
+    let failed = |doing| move |source| ServeError::Io { doing, path: path.to_owned(), source };
+    if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+        made.map_err(failed("make the directory of the socket"))?;
+    }
+    if let Ok(stream) = std::os::unix::net::UnixStream::connect(path) {
+        let pid = rustix::net::sockopt::socket_peercred(&stream).map_or(0, |peer| peer.pid.as_raw_nonzero().get());
+        return Err(ServeError::SocketTaken { pid, path: path.to_owned() });
+    }
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("replace the stale socket")(error)),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path).map_err(failed("listen on the socket"))?;
+    let private = fs::set_permissions(path, fs::Permissions::from_mode(0o600));
+    private.map_err(failed("make private the socket"))?;
+    Ok(listener)
+}
+
+/// The line by which a host finds the socket (steps 6.11).
+fn announce(socket: &Path) {
+    let _ = writeln!(io::stderr(), "step-runner is listening on socket {}", socket.display());
+}
+
+async fn process_end(pid: Option<i32>) {
+    match pid.map(Watched::open) {
+        None => std::future::pending().await,
+        Some(Ok(process)) => process.ended().await,
+        Some(Err(error)) => tracing::info!(%error, "the process that the agent was to serve is gone"),
+    }
+}
+
+async fn prune_forever(agent: &Agent, retention: Duration) {
+    let mut ticks = tokio::time::interval(PRUNE_EVERY);
+    loop {
+        ticks.tick().await;
+        agent.prune(retention);
+    }
+}
+
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "TERM",
+            _ = self.interrupt.recv() => "INT",
+        }
+    }
+}

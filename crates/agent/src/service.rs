@@ -1,0 +1,127 @@
+//! The calls, as gRPC hands them in: GitLab's step-runner service, and Muster's extension.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use futures::{Stream, StreamExt};
+use muster_agent_api::agent as api;
+use muster_agent_api::result::Outcome;
+use muster_agent_api::step_runner as proto;
+use muster_job::EndCause;
+use tonic::{Request, Response, Status};
+
+use crate::agent::{Agent, Job, Refusal};
+
+/// Serves one agent.
+#[derive(Debug, Clone)]
+pub(crate) struct Service(pub(crate) Arc<Agent>);
+
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Self {
+        let text = refusal.to_string();
+        match refusal {
+            Refusal::BadId(_) | Refusal::BadSteps(_) => Status::invalid_argument(text),
+            Refusal::Unknown(_) => Status::not_found(text),
+            Refusal::Draining => Status::unavailable(text),
+            Refusal::Spool(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+                Status::resource_exhausted(text)
+            }
+            Refusal::Spool(_) | Refusal::Stuck => Status::failed_precondition(text),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl proto::step_runner_server::StepRunner for Service {
+    async fn run(&self, request: Request<proto::RunRequest>) -> Result<Response<proto::RunResponse>, Status> {
+        self.0.run(request.into_inner())?;
+        Ok(Response::new(proto::RunResponse {}))
+    }
+
+    async fn close(&self, request: Request<proto::CloseRequest>) -> Result<Response<proto::CloseResponse>, Status> {
+        self.0.close(&request.into_inner().id).await?;
+        Ok(Response::new(proto::CloseResponse {}))
+    }
+
+    type FollowLogsStream = Pin<Box<dyn Stream<Item = Result<proto::FollowLogsResponse, Status>> + Send>>;
+
+    async fn follow_logs(
+        &self,
+        request: Request<proto::FollowLogsRequest>,
+    ) -> Result<Response<Self::FollowLogsStream>, Status> {
+        let request = request.into_inner();
+        let job = self.0.job(&request.id)?;
+        let offset = u64::try_from(request.offset)
+            .map_err(|_| Status::invalid_argument(format!("offset {} lies before the log", request.offset)))?;
+        let chunks = Arc::clone(&job.log).follow(offset);
+        let stream = chunks.map(|chunk| match chunk {
+            Ok(data) => Ok(proto::FollowLogsResponse { data: data.into() }),
+            Err(error) => Err(Status::data_loss(format!("the log cannot be read: {error}"))),
+        });
+        Ok(Response::new(Box::pin(stream)))
+    }
+
+    async fn status(&self, request: Request<proto::StatusRequest>) -> Result<Response<proto::StatusResponse>, Status> {
+        let id = request.into_inner().id;
+        let jobs = if id.is_empty() { self.0.jobs() } else { vec![self.0.job(&id)?] };
+        Ok(Response::new(proto::StatusResponse { jobs: jobs.iter().map(|job| status(job)).collect() }))
+    }
+
+    async fn cancel(&self, request: Request<proto::CancelRequest>) -> Result<Response<proto::CancelResponse>, Status> {
+        self.0.job(&request.into_inner().id)?.brakes.cancel.cancel();
+        Ok(Response::new(proto::CancelResponse {}))
+    }
+}
+
+/// The state of a job in the words of the step-runner service (steps 6.5).
+fn status(job: &Job) -> proto::Status {
+    use proto::step_result::Status as S;
+    let finished = job.finished();
+    let (status, message) = match finished.as_ref().map(|finished| &finished.result) {
+        None => (S::Running, String::new()),
+        Some(result) => {
+            let status = match &result.outcome {
+                Outcome::Success => S::Success,
+                Outcome::Failed { cause: Some(EndCause::CanceledByUser | EndCause::TimedOut), .. } => S::Cancelled,
+                Outcome::Failed { .. } => S::Failure,
+            };
+            (status, result.message.clone())
+        }
+    };
+    proto::Status {
+        id: job.id.clone(),
+        message,
+        status: status.into(),
+        start_time: Some(timestamp(job.started)),
+        end_time: finished.map(|finished| timestamp(finished.ended)),
+    }
+}
+
+fn timestamp(time: SystemTime) -> prost_types::Timestamp {
+    time.into()
+}
+
+#[tonic::async_trait]
+impl api::agent_server::Agent for Service {
+    async fn hello(&self, _: Request<api::HelloRequest>) -> Result<Response<api::HelloResponse>, Status> {
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        Ok(Response::new(api::HelloResponse { version, pid: i64::from(std::process::id()) }))
+    }
+
+    async fn wait(&self, request: Request<api::WaitRequest>) -> Result<Response<api::WaitResponse>, Status> {
+        let job = self.0.job(&request.into_inner().id)?;
+        let finished = job.wait().await.ok_or_else(|| Status::unavailable("the agent is shutting down"))?;
+        let result = serde_json::to_string(&finished.result).map_err(|error| Status::internal(error.to_string()))?;
+        Ok(Response::new(api::WaitResponse { result }))
+    }
+
+    async fn list(&self, _: Request<api::ListRequest>) -> Result<Response<api::ListResponse>, Status> {
+        let entry = |job: &Arc<Job>| api::list_response::Entry {
+            id: job.id.clone(),
+            ended: job.finished().is_some(),
+            log_bytes: i64::try_from(job.log.bytes()).unwrap_or(i64::MAX),
+        };
+        Ok(Response::new(api::ListResponse { jobs: self.0.jobs().iter().map(entry).collect() }))
+    }
+}

@@ -1,0 +1,129 @@
+//! A job's log: one writer, any number of readers that are woken by it.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::stream::{self, Stream};
+use muster_builtins::trace::Sink;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+/// Bytes given to a reader at once.
+const CHUNK: usize = 256 * 1024;
+
+/// How far a log has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Progress {
+    bytes: u64,
+    /// Nothing follows.
+    closed: bool,
+}
+
+/// A log in the spool.
+#[derive(Debug)]
+pub(crate) struct LogFile {
+    file: File,
+    progress: watch::Sender<Progress>,
+    crc: Mutex<crc32fast::Hasher>,
+}
+
+impl LogFile {
+    /// Opens a log for reading and appending, making it where there is none.
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        let mut file = File::options().read(true).append(true).create(true).mode(0o600).open(path)?;
+        let mut crc = crc32fast::Hasher::new();
+        let mut bytes = 0;
+        let mut buffer = vec![0; CHUNK];
+        loop {
+            let length = file.read(&mut buffer)?;
+            if length == 0 {
+                break;
+            }
+            crc.update(buffer.get(..length).unwrap_or_default());
+            bytes += length as u64;
+        }
+        let (progress, _) = watch::channel(Progress { bytes, closed: false });
+        Ok(Self { file, progress, crc: Mutex::new(crc) })
+    }
+
+    /// Length in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.progress.borrow().bytes
+    }
+
+    /// CRC-32 (IEEE) of all bytes.
+    pub(crate) fn crc32(&self) -> u32 {
+        self.crc.lock().clone().finalize()
+    }
+
+    /// Whether the last byte, if there is one, ends a line.
+    pub(crate) fn ends_a_line(&self) -> bool {
+        let mut last = [b'\n'];
+        match self.bytes() {
+            0 => true,
+            bytes => self.file.read_exact_at(&mut last, bytes - 1).is_ok() && last == *b"\n",
+        }
+    }
+
+    /// Nothing follows: readers come to an end.
+    pub(crate) fn close(&self) {
+        self.progress.send_modify(|progress| progress.closed = true);
+    }
+
+    /// Appends, and wakes the readers. On an error, what could be written counts.
+    pub(crate) fn append(&self, bytes: &[u8]) -> io::Result<()> {
+        let mut rest = bytes;
+        let mut result = Ok(());
+        while !rest.is_empty() {
+            match (&self.file).write(rest) {
+                Ok(0) => result = Err(io::ErrorKind::WriteZero.into()),
+                Ok(length) => {
+                    rest = rest.get(length..).unwrap_or_default();
+                    continue;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => result = Err(error),
+            }
+            break;
+        }
+        let written = bytes.len() - rest.len();
+        if written > 0 {
+            self.crc.lock().update(bytes.get(..written).unwrap_or_default());
+            self.progress.send_modify(|progress| progress.bytes += written as u64);
+        }
+        result
+    }
+
+    /// The bytes from `offset` on, to the end of the log, which may lie in the future.
+    pub(crate) fn follow(self: Arc<Self>, offset: u64) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
+        let progress = self.progress.subscribe();
+        stream::try_unfold((self, progress, offset), |(log, mut progress, offset)| async move {
+            loop {
+                let now = *progress.borrow_and_update();
+                if offset < now.bytes {
+                    let wanted = usize::try_from(now.bytes - offset).unwrap_or(CHUNK).min(CHUNK);
+                    let mut chunk = vec![0; wanted];
+                    log.file.read_exact_at(&mut chunk, offset)?;
+                    let next = offset + wanted as u64;
+                    return Ok(Some((Bytes::from(chunk), (log, progress, next))));
+                }
+                if now.closed || progress.changed().await.is_err() {
+                    return Ok(None);
+                }
+            }
+        })
+    }
+}
+
+/// The writing end for a job's trace.
+pub(crate) struct LogSink(pub(crate) Arc<LogFile>);
+
+impl Sink for LogSink {
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.0.append(bytes)
+    }
+}

@@ -1,0 +1,205 @@
+//! An agent with its own directory, and short words for what tests do with it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use muster_agent::{Options, ServeError, serve};
+use muster_agent_api::agent::agent_client::AgentClient;
+use muster_agent_api::agent::{ListRequest, WaitRequest};
+use muster_agent_api::builtin::{Builtin, JobPlan, Phase, PhaseWhen, Script, job_steps};
+use muster_agent_api::result::{JobResult, Outcome, StepStatus};
+use muster_agent_api::step_runner::step_runner_client::StepRunnerClient;
+use muster_agent_api::step_runner::{CancelRequest, CloseRequest, FollowLogsRequest, Job, RunRequest, Variable};
+use tempfile::TempDir;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Channel, Endpoint};
+
+/// Longer than anything here takes on a busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running agent and a client of it.
+pub(crate) struct Agent {
+    pub(crate) dir: TempDir,
+    shutdown: CancellationToken,
+    task: JoinHandle<Result<(), ServeError>>,
+    pub(crate) steps: StepRunnerClient<Channel>,
+    pub(crate) extension: AgentClient<Channel>,
+}
+
+pub(crate) fn options(dir: &Path) -> Options {
+    Options {
+        socket: dir.join("s/agent.sock"),
+        spool: dir.join("spool"),
+        until_pid: None,
+        ready: None,
+        retention: Duration::from_secs(3600),
+        shutdown: CancellationToken::new(),
+    }
+}
+
+pub(crate) async fn connect(socket: PathBuf) -> Channel {
+    let connector = tower::service_fn(move |_| {
+        let socket = socket.clone();
+        async move { tokio::net::UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    Endpoint::from_static("http://agent").connect_with_connector(connector).await.unwrap()
+}
+
+impl Agent {
+    pub(crate) async fn start() -> Self {
+        Self::start_in(tempfile::tempdir().unwrap()).await
+    }
+
+    pub(crate) async fn start_in(dir: TempDir) -> Self {
+        Self::start_with(options(dir.path()), dir).await
+    }
+
+    pub(crate) async fn start_with(mut options: Options, dir: TempDir) -> Self {
+        let (ready, is_ready) = oneshot::channel();
+        options.ready = Some(ready);
+        let (shutdown, socket) = (options.shutdown.clone(), options.socket.clone());
+        let task = tokio::spawn(serve(options));
+        tokio::time::timeout(PATIENCE, is_ready).await.unwrap().expect("the agent serves");
+        let channel = connect(socket).await;
+        let steps = StepRunnerClient::new(channel.clone());
+        Self { dir, shutdown, task, steps, extension: AgentClient::new(channel) }
+    }
+
+    /// Ends the agent in order, and gives its directory back.
+    pub(crate) async fn stop(self) -> TempDir {
+        self.shutdown.cancel();
+        drop((self.steps, self.extension));
+        tokio::time::timeout(PATIENCE, self.task).await.unwrap().unwrap().unwrap();
+        self.dir
+    }
+
+    pub(crate) fn project(&self) -> PathBuf {
+        self.dir.path().join("builds/p")
+    }
+
+    pub(crate) async fn run(&mut self, id: &str, plan: &JobPlan, variables: &[Variable]) {
+        self.steps.run(request(id, plan, variables)).await.unwrap();
+    }
+
+    /// The log from `offset` to its end.
+    pub(crate) async fn log_from(&mut self, id: &str, offset: i64) -> Vec<u8> {
+        let mut stream =
+            self.steps.follow_logs(FollowLogsRequest { id: id.to_owned(), offset }).await.unwrap().into_inner();
+        let mut log = Vec::new();
+        tokio::time::timeout(PATIENCE, async {
+            while let Some(message) = stream.message().await.unwrap() {
+                log.extend(message.data);
+            }
+        })
+        .await
+        .unwrap();
+        log
+    }
+
+    pub(crate) async fn log(&mut self, id: &str) -> String {
+        String::from_utf8(self.log_from(id, 0).await).unwrap()
+    }
+
+    /// Reads the log until it has `text`.
+    pub(crate) async fn log_until(&mut self, id: &str, text: &str) -> String {
+        let request = FollowLogsRequest { id: id.to_owned(), offset: 0 };
+        let mut stream = self.steps.follow_logs(request).await.unwrap().into_inner();
+        let mut log = String::new();
+        tokio::time::timeout(PATIENCE, async {
+            while !log.contains(text) {
+                let message = stream.message().await.unwrap().unwrap_or_else(|| panic!("{text:?} is not in {log}"));
+                log.push_str(&String::from_utf8_lossy(&message.data));
+            }
+        })
+        .await
+        .unwrap();
+        log
+    }
+
+    pub(crate) async fn wait(&mut self, id: &str) -> JobResult {
+        let answer = self.extension.wait(WaitRequest { id: id.to_owned() });
+        let answer = tokio::time::timeout(PATIENCE, answer).await.unwrap().unwrap();
+        serde_json::from_str(&answer.into_inner().result).unwrap()
+    }
+
+    pub(crate) async fn cancel(&mut self, id: &str) {
+        self.steps.cancel(CancelRequest { id: id.to_owned() }).await.unwrap();
+    }
+
+    pub(crate) async fn close(&mut self, id: &str) {
+        self.steps.close(CloseRequest { id: id.to_owned() }).await.unwrap();
+    }
+
+    pub(crate) async fn ids(&mut self) -> Vec<String> {
+        self.extension.list(ListRequest {}).await.unwrap().into_inner().jobs.into_iter().map(|job| job.id).collect()
+    }
+
+    /// Runs a plan to its end, and gives its log and result.
+    pub(crate) async fn complete(&mut self, plan: &JobPlan) -> (String, JobResult) {
+        self.run("1-1", plan, &[]).await;
+        let log = self.log("1-1").await;
+        let result = self.wait("1-1").await;
+        assert_eq!(result.log_bytes, log.len() as u64);
+        self.close("1-1").await;
+        (log, result)
+    }
+
+    /// A plan of phases.
+    pub(crate) fn plan(&self, phases: Vec<Phase>) -> JobPlan {
+        JobPlan {
+            project_dir: self.project().to_string_lossy().into_owned(),
+            phases: [vec![no_sources()], phases].concat(),
+            grace_ms: 300,
+            ..JobPlan::default()
+        }
+    }
+}
+
+pub(crate) fn request(id: &str, plan: &JobPlan, variables: &[Variable]) -> RunRequest {
+    RunRequest {
+        id: id.to_owned(),
+        steps: job_steps(plan).unwrap(),
+        job: Some(Job { variables: variables.to_vec(), build_dir: plan.project_dir.clone() }),
+        ..RunRequest::default()
+    }
+}
+
+pub(crate) fn phase(name: &str, when: PhaseWhen, run: Builtin) -> Phase {
+    let title = format!("Executing \"{name}\" stage of the job script");
+    Phase { name: name.to_owned(), title, when, attempts: 1, timeout_ms: 0, allow_failure: false, run }
+}
+
+fn no_sources() -> Phase {
+    let checkout = muster_agent_api::builtin::Checkout { strategy: "none".to_owned(), ..Default::default() };
+    phase("get_sources", PhaseWhen::OnSuccess, Builtin::Checkout(checkout))
+}
+
+pub(crate) fn script(commands: &[&str]) -> Phase {
+    let commands = commands.iter().map(ToString::to_string).collect();
+    phase("step_script", PhaseWhen::OnSuccess, Builtin::Script(Script { commands, ..Script::default() }))
+}
+
+pub(crate) fn after_script(commands: &[&str]) -> Phase {
+    let commands = commands.iter().map(ToString::to_string).collect();
+    let run = Builtin::Script(Script { commands, after_script: true, ..Script::default() });
+    Phase { allow_failure: true, ..phase("after_script", PhaseWhen::Always, run) }
+}
+
+pub(crate) fn variable(key: &str, value: &str) -> Variable {
+    Variable { key: key.to_owned(), value: value.to_owned(), file: false, masked: false }
+}
+
+/// The phases of a result with their states.
+pub(crate) fn states(result: &JobResult) -> Vec<(&str, StepStatus)> {
+    result.tree.steps.iter().map(|step| (step.name.as_str(), step.status)).collect()
+}
+
+pub(crate) fn failed(result: &JobResult) -> (String, Option<i32>) {
+    match &result.outcome {
+        Outcome::Success => panic!("the job passed"),
+        Outcome::Failed { reason, exit_code, .. } => (reason.to_string(), *exit_code),
+    }
+}

@@ -1,0 +1,4 @@
+//! The real service on a socket, driven through the generated client.
+
+mod harness;
+mod jobs;

@@ -1,0 +1,188 @@
+//! Checkouts of a repository on this machine: git runs once per commit, jobs get copies.
+//!
+//! A job's `.git` is its own, except that it borrows the objects of the repository (`objects/info/alternates`), so
+//! whatever the job does to it touches nothing else. The copied index fits the copied files, because the private
+//! configuration has git compare size and modification time only.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use muster_agent_api::builtin::Checkout;
+use muster_steps::stop::Stop;
+use parking_lot::Mutex;
+use tokio::sync::OnceCell;
+
+use super::tree::Tree;
+use super::{remote, remove_tree, short, without_credentials};
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::trace::style;
+
+/// How many commits are kept ready. The oldest makes room for the next.
+const KEPT: usize = 8;
+
+#[derive(Debug, PartialEq, Eq, Clone)]
+struct Key {
+    repository: PathBuf,
+    sha: String,
+    url: String,
+}
+
+#[derive(Debug)]
+struct Template {
+    tree: Tree,
+    /// Removes the directory that the tree was read from.
+    _directory: tempfile::TempDir,
+}
+
+type Cell = Arc<OnceCell<Arc<Template>>>;
+
+/// The templates of an agent.
+#[derive(Debug, Default)]
+pub struct Templates {
+    directory: PathBuf,
+    cells: Mutex<VecDeque<(Key, Cell)>>,
+}
+
+impl Templates {
+    /// Templates below `directory`, which is emptied: what an agent before this one left there is of no use.
+    ///
+    /// # Errors
+    /// What the disk says.
+    pub fn new(directory: PathBuf) -> io::Result<Self> {
+        remove_tree(&directory)?;
+        fs::create_dir_all(&directory)?;
+        Ok(Self { directory, cells: Mutex::default() })
+    }
+
+    fn cell(&self, key: &Key) -> Cell {
+        let mut cells = self.cells.lock();
+        if let Some((_, cell)) = cells.iter().find(|(own, _)| own == key) {
+            return Arc::clone(cell);
+        }
+        if cells.len() >= KEPT {
+            cells.pop_front();
+        }
+        let cell = Cell::default();
+        cells.push_back((key.clone(), Arc::clone(&cell)));
+        cell
+    }
+}
+
+/// Fills the project directory with the commit.
+pub(super) async fn check_out(
+    context: &Context,
+    checkout: &Checkout,
+    repository: &Path,
+    stop: &Stop,
+) -> Result<(), Failure> {
+    let key = Key {
+        repository: repository.to_owned(),
+        sha: checkout.sha.clone(),
+        url: without_credentials(&checkout.repo_url),
+    };
+    // Jobs that want the same commit wait for the one that makes the template; if that one is ended, the next does.
+    let template = context
+        .shared
+        .templates
+        .cell(&key)
+        .get_or_try_init(|| build(context, checkout, &key, stop))
+        .await
+        .map(Arc::clone)?;
+    if checkout.checkout {
+        let notice = format!("Checking out {} as detached HEAD (ref is {})...", short(&key.sha), checkout.ref_name);
+        context.say(&style::info(&notice));
+    } else {
+        context.say(&style::info("Skipping Git checkout"));
+    }
+    let (project, files, watch) = (context.project_dir.clone(), checkout.checkout, stop.clone());
+    Context::blocking(move || {
+        let wanted = |path: &Path| files || (path.starts_with(".git") && path != Path::new(".git/index"));
+        let written = remove_tree(&project)
+            .and_then(|()| fs::create_dir_all(&project))
+            .and_then(|()| template.tree.write(&project, wanted, || watch.cause().is_none()));
+        match (written, watch.cause()) {
+            (Err(_), Some(cause)) => Err(Failure::Stopped(cause)),
+            (written, _) => written.map_err(Failure::io(format!("cannot fill `{}`", project.display()))),
+        }
+    })
+    .await?;
+    if checkout.checkout && !matches!(checkout.submodules.as_str(), "" | "none") {
+        remote::submodules(context, checkout, stop).await?;
+    }
+    Ok(())
+}
+
+async fn build(context: &Context, checkout: &Checkout, key: &Key, stop: &Stop) -> Result<Arc<Template>, Failure> {
+    let problem = || Failure::io("cannot prepare the checkout");
+    let directory = tempfile::TempDir::new_in(&context.shared.templates.directory).map_err(problem())?;
+    let root = directory.path().to_owned();
+    write_repository(&root, checkout, key).map_err(problem())?;
+    remote::git(context, &["checkout", "--force", "--quiet", "--detach", &key.sha], &root, stop).await?;
+    let tree = Context::blocking(move || Tree::read(&root).map_err(Failure::io("cannot read the checkout"))).await?;
+    Ok(Arc::new(Template { tree, _directory: directory }))
+}
+
+/// Makes `.git`, as `git init` would, but for the objects.
+fn write_repository(root: &Path, checkout: &Checkout, key: &Key) -> io::Result<()> {
+    let git = root.join(".git");
+    fs::create_dir_all(git.join("objects/info"))?;
+    fs::create_dir_all(git.join("refs/heads"))?;
+    fs::create_dir_all(git.join("info"))?;
+    let objects = fs::canonicalize(key.repository.join("objects"))
+        .or_else(|_| fs::canonicalize(key.repository.join(".git/objects")))?;
+    fs::write(git.join("objects/info/alternates"), format!("{}\n", objects.display()))?;
+    fs::write(git.join("HEAD"), format!("{}\n", key.sha))?;
+    let (version, extension) = match checkout.object_format.as_str() {
+        "sha256" => (1, "[extensions]\n\tobjectformat = sha256\n"),
+        _ => (0, ""),
+    };
+    fs::write(
+        git.join("config"),
+        format!(
+            "[core]\n\trepositoryformatversion = {version}\n\tfilemode = true\n\tbare = false\n\
+             \tlogallrefupdates = true\n\tcheckStat = minimal\n\ttrustctime = false\n{extension}\
+             [remote \"origin\"]\n\turl = \"{}\"\n\tfetch = +refs/heads/*:refs/remotes/origin/*\n\
+             [gc]\n\tauto = 0\n",
+            key.url.replace('\\', "\\\\").replace('"', "\\\"")
+        ),
+    )?;
+    let mut refs = String::from("# pack-refs with: peeled fully-peeled sorted\n");
+    if let Some(name) = checkout.ref_name.strip_prefix("refs/").or(Some(&checkout.ref_name)).filter(|n| is_plain(n)) {
+        refs.push_str(&format!("{} refs/remotes/origin/{name}\n", key.sha));
+    }
+    refs.push_str(&tags(&key.repository));
+    fs::write(git.join("packed-refs"), refs)
+}
+
+/// The packed tags of the repository, for `git describe`.
+fn tags(repository: &Path) -> String {
+    let packed = fs::read_to_string(repository.join("packed-refs"))
+        .or_else(|_| fs::read_to_string(repository.join(".git/packed-refs")))
+        .unwrap_or_default();
+    let mut lines = String::new();
+    let mut in_tag = false;
+    for line in packed.lines() {
+        in_tag = if line.starts_with('^') { in_tag } else { line.contains(" refs/tags/") };
+        if in_tag {
+            lines.push_str(line);
+            lines.push('\n');
+        }
+    }
+    lines
+}
+
+/// A ref name that needs no further rules.
+fn is_plain(name: &str) -> bool {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '-' | '_' | '.' | '+');
+    !name.is_empty()
+        && name.chars().all(fits)
+        && !name.contains("..")
+        && !name.contains("//")
+        && !name.ends_with(['/', '.'])
+        && !name.starts_with(['/', '-', '.'])
+        && !name.ends_with(".lock")
+}

@@ -1,0 +1,142 @@
+//! What the built-in steps of one job share: its directories, variables, processes and trace.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_agent_api::builtin::{Coordinator, JobPlan};
+use muster_steps::log::{Log, Stream};
+use muster_steps::process::{Command, Ended, Processes};
+use muster_steps::stop::Stop;
+use parking_lot::Mutex;
+
+use crate::checkout::Templates;
+use crate::failure::Failure;
+use crate::trace::Trace;
+use crate::variables::Variables;
+
+/// From TERM to KILL, where the plan does not say.
+const DEFAULT_GRACE: Duration = Duration::from_secs(10);
+
+/// Told once, before the job's first own command; an error keeps it from starting.
+pub type OnUserCode = Box<dyn Fn() -> io::Result<()> + Send + Sync>;
+
+/// What the jobs of one agent share.
+#[derive(Debug, Default)]
+pub struct Shared {
+    /// Work trees of commits, ready to be copied.
+    pub templates: Templates,
+}
+
+/// The surroundings of one job's steps.
+pub struct Context {
+    /// The job's checkout.
+    pub project_dir: PathBuf,
+    /// `<project_dir>.tmp`: file variables and other temporary files.
+    pub temp_dir: PathBuf,
+    /// The job's variables.
+    pub variables: Variables,
+    /// From TERM to KILL.
+    pub grace: Duration,
+    /// Where artifacts go, and come from.
+    pub coordinator: Coordinator,
+    /// Everything the job starts.
+    pub processes: Processes,
+    /// The job's trace.
+    pub trace: Arc<Trace>,
+    /// What the agent's jobs share.
+    pub shared: Arc<Shared>,
+    on_user_code: OnUserCode,
+    user_code_started: Mutex<bool>,
+}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context").field("project_dir", &self.project_dir).finish_non_exhaustive()
+    }
+}
+
+impl Context {
+    /// The surroundings of the job that `plan` describes.
+    pub fn new(
+        plan: &JobPlan,
+        variables: Variables,
+        processes: Processes,
+        trace: Arc<Trace>,
+        shared: Arc<Shared>,
+        on_user_code: OnUserCode,
+    ) -> Self {
+        let project_dir = PathBuf::from(&plan.project_dir);
+        let mut temp_dir = project_dir.clone().into_os_string();
+        temp_dir.push(".tmp");
+        let grace = if plan.grace_ms == 0 { DEFAULT_GRACE } else { Duration::from_millis(plan.grace_ms) };
+        Self {
+            project_dir,
+            temp_dir: temp_dir.into(),
+            variables,
+            grace,
+            coordinator: plan.coordinator.clone(),
+            processes,
+            trace,
+            shared,
+            on_user_code,
+            user_code_started: Mutex::new(false),
+        }
+    }
+
+    /// Writes to the trace, as Muster's own words.
+    pub fn say(&self, line: &str) {
+        self.trace.write(Stream::Runner, line.as_bytes());
+    }
+
+    /// The trace, for what processes print.
+    #[must_use]
+    pub fn log(&self) -> Arc<dyn Log> {
+        Arc::<Trace>::clone(&self.trace)
+    }
+
+    /// Has to be called before anything of the user's runs (invariant J2).
+    ///
+    /// # Errors
+    /// If the spool cannot record it.
+    pub fn user_code_starts(&self) -> Result<(), Failure> {
+        let mut started = self.user_code_started.lock();
+        if !*started {
+            (self.on_user_code)().map_err(Failure::io("cannot record the start of the script in the spool"))?;
+            *started = true;
+        }
+        Ok(())
+    }
+
+    /// The environment for a process of the job.
+    #[must_use]
+    pub fn environment(&self) -> Vec<(OsString, OsString)> {
+        self.variables.environment(self.processes.environment(), &self.temp_dir)
+    }
+
+    /// Runs a command; its output goes to the trace.
+    ///
+    /// # Errors
+    /// A status other than 0, or that it could not run.
+    pub(crate) async fn wait(&self, command: Command, stop: &Stop) -> Result<(), Failure> {
+        match self.processes.run(command, &self.log(), stop, self.grace).await? {
+            Ended::Exited(status) => Failure::of_status(status).map_or(Ok(()), Err),
+            Ended::Stopped(cause) => Err(Failure::Stopped(cause)),
+        }
+    }
+
+    /// Runs work that blocks. It has to look at `stop` by itself, at short intervals.
+    ///
+    /// # Errors
+    /// The work's own, or that it panicked.
+    pub(crate) async fn blocking<T: Send + 'static>(
+        work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        match tokio::task::spawn_blocking(work).await {
+            Ok(result) => result,
+            Err(error) => Err(Failure::System(format!("a built-in step broke down: {error}"))),
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Why a phase did not succeed, and what that means for the job (job-execution 11).
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+
+use muster_job::{EndCause, FailureReason};
+use muster_steps::process::RunError;
+
+/// Why a phase did not succeed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// A command of the job ended with this status.
+    #[error("exit status {0}")]
+    Exit(i32),
+    /// A command of the job was ended by a signal that we did not send.
+    #[error("signal: {}", signal_name(*.0))]
+    Signal(i32),
+    /// The phase was asked to end.
+    #[error("{}", stopped(*.0))]
+    Stopped(EndCause),
+    /// A phase ran into its own limit; the text says which.
+    #[error("{0}")]
+    PhaseTimeout(String),
+    /// The job ran into its limit; the text says which.
+    #[error("{0}")]
+    JobTimeout(String),
+    /// A built-in step could not do its work for a reason that lies in the job: counts as the script's failure.
+    #[error("{0}")]
+    Step(String),
+    /// The job asks for what its runner is not set up for.
+    #[error("{0}")]
+    Configuration(String),
+    /// The machine, not the job, is at fault.
+    #[error("{0}")]
+    System(String),
+}
+
+fn stopped(cause: EndCause) -> &'static str {
+    match cause {
+        EndCause::CanceledByUser => "canceled",
+        EndCause::TimedOut => "timed out",
+        EndCause::EnvironmentLost => "the environment was lost",
+        EndCause::ResourceExhausted => "no space left for the job's log",
+        EndCause::PolicyRefused => "refused by policy",
+        EndCause::ManagerDraining => "aborted: the runner is shutting down",
+    }
+}
+
+fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        1 => "hangup",
+        2 => "interrupt",
+        3 => "quit",
+        4 => "illegal instruction",
+        6 => "aborted",
+        8 => "floating point exception",
+        9 => "killed",
+        11 => "segmentation fault",
+        13 => "broken pipe",
+        15 => "terminated",
+        other => return format!("signal {other}"),
+    };
+    name.to_owned()
+}
+
+impl Failure {
+    /// The failure in a status, if it is one.
+    #[must_use]
+    pub fn of_status(status: ExitStatus) -> Option<Self> {
+        match (status.code(), status.signal()) {
+            (Some(0), _) => None,
+            (Some(code), _) => Some(Self::Exit(code)),
+            (None, signal) => Some(Self::Signal(signal.unwrap_or_default())),
+        }
+    }
+
+    /// A failure of the machine, with what was being done.
+    pub fn io(doing: impl std::fmt::Display) -> impl FnOnce(std::io::Error) -> Self {
+        move |error| Self::System(format!("{doing}: {error}"))
+    }
+
+    /// GitLab's reason.
+    #[must_use]
+    pub fn reason(&self) -> FailureReason {
+        match self {
+            Self::Exit(_) | Self::Signal(_) | Self::Step(_) => FailureReason::ScriptFailure,
+            Self::Stopped(cause) => FailureReason::from(*cause),
+            Self::PhaseTimeout(_) | Self::JobTimeout(_) => FailureReason::JobExecutionTimeout,
+            Self::Configuration(_) => FailureReason::RunnerConfigurationError,
+            Self::System(_) => FailureReason::RunnerSystemFailure,
+        }
+    }
+
+    /// The exit code for the coordinator.
+    #[must_use]
+    pub fn exit_code(&self) -> Option<i32> {
+        match self {
+            Self::Exit(code) => Some(*code),
+            Self::Step(_) => Some(1),
+            _ => None,
+        }
+    }
+
+    /// What ended the job early.
+    #[must_use]
+    pub fn cause(&self) -> Option<EndCause> {
+        match self {
+            Self::Stopped(cause) => Some(*cause),
+            Self::PhaseTimeout(_) | Self::JobTimeout(_) => Some(EndCause::TimedOut),
+            _ => None,
+        }
+    }
+}
+
+impl From<RunError> for Failure {
+    fn from(error: RunError) -> Self {
+        use std::error::Error;
+        let cause = error.source().map(|source| format!(": {source}")).unwrap_or_default();
+        Self::System(format!("{error}{cause}"))
+    }
+}

@@ -1,0 +1,175 @@
+//! Runs one phase: section, title, tries, limits.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use muster_agent_api::builtin::{Builtin, JobPlan, Phase};
+use muster_agent_api::result::StepNode;
+use muster_job::EndCause;
+use muster_steps::stop::Stop;
+use tokio::time::sleep_until;
+
+use super::{Brakes, go_duration, is_after_script, is_user_script};
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::trace::style;
+use crate::{checkout, script, variables::Variables};
+
+/// Between two tries of a phase; doubles up to [`RETRY_MAX`] (job-execution 1.4).
+const RETRY_FIRST: Duration = Duration::from_secs(5);
+const RETRY_MAX: Duration = Duration::from_secs(300);
+/// More tries than this are a mistake (job-execution 1.4).
+const MAX_ATTEMPTS: u32 = 10;
+
+/// Runs phases of one job.
+pub(super) struct Runner<'a> {
+    pub(super) context: Arc<Context>,
+    pub(super) plan: &'a JobPlan,
+    pub(super) brakes: &'a Brakes,
+    /// The job's.
+    pub(super) deadline: Option<Instant>,
+}
+
+/// What became of a phase.
+pub(super) struct Done {
+    pub(super) result: Result<(), Failure>,
+    /// The author's own steps, for a phase that has such.
+    pub(super) steps: Vec<StepNode>,
+}
+
+impl Runner<'_> {
+    pub(super) async fn run(&self, phase: &Phase, cancel_reaches: bool) -> Done {
+        let section = self.plan.trace_sections;
+        if section {
+            self.context.say(&style::section_start(&phase.name));
+        }
+        self.context.say(&style::title(&phase.title));
+        let mut steps = Vec::new();
+        let result = self.tries(phase, cancel_reaches, &mut steps).await;
+        if let Err(Failure::Stopped(EndCause::TimedOut) | Failure::PhaseTimeout(_)) = &result {
+            self.context.say(&style::warning(&format!(
+                "{} could not run to completion because the timeout was exceeded. \
+                 Raise the job's `timeout`, or RUNNER_SCRIPT_TIMEOUT and RUNNER_AFTER_SCRIPT_TIMEOUT.",
+                phase.name
+            )));
+        }
+        if section {
+            self.context.say(&style::section_end(&phase.name));
+        }
+        Done { result: result.map_err(|failure| self.name_timeout(failure)), steps }
+    }
+
+    /// The job's own limit has its own words.
+    fn name_timeout(&self, failure: Failure) -> Failure {
+        match failure {
+            Failure::Stopped(EndCause::TimedOut) if self.plan.timeout_ms > 0 => {
+                let limit = go_duration(Duration::from_millis(self.plan.timeout_ms));
+                Failure::JobTimeout(format!("execution took longer than {limit} seconds"))
+            }
+            other => other,
+        }
+    }
+
+    async fn tries(&self, phase: &Phase, cancel_reaches: bool, steps: &mut Vec<StepNode>) -> Result<(), Failure> {
+        let own_limit = (phase.timeout_ms > 0).then(|| Instant::now() + Duration::from_millis(phase.timeout_ms));
+        let stop = self.brakes.stop.child();
+        let attempts = phase.attempts.clamp(1, MAX_ATTEMPTS);
+        let mut pause = RETRY_FIRST;
+        let work = async {
+            let mut attempt = 1;
+            loop {
+                let failure = match self.once(phase, attempt > 1, &stop, steps).await {
+                    Ok(()) => return Ok(()),
+                    Err(failure) if attempt >= attempts || stop.cause().is_some() => return Err(failure),
+                    Err(failure) => failure,
+                };
+                self.context.say(&style::warning(&format!("Retrying... {} error={failure}", phase.name)));
+                tokio::select! {
+                    cause = stop.stopped() => return Err(Failure::Stopped(cause)),
+                    () = tokio::time::sleep(pause) => {}
+                }
+                pause = (pause * 2).min(RETRY_MAX);
+                attempt += 1;
+            }
+        };
+        self.within_limits(phase, own_limit, cancel_reaches, &stop, work).await
+    }
+
+    /// Ends the work at the job's deadline, at the phase's own, or by a cancel. The work decides how long its end takes.
+    async fn within_limits(
+        &self,
+        phase: &Phase,
+        own_limit: Option<Instant>,
+        cancel_reaches: bool,
+        stop: &Stop,
+        work: impl Future<Output = Result<(), Failure>>,
+    ) -> Result<(), Failure> {
+        let own_is_first = match (own_limit, self.deadline) {
+            (Some(own), Some(job)) => own < job,
+            (own, _) => own.is_some(),
+        };
+        let limit = if own_is_first { own_limit } else { self.deadline };
+        let is_cleaning = phase.when == muster_agent_api::builtin::PhaseWhen::Finally;
+        let limit = limit.filter(|_| !is_cleaning || own_is_first);
+        let mut work = pin!(work);
+        let mut timed_out = false;
+        let mut canceled = false;
+        loop {
+            tokio::select! {
+                biased;
+                result = &mut work => {
+                    return match result {
+                        Err(Failure::Stopped(EndCause::TimedOut)) if timed_out && own_is_first => {
+                            Err(Failure::PhaseTimeout(phase_timeout(phase)))
+                        }
+                        other => other,
+                    };
+                }
+                () = reached(limit), if !timed_out => {
+                    timed_out = true;
+                    stop.stop(EndCause::TimedOut);
+                }
+                () = self.brakes.cancel.cancelled(), if cancel_reaches && !canceled => {
+                    canceled = true;
+                    stop.stop(EndCause::CanceledByUser);
+                }
+            }
+        }
+    }
+
+    async fn once(&self, phase: &Phase, again: bool, stop: &Stop, steps: &mut Vec<StepNode>) -> Result<(), Failure> {
+        let context = &self.context;
+        if let (Some(cause), false) = (stop.cause(), matches!(phase.run, Builtin::Cleanup)) {
+            return Err(Failure::Stopped(cause));
+        }
+        match &phase.run {
+            Builtin::Script(script) => script::run(context, script, stop).await,
+            Builtin::Checkout(checkout) => checkout::run(context, checkout, again, stop).await,
+            Builtin::Cleanup => Variables::remove_files(&context.temp_dir)
+                .map_err(Failure::io("cannot remove the job's temporary files")),
+            _ => {
+                let _ = steps;
+                Err(Failure::System("not there yet".to_owned()))
+            }
+        }
+    }
+}
+
+async fn reached(limit: Option<Instant>) {
+    match limit {
+        Some(limit) => sleep_until(limit.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn phase_timeout(phase: &Phase) -> String {
+    let limit = go_duration(Duration::from_millis(phase.timeout_ms));
+    match &phase.run {
+        run if is_user_script(run) => "script timeout: context deadline exceeded".to_owned(),
+        run if is_after_script(run) => "after script timeout: context deadline exceeded".to_owned(),
+        Builtin::Checkout(_) => format!("get sources timeout: exceeded timeout of {limit}"),
+        _ => format!("{} timeout: exceeded timeout of {limit}", phase.name),
+    }
+}

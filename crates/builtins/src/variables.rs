@@ -1,0 +1,224 @@
+//! How a job's variables reach its processes (job-execution 3.3, 3.5).
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use parking_lot::Mutex;
+
+/// The file in the temporary directory by which a job passes variables to its later phases.
+const ENV_FILE: &str = "gitlab_runner_env";
+/// The kernel takes up to 128 KiB for one entry of the environment; what is longer is exported by the script.
+const ENTRY_LIMIT: usize = 100 * 1024;
+/// The kernel's limit for all entries and arguments together is about 2 MiB; the rest is exported by the script.
+const TOTAL_LIMIT: usize = 1024 * 1024;
+
+/// One variable of a job, as the manager sends it: expanded already.
+#[derive(Clone, PartialEq, Eq)]
+pub struct JobVariable {
+    /// Its name.
+    pub key: String,
+    /// Its value; of a file variable, the content.
+    pub value: String,
+    /// It is a file, and its value in the job is the path.
+    pub file: bool,
+    /// It must not be seen in the trace.
+    pub masked: bool,
+}
+
+impl std::fmt::Debug for JobVariable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("JobVariable").field("key", &self.key).field("masked", &self.masked).finish_non_exhaustive()
+    }
+}
+
+/// The variables of one job, later ones over earlier ones.
+#[derive(Debug)]
+pub struct Variables {
+    all: Vec<JobVariable>,
+    /// Changes of the job's own state, `CI_JOB_STATUS`.
+    changed: Mutex<HashMap<&'static str, String>>,
+}
+
+impl Variables {
+    /// The variables in the order of the payload.
+    #[must_use]
+    pub fn new(all: Vec<JobVariable>) -> Self {
+        Self { all, changed: Mutex::default() }
+    }
+
+    /// The value of a plain variable.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.all.iter().rev().find(|variable| variable.key == key && !variable.file).map(|v| v.value.as_str())
+    }
+
+    /// All of them, in order.
+    #[must_use]
+    pub fn all(&self) -> &[JobVariable] {
+        &self.all
+    }
+
+    /// The value that counts is this one from now on.
+    pub fn set(&self, key: &'static str, value: &str) {
+        self.changed.lock().insert(key, value.to_owned());
+    }
+
+    /// The values that must not be seen.
+    pub fn masked(&self) -> impl Iterator<Item = &str> {
+        self.all.iter().filter(|variable| variable.masked).map(|variable| variable.value.as_str())
+    }
+
+    /// Writes the file variables, and makes the directory for them and other temporary files.
+    ///
+    /// # Errors
+    /// What the disk says, or that a name is no file name.
+    pub fn write_files(&self, temp_dir: &Path) -> io::Result<()> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(temp_dir)?;
+        remove_if_there(&temp_dir.join(ENV_FILE))?;
+        for variable in self.all.iter().filter(|variable| variable.file) {
+            let path = file_path(temp_dir, &variable.key).ok_or_else(|| {
+                io::Error::new(io::ErrorKind::InvalidInput, format!("`{}` is no name for a file", variable.key))
+            })?;
+            // Made anew, so that the mode is right and no link is followed.
+            remove_if_there(&path)?;
+            let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+            file.write_all(variable.value.as_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Removes the temporary directory with all that is in it.
+    ///
+    /// # Errors
+    /// What the disk says.
+    pub fn remove_files(temp_dir: &Path) -> io::Result<()> {
+        match fs::remove_dir_all(temp_dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// The environment of a process: `base`, the variables over it, and over them what the job wrote to GITLAB_ENV.
+    /// Without what [`Variables::exports`] holds.
+    #[must_use]
+    pub fn environment(&self, base: &[(OsString, OsString)], temp_dir: &Path) -> Vec<(OsString, OsString)> {
+        let mut env = base.to_vec();
+        let resolved = self.resolved(temp_dir);
+        let mut total = 0;
+        env.extend(
+            resolved
+                .into_iter()
+                .filter(|(key, value)| fits(key, value, &mut total))
+                .map(|(key, value)| (key.into(), value.into())),
+        );
+        env
+    }
+
+    /// The variables that are too large for the environment of a process, for the script to export.
+    #[must_use]
+    pub fn exports(&self, temp_dir: &Path) -> Vec<(String, String)> {
+        let mut total = 0;
+        self.resolved(temp_dir).into_iter().filter(|(key, value)| !fits(key, value, &mut total)).collect()
+    }
+
+    fn resolved(&self, temp_dir: &Path) -> Vec<(String, String)> {
+        let value = |variable: &JobVariable| match file_path(temp_dir, &variable.key) {
+            Some(path) if variable.file => path.to_string_lossy().into_owned(),
+            _ => variable.value.clone(),
+        };
+        let mut env: Vec<(String, String)> = vec![("CI_JOB_STATUS".to_owned(), "running".to_owned())];
+        env.extend(self.all.iter().map(|variable| (variable.key.clone(), value(variable))));
+        env.extend(self.changed.lock().iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
+        let env_file = temp_dir.join(ENV_FILE);
+        env.push(("GITLAB_ENV".to_owned(), env_file.to_string_lossy().into_owned()));
+        if let Ok(text) = fs::read_to_string(&env_file) {
+            let lines = text.lines().filter_map(|line| line.split_once('='));
+            env.extend(lines.map(|(key, value)| (key.to_owned(), value.to_owned())));
+        }
+        // Entries that the kernel could not take apart again.
+        env.retain(|(key, value)| !key.is_empty() && !key.contains(['=', '\0']) && !value.contains('\0'));
+        env
+    }
+}
+
+fn fits(key: &str, value: &str, total: &mut usize) -> bool {
+    let size = key.len() + value.len() + 2;
+    if size > ENTRY_LIMIT || *total + size > TOTAL_LIMIT {
+        return false;
+    }
+    *total += size;
+    true
+}
+
+/// Where a file variable is; none if its name leads elsewhere.
+fn file_path(temp_dir: &Path, key: &str) -> Option<PathBuf> {
+    let plain = !key.is_empty() && !key.contains(['/', '\0']) && key != "." && key != "..";
+    plain.then(|| temp_dir.join(key))
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn variable(key: &str, value: &str, file: bool) -> JobVariable {
+        JobVariable { key: key.to_owned(), value: value.to_owned(), file, masked: false }
+    }
+
+    #[test]
+    fn files_are_private_and_known_by_their_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let temp = dir.path().join("p.tmp");
+        let variables = Variables::new(vec![variable("KEY", "content", true), variable("A", "1", false)]);
+        variables.write_files(&temp).unwrap();
+        let path = temp.join("KEY");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "content");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(&temp).unwrap().permissions().mode() & 0o777, 0o700);
+        let env = variables.environment(&[], &temp);
+        assert!(env.contains(&("KEY".into(), path.into())));
+        Variables::remove_files(&temp).unwrap();
+        assert!(!temp.exists());
+    }
+
+    #[test]
+    fn a_file_variable_cannot_leave_its_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let variables = Variables::new(vec![variable("../x", "content", true)]);
+        assert_eq!(variables.write_files(&dir.path().join("t")).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn later_layers_win_and_gitlab_env_wins_over_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let variables = Variables::new(vec![variable("A", "1", false), variable("A", "2", false)]);
+        fs::write(dir.path().join(ENV_FILE), "A=3\nno assignment\nB=x=y\n").unwrap();
+        variables.set("CI_JOB_STATUS", "failed");
+        let env: HashMap<OsString, OsString> =
+            variables.environment(&[("A".into(), "0".into())], dir.path()).into_iter().collect();
+        assert_eq!(env.get(&OsString::from("A")).unwrap(), "3");
+        assert_eq!(env.get(&OsString::from("B")).unwrap(), "x=y");
+        assert_eq!(env.get(&OsString::from("CI_JOB_STATUS")).unwrap(), "failed");
+    }
+
+    #[test]
+    fn what_the_kernel_would_refuse_is_left_to_the_script() {
+        let large = "x".repeat(200 * 1024);
+        let variables = Variables::new(vec![variable("LARGE", &large, false), variable("SMALL", "1", false)]);
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!variables.environment(&[], dir.path()).iter().any(|(key, _)| key == "LARGE"));
+        assert_eq!(variables.exports(dir.path()), [("LARGE".to_owned(), large)]);
+    }
+}
