@@ -4,12 +4,14 @@
 //! pipeline-yaml 4.5) is in it unless a user wrote it.
 
 mod environment;
+mod forwarded;
 mod predefined;
 
 use muster_job::{RunnerId, Variable};
 use muster_pipeline::context::Context;
 use muster_pipeline::{expand, layers};
 
+pub use forwarded::forwarded;
 pub use predefined::RUNNER_OWNED;
 
 use crate::handout::Handout;

@@ -1,9 +1,10 @@
 //! Variables of a job: C154 to C163, and what surrounds them. (C164, masking, is the agent's.)
 
 use muster_coordinator::dotenv::{self, DotenvError};
-use muster_coordinator::variables::RUNNER_OWNED;
-use muster_job::Variable;
+use muster_coordinator::variables::{self, RUNNER_OWNED};
+use muster_job::{PipelineId, Variable};
 use muster_pipeline::expand::{Unknown, expand_text};
+use muster_pipeline::model::{Bridge, BridgeTarget, Strategy};
 use muster_pipeline::{expression, layers, slug};
 use proptest::prelude::*;
 
@@ -199,6 +200,35 @@ fn what_the_runner_sets_is_not_sent_unless_a_user_wrote_it() {
     assert!(world.variables().iter().all(|variable| !RUNNER_OWNED.contains(&variable.key.as_str())));
     world.job.variables = vec![Variable::public("CI_PROJECT_DIR", "mine")];
     assert_eq!(world.value("CI_PROJECT_DIR").as_deref(), Some("mine"));
+}
+
+#[test]
+fn c193_what_a_bridge_forwards() {
+    let mut world = World::new();
+    world.context.pipeline_variables = vec![Variable::public("R", "run")];
+    world.job.variables = vec![
+        Variable::public("V", "1"),
+        Variable::public("W", "$V of $CI_PIPELINE_ID, $D, ${CI_JOB_ID}. $C"),
+        Variable { raw: true, ..Variable::public("C", "$V") },
+    ];
+    let dotenv = [("D".to_owned(), "dot".to_owned())];
+    let forwarded = |yaml: bool, pipeline: bool| {
+        let bridge = Bridge {
+            target: BridgeTarget::Child(Vec::new()),
+            strategy: Strategy::None,
+            forward_yaml_variables: yaml,
+            forward_pipeline_variables: pipeline,
+        };
+        variables::forwarded(&world.context, &world.job, &bridge, PipelineId(5), &dotenv)
+            .into_iter()
+            .map(|variable| (variable.key, variable.value))
+            .collect::<Vec<_>>()
+    };
+    let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    let yaml = [pair("V", "1"), pair("W", "1 of 5, dot, . ${C}"), pair("C", "$V")];
+    assert_eq!(forwarded(true, false), yaml);
+    assert_eq!(forwarded(false, false), []);
+    assert_eq!(forwarded(false, true), [pair("D", "dot"), pair("R", "run")]);
 }
 
 proptest! {
