@@ -42,10 +42,12 @@ pub fn expand_text(text: &str, lookup: &dyn Fn(&str) -> Option<String>, unknown:
     out
 }
 
-/// Whether `text` has any reference.
-#[must_use]
-pub fn has_references(text: &str) -> bool {
-    pieces(text).iter().any(|piece| matches!(piece, Piece::Reference { .. }))
+/// The names that `text` refers to, as often as it does.
+pub fn references(text: &str) -> impl Iterator<Item = &str> {
+    pieces(text).into_iter().filter_map(|piece| match piece {
+        Piece::Text(_) => None,
+        Piece::Reference { name, .. } => Some(name),
+    })
 }
 
 /// Expands the values of `variables` in each other, in the order of their dependencies.
@@ -97,9 +99,8 @@ impl Graph {
             if variable.raw {
                 continue;
             }
-            for piece in pieces(&variable.value) {
-                if let Piece::Reference { name, .. } = piece
-                    && let Some(&target) = by_name.get(name)
+            for name in references(&variable.value) {
+                if let Some(&target) = by_name.get(name)
                     && !variables[target].raw
                     && !variables[target].file
                     && !graph.uses[index].contains(&target)

@@ -1,7 +1,8 @@
 //! Regular expressions as users of `.gitlab-ci.yml` write them: RE2, perhaps between slashes with flags after them.
 //!
-//! The `regex` crate is RE2's sibling: linear time, no look-around, no back-references. Where the two dialects differ in
-//! what is a literal (a lone brace, a bracket inside a class), the text is adapted so that RE2's meaning holds.
+//! The `regex` crate is RE2's sibling: linear time, no look-around, no back-references. Where the two dialects differ (a
+//! lone brace or a bracket inside a class is text; `\d`, `\w`, `\s` and `\b` mean ASCII; `\Q...\E` quotes), the pattern
+//! is adapted so that RE2's meaning holds.
 //!
 //! Invariant: compiling and matching any text takes bounded time and memory, and nothing panics.
 
@@ -98,10 +99,7 @@ fn adapt(pattern: &str) -> String {
         let at_class_start = std::mem::take(&mut class_start);
         let mut taken = char.len_utf8();
         match char {
-            '\\' => {
-                taken += escaped_len(&rest[1..]);
-                out.push_str(&rest[..taken]);
-            }
+            '\\' => taken += escape(&rest[1..], &mut out),
             '[' if !in_class => {
                 in_class = true;
                 class_start = true;
@@ -133,14 +131,39 @@ fn adapt(pattern: &str) -> String {
     out
 }
 
-/// The bytes that belong to a backslash: `p{Greek}` and `x{10FFFF}` keep their braces.
-fn escaped_len(after: &str) -> usize {
-    let Some(first) = after.chars().next() else { return 0 };
-    let plain = first.len_utf8();
-    if !matches!(first, 'p' | 'P' | 'x' | 'b') || !after[plain..].starts_with('{') {
-        return plain;
-    }
-    after.find('}').map_or(plain, |end| end + 1)
+/// Writes the escape whose backslash precedes `after`, and says how many bytes of `after` belong to it.
+fn escape(after: &str, out: &mut String) -> usize {
+    let Some(first) = after.chars().next() else {
+        out.push('\\');
+        return 0;
+    };
+    let mut taken = first.len_utf8();
+    let ascii = match first {
+        'd' => "[0-9]",
+        'D' => "[^0-9]",
+        'w' => "[0-9A-Za-z_]",
+        'W' => "[^0-9A-Za-z_]",
+        's' => "[\\t\\n\\f\\r ]",
+        'S' => "[^\\t\\n\\f\\r ]",
+        'b' => "(?-u:\\b)",
+        '<' => "<",
+        '>' => ">",
+        'Q' => {
+            let (quoted, end) = after[taken..].split_once("\\E").map_or((&after[taken..], 0), |(text, _)| (text, 2));
+            out.push_str(&regex::escape(quoted));
+            return taken + quoted.len() + end;
+        }
+        _ => {
+            // `\p{Greek}` and `\x{10FFFF}` keep their braces.
+            if matches!(first, 'p' | 'P' | 'x') && after[taken..].starts_with('{') {
+                taken = after.find('}').map_or(taken, |end| end + 1);
+            }
+            out.push('\\');
+            &after[..taken]
+        }
+    };
+    out.push_str(ascii);
+    taken
 }
 
 /// Whether `{...` begins `{2}`, `{2,}` or `{2,3}`.
@@ -178,9 +201,20 @@ mod tests {
             (r"^\p{Greek}\x{41}$", "αA"),
             (r"^a\/b\-c$", "a/b-c"),
             ("^[a--]+$", "a-"),
+            (r"^\w+[\d.-]+\s?$", "ab_1.2- "),
+            (r"^[^\W]+\b$", "ab"),
+            (r"^\Qa+(\E.$", "a+(b"),
+            (r"^\<\>a\b{x}$", "<>a{x}"),
         ] {
             let regex = compile(pattern).unwrap_or_else(|error| panic!("{pattern}: {error}"));
             assert!(regex.is_match(text), "{pattern} {text}");
+        }
+    }
+
+    #[test]
+    fn digits_words_and_spaces_are_ascii() {
+        for (pattern, text) in [(r"^\d$", "٣"), (r"^\w$", "é"), (r"^\s$", "\u{a0}")] {
+            assert!(compile(pattern).is_ok_and(|regex| !regex.is_match(text)), "{pattern} {text}");
         }
     }
 

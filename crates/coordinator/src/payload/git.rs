@@ -24,10 +24,12 @@ pub(super) fn git_info(handout: &Handout<'_>, variables: &[Variable]) -> GitInfo
     }
 }
 
-/// `GIT_DEPTH`, where it is a number, else the project's setting. 0 is the full history.
+/// `GIT_DEPTH`, where it is set, else the project's setting. 0, and what is no number, is the full history.
 fn depth(handout: &Handout<'_>, variables: &[Variable]) -> i64 {
-    let wanted = layers::value(variables, "GIT_DEPTH").and_then(|depth| depth.trim().parse::<i64>().ok());
-    wanted.unwrap_or(handout.git.depth).max(0)
+    match layers::value(variables, "GIT_DEPTH") {
+        Some(depth) => depth.trim().parse().unwrap_or(0).max(0),
+        None => handout.git.depth.max(0),
+    }
 }
 
 /// First the ref that keeps the pipeline's commit alive; then the branch or tag, or all of them for the full history.

@@ -128,7 +128,7 @@ fn c206_depth_and_refspecs_of_a_branch() {
     assert_eq!(git.refspecs, [pipeline, "+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*"]);
 
     world.job.variables = vec![Variable::public("GIT_DEPTH", "many")];
-    assert_eq!(world.payload().git_info.depth, 20);
+    assert_eq!(world.payload().git_info.depth, 0);
 }
 
 #[test]
