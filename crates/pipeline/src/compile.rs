@@ -1,9 +1,13 @@
 //! The whole way from text to pipeline, in GitLab's order (pipeline-yaml 2.1).
 
+use crate::config::reading::Problems;
 use crate::context::{ChildSource, Context, Sources};
 use crate::diagnostic::{Diagnostic, Severity, SourceMap};
+use crate::load::{self, Loaded};
 use crate::model::{Decision, ExcludedJob, Pipeline};
 use crate::node::Node;
+use crate::seed::{self, Outcome};
+use crate::{config, graph};
 
 /// What became of a configuration. Exactly one of these holds: there is a pipeline; there is a reason why none was
 /// created; or `diagnostics` has an error.
@@ -60,13 +64,39 @@ pub enum NotCreatedReason {
 /// Never fails as a call: what is wrong with the text is in [`Compiled::diagnostics`].
 #[must_use]
 pub fn compile(root_text: &[u8], context: &Context, sources: &dyn Sources) -> Compiled {
-    let _ = (root_text, context, sources);
-    Compiled::default()
+    finish(load::load(root_text, context, sources), context, sources)
 }
 
 /// Compiles the texts of a child pipeline for an event ([`crate::context::PipelineSource::ParentPipeline`]).
 #[must_use]
 pub fn compile_child(entries: &[ChildSource], context: &Context, sources: &dyn Sources) -> Compiled {
-    let _ = (entries, context, sources);
-    Compiled::default()
+    finish(load::load_child(entries, context, sources), context, sources)
+}
+
+/// From the merged tree on.
+fn finish(loaded: Loaded, context: &Context, sources: &dyn Sources) -> Compiled {
+    let mut problems = Problems::default();
+    for diagnostic in &loaded.diagnostics {
+        problems.push(diagnostic.clone());
+    }
+    let mut compiled = Compiled::default();
+    // A tree of which parts are missing, perhaps all of it, would only make follow-up errors about what is not there.
+    let readable = loaded.root.as_map().is_some_and(|map| !map.is_empty()) || !loaded.has_errors();
+    if readable {
+        let (config, merged) = config::config(&loaded.root, &mut problems);
+        compiled.merged = Some(merged);
+        let graph = graph::graph(&config, &mut problems);
+        if problems.errors() == 0 {
+            let outcome = seed::seed(&config, &graph, &loaded, context, sources, &mut problems);
+            if problems.errors() == 0 {
+                match outcome {
+                    Outcome::Created(pipeline) => compiled.pipeline = Some(*pipeline),
+                    Outcome::NotCreated(reason) => compiled.not_created = Some(reason),
+                }
+            }
+        }
+    }
+    compiled.diagnostics = problems.into_list();
+    compiled.sources = loaded.sources;
+    compiled
 }

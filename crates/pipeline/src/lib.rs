@@ -12,12 +12,14 @@
 //! each with file, line and column.
 
 mod compile;
+mod config;
 pub mod context;
 pub mod diagnostic;
 pub mod duration;
 pub mod expand;
 pub mod expression;
 pub mod glob;
+mod graph;
 pub mod layers;
 pub mod limits;
 pub mod load;
@@ -27,6 +29,7 @@ pub mod node;
 mod preview;
 pub mod ref_match;
 pub mod regexp;
+mod seed;
 pub mod slug;
 pub mod yaml;
 

@@ -1,7 +1,9 @@
 //! What the pipeline room promises: the conformance cases of the format, by their numbers, and properties.
 
+mod c_config;
 mod c_expression;
 mod c_extends;
 mod c_include;
+mod case;
 mod harness;
 mod leaf_properties;

@@ -1,0 +1,87 @@
+//! `artifacts`.
+
+use crate::config::keywords;
+use crate::config::reading::{Fields, Path, Problems, boolean, duration, text, texts};
+use crate::model::Artifacts;
+use crate::node::Node;
+
+/// `artifacts`: what is kept of a job's files.
+pub(crate) fn artifacts(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Artifacts> {
+    let fields = Fields::open(node, at, keywords::ARTIFACTS, problems)?;
+    let paths = fields.texts("paths", problems);
+    if let Some(expose_as) = fields.get("expose_as") {
+        exposed(&fields, expose_as, &paths, problems);
+    }
+    let expire_in = fields.text("expire_in", problems);
+    if let (Some(node), Some(text)) = (fields.get("expire_in"), &expire_in)
+        && text != "never"
+    {
+        let _ = duration(node, at.key("expire_in"), problems);
+    }
+    let reports = fields.get("reports").map(|node| reports(node, at.key("reports"), problems)).unwrap_or_default();
+    Some(Artifacts {
+        name: fields.text("name", problems),
+        paths,
+        exclude: fields.texts("exclude", problems),
+        untracked: fields.flag("untracked", false, problems),
+        when: fields
+            .choice("when", &["on_success", "on_failure", "always"], problems)
+            .unwrap_or_else(|| "on_success".to_owned()),
+        expire_in,
+        expose_as: fields.text("expose_as", problems),
+        access: access(&fields, problems),
+        reports,
+    })
+}
+
+fn access(fields: &Fields<'_>, problems: &mut Problems) -> String {
+    let at = fields.at();
+    if fields.get("public").is_some() && fields.get("access").is_some() {
+        problems.wrong(fields.span(), at, "config uses both `public` and `access`, which exclude each other");
+    }
+    let access = fields.choice("access", &["all", "developer", "maintainer", "none"], problems);
+    let public = fields.get("public").and_then(|node| boolean(node, at.key("public"), problems));
+    access.unwrap_or_else(|| if public == Some(false) { "developer" } else { "all" }.to_owned())
+}
+
+fn exposed(fields: &Fields<'_>, node: &Node, paths: &[String], problems: &mut Problems) {
+    let at = fields.at();
+    if paths.is_empty() {
+        problems.wrong(node.span, at.key("expose_as"), "needs `paths`");
+    }
+    for path in paths.iter().filter(|path| path.contains(['*', '?', '[', '$'])) {
+        let what = format!("can't be used with the path `{path}`: it holds a pattern or a variable");
+        problems.wrong(node.span, at.key("expose_as"), what);
+    }
+}
+
+/// `artifacts:reports` by the type that the runner is told.
+fn reports(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<(String, Vec<String>)> {
+    let Some(fields) = Fields::open(node, at, keywords::REPORTS, problems) else { return Vec::new() };
+    let mut all = Vec::new();
+    for kind in node.as_map().into_iter().flat_map(crate::node::Map::keys) {
+        let Some(value) = fields.get(kind) else { continue };
+        let at = at.key(kind);
+        match &**kind {
+            "coverage_report" => all.extend(coverage_report(value, at, problems)),
+            "accessibility" | "annotations" | "browser_performance" => {
+                all.extend(text(value, at, problems).map(|path| (kind.to_string(), vec![path])));
+            }
+            known if keywords::REPORTS.contains(&known) => {
+                all.extend(texts(value, at, problems).map(|paths| (kind.to_string(), paths)));
+            }
+            _ => {}
+        }
+    }
+    all
+}
+
+fn coverage_report(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<(String, Vec<String>)> {
+    let fields = Fields::open(node, at, &["coverage_format", "path"], problems)?;
+    if fields.get("coverage_format").is_none() {
+        problems.wrong(node.span, at, "config should have the key `coverage_format`");
+    }
+    let format = fields.choice("coverage_format", &["cobertura", "jacoco"], problems);
+    let path = fields.required_text("path", problems);
+    Some((format?, vec![path?]))
+}

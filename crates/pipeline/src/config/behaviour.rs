@@ -1,0 +1,164 @@
+//! When and how often a job runs, and where: `when`, `start_in`, `allow_failure`, `retry`, `tags`, `coverage`.
+
+use std::time::Duration;
+
+use muster_job::FailureReason;
+
+use crate::config::keywords;
+use crate::config::reading::{Fields, Path, Problems, choice, duration, integer, text, text_list};
+use crate::model::{AllowFailure, Retry, When};
+use crate::node::{Node, Value};
+use crate::regexp;
+
+/// Longest `start_in`.
+const MAX_START_IN: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// A job has fewer tags than this.
+const TAGS_LIMIT: usize = 50;
+
+/// `when` of a job.
+pub(crate) fn when(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<When> {
+    const WORDS: &[&str] = &["on_success", "on_failure", "always", "manual", "delayed"];
+    if node.as_str() == Some("never") {
+        let what = format!("should be one of: {}", WORDS.join(", "));
+        problems.wrong_help(node.span, at, what, "`never` belongs into `rules`");
+        return None;
+    }
+    choice(node, at, WORDS, problems).and_then(|word| when_of(&word))
+}
+
+/// The `when` of a word; `None` for `never`.
+pub(crate) fn when_of(word: &str) -> Option<When> {
+    match word {
+        "on_success" => Some(When::OnSuccess),
+        "on_failure" => Some(When::OnFailure),
+        "always" => Some(When::Always),
+        "manual" => Some(When::Manual),
+        "delayed" => Some(When::Delayed),
+        _ => None,
+    }
+}
+
+/// `start_in` of a job or rule, which belongs to `when: delayed` and only to it.
+pub(crate) fn start_in(fields: &Fields<'_>, delayed: bool, problems: &mut Problems) -> Option<Duration> {
+    let at = fields.at();
+    match (fields.get("start_in"), delayed) {
+        (None, false) => None,
+        (None, true) => {
+            let what = "start in should be a duration, since `when` is `delayed`";
+            problems.wrong_help(fields.span(), at, what, "add `start_in`, for example `start_in: 5 minutes`");
+            None
+        }
+        (Some(node), false) => {
+            problems.wrong_help(node.span, at, "start in must be blank", "`start_in` needs `when: delayed`");
+            None
+        }
+        (Some(node), true) => {
+            let duration = duration(node, at.key("start_in"), problems)?;
+            if duration.is_zero() || duration > MAX_START_IN {
+                problems.wrong(node.span, at.key("start_in"), "should be 1 second to 1 week");
+                return None;
+            }
+            Some(duration)
+        }
+    }
+}
+
+/// `allow_failure`: a boolean, or exit codes.
+pub(crate) fn allow_failure(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<AllowFailure> {
+    match &node.value {
+        Value::Bool(true) => Some(AllowFailure::Yes),
+        Value::Bool(false) => Some(AllowFailure::No),
+        Value::Map(_) => {
+            let fields = Fields::open(node, at, &["exit_codes"], problems)?;
+            let Some(codes) = fields.get("exit_codes") else {
+                problems.wrong(node.span, at, "config should have the key `exit_codes`");
+                return None;
+            };
+            exit_codes(codes, at.key("exit_codes"), problems).map(AllowFailure::ExitCodes)
+        }
+        _ => {
+            let what = format!("should be a boolean value or a map with `exit_codes`, but it is {}", node.kind());
+            problems.wrong(node.span, at, what);
+            None
+        }
+    }
+}
+
+/// Exit codes: one, or a non-empty list without repeats.
+fn exit_codes(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<i32>> {
+    let single = std::slice::from_ref(node);
+    let items = node.as_list().unwrap_or(single);
+    let mut codes = Vec::with_capacity(items.len());
+    let mut seen = std::collections::HashSet::new();
+    let mut good = !items.is_empty();
+    for item in items {
+        match item.value {
+            Value::Int(code) => match i32::try_from(code) {
+                Ok(code) if seen.insert(code) => codes.push(code),
+                _ => good = false,
+            },
+            _ => good = false,
+        }
+    }
+    if !good {
+        problems.wrong(node.span, at, "should be an integer or a non-empty array of unique integers");
+    }
+    good.then_some(codes)
+}
+
+/// `retry`: a number, or `{max, when, exit_codes}`.
+pub(crate) fn retry(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Retry> {
+    if node.as_map().is_none() {
+        return Some(Retry { max: max(node, at, problems)?, always: true, ..Retry::default() });
+    }
+    let fields = Fields::open(node, at, &["max", "when", "exit_codes"], problems)?;
+    let max = fields.get("max").map_or(Some(0), |node| max(node, at.key("max"), problems));
+    let words = fields.get("when").map(|node| retry_words(node, at.key("when"), problems)).unwrap_or_default();
+    let codes = fields.get("exit_codes");
+    let exit_codes = codes.and_then(|node| exit_codes(node, at.key("exit_codes"), problems)).unwrap_or_default();
+    // `{max: 1}` alone means any reason (pipeline-yaml 9, open point 4, decided so).
+    let unconditional = fields.get("when").is_none() && codes.is_none();
+    Some(Retry {
+        max: max?,
+        always: unconditional || words.iter().any(|word| word == "always"),
+        when: words.iter().filter(|word| *word != "always").map(|word| FailureReason::from_wire(word)).collect(),
+        exit_codes,
+    })
+}
+
+fn max(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<u32> {
+    integer(node, at, 0..=2, problems).and_then(|max| u32::try_from(max).ok())
+}
+
+fn retry_words(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<String> {
+    let single = std::slice::from_ref(node);
+    let items = node.as_list().unwrap_or(single);
+    items.iter().filter_map(|item| choice(item, at, keywords::RETRY_WHEN, problems)).collect()
+}
+
+/// `tags`: a list of texts, fewer than 50.
+pub(crate) fn tags(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
+    let tags = text_list(node, at, problems)?;
+    if tags.len() >= TAGS_LIMIT {
+        let what = format!("config must be less than the limit of {TAGS_LIMIT} tags, but it has {}", tags.len());
+        problems.wrong(node.span, at, what);
+        return None;
+    }
+    Some(tags)
+}
+
+/// `coverage`: a pattern between slashes, answered without them.
+pub(crate) fn coverage(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<String> {
+    let text = text(node, at, problems)?;
+    let pattern = text.strip_prefix('/').and_then(|rest| rest.strip_suffix('/')).filter(|inner| !inner.is_empty());
+    let Some(pattern) = pattern else {
+        let help = format!("write `coverage: '/{}/'`", text.trim_matches('/'));
+        problems.wrong_help(node.span, at, "config must be a regular expression enclosed in slashes", help);
+        return None;
+    };
+    if let Err(error) = regexp::compile(pattern) {
+        problems.wrong(node.span, at, error);
+        return None;
+    }
+    Some(pattern.to_owned())
+}

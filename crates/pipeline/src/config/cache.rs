@@ -1,0 +1,130 @@
+//! `cache`.
+
+use crate::config::keywords;
+use crate::config::reading::{Fields, Path, Problems, text, texts};
+use crate::node::{Node, Span, Value};
+
+/// Most caches of one job.
+const MAX_CACHES: usize = 4;
+/// Most paths of `key:files` and `key:files_commits`.
+const MAX_KEY_FILES: usize = 2;
+/// Most `fallback_keys`.
+const MAX_FALLBACK_KEYS: usize = 5;
+
+/// One cache as written; the digest of a file key comes later ([`crate::seed`]).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CacheEntry {
+    pub(crate) key: CacheKey,
+    pub(crate) paths: Vec<String>,
+    pub(crate) untracked: bool,
+    pub(crate) when: String,
+    pub(crate) policy: String,
+    pub(crate) unprotect: bool,
+    pub(crate) fallback_keys: Vec<String>,
+}
+
+/// `cache:key`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum CacheKey {
+    /// As written.
+    Text(String),
+    /// From the ids of files.
+    Files { files: Vec<String>, commits: bool, prefix: Option<String> },
+}
+
+/// `cache`: a map or a list of at most four. A cache without `paths` and `untracked` caches nothing and is left out.
+pub(crate) fn caches(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<CacheEntry>> {
+    let entries: Vec<CacheEntry> = match &node.value {
+        Value::List(list) => {
+            if list.len() > MAX_CACHES {
+                problems.wrong(
+                    node.span,
+                    at,
+                    format_args!("caches config is too long (maximum is {MAX_CACHES}, here are {})", list.len()),
+                );
+            }
+            list.iter().filter_map(|item| one(item, at, problems)).collect()
+        }
+        _ => one(node, at, problems).into_iter().collect(),
+    };
+    Some(entries.into_iter().filter(|entry| entry.untracked || !entry.paths.is_empty()).collect())
+}
+
+fn one(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<CacheEntry> {
+    let fields = Fields::open(node, at, keywords::CACHE, problems)?;
+    let key = fields
+        .get("key")
+        .map_or_else(|| Some(CacheKey::Text("default".to_owned())), |node| key(node, at.key("key"), problems));
+    let policy = fields.text("policy", problems).unwrap_or_else(|| "pull-push".to_owned());
+    if !policy.contains('$') && !["pull-push", "pull", "push"].contains(&policy.as_str()) {
+        let what = "should be one of: pull-push, push, pull, or a variable";
+        problems.wrong(fields.key_span("policy"), at.key("policy"), what);
+    }
+    let fallback_keys = fields.texts("fallback_keys", problems);
+    let fallback_span = fields.key_span("fallback_keys");
+    if fallback_keys.len() > MAX_FALLBACK_KEYS {
+        let what = format!("has too many entries (maximum {MAX_FALLBACK_KEYS})");
+        problems.wrong(fallback_span, at.key("fallback_keys"), what);
+    }
+    for key in &fallback_keys {
+        check_key(key, fallback_span, at.key("fallback_keys"), problems);
+    }
+    Some(CacheEntry {
+        key: key?,
+        paths: fields.texts("paths", problems),
+        untracked: fields.flag("untracked", false, problems),
+        when: fields
+            .choice("when", &["on_success", "on_failure", "always"], problems)
+            .unwrap_or_else(|| "on_success".to_owned()),
+        policy,
+        unprotect: fields.flag("unprotect", false, problems),
+        fallback_keys,
+    })
+}
+
+fn key(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<CacheKey> {
+    if node.as_map().is_none() {
+        let text = text(node, at, problems)?;
+        return check_key(&text, node.span, at, problems).then_some(CacheKey::Text(text));
+    }
+    let fields = Fields::open(node, at, &["files", "files_commits", "prefix"], problems)?;
+    let (name, list, commits) = match (fields.get("files"), fields.get("files_commits")) {
+        (Some(files), None) => ("files", files, false),
+        (None, Some(files)) => ("files_commits", files, true),
+        (Some(_), Some(_)) => {
+            let what = "config uses both `files` and `files_commits`, which exclude each other";
+            problems.wrong(node.span, at, what);
+            return None;
+        }
+        (None, None) => {
+            problems.wrong(node.span, at, "config should have the key `files` or `files_commits`");
+            return None;
+        }
+    };
+    let at_list = at.key(name);
+    let files = texts(list, at_list, problems)?;
+    if files.is_empty() || files.len() > MAX_KEY_FILES {
+        let what = format!("config should have 1 to {MAX_KEY_FILES} entries, but it has {}", files.len());
+        problems.wrong(list.span, at_list, what);
+        return None;
+    }
+    let prefix = fields.text("prefix", problems);
+    if let Some(prefix) = &prefix {
+        check_key(prefix, fields.key_span("prefix"), at.key("prefix"), problems);
+    }
+    Some(CacheKey::Files { files, commits, prefix })
+}
+
+/// A key becomes a path, so it may neither climb nor descend.
+fn check_key(key: &str, span: Span, at: Path<'_>, problems: &mut Problems) -> bool {
+    let upper = key.to_ascii_uppercase();
+    if key.contains('/') || upper.contains("%2F") {
+        problems.wrong(span, at, "cannot contain the \"/\" character");
+        return false;
+    }
+    if !key.is_empty() && upper.replace("%2E", ".").chars().all(|c| c == '.') {
+        problems.wrong(span, at, "cannot be only \".\" or \"%2E\" characters");
+        return false;
+    }
+    true
+}

@@ -1,0 +1,152 @@
+//! `default`, its deprecated global forms, and `inherit` (pipeline-yaml 2.6).
+//!
+//! A default is a node that is put whole into each job that lacks the key; nothing is merged. It is checked once here;
+//! one that is wrong is not handed on.
+
+use crate::config::keywords;
+use crate::config::reading::{Fields, Path, Problems, choice};
+use crate::config::{artifacts, behaviour, cache, extras, image, reading, scripts};
+use crate::node::{Entry, Map, Node, Span, Value};
+
+/// The default values by keyword.
+#[derive(Debug, Default)]
+pub(crate) struct Defaults {
+    values: Map,
+}
+
+/// `inherit` of a job.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Inherit {
+    /// Which defaults it takes.
+    pub(crate) default: Filter,
+    /// Which global variables it takes.
+    pub(crate) variables: Filter,
+}
+
+/// Which of several named things are taken.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) enum Filter {
+    /// All.
+    #[default]
+    All,
+    /// None.
+    None,
+    /// These.
+    Only(Vec<String>),
+}
+
+impl Filter {
+    /// Whether `name` is taken.
+    pub(crate) fn takes(&self, name: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::None => false,
+            Self::Only(names) => names.iter().any(|known| known == name),
+        }
+    }
+}
+
+impl Defaults {
+    /// Reads `default` and the deprecated global keys.
+    pub(crate) fn read(root: &Map, problems: &mut Problems) -> Self {
+        let mut values = Map::default();
+        let path = Path::root("default");
+        let section = root.get("default").filter(|node| !node.is_null());
+        let fields = section.and_then(|node| Fields::open(node, path, keywords::DEFAULT, problems));
+        if let (Some(fields), Some(map)) = (fields, section.and_then(Node::as_map)) {
+            for (key, entry) in map.iter().filter(|(_, entry)| !entry.node.is_null()) {
+                if keywords::DEFAULT.contains(&&**key) && is_valid(&fields, key, entry, path, problems) {
+                    values.insert(key.clone(), entry.key_span, entry.node.clone());
+                }
+            }
+        }
+        for key in keywords::GLOBAL_DEFAULTS {
+            let Some(entry) = root.entry(key).filter(|entry| !entry.node.is_null()) else { continue };
+            if let Some(twin) = section.and_then(Node::as_map).and_then(|map| map.entry(key)) {
+                let message = format!("`{key}` is defined in top-level and `default:` entry");
+                let diagnostic = crate::diagnostic::Diagnostic::error(entry.key_span, message)
+                    .related(twin.key_span, "the same key under `default`")
+                    .help("keep the one under `default`");
+                problems.push(diagnostic);
+            } else if value_is_valid(key, &entry.node, Path::root(key), problems) {
+                values.insert(*key, entry.key_span, entry.node.clone());
+            }
+        }
+        Self { values }
+    }
+
+    /// A job's map with the defaults that it takes, and which those are.
+    pub(crate) fn apply(&self, job: &Map, inherit: &Inherit) -> (Option<Map>, Vec<(String, Span)>) {
+        let is_set = |key: &str| job.get(key).is_some_and(|node| !node.is_null());
+        let is_trigger = is_set("trigger");
+        let mut taken = Vec::new();
+        let mut full: Option<Map> = None;
+        for (key, entry) in self.values.iter() {
+            let legal = if is_trigger {
+                keywords::DEFAULT_OF_TRIGGER_JOBS.contains(&&**key)
+            } else {
+                // A script beside `run` would be an error of the job; the default is meant for script jobs.
+                !(is_set("run") && matches!(&**key, "before_script" | "after_script"))
+            };
+            if !legal || is_set(key) || !inherit.default.takes(key) {
+                continue;
+            }
+            let full = full.get_or_insert_with(|| job.clone());
+            full.insert(key.clone(), entry.key_span, entry.node.clone());
+            taken.push((key.to_string(), entry.key_span));
+        }
+        (full, taken)
+    }
+}
+
+fn is_valid(fields: &Fields<'_>, key: &str, entry: &Entry, at: Path<'_>, problems: &mut Problems) -> bool {
+    if key == "identity" {
+        extras::server_only(fields, problems);
+    }
+    value_is_valid(key, &entry.node, at.key(key), problems)
+}
+
+/// Checks a default by reading it as a job would.
+fn value_is_valid(key: &str, node: &Node, at: Path<'_>, problems: &mut Problems) -> bool {
+    let before = problems.errors();
+    match key {
+        "after_script" | "before_script" => drop(scripts::script(node, at, problems)),
+        "artifacts" => drop(artifacts::artifacts(node, at, problems)),
+        "cache" => drop(cache::caches(node, at, problems)),
+        "hooks" => drop(scripts::hooks(node, at, problems)),
+        "id_tokens" => drop(extras::id_tokens(node, at, problems)),
+        "image" => drop(image::image(node, at, problems)),
+        "interruptible" => _ = reading::boolean(node, at, problems),
+        "retry" => drop(behaviour::retry(node, at, problems)),
+        "services" => drop(image::services(node, at, problems)),
+        "tags" => drop(behaviour::tags(node, at, problems)),
+        "timeout" => _ = reading::duration(node, at, problems),
+        _ => {}
+    }
+    problems.errors() == before
+}
+
+/// `inherit` of a job.
+pub(crate) fn inherit(node: &Node, at: Path<'_>, problems: &mut Problems) -> Inherit {
+    let Some(fields) = Fields::open(node, at, &["default", "variables"], problems) else { return Inherit::default() };
+    let default = fields.get("default").map(|node| filter(node, at.key("default"), problems)).unwrap_or_default();
+    if let (Filter::Only(_), Some(list)) = (&default, fields.get("default").and_then(Node::as_list)) {
+        for word in list {
+            let _ = choice(word, at.key("default"), keywords::DEFAULT, problems);
+        }
+    }
+    let variables = fields.get("variables").map(|node| filter(node, at.key("variables"), problems)).unwrap_or_default();
+    Inherit { default, variables }
+}
+
+fn filter(node: &Node, at: Path<'_>, problems: &mut Problems) -> Filter {
+    match &node.value {
+        Value::Bool(true) => Filter::All,
+        Value::Bool(false) => Filter::None,
+        Value::List(_) => reading::text_list(node, at, problems).map_or(Filter::All, Filter::Only),
+        _ => {
+            problems.wrong(node.span, at, "should be a boolean value or an array of names");
+            Filter::All
+        }
+    }
+}

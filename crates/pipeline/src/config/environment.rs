@@ -1,0 +1,88 @@
+//! `environment` and `resource_group`.
+
+use crate::config::keywords;
+use crate::config::reading::{Fields, Path, Problems, duration, text};
+use crate::model::Environment;
+use crate::node::{Node, Span};
+
+const ACTIONS: &[&str] = &["start", "prepare", "stop", "verify", "access"];
+const TIERS: &[&str] = &["production", "staging", "testing", "development", "other"];
+
+/// An environment as written, with the places that later checks point at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct EnvironmentEntry {
+    /// Its name is not expanded yet.
+    pub(crate) environment: Environment,
+    pub(crate) span: Span,
+    pub(crate) on_stop_span: Span,
+}
+
+/// `environment`: a name, or a map.
+pub(crate) fn environment(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<EnvironmentEntry> {
+    if let Some(name) = node.as_str() {
+        check_name(name, node.span, at, problems)?;
+        let environment = Environment { name: name.to_owned(), action: "start".to_owned(), ..Environment::default() };
+        return Some(EnvironmentEntry { environment, span: node.span, on_stop_span: node.span });
+    }
+    if node.as_map().is_none() {
+        problems.wrong(node.span, at, format_args!("config should be a hash or a string, but it is {}", node.kind()));
+        return None;
+    }
+    let fields = Fields::open(node, at, keywords::ENVIRONMENT, problems)?;
+    let name = fields.required_text("name", problems)?;
+    check_name(&name, fields.key_span("name"), at.key("name"), problems)?;
+    let action = fields.choice("action", ACTIONS, problems).unwrap_or_else(|| "start".to_owned());
+    let url = fields.text("url", problems);
+    if let Some(url) = url.as_deref().filter(|url| !is_url(url)) {
+        let what = format!("should be an http or https address or hold a variable, but it is `{url}`");
+        problems.wrong(fields.key_span("url"), at.key("url"), what);
+    }
+    let auto_stop_in = fields.text("auto_stop_in", problems);
+    if let (Some(node), Some(text)) = (fields.get("auto_stop_in"), &auto_stop_in) {
+        if action == "stop" {
+            problems.wrong(node.span, at.key("auto_stop_in"), "can't be used with `action: stop`");
+        } else if text != "never" && !text.contains('$') {
+            let _ = duration(node, at.key("auto_stop_in"), problems);
+        }
+    }
+    let deployment_tier = fields.text("deployment_tier", problems);
+    if let Some(tier) = deployment_tier.as_deref().filter(|tier| !tier.contains('$') && !TIERS.contains(tier)) {
+        let what = format!("must be one of {} or a variable, but it is `{tier}`", TIERS.join(", "));
+        problems.wrong(fields.key_span("deployment_tier"), at.key("deployment_tier"), what);
+    }
+    let environment =
+        Environment { name, url, on_stop: fields.text("on_stop", problems), action, auto_stop_in, deployment_tier };
+    Some(EnvironmentEntry { environment, span: node.span, on_stop_span: fields.key_span("on_stop") })
+}
+
+fn check_name(name: &str, span: Span, at: Path<'_>, problems: &mut Problems) -> Option<()> {
+    if name.trim().is_empty() {
+        problems.wrong(span, at, "name can't be blank");
+        return None;
+    }
+    let legal = name.chars().all(|c| c.is_alphanumeric() || "-_/${}. ".contains(c));
+    if !legal || name.starts_with('/') || name.ends_with('/') {
+        let what = "can contain only letters, digits, '-', '_', '/', '$', '{', '}', '.', and spaces, but it cannot \
+                    start or end with '/'";
+        problems.wrong(span, at, what);
+        return None;
+    }
+    Some(())
+}
+
+fn is_url(url: &str) -> bool {
+    url.contains('$') || url.starts_with("http://") || url.starts_with("https://")
+}
+
+/// `resource_group`
+pub(crate) fn resource_group(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<String> {
+    let name = text(node, at, problems)?;
+    let legal = name.chars().all(|c| c.is_alphanumeric() || "-_/${}. ".contains(c));
+    if name.trim().is_empty() || !legal || name.starts_with('/') || name.ends_with('/') {
+        let what = "can contain only letters, digits, '-', '_', '/', '$', '{', '}', '.', and spaces, but it cannot \
+                    start or end with '/'";
+        problems.wrong(node.span, at, what);
+        return None;
+    }
+    Some(name)
+}

@@ -1,0 +1,302 @@
+//! One job: all its keywords together, and what they demand of each other (pipeline-yaml 1.2, 1.9).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_job::Variable;
+
+use crate::config::cache::{self, CacheEntry};
+use crate::config::defaults::{self, Defaults, Filter};
+use crate::config::environment::{self, EnvironmentEntry};
+use crate::config::extras::{self, PagesEntry};
+use crate::config::keywords;
+use crate::config::needs::{self, Named, NeedTarget, Needs, NeedsOf};
+use crate::config::only::{self, RefPolicy};
+use crate::config::parallel::{self, Parallel};
+use crate::config::reading::{self, Fields, Path, Problems};
+use crate::config::rules::{self, Expressions, Rule, RulesOf};
+use crate::config::trigger::{self, BridgeEntry};
+use crate::config::{artifacts, behaviour, image, scripts, variables};
+use crate::diagnostic::Diagnostic;
+use crate::model::{AllowFailure, Artifacts, Retry, ScriptWork, When};
+use crate::node::{Entry, Map, Node, Span, Value};
+
+/// The directory of pages where a job names none.
+const DEFAULT_PAGES: &str = "public";
+
+/// A job as written, with the defaults that it takes.
+#[derive(Debug, Clone)]
+pub(crate) struct JobEntry {
+    pub(crate) name: Arc<str>,
+    pub(crate) span: Span,
+    pub(crate) stage: Named,
+    pub(crate) work: WorkEntry,
+    pub(crate) when: Option<When>,
+    pub(crate) start_in: Option<Duration>,
+    pub(crate) allow_failure: Option<AllowFailure>,
+    pub(crate) retry: Retry,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) interruptible: bool,
+    pub(crate) needs: Option<Needs>,
+    pub(crate) dependencies: Option<Vec<Named>>,
+    pub(crate) rules: Option<Vec<Rule>>,
+    pub(crate) only: Option<RefPolicy>,
+    pub(crate) except: Option<RefPolicy>,
+    pub(crate) variables: Vec<Variable>,
+    pub(crate) inherit_variables: Filter,
+    pub(crate) parallel: Option<Parallel>,
+    pub(crate) tags: Vec<String>,
+    pub(crate) environment: Option<EnvironmentEntry>,
+    pub(crate) resource_group: Option<String>,
+    pub(crate) manual_confirmation: Option<String>,
+    /// The defaults that it took: keyword and place.
+    pub(crate) defaults: Vec<(String, Span)>,
+}
+
+/// What a job does, as written.
+#[derive(Debug, Clone)]
+pub(crate) enum WorkEntry {
+    /// Runs on a runner; the caches wait for their keys.
+    Script { work: Box<ScriptWork>, caches: Vec<CacheEntry> },
+    /// Starts or mirrors another pipeline.
+    Bridge(Box<BridgeEntry>),
+}
+
+/// Which of the three kinds of job it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Script,
+    Trigger,
+    Mirror,
+}
+
+/// Reads one job. Answers the entry, and the node with its defaults.
+pub(crate) fn job(
+    name: &Arc<str>,
+    entry: &Entry,
+    defaults: &Defaults,
+    expressions: &mut Expressions,
+    problems: &mut Problems,
+) -> Option<(JobEntry, Node)> {
+    let jobs = Path::root("jobs");
+    let at = jobs.key(name);
+    let own = entry.node.as_map()?;
+    let before = problems.errors();
+    let kind = kind(own, &entry.node, at, problems)?;
+    let inherit = own.get("inherit").filter(|node| !node.is_null());
+    let inherit = inherit.map(|node| defaults::inherit(node, at.key("inherit"), problems)).unwrap_or_default();
+    let (full, taken) = defaults.apply(own, &inherit);
+    let node = full.map_or_else(|| entry.node.clone(), |map| Node::new(Value::Map(Arc::new(map)), entry.node.span));
+    let allowed = if kind == Kind::Script { keywords::JOB } else { keywords::TRIGGER_JOB };
+    let fields = Fields::open(&node, at, allowed, problems)?;
+    check_exclusions(&fields, kind, problems);
+    let mut reader = Reader { name, span: entry.key_span, kind, fields, expressions, problems };
+    let mut job = reader.entry();
+    job.inherit_variables = inherit.variables;
+    job.defaults = taken;
+    (problems.errors() == before).then_some((job, node))
+}
+
+fn kind(map: &Map, node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Kind> {
+    let is_set = |key: &str| map.get(key).is_some_and(|node| !node.is_null());
+    if is_set("trigger") {
+        return Some(Kind::Trigger);
+    }
+    if is_set("script") || is_set("run") {
+        return Some(Kind::Script);
+    }
+    if map.get("needs").is_some_and(trigger::is_mirror) {
+        return Some(Kind::Mirror);
+    }
+    let mut diagnostic =
+        Diagnostic::error(node.span, format!("{at} config should implement a script:, run:, or trigger: keyword"));
+    let near = map.keys().find_map(|key| {
+        let known = !keywords::JOB.contains(&&**key);
+        known.then(|| reading::suggest(key, &["script", "run", "trigger"]).map(|near| (key, near))).flatten()
+    });
+    diagnostic.help = Some(match near {
+        Some((key, near)) => format!("did you mean `{near}` where it says `{key}`?"),
+        None => "add `script`; if it is a template for other jobs, let its name begin with `.`".to_owned(),
+    });
+    problems.push(diagnostic);
+    for (key, entry) in map.iter().filter(|(key, _)| !keywords::JOB.contains(&&***key)) {
+        reading::unknown_key(key, entry.key_span, at, keywords::JOB, problems);
+    }
+    None
+}
+
+/// Keys that exclude each other.
+fn check_exclusions(fields: &Fields<'_>, kind: Kind, problems: &mut Problems) {
+    let at = fields.at();
+    if fields.get("rules").is_some() {
+        for key in ["only", "except", "start_in"].into_iter().filter(|key| fields.get(key).is_some()) {
+            let help = if key == "start_in" { "put it into the rule with `when: delayed`" } else { "keep `rules`" };
+            let what = format!("config key may not be used with `rules`: {key}");
+            problems.wrong_help(fields.key_span(key), at, what, help);
+        }
+    }
+    if fields.get("run").is_some() {
+        for key in ["script", "before_script", "after_script"].into_iter().filter(|key| fields.get(key).is_some()) {
+            let what = format!("config uses both `run` and `{key}`, which exclude each other");
+            problems.wrong_help(fields.key_span(key), at, what, "make it a step of `run`");
+        }
+    }
+    if kind == Kind::Trigger && fields.get("needs").is_some_and(trigger::is_mirror) {
+        let what = "config uses both `trigger` and `needs:pipeline`, which exclude each other";
+        problems.wrong(fields.key_span("needs"), at, what);
+    }
+}
+
+/// Reads the keywords of one job.
+struct Reader<'a, 'c> {
+    name: &'a Arc<str>,
+    span: Span,
+    kind: Kind,
+    fields: Fields<'a>,
+    expressions: &'c mut Expressions,
+    problems: &'c mut Problems,
+}
+
+impl Reader<'_, '_> {
+    /// Reads a keyword with its parser.
+    fn read<T>(&mut self, key: &str, parser: fn(&Node, Path<'_>, &mut Problems) -> Option<T>) -> Option<T> {
+        let at = self.fields.at();
+        self.fields.get(key).and_then(|node| parser(node, at.key(key), self.problems))
+    }
+
+    fn entry(&mut self) -> JobEntry {
+        let at = self.fields.at();
+        let needs = self.needs();
+        let work = self.work(needs.as_ref());
+        let when = self.read("when", behaviour::when);
+        // Beside `rules` it has been refused already.
+        let refused = self.fields.get("rules").is_some() && self.fields.get("start_in").is_some();
+        let delayed = when == Some(When::Delayed);
+        let start_in = if refused { None } else { behaviour::start_in(&self.fields, delayed, self.problems) };
+        let only = self.fields.get("only");
+        let except = self.fields.get("except");
+        let rules = self.fields.get("rules");
+        JobEntry {
+            name: self.name.clone(),
+            span: self.span,
+            stage: self.stage(),
+            work,
+            when,
+            start_in,
+            allow_failure: self.read("allow_failure", behaviour::allow_failure),
+            retry: self.read("retry", behaviour::retry).unwrap_or_default(),
+            timeout: self.read("timeout", reading::duration),
+            interruptible: self.read("interruptible", reading::boolean).unwrap_or(false),
+            needs: needs.map(without_mirrors),
+            dependencies: self.read("dependencies", needs::dependencies),
+            rules: rules
+                .and_then(|node| rules::rules(node, at.key("rules"), RulesOf::Job, self.expressions, self.problems)),
+            only: only.and_then(|node| only::only(node, at.key("only"), self.expressions, self.problems)),
+            except: except.and_then(|node| only::except(node, at.key("except"), self.expressions, self.problems)),
+            variables: self
+                .fields
+                .get("variables")
+                .map(|node| variables::of_job(node, at.key("variables"), self.problems))
+                .unwrap_or_default(),
+            inherit_variables: Filter::All,
+            parallel: self.read("parallel", parallel::parallel),
+            tags: self.read("tags", behaviour::tags).unwrap_or_default(),
+            environment: self.read("environment", environment::environment),
+            resource_group: self.read("resource_group", environment::resource_group),
+            manual_confirmation: self.read("manual_confirmation", reading::text),
+            defaults: Vec::new(),
+        }
+    }
+
+    fn stage(&mut self) -> Named {
+        let name = self.read("stage", reading::text).unwrap_or_else(|| "test".to_owned());
+        let span = self.fields.get("stage").map_or(self.span, |node| node.span);
+        Named { name, span }
+    }
+
+    fn needs(&mut self) -> Option<Needs> {
+        let of = if self.kind == Kind::Script { NeedsOf::Job } else { NeedsOf::Trigger };
+        let at = self.fields.at();
+        self.fields.get("needs").and_then(|node| needs::needs(node, at.key("needs"), of, self.problems))
+    }
+
+    fn work(&mut self, needs: Option<&Needs>) -> WorkEntry {
+        let bridge = match self.kind {
+            Kind::Script => None,
+            Kind::Trigger => self.read("trigger", trigger::trigger),
+            Kind::Mirror => needs.and_then(|needs| {
+                needs.entries.iter().find_map(|entry| match &entry.target {
+                    NeedTarget::Mirror { project } => Some(trigger::mirror(project.clone())),
+                    _ => None,
+                })
+            }),
+        };
+        match bridge {
+            Some(bridge) => WorkEntry::Bridge(Box::new(bridge)),
+            None => WorkEntry::Script {
+                work: Box::new(self.script_work()),
+                caches: self.read("cache", cache::caches).unwrap_or_default(),
+            },
+        }
+    }
+
+    fn script_work(&mut self) -> ScriptWork {
+        extras::server_only(&self.fields, self.problems);
+        let mut work = ScriptWork {
+            before_script: self.read("before_script", scripts::script).unwrap_or_default(),
+            script: self.read("script", scripts::main_script).unwrap_or_default(),
+            after_script: self.read("after_script", scripts::script).unwrap_or_default(),
+            run: self.read("run", scripts::run),
+            image: self.read("image", image::image),
+            services: self.read("services", image::services).unwrap_or_default(),
+            cache: Vec::new(),
+            artifacts: self.read("artifacts", artifacts::artifacts),
+            coverage: self.read("coverage", behaviour::coverage),
+            pre_get_sources_script: self.read("hooks", scripts::hooks).unwrap_or_default(),
+            id_tokens: self.read("id_tokens", extras::id_tokens).unwrap_or_default(),
+            secrets: self.read("secrets", extras::secrets).unwrap_or_default(),
+            release: self.read("release", extras::release),
+            pages: self.pages(),
+            inputs: self.read("inputs", extras::inputs).unwrap_or_default(),
+        };
+        if let Some(directory) = &work.pages {
+            let artifacts = work.artifacts.get_or_insert_with(|| Artifacts {
+                when: "on_success".to_owned(),
+                access: "all".to_owned(),
+                ..Artifacts::default()
+            });
+            if !artifacts.paths.contains(directory) {
+                artifacts.paths.push(directory.clone());
+            }
+        }
+        work
+    }
+
+    /// The directory that the job publishes, if it is a pages job: one named `pages`, or one with `pages`.
+    fn pages(&mut self) -> Option<String> {
+        let pages = self.read("pages", extras::pages);
+        let publish = extras::publish(&self.fields, self.problems);
+        let directory = match pages {
+            Some(PagesEntry::Publish(directory)) => Some(directory),
+            None if &**self.name == "pages" => Some(None),
+            Some(PagesEntry::No) | None => None,
+        };
+        if let (Some((_, span)), None) = (&publish, &directory) {
+            self.problems.wrong_help(
+                *span,
+                self.fields.at(),
+                "config key `publish` can only be used within a `pages` job",
+                "write `pages: {publish: ...}`",
+            );
+        }
+        directory.map(|directory| {
+            directory.or(publish.map(|(directory, _)| directory)).unwrap_or_else(|| DEFAULT_PAGES.to_owned())
+        })
+    }
+}
+
+/// The needs on jobs; what is mirrored is the bridge's target.
+fn without_mirrors(mut needs: Needs) -> Needs {
+    needs.entries.retain(|entry| !matches!(entry.target, NeedTarget::Mirror { .. }));
+    needs
+}

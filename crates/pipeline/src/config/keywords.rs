@@ -1,0 +1,216 @@
+//! The keys that each part of the configuration may have: the one list of each, for checks and for suggestions.
+//!
+//! Source: pipeline-yaml 1.1, 1.2, 1.5, 1.9, which restate GitLab's entry classes and its editor schema. Keys that only a
+//! server can serve (`identity`, `dast_configuration`) are accepted, so that the same file works here and there.
+
+/// Keys of the top level that are not jobs.
+pub(crate) const TOP_LEVEL: &[&str] = &[
+    "default",
+    "include",
+    "stages",
+    "variables",
+    "workflow",
+    "image",
+    "services",
+    "cache",
+    "before_script",
+    "after_script",
+];
+
+/// Deprecated keys of the top level that act as the same key of `default`.
+pub(crate) const GLOBAL_DEFAULTS: &[&str] = &["image", "services", "cache", "before_script", "after_script"];
+
+/// Names that no job may have besides the keys of the top level.
+pub(crate) const FORBIDDEN_JOB_NAMES: &[&str] = &["true", "false", "nil", "pages:deploy"];
+
+/// Keys of `default`, which are also the words of `inherit:default`.
+pub(crate) const DEFAULT: &[&str] = &[
+    "after_script",
+    "artifacts",
+    "before_script",
+    "cache",
+    "hooks",
+    "id_tokens",
+    "identity",
+    "image",
+    "interruptible",
+    "retry",
+    "services",
+    "tags",
+    "timeout",
+];
+
+/// Keys of `default` that trigger jobs take over.
+pub(crate) const DEFAULT_OF_TRIGGER_JOBS: &[&str] = &["interruptible"];
+
+/// Keys of an ordinary job.
+pub(crate) const JOB: &[&str] = &[
+    "after_script",
+    "allow_failure",
+    "artifacts",
+    "before_script",
+    "cache",
+    "coverage",
+    "dast_configuration",
+    "dependencies",
+    "environment",
+    "except",
+    "extends",
+    "hooks",
+    "id_tokens",
+    "identity",
+    "image",
+    "inherit",
+    "inputs",
+    "interruptible",
+    "manual_confirmation",
+    "needs",
+    "only",
+    "pages",
+    "parallel",
+    "publish",
+    "release",
+    "resource_group",
+    "retry",
+    "rules",
+    "run",
+    "script",
+    "secrets",
+    "services",
+    "stage",
+    "start_in",
+    "tags",
+    "timeout",
+    "variables",
+    "when",
+];
+
+/// Keys of a trigger job. `start_in` belongs to `when: delayed`; `manual_confirmation` to `when: manual`.
+pub(crate) const TRIGGER_JOB: &[&str] = &[
+    "allow_failure",
+    "environment",
+    "except",
+    "extends",
+    "inherit",
+    "interruptible",
+    "manual_confirmation",
+    "needs",
+    "only",
+    "parallel",
+    "resource_group",
+    "rules",
+    "stage",
+    "start_in",
+    "trigger",
+    "variables",
+    "when",
+];
+
+/// Keys of one entry of a job's `rules`.
+pub(crate) const JOB_RULE: &[&str] =
+    &["if", "changes", "exists", "when", "start_in", "allow_failure", "variables", "needs", "interruptible"];
+
+/// Keys of one entry of `workflow:rules`; `start_in`, `allow_failure` and `needs` are accepted and ignored.
+pub(crate) const WORKFLOW_RULE: &[&str] =
+    &["if", "changes", "exists", "when", "variables", "auto_cancel", "start_in", "allow_failure", "needs"];
+
+/// Keys of `workflow`.
+pub(crate) const WORKFLOW: &[&str] = &["name", "rules", "auto_cancel"];
+
+/// Keys of `artifacts`.
+pub(crate) const ARTIFACTS: &[&str] =
+    &["paths", "exclude", "name", "untracked", "when", "expire_in", "expose_as", "public", "access", "reports"];
+
+/// Keys of `artifacts:reports` (pipeline-yaml 1.3).
+pub(crate) const REPORTS: &[&str] = &[
+    "accessibility",
+    "annotations",
+    "api_fuzzing",
+    "browser_performance",
+    "codequality",
+    "container_scanning",
+    "coverage_fuzzing",
+    "coverage_report",
+    "cyclonedx",
+    "dast",
+    "dependency_scanning",
+    "dotenv",
+    "junit",
+    "license_management",
+    "license_scanning",
+    "load_performance",
+    "lsif",
+    "metrics",
+    "repository_xray",
+    "requirements",
+    "sarif",
+    "sast",
+    "secret_detection",
+    "terraform",
+];
+
+/// Keys of one cache.
+pub(crate) const CACHE: &[&str] = &["key", "paths", "untracked", "when", "policy", "unprotect", "fallback_keys"];
+
+/// Keys of `image`.
+pub(crate) const IMAGE: &[&str] = &["name", "entrypoint", "pull_policy", "docker", "kubernetes"];
+
+/// Keys of one service.
+pub(crate) const SERVICE: &[&str] =
+    &["name", "alias", "entrypoint", "command", "variables", "pull_policy", "docker", "kubernetes"];
+
+/// Keys of `environment`.
+pub(crate) const ENVIRONMENT: &[&str] =
+    &["name", "url", "on_stop", "action", "auto_stop_in", "deployment_tier", "kubernetes"];
+
+/// Keys of `trigger`.
+pub(crate) const TRIGGER: &[&str] = &["project", "branch", "strategy", "forward", "inputs", "include"];
+
+/// Keys of one entry of `trigger:include`.
+pub(crate) const TRIGGER_INCLUDE: &[&str] =
+    &["local", "project", "file", "ref", "template", "component", "remote", "artifact", "job", "inputs"];
+
+/// Keys of `release`.
+pub(crate) const RELEASE: &[&str] =
+    &["tag_name", "description", "name", "tag_message", "ref", "milestones", "released_at", "assets"];
+
+/// Keys of one secret.
+pub(crate) const SECRET: &[&str] = &[
+    "vault",
+    "gcp_secret_manager",
+    "azure_key_vault",
+    "aws_secrets_manager",
+    "gitlab_secrets_manager",
+    "file",
+    "token",
+];
+
+/// The providers among [`SECRET`].
+pub(crate) const SECRET_PROVIDERS: &[&str] =
+    &["vault", "gcp_secret_manager", "azure_key_vault", "aws_secrets_manager", "gitlab_secrets_manager"];
+
+/// The words of `retry:when` (pipeline-yaml 5.6).
+pub(crate) const RETRY_WHEN: &[&str] = &[
+    "always",
+    "unknown_failure",
+    "script_failure",
+    "api_failure",
+    "stuck_or_timeout_failure",
+    "stuck_pending_with_matching_runners",
+    "stuck_pending_no_matching_runners",
+    "no_updates_running",
+    "no_updates_canceling",
+    "runner_system_failure",
+    "runner_configuration_error",
+    "runner_external_dependency_failure",
+    "runner_interrupted",
+    "runner_unsupported",
+    "stale_schedule",
+    "job_execution_timeout",
+    "server_timeout_running",
+    "server_timeout_canceling",
+    "archived_failure",
+    "unmet_prerequisites",
+    "scheduler_failure",
+    "data_integrity_failure",
+];

@@ -1,0 +1,26 @@
+//! Checked entries: every keyword of the merged tree read into a type, all problems told at once (pipeline-yaml 1).
+//!
+//! A parser takes a node, its path for messages, and the collector of problems. It answers the entry, or `None` after
+//! it has told what is wrong. Keys that are allowed where stand in [`keywords`], once.
+
+mod artifacts;
+mod behaviour;
+pub(crate) mod cache;
+pub(crate) mod defaults;
+mod environment;
+mod extras;
+mod image;
+pub(crate) mod job;
+mod keywords;
+pub(crate) mod needs;
+pub(crate) mod only;
+pub(crate) mod parallel;
+pub(crate) mod reading;
+pub(crate) mod rules;
+mod scripts;
+mod top;
+pub(crate) mod trigger;
+pub(crate) mod variables;
+pub(crate) mod workflow;
+
+pub(crate) use top::{Config, FIRST_STAGE, LAST_STAGE, config};

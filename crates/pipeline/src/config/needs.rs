@@ -1,0 +1,166 @@
+//! `needs` and `dependencies`.
+
+use crate::config::parallel::{self, MatrixEntry};
+use crate::config::reading::{Fields, Path, Problems, boolean, text};
+use crate::node::{Node, Span, Value};
+
+/// Most entries of `needs`.
+const MAX_NEEDS: usize = 50;
+/// Most `needs:project` entries.
+const MAX_PROJECT_NEEDS: usize = 5;
+
+/// One entry of `needs`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NeedEntry {
+    /// Where it is written.
+    pub(crate) span: Span,
+    /// What is needed.
+    pub(crate) target: NeedTarget,
+    /// Download its artifacts.
+    pub(crate) artifacts: bool,
+}
+
+/// What an entry of `needs` names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum NeedTarget {
+    /// A job of this pipeline.
+    Job { name: String, optional: bool, matrix: Option<Vec<MatrixEntry>> },
+    /// A job of another project.
+    Project { project: String, job: String, git_ref: String },
+    /// A job of another pipeline in the hierarchy.
+    Pipeline { pipeline: String, job: String },
+    /// The status of another project's latest pipeline.
+    Mirror { project: String },
+}
+
+/// The entries of `needs` and the place of the list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Needs {
+    pub(crate) span: Span,
+    pub(crate) entries: Vec<NeedEntry>,
+}
+
+/// One job that is named somewhere, with the place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Named {
+    pub(crate) name: String,
+    pub(crate) span: Span,
+}
+
+/// Which `needs` it is: what an entry may be depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NeedsOf {
+    /// An ordinary job.
+    Job,
+    /// A trigger job: nothing to download, so jobs of this pipeline only.
+    Trigger,
+    /// A rule: jobs of this pipeline only.
+    Rule,
+}
+
+/// `needs`: a list, or one map.
+pub(crate) fn needs(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Problems) -> Option<Needs> {
+    let items: Vec<&Node> = match &node.value {
+        Value::List(_) => crate::config::reading::flat_list(node, at, problems)?,
+        Value::Map(_) | Value::String(_) => vec![node],
+        _ => {
+            let what = format!("config should be an array of names or maps, but it is {}", node.kind());
+            problems.wrong(node.span, at, what);
+            return None;
+        }
+    };
+    if items.len() > MAX_NEEDS {
+        let what = format!("can have at most {MAX_NEEDS} entries, but it has {}", items.len());
+        problems.wrong_help(node.span, at, what, "let a job of an earlier stage collect some of them");
+        return None;
+    }
+    let entries: Vec<NeedEntry> = items.into_iter().filter_map(|item| entry(item, at, of, problems)).collect();
+    let projects = entries.iter().filter(|entry| matches!(entry.target, NeedTarget::Project { .. })).count();
+    if projects > MAX_PROJECT_NEEDS {
+        let what = format!("can have at most {MAX_PROJECT_NEEDS} entries with `project`, but it has {projects}");
+        problems.wrong(node.span, at, what);
+    }
+    Some(Needs { span: node.span, entries })
+}
+
+fn entry(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Problems) -> Option<NeedEntry> {
+    let at = at.key("need");
+    if let Some(name) = node.as_str() {
+        if name.is_empty() {
+            problems.wrong(node.span, at, "can't be blank");
+            return None;
+        }
+        let target = NeedTarget::Job { name: name.to_owned(), optional: false, matrix: None };
+        return Some(NeedEntry { span: node.span, target, artifacts: true });
+    }
+    let map = node.as_map();
+    let has = |key| map.is_some_and(|map| map.get(key).is_some());
+    if of == NeedsOf::Job && has("project") {
+        return project(node, at, problems);
+    }
+    if of != NeedsOf::Rule && has("pipeline") {
+        return pipeline(node, at, of, problems);
+    }
+    if map.is_none() {
+        problems.wrong(node.span, at, format_args!("config should be a name or a map, but it is {}", node.kind()));
+        return None;
+    }
+    let allowed: &[&str] = match of {
+        NeedsOf::Rule => &["job", "artifacts", "optional"],
+        NeedsOf::Trigger => &["job", "artifacts", "optional", "parallel"],
+        NeedsOf::Job => &["job", "artifacts", "optional", "parallel", "project", "ref", "pipeline"],
+    };
+    let fields = Fields::open(node, at, allowed, problems)?;
+    let name = fields.required_text("job", problems)?;
+    let matrix = fields.get("parallel").and_then(|node| {
+        let at = at.key("parallel");
+        let fields = Fields::open(node, at, &["matrix"], problems)?;
+        parallel::matrix(fields.get("matrix")?, at.key("matrix"), problems)
+    });
+    let optional = fields.flag("optional", false, problems);
+    let artifacts = fields.flag("artifacts", true, problems);
+    Some(NeedEntry { span: node.span, target: NeedTarget::Job { name, optional, matrix }, artifacts })
+}
+
+fn project(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<NeedEntry> {
+    let fields = Fields::open(node, at, &["project", "job", "ref", "artifacts"], problems)?;
+    let artifacts = fields.get("artifacts").and_then(|node| boolean(node, at.key("artifacts"), problems));
+    if fields.get("artifacts").is_none() {
+        problems.wrong(node.span, at, "config should have the key `artifacts`");
+    }
+    let project = fields.required_text("project", problems);
+    let job = fields.required_text("job", problems);
+    let git_ref = fields.required_text("ref", problems);
+    let target = NeedTarget::Project { project: project?, job: job?, git_ref: git_ref? };
+    Some(NeedEntry { span: node.span, target, artifacts: artifacts? })
+}
+
+fn pipeline(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Problems) -> Option<NeedEntry> {
+    let fields = Fields::open(node, at, &["pipeline", "job", "artifacts"], problems)?;
+    // An id is commonly written without quotes.
+    let pipeline = fields.get("pipeline").and_then(|node| match node.value {
+        Value::Int(_) => node.scalar_text(),
+        _ => text(node, at.key("pipeline"), problems),
+    })?;
+    if fields.get("job").is_none() {
+        return Some(NeedEntry { span: node.span, target: NeedTarget::Mirror { project: pipeline }, artifacts: false });
+    }
+    if of == NeedsOf::Trigger {
+        problems.wrong(node.span, at, "config of a trigger job can't name a job of another pipeline");
+        return None;
+    }
+    let artifacts = fields.flag("artifacts", true, problems);
+    let target = NeedTarget::Pipeline { pipeline, job: fields.required_text("job", problems)? };
+    Some(NeedEntry { span: node.span, target, artifacts })
+}
+
+/// `dependencies`: a list of names.
+pub(crate) fn dependencies(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<Named>> {
+    let items = crate::config::reading::flat_list(node, at, problems)?;
+    Some(
+        items
+            .into_iter()
+            .filter_map(|item| text(item, at, problems).map(|name| Named { name, span: item.span }))
+            .collect(),
+    )
+}

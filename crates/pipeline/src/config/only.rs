@@ -1,0 +1,82 @@
+//! `only` and `except` (deprecated in GitLab, still common).
+
+use crate::config::reading::{Fields, Path, Problems, text_list};
+use crate::config::rules::{self, Changes, Condition, Expressions, PathTest};
+use crate::node::{Node, Span, Value};
+use crate::ref_match::RefPattern;
+
+/// `only` or `except` as written.
+#[derive(Debug, Clone)]
+pub(crate) struct RefPolicy {
+    pub(crate) span: Option<Span>,
+    /// `refs`: keywords, names, `/patterns/`.
+    pub(crate) refs: Option<Vec<RefPattern>>,
+    /// `variables`: any of these holds.
+    pub(crate) variables: Option<Vec<Condition>>,
+    /// `changes`
+    pub(crate) changes: Option<Changes>,
+    /// `kubernetes: active`
+    pub(crate) kubernetes: bool,
+}
+
+/// What `only` is where neither it nor any rules exist, and what its `refs` are where it has none.
+const DEFAULT_ONLY: [&str; 2] = ["branches", "tags"];
+
+/// The implicit `only: [branches, tags]`.
+pub(crate) fn default_only() -> RefPolicy {
+    let refs = DEFAULT_ONLY.iter().filter_map(|word| RefPattern::parse(word).ok()).collect();
+    RefPolicy { span: None, refs: Some(refs), variables: None, changes: None, kubernetes: false }
+}
+
+/// `only`: a list of refs, or a map.
+pub(crate) fn only(
+    node: &Node,
+    at: Path<'_>,
+    expressions: &mut Expressions,
+    problems: &mut Problems,
+) -> Option<RefPolicy> {
+    let mut policy = except(node, at, expressions, problems)?;
+    policy.refs = policy.refs.or_else(|| default_only().refs);
+    Some(policy)
+}
+
+/// `except`: a list of refs, or a map.
+pub(crate) fn except(
+    node: &Node,
+    at: Path<'_>,
+    expressions: &mut Expressions,
+    problems: &mut Problems,
+) -> Option<RefPolicy> {
+    let span = Some(node.span);
+    if !matches!(node.value, Value::Map(_)) {
+        let refs = refs(node, at, problems)?;
+        return Some(RefPolicy { span, refs: Some(refs), variables: None, changes: None, kubernetes: false });
+    }
+    let fields = Fields::open(node, at, &["refs", "variables", "changes", "kubernetes"], problems)?;
+    let before = problems.errors();
+    let kubernetes = fields.choice("kubernetes", &["active"], problems).is_some();
+    let refs = fields.get("refs").and_then(|node| refs(node, at.key("refs"), problems));
+    let variables = fields.get("variables").and_then(|node| {
+        let at = at.key("variables");
+        let items = crate::config::reading::flat_list(node, at, problems)?;
+        Some(items.into_iter().filter_map(|item| expressions.read(item, at, problems)).collect())
+    });
+    let changes = fields.get("changes").and_then(|node| {
+        let at = at.key("changes");
+        if node.as_map().is_none() {
+            return rules::changes(node, at, problems);
+        }
+        let paths = Fields::open(node, at, &["paths"], problems)?.texts("paths", problems);
+        Some(Changes { paths: PathTest::Globs(paths), compare_to: None })
+    });
+    (problems.errors() == before).then_some(RefPolicy { span, refs, variables, changes, kubernetes })
+}
+
+fn refs(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<RefPattern>> {
+    let refs = match &node.value {
+        Value::String(text) => vec![text.to_string()],
+        _ => text_list(node, at, problems)?,
+    };
+    let read = |text: &String| RefPattern::parse(text).map_err(|error| problems.wrong(node.span, at, error)).ok();
+    refs.iter().map(read).collect()
+}

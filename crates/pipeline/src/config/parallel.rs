@@ -1,0 +1,121 @@
+//! `parallel` and its matrix.
+
+use crate::config::reading::{Fields, Path, Problems, integer};
+use crate::node::{Node, Value};
+
+/// Most instances of one job.
+pub(crate) const MAX_INSTANCES: usize = 200;
+
+/// `parallel`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Parallel {
+    /// So many equal instances.
+    Count(u32),
+    /// One instance for each cell, in order.
+    Matrix(Vec<MatrixEntry>),
+}
+
+/// One map of a matrix: identifiers with their values, in written order.
+pub(crate) type MatrixEntry = Vec<(String, Vec<String>)>;
+
+/// One cell: identifiers with one value each.
+pub(crate) type Cell = Vec<(String, String)>;
+
+/// `parallel`: a number, or `{matrix: [..]}`.
+pub(crate) fn parallel(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Parallel> {
+    if let Value::Int(_) = node.value {
+        let count = integer(node, at, 1..=200, problems)?;
+        return u32::try_from(count).ok().map(Parallel::Count);
+    }
+    if node.as_map().is_none() {
+        let what = format!("should be a number or a map with `matrix`, but it is {}", node.kind());
+        problems.wrong(node.span, at, what);
+        return None;
+    }
+    let fields = Fields::open(node, at, &["matrix"], problems)?;
+    let Some(list) = fields.get("matrix") else {
+        problems.wrong(node.span, at, "config should have the key `matrix`");
+        return None;
+    };
+    matrix(list, at.key("matrix"), problems).map(Parallel::Matrix)
+}
+
+/// The maps of a matrix, also of one in `needs:parallel`.
+pub(crate) fn matrix(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<MatrixEntry>> {
+    let Some(list) = node.as_list().filter(|list| list.iter().all(|item| item.as_map().is_some())) else {
+        problems.wrong(node.span, at, "config should be an array of hashes");
+        return None;
+    };
+    if list.is_empty() {
+        problems.wrong(node.span, at, "can't be blank");
+        return None;
+    }
+    let before = problems.errors();
+    let entries: Vec<MatrixEntry> = list.iter().map(|item| entry(item, at, problems)).collect();
+    if problems.errors() > before {
+        return None;
+    }
+    let total = entries.iter().fold(0_usize, |sum, entry| sum.saturating_add(cell_count(entry)));
+    if total > MAX_INSTANCES {
+        problems.wrong(
+            node.span,
+            at,
+            format_args!("config generates too many jobs (maximum is {MAX_INSTANCES}, here are {total})"),
+        );
+        return None;
+    }
+    Some(entries)
+}
+
+fn cell_count(entry: &MatrixEntry) -> usize {
+    entry.iter().fold(1_usize, |product, (_, values)| product.saturating_mul(values.len()))
+}
+
+fn entry(node: &Node, at: Path<'_>, problems: &mut Problems) -> MatrixEntry {
+    let mut all = MatrixEntry::new();
+    let Some(map) = node.as_map() else { return all };
+    if map.is_empty() {
+        problems.wrong(node.span, at, "config should not have an empty entry");
+    }
+    for (name, value) in map.iter() {
+        if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
+            let what = format!("config has the identifier `{name}`, but one is made of letters, digits and `_`");
+            problems.wrong(value.key_span, at, what);
+        }
+        let values: Option<Vec<String>> = match &value.node.value {
+            Value::List(list) if list.is_empty() => None,
+            Value::List(list) => list.iter().map(Node::scalar_text).collect(),
+            _ => value.node.scalar_text().map(|text| vec![text]),
+        };
+        match values {
+            Some(values) => all.push((name.to_string(), values)),
+            None => {
+                let what = "should be a string, a number, or a non-empty array of these";
+                problems.wrong(value.node.span, at.key(name), what);
+            }
+        }
+    }
+    all
+}
+
+/// All cells of a matrix: each map's product with its first key varying slowest, one map after another.
+pub(crate) fn cells(entries: &[MatrixEntry]) -> Vec<Cell> {
+    entries.iter().flat_map(product).collect()
+}
+
+fn product(entry: &MatrixEntry) -> Vec<Cell> {
+    let mut cells: Vec<Cell> = vec![Vec::new()];
+    for (name, values) in entry {
+        cells = cells
+            .iter()
+            .flat_map(|cell| {
+                values.iter().map(move |value| {
+                    let mut cell = cell.clone();
+                    cell.push((name.clone(), value.clone()));
+                    cell
+                })
+            })
+            .collect();
+    }
+    cells
+}

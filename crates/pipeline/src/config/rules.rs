@@ -1,0 +1,270 @@
+//! `rules` of jobs and of `workflow`: one list of clauses and effects each.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_job::Variable;
+use regex::Regex;
+
+use crate::config::behaviour;
+use crate::config::keywords;
+use crate::config::needs::{self, Needs, NeedsOf};
+use crate::config::reading::{Fields, Path, Problems, boolean, choice, flat_list, text, text_list};
+use crate::config::variables;
+use crate::config::workflow::{self, AutoCancelEntry};
+use crate::diagnostic::Diagnostic;
+use crate::expression::{self, Expression};
+use crate::limits::RULE_PATHS;
+use crate::model::When;
+use crate::node::{Node, Span, Value};
+use crate::regexp;
+
+/// Longest `regexp`, in characters.
+const MAX_REGEXP: usize = 255;
+
+/// One rule as written.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Rule {
+    /// Where it is written.
+    pub(crate) span: Option<Span>,
+    /// `if`
+    pub(crate) condition: Option<Condition>,
+    /// `changes`
+    pub(crate) changes: Option<Changes>,
+    /// `exists`
+    pub(crate) exists: Option<Exists>,
+    /// `when`
+    pub(crate) when: Option<RuleWhen>,
+    /// `start_in`
+    pub(crate) start_in: Option<Duration>,
+    /// `allow_failure`
+    pub(crate) allow_failure: Option<bool>,
+    /// `variables`
+    pub(crate) variables: Vec<Variable>,
+    /// `needs`
+    pub(crate) needs: Option<Needs>,
+    /// `interruptible`
+    pub(crate) interruptible: Option<bool>,
+    /// `auto_cancel`, in `workflow:rules`.
+    pub(crate) auto_cancel: AutoCancelEntry,
+}
+
+impl Rule {
+    /// Whether it says nothing but `when`.
+    pub(crate) fn is_bare(&self) -> bool {
+        let clauses = self.condition.is_some() || self.changes.is_some() || self.exists.is_some();
+        let effects = self.allow_failure.is_some() || self.interruptible.is_some() || self.needs.is_some();
+        self.when.is_some() && !clauses && !effects && self.start_in.is_none() && self.variables.is_empty()
+    }
+}
+
+/// An expression with its text.
+#[derive(Debug, Clone)]
+pub(crate) struct Condition {
+    pub(crate) text: Arc<str>,
+    pub(crate) expression: Arc<Expression>,
+    pub(crate) span: Span,
+}
+
+/// `changes`
+#[derive(Debug, Clone)]
+pub(crate) struct Changes {
+    pub(crate) paths: PathTest,
+    pub(crate) compare_to: Option<(String, Span)>,
+}
+
+/// `exists`
+#[derive(Debug, Clone)]
+pub(crate) struct Exists {
+    pub(crate) paths: PathTest,
+    pub(crate) project: Option<String>,
+    pub(crate) git_ref: Option<String>,
+    pub(crate) span: Span,
+}
+
+/// How paths are told.
+#[derive(Debug, Clone)]
+pub(crate) enum PathTest {
+    /// Any of these patterns.
+    Globs(Vec<String>),
+    /// This expression.
+    Regexp(Regex),
+}
+
+/// `when` of a rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RuleWhen {
+    /// The job is in, and runs so.
+    Run(When),
+    /// The job is out.
+    Never,
+}
+
+/// Compiled expressions by text, so that a rule that thousands of jobs share is compiled once.
+#[derive(Debug, Default)]
+pub(crate) struct Expressions {
+    known: HashMap<Arc<str>, Arc<Expression>>,
+}
+
+impl Expressions {
+    /// The expression of a node; tells what is wrong with it.
+    pub(crate) fn read(&mut self, node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Condition> {
+        let Value::String(text) = &node.value else {
+            problems.wrong(node.span, at, "invalid expression syntax: an expression is a text");
+            return None;
+        };
+        if let Some(expression) = self.known.get(text) {
+            return Some(Condition { text: text.clone(), expression: expression.clone(), span: node.span });
+        }
+        match expression::parse(text) {
+            Ok(expression) => {
+                let expression = Arc::new(expression);
+                self.known.insert(text.clone(), expression.clone());
+                Some(Condition { text: text.clone(), expression, span: node.span })
+            }
+            Err(error) => {
+                let diagnostic = Diagnostic::error(node.span, format!("{at} {error}"));
+                problems.push(match error.help {
+                    Some(help) => diagnostic.help(help),
+                    None => diagnostic,
+                });
+                None
+            }
+        }
+    }
+}
+
+/// Whose rules they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RulesOf {
+    /// A job.
+    Job,
+    /// `workflow`
+    Workflow,
+}
+
+/// `rules`: a list of maps; lists inside it (from `!reference`) are flattened.
+pub(crate) fn rules(
+    node: &Node,
+    at: Path<'_>,
+    of: RulesOf,
+    expressions: &mut Expressions,
+    problems: &mut Problems,
+) -> Option<Vec<Rule>> {
+    let items = flat_list(node, at, problems)?;
+    if items.is_empty() {
+        problems.wrong_help(node.span, at, "can't be blank", "remove `rules`, or add a rule");
+        return None;
+    }
+    Some(items.into_iter().filter_map(|item| rule(item, at, of, expressions, problems)).collect())
+}
+
+fn rule(
+    node: &Node,
+    at: Path<'_>,
+    of: RulesOf,
+    expressions: &mut Expressions,
+    problems: &mut Problems,
+) -> Option<Rule> {
+    let at = at.key("rule");
+    let allowed = if of == RulesOf::Job { keywords::JOB_RULE } else { keywords::WORKFLOW_RULE };
+    let fields = Fields::open(node, at, allowed, problems)?;
+    if node.as_map().is_some_and(crate::node::Map::is_empty) {
+        problems.wrong(node.span, at, "can't be blank");
+        return None;
+    }
+    let before = problems.errors();
+    let mut rule = Rule {
+        span: Some(node.span),
+        condition: fields.get("if").and_then(|node| expressions.read(node, at.key("if"), problems)),
+        changes: fields.get("changes").and_then(|node| changes(node, at.key("changes"), problems)),
+        exists: fields.get("exists").and_then(|node| exists(node, at.key("exists"), problems)),
+        when: fields.get("when").and_then(|node| when(node, at.key("when"), of, problems)),
+        variables: fields
+            .get("variables")
+            .map(|node| variables::of_rule(node, at.key("variables"), problems))
+            .unwrap_or_default(),
+        ..Rule::default()
+    };
+    if of == RulesOf::Workflow {
+        rule.auto_cancel = fields
+            .get("auto_cancel")
+            .map(|node| workflow::auto_cancel(node, at.key("auto_cancel"), problems))
+            .unwrap_or_default();
+    } else {
+        rule.allow_failure =
+            fields.get("allow_failure").and_then(|node| boolean(node, at.key("allow_failure"), problems));
+        rule.interruptible =
+            fields.get("interruptible").and_then(|node| boolean(node, at.key("interruptible"), problems));
+        rule.needs = fields.get("needs").and_then(|node| needs::needs(node, at.key("needs"), NeedsOf::Rule, problems));
+        rule.start_in = behaviour::start_in(&fields, rule.when == Some(RuleWhen::Run(When::Delayed)), problems);
+    }
+    // A rule that lost a clause would match more than its author wrote.
+    (problems.errors() == before).then_some(rule)
+}
+
+fn when(node: &Node, at: Path<'_>, of: RulesOf, problems: &mut Problems) -> Option<RuleWhen> {
+    let allowed: &[&str] = match of {
+        RulesOf::Job => &["on_success", "on_failure", "always", "never", "manual", "delayed"],
+        RulesOf::Workflow => &["always", "never"],
+    };
+    let word = choice(node, at, allowed, problems)?;
+    Some(behaviour::when_of(&word).map_or(RuleWhen::Never, RuleWhen::Run))
+}
+
+/// `changes` of a rule, also of `only` and `except` (which have the list form only).
+pub(crate) fn changes(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Changes> {
+    if node.as_map().is_none() {
+        let paths = PathTest::Globs(patterns(node, at, problems)?);
+        return Some(Changes { paths, compare_to: None });
+    }
+    let fields = Fields::open(node, at, &["paths", "regexp", "compare_to"], problems)?;
+    let paths = path_test(&fields, problems)?;
+    let compare_to = fields.text("compare_to", problems).map(|text| (text, fields.key_span("compare_to")));
+    Some(Changes { paths, compare_to })
+}
+
+fn exists(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Exists> {
+    if node.as_map().is_none() {
+        let paths = PathTest::Globs(patterns(node, at, problems)?);
+        return Some(Exists { paths, project: None, git_ref: None, span: node.span });
+    }
+    let fields = Fields::open(node, at, &["paths", "regexp", "project", "ref"], problems)?;
+    let project = fields.text("project", problems);
+    let git_ref = fields.text("ref", problems);
+    if git_ref.is_some() && project.is_none() {
+        problems.wrong(node.span, at, "config has `ref` without `project`");
+    }
+    Some(Exists { paths: path_test(&fields, problems)?, project, git_ref, span: node.span })
+}
+
+fn path_test(fields: &Fields<'_>, problems: &mut Problems) -> Option<PathTest> {
+    let at = fields.at();
+    match (fields.get("paths"), fields.get("regexp")) {
+        (Some(node), None) => patterns(node, at.key("paths"), problems).map(PathTest::Globs),
+        (None, Some(node)) => path_regexp(node, at.key("regexp"), problems).map(PathTest::Regexp),
+        _ => {
+            problems.wrong(fields.span(), at, "config should have exactly one of: paths, regexp");
+            None
+        }
+    }
+}
+
+fn patterns(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
+    let patterns = text_list(node, at, problems)?;
+    if patterns.len() > RULE_PATHS {
+        problems.wrong(node.span, at, format_args!("is too long (maximum is {RULE_PATHS})"));
+        return None;
+    }
+    Some(patterns)
+}
+
+fn path_regexp(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Regex> {
+    let pattern = text(node, at, problems)?;
+    if pattern.chars().count() > MAX_REGEXP {
+        problems.wrong(node.span, at, format_args!("is too long (maximum is {MAX_REGEXP} characters)"));
+        return None;
+    }
+    regexp::compile(&pattern).map_err(|error| problems.wrong(node.span, at, error)).ok()
+}

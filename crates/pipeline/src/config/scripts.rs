@@ -1,0 +1,130 @@
+//! `script`, `before_script`, `after_script`, `hooks` and `run`.
+
+use crate::config::reading::{Fields, Path, Problems, flat_list, text};
+use crate::node::{Node, Value};
+
+/// A script: a text, or a list of texts in which lists are flattened. Numbers and booleans count as the text they were
+/// written as nowhere in GitLab, so they are refused.
+pub(crate) fn script(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
+    match &node.value {
+        Value::String(line) => Some(vec![line.to_string()]),
+        Value::List(_) => lines(node, at, problems),
+        _ => {
+            let what = format!(
+                "config should be a string or a nested array of strings up to 10 levels deep, but it is {}",
+                node.kind()
+            );
+            problems.wrong(node.span, at, what);
+            None
+        }
+    }
+}
+
+fn lines(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
+    let mut all = Vec::new();
+    let mut good = true;
+    for item in flat_list(node, at, problems)? {
+        if let Some(line) = item.as_str() {
+            all.push(line.to_owned());
+            continue;
+        }
+        good = false;
+        let what = format!(
+            "config should be a string or a nested array of strings up to 10 levels deep, but it holds {}",
+            item.kind()
+        );
+        match item.value {
+            Value::Map(_) => {
+                problems.wrong_help(item.span, at, what, "a line with `: ` in it reads as a map: put it in quotes");
+            }
+            _ => problems.wrong_help(item.span, at, what, "put the line in quotes"),
+        }
+    }
+    good.then_some(all)
+}
+
+/// The `script` of a job, which may not be blank.
+pub(crate) fn main_script(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
+    let lines = script(node, at, problems)?;
+    if lines.iter().all(|line| line.trim().is_empty()) {
+        problems.wrong(node.span, at, "can't be blank");
+        return None;
+    }
+    Some(lines)
+}
+
+/// `hooks`: the script before the sources are fetched.
+pub(crate) fn hooks(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
+    let fields = Fields::open(node, at, &["pre_get_sources_script"], problems)?;
+    let hook = fields.get("pre_get_sources_script")?;
+    script(hook, at.key("pre_get_sources_script"), problems)
+}
+
+/// `run`: the steps, each with a name and exactly one of `script`, `step`, `func`.
+pub(crate) fn run(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<serde_json::Value> {
+    const WORK: &[&str] = &["script", "step", "func"];
+    let Some(steps) = node.as_list() else {
+        problems.wrong(node.span, at, format_args!("config should be an array of steps, but it is {}", node.kind()));
+        return None;
+    };
+    if steps.is_empty() {
+        problems.wrong(node.span, at, "can't be blank");
+        return None;
+    }
+    let before = problems.errors();
+    for step in steps {
+        let Some(fields) = Fields::open(step, at, &["name", "script", "step", "func", "env", "inputs"], problems)
+        else {
+            continue;
+        };
+        if let Some(name) = fields.required_text("name", problems).filter(|name| !is_step_name(name)) {
+            let what = format!("name `{name}` should be letters, digits and `_`, and not start with a digit");
+            problems.wrong(fields.key_span("name"), at, what);
+        }
+        let kinds: Vec<&str> = WORK.iter().copied().filter(|kind| fields.get(kind).is_some()).collect();
+        if kinds.len() != 1 {
+            let what = format!("entry should have exactly one of: {}", WORK.join(", "));
+            problems.wrong(step.span, at, what);
+        }
+        if let Some(line) = fields.get("script") {
+            let _ = text(line, at.key("script"), problems);
+        }
+        for key in ["step", "func"] {
+            if let Some(reference) = fields.get(key) {
+                step_reference(reference, at.key(key), problems);
+            }
+        }
+        for key in ["env", "inputs"] {
+            if let Some(map) = fields.get(key).filter(|map| map.as_map().is_none()) {
+                problems.wrong(map.span, at.key(key), format_args!("config should be a map, but it is {}", map.kind()));
+            }
+        }
+    }
+    (problems.errors() == before).then(|| crate::config::reading::json(node))
+}
+
+fn is_step_name(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+/// A step elsewhere: a text, or a map with `git` or `oci`.
+fn step_reference(node: &Node, at: Path<'_>, problems: &mut Problems) {
+    if node.as_str().is_some() {
+        return;
+    }
+    let Some(fields) = Fields::open(node, at, &["git", "oci"], problems) else { return };
+    match (fields.get("git"), fields.get("oci")) {
+        (Some(git), None) => {
+            let keys = ["url", "rev", "dir", "file"];
+            if let Some(git) = Fields::open(git, at.key("git"), &keys, problems) {
+                let _ = git.required_text("url", problems);
+            }
+        }
+        (None, Some(oci)) => {
+            let keys = ["registry", "repository", "tag", "dir", "file"];
+            let _ = Fields::open(oci, at.key("oci"), &keys, problems);
+        }
+        _ => problems.wrong(node.span, at, "config should have exactly one of: git, oci"),
+    }
+}

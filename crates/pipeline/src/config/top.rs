@@ -1,0 +1,170 @@
+//! The top level: which keys are jobs, which are not, and all jobs read (pipeline-yaml 1.1).
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::config::defaults::Defaults;
+use crate::config::job::{self, JobEntry};
+use crate::config::keywords;
+use crate::config::reading::{Path, Problems, flat_list, suggest};
+use crate::config::rules::Expressions;
+use crate::config::variables::{self, GlobalVariable};
+use crate::config::workflow::{self, Workflow};
+use crate::diagnostic::Diagnostic;
+use crate::node::{Entry, Map, Node, Span, Value};
+
+/// Longest name of a job and of a stage, in characters.
+const MAX_NAME: usize = 255;
+/// The stages of a configuration without `stages`.
+const DEFAULT_STAGES: [&str; 3] = ["build", "test", "deploy"];
+/// The stage before all others.
+pub(crate) const FIRST_STAGE: &str = ".pre";
+/// The stage after all others.
+pub(crate) const LAST_STAGE: &str = ".post";
+
+/// A checked configuration.
+#[derive(Debug)]
+pub(crate) struct Config {
+    /// In order, `.pre` first and `.post` last, each once.
+    pub(crate) stages: Vec<String>,
+    /// Global variables.
+    pub(crate) variables: Vec<GlobalVariable>,
+    /// `workflow`
+    pub(crate) workflow: Workflow,
+    /// The visible jobs, as written.
+    pub(crate) jobs: Vec<JobEntry>,
+    /// The names of visible jobs that could not be read: they exist, but nothing more is known of them.
+    pub(crate) broken: HashSet<Arc<str>>,
+}
+
+/// Reads the merged tree. Answers what could be read, and the tree with defaults and without hidden keys.
+pub(crate) fn config(root: &Node, problems: &mut Problems) -> (Config, Node) {
+    let empty = Map::default();
+    let map = root.as_map().unwrap_or(&empty);
+    if root.as_map().is_none() && !root.is_null() {
+        let message = format!("the configuration should be a map of jobs and keywords, but it is {}", root.kind());
+        problems.push(Diagnostic::error(root.span, message));
+    }
+    let mut expressions = Expressions::default();
+    let value = |key: &str| map.get(key).filter(|node| !node.is_null());
+    let defaults = Defaults::read(map, problems);
+    let stages = stages(value("stages"), problems);
+    let variables = value("variables");
+    let variables =
+        variables.map(|node| variables::global(node, Path::root("variables"), problems)).unwrap_or_default();
+    let workflow =
+        value("workflow").and_then(|node| workflow::workflow(node, Path::root("workflow"), &mut expressions, problems));
+
+    let mut jobs = Vec::with_capacity(map.len());
+    let mut preview = Map::default();
+    let mut visible = 0_usize;
+    let mut broken = HashSet::new();
+    for (name, entry) in map.iter().filter(|(name, _)| !name.starts_with('.')) {
+        let mut node = entry.node.clone();
+        if !keywords::TOP_LEVEL.contains(&&**name) {
+            visible += 1;
+            if is_job(name, entry, problems)
+                && let Some((job, full)) = job::job(name, entry, &defaults, &mut expressions, problems)
+            {
+                jobs.push(job);
+                node = full;
+            } else {
+                broken.insert(name.clone());
+            }
+        }
+        preview.insert(name.clone(), entry.key_span, node);
+    }
+    if visible == 0 {
+        let help = "a job is a key of the top level with a `script`, whose name does not begin with `.`";
+        let message = "jobs config should contain at least one visible job";
+        problems.push(Diagnostic::error(root.span, message).help(help));
+    }
+    let config = Config { stages, variables, workflow: workflow.unwrap_or_default(), jobs, broken };
+    (config, Node::new(Value::Map(Arc::new(preview)), root.span))
+}
+
+/// Whether a key of the top level can be a job; tells why not.
+fn is_job(name: &Arc<str>, entry: &Entry, problems: &mut Problems) -> bool {
+    let wrong = |message: String, help: &str, problems: &mut Problems| {
+        problems.push(Diagnostic::error(entry.key_span, message).help(help));
+        false
+    };
+    match &**name {
+        "types" => return wrong("`types` is not supported".to_owned(), "write `stages`", problems),
+        "spec" => {
+            let help = "write it into the header: before the jobs, followed by a line `---`";
+            return wrong("`spec` is not part of the configuration proper".to_owned(), help, problems);
+        }
+        _ => {}
+    }
+    if name.trim().is_empty() {
+        return wrong("jobs name can't be blank".to_owned(), "give the job a name", problems);
+    }
+    if keywords::FORBIDDEN_JOB_NAMES.contains(&&**name) {
+        return wrong(format!("jobs:{name} is not a name that a job may have"), "give it another name", problems);
+    }
+    let length = name.chars().count();
+    if length > MAX_NAME {
+        let message = format!("jobs:{name} name is too long (maximum is {MAX_NAME} characters, here are {length})");
+        return wrong(message, "give it a shorter name", problems);
+    }
+    if entry.node.as_map().is_some() {
+        return true;
+    }
+    let message = format!(
+        "jobs:{name} config should be a map that implements a script:, run:, or trigger: keyword, but it is {}",
+        entry.node.kind()
+    );
+    let mut diagnostic = Diagnostic::error(entry.key_span, message);
+    diagnostic.help = if keywords::JOB.contains(&&**name) {
+        Some(format!("`{name}` is a keyword of jobs: move it into a job{}", default_hint(name)))
+    } else {
+        suggest(name, keywords::TOP_LEVEL).map(|known| format!("did you mean `{known}`?"))
+    };
+    problems.push(diagnostic);
+    false
+}
+
+fn default_hint(name: &str) -> &'static str {
+    if keywords::DEFAULT.contains(&name) { " or under `default`" } else { "" }
+}
+
+/// `stages`: nested lists flattened, repeats collapsed, `.pre` and `.post` at their places.
+fn stages(node: Option<&Node>, problems: &mut Problems) -> Vec<String> {
+    let at = Path::root("stages");
+    let mut names: Vec<String> = Vec::new();
+    match node {
+        None => names.extend(DEFAULT_STAGES.iter().map(|name| (*name).to_owned())),
+        Some(node) => {
+            let items = flat_list(node, at, problems).unwrap_or_default();
+            if items.is_empty() && node.as_list().is_some() {
+                problems.wrong(node.span, at, "config should contain at least one stage");
+            }
+            for item in items {
+                match item.as_str() {
+                    Some(name) => check_stage(name, item.span, &mut names, problems),
+                    None => problems.wrong(
+                        item.span,
+                        at,
+                        format_args!("config should be an array of strings, but it holds {}", item.kind()),
+                    ),
+                }
+            }
+        }
+    }
+    let mut seen = HashSet::new();
+    let listed = names.into_iter().filter(|name| name != FIRST_STAGE && name != LAST_STAGE);
+    let all = std::iter::once(FIRST_STAGE.to_owned()).chain(listed).chain(std::iter::once(LAST_STAGE.to_owned()));
+    all.filter(|name| seen.insert(name.clone())).collect()
+}
+
+fn check_stage(name: &str, span: Span, names: &mut Vec<String>, problems: &mut Problems) {
+    let at = Path::root("stages");
+    if name.trim().is_empty() {
+        problems.wrong(span, at, "config has a blank name");
+    } else if name.chars().count() > MAX_NAME {
+        problems.wrong(span, at, format_args!("config has a name that is too long (maximum is {MAX_NAME} characters)"));
+    } else {
+        names.push(name.to_owned());
+    }
+}

@@ -1,0 +1,168 @@
+//! `trigger`
+
+use crate::config::keywords;
+use crate::config::needs::Named;
+use crate::config::reading::{Fields, Path, Problems, json, text};
+use crate::limits::CHILD_INCLUDES;
+use crate::model::{Bridge, BridgeTarget, ChildInclude, Strategy};
+use crate::node::{Node, Span, Value};
+
+/// The keys of which an include entry has exactly one.
+const ACCESSORS: &[&str] = &["local", "project", "template", "component", "remote", "artifact"];
+
+/// A bridge as written, with the jobs whose artifacts its child is made of.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct BridgeEntry {
+    pub(crate) bridge: Bridge,
+    pub(crate) producers: Vec<Named>,
+}
+
+/// `trigger`: `group/project`, or a map for another project or a child.
+pub(crate) fn trigger(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<BridgeEntry> {
+    if let Some(project) = node.as_str() {
+        if project.trim().is_empty() {
+            problems.wrong(node.span, at, "config can't be blank");
+            return None;
+        }
+        let target = BridgeTarget::Project { project: project.to_owned(), branch: None, inputs: Vec::new() };
+        return Some(plain(target));
+    }
+    if node.as_map().is_none() {
+        problems.wrong(node.span, at, format_args!("config should be a hash or a string, but it is {}", node.kind()));
+        return None;
+    }
+    let fields = Fields::open(node, at, keywords::TRIGGER, problems)?;
+    let mut producers = Vec::new();
+    let target = match (fields.get("project"), fields.get("include")) {
+        (Some(_), None) => BridgeTarget::Project {
+            project: fields.text("project", problems)?,
+            branch: fields.text("branch", problems),
+            inputs: inputs(&fields, problems),
+        },
+        (None, Some(include)) => {
+            for key in ["branch", "inputs"].into_iter().filter(|key| fields.get(key).is_some()) {
+                let help = if key == "inputs" { "write `inputs` beside the entry of `include`" } else { "remove it" };
+                let what = format!("config has `{key}`, which belongs to `project`, not to `include`");
+                problems.wrong_help(fields.key_span(key), at, what, help);
+            }
+            BridgeTarget::Child(includes(include, at.key("include"), &mut producers, problems)?)
+        }
+        (Some(_), Some(_)) => {
+            problems.wrong(node.span, at, "config uses both `project` and `include`, which exclude each other");
+            return None;
+        }
+        (None, None) => {
+            problems.wrong(node.span, at, "config should have the key `project` or `include`");
+            return None;
+        }
+    };
+    let strategy = match fields.choice("strategy", &["depend", "mirror"], problems).as_deref() {
+        Some("depend") => Strategy::Depend,
+        Some("mirror") => Strategy::Mirror,
+        _ => Strategy::None,
+    };
+    let forward = fields
+        .get("forward")
+        .and_then(|node| Fields::open(node, at.key("forward"), &["yaml_variables", "pipeline_variables"], problems));
+    let bridge = Bridge {
+        target,
+        strategy,
+        forward_yaml_variables: forward.is_none_or(|forward| forward.flag("yaml_variables", true, problems)),
+        forward_pipeline_variables: forward.is_some_and(|forward| forward.flag("pipeline_variables", false, problems)),
+    };
+    Some(BridgeEntry { bridge, producers })
+}
+
+/// The bridge that mirrors another project's pipeline (`needs: {pipeline: group/project}` without `trigger`).
+pub(crate) fn mirror(project: String) -> BridgeEntry {
+    plain(BridgeTarget::Mirror { project })
+}
+
+fn plain(target: BridgeTarget) -> BridgeEntry {
+    let bridge =
+        Bridge { target, strategy: Strategy::None, forward_yaml_variables: true, forward_pipeline_variables: false };
+    BridgeEntry { bridge, producers: Vec::new() }
+}
+
+fn inputs(fields: &Fields<'_>, problems: &mut Problems) -> Vec<(String, serde_json::Value)> {
+    let Some(node) = fields.get("inputs") else { return Vec::new() };
+    let Some(map) = node.as_map() else {
+        let at = fields.at();
+        problems.wrong(node.span, at.key("inputs"), format_args!("config should be a map, but it is {}", node.kind()));
+        return Vec::new();
+    };
+    map.iter().map(|(name, entry)| (name.to_string(), json(&entry.node))).collect()
+}
+
+fn includes(
+    node: &Node,
+    at: Path<'_>,
+    producers: &mut Vec<Named>,
+    problems: &mut Problems,
+) -> Option<Vec<ChildInclude>> {
+    let single = std::slice::from_ref(node);
+    let items = node.as_list().unwrap_or(single);
+    if items.is_empty() {
+        problems.wrong(node.span, at, "config can't be blank");
+        return None;
+    }
+    if items.len() > CHILD_INCLUDES {
+        let what = format!("config is too long (maximum is {CHILD_INCLUDES}, here are {})", items.len());
+        problems.wrong(node.span, at, what);
+    }
+    Some(items.iter().filter_map(|item| include(item, at, producers, problems)).collect())
+}
+
+fn include(node: &Node, at: Path<'_>, producers: &mut Vec<Named>, problems: &mut Problems) -> Option<ChildInclude> {
+    if let Some(path) = node.as_str() {
+        let kind = if path.starts_with("http://") || path.starts_with("https://") { "remote" } else { "local" };
+        return Some(ChildInclude::Entry(serde_json::json!({ kind: path })));
+    }
+    let fields = Fields::open(node, at, keywords::TRIGGER_INCLUDE, problems)?;
+    let used: Vec<&str> = ACCESSORS.iter().copied().filter(|key| fields.get(key).is_some()).collect();
+    match used.as_slice() {
+        ["artifact"] => artifact(node.span, &fields, producers, problems),
+        ["project"] if fields.get("file").is_none() => {
+            problems.wrong(node.span, at, "config must specify the file where to fetch the config from");
+            None
+        }
+        [_] => {
+            if fields.get("job").is_some() {
+                problems.wrong(fields.key_span("job"), at, "config has `job`, which belongs to `artifact`");
+            }
+            Some(ChildInclude::Entry(json(node)))
+        }
+        _ => {
+            let what = format!("needs to match exactly one accessor of: {}", ACCESSORS.join(", "));
+            problems.wrong(node.span, at, what);
+            None
+        }
+    }
+}
+
+fn artifact(
+    span: Span,
+    fields: &Fields<'_>,
+    producers: &mut Vec<Named>,
+    problems: &mut Problems,
+) -> Option<ChildInclude> {
+    let at = fields.at();
+    let path = fields.text("artifact", problems);
+    let Some(node) = fields.get("job") else {
+        problems.wrong(span, at, "config must specify the job where to fetch the artifact from");
+        return None;
+    };
+    let job = text(node, at.key("job"), problems)?;
+    producers.push(Named { name: job.clone(), span: node.span });
+    Some(ChildInclude::Artifact { path: path?, job, inputs: inputs(fields, problems) })
+}
+
+/// Whether a job without `trigger` is a bridge all the same: its `needs` is one map with `pipeline` and without `job`.
+pub(crate) fn is_mirror(needs: &Node) -> bool {
+    let entry = match &needs.value {
+        Value::List(list) if list.len() == 1 => list.first(),
+        Value::Map(_) => Some(needs),
+        _ => None,
+    };
+    entry.and_then(Node::as_map).is_some_and(|map| map.get("pipeline").is_some() && map.get("job").is_none())
+}

@@ -1,0 +1,103 @@
+//! `variables`, at the top level, in jobs and in rules.
+
+use muster_job::Variable;
+
+use crate::config::reading::{Fields, Path, Problems, boolean, text};
+use crate::node::{Node, Span};
+
+/// A global variable: a variable, and the place where it is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct GlobalVariable {
+    pub(crate) variable: Variable,
+    pub(crate) span: Span,
+}
+
+/// What a map-form variable may hold at a place.
+#[derive(Clone, Copy)]
+enum Form {
+    Global,
+    Job,
+    Rule,
+}
+
+/// Global `variables`.
+pub(crate) fn global(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<GlobalVariable> {
+    read(node, at, Form::Global, problems)
+}
+
+/// `variables` of a job or service: values, also `{value, expand}`.
+pub(crate) fn of_job(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<Variable> {
+    read(node, at, Form::Job, problems).into_iter().map(|global| global.variable).collect()
+}
+
+/// `variables` of a rule: plain values only.
+pub(crate) fn of_rule(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<Variable> {
+    read(node, at, Form::Rule, problems).into_iter().map(|global| global.variable).collect()
+}
+
+fn read(node: &Node, at: Path<'_>, form: Form, problems: &mut Problems) -> Vec<GlobalVariable> {
+    let Some(map) = node.as_map() else {
+        problems.wrong(node.span, at, format_args!("config should be a map of variables, but it is {}", node.kind()));
+        return Vec::new();
+    };
+    let mut all = Vec::with_capacity(map.len());
+    for (name, entry) in map.iter() {
+        if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
+            let what = format!("config has the name `{name}`, but a name is made of letters, digits and `_`");
+            problems.wrong(entry.key_span, at, what);
+            continue;
+        }
+        if let Some(variable) = value(name, &entry.node, at, form, problems) {
+            all.push(GlobalVariable { variable, span: entry.key_span });
+        }
+    }
+    all
+}
+
+fn value(name: &str, node: &Node, at: Path<'_>, form: Form, problems: &mut Problems) -> Option<Variable> {
+    if node.is_null() {
+        return Some(Variable::public(name, ""));
+    }
+    if let Some(text) = node.scalar_text() {
+        return Some(Variable::public(name, text));
+    }
+    let at = at.key(name);
+    let allowed: &[&str] = match (form, node.as_map()) {
+        (Form::Global, Some(_)) => &["value", "description", "options", "expand"],
+        (Form::Job, Some(_)) => &["value", "expand"],
+        (Form::Rule, _) | (_, None) => {
+            problems.wrong(node.span, at, format_args!("config should be a scalar value, but it is {}", node.kind()));
+            return None;
+        }
+    };
+    let fields = Fields::open(node, at, allowed, problems)?;
+    let content = match fields.get("value") {
+        None => String::new(),
+        Some(content) => content.scalar_text().or_else(|| text(content, at.key("value"), problems))?,
+    };
+    if let Some(options) = fields.get("options") {
+        check_options(&fields, options, &content, problems);
+    }
+    if let Some(description) = fields.get("description") {
+        let _ = text(description, at.key("description"), problems);
+    }
+    let expand = fields.get("expand").and_then(|node| boolean(node, at.key("expand"), problems)).unwrap_or(true);
+    Some(Variable { raw: !expand, ..Variable::public(name, content) })
+}
+
+fn check_options(fields: &Fields<'_>, node: &Node, value: &str, problems: &mut Problems) {
+    let at = fields.at();
+    let Some(list) = node.as_list() else {
+        problems.wrong(node.span, at.key("options"), format_args!("should be an array, but it is {}", node.kind()));
+        return;
+    };
+    let options: Vec<String> = list.iter().filter_map(Node::scalar_text).collect();
+    let mut unique = std::collections::HashSet::new();
+    if options.len() != list.len() || !options.iter().all(|option| unique.insert(option)) {
+        problems.wrong(node.span, at.key("options"), "should be an array of unique strings");
+    }
+    if !options.iter().any(|option| option == value) {
+        let what = format!("value `{value}` should be one of the options: {}", options.join(", "));
+        problems.wrong(fields.key_span("value"), at, what);
+    }
+}

@@ -1,0 +1,78 @@
+//! `workflow`
+
+use crate::config::keywords;
+use crate::config::reading::{Fields, Path, Problems};
+use crate::config::rules::{self, Expressions, Rule, RulesOf};
+use crate::model::{AutoCancel, OnNewCommit};
+use crate::node::Node;
+
+/// Longest `workflow:name`, in characters.
+const MAX_NAME: usize = 255;
+
+/// `workflow` as written.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Workflow {
+    /// `name`, not expanded.
+    pub(crate) name: Option<String>,
+    /// `rules`; `None`: not there, every event makes a pipeline.
+    pub(crate) rules: Option<Vec<Rule>>,
+    /// `auto_cancel`
+    pub(crate) auto_cancel: AutoCancelEntry,
+}
+
+/// `auto_cancel` as written; a rule's beats that of `workflow`, part by part.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct AutoCancelEntry {
+    on_new_commit: Option<OnNewCommit>,
+    on_job_failure: Option<bool>,
+}
+
+impl AutoCancelEntry {
+    /// What holds when `self` is the matched rule's and `base` that of `workflow`.
+    pub(crate) fn over(self, base: Self) -> AutoCancel {
+        AutoCancel {
+            on_new_commit: self.on_new_commit.or(base.on_new_commit).unwrap_or_default(),
+            on_job_failure: self.on_job_failure.or(base.on_job_failure).unwrap_or_default(),
+        }
+    }
+}
+
+/// `workflow`: a map.
+pub(crate) fn workflow(
+    node: &Node,
+    at: Path<'_>,
+    expressions: &mut Expressions,
+    problems: &mut Problems,
+) -> Option<Workflow> {
+    let fields = Fields::open(node, at, keywords::WORKFLOW, problems)?;
+    let name = fields.text("name", problems);
+    if let Some(length) = name.as_ref().map(|name| name.chars().count())
+        && !(1..=MAX_NAME).contains(&length)
+    {
+        let what = format!("should have 1 to {MAX_NAME} characters, but it has {length}");
+        problems.wrong(fields.key_span("name"), at.key("name"), what);
+    }
+    let rules = fields
+        .get("rules")
+        .and_then(|node| rules::rules(node, at.key("rules"), RulesOf::Workflow, expressions, problems));
+    let auto_cancel =
+        fields.get("auto_cancel").map(|node| auto_cancel(node, at.key("auto_cancel"), problems)).unwrap_or_default();
+    Some(Workflow { name, rules, auto_cancel })
+}
+
+/// `auto_cancel`, also of a rule.
+pub(crate) fn auto_cancel(node: &Node, at: Path<'_>, problems: &mut Problems) -> AutoCancelEntry {
+    let Some(fields) = Fields::open(node, at, &["on_new_commit", "on_job_failure"], problems) else {
+        return AutoCancelEntry::default();
+    };
+    let on_new_commit = fields.choice("on_new_commit", &["conservative", "interruptible", "none"], problems);
+    let on_job_failure = fields.choice("on_job_failure", &["none", "all"], problems);
+    AutoCancelEntry {
+        on_new_commit: on_new_commit.map(|word| match word.as_str() {
+            "interruptible" => OnNewCommit::Interruptible,
+            "none" => OnNewCommit::None,
+            _ => OnNewCommit::Conservative,
+        }),
+        on_job_failure: on_job_failure.map(|word| word == "all"),
+    }
+}

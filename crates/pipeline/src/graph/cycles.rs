@@ -1,0 +1,82 @@
+//! Circles in a graph.
+
+use crate::diagnostic::Diagnostic;
+use crate::node::Span;
+
+/// How far a node's links have been followed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mark {
+    New,
+    Open,
+    Done,
+}
+
+/// A circle among `count` nodes, each once and in order: every one needs the next, the last needs the first. `None`
+/// where there is no circle. Walks each link once, without recursion.
+pub(crate) fn find<I: Iterator<Item = usize>>(count: usize, links: impl Fn(usize) -> I) -> Option<Vec<usize>> {
+    let mut marks = vec![Mark::New; count];
+    for start in 0..count {
+        if marks.get(start) != Some(&Mark::New) {
+            continue;
+        }
+        let mut path: Vec<(usize, I)> = Vec::new();
+        set(&mut marks, start, Mark::Open);
+        path.push((start, links(start)));
+        while let Some((node, rest)) = path.last_mut() {
+            let node = *node;
+            let Some(next) = rest.next() else {
+                set(&mut marks, node, Mark::Done);
+                path.pop();
+                continue;
+            };
+            match marks.get(next) {
+                Some(Mark::New) => {
+                    set(&mut marks, next, Mark::Open);
+                    path.push((next, links(next)));
+                }
+                Some(Mark::Open) => {
+                    return Some(path.iter().map(|(node, _)| *node).skip_while(|node| *node != next).collect());
+                }
+                Some(Mark::Done) | None => {}
+            }
+        }
+    }
+    None
+}
+
+fn set(marks: &mut [Mark], node: usize, mark: Mark) {
+    if let Some(slot) = marks.get_mut(node) {
+        *slot = mark;
+    }
+}
+
+/// The error for a circle of `needs`, which spells it out.
+pub(crate) fn cycle_message(span: Option<Span>, names: &[&str]) -> Diagnostic {
+    let mut circle = names.to_vec();
+    circle.extend(names.first());
+    let message = format!("the pipeline has circular dependencies: {}", circle.join(" needs "));
+    Diagnostic::error(span, message).help("remove one of these `needs`")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::find;
+
+    fn circle(links: &[&[usize]]) -> Option<Vec<usize>> {
+        find(links.len(), |node| links[node].iter().copied())
+    }
+
+    #[test]
+    fn a_circle_is_given_in_order() {
+        assert_eq!(circle(&[&[1], &[2], &[3, 1], &[]]), Some(vec![1, 2]));
+        assert_eq!(circle(&[&[0]]), Some(vec![0]));
+        assert_eq!(circle(&[&[1, 2], &[3], &[3], &[]]), None);
+        assert_eq!(circle(&[]), None);
+    }
+
+    #[test]
+    fn a_long_chain_does_not_use_up_the_stack() {
+        let count = 200_000;
+        assert_eq!(find(count, |node| (node + 1 < count).then_some(node + 1).into_iter()), None);
+    }
+}

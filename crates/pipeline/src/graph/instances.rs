@@ -1,0 +1,92 @@
+//! Parallel jobs become instances with names of their own (pipeline-yaml 1.7).
+
+use std::collections::HashMap;
+
+use crate::config::Config;
+use crate::config::job::JobEntry;
+use crate::config::parallel::{self, Cell, Parallel};
+use crate::diagnostic::Diagnostic;
+
+use super::{Instance, MAX_JOBS, Problems};
+
+/// Longest name of an instance, in characters.
+const MAX_NAME: usize = 255;
+
+/// All instances in creation order: by stage, then as written. `None` where there are too many.
+pub(crate) fn instances(config: &Config, problems: &mut Problems) -> Option<Vec<Instance>> {
+    let stages: HashMap<&str, usize> =
+        config.stages.iter().enumerate().map(|(index, name)| (name.as_str(), index)).collect();
+    let mut order: Vec<(usize, usize)> = Vec::with_capacity(config.jobs.len());
+    for (index, job) in config.jobs.iter().enumerate() {
+        if let Some(&stage) = stages.get(job.stage.name.as_str()) {
+            order.push((stage, index));
+        } else {
+            order.push((0, index));
+            unknown_stage(config, job, problems);
+        }
+    }
+    order.sort_unstable();
+    let mut all = Vec::with_capacity(order.len());
+    for (stage, index) in order {
+        let Some(job) = config.jobs.get(index) else { continue };
+        expand(job, index, stage, &mut all);
+        if all.len() > MAX_JOBS {
+            let message = format!("the pipeline has more than {MAX_JOBS} jobs");
+            problems.push(Diagnostic::error(job.span, message).help("use smaller numbers in `parallel`"));
+            return None;
+        }
+        if let Some(long) = all.last().filter(|last: &&Instance| last.name.chars().count() > MAX_NAME) {
+            let message = format!("jobs:{} name is too long (maximum is {MAX_NAME} characters)", long.name);
+            problems.push(Diagnostic::error(job.span, message));
+        }
+    }
+    Some(all)
+}
+
+fn unknown_stage(config: &Config, job: &JobEntry, problems: &mut Problems) {
+    let message = format!(
+        "{} job: chosen stage {} does not exist; available stages are {}",
+        job.name,
+        job.stage.name,
+        config.stages.join(", ")
+    );
+    let mut diagnostic = Diagnostic::error(job.stage.span, message);
+    let known = config.stages.iter().map(String::as_str);
+    let near = problems.may_suggest().then(|| crate::nearest::did_you_mean(&job.stage.name, known)).flatten();
+    diagnostic.help = near.or_else(|| Some(format!("add `{}` to `stages`", job.stage.name)));
+    problems.push(diagnostic);
+}
+
+fn expand(job: &JobEntry, index: usize, stage: usize, all: &mut Vec<Instance>) {
+    let instance = |name: String, cell: Cell, node| Instance {
+        job: index,
+        stage,
+        name,
+        cell,
+        node,
+        needs: None,
+        rule_needs: Vec::new(),
+        dependencies: None,
+    };
+    match &job.parallel {
+        None => all.push(instance(job.name.to_string(), Cell::new(), None)),
+        Some(Parallel::Count(total)) => all.extend(
+            (1..=*total)
+                .map(|number| instance(format!("{} {number}/{total}", job.name), Cell::new(), Some((number, *total)))),
+        ),
+        Some(Parallel::Matrix(entries)) => {
+            // Cells of equal values have equal names: the later one takes the place of the earlier one.
+            let cells: indexmap::IndexMap<String, Cell> =
+                parallel::cells(entries).into_iter().map(|cell| (cell_name(&job.name, &cell), cell)).collect();
+            let total = u32::try_from(cells.len()).unwrap_or(u32::MAX);
+            let numbered = (1_u32..).zip(cells);
+            all.extend(numbered.map(|(number, (name, cell))| instance(name, cell, Some((number, total)))));
+        }
+    }
+}
+
+/// The name of an instance of a matrix.
+pub(super) fn cell_name(job: &str, cell: &Cell) -> String {
+    let values: Vec<&str> = cell.iter().map(|(_, value)| value.as_str()).collect();
+    format!("{job}: [{}]", values.join(", "))
+}

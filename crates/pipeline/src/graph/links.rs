@@ -1,0 +1,308 @@
+//! Names in `needs`, `dependencies` and `trigger:include:job` become links (pipeline-yaml 1.4).
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::config::Config;
+use crate::config::job::{JobEntry, WorkEntry};
+use crate::config::needs::{Named, NeedEntry, NeedTarget, Needs};
+use crate::config::parallel::{self, Cell, MatrixEntry};
+use crate::diagnostic::Diagnostic;
+use crate::node::Span;
+
+use super::instances::cell_name;
+use super::{Instance, Link, MAX_LINKS, Names, Problems};
+
+/// With more errors than this, the rest is not looked at.
+const MAX_ERRORS: usize = 10_000;
+
+/// Links all instances. Answers whether it came to an end; it does not where there are too many links.
+pub(crate) fn link(config: &Config, instances: &mut [Instance], names: &Names<'_>, problems: &mut Problems) -> bool {
+    let mut total = 0_usize;
+    for job in &config.jobs {
+        let Some(group) = names.groups.get(&*job.name).cloned() else { continue };
+        let linked = {
+            let linker = Linker { config, instances, names, job, group: group.clone() };
+            linker.job(problems)
+        };
+        for (index, links) in group.clone().zip(linked) {
+            total += links.count();
+            if let Some(instance) = instances.get_mut(index) {
+                instance.needs = links.needs;
+                instance.rule_needs = links.rule_needs;
+                instance.dependencies = links.dependencies;
+            }
+        }
+        if problems.errors() > MAX_ERRORS {
+            return false;
+        }
+        if total > MAX_LINKS {
+            let message = format!("the `needs` and `dependencies` of all jobs come to more than {MAX_LINKS}");
+            problems
+                .push(Diagnostic::error(job.span, message).help("let one job collect the results of a parallel job"));
+            return false;
+        }
+    }
+    true
+}
+
+/// The links of one instance.
+#[derive(Debug, Default, Clone)]
+struct Links {
+    needs: Option<Arc<[Link]>>,
+    rule_needs: Vec<Option<Arc<[Link]>>>,
+    dependencies: Option<Arc<[usize]>>,
+}
+
+impl Links {
+    fn count(&self) -> usize {
+        let rules: usize = self.rule_needs.iter().flatten().map(|links| links.len()).sum();
+        rules + self.needs.as_ref().map_or(0, |links| links.len()) + self.dependencies.as_ref().map_or(0, |d| d.len())
+    }
+}
+
+/// Links one job.
+struct Linker<'a> {
+    config: &'a Config,
+    instances: &'a [Instance],
+    names: &'a Names<'a>,
+    job: &'a JobEntry,
+    /// Its own instances.
+    group: Range<usize>,
+}
+
+impl Linker<'_> {
+    /// The links of each of the job's instances, in order.
+    fn job(&self, problems: &mut Problems) -> Vec<Links> {
+        let rules = self.job.rules.as_deref().unwrap_or_default();
+        let rule_needs = rules.iter().map(|rule| rule.needs.as_ref());
+        let lists: Vec<Option<&Needs>> = std::iter::once(self.job.needs.as_ref()).chain(rule_needs).collect();
+        let dependencies = self.dependencies(problems);
+        self.producers(problems);
+        let own = self.instances.get(self.group.clone()).unwrap_or_default();
+        if !lists.iter().flatten().any(|needs| uses_matrix(needs)) {
+            // The same for all instances.
+            let links = self.links(&lists, &dependencies, own.first().map(|instance| &instance.cell), problems);
+            return vec![links; own.len()];
+        }
+        own.iter().map(|instance| self.links(&lists, &dependencies, Some(&instance.cell), problems)).collect()
+    }
+
+    fn links(
+        &self,
+        lists: &[Option<&Needs>],
+        dependencies: &Option<Arc<[usize]>>,
+        cell: Option<&Cell>,
+        problems: &mut Problems,
+    ) -> Links {
+        let mut all = lists.iter().map(|needs| needs.map(|needs| self.needs(needs, cell, problems)));
+        let needs = all.next().flatten();
+        Links { needs, rule_needs: all.collect(), dependencies: dependencies.clone() }
+    }
+
+    /// The links of one list of `needs`.
+    fn needs(&self, needs: &Needs, cell: Option<&Cell>, problems: &mut Problems) -> Arc<[Link]> {
+        let mut links = Vec::new();
+        let mut seen = HashSet::new();
+        let mut repeated: Vec<&str> = Vec::new();
+        for entry in &needs.entries {
+            let NeedTarget::Job { name, optional, matrix } = &entry.target else { continue };
+            for to in self.need(entry, name, *optional, matrix.as_deref(), cell, problems) {
+                if seen.insert(to) {
+                    links.push(Link { to, artifacts: entry.artifacts, optional: *optional, span: entry.span });
+                } else if !repeated.contains(&name.as_str()) {
+                    repeated.push(name);
+                }
+            }
+        }
+        if !repeated.is_empty() {
+            let message = format!("{} has the following needs duplicated: {}.", self.job.name, repeated.join(", "));
+            problems.push(Diagnostic::error(needs.span, message).help("name each job once"));
+        }
+        links.into()
+    }
+
+    /// The instances that one entry of `needs` means.
+    fn need(
+        &self,
+        entry: &NeedEntry,
+        name: &str,
+        optional: bool,
+        matrix: Option<&[MatrixEntry]>,
+        cell: Option<&Cell>,
+        problems: &mut Problems,
+    ) -> Vec<usize> {
+        let Some(range) = self.names.find(name) else {
+            if !optional && !self.config.broken.contains(name) {
+                let message = format!("{} job: undefined need: {name}", self.job.name);
+                self.undefined(message, name, entry.span, problems);
+            }
+            return Vec::new();
+        };
+        if !self.is_early_enough(&range) {
+            let message = format!("{} job: need {name} is not defined in current or prior stages", self.job.name);
+            problems.push(self.too_late(message, &range, entry.span));
+            return Vec::new();
+        }
+        let Some(matrix) = matrix else { return range.collect() };
+        let own = cell.filter(|cell| !cell.is_empty());
+        match with_own_values(matrix, own) {
+            Ok(matrix) => self.chosen(entry, name, optional, &matrix, range, problems),
+            Err(what) => {
+                problems.push(Diagnostic::error(entry.span, format!("{} job: need {name}: {what}", self.job.name)));
+                Vec::new()
+            }
+        }
+    }
+
+    /// The instances whose cells a `needs:parallel:matrix` gives.
+    fn chosen(
+        &self,
+        entry: &NeedEntry,
+        name: &str,
+        optional: bool,
+        matrix: &[MatrixEntry],
+        range: Range<usize>,
+        problems: &mut Problems,
+    ) -> Vec<usize> {
+        let mut found = Vec::new();
+        for wanted in parallel::cells(matrix) {
+            let index = self.names.full.get(&cell_name(name, &wanted)).copied().filter(|index| {
+                range.contains(index) && self.instances.get(*index).is_some_and(|instance| instance.cell == wanted)
+            });
+            if let Some(index) = index {
+                found.push(index);
+            } else if !optional {
+                problems.push(self.no_such_cell(entry.span, name, &wanted, &range));
+            }
+        }
+        found
+    }
+
+    fn no_such_cell(&self, span: Span, name: &str, wanted: &Cell, range: &Range<usize>) -> Diagnostic {
+        let values: Vec<&str> = wanted.iter().map(|(_, value)| value.as_str()).collect();
+        let message = format!("{} job: undefined need: {name}: [{}]", self.job.name, values.join(", "));
+        let cell = self.instances.get(range.start).map(|instance| instance.cell.as_slice()).unwrap_or_default();
+        let order: Vec<&str> = cell.iter().map(|(identifier, _)| identifier.as_str()).collect();
+        let help = if order.is_empty() {
+            format!("`{name}` has no `parallel:matrix`")
+        } else {
+            format!("give values of `{name}` with the identifiers in its order: {}", order.join(", "))
+        };
+        Diagnostic::error(span, message).help(help)
+    }
+
+    /// `dependencies`: existing jobs of the same or an earlier stage, which are also in `needs` if there are any.
+    fn dependencies(&self, problems: &mut Problems) -> Option<Arc<[usize]>> {
+        let dependencies = self.job.dependencies.as_ref()?;
+        let mut all = Vec::new();
+        for dependency in dependencies {
+            all.extend(self.dependency(dependency, problems).into_iter().flatten());
+        }
+        if let Some(needs) = self.job.needs.as_ref().filter(|needs| !needs.entries.is_empty()) {
+            let needed: HashSet<&str> = needs
+                .entries
+                .iter()
+                .filter_map(|entry| match &entry.target {
+                    NeedTarget::Job { name, .. } => Some(name.as_str()),
+                    _ => None,
+                })
+                .collect();
+            for missing in dependencies.iter().filter(|dependency| !needed.contains(dependency.name.as_str())) {
+                let message =
+                    format!("{} job: dependencies the {} should be part of needs", self.job.name, missing.name);
+                let help = format!("add `{}` to `needs`, or remove it from `dependencies`", missing.name);
+                problems.push(Diagnostic::error(missing.span, message).help(help));
+            }
+        }
+        Some(all.into())
+    }
+
+    /// The jobs of `trigger:include:job`.
+    fn producers(&self, problems: &mut Problems) {
+        if let WorkEntry::Bridge(bridge) = &self.job.work {
+            for producer in &bridge.producers {
+                let _ = self.dependency(producer, problems);
+            }
+        }
+    }
+
+    fn dependency(&self, named: &Named, problems: &mut Problems) -> Option<Range<usize>> {
+        let name = &named.name;
+        let Some(range) = self.names.find(name) else {
+            if !self.config.broken.contains(name.as_str()) {
+                let message = format!("{} job: undefined dependency: {name}", self.job.name);
+                self.undefined(message, name, named.span, problems);
+            }
+            return None;
+        };
+        if !self.is_early_enough(&range) {
+            let message = format!("{} job: dependency {name} is not defined in current or prior stages", self.job.name);
+            problems.push(self.too_late(message, &range, named.span));
+            return None;
+        }
+        Some(range)
+    }
+
+    fn is_early_enough(&self, range: &Range<usize>) -> bool {
+        let stage = |index: usize| self.instances.get(index).map(|instance| instance.stage);
+        stage(range.start) <= stage(self.group.start)
+    }
+
+    fn undefined(&self, message: String, name: &str, span: Span, problems: &mut Problems) {
+        let mut diagnostic = Diagnostic::error(span, message);
+        if problems.may_suggest() {
+            diagnostic.help = crate::nearest::did_you_mean(name, self.config.jobs.iter().map(|job| &*job.name));
+        }
+        problems.push(diagnostic);
+    }
+
+    fn too_late(&self, message: String, range: &Range<usize>, span: Span) -> Diagnostic {
+        let other = self.instances.get(range.start).and_then(|instance| self.config.jobs.get(instance.job));
+        let diagnostic = Diagnostic::error(span, message);
+        match other {
+            Some(other) => {
+                let label = format!("`{}` is in stage `{}`, which is later", other.name, other.stage.name);
+                diagnostic.related(other.stage.span, label)
+            }
+            None => diagnostic,
+        }
+    }
+}
+
+fn uses_matrix(needs: &Needs) -> bool {
+    needs.entries.iter().any(|entry| matches!(&entry.target, NeedTarget::Job { matrix: Some(_), .. }))
+}
+
+/// A matrix in which `$[[ matrix.X ]]` has been replaced by the consumer's own value of X.
+fn with_own_values(matrix: &[MatrixEntry], own: Option<&Cell>) -> Result<Vec<MatrixEntry>, String> {
+    let value = |value: &String| own_value(value, own);
+    let list = |(name, values): &(String, Vec<String>)| {
+        Ok((name.clone(), values.iter().map(value).collect::<Result<Vec<_>, String>>()?))
+    };
+    matrix.iter().map(|entry| entry.iter().map(list).collect()).collect()
+}
+
+/// One value, with each `$[[ matrix.X ]]` in it replaced.
+fn own_value(text: &str, own: Option<&Cell>) -> Result<String, String> {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some((before, block)) = rest.split_once("$[[") {
+        let Some((inner, after)) = block.split_once("]]") else { break };
+        let Some(identifier) = inner.trim().strip_prefix("matrix.") else {
+            return Err(format!("`$[[{inner}]]` is unknown here: only `matrix.<identifier>` can be used"));
+        };
+        let Some(own) = own else {
+            return Err(format!("`$[[{inner}]]` can be used only in a job with `parallel:matrix`"));
+        };
+        let Some((_, value)) = own.iter().find(|(name, _)| name == identifier) else {
+            return Err(format!("`{identifier}` is not an identifier of this job's matrix"));
+        };
+        out.push_str(before);
+        out.push_str(value);
+        rest = after;
+    }
+    out.push_str(rest);
+    Ok(out)
+}

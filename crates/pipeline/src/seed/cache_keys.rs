@@ -1,0 +1,77 @@
+//! Keys of caches that follow files (pipeline-yaml 6, "Cache keys").
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt::Write as _;
+
+use sha1::{Digest as _, Sha1};
+
+use crate::config::cache::{CacheEntry, CacheKey};
+use crate::model::Cache;
+use crate::seed::clauses::Clauses;
+
+/// What stands in the place of a digest where none of the files exists.
+const NO_FILES: &str = "default";
+
+/// Computes keys, each set of files once.
+#[derive(Debug, Default)]
+pub(crate) struct CacheKeys {
+    digests: HashMap<(Vec<String>, bool), String>,
+}
+
+impl CacheKeys {
+    /// The caches of a job with their keys.
+    pub(crate) fn caches(&mut self, entries: &[CacheEntry], clauses: &Clauses<'_>) -> Vec<Cache> {
+        entries.iter().enumerate().map(|(index, entry)| self.cache(index, entry, clauses)).collect()
+    }
+
+    fn cache(&mut self, index: usize, entry: &CacheEntry, clauses: &Clauses<'_>) -> Cache {
+        let key = match &entry.key {
+            CacheKey::Text(text) => text.clone(),
+            CacheKey::Files { files, commits, prefix } => {
+                let digest = self.digest(files, *commits, clauses);
+                let prefix = prefix.clone().unwrap_or_else(|| default_prefix(index, files));
+                format!("{prefix}-{digest}")
+            }
+        };
+        Cache {
+            key,
+            paths: entry.paths.clone(),
+            untracked: entry.untracked,
+            when: entry.when.clone(),
+            policy: entry.policy.clone(),
+            unprotect: entry.unprotect,
+            fallback_keys: entry.fallback_keys.clone(),
+        }
+    }
+
+    fn digest(&mut self, files: &[String], commits: bool, clauses: &Clauses<'_>) -> String {
+        let key = (files.to_vec(), commits);
+        if let Some(known) = self.digests.get(&key) {
+            return known.clone();
+        }
+        let paths: BTreeSet<String> = files.iter().flat_map(|pattern| clauses.tracked(pattern)).collect();
+        let paths: Vec<String> = paths.into_iter().collect();
+        let ids: BTreeSet<String> = clauses.sources().object_ids(&paths, commits).into_iter().collect();
+        let digest = if ids.is_empty() { NO_FILES.to_owned() } else { sha1_of(&ids) };
+        self.digests.insert(key, digest.clone());
+        digest
+    }
+}
+
+/// SHA-1 over the sorted ids, joined by `-`, in hexadecimal.
+fn sha1_of(ids: &BTreeSet<String>) -> String {
+    let joined = ids.iter().map(String::as_str).collect::<Vec<_>>().join("-");
+    Sha1::digest(joined).iter().fold(String::with_capacity(40), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// `0_Gemfile_package` for the first cache with `[Gemfile.lock, package.json]`.
+fn default_prefix(index: usize, files: &[String]) -> String {
+    let names = files.iter().map(|file| {
+        let base = file.rsplit('/').next().unwrap_or(file);
+        base.rsplit_once('.').filter(|(stem, _)| !stem.is_empty()).map_or(base, |(stem, _)| stem)
+    });
+    std::iter::once(index.to_string()).chain(names.map(str::to_owned)).collect::<Vec<_>>().join("_")
+}

@@ -1,0 +1,187 @@
+//! The clauses of rules: `if`, `changes`, `exists` (pipeline-yaml 3.2 to 3.4).
+//!
+//! Answers are kept, since thousands of jobs may share a clause.
+
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::config::reading::Problems;
+use crate::config::rules::{Changes, Condition, Exists, PathTest, Rule};
+use crate::context::{Context, Origin, Sources};
+use crate::diagnostic::Diagnostic;
+use crate::expand::Unknown;
+use crate::glob::Glob;
+use crate::node::Span;
+use crate::seed::scope::Scope;
+
+/// Most comparisons of a path with a pattern; where a clause would need more, it is taken as true.
+const MAX_COMPARISONS: usize = 50_000;
+
+/// The paths that differ from a ref; `None`: there is no such ref.
+type ChangedPaths = Option<Rc<Vec<String>>>;
+
+/// Evaluates clauses for one event.
+pub(crate) struct Clauses<'a> {
+    context: &'a Context,
+    sources: &'a dyn Sources,
+    globs: RefCell<HashMap<String, Option<Rc<Glob>>>>,
+    compared: RefCell<HashMap<String, ChangedPaths>>,
+    changed: RefCell<HashMap<(Option<String>, String), bool>>,
+    existing: RefCell<HashMap<String, bool>>,
+}
+
+impl<'a> Clauses<'a> {
+    /// For an event.
+    pub(crate) fn new(context: &'a Context, sources: &'a dyn Sources) -> Self {
+        Self {
+            context,
+            sources,
+            globs: RefCell::default(),
+            compared: RefCell::default(),
+            changed: RefCell::default(),
+            existing: RefCell::default(),
+        }
+    }
+
+    /// The event.
+    pub(crate) fn context(&self) -> &'a Context {
+        self.context
+    }
+
+    /// Whether all clauses of a rule hold.
+    pub(crate) fn hold(&self, rule: &Rule, scope: &Scope<'_>, problems: &mut Problems) -> bool {
+        rule.condition.as_ref().is_none_or(|condition| self.condition(condition, scope, problems))
+            && rule.changes.as_ref().is_none_or(|changes| self.changes(changes, scope, problems))
+            && rule.exists.as_ref().is_none_or(|exists| self.exists(exists, scope, problems))
+    }
+
+    /// `if`. A value that should be a pattern and is none makes it false, as on GitLab, but not silently.
+    pub(crate) fn condition(&self, condition: &Condition, scope: &Scope<'_>, problems: &mut Problems) -> bool {
+        match condition.expression.evaluate(&|name| scope.stored(name)) {
+            Ok(holds) => holds,
+            Err(error) => {
+                let message = format!("`{}` is taken as false: {error}", condition.text);
+                problems.push(Diagnostic::warning(condition.span, message));
+                false
+            }
+        }
+    }
+
+    /// `changes`: true where the event has nothing to compare with.
+    pub(crate) fn changes(&self, changes: &Changes, scope: &Scope<'_>, problems: &mut Problems) -> bool {
+        let compare_to = changes.compare_to.as_ref().map(|(text, span)| (scope.expand(text, Unknown::Empty), *span));
+        let compared;
+        let paths: &[String] = match &compare_to {
+            None => match &self.context.changed_paths {
+                Some(paths) => paths,
+                None => return true,
+            },
+            Some((git_ref, span)) => {
+                compared = self.compared(git_ref, *span, problems);
+                compared.as_deref().map(Vec::as_slice).unwrap_or_default()
+            }
+        };
+        match &changes.paths {
+            PathTest::Regexp(regexp) => paths.iter().any(|path| regexp.is_match(path)),
+            PathTest::Globs(patterns) if paths.len().saturating_mul(patterns.len()) > MAX_COMPARISONS => true,
+            PathTest::Globs(patterns) => patterns.iter().any(|pattern| {
+                let key =
+                    (compare_to.as_ref().map(|(git_ref, _)| git_ref.clone()), scope.expand(pattern, Unknown::Keep));
+                if let Some(&known) = self.changed.borrow().get(&key) {
+                    return known;
+                }
+                let glob = self.glob(&key.1);
+                let matches = glob.is_some_and(|glob| paths.iter().any(|path| glob.is_match(path)));
+                self.changed.borrow_mut().insert(key, matches);
+                matches
+            }),
+        }
+    }
+
+    fn compared(&self, git_ref: &str, span: Span, problems: &mut Problems) -> ChangedPaths {
+        let known = self.compared.borrow().get(git_ref).cloned();
+        let paths = known.unwrap_or_else(|| {
+            let paths = self.sources.changed_since(git_ref).map(Rc::new);
+            self.compared.borrow_mut().insert(git_ref.to_owned(), paths.clone());
+            paths
+        });
+        if paths.is_none() {
+            let message = format!("rules:changes:compare_to is not a valid ref: `{git_ref}`");
+            problems.push(Diagnostic::error(span, message).help("name a branch, tag or commit of this repository"));
+        }
+        paths
+    }
+
+    /// `exists`: any of the patterns describes a tracked path, or a directory with one.
+    pub(crate) fn exists(&self, exists: &Exists, scope: &Scope<'_>, problems: &mut Problems) -> bool {
+        let Some(project) = &exists.project else {
+            let tracked = &self.context.tracked_paths;
+            return self.exists_in(&exists.paths, tracked, scope, true);
+        };
+        let origin = Origin::Project {
+            project: scope.expand(project, Unknown::Empty),
+            git_ref: exists.git_ref.as_ref().map(|git_ref| scope.expand(git_ref, Unknown::Empty)),
+        };
+        match self.sources.paths(&origin) {
+            Ok(paths) => self.exists_in(&exists.paths, &paths, scope, false),
+            Err(error) => {
+                problems.push(Diagnostic::error(exists.span, format!("rules:exists: {error}")));
+                false
+            }
+        }
+    }
+
+    /// `own`: it is the project's own tree, for which answers are kept.
+    fn exists_in(&self, test: &PathTest, tracked: &Arc<BTreeSet<String>>, scope: &Scope<'_>, own: bool) -> bool {
+        let patterns = match test {
+            PathTest::Regexp(regexp) => return tracked.iter().any(|path| regexp.is_match(path)),
+            PathTest::Globs(patterns) => patterns,
+        };
+        let globs: Vec<Rc<Glob>> =
+            patterns.iter().filter_map(|pattern| self.glob(&scope.expand(pattern, Unknown::Keep))).collect();
+        let (exact, patterned): (Vec<_>, Vec<_>) = globs.into_iter().partition(|glob| glob.is_exact());
+        if exact.iter().any(|glob| glob.exists_in(tracked)) {
+            return true;
+        }
+        if tracked.len().saturating_mul(patterned.len()) > MAX_COMPARISONS {
+            return true;
+        }
+        patterned.iter().any(|glob| {
+            let known = own.then(|| self.existing.borrow().get(glob.as_str()).copied()).flatten();
+            known.unwrap_or_else(|| {
+                let found = glob.exists_in(tracked);
+                if own {
+                    self.existing.borrow_mut().insert(glob.as_str().to_owned(), found);
+                }
+                found
+            })
+        })
+    }
+
+    /// A pattern that is too large matches nothing.
+    fn glob(&self, pattern: &str) -> Option<Rc<Glob>> {
+        if let Some(known) = self.globs.borrow().get(pattern) {
+            return known.clone();
+        }
+        let glob = Glob::new(pattern).ok().map(Rc::new);
+        self.globs.borrow_mut().insert(pattern.to_owned(), glob.clone());
+        glob
+    }
+
+    /// The tracked paths that a pattern describes; an exact path is answered whether it is tracked or not.
+    pub(crate) fn tracked(&self, pattern: &str) -> Vec<String> {
+        match self.glob(pattern) {
+            Some(glob) if !glob.is_exact() => {
+                self.context.tracked_paths.iter().filter(|path| glob.is_match(path)).cloned().collect()
+            }
+            _ => vec![pattern.to_owned()],
+        }
+    }
+
+    /// The port to files.
+    pub(crate) fn sources(&self) -> &'a dyn Sources {
+        self.sources
+    }
+}

@@ -1,0 +1,151 @@
+//! One instance under its rules: everything of the job but its needs.
+
+use muster_job::Variable;
+
+use crate::config::Config;
+use crate::config::defaults::Filter;
+use crate::config::job::{JobEntry, WorkEntry};
+use crate::config::reading::Problems;
+use crate::config::rules::Rule;
+use crate::expand::Unknown;
+use crate::graph::{Graph, Instance};
+use crate::layers::{self, JobFacts};
+use crate::model::{Decision, DecisionKind, Environment, ExcludedJob, Job, When, Work};
+use crate::seed::cache_keys::CacheKeys;
+use crate::seed::rules::{self, Judge, Verdict};
+use crate::seed::scope::{Base, Scope};
+
+/// An instance after its rules.
+#[derive(Debug)]
+pub(crate) enum Seeded {
+    /// In; the links of its needs are still to be resolved: those of the matched rule, else those of the job.
+    In { job: Box<Job>, rule: Option<usize> },
+    /// Out.
+    Out(ExcludedJob),
+}
+
+/// Makes jobs of instances.
+pub(crate) struct Seeder<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) graph: &'a Graph,
+    pub(crate) base: &'a Base<'a>,
+    pub(crate) judge: &'a Judge<'a>,
+    /// Global variables with those of the matched rule of `workflow`.
+    pub(crate) variables: &'a [Variable],
+    /// The matched rule of `workflow`.
+    pub(crate) workflow: Option<Decision>,
+}
+
+impl Seeder<'_> {
+    /// What becomes of the instance of this index in the graph.
+    pub(crate) fn instance(&self, index: usize, keys: &mut CacheKeys, problems: &mut Problems) -> Option<Seeded> {
+        let instance = self.graph.instances.get(index)?;
+        let entry = self.config.jobs.get(instance.job)?;
+        let mut decisions = self.judge.story.origins(entry, &instance.cell, instance.node);
+        decisions.extend(self.workflow.clone());
+        let yaml = self.variables(entry, instance, &mut decisions);
+        let judged = {
+            let scope = self.scope(entry, instance, &yaml);
+            let has_workflow_rules = self.config.workflow.rules.is_some();
+            self.judge.job(entry, has_workflow_rules, &scope, &mut decisions, problems)
+        };
+        let Verdict::In(matched) = judged else {
+            let stage = entry.stage.name.clone();
+            return Some(Seeded::Out(ExcludedJob { name: instance.name.clone(), stage, decisions }));
+        };
+        let rule = matched.and_then(|index| entry.rules.as_ref()?.get(index));
+        let yaml = match rule.filter(|rule| !rule.variables.is_empty()) {
+            None => yaml,
+            Some(rule) => layers::merge([yaml, rule.variables.clone()]),
+        };
+        let job = self.job(entry, instance, rule, yaml, decisions, keys);
+        Some(Seeded::In { job: Box::new(job), rule: matched })
+    }
+
+    /// The YAML variables of an instance before its rules: global, `workflow:rules`, job, matrix.
+    fn variables(&self, entry: &JobEntry, instance: &Instance, decisions: &mut Vec<Decision>) -> Vec<Variable> {
+        let inherits = &entry.inherit_variables;
+        let global: Vec<Variable> =
+            self.variables.iter().filter(|variable| inherits.takes(&variable.key)).cloned().collect();
+        if *inherits != Filter::All && global.len() < self.variables.len() {
+            let text = format!("`inherit` keeps out {} of the global variables", self.variables.len() - global.len());
+            decisions.push(self.judge.story.decision(DecisionKind::Variables, text, Some(entry.span)));
+        }
+        if entry.variables.is_empty() && instance.cell.is_empty() {
+            return global;
+        }
+        let cell = instance.cell.iter().map(|(name, value)| Variable::public(name.clone(), value.clone()));
+        layers::merge([global, entry.variables.clone(), cell.collect()])
+    }
+
+    /// What the rules and the server's expansion of an instance see.
+    fn scope<'s>(&'s self, entry: &JobEntry, instance: &Instance, yaml: &'s [Variable]) -> Scope<'s> {
+        let facts =
+            JobFacts { name: &instance.name, group_name: &entry.name, stage: &entry.stage.name, node: instance.node };
+        let scope = Scope::new(self.base, yaml, Some(facts));
+        match &entry.environment {
+            None => scope,
+            Some(environment) => {
+                let name = scope.expand(&environment.environment.name, Unknown::Empty);
+                scope.in_environment(Some(&name))
+            }
+        }
+    }
+
+    fn job(
+        &self,
+        entry: &JobEntry,
+        instance: &Instance,
+        rule: Option<&Rule>,
+        yaml: Vec<Variable>,
+        decisions: Vec<Decision>,
+        keys: &mut CacheKeys,
+    ) -> Job {
+        let scope = self.scope(entry, instance, &yaml);
+        let when = rules::when(entry, rule);
+        let environment = entry.environment.as_ref().map(|environment| Environment {
+            name: scope.expand(&environment.environment.name, Unknown::Empty),
+            ..environment.environment.clone()
+        });
+        let resource_group = entry.resource_group.as_ref().map(|group| scope.expand(group, Unknown::Empty));
+        let tags = entry.tags.iter().map(|tag| scope.expand(tag, Unknown::Keep)).collect();
+        let start_in = rule.and_then(|rule| rule.start_in).or(entry.start_in);
+        Job {
+            name: instance.name.clone(),
+            group_name: entry.name.to_string(),
+            description: self.judge.story.description(&entry.name),
+            stage: entry.stage.name.clone(),
+            stage_index: instance.stage,
+            work: self.work(entry, keys),
+            when,
+            start_in: start_in.filter(|_| when == When::Delayed),
+            allow_failure: rules::allow_failure(entry, rule),
+            retry: entry.retry.clone(),
+            timeout: entry.timeout,
+            interruptible: rule.and_then(|rule| rule.interruptible).unwrap_or(entry.interruptible),
+            needs: None,
+            dependencies: None,
+            matrix: instance.cell.clone(),
+            node: instance.node,
+            tags,
+            environment,
+            resource_group: resource_group.filter(|group| !group.is_empty()),
+            manual_confirmation: entry.manual_confirmation.clone(),
+            inherits_variables: entry.inherit_variables != Filter::None,
+            defined_at: self.judge.story.place(entry.span),
+            decisions,
+            variables: yaml,
+        }
+    }
+
+    fn work(&self, entry: &JobEntry, keys: &mut CacheKeys) -> Work {
+        match &entry.work {
+            WorkEntry::Bridge(bridge) => Work::Bridge(Box::new(bridge.bridge.clone())),
+            WorkEntry::Script { work, caches } => {
+                let mut work = work.clone();
+                work.cache = keys.caches(caches, self.judge.clauses);
+                Work::Script(work)
+            }
+        }
+    }
+}

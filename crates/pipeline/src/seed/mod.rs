@@ -1,0 +1,154 @@
+//! From checked entries to the pipeline of one event: workflow, rules, what the server expands (pipeline-yaml 2.1, steps
+//! 10 to 12).
+//!
+//! All that decides comes in with the context and the port to files; the same input gives the same pipeline.
+
+mod cache_keys;
+mod clauses;
+mod job;
+mod needs;
+mod only;
+mod rules;
+mod scope;
+mod story;
+
+use muster_job::Variable;
+
+use crate::compile::{NotCreated, NotCreatedReason};
+use crate::config::reading::Problems;
+use crate::config::rules::{Rule, RuleWhen};
+use crate::config::{Config, FIRST_STAGE, LAST_STAGE};
+use crate::context::{Context, Sources};
+use crate::diagnostic::Diagnostic;
+use crate::expand::Unknown;
+use crate::graph::Graph;
+use crate::layers;
+use crate::load::Loaded;
+use crate::model::{Decision, DecisionKind, Pipeline};
+use crate::seed::cache_keys::CacheKeys;
+use crate::seed::clauses::Clauses;
+use crate::seed::job::{Seeded, Seeder};
+use crate::seed::rules::Judge;
+use crate::seed::scope::{Base, Scope};
+use crate::seed::story::Story;
+
+/// What becomes of a configuration for an event. Errors go to the collector; with any, the outcome means nothing.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// A pipeline.
+    Created(Box<Pipeline>),
+    /// None, for this reason.
+    NotCreated(NotCreated),
+}
+
+/// Makes the pipeline of an event.
+pub(crate) fn seed(
+    config: &Config,
+    graph: &Graph,
+    loaded: &Loaded,
+    context: &Context,
+    sources: &dyn Sources,
+    problems: &mut Problems,
+) -> Outcome {
+    let base = Base::new(context);
+    let clauses = Clauses::new(context, sources);
+    let story = Story::new(loaded);
+    let judge = Judge { clauses: &clauses, story: &story };
+    warn_of_duplicates(config, problems);
+
+    let globals: Vec<Variable> = config.variables.iter().map(|global| global.variable.clone()).collect();
+    let matched = match workflow(config, &globals, &base, &judge, problems) {
+        Ok(matched) => matched,
+        Err(decisions) => {
+            let reason = NotCreatedReason::WorkflowRules;
+            return Outcome::NotCreated(NotCreated { reason, decisions, excluded: Vec::new() });
+        }
+    };
+    let rule_variables = matched.rule.map(|rule| rule.variables.clone()).unwrap_or_default();
+    let variables = layers::merge([globals, rule_variables]);
+    let seeder =
+        Seeder { config, graph, base: &base, judge: &judge, variables: &variables, workflow: matched.decision };
+    let mut keys = CacheKeys::default();
+    let seeded: Vec<Seeded> =
+        (0..graph.instances.len()).filter_map(|index| seeder.instance(index, &mut keys, problems)).collect();
+    let (jobs, excluded) = needs::resolve(config, graph, &story, seeded, problems);
+
+    if jobs.iter().all(|job| job.stage == FIRST_STAGE || job.stage == LAST_STAGE) {
+        let decisions = left_overs(&jobs);
+        return Outcome::NotCreated(NotCreated { reason: NotCreatedReason::NoJobs, decisions, excluded });
+    }
+    let base_cancel = config.workflow.auto_cancel;
+    let auto_cancel = matched.rule.map(|rule| rule.auto_cancel).unwrap_or_default().over(base_cancel);
+    let scope = Scope::new(&base, &variables, None);
+    let name = config.workflow.name.as_ref().map(|name| scope.expand(name, Unknown::Empty).trim().to_owned());
+    Outcome::Created(Box::new(Pipeline {
+        name: name.filter(|name| !name.is_empty()),
+        stages: config.stages.clone(),
+        variables,
+        auto_cancel,
+        jobs,
+        excluded,
+    }))
+}
+
+/// The rule of `workflow` that let the pipeline through, if there are any.
+struct Matched<'a> {
+    rule: Option<&'a Rule>,
+    decision: Option<Decision>,
+}
+
+/// Evaluates `workflow:rules`; answers the decisions where they let no pipeline through.
+fn workflow<'a>(
+    config: &'a Config,
+    globals: &[Variable],
+    base: &Base<'_>,
+    judge: &Judge<'_>,
+    problems: &mut Problems,
+) -> Result<Matched<'a>, Vec<Decision>> {
+    let Some(rules) = &config.workflow.rules else { return Ok(Matched { rule: None, decision: None }) };
+    let scope = Scope::new(base, globals, None);
+    let mut decisions = Vec::new();
+    let index = judge.first_match("workflow:rules", rules, &scope, &mut decisions, problems);
+    let Some(rule) = index.and_then(|index| rules.get(index)) else {
+        decisions.push(judge.story.decision(DecisionKind::Workflow, "no rule of `workflow` matched", None));
+        return Err(decisions);
+    };
+    if rule.when == Some(RuleWhen::Never) {
+        return Err(decisions);
+    }
+    let decision = decisions.pop().map(|decision| Decision { kind: DecisionKind::Workflow, ..decision });
+    Ok(Matched { rule: Some(rule), decision })
+}
+
+/// Why jobs in `.pre` and `.post` alone make no pipeline.
+fn left_overs(jobs: &[crate::model::Job]) -> Vec<Decision> {
+    let decision = |job: &crate::model::Job| Decision {
+        kind: DecisionKind::Workflow,
+        text: format!(
+            "`{}` in `{}` would run, but jobs of `.pre` and `.post` alone make no pipeline",
+            job.name, job.stage
+        ),
+        place: Some(job.defined_at.clone()),
+    };
+    jobs.iter().map(decision).collect()
+}
+
+/// A last rule of a bare `when` lets a job into every kind of pipeline; without `workflow:rules` a push to a branch with
+/// a merge request makes two.
+fn warn_of_duplicates(config: &Config, problems: &mut Problems) {
+    if config.workflow.rules.is_some() {
+        return;
+    }
+    for job in &config.jobs {
+        let Some(last) = job.rules.as_ref().and_then(|rules| rules.last()) else { continue };
+        let runs = matches!(last.when, Some(RuleWhen::Run(_)));
+        if runs && last.is_bare() {
+            let message = format!(
+                "jobs:{} may allow multiple pipelines to run for a single action due to `rules:when` clause with no \
+                 `workflow:rules`",
+                job.name
+            );
+            problems.push(Diagnostic::warning(last.span, message).help("add `workflow:rules`"));
+        }
+    }
+}

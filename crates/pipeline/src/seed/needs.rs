@@ -1,0 +1,152 @@
+//! Needs after rules: who is left, who is missing (pipeline-yaml 1.4).
+
+use std::collections::HashMap;
+
+use crate::config::Config;
+use crate::config::needs::{NeedTarget, Needs};
+use crate::config::reading::Problems;
+use crate::diagnostic::Diagnostic;
+use crate::graph::{Graph, Instance, Link, cycle_message, find_circle};
+use crate::model::{Decision, DecisionKind, ExcludedJob, Job, Need};
+use crate::seed::job::Seeded;
+use crate::seed::story::Story;
+
+/// Gives each job that is in its needs and dependencies; tells about needs on jobs that are not.
+pub(crate) fn resolve(
+    config: &Config,
+    graph: &Graph,
+    story: &Story<'_>,
+    seeded: Vec<Seeded>,
+    problems: &mut Problems,
+) -> (Vec<Job>, Vec<ExcludedJob>) {
+    let present: Vec<bool> = seeded.iter().map(|seeded| matches!(seeded, Seeded::In { .. })).collect();
+    let resolver = Resolver { config, graph, story, present };
+    resolver.check_cycles(&seeded, problems);
+    let mut jobs = Vec::with_capacity(seeded.len());
+    let mut excluded = Vec::new();
+    for (seeded, instance) in seeded.into_iter().zip(&graph.instances) {
+        match seeded {
+            Seeded::In { mut job, rule } => {
+                job.needs = resolver.needs(instance, rule, &mut job.decisions, problems);
+                job.dependencies = resolver.dependencies(instance);
+                jobs.push(*job);
+            }
+            Seeded::Out(job) => excluded.push(job),
+        }
+    }
+    (jobs, excluded)
+}
+
+struct Resolver<'a> {
+    config: &'a Config,
+    graph: &'a Graph,
+    story: &'a Story<'a>,
+    /// Which instances are in.
+    present: Vec<bool>,
+}
+
+impl Resolver<'_> {
+    fn is_present(&self, index: usize) -> bool {
+        self.present.get(index).copied().unwrap_or(false)
+    }
+
+    fn name(&self, index: usize) -> &str {
+        self.graph.instances.get(index).map_or("", |instance| &instance.name)
+    }
+
+    /// The needs as written that count for an instance, and its links: those of the matched rule, else of the job.
+    fn effective<'s>(&'s self, instance: &'s Instance, rule: Option<usize>) -> (Option<&'s Needs>, Option<&'s [Link]>) {
+        let Some(entry) = self.config.jobs.get(instance.job) else { return (None, None) };
+        let of_rule = rule.and_then(|index| {
+            let needs = entry.rules.as_ref()?.get(index)?.needs.as_ref()?;
+            Some((needs, instance.rule_needs.get(index)?.as_deref()?))
+        });
+        match of_rule {
+            Some((needs, links)) => (Some(needs), Some(links)),
+            None => (entry.needs.as_ref(), instance.needs.as_deref()),
+        }
+    }
+
+    fn needs(
+        &self,
+        instance: &Instance,
+        rule: Option<usize>,
+        decisions: &mut Vec<Decision>,
+        problems: &mut Problems,
+    ) -> Option<Vec<Need>> {
+        let (written, links) = self.effective(instance, rule);
+        let mut needs = Vec::new();
+        for link in links? {
+            let name = self.name(link.to);
+            if self.is_present(link.to) {
+                let name = name.to_owned();
+                needs.push(Need::Job { name, artifacts: link.artifacts, optional: link.optional });
+            } else if link.optional {
+                let text = format!("the optional need on `{name}` was dropped: that job is not in the pipeline");
+                decisions.push(self.story.decision(DecisionKind::Needs, text, Some(link.span)));
+            } else {
+                problems.push(self.missing(instance, link));
+            }
+        }
+        needs.extend(written.into_iter().flat_map(elsewhere));
+        Some(needs)
+    }
+
+    fn missing(&self, instance: &Instance, link: &Link) -> Diagnostic {
+        let name = self.name(link.to);
+        let message = format!(
+            "'{}' job needs '{name}' job, but '{name}' does not exist in the pipeline: its rules keep it out",
+            instance.name
+        );
+        let mut diagnostic = Diagnostic::error(link.span, message)
+            .help("write `{job: ..., optional: true}` if it may be missing, or let both jobs have the same rules");
+        if let Some(entry) = self.graph.entry(self.config, link.to) {
+            diagnostic = diagnostic.related(entry.span, format!("`{name}` is defined here"));
+        }
+        diagnostic
+    }
+
+    fn dependencies(&self, instance: &Instance) -> Option<Vec<String>> {
+        let dependencies = instance.dependencies.as_deref()?;
+        let present = dependencies.iter().filter(|&&index| self.is_present(index));
+        Some(present.map(|&index| self.name(index).to_owned()).collect())
+    }
+
+    /// Needs of rules may close a circle that the needs of the jobs do not have.
+    fn check_cycles(&self, seeded: &[Seeded], problems: &mut Problems) {
+        let rules: HashMap<usize, usize> = seeded
+            .iter()
+            .enumerate()
+            .filter_map(|(index, seeded)| match seeded {
+                Seeded::In { rule: Some(rule), .. } => Some((index, *rule)),
+                _ => None,
+            })
+            .collect();
+        let links = |index: usize| {
+            let instance = self.graph.instances.get(index);
+            let links = instance.and_then(|instance| self.effective(instance, rules.get(&index).copied()).1);
+            links.unwrap_or_default().iter().map(|link| link.to)
+        };
+        if let Some(circle) = find_circle(self.graph.instances.len(), links) {
+            let names: Vec<&str> = circle.iter().map(|&index| self.name(index)).collect();
+            let span = circle.first().and_then(|&index| self.graph.entry(self.config, index)).map(|entry| entry.span);
+            problems.push(cycle_message(span, &names));
+        }
+    }
+}
+
+/// Needs on jobs outside of this pipeline.
+fn elsewhere(needs: &Needs) -> impl Iterator<Item = Need> {
+    needs.entries.iter().filter_map(|entry| match &entry.target {
+        NeedTarget::Project { project, job, git_ref } => Some(Need::Project {
+            project: project.clone(),
+            job: job.clone(),
+            git_ref: git_ref.clone(),
+            artifacts: entry.artifacts,
+        }),
+        NeedTarget::Pipeline { pipeline, job } => {
+            Some(Need::Pipeline { pipeline: pipeline.clone(), job: job.clone(), artifacts: entry.artifacts })
+        }
+        NeedTarget::Job { .. } | NeedTarget::Mirror { .. } => None,
+    })
+}

@@ -1,0 +1,120 @@
+//! Which rule decides, and what it decides (pipeline-yaml 1.5, 1.6, 2.1 steps 10 and 11).
+
+use crate::config::job::JobEntry;
+use crate::config::only::{self, RefPolicy};
+use crate::config::reading::Problems;
+use crate::config::rules::{Rule, RuleWhen};
+use crate::model::{AllowFailure, Decision, DecisionKind, When};
+use crate::seed::clauses::Clauses;
+use crate::seed::only as policy;
+use crate::seed::scope::Scope;
+use crate::seed::story::{Story, clauses as clauses_text};
+
+/// What rules say of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It is in; by the rule of this index where a rule decided.
+    In(Option<usize>),
+    /// It is out.
+    Out,
+}
+
+/// Evaluates rules for one event and keeps the story of it.
+pub(crate) struct Judge<'a> {
+    pub(crate) clauses: &'a Clauses<'a>,
+    pub(crate) story: &'a Story<'a>,
+}
+
+impl Judge<'_> {
+    /// The first rule whose clauses hold, with the decisions that led there. `of` is the path for people:
+    /// `workflow:rules` or `rules`.
+    pub(crate) fn first_match(
+        &self,
+        of: &str,
+        rules: &[Rule],
+        scope: &Scope<'_>,
+        decisions: &mut Vec<Decision>,
+        problems: &mut Problems,
+    ) -> Option<usize> {
+        for (index, rule) in rules.iter().enumerate() {
+            let holds = self.clauses.hold(rule, scope, problems);
+            let (kind, verb) = if holds {
+                (DecisionKind::RuleMatched, "matched")
+            } else {
+                (DecisionKind::RulePassed, "did not match")
+            };
+            let mut text = format!("{of}[{index}] {verb}: {}", clauses_text(rule));
+            if holds && rule.when == Some(RuleWhen::Never) {
+                text.push_str("; when: never");
+            }
+            decisions.push(self.story.decision(kind, text, rule.span));
+            if holds {
+                return Some(index);
+            }
+        }
+        None
+    }
+
+    /// Whether a job is in. `has_workflow_rules` takes the implicit `only: [branches, tags]` away.
+    pub(crate) fn job(
+        &self,
+        job: &JobEntry,
+        has_workflow_rules: bool,
+        scope: &Scope<'_>,
+        decisions: &mut Vec<Decision>,
+        problems: &mut Problems,
+    ) -> Verdict {
+        if let Some(rules) = &job.rules {
+            let Some(index) = self.first_match("rules", rules, scope, decisions, problems) else {
+                decisions.push(self.story.decision(DecisionKind::RulePassed, "no rule matched", Some(job.span)));
+                return Verdict::Out;
+            };
+            let never = rules.get(index).is_some_and(|rule| rule.when == Some(RuleWhen::Never));
+            return if never { Verdict::Out } else { Verdict::In(Some(index)) };
+        }
+        let implicit = (!has_workflow_rules && job.only.is_none()).then(only::default_only);
+        if let Some(only) = job.only.as_ref().or(implicit.as_ref())
+            && !policy::lets_in(only, self.clauses, scope, problems)
+        {
+            let text = if job.only.is_some() {
+                "`only` does not let it in"
+            } else {
+                "a job without rules runs in branch and tag pipelines only"
+            };
+            decisions.push(self.story.decision(DecisionKind::Only, text, only.span.or(Some(job.span))));
+            return Verdict::Out;
+        }
+        if let Some(except) = &job.except
+            && policy::keeps_out(except, self.clauses, scope, problems)
+        {
+            decisions.push(self.story.decision(DecisionKind::Except, "`except` keeps it out", except.span));
+            return Verdict::Out;
+        }
+        self.note("`only` lets it in", DecisionKind::Only, job.only.as_ref(), decisions);
+        self.note("`except` does not keep it out", DecisionKind::Except, job.except.as_ref(), decisions);
+        Verdict::In(None)
+    }
+
+    fn note(&self, text: &str, kind: DecisionKind, policy: Option<&RefPolicy>, decisions: &mut Vec<Decision>) {
+        if let Some(policy) = policy {
+            decisions.push(self.story.decision(kind, text, policy.span));
+        }
+    }
+}
+
+/// `when` of a job under its matched rule.
+pub(crate) fn when(job: &JobEntry, rule: Option<&Rule>) -> When {
+    match rule.and_then(|rule| rule.when) {
+        Some(RuleWhen::Run(when)) => when,
+        Some(RuleWhen::Never) | None => job.when.unwrap_or_default(),
+    }
+}
+
+/// `allow_failure` of a job under its matched rule: the rule's, else the job's; where neither says, a job that is manual
+/// by its own `when` may fail, and one that only a rule made manual may not, so that it blocks.
+pub(crate) fn allow_failure(job: &JobEntry, rule: Option<&Rule>) -> AllowFailure {
+    let of_flag = |flag| if flag { AllowFailure::Yes } else { AllowFailure::No };
+    let of_rule = rule.and_then(|rule| rule.allow_failure).map(of_flag);
+    let of_job = || job.allow_failure.clone().unwrap_or_else(|| of_flag(job.when == Some(When::Manual)));
+    of_rule.unwrap_or_else(of_job)
+}

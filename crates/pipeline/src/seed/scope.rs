@@ -1,0 +1,140 @@
+//! The variables that rules and server-side expansion see (pipeline-yaml 3.2, 4.1, 4.2).
+
+use std::collections::{HashMap, HashSet};
+
+use muster_job::Variable;
+
+use crate::context::Context;
+use crate::expand::{Unknown, expand_all, expand_text};
+use crate::layers::{self, JobFacts, USER_PREFIX};
+
+/// The variables that are the same for all jobs, by name.
+#[derive(Debug)]
+pub(crate) struct Base<'a> {
+    context: &'a Context,
+    predefined: HashMap<&'a str, &'a Variable>,
+    user: HashMap<&'a str, &'a Variable>,
+    /// Instance, group and project variables of a job without environment.
+    project: Vec<Variable>,
+    pipeline: HashMap<&'a str, &'a Variable>,
+    /// Some project variable is for certain environments only.
+    scoped: bool,
+}
+
+impl<'a> Base<'a> {
+    /// Sorts the variables of an event.
+    pub(crate) fn new(context: &'a Context) -> Self {
+        let index = |variable: &'a Variable| (variable.key.as_str(), variable);
+        let (user, predefined): (HashMap<_, _>, HashMap<_, _>) =
+            context.predefined.iter().map(index).partition(|(name, _)| name.starts_with(USER_PREFIX));
+        Self {
+            context,
+            predefined,
+            user,
+            project: layers::project_variables(&context.project_variables, context.ref_protected, None),
+            pipeline: context.pipeline_variables.iter().map(index).collect(),
+            scoped: context.project_variables.iter().any(|variable| variable.environment_scope != "*"),
+        }
+    }
+
+    /// The project variables of a job with an environment, where they differ from those of one without.
+    fn project_of(&self, environment: Option<&str>) -> Option<Vec<Variable>> {
+        let environment = environment.filter(|_| self.scoped)?;
+        let context = self.context;
+        Some(layers::project_variables(&context.project_variables, context.ref_protected, Some(environment)))
+    }
+}
+
+/// The variables of one job, or of the pipeline where `job` is `None`.
+#[derive(Debug)]
+pub(crate) struct Scope<'a> {
+    base: &'a Base<'a>,
+    /// YAML variables, of equal names only the winner.
+    yaml: HashMap<&'a str, &'a Variable>,
+    /// Project variables for the job's environment.
+    project: Option<Vec<Variable>>,
+    job: Vec<Variable>,
+}
+
+impl<'a> Scope<'a> {
+    /// The scope of `workflow`, or of a job before its environment is known.
+    pub(crate) fn new(base: &'a Base<'a>, yaml: &'a [Variable], job: Option<JobFacts<'_>>) -> Self {
+        Self {
+            base,
+            yaml: yaml.iter().map(|variable| (variable.key.as_str(), variable)).collect(),
+            project: None,
+            job: job.map(layers::job_predefined).unwrap_or_default(),
+        }
+    }
+
+    /// With the project variables that an environment of this name sees.
+    pub(crate) fn in_environment(mut self, environment: Option<&str>) -> Self {
+        self.project = self.base.project_of(environment);
+        self
+    }
+
+    fn find(&self, name: &str) -> Option<&Variable> {
+        let project = self.project.as_deref().unwrap_or(&self.base.project);
+        self.base
+            .pipeline
+            .get(name)
+            .copied()
+            .or_else(|| project.iter().rev().find(|variable| variable.key == name))
+            .or_else(|| self.base.user.get(name).copied())
+            .or_else(|| self.yaml.get(name).copied())
+            .or_else(|| self.base.predefined.get(name).copied())
+            .or_else(|| self.job.iter().rev().find(|variable| variable.key == name))
+    }
+
+    /// The value of a variable as it is stored: what `rules:if` compares.
+    pub(crate) fn stored(&self, name: &str) -> Option<String> {
+        self.find(name).map(|variable| variable.value.clone())
+    }
+
+    /// A text with its references replaced by values, which are expanded in each other before.
+    pub(crate) fn expand(&self, text: &str, unknown: Unknown) -> String {
+        if !text.contains(['$', '%']) {
+            return text.to_owned();
+        }
+        let mut needed = self.referenced(text);
+        expand_all(&mut needed);
+        let values: HashMap<&str, &str> =
+            needed.iter().map(|variable| (variable.key.as_str(), variable.value.as_str())).collect();
+        expand_text(text, &|name| values.get(name).map(|value| (*value).to_owned()), unknown)
+    }
+
+    /// The variables that a text refers to, also through the values of others.
+    fn referenced(&self, text: &str) -> Vec<Variable> {
+        let mut found = Vec::new();
+        let mut seen = HashSet::new();
+        let mut texts = vec![text.to_owned()];
+        while let Some(text) = texts.pop() {
+            for name in names(&text) {
+                if !seen.insert(name.clone()) {
+                    continue;
+                }
+                if let Some(variable) = self.find(&name) {
+                    if !variable.raw {
+                        texts.push(variable.value.clone());
+                    }
+                    found.push(variable.clone());
+                }
+            }
+        }
+        found
+    }
+}
+
+/// The names that a text refers to.
+fn names(text: &str) -> Vec<String> {
+    let names = std::cell::RefCell::new(Vec::new());
+    let _ = expand_text(
+        text,
+        &|name| {
+            names.borrow_mut().push(name.to_owned());
+            None
+        },
+        Unknown::Empty,
+    );
+    names.into_inner()
+}
