@@ -10,6 +10,11 @@
 //! Invariants: no answer is sent before what it says is durable; each job is given to one taker at a time and ends once
 //! (J1, J2); a trace only grows, and only at its end (J3).
 
+mod actor;
+mod apply;
+mod artifacts;
+mod assign;
+mod bridges;
 pub mod clock;
 mod command;
 mod coordinator;
@@ -20,12 +25,22 @@ mod facts;
 pub mod handout;
 mod history;
 pub mod jwt;
+mod keys;
+mod library;
 mod options;
 pub mod payload;
+mod queue;
+mod registry;
+mod reports;
 pub mod schedule;
+mod service;
 pub mod source;
+mod store;
+mod timers;
+mod traces;
 pub mod variables;
 pub mod views;
+mod world;
 
 pub use coordinator::Coordinator;
 pub use error::{CoordinatorError, OpenError, StoreError};

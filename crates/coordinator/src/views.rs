@@ -1,7 +1,7 @@
 //! What others see of pipelines and jobs: snapshots that hold no lock and stay as they were made.
 
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId, RunnerId};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::clock::Timestamp;
 use crate::facts::Parent;
@@ -55,7 +55,7 @@ impl PipelineView {
 }
 
 /// What kind of work it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobKind {
     /// Runs on a runner.

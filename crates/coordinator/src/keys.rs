@@ -1,0 +1,112 @@
+//! Tokens: how they are made, and how one that is shown is recognised.
+//!
+//! A job's token is its id and the number of the hand-out, signed with the coordinator's key: it is stored nowhere, the
+//! same hand-out gets the same token again, and the token of an earlier hand-out is recognised as such. A runner's token
+//! is random, and only its SHA-256 is kept.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+
+use muster_job::JobId;
+use ring::hmac;
+use sha2::{Digest, Sha256};
+
+/// The key's file in the state folder.
+const FILE: &str = "token.key";
+/// Bytes of the key.
+const KEY_LEN: usize = 32;
+/// What job tokens start with, as GitLab's do; managers mask what follows it.
+const JOB_PREFIX: &str = "glcbt-";
+/// Characters of a random token.
+const RANDOM_LEN: usize = 24;
+
+/// The signing key.
+pub(crate) struct Keys {
+    key: hmac::Key,
+}
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Keys([masked])")
+    }
+}
+
+impl Keys {
+    /// Reads the key of a folder, or makes one, readable by this user alone.
+    ///
+    /// # Errors
+    /// Those of reading and writing the file.
+    pub(crate) fn open(dir: &Path) -> io::Result<Self> {
+        let path = dir.join(FILE);
+        let bytes = match fs::read(&path) {
+            Ok(bytes) if bytes.len() == KEY_LEN => bytes,
+            // A key cut short belongs to a process that died while it wrote: no token of it was ever given out.
+            Ok(_) => write_new(&path)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => write_new(&path)?,
+            Err(error) => return Err(error),
+        };
+        Ok(Self { key: hmac::Key::new(hmac::HMAC_SHA256, &bytes) })
+    }
+
+    /// The token of one hand-out of a job.
+    pub(crate) fn job_token(&self, job: JobId, handout: u32) -> String {
+        let body = format!("{job}-{handout}");
+        let tag = hmac::sign(&self.key, body.as_bytes());
+        format!("{JOB_PREFIX}{body}-{}", hex::encode(tag))
+    }
+
+    /// Which hand-out of `job` a token belongs to; `None` for another job's token and for one that is not ours.
+    pub(crate) fn handout(&self, job: JobId, token: &str) -> Option<u32> {
+        let (of, handout) = self.read(token)?;
+        (of == job).then_some(handout)
+    }
+
+    /// The job and hand-out of a token of ours.
+    pub(crate) fn read(&self, token: &str) -> Option<(JobId, u32)> {
+        let (body, tag) = token.strip_prefix(JOB_PREFIX)?.rsplit_once('-')?;
+        hmac::verify(&self.key, body.as_bytes(), &hex::decode(tag).ok()?).ok()?;
+        let (job, handout) = body.split_once('-')?;
+        Some((job.parse().ok()?, handout.parse().ok()?))
+    }
+}
+
+fn write_new(path: &Path) -> io::Result<Vec<u8>> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let bytes: [u8; KEY_LEN] = rand::random();
+    let mut file = fs::OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(path)?;
+    file.write_all(&bytes)?;
+    Ok(bytes.to_vec())
+}
+
+/// A runner's token. `glrt-` tells gitlab-runner that the runner was created on the server; a runner that registered
+/// itself with a registration token gets one without it (runner-api 1.1).
+pub(crate) fn runner_token(registered_itself: bool) -> String {
+    use rand::Rng;
+    let mut random = rand::rng();
+    let text: String = (0..RANDOM_LEN).map(|_| char::from(random.sample(rand::distr::Alphanumeric))).collect();
+    if registered_itself { format!("t1_{text}") } else { format!("glrt-t1_{text}") }
+}
+
+/// What is kept of a runner's token.
+pub(crate) fn hash(token: &str) -> String {
+    hex::encode(Sha256::digest(token.as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_token_tells_its_hand_out_and_fits_no_other_job() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let keys = Keys::open(dir.path()).expect("a key");
+        let token = keys.job_token(JobId(7), 2);
+        assert_eq!(keys.handout(JobId(7), &token), Some(2));
+        assert_eq!(keys.handout(JobId(8), &token), None);
+        assert_eq!(keys.handout(JobId(7), &token.replace("-2-", "-3-")), None);
+        assert_eq!(keys.handout(JobId(7), "glcbt-7-2-"), None);
+        let again = Keys::open(dir.path()).expect("the same key");
+        assert_eq!(again.job_token(JobId(7), 2), token);
+    }
+}

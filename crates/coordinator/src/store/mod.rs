@@ -1,0 +1,221 @@
+//! The database: rows in, rows out. It decides nothing.
+//!
+//! One connection writes (the actor's), in one transaction per batch of commands. The journal is a write-ahead log with
+//! `synchronous=NORMAL`: a killed process loses nothing that was acknowledged; a loss of power may lose the last second.
+
+mod jobs;
+mod pipelines;
+mod runners;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use muster_job::RunnerId;
+use sqlx::migrate::{MigrateError, Migrator};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteSynchronous};
+use sqlx::{Connection, Row};
+
+pub(crate) use jobs::{ArtifactRow, JobDetail, JobRow};
+pub(crate) use pipelines::{PipelineDetail, PipelineRow, PipelineSpec};
+pub(crate) use runners::{ManagerRow, RunnerRow};
+
+use crate::error::{OpenError, StoreError, is_full};
+
+static MIGRATIONS: Migrator = sqlx::migrate!();
+
+/// The database's name in the state folder.
+const FILE: &str = "coordinator.db";
+
+/// How long a statement waits while a reader's checkpoint holds the database.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What one batch of commands changed. Rows are written whole; writing one twice changes nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Changes<'a> {
+    /// Runners that are gone, with their managers.
+    pub(crate) removed_runners: Vec<RunnerId>,
+    /// Managers that are gone.
+    pub(crate) removed_managers: Vec<&'a (RunnerId, String)>,
+    /// Runners that are new or changed.
+    pub(crate) runners: Vec<&'a RunnerRow>,
+    /// Managers that are new or changed.
+    pub(crate) managers: Vec<&'a ManagerRow>,
+    /// Pipelines that are not in the database yet.
+    pub(crate) new_pipelines: Vec<&'a PipelineRow>,
+    /// Pipelines whose status or detail changed.
+    pub(crate) pipelines: Vec<&'a PipelineRow>,
+    /// Jobs that are new or changed.
+    pub(crate) jobs: Vec<&'a JobRow>,
+    /// Artifacts that are new or changed.
+    pub(crate) artifacts: Vec<&'a ArtifactRow>,
+}
+
+impl Changes<'_> {
+    /// Nothing changed.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.removed_runners.is_empty()
+            && self.removed_managers.is_empty()
+            && self.runners.is_empty()
+            && self.managers.is_empty()
+            && self.new_pipelines.is_empty()
+            && self.pipelines.is_empty()
+            && self.jobs.is_empty()
+            && self.artifacts.is_empty()
+    }
+}
+
+/// Everything that is stored, each list by id.
+#[derive(Debug, Default)]
+pub(crate) struct Contents {
+    pub(crate) runners: Vec<RunnerRow>,
+    pub(crate) managers: Vec<ManagerRow>,
+    pub(crate) pipelines: Vec<PipelineRow>,
+    pub(crate) jobs: Vec<JobRow>,
+    pub(crate) artifacts: Vec<ArtifactRow>,
+}
+
+/// An open database.
+#[derive(Debug)]
+pub(crate) struct Store {
+    connection: SqliteConnection,
+}
+
+impl Store {
+    /// Opens the database of a folder for writing, and brings it up to date.
+    pub(crate) async fn open(dir: &Path) -> Result<Self, OpenError> {
+        let path = dir.join(FILE);
+        prepare_file(&path).map_err(|source| unwritable(dir, source))?;
+        let options = SqliteConnectOptions::new()
+            .filename(&path)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Normal)
+            .foreign_keys(true)
+            .busy_timeout(BUSY_TIMEOUT);
+        let mut connection =
+            SqliteConnection::connect_with(&options).await.map_err(|error| open_failed(&path, error))?;
+        MIGRATIONS.run_direct(None, &mut connection, false).await.map_err(|error| migration_failed(&path, error))?;
+        Ok(Self { connection })
+    }
+
+    /// Opens the database of a folder for reading only.
+    pub(crate) async fn open_read_only(dir: &Path) -> Result<Self, OpenError> {
+        let path = dir.join(FILE);
+        if !path.is_file() {
+            return Err(OpenError::Missing { dir: dir.to_owned() });
+        }
+        let options = SqliteConnectOptions::new().filename(&path).read_only(true).busy_timeout(BUSY_TIMEOUT);
+        let mut connection =
+            SqliteConnection::connect_with(&options).await.map_err(|error| open_failed(&path, error))?;
+        let found: i64 = sqlx::query("SELECT max(version) FROM _sqlx_migrations")
+            .fetch_one(&mut connection)
+            .await
+            .and_then(|row| row.try_get(0))
+            .map_err(|error| open_failed(&path, error))?;
+        if found > newest_version() {
+            return Err(OpenError::Newer { path, found, known: newest_version() });
+        }
+        Ok(Self { connection })
+    }
+
+    /// Writes all of `changes`, or none of them.
+    pub(crate) async fn write(&mut self, changes: &Changes<'_>) -> Result<(), StoreError> {
+        let mut transaction = self.connection.begin().await?;
+        for id in &changes.removed_runners {
+            runners::remove(&mut transaction, *id).await?;
+        }
+        for (runner, system_id) in &changes.removed_managers {
+            runners::remove_manager(&mut transaction, *runner, system_id).await?;
+        }
+        for row in &changes.runners {
+            runners::put(&mut transaction, row).await?;
+        }
+        for row in &changes.managers {
+            runners::put_manager(&mut transaction, row).await?;
+        }
+        for row in &changes.new_pipelines {
+            pipelines::insert(&mut transaction, row).await?;
+        }
+        for row in &changes.pipelines {
+            pipelines::update(&mut transaction, row).await?;
+        }
+        for row in &changes.jobs {
+            jobs::put(&mut transaction, row).await?;
+        }
+        for row in &changes.artifacts {
+            jobs::put_artifact(&mut transaction, row).await?;
+        }
+        Ok(transaction.commit().await?)
+    }
+
+    /// Reads everything.
+    pub(crate) async fn read(&mut self) -> Result<Contents, StoreError> {
+        Ok(Contents {
+            runners: runners::read(&mut self.connection).await?,
+            managers: runners::read_managers(&mut self.connection).await?,
+            pipelines: pipelines::read(&mut self.connection).await?,
+            jobs: jobs::read(&mut self.connection).await?,
+            artifacts: jobs::read_artifacts(&mut self.connection).await?,
+        })
+    }
+
+    /// Closes the database; the write-ahead log is merged into the file.
+    pub(crate) async fn close(self) -> Result<(), StoreError> {
+        Ok(self.connection.close().await?)
+    }
+}
+
+/// Creates the file for this user alone: variables of jobs may be secret (invariant J6).
+fn prepare_file(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt;
+    std::fs::OpenOptions::new().create(true).append(true).mode(0o600).open(path).map(drop)
+}
+
+fn newest_version() -> i64 {
+    MIGRATIONS.iter().map(|migration| migration.version).max().unwrap_or(0)
+}
+
+/// The error of a folder or file that cannot be written.
+pub(crate) fn unwritable(dir: &Path, source: io::Error) -> OpenError {
+    if is_full(&source) {
+        OpenError::DiskFull { dir: dir.to_owned() }
+    } else {
+        OpenError::Unwritable { dir: dir.to_owned(), source }
+    }
+}
+
+fn open_failed(path: &Path, error: sqlx::Error) -> OpenError {
+    match StoreError::from(error) {
+        StoreError::Full => OpenError::DiskFull { dir: path.parent().map(PathBuf::from).unwrap_or_default() },
+        source => OpenError::Database { path: path.to_owned(), source },
+    }
+}
+
+fn migration_failed(path: &Path, error: MigrateError) -> OpenError {
+    match error {
+        MigrateError::VersionMissing(found) if found > newest_version() => {
+            OpenError::Newer { path: path.to_owned(), found, known: newest_version() }
+        }
+        MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => open_failed(path, error),
+        error => open_failed(path, sqlx::Error::Migrate(Box::new(error))),
+    }
+}
+
+/// The JSON text of a value for a column.
+fn to_json<T: serde::Serialize>(what: &str, value: &T) -> Result<String, StoreError> {
+    serde_json::to_string(value).map_err(|error| damaged(what, &error))
+}
+
+/// The value of a column's JSON text.
+fn from_json<T: serde::de::DeserializeOwned>(what: &str, text: &str) -> Result<T, StoreError> {
+    serde_json::from_str(text).map_err(|error| damaged(what, &error))
+}
+
+/// The value of a column that holds a name from a fixed list.
+fn from_name<T: serde::de::DeserializeOwned>(what: &str, name: &str) -> Result<T, StoreError> {
+    from_json(what, &to_json(what, &name)?)
+}
+
+fn damaged(what: &str, why: &dyn std::fmt::Display) -> StoreError {
+    StoreError::Damaged { what: what.to_owned(), why: why.to_string() }
+}

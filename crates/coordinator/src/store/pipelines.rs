@@ -1,0 +1,175 @@
+//! Rows of pipelines: what was asked for, what it was compiled to, where it stands.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use muster_job::{JobId, JobStatus, PipelineId, Secret, Variable};
+use muster_pipeline::context::{Context, PipelineSource, RefKind, ScopedVariable};
+use muster_pipeline::model::Pipeline;
+use serde::{Deserialize, Serialize};
+use sqlx::Row;
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
+
+use super::{from_json, from_name, to_json};
+use crate::clock::{Timestamp, from_millis, to_millis};
+use crate::error::StoreError;
+use crate::facts::{GitFacts, NewPipeline, Parent, ProjectFacts};
+
+/// A pipeline.
+#[derive(Debug, Clone)]
+pub(crate) struct PipelineRow {
+    pub(crate) id: PipelineId,
+    pub(crate) parent: Option<Parent>,
+    pub(crate) status: JobStatus,
+    pub(crate) created_at: Timestamp,
+    pub(crate) finished_at: Option<Timestamp>,
+    pub(crate) detail: PipelineDetail,
+    pub(crate) spec: Arc<PipelineSpec>,
+    pub(crate) compiled: Arc<Pipeline>,
+}
+
+/// What changes with the status.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct PipelineDetail {
+    /// A job failed that may fail.
+    pub(crate) warnings: bool,
+    /// What the coordinator has to say.
+    pub(crate) problems: Vec<String>,
+}
+
+/// What was asked for, as far as jobs and children need it later. The trees of paths are not kept: they are read from
+/// the sources again.
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct PipelineSpec {
+    pub(crate) project: ProjectFacts,
+    pub(crate) git: GitFacts,
+    pub(crate) play: Vec<String>,
+    pub(crate) secrets: BTreeMap<String, Secret>,
+    source: String,
+    tag: bool,
+    ref_name: String,
+    ref_protected: bool,
+    predefined: Vec<Variable>,
+    project_variables: Vec<StoredScoped>,
+    pipeline_variables: Vec<Variable>,
+    config_path: String,
+    project_path: String,
+    changed_paths: Option<Vec<String>>,
+}
+
+/// A variable with its scope.
+#[derive(Clone, Serialize, Deserialize)]
+struct StoredScoped {
+    variable: Variable,
+    protected: bool,
+    environment_scope: String,
+}
+
+impl std::fmt::Debug for PipelineSpec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PipelineSpec").field("git", &self.git).field("source", &self.source).finish_non_exhaustive()
+    }
+}
+
+impl PipelineSpec {
+    /// Keeps what is needed later.
+    pub(crate) fn new(new: &NewPipeline) -> Self {
+        let context = &new.context;
+        let scoped = |variable: &ScopedVariable| StoredScoped {
+            variable: variable.variable.clone(),
+            protected: variable.protected,
+            environment_scope: variable.environment_scope.clone(),
+        };
+        Self {
+            project: new.project.clone(),
+            git: new.git.clone(),
+            play: new.play.clone(),
+            secrets: new.secrets.clone(),
+            source: context.source.as_str().to_owned(),
+            tag: context.ref_kind == RefKind::Tag,
+            ref_name: context.ref_name.clone(),
+            ref_protected: context.ref_protected,
+            predefined: context.predefined.clone(),
+            project_variables: context.project_variables.iter().map(scoped).collect(),
+            pipeline_variables: context.pipeline_variables.clone(),
+            config_path: context.config_path.clone(),
+            project_path: context.project_path.clone(),
+            changed_paths: context.changed_paths.clone(),
+        }
+    }
+
+    /// The context that the pipeline was compiled for, without inputs and trees.
+    pub(crate) fn context(&self) -> Context {
+        let scoped = |stored: &StoredScoped| ScopedVariable {
+            variable: stored.variable.clone(),
+            protected: stored.protected,
+            environment_scope: stored.environment_scope.clone(),
+        };
+        Context {
+            source: PipelineSource::from_name(&self.source).unwrap_or_default(),
+            ref_kind: if self.tag { RefKind::Tag } else { RefKind::Branch },
+            ref_name: self.ref_name.clone(),
+            ref_protected: self.ref_protected,
+            predefined: self.predefined.clone(),
+            project_variables: self.project_variables.iter().map(scoped).collect(),
+            pipeline_variables: self.pipeline_variables.clone(),
+            config_path: self.config_path.clone(),
+            project_path: self.project_path.clone(),
+            changed_paths: self.changed_paths.clone(),
+            ..Context::default()
+        }
+    }
+}
+
+pub(super) async fn insert(connection: &mut SqliteConnection, row: &PipelineRow) -> Result<(), StoreError> {
+    sqlx::query(
+        "INSERT INTO pipelines
+         (id, parent_pipeline, parent_bridge, status, created_at, finished_at, detail, spec, compiled)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    )
+    .bind(row.id.0)
+    .bind(row.parent.map(|parent| parent.pipeline.0))
+    .bind(row.parent.map(|parent| parent.bridge.0))
+    .bind(row.status.as_str())
+    .bind(to_millis(row.created_at))
+    .bind(row.finished_at.map(to_millis))
+    .bind(to_json("a pipeline's detail", &row.detail)?)
+    .bind(to_json("a pipeline's spec", &*row.spec)?)
+    .bind(to_json("a pipeline's configuration", &*row.compiled)?)
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+pub(super) async fn update(connection: &mut SqliteConnection, row: &PipelineRow) -> Result<(), StoreError> {
+    sqlx::query("UPDATE pipelines SET status = ?, finished_at = ?, detail = ? WHERE id = ?")
+        .bind(row.status.as_str())
+        .bind(row.finished_at.map(to_millis))
+        .bind(to_json("a pipeline's detail", &row.detail)?)
+        .bind(row.id.0)
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
+pub(super) async fn read(connection: &mut SqliteConnection) -> Result<Vec<PipelineRow>, StoreError> {
+    let rows = sqlx::query("SELECT * FROM pipelines ORDER BY id").fetch_all(connection).await?;
+    rows.iter().map(pipeline).collect()
+}
+
+fn pipeline(row: &SqliteRow) -> Result<PipelineRow, StoreError> {
+    let pipeline: Option<i64> = row.try_get("parent_pipeline")?;
+    let bridge: Option<i64> = row.try_get("parent_bridge")?;
+    let parent = pipeline.zip(bridge);
+    Ok(PipelineRow {
+        id: PipelineId(row.try_get("id")?),
+        parent: parent.map(|(pipeline, bridge)| Parent { pipeline: PipelineId(pipeline), bridge: JobId(bridge) }),
+        status: from_name("a pipeline's status", row.try_get("status")?)?,
+        created_at: from_millis(row.try_get("created_at")?),
+        finished_at: row.try_get::<Option<i64>, _>("finished_at")?.map(from_millis),
+        detail: from_json("a pipeline's detail", row.try_get("detail")?)?,
+        spec: Arc::new(from_json("a pipeline's spec", row.try_get("spec")?)?),
+        compiled: Arc::new(from_json("a pipeline's configuration", row.try_get("compiled")?)?),
+    })
+}

@@ -1,0 +1,205 @@
+//! The coordinator's state in memory: the rows of the database, the engines, and which rows are ahead of the database.
+//!
+//! A change is made here first and written with the batch. Where the write fails the rows stay marked, so the next
+//! write carries them; until then nobody is told.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use muster_job::{JobId, PipelineId, ProjectId, RunnerId};
+
+use crate::clock::Timestamp;
+use crate::error::StoreError;
+use crate::facts::SharedSources;
+use crate::schedule::{Engine, Graph, JobRef, StoredPipeline, priority};
+use crate::store::{ArtifactRow, Changes, Contents, JobRow, ManagerRow, PipelineRow, RunnerRow};
+
+/// All state of one coordinator.
+#[derive(Default)]
+pub(crate) struct World {
+    pub(crate) engines: BTreeMap<ProjectId, Engine>,
+    pub(crate) pipelines: BTreeMap<PipelineId, PipelineRow>,
+    pub(crate) sources: HashMap<PipelineId, SharedSources>,
+    /// Per pipeline and place: how much is to be done after the job, for the queue.
+    pub(crate) priorities: HashMap<PipelineId, Vec<u64>>,
+    pub(crate) jobs: BTreeMap<JobId, JobRow>,
+    /// The ids of the engine's records.
+    pub(crate) ids: HashMap<JobRef, JobId>,
+    /// The records of each pipeline, oldest first.
+    pub(crate) records: HashMap<PipelineId, Vec<JobId>>,
+    pub(crate) artifacts: BTreeMap<JobId, Vec<ArtifactRow>>,
+    pub(crate) runners: BTreeMap<RunnerId, RunnerRow>,
+    /// Runners by the hash of their token.
+    pub(crate) tokens: HashMap<String, RunnerId>,
+    pub(crate) managers: BTreeMap<(RunnerId, String), ManagerRow>,
+    /// When a job on a runner was last heard of; not stored, a restart counts as a word from all.
+    pub(crate) heard: HashMap<JobId, Timestamp>,
+    /// Jobs that were given out for an idempotency key.
+    pub(crate) keys: HashMap<(RunnerId, String), JobId>,
+    /// What the database lacks.
+    pub(crate) dirty: Dirty,
+    next_job: i64,
+    next_pipeline: i64,
+}
+
+/// Rows that are ahead of the database.
+#[derive(Debug, Default)]
+pub(crate) struct Dirty {
+    pub(crate) new_pipelines: BTreeSet<PipelineId>,
+    pub(crate) pipelines: BTreeSet<PipelineId>,
+    pub(crate) jobs: BTreeSet<JobId>,
+    pub(crate) artifacts: BTreeSet<(JobId, String)>,
+    pub(crate) runners: BTreeSet<RunnerId>,
+    pub(crate) managers: BTreeSet<(RunnerId, String)>,
+    pub(crate) removed_runners: BTreeSet<RunnerId>,
+    pub(crate) removed_managers: BTreeSet<(RunnerId, String)>,
+}
+
+impl World {
+    /// The state that the database holds, and the actions that may not have reached the outside, per project.
+    pub(crate) fn restore(
+        contents: Contents,
+        first_pipeline: PipelineId,
+        first_job: JobId,
+        now_ms: u64,
+    ) -> Result<(Self, Vec<(ProjectId, Vec<crate::schedule::Action>)>), StoreError> {
+        let mut world = Self {
+            next_pipeline: contents.pipelines.last().map_or(first_pipeline.0, |row| row.id.0 + 1),
+            next_job: contents.jobs.last().map_or(first_job.0, |row| row.id.0 + 1),
+            ..Self::default()
+        };
+        for row in contents.runners {
+            world.tokens.insert(row.token_hash.clone(), row.id);
+            world.runners.insert(row.id, row);
+        }
+        for row in contents.managers {
+            world.managers.insert((row.runner, row.system_id.clone()), row);
+        }
+        for row in contents.artifacts {
+            world.artifacts.entry(row.job).or_default().push(row);
+        }
+        for row in contents.pipelines {
+            world.pipelines.insert(row.id, row);
+        }
+        for row in contents.jobs {
+            world.index(row);
+        }
+        world.dirty = Dirty::default();
+        let actions = world.restore_engines(now_ms)?;
+        Ok((world, actions))
+    }
+
+    fn restore_engines(
+        &mut self,
+        now_ms: u64,
+    ) -> Result<Vec<(ProjectId, Vec<crate::schedule::Action>)>, StoreError> {
+        let damaged = |why: String| StoreError::Damaged { what: "a pipeline's jobs".to_owned(), why };
+        let mut stored: BTreeMap<ProjectId, Vec<StoredPipeline>> = BTreeMap::new();
+        let mut priorities = HashMap::new();
+        for row in self.pipelines.values() {
+            let graph = Graph::new(&row.compiled).map_err(|error| damaged(error.to_string()))?;
+            priorities.insert(row.id, priority(&graph, &[]));
+            let newest = self.newest_records(row.id);
+            stored.entry(row.spec.project.id).or_default().push(StoredPipeline {
+                pipeline: row.id,
+                graph,
+                parent: row.parent.and_then(|parent| Some(self.jobs.get(&parent.bridge)?.job_ref())),
+                status: row.status,
+                jobs: newest.iter().map(|job| job.detail.state.clone()).collect(),
+            });
+        }
+        self.priorities = priorities;
+        let mut actions = Vec::new();
+        for (project, pipelines) in stored {
+            let (engine, repeated) = Engine::restore(pipelines, &BTreeMap::new(), now_ms)
+                .map_err(|error| damaged(error.to_string()))?;
+            self.engines.insert(project, engine);
+            actions.push((project, repeated));
+        }
+        Ok(actions)
+    }
+
+    /// The newest record of each job of a pipeline, in the order of their places.
+    pub(crate) fn newest_records(&self, pipeline: PipelineId) -> Vec<&JobRow> {
+        let mut newest: BTreeMap<usize, &JobRow> = BTreeMap::new();
+        for row in self.jobs_of(pipeline) {
+            newest.insert(row.place, row);
+        }
+        newest.into_values().collect()
+    }
+
+    /// All records of a pipeline, oldest first.
+    pub(crate) fn jobs_of(&self, pipeline: PipelineId) -> impl Iterator<Item = &JobRow> {
+        self.records.get(&pipeline).into_iter().flatten().filter_map(|id| self.jobs.get(id))
+    }
+
+    /// The id for a new pipeline.
+    pub(crate) fn new_pipeline_id(&mut self) -> PipelineId {
+        let id = PipelineId(self.next_pipeline);
+        self.next_pipeline += 1;
+        id
+    }
+
+    /// The id for a new job.
+    pub(crate) fn new_job_id(&mut self) -> JobId {
+        let id = JobId(self.next_job);
+        self.next_job += 1;
+        id
+    }
+
+    /// The id for a new runner.
+    pub(crate) fn new_runner_id(&self) -> RunnerId {
+        RunnerId(self.runners.keys().next_back().map_or(1, |id| id.0 + 1))
+    }
+
+    /// Adds a record, and marks it.
+    pub(crate) fn index(&mut self, row: JobRow) {
+        self.ids.insert(row.job_ref(), row.id);
+        self.records.entry(row.pipeline).or_default().push(row.id);
+        if let (Some(runner), Some(key), true) =
+            (row.runner, row.detail.idempotency_key.clone(), row.status().is_on_runner())
+        {
+            self.keys.insert((runner, key), row.id);
+        }
+        self.dirty.jobs.insert(row.id);
+        self.jobs.insert(row.id, row);
+    }
+
+    /// A job to change, marked.
+    pub(crate) fn job_mut(&mut self, job: JobId) -> Option<&mut JobRow> {
+        let row = self.jobs.get_mut(&job)?;
+        self.dirty.jobs.insert(job);
+        Some(row)
+    }
+
+    /// A pipeline to change, marked.
+    pub(crate) fn pipeline_mut(&mut self, pipeline: PipelineId) -> Option<&mut PipelineRow> {
+        let row = self.pipelines.get_mut(&pipeline)?;
+        self.dirty.pipelines.insert(pipeline);
+        Some(row)
+    }
+
+    /// The artifact of a kind.
+    pub(crate) fn artifact(&self, job: JobId, kind: &str) -> Option<&ArtifactRow> {
+        self.artifacts.get(&job)?.iter().find(|artifact| artifact.kind == kind)
+    }
+
+    /// What the next write has to carry.
+    pub(crate) fn changes(&self) -> Changes<'_> {
+        let dirty = &self.dirty;
+        let artifact = |(job, kind): &(JobId, String)| self.artifact(*job, kind);
+        Changes {
+            removed_runners: dirty.removed_runners.iter().copied().collect(),
+            removed_managers: dirty.removed_managers.iter().collect(),
+            runners: dirty.runners.iter().filter_map(|id| self.runners.get(id)).collect(),
+            managers: dirty.managers.iter().filter_map(|key| self.managers.get(key)).collect(),
+            new_pipelines: dirty.new_pipelines.iter().filter_map(|id| self.pipelines.get(id)).collect(),
+            pipelines: dirty
+                .pipelines
+                .difference(&dirty.new_pipelines)
+                .filter_map(|id| self.pipelines.get(id))
+                .collect(),
+            jobs: dirty.jobs.iter().filter_map(|id| self.jobs.get(id)).collect(),
+            artifacts: dirty.artifacts.iter().filter_map(artifact).collect(),
+        }
+    }
+}
