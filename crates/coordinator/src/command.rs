@@ -3,11 +3,12 @@
 
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId, Variable};
 use muster_runner_api::service::{Assignment, ServiceError};
-use muster_runner_api::wire::{JobRequest, RunnerCredentials, TokenRequest};
+use muster_runner_api::wire::{JobRequest, RegisterRequest, RunnerCredentials, TokenRequest};
 use tokio::sync::oneshot;
 
 use crate::error::CoordinatorError;
 use crate::facts::{NewPipeline, NewRunner, SharedSources};
+use crate::store::ArtifactRow;
 use crate::views::{JobView, PipelineSummary, PipelineView, StuckJob};
 
 /// The channel for an answer to library calls.
@@ -35,9 +36,13 @@ pub(crate) enum Command {
     RequestJob { request: Box<JobRequest>, reply: ServiceReply<Assignment> },
     Authorize { job: JobId, token: String, purpose: Purpose, reply: ServiceReply<Grant> },
     Finish { job: JobId, token: String, outcome: Box<Outcome>, reply: ServiceReply<JobStatus> },
-    Drop { job: JobId, reason: FailureReason, message: String },
+    /// A job's token asks for the archive of `producer`.
+    Download { producer: JobId, token: String, reply: ServiceReply<ArtifactRow> },
+    /// Ends a job on a runner from this side.
+    DropJob { job: JobId, reason: FailureReason, message: String, reply: ServiceReply<JobStatus> },
+    Register { request: Box<RegisterRequest>, reply: ServiceReply<RunnerCredentials> },
     ArtifactStored { job: JobId, token: String, artifact: Box<NewArtifact>, reply: ServiceReply<()> },
-    Shutdown { reply: Reply<()> },
+    Shutdown,
 }
 
 /// What a job token is shown for.
@@ -49,11 +54,6 @@ pub(crate) enum Purpose {
     Report,
     /// An upload: no sign of life by itself (runner-api 9.2).
     Upload,
-    /// Download of another job's archive.
-    Download {
-        /// The job whose archive is wanted.
-        producer: JobId,
-    },
 }
 
 /// What the actor says of a job whose token fits.

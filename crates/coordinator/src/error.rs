@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use muster_runner_api::service::ServiceError;
 
@@ -55,14 +56,14 @@ pub enum OpenError {
 }
 
 /// Why the database refused.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
     /// The disk is full; what was not written is kept in memory and written later.
     #[error("no space left on the disk that holds the database")]
     Full,
     /// SQLite failed.
     #[error("the database failed: {0}")]
-    Sqlite(#[source] sqlx::Error),
+    Sqlite(#[source] Arc<sqlx::Error>),
     /// A stored value cannot be read back.
     #[error("the database holds a value that cannot be read: {what}: {why}")]
     Damaged {
@@ -87,7 +88,7 @@ impl From<sqlx::Error> for StoreError {
             sqlx::Error::Io(io) => is_full(io),
             _ => false,
         };
-        if full { Self::Full } else { Self::Sqlite(error) }
+        if full { Self::Full } else { Self::Sqlite(Arc::new(error)) }
     }
 }
 

@@ -141,30 +141,41 @@ impl Queue {
 
     /// Lets go of the held requests of which `which` is true.
     pub(crate) fn release(&mut self, mut which: impl FnMut(&Waiter) -> bool) -> Vec<Waiter> {
-        let (gone, kept) = std::mem::take(&mut self.waiters).into_iter().partition(|waiter| which(waiter));
-        self.waiters = kept;
-        Vec::from_iter::<VecDeque<Waiter>>(gone)
+        let mut gone = Vec::new();
+        for waiter in std::mem::take(&mut self.waiters) {
+            if which(&waiter) { gone.push(waiter) } else { self.waiters.push_back(waiter) }
+        }
+        gone
     }
 
-    /// The first held request for which `settings` finds a runner that may have a waiting job, with that job. Requests
-    /// whose sender has gone are forgotten.
+    /// The first held request whose runner may have a waiting job, by its index, with that job. Requests whose sender
+    /// has gone are forgotten.
     pub(crate) fn next_match<'a>(
         &mut self,
         settings: impl Fn(RunnerId) -> Option<&'a NewRunner>,
-    ) -> Option<(Waiter, JobId)> {
+    ) -> Option<(usize, JobId)> {
         self.waiters.retain(|waiter| !waiter.reply.is_closed());
         if self.places.is_empty() {
             return None;
         }
         // Many requests of one runner are held: look once per runner.
         let mut looked: HashMap<RunnerId, Option<JobId>> = HashMap::new();
-        let (index, job) = self.waiters.iter().enumerate().find_map(|(index, waiter)| {
+        self.waiters.iter().enumerate().find_map(|(index, waiter)| {
             let found = *looked
                 .entry(waiter.runner)
                 .or_insert_with(|| settings(waiter.runner).and_then(|runner| self.best_for(runner)));
             found.map(|job| (index, job))
-        })?;
-        self.waiters.remove(index).map(|waiter| (waiter, job))
+        })
+    }
+
+    /// A held request.
+    pub(crate) fn waiter(&self, index: usize) -> Option<&Waiter> {
+        self.waiters.get(index)
+    }
+
+    /// Takes a held request out.
+    pub(crate) fn take(&mut self, index: usize) -> Option<Waiter> {
+        self.waiters.remove(index)
     }
 }
 

@@ -71,6 +71,25 @@ pub(crate) struct JobDetail {
     pub(crate) environment_url: Option<String>,
 }
 
+impl JobDetail {
+    /// Of a new record.
+    pub(crate) fn new(state: JobState) -> Self {
+        Self {
+            state,
+            retried: false,
+            handout: 0,
+            alive: false,
+            idempotency_key: None,
+            timeout_s: 0,
+            message: None,
+            result_tree: None,
+            dotenv: Vec::new(),
+            variables: Vec::new(),
+            environment_url: None,
+        }
+    }
+}
+
 impl JobRow {
     /// The engine's name for it.
     pub(crate) fn job_ref(&self) -> JobRef {

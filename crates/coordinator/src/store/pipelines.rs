@@ -99,6 +99,26 @@ impl PipelineSpec {
         }
     }
 
+    /// The value of `CI_PIPELINE_SOURCE`.
+    pub(crate) fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The branch or tag.
+    pub(crate) fn ref_name(&self) -> &str {
+        &self.ref_name
+    }
+
+    /// The ref is protected.
+    pub(crate) fn ref_protected(&self) -> bool {
+        self.ref_protected
+    }
+
+    /// Both are for the same branch, or the same tag.
+    pub(crate) fn same_ref(&self, other: &Self) -> bool {
+        (self.tag, &self.ref_name) == (other.tag, &other.ref_name)
+    }
+
     /// The context that the pipeline was compiled for, without inputs and trees.
     pub(crate) fn context(&self) -> Context {
         let scoped = |stored: &StoredScoped| ScopedVariable {

@@ -1,0 +1,293 @@
+//! The event loop: one task that owns all state.
+//!
+//! ```text
+//! wait for a command, a timer or a child configuration
+//!   -> take it in, and whatever else is there, into memory   (answers are staged, not sent)
+//!   -> give ready jobs to held requests
+//!   -> write the batch in one transaction
+//!   -> send the answers, publish the events, start what was asked of the outside
+//! ```
+//! Where the write fails, answers that change something become errors, hand-outs are taken back, and the rows stay marked:
+//! memory is then ahead of the database, nobody was told, and the next write carries them. No job is given out meanwhile.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_job::{JobId, ProjectId};
+use muster_runner_api::service::{Assignment, ServiceError};
+use tokio::sync::{broadcast, mpsc};
+use tokio::task::JoinSet;
+
+use crate::bridges::ChildResult;
+use crate::clock::{Timestamp, from_millis, to_millis};
+use crate::command::{Command, Reply, ServiceReply};
+use crate::error::{CoordinatorError, StoreError};
+use crate::keys::Keys;
+use crate::options::Options;
+use crate::queue::Queue;
+use crate::schedule::Action;
+use crate::store::Store;
+use crate::timers::{Timer, Timers};
+use crate::traces::Traces;
+use crate::views::Event;
+use crate::world::{Dirty, World};
+
+/// How many commands one transaction may carry.
+const BATCH_MAX: usize = 128;
+/// How long after a failed write the next is tried, if no command comes before.
+const FLUSH_AGAIN: Duration = Duration::from_secs(1);
+
+/// The task's state.
+pub(crate) struct Actor {
+    pub(crate) options: Options,
+    pub(crate) world: World,
+    pub(crate) queue: Queue,
+    pub(crate) timers: Timers,
+    pub(crate) keys: Keys,
+    pub(crate) traces: Arc<Traces>,
+    pub(crate) staged: Vec<Staged>,
+    /// Bridges whose child is to be made, once the batch is written.
+    pub(crate) bridges: Vec<JobId>,
+    /// Configurations of children that are being compiled.
+    pub(crate) children: JoinSet<(JobId, ChildResult)>,
+    /// Why the database cannot be written.
+    pub(crate) storage_problem: Option<String>,
+    store: Store,
+    events: broadcast::Sender<Event>,
+}
+
+/// An answer that waits for the write.
+pub(crate) enum Staged {
+    /// Sends its answer, or the error of the write.
+    Answer(Box<dyn FnOnce(Result<(), &StoreError>) + Send>),
+    /// A job for a manager. If it cannot be delivered the job goes back to the queue.
+    Handout {
+        /// The job.
+        job: JobId,
+        /// The number of the hand-out.
+        handout: u32,
+        /// Its payload.
+        assignment: Assignment,
+        /// The manager.
+        reply: ServiceReply<Assignment>,
+    },
+}
+
+impl Actor {
+    /// An actor with its state; `actions` are those that may not have reached the outside before the last end.
+    pub(crate) fn new(
+        options: Options,
+        store: Store,
+        (world, actions): (World, Vec<(ProjectId, Vec<Action>)>),
+        keys: Keys,
+        traces: Arc<Traces>,
+        events: broadcast::Sender<Event>,
+    ) -> Self {
+        let mut actor = Self {
+            options,
+            world,
+            queue: Queue::new(),
+            timers: Timers::default(),
+            keys,
+            traces,
+            staged: Vec::new(),
+            bridges: Vec::new(),
+            children: JoinSet::new(),
+            storage_problem: None,
+            store,
+            events,
+        };
+        actor.watch_jobs_on_runners();
+        for (project, actions) in actions {
+            actor.carry_out(project, &actions);
+        }
+        actor
+    }
+
+    /// Runs until it is told to stop or every handle is gone.
+    pub(crate) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+        self.settle().await;
+        loop {
+            let wake = self.timers.next().map(|at| self.options.clock.sleep_until(at));
+            let command = tokio::select! {
+                command = commands.recv() => match command {
+                    Some(command) => Some(command),
+                    None => break,
+                },
+                Some(child) = self.children.join_next() => {
+                    self.child_compiled(child);
+                    None
+                }
+                () = sleep(wake) => None,
+            };
+            if self.take_in(command, &mut commands) {
+                break;
+            }
+            self.settle().await;
+        }
+        commands.close();
+        self.children.shutdown().await;
+        self.settle().await;
+        // Held requests end here: their channels close with the queue.
+        if let Err(error) = self.store.close().await {
+            tracing::warn!(%error, "the database was not closed in order; its log is replayed at the next start");
+        }
+    }
+
+    /// Takes in a command with all that wait behind it, and the timers that are due. True: stop.
+    fn take_in(&mut self, first: Option<Command>, commands: &mut mpsc::Receiver<Command>) -> bool {
+        let mut next = first;
+        for _ in 0..BATCH_MAX {
+            let Some(command) = next.take() else { break };
+            if matches!(command, Command::Shutdown) {
+                return true;
+            }
+            self.handle(command);
+            next = commands.try_recv().ok();
+        }
+        if let Some(command) = next {
+            self.handle(command);
+        }
+        let now = self.now();
+        while let Some(timer) = self.timers.pop_due(now) {
+            self.fire(timer);
+        }
+        false
+    }
+
+    /// Gives out jobs, writes, answers; again until nothing is left to do.
+    async fn settle(&mut self) {
+        loop {
+            self.dispatch();
+            let written = self.write().await;
+            let undelivered = self.answer(written.as_ref().err());
+            if let Err(error) = written {
+                self.storage_failed(&error, &undelivered);
+                return;
+            }
+            self.start_bridges();
+            if undelivered.is_empty() {
+                return;
+            }
+            for (job, handout) in undelivered {
+                self.give_back(job, handout);
+            }
+        }
+    }
+
+    /// Writes what is marked, and publishes it.
+    async fn write(&mut self) -> Result<(), StoreError> {
+        let changes = self.world.changes();
+        if changes.is_empty() {
+            return Ok(());
+        }
+        self.store.write(&changes).await?;
+        let dirty = std::mem::take(&mut self.world.dirty);
+        if self.storage_problem.take().is_some() {
+            tracing::info!("the database can be written again");
+            let _ = self.events.send(Event::StorageProblem(None));
+        }
+        self.publish(&dirty);
+        Ok(())
+    }
+
+    fn publish(&self, dirty: &Dirty) {
+        if self.events.receiver_count() == 0 {
+            return;
+        }
+        // Sending fails only where the last receiver has just gone.
+        for pipeline in &dirty.new_pipelines {
+            self.publish_pipeline(*pipeline);
+        }
+        for job in &dirty.jobs {
+            if let Some(view) = self.world.job_view(*job, &self.options.dir) {
+                let _ = self.events.send(Event::JobChanged(Arc::new(view)));
+            }
+        }
+        for pipeline in dirty.pipelines.difference(&dirty.new_pipelines) {
+            self.publish_pipeline(*pipeline);
+        }
+    }
+
+    fn publish_pipeline(&self, pipeline: muster_job::PipelineId) {
+        if let Some(row) = self.world.pipelines.get(&pipeline) {
+            let summary = crate::views::summary(row, self.storage_problem.as_deref());
+            let _ = self.events.send(Event::PipelineChanged(Arc::new(summary)));
+        }
+    }
+
+    /// Sends the staged answers. Returned are the hand-outs that reached nobody.
+    fn answer(&mut self, failure: Option<&StoreError>) -> Vec<(JobId, u32)> {
+        let mut undelivered = Vec::new();
+        for staged in std::mem::take(&mut self.staged) {
+            match (staged, failure) {
+                (Staged::Answer(send), None) => send(Ok(())),
+                (Staged::Answer(send), Some(error)) => send(Err(error)),
+                (Staged::Handout { job, handout, assignment, reply }, None) => {
+                    if reply.send(Ok(assignment)).is_err() {
+                        undelivered.push((job, handout));
+                    }
+                }
+                (Staged::Handout { job, handout, reply, .. }, Some(error)) => {
+                    let _ = reply.send(Err(ServiceError::from(error.clone())));
+                    undelivered.push((job, handout));
+                }
+            }
+        }
+        undelivered
+    }
+
+    fn storage_failed(&mut self, error: &StoreError, undelivered: &[(JobId, u32)]) {
+        for (job, handout) in undelivered {
+            self.give_back(*job, *handout);
+        }
+        if self.storage_problem.is_none() {
+            let text = format!("{error} (`{}`): jobs wait until it can be written again", self.options.dir.display());
+            tracing::error!(%error, "the database cannot be written");
+            self.storage_problem = Some(text.clone());
+            let _ = self.events.send(Event::StorageProblem(Some(text)));
+        }
+        self.timers.add(self.now() + FLUSH_AGAIN, Timer::Flush);
+    }
+
+    /// The time, in the steps in which it is stored.
+    pub(crate) fn now(&self) -> Timestamp {
+        from_millis(to_millis(self.options.clock.now()))
+    }
+
+    /// Stages the answer of a library call.
+    pub(crate) fn reply<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T, CoordinatorError>) {
+        self.staged.push(Staged::Answer(Box::new(move |written| {
+            let answer = result.and_then(|value| written.map(|()| value).map_err(|error| error.clone().into()));
+            // Who asked may be gone; what they asked for is done all the same.
+            let _ = reply.send(answer);
+        })));
+    }
+
+    /// Stages the answer to a manager.
+    pub(crate) fn service_reply<T: Send + 'static>(
+        &mut self,
+        reply: ServiceReply<T>,
+        result: Result<T, ServiceError>,
+    ) {
+        self.staged.push(Staged::Answer(Box::new(move |written| {
+            let answer = result.and_then(|value| written.map(|()| value).map_err(|error| error.clone().into()));
+            let _ = reply.send(answer);
+        })));
+    }
+
+    /// Stages the answer of a call that only reads: it needs no write.
+    pub(crate) fn reply_read<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T, CoordinatorError>) {
+        self.staged.push(Staged::Answer(Box::new(move |_| {
+            let _ = reply.send(result);
+        })));
+    }
+}
+
+/// Sleeps, or for ever where there is nothing to wait for.
+async fn sleep(until: Option<futures::future::BoxFuture<'static, ()>>) {
+    match until {
+        Some(until) => until.await,
+        None => std::future::pending().await,
+    }
+}

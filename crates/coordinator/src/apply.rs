@@ -1,0 +1,218 @@
+//! Events into the engine, its actions out to rows, queue and timers.
+
+use std::collections::BTreeSet;
+
+use muster_job::{FailureReason, JobId, JobStatus, PipelineId, ProjectId};
+use muster_pipeline::model::Work;
+
+use crate::actor::Actor;
+use crate::clock::{Timestamp, from_millis, to_millis};
+use crate::queue::Requirement;
+use crate::schedule::{Action, Engine, Event, JobRef, JobState, Outcome, Refusal};
+use crate::store::{JobDetail, JobRow};
+use crate::timers::Timer;
+use crate::views::JobKind;
+
+impl Actor {
+    /// Tells the engine of a job what happened to it.
+    pub(crate) fn job_event(&mut self, job: JobId, event: impl FnOnce(JobRef) -> Event) -> Result<(), Refusal> {
+        let Some(row) = self.world.jobs.get(&job) else {
+            let unknown = JobRef { pipeline: PipelineId(0), place: 0, retry: 0 };
+            return Err(Refusal::UnknownJob(unknown));
+        };
+        let (job, pipeline) = (row.job_ref(), row.pipeline);
+        self.event(pipeline, event(job))
+    }
+
+    /// Tells the engine of a pipeline's project what happened, and does what it says.
+    pub(crate) fn event(&mut self, pipeline: PipelineId, event: Event) -> Result<(), Refusal> {
+        let project = self.project_of(pipeline).ok_or(Refusal::UnknownPipeline(pipeline))?;
+        let actions = self.apply(project, event)?;
+        self.carry_out(project, &actions);
+        Ok(())
+    }
+
+    /// The engine's part alone, for pipelines whose rows do not exist yet.
+    pub(crate) fn apply(&mut self, project: ProjectId, event: Event) -> Result<Vec<Action>, Refusal> {
+        let now = engine_time(self.now());
+        self.world.engines.entry(project).or_insert_with(Engine::new).apply(event, now)
+    }
+
+    pub(crate) fn project_of(&self, pipeline: PipelineId) -> Option<ProjectId> {
+        self.world.pipelines.get(&pipeline).map(|row| row.spec.project.id)
+    }
+
+    /// What the engine knows of a job's newest record.
+    fn engine_state(&self, project: ProjectId, job: JobRef) -> Option<JobState> {
+        self.world.engines.get(&project)?.job(job).cloned()
+    }
+
+    /// Does what the engine says, in memory; what goes outside waits for the write.
+    pub(crate) fn carry_out(&mut self, project: ProjectId, actions: &[Action]) {
+        for action in actions {
+            match *action {
+                Action::JobStatusChanged { job, to, reason, .. } => self.status_changed(project, job, to, reason),
+                Action::CreateRetry { old, new } => self.create_retry(project, old, new),
+                Action::Enqueue { job } => self.enqueue(job),
+                Action::StartTimer { job, at } => {
+                    if let Some(&id) = self.world.ids.get(&job) {
+                        self.timers.add(instant(at), Timer::Delayed(id));
+                    }
+                }
+                Action::CreateChild { bridge } => self.bridges.extend(self.world.ids.get(&bridge).copied()),
+                // The manager learns it from `Job-Status`. One that is never heard of again is ended by its timer.
+                Action::CancelOnRunner { .. } => {}
+                Action::PipelineStatusChanged { pipeline, to, warnings, .. } => {
+                    self.pipeline_status_changed(pipeline, to, warnings);
+                }
+            }
+        }
+    }
+
+    fn status_changed(&mut self, project: ProjectId, job: JobRef, to: JobStatus, reason: Option<FailureReason>) {
+        let now = self.now();
+        let state = self.engine_state(project, job);
+        let Some(&id) = self.world.ids.get(&job) else {
+            tracing::error!(%job, "the engine speaks of a job that has no row");
+            return;
+        };
+        let Some(row) = self.world.job_mut(id) else { return };
+        match state {
+            Some(state) => row.detail.state = state,
+            None => row.detail.state.status = to,
+        }
+        row.failure_reason = reason;
+        row.finished_at = to.is_complete().then_some(now);
+        match to {
+            JobStatus::Created => (row.queued_at, row.started_at, row.detail.message) = (None, None, None),
+            JobStatus::Pending => (row.queued_at, row.started_at) = (Some(now), None),
+            JobStatus::Running => row.started_at = row.started_at.or(Some(now)),
+            _ => {}
+        }
+        if to != JobStatus::Pending {
+            self.queue.remove(id);
+        }
+        if to.is_complete() {
+            self.traces.close(id);
+            self.world.heard.remove(&id);
+        }
+    }
+
+    fn create_retry(&mut self, project: ProjectId, old: JobRef, new: JobRef) {
+        let Some(state) = self.engine_state(project, new) else { return };
+        let Some(&old_id) = self.world.ids.get(&old) else { return };
+        let (id, now) = (self.world.new_job_id(), self.now());
+        let Some(row) = self.world.job_mut(old_id) else { return };
+        row.detail.retried = true;
+        let record = JobRow {
+            id,
+            attempt: new.retry + 1,
+            created_at: now,
+            queued_at: None,
+            started_at: None,
+            finished_at: None,
+            runner: None,
+            system_id: None,
+            failure_reason: None,
+            exit_code: None,
+            coverage: None,
+            detail: JobDetail { variables: row.detail.variables.clone(), ..JobDetail::new(state) },
+            ..row.clone()
+        };
+        self.world.index(record);
+    }
+
+    fn enqueue(&mut self, job: JobRef) {
+        let Some(row) = self.world.ids.get(&job).and_then(|id| self.world.jobs.get(id)) else { return };
+        let Some(pipeline) = self.world.pipelines.get(&row.pipeline) else { return };
+        let Some(compiled) = pipeline.compiled.jobs.get(row.place) else { return };
+        let requirement =
+            Requirement { tags: compiled.tags.iter().cloned().collect(), protected: pipeline.spec.ref_protected() };
+        let priority = self.world.priorities.get(&row.pipeline).and_then(|all| all.get(row.place)).copied();
+        let (id, queued_at) = (row.id, row.queued_at.unwrap_or(row.created_at));
+        self.queue.add(id, requirement, priority.unwrap_or(0));
+        self.timers.add(queued_at + self.options.limits.pending_without_runner, Timer::Pending(id));
+    }
+
+    fn pipeline_status_changed(&mut self, pipeline: PipelineId, to: JobStatus, warnings: bool) {
+        let now = self.now();
+        let Some(row) = self.world.pipeline_mut(pipeline) else { return };
+        row.status = to;
+        row.detail.warnings = warnings;
+        row.finished_at = to.is_complete().then_some(now);
+    }
+
+    /// Rows for the jobs of a new pipeline, in the state that the engine gives them.
+    pub(crate) fn add_records(&mut self, pipeline: PipelineId, compiled: &muster_pipeline::model::Pipeline) {
+        let now = self.now();
+        let Some(project) = self.project_of(pipeline) else { return };
+        let states: Vec<JobState> =
+            self.world.engines.get(&project).and_then(|engine| engine.jobs(pipeline)).unwrap_or_default().to_vec();
+        for (place, (job, state)) in compiled.jobs.iter().zip(states).enumerate() {
+            let kind = match job.work {
+                Work::Script(_) => JobKind::Script,
+                Work::Bridge(_) => JobKind::Bridge,
+            };
+            let row = JobRow {
+                id: self.world.new_job_id(),
+                pipeline,
+                place,
+                name: job.name.clone(),
+                stage: job.stage.clone(),
+                kind,
+                attempt: 1,
+                created_at: now,
+                queued_at: None,
+                started_at: None,
+                finished_at: None,
+                runner: None,
+                system_id: None,
+                failure_reason: None,
+                exit_code: None,
+                coverage: None,
+                detail: JobDetail::new(state),
+            };
+            self.world.index(row);
+        }
+    }
+
+    /// Ends a job from this side, with a reason and words for it. A job that has ended already stays as it is.
+    pub(crate) fn drop_job(&mut self, job: JobId, reason: FailureReason, message: impl Into<String>) {
+        let outcome = Outcome::Failed { reason, exit_code: None };
+        match self.job_event(job, |job| Event::JobFinished { job, outcome }) {
+            Ok(()) => {
+                if let Some(row) = self.world.job_mut(job) {
+                    row.detail.message = Some(message.into());
+                }
+            }
+            Err(refusal) => {
+                tracing::debug!(%job, %refusal, "a job that was to be dropped has ended by itself");
+                self.queue.remove(job);
+            }
+        }
+    }
+
+    /// The pipelines whose jobs a newer one of the same ref may cancel (pipeline-yaml 5.8).
+    pub(crate) fn older_on_same_ref(&self, pipeline: PipelineId) -> BTreeSet<PipelineId> {
+        let Some(new) = self.world.pipelines.get(&pipeline) else { return BTreeSet::new() };
+        let older = self.world.pipelines.values().filter(|row| {
+            row.id < new.id
+                && row.parent.is_none()
+                && !row.status.is_complete()
+                && row.spec.project.id == new.spec.project.id
+                && row.spec.same_ref(&new.spec)
+                && row.spec.git.sha != new.spec.git.sha
+        });
+        older.map(|row| row.id).collect()
+    }
+}
+
+/// An instant in the engine's milliseconds.
+pub(crate) fn engine_time(at: Timestamp) -> u64 {
+    u64::try_from(to_millis(at)).unwrap_or(0)
+}
+
+/// The instant of the engine's milliseconds.
+fn instant(millis: u64) -> Timestamp {
+    from_millis(i64::try_from(millis).unwrap_or(i64::MAX))
+}

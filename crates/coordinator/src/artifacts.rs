@@ -1,0 +1,175 @@
+//! Artifacts: files that jobs upload, one per job and kind.
+//!
+//! A file is streamed to a name of its own, checked, and renamed into its place; its row is written after that. So a row
+//! means a whole file, and a file without a row is a leftover that the next upload of that kind replaces.
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use futures::StreamExt;
+use muster_job::JobId;
+use muster_runner_api::service::{ArtifactQuery, ByteStream, ServiceError};
+use tokio::io::AsyncWriteExt;
+
+use crate::command::NewArtifact;
+use crate::dotenv;
+use crate::error::write_failed;
+use crate::traces::blocking;
+
+/// The folder below the state folder.
+const FOLDER: &str = "artifacts";
+/// The kind that later jobs download.
+pub(crate) const ARCHIVE: &str = "archive";
+/// The kind whose content becomes variables.
+pub(crate) const DOTENV: &str = "dotenv";
+/// Bytes of an unpacked dotenv report that are looked at; its parser allows far fewer.
+const DOTENV_READ_MAX: u64 = 64 * 1024;
+/// Bytes of a file name.
+const NAME_MAX: usize = 200;
+
+/// Where an artifact lies below a state folder.
+pub(crate) fn path(dir: &Path, job: JobId, kind: &str, filename: &str) -> PathBuf {
+    dir.join(FOLDER).join(job.to_string()).join(kind).join(filename)
+}
+
+/// Makes the folder.
+pub(crate) fn prepare(dir: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(dir.join(FOLDER))
+}
+
+/// Takes an upload in: streams it to disk, checks it, puts it in its place.
+///
+/// # Errors
+/// [`ServiceError::BadRequest`] for what is not what it says, [`ServiceError::TooLarge`], and those of the disk.
+pub(crate) async fn store(
+    dir: &Path,
+    job: JobId,
+    query: ArtifactQuery,
+    filename: &str,
+    body: ByteStream,
+    bytes_max: u64,
+) -> Result<NewArtifact, ServiceError> {
+    let kind = query.artifact_type.filter(|kind| !kind.is_empty()).unwrap_or_else(|| ARCHIVE.to_owned());
+    let format = query.artifact_format.filter(|format| !format.is_empty()).unwrap_or_else(|| "zip".to_owned());
+    check_names(&kind, &format)?;
+    let filename = safe_name(filename);
+    let place = path(dir, job, &kind, &filename);
+    let folder = place.parent().unwrap_or(dir).to_owned();
+    tokio::fs::create_dir_all(&folder).await.map_err(|error| write_failed(&folder, &error))?;
+    let part = {
+        let folder = folder.clone();
+        blocking(move || tempfile::Builder::new().prefix(".upload-").tempfile_in(&folder).map_err(|error| write_failed(&folder, &error))).await?
+    };
+    let size = receive(part.path(), body, bytes_max).await?;
+    let (of_kind, of_format) = (kind.clone(), format.clone());
+    let dotenv = blocking(move || {
+        let dotenv = check(part.path(), &of_kind, &of_format)?;
+        part.persist(&place).map_err(|error| write_failed(&place, &error.error))?;
+        Ok(dotenv)
+    })
+    .await?;
+    Ok(NewArtifact { kind, format, filename, size, expire_in: query.expire_in, dotenv })
+}
+
+/// Kind and format become parts of paths and rows.
+fn check_names(kind: &str, format: &str) -> Result<(), ServiceError> {
+    let word = |text: &str| text.len() <= 64 && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+    if !word(kind) {
+        return Err(ServiceError::BadRequest(format!("artifact_type does not have a valid value: `{kind}`")));
+    }
+    if !matches!(format, "zip" | "gzip" | "raw") {
+        return Err(ServiceError::BadRequest(format!("artifact_format does not have a valid value: `{format}`")));
+    }
+    Ok(())
+}
+
+/// The last part of a name, without what could lead elsewhere.
+fn safe_name(name: &str) -> String {
+    let base = name.rsplit(['/', '\\']).next().unwrap_or_default();
+    let clean: String = base.chars().filter(|letter| !letter.is_control()).collect();
+    let mut end = clean.len().min(NAME_MAX);
+    while !clean.is_char_boundary(end) {
+        end -= 1;
+    }
+    match clean.get(..end).unwrap_or_default() {
+        "" | "." | ".." => "artifact".to_owned(),
+        // A leading dot is kept for files that are being uploaded.
+        name => name.strip_prefix(".upload-").unwrap_or(name).to_owned(),
+    }
+}
+
+async fn receive(part: &Path, mut body: ByteStream, bytes_max: u64) -> Result<u64, ServiceError> {
+    let failed = |error: &io::Error| write_failed(part, error);
+    let mut file = tokio::fs::OpenOptions::new().write(true).open(part).await.map_err(|error| failed(&error))?;
+    let mut size = 0_u64;
+    while let Some(piece) = body.next().await {
+        let piece = piece.map_err(|error| ServiceError::BadRequest(format!("the upload broke off: {error}")))?;
+        size = size.saturating_add(u64::try_from(piece.len()).unwrap_or(u64::MAX));
+        if size > bytes_max {
+            return Err(ServiceError::TooLarge(format!("an artifact may have {bytes_max} bytes")));
+        }
+        file.write_all(&piece).await.map_err(|error| failed(&error))?;
+    }
+    file.flush().await.map_err(|error| failed(&error))?;
+    Ok(size)
+}
+
+/// Looks whether a file is what it says. The answer is the content of a dotenv report, and empty for all others.
+fn check(part: &Path, kind: &str, format: &str) -> Result<Vec<(String, String)>, ServiceError> {
+    let open = || std::fs::File::open(part).map_err(|error| write_failed(part, &error));
+    if format == "zip" {
+        zip::ZipArchive::new(open()?)
+            .map_err(|error| ServiceError::BadRequest(format!("the archive is damaged: {error}")))?;
+    }
+    if kind != DOTENV {
+        return Ok(Vec::new());
+    }
+    let file = open()?;
+    let mut report = Vec::new();
+    let read = match format {
+        "gzip" => flate2::read::MultiGzDecoder::new(file).take(DOTENV_READ_MAX).read_to_end(&mut report),
+        "raw" => file.take(DOTENV_READ_MAX).read_to_end(&mut report),
+        _ => return Err(ServiceError::BadRequest("a dotenv report is gzip or raw".to_owned())),
+    };
+    read.map_err(|error| ServiceError::BadRequest(format!("the dotenv report is damaged: {error}")))?;
+    dotenv::parse(&report).map_err(|error| ServiceError::BadRequest(format!("the dotenv report is not valid: {error}")))
+}
+
+/// Reads one file of an archive.
+///
+/// # Errors
+/// In words for a person.
+pub(crate) fn read_entry(archive: &Path, entry: &str, bytes_max: u64) -> Result<Vec<u8>, String> {
+    let open = std::fs::File::open(archive).map_err(|error| format!("cannot read `{}`: {error}", archive.display()))?;
+    let mut archive = zip::ZipArchive::new(open).map_err(|error| format!("the archive is damaged: {error}"))?;
+    let file = archive.by_name(entry).map_err(|error| format!("the archive has no readable `{entry}`: {error}"))?;
+    let mut bytes = Vec::new();
+    file.take(bytes_max.saturating_add(1))
+        .read_to_end(&mut bytes)
+        .map_err(|error| format!("cannot unpack `{entry}`: {error}"))?;
+    if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > bytes_max {
+        return Err(format!("`{entry}` is larger than {bytes_max} bytes"));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_in_their_folder() {
+        assert_eq!(safe_name("../../etc/passwd"), "passwd");
+        assert_eq!(safe_name("C:\\x\\a.zip"), "a.zip");
+        assert_eq!(safe_name(".."), "artifact");
+        assert_eq!(safe_name(".env"), ".env");
+        assert_eq!(safe_name(&"ä".repeat(300)).len(), 200);
+    }
+
+    #[test]
+    fn kinds_and_formats_are_from_a_list() {
+        assert!(check_names("junit", "gzip").is_ok());
+        assert!(check_names("../x", "gzip").is_err());
+        assert!(check_names("junit", "tar").is_err());
+    }
+}

@@ -1,0 +1,318 @@
+//! Which request gets which job, and what goes with it (runner-api 9.3).
+//!
+//! A job that is given out is `running` with a new hand-out number, which is part of its token. It stays with its taker
+//! once that shows a sign of life (rule R1); until then its lease may take it back.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use muster_job::{FailureReason, JobId, PipelineId, RunnerId, Secret};
+use muster_pipeline::expand::{Unknown, expand_text};
+use muster_pipeline::model::{Job, Need};
+use muster_pipeline::layers;
+use muster_runner_api::payload::JobPayload;
+use muster_runner_api::service::{Assignment, ServiceError};
+use muster_runner_api::wire::{Info, JobRequest};
+
+use crate::actor::{Actor, Staged};
+use crate::artifacts;
+use crate::command::ServiceReply;
+use crate::handout::Handout;
+use crate::payload::{self, Archive, PayloadInput, QueueFacts};
+use crate::schedule::Event;
+use crate::store::{ArtifactRow, JobRow, PipelineRow};
+use crate::timers::Timer;
+use crate::variables::{JobVariablesInput, RunnerFacts, job_variables};
+
+/// A job that cannot be given out, and what it is dropped with.
+struct Unfit {
+    reason: FailureReason,
+    message: String,
+}
+
+/// What earlier jobs hand on to a job.
+#[derive(Default)]
+struct Inherited {
+    archives: Vec<Archive>,
+    dotenv: Vec<(String, String)>,
+}
+
+/// A job as it is about to be given out.
+struct Prepared {
+    payload: JobPayload,
+    handout: u32,
+    timeout: Duration,
+    environment_url: Option<String>,
+}
+
+impl Actor {
+    /// Answers a job request now, or holds it.
+    pub(crate) fn request_job(&mut self, request: Box<JobRequest>, reply: ServiceReply<Assignment>) {
+        let Some(runner) = self.runner_of(&request.token) else {
+            self.service_reply(reply, Err(ServiceError::Forbidden { status: None }));
+            return;
+        };
+        self.contact(runner, &request.system_id, Some(&request.info));
+        let nothing = Assignment { job: None, last_update: self.queue.version() };
+        if self.world.runners.get(&runner).is_none_or(|row| row.settings.paused) {
+            self.service_reply(reply, Ok(nothing));
+            return;
+        }
+        if let Some(key) = &request.idempotency_key {
+            // The same key is the same request said again: an earlier connection of it waits in vain.
+            for held in self.queue.release(|held| held.runner == runner && held.request.idempotency_key.as_ref() == Some(key))
+            {
+                let answer = Assignment { job: None, last_update: self.queue.version() };
+                self.service_reply(held.reply, Ok(answer));
+            }
+            if let Some(again) = self.given_for(runner, key, &request.info) {
+                self.service_reply(reply, Ok(Assignment { job: Some(Box::new(again)), ..nothing }));
+                return;
+            }
+        }
+        let number = self.queue.hold(runner, request, reply);
+        self.timers.add(self.now() + self.options.long_poll, Timer::LongPoll(number));
+    }
+
+    /// Lets a held request go without a job.
+    pub(crate) fn end_long_poll(&mut self, number: u64) {
+        for held in self.queue.release(|held| held.number == number) {
+            let answer = Assignment { job: None, last_update: self.queue.version() };
+            self.service_reply(held.reply, Ok(answer));
+        }
+    }
+
+    /// The job that an earlier request with this key was given, if its taker still may have it.
+    fn given_for(&mut self, runner: RunnerId, key: &str, info: &Info) -> Option<JobPayload> {
+        let job = *self.world.keys.get(&(runner, key.to_owned()))?;
+        let row = self.world.jobs.get(&job)?;
+        if !row.status().is_on_runner() || row.detail.idempotency_key.as_deref() != Some(key) {
+            return None;
+        }
+        let handout = row.detail.handout;
+        self.prepare(job, runner, info, handout).ok().map(|prepared| prepared.payload)
+    }
+
+    /// Gives waiting jobs to held requests until no two fit. Nothing is given out while nothing can be stored.
+    pub(crate) fn dispatch(&mut self) {
+        if self.storage_problem.is_some() {
+            return;
+        }
+        loop {
+            let runners = &self.world.runners;
+            let Some((index, job)) = self.queue.next_match(|id| runners.get(&id).map(|row| &row.settings)) else {
+                return;
+            };
+            let Some(waiter) = self.queue.waiter(index) else { return };
+            let Some(row) = self.world.jobs.get(&job) else { return };
+            let prepared = self.prepare(job, waiter.runner, &waiter.request.info, row.detail.handout + 1);
+            match prepared {
+                Err(unfit) => self.drop_job(job, unfit.reason, unfit.message),
+                Ok(prepared) => self.hand_out(index, job, prepared),
+            }
+        }
+    }
+
+    fn hand_out(&mut self, index: usize, job: JobId, prepared: Prepared) {
+        // The version is that of before this look at the queue: what came since is seen by the next request.
+        let last_update = self.queue.version();
+        let Some(waiter) = self.queue.take(index) else { return };
+        let winds_down = waiter.request.info.has("cancel_gracefully");
+        if let Err(refusal) = self.job_event(job, |job| Event::JobTaken { job, winds_down }) {
+            tracing::error!(%job, %refusal, "a job in the queue could not be taken");
+            self.queue.remove(job);
+            self.service_reply(waiter.reply, Ok(Assignment { job: None, last_update }));
+            return;
+        }
+        let now = self.now();
+        let Some(row) = self.world.job_mut(job) else { return };
+        row.runner = Some(waiter.runner);
+        row.system_id = Some(waiter.request.system_id.clone());
+        row.detail.handout = prepared.handout;
+        row.detail.alive = false;
+        row.detail.timeout_s = prepared.timeout.as_secs();
+        row.detail.environment_url = prepared.environment_url;
+        row.detail.idempotency_key.clone_from(&waiter.request.idempotency_key);
+        if let Some(key) = &waiter.request.idempotency_key {
+            self.world.keys.insert((waiter.runner, key.clone()), job);
+        }
+        self.world.heard.insert(job, now);
+        self.timers.add(now + self.options.handout_lease, Timer::Handout(job, prepared.handout));
+        self.watch(job);
+        let assignment = Assignment { job: Some(Box::new(prepared.payload)), last_update };
+        self.staged.push(Staged::Handout { job, handout: prepared.handout, assignment, reply: waiter.reply });
+    }
+
+    /// Takes a job back from a taker that was never heard of.
+    pub(crate) fn give_back(&mut self, job: JobId, handout: u32) {
+        let present = self.world.jobs.get(&job).is_some_and(|row| row.detail.handout == handout && !row.detail.alive);
+        if !present {
+            return;
+        }
+        if let Err(refusal) = self.job_event(job, |job| Event::JobGivenBack { job }) {
+            tracing::debug!(%job, %refusal, "a job that nobody started has ended");
+            return;
+        }
+        tracing::info!(%job, "the taker of a job was silent; the job waits again");
+        if let Some(row) = self.world.job_mut(job) {
+            let key = row.detail.idempotency_key.take();
+            let taker = row.runner.take();
+            row.system_id = None;
+            if let Some(key) = taker.zip(key) {
+                self.world.keys.remove(&key);
+            }
+        }
+        self.world.heard.remove(&job);
+    }
+
+    /// Checks a job against its taker, and makes its payload (runner-api 9.3, step 4).
+    fn prepare(&self, job: JobId, runner: RunnerId, info: &Info, handout: u32) -> Result<Prepared, Unfit> {
+        let gone = |what: &str| Unfit { reason: FailureReason::SchedulerFailure, message: format!("{what} is gone") };
+        let row = self.world.jobs.get(&job).ok_or_else(|| gone("the job"))?;
+        let pipeline = self.world.pipelines.get(&row.pipeline).ok_or_else(|| gone("the pipeline"))?;
+        let context = self.world.contexts.get(&row.pipeline).ok_or_else(|| gone("the pipeline's context"))?;
+        let compiled = pipeline.compiled.jobs.get(row.place).ok_or_else(|| gone("the job's configuration"))?;
+        let runner = self.world.runners.get(&runner).ok_or_else(|| gone("the runner"))?;
+        let inherited = self.inherited(row, compiled, pipeline)?;
+        if let Some(feature) = payload::missing_feature(compiled, context.source, info) {
+            let message = format!("the runner `{}` lacks the feature `{feature}`", runner.settings.description);
+            return Err(Unfit { reason: FailureReason::RunnerUnsupported, message });
+        }
+        let spec = &pipeline.spec;
+        let token = Secret::new(self.keys.job_token(job, handout));
+        let now = self.now();
+        let handout_facts = Handout {
+            job: compiled,
+            job_id: job,
+            pipeline_id: row.pipeline,
+            pipeline_iid: row.pipeline.0,
+            token: &token,
+            project: &spec.project,
+            context,
+            git: &spec.git,
+            server_url: &self.options.server_url,
+            now,
+        };
+        let variables = job_variables(&JobVariablesInput {
+            handout: handout_facts,
+            runner: RunnerFacts {
+                id: runner.id,
+                description: &runner.settings.description,
+                tags: &runner.settings.tags,
+            },
+            dotenv: &inherited.dotenv,
+            manual: &row.detail.variables,
+        });
+        let own = compiled.timeout.unwrap_or(spec.project.job_timeout);
+        let timeout = runner.settings.maximum_timeout.map_or(own, |maximum| own.min(maximum));
+        let payload = payload::build(&PayloadInput {
+            handout: handout_facts,
+            variables: &variables,
+            dependencies: &inherited.archives,
+            timeout,
+            queue: QueueFacts {
+                waited: Duration::try_from(now - row.queued_at.unwrap_or(now)).unwrap_or_default(),
+                size: self.queue.len(),
+                depth: 0,
+            },
+            secrets: &spec.secrets,
+            signer: &self.signer,
+            trace_interval: self.options.limits.own_trace_interval,
+            local_repository: self.options.local_repository,
+        })
+        .map_err(|error| Unfit { reason: FailureReason::SchedulerFailure, message: error.to_string() })?;
+        let url = compiled.environment.as_ref().and_then(|environment| environment.url.as_deref());
+        let lookup = |name: &str| layers::value(&variables, name).map(ToOwned::to_owned);
+        let environment_url = url.map(|url| expand_text(url, &lookup, Unknown::Keep));
+        Ok(Prepared { payload, handout, timeout, environment_url })
+    }
+
+    /// The archives and dotenv variables that a job gets (pipeline-yaml 6, "Dependency set").
+    fn inherited(&self, row: &JobRow, job: &Job, pipeline: &PipelineRow) -> Result<Inherited, Unfit> {
+        let listed = |name: &str| job.dependencies.as_ref().is_none_or(|names| names.iter().any(|own| own == name));
+        let mut inherited = Inherited::default();
+        match (&job.needs, &job.dependencies) {
+            (Some(needs), _) => {
+                for need in needs {
+                    if let Some(producer) = self.producer_of_need(need, row, pipeline)?
+                        && listed(&producer.name)
+                    {
+                        self.inherit(&mut inherited, producer, true)?;
+                    }
+                }
+            }
+            (None, explicit) => {
+                for producer in self.world.newest_records(row.pipeline) {
+                    let earlier = pipeline
+                        .compiled
+                        .jobs
+                        .get(producer.place)
+                        .is_some_and(|other| other.stage_index < job.stage_index);
+                    if earlier && listed(&producer.name) {
+                        self.inherit(&mut inherited, producer, explicit.is_some())?;
+                    }
+                }
+            }
+        }
+        Ok(inherited)
+    }
+
+    /// The job that a need with artifacts stands for.
+    fn producer_of_need(&self, need: &Need, row: &JobRow, pipeline: &PipelineRow) -> Result<Option<&JobRow>, Unfit> {
+        let missing = |message: String| Unfit { reason: FailureReason::MissingDependencyFailure, message };
+        match need {
+            Need::Job { artifacts: false, .. }
+            | Need::Project { artifacts: false, .. }
+            | Need::Pipeline { artifacts: false, .. } => Ok(None),
+            Need::Job { name, .. } => Ok(self.newest_named(row.pipeline, name)),
+            Need::Pipeline { pipeline: id, job, .. } => {
+                let context = self.world.contexts.get(&row.pipeline);
+                let variables = context.map_or(&[][..], |context| &context.pipeline_variables);
+                let lookup = |name: &str| {
+                    let compiled = pipeline.compiled.jobs.get(row.place)?;
+                    let own = layers::value(variables, name).or_else(|| layers::value(&compiled.variables, name));
+                    own.map(ToOwned::to_owned)
+                };
+                let id = expand_text(id, &lookup, Unknown::Keep);
+                let producer = id.parse::<PipelineId>().ok().and_then(|id| self.newest_named(id, job));
+                let message = || format!("it needs the artifacts of job `{job}` of pipeline `{id}`, which is not known here");
+                producer.map(Some).ok_or_else(|| missing(message()))
+            }
+            Need::Project { project, job, .. } => Err(missing(format!(
+                "it needs the artifacts of job `{job}` of project `{project}`, whose pipelines are not known here"
+            ))),
+        }
+    }
+
+    fn newest_named(&self, pipeline: PipelineId, name: &str) -> Option<&JobRow> {
+        self.world.newest_records(pipeline).into_iter().find(|row| row.name == name)
+    }
+
+    /// Adds what `producer` left. An archive that is gone fails a job that lists its producer (C187).
+    fn inherit(&self, inherited: &mut Inherited, producer: &JobRow, listed: bool) -> Result<(), Unfit> {
+        for (key, value) in &producer.detail.dotenv {
+            inherited.dotenv.retain(|(known, _)| known != key);
+            inherited.dotenv.push((key.clone(), value.clone()));
+        }
+        let Some(archive) = self.world.artifact(producer.id, artifacts::ARCHIVE) else { return Ok(()) };
+        if self.archive_path(archive).is_some() {
+            inherited.archives.push(Archive {
+                job: producer.id,
+                name: producer.name.clone(),
+                filename: archive.filename.clone(),
+                size: archive.size,
+            });
+        } else if listed {
+            let message = format!("the artifacts of job `{}` have expired or were deleted: run that job again", producer.name);
+            return Err(Unfit { reason: FailureReason::MissingDependencyFailure, message });
+        }
+        Ok(())
+    }
+
+    /// Where an archive lies; `None` if it has expired or was deleted.
+    pub(crate) fn archive_path(&self, archive: &ArtifactRow) -> Option<PathBuf> {
+        let now = self.now();
+        let path = artifacts::path(&self.options.dir, archive.job, &archive.kind, &archive.filename);
+        (archive.expires_at.is_none_or(|at| at > now) && path.is_file()).then_some(path)
+    }
+}

@@ -1,0 +1,228 @@
+//! The library's calls inside the actor: pipelines are created, played, canceled and shown.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use muster_job::{JobId, JobStatus, PipelineId, Variable};
+use muster_runner_api::service::ServiceError;
+
+use crate::actor::Actor;
+use crate::command::Command;
+use crate::error::CoordinatorError;
+use crate::facts::NewPipeline;
+use crate::schedule::{Engine, Event, Graph, JobRef, PipelineOptions, Target, priority};
+use crate::store::{PipelineDetail, PipelineRow, PipelineSpec};
+use crate::views::{self, JobKind, JobView, PipelineView};
+
+impl Actor {
+    /// Takes one command in; its answer is staged.
+    pub(crate) fn handle(&mut self, command: Command) {
+        match command {
+            Command::CreatePipeline { new, reply } => {
+                let result = self.create_pipeline(*new);
+                self.reply(reply, result);
+            }
+            Command::CreateRunner { new, reply } => {
+                let created = self.create_runner(new, false);
+                self.reply(reply, Ok(created));
+            }
+            Command::AttachSources { pipeline, sources, reply } => {
+                let result = self.known(pipeline).map(|()| self.world.attach(pipeline, &sources));
+                self.reply(reply, result);
+            }
+            Command::CancelPipeline { pipeline, force, reply } => {
+                let result = self.cancel(pipeline, Target::Pipeline(pipeline), force);
+                self.reply(reply, result);
+            }
+            Command::CancelJob { job, force, reply } => {
+                let result = self
+                    .record(job)
+                    .and_then(|job| self.cancel(job.pipeline, Target::Job(job), force));
+                self.reply(reply, result);
+            }
+            Command::PlayJob { job, variables, reply } => {
+                let result = self.play(job, variables);
+                self.reply(reply, result);
+            }
+            Command::RetryJob { job, reply } => {
+                let result = self.retry(job);
+                self.reply(reply, result);
+            }
+            Command::Pipelines { reply } => {
+                let problem = self.storage_problem.as_deref();
+                let all = self.world.pipelines.values().map(|row| views::summary(row, problem)).collect();
+                self.reply_read(reply, Ok(all));
+            }
+            Command::Pipeline { pipeline, reply } => {
+                let view = self.pipeline_view(pipeline);
+                self.reply_read(reply, view);
+            }
+            Command::Job { job, reply } => {
+                let view = self.job_view(job);
+                self.reply_read(reply, view);
+            }
+            Command::StuckJobs { reply } => {
+                let stuck = self.stuck_jobs();
+                self.reply_read(reply, Ok(stuck));
+            }
+            other => self.handle_manager(other),
+        }
+    }
+
+    /// The commands that come from managers.
+    fn handle_manager(&mut self, command: Command) {
+        match command {
+            Command::Register { request, reply } => {
+                let result = self.register(*request);
+                self.service_reply(reply, result);
+            }
+            Command::Verify { request, reply } => {
+                let result = self.verify(&request);
+                self.service_reply(reply, result);
+            }
+            Command::ResetToken { token, reply } => {
+                let result = self.reset_token(&token);
+                self.service_reply(reply, result);
+            }
+            Command::Unregister { token, reply } => {
+                let result = self.unregister(&token);
+                self.service_reply(reply, result);
+            }
+            Command::UnregisterManager { request, reply } => {
+                let result = self.unregister_manager(request);
+                self.service_reply(reply, result);
+            }
+            Command::RequestJob { request, reply } => self.request_job(request, reply),
+            Command::Authorize { job, token, purpose, reply } => {
+                let result = self.authorize(job, &token, purpose);
+                self.service_reply(reply, result);
+            }
+            Command::Finish { job, token, outcome, reply } => {
+                let result = self.finish(job, &token, *outcome);
+                self.service_reply(reply, result);
+            }
+            Command::Download { producer, token, reply } => {
+                let result = self.download(producer, &token);
+                self.service_reply(reply, result);
+            }
+            Command::DropJob { job, reason, message, reply } => {
+                self.drop_job(job, reason, message);
+                let status = self.world.jobs.get(&job).map(crate::store::JobRow::status);
+                self.service_reply(reply, status.ok_or(ServiceError::Forbidden { status: None }));
+            }
+            Command::ArtifactStored { job, token, artifact, reply } => {
+                let result = self.artifact_stored(job, &token, *artifact);
+                self.service_reply(reply, result);
+            }
+            // The loop has looked for this one; the others are the library's.
+            _ => {}
+        }
+    }
+
+    /// Creates a pipeline with its jobs, and starts it.
+    pub(crate) fn create_pipeline(&mut self, new: NewPipeline) -> Result<PipelineId, CoordinatorError> {
+        let graph = Graph::new(&new.compiled).map_err(|error| CoordinatorError::Refused(error.to_string()))?;
+        let parent = new.parent.map(|parent| self.record(parent.bridge)).transpose()?;
+        let (project, id, now) = (new.project.id, self.world.new_pipeline_id(), self.now());
+        let priorities = priority(&graph, &[]);
+        let options = PipelineOptions { play: new.play.iter().cloned().collect(), parent };
+        let event = Event::PipelineCreated { pipeline: id, graph: Box::new(graph), options };
+        let actions = self.apply(project, event).map_err(|refusal| CoordinatorError::Refused(refusal.to_string()))?;
+        if let Some(repository) = &new.git.repo_path
+            && let Err(error) = pin(repository, id, &new.git.sha)
+        {
+            tracing::warn!(pipeline = %id, %error, "the commit has no ref of its own; managers may not find it");
+        }
+        let row = PipelineRow {
+            id,
+            parent: new.parent,
+            status: JobStatus::Created,
+            created_at: now,
+            finished_at: None,
+            detail: PipelineDetail::default(),
+            spec: Arc::new(PipelineSpec::new(&new)),
+            compiled: Arc::new(new.compiled),
+        };
+        let compiled = Arc::clone(&row.compiled);
+        self.world.priorities.insert(id, priorities);
+        self.world.contexts.insert(id, Arc::new(new.context));
+        self.world.sources.insert(id, new.sources);
+        self.world.pipelines.insert(id, row);
+        self.world.dirty.new_pipelines.insert(id);
+        self.add_records(id, &compiled);
+        self.carry_out(project, &actions);
+        if parent.is_none() {
+            for older in self.older_on_same_ref(id) {
+                if let Err(refusal) = self.event(older, Event::NewerPipeline { older }) {
+                    tracing::debug!(%older, %refusal, "an older pipeline has ended");
+                }
+            }
+        }
+        Ok(id)
+    }
+
+    fn known(&self, pipeline: PipelineId) -> Result<(), CoordinatorError> {
+        let known = self.world.pipelines.contains_key(&pipeline);
+        if known { Ok(()) } else { Err(CoordinatorError::NotFound(format!("pipeline {pipeline}"))) }
+    }
+
+    /// The engine's name of a job.
+    fn record(&self, job: JobId) -> Result<JobRef, CoordinatorError> {
+        let row = self.world.jobs.get(&job);
+        row.map(crate::store::JobRow::job_ref).ok_or_else(|| CoordinatorError::NotFound(format!("job {job}")))
+    }
+
+    fn cancel(&mut self, pipeline: PipelineId, target: Target, force: bool) -> Result<(), CoordinatorError> {
+        self.known(pipeline)?;
+        let event = if force { Event::ForceCancel { target } } else { Event::Cancel { target } };
+        self.event(pipeline, event).map_err(|refusal| CoordinatorError::Refused(refusal.to_string()))
+    }
+
+    fn play(&mut self, job: JobId, variables: Vec<Variable>) -> Result<JobId, CoordinatorError> {
+        self.record(job)?;
+        let bridge = self.world.jobs.get(&job).is_some_and(|row| row.kind == JobKind::Bridge);
+        if bridge && !variables.is_empty() {
+            return Err(CoordinatorError::Refused("a bridge takes no variables when it is played".to_owned()));
+        }
+        self.job_event(job, |job| Event::Play { job })
+            .map_err(|refusal| CoordinatorError::Refused(refusal.to_string()))?;
+        if let Some(row) = self.world.job_mut(job) {
+            row.detail.variables = variables;
+        }
+        Ok(job)
+    }
+
+    fn retry(&mut self, job: JobId) -> Result<JobId, CoordinatorError> {
+        let record = self.record(job)?;
+        self.job_event(job, |job| Event::RetryJob { job })
+            .map_err(|refusal| CoordinatorError::Refused(refusal.to_string()))?;
+        let newest = self
+            .project_of(record.pipeline)
+            .and_then(|project| self.world.engines.get(&project))
+            .and_then(|engine: &Engine| engine.newest(record.pipeline, record.place))
+            .and_then(|newest| self.world.ids.get(&newest).copied());
+        newest.ok_or_else(|| CoordinatorError::NotFound(format!("the retry of job {job}")))
+    }
+
+    fn pipeline_view(&self, pipeline: PipelineId) -> Result<PipelineView, CoordinatorError> {
+        let row = self.world.pipelines.get(&pipeline);
+        let row = row.ok_or_else(|| CoordinatorError::NotFound(format!("pipeline {pipeline}")))?;
+        let jobs = self.world.jobs_of(pipeline).filter_map(|job| self.world.job_view(job.id, &self.options.dir));
+        Ok(PipelineView { summary: views::summary(row, self.storage_problem.as_deref()), jobs: jobs.collect() })
+    }
+
+    fn job_view(&self, job: JobId) -> Result<JobView, CoordinatorError> {
+        let view = self.world.job_view(job, &self.options.dir);
+        view.ok_or_else(|| CoordinatorError::NotFound(format!("job {job}")))
+    }
+}
+
+/// Gives the commit of a pipeline its ref in the bare repository, under which managers fetch it (runner-api 2.5.2).
+fn pin(repository: &Path, pipeline: PipelineId, sha: &str) -> io::Result<()> {
+    let folder = repository.join("refs").join("pipelines");
+    std::fs::create_dir_all(&folder)?;
+    let part = tempfile::NamedTempFile::new_in(&folder)?;
+    std::fs::write(part.path(), format!("{sha}\n"))?;
+    part.persist(folder.join(pipeline.to_string())).map(drop).map_err(|error| error.error)
+}

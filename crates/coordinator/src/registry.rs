@@ -1,0 +1,178 @@
+//! Runners and their managers: creation, registration, contact, removal (runner-api 1).
+
+use std::time::Duration;
+
+use muster_job::{JobId, RunnerId};
+use muster_runner_api::service::ServiceError;
+use muster_runner_api::wire::{Info, RegisterRequest, RunnerCredentials, TokenRequest};
+
+use crate::actor::Actor;
+use crate::facts::NewRunner;
+use crate::keys;
+use crate::store::{ManagerRow, RunnerRow};
+use crate::views::StuckJob;
+
+/// How old a stored contact may get before it is written anew (GitLab: 40 to 55 minutes).
+const CONTACT_AGE: Duration = Duration::from_secs(40 * 60);
+/// The system id of managers that have none.
+const LEGACY_SYSTEM: &str = "<legacy>";
+/// Characters of a maintenance note (runner-api 1.4).
+const NOTE_MAX: usize = 1024;
+
+impl Actor {
+    /// Creates a runner; the token is in the answer only.
+    pub(crate) fn create_runner(&mut self, settings: NewRunner, registered_itself: bool) -> RunnerCredentials {
+        let id = self.world.new_runner_id();
+        let token = keys::runner_token(registered_itself);
+        let row = RunnerRow { id, token_hash: keys::hash(&token), created_at: self.now(), settings };
+        self.world.tokens.insert(row.token_hash.clone(), id);
+        self.world.runners.insert(id, row);
+        self.world.dirty.removed_runners.remove(&id);
+        self.world.dirty.runners.insert(id);
+        self.queue.touch();
+        credentials(id, token)
+    }
+
+    /// `POST /runners`.
+    pub(crate) fn register(&mut self, request: RegisterRequest) -> Result<RunnerCredentials, ServiceError> {
+        let known = self.options.registration_token.as_deref();
+        if known.is_none_or(|known| keys::hash(known) != keys::hash(&request.token)) {
+            return Err(ServiceError::Forbidden { status: None });
+        }
+        if request.maintenance_note.as_ref().is_some_and(|note| note.chars().count() > NOTE_MAX) {
+            return Err(ServiceError::BadRequest(format!("maintenance_note is longer than {NOTE_MAX} characters")));
+        }
+        let list = request.tag_list.unwrap_or_default();
+        let tags: Vec<String> =
+            list.split(',').map(str::trim).filter(|tag| !tag.is_empty()).map(ToOwned::to_owned).collect();
+        let settings = NewRunner {
+            description: request.description.unwrap_or_default(),
+            run_untagged: request.run_untagged || tags.is_empty(),
+            tags,
+            ref_protected: request.access_level.as_deref() == Some("ref_protected"),
+            paused: request.paused,
+            maximum_timeout: request
+                .maximum_timeout
+                .and_then(|seconds| u64::try_from(seconds).ok())
+                .filter(|seconds| *seconds > 0)
+                .map(Duration::from_secs),
+        };
+        Ok(self.create_runner(settings, true))
+    }
+
+    /// `POST /runners/verify`.
+    pub(crate) fn verify(&mut self, request: &TokenRequest) -> Result<RunnerCredentials, ServiceError> {
+        let runner = self.known_runner(&request.token)?;
+        self.contact(runner, &request.system_id, request.info.as_ref());
+        Ok(credentials(runner, request.token.clone()))
+    }
+
+    /// `POST /runners/reset_authentication_token`.
+    pub(crate) fn reset_token(&mut self, token: &str) -> Result<RunnerCredentials, ServiceError> {
+        let runner = self.known_runner(token)?;
+        let new = keys::runner_token(!token.starts_with("glrt-"));
+        let Some(row) = self.world.runners.get_mut(&runner) else {
+            return Err(ServiceError::Forbidden { status: None });
+        };
+        self.world.tokens.remove(&row.token_hash);
+        row.token_hash = keys::hash(&new);
+        self.world.tokens.insert(row.token_hash.clone(), runner);
+        self.world.dirty.runners.insert(runner);
+        Ok(credentials(runner, new))
+    }
+
+    /// `DELETE /runners`. Jobs that it has go on: their tokens are their own.
+    pub(crate) fn unregister(&mut self, token: &str) -> Result<(), ServiceError> {
+        let runner = self.known_runner(token)?;
+        if let Some(row) = self.world.runners.remove(&runner) {
+            self.world.tokens.remove(&row.token_hash);
+        }
+        self.world.managers.retain(|(of, _), _| *of != runner);
+        self.world.dirty.runners.remove(&runner);
+        self.world.dirty.removed_runners.insert(runner);
+        for held in self.queue.release(|held| held.runner == runner) {
+            self.service_reply(held.reply, Err(ServiceError::Forbidden { status: None }));
+        }
+        Ok(())
+    }
+
+    /// `DELETE /runners/managers`.
+    pub(crate) fn unregister_manager(&mut self, request: TokenRequest) -> Result<(), ServiceError> {
+        let runner = self.known_runner(&request.token)?;
+        if request.system_id.is_empty() {
+            return Err(ServiceError::BadRequest("system_id is missing".to_owned()));
+        }
+        let key = (runner, request.system_id);
+        if self.world.managers.remove(&key).is_none() {
+            return Err(ServiceError::NotFound(format!("the runner has no manager `{}`", key.1)));
+        }
+        self.world.dirty.managers.remove(&key);
+        self.world.dirty.removed_managers.insert(key);
+        Ok(())
+    }
+
+    /// The runner of a token.
+    pub(crate) fn runner_of(&self, token: &str) -> Option<RunnerId> {
+        self.world.tokens.get(&keys::hash(token)).copied()
+    }
+
+    fn known_runner(&self, token: &str) -> Result<RunnerId, ServiceError> {
+        self.runner_of(token).ok_or(ServiceError::Forbidden { status: None })
+    }
+
+    /// Notes that a manager was heard of; written when there is something new to say.
+    pub(crate) fn contact(&mut self, runner: RunnerId, system_id: &str, info: Option<&Info>) {
+        let system_id = if system_id.is_empty() { LEGACY_SYSTEM } else { system_id };
+        let key = (runner, system_id.to_owned());
+        let now = self.now();
+        let known = self.world.managers.get(&key);
+        let fresh = known.is_some_and(|row| {
+            now - row.contacted_at < CONTACT_AGE && info.is_none_or(|info| *info == row.info)
+        });
+        if fresh {
+            return;
+        }
+        let info = info.cloned().or_else(|| known.map(|row| row.info.clone())).unwrap_or_default();
+        let row = ManagerRow { runner, system_id: key.1.clone(), contacted_at: now, info };
+        self.world.managers.insert(key.clone(), row);
+        self.world.dirty.removed_managers.remove(&key);
+        self.world.dirty.managers.insert(key);
+    }
+
+    /// Why no runner may have a waiting job; `None`: one may.
+    pub(crate) fn misfit(&self, job: JobId) -> Option<String> {
+        let waiting = self.queue.jobs();
+        let requirement = waiting.get(&job)?;
+        let mut first = None;
+        for runner in self.world.runners.values() {
+            let misfit = requirement.misfit(&runner.settings)?;
+            first.get_or_insert_with(|| format!("no runner fits: {misfit} (`{}`)", runner.settings.description));
+        }
+        let lacking: Vec<String> = requirement
+            .tags
+            .iter()
+            .filter(|tag| self.world.runners.values().all(|runner| !runner.settings.tags.contains(tag)))
+            .map(|tag| format!("`{tag}`"))
+            .collect();
+        Some(match (lacking.as_slice(), first) {
+            (_, None) => "there is no runner".to_owned(),
+            ([], Some(first)) => first,
+            ([tag], _) => format!("no runner has the tag {tag}"),
+            (tags, _) => format!("no runner has the tags {}", tags.join(", ")),
+        })
+    }
+
+    /// Waiting jobs that no runner may have (C198).
+    pub(crate) fn stuck_jobs(&self) -> Vec<StuckJob> {
+        let waiting = self.queue.jobs();
+        let stuck = waiting.keys().filter_map(|job| {
+            let name = self.world.jobs.get(job)?.name.clone();
+            self.misfit(*job).map(|why| StuckJob { job: *job, name, why })
+        });
+        stuck.collect()
+    }
+}
+
+fn credentials(id: RunnerId, token: String) -> RunnerCredentials {
+    RunnerCredentials { id: id.0, token, token_expires_at: None }
+}

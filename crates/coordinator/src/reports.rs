@@ -1,0 +1,250 @@
+//! What managers tell of jobs that they have: signs of life, ends, artifacts; and what happens if they tell nothing.
+
+use muster_job::{FailureReason, JobId, JobStatus};
+use muster_pipeline::duration;
+use muster_pipeline::expand::{Unknown, expand_text};
+use muster_pipeline::model::Work;
+use muster_runner_api::service::ServiceError;
+
+use crate::actor::Actor;
+use crate::artifacts;
+use crate::command::{Grant, NewArtifact, Outcome, Purpose};
+use crate::schedule::{self, Event};
+use crate::store::{ArtifactRow, JobRow};
+use crate::timers::Timer;
+
+impl Actor {
+    /// Whether a token fits a job and the job is in a state for `purpose` (runner-api 9.2).
+    pub(crate) fn authorize(&mut self, job: JobId, token: &str, purpose: Purpose) -> Result<Grant, ServiceError> {
+        let unknown = ServiceError::Forbidden { status: None };
+        let Some(handout) = self.keys.handout(job, token) else { return Err(unknown) };
+        let Some(row) = self.world.jobs.get(&job) else { return Err(unknown) };
+        let status = row.status();
+        let on_runner = status.is_on_runner();
+        if handout != row.detail.handout || !(on_runner || status.is_complete()) {
+            // Another taker has it, or it waits for one: this one has to stop.
+            return Err(ServiceError::Forbidden { status: Some(JobStatus::Canceled) });
+        }
+        if !on_runner && purpose != Purpose::Report {
+            return Err(ServiceError::Forbidden { status: Some(status) });
+        }
+        let grant = Grant { status, coverage: self.coverage_expression(row) };
+        if on_runner {
+            let now = self.now();
+            self.world.heard.insert(job, now);
+            if !row.detail.alive && purpose != Purpose::Upload
+                && let Some(row) = self.world.job_mut(job)
+            {
+                row.detail.alive = true;
+            }
+        }
+        Ok(grant)
+    }
+
+    fn coverage_expression(&self, row: &JobRow) -> Option<String> {
+        let job = self.world.pipelines.get(&row.pipeline)?.compiled.jobs.get(row.place)?;
+        match &job.work {
+            Work::Script(work) => work.coverage.clone(),
+            Work::Bridge(_) => None,
+        }
+    }
+
+    /// Takes a final report. Said again it is confirmed again (runner-api 11.23).
+    pub(crate) fn finish(&mut self, job: JobId, token: &str, outcome: Outcome) -> Result<JobStatus, ServiceError> {
+        let status = self.authorize(job, token, Purpose::Report)?.status;
+        if status.is_complete() {
+            let same = match status {
+                JobStatus::Success => outcome.success,
+                JobStatus::Failed => !outcome.success,
+                // Whatever the runner says of a canceled job, it is canceled.
+                _ => true,
+            };
+            return if same { Ok(status) } else { Err(ServiceError::Forbidden { status: Some(status) }) };
+        }
+        let ended = if outcome.success {
+            schedule::Outcome::Success
+        } else {
+            schedule::Outcome::Failed {
+                reason: outcome.reason.unwrap_or(FailureReason::UnknownFailure),
+                exit_code: outcome.exit_code.and_then(|code| i32::try_from(code).ok()),
+            }
+        };
+        self.job_event(job, |job| Event::JobFinished { job, outcome: ended })
+            .map_err(|refusal| ServiceError::Conflict(refusal.to_string()))?;
+        let Some(row) = self.world.job_mut(job) else { return Ok(status) };
+        row.exit_code = outcome.exit_code;
+        row.coverage = outcome.coverage;
+        row.detail.result_tree = outcome.result_tree;
+        if let Some(url) = &row.detail.environment_url {
+            let dotenv = |name: &str| {
+                row.detail.dotenv.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone())
+            };
+            row.detail.environment_url = Some(expand_text(url, &dotenv, Unknown::Keep));
+        }
+        Ok(row.status())
+    }
+
+    /// Keeps a file that lies in its place.
+    pub(crate) fn artifact_stored(
+        &mut self,
+        job: JobId,
+        token: &str,
+        artifact: NewArtifact,
+    ) -> Result<(), ServiceError> {
+        self.authorize(job, token, Purpose::Upload)?;
+        let now = self.now();
+        let expire_in = artifact.expire_in.as_deref().filter(|text| !text.is_empty());
+        let expires_at = match expire_in.map(duration::parse_or_never) {
+            Some(Ok(Some(after))) => Some(now + after),
+            Some(Ok(None)) | None => None,
+            Some(Err(error)) => return Err(ServiceError::BadRequest(format!("expire_in: {error}"))),
+        };
+        if artifact.kind == artifacts::DOTENV
+            && let Some(row) = self.world.job_mut(job)
+        {
+            row.detail.dotenv = artifact.dotenv;
+        }
+        let row = ArtifactRow {
+            job,
+            kind: artifact.kind,
+            format: artifact.format,
+            filename: artifact.filename,
+            size: artifact.size,
+            created_at: now,
+            expires_at,
+        };
+        self.world.dirty.jobs.insert(job);
+        self.world.dirty.artifacts.insert((job, row.kind.clone()));
+        let all = self.world.artifacts.entry(job).or_default();
+        all.retain(|known| known.kind != row.kind);
+        all.push(row);
+        Ok(())
+    }
+
+    /// The archive of `producer`, for the token of a job of the same project that is on a runner.
+    pub(crate) fn download(&mut self, producer: JobId, token: &str) -> Result<ArtifactRow, ServiceError> {
+        let (asking, _) = self.keys.read(token).ok_or(ServiceError::Forbidden { status: None })?;
+        self.authorize(asking, token, Purpose::Upload)?;
+        let project = |job| self.project_of(self.world.jobs.get(job)?.pipeline);
+        if project(&asking) != project(&producer) {
+            return Err(ServiceError::Forbidden { status: None });
+        }
+        let archive = self.world.artifact(producer, artifacts::ARCHIVE);
+        archive
+            .filter(|archive| self.archive_path(archive).is_some())
+            .cloned()
+            .ok_or_else(|| ServiceError::NotFound(format!("job {producer} has no archive, or it has expired")))
+    }
+
+    /// After a start: jobs on runners are watched as if they had just been heard of.
+    pub(crate) fn watch_jobs_on_runners(&mut self) {
+        let now = self.now();
+        let on_runner: Vec<(JobId, u32, bool)> = self
+            .world
+            .jobs
+            .values()
+            .filter(|row| row.status().is_on_runner() && row.runner.is_some())
+            .map(|row| (row.id, row.detail.handout, row.detail.alive))
+            .collect();
+        for (job, handout, alive) in on_runner {
+            self.world.heard.insert(job, now);
+            if !alive {
+                self.timers.add(now + self.options.handout_lease, Timer::Handout(job, handout));
+            }
+            self.watch(job);
+        }
+    }
+
+    /// Sets the timer that ends a job which runs, or is silent, for too long.
+    pub(crate) fn watch(&mut self, job: JobId) {
+        if let Some(at) = self.ends_at(job) {
+            self.timers.add(at.0.min(at.1), Timer::Runner(job));
+        }
+    }
+
+    /// When a job on a runner has run for too long, and when it has been silent for too long.
+    fn ends_at(&self, job: JobId) -> Option<(crate::clock::Timestamp, crate::clock::Timestamp)> {
+        let row = self.world.jobs.get(&job).filter(|row| row.status().is_on_runner())?;
+        let limits = &self.options.limits;
+        let started = row.started_at.unwrap_or(row.created_at);
+        let too_long = started + std::time::Duration::from_secs(row.detail.timeout_s) + limits.timeout_grace;
+        let heard = self.world.heard.get(&job).copied().unwrap_or(started);
+        Some((too_long, heard + limits.silence))
+    }
+
+    /// A timer went off: looks whether it still means something.
+    pub(crate) fn fire(&mut self, timer: Timer) {
+        match timer {
+            Timer::Delayed(job) => {
+                if let Err(refusal) = self.job_event(job, |job| Event::TimerFired { job }) {
+                    tracing::debug!(%job, %refusal, "a delay ended for nobody");
+                }
+            }
+            Timer::Handout(job, handout) => self.handout_over(job, handout),
+            Timer::Runner(job) => self.runner_over(job),
+            Timer::Pending(job) => self.pending_over(job),
+            Timer::LongPoll(number) => self.end_long_poll(number),
+            // The write that follows every batch is what this is for.
+            Timer::Flush => {}
+        }
+    }
+
+    fn handout_over(&mut self, job: JobId, handout: u32) {
+        let Some(row) = self.world.jobs.get(&job) else { return };
+        if row.detail.handout != handout || row.detail.alive {
+            return;
+        }
+        if row.status() == JobStatus::Canceling {
+            // Nobody is there to wind it down.
+            let target = schedule::Target::Job(row.job_ref());
+            let pipeline = row.pipeline;
+            if let Err(refusal) = self.event(pipeline, Event::ForceCancel { target }) {
+                tracing::debug!(%job, %refusal, "a canceled job has ended by itself");
+            }
+        } else if row.status() == JobStatus::Running {
+            self.give_back(job, handout);
+        }
+    }
+
+    fn runner_over(&mut self, job: JobId) {
+        let Some((too_long, silent)) = self.ends_at(job) else { return };
+        let Some(status) = self.world.jobs.get(&job).map(JobRow::status) else { return };
+        let canceling = status == JobStatus::Canceling;
+        let now = self.now();
+        if now >= too_long {
+            let reason = if canceling {
+                FailureReason::ServerTimeoutCanceling
+            } else {
+                FailureReason::ServerTimeoutRunning
+            };
+            self.drop_job(job, reason, "the job ran past its timeout, and its runner did not end it");
+        } else if now >= silent {
+            let reason =
+                if canceling { FailureReason::NoUpdatesCanceling } else { FailureReason::NoUpdatesRunning };
+            self.drop_job(job, reason, "nothing was heard of the job's runner for too long");
+        } else {
+            self.timers.add(too_long.min(silent), Timer::Runner(job));
+        }
+    }
+
+    fn pending_over(&mut self, job: JobId) {
+        let Some(row) = self.world.jobs.get(&job) else { return };
+        if row.status() != JobStatus::Pending {
+            return;
+        }
+        let (now, limits) = (self.now(), self.options.limits.clone());
+        let queued = row.queued_at.unwrap_or(row.created_at);
+        let misfit = self.misfit(job);
+        if let Some(why) = misfit
+            && now >= queued + limits.pending_without_runner
+        {
+            self.drop_job(job, FailureReason::StuckPendingNoMatchingRunners, why);
+        } else if now >= queued + limits.pending_with_runner {
+            let message = "the job waited for too long, although a runner fits it";
+            self.drop_job(job, FailureReason::StuckPendingWithMatchingRunners, message);
+        } else {
+            let next = (now + limits.pending_without_runner).min(queued + limits.pending_with_runner);
+            self.timers.add(next, Timer::Pending(job));
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! The runner API's port: calls of managers become commands, and bytes become files.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::StreamExt;
+use muster_job::{FailureReason, JobId, JobStatus};
+use muster_runner_api::service::{
+    ArtifactDownload, ArtifactQuery, Assignment, ByteStream, RunnerService, ServiceError, TraceAnswer, UpdateAnswer,
+};
+use muster_runner_api::wire::{JobRequest, RegisterRequest, RunnerCredentials, TokenRequest, UpdateRequest};
+use tokio::sync::oneshot;
+use tokio_util::io::ReaderStream;
+
+use crate::artifacts;
+use crate::command::{Command, Grant, Outcome, Purpose, ServiceReply};
+use crate::coordinator::Coordinator;
+use crate::coverage;
+use crate::traces::{Appended, blocking, checksum_text};
+use crate::views::Event;
+
+#[async_trait]
+impl RunnerService for Coordinator {
+    async fn register(&self, request: RegisterRequest) -> Result<RunnerCredentials, ServiceError> {
+        self.call(|reply| Command::Register { request: Box::new(request), reply }).await
+    }
+
+    async fn verify(&self, request: TokenRequest) -> Result<RunnerCredentials, ServiceError> {
+        self.call(|reply| Command::Verify { request, reply }).await
+    }
+
+    async fn reset_token(&self, token: String) -> Result<RunnerCredentials, ServiceError> {
+        self.call(|reply| Command::ResetToken { token, reply }).await
+    }
+
+    async fn unregister(&self, token: String) -> Result<(), ServiceError> {
+        self.call(|reply| Command::Unregister { token, reply }).await
+    }
+
+    async fn unregister_manager(&self, request: TokenRequest) -> Result<(), ServiceError> {
+        self.call(|reply| Command::UnregisterManager { request, reply }).await
+    }
+
+    async fn request_job(&self, request: JobRequest) -> Result<Assignment, ServiceError> {
+        self.call(|reply| Command::RequestJob { request: Box::new(request), reply }).await
+    }
+
+    async fn update_job(&self, job: JobId, request: UpdateRequest) -> Result<UpdateAnswer, ServiceError> {
+        let success = match request.state.as_str() {
+            // `pending` is the heartbeat of a two-phase hand-out, which is running here already.
+            "running" | "pending" => {
+                let grant = self.authorize(job, &request.token, Purpose::Work).await?;
+                return Ok(self.updated(grant.status));
+            }
+            "success" => true,
+            "failed" => false,
+            other => return Err(ServiceError::BadRequest(format!("state does not have a valid value: `{other}`"))),
+        };
+        let grant = self.authorize(job, &request.token, Purpose::Report).await?;
+        let coverage = if grant.status.is_complete() { None } else { self.end_trace(job, &request, &grant).await? };
+        let reason = request.failure_reason.as_deref().unwrap_or_default();
+        let outcome = Outcome {
+            success,
+            reason: (!success).then(|| FailureReason::from_wire(reason)),
+            exit_code: request.exit_code,
+            coverage,
+            result_tree: request.result_tree,
+        };
+        let token = request.token;
+        let status =
+            self.call(|reply| Command::Finish { job, token, outcome: Box::new(outcome), reply }).await?;
+        Ok(self.updated(status))
+    }
+
+    async fn append_trace(
+        &self,
+        job: JobId,
+        token: &str,
+        start: u64,
+        bytes: Bytes,
+    ) -> Result<TraceAnswer, ServiceError> {
+        let status = self.authorize(job, token, Purpose::Work).await?.status;
+        let update_interval = self.update_interval();
+        match self.traces.append(job, start, bytes).await? {
+            Appended::Yes(size) => {
+                // Nobody may be watching.
+                let _ = self.events.send(Event::TraceGrew { job, size });
+                Ok(TraceAnswer { accepted: true, size, status, update_interval })
+            }
+            Appended::WrongOffset(size) => Ok(TraceAnswer { accepted: false, size, status, update_interval }),
+            Appended::TooLarge => {
+                let reason = FailureReason::TraceSizeExceeded;
+                let message = format!("the log is larger than {} bytes", self.options.limits.trace_bytes);
+                let status = self.call(|reply| Command::DropJob { job, reason, message, reply }).await?;
+                Err(ServiceError::Forbidden { status: Some(status) })
+            }
+        }
+    }
+
+    async fn upload_artifact(
+        &self,
+        job: JobId,
+        token: &str,
+        query: ArtifactQuery,
+        filename: String,
+        body: ByteStream,
+    ) -> Result<(), ServiceError> {
+        self.authorize(job, token, Purpose::Upload).await?;
+        let bytes_max = self.options.limits.artifact_bytes;
+        let artifact = artifacts::store(&self.options.dir, job, query, &filename, body, bytes_max).await?;
+        let token = token.to_owned();
+        self.call(|reply| Command::ArtifactStored { job, token, artifact: Box::new(artifact), reply }).await
+    }
+
+    async fn download_artifacts(&self, job: JobId, token: &str) -> Result<ArtifactDownload, ServiceError> {
+        let token = token.to_owned();
+        let archive = self.call(|reply| Command::Download { producer: job, token, reply }).await?;
+        let path = artifacts::path(&self.options.dir, job, &archive.kind, &archive.filename);
+        let file = tokio::fs::File::open(&path)
+            .await
+            .map_err(|error| ServiceError::NotFound(format!("the archive of job {job} cannot be read: {error}")))?;
+        let body = ReaderStream::new(file).boxed();
+        Ok(ArtifactDownload { filename: archive.filename, size: archive.size, body })
+    }
+}
+
+impl Coordinator {
+    /// Looks at the trace of a job that ends: compares its checksum, reads its coverage.
+    async fn end_trace(
+        &self,
+        job: JobId,
+        request: &UpdateRequest,
+        grant: &Grant,
+    ) -> Result<Option<f64>, ServiceError> {
+        if request.output.checksum.is_some() || request.output.bytesize.is_some() {
+            let (size, crc) = self.traces.checksum(job).await?;
+            let wrong_size = request.output.bytesize.is_some_and(|told| told != size);
+            let wrong_sum = request.output.checksum.as_ref().is_some_and(|told| *told != checksum_text(crc));
+            if wrong_size || wrong_sum {
+                // As on GitLab, a mismatch is noted and the job's end stands (runner-api 4.2).
+                tracing::warn!(%job, size, checksum = checksum_text(crc), told = ?request.output, "the trace is not what its runner sent");
+            }
+        }
+        let Some(expression) = grant.coverage.clone() else { return Ok(None) };
+        let path = self.traces.path(job);
+        blocking(move || {
+            let trace = std::fs::read(&path).unwrap_or_default();
+            Ok(coverage::find(&expression, &String::from_utf8_lossy(&trace)))
+        })
+        .await
+    }
+
+    async fn authorize(&self, job: JobId, token: &str, purpose: Purpose) -> Result<Grant, ServiceError> {
+        let token = token.to_owned();
+        self.call(|reply| Command::Authorize { job, token, purpose, reply }).await
+    }
+
+    fn updated(&self, status: JobStatus) -> UpdateAnswer {
+        UpdateAnswer { status, update_interval: self.update_interval() }
+    }
+
+    fn update_interval(&self) -> Duration {
+        self.options.limits.trace_interval
+    }
+
+    async fn call<T>(&self, command: impl FnOnce(ServiceReply<T>) -> Command) -> Result<T, ServiceError> {
+        let closed = || ServiceError::Internal("the coordinator is shutting down".to_owned());
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(command(reply)).await.map_err(|_| closed())?;
+        answer.await.map_err(|_| closed())?
+    }
+}
