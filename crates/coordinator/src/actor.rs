@@ -13,7 +13,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_job::{JobId, ProjectId};
+use muster_job::{JobId, PipelineId};
 use muster_runner_api::service::{Assignment, ServiceError};
 use tokio::sync::{broadcast, mpsc};
 use tokio::task::JoinSet;
@@ -22,15 +22,15 @@ use crate::bridges::ChildResult;
 use crate::clock::{Timestamp, from_millis, to_millis};
 use crate::command::{Command, Reply, ServiceReply};
 use crate::error::{CoordinatorError, StoreError};
+use crate::jwt::Signer;
 use crate::keys::Keys;
 use crate::options::Options;
 use crate::queue::Queue;
-use crate::schedule::Action;
 use crate::store::Store;
 use crate::timers::{Timer, Timers};
 use crate::traces::Traces;
 use crate::views::Event;
-use crate::world::{Dirty, World};
+use crate::world::{Dirty, Repeated, World};
 
 /// How many commands one transaction may carry.
 const BATCH_MAX: usize = 128;
@@ -44,6 +44,7 @@ pub(crate) struct Actor {
     pub(crate) queue: Queue,
     pub(crate) timers: Timers,
     pub(crate) keys: Keys,
+    pub(crate) signer: Signer,
     pub(crate) traces: Arc<Traces>,
     pub(crate) staged: Vec<Staged>,
     /// Bridges whose child is to be made, once the batch is written.
@@ -78,8 +79,8 @@ impl Actor {
     pub(crate) fn new(
         options: Options,
         store: Store,
-        (world, actions): (World, Vec<(ProjectId, Vec<Action>)>),
-        keys: Keys,
+        (world, actions): (World, Repeated),
+        (keys, signer): (Keys, Signer),
         traces: Arc<Traces>,
         events: broadcast::Sender<Event>,
     ) -> Self {
@@ -89,6 +90,7 @@ impl Actor {
             queue: Queue::new(),
             timers: Timers::default(),
             keys,
+            signer,
             traces,
             staged: Vec::new(),
             bridges: Vec::new(),
@@ -136,17 +138,16 @@ impl Actor {
 
     /// Takes in a command with all that wait behind it, and the timers that are due. True: stop.
     fn take_in(&mut self, first: Option<Command>, commands: &mut mpsc::Receiver<Command>) -> bool {
-        let mut next = first;
-        for _ in 0..BATCH_MAX {
-            let Some(command) = next.take() else { break };
+        let (mut next, mut taken) = (first, 0);
+        while let Some(command) = next.take() {
             if matches!(command, Command::Shutdown) {
                 return true;
             }
             self.handle(command);
-            next = commands.try_recv().ok();
-        }
-        if let Some(command) = next {
-            self.handle(command);
+            taken += 1;
+            if taken < BATCH_MAX {
+                next = commands.try_recv().ok();
+            }
         }
         let now = self.now();
         while let Some(timer) = self.timers.pop_due(now) {
@@ -209,7 +210,7 @@ impl Actor {
         }
     }
 
-    fn publish_pipeline(&self, pipeline: muster_job::PipelineId) {
+    fn publish_pipeline(&self, pipeline: PipelineId) {
         if let Some(row) = self.world.pipelines.get(&pipeline) {
             let summary = crate::views::summary(row, self.storage_problem.as_deref());
             let _ = self.events.send(Event::PipelineChanged(Arc::new(summary)));
@@ -265,11 +266,7 @@ impl Actor {
     }
 
     /// Stages the answer to a manager.
-    pub(crate) fn service_reply<T: Send + 'static>(
-        &mut self,
-        reply: ServiceReply<T>,
-        result: Result<T, ServiceError>,
-    ) {
+    pub(crate) fn service_reply<T: Send + 'static>(&mut self, reply: ServiceReply<T>, result: Result<T, ServiceError>) {
         self.staged.push(Staged::Answer(Box::new(move |written| {
             let answer = result.and_then(|value| written.map(|()| value).map_err(|error| error.clone().into()));
             let _ = reply.send(answer);

@@ -58,7 +58,13 @@ pub(crate) async fn store(
     tokio::fs::create_dir_all(&folder).await.map_err(|error| write_failed(&folder, &error))?;
     let part = {
         let folder = folder.clone();
-        blocking(move || tempfile::Builder::new().prefix(".upload-").tempfile_in(&folder).map_err(|error| write_failed(&folder, &error))).await?
+        blocking(move || {
+            tempfile::Builder::new()
+                .prefix(".upload-")
+                .tempfile_in(&folder)
+                .map_err(|error| write_failed(&folder, &error))
+        })
+        .await?
     };
     let size = receive(part.path(), body, bytes_max).await?;
     let (of_kind, of_format) = (kind.clone(), format.clone());

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use muster_job::{FailureReason, JobId, PipelineId, RunnerId, Secret};
 use muster_pipeline::expand::{Unknown, expand_text};
-use muster_pipeline::model::{Job, Need};
 use muster_pipeline::layers;
+use muster_pipeline::model::{Job, Need};
 use muster_runner_api::payload::JobPayload;
 use muster_runner_api::service::{Assignment, ServiceError};
 use muster_runner_api::wire::{Info, JobRequest};
@@ -60,7 +60,8 @@ impl Actor {
         }
         if let Some(key) = &request.idempotency_key {
             // The same key is the same request said again: an earlier connection of it waits in vain.
-            for held in self.queue.release(|held| held.runner == runner && held.request.idempotency_key.as_ref() == Some(key))
+            for held in
+                self.queue.release(|held| held.runner == runner && held.request.idempotency_key.as_ref() == Some(key))
             {
                 let answer = Assignment { job: None, last_update: self.queue.version() };
                 self.service_reply(held.reply, Ok(answer));
@@ -220,7 +221,8 @@ impl Actor {
             trace_interval: self.options.limits.own_trace_interval,
             local_repository: self.options.local_repository,
         })
-        .map_err(|error| Unfit { reason: FailureReason::SchedulerFailure, message: error.to_string() })?;
+        // A missing secret stays missing: nothing that is tried again.
+        .map_err(|error| Unfit { reason: FailureReason::UnmetPrerequisites, message: error.to_string() })?;
         let url = compiled.environment.as_ref().and_then(|environment| environment.url.as_deref());
         let lookup = |name: &str| layers::value(&variables, name).map(ToOwned::to_owned);
         let environment_url = url.map(|url| expand_text(url, &lookup, Unknown::Keep));
@@ -275,7 +277,8 @@ impl Actor {
                 };
                 let id = expand_text(id, &lookup, Unknown::Keep);
                 let producer = id.parse::<PipelineId>().ok().and_then(|id| self.newest_named(id, job));
-                let message = || format!("it needs the artifacts of job `{job}` of pipeline `{id}`, which is not known here");
+                let message =
+                    || format!("it needs the artifacts of job `{job}` of pipeline `{id}`, which is not known here");
                 producer.map(Some).ok_or_else(|| missing(message()))
             }
             Need::Project { project, job, .. } => Err(missing(format!(
@@ -303,7 +306,8 @@ impl Actor {
                 size: archive.size,
             });
         } else if listed {
-            let message = format!("the artifacts of job `{}` have expired or were deleted: run that job again", producer.name);
+            let message =
+                format!("the artifacts of job `{}` have expired or were deleted: run that job again", producer.name);
             return Err(Unfit { reason: FailureReason::MissingDependencyFailure, message });
         }
         Ok(())

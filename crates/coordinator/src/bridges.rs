@@ -56,8 +56,7 @@ impl Actor {
             match self.plan(bridge) {
                 Ok((texts, context, sources)) => {
                     let bytes_max = self.options.limits.child_config_bytes;
-                    self.children
-                        .spawn_blocking(move || (bridge, compile(texts, context, sources, bytes_max)));
+                    self.children.spawn_blocking(move || (bridge, compile(texts, context, sources, bytes_max)))
                 }
                 Err(error) => self.children.spawn(async move { (bridge, Err(error)) }),
             };

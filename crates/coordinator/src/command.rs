@@ -18,30 +18,107 @@ pub(crate) type ServiceReply<T> = oneshot::Sender<Result<T, ServiceError>>;
 
 /// One question or order.
 pub(crate) enum Command {
-    CreatePipeline { new: Box<NewPipeline>, reply: Reply<PipelineId> },
-    CreateRunner { new: NewRunner, reply: Reply<RunnerCredentials> },
-    AttachSources { pipeline: PipelineId, sources: SharedSources, reply: Reply<()> },
-    CancelPipeline { pipeline: PipelineId, force: bool, reply: Reply<()> },
-    CancelJob { job: JobId, force: bool, reply: Reply<()> },
-    PlayJob { job: JobId, variables: Vec<Variable>, reply: Reply<JobId> },
-    RetryJob { job: JobId, reply: Reply<JobId> },
-    Pipelines { reply: Reply<Vec<PipelineSummary>> },
-    Pipeline { pipeline: PipelineId, reply: Reply<PipelineView> },
-    Job { job: JobId, reply: Reply<JobView> },
-    StuckJobs { reply: Reply<Vec<StuckJob>> },
-    Verify { request: TokenRequest, reply: ServiceReply<RunnerCredentials> },
-    ResetToken { token: String, reply: ServiceReply<RunnerCredentials> },
-    Unregister { token: String, reply: ServiceReply<()> },
-    UnregisterManager { request: TokenRequest, reply: ServiceReply<()> },
-    RequestJob { request: Box<JobRequest>, reply: ServiceReply<Assignment> },
-    Authorize { job: JobId, token: String, purpose: Purpose, reply: ServiceReply<Grant> },
-    Finish { job: JobId, token: String, outcome: Box<Outcome>, reply: ServiceReply<JobStatus> },
+    CreatePipeline {
+        new: Box<NewPipeline>,
+        reply: Reply<PipelineId>,
+    },
+    CreateRunner {
+        new: NewRunner,
+        reply: Reply<RunnerCredentials>,
+    },
+    AttachSources {
+        pipeline: PipelineId,
+        sources: SharedSources,
+        reply: Reply<()>,
+    },
+    CancelPipeline {
+        pipeline: PipelineId,
+        force: bool,
+        reply: Reply<()>,
+    },
+    CancelJob {
+        job: JobId,
+        force: bool,
+        reply: Reply<()>,
+    },
+    PlayJob {
+        job: JobId,
+        variables: Vec<Variable>,
+        reply: Reply<JobId>,
+    },
+    RetryJob {
+        job: JobId,
+        reply: Reply<JobId>,
+    },
+    Pipelines {
+        reply: Reply<Vec<PipelineSummary>>,
+    },
+    Pipeline {
+        pipeline: PipelineId,
+        reply: Reply<PipelineView>,
+    },
+    Job {
+        job: JobId,
+        reply: Reply<JobView>,
+    },
+    StuckJobs {
+        reply: Reply<Vec<StuckJob>>,
+    },
+    Verify {
+        request: TokenRequest,
+        reply: ServiceReply<RunnerCredentials>,
+    },
+    ResetToken {
+        token: String,
+        reply: ServiceReply<RunnerCredentials>,
+    },
+    Unregister {
+        token: String,
+        reply: ServiceReply<()>,
+    },
+    UnregisterManager {
+        request: TokenRequest,
+        reply: ServiceReply<()>,
+    },
+    RequestJob {
+        request: Box<JobRequest>,
+        reply: ServiceReply<Assignment>,
+    },
+    Authorize {
+        job: JobId,
+        token: String,
+        purpose: Purpose,
+        reply: ServiceReply<Grant>,
+    },
+    Finish {
+        job: JobId,
+        token: String,
+        outcome: Box<Outcome>,
+        reply: ServiceReply<JobStatus>,
+    },
     /// A job's token asks for the archive of `producer`.
-    Download { producer: JobId, token: String, reply: ServiceReply<ArtifactRow> },
+    Download {
+        producer: JobId,
+        token: String,
+        reply: ServiceReply<ArtifactRow>,
+    },
     /// Ends a job on a runner from this side.
-    DropJob { job: JobId, reason: FailureReason, message: String, reply: ServiceReply<JobStatus> },
-    Register { request: Box<RegisterRequest>, reply: ServiceReply<RunnerCredentials> },
-    ArtifactStored { job: JobId, token: String, artifact: Box<NewArtifact>, reply: ServiceReply<()> },
+    DropJob {
+        job: JobId,
+        reason: FailureReason,
+        message: String,
+        reply: ServiceReply<JobStatus>,
+    },
+    Register {
+        request: Box<RegisterRequest>,
+        reply: ServiceReply<RunnerCredentials>,
+    },
+    ArtifactStored {
+        job: JobId,
+        token: String,
+        artifact: Box<NewArtifact>,
+        reply: ServiceReply<()>,
+    },
     Shutdown,
 }
 

@@ -1,18 +1,29 @@
 //! The handle: what the rest of the program holds of a coordinator. Calls become commands to the actor.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use muster_job::{JobId, PipelineId, Variable};
 use muster_runner_api::wire::RunnerCredentials;
+use parking_lot::Mutex;
 use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::task::JoinHandle;
 
+use crate::actor::Actor;
+use crate::apply::engine_time;
+use crate::artifacts;
 use crate::command::Command;
-use crate::error::{CoordinatorError, OpenError};
+use crate::error::{CoordinatorError, OpenError, StoreError};
 use crate::facts::{NewPipeline, NewRunner, SharedSources};
+use crate::jwt::Signer;
+use crate::keys::{self, Keys};
 use crate::options::Options;
+use crate::store::{self, Store};
+use crate::traces::{self, Traces};
 use crate::views::{ArtifactView, Event, JobView, PipelineSummary, PipelineView, StuckJob};
+use crate::world::{Repeated, World};
 
 /// How many commands may wait for the actor.
 const COMMANDS_MAX: usize = 1024;
@@ -27,6 +38,9 @@ pub struct Coordinator {
     pub(crate) options: Options,
     pub(crate) commands: mpsc::Sender<Command>,
     pub(crate) events: broadcast::Sender<Event>,
+    pub(crate) traces: Arc<Traces>,
+    /// The event loop, until somebody shuts it down.
+    actor: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Coordinator {
@@ -35,9 +49,17 @@ impl Coordinator {
     /// # Errors
     /// [`OpenError`] where the folder cannot be written, is full, or was written by a newer version.
     pub async fn open(options: Options) -> Result<Arc<Self>, OpenError> {
-        let (commands, _) = mpsc::channel(COMMANDS_MAX);
+        let dir = &options.dir;
+        let (keys, signer, traces) =
+            prepare(dir, options.limits.trace_bytes).map_err(|source| store::unwritable(dir, source))?;
+        let mut store = Store::open(dir).await?;
+        let state = restore(&mut store, &options).await.map_err(|error| store::unreadable(dir, error))?;
+        let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
         let (events, _) = broadcast::channel(EVENTS_MAX);
-        Ok(Arc::new(Self { options, commands, events }))
+        let traces = Arc::new(traces);
+        let actor = Actor::new(options.clone(), store, state, (keys, signer), Arc::clone(&traces), events.clone());
+        let actor = Mutex::new(Some(tokio::spawn(actor.run(inbox))));
+        Ok(Arc::new(Self { options, commands, events, traces, actor }))
     }
 
     /// Creates a pipeline and starts it.
@@ -147,14 +169,13 @@ impl Coordinator {
     /// # Errors
     /// [`CoordinatorError::Read`].
     pub async fn read_trace(&self, job: JobId, offset: u64) -> Result<Bytes, CoordinatorError> {
-        let _ = (job, offset);
-        Err(CoordinatorError::Closed)
+        traces::read(self.trace_path(job), offset).await
     }
 
     /// Where the trace of a job lies; the file is missing while nothing was written.
     #[must_use]
     pub fn trace_path(&self, job: JobId) -> PathBuf {
-        self.options.dir.join("traces").join(format!("{job}.log"))
+        self.traces.path(job)
     }
 
     /// What a job uploaded.
@@ -165,10 +186,16 @@ impl Coordinator {
         Ok(self.job(job).await?.artifacts)
     }
 
-    /// Stops: no new command is taken, what was accepted is stored. Jobs stay as they are.
+    /// Stops: no new command is taken, what was accepted is stored, the database is closed. Jobs stay as they are.
     pub async fn shutdown(&self) {
         // An error means that it is down already.
-        let _ = self.ask(|reply| Command::Shutdown { reply }).await;
+        let _ = self.commands.send(Command::Shutdown).await;
+        let actor = self.actor.lock().take();
+        if let Some(actor) = actor
+            && let Err(error) = actor.await
+        {
+            tracing::error!(%error, "the coordinator's event loop ended badly");
+        }
     }
 
     /// Sends a command and waits for its answer.
@@ -180,4 +207,19 @@ impl Coordinator {
         self.commands.send(command(reply)).await.map_err(|_| CoordinatorError::Closed)?;
         answer.await.map_err(|_| CoordinatorError::Closed)?
     }
+}
+
+/// Makes the folder, for this user alone, and what lies in it besides the database.
+fn prepare(dir: &Path, trace_bytes_max: u64) -> io::Result<(Keys, Signer, Traces)> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    artifacts::prepare(dir)?;
+    Ok((Keys::open(dir)?, keys::open_signer(dir)?, Traces::open(dir, trace_bytes_max)?))
+}
+
+/// The state of the database.
+async fn restore(store: &mut Store, options: &Options) -> Result<(World, Repeated), StoreError> {
+    let contents = store.read().await?;
+    let now = engine_time(options.clock.now());
+    World::restore(contents, options.first_pipeline_id, options.first_job_id, now)
 }

@@ -12,8 +12,12 @@ use muster_job::JobId;
 use ring::hmac;
 use sha2::{Digest, Sha256};
 
+use crate::jwt::Signer;
+
 /// The key's file in the state folder.
 const FILE: &str = "token.key";
+/// The file of the key that signs id tokens.
+const SIGNER_FILE: &str = "id-token.key";
 /// Bytes of the key.
 const KEY_LEN: usize = 32;
 /// What job tokens start with, as GitLab's do; managers mask what follows it.
@@ -38,14 +42,8 @@ impl Keys {
     /// # Errors
     /// Those of reading and writing the file.
     pub(crate) fn open(dir: &Path) -> io::Result<Self> {
-        let path = dir.join(FILE);
-        let bytes = match fs::read(&path) {
-            Ok(bytes) if bytes.len() == KEY_LEN => bytes,
-            // A key cut short belongs to a process that died while it wrote: no token of it was ever given out.
-            Ok(_) => write_new(&path)?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => write_new(&path)?,
-            Err(error) => return Err(error),
-        };
+        let new = || Ok(rand::random::<[u8; KEY_LEN]>().to_vec());
+        let bytes = read_or_make(&dir.join(FILE), new)?;
         Ok(Self { key: hmac::Key::new(hmac::HMAC_SHA256, &bytes) })
     }
 
@@ -71,12 +69,27 @@ impl Keys {
     }
 }
 
-fn write_new(path: &Path) -> io::Result<Vec<u8>> {
-    use std::os::unix::fs::OpenOptionsExt;
-    let bytes: [u8; KEY_LEN] = rand::random();
-    let mut file = fs::OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(path)?;
-    file.write_all(&bytes)?;
-    Ok(bytes.to_vec())
+/// The signer of id tokens, with the key of a folder; made where it is missing, readable by this user alone.
+///
+/// # Errors
+/// Those of reading and writing the file, and of a file that is not a key.
+pub(crate) fn open_signer(dir: &Path) -> io::Result<Signer> {
+    let bytes = read_or_make(&dir.join(SIGNER_FILE), || Signer::new_key().map_err(io::Error::other))?;
+    Signer::from_pkcs8(&bytes).map_err(io::Error::other)
+}
+
+/// The content of a key's file. A new file appears whole or not at all.
+fn read_or_make(path: &Path, new: impl FnOnce() -> io::Result<Vec<u8>>) -> io::Result<Vec<u8>> {
+    match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        read => return read,
+    }
+    let bytes = new()?;
+    // Temporary files are made for this user alone.
+    let mut part = tempfile::NamedTempFile::new_in(path.parent().unwrap_or(Path::new(".")))?;
+    part.write_all(&bytes)?;
+    part.persist(path).map_err(|error| error.error)?;
+    Ok(bytes)
 }
 
 /// A runner's token. `glrt-` tells gitlab-runner that the runner was created on the server; a runner that registered

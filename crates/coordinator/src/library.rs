@@ -36,9 +36,7 @@ impl Actor {
                 self.reply(reply, result);
             }
             Command::CancelJob { job, force, reply } => {
-                let result = self
-                    .record(job)
-                    .and_then(|job| self.cancel(job.pipeline, Target::Job(job), force));
+                let result = self.record(job).and_then(|job| self.cancel(job.pipeline, Target::Job(job), force));
                 self.reply(reply, result);
             }
             Command::PlayJob { job, variables, reply } => {
@@ -206,10 +204,7 @@ impl Actor {
     }
 
     fn pipeline_view(&self, pipeline: PipelineId) -> Result<PipelineView, CoordinatorError> {
-        let row = self.world.pipelines.get(&pipeline);
-        let row = row.ok_or_else(|| CoordinatorError::NotFound(format!("pipeline {pipeline}")))?;
-        let jobs = self.world.jobs_of(pipeline).filter_map(|job| self.world.job_view(job.id, &self.options.dir));
-        Ok(PipelineView { summary: views::summary(row, self.storage_problem.as_deref()), jobs: jobs.collect() })
+        self.world.pipeline_view(pipeline, &self.options.dir, self.storage_problem.as_deref())
     }
 
     fn job_view(&self, job: JobId) -> Result<JobView, CoordinatorError> {

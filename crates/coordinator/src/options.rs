@@ -69,8 +69,10 @@ pub struct Limits {
     pub pending_without_runner: Duration,
     /// How long a job may wait although a runner fits.
     pub pending_with_runner: Duration,
-    /// The least time between two trace uploads that runners are told (whole seconds reach a stock runner).
+    /// The least time between two trace uploads that runners are told, in whole seconds.
     pub trace_interval: Duration,
+    /// The same for Muster's own managers, which need not be sent whole seconds.
+    pub own_trace_interval: Duration,
 }
 
 impl Default for Limits {
@@ -84,6 +86,7 @@ impl Default for Limits {
             pending_without_runner: Duration::from_secs(3600),
             pending_with_runner: Duration::from_secs(24 * 3600),
             trace_interval: Duration::from_secs(3),
+            own_trace_interval: Duration::from_millis(100),
         }
     }
 }

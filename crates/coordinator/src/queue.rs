@@ -127,12 +127,7 @@ impl Queue {
     }
 
     /// Holds a request. The answer is its number.
-    pub(crate) fn hold(
-        &mut self,
-        runner: RunnerId,
-        request: Box<JobRequest>,
-        reply: ServiceReply<Assignment>,
-    ) -> u64 {
+    pub(crate) fn hold(&mut self, runner: RunnerId, request: Box<JobRequest>, reply: ServiceReply<Assignment>) -> u64 {
         self.waiters_so_far += 1;
         let number = self.waiters_so_far;
         self.waiters.push_back(Waiter { number, runner, request, reply });

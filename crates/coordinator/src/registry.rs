@@ -126,9 +126,8 @@ impl Actor {
         let key = (runner, system_id.to_owned());
         let now = self.now();
         let known = self.world.managers.get(&key);
-        let fresh = known.is_some_and(|row| {
-            now - row.contacted_at < CONTACT_AGE && info.is_none_or(|info| *info == row.info)
-        });
+        let fresh =
+            known.is_some_and(|row| now - row.contacted_at < CONTACT_AGE && info.is_none_or(|info| *info == row.info));
         if fresh {
             return;
         }

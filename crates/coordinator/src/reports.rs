@@ -32,7 +32,8 @@ impl Actor {
         if on_runner {
             let now = self.now();
             self.world.heard.insert(job, now);
-            if !row.detail.alive && purpose != Purpose::Upload
+            if !row.detail.alive
+                && purpose != Purpose::Upload
                 && let Some(row) = self.world.job_mut(job)
             {
                 row.detail.alive = true;
@@ -76,9 +77,8 @@ impl Actor {
         row.coverage = outcome.coverage;
         row.detail.result_tree = outcome.result_tree;
         if let Some(url) = &row.detail.environment_url {
-            let dotenv = |name: &str| {
-                row.detail.dotenv.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone())
-            };
+            let dotenv =
+                |name: &str| row.detail.dotenv.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
             row.detail.environment_url = Some(expand_text(url, &dotenv, Unknown::Keep));
         }
         Ok(row.status())
@@ -212,15 +212,11 @@ impl Actor {
         let canceling = status == JobStatus::Canceling;
         let now = self.now();
         if now >= too_long {
-            let reason = if canceling {
-                FailureReason::ServerTimeoutCanceling
-            } else {
-                FailureReason::ServerTimeoutRunning
-            };
+            let reason =
+                if canceling { FailureReason::ServerTimeoutCanceling } else { FailureReason::ServerTimeoutRunning };
             self.drop_job(job, reason, "the job ran past its timeout, and its runner did not end it");
         } else if now >= silent {
-            let reason =
-                if canceling { FailureReason::NoUpdatesCanceling } else { FailureReason::NoUpdatesRunning };
+            let reason = if canceling { FailureReason::NoUpdatesCanceling } else { FailureReason::NoUpdatesRunning };
             self.drop_job(job, reason, "nothing was heard of the job's runner for too long");
         } else {
             self.timers.add(too_long.min(silent), Timer::Runner(job));

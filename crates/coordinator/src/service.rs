@@ -68,8 +68,7 @@ impl RunnerService for Coordinator {
             result_tree: request.result_tree,
         };
         let token = request.token;
-        let status =
-            self.call(|reply| Command::Finish { job, token, outcome: Box::new(outcome), reply }).await?;
+        let status = self.call(|reply| Command::Finish { job, token, outcome: Box::new(outcome), reply }).await?;
         Ok(self.updated(status))
     }
 
@@ -127,12 +126,7 @@ impl RunnerService for Coordinator {
 
 impl Coordinator {
     /// Looks at the trace of a job that ends: compares its checksum, reads its coverage.
-    async fn end_trace(
-        &self,
-        job: JobId,
-        request: &UpdateRequest,
-        grant: &Grant,
-    ) -> Result<Option<f64>, ServiceError> {
+    async fn end_trace(&self, job: JobId, request: &UpdateRequest, grant: &Grant) -> Result<Option<f64>, ServiceError> {
         if request.output.checksum.is_some() || request.output.bytesize.is_some() {
             let (size, crc) = self.traces.checksum(job).await?;
             let wrong_size = request.output.bytesize.is_some_and(|told| told != size);

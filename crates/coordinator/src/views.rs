@@ -1,10 +1,16 @@
 //! What others see of pipelines and jobs: snapshots that hold no lock and stay as they were made.
 
+use std::path::Path;
+
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId, RunnerId};
+use muster_pipeline::model::Job;
 use serde::{Deserialize, Serialize};
 
-use crate::clock::Timestamp;
+use crate::artifacts;
+use crate::clock::{Timestamp, from_millis};
 use crate::facts::Parent;
+use crate::schedule::Child;
+use crate::store::{ArtifactRow, JobRow, PipelineRow, RunnerRow};
 
 /// A pipeline without its jobs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -187,4 +193,82 @@ pub enum Event {
     },
     /// The coordinator cannot store what happens; jobs wait, nothing is lost. `None`: it can again.
     StorageProblem(Option<String>),
+}
+
+/// A pipeline's row as others see it; `problem` is what keeps the coordinator from storing.
+pub(crate) fn summary(row: &PipelineRow, problem: Option<&str>) -> PipelineSummary {
+    let problem = problem.filter(|_| !row.status.is_complete());
+    PipelineSummary {
+        id: row.id,
+        name: row.compiled.name.clone(),
+        status: row.status,
+        warnings: row.detail.warnings,
+        parent: row.parent,
+        ref_name: row.spec.ref_name().to_owned(),
+        sha: row.spec.git.sha.clone(),
+        source: row.spec.source().to_owned(),
+        stages: row.compiled.stages.clone(),
+        created_at: row.created_at,
+        finished_at: row.finished_at,
+        problems: row.detail.problems.iter().cloned().chain(problem.map(ToOwned::to_owned)).collect(),
+    }
+}
+
+/// A job's row, with what belongs to it, as others see it.
+pub(crate) fn job(
+    row: &JobRow,
+    compiled: Option<&Job>,
+    artifacts: &[ArtifactRow],
+    runner: Option<&RunnerRow>,
+    dir: &Path,
+) -> JobView {
+    let environment = compiled.and_then(|job| job.environment.as_ref()).map(|environment| EnvironmentView {
+        name: environment.name.clone(),
+        url: row.detail.environment_url.clone().or_else(|| environment.url.clone()),
+        action: environment.action.clone(),
+    });
+    let state = &row.detail.state;
+    JobView {
+        id: row.id,
+        pipeline: row.pipeline,
+        name: row.name.clone(),
+        stage: row.stage.clone(),
+        kind: row.kind,
+        status: state.status,
+        allow_failure: state.allowed,
+        attempt: row.attempt,
+        retried: row.detail.retried,
+        created_at: row.created_at,
+        queued_at: row.queued_at,
+        started_at: row.started_at,
+        finished_at: row.finished_at,
+        scheduled_at: state.timer_at.map(|at| from_millis(i64::try_from(at).unwrap_or(i64::MAX))),
+        runner: row.runner.map(|id| RunnerView {
+            id,
+            description: runner.map(|runner| runner.settings.description.clone()).unwrap_or_default(),
+            system_id: row.system_id.clone().unwrap_or_default(),
+        }),
+        failure_reason: row.failure_reason,
+        message: row.detail.message.clone(),
+        exit_code: row.exit_code,
+        coverage: row.coverage,
+        artifacts: artifacts.iter().map(|artifact| artifact_view(artifact, dir)).collect(),
+        result_tree: row.detail.result_tree.clone(),
+        environment,
+        downstream: match state.child {
+            Some(Child::Here(pipeline)) => Some(pipeline),
+            Some(Child::Elsewhere) | None => None,
+        },
+    }
+}
+
+fn artifact_view(row: &ArtifactRow, dir: &Path) -> ArtifactView {
+    ArtifactView {
+        kind: row.kind.clone(),
+        format: row.format.clone(),
+        filename: row.filename.clone(),
+        size: row.size,
+        path: artifacts::path(dir, row.job, &row.kind, &row.filename),
+        expires_at: row.expires_at,
+    }
 }

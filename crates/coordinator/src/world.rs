@@ -4,20 +4,26 @@
 //! write carries them; until then nobody is told.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
+use std::sync::Arc;
 
 use muster_job::{JobId, PipelineId, ProjectId, RunnerId};
+use muster_pipeline::context::Context;
 
 use crate::clock::Timestamp;
-use crate::error::StoreError;
+use crate::error::{CoordinatorError, StoreError};
 use crate::facts::SharedSources;
-use crate::schedule::{Engine, Graph, JobRef, StoredPipeline, priority};
+use crate::schedule::{Action, Engine, Graph, JobRef, StoredPipeline, priority};
 use crate::store::{ArtifactRow, Changes, Contents, JobRow, ManagerRow, PipelineRow, RunnerRow};
+use crate::views::{self, JobView, PipelineView};
 
 /// All state of one coordinator.
 #[derive(Default)]
 pub(crate) struct World {
     pub(crate) engines: BTreeMap<ProjectId, Engine>,
     pub(crate) pipelines: BTreeMap<PipelineId, PipelineRow>,
+    /// What each pipeline was compiled for.
+    pub(crate) contexts: HashMap<PipelineId, Arc<Context>>,
     pub(crate) sources: HashMap<PipelineId, SharedSources>,
     /// Per pipeline and place: how much is to be done after the job, for the queue.
     pub(crate) priorities: HashMap<PipelineId, Vec<u64>>,
@@ -41,6 +47,9 @@ pub(crate) struct World {
     next_pipeline: i64,
 }
 
+/// Per project, the actions that may not have reached the outside before the last end.
+pub(crate) type Repeated = Vec<(ProjectId, Vec<Action>)>;
+
 /// Rows that are ahead of the database.
 #[derive(Debug, Default)]
 pub(crate) struct Dirty {
@@ -61,12 +70,17 @@ impl World {
         first_pipeline: PipelineId,
         first_job: JobId,
         now_ms: u64,
-    ) -> Result<(Self, Vec<(ProjectId, Vec<crate::schedule::Action>)>), StoreError> {
-        let mut world = Self {
-            next_pipeline: contents.pipelines.last().map_or(first_pipeline.0, |row| row.id.0 + 1),
-            next_job: contents.jobs.last().map_or(first_job.0, |row| row.id.0 + 1),
-            ..Self::default()
-        };
+    ) -> Result<(Self, Repeated), StoreError> {
+        let mut world = Self::read(contents);
+        world.next_pipeline = world.pipelines.keys().next_back().map_or(first_pipeline.0, |id| id.0 + 1);
+        world.next_job = world.jobs.keys().next_back().map_or(first_job.0, |id| id.0 + 1);
+        let actions = world.restore_engines(now_ms)?;
+        Ok((world, actions))
+    }
+
+    /// The rows alone, to look at.
+    pub(crate) fn read(contents: Contents) -> Self {
+        let mut world = Self::default();
         for row in contents.runners {
             world.tokens.insert(row.token_hash.clone(), row.id);
             world.runners.insert(row.id, row);
@@ -78,20 +92,17 @@ impl World {
             world.artifacts.entry(row.job).or_default().push(row);
         }
         for row in contents.pipelines {
+            world.contexts.insert(row.id, Arc::new(row.spec.context()));
             world.pipelines.insert(row.id, row);
         }
         for row in contents.jobs {
             world.index(row);
         }
         world.dirty = Dirty::default();
-        let actions = world.restore_engines(now_ms)?;
-        Ok((world, actions))
+        world
     }
 
-    fn restore_engines(
-        &mut self,
-        now_ms: u64,
-    ) -> Result<Vec<(ProjectId, Vec<crate::schedule::Action>)>, StoreError> {
+    fn restore_engines(&mut self, now_ms: u64) -> Result<Repeated, StoreError> {
         let damaged = |why: String| StoreError::Damaged { what: "a pipeline's jobs".to_owned(), why };
         let mut stored: BTreeMap<ProjectId, Vec<StoredPipeline>> = BTreeMap::new();
         let mut priorities = HashMap::new();
@@ -110,8 +121,8 @@ impl World {
         self.priorities = priorities;
         let mut actions = Vec::new();
         for (project, pipelines) in stored {
-            let (engine, repeated) = Engine::restore(pipelines, &BTreeMap::new(), now_ms)
-                .map_err(|error| damaged(error.to_string()))?;
+            let (engine, repeated) =
+                Engine::restore(pipelines, &BTreeMap::new(), now_ms).map_err(|error| damaged(error.to_string()))?;
             self.engines.insert(project, engine);
             actions.push((project, repeated));
         }
@@ -130,6 +141,17 @@ impl World {
     /// All records of a pipeline, oldest first.
     pub(crate) fn jobs_of(&self, pipeline: PipelineId) -> impl Iterator<Item = &JobRow> {
         self.records.get(&pipeline).into_iter().flatten().filter_map(|id| self.jobs.get(id))
+    }
+
+    /// Gives a pipeline, and those of its family that have none, its files back.
+    pub(crate) fn attach(&mut self, pipeline: PipelineId, sources: &SharedSources) {
+        self.sources.insert(pipeline, Arc::clone(sources));
+        for row in self.pipelines.values() {
+            // Parents are older than their children, so one pass reaches all.
+            if row.parent.is_some_and(|parent| self.sources.contains_key(&parent.pipeline)) {
+                self.sources.entry(row.id).or_insert_with(|| Arc::clone(sources));
+            }
+        }
     }
 
     /// The id for a new pipeline.
@@ -181,6 +203,28 @@ impl World {
     /// The artifact of a kind.
     pub(crate) fn artifact(&self, job: JobId, kind: &str) -> Option<&ArtifactRow> {
         self.artifacts.get(&job)?.iter().find(|artifact| artifact.kind == kind)
+    }
+
+    /// A job as others see it.
+    pub(crate) fn job_view(&self, job: JobId, dir: &Path) -> Option<JobView> {
+        let row = self.jobs.get(&job)?;
+        let compiled = self.pipelines.get(&row.pipeline)?.compiled.jobs.get(row.place);
+        let artifacts = self.artifacts.get(&job).map_or(&[][..], Vec::as_slice);
+        let runner = row.runner.and_then(|id| self.runners.get(&id));
+        Some(views::job(row, compiled, artifacts, runner, dir))
+    }
+
+    /// A pipeline with its jobs as others see it.
+    pub(crate) fn pipeline_view(
+        &self,
+        pipeline: PipelineId,
+        dir: &Path,
+        problem: Option<&str>,
+    ) -> Result<PipelineView, CoordinatorError> {
+        let row = self.pipelines.get(&pipeline);
+        let row = row.ok_or_else(|| CoordinatorError::NotFound(format!("pipeline {pipeline}")))?;
+        let jobs = self.jobs_of(pipeline).filter_map(|job| self.job_view(job.id, dir)).collect();
+        Ok(PipelineView { summary: views::summary(row, problem), jobs })
     }
 
     /// What the next write has to carry.

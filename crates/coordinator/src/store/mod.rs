@@ -184,6 +184,11 @@ pub(crate) fn unwritable(dir: &Path, source: io::Error) -> OpenError {
     }
 }
 
+/// The error of a database whose rows cannot be read.
+pub(crate) fn unreadable(dir: &Path, source: StoreError) -> OpenError {
+    OpenError::Database { path: dir.join(FILE), source }
+}
+
 fn open_failed(path: &Path, error: sqlx::Error) -> OpenError {
     match StoreError::from(error) {
         StoreError::Full => OpenError::DiskFull { dir: path.parent().map(PathBuf::from).unwrap_or_default() },

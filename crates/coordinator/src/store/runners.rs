@@ -91,7 +91,8 @@ pub(super) async fn read(connection: &mut SqliteConnection) -> Result<Vec<Runner
 }
 
 pub(super) async fn read_managers(connection: &mut SqliteConnection) -> Result<Vec<ManagerRow>, StoreError> {
-    let rows = sqlx::query("SELECT runner_id, system_id, contacted_at, info FROM managers").fetch_all(connection).await?;
+    let rows =
+        sqlx::query("SELECT runner_id, system_id, contacted_at, info FROM managers").fetch_all(connection).await?;
     rows.iter()
         .map(|row| {
             Ok(ManagerRow {
