@@ -25,16 +25,16 @@ use crate::timers::Timer;
 use crate::variables::{JobVariablesInput, RunnerFacts, job_variables};
 
 /// A job that cannot be given out, and what it is dropped with.
-struct Unfit {
-    reason: FailureReason,
-    message: String,
+pub(crate) struct Unfit {
+    pub(crate) reason: FailureReason,
+    pub(crate) message: String,
 }
 
 /// What earlier jobs hand on to a job.
 #[derive(Default)]
-struct Inherited {
+pub(crate) struct Inherited {
     archives: Vec<Archive>,
-    dotenv: Vec<(String, String)>,
+    pub(crate) dotenv: Vec<(String, String)>,
 }
 
 /// A job as it is about to be given out.
@@ -230,7 +230,7 @@ impl Actor {
     }
 
     /// The archives and dotenv variables that a job gets (pipeline-yaml 6, "Dependency set").
-    fn inherited(&self, row: &JobRow, job: &Job, pipeline: &PipelineRow) -> Result<Inherited, Unfit> {
+    pub(crate) fn inherited(&self, row: &JobRow, job: &Job, pipeline: &PipelineRow) -> Result<Inherited, Unfit> {
         let listed = |name: &str| job.dependencies.as_ref().is_none_or(|names| names.iter().any(|own| own == name));
         let mut inherited = Inherited::default();
         match (&job.needs, &job.dependencies) {

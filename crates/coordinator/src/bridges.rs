@@ -6,11 +6,11 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use muster_job::{FailureReason, JobId, Variable};
+use muster_job::{FailureReason, JobId, ProjectId, Variable};
 use muster_pipeline::context::{ChildSource, Context, Origin, PipelineSource};
 use muster_pipeline::diagnostic::Severity;
-use muster_pipeline::model::{Bridge, BridgeTarget, ChildInclude, Job, Pipeline, Work};
-use muster_pipeline::{Compiled, compile_child, expand, layers};
+use muster_pipeline::model::{BridgeTarget, ChildInclude, Pipeline, Work};
+use muster_pipeline::{Compiled, compile_child};
 use tokio::task::JoinError;
 
 use crate::actor::Actor;
@@ -18,6 +18,7 @@ use crate::artifacts;
 use crate::facts::{NewPipeline, Parent, SharedSources};
 use crate::schedule::Event;
 use crate::store::JobRow;
+use crate::variables;
 
 /// How many errors of a child's configuration are shown at its bridge.
 const ERRORS_SHOWN: usize = 10;
@@ -85,7 +86,12 @@ impl Actor {
             failed("the pipeline is from an earlier process, and its repository was not attached again")
         })?;
         let texts = includes.iter().map(|include| self.text(row, include)).collect::<Result<_, _>>()?;
-        Ok((texts, child_context(context, row, job, work, &pipeline.spec.project.id), Arc::clone(sources)))
+        let dotenv = self
+            .inherited(row, job, pipeline)
+            .map(|inherited| inherited.dotenv)
+            .map_err(|unfit| ChildError { reason: unfit.reason, message: unfit.message })?;
+        let forwarded = variables::forwarded(context, job, work, row.pipeline, &dotenv);
+        Ok((texts, child_context(context, row, forwarded, pipeline.spec.project.id), Arc::clone(sources)))
     }
 
     fn text(&self, bridge: &JobRow, include: &ChildInclude) -> Result<Text, ChildError> {
@@ -148,13 +154,7 @@ impl Actor {
 }
 
 /// What the child is compiled for: the parent's event as `parent_pipeline`, with the variables that the bridge forwards.
-fn child_context(
-    parent: &Context,
-    row: &JobRow,
-    job: &Job,
-    bridge: &Bridge,
-    project: &muster_job::ProjectId,
-) -> Context {
+fn child_context(parent: &Context, row: &JobRow, pipeline_variables: Vec<Variable>, project: ProjectId) -> Context {
     let mut predefined = parent.predefined.clone();
     predefined.retain(|variable| !variable.key.starts_with("CI_UPSTREAM_"));
     for variable in &mut predefined {
@@ -170,31 +170,10 @@ fn child_context(
     Context {
         source: PipelineSource::ParentPipeline,
         predefined,
-        pipeline_variables: forwarded(parent, row, job, bridge),
+        pipeline_variables,
         inputs: Vec::new(),
         ..parent.clone()
     }
-}
-
-/// The variables that a bridge hands down (C193): its own and the global ones, expanded, and the pipeline's where asked.
-fn forwarded(parent: &Context, row: &JobRow, job: &Job, bridge: &Bridge) -> Vec<Variable> {
-    let mut known = layers::merge([
-        vec![
-            Variable::public("CI_PIPELINE_ID", row.pipeline.to_string()),
-            Variable::public("CI_PIPELINE_IID", row.pipeline.to_string()),
-        ],
-        parent.predefined.clone(),
-        job.variables.clone(),
-        parent.pipeline_variables.clone(),
-    ]);
-    expand::expand_all(&mut known);
-    let yaml = if bridge.forward_yaml_variables { job.variables.as_slice() } else { &[] };
-    let own = yaml.iter().map(|variable| {
-        let value = layers::value(&known, &variable.key).unwrap_or(&variable.value).to_owned();
-        Variable { value, ..variable.clone() }
-    });
-    let given = if bridge.forward_pipeline_variables { parent.pipeline_variables.clone() } else { Vec::new() };
-    layers::merge([own.collect(), given])
 }
 
 /// Reads and compiles a child's texts; this takes milliseconds of a core, and reads files.
