@@ -154,7 +154,9 @@ mod tests {
     #[test]
     fn rules_match_in_their_order() {
         use JobStatus as S;
-        let cases: &[(&[(S, bool)], S, S)] = &[
+        /// Jobs, their composite as stages, and as needs.
+        type Case<'a> = (&'a [(S, bool)], S, S);
+        let cases: &[Case<'_>] = &[
             (&[(S::Success, false), (S::Skipped, false)], S::Success, S::Skipped),
             (&[(S::Success, false), (S::Manual, true)], S::Success, S::Skipped),
             (&[(S::Skipped, false), (S::Manual, true)], S::Skipped, S::Skipped),

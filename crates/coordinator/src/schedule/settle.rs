@@ -137,7 +137,6 @@ impl Engine {
         let next = self.groups.next(group, |below, holder| self.is_below(below, holder));
         if let Some(member) = next {
             self.enqueue(member.pipeline, member.place);
-            self.work.freed.insert(group);
         }
     }
 

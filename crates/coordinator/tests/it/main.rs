@@ -1,5 +1,7 @@
 //! Integration tests of the coordinator, one binary.
 
 mod c_payload;
+mod c_schedule;
 mod c_variables;
 mod handouts;
+mod schedule;

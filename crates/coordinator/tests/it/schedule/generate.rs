@@ -1,0 +1,117 @@
+//! Generated pipelines, and what happens to them.
+
+use std::time::Duration;
+
+use muster_pipeline::model::{AllowFailure, AutoCancel, Need, OnNewCommit, Pipeline, Strategy as Follow, When};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::world::{Build, bridge_work, job, pipeline};
+
+/// One generated job. A need is a position among the jobs before it in the list.
+#[derive(Debug, Clone)]
+pub(super) struct Spec {
+    stage: usize,
+    when: When,
+    allow_failure: AllowFailure,
+    retries: u32,
+    needs: Option<Vec<u16>>,
+    group: Option<bool>,
+    interruptible: bool,
+    bridge: Option<Follow>,
+}
+
+pub(super) fn spec() -> impl Strategy<Value = Spec> {
+    let when = prop_oneof![
+        8 => Just(When::OnSuccess),
+        1 => Just(When::OnFailure),
+        1 => Just(When::Always),
+        1 => Just(When::Manual),
+        1 => Just(When::Delayed),
+    ];
+    let allow_failure = prop_oneof![
+        4 => Just(AllowFailure::No),
+        1 => Just(AllowFailure::Yes),
+        1 => Just(AllowFailure::ExitCodes(vec![42])),
+    ];
+    let retries = prop_oneof![4 => Just(0), 1 => 1..3_u32];
+    let needs = proptest::option::weighted(0.5, vec(any::<u16>(), 0..4));
+    let group = proptest::option::weighted(0.1, any::<bool>());
+    let strategy = prop_oneof![Just(Follow::None), Just(Follow::Depend), Just(Follow::Mirror)];
+    let bridge = proptest::option::weighted(0.1, strategy);
+    (0..8_usize, when, allow_failure, retries, needs, group, any::<bool>(), bridge).prop_map(
+        |(stage, when, allow_failure, retries, needs, group, interruptible, bridge)| Spec {
+            stage,
+            when,
+            allow_failure,
+            retries,
+            needs,
+            group,
+            interruptible,
+            bridge,
+        },
+    )
+}
+
+/// So many jobs.
+pub(super) fn specs(jobs: std::ops::Range<usize>) -> impl Strategy<Value = Vec<Spec>> {
+    vec(spec(), jobs)
+}
+
+/// What a newer commit and a failure cancel.
+pub(super) fn auto_cancel() -> impl Strategy<Value = AutoCancel> {
+    let modes = [OnNewCommit::Conservative, OnNewCommit::Interruptible, OnNewCommit::None];
+    (proptest::sample::select(modes.to_vec()), proptest::bool::weighted(0.3))
+        .prop_map(|(on_new_commit, on_job_failure)| AutoCancel { on_new_commit, on_job_failure })
+}
+
+/// The pipeline of these jobs, in eight stages.
+pub(super) fn build(specs: &[Spec], auto_cancel: AutoCancel) -> Pipeline {
+    let mut built = pipeline("s0:; s1:; s2:; s3:; s4:; s5:; s6:; s7:");
+    built.auto_cancel = auto_cancel;
+    let mut specs = specs.to_vec();
+    specs.sort_by_key(|spec| spec.stage);
+    for (place, spec) in specs.iter().enumerate() {
+        let mut made = job(&format!("j{place}"), &format!("s{}", spec.stage), spec.stage);
+        made.when = spec.when;
+        made.start_in = Some(Duration::from_secs(5));
+        made.allow_failure = spec.allow_failure.clone();
+        made.retry.max = spec.retries;
+        made.interruptible = spec.interruptible;
+        match spec.bridge {
+            Some(strategy) => made.work = bridge_work(strategy),
+            None => made.resource_group = spec.group.map(|one| if one { "one".to_owned() } else { "two".to_owned() }),
+        }
+        made.needs = spec.needs.as_ref().map(|needs| {
+            let earlier = needs.iter().filter(|_| place > 0).map(|need| usize::from(*need) % place);
+            let need = |earlier| Need::Job { name: format!("j{earlier}"), artifacts: true, optional: false };
+            earlier.map(need).collect()
+        });
+        built.jobs.push(made);
+    }
+    built
+}
+
+/// Children that pass, block, have an optional manual job, and have nothing to do.
+pub(super) fn child(kind: u16) -> Pipeline {
+    match kind % 4 {
+        0 => pipeline("x: x1; y: y1"),
+        1 => pipeline("x: x1; y: y1").with("x1", |job| job.when = When::Manual),
+        2 => pipeline("x: x1 x2").when("x1", When::Manual),
+        _ => pipeline("x: x1").when("x1", When::OnFailure),
+    }
+}
+
+/// What happens next, to be read against the jobs that are in the right state for it.
+#[derive(Debug, Clone)]
+pub(super) struct Step {
+    pub(super) which: u16,
+    pub(super) kind: u8,
+    pub(super) restart: bool,
+}
+
+/// So many of them.
+pub(super) fn steps(count: std::ops::Range<usize>) -> impl Strategy<Value = Vec<Step>> {
+    let step = (any::<u16>(), any::<u8>(), proptest::bool::weighted(0.02));
+    vec(step.prop_map(|(which, kind, restart)| Step { which, kind, restart }), count)
+}

@@ -1,0 +1,70 @@
+//! Properties of the engine over generated pipelines, outcomes and orders of completion.
+
+use muster_pipeline::model::{AutoCancel, Pipeline};
+use proptest::prelude::*;
+
+use super::generate::{Step, auto_cancel, build, specs, steps};
+use super::reference::rests;
+use super::run::{ROOT, Run};
+
+fn run(model: &Pipeline, steps: &[Step], people: bool, restarts: bool) -> Run {
+    let mut run = Run::new(model.clone());
+    steps.iter().for_each(|step| run.step(step, people, restarts));
+    run
+}
+
+fn comes_to_an_end(model: &Pipeline, steps: &[Step]) {
+    let mut run = run(model, steps, true, true);
+    run.drain();
+    run.expect_at_rest();
+    run.play_all();
+    run.expect_at_rest();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
+
+    /// With people, failures and restarts at any time, each event is judged by the reference, and all jobs end.
+    #[test]
+    fn every_job_comes_to_an_end(specs in specs(1..40), steps in steps(0..200), cancel in auto_cancel()) {
+        comes_to_an_end(&build(&specs, cancel), &steps);
+    }
+
+    /// A restart at any point changes nothing.
+    #[test]
+    fn restarts_leave_no_trace(specs in specs(1..40), steps in steps(0..200), cancel in auto_cancel()) {
+        let model = build(&specs, cancel);
+        let mut with = run(&model, &steps, true, true);
+        let mut without = run(&model, &steps, true, false);
+        prop_assert_eq!(with.all(), without.all());
+        with.drain();
+        without.drain();
+        prop_assert_eq!(with.all(), without.all());
+        prop_assert_eq!(with.finished, without.finished);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 8, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_job_of_a_large_pipeline_comes_to_an_end(specs in specs(200..500), steps in steps(500..1500)) {
+        comes_to_an_end(&build(&specs, AutoCancel::default()), &steps);
+    }
+
+    /// Without people, jobs end after all that they had to wait for.
+    #[test]
+    fn the_order_of_finished_jobs_respects_needs_and_stages(specs in specs(1..500), steps in steps(0..1500)) {
+        let model = build(&specs, AutoCancel::default());
+        let mut run = run(&model, &steps, false, false);
+        run.drain();
+        let mut ended = vec![None; model.jobs.len()];
+        run.finished.iter().enumerate().for_each(|(order, &place)| ended[place] = Some(order));
+        for place in &run.finished {
+            for before in run.references[&ROOT].waits_for(*place) {
+                prop_assert!(rests(&run.jobs(ROOT)[before]), "job {} ended before job {before} rested", place);
+                prop_assert!(ended[before] <= ended[*place], "job {} ended before job {before}", place);
+            }
+        }
+    }
+}

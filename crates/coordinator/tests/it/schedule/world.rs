@@ -1,0 +1,350 @@
+//! A fake shell: keeps what the engine says, checks it, and lets tests speak of jobs by name.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use muster_coordinator::schedule::{
+    Action, Engine, Event, Graph, JobRef, Outcome, PipelineOptions, Refusal, StoredPipeline, Target,
+};
+use muster_job::{FailureReason, JobStatus, PipelineId};
+use muster_pipeline::model::{
+    AllowFailure, AutoCancel, Bridge, BridgeTarget, Job, Need, Pipeline, Place, Retry, ScriptWork, Strategy, When, Work,
+};
+
+/// A job with everything at its default.
+pub(crate) fn job(name: &str, stage: &str, stage_index: usize) -> Job {
+    Job {
+        name: name.to_owned(),
+        group_name: name.split([':', ' ']).next().unwrap_or(name).to_owned(),
+        description: None,
+        stage: stage.to_owned(),
+        stage_index,
+        work: Work::Script(Box::<ScriptWork>::default()),
+        when: When::OnSuccess,
+        start_in: None,
+        allow_failure: AllowFailure::No,
+        retry: Retry::default(),
+        timeout: None,
+        interruptible: false,
+        needs: None,
+        dependencies: None,
+        variables: Vec::new(),
+        matrix: Vec::new(),
+        node: None,
+        tags: Vec::new(),
+        environment: None,
+        resource_group: None,
+        manual_confirmation: None,
+        inherits_variables: true,
+        defined_at: Place::default(),
+        decisions: Vec::new(),
+    }
+}
+
+/// A bridge to a child pipeline.
+pub(crate) fn bridge_work(strategy: Strategy) -> Work {
+    let target = BridgeTarget::Child(Vec::new());
+    let bridge = Bridge { target, strategy, forward_yaml_variables: true, forward_pipeline_variables: false };
+    Work::Bridge(Box::new(bridge))
+}
+
+/// `b: b1 b2; t: t1` is a pipeline with the stages b and t.
+pub(crate) fn pipeline(notation: &str) -> Pipeline {
+    let mut made = Pipeline {
+        name: None,
+        stages: Vec::new(),
+        variables: Vec::new(),
+        auto_cancel: AutoCancel::default(),
+        jobs: Vec::new(),
+        excluded: Vec::new(),
+    };
+    for (index, part) in notation.split(';').enumerate() {
+        let (stage, names) = part.split_once(':').expect("a stage, a colon, its jobs");
+        made.stages.push(stage.trim().to_owned());
+        made.jobs.extend(names.split_whitespace().map(|name| job(name, stage.trim(), index)));
+    }
+    made
+}
+
+/// Changes to a pipeline, to be chained.
+pub(crate) trait Build: Sized {
+    fn with(self, name: &str, change: impl FnOnce(&mut Job)) -> Self;
+    fn when(self, name: &str, when: When) -> Self;
+    fn needs(self, name: &str, needs: &[&str]) -> Self;
+    fn retry(self, name: &str, max: u32, when: &[FailureReason], exit_codes: &[i32]) -> Self;
+    fn bridge(self, name: &str, strategy: Strategy) -> Self;
+    fn group(self, name: &str, group: &str) -> Self;
+}
+
+impl Build for Pipeline {
+    fn with(mut self, name: &str, change: impl FnOnce(&mut Job)) -> Self {
+        change(self.jobs.iter_mut().find(|job| job.name == name).expect("a job of that name"));
+        self
+    }
+
+    /// A manual job is optional, as it is with `when: manual` at the job.
+    fn when(self, name: &str, when: When) -> Self {
+        self.with(name, |job| {
+            job.when = when;
+            if when == When::Manual {
+                job.allow_failure = AllowFailure::Yes;
+            }
+            if when == When::Delayed {
+                job.start_in = Some(Duration::from_secs(60));
+            }
+        })
+    }
+
+    fn needs(self, name: &str, needs: &[&str]) -> Self {
+        let need = |name: &&str| Need::Job { name: (*name).to_owned(), artifacts: true, optional: false };
+        self.with(name, |job| job.needs = Some(needs.iter().map(need).collect()))
+    }
+
+    fn retry(self, name: &str, max: u32, when: &[FailureReason], exit_codes: &[i32]) -> Self {
+        let retry = Retry { max, when: when.to_vec(), exit_codes: exit_codes.to_vec(), always: false };
+        self.with(name, |job| job.retry = retry)
+    }
+
+    fn bridge(self, name: &str, strategy: Strategy) -> Self {
+        self.with(name, |job| job.work = bridge_work(strategy))
+    }
+
+    fn group(self, name: &str, group: &str) -> Self {
+        self.with(name, |job| job.resource_group = Some(group.to_owned()))
+    }
+}
+
+/// One engine and all that it said.
+pub(crate) struct World {
+    pub(crate) engine: Engine,
+    pub(crate) now: u64,
+    pipelines: BTreeMap<PipelineId, (Pipeline, PipelineOptions)>,
+    /// What a shell would have stored, by the actions alone.
+    stored: BTreeMap<JobRef, JobStatus>,
+    published: BTreeMap<PipelineId, JobStatus>,
+    /// How often each record was offered to runners.
+    pub(crate) enqueued: BTreeMap<JobRef, usize>,
+    pub(crate) timers: BTreeMap<JobRef, u64>,
+    pub(crate) wanted_children: Vec<JobRef>,
+    pub(crate) told_runners: Vec<(JobRef, bool)>,
+    pub(crate) reasons: BTreeMap<JobRef, FailureReason>,
+}
+
+/// The only pipeline of a world.
+pub(crate) fn world(pipeline: Pipeline) -> World {
+    let mut world = World::empty();
+    world.add(pipeline);
+    world
+}
+
+impl World {
+    pub(crate) fn empty() -> Self {
+        Self {
+            engine: Engine::new(),
+            now: 1_000_000,
+            pipelines: BTreeMap::new(),
+            stored: BTreeMap::new(),
+            published: BTreeMap::new(),
+            enqueued: BTreeMap::new(),
+            timers: BTreeMap::new(),
+            wanted_children: Vec::new(),
+            told_runners: Vec::new(),
+            reasons: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn add(&mut self, pipeline: Pipeline) -> PipelineId {
+        self.add_with(pipeline, PipelineOptions::default()).expect("a new pipeline")
+    }
+
+    /// Plays the named jobs when their turn comes.
+    pub(crate) fn add_playing(&mut self, pipeline: Pipeline, names: &[&str]) -> PipelineId {
+        let play: BTreeSet<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        self.add_with(pipeline, PipelineOptions { play, parent: None }).expect("a new pipeline")
+    }
+
+    /// The child pipeline that a bridge waits for.
+    pub(crate) fn add_child(&mut self, bridge: &str, pipeline: Pipeline) -> Result<PipelineId, Refusal> {
+        self.add_child_of(self.job(bridge), pipeline)
+    }
+
+    pub(crate) fn add_child_of(&mut self, bridge: JobRef, pipeline: Pipeline) -> Result<PipelineId, Refusal> {
+        self.add_with(pipeline, PipelineOptions { play: BTreeSet::new(), parent: Some(bridge) })
+    }
+
+    pub(crate) fn is_bridge(&self, job: JobRef) -> bool {
+        matches!(self.pipelines[&job.pipeline].0.jobs[job.place].work, Work::Bridge(_))
+    }
+
+    fn add_with(&mut self, pipeline: Pipeline, options: PipelineOptions) -> Result<PipelineId, Refusal> {
+        let id = PipelineId(i64::try_from(self.pipelines.len()).expect("few pipelines") + 1);
+        let graph = Graph::new(&pipeline).expect("a sound graph");
+        for place in 0..graph.len() {
+            self.stored.insert(JobRef { pipeline: id, place, retry: 0 }, JobStatus::Created);
+        }
+        self.published.insert(id, JobStatus::Created);
+        self.pipelines.insert(id, (pipeline, options.clone()));
+        self.apply(Event::PipelineCreated { pipeline: id, graph: Box::new(graph), options }).map(|()| id)
+    }
+
+    /// `d1` is a job of the first pipeline, `2.d1` one of the second.
+    pub(crate) fn job(&self, name: &str) -> JobRef {
+        let (id, name) = match name.split_once('.') {
+            Some((number, name)) => (PipelineId(number.parse().expect("a number")), name),
+            None => (PipelineId(1), name),
+        };
+        let place = self.pipelines[&id].0.jobs.iter().position(|job| job.name == name).expect("a job of that name");
+        self.engine.newest(id, place).expect("a known place")
+    }
+
+    /// Applies an event, checks the actions against what was said before, and keeps them.
+    pub(crate) fn apply(&mut self, event: Event) -> Result<(), Refusal> {
+        let actions = self.engine.apply(event, self.now)?;
+        for action in actions {
+            self.keep(action);
+        }
+        self.check();
+        Ok(())
+    }
+
+    fn keep(&mut self, action: Action) {
+        match action {
+            Action::JobStatusChanged { job, from, to, reason, .. } => {
+                let known = self.stored.insert(job, to);
+                assert_eq!(known, Some(from), "{job} changes from what it was");
+                assert_ne!(from, to, "{job} really changes");
+                assert_eq!(reason.is_some(), to == JobStatus::Failed, "only a failure has a reason: {job}");
+                self.reasons.extend(reason.map(|reason| (job, reason)));
+            }
+            Action::CreateRetry { old, new } => {
+                assert!(self.stored[&old].is_complete(), "{old} is over before it is replaced");
+                assert_eq!((old.pipeline, old.place, old.retry + 1), (new.pipeline, new.place, new.retry));
+                assert_eq!(self.stored.insert(new, JobStatus::Created), None);
+            }
+            Action::Enqueue { job } => {
+                assert_eq!(self.stored[&job], JobStatus::Pending);
+                *self.enqueued.entry(job).or_default() += 1;
+            }
+            Action::StartTimer { job, at } => {
+                assert_eq!(self.stored[&job], JobStatus::Scheduled);
+                self.timers.insert(job, at);
+            }
+            Action::CreateChild { bridge } => {
+                assert_eq!(self.stored[&bridge], JobStatus::Pending);
+                self.wanted_children.push(bridge);
+            }
+            Action::CancelOnRunner { job, gracefully } => self.told_runners.push((job, gracefully)),
+            Action::PipelineStatusChanged { pipeline, from, to, .. } => {
+                assert_eq!(self.published.insert(pipeline, to), Some(from), "pipeline {pipeline}");
+            }
+        }
+    }
+
+    /// What the actions said is what the engine holds.
+    fn check(&self) {
+        for (&pipeline, status) in &self.published {
+            let Some(jobs) = self.engine.jobs(pipeline) else { continue };
+            assert_eq!(self.engine.status(pipeline), Some(*status));
+            for (place, job) in jobs.iter().enumerate() {
+                assert_eq!(self.stored[&JobRef { pipeline, place, retry: job.retry }], job.status);
+            }
+        }
+    }
+
+    /// The rows as a shell stores them.
+    pub(crate) fn rows(&self) -> Vec<StoredPipeline> {
+        let row = |(&pipeline, (model, options)): (&PipelineId, &(Pipeline, PipelineOptions))| StoredPipeline {
+            pipeline,
+            graph: Graph::new(model).expect("a sound graph"),
+            parent: options.parent,
+            status: self.published[&pipeline],
+            jobs: self.engine.jobs(pipeline).expect("a known pipeline").to_vec(),
+        };
+        self.pipelines.iter().map(row).collect()
+    }
+
+    /// Stops and starts again, with nothing but the rows. Nothing may change by that.
+    pub(crate) fn restart(&mut self) {
+        let (engine, actions) = Engine::restore(self.rows(), &BTreeMap::new(), self.now).expect("sound rows");
+        let asks_again = |action: &Action| {
+            matches!(
+                action,
+                Action::Enqueue { .. }
+                    | Action::CreateChild { .. }
+                    | Action::StartTimer { .. }
+                    | Action::CancelOnRunner { gracefully: true, .. }
+            )
+        };
+        assert!(actions.iter().all(asks_again), "{actions:?}");
+        self.engine = engine;
+        self.check();
+    }
+
+    pub(crate) fn take(&mut self, name: &str) {
+        let job = self.job(name);
+        self.apply(Event::JobTaken { job, winds_down: false }).expect("a pending job");
+    }
+
+    /// By a runner that winds jobs down.
+    pub(crate) fn take_kindly(&mut self, name: &str) {
+        let job = self.job(name);
+        self.apply(Event::JobTaken { job, winds_down: true }).expect("a pending job");
+    }
+
+    fn finish(&mut self, name: &str, outcome: Outcome) {
+        if self.status(name) == JobStatus::Pending {
+            self.take(name);
+        }
+        let job = self.job(name);
+        self.apply(Event::JobFinished { job, outcome }).expect("a running job");
+    }
+
+    /// Each job is taken, if need be, and ends well.
+    pub(crate) fn pass(&mut self, names: &str) {
+        names.split_whitespace().for_each(|name| self.finish(name, Outcome::Success));
+    }
+
+    /// The script ends with status 1.
+    pub(crate) fn fail(&mut self, name: &str) {
+        self.fail_with(name, FailureReason::ScriptFailure, Some(1));
+    }
+
+    pub(crate) fn fail_with(&mut self, name: &str, reason: FailureReason, exit_code: Option<i32>) {
+        self.finish(name, Outcome::Failed { reason, exit_code });
+    }
+
+    pub(crate) fn play(&mut self, name: &str) {
+        let job = self.job(name);
+        self.apply(Event::Play { job }).expect("a manual or delayed job");
+    }
+
+    pub(crate) fn retry(&mut self, name: &str) {
+        let job = self.job(name);
+        self.apply(Event::RetryJob { job }).expect("a job that is over");
+    }
+
+    pub(crate) fn cancel(&mut self, pipeline: i64) {
+        self.apply(Event::Cancel { target: Target::Pipeline(PipelineId(pipeline)) }).expect("a known pipeline");
+    }
+
+    pub(crate) fn status(&self, name: &str) -> JobStatus {
+        self.engine.job(self.job(name)).expect("a newest record").status
+    }
+
+    pub(crate) fn pipeline(&self, number: i64) -> JobStatus {
+        self.engine.status(PipelineId(number)).expect("a known pipeline")
+    }
+
+    /// `b1:success t1:skipped` are jobs' statuses, `@1:failed` is the first pipeline's.
+    #[track_caller]
+    pub(crate) fn expect(&self, statuses: &str) {
+        for entry in statuses.split_whitespace() {
+            let (name, status) = entry.split_once(':').expect("a name, a colon, a status");
+            let actual = match name.strip_prefix('@') {
+                Some(number) => self.pipeline(number.parse().expect("a number")),
+                None => self.status(name),
+            };
+            assert_eq!(actual.as_str(), status, "{name}");
+        }
+    }
+}
