@@ -85,7 +85,7 @@ impl PipelineState {
         let stages = graph.stage_jobs.len();
         let mut state = Self {
             id,
-            parent: bridge,
+            parent: bridge.filter(|_| parent.is_some()),
             root: parent.map_or(id, |parent| parent.root),
             depth: parent.map_or(0, |parent| parent.depth + 1),
             groups: vec![None; jobs.len()],
