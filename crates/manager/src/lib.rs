@@ -1,3 +1,25 @@
-//! The request loop, and one job's life from request to result.
+//! The manager: requests jobs, leases environments, hands each job to an agent, and reports what came of it.
+//!
+//! ```text
+//! requests (long polls, one lane each) --payload--> store (state.db) --> one actor per job:
+//!   lower -> lease -> Run at the agent -> copy the agent's log to the coordinator -> report -> close
+//! ```
+//!
+//! - [`lower`] is pure: payload in, plan of built-in steps out.
+//! - [`state`] has the states of a job and their moves, [`store`] keeps them: recovery is the normal start path.
+//! - [`job`] is the actor of one job; [`requests`] asks for jobs; [`failure`] says how an end is reported.
+//!
+//! Invariants (life-of-a-job): J1 each job taken is reported, or found gone; J2 a job that an agent accepted is never
+//! handed to an agent again; J3 the trace is the agent's log byte for byte, once; J4 never more jobs than `concurrent`.
 
+mod failure;
+mod job;
 pub mod lower;
+mod manager;
+mod requests;
+pub mod state;
+pub mod store;
+mod system_id;
+
+pub use manager::{Manager, ManagerError, ManagerOptions, StopMode};
+pub use system_id::system_id;

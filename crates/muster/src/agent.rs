@@ -1,7 +1,16 @@
 //! `muster agent serve`: executes the steps of jobs; started by a manager's environment.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
+
+use muster_environment::host::READY_MARKER;
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+/// A finished job that no manager asks for is kept for so long.
+const RETENTION: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Subcommands of `muster agent`.
 #[derive(Debug, clap::Subcommand)]
@@ -19,14 +28,44 @@ pub(crate) struct ServeArgs {
     /// Directory that keeps logs and results.
     #[arg(long, value_name = "DIR")]
     spool: PathBuf,
-    /// End when this process has ended.
+    /// End, with all jobs, when this process has ended.
     #[arg(long, value_name = "PID")]
-    until_pid: Option<u32>,
+    until_pid: Option<i32>,
 }
 
 /// Runs the subcommand.
 pub(crate) fn run(command: Command) -> ExitCode {
     let Command::Serve(args) = command;
-    tracing::debug!(?args, "agent");
-    ExitCode::FAILURE
+    crate::logging::to_stderr();
+    // Out of the manager's session: what a terminal or a supervisor sends to that one does not end the jobs. Fails only
+    // where this process leads a group already, that is, where someone gave it one of its own.
+    if let Err(error) = rustix::process::setsid() {
+        tracing::debug!(%error, "the agent stays in its session");
+    }
+    crate::runtime::block_on(async {
+        let (ready, is_ready) = oneshot::channel();
+        let socket = args.socket.clone();
+        let options = muster_agent::Options {
+            socket: args.socket,
+            spool: args.spool,
+            until_pid: args.until_pid,
+            ready: Some(ready),
+            retention: RETENTION,
+            shutdown: CancellationToken::new(),
+        };
+        let announce = async {
+            if is_ready.await.is_ok() {
+                // Whoever waits on the other end may be gone by now: then nobody needs to know.
+                let _ = writeln!(std::io::stdout(), "{READY_MARKER} {}", socket.display());
+            }
+        };
+        let (served, ()) = tokio::join!(muster_agent::serve(options), announce);
+        match served {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                tracing::error!(error = crate::logging::chain(&error), "the agent ended");
+                ExitCode::FAILURE
+            }
+        }
+    })
 }

@@ -1,7 +1,23 @@
 //! `muster manager`: requests jobs from a coordinator and runs them on this host.
+//!
+//! The first SIGTERM or SIGINT stops the intake and winds the jobs down, or lets them end (`--on-stop`). A second one
+//! ends the process at once; jobs then go on at the agent, and the next start takes them up.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use muster_environment::Directories;
+use muster_environment::host::{HostOptions, HostProvider};
+use muster_job::Secret;
+use muster_manager::store::Store;
+use muster_manager::{Manager, ManagerOptions, StopMode, system_id};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tokio::io::unix::AsyncFd;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 
 /// Arguments of `muster manager`.
 #[derive(Debug, clap::Args)]
@@ -22,21 +38,148 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     cache_dir: PathBuf,
     /// Jobs to run at the same time.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=10_000))]
     concurrent: usize,
-    /// End when this process ends, and let the agent end then too.
+    /// End when this process ends; the agent then ends too, with all jobs.
     #[arg(long, value_name = "PID")]
     until_pid: Option<u32>,
-    /// Shell of the jobs' scripts.
+    /// Shell of the jobs' scripts: bash or sh.
     #[arg(long, default_value = "bash")]
     shell: String,
+    /// Start the shells as login shells.
+    #[arg(long)]
+    login: bool,
     /// Name of this manager, as it stands in a job's log.
     #[arg(long, default_value = "muster")]
     name: String,
+    /// What happens to the jobs when the manager is asked to stop.
+    #[arg(long, value_enum, default_value_t = OnStop::Drain)]
+    on_stop: OnStop,
+    /// Seconds for which an agent that is out of reach is hoped for.
+    #[arg(long, default_value_t = 60)]
+    agent_grace: u64,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum OnStop {
+    /// They go on, and the manager stays until they have ended.
+    Drain,
+    /// They are canceled and reported.
+    Cancel,
+}
+
+/// Why the manager could not work.
+#[derive(Debug, thiserror::Error)]
+enum RunError {
+    #[error("cannot {action} {}", path.display())]
+    File { action: &'static str, path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Environment(#[from] muster_environment::EnvironmentError),
+    #[error(transparent)]
+    Manager(#[from] muster_manager::ManagerError),
+    #[error("cannot watch for {what}")]
+    Watch { what: &'static str, source: std::io::Error },
 }
 
 /// Runs the subcommand.
 pub(crate) fn run(args: Args) -> ExitCode {
-    tracing::debug!(?args, "manager");
-    ExitCode::FAILURE
+    crate::logging::to_stderr();
+    crate::runtime::block_on(async {
+        match work(args).await {
+            Ok(code) => code,
+            Err(error) => {
+                tracing::error!(error = crate::logging::chain(&error), "the manager ended");
+                ExitCode::FAILURE
+            }
+        }
+    })
+}
+
+async fn work(args: Args) -> Result<ExitCode, RunError> {
+    let until_pid = args.until_pid;
+    let stop = CancellationToken::new();
+    let manager = build(args).await?;
+    tokio::select! {
+        // Every part of `run` stands a sudden end: that is what state.db is for.
+        ended = manager.run(stop.clone()) => ended.map(|()| ExitCode::SUCCESS).map_err(RunError::from),
+        signals = signals(&stop) => {
+            signals.map_err(|source| RunError::Watch { what: "signals", source })?;
+            tracing::warn!("the manager ends at once; jobs that run are taken up by its next start");
+            Ok(ExitCode::FAILURE)
+        }
+        gone = gone(until_pid) => {
+            gone.map_err(|source| RunError::Watch { what: "the end of --until-pid", source })?;
+            tracing::info!("the process that the manager works for has ended");
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+async fn build(args: Args) -> Result<Manager, RunError> {
+    let file = |action, path: &Path| {
+        let path = path.to_owned();
+        move |source| RunError::File { action, path, source }
+    };
+    let token = std::fs::read_to_string(&args.token_file).map_err(file("read the token file", &args.token_file))?;
+    let absolute = |path: &Path| std::path::absolute(path).map_err(file("find", path));
+    let (state_dir, builds, cache) =
+        (absolute(&args.state_dir)?, absolute(&args.builds_dir)?, absolute(&args.cache_dir)?);
+    let executable = std::env::current_exe().map_err(file("find the executable", Path::new("/proc/self/exe")))?;
+    let store = Store::open(&state_dir).await.map_err(muster_manager::ManagerError::from)?;
+    let provider = HostProvider::new(HostOptions {
+        state_dir: state_dir.clone(),
+        directories: Directories { builds, cache, shared: true },
+        slots: args.concurrent,
+        executable,
+        until_pid: args.until_pid,
+    })?;
+    let options = ManagerOptions {
+        url: args.url,
+        token: Secret::new(token.trim()),
+        name: args.name,
+        system_id: system_id(&state_dir).map_err(file("write the system id in", &state_dir))?,
+        host_name: host_name(),
+        concurrent: args.concurrent,
+        shell: args.shell,
+        login: args.login,
+        agent_grace: Duration::from_secs(args.agent_grace),
+        on_stop: match args.on_stop {
+            OnStop::Drain => StopMode::Drain,
+            OnStop::Cancel => StopMode::Cancel,
+        },
+    };
+    Ok(Manager::new(options, store, Arc::new(provider))?)
+}
+
+/// This machine's name, for people who read a log.
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.trim();
+    if name.is_empty() { "this machine".to_owned() } else { name.to_owned() }
+}
+
+/// Stops the manager at the first signal; returns at the second.
+async fn signals(stop: &CancellationToken) -> std::io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    for _ in 0..2 {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        stop.cancel();
+    }
+    Ok(())
+}
+
+/// Returns when the process has ended. The descriptor names this very process, also if its number is used again.
+async fn gone(pid: Option<u32>) -> std::io::Result<()> {
+    let Some(pid) = pid else { return std::future::pending().await };
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or_else(|| std::io::Error::other("it is no process id"))?;
+    match pidfd_open(pid, PidfdFlags::NONBLOCK) {
+        Ok(descriptor) => AsyncFd::new(descriptor)?.readable().await.map(drop),
+        Err(rustix::io::Errno::SRCH) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }

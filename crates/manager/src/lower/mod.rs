@@ -26,6 +26,7 @@ use muster_runner_api::payload::JobPayload;
 
 pub use expand::expand;
 pub use paths::short_token;
+pub(crate) use settings::job_timeout;
 
 /// What the manager knows that the payload does not.
 #[derive(Debug, Clone)]

@@ -126,7 +126,7 @@ impl Reader<'_> {
 }
 
 /// The limit of the whole job.
-pub(super) fn job_timeout(payload: &JobPayload) -> Duration {
+pub(crate) fn job_timeout(payload: &JobPayload) -> Duration {
     match u64::try_from(payload.runner_info.timeout) {
         Ok(seconds) if seconds > 0 => Duration::from_secs(seconds),
         _ => JOB_TIMEOUT_DEFAULT,

@@ -1,0 +1,134 @@
+//! How an end is reported: the one place that turns outcomes into updates (job-execution 11.1, 11.2).
+
+use muster_agent_api::result::{JobResult, Outcome};
+use muster_job::{EndCause, FailureReason};
+use muster_runner_api::payload::JobPayload;
+use muster_runner_api::wire::{Output, UpdateRequest};
+
+use crate::state::OwnEnd;
+
+/// The final update of a job that the agent ended. `interrupted`: the manager asked for the cancel, not the coordinator.
+pub(crate) fn of_result(payload: &JobPayload, result: &JobResult, interrupted: bool) -> UpdateRequest {
+    let (state, reason, exit_code) = match &result.outcome {
+        Outcome::Success => ("success", None, None),
+        Outcome::Failed { reason, exit_code, cause } => {
+            let canceled = *reason == FailureReason::JobCanceled || *cause == Some(EndCause::CanceledByUser);
+            let reason = match cause {
+                _ if canceled && interrupted => EndCause::ManagerDraining.into(),
+                Some(cause) => FailureReason::from(*cause),
+                None => *reason,
+            };
+            ("failed", Some(reason), *exit_code)
+        }
+    };
+    let checksum = format!("crc32:{:08x}", result.log_crc32);
+    let tree = payload.muster.as_ref().is_some_and(|extension| extension.result_tree);
+    UpdateRequest {
+        output: Output { checksum: Some(checksum), bytesize: Some(result.log_bytes) },
+        // The tree is for people to look at: a result without it is better than none.
+        result_tree: tree.then(|| serde_json::to_value(&result.tree).ok()).flatten(),
+        ..update(payload, state, reason, exit_code)
+    }
+}
+
+/// The final update of a job that the manager ended itself. The checksum is left out: the manager has not seen all bytes.
+pub(crate) fn of_own_end(payload: &JobPayload, end: &OwnEnd) -> UpdateRequest {
+    let output = Output { checksum: None, bytesize: Some(end.at + end.words.len() as u64) };
+    UpdateRequest { output, ..update(payload, "failed", Some(end.reason), end.exit_code) }
+}
+
+/// The update that only says that the job goes on.
+pub(crate) fn running(payload: &JobPayload) -> UpdateRequest {
+    update(payload, "running", None, None)
+}
+
+/// The last line of a trace that the manager has to end, in the style of job-execution 1.7 and 1.9.
+pub(crate) fn last_words(reason: FailureReason, message: &str) -> String {
+    let kind = if reason == FailureReason::RunnerSystemFailure { " (system failure)" } else { "" };
+    format!("\x1b[31;1mERROR: Job failed{kind}: {message}\x1b[0;m\n")
+}
+
+fn update(
+    payload: &JobPayload,
+    state: &str,
+    reason: Option<FailureReason>,
+    exit_code: Option<i32>,
+) -> UpdateRequest {
+    let known = &payload.features.failure_reasons;
+    UpdateRequest {
+        token: payload.token.clone(),
+        state: state.to_owned(),
+        failure_reason: reason.map(|reason| for_server(reason, known).as_str().to_owned()),
+        exit_code: exit_code.filter(|code| *code != 0).map(i64::from),
+        ..UpdateRequest::default()
+    }
+}
+
+/// The reason as a server takes it that understands `known` (job-execution 11.2).
+fn for_server(reason: FailureReason, known: &[String]) -> FailureReason {
+    use FailureReason as R;
+    let always = matches!(reason, R::ScriptFailure | R::RunnerSystemFailure | R::JobExecutionTimeout);
+    if always || known.iter().any(|name| name == reason.as_str()) {
+        return reason;
+    }
+    match reason {
+        R::ImagePullFailure | R::RunnerExternalDependencyFailure => R::RunnerSystemFailure,
+        R::RunnerConfigurationError => R::ScriptFailure,
+        _ => R::UnknownFailure,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_agent_api::result::{StepNode, StepStatus};
+
+    use super::*;
+
+    fn result(outcome: Outcome) -> JobResult {
+        let tree = StepNode {
+            name: "job".to_owned(),
+            status: StepStatus::Failure,
+            started_ms: 0,
+            duration_ms: 0,
+            exit_code: None,
+            message: String::new(),
+            steps: Vec::new(),
+        };
+        JobResult { outcome, message: String::new(), log_bytes: 5, log_crc32: 0xab, tree }
+    }
+
+    fn payload(known: &[&str]) -> JobPayload {
+        let features = serde_json::json!({ "failure_reasons": known });
+        serde_json::from_value(serde_json::json!({ "id": 1, "token": "t", "features": features })).unwrap()
+    }
+
+    fn reported(reason: FailureReason, cause: Option<EndCause>, known: &[&str], interrupted: bool) -> String {
+        let outcome = Outcome::Failed { reason, exit_code: Some(0), cause };
+        of_result(&payload(known), &result(outcome), interrupted).failure_reason.unwrap()
+    }
+
+    #[test]
+    fn reasons_are_mapped_once_and_to_what_the_server_knows() {
+        use FailureReason as R;
+        assert_eq!(reported(R::ScriptFailure, None, &[], false), "script_failure");
+        assert_eq!(reported(R::ScriptFailure, Some(EndCause::TimedOut), &[], false), "job_execution_timeout");
+        assert_eq!(reported(R::ScriptFailure, Some(EndCause::EnvironmentLost), &[], false), "runner_system_failure");
+        assert_eq!(reported(R::JobCanceled, Some(EndCause::CanceledByUser), &[], false), "unknown_failure");
+        let known = ["job_canceled", "runner_interrupted", "image_pull_failure"];
+        assert_eq!(reported(R::JobCanceled, None, &known, false), "job_canceled");
+        assert_eq!(reported(R::JobCanceled, None, &known, true), "runner_interrupted");
+        assert_eq!(reported(R::ImagePullFailure, None, &known, false), "image_pull_failure");
+        assert_eq!(reported(R::ImagePullFailure, None, &[], false), "runner_system_failure");
+        assert_eq!(reported(R::RunnerConfigurationError, None, &[], false), "script_failure");
+    }
+
+    #[test]
+    fn a_result_carries_size_checksum_and_a_code_other_than_0() {
+        let outcome = Outcome::Failed { reason: FailureReason::ScriptFailure, exit_code: Some(3), cause: None };
+        let update = of_result(&payload(&[]), &result(outcome), false);
+        let output = Output { checksum: Some("crc32:000000ab".to_owned()), bytesize: Some(5) };
+        assert_eq!((update.exit_code, update.output, update.result_tree), (Some(3), output, None));
+        let success = of_result(&payload(&[]), &result(Outcome::Success), false);
+        assert_eq!((success.state.as_str(), success.failure_reason, success.exit_code), ("success", None, None));
+    }
+}

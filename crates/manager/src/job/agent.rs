@@ -1,0 +1,97 @@
+//! What the actor says to the agent, and how it understands its refusals.
+
+use muster_agent_api::agent::WaitRequest;
+use muster_agent_api::builtin::job_steps;
+use muster_agent_api::result::JobResult;
+use muster_agent_api::step_runner::{
+    CancelRequest, CloseRequest, FollowLogsRequest, FollowLogsResponse, Job, RunRequest, Variable,
+};
+use muster_environment::{AgentConnection, EnvironmentError};
+use tonic::{Code, Status, Streaming};
+
+use crate::lower::LoweredJob;
+
+/// Why a call to the agent did not work.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AgentError {
+    /// There is no agent to talk to, or it went away: it may come back.
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
+    /// The connection broke, or the agent is stopping: it may come back.
+    #[error("the connection to the agent broke: {0}")]
+    Broken(String),
+    /// The agent has never heard of the job, or has forgotten it.
+    #[error("the agent does not know the job")]
+    Unknown,
+    /// The agent does not take what it was asked.
+    #[error("the agent refuses: {0}")]
+    Refused(String),
+}
+
+impl From<Status> for AgentError {
+    fn from(status: Status) -> Self {
+        let message = status.message().to_owned();
+        match status.code() {
+            Code::NotFound => Self::Unknown,
+            Code::InvalidArgument
+            | Code::FailedPrecondition
+            | Code::ResourceExhausted
+            | Code::Unimplemented
+            | Code::PermissionDenied => {
+                Self::Refused(message)
+            }
+            _ => Self::Broken(message),
+        }
+    }
+}
+
+/// `Run`: idempotent by id (life-of-a-job R3).
+pub(super) async fn run(connection: &AgentConnection, id: &str, job: &LoweredJob) -> Result<(), AgentError> {
+    let steps = job_steps(&job.plan).map_err(|error| AgentError::Refused(error.to_string()))?;
+    let variables = job.variables.iter().map(|variable| Variable {
+        key: variable.key.clone(),
+        value: variable.value.clone(),
+        file: variable.file,
+        masked: variable.masked,
+    });
+    let request = RunRequest {
+        id: id.to_owned(),
+        work_dir: job.plan.project_dir.clone(),
+        job: Some(Job { variables: variables.collect(), build_dir: job.plan.project_dir.clone() }),
+        steps,
+        ..RunRequest::default()
+    };
+    connection.step_runner().run(request).await?;
+    Ok(())
+}
+
+/// The job's log from `offset` on; ends when the job has ended.
+pub(super) async fn follow(
+    connection: &AgentConnection,
+    id: &str,
+    offset: u64,
+) -> Result<Streaming<FollowLogsResponse>, AgentError> {
+    let offset = i64::try_from(offset).unwrap_or(i64::MAX);
+    Ok(connection.step_runner().follow_logs(FollowLogsRequest { id: id.to_owned(), offset }).await?.into_inner())
+}
+
+/// The job's result, when it has one.
+pub(super) async fn wait(connection: &AgentConnection, id: &str) -> Result<JobResult, AgentError> {
+    let answer = connection.agent().wait(WaitRequest { id: id.to_owned() }).await?.into_inner();
+    serde_json::from_str(&answer.result)
+        .map_err(|error| AgentError::Refused(format!("its result is not readable: {error}")))
+}
+
+/// Winds the job down; the result then says so.
+pub(super) async fn cancel(connection: &AgentConnection, id: &str) -> Result<(), AgentError> {
+    connection.step_runner().cancel(CancelRequest { id: id.to_owned() }).await?;
+    Ok(())
+}
+
+/// The spool may forget the job. Idempotent (life-of-a-job R6).
+pub(super) async fn close(connection: &AgentConnection, id: &str) -> Result<(), AgentError> {
+    match connection.step_runner().close(CloseRequest { id: id.to_owned() }).await.map_err(AgentError::from) {
+        Ok(_) | Err(AgentError::Unknown) => Ok(()),
+        Err(error) => Err(error),
+    }
+}

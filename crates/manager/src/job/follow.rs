@@ -1,0 +1,138 @@
+//! Copies the agent's log to the coordinator until the job has a result, whatever breaks on the way.
+
+use std::time::Duration;
+
+use muster_agent_api::result::JobResult;
+use muster_environment::AgentConnection;
+use tokio::time::{Instant, sleep_until};
+
+use super::agent::{self, AgentError};
+use super::uploader::Verdict;
+use super::Actor;
+
+/// Past the job's own timeout, which the agent enforces: winding down, after_script, uploads.
+const WATCHDOG_SLACK: Duration = Duration::from_secs(30 * 60);
+/// Between two tries to reach a lost agent, at first and at most.
+const RECONNECT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+
+/// How following ended.
+pub(super) enum Followed {
+    /// The job has a result, and every byte of its log is acknowledged.
+    Result(Box<JobResult>),
+    /// The coordinator has no use for the job.
+    Gone,
+    /// The agent is lost for good, for this reason.
+    Lost(String),
+}
+
+/// What one connection to the agent came to.
+enum Once {
+    Done(Followed),
+    /// The coordinator wants another part of the log.
+    Again,
+}
+
+impl Actor {
+    /// Follows the job to its end. Reconnects to a lost agent for the time of grace, counted from the last sign of it.
+    pub(super) async fn follow(&mut self) -> Followed {
+        let limit = crate::lower::job_timeout(&self.payload) + WATCHDOG_SLACK;
+        let watchdog = Instant::now() + limit;
+        let mut seen = Instant::now();
+        let mut wait = RECONNECT.0;
+        loop {
+            let error = match self.follow_once(&mut seen, watchdog).await {
+                Ok(Once::Done(followed)) => return followed,
+                Ok(Once::Again) => continue,
+                Err(AgentError::Refused(message)) => return Followed::Lost(message),
+                // A restarted agent waits for `Run` where the user's first command had not started (R3, J2).
+                Err(AgentError::Unknown) => match self.run_again().await {
+                    Ok(()) => AgentError::Unknown,
+                    Err(AgentError::Refused(message)) => return Followed::Lost(message),
+                    Err(error) => error,
+                },
+                Err(error) => error,
+            };
+            if Instant::now() >= watchdog {
+                return Followed::Lost(format!("no result within {} s", limit.as_secs()));
+            }
+            if seen.elapsed() >= self.context.options.agent_grace {
+                return Followed::Lost(format!("the job's environment was lost: {error}"));
+            }
+            tracing::warn!(%error, "the agent is out of reach, trying again");
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(RECONNECT.1);
+        }
+    }
+
+    async fn run_again(&mut self) -> Result<(), AgentError> {
+        self.lower().map_err(|error| AgentError::Refused(error.message))?;
+        tokio::time::timeout(self.context.options.agent_grace, self.run_at_agent())
+            .await
+            .unwrap_or_else(|_| Err(AgentError::Broken("no answer".to_owned())))
+    }
+
+    /// One connection. Cancel-safe in its select: `message` of a stream is, and uploads are awaited in the branch.
+    async fn follow_once(&mut self, seen: &mut Instant, watchdog: Instant) -> Result<Once, AgentError> {
+        let (Some(lease), Some(id)) = (&self.lease, self.run_id()) else {
+            return Err(AgentError::Refused("the slot of the job is lost".to_owned()));
+        };
+        let connection = lease.environment.connect().await?;
+        let mut log = agent::follow(&connection, &id, self.uploader.end()).await?;
+        *seen = Instant::now();
+        let stop = self.context.cancel.clone();
+        let mut canceled = false;
+        loop {
+            tokio::select! {
+                chunk = log.message(), if self.uploader.has_room() => match chunk? {
+                    Some(chunk) => {
+                        *seen = Instant::now();
+                        self.uploader.push(&chunk.data);
+                    }
+                    None => break,
+                },
+                () = sleep_until(self.uploader.due()) => match self.uploader.send().await {
+                    Verdict::GoOn => {}
+                    Verdict::FollowAgain => return Ok(Once::Again),
+                    Verdict::Cancel => cancel_once(&mut canceled, &connection, &id).await?,
+                    Verdict::Gone => return Ok(Once::Done(Followed::Gone)),
+                },
+                () = stop.cancelled(), if !canceled => cancel_once(&mut canceled, &connection, &id).await?,
+                () = sleep_until(watchdog) => {
+                    let message = "the job did not end by its timeout, and the agent did not end it".to_owned();
+                    return Ok(Once::Done(Followed::Lost(message)));
+                }
+            }
+            // The agent's silence is no loss while the connection stands: tonic's pings watch it.
+            *seen = Instant::now();
+        }
+        let result = agent::wait(&connection, &id).await?;
+        Ok(match self.drain().await {
+            Verdict::Gone => Once::Done(Followed::Gone),
+            Verdict::FollowAgain => Once::Again,
+            _ if self.uploader.end() < result.log_bytes => Once::Again,
+            _ => Once::Done(Followed::Result(Box::new(result))),
+        })
+    }
+
+    /// Sends what is held, at once: nothing follows for now.
+    pub(super) async fn drain(&mut self) -> Verdict {
+        while !self.uploader.is_empty() {
+            self.uploader.pause().await;
+            match self.uploader.send().await {
+                // The job has ended: there is nothing left to wind down.
+                Verdict::GoOn | Verdict::Cancel => {}
+                verdict => return verdict,
+            }
+        }
+        Verdict::GoOn
+    }
+}
+
+async fn cancel_once(canceled: &mut bool, connection: &AgentConnection, id: &str) -> Result<(), AgentError> {
+    if !*canceled {
+        tracing::info!("the job is canceled");
+        agent::cancel(connection, id).await?;
+        *canceled = true;
+    }
+    Ok(())
+}

@@ -1,0 +1,315 @@
+//! One job's actor: from its row to its report. The same path after a start as after a crash.
+//!
+//! ```text
+//! ask the coordinator where the trace stands (only after a restart: is the job still ours?)
+//! taken   -> wait for a slot                                   (R2)
+//! leased  -> lower, connect, Run                               (R3)
+//! running -> copy the log, wait for the result                 (R4)
+//! ended   -> append the manager's own words
+//! then      final update until acknowledged, Close, row deleted (R5, R6)
+//! ```
+//!
+//! Nothing is lost if the process dies between two lines: `Run` is idempotent, the agent's spool keeps log and result,
+//! and the coordinator knows what it has.
+
+mod agent;
+mod follow;
+mod report;
+mod uploader;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_environment::{Lease, Provider, SlotKey};
+use muster_job::{FailureReason, JobId};
+use muster_runner_api::client::Client;
+use muster_runner_api::payload::JobPayload;
+use tokio_util::sync::CancellationToken;
+
+use crate::failure::last_words;
+use crate::lower::{LoweredJob, Placement, lower};
+use crate::manager::ManagerOptions;
+use crate::state::{IllegalMove, JobState, OwnEnd};
+use crate::store::{Store, StoreError, StoredJob};
+use agent::AgentError;
+use follow::Followed;
+use uploader::{Uploader, Verdict};
+
+/// Times that a slot is tried in which no agent can be reached, before the job fails.
+const PLACES_MAX: u32 = 3;
+/// How long closing a job at the agent is tried; after that the agent's retention removes it (R6).
+const CLOSE_LIMIT: Duration = Duration::from_secs(90);
+
+/// What the actors share.
+pub(crate) struct Context {
+    pub(crate) client: Client,
+    pub(crate) store: Store,
+    pub(crate) provider: Arc<dyn Provider>,
+    pub(crate) options: ManagerOptions,
+    /// The manager wants its jobs to wind down.
+    pub(crate) cancel: CancellationToken,
+}
+
+/// Why an actor cannot go on. The row stays: a later start of the manager takes it up.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum JobError {
+    /// The manager's own store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A defect: the life of a job has no such move.
+    #[error(transparent)]
+    Move(#[from] IllegalMove),
+}
+
+/// What comes after a state.
+enum Next {
+    /// Another state, stored.
+    State,
+    /// The final update is acknowledged.
+    Reported,
+    /// The coordinator has no use for the job.
+    Gone,
+}
+
+/// One job.
+struct Actor {
+    context: Arc<Context>,
+    payload: JobPayload,
+    state: JobState,
+    lease: Option<Lease>,
+    lowered: Option<LoweredJob>,
+    uploader: Uploader,
+    places_tried: u32,
+}
+
+/// Brings one job from where its row stands to its end, and deletes the row.
+pub(crate) async fn execute(context: Arc<Context>, job: StoredJob, recovered: bool) -> Result<(), JobError> {
+    let StoredJob { payload, state } = job;
+    let uploader = Uploader::new(context.client.clone(), payload.clone());
+    let lease = state.held().and_then(|record| match context.provider.restore(record) {
+        Ok(lease) => Some(lease),
+        Err(error) => {
+            tracing::warn!(%error, "the job goes on without its slot being counted");
+            None
+        }
+    });
+    let mut actor = Actor { context, payload, state, lease, lowered: None, uploader, places_tried: 0 };
+    if recovered {
+        tracing::info!(state = actor.state.name(), "a job of an earlier start goes on");
+        if actor.ask().await == Verdict::Gone {
+            return actor.clean_up().await;
+        }
+    }
+    loop {
+        let next = match &actor.state {
+            JobState::Taken => actor.lease().await?,
+            JobState::Leased { .. } => actor.start().await?,
+            JobState::Running { .. } => actor.watch().await?,
+            JobState::Ended { end, .. } => {
+                let end = end.clone();
+                actor.say_own_end(&end).await
+            }
+        };
+        match next {
+            Next::State => {}
+            Next::Reported => {
+                tracing::info!("job reported");
+                return actor.clean_up().await;
+            }
+            Next::Gone => return actor.clean_up().await,
+        }
+    }
+}
+
+impl Actor {
+    fn id(&self) -> JobId {
+        self.payload.id
+    }
+
+    /// Stores the state that follows. Durable before anything is done in it.
+    async fn move_to(&mut self, next: JobState) -> Result<Next, JobError> {
+        self.context.store.set_state(self.id(), &next).await?;
+        tracing::debug!(from = self.state.name(), to = next.name(), "job moved");
+        self.state = next;
+        Ok(Next::State)
+    }
+
+    /// Asks until the coordinator says where the trace stands, or that the job is gone.
+    async fn ask(&mut self) -> Verdict {
+        loop {
+            let verdict = self.uploader.ask().await;
+            if verdict == Verdict::Gone || !self.uploader.must_repeat() {
+                return verdict;
+            }
+            self.uploader.pause().await;
+        }
+    }
+
+    /// R2: waits for a slot. A cancel, or a coordinator that has no use for the job any more, ends the wait.
+    async fn lease(&mut self) -> Result<Next, JobError> {
+        let key = SlotKey { project_id: self.payload.job_info.project_id };
+        let context = Arc::clone(&self.context);
+        let lease = loop {
+            tokio::select! {
+                lease = context.provider.acquire(&key) => break lease,
+                () = tokio::time::sleep_until(self.uploader.due()) => match self.uploader.send().await {
+                    Verdict::Gone => return Ok(Next::Gone),
+                    Verdict::Cancel => return self.end(FailureReason::JobCanceled, None, "canceled").await,
+                    Verdict::GoOn | Verdict::FollowAgain => {}
+                },
+                () = context.cancel.cancelled() => {
+                    return self.end(FailureReason::RunnerInterrupted, None, "aborted: the manager stops").await;
+                }
+            }
+        };
+        match lease {
+            Ok(lease) => {
+                let next = self.state.clone().lease(lease.record.clone())?;
+                self.lease = Some(lease);
+                self.move_to(next).await
+            }
+            Err(error) => {
+                let message = format!("no environment can be had: {error}");
+                self.end(FailureReason::RunnerSystemFailure, None, &message).await
+            }
+        }
+    }
+
+    /// R3: hands the job to the agent.
+    async fn start(&mut self) -> Result<Next, JobError> {
+        if let Err(error) = self.lower() {
+            let (reason, exit_code) = (error.reason, error.exit_code);
+            return self.end(reason, exit_code, &error.message).await;
+        }
+        let started = tokio::time::timeout(self.context.options.agent_grace, self.run_at_agent()).await;
+        let message = match started {
+            Ok(Ok(())) => {
+                let next = self.state.clone().start()?;
+                return self.move_to(next).await;
+            }
+            Ok(Err(AgentError::Refused(message))) => return self.system_failure(&message).await,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "the agent does not answer".to_owned(),
+        };
+        self.places_tried += 1;
+        if self.places_tried >= PLACES_MAX {
+            return self.system_failure(&message).await;
+        }
+        tracing::warn!(%message, tried = self.places_tried, "no agent reached, nothing started: another slot is tried");
+        let next = self.state.clone().lose_lease()?;
+        let moved = self.move_to(next).await;
+        self.lease = None;
+        moved
+    }
+
+    /// Says `Run` until an agent takes or refuses it; the caller bounds the time.
+    async fn run_at_agent(&self) -> Result<(), AgentError> {
+        let (Some(lease), Some(lowered), Some(id)) = (&self.lease, &self.lowered, self.run_id()) else {
+            return Err(AgentError::Refused("the slot of the job is lost".to_owned()));
+        };
+        let mut wait = Duration::from_millis(50);
+        loop {
+            let tried = async {
+                let connection = lease.environment.connect().await?;
+                agent::run(&connection, &id, lowered).await
+            };
+            match tried.await {
+                Ok(()) => return Ok(()),
+                Err(AgentError::Environment(error)) => {
+                    tracing::warn!(%error, "no agent to run the job, trying again");
+                }
+                Err(AgentError::Broken(error)) => tracing::warn!(%error, "`Run` was not answered, saying it again"),
+                Err(error) => return Err(error),
+            }
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(Duration::from_secs(5));
+        }
+    }
+
+    /// Lowers the payload; always to the same plan for the same slot.
+    fn lower(&mut self) -> Result<(), crate::lower::LowerError> {
+        if let (None, Some(lease)) = (&self.lowered, &self.lease) {
+            let options = &self.context.options;
+            let placement = Placement {
+                directories: lease.environment.directories().clone(),
+                slot: lease.record.slot.clone(),
+                runner_token: options.token.expose().to_owned(),
+                name: options.name.clone(),
+                system_id: options.system_id.clone(),
+                coordinator_url: options.url.as_str().trim_end_matches('/').to_owned(),
+                shell: options.shell.clone(),
+                login: options.login,
+                host_name: options.host_name.clone(),
+            };
+            self.lowered = Some(lower(&self.payload, &placement)?);
+        }
+        Ok(())
+    }
+
+    /// R4, R5: copies the log, and reports the result.
+    async fn watch(&mut self) -> Result<Next, JobError> {
+        loop {
+            match self.follow().await {
+                Followed::Result(result) => {
+                    let interrupted = self.context.cancel.is_cancelled();
+                    let update = crate::failure::of_result(&self.payload, &result, interrupted);
+                    match self.report(&update).await {
+                        // The coordinator lost the trace: it is sent again from the start.
+                        report::Reported::ResendTrace => self.uploader.rewind(0),
+                        report::Reported::Done => return Ok(Next::Reported),
+                        report::Reported::Gone => return Ok(Next::Gone),
+                    }
+                }
+                Followed::Gone => return Ok(Next::Gone),
+                Followed::Lost(message) => return self.system_failure(&message).await,
+            }
+        }
+    }
+
+    async fn system_failure(&mut self, message: &str) -> Result<Next, JobError> {
+        self.end(FailureReason::RunnerSystemFailure, None, message).await
+    }
+
+    /// The job ends by what the manager knows. Where the words go is stored first, so that they stand there once.
+    async fn end(&mut self, reason: FailureReason, exit_code: Option<i32>, message: &str) -> Result<Next, JobError> {
+        tracing::warn!(%reason, message, "the job ends without a result of an agent");
+        if self.drain().await == Verdict::Gone || self.ask().await == Verdict::Gone {
+            return Ok(Next::Gone);
+        }
+        let at = self.uploader.end();
+        let gap = if at > 0 { "\n" } else { "" };
+        let words = format!("{gap}{}", last_words(reason, message));
+        let next = self.state.clone().end(OwnEnd { reason, exit_code, words, at })?;
+        self.move_to(next).await
+    }
+
+    /// The run id at the agent.
+    fn run_id(&self) -> Option<String> {
+        let attempt = match &self.state {
+            JobState::Taken => return None,
+            JobState::Leased { attempt, .. } | JobState::Running { attempt, .. } => attempt,
+            JobState::Ended { place, .. } => &place.as_ref()?.1,
+        };
+        Some(format!("{}-{attempt}", self.id()))
+    }
+
+    /// R6: the agent may forget the job, the slot is free, the row is deleted.
+    async fn clean_up(mut self) -> Result<(), JobError> {
+        if let (Some(lease), Some(id)) = (&self.lease, self.run_id()) {
+            let closed = async {
+                let connection = lease.environment.connect().await?;
+                agent::close(&connection, &id).await
+            };
+            match tokio::time::timeout(CLOSE_LIMIT, closed).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!(%error, "the agent did not close the job; its retention will"),
+                Err(_) => tracing::warn!("the agent did not close the job in time; its retention will"),
+            }
+        }
+        if let Some(lease) = self.lease.take() {
+            lease.release();
+        }
+        self.context.store.delete(self.id()).await?;
+        Ok(())
+    }
+}

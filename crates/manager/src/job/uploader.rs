@@ -1,0 +1,215 @@
+//! Sends a job's trace to the coordinator: pieces in order, each once, and a sign of life where there is nothing to send.
+//!
+//! The coordinator's acknowledged length is the truth (life-of-a-job R5). What is not acknowledged is held here, at most
+//! [`PIECE_MAX_BYTES`]; the rest waits in the agent's spool.
+
+use std::time::Duration;
+
+use bytes::BytesMut;
+use muster_job::JobStatus;
+use muster_runner_api::client::{Client, ClientError};
+use muster_runner_api::payload::JobPayload;
+use muster_runner_api::retry::{Backoff, Policy};
+use tokio::time::Instant;
+
+use crate::failure;
+
+/// One piece of a trace (job-execution 1.10).
+const PIECE_MAX_BYTES: usize = 1024 * 1024;
+/// Between two uploads, until the coordinator says otherwise (runner-api 3.2).
+const INTERVAL: Duration = Duration::from_secs(3);
+/// A job that says nothing is reported as running so often.
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
+/// Times that the coordinator may say that a call is wrong, before it is taken for final.
+const REJECTIONS_MAX: u32 = 10;
+
+/// What an answer of the coordinator means for the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Go on.
+    GoOn,
+    /// The coordinator's length is not one that the held bytes reach: follow the agent's log from [`Uploader::end`].
+    FollowAgain,
+    /// Wind the job down.
+    Cancel,
+    /// The job is not this manager's, or has ended: stop everything.
+    Gone,
+}
+
+/// The trace of one job on its way.
+#[derive(Debug)]
+pub(super) struct Uploader {
+    client: Client,
+    payload: JobPayload,
+    acknowledged: u64,
+    held: BytesMut,
+    interval: Duration,
+    /// The interval is ours: the coordinator cannot say less than a second.
+    fixed_interval: bool,
+    sent_at: Instant,
+    contact_at: Instant,
+    /// After a failure: nothing is sent before.
+    not_before: Option<Instant>,
+    backoff: Backoff,
+    rejections: u32,
+    debug_trace: bool,
+}
+
+impl Uploader {
+    pub(super) fn new(client: Client, payload: JobPayload) -> Self {
+        let own = payload.muster.as_ref().and_then(|extension| extension.trace_interval_ms);
+        let on = |name| payload.variables.iter().any(|var| var.key == name && matches!(&*var.value, "true" | "1"));
+        let debug_trace = on("CI_DEBUG_TRACE") || on("CI_DEBUG_SERVICES");
+        let now = Instant::now();
+        Self {
+            client,
+            acknowledged: 0,
+            held: BytesMut::new(),
+            interval: own.map_or(INTERVAL, Duration::from_millis),
+            fixed_interval: own.is_some(),
+            sent_at: now,
+            contact_at: now,
+            not_before: None,
+            backoff: Backoff::new(Policy::UNTIL_ACKNOWLEDGED),
+            rejections: 0,
+            debug_trace,
+            payload,
+        }
+    }
+
+    /// Where the next byte of the log belongs.
+    pub(super) fn end(&self) -> u64 {
+        self.acknowledged + self.held.len() as u64
+    }
+
+    /// Whether more bytes may be pushed: else the agent's stream has to wait.
+    pub(super) fn has_room(&self) -> bool {
+        self.held.len() < PIECE_MAX_BYTES
+    }
+
+    /// Takes bytes that follow [`Self::end`].
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.held.extend_from_slice(bytes);
+    }
+
+    /// Everything was acknowledged.
+    pub(super) fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// Forgets what is held: the trace goes on from `length`.
+    pub(super) fn rewind(&mut self, length: u64) {
+        self.held.clear();
+        self.acknowledged = length;
+    }
+
+    /// When [`Self::send`] is to be called next.
+    pub(super) fn due(&self) -> Instant {
+        let wanted = match self.held.len() {
+            0 => self.contact_at + KEEP_ALIVE,
+            length if length >= PIECE_MAX_BYTES => self.sent_at,
+            _ => self.sent_at + self.interval,
+        };
+        self.not_before.map_or(wanted, |earliest| wanted.max(earliest))
+    }
+
+    /// Sends one piece, or a sign of life where nothing is held.
+    pub(super) async fn send(&mut self) -> Verdict {
+        if self.held.is_empty() {
+            let answer = self.client.update_job(self.payload.id, &failure::running(&self.payload)).await;
+            return match answer {
+                Ok(reply) => self.heard(reply.status, reply.interval),
+                Err(error) => self.failed(&error),
+            };
+        }
+        let piece = BytesMut::from(self.held.get(..PIECE_MAX_BYTES).unwrap_or(&self.held)).freeze();
+        let (id, token) = (self.payload.id, &self.payload.token);
+        let answer = self.client.patch_trace(id, token, self.acknowledged, piece, self.debug_trace).await;
+        self.sent_at = Instant::now();
+        match answer {
+            Ok(reply) => {
+                let reached = self.acknowledge(reply.size);
+                match self.heard(reply.status, reply.interval) {
+                    Verdict::GoOn if !reached => Verdict::FollowAgain,
+                    verdict => verdict,
+                }
+            }
+            Err(error) => self.failed(&error),
+        }
+    }
+
+    /// Asks for the acknowledged length, and goes on from there.
+    pub(super) async fn ask(&mut self) -> Verdict {
+        let (id, token) = (self.payload.id, &self.payload.token);
+        match self.client.patch_trace(id, token, 0, bytes::Bytes::new(), self.debug_trace).await {
+            Ok(reply) => {
+                self.rewind(reply.size);
+                self.heard(reply.status, reply.interval)
+            }
+            Err(error) => self.failed(&error),
+        }
+    }
+
+    /// A call failed for which nothing has to be changed: waits before the next one. Gone where there is none.
+    pub(super) async fn pause(&mut self) {
+        if let Some(earliest) = self.not_before {
+            tokio::time::sleep_until(earliest).await;
+        }
+    }
+
+    /// Whether the last call failed and is to be repeated.
+    pub(super) fn must_repeat(&self) -> bool {
+        self.not_before.is_some()
+    }
+
+    /// Takes the coordinator's length; false where it is not one that the held bytes reach.
+    fn acknowledge(&mut self, size: u64) -> bool {
+        let taken = size.checked_sub(self.acknowledged).and_then(|taken| usize::try_from(taken).ok());
+        match taken.filter(|taken| *taken <= self.held.len()) {
+            Some(taken) => {
+                drop(self.held.split_to(taken));
+                self.acknowledged = size;
+                true
+            }
+            None => {
+                tracing::info!(from = self.acknowledged, size, "the coordinator has another length, going on from there");
+                self.rewind(size);
+                false
+            }
+        }
+    }
+
+    fn heard(&mut self, status: Option<JobStatus>, interval: Option<Duration>) -> Verdict {
+        self.contact_at = Instant::now();
+        self.not_before = None;
+        self.rejections = 0;
+        self.backoff.reset();
+        if let Some(interval) = interval.filter(|_| !self.fixed_interval) {
+            self.interval = interval;
+        }
+        match status {
+            Some(JobStatus::Canceling) => Verdict::Cancel,
+            Some(JobStatus::Canceled | JobStatus::Failed) => Verdict::Gone,
+            _ => Verdict::GoOn,
+        }
+    }
+
+    /// Sorts a failed call: gone, or to be repeated after a while.
+    pub(super) fn failed(&mut self, error: &ClientError) -> Verdict {
+        if error.is_gone() {
+            tracing::info!(%error, "the coordinator has no use for the job any more");
+            return Verdict::Gone;
+        }
+        if error.transient().is_none() {
+            self.rejections += 1;
+            if self.rejections >= REJECTIONS_MAX {
+                tracing::error!(%error, "the coordinator takes no more reports of the job, giving it up");
+                return Verdict::Gone;
+            }
+        }
+        let wait = self.backoff.next_wait(error.transient().flatten()).unwrap_or(KEEP_ALIVE);
+        tracing::warn!(%error, failures = self.backoff.failures(), wait_ms = wait.as_millis(), "report failed, will be repeated");
+        self.not_before = Some(Instant::now() + wait);
+        Verdict::GoOn
+    }
+}

@@ -1,0 +1,154 @@
+//! The manager's main loop: takes up the jobs of an earlier start, asks for new ones, and stops in order.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_environment::Provider;
+use muster_job::{JobId, Secret};
+use muster_runner_api::client::{Client, ClientError};
+use tokio::task::{Id, JoinSet};
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
+use url::Url;
+
+use crate::job::{self, Context, JobError};
+use crate::requests::{Arrival, Requests};
+use crate::store::{Store, StoreError, StoredJob};
+
+/// How the manager works.
+#[derive(Debug, Clone)]
+pub struct ManagerOptions {
+    /// Base URL of the coordinator, without `/api/v4`.
+    pub url: Url,
+    /// The runner's authentication token.
+    pub token: Secret,
+    /// The manager's name, for the trace.
+    pub name: String,
+    /// The manager's system id.
+    pub system_id: String,
+    /// This machine's name, for the trace.
+    pub host_name: String,
+    /// Jobs at the same time.
+    pub concurrent: usize,
+    /// `bash`, `sh` or `pwsh`.
+    pub shell: String,
+    /// Start shells as login shells.
+    pub login: bool,
+    /// How long a lost agent is hoped for.
+    pub agent_grace: Duration,
+    /// What happens to jobs when the manager is asked to stop.
+    pub on_stop: StopMode,
+}
+
+/// What happens to jobs when the manager is asked to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopMode {
+    /// They are wound down and reported.
+    Cancel,
+    /// They go on, and the manager stays until they have ended.
+    Drain,
+}
+
+/// Why the manager ended other than by being asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ManagerError {
+    /// Its state.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The client cannot be built.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The coordinator refuses the token, again and again.
+    #[error("the coordinator at {url} refuses the runner token; register the runner again and pass its new token")]
+    TokenRefused {
+        /// The coordinator.
+        url: Url,
+    },
+}
+
+/// A manager of one runner at one coordinator.
+pub struct Manager {
+    context: Arc<Context>,
+    requests: Requests,
+    jobs: JoinSet<Result<(), JobError>>,
+    ids: HashMap<Id, JobId>,
+}
+
+impl Manager {
+    /// A manager with its state in `store` and its environments from `provider`.
+    ///
+    /// # Errors
+    /// [`ManagerError::Client`] where the URL is not usable.
+    pub fn new(options: ManagerOptions, store: Store, provider: Arc<dyn Provider>) -> Result<Self, ManagerError> {
+        let client = Client::new(&options.url)?;
+        let cancel = CancellationToken::new();
+        let context = Arc::new(Context { client, store, provider, options, cancel });
+        Ok(Self { requests: Requests::new(Arc::clone(&context)), context, jobs: JoinSet::new(), ids: HashMap::new() })
+    }
+
+    /// Works until `stop`, and then until its jobs are reported. Dropped, it stops at once: a later start goes on.
+    ///
+    /// # Errors
+    /// [`ManagerError`]; jobs that are under way are brought to their end before.
+    pub async fn run(mut self, stop: CancellationToken) -> Result<(), ManagerError> {
+        for job in self.context.store.jobs().await? {
+            self.spawn(job, true);
+        }
+        let ended = self.take_jobs(&stop).await;
+        self.requests.stop().await;
+        if stop.is_cancelled() && self.context.options.on_stop == StopMode::Cancel {
+            self.context.cancel.cancel();
+        }
+        tracing::info!(jobs = self.jobs.len(), "no more jobs are taken");
+        while let Some(ended) = self.jobs.join_next_with_id().await {
+            self.job_ended(ended);
+        }
+        ended
+    }
+
+    /// Takes jobs until it is to stop. Each branch is cancel-safe: it only waits.
+    async fn take_jobs(&mut self, stop: &CancellationToken) -> Result<(), ManagerError> {
+        let mut capacity = self.context.provider.capacity();
+        loop {
+            // J4: what runs and what may be on its way is never more than `concurrent`; the provider guards its slots.
+            let room = self.context.options.concurrent.saturating_sub(self.jobs.len());
+            self.requests.fill(room.min(*capacity.borrow_and_update()));
+            tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                arrival = self.requests.next() => match arrival? {
+                    Arrival::Job(payload) => {
+                        self.spawn(StoredJob { payload: *payload, state: crate::state::JobState::Taken }, false);
+                    }
+                    Arrival::Nothing => {}
+                },
+                Some(ended) = self.jobs.join_next_with_id(), if !self.jobs.is_empty() => self.job_ended(ended),
+                changed = capacity.changed() => {
+                    if changed.is_err() {
+                        // No provider, no capacity: what runs is brought to its end.
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    fn spawn(&mut self, job: StoredJob, recovered: bool) {
+        let id = job.payload.id;
+        let span = tracing::info_span!("job", job = %id);
+        let handle = self.jobs.spawn(job::execute(Arc::clone(&self.context), job, recovered).instrument(span));
+        self.ids.insert(handle.id(), id);
+    }
+
+    fn job_ended(&mut self, ended: Result<(Id, Result<(), JobError>), tokio::task::JoinError>) {
+        let (task, result) = match ended {
+            Ok((task, result)) => (task, result.map_err(|error| error.to_string())),
+            Err(error) => (error.id(), Err(error.to_string())),
+        };
+        let job = self.ids.remove(&task).map_or(0, |job| job.0);
+        match result {
+            Ok(()) => tracing::debug!(job, "job done"),
+            Err(error) => tracing::error!(job, error, "the job stays in state.db for a later start of the manager"),
+        }
+    }
+}
