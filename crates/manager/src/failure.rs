@@ -48,12 +48,7 @@ pub(crate) fn last_words(reason: FailureReason, message: &str) -> String {
     format!("\x1b[31;1mERROR: Job failed{kind}: {message}\x1b[0;m\n")
 }
 
-fn update(
-    payload: &JobPayload,
-    state: &str,
-    reason: Option<FailureReason>,
-    exit_code: Option<i32>,
-) -> UpdateRequest {
+fn update(payload: &JobPayload, state: &str, reason: Option<FailureReason>, exit_code: Option<i32>) -> UpdateRequest {
     let known = &payload.features.failure_reasons;
     UpdateRequest {
         token: payload.token.clone(),

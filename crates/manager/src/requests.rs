@@ -42,7 +42,9 @@ pub(crate) enum Arrival {
 /// What one request came to.
 enum Answer {
     Job(Box<JobPayload>),
-    Empty { held: bool },
+    Empty {
+        held: bool,
+    },
     /// The job is one that has its actor.
     Repeated,
     Failed(ClientError),

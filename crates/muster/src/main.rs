@@ -6,7 +6,9 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 mod agent;
 mod ci;
+mod logging;
 mod manager;
+mod runtime;
 
 /// Muster: a CI runner and its fleet in one program.
 #[derive(Debug, Parser)]

@@ -37,9 +37,7 @@ impl From<Status> for AgentError {
             | Code::FailedPrecondition
             | Code::ResourceExhausted
             | Code::Unimplemented
-            | Code::PermissionDenied => {
-                Self::Refused(message)
-            }
+            | Code::PermissionDenied => Self::Refused(message),
             _ => Self::Broken(message),
         }
     }

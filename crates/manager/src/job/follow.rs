@@ -6,9 +6,9 @@ use muster_agent_api::result::JobResult;
 use muster_environment::AgentConnection;
 use tokio::time::{Instant, sleep_until};
 
+use super::Actor;
 use super::agent::{self, AgentError};
 use super::uploader::Verdict;
-use super::Actor;
 
 /// Past the job's own timeout, which the agent enforces: winding down, after_script, uploads.
 const WATCHDOG_SLACK: Duration = Duration::from_secs(30 * 60);

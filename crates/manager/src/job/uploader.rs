@@ -172,7 +172,11 @@ impl Uploader {
                 true
             }
             None => {
-                tracing::info!(from = self.acknowledged, size, "the coordinator has another length, going on from there");
+                tracing::info!(
+                    from = self.acknowledged,
+                    size,
+                    "the coordinator has another length, going on from there"
+                );
                 self.rewind(size);
                 false
             }

@@ -99,7 +99,8 @@ impl Store {
     /// # Errors
     /// [`StoreError`].
     pub async fn jobs(&self) -> Result<Vec<StoredJob>, StoreError> {
-        let rows = sqlx::query("SELECT id, payload, state FROM jobs ORDER BY taken_ms, id").fetch_all(&self.pool).await?;
+        let rows =
+            sqlx::query("SELECT id, payload, state FROM jobs ORDER BY taken_ms, id").fetch_all(&self.pool).await?;
         rows.into_iter()
             .map(|row| {
                 let job = JobId(row.get("id"));
@@ -136,13 +137,14 @@ impl Store {
         let text = serde_json::to_string(payload).map_err(|source| StoreError::Row { job: payload.id, source })?;
         let state = encode(payload.id, &JobState::Taken)?;
         let mut transaction = self.pool.begin().await?;
-        let stored = sqlx::query("INSERT INTO jobs (id, payload, state, taken_ms) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING")
-            .bind(payload.id.0)
-            .bind(text)
-            .bind(state)
-            .bind(now_ms())
-            .execute(&mut *transaction)
-            .await?;
+        let stored =
+            sqlx::query("INSERT INTO jobs (id, payload, state, taken_ms) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING")
+                .bind(payload.id.0)
+                .bind(text)
+                .bind(state)
+                .bind(now_ms())
+                .execute(&mut *transaction)
+                .await?;
         sqlx::query("UPDATE lanes SET key = ? WHERE lane = ?")
             .bind(uuid::Uuid::new_v4().simple().to_string())
             .bind(lane)

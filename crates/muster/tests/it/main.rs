@@ -1,0 +1,3 @@
+//! Tests of the executable itself.
+
+mod manager;

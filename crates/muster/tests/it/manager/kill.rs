@@ -1,0 +1,94 @@
+//! `kill -9` of the manager in the middle of a job, at points that a seed chooses: the job ends with the right result,
+//! each byte of its log arrives once, and its script starts once.
+
+use std::time::Duration;
+
+use muster_job::{JobId, JobStatus};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use serde_json::json;
+
+use super::support::{self, Bench, ManagerProcess};
+
+const LINES: usize = 60;
+
+/// Writes a mark when it starts, then lines of different length over about a second.
+const SCRIPT: &str = r#"echo started >> "$HOME_OF_TEST/started"
+i=0; while [ $i -lt 60 ]; do i=$((i + 1)); printf 'line %d %0*d\n' $i $((i * 7 % 90 + 1)) 0; sleep 0.015; done
+exit 7"#;
+
+/// The seed of `MUSTER_TEST_SEED`, or a new one; printed, so that a failure can be repeated.
+fn seed() -> u64 {
+    let seed = std::env::var("MUSTER_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
+    println!("MUSTER_TEST_SEED={seed}");
+    seed
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_manager_loses_no_job_and_no_byte() {
+    let mut rng = StdRng::seed_from_u64(seed());
+    let bench = Bench::start().await;
+    bench.push(1, &[SCRIPT], json!({}));
+    let mut manager = bench.manager(&[]);
+    // At any moment: while it starts, asks, hands the job over, streams.
+    for _ in 0..6 {
+        tokio::time::sleep(Duration::from_millis(rng.random_range(5..250))).await;
+        manager = kill_and_restart(&bench, manager).await;
+    }
+    let job = bench.coordinator.wait_for_end(JobId(1)).await;
+    check(&bench, &job);
+    bench.check_clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manager_killed_at_chosen_lines_goes_on_from_the_acknowledged_byte() {
+    let mut rng = StdRng::seed_from_u64(seed());
+    let bench = Bench::start().await;
+    bench.push(1, &[SCRIPT], json!({}));
+    let mut manager = bench.manager(&[]);
+    let mut line = 0;
+    while line < LINES {
+        let wanted = format!("line {} ", (line + rng.random_range(1..20)).min(LINES));
+        let job = bench.coordinator.wait_for(JobId(1), |job| job.text().contains(&wanted)).await;
+        line = job.text().matches("line ").count();
+        manager = kill_and_restart(&bench, manager).await;
+    }
+    let job = bench.coordinator.wait_for_end(JobId(1)).await;
+    check(&bench, &job);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_ends_while_no_manager_is_there_is_reported_by_the_next() {
+    let bench = Bench::start().await;
+    bench.push(1, &[&format!("{SCRIPT}; touch \"$HOME_OF_TEST/never\"")], json!({}));
+    let manager = bench.manager(&[]);
+    bench.coordinator.wait_for(JobId(1), |job| job.text().contains("line 3 ")).await;
+    manager.kill().await;
+    // The agent goes on: wait for its result in the spool, with a deadline.
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    while !bench.spool_text().contains("Job failed") {
+        assert!(std::time::Instant::now() < deadline, "the agent did not finish the job");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let _manager = bench.manager(&[]);
+    let job = bench.coordinator.wait_for_end(JobId(1)).await;
+    check(&bench, &job);
+}
+
+async fn kill_and_restart(bench: &Bench, manager: ManagerProcess) -> ManagerProcess {
+    manager.kill().await;
+    bench.manager(&[])
+}
+
+fn check(bench: &Bench, job: &muster_runner_api::test_support::Job) {
+    let text = job.text();
+    assert_eq!((job.status, job.handouts), (JobStatus::Failed, 1), "{text}");
+    let last = job.updates.last().unwrap();
+    assert_eq!((last.failure_reason.as_deref(), last.exit_code), (Some("script_failure"), Some(7)), "{text}");
+    support::check_report(job);
+    for number in 1..=LINES {
+        let line = format!("line {number} {}\n", "0".repeat(number * 7 % 90 + 1));
+        assert_eq!(text.matches(&line).count(), 1, "`{line}` in:\n{text}");
+    }
+    assert_eq!(std::fs::read_to_string(bench.path("started")).unwrap(), "started\n", "the script started once");
+}

@@ -1,0 +1,95 @@
+//! `muster manager` with its real agent, against a coordinator in memory.
+
+mod kill;
+mod support;
+
+use std::time::Duration;
+
+use muster_job::{JobId, JobStatus};
+use muster_runner_api::test_support::{Call, Fault};
+use serde_json::json;
+
+use support::Bench;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_runs_and_its_trace_and_result_arrive() {
+    let bench = Bench::start().await;
+    bench.push(1, &["echo hello", "echo $GREETING"], json!({ "GREETING": "from a variable" }));
+    let _manager = bench.manager(&[]);
+    let job = bench.coordinator.wait_for_end(JobId(1)).await;
+    let text = job.text();
+    assert_eq!(job.status, JobStatus::Success, "{text}");
+    for line in ["Running with muster", "$ echo hello", "hello", "from a variable", "Job succeeded"] {
+        assert!(text.contains(line), "`{line}` is missing in:\n{text}");
+    }
+    support::check_report(&job);
+    bench.check_clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failing_script_reports_its_exit_code() {
+    let bench = Bench::start().await;
+    bench.push(1, &["exit 3"], json!({}));
+    let _manager = bench.manager(&[]);
+    let job = bench.coordinator.wait_for_end(JobId(1)).await;
+    let last = job.updates.last().unwrap();
+    assert_eq!((job.status, last.exit_code), (JobStatus::Failed, Some(3)), "{}", job.text());
+    assert_eq!(last.failure_reason.as_deref(), Some("script_failure"));
+    support::check_report(&job);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_jobs_share_the_slots() {
+    let bench = Bench::start().await;
+    for id in 1..=12 {
+        bench.push(id, &["echo $CI_CONCURRENT_ID"], json!({}));
+    }
+    let _manager = bench.manager(&["--concurrent", "4"]);
+    for id in 1..=12 {
+        let job = bench.coordinator.wait_for_end(JobId(id)).await;
+        assert_eq!((job.status, job.handouts), (JobStatus::Success, 1), "{}", job.text());
+        support::check_report(&job);
+    }
+    assert!(bench.coordinator.waiting_max() <= 4);
+    bench.check_clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_at_the_coordinator_ends_the_script() {
+    let bench = Bench::start().await;
+    // It goes on talking: a manager hears of a cancel with the answer to its next piece, or to a sign of life.
+    bench.push(1, &["while echo talking; do sleep 0.05; done"], json!({}));
+    let _manager = bench.manager(&[]);
+    bench.coordinator.wait_for(JobId(1), |job| job.text().contains("talking\n")).await;
+    bench.coordinator.set_status(JobId(1), JobStatus::Canceling);
+    let job = bench.coordinator.wait_for_end(JobId(1)).await;
+    assert_eq!(job.status, JobStatus::Canceled, "{}", job.text());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_answers_and_refusals_of_the_coordinator_are_healed() {
+    let bench = Bench::start().await;
+    use Fault::{After, Before};
+    bench.coordinator.fail(Call::RequestJob, [Before, After]);
+    bench.coordinator.fail(Call::AppendTrace, [Before, After, After]);
+    bench.coordinator.fail(Call::UpdateJob, [Before]);
+    bench.push(1, &["for i in 1 2 3; do echo line $i; done"], json!({}));
+    let _manager = bench.manager(&[]);
+    let job = bench.coordinator.wait_for_end(JobId(1)).await;
+    assert_eq!((job.status, job.handouts), (JobStatus::Success, 1), "{}", job.text());
+    support::check_report(&job);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_winds_jobs_down_and_leaves_nothing_behind() {
+    let bench = Bench::start().await;
+    bench.push(1, &["echo begun", "sleep 600"], json!({}));
+    let mut manager = bench.manager(&["--on-stop", "cancel"]);
+    bench.coordinator.wait_for(JobId(1), |job| job.text().contains("begun")).await;
+    manager.terminate();
+    let job = bench.coordinator.wait_for_end(JobId(1)).await;
+    assert_eq!(job.status, JobStatus::Failed);
+    assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("runner_interrupted"));
+    assert!(manager.ended(Duration::from_secs(20)).await.success());
+    bench.check_clean().await;
+}

@@ -1,0 +1,147 @@
+//! A coordinator in memory, a home for one manager, and the real executable.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use muster_runner_api::test_support::{Job, MemoryCoordinator, RUNNER_TOKEN, Served, serve};
+use serde_json::{Value, json};
+use tokio::process::{Child, Command};
+
+/// One test's world. Dropped, its agent and managers end.
+pub(crate) struct Bench {
+    pub(crate) coordinator: Arc<MemoryCoordinator>,
+    served: Served,
+    home: tempfile::TempDir,
+    /// What the agents outlive no longer than.
+    keeper: std::process::Child,
+}
+
+impl Bench {
+    pub(crate) async fn start() -> Self {
+        let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(10)));
+        let served = serve(coordinator.clone()).await.unwrap();
+        let home = tempfile::tempdir().unwrap();
+        std::fs::write(home.path().join("token"), RUNNER_TOKEN).unwrap();
+        let keeper = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        Self { coordinator, served, home, keeper }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.home.path().join(name)
+    }
+
+    /// Puts a job in the queue that runs `script` without a checkout.
+    pub(crate) fn push(&self, id: i64, script: &[&str], variables: Value) {
+        let mut list = vec![
+            json!({ "key": "GIT_STRATEGY", "value": "none" }),
+            json!({ "key": "FF_TIMESTAMPS", "value": "false" }),
+            json!({ "key": "HOME_OF_TEST", "value": self.home.path() }),
+        ];
+        for (key, value) in variables.as_object().unwrap() {
+            list.push(json!({ "key": key, "value": value }));
+        }
+        let payload = json!({
+            "id": id, "token": format!("job-secret-{id}"),
+            "job_info": { "name": "test", "project_id": 1 },
+            "git_info": { "repo_url": "", "sha": "0123456789abcdef", "ref": "main", "ref_type": "branch" },
+            "runner_info": { "timeout": 600 },
+            "variables": list,
+            "steps": [{ "name": "script", "script": script }],
+            "features": { "failure_reasons": ["job_canceled", "runner_interrupted"] },
+            "muster": { "trace_interval_ms": 20, "result_tree": true }
+        });
+        self.coordinator.push(serde_json::from_value(payload).unwrap());
+    }
+
+    /// Starts a manager.
+    pub(crate) fn manager(&self, more: &[&str]) -> ManagerProcess {
+        let child = Command::new(env!("CARGO_BIN_EXE_muster"))
+            .args(["manager", "--url", self.served.url.as_str()])
+            .arg("--token-file")
+            .arg(self.path("token"))
+            .arg("--state-dir")
+            .arg(self.path("state"))
+            .arg("--builds-dir")
+            .arg(self.path("builds"))
+            .arg("--cache-dir")
+            .arg(self.path("cache"))
+            .args(["--until-pid", &self.keeper.id().to_string()])
+            .args(more)
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        ManagerProcess(child)
+    }
+
+    /// Everything that is written in the spool.
+    pub(crate) fn spool_text(&self) -> String {
+        fn read(path: &Path, text: &mut String) {
+            for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
+                if entry.path().is_dir() {
+                    read(&entry.path(), text);
+                } else if let Ok(bytes) = std::fs::read(entry.path()) {
+                    text.push_str(&String::from_utf8_lossy(&bytes));
+                }
+            }
+        }
+        let mut text = String::new();
+        read(&self.path("state").join("spool"), &mut text);
+        text
+    }
+
+    /// Waits until the agent's spool holds no job: each one was closed.
+    pub(crate) async fn check_clean(&self) {
+        let jobs = self.path("state").join("spool");
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while has_jobs(&jobs) {
+            assert!(Instant::now() < deadline, "jobs are left in {}", jobs.display());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+/// Whether a directory of a job, which is named `<id>-<attempt>`, is anywhere below.
+fn has_jobs(spool: &Path) -> bool {
+    let Ok(entries) = std::fs::read_dir(spool) else { return false };
+    entries.flatten().any(|entry| {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let is_job = name.ends_with("-1") && name.starts_with(|first: char| first.is_ascii_digit());
+        is_job || (entry.path().is_dir() && has_jobs(&entry.path()))
+    })
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let _ = self.keeper.kill();
+        let _ = self.keeper.wait();
+    }
+}
+
+/// A manager's process. Dropped, it is killed.
+pub(crate) struct ManagerProcess(Child);
+
+impl ManagerProcess {
+    /// SIGTERM.
+    pub(crate) fn terminate(&self) {
+        let pid = rustix::process::Pid::from_raw(i32::try_from(self.0.id().unwrap()).unwrap()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    }
+
+    /// SIGKILL, and its end.
+    pub(crate) async fn kill(mut self) {
+        self.0.kill().await.unwrap();
+    }
+
+    pub(crate) async fn ended(&mut self, limit: Duration) -> ExitStatus {
+        tokio::time::timeout(limit, self.0.wait()).await.expect("the manager did not end").unwrap()
+    }
+}
+
+/// J3: size and checksum of the last update are those of the bytes that arrived.
+pub(crate) fn check_report(job: &Job) {
+    let output = &job.updates.last().unwrap().output;
+    assert_eq!(output.bytesize, Some(job.trace.len() as u64), "{}", job.text());
+    assert_eq!(output.checksum, Some(format!("crc32:{:08x}", crc32fast::hash(&job.trace))), "{}", job.text());
+}
