@@ -3,5 +3,6 @@
 mod c_payload;
 mod c_schedule;
 mod c_variables;
+mod from_yaml;
 mod handouts;
 mod schedule;
