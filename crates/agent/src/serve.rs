@@ -90,7 +90,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
         move |source| ServeError::Io { doing, path, source }
     };
     let templates = spool.templates();
-    let shared = Shared { templates: Templates::new(templates.clone()).map_err(failed("empty", &templates))? };
+    let shared = Shared::new(Templates::new(templates.clone()).map_err(failed("empty", &templates))?);
     let agent = Arc::new(Agent::new(spool, shared));
     recover(&agent).await.map_err(failed("read the spool", &options.spool))?;
     agent.prune(options.retention);

@@ -7,10 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_agent_api::builtin::{Coordinator, JobPlan};
+use muster_runner_api::client::{Client, ClientError};
 use muster_steps::log::{Log, Stream};
 use muster_steps::process::{Command, Ended, Processes};
 use muster_steps::stop::Stop;
 use parking_lot::Mutex;
+use url::Url;
 
 use crate::checkout::Templates;
 use crate::failure::Failure;
@@ -28,6 +30,28 @@ pub type OnUserCode = Box<dyn Fn() -> io::Result<()> + Send + Sync>;
 pub struct Shared {
     /// Work trees of commits, ready to be copied.
     pub templates: Templates,
+    /// The client used last: the jobs of an agent mostly have one coordinator.
+    client: Mutex<Option<(String, Client)>>,
+}
+
+impl Shared {
+    /// What an agent's jobs share.
+    #[must_use]
+    pub fn new(templates: Templates) -> Self {
+        Self { templates, client: Mutex::default() }
+    }
+
+    /// A client of the coordinator at `url`, without `/api/v4`.
+    pub(crate) fn client(&self, url: &str) -> Result<Client, ClientError> {
+        let mut last = self.client.lock();
+        if let Some((_, client)) = last.as_ref().filter(|(own, _)| own == url) {
+            return Ok(client.clone());
+        }
+        let parsed = Url::parse(url).map_err(|error| ClientError::Setup(error.to_string()))?;
+        let client = Client::new(&parsed)?;
+        *last = Some((url.to_owned(), client.clone()));
+        Ok(client)
+    }
 }
 
 /// The surroundings of one job's steps.

@@ -4,9 +4,12 @@
 //! Invariants: whatever a job prints passes [`trace::Trace`], so no masked value reaches the log (J6); a phase that
 //! is optional, like a cache, never fails the job.
 
+mod artifacts;
+mod cache;
 mod checkout;
 mod context;
 mod failure;
+mod files;
 pub mod job;
 pub mod mask;
 mod script;

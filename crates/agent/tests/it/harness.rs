@@ -68,6 +68,25 @@ impl Agent {
         Self { dir, shutdown, task, steps, extension: AgentClient::new(channel) }
     }
 
+    /// Waits until the agent has ended by itself.
+    pub(crate) async fn ended(self) {
+        tokio::time::timeout(PATIENCE, self.task).await.unwrap().unwrap().unwrap();
+    }
+
+    /// A client of the agent that another process runs in `dir`, once it takes calls.
+    pub(crate) async fn attach(dir: TempDir) -> Self {
+        let options = options(dir.path());
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        while std::os::unix::net::UnixStream::connect(&options.socket).is_err() {
+            assert!(tokio::time::Instant::now() < deadline, "the agent's process serves");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let channel = connect(options.socket).await;
+        let steps = StepRunnerClient::new(channel.clone());
+        let task = tokio::spawn(async { Ok(()) });
+        Self { dir, shutdown: CancellationToken::new(), task, steps, extension: AgentClient::new(channel) }
+    }
+
     /// Ends the agent in order, and gives its directory back.
     pub(crate) async fn stop(self) -> TempDir {
         self.shutdown.cancel();
@@ -202,4 +221,13 @@ pub(crate) fn failed(result: &JobResult) -> (String, Option<i32>) {
         Outcome::Success => panic!("the job passed"),
         Outcome::Failed { reason, exit_code, .. } => (reason.to_string(), *exit_code),
     }
+}
+
+pub(crate) fn is_running(pid: &str) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+pub(crate) fn make_executable(path: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
 }

@@ -15,7 +15,7 @@ use super::{Brakes, go_duration, is_after_script, is_user_script};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::trace::style;
-use crate::{checkout, script, variables::Variables};
+use crate::{artifacts, cache, checkout, script, variables::Variables};
 
 /// Between two tries of a phase; doubles up to [`RETRY_MAX`] (job-execution 1.4).
 const RETRY_FIRST: Duration = Duration::from_secs(5);
@@ -149,7 +149,11 @@ impl Runner<'_> {
             Builtin::Checkout(checkout) => checkout::run(context, checkout, again, stop).await,
             Builtin::Cleanup => Variables::remove_files(&context.temp_dir)
                 .map_err(Failure::io("cannot remove the job's temporary files")),
-            _ => {
+            Builtin::CacheRestore(entry) => cache::restore(context, entry, stop).await,
+            Builtin::CacheSave(entry) => cache::save(context, entry, stop).await,
+            Builtin::ArtifactsDownload(download) => artifacts::download(context, download, stop).await,
+            Builtin::ArtifactsUpload(upload) => artifacts::upload(context, upload, stop).await,
+            Builtin::Steps { .. } => {
                 let _ = steps;
                 Err(Failure::System("not there yet".to_owned()))
             }

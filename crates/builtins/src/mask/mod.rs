@@ -50,16 +50,15 @@ impl Secrets {
     /// Values are trimmed, empty ones are no secret. All prefixes are used: GitLab drops those beyond the fifteenth,
     /// which can only show more.
     pub fn new<'a>(values: impl IntoIterator<Item = &'a str>, prefixes: impl IntoIterator<Item = &'a str>) -> Self {
-        let clean = |text: &'a str| Some(text.trim().as_bytes().to_vec()).filter(|text| !text.is_empty());
         Self {
             phrases: values.into_iter().filter_map(clean).collect(),
-            prefixes: TOKEN_PREFIXES.into_iter().chain(prefixes).filter_map(|p| clean_prefix(p)).collect(),
+            prefixes: TOKEN_PREFIXES.into_iter().chain(prefixes).filter_map(clean).collect(),
         }
     }
 }
 
-fn clean_prefix(prefix: &str) -> Option<Vec<u8>> {
-    Some(prefix.trim().as_bytes().to_vec()).filter(|text| !text.is_empty())
+fn clean(text: &str) -> Option<Vec<u8>> {
+    Some(text.trim().as_bytes().to_vec()).filter(|text| !text.is_empty())
 }
 
 /// Masks one stream.

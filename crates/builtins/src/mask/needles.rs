@@ -33,10 +33,10 @@ impl Needles {
         let mut starts = Box::new([false; 256]);
         for first in texts.iter().filter_map(|text| text.first()) {
             for byte in [*first, first.to_ascii_lowercase(), first.to_ascii_uppercase()] {
-                if byte == *first || ignore_case {
-                    if let Some(start) = starts.get_mut(usize::from(byte)) {
-                        *start = true;
-                    }
+                if (byte == *first || ignore_case)
+                    && let Some(start) = starts.get_mut(usize::from(byte))
+                {
+                    *start = true;
                 }
             }
         }

@@ -1,0 +1,132 @@
+//! Agents that are killed, and what the next one finds in the spool.
+
+use std::path::Path;
+use std::process::{Child, Command};
+
+use muster_agent_api::builtin::{Builtin, Checkout};
+use muster_agent_api::result::Outcome;
+use muster_job::EndCause;
+
+use crate::harness::*;
+
+/// The agent of a child process; see [`agent_process`].
+const PROCESS: &str = "AGENT_PROCESS_DIR";
+
+/// Starts this test program again, as an agent in `dir`.
+fn spawn_agent(dir: &Path) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["death::agent_process", "--exact", "--ignored", "--nocapture"])
+        .env(PROCESS, dir)
+        .spawn()
+        .unwrap()
+}
+
+#[tokio::test]
+#[ignore = "the body of the agent processes that other tests start"]
+async fn agent_process() {
+    let Some(dir) = std::env::var_os(PROCESS) else { return };
+    muster_agent::serve(options(Path::new(&dir))).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_job_that_was_in_its_script_is_lost_with_a_reason_and_nothing_is_left_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut process = spawn_agent(dir.path());
+    let mut agent = Agent::attach(dir).await;
+    let pids = agent.dir.path().join("pids");
+    let daemon = format!("setsid sh -c 'echo $$ >> {0}; exec sleep 600' & echo $$ >> {0}", pids.display());
+    let wait = format!("until [ $(wc -l < {}) = 2 ]; do sleep 0.01; done; echo ready; sleep 600", pids.display());
+    let plan = agent.plan(vec![script(&[&daemon, &wait])]);
+    agent.run("1-1", &plan, &[variable("A", "1")]).await;
+    let seen = agent.log_until("1-1", "\nready\n").await;
+    process.kill().unwrap();
+    process.wait().unwrap();
+
+    let mut agent = Agent::start_in(agent.dir).await;
+    agent.run("1-1", &plan, &[]).await;
+    let result = agent.wait("1-1").await;
+    let Outcome::Failed { reason, cause, .. } = &result.outcome else { panic!("{result:?}") };
+    assert_eq!((reason.as_str(), *cause), ("runner_system_failure", Some(EndCause::EnvironmentLost)));
+    let log = agent.log("1-1").await;
+    assert!(log.starts_with(&seen) && log.contains("ERROR: Job failed (system failure): the agent was ended"), "{log}");
+    assert_eq!(result.log_bytes, log.len() as u64);
+    for pid in std::fs::read_to_string(&pids).unwrap().lines() {
+        assert!(!is_running(pid), "process {pid} is left");
+    }
+}
+
+#[tokio::test]
+async fn a_finished_job_is_served_by_the_next_agent_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut process = spawn_agent(dir.path());
+    let mut agent = Agent::attach(dir).await;
+    let plan = agent.plan(vec![script(&["echo hello"])]);
+    agent.run("1-1", &plan, &[]).await;
+    let (result, log) = (agent.wait("1-1").await, agent.log("1-1").await);
+    process.kill().unwrap();
+    process.wait().unwrap();
+
+    let mut agent = Agent::start_in(agent.dir).await;
+    assert_eq!((agent.wait("1-1").await, agent.log("1-1").await), (result, log));
+    agent.close("1-1").await;
+    assert!(agent.ids().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_job_before_its_first_command_may_be_run_again_and_its_log_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (upstream, sha) = crate::checkout::repository(dir.path());
+    let mut process = spawn_agent(dir.path());
+    let mut agent = Agent::attach(dir).await;
+    // A git that waits: the job is held in its checkout.
+    let bin = agent.dir.path().join("bin");
+    let gate = agent.dir.path().join("gate");
+    std::fs::create_dir(&bin).unwrap();
+    let git = format!(
+        "#!/bin/sh\nuntil [ -e {} ]; do sleep 0.01; done\nexec /usr/bin/env PATH=\"$REAL_PATH\" git \"$@\"\n",
+        gate.display()
+    );
+    std::fs::write(bin.join("git"), git).unwrap();
+    make_executable(&bin.join("git"));
+    let path = std::env::var("PATH").unwrap();
+    let variables = [variable("PATH", &format!("{}:{path}", bin.display())), variable("REAL_PATH", &path)];
+    let mark = agent.dir.path().join("count");
+    let mut plan = agent.plan(vec![script(&[&format!("echo once >> {}", mark.display())])]);
+    plan.header = vec!["header".to_owned()];
+    plan.phases[0].run = Builtin::Checkout(Checkout {
+        strategy: "clone".to_owned(),
+        repo_url: upstream.to_string_lossy().into_owned(),
+        refspecs: vec!["+refs/heads/*:refs/remotes/origin/*".to_owned()],
+        sha,
+        checkout: true,
+        ..Checkout::default()
+    });
+    agent.run("1-1", &plan, &variables).await;
+    let seen = agent.log_until("1-1", "Fetching changes...").await;
+    process.kill().unwrap();
+    process.wait().unwrap();
+
+    let mut agent = Agent::start_in(agent.dir).await;
+    assert!(agent.ids().await.is_empty());
+    std::fs::write(gate, "").unwrap();
+    agent.run("1-1", &plan, &variables).await;
+    let log = agent.log("1-1").await;
+    assert!(
+        log.starts_with(&seen) && log.contains("the job; it starts again") && log.ends_with("Job succeeded\x1b[0;m\n"),
+        "{log}"
+    );
+    assert_eq!(std::fs::read_to_string(mark).unwrap(), "once\n");
+    assert_eq!(agent.wait("1-1").await.log_bytes, log.len() as u64);
+}
+
+#[tokio::test]
+async fn a_second_agent_is_told_who_is_first() {
+    let agent = Agent::start().await;
+    let pid = std::process::id().to_string();
+    let same_spool = muster_agent::serve(options(agent.dir.path())).await.unwrap_err();
+    assert!(same_spool.to_string().contains(&pid), "{same_spool}");
+    let mut other_spool = options(agent.dir.path());
+    other_spool.spool = agent.dir.path().join("other");
+    let same_socket = muster_agent::serve(other_spool).await.unwrap_err();
+    assert!(same_socket.to_string().contains(&pid), "{same_socket}");
+}

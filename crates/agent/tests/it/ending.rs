@@ -1,0 +1,146 @@
+//! Jobs that are ended before their time, and what must not be left of them.
+
+use muster_agent_api::builtin::PhaseWhen;
+use muster_agent_api::result::StepStatus;
+
+use crate::harness::*;
+
+#[tokio::test]
+async fn cancel_ends_the_script_and_after_script_still_runs() {
+    let mut agent = Agent::start().await;
+    let always = phase("upload_artifacts_on_failure", PhaseWhen::OnFailure, script(&["echo uploaded"]).run);
+    let plan = agent.plan(vec![
+        script(&["echo started; sleep 600", "echo never"]),
+        after_script(&["echo \"it was $CI_JOB_STATUS\""]),
+        always,
+    ]);
+    agent.run("1-1", &plan, &[]).await;
+    agent.log_until("1-1", "\nstarted\n").await;
+    agent.cancel("1-1").await;
+    let log = agent.log("1-1").await;
+    let result = agent.wait("1-1").await;
+    assert_eq!(failed(&result), ("job_canceled".to_owned(), None));
+    let warning = "\x1b[0;33mWARNING: script canceled externally (UI, API)\x1b[0;m\n";
+    assert!(log.contains(warning) && log.contains("\nit was canceled\n") && log.contains("\nuploaded\n"), "{log}");
+    assert!(!log.contains("\nnever\n") && log.ends_with("\x1b[31;1mERROR: Job failed: canceled\x1b[0;m\n"), "{log}");
+    assert_eq!(states(&result)[1], ("step_script", StepStatus::Cancelled));
+}
+
+#[tokio::test]
+async fn cancel_before_the_script_ends_the_job() {
+    let mut agent = Agent::start().await;
+    let gate = agent.dir.path().join("gate");
+    let mut plan = agent.plan(vec![script(&["echo never"]), after_script(&["echo never"])]);
+    let hook = format!("echo hook; until [ -e {} ]; do sleep 0.01; done", gate.display());
+    let checkout = muster_agent_api::builtin::Checkout {
+        strategy: "fetch".to_owned(),
+        pre_script: vec![hook],
+        ..Default::default()
+    };
+    plan.phases[0].run = muster_agent_api::builtin::Builtin::Checkout(checkout);
+    agent.run("1-1", &plan, &[]).await;
+    agent.log_until("1-1", "\nhook\n").await;
+    agent.cancel("1-1").await;
+    let log = agent.log("1-1").await;
+    assert_eq!(failed(&agent.wait("1-1").await).0, "job_canceled");
+    assert!(!log.contains("never"), "{log}");
+}
+
+#[tokio::test]
+async fn c197_a_job_timeout_ends_all_but_cleaning_up() {
+    let mut agent = Agent::start().await;
+    let upload = phase("upload", PhaseWhen::Always, script(&["echo never"]).run);
+    let mut plan = agent.plan(vec![script(&["sleep 60"]), after_script(&["echo never"]), upload]);
+    plan.timeout_ms = 300;
+    plan.trace_sections = true;
+    let (log, result) = agent.complete(&plan).await;
+    assert_eq!(failed(&result), ("job_execution_timeout".to_owned(), None));
+    assert!(!log.contains("never"), "{log}");
+    assert!(log.contains("step_script could not run to completion because the timeout was exceeded."), "{log}");
+    let last = "\x1b[31;1mERROR: Job failed: execution took longer than 300ms seconds\x1b[0;m\n";
+    assert!(log.contains("section_end:") && log.ends_with(last), "{log}");
+}
+
+#[tokio::test]
+async fn a_script_timeout_leaves_time_for_after_script() {
+    let mut agent = Agent::start().await;
+    let mut slow = script(&["sleep 60"]);
+    slow.timeout_ms = 200;
+    let plan = agent.plan(vec![slow, after_script(&["echo \"it was $CI_JOB_STATUS\""])]);
+    let (log, result) = agent.complete(&plan).await;
+    assert_eq!(failed(&result).0, "job_execution_timeout");
+    assert!(log.contains("\nit was timedout\n"), "{log}");
+    assert!(log.contains("ERROR: Job failed: script timeout: context deadline exceeded"), "{log}");
+}
+
+#[tokio::test]
+async fn after_script_has_a_limit_of_its_own() {
+    let mut agent = Agent::start().await;
+    let mut slow = after_script(&["sleep 60"]);
+    slow.timeout_ms = 200;
+    let plan = agent.plan(vec![script(&["true"]), slow]);
+    let (log, result) = agent.complete(&plan).await;
+    assert_eq!(result.outcome, muster_agent_api::result::Outcome::Success, "{log}");
+    assert!(
+        log.contains("WARNING: after_script failed, but job will continue unaffected: after script timeout"),
+        "{log}"
+    );
+}
+
+#[tokio::test]
+async fn close_ends_a_running_job_with_everything_it_started() {
+    let mut agent = Agent::start().await;
+    let pids = agent.dir.path().join("pids");
+    let daemon = format!(
+        "trap '' TERM; setsid sh -c 'trap \"\" TERM; echo $$ >> {0}; sleep 600' & echo $$ >> {0}",
+        pids.display()
+    );
+    let wait = format!(
+        "until [ $(wc -l < {}) = 2 ]; do sleep 0.01; done; echo ready; while :; do sleep 1; done",
+        pids.display()
+    );
+    let plan = agent.plan(vec![script(&[&daemon, &wait])]);
+    agent.run("1-1", &plan, &[]).await;
+    agent.log_until("1-1", "\nready\n").await;
+    agent.close("1-1").await;
+    for pid in std::fs::read_to_string(&pids).unwrap().lines() {
+        assert!(!is_running(pid), "process {pid} is left");
+    }
+    assert!(agent.ids().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_background_process_ends_with_the_job_and_its_output_is_kept() {
+    let mut agent = Agent::start().await;
+    let pid_file = agent.dir.path().join("pid");
+    let start = format!("(echo from behind; exec sleep 600) & echo $! > {}", pid_file.display());
+    let plan = agent.plan(vec![script(&[&start, "exec >/dev/null 2>&1"]), after_script(&["echo after"])]);
+    let (log, result) = agent.complete(&plan).await;
+    assert_eq!(result.outcome, muster_agent_api::result::Outcome::Success);
+    assert!(log.contains("from behind\n") && log.contains("\nafter\n"), "{log}");
+    assert!(!is_running(std::fs::read_to_string(pid_file).unwrap().trim()));
+}
+
+#[tokio::test]
+async fn a_shutdown_ends_jobs_and_keeps_their_results() {
+    let mut agent = Agent::start().await;
+    let plan = agent.plan(vec![script(&["echo started; sleep 600"])]);
+    agent.run("1-1", &plan, &[]).await;
+    agent.log_until("1-1", "\nstarted\n").await;
+    let dir = agent.stop().await;
+    let mut agent = Agent::start_in(dir).await;
+    assert_eq!(failed(&agent.wait("1-1").await).0, "runner_interrupted");
+    assert!(agent.log("1-1").await.ends_with("ERROR: Job failed: aborted: the runner is shutting down\x1b[0;m\n"));
+}
+
+#[tokio::test]
+async fn an_agent_ends_with_the_process_that_it_serves() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut served = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+    let mut options = options(dir.path());
+    options.until_pid = Some(i32::try_from(served.id()).unwrap());
+    let agent = Agent::start_with(options, dir).await;
+    served.kill().unwrap();
+    served.wait().unwrap();
+    agent.ended().await;
+}

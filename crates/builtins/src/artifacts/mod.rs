@@ -1,0 +1,42 @@
+//! `builtin://artifacts/upload` and `builtin://artifacts/download` (job-execution 9).
+
+mod download;
+mod upload;
+
+use std::time::Duration;
+
+use muster_runner_api::client::{Client, ClientError};
+use muster_steps::stop::Stop;
+
+pub(crate) use download::download;
+pub(crate) use upload::upload;
+
+use crate::context::Context;
+use crate::failure::Failure;
+
+/// The client for the job's coordinator.
+fn client(context: &Context) -> Result<Client, Failure> {
+    context
+        .shared
+        .client(&context.coordinator.url)
+        .map_err(|error| Failure::System(format!("cannot reach the coordinator: {error}")))
+}
+
+/// Waits before another try.
+async fn pause(time: Duration, stop: &Stop) -> Result<(), Failure> {
+    tokio::select! {
+        cause = stop.stopped() => Err(Failure::Stopped(cause)),
+        () = tokio::time::sleep(time) => Ok(()),
+    }
+}
+
+/// The status of an answer, in the trace's words.
+fn word(error: &ClientError) -> String {
+    match error {
+        ClientError::Forbidden { code: 401, .. } => "unauthorized".to_owned(),
+        ClientError::Forbidden { code: 404 | 410, .. } => "not found".to_owned(),
+        ClientError::Forbidden { .. } => "forbidden".to_owned(),
+        ClientError::Rejected { code: 413, .. } => "too large".to_owned(),
+        other => format!("failed ({other})"),
+    }
+}

@@ -1,0 +1,103 @@
+//! Round trips, and archives that want out.
+
+use std::io::Write;
+
+use proptest::prelude::*;
+use zip::ZipWriter;
+use zip::write::SimpleFileOptions;
+
+use super::*;
+use crate::files::pack::{self, Level};
+
+fn hostile(build: impl FnOnce(&mut ZipWriter<&File>)) -> File {
+    let file = tempfile::tempfile().unwrap();
+    let mut zip = ZipWriter::new(&file);
+    build(&mut zip);
+    zip.finish().unwrap();
+    io::Seek::rewind(&mut &file).unwrap();
+    file
+}
+
+#[test]
+fn files_links_modes_and_times_survive_the_way() {
+    let from = tempfile::tempdir().unwrap();
+    fs::create_dir(from.path().join("d")).unwrap();
+    fs::write(from.path().join("d/run"), "content").unwrap();
+    fs::set_permissions(from.path().join("d/run"), fs::Permissions::from_mode(0o750)).unwrap();
+    filetime::set_file_mtime(from.path().join("d/run"), FileTime::from_unix_time(1_700_000_001, 0)).unwrap();
+    std::os::unix::fs::symlink("run", from.path().join("d/link")).unwrap();
+    let archive = tempfile::NamedTempFile::new().unwrap();
+    let files = ["d", "d/link", "d/run", "gone"].map(PathBuf::from);
+    pack::zip(from.path(), &files, Level::from_name(None), archive.as_file(), &Stop::new()).unwrap();
+
+    let to = tempfile::tempdir().unwrap();
+    fs::create_dir(to.path().join("d")).unwrap();
+    fs::write(to.path().join("d/run"), "older").unwrap();
+    zip(archive.reopen().unwrap(), to.path(), &Stop::new()).unwrap();
+    let metadata = fs::metadata(to.path().join("d/run")).unwrap();
+    assert_eq!(fs::read_to_string(to.path().join("d/link")).unwrap(), "content");
+    assert_eq!(metadata.permissions().mode() & 0o777, 0o750);
+    assert_eq!(FileTime::from_last_modification_time(&metadata).unix_seconds(), 1_700_000_001);
+}
+
+#[test]
+fn names_that_lead_out_are_refused() {
+    for name in ["../out", "a/../../out", "/out"] {
+        let outer = tempfile::tempdir().unwrap();
+        let root = outer.path().join("root");
+        let archive = hostile(|zip| {
+            zip.start_file(name, SimpleFileOptions::default()).unwrap();
+            zip.write_all(b"evil").unwrap();
+        });
+        assert!(matches!(zip(archive, &root, &Stop::new()), Err(Failure::Step(_))), "{name}");
+        assert!(!outer.path().join("out").exists());
+    }
+}
+
+#[test]
+fn nothing_is_written_through_a_link_that_leads_out() {
+    let outer = tempfile::tempdir().unwrap();
+    let root = outer.path().join("root");
+    fs::create_dir_all(&root).unwrap();
+    std::os::unix::fs::symlink("..", root.join("link")).unwrap();
+    let archive = hostile(|zip| {
+        zip.start_file("link/out", SimpleFileOptions::default()).unwrap();
+        zip.write_all(b"evil").unwrap();
+    });
+    assert!(zip(archive, &root, &Stop::new()).is_err());
+    // A link of the archive itself is made after everything else.
+    let archive = hostile(|zip| {
+        zip.add_symlink("own", "..", SimpleFileOptions::default()).unwrap();
+        zip.start_file("own/out", SimpleFileOptions::default()).unwrap();
+        zip.write_all(b"evil").unwrap();
+    });
+    assert!(zip(archive, &root, &Stop::new()).is_err());
+    assert!(!outer.path().join("out").exists());
+}
+
+#[test]
+fn a_link_in_the_way_of_a_file_is_replaced_not_followed() {
+    let outer = tempfile::tempdir().unwrap();
+    let root = outer.path().join("root");
+    fs::create_dir_all(&root).unwrap();
+    fs::write(outer.path().join("victim"), "old").unwrap();
+    std::os::unix::fs::symlink("../victim", root.join("file")).unwrap();
+    let archive = hostile(|zip| {
+        zip.start_file("file", SimpleFileOptions::default()).unwrap();
+        zip.write_all(b"new").unwrap();
+    });
+    zip(archive, &root, &Stop::new()).unwrap();
+    assert_eq!(fs::read_to_string(outer.path().join("victim")).unwrap(), "old");
+    assert_eq!(fs::read_to_string(root.join("file")).unwrap(), "new");
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_no_reason_to_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let dir = tempfile::tempdir().unwrap();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&bytes).unwrap();
+        io::Seek::rewind(&mut file).unwrap();
+        let _ = zip(file, dir.path(), &Stop::new());
+    }
+}

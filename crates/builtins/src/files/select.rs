@@ -1,0 +1,328 @@
+//! Which files the patterns of artifacts and caches mean (job-execution 9.2).
+
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use globset::{GlobBuilder, GlobMatcher};
+use muster_steps::log::{Log, Stream};
+use muster_steps::process::{Command, Ended};
+use muster_steps::stop::Stop;
+use parking_lot::Mutex;
+
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::trace::style;
+
+/// What to look for.
+#[derive(Debug, Default)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) paths: &'a [String],
+    pub(crate) exclude: &'a [String],
+    pub(crate) untracked: bool,
+}
+
+/// Finds the files; tells in the trace what each pattern found. Paths are relative to the project, in order.
+pub(crate) async fn select(context: &Context, wanted: Wanted<'_>, stop: &Stop) -> Result<Vec<PathBuf>, Failure> {
+    let env: HashMap<OsString, OsString> = context.environment().into_iter().collect();
+    let untracked = if wanted.untracked { untracked(context, stop).await? } else { Vec::new() };
+    let expanded = |list: &[String]| list.iter().map(|text| expand(text, &env)).collect::<Vec<_>>();
+    let (paths, exclude) = (expanded(wanted.paths), expanded(wanted.exclude));
+    let (root, watch, by_git) = (context.project_dir.clone(), stop.clone(), wanted.untracked);
+    let (found, lines) = Context::blocking(move || {
+        let mut search = Search { root: &root, found: BTreeSet::new(), lines: Vec::new(), stop: &watch };
+        let excludes = Excludes::new(&exclude, &mut search);
+        let mut excludes = excludes;
+        for path in &paths {
+            search.pattern(path, &mut excludes)?;
+        }
+        if by_git {
+            search.untracked(untracked, &mut excludes);
+        }
+        excludes.report(&mut search);
+        Ok((search.found, search.lines))
+    })
+    .await?;
+    for line in lines {
+        context.say(&line);
+    }
+    Ok(found.into_iter().collect())
+}
+
+struct Search<'a> {
+    root: &'a Path,
+    found: BTreeSet<PathBuf>,
+    lines: Vec<String>,
+    stop: &'a Stop,
+}
+
+impl Search<'_> {
+    fn pattern(&mut self, text: &str, excludes: &mut Excludes) -> Result<(), Failure> {
+        let Some(pattern) = inside(self.root, text) else {
+            self.lines.push(style::warning(&format!("artifact path is not a subpath of project directory: {text}")));
+            return Ok(());
+        };
+        let before = self.found.len();
+        let mut matches = 0;
+        if pattern.contains(['*', '?', '[', '{']) {
+            let Some(glob) = glob(&pattern) else {
+                self.lines.push(style::warning(&format!("{text}: this is no valid pattern")));
+                return Ok(());
+            };
+            let start = self.root.join(fixed_prefix(&pattern));
+            matches += self.walk(&start, Some(&glob), excludes)?;
+        } else {
+            matches += self.walk(&self.root.join(&pattern), None, excludes)?;
+        }
+        if matches == 0 && self.found.len() == before {
+            self.lines.push(style::warning(&format!(
+                "{text}: no matching files. Ensure that the artifact path is relative to the working directory ({})",
+                self.root.display()
+            )));
+        } else {
+            self.lines.push(format!("{text}: found {matches} matching artifact files and directories\n"));
+        }
+        Ok(())
+    }
+
+    /// Takes everything below `start` that matches, or is in a directory that does. Links are not followed.
+    fn walk(&mut self, start: &Path, glob: Option<&GlobMatcher>, excludes: &mut Excludes) -> Result<usize, Failure> {
+        let mut matches = 0;
+        // The depth of the directory whose content is taken as a whole.
+        let mut inside_of: Option<usize> = None;
+        for entry in walkdir::WalkDir::new(start).follow_links(false) {
+            if let Some(cause) = self.stop.cause() {
+                return Err(Failure::Stopped(cause));
+            }
+            let Ok(entry) = entry else { continue };
+            let Ok(relative) = entry.path().strip_prefix(self.root) else { continue };
+            inside_of = inside_of.filter(|depth| entry.depth() > *depth);
+            let taken = inside_of.is_some() || glob.is_none_or(|glob| glob.is_match(relative));
+            if !taken || relative.as_os_str().is_empty() {
+                continue;
+            }
+            if inside_of.is_none() && entry.file_type().is_dir() {
+                inside_of = Some(entry.depth());
+            }
+            if !excludes.has(relative) {
+                matches += 1;
+                self.found.insert(relative.to_owned());
+            }
+        }
+        Ok(matches)
+    }
+
+    fn untracked(&mut self, files: Vec<PathBuf>, excludes: &mut Excludes) {
+        let mut matches = 0;
+        for file in files {
+            if fs::symlink_metadata(self.root.join(&file)).is_ok() && !excludes.has(&file) {
+                matches += 1;
+                self.found.insert(file);
+            }
+        }
+        self.lines.push(match matches {
+            0 => "untracked: no files\n".to_owned(),
+            count => format!("untracked: found {count} files\n"),
+        });
+    }
+}
+
+/// The patterns of what to leave out, with how often each did.
+struct Excludes(Vec<(String, Option<GlobMatcher>, usize)>);
+
+impl Excludes {
+    fn new(patterns: &[String], search: &mut Search<'_>) -> Self {
+        let matcher = |text: &String| {
+            let glob = inside(search.root, text).and_then(|pattern| glob(&pattern));
+            if glob.is_none() {
+                search.lines.push(style::warning(&format!("{text}: this is no valid pattern to exclude")));
+            }
+            (text.clone(), glob, 0)
+        };
+        Self(patterns.iter().map(matcher).collect())
+    }
+
+    fn has(&mut self, relative: &Path) -> bool {
+        for (_, glob, count) in &mut self.0 {
+            if glob.as_ref().is_some_and(|glob| glob.is_match(relative)) {
+                *count += 1;
+                return true;
+            }
+        }
+        false
+    }
+
+    fn report(self, search: &mut Search<'_>) {
+        for (text, _, count) in self.0.into_iter().filter(|(_, _, count)| *count > 0) {
+            search.lines.push(format!("{text}: excluded {count} files\n"));
+        }
+    }
+}
+
+fn glob(pattern: &str) -> Option<GlobMatcher> {
+    GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).build().ok().map(|g| g.compile_matcher())
+}
+
+/// The pattern relative to the project; none if it leads out.
+fn inside(root: &Path, text: &str) -> Option<String> {
+    let path = Path::new(text.trim());
+    let path = if path.is_absolute() { path.strip_prefix(root).ok()? } else { path };
+    let mut parts: Vec<&str> = Vec::new();
+    for component in path.components() {
+        match component {
+            Component::Normal(part) => parts.push(part.to_str()?),
+            Component::CurDir => {}
+            Component::ParentDir => {
+                parts.pop()?;
+            }
+            Component::RootDir | Component::Prefix(_) => return None,
+        }
+    }
+    Some(parts.join("/"))
+}
+
+/// The leading directories of a pattern that hold no wildcard.
+fn fixed_prefix(pattern: &str) -> PathBuf {
+    let parts: Vec<&str> = pattern.split('/').collect();
+    let fixed = parts.iter().position(|part| part.contains(['*', '?', '[', '{', '\\'])).unwrap_or(parts.len());
+    parts.into_iter().take(fixed).collect()
+}
+
+/// Replaces `$NAME` and `${NAME}`, as a POSIX shell would; what is not set is empty. Anything else stays as it is.
+pub(crate) fn expand(text: &str, env: &HashMap<OsString, OsString>) -> String {
+    let is_name = |name: &str| {
+        !name.is_empty()
+            && !name.starts_with(|c: char| c.is_ascii_digit())
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+    };
+    let value = |name: &str| env.get(&OsString::from(name)).map(|value| value.to_string_lossy().into_owned());
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('$') {
+        out.push_str(before);
+        let braced = after.strip_prefix('{').and_then(|inner| inner.split_once('}'));
+        if let Some((name, behind)) = braced.filter(|(name, _)| is_name(name)) {
+            out.push_str(&value(name).unwrap_or_default());
+            rest = behind;
+            continue;
+        }
+        let end = after.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(after.len());
+        let (name, behind) = after.split_at(end);
+        if is_name(name) {
+            out.push_str(&value(name).unwrap_or_default());
+            rest = behind;
+        } else {
+            out.push('$');
+            rest = after;
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+/// What git does not track, ignored files included.
+async fn untracked(context: &Context, stop: &Stop) -> Result<Vec<PathBuf>, Failure> {
+    use std::os::unix::ffi::OsStringExt;
+    let capture = Arc::new(Capture { out: Mutex::default(), other: context.log() });
+    let log: Arc<dyn Log> = Arc::<Capture>::clone(&capture);
+    let command = Command {
+        program: "git".into(),
+        args: ["ls-files", "-o", "-z"].map(Into::into).into(),
+        env: context.environment(),
+        work_dir: Some(context.project_dir.clone()),
+        stdin: None,
+    };
+    match context.processes.run(command, &log, stop, context.grace).await? {
+        Ended::Stopped(cause) => return Err(Failure::Stopped(cause)),
+        Ended::Exited(status) if !status.success() => {
+            context.say(&style::warning("untracked: git cannot list the files"));
+            return Ok(Vec::new());
+        }
+        Ended::Exited(_) => {}
+    }
+    let out = std::mem::take(&mut *capture.out.lock());
+    let names = out.split(|byte| *byte == 0).filter(|name| !name.is_empty());
+    Ok(names.map(|name| PathBuf::from(OsString::from_vec(name.to_vec()))).collect())
+}
+
+/// Keeps standard output, and passes on standard error.
+struct Capture {
+    out: Mutex<Vec<u8>>,
+    other: Arc<dyn Log>,
+}
+
+impl Log for Capture {
+    fn write(&self, stream: Stream, bytes: &[u8]) {
+        match stream {
+            Stream::Output => self.out.lock().extend_from_slice(bytes),
+            other => self.other.write(other, bytes),
+        }
+    }
+
+    fn separates_streams(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(paths: &[&str], exclude: &[&str]) -> (Vec<String>, Vec<String>) {
+        let dir = tempfile::tempdir().unwrap();
+        for path in ["a/one.txt", "a/b/two.txt", "a/b/three.log", "top.txt", "a/.hidden"] {
+            fs::create_dir_all(dir.path().join(path).parent().unwrap()).unwrap();
+            fs::write(dir.path().join(path), "").unwrap();
+        }
+        std::os::unix::fs::symlink("/etc", dir.path().join("a/link")).unwrap();
+        let stop = Stop::new();
+        let mut search = Search { root: dir.path(), found: BTreeSet::new(), lines: Vec::new(), stop: &stop };
+        let exclude: Vec<String> = exclude.iter().map(ToString::to_string).collect();
+        let mut excludes = Excludes::new(&exclude, &mut search);
+        for path in paths {
+            search.pattern(path, &mut excludes).unwrap();
+        }
+        excludes.report(&mut search);
+        let found = search.found.iter().map(|path| path.to_string_lossy().into_owned()).collect();
+        (found, search.lines)
+    }
+
+    #[test]
+    fn a_directory_means_all_in_it_and_links_are_not_followed() {
+        let all = ["a", "a/.hidden", "a/b", "a/b/three.log", "a/b/two.txt", "a/link", "a/one.txt"];
+        assert_eq!(found(&["a"], &[]).0, all);
+        assert_eq!(found(&["./a/"], &[]).0, all);
+    }
+
+    #[test]
+    fn stars_stay_in_their_directory_and_two_stars_do_not() {
+        assert_eq!(found(&["*.txt"], &[]).0, ["top.txt"]);
+        assert_eq!(found(&["**/*.txt"], &[]).0, ["a/b/two.txt", "a/one.txt", "top.txt"]);
+        assert_eq!(found(&["a/*/{two,three}.*"], &[]).0, ["a/b/three.log", "a/b/two.txt"]);
+        assert_eq!(found(&["?/b"], &[]).0, ["a/b", "a/b/three.log", "a/b/two.txt"]);
+    }
+
+    #[test]
+    fn excluding_a_directory_leaves_its_content() {
+        assert_eq!(found(&["a/b"], &["a/b"]).0, ["a/b/three.log", "a/b/two.txt"]);
+        let (found, lines) = found(&["a/b"], &["a/b/**"]);
+        assert_eq!(found, ["a/b"]);
+        assert!(lines.contains(&"a/b/**: excluded 2 files\n".to_owned()), "{lines:?}");
+    }
+
+    #[test]
+    fn what_leads_out_is_refused_and_what_is_not_there_is_told() {
+        let (found, lines) = found(&["../x", "/etc/passwd", "none", "a/../../x"], &[]);
+        assert!(found.is_empty());
+        assert_eq!(lines.iter().filter(|line| line.contains("not a subpath")).count(), 3, "{lines:?}");
+        assert!(lines.iter().any(|line| line.contains("none: no matching files")), "{lines:?}");
+    }
+
+    #[test]
+    fn variables_in_patterns_are_expanded() {
+        let env = HashMap::from([("A".into(), "x".into())]);
+        assert_eq!(expand("$A/${A}b/$NONE/$1/${-}/$", &env), "x/xb//$1/${-}/$");
+    }
+}
