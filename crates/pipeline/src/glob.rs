@@ -10,6 +10,9 @@ use std::ops::Bound;
 
 use regex::{Regex, RegexBuilder};
 
+/// The longest pattern that is compiled, in bytes: as long as a path may be.
+const MAX_PATTERN_BYTES: usize = 4096;
+
 /// The most alternatives that the braces of one pattern may stand for.
 const MAX_ALTERNATIVES: usize = 1000;
 
@@ -18,8 +21,14 @@ const MAX_COMPILED_BYTES: usize = 4 * 1024 * 1024;
 
 /// A pattern that cannot be compiled.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the path pattern `{0}` is too large: its braces stand for too many alternatives")]
-pub struct GlobError(String);
+pub enum GlobError {
+    /// Longer than a path may be.
+    #[error("a path pattern of {0} bytes is too long; {MAX_PATTERN_BYTES} are allowed")]
+    TooLong(usize),
+    /// Its braces stand for too much.
+    #[error("the path pattern `{0}` is too large: its braces stand for too many alternatives")]
+    TooLarge(String),
+}
 
 /// A compiled path pattern.
 #[derive(Debug, Clone)]
@@ -45,7 +54,8 @@ impl Glob {
         if !pattern.contains(['*', '?', '[', '{', '\\']) {
             return Ok(Self { text: pattern.to_owned(), matcher: Matcher::Exact });
         }
-        let error = || GlobError(pattern.to_owned());
+        check_length(pattern)?;
+        let error = || GlobError::TooLarge(pattern.to_owned());
         let mut alternatives = Vec::new();
         expand_braces(pattern, &mut alternatives).ok_or_else(error)?;
         let parts: Vec<String> = alternatives.iter().map(|pattern| fnmatch_to_regex(pattern)).collect();
@@ -57,6 +67,7 @@ impl Glob {
     /// # Errors
     /// [`GlobError`] where the pattern is too large.
     pub fn include(pattern: &str) -> Result<Self, GlobError> {
+        check_length(pattern)?;
         let mut source = String::new();
         let mut rest = pattern;
         while let Some(at) = rest.find('*') {
@@ -66,7 +77,7 @@ impl Glob {
             rest = &rest[at + if crosses { 2 } else { 1 }..];
         }
         source.push_str(&regex::escape(rest));
-        Self::compiled(pattern, &source).ok_or_else(|| GlobError(pattern.to_owned()))
+        Self::compiled(pattern, &source).ok_or_else(|| GlobError::TooLarge(pattern.to_owned()))
     }
 
     fn compiled(pattern: &str, source: &str) -> Option<Self> {
@@ -116,6 +127,10 @@ impl Glob {
             Matcher::Pattern(regex) => tracked.iter().any(|path| regex.is_match(path)),
         }
     }
+}
+
+fn check_length(pattern: &str) -> Result<(), GlobError> {
+    if pattern.len() > MAX_PATTERN_BYTES { Err(GlobError::TooLong(pattern.len())) } else { Ok(()) }
 }
 
 /// Adds the patterns that `pattern` stands for once its braces are resolved, as Ruby does it: the first pair of braces
@@ -360,6 +375,7 @@ mod tests {
     fn braces_have_a_bound() {
         assert!(Glob::new(&"{a,b}".repeat(8)).is_ok());
         assert!(Glob::new(&"{a,b}".repeat(40)).is_err());
-        assert!(Glob::new(&"{".repeat(10_000)).is_ok());
+        assert!(Glob::new(&"{".repeat(4000)).is_ok());
+        assert!(matches!(Glob::new(&"*".repeat(10_000)), Err(GlobError::TooLong(10_000))));
     }
 }

@@ -9,7 +9,7 @@
 use regex::{Regex, RegexBuilder};
 
 /// The longest pattern that is compiled, in bytes.
-pub const MAX_PATTERN_BYTES: usize = 64 * 1024;
+pub const MAX_PATTERN_BYTES: usize = 16 * 1024;
 
 /// The most memory that one compiled pattern may take, in bytes.
 const MAX_COMPILED_BYTES: usize = 4 * 1024 * 1024;
