@@ -1,0 +1,110 @@
+//! The processes below this one: found, ended, reaped. Linux knows how; elsewhere only direct children are ended.
+
+pub(super) use sys::{adopt_orphans, all, kill, reap, terminate};
+
+#[cfg(target_os = "linux")]
+mod sys {
+    use std::collections::HashMap;
+
+    use rustix::process::{Pid, Signal, WaitOptions};
+
+    /// From now on a descendant that loses its parent becomes a child of this process.
+    pub(in super::super) fn adopt_orphans() {
+        if let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
+            tracing::debug!(%error, "cannot adopt orphans; the agent ends by itself when this process has ended");
+        }
+    }
+
+    /// All living descendants, children before grandchildren.
+    pub(in super::super) fn all() -> Vec<u32> {
+        below(std::process::id())
+    }
+
+    /// The living descendants of a process.
+    fn below(ancestor: u32) -> Vec<u32> {
+        let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
+        for entry in std::fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok) {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+            if let Some(parent) = parent_of_living(&stat) {
+                children.entry(parent).or_default().push(pid);
+            }
+        }
+        let mut found = Vec::new();
+        let mut open = vec![ancestor];
+        while let Some(pid) = open.pop() {
+            for child in children.remove(&pid).unwrap_or_default() {
+                found.push(child);
+                open.push(child);
+            }
+        }
+        found
+    }
+
+    /// The parent in a line of `/proc/<pid>/stat`: `pid (name) state parent ...`, where the name may hold anything.
+    /// None for a process that has ended and is only not reaped.
+    fn parent_of_living(stat: &str) -> Option<u32> {
+        let mut words = stat.rsplit_once(')')?.1.split_whitespace();
+        if words.next()? == "Z" {
+            return None;
+        }
+        words.next()?.parse().ok()
+    }
+
+    /// Asks a process to end.
+    pub(in super::super) fn terminate(pid: u32) {
+        signal(pid, Signal::TERM);
+    }
+
+    /// Ends a process.
+    pub(in super::super) fn kill(pid: u32) {
+        signal(pid, Signal::KILL);
+    }
+
+    fn signal(pid: u32, signal: Signal) {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        // A process that is gone already is what was wanted.
+        let _ = pid.map(|pid| rustix::process::kill_process(pid, signal));
+    }
+
+    /// Takes the ends of adopted children off the system's list. Call only when no child is awaited elsewhere.
+    pub(in super::super) fn reap() {
+        while matches!(rustix::process::wait(WaitOptions::NOHANG), Ok(Some(_))) {}
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn a_name_with_brackets_does_not_hide_the_parent() {
+            assert_eq!(parent_of_living("12 (a) b) S 7 12 12 0"), Some(7));
+            assert_eq!(parent_of_living("12 (a) Z 7 12 12 0"), None);
+            assert_eq!(parent_of_living("rubbish"), None);
+        }
+
+        #[test]
+        fn a_grandchild_is_found() {
+            let mut child = std::process::Command::new("sh").args(["-c", "sleep 100 & wait"]).spawn().unwrap();
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+            while below(child.id()).is_empty() {
+                assert!(std::time::Instant::now() < deadline, "the grandchild does not show");
+                std::thread::yield_now();
+            }
+            assert!(all().contains(&child.id()));
+            below(child.id()).into_iter().chain([child.id()]).for_each(kill);
+            child.wait().unwrap();
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod sys {
+    pub(in super::super) fn adopt_orphans() {}
+    pub(in super::super) fn all() -> Vec<u32> {
+        Vec::new()
+    }
+    pub(in super::super) fn terminate(_pid: u32) {}
+    pub(in super::super) fn kill(_pid: u32) {}
+    pub(in super::super) fn reap() {}
+}

@@ -1,0 +1,163 @@
+//! Follows the coordinator's events until nothing more can happen, and tells a [`Reporter`] what a person should see.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use muster_coordinator::views::{Event, JobView, PipelineSummary};
+use muster_coordinator::{Coordinator, CoordinatorError};
+use muster_job::{JobId, JobStatus, PipelineId};
+use tokio::sync::broadcast;
+
+use super::super::args::LogMode;
+use super::report::Reporter;
+use super::trace::TraceLines;
+
+/// All that is known of a run.
+#[derive(Debug, Default)]
+pub(super) struct Picture {
+    /// Pipelines by id: the root first, children after it.
+    pub(super) pipelines: BTreeMap<PipelineId, Arc<PipelineSummary>>,
+    /// Jobs by id, also those that a retry replaced.
+    pub(super) jobs: BTreeMap<JobId, Arc<JobView>>,
+}
+
+impl Picture {
+    /// Whether nothing more happens by itself.
+    fn is_done(&self) -> bool {
+        !self.pipelines.is_empty()
+            && self.pipelines.values().all(|found| found.status.is_complete() || found.status == JobStatus::Manual)
+            && !self.jobs.values().any(|job| job.status.is_on_runner())
+    }
+
+    /// Whether a failure counts: of the root pipeline, or of a child whose bridge does not answer for it (C222).
+    pub(super) fn has_failed(&self) -> bool {
+        self.pipelines.values().any(|pipeline| {
+            let answered_for = pipeline.parent.and_then(|parent| self.jobs.get(&parent.bridge));
+            pipeline.status == JobStatus::Failed && answered_for.is_none_or(|bridge| bridge.status == JobStatus::Success)
+        })
+    }
+
+    /// The jobs that count: not those that a retry replaced.
+    pub(super) fn current_jobs(&self) -> impl Iterator<Item = &Arc<JobView>> {
+        self.jobs.values().filter(|job| !job.retried)
+    }
+}
+
+/// Reads events and traces.
+pub(super) struct Follower {
+    coordinator: Arc<Coordinator>,
+    events: broadcast::Receiver<Event>,
+    log: LogMode,
+    logs: HashMap<JobId, Log>,
+    pub(super) picture: Picture,
+}
+
+/// How much of a job's trace was shown.
+#[derive(Default)]
+struct Log {
+    offset: u64,
+    lines: TraceLines,
+}
+
+impl Follower {
+    /// Follows from now on; made before the pipeline is created, it misses nothing.
+    pub(super) fn new(coordinator: Arc<Coordinator>, log: LogMode) -> Self {
+        let events = coordinator.subscribe();
+        Self { coordinator, events, log, logs: HashMap::new(), picture: Picture::default() }
+    }
+
+    /// Waits until nothing more can happen. Safe to drop and to call again.
+    ///
+    /// # Errors
+    /// [`CoordinatorError`] if the coordinator is gone.
+    pub(super) async fn until_done(&mut self, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
+        while !self.picture.is_done() {
+            match self.events.recv().await {
+                Ok(event) => self.take(event, reporter).await?,
+                Err(broadcast::error::RecvError::Lagged(_)) => self.read_anew(reporter).await?,
+                Err(broadcast::error::RecvError::Closed) => return Err(CoordinatorError::Closed),
+            }
+        }
+        Ok(())
+    }
+
+    async fn take(&mut self, event: Event, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
+        match event {
+            Event::JobChanged(job) => self.job(job, reporter).await?,
+            Event::PipelineChanged(pipeline) => self.pipeline(pipeline, reporter),
+            Event::TraceGrew { job, .. } if self.log == LogMode::Live => self.show_log(job, false, reporter).await?,
+            Event::TraceGrew { .. } => {}
+            Event::StorageProblem(Some(problem)) => reporter.warning(&format!("{problem}; jobs wait until it is solved")),
+            Event::StorageProblem(None) => reporter.warning("the coordinator can store again; jobs go on"),
+        }
+        Ok(())
+    }
+
+    /// After more events than could be kept: what is there now, as if each had come once more.
+    async fn read_anew(&mut self, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
+        self.events = self.coordinator.subscribe();
+        for summary in self.coordinator.pipelines().await? {
+            let view = self.coordinator.pipeline(summary.id).await?;
+            for job in view.jobs {
+                self.job(Arc::new(job), reporter).await?;
+            }
+            self.pipeline(Arc::new(view.summary), reporter);
+        }
+        Ok(())
+    }
+
+    fn pipeline(&mut self, pipeline: Arc<PipelineSummary>, reporter: &mut dyn Reporter) {
+        let before = self.picture.pipelines.insert(pipeline.id, Arc::clone(&pipeline));
+        let told = before.as_ref().map_or(0, |before| before.problems.len());
+        for problem in pipeline.problems.iter().skip(told) {
+            reporter.warning(problem);
+        }
+        if before.is_none_or(|before| before.status != pipeline.status) {
+            reporter.pipeline(&pipeline);
+        }
+    }
+
+    async fn job(&mut self, job: Arc<JobView>, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
+        let before = self.picture.jobs.insert(job.id, Arc::clone(&job));
+        if before.is_some_and(|before| before.status == job.status) {
+            return Ok(());
+        }
+        let ended = job.status.is_complete() && job.started_at.is_some();
+        let shown = match self.log {
+            LogMode::Live | LogMode::All => true,
+            LogMode::Failed => job.status == JobStatus::Failed,
+            LogMode::None => false,
+        };
+        if ended && shown {
+            self.show_log(job.id, true, reporter).await?;
+        }
+        reporter.job(&job);
+        Ok(())
+    }
+
+    /// Shows what has come since the last time; at the end also a last line without a line break.
+    async fn show_log(
+        &mut self,
+        job: JobId,
+        at_end: bool,
+        reporter: &mut dyn Reporter,
+    ) -> Result<(), CoordinatorError> {
+        let Some(view) = self.picture.jobs.get(&job).cloned() else { return Ok(()) };
+        let log = self.logs.entry(job).or_default();
+        loop {
+            let bytes = self.coordinator.read_trace(job, log.offset).await?;
+            if bytes.is_empty() {
+                break;
+            }
+            log.offset += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+            let lines = log.lines.push(&bytes);
+            if !lines.is_empty() {
+                reporter.log(&view, &lines);
+            }
+        }
+        if at_end && let Some(line) = log.lines.finish() {
+            reporter.log(&view, &[line]);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,99 @@
+//! One JSON object per line. The fields are documented in `docs/reference/ci.md`; new ones may be added, none changes.
+
+use muster_coordinator::views::{JobView, PipelineSummary};
+use serde_json::{Value, json};
+
+use super::super::error::ExitStatus;
+use super::super::ui;
+use super::report::{Ending, Reporter, RunInfo, job_time};
+
+/// Prints events as they come.
+pub(super) struct Json;
+
+fn print(event: &Value) {
+    ui::outln(&event.to_string());
+}
+
+fn milliseconds(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn job_fields(job: &JobView) -> Value {
+    json!({
+        "id": job.id,
+        "pipeline": job.pipeline,
+        "name": job.name,
+        "stage": job.stage,
+        "status": job.status,
+        "attempt": job.attempt,
+        "allow_failure": job.allow_failure,
+        "exit_code": job.exit_code,
+        "failure_reason": job.failure_reason,
+        "message": job.message,
+        "coverage": job.coverage,
+        "duration_ms": job_time(job).map(milliseconds),
+    })
+}
+
+impl Reporter for Json {
+    fn started(&mut self, run: &RunInfo<'_>) {
+        print(&json!({
+            "event": "run_started",
+            "run": run.number,
+            "name": run.pipeline.name,
+            "ref": run.ref_name,
+            "sha": run.sha,
+            "dirty": run.dirty,
+            "source": run.source,
+            "jobs": run.pipeline.jobs.len(),
+            "url": run.url,
+        }));
+    }
+
+    fn pipeline(&mut self, pipeline: &PipelineSummary) {
+        print(&json!({
+            "event": "pipeline",
+            "id": pipeline.id,
+            "name": pipeline.name,
+            "status": pipeline.status,
+            "warnings": pipeline.warnings,
+            "parent_pipeline": pipeline.parent.map(|parent| parent.pipeline),
+            "parent_job": pipeline.parent.map(|parent| parent.bridge),
+        }));
+    }
+
+    fn job(&mut self, job: &JobView) {
+        let mut event = json!({ "event": "job" });
+        if let (Some(event), Value::Object(fields)) = (event.as_object_mut(), job_fields(job)) {
+            event.extend(fields);
+        }
+        print(&event);
+    }
+
+    fn log(&mut self, job: &JobView, lines: &[String]) {
+        for line in lines {
+            let text = anstream::adapter::strip_str(line).to_string();
+            print(&json!({ "event": "log", "job": job.id, "name": job.name, "line": text }));
+        }
+    }
+
+    fn warning(&mut self, text: &str) {
+        print(&json!({ "event": "warning", "message": text }));
+    }
+
+    fn finished(&mut self, ending: &Ending<'_>) {
+        let status = match ending.status {
+            ExitStatus::Passed => "passed",
+            ExitStatus::Failed => "failed",
+            ExitStatus::BadConfiguration => "error",
+            ExitStatus::Cancelled => "cancelled",
+        };
+        print(&json!({
+            "event": "run_finished",
+            "status": status,
+            "duration_ms": milliseconds(ending.elapsed),
+            "critical_path": ending.critical_path,
+            "jobs": ending.picture.current_jobs().map(|job| job_fields(job)).collect::<Vec<_>>(),
+        }));
+    }
+}

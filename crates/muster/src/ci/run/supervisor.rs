@@ -1,0 +1,127 @@
+//! The manager of this run: a child process that is started again when it dies, and ended with all that it started.
+//!
+//! This process makes itself the reaper of its descendants, so that whatever loses its parent (the agent, a job's
+//! process that ran away) becomes a child of ours: nothing can be left behind that is not seen here.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use tokio::process::{Child, Command};
+use tokio_util::sync::CancellationToken;
+
+use super::super::error::CiError;
+use super::descendants;
+
+/// So many deaths within [`DEATHS_WITHIN`] and the manager is given up.
+const DEATHS_MAX: usize = 5;
+const DEATHS_WITHIN: Duration = Duration::from_secs(30);
+/// From a polite end to a kill.
+const GRACE: Duration = Duration::from_secs(3);
+/// How often is looked whether the processes are gone: processes that are not direct children give no event.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// How the manager is started.
+#[derive(Debug, Clone)]
+pub(super) struct ManagerOptions {
+    pub(super) url: String,
+    pub(super) token_file: PathBuf,
+    pub(super) state_dir: PathBuf,
+    pub(super) builds_dir: PathBuf,
+    pub(super) cache_dir: PathBuf,
+    pub(super) concurrent: usize,
+    /// What the manager and the agent say.
+    pub(super) log: PathBuf,
+}
+
+/// Keeps the manager alive until it is told to stop.
+///
+/// # Errors
+/// [`CiError`] if the manager cannot be started, or dies again and again.
+pub(super) async fn supervise(options: ManagerOptions, stop: CancellationToken) -> Result<(), CiError> {
+    let mut deaths: Vec<Instant> = Vec::new();
+    loop {
+        let mut child = start(&options)?;
+        let status = tokio::select! {
+            status = child.wait() => status,
+            () = stop.cancelled() => return end(child).await,
+        };
+        let told = status.map_or_else(|error| error.to_string(), |status| status.to_string());
+        tracing::warn!(%told, "the manager ended; it is started again");
+        let now = Instant::now();
+        deaths.retain(|death| now.duration_since(*death) < DEATHS_WITHIN);
+        deaths.push(now);
+        if deaths.len() >= DEATHS_MAX {
+            let log = last_lines(&options.log);
+            return Err(CiError::Usage(format!(
+                "the manager ended {DEATHS_MAX} times in a row ({told}); this is a defect of muster or of this machine. \
+                 Its last words, from `{}`:\n{log}",
+                options.log.display()
+            )));
+        }
+    }
+}
+
+fn start(options: &ManagerOptions) -> Result<Child, CiError> {
+    let executable = std::env::current_exe().map_err(CiError::system("cannot find the path of this program"))?;
+    let log = std::fs::File::options().create(true).append(true).open(&options.log);
+    let log = log.map_err(|source| CiError::State { path: options.log.clone(), source })?;
+    let error_log = log.try_clone().map_err(CiError::system("cannot share the manager's log"))?;
+    let mut command = Command::new(executable);
+    command.arg("manager").arg("--url").arg(&options.url);
+    command.arg("--token-file").arg(&options.token_file).arg("--state-dir").arg(&options.state_dir);
+    command.arg("--builds-dir").arg(&options.builds_dir).arg("--cache-dir").arg(&options.cache_dir);
+    command.arg("--concurrent").arg(options.concurrent.to_string());
+    command.arg("--until-pid").arg(std::process::id().to_string());
+    command.stdin(Stdio::null()).stdout(log).stderr(error_log).kill_on_drop(true);
+    // Ctrl-C is for this process, which then ends the jobs in order; the manager must not take it too.
+    #[cfg(unix)]
+    command.process_group(0);
+    command.spawn().map_err(CiError::system("cannot start the manager (`muster manager`)"))
+}
+
+/// Asks the manager to end, and kills it if it does not.
+async fn end(mut child: Child) -> Result<(), CiError> {
+    if let Some(pid) = child.id() {
+        descendants::terminate(pid);
+    }
+    if tokio::time::timeout(GRACE, child.wait()).await.is_err() {
+        child.kill().await.map_err(CiError::system("cannot end the manager"))?;
+    }
+    Ok(())
+}
+
+/// Ends every process that this one or its children started, politely and then by force, and waits until all are gone.
+pub(super) async fn end_descendants(grace: Duration) {
+    let deadline = Instant::now() + grace;
+    let mut told: Vec<u32> = Vec::new();
+    loop {
+        descendants::reap();
+        let living = descendants::all();
+        if living.is_empty() {
+            return;
+        }
+        let late = Instant::now() >= deadline;
+        for pid in living {
+            if late {
+                descendants::kill(pid);
+            } else if !told.contains(&pid) {
+                descendants::terminate(pid);
+                told.push(pid);
+            }
+        }
+        if Instant::now() >= deadline + GRACE {
+            tracing::warn!("some processes cannot be ended, not even by a kill");
+            return;
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// The end of a log file.
+fn last_lines(path: &Path) -> String {
+    let text = std::fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<_> = text.lines().collect();
+    lines.iter().skip(lines.len().saturating_sub(10)).map(|line| format!("  {line}\n")).collect()
+}
