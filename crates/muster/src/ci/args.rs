@@ -34,6 +34,10 @@ pub(super) enum Command {
     Lint(LintArgs),
     /// Say what made a job what it is, or kept it out of the pipeline.
     Explain(ExplainArgs),
+    /// Show past runs: jobs, logs, result trees, artifacts.
+    Show(ShowArgs),
+    /// Open a shell in a finished job's workspace, with its variables.
+    Shell(ShellArgs),
     /// Delete logs, artifacts, workspaces and caches of past runs.
     Clean(CleanArgs),
 }
@@ -112,7 +116,7 @@ pub(super) struct RunArgs {
     /// The address to serve the runner API on; for `--executor external`.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", hide_default_value = true)]
     pub(super) listen: std::net::SocketAddr,
-    /// Keep the workspaces of all jobs for `muster ci shell`, not only those of failed ones.
+    /// Give each job a workspace of its own, and keep it for `muster ci shell`.
     #[arg(long)]
     pub(super) keep: bool,
 }
@@ -160,6 +164,35 @@ pub(super) struct ExplainArgs {
     pub(super) job: String,
     #[command(flatten)]
     pub(super) pipeline: PipelineArgs,
+}
+
+/// Arguments of `muster ci show`.
+#[derive(Debug, clap::Args)]
+pub(super) struct ShowArgs {
+    /// The number of a run, or `last`; none lists the runs. A job's name means that job in the last run.
+    #[arg(value_name = "RUN")]
+    pub(super) run: Option<String>,
+    /// The name or id of a job: shows its log, result tree and artifacts.
+    #[arg(value_name = "JOB")]
+    pub(super) job: Option<String>,
+    /// Unpack the job's artifacts into this directory.
+    #[arg(long, value_name = "DIR")]
+    pub(super) extract: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) place: PlaceArgs,
+}
+
+/// Arguments of `muster ci shell`.
+#[derive(Debug, clap::Args)]
+pub(super) struct ShellArgs {
+    /// The name or id of a job.
+    #[arg(value_name = "JOB")]
+    pub(super) job: String,
+    /// The number of the run [default: the last].
+    #[arg(long, value_name = "RUN")]
+    pub(super) run: Option<u64>,
+    #[command(flatten)]
+    pub(super) place: PlaceArgs,
 }
 
 /// Arguments of `muster ci clean`.

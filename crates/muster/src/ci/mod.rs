@@ -21,7 +21,11 @@ mod lint;
 mod list;
 mod predefined;
 mod prepare;
+mod record;
+mod run;
 mod select;
+mod shell;
+mod show;
 mod state;
 mod svg;
 mod ui;
@@ -53,11 +57,13 @@ pub(crate) fn run(args: Args) -> ExitCode {
 
 async fn dispatch(args: Args) -> Result<ExitStatus, CiError> {
     match args.into_command() {
-        Command::Run(_) => Ok(ExitStatus::BadConfiguration),
+        Command::Run(args) => run::run(args).await,
         Command::List(args) => list::list(args).await,
         Command::Graph(args) => graph::graph(args).await,
         Command::Lint(args) => lint::lint(args).await,
         Command::Explain(args) => explain::explain(args).await,
+        Command::Show(args) => show::show(args).await,
+        Command::Shell(args) => shell::shell(args).await,
         Command::Clean(args) => clean::clean(&args),
     }
 }

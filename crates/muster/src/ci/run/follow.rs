@@ -23,7 +23,7 @@ pub(super) struct Picture {
 
 impl Picture {
     /// Whether nothing more happens by itself.
-    fn is_done(&self) -> bool {
+    pub(super) fn is_done(&self) -> bool {
         !self.pipelines.is_empty()
             && self.pipelines.values().all(|found| found.status.is_complete() || found.status == JobStatus::Manual)
             && !self.jobs.values().any(|job| job.status.is_on_runner())
@@ -33,7 +33,8 @@ impl Picture {
     pub(super) fn has_failed(&self) -> bool {
         self.pipelines.values().any(|pipeline| {
             let answered_for = pipeline.parent.and_then(|parent| self.jobs.get(&parent.bridge));
-            pipeline.status == JobStatus::Failed && answered_for.is_none_or(|bridge| bridge.status == JobStatus::Success)
+            pipeline.status == JobStatus::Failed
+                && answered_for.is_none_or(|bridge| bridge.status == JobStatus::Success)
         })
     }
 
@@ -41,6 +42,16 @@ impl Picture {
     pub(super) fn current_jobs(&self) -> impl Iterator<Item = &Arc<JobView>> {
         self.jobs.values().filter(|job| !job.retried)
     }
+}
+
+/// What comes from the coordinator.
+pub(super) enum Step {
+    /// An event.
+    Event(Event),
+    /// More events than could be kept: some are lost.
+    Missed,
+    /// The coordinator is gone.
+    Closed,
 }
 
 /// Reads events and traces.
@@ -66,28 +77,36 @@ impl Follower {
         Self { coordinator, events, log, logs: HashMap::new(), picture: Picture::default() }
     }
 
-    /// Waits until nothing more can happen. Safe to drop and to call again.
+    /// Waits for the next thing to take. Safe to drop.
+    pub(super) async fn next(&mut self) -> Step {
+        match self.events.recv().await {
+            Ok(event) => Step::Event(event),
+            Err(broadcast::error::RecvError::Lagged(_)) => Step::Missed,
+            Err(broadcast::error::RecvError::Closed) => Step::Closed,
+        }
+    }
+
+    /// Brings the picture up to date and tells the reporter.
     ///
     /// # Errors
     /// [`CoordinatorError`] if the coordinator is gone.
-    pub(super) async fn until_done(&mut self, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
-        while !self.picture.is_done() {
-            match self.events.recv().await {
-                Ok(event) => self.take(event, reporter).await?,
-                Err(broadcast::error::RecvError::Lagged(_)) => self.read_anew(reporter).await?,
-                Err(broadcast::error::RecvError::Closed) => return Err(CoordinatorError::Closed),
-            }
+    pub(super) async fn take(&mut self, step: Step, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
+        match step {
+            Step::Event(event) => self.event(event, reporter).await,
+            Step::Missed => self.read_anew(reporter).await,
+            Step::Closed => Err(CoordinatorError::Closed),
         }
-        Ok(())
     }
 
-    async fn take(&mut self, event: Event, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
+    async fn event(&mut self, event: Event, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
         match event {
             Event::JobChanged(job) => self.job(job, reporter).await?,
             Event::PipelineChanged(pipeline) => self.pipeline(pipeline, reporter),
             Event::TraceGrew { job, .. } if self.log == LogMode::Live => self.show_log(job, false, reporter).await?,
             Event::TraceGrew { .. } => {}
-            Event::StorageProblem(Some(problem)) => reporter.warning(&format!("{problem}; jobs wait until it is solved")),
+            Event::StorageProblem(Some(problem)) => {
+                reporter.warning(&format!("{problem}; jobs wait until it is solved"))
+            }
             Event::StorageProblem(None) => reporter.warning("the coordinator can store again; jobs go on"),
         }
         Ok(())

@@ -113,7 +113,9 @@ impl Human {
                 (ui::DIM, "…", "started".to_owned())
             }
             JobStatus::Scheduled => {
-                let at = job.scheduled_at.map(|at| format!(" until {:02}:{:02}:{:02} UTC", at.hour(), at.minute(), at.second()));
+                let at = job
+                    .scheduled_at
+                    .map(|at| format!(" until {:02}:{:02}:{:02} UTC", at.hour(), at.minute(), at.second()));
                 (ui::DIM, "…", format!("waits{}", at.unwrap_or_default()))
             }
             _ => return None,
@@ -133,7 +135,11 @@ impl Reporter for Human {
         let dirty = if run.dirty { ", with uncommitted changes" } else { "" };
         let name = run.pipeline.name.as_deref().map(|name| format!(" {}", ui::plain(name))).unwrap_or_default();
         let what = format!("{} on {} ({short}{dirty})", run.source, ui::plain(run.ref_name));
-        ui::outln(&format!("{}  {}", ui::paint(ui::BOLD, &format!("run {}{name}", run.number)), ui::paint(ui::DIM, &what)));
+        ui::outln(&format!(
+            "{}  {}",
+            ui::paint(ui::BOLD, &format!("run {}{name}", run.number)),
+            ui::paint(ui::DIM, &what)
+        ));
         self.live = Live::new();
         self.show_head();
     }

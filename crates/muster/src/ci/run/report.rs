@@ -61,13 +61,13 @@ pub(super) fn reporter(mode: OutputMode) -> Box<dyn Reporter> {
 }
 
 /// How long a job ran, if it did.
-pub(super) fn job_time(job: &JobView) -> Option<Duration> {
+pub(in super::super) fn job_time(job: &JobView) -> Option<Duration> {
     let time = job.finished_at? - job.started_at?;
     Some(Duration::try_from(time).unwrap_or_default())
 }
 
 /// Why a job failed, in a few words; none for one that did not.
-pub(super) fn failure(job: &JobView) -> Option<String> {
+pub(in super::super) fn failure(job: &JobView) -> Option<String> {
     if job.status != JobStatus::Failed {
         return None;
     }

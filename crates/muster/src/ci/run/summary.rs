@@ -16,11 +16,8 @@ use super::report::{Ending, failure, job_time};
 /// The names of the root pipeline's jobs that its end waited for, first to last.
 pub(super) fn critical_jobs(pipeline: &Pipeline, root: PipelineId, picture: &Picture) -> Vec<String> {
     let Ok(graph) = Graph::new(pipeline) else { return Vec::new() };
-    let newest: BTreeMap<&str, &JobView> = picture
-        .current_jobs()
-        .filter(|job| job.pipeline == root)
-        .map(|job| (job.name.as_str(), &**job))
-        .collect();
+    let newest: BTreeMap<&str, &JobView> =
+        picture.current_jobs().filter(|job| job.pipeline == root).map(|job| (job.name.as_str(), &**job)).collect();
     let milliseconds = |at: time::OffsetDateTime| u64::try_from(at.unix_timestamp_nanos() / 1_000_000).unwrap_or(0);
     let spans: Vec<_> = pipeline
         .jobs
@@ -52,7 +49,8 @@ pub(super) fn summary(ending: &Ending<'_>) -> String {
         });
         let _ = writeln!(text, "{} {}", ui::paint(ui::DIM, "critical path:"), steps.collect::<Vec<_>>().join(" → "));
     }
-    let waiting: Vec<_> = jobs.iter().filter(|job| job.status == JobStatus::Manual).map(|job| ui::plain(&job.name)).collect();
+    let waiting: Vec<_> =
+        jobs.iter().filter(|job| job.status == JobStatus::Manual).map(|job| ui::plain(&job.name)).collect();
     if !waiting.is_empty() {
         let hint = "run one with `muster ci run JOB`";
         let _ = writeln!(text, "{} {} ({hint})", ui::paint(ui::DIM, "manual, not run:"), waiting.join(", "));
@@ -79,6 +77,7 @@ fn counts(jobs: &[&std::sync::Arc<JobView>]) -> String {
         (count(&|job| job.status == JobStatus::Manual), "manual"),
         (count(&|job| !job.status.is_complete() && job.status != JobStatus::Manual), "not started"),
     ];
-    let told: Vec<_> = parts.iter().filter(|(count, _)| *count > 0).map(|(count, word)| format!("{count} {word}")).collect();
+    let told: Vec<_> =
+        parts.iter().filter(|(count, _)| *count > 0).map(|(count, word)| format!("{count} {word}")).collect();
     if told.is_empty() { "no jobs".to_owned() } else { told.join(", ") }
 }

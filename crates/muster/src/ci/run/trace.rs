@@ -2,7 +2,7 @@
 
 /// Cuts a growing trace into lines.
 #[derive(Debug, Default)]
-pub(super) struct TraceLines {
+pub(in super::super) struct TraceLines {
     partial: Vec<u8>,
 }
 
@@ -11,7 +11,7 @@ const LINE_MAX: usize = 64 << 10;
 
 impl TraceLines {
     /// The lines that these bytes complete.
-    pub(super) fn push(&mut self, bytes: &[u8]) -> Vec<String> {
+    pub(in super::super) fn push(&mut self, bytes: &[u8]) -> Vec<String> {
         let mut lines = Vec::new();
         let mut rest = bytes;
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
@@ -28,7 +28,7 @@ impl TraceLines {
     }
 
     /// What is left when the trace has ended.
-    pub(super) fn finish(&mut self) -> Option<String> {
+    pub(in super::super) fn finish(&mut self) -> Option<String> {
         let rest = std::mem::take(&mut self.partial);
         if rest.is_empty() { None } else { readable(&rest) }
     }
@@ -89,14 +89,8 @@ mod tests {
     fn a_trace_becomes_lines_however_it_is_cut() {
         let trace = b"section_start:1:step_script[collapsed=true]\r\x1b[0K\x1b[0K\x1b[36;1mRunning\x1b[0;m\r\n\
             \x1b[32;1m$ echo hi\x1b[0;m\nhi\n10%\r50%\r100%\nsection_end:2:step_script\r\x1b[0K\n\x1b[2Jclear\nno end";
-        let expected = [
-            "\u{1b}[36;1mRunning\u{1b}[0;m",
-            "\u{1b}[32;1m$ echo hi\u{1b}[0;m",
-            "hi",
-            "100%",
-            "clear",
-            "no end",
-        ];
+        let expected =
+            ["\u{1b}[36;1mRunning\u{1b}[0;m", "\u{1b}[32;1m$ echo hi\u{1b}[0;m", "hi", "100%", "clear", "no end"];
         for size in [1, 3, 7, 1000] {
             let mut lines = TraceLines::default();
             let mut found: Vec<String> = trace.chunks(size).flat_map(|chunk| lines.push(chunk)).collect();

@@ -1,0 +1,180 @@
+//! `muster ci shell JOB`: a shell where a finished job ran, with its variables.
+//!
+//! With `run --keep` each job has a workspace of its own, which is still there. Else a new one is made: the commit, and the
+//! job's own artifacts and those it was given; the shell says so.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use muster_coordinator::History;
+use muster_coordinator::handout::Handout;
+use muster_coordinator::variables::{JobVariablesInput, RunnerFacts, job_variables};
+use muster_coordinator::views::{JobView, PipelineView};
+use muster_job::{RunnerId, Secret, Variable};
+use muster_pipeline::model::{Job, Need};
+
+use super::args::ShellArgs;
+use super::error::{CiError, ExitStatus};
+use super::prepare::locate;
+use super::record::{PipelineRecord, write_private_bytes};
+use super::show::{existing_run, find_job, last_run, pipelines, unpack};
+use super::state::remove_all;
+use super::ui;
+
+/// Opens the shell; its end is the end of the command.
+pub(super) async fn shell(args: ShellArgs) -> Result<ExitStatus, CiError> {
+    let project = locate(&args.place.directory)?;
+    let run = match args.run {
+        Some(run) => run,
+        None => last_run(&project)?,
+    };
+    let folder = existing_run(&project, run)?;
+    let history = History::open(&folder.join("coordinator")).await?;
+    let pipelines = pipelines(&history).await?;
+    let view = find_job(&pipelines, &args.job, run)?;
+    let record = PipelineRecord::read(&folder)?;
+    let job = record.pipeline.jobs.iter().find(|job| job.name == view.name).ok_or_else(|| {
+        CiError::Usage(format!(
+            "`{}` is a job of a child pipeline; a shell is only for jobs of the main one",
+            view.name
+        ))
+    })?;
+    if !view.status.is_complete() {
+        ui::warning(&format!("job `{}` has not ended", view.name));
+    }
+    let kept = kept_workspace(&folder, view, &record.project.path);
+    let workspace = match kept.clone() {
+        Some(kept) => kept,
+        None => new_workspace(&folder, &record, job, view, &pipelines)?,
+    };
+    let variables = variables(&record, job, view);
+    let mut command = shell_command();
+    environment(&mut command, &variables, &workspace)?;
+    ui::note(&match kept {
+        Some(_) => format!("the workspace of `{}` as it was left; `exit` to come back", view.name),
+        None => format!(
+            "the workspace of `{}` was not kept (`muster ci run --keep` keeps it): this is a new one with the commit and \
+             the artifacts; `exit` to come back",
+            view.name
+        ),
+    });
+    let status = command.status().map_err(CiError::system("cannot start the shell"))?;
+    tracing::debug!(%status, "the shell ended");
+    Ok(ExitStatus::Passed)
+}
+
+/// Where a job's workspace is, if each job had its own.
+pub(super) fn kept_folder(run: &Path, job: impl std::fmt::Display) -> PathBuf {
+    run.join("builds").join(job.to_string())
+}
+
+fn kept_workspace(run: &Path, view: &JobView, project_path: &str) -> Option<PathBuf> {
+    let path = kept_folder(run, view.id).join(project_path);
+    path.is_dir().then_some(path)
+}
+
+/// Makes a workspace from the commit and the artifacts.
+fn new_workspace(
+    run: &Path,
+    record: &PipelineRecord,
+    job: &Job,
+    view: &JobView,
+    pipelines: &[PipelineView],
+) -> Result<PathBuf, CiError> {
+    let workspace = run.join("shell").join(view.id.to_string());
+    let failed = |source| CiError::State { path: workspace.clone(), source };
+    remove_all(&workspace).map_err(failed)?;
+    std::fs::create_dir_all(&workspace).map_err(failed)?;
+    let git = |arguments: &[&std::ffi::OsStr]| {
+        let output = Command::new("git").current_dir(&workspace).args(arguments).output();
+        let output = output.map_err(CiError::system("cannot run `git`"))?;
+        let said = || String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
+        if output.status.success() {
+            Ok(())
+        } else {
+            Err(CiError::Usage(format!("cannot check the commit out: {}", said())))
+        }
+    };
+    let store = run.join("store.git");
+    git(&[
+        "clone".as_ref(),
+        "--quiet".as_ref(),
+        "--no-checkout".as_ref(),
+        "--shared".as_ref(),
+        store.as_ref(),
+        ".".as_ref(),
+    ])?;
+    git(&[
+        "-c".as_ref(),
+        "advice.detachedHead=false".as_ref(),
+        "checkout".as_ref(),
+        "--quiet".as_ref(),
+        record.git.sha.as_ref(),
+    ])?;
+    let needed = job.needs.iter().flatten().filter_map(|need| match need {
+        Need::Job { name, artifacts: true, .. } => Some(name.as_str()),
+        _ => None,
+    });
+    let root = pipelines.first();
+    let given = needed.filter_map(|name| root.and_then(|root| root.job(name)));
+    for producer in given.chain([view]) {
+        for artifact in producer.artifacts.iter().filter(|artifact| artifact.kind == "archive") {
+            unpack(artifact, &workspace)?;
+        }
+    }
+    Ok(workspace)
+}
+
+/// The job's variables, as its runner got them; without a token, which has ended with the run.
+fn variables(record: &PipelineRecord, job: &Job, view: &JobView) -> Vec<Variable> {
+    let (context, token) = (record.context(), Secret::default());
+    let handout = Handout {
+        job,
+        job_id: view.id,
+        pipeline_id: view.pipeline,
+        pipeline_iid: 0,
+        token: &token,
+        project: &record.project,
+        context: &context,
+        git: &record.git,
+        server_url: &record.server_url,
+        now: view.started_at.unwrap_or(view.created_at),
+    };
+    let runner = RunnerFacts {
+        id: view.runner.as_ref().map_or(RunnerId(0), |runner| runner.id),
+        description: "muster ci",
+        tags: &[],
+    };
+    job_variables(&JobVariablesInput { handout, runner, dotenv: &[], manual: &[] })
+}
+
+/// Sets the variables; those of type file become files beside the workspace.
+fn environment(command: &mut Command, variables: &[Variable], workspace: &Path) -> Result<(), CiError> {
+    let mut files = workspace.as_os_str().to_owned();
+    files.push(".tmp");
+    let files = PathBuf::from(files);
+    for variable in variables.iter().filter(|variable| is_name(&variable.key)) {
+        if variable.file {
+            let path = files.join(&variable.key);
+            let written =
+                std::fs::create_dir_all(&files).and_then(|()| write_private_bytes(&path, variable.value.as_bytes()));
+            written.map_err(|source| CiError::State { path: path.clone(), source })?;
+            command.env(&variable.key, path);
+        } else if !variable.value.contains('\0') {
+            command.env(&variable.key, &variable.value);
+        }
+    }
+    command.env("CI_PROJECT_DIR", workspace).env("CI_SERVER", "yes").current_dir(workspace);
+    Ok(())
+}
+
+fn is_name(key: &str) -> bool {
+    !key.is_empty() && !key.contains(['=', '\0'])
+}
+
+/// What jobs run in: bash, else sh.
+fn shell_command() -> Command {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let has_bash = std::env::split_paths(&paths).any(|folder| folder.join("bash").is_file());
+    Command::new(if has_bash { "bash" } else { "sh" })
+}

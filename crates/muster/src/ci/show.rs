@@ -1,0 +1,262 @@
+//! `muster ci show`: past runs, their jobs, and one job's log, result tree and artifacts.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use muster_agent_api::result::{StepNode, StepStatus};
+use muster_coordinator::History;
+use muster_coordinator::views::{ArtifactView, JobView, PipelineView};
+use muster_job::JobStatus;
+
+use super::args::ShowArgs;
+use super::error::{CiError, ExitStatus};
+use super::prepare::locate;
+use super::record::RunRecord;
+use super::run::{TraceLines, failure, job_time};
+use super::state::ProjectState;
+use super::ui::{self, Table};
+
+/// Shows runs, a run, or a job.
+pub(super) async fn show(args: ShowArgs) -> Result<ExitStatus, CiError> {
+    let project = locate(&args.place.directory)?;
+    let (run, job) = match (args.run.as_deref(), args.job) {
+        (None, _) => {
+            show_runs(&project);
+            return Ok(ExitStatus::Passed);
+        }
+        (Some(run), job) => match run_number(&project, run) {
+            Some(number) => (number, job),
+            // `muster ci show JOB`: of the last run.
+            None if job.is_none() => (last_run(&project)?, Some(run.to_owned())),
+            None => return Err(CiError::Usage(format!("there is no run `{run}`; `muster ci show` lists the runs"))),
+        },
+    };
+    let folder = existing_run(&project, run)?;
+    let history = History::open(&folder.join("coordinator")).await?;
+    let pipelines = pipelines(&history).await?;
+    let Some(name) = job else {
+        ui::out(&run_text(run, &pipelines, project.is_live(run)));
+        return Ok(ExitStatus::Passed);
+    };
+    let job = find_job(&pipelines, &name, run)?;
+    if let Some(target) = &args.extract {
+        return extract(job, target);
+    }
+    ui::out(&job_text(job));
+    show_log(&history, job).await?;
+    Ok(ExitStatus::Passed)
+}
+
+/// The number of a run by its number, or `last`.
+fn run_number(project: &ProjectState, text: &str) -> Option<u64> {
+    if text == "last" { project.run_numbers().last().copied() } else { text.parse().ok() }
+}
+
+/// The number of the newest run.
+pub(super) fn last_run(project: &ProjectState) -> Result<u64, CiError> {
+    let none = || CiError::Usage("there are no past runs of this repository; start one with `muster ci`".to_owned());
+    project.run_numbers().last().copied().ok_or_else(none)
+}
+
+/// The folder of a run that is there.
+pub(super) fn existing_run(project: &ProjectState, run: u64) -> Result<PathBuf, CiError> {
+    let folder = project.run_folder(run);
+    if folder.join("coordinator").is_dir() {
+        return Ok(folder);
+    }
+    let text = format!("there is no run {run}, or it was deleted; `muster ci show` lists the runs that are kept");
+    Err(CiError::Usage(text))
+}
+
+/// All pipelines of a run: the root first.
+pub(super) async fn pipelines(history: &History) -> Result<Vec<PipelineView>, CiError> {
+    let mut views = Vec::new();
+    for summary in history.pipelines().await? {
+        views.push(history.pipeline(summary.id).await?);
+    }
+    Ok(views)
+}
+
+/// The newest job of a name, in the root pipeline or else in a child.
+pub(super) fn find_job<'a>(pipelines: &'a [PipelineView], name: &str, run: u64) -> Result<&'a JobView, CiError> {
+    let by_id = |job: &&JobView| job.id.to_string() == name;
+    let found = pipelines.iter().find_map(|pipeline| pipeline.job(name));
+    let found = found.or_else(|| pipelines.iter().flat_map(|pipeline| &pipeline.jobs).find(by_id));
+    found.ok_or_else(|| {
+        let names = pipelines.iter().flat_map(|pipeline| pipeline.jobs.iter().map(|job| job.name.as_str()));
+        let help = muster_pipeline::nearest::did_you_mean(name, names);
+        let help = help.unwrap_or_else(|| format!("`muster ci show {run}` lists its jobs"));
+        CiError::Usage(format!("run {run} has no job `{name}`; {help}"))
+    })
+}
+
+fn show_runs(project: &ProjectState) {
+    let mut numbers = project.run_numbers();
+    numbers.reverse();
+    if numbers.is_empty() {
+        ui::note("there are no past runs of this repository; start one with `muster ci`");
+        return;
+    }
+    let mut table = Table::new(&["RUN", "STARTED (UTC)", "EVENT", "REF", "COMMIT", "RESULT", "TIME"]);
+    let plain = anstyle::Style::new();
+    for number in numbers {
+        let Some(record) = RunRecord::read(&project.run_folder(number)) else { continue };
+        let (style, outcome) = match record.outcome.as_deref() {
+            Some("passed") => (ui::GOOD, "passed"),
+            Some("failed") => (ui::BAD, "failed"),
+            Some(_) => (ui::WARN, "cancelled"),
+            None if project.is_live(number) => (ui::BUSY, "running"),
+            None => (ui::WARN, "killed"),
+        };
+        let commit = record.head_sha.get(..8).unwrap_or(&record.head_sha);
+        let commit = if record.dirty { format!("{commit} + changes") } else { commit.to_owned() };
+        let started = record.started_at.get(..19).unwrap_or(&record.started_at).replace('T', " ");
+        let time = record.duration_ms.map(|ms| ui::duration(std::time::Duration::from_millis(ms)));
+        table.row([
+            (number.to_string(), plain),
+            (started, ui::DIM),
+            (record.source, plain),
+            (record.ref_name, plain),
+            (commit, plain),
+            (outcome.to_owned(), style),
+            (time.unwrap_or_default(), plain),
+        ]);
+    }
+    ui::out(&table.to_string());
+}
+
+fn status_style(job: &JobView) -> anstyle::Style {
+    match job.status {
+        JobStatus::Success => ui::GOOD,
+        JobStatus::Failed if job.allow_failure => ui::WARN,
+        JobStatus::Failed => ui::BAD,
+        JobStatus::Running => ui::BUSY,
+        _ => ui::DIM,
+    }
+}
+
+fn run_text(run: u64, pipelines: &[PipelineView], live: bool) -> String {
+    let mut text = String::new();
+    for view in pipelines {
+        let title = match view.summary.parent {
+            None => format!("run {run}"),
+            Some(parent) => format!("child pipeline {} of job {}", view.summary.id, parent.bridge),
+        };
+        let state = if live || view.summary.status.is_complete() { view.summary.status.as_str() } else { "stopped" };
+        let name = view.summary.name.as_deref().map(|name| format!(" {}", ui::plain(name))).unwrap_or_default();
+        let _ = writeln!(text, "{}  {state}", ui::paint(ui::BOLD, &format!("{title}{name}")));
+        let mut table = Table::new(&["ID", "JOB", "STAGE", "STATUS", "TIME", "ARTIFACTS", ""]);
+        let plain = anstyle::Style::new();
+        for job in &view.jobs {
+            let artifacts: Vec<_> = job.artifacts.iter().map(|artifact| artifact.kind.as_str()).collect();
+            let again = if job.retried { "tried again" } else { "" };
+            table.row([
+                (job.id.to_string(), ui::DIM),
+                (job.name.clone(), plain),
+                (job.stage.clone(), plain),
+                (job.status.to_string(), status_style(job)),
+                (job_time(job).map(ui::duration).unwrap_or_default(), plain),
+                (artifacts.join(", "), plain),
+                (failure(job).unwrap_or_else(|| again.to_owned()), ui::DIM),
+            ]);
+        }
+        let _ = writeln!(text, "{table}");
+    }
+    text
+}
+
+fn job_text(job: &JobView) -> String {
+    let mut text = String::new();
+    let time = job_time(job).map(|time| format!(" in {}", ui::duration(time))).unwrap_or_default();
+    let status = ui::paint(status_style(job), job.status.as_str());
+    let _ = writeln!(text, "{}  {status}{time}", ui::paint(ui::BOLD, &ui::plain(&job.name)));
+    if let Some(why) = failure(job) {
+        let _ = writeln!(text, "  {}", ui::plain(&why));
+    }
+    if let Some(coverage) = job.coverage {
+        let _ = writeln!(text, "  coverage {coverage}%");
+    }
+    if let Some(environment) = &job.environment {
+        let url = environment.url.as_deref().map(|url| format!(" at {url}")).unwrap_or_default();
+        let _ = writeln!(text, "  environment {}{}", ui::plain(&environment.name), ui::plain(&url));
+    }
+    if let Some(tree) = job.result_tree.clone().and_then(|tree| serde_json::from_value::<StepNode>(tree).ok()) {
+        steps(&mut text, &tree, 1);
+    }
+    for artifact in &job.artifacts {
+        let _ = writeln!(
+            text,
+            "  artifact {} {} ({})",
+            artifact.kind,
+            ui::plain(&artifact.filename),
+            ui::size(artifact.size)
+        );
+    }
+    text
+}
+
+fn steps(text: &mut String, step: &StepNode, depth: usize) {
+    let (style, sign) = match step.status {
+        StepStatus::Success => (ui::GOOD, "✓"),
+        StepStatus::Failure => (ui::BAD, "✗"),
+        StepStatus::Cancelled => (ui::WARN, "-"),
+        StepStatus::Skipped => (ui::DIM, "-"),
+    };
+    let time = ui::duration(std::time::Duration::from_millis(step.duration_ms));
+    let code = step.exit_code.filter(|code| *code != 0).map(|code| format!("  exit status {code}")).unwrap_or_default();
+    let message = if step.message.is_empty() { String::new() } else { format!("  {}", ui::plain(&step.message)) };
+    let line =
+        format!("{} {}  {}{code}{message}", ui::paint(style, sign), ui::plain(&step.name), ui::paint(ui::DIM, &time));
+    let _ = writeln!(text, "{:1$}{line}", "", depth * 2);
+    step.steps.iter().for_each(|inner| steps(text, inner, depth + 1));
+}
+
+async fn show_log(history: &History, job: &JobView) -> Result<(), CiError> {
+    let mut lines = TraceLines::default();
+    let mut offset = 0;
+    ui::outln("");
+    loop {
+        let bytes = history.read_trace(job.id, offset).await?;
+        if bytes.is_empty() {
+            break;
+        }
+        offset += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        let text: String = lines.push(&bytes).into_iter().map(|line| format!("{line}\u{1b}[0m\n")).collect();
+        ui::out(&text);
+    }
+    if let Some(line) = lines.finish() {
+        ui::outln(&format!("{line}\u{1b}[0m"));
+    }
+    Ok(())
+}
+
+/// Unpacks a job's archive into a folder, and puts its other files beside it.
+fn extract(job: &JobView, target: &Path) -> Result<ExitStatus, CiError> {
+    if job.artifacts.is_empty() {
+        return Err(CiError::Usage(format!("job `{}` has no artifacts", job.name)));
+    }
+    for artifact in &job.artifacts {
+        unpack(artifact, target)?;
+    }
+    ui::outln(&format!("extracted to {}", target.display()));
+    Ok(ExitStatus::Passed)
+}
+
+/// Unpacks one artifact: archives into `target`, reports as files in it.
+pub(super) fn unpack(artifact: &ArtifactView, target: &Path) -> Result<(), CiError> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| CiError::System { what: format!("cannot extract to `{}`", path.display()), source }
+    };
+    std::fs::create_dir_all(target).map_err(failed(target))?;
+    if artifact.kind != "archive" {
+        let name = Path::new(&artifact.filename).file_name().unwrap_or(artifact.kind.as_ref());
+        let file = target.join(name);
+        return std::fs::copy(&artifact.path, &file).map(drop).map_err(failed(&file));
+    }
+    let archive =
+        std::fs::File::open(&artifact.path).map_err(|source| CiError::Read { path: artifact.path.clone(), source })?;
+    // The archive was made by a job: names that lead out of the folder are refused by `extract`.
+    let unpacked = zip::ZipArchive::new(archive).and_then(|mut archive| archive.extract(target));
+    unpacked.map_err(|error| failed(target)(error.into()))
+}
