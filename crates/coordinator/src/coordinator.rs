@@ -39,6 +39,7 @@ pub struct Coordinator {
     pub(crate) commands: mpsc::Sender<Command>,
     pub(crate) events: broadcast::Sender<Event>,
     pub(crate) traces: Arc<Traces>,
+    keys: Keys,
     /// The event loop, until somebody shuts it down.
     actor: Mutex<Option<JoinHandle<()>>>,
 }
@@ -57,9 +58,10 @@ impl Coordinator {
         let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
         let (events, _) = broadcast::channel(EVENTS_MAX);
         let traces = Arc::new(traces);
-        let actor = Actor::new(options.clone(), store, state, (keys, signer), Arc::clone(&traces), events.clone());
+        let actor =
+            Actor::new(options.clone(), store, state, (keys.clone(), signer), Arc::clone(&traces), events.clone());
         let actor = Mutex::new(Some(tokio::spawn(actor.run(inbox))));
-        Ok(Arc::new(Self { options, commands, events, traces, actor }))
+        Ok(Arc::new(Self { options, commands, events, traces, keys, actor }))
     }
 
     /// Creates a pipeline and starts it.
@@ -76,6 +78,12 @@ impl Coordinator {
     /// [`CoordinatorError::Store`].
     pub async fn create_runner(&self, new: NewRunner) -> Result<RunnerCredentials, CoordinatorError> {
         self.ask(|reply| Command::CreateRunner { new, reply }).await
+    }
+
+    /// Whether a token was given to a job of this coordinator, also to one that has ended: what may read the repository.
+    #[must_use]
+    pub fn is_job_token(&self, token: &str) -> bool {
+        self.keys.read(token).is_some()
     }
 
     /// Gives a pipeline of an earlier process its files back, so that its children can be compiled.

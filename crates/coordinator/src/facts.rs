@@ -132,6 +132,8 @@ pub struct NewRunner {
     pub description: String,
     /// Jobs whose tags are all in here may be given to it.
     pub tags: Vec<String>,
+    /// It takes jobs whatever their tags: the only runner of a machine.
+    pub any_tags: bool,
     /// It takes jobs without tags.
     pub run_untagged: bool,
     /// It only takes jobs of protected refs.

@@ -26,6 +26,7 @@ const JOB_PREFIX: &str = "glcbt-";
 const RANDOM_LEN: usize = 24;
 
 /// The signing key.
+#[derive(Clone)]
 pub(crate) struct Keys {
     key: hmac::Key,
 }

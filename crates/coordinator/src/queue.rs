@@ -35,8 +35,12 @@ impl Requirement {
         if self.tags.is_empty() && !runner.run_untagged {
             return Some("the runner takes no jobs without tags".to_owned());
         }
-        let missing: Vec<_> =
-            self.tags.iter().filter(|tag| !runner.tags.contains(tag)).map(|tag| format!("`{tag}`")).collect();
+        let missing: Vec<_> = self
+            .tags
+            .iter()
+            .filter(|tag| !runner.any_tags && !runner.tags.contains(tag))
+            .map(|tag| format!("`{tag}`"))
+            .collect();
         match missing.as_slice() {
             [] => None,
             [one] => Some(format!("the runner lacks the tag {one}")),

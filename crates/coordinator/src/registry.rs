@@ -47,6 +47,7 @@ impl Actor {
             list.split(',').map(str::trim).filter(|tag| !tag.is_empty()).map(ToOwned::to_owned).collect();
         let settings = NewRunner {
             description: request.description.unwrap_or_default(),
+            any_tags: false,
             run_untagged: request.run_untagged || tags.is_empty(),
             tags,
             ref_protected: request.access_level.as_deref() == Some("ref_protected"),
@@ -150,7 +151,12 @@ impl Actor {
         let lacking: Vec<String> = requirement
             .tags
             .iter()
-            .filter(|tag| self.world.runners.values().all(|runner| !runner.settings.tags.contains(tag)))
+            .filter(|tag| {
+                self.world
+                    .runners
+                    .values()
+                    .all(|runner| !runner.settings.any_tags && !runner.settings.tags.contains(tag))
+            })
             .map(|tag| format!("`{tag}`"))
             .collect();
         Some(match (lacking.as_slice(), first) {

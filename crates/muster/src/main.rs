@@ -21,7 +21,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run a repository's pipeline here and now.
-    Ci(ci::Args),
+    Ci(Box<ci::Args>),
     /// Request jobs from a coordinator and run them.
     Manager(manager::Args),
     /// Execute the steps of jobs; started by a manager.
@@ -36,7 +36,7 @@ enum Command {
 
 fn main() -> ExitCode {
     match Cli::parse().command {
-        Command::Ci(args) => ci::run(args),
+        Command::Ci(args) => ci::run(*args),
         Command::Manager(args) => manager::run(args),
         Command::Agent(command) => agent::run(command),
         Command::Completions { shell } => {

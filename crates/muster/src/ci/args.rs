@@ -213,8 +213,8 @@ pub(super) enum Event {
     #[default]
     Push,
     /// A merge request from the branch to `--mr-target`.
-    #[value(alias = "mr")]
-    MergeRequestEvent,
+    #[value(name = "merge_request_event", alias = "mr")]
+    MergeRequest,
     /// A push of a tag: `--tag`, or the tag that the commit has.
     Tag,
     /// A schedule.
@@ -232,7 +232,8 @@ pub(super) enum Event {
     /// An external CI service.
     External,
     /// A pull request on GitHub.
-    ExternalPullRequestEvent,
+    #[value(name = "external_pull_request_event")]
+    ExternalPullRequest,
     /// The Web IDE.
     Webide,
 }

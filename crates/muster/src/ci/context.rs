@@ -105,7 +105,7 @@ pub(super) fn context(
 fn source_of(event: Event) -> PipelineSource {
     match event {
         Event::Push | Event::Tag => PipelineSource::Push,
-        Event::MergeRequestEvent => PipelineSource::MergeRequestEvent,
+        Event::MergeRequest => PipelineSource::MergeRequestEvent,
         Event::Schedule => PipelineSource::Schedule,
         Event::Web => PipelineSource::Web,
         Event::Api => PipelineSource::Api,
@@ -113,7 +113,7 @@ fn source_of(event: Event) -> PipelineSource {
         Event::Pipeline => PipelineSource::Pipeline,
         Event::Chat => PipelineSource::Chat,
         Event::External => PipelineSource::External,
-        Event::ExternalPullRequestEvent => PipelineSource::ExternalPullRequestEvent,
+        Event::ExternalPullRequest => PipelineSource::ExternalPullRequestEvent,
         Event::Webide => PipelineSource::WebIde,
     }
 }
@@ -125,12 +125,12 @@ fn event_facts(
     is_protected: &dyn Fn(&str) -> bool,
 ) -> Result<EventFacts, CiError> {
     let event = match (args.event, &args.mr_target) {
-        (Event::Push, Some(_)) => Event::MergeRequestEvent,
-        (Event::MergeRequestEvent, _) | (_, None) => args.event,
+        (Event::Push, Some(_)) => Event::MergeRequest,
+        (Event::MergeRequest, _) | (_, None) => args.event,
         _ => return Err(usage("`--mr-target` is for `--event merge_request_event`; leave one of them out")),
     };
     let tag = match (&args.tag, event) {
-        (Some(_), Event::MergeRequestEvent) => {
+        (Some(_), Event::MergeRequest) => {
             return Err(usage("a merge request has no tag; leave out `--tag`, or the merge request"));
         }
         (Some(tag), _) => Some(tag.clone()),
@@ -140,7 +140,7 @@ fn event_facts(
     let branch = args.branch.clone().or_else(|| snapshot.branch.clone()).unwrap_or_else(|| "HEAD".to_owned());
     let ref_name = tag.clone().unwrap_or(branch);
     let (merge_request, compared) = match event {
-        Event::MergeRequestEvent => {
+        Event::MergeRequest => {
             let request = merge_request(args, snapshot, identity)?;
             let compared = request.base_sha.clone();
             (Some(request), compared)

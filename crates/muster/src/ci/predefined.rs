@@ -186,5 +186,6 @@ fn user_id() -> String {
 
 /// The longest start of `text` of at most `bytes` bytes.
 fn cut(text: &str, bytes: usize) -> &str {
-    text.get(..text.floor_char_boundary(bytes)).unwrap_or(text)
+    let end = (0..=bytes.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    end.and_then(|end| text.get(..end)).unwrap_or(text)
 }

@@ -30,7 +30,7 @@ pub(super) async fn shell(args: ShellArgs) -> Result<ExitStatus, CiError> {
     };
     let folder = existing_run(&project, run)?;
     let history = History::open(&folder.join("coordinator")).await?;
-    let pipelines = pipelines(&history).await?;
+    let pipelines = pipelines(&history)?;
     let view = find_job(&pipelines, &args.job, run)?;
     let record = PipelineRecord::read(&folder)?;
     let job = record.pipeline.jobs.iter().find(|job| job.name == view.name).ok_or_else(|| {

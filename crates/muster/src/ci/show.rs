@@ -33,7 +33,7 @@ pub(super) async fn show(args: ShowArgs) -> Result<ExitStatus, CiError> {
     };
     let folder = existing_run(&project, run)?;
     let history = History::open(&folder.join("coordinator")).await?;
-    let pipelines = pipelines(&history).await?;
+    let pipelines = pipelines(&history)?;
     let Some(name) = job else {
         ui::out(&run_text(run, &pipelines, project.is_live(run)));
         return Ok(ExitStatus::Passed);
@@ -69,10 +69,10 @@ pub(super) fn existing_run(project: &ProjectState, run: u64) -> Result<PathBuf, 
 }
 
 /// All pipelines of a run: the root first.
-pub(super) async fn pipelines(history: &History) -> Result<Vec<PipelineView>, CiError> {
+pub(super) fn pipelines(history: &History) -> Result<Vec<PipelineView>, CiError> {
     let mut views = Vec::new();
-    for summary in history.pipelines().await? {
-        views.push(history.pipeline(summary.id).await?);
+    for summary in history.pipelines() {
+        views.push(history.pipeline(summary.id)?);
     }
     Ok(views)
 }

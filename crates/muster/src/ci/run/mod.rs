@@ -37,7 +37,7 @@ use super::record::{PipelineRecord, RunRecord, write_private_bytes};
 use super::select::select;
 use super::state::{Run, remove_all};
 use super::ui;
-use follow::{Follower, Step};
+use follow::Follower;
 use report::{Ending, Reporter, RunInfo, reporter};
 pub(super) use report::{failure, job_time};
 use server::Door;
@@ -281,8 +281,7 @@ async fn with_coordinator(
     match registration {
         Some(token) => announce(args.output, &url, &token, pipeline),
         None => {
-            tasks.manager =
-                Some(start_manager(args, run, &coordinator, pipeline, &prepared.project, &url, &tasks.stop).await?)
+            tasks.manager = Some(start_manager(args, run, &coordinator, &prepared.project, &url, &tasks.stop).await?)
         }
     }
     let created = coordinator.create_pipeline(new).await?;
@@ -387,15 +386,13 @@ async fn start_manager(
     args: &RunArgs,
     run: &Run,
     coordinator: &Coordinator,
-    pipeline: &Pipeline,
     project: &super::state::ProjectState,
     url: &str,
     stop: &CancellationToken,
 ) -> Result<tokio::task::JoinHandle<Result<(), CiError>>, CiError> {
-    let mut tags: Vec<String> = pipeline.jobs.iter().flat_map(|job| job.tags.iter().cloned()).collect();
-    tags.sort_unstable();
-    tags.dedup();
-    let new = NewRunner { description: "muster ci".to_owned(), tags, run_untagged: true, ..NewRunner::default() };
+    // Tags say which machine a job is for; here there is only this one.
+    let new =
+        NewRunner { description: "muster ci".to_owned(), any_tags: true, run_untagged: true, ..NewRunner::default() };
     let credentials = coordinator.create_runner(new).await?;
     let state_dir = run.folder.join("manager");
     let token_file = state_dir.join("token");
