@@ -1,10 +1,332 @@
-//! Cases C003 to C050 and C114 to C118: keywords, default, inherit.
+//! Cases C003 to C018, C024 to C050 and C114 to C118: keywords, stages, default, inherit (pipeline-yaml 8.1, 8.4).
 
-use crate::case::{job, jobs};
+use std::time::Duration;
+
+use muster_pipeline::NotCreatedReason;
+use muster_pipeline::model::{AllowFailure, When};
+
+use crate::case::{Case, fails, job, jobs, script, value};
+
+/// A list of `count` texts in flow style.
+fn list(count: usize) -> String {
+    let items: Vec<String> = (0..count).map(|number| format!("t{number}")).collect();
+    format!("[{}]", items.join(", "))
+}
 
 #[test]
 fn c003_a_job_with_a_script_alone() {
     let a = job("a: {S}", "a");
-    assert_eq!(a.stage, "test");
-    assert_eq!(jobs("a: {S}"), ["a"]);
+    assert_eq!((a.stage.as_str(), a.when, a.allow_failure), ("test", When::OnSuccess, AllowFailure::No));
+    assert!(a.tags.is_empty() && a.needs.is_none() && a.environment.is_none());
+}
+
+#[test]
+fn c004_a_script_may_be_one_text() {
+    assert_eq!(script(&job("a: {script: x}", "a")).script, ["x"]);
+}
+
+#[test]
+fn c005_a_script_is_not_blank() {
+    fails("a: {script: []}", "jobs:a:script can't be blank");
+}
+
+#[test]
+fn c006_a_job_has_script_run_or_trigger() {
+    fails("a: {stage: build}", "jobs:a config should implement a script:, run:, or trigger: keyword");
+}
+
+#[test]
+fn c007_a_job_is_a_map() {
+    fails("a: hello", "jobs:a config should be a map");
+}
+
+#[test]
+fn c008_an_unknown_key() {
+    fails("a: {S, colour: red}", "jobs:a config contains unknown keys: `colour`");
+    let compiled = Case::new("a: {S, scrpt: y}").compile();
+    assert_eq!(compiled.diagnostics[0].help.as_deref(), Some("did you mean `script`?"));
+}
+
+#[test]
+fn c009_script_and_run_exclude_each_other() {
+    fails("a: {S, run: [{name: s, script: y}]}", "uses both `run` and `script`");
+}
+
+#[test]
+fn c010_a_step_does_one_thing() {
+    fails("a: {run: [{name: s, script: y, step: z}]}", "exactly one of: script, step, func");
+}
+
+#[test]
+fn c011_an_unknown_stage() {
+    fails("a: {S, stage: qa}", "available stages are .pre, build, test, deploy, .post");
+}
+
+#[test]
+fn c012_the_default_stage_has_to_be_declared() {
+    fails("{stages: [one], a: {S}}", "chosen stage test does not exist");
+}
+
+#[test]
+fn c013_nested_stages_are_flattened() {
+    let pipeline = Case::new("{stages: [b, [c, [d]]], a: {S, stage: d}}").pipeline();
+    assert_eq!(pipeline.stages, [".pre", "b", "c", "d", ".post"]);
+    assert_eq!(pipeline.jobs[0].stage_index, 3);
+}
+
+#[test]
+fn c014_repeated_stages_collapse() {
+    let pipeline = Case::new("{stages: [b, b, c], a: {S, stage: c}, z: {S, stage: b}}").pipeline();
+    assert_eq!(pipeline.stages, [".pre", "b", "c", ".post"]);
+    let names: Vec<&str> = pipeline.jobs.iter().map(|job| job.name.as_str()).collect();
+    assert_eq!(names, ["z", "a"]);
+}
+
+#[test]
+fn c015_pre_is_first_wherever_it_is_listed() {
+    let pipeline = Case::new("{stages: [build, .pre], a: {S, stage: .pre}, b: {S, stage: build}}").pipeline();
+    assert_eq!(pipeline.stages, [".pre", "build", ".post"]);
+    assert_eq!(pipeline.jobs[0].name, "a");
+}
+
+#[test]
+fn c016_pre_alone_makes_no_pipeline() {
+    assert_eq!(Case::new("a: {S, stage: .pre}").none(), NotCreatedReason::NoJobs);
+}
+
+#[test]
+fn c017_post_alone_makes_no_pipeline() {
+    let case = Case::new("{a: {S, stage: .post}, b: {S, rules: [{when: never}]}}");
+    assert_eq!(case.none(), NotCreatedReason::NoJobs);
+    let not_created = case.compile().not_created.expect("a reason");
+    assert_eq!(not_created.excluded[0].name, "b");
+}
+
+#[test]
+fn c018_a_name_has_at_most_255_characters() {
+    assert_eq!(jobs(&format!("{}: {{S}}", "n".repeat(255))).len(), 1);
+    fails(&format!("? {}\n: {{S}}", "n".repeat(256)), "name is too long");
+}
+
+#[test]
+fn c024_the_three_scripts() {
+    let a = job("a: {S, before_script: [p], after_script: [q]}", "a");
+    let work = script(&a);
+    assert_eq!((&work.before_script[..], &work.script[..]), (&["p".to_owned()][..], &["x".to_owned()][..]));
+    assert_eq!(work.after_script, ["q"]);
+}
+
+#[test]
+fn c025_never_belongs_into_rules() {
+    fails("a: {S, when: never}", "jobs:a:when should be one of");
+}
+
+#[test]
+fn c026_delayed_needs_start_in() {
+    fails("a: {S, when: delayed}", "start in should be a duration");
+}
+
+#[test]
+fn c027_start_in_needs_delayed() {
+    fails("a: {S, start_in: 5 minutes}", "start in must be blank");
+}
+
+#[test]
+fn c028_start_in_is_at_most_a_week() {
+    fails("a: {S, when: delayed, start_in: 8 days}", "should be 1 second to 1 week");
+    let a = job("a: {S, when: delayed, start_in: 1 week}", "a");
+    assert_eq!((a.when, a.start_in), (When::Delayed, Some(Duration::from_secs(604_800))));
+}
+
+#[test]
+fn c029_retry_is_0_to_2_for_known_reasons() {
+    fails("a: {S, retry: 3}", "jobs:a:retry must be between 0 and 2");
+    fails("a: {S, retry: {max: 2, when: sunspots}}", "jobs:a:retry:when config should be one of");
+}
+
+/// Open point 4 of the spec: `{max: 1}` alone means any reason, as `retry: 1` does.
+#[test]
+fn c029_retry_without_conditions_is_for_any_reason() {
+    let retry = job("a: {S, retry: {max: 1}}", "a").retry;
+    assert!(retry.always && retry.max == 1);
+    let retry = job("a: {S, retry: {max: 1, exit_codes: 137}}", "a").retry;
+    assert!(!retry.always && retry.exit_codes == [137]);
+}
+
+#[test]
+fn c030_a_timeout_is_a_duration() {
+    assert_eq!(job("a: {S, timeout: 3h 30m}", "a").timeout, Some(Duration::from_secs(12_600)));
+    fails("a: {S, timeout: soon}", "jobs:a:timeout config should be a duration");
+}
+
+#[test]
+fn c031_fewer_than_50_tags() {
+    assert_eq!(job(&format!("a: {{S, tags: {}}}", list(49)), "a").tags.len(), 49);
+    fails(&format!("a: {{S, tags: {}}}", list(50)), "limit of 50 tags");
+}
+
+#[test]
+fn c032_an_image_has_a_name() {
+    fails("a: {S, image: {entrypoint: [\"\"]}}", "jobs:a:image name can't be blank");
+}
+
+#[test]
+fn c033_coverage_stands_between_slashes() {
+    fails("a: {S, coverage: 'TOTAL \\d+'}", "enclosed in slashes");
+    assert_eq!(script(&job("a: {S, coverage: '/TOTAL \\d+/'}", "a")).coverage.as_deref(), Some("TOTAL \\d+"));
+}
+
+#[test]
+fn c034_an_id_token_has_an_audience() {
+    fails("a: {S, id_tokens: {T: {}}}", "jobs:a:id_tokens:T config should have the key `aud`");
+}
+
+#[test]
+fn c035_exit_codes_are_not_empty() {
+    fails("a: {S, allow_failure: {exit_codes: []}}", "non-empty array of unique integers");
+    let a = job("a: {S, allow_failure: {exit_codes: 3}}", "a");
+    assert_eq!(a.allow_failure, AllowFailure::ExitCodes(vec![3]));
+}
+
+#[test]
+fn c036_a_cache_key_is_no_path() {
+    fails("a: {S, cache: {key: a/b, paths: [p]}}", "jobs:a:cache:key cannot contain the \"/\" character");
+    fails("a: {S, cache: {key: \"..\", paths: [p]}}", "cannot be only");
+    fails("a: {S, cache: {key: \"%2e%2E\", paths: [p]}}", "cannot be only");
+    fails("a: {S, cache: {key: \"a%2fb\", paths: [p]}}", "cannot contain the \"/\" character");
+}
+
+#[test]
+fn c037_at_most_four_caches() {
+    let caches = |count: usize| {
+        let items: Vec<String> = (0..count).map(|number| format!("{{key: k{number}, paths: [p]}}")).collect();
+        format!("a: {{S, cache: [{}]}}", items.join(", "))
+    };
+    fails(&caches(5), "maximum is 4");
+    let a = job(&caches(4), "a");
+    let keys: Vec<&str> = script(&a).cache.iter().map(|cache| cache.key.as_str()).collect();
+    assert_eq!(keys, ["k0", "k1", "k2", "k3"]);
+}
+
+#[test]
+fn c038_a_key_follows_at_most_two_files() {
+    fails("a: {S, cache: {key: {files: [a, b, c]}, paths: [p]}}", "1 to 2 entries");
+    fails("a: {S, cache: {key: {files: [a], files_commits: [a]}, paths: [p]}}", "exclude each other");
+}
+
+#[test]
+fn c039_public_and_access_exclude_each_other() {
+    fails("a: {S, artifacts: {public: false, access: all, paths: [p]}}", "uses both `public` and `access`");
+}
+
+#[test]
+fn c040_publish_is_for_pages_jobs() {
+    fails("a: {S, publish: dist}", "`publish` can only be used within a `pages` job");
+    let pages = job("pages: {S, publish: dist}", "pages");
+    assert_eq!(script(&pages).artifacts.as_ref().map(|artifacts| artifacts.paths.clone()), Some(vec!["dist".into()]));
+}
+
+#[test]
+fn c041_pages_publishes_public() {
+    let a = job("a: {S, pages: true, artifacts: {paths: [o]}}", "a");
+    let work = script(&a);
+    assert_eq!(work.pages.as_deref(), Some("public"));
+    assert_eq!(work.artifacts.as_ref().map(|artifacts| artifacts.paths.len()), Some(2));
+}
+
+#[test]
+fn c042_on_stop_names_a_job_that_stops_the_environment() {
+    let start = "d: {S, environment: {name: p, on_stop: s}}";
+    fails(&format!("{{{start}}}"), "on_stop job s is not defined");
+    assert_eq!(jobs(&format!("{{{start}, s: {{S, environment: {{name: p, action: stop}}}}}}")), ["d", "s"]);
+    let other = format!("{{{start}, s: {{S, environment: {{name: q, action: stop}}}}}}");
+    fails(&other, "on_stop job s have different environment name");
+    fails(&format!("{{{start}, s: {{S, environment: p}}}}"), "on_stop job s needs to have action stop defined");
+    fails(&format!("{{{start}, s: {{S}}}}"), "on_stop job s does not have environment defined");
+}
+
+#[test]
+fn c043_default_has_keys_of_its_own() {
+    fails("{default: {stage: build}, a: {S}}", "default config contains unknown keys: `stage`");
+}
+
+#[test]
+fn c044_job_variables_have_no_description() {
+    fails("a: {S, variables: {X: {value: v, description: d}}}", "unknown keys: `description`");
+    let a = job("a: {S, variables: {X: {value: v, expand: false}}}", "a");
+    assert!(a.variables.iter().any(|variable| variable.key == "X" && variable.raw));
+}
+
+#[test]
+fn c045_a_value_is_one_of_the_options() {
+    fails("{variables: {X: {value: a, options: [b]}}, a: {S}}", "value `a` should be one of the options: b");
+}
+
+#[test]
+fn c046_scalars_become_texts() {
+    let a = job("a: {S, variables: {N: 12, B: true, E: ~}}", "a");
+    assert_eq!(value(&a, "N").as_deref(), Some("12"));
+    assert_eq!(value(&a, "B").as_deref(), Some("true"));
+    assert_eq!(value(&a, "E").as_deref(), Some(""));
+}
+
+#[test]
+fn c047_a_service_has_a_name() {
+    fails("a: {S, services: [{alias: db}]}", "name can't be blank");
+}
+
+#[test]
+fn c048_a_google_secret_needs_a_token() {
+    fails("a: {S, secrets: {P: {gcp_secret_manager: {name: n}}}}", "needs the key `token`");
+    let with_token = "a: {S, secrets: {P: {token: $T, gcp_secret_manager: {name: n}}}}";
+    assert_eq!(script(&job(with_token, "a")).secrets.len(), 1);
+}
+
+/// GitLab refuses an empty list (k): it would keep the job out for ever, which nobody means.
+#[test]
+fn c049_rules_are_not_empty() {
+    fails("a: {S, rules: []}", "jobs:a:rules can't be blank");
+}
+
+#[test]
+fn c050_only_and_rules_exclude_each_other() {
+    fails("a: {S, only: [main], rules: [{if: $X}]}", "config key may not be used with `rules`: only");
+    fails("a: {S, except: [main], rules: [{if: $X}]}", "config key may not be used with `rules`: except");
+}
+
+#[test]
+fn c114_a_job_beats_the_default() {
+    let a = job("{default: {image: i, retry: 1}, a: {S, image: j}}", "a");
+    assert_eq!(script(&a).image.as_ref().map(|image| image.name.as_str()), Some("j"));
+    assert_eq!(a.retry.max, 1);
+}
+
+#[test]
+fn c115_an_empty_list_beats_the_default() {
+    let a = job("{default: {before_script: [p]}, a: {S, before_script: []}}", "a");
+    assert!(script(&a).before_script.is_empty());
+}
+
+#[test]
+fn c116_inherit_chooses_defaults() {
+    let with = |inherit: &str| job(&format!("{{default: {{image: i, tags: [t]}}, a: {{S, inherit: {inherit}}}}}"), "a");
+    let a = with("{default: [tags]}");
+    assert_eq!((a.tags.len(), script(&a).image.is_none()), (1, true));
+    let a = with("{default: false}");
+    assert_eq!((a.tags.len(), script(&a).image.is_none()), (0, true));
+    fails("a: {S, inherit: {default: [tag]}}", "jobs:a:inherit:default config should be one of");
+}
+
+#[test]
+fn c117_inherit_chooses_global_variables() {
+    let case = Case::new("{variables: {A: 1, B: 2}, a: {S, inherit: {variables: [B]}, rules: [{if: $A}]}}");
+    let a = case.clone().var("A", "project").job("a");
+    assert_eq!((value(&a, "A"), value(&a, "B").as_deref()), (None, Some("2")));
+    assert_eq!(case.none(), NotCreatedReason::NoJobs);
+}
+
+#[test]
+fn c118_an_empty_list_of_caches_beats_the_default() {
+    let a = job("{default: {cache: {key: k, paths: [p]}}, a: {S, cache: []}}", "a");
+    assert!(script(&a).cache.is_empty());
 }

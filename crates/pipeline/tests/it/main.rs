@@ -3,7 +3,9 @@
 mod c_config;
 mod c_expression;
 mod c_extends;
+mod c_graph;
 mod c_include;
+mod c_rules;
 mod case;
 mod harness;
 mod leaf_properties;

@@ -1,0 +1,228 @@
+//! Cases C134 to C153: rules, workflow, only; C161 and C162: environments; C204: cache keys (pipeline-yaml 8.5, 8.6, 8.8).
+
+use std::time::Duration;
+
+use muster_job::Variable;
+use muster_pipeline::NotCreatedReason;
+use muster_pipeline::context::PipelineSource;
+use muster_pipeline::model::{AllowFailure, When};
+
+use crate::case::{Case, fails, job, jobs, needs, script, value};
+
+/// Whether job `a` with these rules is in, beside a job that always is.
+fn is_in(case: impl FnOnce(Case) -> Case, rules: &str) -> bool {
+    case(Case::new(&format!("{{a: {{S, rules: [{rules}]}}, z: {{S}}}}"))).jobs().iter().any(|name| name == "a")
+}
+
+#[test]
+fn c134_a_manual_job_by_rule_blocks() {
+    let a = job("a: {S, rules: [{if: $NOPE}, {if: $CI_COMMIT_BRANCH, when: manual}, {when: always}]}", "a");
+    assert_eq!((a.when, a.allow_failure), (When::Manual, AllowFailure::No));
+    let texts: Vec<&str> = a.decisions.iter().map(|decision| decision.text.as_str()).collect();
+    assert_eq!(texts, ["rules[0] did not match: if $NOPE", "rules[1] matched: if $CI_COMMIT_BRANCH"]);
+    assert_eq!(
+        a.decisions[1].place.as_ref().map(|place| (place.file.as_str(), place.line)),
+        Some((".gitlab-ci.yml", 1))
+    );
+}
+
+/// The second half is unsure (k). GitLab computes `allow_failure` from the job's own `when` before rules are looked at,
+/// and a rule replaces only what it names; so it stays true, also where the rule says `manual` itself (open point 7).
+#[test]
+fn c135_a_manual_job_by_itself_is_optional() {
+    for yaml in [
+        "a: {S, when: manual}",
+        "a: {S, when: manual, rules: [{if: $CI_COMMIT_BRANCH}]}",
+        "a: {S, when: manual, rules: [{if: $CI_COMMIT_BRANCH, when: manual}]}",
+    ] {
+        let a = job(yaml, "a");
+        assert_eq!((a.when, a.allow_failure), (When::Manual, AllowFailure::Yes), "{yaml}");
+    }
+}
+
+#[test]
+fn c136_never_keeps_a_job_out() {
+    let case = Case::new("{a: {S, rules: [{if: $CI_COMMIT_BRANCH, when: never}, {when: always}]}, b: {S}}");
+    assert_eq!(case.jobs(), ["b"]);
+    let excluded = case.pipeline().excluded;
+    assert!(excluded[0].decisions[0].text.contains("rules[0] matched"), "{excluded:?}");
+}
+
+#[test]
+fn c137_no_rule_matches() {
+    assert_eq!(Case::new("a: {S, rules: [{if: $CI_COMMIT_TAG}]}").none(), NotCreatedReason::NoJobs);
+}
+
+#[test]
+fn c138_variables_of_a_rule() {
+    let yaml = "a: {S, variables: {X: j}, rules: [{if: $CI_COMMIT_BRANCH, variables: {X: r, Y: r}}]}";
+    let a = job(yaml, "a");
+    assert_eq!((value(&a, "X").as_deref(), value(&a, "Y").as_deref()), (Some("r"), Some("r")));
+}
+
+#[test]
+fn c139_allow_failure_of_a_rule() {
+    let a = job("a: {S, allow_failure: true, rules: [{when: on_success, allow_failure: false}]}", "a");
+    assert_eq!(a.allow_failure, AllowFailure::No);
+}
+
+#[test]
+fn c140_changes_by_pattern() {
+    for (pattern, expected) in [
+        ("src/*", true),
+        ("docs/*", false),
+        ("\"src/**/*\"", true),
+        ("src", false),
+        ("\"**/*.rb\"", true),
+        ("\"*.rb\"", false),
+        ("\"src/*.{rb,py}\"", true),
+    ] {
+        assert_eq!(is_in(|case| case, &format!("{{changes: [{pattern}]}}")), expected, "{pattern}");
+    }
+}
+
+#[test]
+fn c141_nothing_to_compare_with_counts_as_changed() {
+    let rule = "{changes: [docs/*]}";
+    assert!(is_in(|case| case.changed(None), rule), "a new branch");
+    assert!(is_in(|case| case.tag("v1"), rule), "a tag");
+    assert!(is_in(|case| case.source(PipelineSource::Schedule), rule), "a schedule");
+    assert!(is_in(|case| case.source(PipelineSource::Web), rule), "the web form");
+    assert!(!is_in(|case| case.changed(Some(&[])), rule), "an empty difference");
+}
+
+#[test]
+fn c142_an_unknown_ref_to_compare_to() {
+    let yaml = "{a: {S, rules: [{changes: {paths: [docs/*], compare_to: nope}}]}, z: {S}}";
+    fails(yaml, "rules:changes:compare_to is not a valid ref");
+    let case = Case::new(&yaml.replace("nope", "$BASE")).var("BASE", "old");
+    assert_eq!(case.with(|world| world.git_ref("old", &["docs/x.md"])).jobs(), ["a", "z"]);
+}
+
+#[test]
+fn c143_exists_by_pattern() {
+    for (pattern, expected) in [
+        ("Dockerfile", true),
+        ("\"**/b.rb\"", true),
+        ("src", false),
+        ("src/", true),
+        ("\"*.rb\"", false),
+        ("untracked.txt", false),
+    ] {
+        assert_eq!(is_in(|case| case, &format!("{{exists: [{pattern}]}}")), expected, "{pattern}");
+    }
+    assert!(is_in(|case| case.tracked("untracked.txt"), "{exists: [untracked.txt]}"));
+}
+
+#[test]
+fn c144_variables_in_patterns() {
+    assert!(is_in(|case| case.var("D", "src"), "{changes: [$D/*]}"));
+    assert!(!is_in(|case| case, "{exists: [$UNDEF/x]}"));
+    assert!(is_in(|case| case.tracked("$UNDEF/x"), "{exists: [$UNDEF/x]}"), "an unknown name stays as text");
+}
+
+#[test]
+fn c145_at_most_50_patterns() {
+    let patterns = vec!["x"; 51].join(", ");
+    fails(&format!("a: {{S, rules: [{{changes: [{patterns}]}}]}}"), "is too long (maximum is 50)");
+    fails(&format!("a: {{S, rules: [{{exists: [{patterns}]}}]}}"), "is too long (maximum is 50)");
+}
+
+#[test]
+fn c146_the_clauses_of_a_rule_all_hold() {
+    assert!(!is_in(|case| case, "{if: $CI_COMMIT_BRANCH, changes: [docs/*]}"));
+    assert!(is_in(|case| case, "{if: $CI_COMMIT_BRANCH, changes: [src/*], exists: [Dockerfile]}"));
+}
+
+#[test]
+fn c147_needs_of_a_rule_replace_those_of_the_job() {
+    let yaml = "{p: {S, stage: build}, q: {S, stage: build}, \
+                a: {S, needs: [p], rules: [{if: $CI_COMMIT_BRANCH, needs: [q]}]}}";
+    assert_eq!(needs(&job(yaml, "a")), Some(vec!["q".into()]));
+}
+
+#[test]
+fn c148_workflow_lets_no_pipeline_through() {
+    let case = Case::new("{workflow: {rules: [{if: $CI_COMMIT_TAG}]}, a: {S}}");
+    assert_eq!(case.none(), NotCreatedReason::WorkflowRules);
+    let not_created = case.compile().not_created.expect("a reason");
+    assert_eq!(not_created.decisions[0].text, "workflow:rules[0] did not match: if $CI_COMMIT_TAG");
+    assert_eq!(case.tag("v1").jobs(), ["a"]);
+}
+
+#[test]
+fn c149_the_name_and_the_variables_of_workflow() {
+    let yaml = "{workflow: {name: \"n $X\", rules: [{if: $CI_COMMIT_BRANCH, variables: {X: w}}]}, \
+                variables: {X: g}, a: {S}, b: {S, variables: {X: j}}}";
+    let case = Case::new(yaml);
+    assert_eq!(case.pipeline().name.as_deref(), Some("n w"));
+    assert_eq!(value(&case.job("a"), "X").as_deref(), Some("w"));
+    assert_eq!(value(&case.job("b"), "X").as_deref(), Some("j"));
+}
+
+#[test]
+fn c150_jobs_without_rules_are_not_for_merge_requests() {
+    let jobs = "a: {S}, b: {S, rules: [{if: $CI_MERGE_REQUEST_ID}]}";
+    assert_eq!(Case::new(&format!("{{{jobs}}}")).merge_request().jobs(), ["b"]);
+    let with_workflow = format!("{{workflow: {{rules: [{{when: always}}]}}, {jobs}}}");
+    assert_eq!(Case::new(&with_workflow).merge_request().jobs(), ["a", "b"]);
+}
+
+#[test]
+fn c151_a_tag_is_no_branch() {
+    let rules = "{if: '$CI_COMMIT_TAG == \"v1\" && $CI_COMMIT_BRANCH == null'}";
+    assert!(is_in(|case| case.tag("v1"), rules));
+    assert!(!is_in(|case| case, rules));
+}
+
+#[test]
+fn c152_only_and_except() {
+    assert_eq!(jobs("{a: {S, only: [tags]}, b: {S}}"), ["b"]);
+    assert_eq!(jobs("{a: {S, except: [main]}, b: {S}}"), ["b"]);
+    assert_eq!(Case::new("{a: {S, only: [tags]}, b: {S}}").tag("v1").jobs(), ["a", "b"]);
+    assert_eq!(jobs("{a: {S, only: {variables: ['$CI == \"true\"'], changes: [docs/*]}}, b: {S}}"), ["b"]);
+    assert_eq!(jobs("{a: {S, except: {variables: ['$CI == \"true\"'], changes: [docs/*]}}, b: {S}}"), ["b"]);
+    assert_eq!(jobs("{a: {S, only: {kubernetes: active}}, b: {S, except: {kubernetes: active}}}"), ["b"]);
+}
+
+#[test]
+fn c153_a_delayed_rule_needs_start_in() {
+    fails("a: {S, rules: [{when: delayed}]}", "start in should be a duration");
+    let a = job("a: {S, rules: [{when: delayed, start_in: 1 minute}]}", "a");
+    assert_eq!((a.when, a.start_in), (When::Delayed, Some(Duration::from_secs(60))));
+}
+
+/// The part that rules see; what the payload gets is the coordinator's.
+#[test]
+fn c161_a_scoped_variable_is_seen_in_its_environment() {
+    let rules = "rules: [{if: $K}]";
+    let yaml =
+        format!("{{a: {{S, environment: review/$X, variables: {{X: x}}, {rules}}}, b: {{S, {rules}}}, z: {{S}}}}");
+    let case = Case::new(&yaml).with(|world| world.scoped(Variable::public("K", "1"), false, "review/*"));
+    assert_eq!(case.jobs(), ["a", "z"]);
+}
+
+#[test]
+fn c162_the_name_of_an_environment_is_expanded() {
+    let case = Case::new("a: {S, environment: review/$CI_COMMIT_REF_SLUG, resource_group: $R, tags: [$R, $NOPE]}");
+    let case = case.with(|world| world.predefined("CI_COMMIT_REF_SLUG", "feat-a-1"));
+    let a = case.var("R", "group-$CI_COMMIT_REF_SLUG").job("a");
+    assert_eq!(a.environment.map(|environment| environment.name).as_deref(), Some("review/feat-a-1"));
+    assert_eq!(a.resource_group.as_deref(), Some("group-feat-a-1"));
+    assert_eq!(a.tags, ["group-feat-a-1", "$NOPE"]);
+}
+
+#[test]
+fn c204_a_cache_key_follows_files() {
+    let key = |case: &Case| script(&case.job("a")).cache[0].key.clone();
+    let plain = Case::new("a: {S, cache: {key: {files: [Gemfile.lock]}, paths: [v]}}");
+    assert_eq!(key(&plain), "0_Gemfile-default");
+    let prefixed = Case::new("a: {S, cache: {key: {files: [Gemfile.lock], prefix: p}, paths: [v]}}");
+    assert_eq!(key(&prefixed), "p-default");
+    let present = key(&prefixed.clone().tracked("Gemfile.lock"));
+    let digest = present.strip_prefix("p-").expect("the prefix");
+    assert!(digest.len() == 40 && digest.chars().all(|c| c.is_ascii_hexdigit()), "{present}");
+    assert_eq!(present, key(&prefixed.tracked("Gemfile.lock").tracked("other")), "an unrelated file changes nothing");
+    let pattern = Case::new("a: {S, cache: {key: {files: [\"src/*.rb\"], prefix: p}, paths: [v]}}");
+    assert_ne!(key(&pattern), "p-default", "patterns are looked up in the tracked tree");
+}
