@@ -29,6 +29,7 @@ pub mod node;
 mod preview;
 pub mod ref_match;
 pub mod regexp;
+pub mod render;
 mod seed;
 pub mod slug;
 pub mod yaml;

@@ -2,15 +2,20 @@
 
 /// How different two names may be, as a part of the longer one, and still be taken for a slip of the keyboard.
 const LARGEST_DISTANCE_IN_PERCENT: usize = 40;
+/// Longer names, in bytes, are compared with nothing: the cost is the product of both lengths.
+const LONGEST_COMPARED: usize = 300;
 
 /// The candidate that `name` most likely meant, or `None` where none is close.
 ///
 /// Letter case is ignored, and swapped neighbours count as one slip. Of equally close candidates the first wins.
 #[must_use]
 pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    if name.len() > LONGEST_COMPARED {
+        return None;
+    }
     let wanted = name.to_lowercase();
     let mut best: Option<(usize, &'a str)> = None;
-    for candidate in candidates {
+    for candidate in candidates.into_iter().filter(|candidate| candidate.len() <= LONGEST_COMPARED) {
         let known = candidate.to_lowercase();
         let longer = wanted.chars().count().max(known.chars().count());
         let allowed = (longer * LARGEST_DISTANCE_IN_PERCENT / 100).max(1);

@@ -5,8 +5,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use super::Parent;
 use super::merge::{Budget, merge_into};
+use super::{Parent, SUGGESTIONS};
 use crate::diagnostic::Diagnostic;
 use crate::limits::EXTENDS_LEVELS;
 use crate::nearest::did_you_mean;
@@ -106,7 +106,8 @@ fn parent(root: &Map, child: &str, node: &Node, diagnostics: &mut Vec<Diagnostic
         ),
         None => {
             let mut problem = Diagnostic::error(node.span, format!("{child}: unknown keys in `extends` ({name})"));
-            problem.help = did_you_mean(name, root.keys().map(|key| &**key).filter(|key| *key != child))
+            let known = if diagnostics.len() < SUGGESTIONS { root.len() } else { 0 };
+            problem.help = did_you_mean(name, root.keys().take(known).map(|key| &**key).filter(|key| *key != child))
                 .or_else(|| Some("define it here or in a file named by `include`".to_owned()));
             diagnostics.push(problem);
         }

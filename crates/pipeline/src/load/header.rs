@@ -5,9 +5,10 @@ use std::sync::Arc;
 use regex::Regex;
 
 use super::entry::{self, Entry};
+use super::interpolate::push_json;
 use crate::diagnostic::Diagnostic;
 use crate::expression::{self, Expression};
-use crate::limits::INPUT_OPTIONS;
+use crate::limits::{INPUT_OPTIONS, INTERPOLATED_TEXT_BYTES};
 use crate::nearest::did_you_mean;
 use crate::node::{Map, Node, Span, Value};
 use crate::regexp;
@@ -292,6 +293,13 @@ fn unknown_keys(map: &Map, known: &[&str], what: &str, diagnostics: &mut Vec<Dia
     }
 }
 
+/// A list as JSON, where it is not too long for that.
+fn text_of(node: &Node) -> Option<String> {
+    let mut text = String::new();
+    push_json(&mut text, &node.value);
+    (text.len() <= INTERPOLATED_TEXT_BYTES).then_some(text)
+}
+
 /// Whether an option is the value. Numbers compare by value: `1.0` is `1`.
 fn same(option: &Node, value: &Node) -> bool {
     #[expect(clippy::cast_precision_loss, reason = "options are written by hand, far below 2^53")]
@@ -302,9 +310,7 @@ fn same(option: &Node, value: &Node) -> bool {
     };
     match (&option.value, &value.value) {
         (Value::String(option), Value::String(value)) => option == value,
-        (Value::List(option), Value::List(value)) => {
-            option.len() == value.len() && option.iter().zip(value.iter()).all(|(option, value)| same(option, value))
-        }
+        (Value::List(_), Value::List(_)) => text_of(option).is_some_and(|text| text_of(value) == Some(text)),
         _ => number(option).is_some_and(|option| number(value) == Some(option)),
     }
 }

@@ -16,7 +16,9 @@ use crate::node::{Map, Node, Span, Value};
 #[derive(Debug, Clone)]
 pub(super) struct Given {
     pub(super) name: String,
-    /// Where it is given; none for the run request.
+    /// Where it is named; none for the run request.
+    pub(super) named_at: Option<Span>,
+    /// Where its value is; none for the run request.
     pub(super) span: Option<Span>,
     pub(super) value: GivenValue,
 }
@@ -55,8 +57,10 @@ pub(super) fn resolve(
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Values {
     for surplus in given.iter().filter(|given| !declarations.iter().any(|input| *input.name == *given.name)) {
-        let mut problem =
-            Diagnostic::error(surplus.span.or(at), format!("`{file}`: unknown input arguments: `{}`", surplus.name));
+        let mut problem = Diagnostic::error(
+            surplus.named_at.or(at),
+            format!("`{file}`: unknown input arguments: `{}`", surplus.name),
+        );
         problem.help = did_you_mean(&surplus.name, declarations.iter().map(|input| &*input.name)).or_else(|| {
             Some(if declarations.is_empty() {
                 "the file declares no inputs: it needs a header with `spec:inputs`, ended by `---`".to_owned()

@@ -8,12 +8,18 @@ use std::sync::Arc;
 
 use super::block::{self, Access, Block, BlockError, Function, Piece};
 use super::inputs::Values;
+use super::merge::Budget;
 use super::variables::Variables;
 use crate::context::ComponentFields;
 use crate::diagnostic::Diagnostic;
 use crate::limits::INTERPOLATED_TEXT_BYTES;
 use crate::nearest::did_you_mean;
 use crate::node::{Map, Node, Span, Value};
+
+/// Blocks of one scalar that errors point at; those behind are named by the scalar.
+const BLOCKS_POINTED_AT: usize = 50;
+/// Inputs that are compared with an unknown name.
+const INPUTS_LOOKED_AT: usize = 100;
 
 /// What blocks may stand for in one file, and what is left to spend.
 pub(super) struct Interpolator<'a> {
@@ -25,14 +31,20 @@ pub(super) struct Interpolator<'a> {
     pub(super) variables: &'a Variables,
     /// The text of the file, to point at single blocks.
     pub(super) text: &'a str,
-    /// Bytes that interpolation may still make in this load.
+    /// Bytes that interpolation may still make in this load. At 0 no more is done, which has been reported.
     pub(super) bytes_left: &'a mut usize,
+    /// Values that the load may still make.
+    pub(super) budget: &'a mut Budget,
     pub(super) diagnostics: &'a mut Vec<Diagnostic>,
 }
 
 impl Interpolator<'_> {
     /// The node with its blocks replaced; `None` where it has none.
     pub(super) fn node(&mut self, node: &Node) -> Option<Node> {
+        self.budget.spend(1);
+        if self.budget.is_spent() {
+            return None;
+        }
         let value = match &node.value {
             Value::String(text) => self.scalar(text, node.span)?,
             Value::List(items) => {
@@ -85,7 +97,7 @@ impl Interpolator<'_> {
 
     /// The value of a text with blocks; `None` where it has none, or only some that stay.
     fn scalar(&mut self, text: &str, span: Span) -> Option<Value> {
-        if !text.contains(block::OPEN) {
+        if !text.contains(block::OPEN) || *self.bytes_left == 0 {
             return None;
         }
         if text.len() > INTERPOLATED_TEXT_BYTES {
@@ -95,7 +107,7 @@ impl Interpolator<'_> {
         }
         let pieces = block::pieces(text);
         if let [Piece::Block(inner)] = pieces.as_slice() {
-            return self.block(inner, self.place(span, 0));
+            return self.block(inner, span, 0);
         }
         let mut result = String::with_capacity(text.len());
         let mut blocks = 0;
@@ -107,16 +119,15 @@ impl Interpolator<'_> {
                 }
                 Piece::Block(inner) => inner,
             };
-            let place = self.place(span, blocks);
-            blocks += 1;
-            match self.block(inner, place) {
+            match self.block(inner, span, blocks) {
                 Some(value) => push_text(&mut result, &value),
                 None => {
                     let _ = write!(result, "{}{inner}]]", block::OPEN);
                 }
             }
-            if result.len() > INTERPOLATED_TEXT_BYTES || result.len() > *self.bytes_left {
-                self.report(BlockError::new("the text is too long after interpolation", None), place);
+            blocks += 1;
+            if let Err(problem) = self.check_length(result.len()) {
+                self.report(problem, span);
                 return None;
             }
         }
@@ -124,12 +135,26 @@ impl Interpolator<'_> {
         (result != text).then(|| Value::String(result.into()))
     }
 
-    /// What a block stands for; `None` where it stays, or has been reported.
-    fn block(&mut self, inner: &str, place: Span) -> Option<Value> {
+    /// Whether a text of this length may still be made; the first that may not ends the interpolation of the load.
+    fn check_length(&mut self, bytes: usize) -> Result<(), BlockError> {
+        if bytes > *self.bytes_left {
+            *self.bytes_left = 0;
+            return Err(BlockError::new("the configuration is too long after interpolation", None));
+        }
+        if bytes > INTERPOLATED_TEXT_BYTES {
+            let message = format!("the text has more than {INTERPOLATED_TEXT_BYTES} bytes after interpolation");
+            return Err(BlockError::new(message, None));
+        }
+        Ok(())
+    }
+
+    /// What the block with this number inside the scalar at `span` stands for; `None` where it stays, or has been
+    /// reported.
+    fn block(&mut self, inner: &str, span: Span, number: usize) -> Option<Value> {
         match block::parse(inner).and_then(|block| self.evaluate(&block)) {
             Ok(value) => value,
             Err(problem) => {
-                self.report(problem, place);
+                self.report(problem, self.place(span, number));
                 None
             }
         }
@@ -142,9 +167,10 @@ impl Interpolator<'_> {
                 Some(Some(node)) => node.value.clone(),
                 Some(None) => return Ok(None),
                 None => {
-                    let help = did_you_mean(name, self.inputs.keys().map(|key| &**key)).or_else(|| {
-                        Some(format!("declare it in the header of this file: `spec: {{inputs: {{{name}: }}}}`"))
-                    });
+                    let help =
+                        did_you_mean(name, self.inputs.keys().map(|key| &**key).take(INPUTS_LOOKED_AT)).or_else(|| {
+                            Some(format!("declare it in the header of this file: `spec: {{inputs: {{{name}: }}}}`"))
+                        });
                     return Err(BlockError::new(format!("unknown interpolation key: `inputs.{name}`"), help));
                 }
             },
@@ -181,9 +207,7 @@ impl Interpolator<'_> {
             Function::Truncate { offset, length } => text.chars().skip(*offset).take(*length).collect(),
             Function::PosixEscape => posix_escape(&text),
         };
-        if result.len() > INTERPOLATED_TEXT_BYTES || result.len() > *self.bytes_left {
-            return Err(BlockError::new("the text is too long after interpolation", None));
-        }
+        self.check_length(result.len())?;
         *self.bytes_left = self.bytes_left.saturating_sub(result.len());
         Ok(Value::String(result.into()))
     }
@@ -200,9 +224,12 @@ impl Interpolator<'_> {
     /// The place of the block with this number inside a scalar; the scalar's where it cannot be told.
     fn place(&self, span: Span, number: usize) -> Span {
         let written = self.text.get(span.start as usize..span.end as usize).unwrap_or_default();
+        if number >= BLOCKS_POINTED_AT {
+            return span;
+        }
         let found = written.match_indices(block::OPEN).nth(number).and_then(|(offset, _)| {
             let length = written.get(offset..)?.find("]]")? + 2;
-            Some(crate::yaml::span_at(span.source, self.text, span.start as usize + offset, length))
+            Some(crate::yaml::span_inside(span, written, offset, length))
         });
         found.unwrap_or(span)
     }
@@ -227,7 +254,7 @@ fn push_text(out: &mut String, value: &Value) {
 }
 
 /// A list or map as JSON, with a blank after each comma; cut where it is too long anyway.
-fn push_json(out: &mut String, value: &Value) {
+pub(super) fn push_json(out: &mut String, value: &Value) {
     match value {
         _ if out.len() > INTERPOLATED_TEXT_BYTES => {}
         Value::List(items) => {

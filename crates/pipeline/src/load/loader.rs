@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::entry::{self, Entry, Location};
 use super::header::{self, Declaration, Header};
 use super::inputs::{self, Given, GivenValue};
-use super::interpolate::Interpolator;
+use super::interpolate::{Interpolator, push_json};
 use super::merge::{Budget, merge_into};
 use super::read::{File, read};
 use super::rules::Evaluator;
@@ -14,7 +14,7 @@ use super::variables::Variables;
 use super::{IncludeOutcome, IncludeRecord, Loaded, block, extends, reference, target};
 use crate::context::{ChildSource, Context, IncludeTarget, IncludedFile, InputValue, Origin, Sources};
 use crate::diagnostic::{Diagnostic, Severity, SourceMap};
-use crate::limits::{CHILD_INCLUDES, Limits};
+use crate::limits::{CHILD_INCLUDES, INTERPOLATED_TEXT_BYTES, Limits};
 use crate::node::{Map, Node, SourceId, Span, Value};
 use crate::yaml;
 
@@ -33,8 +33,8 @@ pub(super) struct Loader<'a> {
     includes: Vec<IncludeRecord>,
     /// Files by what was asked for; none for those that cannot be read, which has been reported.
     files: HashMap<IncludeTarget, Option<Arc<File>>>,
-    /// The files that lead here, with their inputs as text: the same again is a circle.
-    stack: Vec<(IncludeTarget, String)>,
+    /// The files that lead here, with their inputs as text: the same again is a circle. Of long inputs there is no text.
+    stack: Vec<(IncludeTarget, Option<String>)>,
     included: usize,
     is_over_limit: bool,
     budget: Budget,
@@ -64,7 +64,12 @@ impl<'a> Loader<'a> {
     /// Loads from the text of the root file.
     pub(super) fn root(mut self, bytes: &[u8]) -> Loaded {
         let given: Vec<Given> = (self.context.inputs.iter())
-            .map(|(name, value)| Given { name: name.clone(), span: None, value: GivenValue::Input(value.clone()) })
+            .map(|(name, value)| Given {
+                name: name.clone(),
+                named_at: None,
+                span: None,
+                value: GivenValue::Input(value.clone()),
+            })
             .collect();
         let name = self.context.config_path.clone();
         self.stack.push((IncludeTarget::Local { origin: Origin::Root, path: name.clone() }, shown_inputs(&given)));
@@ -87,6 +92,7 @@ impl<'a> Loader<'a> {
                     let given: Vec<Given> = (inputs.iter())
                         .map(|(name, value)| Given {
                             name: name.clone(),
+                            named_at: None,
                             span: None,
                             value: GivenValue::Input(InputValue::Json(value.clone())),
                         })
@@ -120,7 +126,10 @@ impl<'a> Loader<'a> {
         let included = IncludedFile { name, bytes, origin: Origin::Root, component: None };
         let limits = self.limits;
         match read(included, blank, None, &limits, &mut self.texts, &mut self.diagnostics) {
-            Ok(file) => self.file(&file, given, None, 1),
+            Ok(file) => {
+                self.budget.spend(file.nodes);
+                self.file(&file, given, None, 1)
+            }
             Err(problems) => {
                 self.diagnostics.extend(problems);
                 None
@@ -204,6 +213,7 @@ impl<'a> Loader<'a> {
             variables: &self.variables,
             text: &file.text,
             bytes_left: &mut self.interpolated_bytes_left,
+            budget: &mut self.budget,
             diagnostics: &mut self.diagnostics,
         };
         Some(interpolator.map(&file.body).map_or_else(|| Arc::clone(&file.body), Arc::new))
@@ -272,6 +282,7 @@ impl<'a> Loader<'a> {
                 .flat_map(|(map, _)| map.iter())
                 .map(|(name, value)| Given {
                     name: name.to_string(),
+                    named_at: Some(value.key_span),
                     span: Some(value.node.span),
                     value: GivenValue::Node(value.node.clone()),
                 })
@@ -298,7 +309,8 @@ impl<'a> Loader<'a> {
             return None;
         }
         let asked = (target.clone(), shown_inputs(given));
-        if let Some(first) = self.stack.iter().position(|known| *known == asked) {
+        let again = |known: &(IncludeTarget, Option<String>)| known.1.is_some() && *known == asked;
+        if let Some(first) = self.stack.iter().position(again) {
             let names: Vec<String> = (self.stack.get(first..).unwrap_or_default().iter())
                 .map(|(target, _)| target::name(target))
                 .chain([target::name(&target)])
@@ -330,6 +342,7 @@ impl<'a> Loader<'a> {
             Some(known) => known.clone(),
             None => {
                 let file = self.read(target, place).map(Arc::new);
+                self.budget.spend(file.as_ref().map_or(0, |file| file.nodes));
                 self.files.insert(target.clone(), file.clone());
                 file
             }
@@ -393,16 +406,17 @@ fn add_inputs(inputs: &mut Vec<Declaration>, more: Vec<Declaration>, problems: &
     }
 }
 
-/// Inputs as text, to tell one inclusion of a file from another.
-fn shown_inputs(given: &[Given]) -> String {
-    use std::fmt::Write as _;
-    given.iter().fold(String::new(), |mut text, given| {
-        let value = match &given.value {
-            GivenValue::Node(node) => crate::preview(node),
-            GivenValue::Input(InputValue::Text(text)) => text.clone(),
-            GivenValue::Input(InputValue::Json(json)) => json.to_string(),
-        };
-        let _ = write!(text, "{}={value};", given.name);
-        text
-    })
+/// Inputs as text, to tell one inclusion of a file from another; `None` where they are too long for that.
+fn shown_inputs(given: &[Given]) -> Option<String> {
+    let mut text = String::new();
+    for given in given {
+        text.push_str(&given.name);
+        match &given.value {
+            GivenValue::Node(node) => push_json(&mut text, &node.value),
+            GivenValue::Input(InputValue::Text(value)) => text.push_str(value),
+            GivenValue::Input(InputValue::Json(json)) => text.push_str(&json.to_string()),
+        }
+        text.push('\n');
+    }
+    (text.len() <= INTERPOLATED_TEXT_BYTES).then_some(text)
 }

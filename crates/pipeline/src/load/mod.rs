@@ -30,6 +30,9 @@ use crate::diagnostic::{Diagnostic, Severity, SourceMap};
 use crate::limits::Limits;
 use crate::node::{Node, SourceId, Span};
 
+/// Findings after which unknown names are not compared with all known ones any more, which costs their product.
+const SUGGESTIONS: usize = 100;
+
 /// The merged configuration and how it came about.
 #[derive(Debug, Clone)]
 pub struct Loaded {

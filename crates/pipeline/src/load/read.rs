@@ -24,6 +24,8 @@ pub(super) struct File {
     /// Where its `local` includes look.
     pub(super) origin: Origin,
     pub(super) component: Option<ComponentFields>,
+    /// Values in it, every alias written out.
+    pub(super) nodes: usize,
     /// `sha256-...` of its bytes, as `integrity` has it.
     pub(super) digest: String,
 }
@@ -48,6 +50,7 @@ pub(super) fn read(
     let source = sources.add(name.as_str(), Arc::clone(&text));
     let parsed = yaml::parse(source, &text, limits)?;
     warnings.extend(parsed.warnings);
+    let nodes = parsed.nodes;
     let mut documents = parsed.documents.into_iter();
     let mut root = documents.next().map(|document| document.root);
     let mut header = None;
@@ -88,6 +91,7 @@ pub(super) fn read(
         body: body.unwrap_or_default(),
         origin,
         component,
+        nodes,
         digest: format!("sha256-{digest}"),
     })
 }

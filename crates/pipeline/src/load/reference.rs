@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::SUGGESTIONS;
 use super::merge::Budget;
 use crate::diagnostic::Diagnostic;
 use crate::limits::{Limits, REFERENCE_CHAIN};
@@ -157,7 +158,8 @@ impl Resolver<'_> {
         for (index, key) in path.iter().enumerate() {
             let Some(next) = map.and_then(|map| map.get(key)) else {
                 let walked = path.get(..index).unwrap_or_default();
-                self.diagnostics.push(missing(path, walked, found, map, span));
+                let known = map.filter(|_| self.diagnostics.len() < SUGGESTIONS);
+                self.diagnostics.push(missing(path, walked, found, known, span));
                 return None;
             };
             map = next.as_map();
@@ -206,8 +208,10 @@ fn missing(path: &[String], walked: &[String], parent: Option<&Node>, map: Optio
                 _ => format!("`{}` has no `{key}`", walked.join(":")),
             })
         }),
-        (None, Some(parent)) => Some(format!("`{}` is {}, not a map", walked.join(":"), parent.kind())),
-        (None, None) => None,
+        (None, Some(parent)) if parent.as_map().is_none() => {
+            Some(format!("`{}` is {}, not a map", walked.join(":"), parent.kind()))
+        }
+        (None, _) => None,
     };
     match parent {
         Some(parent) => problem.related(parent.span, format!("`{}` is written here", walked.join(":"))),

@@ -107,7 +107,7 @@ impl<'a> Builder<'a> {
     /// All documents, or all errors.
     pub(super) fn finish(self) -> Result<Parsed, Vec<Diagnostic>> {
         if self.problems.is_empty() {
-            Ok(Parsed { documents: self.documents, warnings: self.warnings })
+            Ok(Parsed { documents: self.documents, warnings: self.warnings, nodes: self.nodes })
         } else {
             Err(self.problems)
         }

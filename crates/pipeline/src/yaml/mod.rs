@@ -22,7 +22,7 @@ use crate::limits::Limits;
 use crate::node::{Node, SourceId};
 
 pub(crate) use decorator::descriptions;
-pub(crate) use position::span_at;
+pub(crate) use position::{span_at, span_inside};
 pub use source::decode;
 
 /// One YAML document: what stands between two `---`.
@@ -39,6 +39,8 @@ pub struct Parsed {
     pub documents: Vec<Document>,
     /// Repeated keys.
     pub warnings: Vec<Diagnostic>,
+    /// How many values there are, every alias written out.
+    pub nodes: usize,
 }
 
 /// Parses all documents of `text`, which has become `source` of a [`crate::diagnostic::SourceMap`].

@@ -66,6 +66,19 @@ pub(crate) fn span_at(source: SourceId, text: &str, offset: usize, length: usize
     }
 }
 
+/// The span of `length` bytes at a byte offset of `written`, which is the text of `outer`. Walks that text only.
+pub(crate) fn span_inside(outer: Span, written: &str, offset: usize, length: usize) -> Span {
+    let inner = span_at(outer.source, written, offset, length);
+    let column = if inner.line == 1 { outer.column.saturating_add(inner.column - 1) } else { inner.column };
+    Span {
+        source: outer.source,
+        line: outer.line.saturating_add(inner.line - 1),
+        column,
+        start: outer.start.saturating_add(inner.start),
+        end: outer.start.saturating_add(inner.end),
+    }
+}
+
 /// A count as the spans store it; files are far smaller than 4 GiB.
 fn saturated(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)

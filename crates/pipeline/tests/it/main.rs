@@ -9,3 +9,5 @@ mod c_rules;
 mod case;
 mod harness;
 mod leaf_properties;
+mod load_properties;
+mod rendered;

@@ -1,0 +1,88 @@
+//! Diagnostics as text for people: file, line and column, the line itself underlined, other places, and what to do.
+//!
+//! Everything that comes from a configuration is cleaned of control characters, so a file cannot drive the terminal.
+
+use std::borrow::Cow;
+
+use annotate_snippets::{
+    Annotation, AnnotationKind, Group, Level, Origin, Renderer, Snippet, normalize_untrusted_str as clean,
+};
+
+use crate::diagnostic::{Diagnostic, Severity, Source, SourceMap};
+use crate::node::Span;
+
+/// Lines longer than this, in bytes, are named but not shown.
+const LONGEST_SHOWN_LINE: usize = 2000;
+/// Messages longer than this, in characters, are cut.
+const LONGEST_MESSAGE: usize = 1000;
+
+/// The text of `diagnostics`, in their order, each followed by an empty line. `colour` adds ANSI sequences.
+#[must_use]
+pub fn render(diagnostics: &[Diagnostic], sources: &SourceMap, colour: bool) -> String {
+    let renderer = if colour { Renderer::styled() } else { Renderer::plain() };
+    let mut out = String::new();
+    for diagnostic in diagnostics {
+        let group = group(diagnostic, sources);
+        let text = renderer.render(&[group]);
+        for line in text.lines() {
+            out.push_str(line.trim_end());
+            out.push('\n');
+        }
+        out.push('\n');
+    }
+    out
+}
+
+fn group<'a>(diagnostic: &'a Diagnostic, sources: &'a SourceMap) -> Group<'a> {
+    let level = match diagnostic.severity {
+        Severity::Error => Level::ERROR,
+        Severity::Warning => Level::WARNING,
+    };
+    let title = level.primary_title(shortened(&diagnostic.message));
+    let mut group = Group::with_title(title);
+    let primary = diagnostic.span.map(|span| (span, AnnotationKind::Primary, None));
+    let related = diagnostic.related.iter().map(|(span, label)| (*span, AnnotationKind::Context, Some(label.as_str())));
+    for (span, kind, label) in primary.into_iter().chain(related) {
+        let Some(source) = sources.get(span.source) else { continue };
+        group = match shown_line(source, span) {
+            Some(line) => {
+                let annotation: Annotation<'_> = kind.span(line.start..line.end).label(label);
+                let snippet = Snippet::source(line.text).line_start(span.line as usize).path(&*source.name);
+                group.element(snippet.annotation(annotation))
+            }
+            None => {
+                let origin = Origin::path(&*source.name).line(span.line as usize);
+                group.element(origin.char_column(span.column as usize))
+            }
+        };
+    }
+    match &diagnostic.help {
+        Some(help) => group.element(Level::HELP.message(clean(help))),
+        None => group,
+    }
+}
+
+/// The message, cut where a name in it is absurdly long.
+fn shortened(message: &str) -> Cow<'_, str> {
+    match message.char_indices().nth(LONGEST_MESSAGE) {
+        None => Cow::Borrowed(message),
+        Some((end, _)) => Cow::Owned(format!("{}...", message.get(..end).unwrap_or_default())),
+    }
+}
+
+/// The first line of a span, and what of it is underlined.
+struct ShownLine<'a> {
+    text: &'a str,
+    start: usize,
+    end: usize,
+}
+
+/// `None` where the span does not fit the text, or its line is too long to show.
+fn shown_line(source: &Source, span: Span) -> Option<ShownLine<'_>> {
+    let (start, end) = (span.start as usize, span.end as usize);
+    let line_start = source.text.get(..start)?.rfind('\n').map_or(0, |newline| newline + 1);
+    let text = source.text.get(line_start..)?.split('\n').next()?.trim_end_matches('\r');
+    let start = (start - line_start).min(text.len());
+    let end = end.saturating_sub(line_start).clamp(start, text.len());
+    (text.len() <= LONGEST_SHOWN_LINE).then_some(ShownLine { text, start, end })
+}

@@ -1,0 +1,106 @@
+//! Properties of loading: no bytes panic, every load ends, and whatever is found can be shown.
+
+use muster_pipeline::render::render;
+use proptest::prelude::*;
+
+use crate::harness::{World, errors, world};
+
+/// Loads and renders; returns the count of errors.
+fn survives(world: &World, bytes: &[u8]) -> usize {
+    let loaded = world.load(bytes);
+    let text = render(&loaded.diagnostics, &loaded.sources, false);
+    assert!(loaded.diagnostics.is_empty() == text.is_empty());
+    errors(&loaded.diagnostics).len()
+}
+
+/// Pieces of which most combinations are nearly a configuration.
+const PIECES: &[&str] = &[
+    "spec:\n",
+    "  inputs:\n",
+    "    i: {default: x}\n",
+    "    j: {type: array, default: [$[[ inputs.i ]]]}\n",
+    "    k: {rules: [{if: \"$[[ inputs.i ]] == 'x'\", default: y}]}\n",
+    "  include: [c.yml, {remote: https://x/y.yml}]\n",
+    "  component: [name]\n",
+    "---\n",
+    "include: c.yml\n",
+    "include: [c.yml, {local: '**.yml', inputs: {i: 1}}]\n",
+    "a: &a\n",
+    "  extends: [b, .c]\n",
+    "  script: [!reference [a, script], !reference [b, x]]\n",
+    "  <<: *a\n",
+    "  x: $[[ inputs.i | truncate(1,2) ]]\n",
+    "b: {extends: a, x: *a}\n",
+    "  - !reference [.c]\n",
+    "'$[[ inputs.j ]]': ~\n",
+    ".c: [$[[ component.name ]]]\n",
+    "# @Description of it\n",
+    "\t",
+    "\u{feff}",
+    "\r\n",
+    "größe: ",
+    "\"",
+    "{",
+    "]",
+];
+
+proptest! {
+    #[test]
+    fn any_bytes_end_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        survives(&world(), &bytes);
+    }
+
+    #[test]
+    fn nearly_configurations_end_without_a_panic(
+        root in prop::collection::vec(prop::sample::select(PIECES), 0..12),
+        included in prop::collection::vec(prop::sample::select(PIECES), 0..8),
+    ) {
+        let world = world().file("c.yml", included.concat()).elsewhere("https://x/y.yml", &included.concat());
+        survives(&world, root.concat().as_bytes());
+    }
+
+    #[test]
+    fn any_block_ends_without_a_panic(
+        block in "[a-z$\\[\\]|(),.0-9 {}]{0,40}",
+        value in "[$a-zA-Z_{}%ö \n]{0,20}",
+    ) {
+        let header = serde_json::json!({"spec": {"inputs": {"a": {"default": value}}}});
+        let body = serde_json::json!({"j": {"script": [format!("$[[ inputs.a | {block} ]]"), format!("x $[[{block}")]}});
+        survives(&world(), format!("{header}\n---\n{body}").as_bytes());
+    }
+
+    #[test]
+    fn whole_inputs_come_out_as_they_went_in(text in "\\PC{0,30}") {
+        let header = serde_json::json!({"spec": {"inputs": {"a": {"default": text}}}});
+        let loaded = world().load(format!("{header}\n---\nj: {{x: \"$[[ inputs.a ]]\"}}"));
+        let tree = crate::harness::merged(&loaded);
+        prop_assert_eq!(tree["j"]["x"].as_str(), Some(&*text));
+    }
+}
+
+#[test]
+fn line_ends_and_byte_order_marks_do_not_matter() {
+    let text =
+        "spec: {inputs: {i: {default: x}}}\n---\na:\n  script:\n    - |\n      p\n      q\n    - $[[ inputs.i ]]\n";
+    let plain = crate::harness::merged(&world().load(text));
+    for other in [text.replace('\n', "\r\n"), format!("\u{feff}{text}")] {
+        assert_eq!(crate::harness::merged(&world().load(other)), plain);
+    }
+}
+
+#[test]
+fn hostile_sizes_end_soon() {
+    let many_blocks = format!(
+        "spec: {{inputs: {{i: {{default: {}}}}}}}\n---\na: [{}]",
+        "x".repeat(100_000),
+        vec!["\"y$[[ inputs.i ]]\""; 10_000].join(", ")
+    );
+    for (text, part) in [
+        ("a".repeat(10_000_000), "more than the 2097152 that are allowed"),
+        ("{a: ".repeat(10_000), "nested more than 150 levels"),
+        (many_blocks, "the configuration is too long after interpolation"),
+    ] {
+        let found = errors(&world().load(text).diagnostics);
+        assert!(found.len() == 1 && found[0].contains(part), "{part}: {} errors, {:?}", found.len(), found.first());
+    }
+}
