@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use muster_coordinator::schedule::{Event, JobRef, Outcome, Target};
+use muster_job::{FailureReason, JobStatus, PipelineId};
 use muster_pipeline::model::{AllowFailure, AutoCancel, Need, OnNewCommit, Pipeline, Strategy as Follow, When};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -114,4 +116,44 @@ pub(super) struct Step {
 pub(super) fn steps(count: std::ops::Range<usize>) -> impl Strategy<Value = Vec<Step>> {
     let step = (any::<u16>(), any::<u8>(), proptest::bool::weighted(0.02));
     vec(step.prop_map(|(which, kind, restart)| Step { which, kind, restart }), count)
+}
+
+/// Any event about any job, whether it makes sense or not.
+pub(super) fn any_event() -> impl Strategy<Value = Event> {
+    let statuses = [
+        JobStatus::Created,
+        JobStatus::WaitingForResource,
+        JobStatus::Pending,
+        JobStatus::Running,
+        JobStatus::Success,
+        JobStatus::Failed,
+        JobStatus::Canceling,
+        JobStatus::Canceled,
+        JobStatus::Skipped,
+        JobStatus::Manual,
+        JobStatus::Scheduled,
+    ];
+    let job = (0..3_i64, 0..20_usize, 0..3_u32).prop_map(|(pipeline, place, retry)| JobRef {
+        pipeline: PipelineId(pipeline),
+        place,
+        retry,
+    });
+    let status = proptest::sample::select(statuses.to_vec());
+    let reason = proptest::sample::select(FailureReason::ALL);
+    (job, status, reason, any::<bool>(), 0..15_u8).prop_map(|(job, status, reason, flag, kind)| match kind {
+        0 | 1 => Event::JobTaken { job, winds_down: flag },
+        2 => Event::JobGivenBack { job },
+        3 | 4 => Event::JobFinished { job, outcome: Outcome::Success },
+        5 => Event::JobFinished { job, outcome: Outcome::Failed { reason, exit_code: flag.then_some(42) } },
+        6 => Event::Cancel { target: Target::Job(job) },
+        7 => Event::ForceCancel { target: Target::Job(job) },
+        8 => Event::Play { job },
+        9 => Event::Unschedule { job },
+        10 => Event::RetryJob { job },
+        11 => Event::TimerFired { job },
+        12 => Event::ChildStatusChanged { bridge: job, status },
+        13 => Event::ChildFailed { bridge: job, reason },
+        _ if flag => Event::Cancel { target: Target::Pipeline(job.pipeline) },
+        _ => Event::NewerPipeline { older: job.pipeline },
+    })
 }

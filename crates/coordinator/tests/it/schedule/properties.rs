@@ -1,9 +1,10 @@
 //! Properties of the engine over generated pipelines, outcomes and orders of completion.
 
 use muster_pipeline::model::{AutoCancel, Pipeline};
+use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::generate::{Step, auto_cancel, build, specs, steps};
+use super::generate::{Step, any_event, auto_cancel, build, specs, steps};
 use super::reference::rests;
 use super::run::{ROOT, Run};
 
@@ -28,6 +29,20 @@ proptest! {
     #[test]
     fn every_job_comes_to_an_end(specs in specs(1..40), steps in steps(0..200), cancel in auto_cancel()) {
         comes_to_an_end(&build(&specs, cancel), &steps);
+    }
+
+    /// Events that make no sense are refused and change nothing; whatever is taken fits to what was said before.
+    #[test]
+    fn no_event_is_too_wrong(specs in specs(1..20), events in vec(any_event(), 0..300)) {
+        let mut run = Run::new(build(&specs, AutoCancel::default()));
+        for event in events {
+            run.world.now += 2_000;
+            let before = run.all();
+            if run.world.apply(event).is_err() {
+                prop_assert_eq!(before, run.all());
+            }
+        }
+        run.world.restart();
     }
 
     /// A restart at any point changes nothing.
