@@ -1,1 +1,239 @@
+//! Includes from real repositories, and the routes that a runner clones through.
 
+use std::path::PathBuf;
+use std::process::Command;
+
+use super::*;
+use crate::source::{GitServer, RemotePolicy, git_routes};
+
+struct Fixture {
+    home: tempfile::TempDir,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let fixture = Self { home: tempfile::tempdir().unwrap() };
+        fixture.repository("app", &[(".gitlab-ci.yml", "root"), ("ci/a.yml", "local"), ("templates/own.yml", "own")]);
+        fixture
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.home.path().join(name)
+    }
+
+    /// A repository with one commit that holds `files`.
+    fn repository(&self, name: &str, files: &[(&str, &str)]) {
+        std::fs::create_dir(self.path(name)).unwrap();
+        self.git(name, &["init", "-q", "-b", "main"]);
+        self.commit(name, files);
+    }
+
+    fn commit(&self, name: &str, files: &[(&str, &str)]) -> String {
+        for (path, text) in files {
+            let path = self.path(name).join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        self.git(name, &["add", "-A"]);
+        self.git(name, &["-c", "user.name=A", "-c", "user.email=a@b", "commit", "-q", "-m", "x"]);
+        self.git(name, &["rev-parse", "HEAD"])
+    }
+
+    fn git(&self, name: &str, arguments: &[&str]) -> String {
+        let output = Command::new("git").current_dir(self.path(name)).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        line(&output.stdout)
+    }
+
+    fn sources(&self, config: IncludeConfig, runtime: &tokio::runtime::Runtime) -> SnapshotSources {
+        let snapshot = Snapshot::take(&self.path("app"), &self.path("store")).unwrap();
+        SnapshotSources::new(Arc::new(snapshot), config, "group/app", "ci.example.org", runtime.handle().clone())
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+fn text(file: IncludedFile) -> String {
+    String::from_utf8(file.bytes).unwrap()
+}
+
+fn local(path: &str) -> IncludeTarget {
+    IncludeTarget::Local { origin: Origin::Root, path: path.to_owned() }
+}
+
+#[test]
+fn local_files_come_from_the_snapshot() {
+    let (fixture, runtime) = (Fixture::new(), runtime());
+    std::fs::write(fixture.path("app").join("ci/new.yml"), "not committed").unwrap();
+    std::os::unix::fs::symlink("a.yml", fixture.path("app").join("ci/link.yml")).unwrap();
+    let sources = fixture.sources(IncludeConfig::default(), &runtime);
+    std::fs::write(fixture.path("app").join("ci/a.yml"), "changed after the snapshot").unwrap();
+
+    assert_eq!(text(sources.read(&local("ci/a.yml")).unwrap()), "local");
+    assert_eq!(text(sources.read(&local("ci/new.yml")).unwrap()), "not committed");
+    for missing in ["nope.yml", "ci", "ci/link.yml", "../app/ci/a.yml", "ci/a.yml\nb"] {
+        assert!(matches!(sources.read(&local(missing)), Err(SourceError::NotFound(_))), "{missing}");
+    }
+    assert!(sources.paths(&Origin::Root).unwrap().contains("ci/new.yml"));
+    let ids = sources.object_ids(&["ci/a.yml".to_owned(), "nope".to_owned()], false);
+    assert_eq!(ids, [fixture.git("app", &["rev-parse", "HEAD:ci/a.yml"])]);
+    let commits = sources.object_ids(&["ci/a.yml".to_owned()], true);
+    assert_eq!(commits, [fixture.git("app", &["rev-parse", "HEAD"])]);
+}
+
+#[test]
+fn other_projects_come_from_the_checkouts_that_the_user_names() {
+    let (fixture, runtime) = (Fixture::new(), runtime());
+    fixture.repository("lib", &[("t.yml", "old"), ("deep/x.yml", "x")]);
+    fixture.git("lib", &["tag", "v1"]);
+    fixture.commit("lib", &[("t.yml", "new")]);
+    let config = IncludeConfig {
+        projects: BTreeMap::from([("group/lib".to_owned(), fixture.path("lib"))]),
+        config_file: PathBuf::from("/home/me/ci.toml"),
+        ..IncludeConfig::default()
+    };
+    let sources = fixture.sources(config, &runtime);
+    let project = |project: &str, git_ref: Option<&str>, path: &str| IncludeTarget::Project {
+        project: project.to_owned(),
+        git_ref: git_ref.map(str::to_owned),
+        path: path.to_owned(),
+    };
+
+    assert_eq!(text(sources.read(&project("group/lib", None, "t.yml")).unwrap()), "new");
+    let old = sources.read(&project("group/lib", Some("v1"), "t.yml")).unwrap();
+    let nested = IncludeTarget::Local { origin: old.origin.clone(), path: "deep/x.yml".to_owned() };
+    assert_eq!(text(old), "old");
+    assert_eq!(text(sources.read(&nested).unwrap()), "x");
+
+    let error = sources.read(&project("group/other", None, "t.yml")).unwrap_err().to_string();
+    assert!(error.contains("[projects]\n\"group/other\"") && error.contains("/home/me/ci.toml"), "{error}");
+    for (git_ref, path) in [(Some("v9"), "t.yml"), (None, "nope.yml"), (Some("--all"), "t.yml")] {
+        let result = sources.read(&project("group/lib", git_ref, path));
+        assert!(matches!(result, Err(SourceError::NotFound(_))), "{git_ref:?} {path}");
+    }
+}
+
+#[test]
+fn components_are_found_by_version() {
+    let (fixture, runtime) = (Fixture::new(), runtime());
+    fixture.repository("kit", &[("templates/build.yml", "1.0"), ("templates/test/template.yml", "t")]);
+    fixture.git("kit", &["tag", "1.0.0"]);
+    for (tag, body) in [("1.2.0", "1.2"), ("2.0.0-rc1", "rc"), ("v1.10.0", "1.10")] {
+        fixture.commit("kit", &[("templates/build.yml", body)]);
+        fixture.git("kit", &["tag", tag]);
+    }
+    let config = IncludeConfig {
+        components: BTreeMap::from([("gitlab.example.org/group/kit".to_owned(), fixture.path("kit"))]),
+        ..IncludeConfig::default()
+    };
+    std::fs::write(fixture.path("app").join("templates/own.yml"), "own, changed").unwrap();
+    let sources = fixture.sources(config, &runtime);
+    let read = |address: &str, version: &str| {
+        sources.read(&IncludeTarget::Component { address: address.to_owned(), version: version.to_owned() })
+    };
+    let build = "gitlab.example.org/group/kit/build";
+    for (version, expected) in [("1.0.0", "1.0"), ("~latest", "1.10"), ("1", "1.10"), ("1.2", "1.2"), ("main", "1.10")]
+    {
+        assert_eq!(text(read(build, version).unwrap()), expected, "{version}");
+    }
+    let file = read(build, "1.2").unwrap();
+    let fields = file.component.unwrap();
+    assert_eq!((fields.version.as_deref(), fields.reference.as_str()), (Some("1.2.0"), "1.2"));
+    assert_eq!(text(read("gitlab.example.org/group/kit/test", "1.0.0").unwrap()), "t");
+    for (address, version) in [(build, "3"), ("gitlab.example.org/group/kit/nope", "1.0.0")] {
+        assert!(matches!(read(address, version), Err(SourceError::NotFound(_))), "{address} {version}");
+    }
+    assert!(matches!(read("elsewhere.org/a/b/c", "1"), Err(SourceError::Unreachable(_))));
+
+    // The project's own component at the pipeline's commit is that of the working tree.
+    let head = fixture.git("app", &["rev-parse", "HEAD"]);
+    assert_eq!(text(read("ci.example.org/group/app/own", &head).unwrap()), "own, changed");
+}
+
+#[test]
+fn templates_and_remote_files_say_what_to_configure() {
+    let (fixture, runtime) = (Fixture::new(), runtime());
+    let folder = fixture.path("templates");
+    std::fs::create_dir_all(folder.join("Jobs")).unwrap();
+    std::fs::write(folder.join("Jobs/Build.gitlab-ci.yml"), "template").unwrap();
+    let template = |name: &str| IncludeTarget::Template { name: name.to_owned() };
+    let remote = IncludeTarget::Remote { url: "https://ci.invalid/x.yml".to_owned() };
+
+    let sources = fixture.sources(IncludeConfig::default(), &runtime);
+    let error = sources.read(&template("Jobs/Build.gitlab-ci.yml")).unwrap_err().to_string();
+    assert!(error.contains("[templates]\nfolder"), "{error}");
+
+    let config = IncludeConfig { templates: Some(folder), remote: RemotePolicy::Offline, ..IncludeConfig::default() };
+    let sources = fixture.sources(config, &runtime);
+    assert_eq!(text(sources.read(&template("Jobs/Build.gitlab-ci.yml")).unwrap()), "template");
+    assert!(matches!(sources.read(&template("../store/config")), Err(SourceError::NotFound(_))));
+    let error = sources.read(&remote).unwrap_err().to_string();
+    assert!(error.contains("switched off"), "{error}");
+}
+
+/// Serves routes on a free port of this machine, until it is dropped.
+fn serve(runtime: &tokio::runtime::Runtime, routes: axum::Router) -> String {
+    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    runtime.spawn(async move { axum::serve(listener, routes).await });
+    url
+}
+
+#[test]
+fn remote_files_are_fetched_bounded_and_kept() {
+    let (fixture, runtime) = (Fixture::new(), runtime());
+    let routes = axum::Router::new()
+        .route("/ok.yml", axum::routing::get(|| async { "remote" }))
+        .route("/large.yml", axum::routing::get(|| async { "x".repeat(3 << 20) }));
+    let served = self::runtime();
+    let url = serve(&served, routes);
+    let config = IncludeConfig { cache: Some(fixture.path("cache")), ..IncludeConfig::default() };
+    let sources = fixture.sources(config, &runtime);
+    let read = |name: &str| sources.read(&IncludeTarget::Remote { url: format!("{url}/{name}") });
+    assert_eq!(text(read("ok.yml").unwrap()), "remote");
+    assert!(read("large.yml").unwrap_err().to_string().contains("larger than 2 MiB"));
+    assert!(read("missing.yml").unwrap_err().to_string().contains("404"));
+    // The server is gone: the kept copy serves, and what was never fetched is an error.
+    drop(served);
+    assert_eq!(text(read("ok.yml").unwrap()), "remote");
+    assert!(read("never.yml").is_err());
+}
+
+#[test]
+fn a_stock_git_clones_over_http_with_the_jobs_token_only() {
+    let (fixture, runtime) = (Fixture::new(), runtime());
+    std::fs::write(fixture.path("app").join("ci/a.yml"), "dirty").unwrap();
+    let snapshot = Snapshot::take(&fixture.path("app"), &fixture.path("store")).unwrap();
+    snapshot.pin(7000, Some("refs/heads/main")).unwrap();
+    let url = serve(
+        &runtime,
+        git_routes(GitServer {
+            repository: snapshot.repository.clone(),
+            project_path: "group/app".to_owned(),
+            token_is_valid: Arc::new(|token| token == "right"),
+        }),
+    );
+    let fetch = |token: &str, path: &str, protocol: &str, target: &str| {
+        std::fs::create_dir(fixture.path(target)).unwrap();
+        fixture.git(target, &["init", "-q"]);
+        let remote = format!("{}/{path}", url.replace("://", &format!("://gitlab-ci-token:{token}@")));
+        let refspec = "+refs/pipelines/7000:refs/pipelines/7000";
+        let protocol = format!("protocol.version={protocol}");
+        let output = Command::new("git")
+            .current_dir(fixture.path(target))
+            .env("GIT_TERMINAL_PROMPT", "0")
+            .args(["-c", &protocol, "fetch", "-q", "--depth=1", &remote, refspec])
+            .output()
+            .unwrap();
+        output.status.success()
+    };
+    for (target, protocol) in [("v0", "0"), ("v2", "2")] {
+        assert!(fetch("right", "group/app.git", protocol, target));
+        fixture.git(target, &["checkout", "-q", &snapshot.sha]);
+        assert_eq!(std::fs::read_to_string(fixture.path(target).join("ci/a.yml")).unwrap(), "dirty");
+    }
+    assert!(!fetch("wrong", "group/app.git", "2", "wrong-token"));
+    assert!(!fetch("right", "group/other.git", "2", "wrong-project"));
+}
