@@ -57,12 +57,14 @@ fn text(pipeline: &Pipeline) -> String {
             let branch = if position + 1 == jobs.len() { "└─" } else { "├─" };
             let remark = remarks(job, index > 0);
             let name = ui::plain(&job.name);
-            let pad = if remark.is_empty() { 0 } else { width.saturating_sub(name.chars().count()) };
-            let _ = writeln!(text, "{branch} {name}{:pad$}  {}", "", ui::paint(ui::DIM, &remark));
+            if remark.is_empty() {
+                let _ = writeln!(text, "{branch} {name}");
+            } else {
+                let _ = writeln!(text, "{branch} {name:width$}  {}", ui::paint(ui::DIM, &remark));
+            }
         }
     }
-    // Lines without a remark end in blanks otherwise.
-    text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+    text
 }
 
 /// What is worth saying of a job, beside its stage.

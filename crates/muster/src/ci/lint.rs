@@ -43,18 +43,6 @@ pub(super) async fn lint(args: LintArgs) -> Result<ExitStatus, CiError> {
     Ok(status)
 }
 
-/// Diagnostics as people read them.
-pub(super) fn rendered(diagnostics: &[Diagnostic], sources: &SourceMap) -> String {
-    let mut text = String::new();
-    for found in diagnostics {
-        let place = found.span.and_then(|span| {
-            sources.get(span.source).map(|source| format!("{}:{}:{}: ", source.name, span.line, span.column))
-        });
-        text.push_str(&format!("{}{}\n", place.unwrap_or_default(), found.message));
-    }
-    text
-}
-
 fn finding(found: &Diagnostic, sources: &SourceMap) -> Value {
     let place = |span: muster_pipeline::node::Span| {
         let file = sources.get(span.source).map(|source| source.name.to_string());

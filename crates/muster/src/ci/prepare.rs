@@ -138,7 +138,8 @@ impl Prepared {
     pub(super) fn show_diagnostics(&self) -> Result<(), CiError> {
         let compiled = &self.compiled;
         if !compiled.diagnostics.is_empty() {
-            let text = super::lint::rendered(&compiled.diagnostics, &compiled.sources);
+            let text =
+                muster_pipeline::render::render(&compiled.diagnostics, &compiled.sources, ui::stderr_has_colour());
             ui::errln(text.trim_end());
         }
         let errors = compiled.diagnostics.iter().filter(|found| found.severity == Severity::Error).count();
