@@ -2,7 +2,7 @@
 //!
 //! Invariant: no bytes make this panic; the result has at most [`MAX_VARIABLES`] entries.
 
-/// The largest report, in bytes.
+/// The size that a report has to stay below, in bytes.
 pub const MAX_BYTES: usize = 5 * 1024;
 
 /// The most variables that one report may have.
@@ -11,8 +11,8 @@ pub const MAX_VARIABLES: usize = 20;
 /// Why a report is refused; its job fails with it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DotenvError {
-    /// More than [`MAX_BYTES`].
-    #[error("the dotenv report has {0} bytes, and {MAX_BYTES} are allowed")]
+    /// [`MAX_BYTES`] or more.
+    #[error("the dotenv report has {0} bytes; it has to have fewer than {MAX_BYTES}")]
     TooLarge(usize),
     /// More than [`MAX_VARIABLES`].
     #[error("the dotenv report has more than {MAX_VARIABLES} variables")]
@@ -39,7 +39,7 @@ pub enum DotenvError {
 /// # Errors
 /// [`DotenvError`], for its job to fail with.
 pub fn parse(report: &[u8]) -> Result<Vec<(String, String)>, DotenvError> {
-    if report.len() > MAX_BYTES {
+    if report.len() >= MAX_BYTES {
         return Err(DotenvError::TooLarge(report.len()));
     }
     let text = std::str::from_utf8(report).map_err(|_| DotenvError::Encoding)?;

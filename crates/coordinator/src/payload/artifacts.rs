@@ -48,6 +48,7 @@ fn form_of(kind: &str) -> (&'static str, String) {
         "metrics" => ("gzip", "metrics.txt"),
         "cyclonedx" => ("gzip", "gl-sbom.cdx.json"),
         "annotations" => ("gzip", "gl-annotations.json"),
+        "repository_xray" => ("gzip", "gl-repository-xray.json"),
         "lsif" => ("zip", "lsif.json"),
         "codequality" => ("raw", "gl-code-quality-report.json"),
         "accessibility" => ("raw", "gl-accessibility.json"),
@@ -55,7 +56,8 @@ fn form_of(kind: &str) -> (&'static str, String) {
         "load_performance" => ("raw", "load-performance.json"),
         "terraform" => ("raw", "tfplan.json"),
         "requirements" => ("raw", "requirements.json"),
-        // The security scanners.
+        "coverage_fuzzing" => ("raw", "gl-coverage-fuzzing.json"),
+        // The other security scanners.
         _ => return ("raw", format!("gl-{}-report.json", kind.replace('_', "-"))),
     };
     (format, name.to_owned())

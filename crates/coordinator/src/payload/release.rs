@@ -1,4 +1,4 @@
-//! The `release` keyword as a script of its own: one `glab` command line.
+//! The `release` keyword as a script of its own: log in with the job's token, then one `glab` command line.
 //!
 //! Values stand in double quotes, so that the job's shell expands variables in them and nothing else.
 
@@ -8,19 +8,22 @@ use serde_json::Value;
 const CHECK: &str = "command -v glab >/dev/null || { echo \"release: the program glab is not in this job's environment; \
                      install it there (https://gitlab.com/gitlab-org/cli)\" >&2; exit 1; }";
 
+/// Where `glab` finds the server, and who it is there.
+const LOGIN: [&str; 2] = [
+    "export GITLAB_HOST=\"$CI_SERVER_URL\"",
+    "glab auth login --job-token \"$CI_JOB_TOKEN\" --hostname \"$CI_SERVER_FQDN\" --api-protocol \"$CI_SERVER_PROTOCOL\"",
+];
+
 /// The lines of the step.
 pub(super) fn script(release: &Value) -> Vec<String> {
-    vec![CHECK.to_owned(), command(release)]
+    [CHECK].into_iter().chain(LOGIN).map(str::to_owned).chain([command(release)]).collect()
 }
 
 /// `glab release create ...`: an existing release makes it fail, and milestones stay open, as GitLab does it.
 fn command(release: &Value) -> String {
     let text = |key: &str| release.get(key).and_then(Value::as_str).filter(|value| !value.is_empty());
-    let mut command = format!(
-        "GITLAB_HOST=\"$CI_SERVER_URL\" GITLAB_TOKEN=\"$CI_JOB_TOKEN\" GLAB_ENABLE_CI_AUTOLOGIN=true \
-         glab --repo \"$CI_PROJECT_PATH\" release create {}",
-        quoted(text("tag_name").unwrap_or("$CI_COMMIT_TAG"))
-    );
+    let tag = text("tag_name").unwrap_or("$CI_COMMIT_TAG");
+    let mut command = format!("glab -R \"$CI_PROJECT_PATH\" release create {}", quoted(tag));
     let mut option = |name: &str, value: &str| {
         command.push_str(&format!(" --{name} {}", quoted(value)));
     };

@@ -24,7 +24,7 @@ pub(super) fn predefined(environment: &Environment) -> Vec<Variable> {
 pub(crate) fn guess_tier(name: &str) -> &'static str {
     const WORDS: [(&str, &[&str]); 4] = [
         ("development", &["dev", "review", "trunk"]),
-        ("testing", &["test", "tst", "int", "acpt", "acceptance", "qa", "qc", "control", "quality"]),
+        ("testing", &["test", "tst", "int", "acpt", "accept", "qa", "qc", "control", "quality"]),
         ("staging", &["stg", "stag", "modl", "model", "pre", "demo", "non"]),
         ("production", &["prod", "prd", "live"]),
     ];
@@ -44,6 +44,7 @@ mod tests {
             ("pre-prod", "staging"),
             ("staging", "staging"),
             ("qa/eu", "testing"),
+            ("acceptance", "testing"),
             ("canary", "other"),
         ] {
             assert_eq!(guess_tier(name), tier, "{name}");
