@@ -1,0 +1,242 @@
+//! What the conformance cases do not have: rare keywords, limits, hints, the story of a job, the preview.
+
+use muster_pipeline::model::{BridgeTarget, DecisionKind, Need, OnNewCommit, Strategy, When, Work};
+use muster_pipeline::preview;
+
+use crate::case::{Case, fails, job, jobs, script};
+use crate::harness::{World, errors, warnings, world};
+
+/// Everything that a job may say, said at once.
+const FULL: &str = "
+stages: [build, test]
+variables:
+  LEVEL: {value: high, description: How much, options: [high, low]}
+workflow:
+  name: all of it
+  auto_cancel: {on_new_commit: interruptible, on_job_failure: all}
+  rules:
+    - if: $CI_COMMIT_BRANCH
+      auto_cancel: {on_new_commit: none}
+default:
+  interruptible: true
+  timeout: 1 hour
+producer:
+  stage: build
+  script: [p]
+  environment: {name: review/x, on_stop: stopper, auto_stop_in: 1 day, url: 'https://x.example', deployment_tier: testing}
+stopper: {stage: build, script: [s], when: manual, environment: {name: review/x, action: stop}}
+full:
+  image: {name: i, entrypoint: [''], pull_policy: always, docker: {user: 1000, platform: linux/arm64}}
+  services: [{name: pg, alias: 'db,sql', command: [c], variables: {P: x}}, redis]
+  hooks: {pre_get_sources_script: [h]}
+  before_script: [b]
+  script: [s]
+  after_script: [t]
+  artifacts:
+    name: n
+    paths: [out/]
+    exclude: [out/tmp]
+    untracked: true
+    when: always
+    expire_in: 1 week
+    public: false
+    reports: {junit: [r.xml], dotenv: e, coverage_report: {coverage_format: cobertura, path: c.xml}}
+  cache: [{key: k, paths: [p], policy: pull, fallback_keys: [f]}, {key: empty}]
+  coverage: '/(\\d+)%/'
+  retry: {max: 2, when: [runner_system_failure, always], exit_codes: [1, 2]}
+  resource_group: prod/$LEVEL
+  needs: [{job: producer, artifacts: false}, {project: g/p, job: j, ref: main, artifacts: true}, {pipeline: $UP, job: k}]
+  manual_confirmation: sure?
+  id_tokens: {T: {aud: [a, b]}}
+  secrets: {DB: {vault: production/db/password@ops, file: false}}
+  release: {tag_name: v1, description: d, assets: {links: [{name: n, url: u, link_type: other}]}}
+  inputs: {size: {type: number, default: 3}}
+  identity: google_cloud
+  dast_configuration: {site_profile: a, scanner_profile: b}
+  parallel: 1
+";
+
+#[test]
+fn a_job_with_everything() {
+    let case = Case::new(FULL);
+    let pipeline = case.pipeline();
+    assert_eq!(pipeline.name.as_deref(), Some("all of it"));
+    assert_eq!((pipeline.auto_cancel.on_new_commit, pipeline.auto_cancel.on_job_failure), (OnNewCommit::None, true));
+    let full = case.job("full 1/1");
+    let work = script(&full);
+    let image = work.image.as_ref().expect("an image");
+    assert_eq!(
+        (image.docker_user.as_deref(), image.pull_policy.as_slice()),
+        (Some("1000"), &["always".to_owned()][..])
+    );
+    assert_eq!(work.services[0].alias.as_deref(), Some("db,sql"));
+    assert_eq!(work.cache.len(), 1, "a cache without paths is none");
+    let artifacts = work.artifacts.as_ref().expect("artifacts");
+    let kinds: Vec<&str> = artifacts.reports.iter().map(|(kind, _)| kind.as_str()).collect();
+    assert_eq!(kinds, ["junit", "dotenv", "cobertura"]);
+    assert_eq!(artifacts.access, "developer", "public: false");
+    assert!(full.retry.always && full.interruptible && full.retry.when.len() == 1);
+    assert_eq!(full.resource_group.as_deref(), Some("prod/high"));
+    assert_eq!(full.timeout.map(|timeout| timeout.as_secs()), Some(3600));
+    assert_eq!(full.needs.as_ref().map(Vec::len), Some(3));
+    assert!(matches!(&full.needs.as_deref(), Some([_, Need::Project { .. }, Need::Pipeline { .. }])));
+    assert_eq!(work.id_tokens, [("T".to_owned(), vec!["a".to_owned(), "b".to_owned()])]);
+}
+
+#[test]
+fn all_mistakes_of_a_file_are_told_at_once_with_their_lines() {
+    let text = "stages: [build]\na:\n  stage: build\n  script: [x]\n  retry: 9\nb:\n  stage: biuld\n  script: [x]\n  \
+                needs: [a, zz]\n  onyl: [main]\nc:\n  script: 5\n";
+    let compiled = world().compile(text);
+    let lines: Vec<u32> = compiled.diagnostics.iter().filter_map(|d| Some(d.span?.line)).collect();
+    assert_eq!(errors(&compiled.diagnostics).len(), 3, "{:#?}", compiled.diagnostics);
+    assert_eq!(lines, [5, 10, 12]);
+    assert!(compiled.diagnostics[1].help.as_deref().is_some_and(|help| help.contains("`only`")));
+}
+
+#[test]
+fn misplaced_and_mistyped_keys_of_the_top_level_get_a_hint() {
+    let help = |yaml: &str| world().compile(yaml).diagnostics[0].help.clone().unwrap_or_default();
+    assert_eq!(help("{a: {script: [x]}, stagse: [b]}"), "did you mean `stages`?");
+    assert_eq!(
+        help("{a: {script: [x]}, tags: [b]}"),
+        "`tags` is a keyword of jobs: move it into a job or under `default`"
+    );
+    fails("{a: {S}, types: [b]}", "`types` is not supported");
+    fails("{a: {S}, nil: {S}}", "jobs:nil is not a name that a job may have");
+    fails("{a: {S}, \"true\": {S}}", "jobs:true is not a name that a job may have");
+}
+
+#[test]
+fn deprecated_globals_act_as_default() {
+    let a = job("{image: i, before_script: [b], a: {S}}", "a");
+    assert_eq!(script(&a).before_script, ["b"]);
+    assert!(script(&a).image.is_some());
+    fails("{image: i, default: {image: j}, a: {S}}", "`image` is defined in top-level and `default:` entry");
+}
+
+#[test]
+fn a_null_keyword_is_an_absent_one() {
+    let a = job("{default: {image: i}, a: {S, image: ~, needs: ~, rules: ~, when: ~}}", "a");
+    assert!(script(&a).image.is_some() && a.needs.is_none() && a.when == When::OnSuccess);
+}
+
+#[test]
+fn trigger_jobs() {
+    let Work::Bridge(bridge) = job("c: {trigger: {project: g/p, branch: main, strategy: depend}}", "c").work else {
+        panic!("a bridge")
+    };
+    assert_eq!(bridge.strategy, Strategy::Depend);
+    assert!(bridge.forward_yaml_variables && !bridge.forward_pipeline_variables);
+    let Work::Bridge(mirror) = job("c: {needs: {pipeline: g/p}}", "c").work else { panic!("a bridge") };
+    assert_eq!(mirror.target, BridgeTarget::Mirror { project: "g/p".into() });
+    assert_eq!(jobs("c: {trigger: {include: x.yml}, parallel: {matrix: [{A: [1, 2]}]}}"), ["c: [1]", "c: [2]"]);
+    fails("c: {trigger: {project: g/p, include: x.yml}}", "uses both `project` and `include`");
+    fails("c: {trigger: {include: [{local: x.yml, remote: y}]}}", "exactly one accessor");
+    fails("c: {trigger: g/p, needs: [{project: g, job: j, ref: r, artifacts: true}]}", "unknown keys: `project`");
+    let c = job("{default: {image: i, interruptible: true}, c: {trigger: g/p}}", "c");
+    assert!(c.interruptible, "only what a trigger job may have is taken from default");
+}
+
+#[test]
+fn refused_values() {
+    for (keywords, part) in [
+        ("environment: {url: x}", "config should have the key `name`"),
+        ("environment: {name: '/a'}", "cannot start or end with '/'"),
+        ("environment: {name: p, url: 'ftp://x'}", "http or https"),
+        ("environment: {name: p, action: go}", "should be one of"),
+        ("environment: {name: p, action: stop, auto_stop_in: 1 day}", "can't be used with `action: stop`"),
+        ("environment: {name: p, deployment_tier: moon}", "must be one of"),
+        ("resource_group: 'a/'", "cannot start or end with '/'"),
+        ("artifacts: {expose_as: x}", "needs `paths`"),
+        ("artifacts: {reports: {junti: x}}", "unknown keys: `junti`"),
+        ("artifacts: {expire_in: soon}", "duration"),
+        ("image: {name: i, pull_policy: sometimes}", "should be one of"),
+        ("needs: [{project: g/p, job: j, ref: main}]", "config should have the key `artifacts`"),
+        ("needs: 5", "array of names or maps"),
+        ("parallel: {matrix: [a]}", "array of hashes"),
+        ("parallel: {matrix: []}", "can't be blank"),
+        ("variables: {a-b: c}", "letters, digits and `_`"),
+        ("variables: {A: [b]}", "scalar value"),
+        ("rules: [{}]", "can't be blank"),
+        ("rules: [{if: '$A &&'}]", "invalid expression syntax"),
+        ("rules: [{when: sometimes}]", "should be one of"),
+        ("rules: [{exists: {paths: [a], ref: main}}]", "`ref` without `project`"),
+        ("rules: [{variables: {A: {value: b}}}]", "scalar value"),
+        ("release: {tag_name: v1}", "config should have the key `description`"),
+        ("secrets: {A: {file: true}}", "exactly one of"),
+        ("inputs: {a: {type: number}}", "config should have the key `default`"),
+        ("inputs: {a: {type: number, default: b}}", "the type is number"),
+        ("hooks: {post: [x]}", "unknown keys: `post`"),
+        ("interruptible: maybe", "boolean"),
+        ("tags: x", "should be an array"),
+        ("only: [/(/]", "invalid regular expression"),
+        ("coverage: '/(/'", "invalid regular expression"),
+        ("start_in: 5", "start in must be blank"),
+        ("when: delayed, start_in: 1 day, rules: [{when: always}]", "may not be used with `rules`: start_in"),
+    ] {
+        fails(&format!("a: {{S, {keywords}}}"), part);
+    }
+}
+
+#[test]
+fn a_rule_may_close_a_circle() {
+    let yaml = "{a: {S, rules: [{when: always, needs: [b]}]}, b: {S, needs: [a]}}";
+    fails(yaml, "circular dependencies: a needs b needs a");
+}
+
+#[test]
+fn an_instance_may_not_have_the_name_of_another_job() {
+    fails("{a: {S, parallel: 2}, a 1/2: {S}}", "two jobs of the name `a 1/2`");
+    assert_eq!(jobs("a: {S, parallel: {matrix: [{A: [1, 1]}]}}"), ["a: [1]"], "equal cells are one");
+}
+
+#[test]
+fn a_bare_when_without_workflow_rules_is_warned_of() {
+    let warned = |yaml: &str| warnings(&Case::new(yaml).compile().diagnostics).len();
+    assert_eq!(warned("a: {S, rules: [{if: $X}, {when: always}]}"), 1);
+    assert_eq!(warned("a: {S, rules: [{if: $X}, {when: never}]}"), 0);
+    assert_eq!(warned("{workflow: {rules: [{when: always}]}, a: {S, rules: [{when: always}]}}"), 0);
+}
+
+/// Include, extends, default, matrix, workflow and rule, each with the place where it is written.
+#[test]
+fn the_story_of_a_job() {
+    let text = "include: ci/base.yml\ndefault: {image: i}\nworkflow:\n  rules:\n    - if: $CI_COMMIT_BRANCH\n\
+                # @Description Tests it\ntest:\n  extends: .base\n  parallel: {matrix: [{OS: [l, w]}]}\n  rules:\n    \
+                - if: $NOPE\n    - if: $CI\n";
+    let world: World = world().file("ci/base.yml", "other: {script: [o]}\n.base: {script: [x]}\n");
+    let pipeline = world.compile(text).pipeline.expect("a pipeline");
+    let test = pipeline.jobs.iter().find(|job| job.name == "test: [w]").expect("the job");
+    assert_eq!(test.description.as_deref(), Some("Tests it"));
+    let told: Vec<(DecisionKind, &str, u32)> = test
+        .decisions
+        .iter()
+        .map(|decision| (decision.kind, decision.text.as_str(), decision.place.as_ref().map_or(0, |place| place.line)))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            (DecisionKind::Extends, "extends `.base`", 8),
+            (DecisionKind::Default, "takes `image` from `default`", 2),
+            (DecisionKind::Matrix, "is cell 2 of 2 of the matrix of `test`: OS=w", 7),
+            (DecisionKind::Workflow, "workflow:rules[0] matched: if $CI_COMMIT_BRANCH", 5),
+            (DecisionKind::RulePassed, "rules[0] did not match: if $NOPE", 11),
+            (DecisionKind::RuleMatched, "rules[1] matched: if $CI", 12),
+        ]
+    );
+    let other = pipeline.jobs.iter().find(|job| job.name == "other").expect("the job");
+    assert_eq!(other.decisions[0].kind, DecisionKind::Include);
+    assert!(other.decisions[0].text.contains("ci/base.yml"), "{:?}", other.decisions[0]);
+    assert_eq!(other.defined_at.file, "ci/base.yml");
+}
+
+#[test]
+fn the_preview_has_defaults_and_no_hidden_keys() {
+    let text =
+        "default: {image: i}\n.h: {script: [x]}\na:\n  extends: .h\n  variables: {A: '1', B: 'on', C: \"l1\\nl2\"}\n";
+    let merged = world().compile(text).merged.expect("a tree");
+    let expected = "default:\n  image: i\na:\n  script:\n    - x\n  extends: .h\n  variables:\n    A: \"1\"\n    B: \
+                    \"on\"\n    C: |-\n      l1\n      l2\n  image: i\n";
+    assert_eq!(preview(&merged), expected);
+}

@@ -1,0 +1,78 @@
+//! Time grows with the configuration, not with its square: configurations that would take minutes otherwise.
+
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use crate::harness::world;
+
+/// Far more than any of these takes, also without optimisation on a busy machine; far less than a square would take.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// 5,000 jobs in ten stages, each with rules, variables, a default, an environment, and needs on jobs of the stage
+/// before.
+fn many_jobs() -> String {
+    let mut text = String::from("default: {image: i, before_script: [p]}\nvariables: {A: a, B: $A-b}\nstages:\n");
+    for stage in 0..10 {
+        let _ = writeln!(text, "  - s{stage}");
+    }
+    for number in 0..5_000 {
+        let stage = number / 500;
+        let _ = writeln!(
+            text,
+            "job{number}:\n  stage: s{stage}\n  script: [echo $B]\n  environment: review/$B\n  cache: {{key: {{files: \
+             [Dockerfile]}}, paths: [v]}}\n  rules:\n    - if: $CI_COMMIT_TAG =~ /^v\\d+/\n    - changes: [src/**/*]\n      \
+             variables: {{C: c}}"
+        );
+        if stage > 0 {
+            let first = (stage - 1) * 500;
+            let needs: Vec<String> =
+                (0..10).map(|index| format!("job{}", first + (number * 7 + index * 31) % 500)).collect();
+            let _ = writeln!(text, "  needs: [{}]", needs.join(", "));
+        }
+    }
+    text
+}
+
+#[test]
+fn five_thousand_jobs() {
+    let text = many_jobs();
+    let started = Instant::now();
+    let compiled = world().compile(&text);
+    let took = started.elapsed();
+    assert_eq!(
+        compiled.pipeline.map(|pipeline| pipeline.jobs.len()),
+        Some(5_000),
+        "{:#?}",
+        compiled.diagnostics.first()
+    );
+    assert!(took < LIMIT, "5,000 jobs took {took:?}");
+    eprintln!("5,000 jobs, {} lines: {took:?}", text.lines().count());
+}
+
+/// 200 instances that each need 200 instances are refused before they become millions of links.
+#[test]
+fn needs_between_parallel_jobs_are_bounded() {
+    let mut text = String::new();
+    for number in 0..200 {
+        let needs: Vec<String> = (0..50).map(|index| format!("p{index}")).collect();
+        let (stage, needs) = if number < 50 { ("build", String::new()) } else { ("test", needs.join(", ")) };
+        let _ = writeln!(text, "p{number}: {{stage: {stage}, script: [x], parallel: 200, needs: [{needs}]}}");
+    }
+    let started = Instant::now();
+    let compiled = world().compile(&text);
+    assert!(compiled.has_errors(), "too many links");
+    assert!(started.elapsed() < LIMIT, "took {:?}", started.elapsed());
+}
+
+/// As many mistakes as there are jobs, each of which could ask for a suggestion.
+#[test]
+fn many_mistakes_end_soon() {
+    let mut text = String::new();
+    for number in 0..10_000 {
+        let _ = writeln!(text, "job{number}: {{script: [x], needs: [jbo{number}x], stage: nope, onyl: [main]}}");
+    }
+    let started = Instant::now();
+    let compiled = world().compile(&text);
+    assert!(compiled.has_errors(), "mistakes are told");
+    assert!(started.elapsed() < LIMIT, "took {:?}", started.elapsed());
+}
