@@ -22,6 +22,7 @@ use crate::bridges::ChildResult;
 use crate::clock::{Timestamp, from_millis, to_millis};
 use crate::command::{Command, Reply, ServiceReply};
 use crate::error::{CoordinatorError, StoreError};
+use crate::invariants::{Standing, Watch};
 use crate::jwt::Signer;
 use crate::keys::Keys;
 use crate::options::Options;
@@ -29,7 +30,7 @@ use crate::queue::Queue;
 use crate::store::Store;
 use crate::timers::{Timer, Timers};
 use crate::traces::Traces;
-use crate::views::Event;
+use crate::views::{Event, JobKind};
 use crate::world::{Dirty, Repeated, World};
 
 /// How many commands one transaction may carry.
@@ -55,12 +56,16 @@ pub(crate) struct Actor {
     pub(crate) storage_problem: Option<String>,
     store: Store,
     events: broadcast::Sender<Event>,
+    watch: Watch,
 }
+
+/// What became of the write that an answer waited for.
+type Written<'a> = Result<(), &'a StoreError>;
 
 /// An answer that waits for the write.
 pub(crate) enum Staged {
     /// Sends its answer, or the error of the write.
-    Answer(Box<dyn FnOnce(Result<(), &StoreError>) + Send>),
+    Answer(Box<dyn FnOnce(Written<'_>) + Send>),
     /// A job for a manager. If it cannot be delivered the job goes back to the queue.
     Handout {
         /// The job.
@@ -98,6 +103,7 @@ impl Actor {
             storage_problem: None,
             store,
             events,
+            watch: Watch::default(),
         };
         actor.watch_jobs_on_runners();
         for (project, actions) in actions {
@@ -188,8 +194,22 @@ impl Actor {
             tracing::info!("the database can be written again");
             let _ = self.events.send(Event::StorageProblem(None));
         }
+        self.check(&dirty);
         self.publish(&dirty);
         Ok(())
+    }
+
+    /// Looks whether what was written keeps the invariants.
+    fn check(&mut self, dirty: &Dirty) {
+        let written = dirty.jobs.iter().filter_map(|job| self.world.jobs.get(job));
+        for row in written.filter(|row| row.kind == JobKind::Script) {
+            let standing =
+                Standing { status: row.status(), handout: row.detail.handout, alive: row.detail.alive };
+            if let Err(violation) = self.watch.note(row.id, standing) {
+                tracing::error!(%violation, "this is a defect of the coordinator");
+                debug_assert!(false, "{violation}");
+            }
+        }
     }
 
     fn publish(&self, dirty: &Dirty) {

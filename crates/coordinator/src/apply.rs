@@ -8,7 +8,7 @@ use muster_pipeline::model::Work;
 use crate::actor::Actor;
 use crate::clock::{Timestamp, from_millis, to_millis};
 use crate::queue::Requirement;
-use crate::schedule::{Action, Engine, Event, JobRef, JobState, Outcome, Refusal};
+use crate::schedule::{Action, Event, JobRef, JobState, Outcome, Refusal};
 use crate::store::{JobDetail, JobRow};
 use crate::timers::Timer;
 use crate::views::JobKind;
@@ -35,7 +35,7 @@ impl Actor {
     /// The engine's part alone, for pipelines whose rows do not exist yet.
     pub(crate) fn apply(&mut self, project: ProjectId, event: Event) -> Result<Vec<Action>, Refusal> {
         let now = engine_time(self.now());
-        self.world.engines.entry(project).or_insert_with(Engine::new).apply(event, now)
+        self.world.engines.entry(project).or_default().apply(event, now)
     }
 
     pub(crate) fn project_of(&self, pipeline: PipelineId) -> Option<ProjectId> {

@@ -24,6 +24,7 @@ mod error;
 mod facts;
 pub mod handout;
 mod history;
+pub mod invariants;
 pub mod jwt;
 mod keys;
 mod library;

@@ -3,6 +3,10 @@
 mod c_payload;
 mod c_schedule;
 mod c_variables;
+mod c_world;
 mod from_yaml;
 mod handouts;
 mod schedule;
+mod service;
+mod store;
+mod support;

@@ -1,0 +1,1 @@
+//! Conformance cases of scheduling that need the event loop (pipeline-yaml 8.7).

@@ -1,0 +1,432 @@
+//! What managers see: requests, hand-outs, traces, reports, artifacts.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_coordinator::clock::SystemClock;
+use muster_coordinator::invariants::{Standing, Watch};
+use muster_coordinator::views::Event;
+use muster_coordinator::{Limits, NewRunner};
+use muster_job::{FailureReason, JobStatus, Variable};
+use muster_runner_api::service::{RunnerService, ServiceError};
+use muster_runner_api::wire::{Output, RegisterRequest, TokenRequest};
+use tokio::task::JoinSet;
+
+use crate::support::{House, Manager, SOON, job, job_with, producer, zip_of};
+
+fn forbidden(result: Result<impl std::fmt::Debug, ServiceError>) -> Option<JobStatus> {
+    match result {
+        Err(ServiceError::Forbidden { status }) => status,
+        other => panic!("not forbidden: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_job_runs_from_request_to_success() {
+    let house = House::open().await;
+    let manager = house.manager().await;
+    let pipeline = house.create(vec![vec![job("build")], vec![job("test")]]).await;
+
+    let build = manager.take().await;
+    assert_eq!((build.job_info.name.as_str(), build.job_info.pipeline_id), ("build", pipeline.0));
+    manager.running(&build).await;
+    let answer = manager.log(&build, 0, "hello\n").await.expect("taken");
+    assert_eq!((answer.accepted, answer.size, answer.status), (true, 6, JobStatus::Running));
+    assert_eq!(house.status(pipeline, "test").await, JobStatus::Created);
+    assert_eq!(manager.succeed(&build).await, JobStatus::Success);
+
+    let test = manager.take().await;
+    assert_eq!(test.job_info.name, "test");
+    manager.fail(&test, "script_failure", Some(3)).await;
+    let view = house.view(pipeline).await;
+    assert_eq!(view.summary.status, JobStatus::Failed);
+    let test = view.job("test").expect("test");
+    assert_eq!((test.exit_code, test.failure_reason), (Some(3), Some(FailureReason::ScriptFailure)));
+    assert!(test.queued_at.is_some() && test.started_at.is_some() && test.finished_at.is_some());
+    assert_eq!(house.coordinator.read_trace(build.id, 0).await.expect("readable"), "hello\n");
+}
+
+#[tokio::test]
+async fn a_held_request_is_woken_by_the_next_job() {
+    let house = House::open().await;
+    let manager = house.manager().await;
+    let waiting = tokio::spawn({
+        let manager = manager.clone();
+        async move { manager.take().await }
+    });
+    let pipeline = house.create(vec![vec![job("a")]]).await;
+    // The clock stands still: only the new job can have woken the request.
+    let payload = tokio::time::timeout(SOON, waiting).await.expect("at once").expect("no panic");
+    assert_eq!(payload.job_info.pipeline_id, pipeline.0);
+}
+
+#[tokio::test]
+async fn a_held_request_ends_without_a_job_after_the_long_poll_time() {
+    let house = House::with(|options| options.long_poll = Duration::from_secs(50)).await;
+    let manager = house.manager().await;
+    let request = manager.request(None);
+    let waiting = tokio::spawn({
+        let coordinator = Arc::clone(&house.coordinator);
+        async move { coordinator.request_job(request).await }
+    });
+    let answer = tokio::time::timeout(SOON, async {
+        let mut waiting = waiting;
+        loop {
+            // The request may not be held yet when the clock is moved first.
+            house.clock.advance(Duration::from_secs(50));
+            house.coordinator.stuck_jobs().await.expect("alive");
+            tokio::task::yield_now().await;
+            if waiting.is_finished() {
+                return (&mut waiting).await.expect("no panic");
+            }
+        }
+    })
+    .await
+    .expect("ends")
+    .expect("204");
+    assert!(answer.job.is_none() && !answer.last_update.is_empty());
+}
+
+#[tokio::test]
+async fn the_queue_version_changes_with_a_new_job_only() {
+    let house = House::with(|options| options.long_poll = Duration::ZERO).await;
+    let tagged = house.manager_with(NewRunner { tags: vec!["x".to_owned()], ..NewRunner::default() }).await;
+    let ask = || async { house.coordinator.request_job(tagged.request(None)).await.expect("204").last_update };
+    let before = ask().await;
+    assert_eq!(ask().await, before);
+    house.create(vec![vec![job("untagged")]]).await;
+    assert_ne!(ask().await, before);
+}
+
+#[tokio::test]
+async fn the_same_key_gets_the_same_job_again_until_it_has_ended() {
+    let house = House::open().await;
+    let manager = house.manager().await;
+    house.create(vec![vec![job("a"), job("b")]]).await;
+    let first = manager.take_with(Some("k1")).await;
+    let again = manager.take_with(Some("k1")).await;
+    assert_eq!((again.id, &again.token), (first.id, &first.token));
+    let other = manager.take_with(Some("k2")).await;
+    assert_ne!(other.id, first.id);
+    manager.succeed(&first).await;
+    house.create(vec![vec![job("c")]]).await;
+    assert_ne!(manager.take_with(Some("k1")).await.id, first.id);
+}
+
+#[tokio::test]
+async fn a_silent_taker_loses_its_job_and_is_told_to_stop() {
+    let house = House::open().await;
+    let manager = house.manager().await;
+    let pipeline = house.create(vec![vec![job("a")]]).await;
+    let silent = manager.take().await;
+    house.clock.advance(Duration::from_secs(60));
+    let second = manager.take().await;
+    assert_eq!(second.id, silent.id);
+    assert_ne!(second.token, silent.token);
+    assert_eq!(forbidden(manager.update(&silent, "running", |_| {}).await), Some(JobStatus::Canceled));
+    assert_eq!(forbidden(manager.log(&silent, 0, "late").await), Some(JobStatus::Canceled));
+    assert_eq!(forbidden(manager.update(&silent, "success", |_| {}).await), Some(JobStatus::Canceled));
+    manager.succeed(&second).await;
+    assert_eq!(house.status(pipeline, "a").await, JobStatus::Success);
+}
+
+#[tokio::test]
+async fn a_taker_that_showed_life_keeps_its_job() {
+    for sign in ["running", "trace"] {
+        let house = House::open().await;
+        let manager = house.manager().await;
+        let pipeline = house.create(vec![vec![job("a")]]).await;
+        let taken = manager.take().await;
+        match sign {
+            "running" => manager.running(&taken).await,
+            _ => assert!(manager.log(&taken, 0, "x").await.expect("taken").accepted),
+        }
+        house.clock.advance(Duration::from_secs(600));
+        assert_eq!(house.status(pipeline, "a").await, JobStatus::Running, "after {sign}");
+        assert_eq!(manager.succeed(&taken).await, JobStatus::Success);
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_was_given_up_loses_no_job() {
+    let house = House::open().await;
+    let manager = house.manager().await;
+    let given_up = tokio::spawn({
+        let manager = manager.clone();
+        async move { manager.take().await }
+    });
+    house.coordinator.stuck_jobs().await.expect("alive");
+    given_up.abort();
+    let _ = given_up.await;
+    house.create(vec![vec![job("a")]]).await;
+    assert_eq!(manager.take().await.job_info.name, "a");
+}
+
+#[tokio::test]
+async fn twenty_managers_get_each_of_three_hundred_jobs_once() {
+    let house = House::with(|options| options.clock = Arc::new(SystemClock::new())).await;
+    let manager = house.manager().await;
+    let mut events = house.coordinator.subscribe();
+    let watching = tokio::spawn(async move {
+        let mut watch = Watch::default();
+        let mut handouts = std::collections::HashMap::new();
+        while let Ok(event) = events.recv().await {
+            if let Event::JobChanged(view) = event {
+                let taken = handouts.entry(view.id).or_insert(0);
+                if view.status.is_on_runner() {
+                    *taken = 1;
+                }
+                watch.note(view.id, Standing { status: view.status, handout: *taken, alive: false }).expect("J1, J2");
+            }
+        }
+    });
+    let stages = (0..3).map(|stage| (0..100).map(|index| job(&format!("{stage}-{index}"))).collect()).collect();
+    let pipeline = house.create(stages).await;
+    let mut managers = JoinSet::new();
+    for _ in 0..20 {
+        let manager = manager.clone();
+        managers.spawn(async move {
+            let mut done = Vec::new();
+            loop {
+                let asked = tokio::time::timeout(Duration::from_secs(2), manager.coordinator.request_job(manager.request(None)));
+                let Ok(Ok(answer)) = asked.await else { return done };
+                let Some(job) = answer.job else { return done };
+                manager.running(&job).await;
+                let text = format!("log of {}\n", job.id);
+                manager.log(&job, 0, &text).await.expect("taken");
+                assert!(!manager.log(&job, 0, &text).await.expect("answered").accepted, "the same bytes twice");
+                manager.succeed(&job).await;
+                assert_eq!(manager.succeed(&job).await, JobStatus::Success, "said again");
+                done.push(job.id);
+            }
+        });
+    }
+    let view = house.until(pipeline, |view| view.summary.status == JobStatus::Success).await;
+    assert!(view.jobs.iter().all(|job| job.status == JobStatus::Success && job.attempt == 1));
+    let done: Vec<_> = managers.join_all().await.into_iter().flatten().collect();
+    assert_eq!(done.len(), 300);
+    assert_eq!(done.iter().collect::<BTreeSet<_>>().len(), 300);
+    for id in done {
+        assert_eq!(house.coordinator.read_trace(id, 0).await.expect("readable"), format!("log of {id}\n"));
+    }
+    house.coordinator.shutdown().await;
+    drop(house);
+    drop(manager);
+    tokio::time::timeout(SOON, watching).await.expect("events end").expect("the invariants held");
+}
+
+#[tokio::test]
+async fn a_trace_takes_each_byte_once() {
+    let house = House::open().await;
+    let manager = house.manager().await;
+    house.create(vec![vec![job("a")]]).await;
+    let job = manager.take().await;
+    assert_eq!(manager.log(&job, 0, "one ").await.expect("taken").size, 4);
+    let again = manager.log(&job, 0, "one ").await.expect("answered");
+    assert_eq!((again.accepted, again.size), (false, 4));
+    let gap = manager.log(&job, 9, "x").await.expect("answered");
+    assert_eq!((gap.accepted, gap.size), (false, 4));
+    assert_eq!(manager.log(&job, 4, "two").await.expect("taken").size, 7);
+    // A wrong checksum is noted, and the job ends as its runner says.
+    let output = Output { checksum: Some("crc32:00000000".to_owned()), bytesize: Some(7) };
+    let ended = manager.update(&job, "success", |request| request.output = output).await.expect("taken");
+    assert_eq!(ended.status, JobStatus::Success);
+    assert_eq!(house.coordinator.read_trace(job.id, 0).await.expect("readable"), "one two");
+}
+
+#[tokio::test]
+async fn a_trace_that_is_too_large_fails_its_job() {
+    let limits = Limits { trace_bytes: 10, ..Limits::default() };
+    let house = House::with(|options| options.limits = limits).await;
+    let manager = house.manager().await;
+    let pipeline = house.create(vec![vec![job("a")]]).await;
+    let taken = manager.take().await;
+    manager.log(&taken, 0, "0123456789").await.expect("taken");
+    assert_eq!(forbidden(manager.log(&taken, 10, "x").await), Some(JobStatus::Failed));
+    assert_eq!(house.job(pipeline, "a").await.failure_reason, Some(FailureReason::TraceSizeExceeded));
+}
+
+#[tokio::test]
+async fn a_final_report_is_confirmed_again_and_not_changed() {
+    let house = House::open().await;
+    let manager = house.manager().await;
+    house.create(vec![vec![job("a")]]).await;
+    let taken = manager.take().await;
+    manager.fail(&taken, "from_the_future", None).await;
+    assert_eq!(manager.fail(&taken, "from_the_future", None).await, JobStatus::Failed);
+    assert_eq!(forbidden(manager.update(&taken, "success", |_| {}).await), Some(JobStatus::Failed));
+    assert_eq!(forbidden(manager.log(&taken, 0, "late").await), Some(JobStatus::Failed));
+    let view = house.coordinator.job(taken.id).await.expect("the job");
+    assert_eq!(view.failure_reason, Some(FailureReason::UnknownFailure));
+}
+
+#[tokio::test]
+async fn success_while_canceling_is_canceled() {
+    let house = House::open().await;
+    let manager = house.manager().await;
+    let pipeline = house.create(vec![vec![job("a")], vec![job("b")]]).await;
+    let taken = manager.take().await;
+    manager.running(&taken).await;
+    house.coordinator.cancel_pipeline(pipeline).await.expect("canceled");
+    let answer = manager.log(&taken, 0, "winding down").await.expect("taken");
+    assert_eq!((answer.accepted, answer.status), (true, JobStatus::Canceling));
+    assert_eq!(manager.succeed(&taken).await, JobStatus::Canceled);
+    assert_eq!(manager.succeed(&taken).await, JobStatus::Canceled);
+    assert_eq!(house.view(pipeline).await.summary.status, JobStatus::Canceled);
+}
+
+#[tokio::test]
+async fn a_runner_that_cannot_wind_down_is_stopped_at_once() {
+    let house = House::open().await;
+    let mut manager = house.manager().await;
+    manager.info.features.remove("cancel_gracefully");
+    let pipeline = house.create(vec![vec![job("a")]]).await;
+    let taken = manager.take().await;
+    manager.running(&taken).await;
+    house.coordinator.cancel_pipeline(pipeline).await.expect("canceled");
+    assert_eq!(forbidden(manager.log(&taken, 0, "x").await), Some(JobStatus::Canceled));
+}
+
+#[tokio::test]
+async fn a_canceled_job_that_nobody_started_ends_with_its_lease() {
+    let house = House::open().await;
+    let manager = house.manager().await;
+    let pipeline = house.create(vec![vec![job("a")]]).await;
+    let _silent = manager.take().await;
+    house.coordinator.cancel_pipeline(pipeline).await.expect("canceled");
+    assert_eq!(house.status(pipeline, "a").await, JobStatus::Canceling);
+    house.clock.advance(Duration::from_secs(60));
+    house.until(pipeline, |view| view.summary.status == JobStatus::Canceled).await;
+}
+
+#[tokio::test]
+async fn job_tokens_fit_their_job_only() {
+    let house = House::open().await;
+    let manager = house.manager().await;
+    house.create(vec![vec![job("a"), job("b")]]).await;
+    let (first, mut second) = (manager.take().await, manager.take().await);
+    second.token = first.token.clone();
+    assert_eq!(forbidden(manager.log(&second, 0, "x").await), None);
+    second.id = muster_job::JobId(999);
+    assert_eq!(forbidden(manager.log(&second, 0, "x").await), None);
+    second.token = "glcbt-invented".to_owned();
+    assert_eq!(forbidden(manager.update(&second, "success", |_| {}).await), None);
+    let bad = manager.update(&first, "sideways", |_| {}).await.expect_err("no such state");
+    assert!(matches!(bad, ServiceError::BadRequest(_)), "{bad}");
+}
+
+#[tokio::test]
+async fn artifacts_are_checked_kept_and_handed_on() {
+    let limits = Limits { artifact_bytes: 10_000, ..Limits::default() };
+    let house = House::with(|options| options.limits = limits).await;
+    let manager = house.manager().await;
+    let pipeline = house.create(vec![vec![producer("build")], vec![job("test")]]).await;
+    let build = manager.take().await;
+    let damaged = manager.upload(&build, ("archive", "zip", None), b"not a zip".to_vec()).await;
+    assert!(matches!(damaged, Err(ServiceError::BadRequest(_))), "{damaged:?}");
+    let large = manager.upload(&build, ("junit", "raw", None), vec![0; 10_001]).await;
+    assert!(matches!(large, Err(ServiceError::TooLarge(_))), "{large:?}");
+    let archive = zip_of("out/a.txt", "content");
+    manager.upload(&build, ("archive", "zip", Some("1 day")), archive.clone()).await.expect("kept");
+    manager.upload(&build, ("archive", "zip", Some("1 day")), archive.clone()).await.expect("kept again");
+    let dotenv = manager.upload(&build, ("dotenv", "raw", None), b"no equals sign".to_vec()).await;
+    assert!(matches!(dotenv, Err(ServiceError::BadRequest(_))), "{dotenv:?}");
+    manager.upload(&build, ("dotenv", "raw", None), b"VERSION=7".to_vec()).await.expect("kept");
+    manager.succeed(&build).await;
+
+    let test = manager.take().await;
+    assert_eq!(test.dependencies.len(), 1);
+    assert_eq!(test.dependencies[0].token, test.token);
+    assert!(test.variables.iter().any(|variable| (variable.key.as_str(), variable.value.as_str()) == ("VERSION", "7")));
+    assert_eq!(manager.download(build.id, &test.token).await.expect("the archive"), archive);
+    assert_eq!(forbidden(manager.download(build.id, &build.token).await), Some(JobStatus::Success));
+    let none = manager.download(test.id, &test.token).await;
+    assert!(matches!(none, Err(ServiceError::NotFound(_))), "{none:?}");
+    let kinds: Vec<_> = house.job(pipeline, "build").await.artifacts.into_iter().map(|file| file.kind).collect();
+    assert_eq!(kinds, ["archive", "dotenv"]);
+    let leftovers = std::fs::read_dir(house.dir.path().join("artifacts").join(build.id.to_string()).join("junit"));
+    assert_eq!(leftovers.expect("the folder").count(), 0, "a refused upload leaves nothing");
+}
+
+#[tokio::test]
+async fn a_runner_without_a_needed_feature_fails_the_job() {
+    let house = House::open().await;
+    let mut manager = house.manager().await;
+    manager.info.features.remove("return_exit_code");
+    let picky = muster_pipeline::model::Job {
+        allow_failure: muster_pipeline::model::AllowFailure::ExitCodes(vec![1]),
+        ..job("picky")
+    };
+    let pipeline = house.create(vec![vec![picky, job("plain")]]).await;
+    assert_eq!(manager.take().await.job_info.name, "plain");
+    assert_eq!(house.job(pipeline, "picky").await.failure_reason, Some(FailureReason::RunnerUnsupported));
+}
+
+#[tokio::test]
+async fn coverage_and_environment_url_are_known_at_the_end() {
+    let house = House::open().await;
+    let manager = house.manager().await;
+    let mut covered = job_with("a", |work| work.coverage = Some(r"total: (\d+)%".to_owned()));
+    covered.variables = vec![Variable::public("HOST", "example.org")];
+    covered.environment = Some(muster_pipeline::model::Environment {
+        name: "review".to_owned(),
+        url: Some("https://$NAME.$HOST".to_owned()),
+        action: "start".to_owned(),
+        ..Default::default()
+    });
+    let pipeline = house.create(vec![vec![covered]]).await;
+    let taken = manager.take().await;
+    manager.log(&taken, 0, "total: 81%\n").await.expect("taken");
+    manager.upload(&taken, ("dotenv", "raw", None), b"NAME=app".to_vec()).await.expect("kept");
+    let tree = serde_json::json!({"steps": []});
+    manager.update(&taken, "success", |request| request.result_tree = Some(tree.clone())).await.expect("taken");
+    let view = house.job(pipeline, "a").await;
+    assert_eq!((view.coverage, view.result_tree), (Some(81.0), Some(tree)));
+    assert_eq!(view.environment.and_then(|environment| environment.url).as_deref(), Some("https://app.example.org"));
+}
+
+#[tokio::test]
+async fn runners_register_verify_reset_and_go() {
+    let house = House::with(|options| options.registration_token = Some("GR1348941abc".to_owned())).await;
+    let service: &dyn RunnerService = &*house.coordinator;
+    let wrong = RegisterRequest { token: "other".to_owned(), ..RegisterRequest::default() };
+    assert_eq!(forbidden(service.register(wrong).await), None);
+    let request = RegisterRequest {
+        token: "GR1348941abc".to_owned(),
+        tag_list: Some("linux, docker".to_owned()),
+        ..RegisterRequest::default()
+    };
+    let runner = service.register(request).await.expect("registered");
+    assert!(runner.id > 0 && runner.token_expires_at.is_none());
+    let as_manager = |token: &str, system_id: &str| TokenRequest {
+        token: token.to_owned(),
+        system_id: system_id.to_owned(),
+        info: None,
+    };
+    assert_eq!(service.verify(as_manager(&runner.token, "s_1")).await.expect("known").id, runner.id);
+    assert_eq!(forbidden(service.verify(as_manager("unknown", "s_1")).await), None);
+    let gone = service.unregister_manager(as_manager(&runner.token, "s_2")).await.expect_err("no such manager");
+    assert!(matches!(gone, ServiceError::NotFound(_)), "{gone}");
+    service.unregister_manager(as_manager(&runner.token, "s_1")).await.expect("gone");
+    let renewed = service.reset_token(runner.token.clone()).await.expect("another token");
+    assert_eq!(renewed.id, runner.id);
+    assert_eq!(forbidden(service.verify(as_manager(&runner.token, "s_1")).await), None);
+    service.unregister(renewed.token.clone()).await.expect("gone");
+    assert_eq!(forbidden(service.verify(as_manager(&renewed.token, "s_1")).await), None);
+    let database = std::fs::read(house.dir.path().join("coordinator.db-wal")).expect("the log");
+    for token in [&runner.token, &renewed.token] {
+        assert!(!database.windows(token.len()).any(|window| window == token.as_bytes()), "tokens are hashed at rest");
+    }
+}
+
+#[tokio::test]
+async fn a_paused_runner_and_an_unknown_one_get_nothing() {
+    let house = House::open().await;
+    house.create(vec![vec![job("a")]]).await;
+    let paused = house.manager_with(NewRunner { paused: true, run_untagged: true, ..NewRunner::default() }).await;
+    let answer = house.coordinator.request_job(paused.request(None)).await.expect("204");
+    assert!(answer.job.is_none());
+    let unknown = Manager::new(Arc::clone(&house.coordinator), "glrt-unknown".to_owned());
+    assert_eq!(forbidden(house.coordinator.request_job(unknown.request(None)).await), None);
+}

@@ -1,0 +1,339 @@
+//! A coordinator with pipelines made by hand, and managers that call its port directly.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use muster_coordinator::clock::{Clock, ManualClock};
+use muster_coordinator::views::{JobView, PipelineView};
+use muster_coordinator::{
+    Coordinator, GitFacts, NewPipeline, NewRunner, Options, ProjectFacts, SharedSources,
+};
+use muster_job::{JobId, JobStatus, PipelineId, ProjectId};
+use muster_pipeline::context::{Context, IncludeTarget, IncludedFile, Origin, SourceError, Sources};
+use muster_pipeline::model::{
+    AllowFailure, Artifacts, AutoCancel, Job, Pipeline, Place, Retry, ScriptWork, When, Work,
+};
+use muster_runner_api::payload::JobPayload;
+use muster_runner_api::service::{ArtifactQuery, ByteStream, RunnerService, ServiceError, TraceAnswer, UpdateAnswer};
+use muster_runner_api::wire::{Info, JobRequest, UpdateRequest};
+use tempfile::TempDir;
+use time::macros::datetime;
+
+/// How long a test waits for what should come at once.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// A repository without files.
+pub(crate) struct NoFiles;
+
+impl Sources for NoFiles {
+    fn read(&self, target: &IncludeTarget) -> Result<IncludedFile, SourceError> {
+        Err(SourceError::NotFound(format!("{target:?} is not there")))
+    }
+
+    fn paths(&self, _: &Origin) -> Result<Arc<BTreeSet<String>>, SourceError> {
+        Ok(Arc::default())
+    }
+
+    fn changed_since(&self, _: &str) -> Option<Vec<String>> {
+        None
+    }
+
+    fn object_ids(&self, _: &[String], _: bool) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// A job with a script.
+pub(crate) fn job(name: &str) -> Job {
+    let work = ScriptWork { script: vec!["true".to_owned()], ..ScriptWork::default() };
+    Job {
+        name: name.to_owned(),
+        group_name: name.to_owned(),
+        description: None,
+        stage: String::new(),
+        stage_index: 0,
+        work: Work::Script(Box::new(work)),
+        when: When::OnSuccess,
+        start_in: None,
+        allow_failure: AllowFailure::No,
+        retry: Retry::default(),
+        timeout: None,
+        interruptible: false,
+        needs: None,
+        dependencies: None,
+        variables: Vec::new(),
+        matrix: Vec::new(),
+        node: None,
+        tags: Vec::new(),
+        environment: None,
+        resource_group: None,
+        manual_confirmation: None,
+        inherits_variables: true,
+        defined_at: Place::default(),
+        decisions: Vec::new(),
+    }
+}
+
+/// A job with other script work.
+pub(crate) fn job_with(name: &str, change: impl FnOnce(&mut ScriptWork)) -> Job {
+    let mut job = job(name);
+    if let Work::Script(work) = &mut job.work {
+        change(work);
+    }
+    job
+}
+
+/// A job that uploads an archive.
+pub(crate) fn producer(name: &str) -> Job {
+    job_with(name, |work| {
+        work.artifacts = Some(Artifacts { paths: vec!["out".to_owned()], ..Artifacts::default() });
+    })
+}
+
+/// A pipeline: each list is a stage.
+pub(crate) fn pipeline(stages: Vec<Vec<Job>>) -> Pipeline {
+    let names: Vec<String> = (0..stages.len()).map(|index| format!("stage{index}")).collect();
+    let mut jobs = Vec::new();
+    for (index, stage) in stages.into_iter().enumerate() {
+        for mut job in stage {
+            job.stage.clone_from(&names[index]);
+            job.stage_index = index;
+            jobs.push(job);
+        }
+    }
+    Pipeline {
+        name: None,
+        stages: names,
+        variables: Vec::new(),
+        auto_cancel: AutoCancel::default(),
+        jobs,
+        excluded: Vec::new(),
+    }
+}
+
+/// What is needed to create a pipeline of project `grp/app` on branch `main`.
+pub(crate) fn new_pipeline(compiled: Pipeline, sources: SharedSources) -> NewPipeline {
+    let context = Context { ref_name: "main".to_owned(), project_path: "grp/app".to_owned(), ..Context::default() };
+    let git = GitFacts {
+        sha: "1".repeat(40),
+        before_sha: "0".repeat(40),
+        object_format: "sha1".to_owned(),
+        repo_url: "http://127.0.0.1:1/grp/app.git".to_owned(),
+        repo_path: None,
+        depth: 20,
+    };
+    NewPipeline::new(ProjectFacts::new(ProjectId(1), "grp/app"), context, compiled, git, sources)
+}
+
+/// A coordinator in a folder of its own, with a clock that the test moves.
+pub(crate) struct House {
+    pub(crate) dir: TempDir,
+    pub(crate) clock: ManualClock,
+    pub(crate) coordinator: Arc<Coordinator>,
+}
+
+impl House {
+    pub(crate) async fn open() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    pub(crate) async fn with(change: impl FnOnce(&mut Options)) -> Self {
+        let dir = tempfile::tempdir().expect("a folder");
+        let clock = ManualClock::at(datetime!(2026-11-21 12:00 UTC));
+        let mut options = options(dir.path(), &clock);
+        change(&mut options);
+        let coordinator = Coordinator::open(options).await.expect("a coordinator");
+        Self { dir, clock, coordinator }
+    }
+
+    /// The coordinator that would be there after a `kill -9`: opened on a copy of what is on disk now.
+    pub(crate) async fn as_if_killed(&self) -> Self {
+        let dir = tempfile::tempdir().expect("a folder");
+        copy(self.dir.path(), dir.path());
+        let coordinator = Coordinator::open(options(dir.path(), &self.clock)).await.expect("opened again");
+        Self { dir, clock: self.clock.clone(), coordinator }
+    }
+
+    pub(crate) async fn create(&self, stages: Vec<Vec<Job>>) -> PipelineId {
+        let new = new_pipeline(pipeline(stages), Arc::new(NoFiles));
+        self.coordinator.create_pipeline(new).await.expect("a pipeline")
+    }
+
+    pub(crate) async fn manager(&self) -> Manager {
+        self.manager_with(NewRunner { run_untagged: true, ..NewRunner::default() }).await
+    }
+
+    pub(crate) async fn manager_with(&self, runner: NewRunner) -> Manager {
+        let credentials = self.coordinator.create_runner(runner).await.expect("a runner");
+        Manager::new(Arc::clone(&self.coordinator), credentials.token)
+    }
+
+    pub(crate) async fn view(&self, pipeline: PipelineId) -> PipelineView {
+        self.coordinator.pipeline(pipeline).await.expect("the pipeline")
+    }
+
+    pub(crate) async fn job(&self, pipeline: PipelineId, name: &str) -> JobView {
+        self.view(pipeline).await.job(name).expect("the job").clone()
+    }
+
+    pub(crate) async fn status(&self, pipeline: PipelineId, name: &str) -> JobStatus {
+        self.job(pipeline, name).await.status
+    }
+
+    /// Waits until `done` holds of a pipeline; events say when to look.
+    pub(crate) async fn until(&self, pipeline: PipelineId, done: impl Fn(&PipelineView) -> bool) -> PipelineView {
+        let mut events = self.coordinator.subscribe();
+        tokio::time::timeout(SOON, async {
+            loop {
+                let view = self.view(pipeline).await;
+                if done(&view) {
+                    return view;
+                }
+                let _ = events.recv().await;
+            }
+        })
+        .await
+        .expect("it happens soon")
+    }
+}
+
+pub(crate) fn options(dir: &Path, clock: &ManualClock) -> Options {
+    let clock: Arc<dyn Clock> = Arc::new(clock.clone());
+    Options { clock, ..Options::new(dir) }
+}
+
+fn copy(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).expect("a folder") {
+        let entry = entry.expect("an entry");
+        let target = to.join(entry.file_name());
+        if entry.file_type().expect("a type").is_dir() {
+            std::fs::create_dir_all(&target).expect("a folder");
+            copy(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).expect("a copy");
+        }
+    }
+}
+
+/// What calls the runner API: one process with one runner's token.
+#[derive(Clone)]
+pub(crate) struct Manager {
+    pub(crate) coordinator: Arc<Coordinator>,
+    pub(crate) token: String,
+    pub(crate) info: Info,
+}
+
+impl Manager {
+    pub(crate) fn new(coordinator: Arc<Coordinator>, token: String) -> Self {
+        let features = [
+            "upload_multiple_artifacts",
+            "artifacts_exclude",
+            "refspecs",
+            "return_exit_code",
+            "cancel_gracefully",
+            "two_phase_job_commit",
+        ];
+        let features = features.into_iter().map(|feature| (feature.to_owned(), true)).collect();
+        Self { coordinator, token, info: Info { name: "fake".to_owned(), features, ..Info::default() } }
+    }
+
+    /// The same manager at another coordinator.
+    pub(crate) fn at(&self, house: &House) -> Self {
+        Self { coordinator: Arc::clone(&house.coordinator), ..self.clone() }
+    }
+
+    pub(crate) fn request(&self, key: Option<&str>) -> JobRequest {
+        JobRequest {
+            info: self.info.clone(),
+            token: self.token.clone(),
+            system_id: "s_000000000001".to_owned(),
+            idempotency_key: key.map(ToOwned::to_owned),
+            ..JobRequest::default()
+        }
+    }
+
+    /// Asks for a job, and waits for it.
+    pub(crate) async fn take(&self) -> JobPayload {
+        self.take_with(None).await
+    }
+
+    pub(crate) async fn take_with(&self, key: Option<&str>) -> JobPayload {
+        let answer = tokio::time::timeout(SOON, self.coordinator.request_job(self.request(key))).await;
+        *answer.expect("an answer soon").expect("an answer").job.expect("a job")
+    }
+
+    pub(crate) async fn update(
+        &self,
+        job: &JobPayload,
+        state: &str,
+        change: impl FnOnce(&mut UpdateRequest),
+    ) -> Result<UpdateAnswer, ServiceError> {
+        let mut request =
+            UpdateRequest { token: job.token.clone(), state: state.to_owned(), ..UpdateRequest::default() };
+        change(&mut request);
+        self.coordinator.update_job(job.id, request).await
+    }
+
+    pub(crate) async fn running(&self, job: &JobPayload) {
+        self.update(job, "running", |_| {}).await.expect("the job is its own");
+    }
+
+    pub(crate) async fn succeed(&self, job: &JobPayload) -> JobStatus {
+        self.update(job, "success", |_| {}).await.expect("success is taken").status
+    }
+
+    pub(crate) async fn fail(&self, job: &JobPayload, reason: &str, exit_code: Option<i64>) -> JobStatus {
+        let change = |request: &mut UpdateRequest| {
+            request.failure_reason = Some(reason.to_owned());
+            request.exit_code = exit_code;
+        };
+        self.update(job, "failed", change).await.expect("failure is taken").status
+    }
+
+    pub(crate) async fn log(&self, job: &JobPayload, start: u64, text: &str) -> Result<TraceAnswer, ServiceError> {
+        self.coordinator.append_trace(job.id, &job.token, start, Bytes::copy_from_slice(text.as_bytes())).await
+    }
+
+    pub(crate) async fn upload(
+        &self,
+        job: &JobPayload,
+        (kind, format, expire_in): (&str, &str, Option<&str>),
+        content: Vec<u8>,
+    ) -> Result<(), ServiceError> {
+        let query = ArtifactQuery {
+            artifact_format: Some(format.to_owned()),
+            artifact_type: Some(kind.to_owned()),
+            expire_in: expire_in.map(ToOwned::to_owned),
+        };
+        let name = format!("{kind}.{format}");
+        self.coordinator.upload_artifact(job.id, &job.token, query, name, stream(content)).await
+    }
+
+    pub(crate) async fn download(&self, producer: JobId, token: &str) -> Result<Vec<u8>, ServiceError> {
+        let mut download = self.coordinator.download_artifacts(producer, token).await?;
+        let mut content = Vec::new();
+        while let Some(piece) = download.body.next().await {
+            content.extend_from_slice(&piece.expect("readable"));
+        }
+        Ok(content)
+    }
+}
+
+/// Bytes in pieces.
+pub(crate) fn stream(content: Vec<u8>) -> ByteStream {
+    let pieces: Vec<_> = content.chunks(1000).map(|piece| Ok(Bytes::copy_from_slice(piece))).collect();
+    futures::stream::iter(pieces).boxed()
+}
+
+/// A zip archive with one file.
+pub(crate) fn zip_of(name: &str, content: &str) -> Vec<u8> {
+    use std::io::Write;
+    let mut writer = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
+    writer.start_file(name, zip::write::SimpleFileOptions::default()).expect("an entry");
+    writer.write_all(content.as_bytes()).expect("content");
+    writer.finish().expect("an archive").into_inner()
+}
