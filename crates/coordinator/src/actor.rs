@@ -27,6 +27,7 @@ use crate::jwt::Signer;
 use crate::keys::Keys;
 use crate::options::Options;
 use crate::queue::Queue;
+use crate::schedule::{self, Target};
 use crate::store::Store;
 use crate::timers::{Timer, Timers};
 use crate::traces::Traces;
@@ -66,6 +67,13 @@ type Written<'a> = Result<(), &'a StoreError>;
 pub(crate) enum Staged {
     /// Sends its answer, or the error of the write.
     Answer(Box<dyn FnOnce(Written<'_>) + Send>),
+    /// A new pipeline. Who is told that there is none must not have its jobs run later.
+    Pipeline {
+        /// Its id.
+        id: PipelineId,
+        /// Who asked for it.
+        reply: Reply<PipelineId>,
+    },
     /// A job for a manager. If it cannot be delivered the job goes back to the queue.
     Handout {
         /// The job.
@@ -77,6 +85,14 @@ pub(crate) enum Staged {
         /// The manager.
         reply: ServiceReply<Assignment>,
     },
+}
+
+/// An answer that reached nobody, or said no.
+enum Undelivered {
+    /// The hand-out of a job, by its number.
+    Handout(JobId, u32),
+    /// A pipeline whose creation was refused.
+    Pipeline(PipelineId),
 }
 
 impl Actor {
@@ -168,16 +184,17 @@ impl Actor {
             self.dispatch();
             let written = self.write().await;
             let undelivered = self.answer(written.as_ref().err());
+            let settled = undelivered.is_empty();
+            for undo in undelivered {
+                self.undo(undo);
+            }
             if let Err(error) = written {
-                self.storage_failed(&error, &undelivered);
+                self.storage_failed(&error);
                 return;
             }
             self.start_bridges();
-            if undelivered.is_empty() {
+            if settled {
                 return;
-            }
-            for (job, handout) in undelivered {
-                self.give_back(job, handout);
             }
         }
     }
@@ -203,8 +220,7 @@ impl Actor {
     fn check(&mut self, dirty: &Dirty) {
         let written = dirty.jobs.iter().filter_map(|job| self.world.jobs.get(job));
         for row in written.filter(|row| row.kind == JobKind::Script) {
-            let standing =
-                Standing { status: row.status(), handout: row.detail.handout, alive: row.detail.alive };
+            let standing = Standing { status: row.status(), handout: row.detail.handout, alive: row.detail.alive };
             if let Err(violation) = self.watch.note(row.id, standing) {
                 tracing::error!(%violation, "this is a defect of the coordinator");
                 debug_assert!(false, "{violation}");
@@ -237,31 +253,47 @@ impl Actor {
         }
     }
 
-    /// Sends the staged answers. Returned are the hand-outs that reached nobody.
-    fn answer(&mut self, failure: Option<&StoreError>) -> Vec<(JobId, u32)> {
+    /// Sends the staged answers. Returned is what reached nobody.
+    fn answer(&mut self, failure: Option<&StoreError>) -> Vec<Undelivered> {
         let mut undelivered = Vec::new();
         for staged in std::mem::take(&mut self.staged) {
             match (staged, failure) {
                 (Staged::Answer(send), None) => send(Ok(())),
                 (Staged::Answer(send), Some(error)) => send(Err(error)),
+                (Staged::Pipeline { id, reply }, None) => {
+                    let _ = reply.send(Ok(id));
+                }
+                (Staged::Pipeline { id, reply }, Some(error)) => {
+                    let _ = reply.send(Err(error.clone().into()));
+                    undelivered.push(Undelivered::Pipeline(id));
+                }
                 (Staged::Handout { job, handout, assignment, reply }, None) => {
                     if reply.send(Ok(assignment)).is_err() {
-                        undelivered.push((job, handout));
+                        undelivered.push(Undelivered::Handout(job, handout));
                     }
                 }
                 (Staged::Handout { job, handout, reply, .. }, Some(error)) => {
                     let _ = reply.send(Err(ServiceError::from(error.clone())));
-                    undelivered.push((job, handout));
+                    undelivered.push(Undelivered::Handout(job, handout));
                 }
             }
         }
         undelivered
     }
 
-    fn storage_failed(&mut self, error: &StoreError, undelivered: &[(JobId, u32)]) {
-        for (job, handout) in undelivered {
-            self.give_back(*job, *handout);
+    fn undo(&mut self, undelivered: Undelivered) {
+        match undelivered {
+            Undelivered::Handout(job, handout) => self.give_back(job, handout),
+            Undelivered::Pipeline(id) => {
+                let target = Target::Pipeline(id);
+                if let Err(refusal) = self.event(id, schedule::Event::Cancel { target }) {
+                    tracing::debug!(pipeline = %id, %refusal, "a pipeline that could not be stored has ended");
+                }
+            }
         }
+    }
+
+    fn storage_failed(&mut self, error: &StoreError) {
         if self.storage_problem.is_none() {
             let text = format!("{error} (`{}`): jobs wait until it can be written again", self.options.dir.display());
             tracing::error!(%error, "the database cannot be written");

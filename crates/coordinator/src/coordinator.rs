@@ -67,7 +67,8 @@ impl Coordinator {
     /// Creates a pipeline and starts it.
     ///
     /// # Errors
-    /// [`CoordinatorError::Store`] where it could not be stored: then there is no pipeline.
+    /// [`CoordinatorError::Store`] where it could not be stored: then none of its jobs is ever given out, and once there
+    /// is space it shows as canceled. [`CoordinatorError::Refused`] for a graph that cannot be run.
     pub async fn create_pipeline(&self, new: NewPipeline) -> Result<PipelineId, CoordinatorError> {
         self.ask(|reply| Command::CreatePipeline { new: Box::new(new), reply }).await
     }

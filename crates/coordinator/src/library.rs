@@ -7,7 +7,7 @@ use std::sync::Arc;
 use muster_job::{JobId, JobStatus, PipelineId, Variable};
 use muster_runner_api::service::ServiceError;
 
-use crate::actor::Actor;
+use crate::actor::{Actor, Staged};
 use crate::command::Command;
 use crate::error::CoordinatorError;
 use crate::facts::NewPipeline;
@@ -19,10 +19,10 @@ impl Actor {
     /// Takes one command in; its answer is staged.
     pub(crate) fn handle(&mut self, command: Command) {
         match command {
-            Command::CreatePipeline { new, reply } => {
-                let result = self.create_pipeline(*new);
-                self.reply(reply, result);
-            }
+            Command::CreatePipeline { new, reply } => match self.create_pipeline(*new) {
+                Ok(id) => self.staged.push(Staged::Pipeline { id, reply }),
+                Err(error) => self.reply(reply, Err(error)),
+            },
             Command::CreateRunner { new, reply } => {
                 let created = self.create_runner(new, false);
                 self.reply(reply, Ok(created));

@@ -119,33 +119,23 @@ impl Store {
     }
 
     /// Writes all of `changes`, or none of them.
+    ///
+    /// The transaction is spelled out: after a commit that finds the disk full SQLite leaves it open, and a guard that
+    /// counts transactions by itself would make the next one part of it, never to be committed.
     pub(crate) async fn write(&mut self, changes: &Changes<'_>) -> Result<(), StoreError> {
-        let mut transaction = self.connection.begin().await?;
-        for id in &changes.removed_runners {
-            runners::remove(&mut transaction, *id).await?;
+        let connection = &mut self.connection;
+        sqlx::query("BEGIN IMMEDIATE").execute(&mut *connection).await?;
+        let mut result = write_rows(connection, changes).await;
+        if result.is_ok() {
+            result = sqlx::query("COMMIT").execute(&mut *connection).await.map(drop).map_err(StoreError::from);
         }
-        for (runner, system_id) in &changes.removed_managers {
-            runners::remove_manager(&mut transaction, *runner, system_id).await?;
+        if result.is_err()
+            && let Err(error) = sqlx::query("ROLLBACK").execute(&mut *connection).await
+        {
+            // After some errors SQLite has rolled back already. If not, the next BEGIN fails.
+            tracing::debug!(%error, "there was nothing to roll back");
         }
-        for row in &changes.runners {
-            runners::put(&mut transaction, row).await?;
-        }
-        for row in &changes.managers {
-            runners::put_manager(&mut transaction, row).await?;
-        }
-        for row in &changes.new_pipelines {
-            pipelines::insert(&mut transaction, row).await?;
-        }
-        for row in &changes.pipelines {
-            pipelines::update(&mut transaction, row).await?;
-        }
-        for row in &changes.jobs {
-            jobs::put(&mut transaction, row).await?;
-        }
-        for row in &changes.artifacts {
-            jobs::put_artifact(&mut transaction, row).await?;
-        }
-        Ok(transaction.commit().await?)
+        result
     }
 
     /// Reads everything.
@@ -163,6 +153,34 @@ impl Store {
     pub(crate) async fn close(self) -> Result<(), StoreError> {
         Ok(self.connection.close().await?)
     }
+}
+
+async fn write_rows(connection: &mut SqliteConnection, changes: &Changes<'_>) -> Result<(), StoreError> {
+    for id in &changes.removed_runners {
+        runners::remove(connection, *id).await?;
+    }
+    for (runner, system_id) in &changes.removed_managers {
+        runners::remove_manager(connection, *runner, system_id).await?;
+    }
+    for row in &changes.runners {
+        runners::put(connection, row).await?;
+    }
+    for row in &changes.managers {
+        runners::put_manager(connection, row).await?;
+    }
+    for row in &changes.new_pipelines {
+        pipelines::insert(connection, row).await?;
+    }
+    for row in &changes.pipelines {
+        pipelines::update(connection, row).await?;
+    }
+    for row in &changes.jobs {
+        jobs::put(connection, row).await?;
+    }
+    for row in &changes.artifacts {
+        jobs::put_artifact(connection, row).await?;
+    }
+    Ok(())
 }
 
 /// Creates the file for this user alone: variables of jobs may be secret (invariant J6).

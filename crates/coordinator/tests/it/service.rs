@@ -189,7 +189,10 @@ async fn twenty_managers_get_each_of_three_hundred_jobs_once() {
         managers.spawn(async move {
             let mut done = Vec::new();
             loop {
-                let asked = tokio::time::timeout(Duration::from_secs(2), manager.coordinator.request_job(manager.request(None)));
+                let asked = tokio::time::timeout(
+                    Duration::from_secs(2),
+                    manager.coordinator.request_job(manager.request(None)),
+                );
                 let Ok(Ok(answer)) = asked.await else { return done };
                 let Some(job) = answer.job else { return done };
                 manager.running(&job).await;

@@ -139,7 +139,8 @@ async fn folders_that_cannot_be_used_are_named() {
     assert!(error.to_string().contains("file/state"), "{error}");
     let error = History::open(dir.path()).await.expect_err("no run");
     assert!(matches!(error, OpenError::Missing { .. }), "{error}");
-    std::fs::write(dir.path().join("coordinator.db"), "this is no database, it is a text of some length").expect("a file");
+    std::fs::write(dir.path().join("coordinator.db"), "this is no database, it is a text of some length")
+        .expect("a file");
     let error = Coordinator::open(Options::new(dir.path())).await.expect_err("no database");
     assert!(matches!(error, OpenError::Database { .. }), "{error}");
 }
@@ -172,7 +173,9 @@ async fn secrets_are_readable_by_their_owner_only() {
     house.create(vec![vec![job("a")]]).await;
     let taken = manager.take().await;
     manager.log(&taken, 0, "x").await.expect("taken");
-    for name in ["coordinator.db", "coordinator.db-wal", "token.key", "id-token.key", &format!("traces/{}.log", taken.id)] {
+    for name in
+        ["coordinator.db", "coordinator.db-wal", "token.key", "id-token.key", &format!("traces/{}.log", taken.id)]
+    {
         let mode = std::fs::metadata(house.dir.path().join(name)).expect(name).permissions().mode();
         assert_eq!(mode & 0o077, 0, "{name} has mode {mode:o}");
     }
@@ -214,7 +217,8 @@ fn a_full_disk_stops_the_work_and_loses_nothing() {
         on_a_small_disk("store::a_full_disk_stops_the_work_and_loses_nothing");
         return;
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
     runtime.block_on(full_disk(Path::new(&dir)));
 }
 
@@ -225,8 +229,8 @@ async fn full_disk(dir: &Path) {
     let runner = NewRunner { run_untagged: true, ..NewRunner::default() };
     let token = coordinator.create_runner(runner).await.expect("a runner").token;
     let manager = Manager::new(Arc::clone(&coordinator), token);
-    let new = || new_pipeline(pipeline(vec![vec![job("a")], vec![job("b")]]), Arc::new(NoFiles));
-    let id = coordinator.create_pipeline(new()).await.expect("a pipeline");
+    let new = new_pipeline(pipeline(vec![vec![job("a")], vec![job("b")]]), Arc::new(NoFiles));
+    let id = coordinator.create_pipeline(new).await.expect("a pipeline");
     let taken = manager.take().await;
     manager.log(&taken, 0, "before\n").await.expect("taken");
     let mut events = coordinator.subscribe();
@@ -235,9 +239,13 @@ async fn full_disk(dir: &Path) {
     fill(&ballast);
     let error = manager.log(&taken, 7, &"x".repeat(100_000)).await.expect_err("no space for the log");
     assert!(matches!(error, ServiceError::StorageFull(_)), "{error}");
-    // The database takes what fits into the pages it has; sooner or later it is full, and says so.
+    // The database takes what fits into the pages it has; sooner or later it is full, and says so. Nothing of these
+    // pipelines is for the manager.
+    let mut tagged = job("other");
+    tagged.tags = vec!["other".to_owned()];
+    let other = || new_pipeline(pipeline(vec![vec![tagged.clone()]]), Arc::new(NoFiles));
     let error = loop {
-        match tokio::time::timeout(SOON, coordinator.create_pipeline(new())).await.expect("no hang") {
+        match tokio::time::timeout(SOON, coordinator.create_pipeline(other())).await.expect("no hang") {
             Ok(_) => {}
             Err(error) => break error,
         }
@@ -268,6 +276,8 @@ async fn full_disk(dir: &Path) {
     coordinator.shutdown().await;
     let past = History::open(&state).await.expect("whole");
     assert_eq!(past.pipeline(id).expect("stored").summary.status, JobStatus::Success);
+    let refused = past.pipelines().pop().expect("the last pipeline");
+    assert_eq!(refused.status, JobStatus::Canceled, "what was refused does not run later");
 }
 
 /// Takes all the space there is.

@@ -9,9 +9,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use muster_coordinator::clock::{Clock, ManualClock};
 use muster_coordinator::views::{JobView, PipelineView};
-use muster_coordinator::{
-    Coordinator, GitFacts, NewPipeline, NewRunner, Options, ProjectFacts, SharedSources,
-};
+use muster_coordinator::{Coordinator, GitFacts, NewPipeline, NewRunner, Options, ProjectFacts, SharedSources};
 use muster_job::{JobId, JobStatus, PipelineId, ProjectId};
 use muster_pipeline::context::{Context, IncludeTarget, IncludedFile, Origin, SourceError, Sources};
 use muster_pipeline::model::{
