@@ -14,8 +14,7 @@ use muster_environment::host::{HostOptions, HostProvider};
 use muster_job::Secret;
 use muster_manager::store::Store;
 use muster_manager::{Manager, ManagerOptions, StopMode, system_id};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use tokio::io::unix::AsyncFd;
+use muster_steps::process::Watched;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -42,7 +41,7 @@ pub(crate) struct Args {
     concurrent: usize,
     /// End when this process ends; the agent then ends too, with all jobs.
     #[arg(long, value_name = "PID")]
-    until_pid: Option<u32>,
+    until_pid: Option<i32>,
     /// Shell of the jobs' scripts: bash or sh.
     #[arg(long, default_value = "bash")]
     shell: String,
@@ -77,8 +76,8 @@ enum RunError {
     Environment(#[from] muster_environment::EnvironmentError),
     #[error(transparent)]
     Manager(#[from] muster_manager::ManagerError),
-    #[error("cannot watch for {what}")]
-    Watch { what: &'static str, source: std::io::Error },
+    #[error("cannot watch for signals")]
+    Signals(#[source] std::io::Error),
 }
 
 /// Runs the subcommand.
@@ -103,12 +102,11 @@ async fn work(args: Args) -> Result<ExitCode, RunError> {
         // Every part of `run` stands a sudden end: that is what state.db is for.
         ended = manager.run(stop.clone()) => ended.map(|()| ExitCode::SUCCESS).map_err(RunError::from),
         signals = signals(&stop) => {
-            signals.map_err(|source| RunError::Watch { what: "signals", source })?;
+            signals.map_err(RunError::Signals)?;
             tracing::warn!("the manager ends at once; jobs that run are taken up by its next start");
             Ok(ExitCode::FAILURE)
         }
-        gone = gone(until_pid) => {
-            gone.map_err(|source| RunError::Watch { what: "the end of --until-pid", source })?;
+        () = gone(until_pid) => {
             tracing::info!("the process that the manager works for has ended");
             Ok(ExitCode::SUCCESS)
         }
@@ -172,14 +170,11 @@ async fn signals(stop: &CancellationToken) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Returns when the process has ended. The descriptor names this very process, also if its number is used again.
-async fn gone(pid: Option<u32>) -> std::io::Result<()> {
-    let Some(pid) = pid else { return std::future::pending().await };
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    let pid = pid.ok_or_else(|| std::io::Error::other("it is no process id"))?;
-    match pidfd_open(pid, PidfdFlags::NONBLOCK) {
-        Ok(descriptor) => AsyncFd::new(descriptor)?.readable().await.map(drop),
-        Err(rustix::io::Errno::SRCH) => Ok(()),
-        Err(error) => Err(error.into()),
+/// Returns when the process has ended, or is gone already.
+async fn gone(pid: Option<i32>) {
+    match pid.map(Watched::open) {
+        None => std::future::pending().await,
+        Some(Ok(process)) => process.ended().await,
+        Some(Err(error)) => tracing::info!(%error, "the process to work for is gone"),
     }
 }

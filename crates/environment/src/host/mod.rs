@@ -39,7 +39,7 @@ pub struct HostOptions {
     /// The executable that is the agent: `<executable> agent serve --socket .. --spool ..`.
     pub executable: PathBuf,
     /// The agent ends when this process has ended; none means that it stays.
-    pub until_pid: Option<u32>,
+    pub until_pid: Option<i32>,
 }
 
 /// This machine as a provider: one environment, a fixed number of slots.

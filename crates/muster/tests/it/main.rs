@@ -1,3 +1,9 @@
 //! Tests of the executable itself.
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a test's helpers fail as its body does"
+)]
 
 mod manager;

@@ -76,6 +76,7 @@ struct State {
     requests: usize,
     waiting: usize,
     waiting_max: usize,
+    refuses_runners: bool,
 }
 
 /// The coordinator. Share it in an [`Arc`].
@@ -120,6 +121,11 @@ impl MemoryCoordinator {
     /// The next calls of this kind meet these faults, one each.
     pub fn fail(&self, call: Call, faults: impl IntoIterator<Item = Fault>) {
         self.change(|state| state.faults.entry(call).or_default().extend(faults));
+    }
+
+    /// From now on no runner token is valid.
+    pub fn refuse_runners(&self) {
+        self.change(|state| state.refuses_runners = true);
     }
 
     /// Sets a job's state, as a person's cancel does.

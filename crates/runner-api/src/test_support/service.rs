@@ -88,6 +88,9 @@ impl RunnerService for MemoryCoordinator {
 
     async fn request_job(&self, request: JobRequest) -> Result<Assignment, ServiceError> {
         check_runner(&request.token)?;
+        if self.state.lock().refuses_runners {
+            return Err(ServiceError::Forbidden { status: None });
+        }
         let mut changes = self.changed.subscribe();
         {
             let mut state = self.state.lock();

@@ -1,0 +1,218 @@
+//! An agent in memory: jobs do what the test says.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::Stream;
+use muster_agent_api::agent as api;
+use muster_agent_api::result::{JobResult, Outcome, StepNode, StepStatus};
+use muster_agent_api::step_runner as proto;
+use tokio::net::UnixListener;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status};
+
+/// What the agent knows of one job.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct FakeJob {
+    pub(crate) log: Vec<u8>,
+    pub(crate) result: Option<JobResult>,
+    pub(crate) canceled: bool,
+}
+
+/// What the agent keeps: its spool, which outlives its process.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Spool {
+    pub(crate) jobs: BTreeMap<String, FakeJob>,
+    /// Every `Run` that started a job.
+    pub(crate) started: Vec<String>,
+    /// Every `Close`.
+    pub(crate) closed: Vec<String>,
+    /// The next calls of `Run` are refused with this.
+    pub(crate) refuse: Option<String>,
+    /// The next `Run` starts its job, and its answer is lost.
+    pub(crate) lose_answer: bool,
+}
+
+/// The agent: a spool, and a process that can be killed and started again.
+pub(crate) struct FakeAgent {
+    spool: Arc<watch::Sender<Spool>>,
+    socket: PathBuf,
+    process: Mutex<Option<Runtime>>,
+}
+
+impl FakeAgent {
+    pub(crate) fn start(socket: &Path) -> Self {
+        let agent = Self { spool: Arc::default(), socket: socket.to_owned(), process: Mutex::new(None) };
+        agent.restart();
+        agent
+    }
+
+    /// Ends the process with its connections; the spool stays.
+    pub(crate) fn kill(&self) {
+        if let Some(runtime) = self.process.lock().unwrap().take() {
+            runtime.shutdown_background();
+        }
+        let _ = std::fs::remove_file(&self.socket);
+    }
+
+    pub(crate) fn restart(&self) {
+        self.kill();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let entered = runtime.enter();
+        let incoming = UnixListenerStream::new(UnixListener::bind(&self.socket).unwrap());
+        let service = Service(Arc::clone(&self.spool));
+        let server = tonic::transport::Server::builder()
+            .add_service(proto::step_runner_server::StepRunnerServer::new(service.clone()))
+            .add_service(api::agent_server::AgentServer::new(service));
+        runtime.spawn(server.serve_with_incoming(incoming));
+        drop(entered);
+        *self.process.lock().unwrap() = Some(runtime);
+    }
+
+    pub(crate) fn change(&self, with: impl FnOnce(&mut Spool)) {
+        self.spool.send_modify(with);
+    }
+
+    /// A job writes.
+    pub(crate) fn write(&self, id: &str, text: &str) {
+        self.change(|spool| spool.jobs.get_mut(id).unwrap().log.extend_from_slice(text.as_bytes()));
+    }
+
+    /// A job ends.
+    pub(crate) fn finish(&self, id: &str, outcome: Outcome) {
+        self.change(|spool| {
+            let job = spool.jobs.get_mut(id).unwrap();
+            job.result = Some(result(&job.log, outcome));
+        });
+    }
+
+    /// Waits until the spool is as `wanted`, with a deadline.
+    pub(crate) async fn wait_for(&self, wanted: impl FnMut(&Spool) -> bool) -> Spool {
+        let mut changes = self.spool.subscribe();
+        let found = tokio::time::timeout(Duration::from_secs(20), changes.wait_for(wanted)).await;
+        found.unwrap_or_else(|_| panic!("not as expected: {:#?}", self.spool())).unwrap().clone()
+    }
+
+    pub(crate) fn spool(&self) -> Spool {
+        self.spool.borrow().clone()
+    }
+}
+
+impl Drop for FakeAgent {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn result(log: &[u8], outcome: Outcome) -> JobResult {
+    let tree = StepNode {
+        name: "job".to_owned(),
+        status: StepStatus::Success,
+        started_ms: 0,
+        duration_ms: 1,
+        exit_code: None,
+        message: String::new(),
+        steps: Vec::new(),
+    };
+    let message = String::new();
+    JobResult { outcome, message, log_bytes: log.len() as u64, log_crc32: crc32fast::hash(log), tree }
+}
+
+#[derive(Clone)]
+struct Service(Arc<watch::Sender<Spool>>);
+
+impl Service {
+    fn known(&self, id: &str) -> Result<FakeJob, Status> {
+        self.0.borrow().jobs.get(id).cloned().ok_or_else(|| Status::not_found("no such job"))
+    }
+}
+
+#[tonic::async_trait]
+impl proto::step_runner_server::StepRunner for Service {
+    async fn run(&self, request: Request<proto::RunRequest>) -> Result<Response<proto::RunResponse>, Status> {
+        let id = request.into_inner().id;
+        let mut answer = Ok(Response::new(proto::RunResponse {}));
+        self.0.send_modify(|spool| {
+            if let Some(message) = &spool.refuse {
+                answer = Err(Status::invalid_argument(message.clone()));
+                return;
+            }
+            if !spool.jobs.contains_key(&id) {
+                spool.jobs.insert(id.clone(), FakeJob::default());
+                spool.started.push(id);
+            }
+            if std::mem::take(&mut spool.lose_answer) {
+                answer = Err(Status::unavailable("the answer is lost"));
+            }
+        });
+        answer
+    }
+
+    async fn close(&self, request: Request<proto::CloseRequest>) -> Result<Response<proto::CloseResponse>, Status> {
+        let id = request.into_inner().id;
+        self.0.send_modify(|spool| {
+            spool.jobs.remove(&id);
+            spool.closed.push(id);
+        });
+        Ok(Response::new(proto::CloseResponse {}))
+    }
+
+    type FollowLogsStream = Pin<Box<dyn Stream<Item = Result<proto::FollowLogsResponse, Status>> + Send>>;
+
+    async fn follow_logs(
+        &self,
+        request: Request<proto::FollowLogsRequest>,
+    ) -> Result<Response<Self::FollowLogsStream>, Status> {
+        let request = request.into_inner();
+        self.known(&request.id)?;
+        let offset = usize::try_from(request.offset).unwrap();
+        let state = (self.0.subscribe(), offset, request.id);
+        let stream = futures::stream::unfold(state, |(mut changes, offset, id)| async move {
+            // Waits for bytes or for the end, whichever comes first.
+            let found = changes
+                .wait_for(|spool| spool.jobs.get(&id).is_none_or(|job| job.log.len() > offset || job.result.is_some()));
+            let data = found.await.ok()?.jobs.get(&id)?.log.get(offset..)?.to_vec();
+            if data.is_empty() {
+                return None;
+            }
+            let offset = offset + data.len();
+            Some((Ok(proto::FollowLogsResponse { data }), (changes, offset, id)))
+        });
+        Ok(Response::new(Box::pin(stream)))
+    }
+
+    async fn status(&self, _: Request<proto::StatusRequest>) -> Result<Response<proto::StatusResponse>, Status> {
+        Ok(Response::new(proto::StatusResponse { jobs: Vec::new() }))
+    }
+
+    async fn cancel(&self, request: Request<proto::CancelRequest>) -> Result<Response<proto::CancelResponse>, Status> {
+        let id = request.into_inner().id;
+        self.known(&id)?;
+        self.0.send_modify(|spool| spool.jobs.get_mut(&id).unwrap().canceled = true);
+        Ok(Response::new(proto::CancelResponse {}))
+    }
+}
+
+#[tonic::async_trait]
+impl api::agent_server::Agent for Service {
+    async fn hello(&self, _: Request<api::HelloRequest>) -> Result<Response<api::HelloResponse>, Status> {
+        Ok(Response::new(api::HelloResponse { version: "fake".to_owned(), pid: 1 }))
+    }
+
+    async fn wait(&self, request: Request<api::WaitRequest>) -> Result<Response<api::WaitResponse>, Status> {
+        let id = request.into_inner().id;
+        let mut changes = self.0.subscribe();
+        let found = changes.wait_for(|spool| spool.jobs.get(&id).is_none_or(|job| job.result.is_some())).await;
+        let job = found.unwrap().jobs.get(&id).cloned().ok_or_else(|| Status::not_found("no such job"))?;
+        Ok(Response::new(api::WaitResponse { result: serde_json::to_string(&job.result.unwrap()).unwrap() }))
+    }
+
+    async fn list(&self, _: Request<api::ListRequest>) -> Result<Response<api::ListResponse>, Status> {
+        Ok(Response::new(api::ListResponse { jobs: Vec::new() }))
+    }
+}

@@ -1,0 +1,165 @@
+//! One test's world: coordinator, agent, state directory, and managers that come and go.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use muster_environment::{
+    AgentConnection, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey, Slots,
+};
+use muster_job::{JobId, Secret};
+use muster_manager::store::{Store, StoreError};
+use muster_manager::{Manager, ManagerError, ManagerOptions, StopMode};
+use muster_runner_api::test_support::{Job, MemoryCoordinator, RUNNER_TOKEN, Served, serve};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::agent::FakeAgent;
+
+pub(crate) const JOB: JobId = JobId(7);
+pub(crate) const RUN: &str = "7-1";
+
+pub(crate) struct Bench {
+    pub(crate) coordinator: Arc<MemoryCoordinator>,
+    pub(crate) agent: FakeAgent,
+    served: Served,
+    home: tempfile::TempDir,
+}
+
+/// A manager at work. Dropped or killed, it stops between two instructions, as a process does.
+pub(crate) struct Running {
+    pub(crate) stop: CancellationToken,
+    task: JoinHandle<Result<(), ManagerError>>,
+}
+
+impl Running {
+    pub(crate) async fn kill(self) {
+        self.task.abort();
+        let _ = (&mut { self.task }).await;
+    }
+
+    pub(crate) async fn ended(self) -> Result<(), ManagerError> {
+        tokio::time::timeout(Duration::from_secs(20), self.task).await.expect("the manager did not end").unwrap()
+    }
+}
+
+impl Bench {
+    pub(crate) async fn start() -> Self {
+        let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(10)));
+        let served = serve(coordinator.clone()).await.unwrap();
+        let home = tempfile::tempdir().unwrap();
+        let agent = FakeAgent::start(&home.path().join("agent.sock"));
+        Self { coordinator, agent, served, home }
+    }
+
+    /// Puts job [`JOB`] in the queue, with `more` in its payload.
+    pub(crate) fn push(&self, more: &serde_json::Value) {
+        let mut payload = json!({
+            "id": JOB.0, "token": "secret", "steps": [{ "name": "script", "script": ["true"] }],
+            "features": { "failure_reasons": ["runner_interrupted", "job_canceled", "runner_configuration_error"] },
+            "muster": { "trace_interval_ms": 5, "result_tree": true }
+        });
+        for (key, value) in more.as_object().unwrap() {
+            payload[key] = value.clone();
+        }
+        self.coordinator.push(serde_json::from_value(payload).unwrap());
+    }
+
+    pub(crate) async fn manager(&self) -> Running {
+        self.manager_with(StopMode::Drain, Duration::from_secs(10)).await
+    }
+
+    pub(crate) async fn manager_with(&self, on_stop: StopMode, agent_grace: Duration) -> Running {
+        let store = self.store().await;
+        let options = ManagerOptions {
+            url: self.served.url.clone(),
+            token: Secret::new(RUNNER_TOKEN),
+            name: "test".to_owned(),
+            system_id: "r_0123456789ab".to_owned(),
+            host_name: "host".to_owned(),
+            concurrent: 2,
+            shell: "bash".to_owned(),
+            login: false,
+            agent_grace,
+            on_stop,
+        };
+        let provider = FakeProvider::new(self.home.path(), options.concurrent);
+        let manager = Manager::new(options, store, Arc::new(provider)).unwrap();
+        let stop = CancellationToken::new();
+        Running { task: tokio::spawn(manager.run(stop.clone())), stop }
+    }
+
+    /// Opens state.db, as soon as the last task of an aborted manager is gone.
+    async fn store(&self) -> Store {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            match Store::open(self.home.path()).await {
+                Err(StoreError::InUse(_)) if Instant::now() < deadline => tokio::task::yield_now().await,
+                opened => return opened.unwrap(),
+            }
+        }
+    }
+
+    /// Nothing is left in state.db: the job is done in every respect. The manager must have ended.
+    pub(crate) async fn check_forgotten(&self) {
+        assert_eq!(self.store().await.jobs().await.unwrap(), []);
+    }
+
+    /// Waits until the trace at the coordinator contains `text`.
+    pub(crate) async fn trace_has(&self, text: &str) -> Job {
+        self.coordinator.wait_for(JOB, |job| job.text().contains(text)).await
+    }
+}
+
+/// Slots, and one environment: the agent in memory.
+struct FakeProvider {
+    slots: Slots,
+    environment: Arc<FakeEnvironment>,
+}
+
+struct FakeEnvironment {
+    directories: Directories,
+    socket: std::path::PathBuf,
+}
+
+impl FakeProvider {
+    fn new(home: &Path, slots: usize) -> Self {
+        let directories = Directories { builds: home.join("builds"), cache: home.join("cache"), shared: true };
+        let environment = Arc::new(FakeEnvironment { directories, socket: home.join("agent.sock") });
+        Self { slots: Slots::new(slots), environment }
+    }
+
+    fn lease(&self, taken: muster_environment::TakenSlot) -> Lease {
+        let record = LeaseRecord { environment: "fake".to_owned(), slot: taken.slot.clone() };
+        Lease::new(record, self.environment.clone(), Box::new(taken))
+    }
+}
+
+#[async_trait]
+impl Provider for FakeProvider {
+    fn capacity(&self) -> watch::Receiver<usize> {
+        self.slots.free()
+    }
+
+    async fn acquire(&self, key: &SlotKey) -> Result<Lease, EnvironmentError> {
+        Ok(self.lease(self.slots.take(key).expect("a manager takes no more jobs than there are slots")))
+    }
+
+    fn restore(&self, record: &LeaseRecord) -> Result<Lease, EnvironmentError> {
+        Ok(self.lease(self.slots.take_again(&record.slot).expect("a slot of an earlier start is free")))
+    }
+}
+
+#[async_trait]
+impl Environment for FakeEnvironment {
+    async fn connect(&self) -> Result<AgentConnection, EnvironmentError> {
+        AgentConnection::open(&self.socket).await
+    }
+
+    fn directories(&self) -> &Directories {
+        &self.directories
+    }
+}

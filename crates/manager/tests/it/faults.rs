@@ -1,0 +1,189 @@
+//! Faults on either side, cancels, and ends that only the manager knows of.
+
+use std::time::Duration;
+
+use muster_agent_api::result::Outcome;
+use muster_job::{EndCause, FailureReason, JobStatus};
+use muster_manager::{ManagerError, StopMode};
+use muster_runner_api::test_support::{Call, Fault};
+use serde_json::json;
+
+use crate::bench::{Bench, JOB, RUN};
+
+/// The outcome of a canceled job, as an agent gives it.
+fn canceled() -> Outcome {
+    let cause = Some(EndCause::CanceledByUser);
+    Outcome::Failed { reason: FailureReason::JobCanceled, exit_code: None, cause }
+}
+
+async fn started(bench: &Bench) {
+    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
+}
+
+#[tokio::test]
+async fn lost_answers_and_refused_pieces_double_nothing() {
+    let bench = Bench::start().await;
+    use Fault::{After, Before};
+    bench.coordinator.fail(Call::AppendTrace, [Before, After, Before, After]);
+    bench.coordinator.fail(Call::UpdateJob, [After]);
+    bench.push(&json!({}));
+    let manager = bench.manager().await;
+    started(&bench).await;
+    let log: String = (0..100).map(|number| format!("line {number}\n")).collect();
+    for line in log.split_inclusive('\n') {
+        bench.agent.write(RUN, line);
+    }
+    bench.agent.finish(RUN, Outcome::Success);
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    assert_eq!((job.status, job.text()), (JobStatus::Success, log));
+    bench.agent.wait_for(|spool| spool.closed == [RUN]).await;
+    manager.stop.cancel();
+    manager.ended().await.unwrap();
+    bench.check_forgotten().await;
+}
+
+#[tokio::test]
+async fn a_log_of_several_pieces_arrives_whole_with_its_result_tree() {
+    let bench = Bench::start().await;
+    bench.push(&json!({}));
+    let _manager = bench.manager().await;
+    started(&bench).await;
+    let log = "0123456789abcdef".repeat(200_000);
+    bench.agent.write(RUN, &log);
+    bench.agent.finish(RUN, Outcome::Success);
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    assert_eq!(job.trace.len(), log.len());
+    assert!(job.text() == log, "the bytes differ");
+    assert_eq!(job.updates.last().unwrap().result_tree.as_ref().unwrap()["name"], "job");
+}
+
+#[tokio::test]
+async fn an_agent_that_comes_back_is_followed_on() {
+    let bench = Bench::start().await;
+    bench.push(&json!({}));
+    let _manager = bench.manager().await;
+    started(&bench).await;
+    bench.agent.write(RUN, "before\n");
+    bench.trace_has("before").await;
+    bench.agent.kill();
+    bench.agent.write(RUN, "meanwhile\n");
+    bench.agent.restart();
+    bench.trace_has("meanwhile").await;
+    bench.agent.finish(RUN, Outcome::Success);
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    assert_eq!((job.status, job.text().as_str()), (JobStatus::Success, "before\nmeanwhile\n"));
+    assert_eq!(bench.agent.spool().started, [RUN]);
+}
+
+#[tokio::test]
+async fn an_agent_that_is_lost_for_good_fails_the_job_in_words_that_stand_once() {
+    let bench = Bench::start().await;
+    bench.push(&json!({}));
+    let manager = bench.manager_with(StopMode::Drain, Duration::from_millis(200)).await;
+    started(&bench).await;
+    bench.agent.write(RUN, "before\n");
+    bench.trace_has("before").await;
+    bench.coordinator.fail(Call::UpdateJob, [Fault::Before, Fault::Before]);
+    bench.agent.kill();
+    bench.trace_has("environment was lost").await;
+    manager.kill().await;
+    let _manager = bench.manager().await;
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    let text = job.text();
+    assert_eq!(text.matches("before\n").count(), 1, "{text}");
+    assert_eq!(text.matches("ERROR: Job failed (system failure): the job's environment was lost").count(), 1, "{text}");
+    let last = job.updates.last().unwrap();
+    assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"));
+    assert_eq!(last.output.bytesize, Some(job.trace.len() as u64));
+}
+
+#[tokio::test]
+async fn a_cancel_winds_the_job_down_and_its_last_words_arrive() {
+    let bench = Bench::start().await;
+    bench.push(&json!({}));
+    let _manager = bench.manager().await;
+    started(&bench).await;
+    bench.coordinator.set_status(JOB, JobStatus::Canceling);
+    bench.agent.write(RUN, "working\n");
+    bench.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
+    bench.agent.write(RUN, "after_script\n");
+    bench.agent.finish(RUN, canceled());
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    assert_eq!((job.status, job.text().as_str()), (JobStatus::Canceled, "working\nafter_script\n"));
+    assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("job_canceled"));
+}
+
+#[tokio::test]
+async fn a_job_that_the_coordinator_ended_is_closed_and_not_reported() {
+    let bench = Bench::start().await;
+    bench.push(&json!({}));
+    let manager = bench.manager().await;
+    started(&bench).await;
+    bench.coordinator.set_status(JOB, JobStatus::Canceled);
+    bench.agent.write(RUN, "working\n");
+    bench.agent.wait_for(|spool| spool.closed == [RUN]).await;
+    manager.stop.cancel();
+    manager.ended().await.unwrap();
+    bench.check_forgotten().await;
+    assert!(bench.coordinator.job(JOB).unwrap().updates.is_empty());
+}
+
+#[tokio::test]
+async fn a_stop_cancels_the_jobs_and_says_who_did() {
+    let bench = Bench::start().await;
+    bench.push(&json!({}));
+    let manager = bench.manager_with(StopMode::Cancel, Duration::from_secs(10)).await;
+    started(&bench).await;
+    manager.stop.cancel();
+    bench.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
+    bench.agent.finish(RUN, canceled());
+    manager.ended().await.unwrap();
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("runner_interrupted"));
+    bench.check_forgotten().await;
+}
+
+#[tokio::test]
+async fn a_payload_that_no_plan_can_be_made_of_fails_with_its_reason() {
+    let bench = Bench::start().await;
+    bench.push(&json!({ "variables": [{ "key": "GIT_SUBMODULE_STRATEGY", "value": "deep" }] }));
+    let _manager = bench.manager().await;
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    assert_eq!(job.text(), "\u{1b}[31;1mERROR: Job failed: unknown GIT_SUBMODULE_STRATEGY\u{1b}[0;m\n");
+    assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("runner_configuration_error"));
+    assert!(bench.agent.spool().started.is_empty());
+}
+
+#[tokio::test]
+async fn a_job_that_the_agent_refuses_is_a_system_failure() {
+    let bench = Bench::start().await;
+    bench.agent.change(|spool| spool.refuse = Some("no space left".to_owned()));
+    bench.push(&json!({}));
+    let _manager = bench.manager().await;
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    assert!(job.text().contains("(system failure): no space left"), "{}", job.text());
+}
+
+#[tokio::test]
+async fn a_refused_token_ends_the_manager_with_what_to_do() {
+    let bench = Bench::start().await;
+    bench.coordinator.refuse_runners();
+    let error = bench.manager().await.ended().await.unwrap_err();
+    assert!(matches!(error, ManagerError::TokenRefused { .. }), "{error}");
+    assert!(error.to_string().contains("register the runner again"), "{error}");
+}
+
+#[tokio::test]
+async fn no_more_jobs_are_asked_for_than_there_are_slots() {
+    let bench = Bench::start().await;
+    for id in 1..=5 {
+        bench.push(&json!({ "id": id }));
+    }
+    let _manager = bench.manager().await;
+    bench.agent.wait_for(|spool| spool.started.len() == 2).await;
+    bench.agent.finish("1-1", Outcome::Success);
+    bench.agent.wait_for(|spool| spool.started.len() == 3).await;
+    let running = |spool: &crate::agent::Spool| spool.jobs.values().filter(|job| job.result.is_none()).count();
+    assert_eq!(running(&bench.agent.spool()), 2);
+    assert!(bench.coordinator.waiting_max() <= 2);
+}

@@ -1,0 +1,120 @@
+//! A manager that is killed in each state of a job, and its successor.
+
+use muster_agent_api::result::Outcome;
+use muster_job::JobStatus;
+use muster_runner_api::test_support::{Call, Fault};
+use serde_json::json;
+
+use crate::bench::{Bench, JOB, RUN};
+
+/// The log's length and checksum arrived, the script was started once, and nothing is left anywhere.
+async fn check_success(bench: &Bench, log: &str) {
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    assert_eq!((job.status, job.text().as_str(), job.handouts), (JobStatus::Success, log, 1));
+    let output = &job.updates.last().unwrap().output;
+    assert_eq!(output.checksum, Some(format!("crc32:{:08x}", crc32fast::hash(log.as_bytes()))));
+    let spool = bench.agent.wait_for(|spool| spool.jobs.is_empty()).await;
+    assert_eq!(spool.started, [RUN]);
+}
+
+#[tokio::test]
+async fn killed_before_the_answer_of_its_request_it_gets_the_same_job_again() {
+    let bench = Bench::start().await;
+    bench.coordinator.fail(Call::RequestJob, [Fault::After]);
+    bench.push(&json!({}));
+    let manager = bench.manager().await;
+    bench.coordinator.wait_for(JOB, |job| job.handouts == 1).await;
+    manager.kill().await;
+    let _manager = bench.manager().await;
+    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    bench.agent.write(RUN, "log\n");
+    bench.agent.finish(RUN, Outcome::Success);
+    check_success(&bench, "log\n").await;
+}
+
+#[tokio::test]
+async fn killed_after_the_agent_took_the_job_and_before_it_knew_it_attaches() {
+    let bench = Bench::start().await;
+    bench.push(&json!({}));
+    bench.agent.change(|spool| spool.lose_answer = true);
+    let manager = bench.manager().await;
+    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    manager.kill().await;
+    bench.agent.write(RUN, "log\n");
+    let _manager = bench.manager().await;
+    bench.trace_has("log").await;
+    bench.agent.finish(RUN, Outcome::Success);
+    check_success(&bench, "log\n").await;
+}
+
+#[tokio::test]
+async fn killed_while_the_agent_is_away_it_hands_the_job_over_later() {
+    let bench = Bench::start().await;
+    bench.agent.kill();
+    bench.push(&json!({}));
+    let manager = bench.manager().await;
+    bench.coordinator.wait_for(JOB, |job| job.handouts == 1).await;
+    manager.kill().await;
+    let _manager = bench.manager().await;
+    bench.agent.restart();
+    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    bench.agent.write(RUN, "log\n");
+    bench.agent.finish(RUN, Outcome::Success);
+    check_success(&bench, "log\n").await;
+}
+
+#[tokio::test]
+async fn killed_while_it_streams_it_goes_on_from_the_acknowledged_byte() {
+    let bench = Bench::start().await;
+    bench.push(&json!({}));
+    let mut log = String::new();
+    let mut manager = bench.manager().await;
+    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    for number in 0..10 {
+        let line = format!("line {number}\n");
+        bench.agent.write(RUN, &line);
+        log.push_str(&line);
+        // Every other time it is killed with bytes under way.
+        if number % 2 == 0 {
+            bench.trace_has(&line).await;
+        }
+        manager.kill().await;
+        manager = bench.manager().await;
+    }
+    bench.agent.finish(RUN, Outcome::Success);
+    check_success(&bench, &log).await;
+}
+
+#[tokio::test]
+async fn killed_while_the_end_is_not_acknowledged_it_reports_again() {
+    let bench = Bench::start().await;
+    bench.push(&json!({}));
+    let manager = bench.manager().await;
+    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    bench.agent.write(RUN, "log\n");
+    bench.trace_has("log").await;
+    bench.coordinator.fail(Call::UpdateJob, [Fault::Before, Fault::Before, Fault::Before]);
+    bench.agent.finish(RUN, Outcome::Success);
+    manager.kill().await;
+    let _manager = bench.manager().await;
+    check_success(&bench, "log\n").await;
+}
+
+#[tokio::test]
+async fn killed_after_the_end_was_acknowledged_it_only_cleans_up() {
+    let bench = Bench::start().await;
+    bench.push(&json!({}));
+    let manager = bench.manager().await;
+    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    // The answer to the end is lost, and the manager with it.
+    bench.coordinator.fail(Call::UpdateJob, [Fault::After]);
+    bench.agent.write(RUN, "log\n");
+    bench.agent.finish(RUN, Outcome::Success);
+    bench.coordinator.wait_for_end(JOB).await;
+    manager.kill().await;
+    let manager = bench.manager().await;
+    check_success(&bench, "log\n").await;
+    manager.stop.cancel();
+    manager.ended().await.unwrap();
+    bench.check_forgotten().await;
+}
