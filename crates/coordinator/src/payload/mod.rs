@@ -20,6 +20,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_job::{FailureReason, JobId, Secret, Variable};
+use muster_pipeline::layers;
 use muster_pipeline::model::{ScriptWork, Work};
 use muster_runner_api::payload as wire;
 
@@ -86,9 +87,8 @@ pub fn build(input: &PayloadInput<'_>) -> Result<wire::JobPayload, PayloadError>
     let Work::Script(work) = &job.work else {
         return Err(PayloadError::Bridge { job: job.name.clone() });
     };
-    let mut variables = input.variables.to_vec();
-    variables.extend(secrets::id_tokens(input, work)?);
-    variables.extend(secrets::resolved(input, work)?);
+    let variables =
+        layers::merge([input.variables.to_vec(), secrets::id_tokens(input, work)?, secrets::resolved(input, work)?]);
     let mut payload = wire::JobPayload {
         id: handout.job_id,
         token: handout.token.expose().to_owned(),

@@ -6,6 +6,7 @@ use muster_pipeline::context::{PipelineSource, RefKind};
 use muster_pipeline::model::{AllowFailure, Artifacts, Bridge, BridgeTarget, Cache, Image, Strategy, Work};
 use muster_runner_api::payload::JobPayload;
 use muster_runner_api::wire::Info;
+use proptest::prelude::*;
 use ring::signature::{ECDSA_P256_SHA256_FIXED, UnparsedPublicKey};
 use serde_json::{Value, json};
 
@@ -375,4 +376,41 @@ fn verified(world: &World, token: &str) -> Value {
     let header: Value = serde_json::from_slice(&decode(header)).unwrap_or_default();
     assert_eq!((&header["alg"], &header["kid"]), (&json!("ES256"), &key["kid"]));
     serde_json::from_slice(&decode(claims)).unwrap_or_default()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn any_text_in_a_job_survives_the_wire(
+        script in prop::collection::vec("\\PC{0,30}", 1..4),
+        values in prop::collection::vec(("[A-Z_]{1,6}", "\\PC{0,20}", any::<bool>(), any::<bool>()), 0..6),
+        image in "\\PC{0,12}",
+        key in "\\PC{0,12}",
+        audience in "\\PC{0,12}",
+        depth in "[0-9a-z-]{0,22}",
+    ) {
+        let mut world = World::new();
+        world.work.script = script.clone();
+        world.job.variables = values
+            .into_iter()
+            .map(|(key, value, raw, file)| Variable { raw, file, ..Variable::public(key, value) })
+            .chain([Variable::public("GIT_DEPTH", depth)])
+            .collect();
+        world.work.image = Some(Image { name: image, ..Image::default() });
+        world.work.cache = vec![Cache { key, paths: texts(&["v"]), ..Cache::default() }];
+        world.work.id_tokens = vec![("T".to_owned(), vec![audience])];
+        world.work.release = Some(json!({"tag_name": script[0], "assets": {"links": [{"name": script[0]}]}}));
+        let payload = world.payload();
+        prop_assert_eq!(&payload.steps[0].script, &script);
+        prop_assert!(payload.git_info.depth >= 0);
+        let mut names: Vec<&str> = payload.variables.iter().map(|variable| variable.key.as_str()).collect();
+        let sent = names.len();
+        names.sort_unstable();
+        names.dedup();
+        prop_assert_eq!(names.len(), sent, "each name is sent once");
+        let text = serde_json::to_string(&payload).map_err(|error| TestCaseError::fail(error.to_string()))?;
+        let back: JobPayload = serde_json::from_str(&text).map_err(|error| TestCaseError::fail(error.to_string()))?;
+        prop_assert_eq!(back, payload);
+    }
 }
