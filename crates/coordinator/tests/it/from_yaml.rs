@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use muster_job::Variable;
-use muster_pipeline::context::{Context, IncludeTarget, IncludedFile, Origin, SourceError, Sources};
+use muster_pipeline::context::{IncludeTarget, IncludedFile, Origin, SourceError, Sources};
 use muster_pipeline::slug::slug;
 
 use crate::handouts::World;
