@@ -156,16 +156,13 @@ fn notices(pipeline: &Pipeline) {
             with_services.push(ui::plain(name));
         }
     }
-    let told = |names: &[String]| match names {
-        [one] => format!("job `{one}`"),
-        [one, ..] => format!("{} jobs (`{one}`, ...)", names.len()),
-        [] => String::new(),
-    };
-    if !with_image.is_empty() {
-        ui::note(&format!("{} with `image:` run on this machine, without a container", told(&with_image)));
+    if let [one, others @ ..] = with_image.as_slice() {
+        let and = if others.is_empty() { String::new() } else { format!(" (and {} more)", others.len()) };
+        ui::note(&format!("`image:` of job `{one}`{and} is not used: jobs run on this machine itself"));
     }
-    if !with_services.is_empty() {
-        ui::note(&format!("services of {} are not started on this machine", told(&with_services)));
+    if let [one, others @ ..] = with_services.as_slice() {
+        let and = if others.is_empty() { String::new() } else { format!(" (and {} more)", others.len()) };
+        ui::note(&format!("services of job `{one}`{and} are not started on this machine"));
     }
 }
 

@@ -12,25 +12,50 @@ const LINE_MAX: usize = 64 << 10;
 impl TraceLines {
     /// The lines that these bytes complete.
     pub(in super::super) fn push(&mut self, bytes: &[u8]) -> Vec<String> {
-        let mut lines = Vec::new();
+        let mut lines: Vec<Vec<u8>> = Vec::new();
         let mut rest = bytes;
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
             let (line, after) = rest.split_at(end);
             self.partial.extend_from_slice(line);
             rest = after.get(1..).unwrap_or_default();
-            lines.extend(readable(&std::mem::take(&mut self.partial)));
+            let line = std::mem::take(&mut self.partial);
+            match (without_time(&line), lines.last_mut()) {
+                ((text, true), Some(last)) => last.extend_from_slice(text),
+                ((text, _), _) => lines.push(text.to_vec()),
+            }
         }
         self.partial.extend_from_slice(rest);
         if self.partial.len() > LINE_MAX {
-            lines.extend(readable(&std::mem::take(&mut self.partial)));
+            let line = std::mem::take(&mut self.partial);
+            lines.push(without_time(&line).0.to_vec());
         }
-        lines
+        lines.iter().filter_map(|line| readable(line)).collect()
     }
 
     /// What is left when the trace has ended.
     pub(in super::super) fn finish(&mut self) -> Option<String> {
         let rest = std::mem::take(&mut self.partial);
-        if rest.is_empty() { None } else { readable(&rest) }
+        if rest.is_empty() { None } else { readable(without_time(&rest).0) }
+    }
+}
+
+/// A line without the time and stream that FF_TIMESTAMPS puts before it (`2026-01-02T03:04:05.678901Z 01O `), and whether
+/// it goes on with the line before it (`+` in the place of the blank).
+fn without_time(line: &[u8]) -> (&[u8], bool) {
+    const LENGTH: usize = 32;
+    let Some((mark, text)) = line.split_at_checked(LENGTH) else { return (line, false) };
+    let digits =
+        |range: std::ops::Range<usize>| mark.get(range).is_some_and(|part| part.iter().all(u8::is_ascii_hexdigit));
+    let byte = |at: usize| mark.get(at).copied().unwrap_or_default();
+    let is_mark = digits(0..4)
+        && (byte(4), byte(10), byte(19), byte(26), byte(27)) == (b'-', b'T', b'.', b'Z', b' ')
+        && digits(20..26)
+        && digits(28..30)
+        && matches!(byte(30), b'O' | b'E');
+    match byte(31) {
+        b' ' if is_mark => (text, false),
+        b'+' if is_mark => (text, true),
+        _ => (line, false),
     }
 }
 
@@ -84,6 +109,14 @@ fn colours_only(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_are_taken_off_and_continued_lines_joined() {
+        let trace = b"2026-11-21T11:52:43.215329Z 00O section_start:1:get_sources\r\x1b[0K\n\
+            2026-11-21T11:52:43.215341Z 00O+Getting source\n\
+            2026-11-21T11:52:43.242080Z 01O hello\n2026-11-21 no mark\n";
+        assert_eq!(TraceLines::default().push(trace), ["Getting source", "hello", "2026-11-21 no mark"]);
+    }
 
     #[test]
     fn a_trace_becomes_lines_however_it_is_cut() {
