@@ -20,6 +20,8 @@ const PIECE_MAX_BYTES: usize = 1024 * 1024;
 const INTERVAL: Duration = Duration::from_secs(3);
 /// A job that says nothing is reported as running so often.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
+/// The same where the coordinator is Muster's own: its answer is how a silent job learns that it was canceled.
+const OWN_KEEP_ALIVE: Duration = Duration::from_secs(1);
 /// Times that the coordinator may say that a call is wrong, before it is taken for final.
 const REJECTIONS_MAX: u32 = 10;
 
@@ -106,6 +108,7 @@ impl Uploader {
     /// When [`Self::send`] is to be called next.
     pub(super) fn due(&self) -> Instant {
         let wanted = match self.held.len() {
+            0 if self.fixed_interval => self.contact_at + OWN_KEEP_ALIVE,
             0 => self.contact_at + KEEP_ALIVE,
             length if length >= PIECE_MAX_BYTES => self.sent_at,
             _ => self.sent_at + self.interval,

@@ -181,8 +181,7 @@ async fn perform(
     started: Instant,
 ) -> Result<ExitStatus, CiError> {
     descendants::adopt_orphans();
-    let stop = CancellationToken::new();
-    let mut tasks = Tasks { stop: stop.clone(), serve: None, manager: None };
+    let mut tasks = Tasks { stop_manager: CancellationToken::new(), serve: None, manager: None };
     let result = with_coordinator(args, run, ready, interrupts, started, &mut tasks).await;
     tasks.end().await;
     end_descendants(AGENT_GRACE).await;
@@ -191,7 +190,7 @@ async fn perform(
 
 /// What has to be ended.
 struct Tasks {
-    stop: CancellationToken,
+    stop_manager: CancellationToken,
     serve: Option<tokio::task::JoinHandle<()>>,
     manager: Option<tokio::task::JoinHandle<Result<(), CiError>>>,
 }
@@ -209,9 +208,18 @@ impl Tasks {
         }
     }
 
+    /// Kills the manager, the agent and all jobs.
+    async fn kill(&mut self) {
+        // First this, else the manager would be started again.
+        self.stop_manager.cancel();
+        descendants::all().into_iter().for_each(descendants::kill);
+        self.end().await;
+        end_descendants(Duration::ZERO).await;
+    }
+
     /// Ends the manager while its calls are still answered, then the server.
     async fn end(&mut self) {
-        self.stop.cancel();
+        self.stop_manager.cancel();
         if let Some(manager) = self.manager.take() {
             match manager.await {
                 Ok(Ok(())) => {}
@@ -268,17 +276,12 @@ async fn with_coordinator(
         url: &url,
     });
 
-    tasks.serve = Some(serve(
-        ready.door,
-        &coordinator,
-        &prepared.snapshot.repository,
-        &prepared.context.project_path,
-        &tasks.stop,
-    ));
+    tasks.serve = Some(serve(ready.door, &coordinator, &prepared.snapshot.repository, &prepared.context.project_path));
     match registration {
         Some(token) => announce(args.output, &url, &token, pipeline),
         None => {
-            tasks.manager = Some(start_manager(args, run, &coordinator, &prepared.project, &url, &tasks.stop).await?)
+            tasks.manager =
+                Some(start_manager(args, run, &coordinator, &prepared.project, &url, &tasks.stop_manager).await?)
         }
     }
     let created = coordinator.create_pipeline(new).await?;
@@ -346,7 +349,6 @@ fn serve(
     coordinator: &Arc<Coordinator>,
     repository: &std::path::Path,
     project_path: &str,
-    stop: &CancellationToken,
 ) -> tokio::task::JoinHandle<()> {
     let checker = Arc::clone(coordinator);
     let git = GitServer {
@@ -355,7 +357,7 @@ fn serve(
         token_is_valid: Arc::new(move |token| checker.is_job_token(token)),
     };
     let service = Arc::clone(coordinator);
-    tokio::spawn(door.serve(service, git, stop.child_token()))
+    tokio::spawn(door.serve(service, git))
 }
 
 /// Tells the user how a stock runner gets the jobs.
@@ -432,8 +434,7 @@ async fn follow(
                     coordinator.cancel_pipeline(pipeline).await?;
                 } else {
                     reporter.warning("killing the jobs");
-                    tasks.end().await;
-                    end_descendants(Duration::ZERO).await;
+                    tasks.kill().await;
                     coordinator.force_cancel(pipeline).await?;
                 }
             }

@@ -7,7 +7,6 @@ use axum::Router;
 use muster_coordinator::source::{GitServer, git_routes};
 use muster_runner_api::service::RunnerService;
 use tokio::net::TcpListener;
-use tokio_util::sync::CancellationToken;
 
 use super::super::error::CiError;
 
@@ -34,8 +33,8 @@ impl Door {
         format!("http://{}", self.address)
     }
 
-    /// Serves until `stop`. Calls that are held by then are cut: their callers have been ended before.
-    pub(super) async fn serve(self, service: Arc<dyn RunnerService>, git: GitServer, stop: CancellationToken) {
+    /// Serves until the future is dropped. Calls that are held then are cut: their callers have ended before.
+    pub(super) async fn serve(self, service: Arc<dyn RunnerService>, git: GitServer) {
         let routes: Router = muster_runner_api::routes::router(service).merge(git_routes(git));
         let listener = axum::serve::ListenerExt::tap_io(self.listener, |stream| {
             // Small answers at once: a job's start waits for each of them.
@@ -43,14 +42,8 @@ impl Door {
                 tracing::debug!(%error, "cannot switch off Nagle's algorithm");
             }
         });
-        let serve = axum::serve(listener, routes).into_future();
-        tokio::select! {
-            result = serve => {
-                if let Err(error) = result {
-                    tracing::error!(%error, "the runner API is no longer served");
-                }
-            }
-            () = stop.cancelled() => {}
+        if let Err(error) = axum::serve(listener, routes).await {
+            tracing::error!(%error, "the runner API is no longer served");
         }
     }
 }
