@@ -1,13 +1,14 @@
 //! The whole way from text to pipeline, in GitLab's order (pipeline-yaml 2.1).
 
+use crate::config;
 use crate::config::reading::Problems;
 use crate::context::{ChildSource, Context, Sources};
 use crate::diagnostic::{Diagnostic, Severity, SourceMap};
-use crate::load::{self, Loaded};
+use crate::graph::{self, Graph};
+use crate::load::{self, IncludeOutcome, Loaded};
 use crate::model::{Decision, ExcludedJob, Pipeline};
 use crate::node::Node;
 use crate::seed::{self, Outcome};
-use crate::{config, graph};
 
 /// What became of a configuration. Exactly one of these holds: there is a pipeline; there is a reason why none was
 /// created; or `diagnostics` has an error.
@@ -80,12 +81,13 @@ fn finish(loaded: Loaded, context: &Context, sources: &dyn Sources) -> Compiled 
         problems.push(diagnostic.clone());
     }
     let mut compiled = Compiled::default();
-    // A tree of which parts are missing, perhaps all of it, would only make follow-up errors about what is not there.
-    let readable = loaded.root.as_map().is_some_and(|map| !map.is_empty()) || !loaded.has_errors();
-    if readable {
-        let (config, merged) = config::config(&loaded.root, &mut problems);
+    let complete = !loaded.has_errors();
+    if complete || loaded.root.as_map().is_some_and(|map| !map.is_empty()) {
+        let (config, merged) = config::config(&loaded.root, complete, &mut problems);
         compiled.merged = Some(merged);
-        let graph = graph::graph(&config, &mut problems);
+        // A file that is missing may have the stages and jobs that the others name.
+        let is_whole = loaded.includes.iter().all(|include| include.outcome != IncludeOutcome::Failed);
+        let graph = if is_whole { graph::graph(&config, &mut problems) } else { Graph::default() };
         if problems.errors() == 0 {
             let outcome = seed::seed(&config, &graph, &loaded, context, sources, &mut problems);
             if problems.errors() == 0 {

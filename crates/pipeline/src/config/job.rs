@@ -70,11 +70,12 @@ enum Kind {
     Mirror,
 }
 
-/// Reads one job. Answers the entry, and the node with its defaults.
+/// Reads one job. Answers the entry, and the node with its defaults. `complete`: see [`super::config`].
 pub(crate) fn job(
     name: &Arc<str>,
     entry: &Entry,
     defaults: &Defaults,
+    complete: bool,
     expressions: &mut Expressions,
     problems: &mut Problems,
 ) -> Option<(JobEntry, Node)> {
@@ -82,7 +83,15 @@ pub(crate) fn job(
     let at = jobs.key(name);
     let own = entry.node.as_map()?;
     let before = problems.errors();
-    let kind = kind(own, &entry.node, at, problems)?;
+    let kind = match kind(own) {
+        Some(kind) => kind,
+        // Its script may be in what could not be read.
+        None if !complete => return None,
+        None => {
+            no_work(own, &entry.node, at, problems);
+            return None;
+        }
+    };
     let inherit = own.get("inherit").filter(|node| !node.is_null());
     let inherit = inherit.map(|node| defaults::inherit(node, at.key("inherit"), problems)).unwrap_or_default();
     let (full, taken) = defaults.apply(own, &inherit);
@@ -97,7 +106,7 @@ pub(crate) fn job(
     (problems.errors() == before).then_some((job, node))
 }
 
-fn kind(map: &Map, node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Kind> {
+fn kind(map: &Map) -> Option<Kind> {
     let is_set = |key: &str| map.get(key).is_some_and(|node| !node.is_null());
     if is_set("trigger") {
         return Some(Kind::Trigger);
@@ -105,9 +114,11 @@ fn kind(map: &Map, node: &Node, at: Path<'_>, problems: &mut Problems) -> Option
     if is_set("script") || is_set("run") {
         return Some(Kind::Script);
     }
-    if map.get("needs").is_some_and(trigger::is_mirror) {
-        return Some(Kind::Mirror);
-    }
+    map.get("needs").is_some_and(trigger::is_mirror).then_some(Kind::Mirror)
+}
+
+/// Tells that a job does nothing, and what it may have meant.
+fn no_work(map: &Map, node: &Node, at: Path<'_>, problems: &mut Problems) {
     let mut diagnostic =
         Diagnostic::error(node.span, format!("{at} config should implement a script:, run:, or trigger: keyword"));
     let near = map.keys().find_map(|key| {
@@ -122,7 +133,6 @@ fn kind(map: &Map, node: &Node, at: Path<'_>, problems: &mut Problems) -> Option
     for (key, entry) in map.iter().filter(|(key, _)| !keywords::JOB.contains(&&***key)) {
         reading::unknown_key(key, entry.key_span, at, keywords::JOB, problems);
     }
-    None
 }
 
 /// Keys that exclude each other.

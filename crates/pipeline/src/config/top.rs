@@ -38,7 +38,10 @@ pub(crate) struct Config {
 }
 
 /// Reads the merged tree. Answers what could be read, and the tree with defaults and without hidden keys.
-pub(crate) fn config(root: &Node, problems: &mut Problems) -> (Config, Node) {
+///
+/// `complete`: nothing went wrong while it was loaded. Where something did, parts may be missing, and what is only wrong
+/// because of that is not told.
+pub(crate) fn config(root: &Node, complete: bool, problems: &mut Problems) -> (Config, Node) {
     let empty = Map::default();
     let map = root.as_map().unwrap_or(&empty);
     if root.as_map().is_none() && !root.is_null() {
@@ -64,7 +67,7 @@ pub(crate) fn config(root: &Node, problems: &mut Problems) -> (Config, Node) {
         if !keywords::TOP_LEVEL.contains(&&**name) {
             visible += 1;
             if is_job(name, entry, problems)
-                && let Some((job, full)) = job::job(name, entry, &defaults, &mut expressions, problems)
+                && let Some((job, full)) = job::job(name, entry, &defaults, complete, &mut expressions, problems)
             {
                 jobs.push(job);
                 node = full;
@@ -74,7 +77,7 @@ pub(crate) fn config(root: &Node, problems: &mut Problems) -> (Config, Node) {
         }
         preview.insert(name.clone(), entry.key_span, node);
     }
-    if visible == 0 {
+    if visible == 0 && complete {
         let help = "a job is a key of the top level with a `script`, whose name does not begin with `.`";
         let message = "jobs config should contain at least one visible job";
         problems.push(Diagnostic::error(root.span, message).help(help));

@@ -94,6 +94,15 @@ fn all_mistakes_of_a_file_are_told_at_once_with_their_lines() {
     assert!(compiled.diagnostics[1].help.as_deref().is_some_and(|help| help.contains("`only`")));
 }
 
+/// What is wrong only because a file is missing is not told.
+#[test]
+fn a_missing_file_makes_one_error() {
+    let text = "include: nope.yml\na: {extends: .in_nope, stage: in_nope, needs: [in_nope]}\nb: {stage: also}\n";
+    let found = errors(&world().compile(text).diagnostics);
+    assert!(found.iter().all(|error| error.contains("nope")), "{found:#?}");
+    assert!(found.len() <= 2, "the file, and perhaps the parent in it: {found:#?}");
+}
+
 #[test]
 fn misplaced_and_mistyped_keys_of_the_top_level_get_a_hint() {
     let help = |yaml: &str| world().compile(yaml).diagnostics[0].help.clone().unwrap_or_default();
