@@ -1,4 +1,4 @@
-//! Cases C003 to C018, C024 to C050 and C114 to C118: keywords, stages, default, inherit (pipeline-yaml 8.1, 8.4).
+//! Cases C001 to C050 and C114 to C118: keywords, stages, default, inherit (pipeline-yaml 8.1, 8.4).
 
 use std::time::Duration;
 
@@ -11,6 +11,18 @@ use crate::case::{Case, fails, job, jobs, script, value};
 fn list(count: usize) -> String {
     let items: Vec<String> = (0..count).map(|number| format!("t{number}")).collect();
     format!("[{}]", items.join(", "))
+}
+
+#[test]
+fn c001_an_empty_file() {
+    let compiled = crate::harness::world().compile("");
+    assert!(crate::harness::errors(&compiled.diagnostics)[0].to_lowercase().contains("content"), "{compiled:#?}");
+}
+
+/// The wording is unsure (k); that it is refused is not: a pipeline without jobs cannot be created.
+#[test]
+fn c002_hidden_jobs_alone() {
+    fails(".h: {S}", "jobs config should contain at least one visible job");
 }
 
 #[test]
@@ -106,6 +118,40 @@ fn c017_post_alone_makes_no_pipeline() {
 fn c018_a_name_has_at_most_255_characters() {
     assert_eq!(jobs(&format!("{}: {{S}}", "n".repeat(255))).len(), 1);
     fails(&format!("? {}\n: {{S}}", "n".repeat(256)), "name is too long");
+}
+
+/// Brackets around `x`, so many of them.
+fn nested(levels: usize) -> String {
+    format!("a: {{script: {}x{}}}", "[".repeat(levels), "]".repeat(levels))
+}
+
+#[test]
+fn c019_nested_lists_are_flattened() {
+    assert_eq!(script(&job("a: {script: [p, [q, [r]]]}", "a")).script, ["p", "q", "r"]);
+}
+
+#[test]
+fn c020_lists_nest_at_most_ten_deep() {
+    assert_eq!(script(&job(&nested(10), "a")).script, ["x"]);
+    fails(&nested(11), "nested at most 10 levels deep");
+}
+
+#[test]
+fn c021_a_colon_makes_a_map() {
+    fails("a: {script: [{echo: hi}]}", "nested array of strings");
+    let help = Case::new("a: {script: [{echo: hi}]}").compile().diagnostics[0].help.clone();
+    assert!(help.is_some_and(|help| help.contains("put it in quotes")));
+}
+
+#[test]
+fn c022_an_element_may_have_lines() {
+    assert_eq!(script(&job("a: {script: [\"l1\\nl2\", l3]}", "a")).script, ["l1\nl2", "l3"]);
+}
+
+#[test]
+fn c023_a_repeated_key_replaces_the_earlier_one() {
+    let case = Case::new("a: {script: [x]}\na: {script: [y]}\n");
+    assert_eq!((case.jobs(), &script(&case.job("a")).script[..]), (vec!["a".into()], &["y".to_owned()][..]));
 }
 
 #[test]
