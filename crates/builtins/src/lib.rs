@@ -5,6 +5,7 @@
 //! is optional, like a cache, never fails the job.
 
 mod artifacts;
+mod author_steps;
 mod cache;
 mod checkout;
 mod context;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use muster_agent_api::builtin::Script;
-use muster_steps::process::Command;
+use muster_steps::process::{Command, find_program};
 use muster_steps::stop::Stop;
 
 use crate::context::Context;
@@ -51,9 +51,11 @@ struct Shell {
 fn find_shell(wanted: &str) -> Result<&'static Shell, Failure> {
     static BASH: OnceLock<Option<Shell>> = OnceLock::new();
     static SH: OnceLock<Option<Shell>> = OnceLock::new();
-    let sh = || SH.get_or_init(|| look_up("sh").map(|path| Shell { path, bash: false })).as_ref();
+    let sh = || SH.get_or_init(|| find_program("sh").map(|path| Shell { path, bash: false })).as_ref();
     let found = match wanted {
-        "" | "bash" => BASH.get_or_init(|| look_up("bash").map(|path| Shell { path, bash: true })).as_ref().or_else(sh),
+        "" | "bash" => {
+            BASH.get_or_init(|| find_program("bash").map(|path| Shell { path, bash: true })).as_ref().or_else(sh)
+        }
         "sh" => sh(),
         other => {
             return Err(Failure::Configuration(format!(
@@ -62,17 +64,6 @@ fn find_shell(wanted: &str) -> Result<&'static Shell, Failure> {
         }
     };
     found.ok_or_else(|| Failure::System("shell not found: neither bash nor sh is on this machine".to_owned()))
-}
-
-/// The PATH first, then where shells usually are (job-execution 4.2).
-fn look_up(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let usual = ["/usr/local/bin", "/usr/bin", "/bin", "/busybox"].map(PathBuf::from);
-    std::env::split_paths(&path)
-        .filter(|dir| dir.is_absolute())
-        .chain(usual)
-        .map(|dir| dir.join(name))
-        .find(|file| rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file())
 }
 
 /// What a shell is given to read.

@@ -8,6 +8,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
+use serde_json::{Map, Value};
 
 /// The file in the temporary directory by which a job passes variables to its later phases.
 const ENV_FILE: &str = "gitlab_runner_env";
@@ -56,10 +57,10 @@ impl Variables {
         self.all.iter().rev().find(|variable| variable.key == key && !variable.file).map(|v| v.value.as_str())
     }
 
-    /// All of them, in order.
+    /// The values by name as expressions see them: of a file variable, the path.
     #[must_use]
-    pub fn all(&self) -> &[JobVariable] {
-        &self.all
+    pub fn values(&self, temp_dir: &Path) -> Map<String, Value> {
+        self.resolved(temp_dir).into_iter().map(|(key, value)| (key, Value::String(value))).collect()
     }
 
     /// The value that counts is this one from now on.

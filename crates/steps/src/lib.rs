@@ -3,6 +3,11 @@
 //! Invariants: a job's processes are all in [`process::Processes`], which ends every one of them (J5); what a step
 //! prints goes to [`log::Log`] and nowhere else (J6).
 
+pub mod definition;
+pub mod engine;
+pub mod expression;
+mod lines;
 pub mod log;
 pub mod process;
 pub mod stop;
+pub mod yaml;

@@ -1,6 +1,6 @@
 //! Jobs from `Run` to `Close`.
 
-use muster_agent_api::builtin::PhaseWhen;
+use muster_agent_api::builtin::{Builtin, PhaseWhen};
 use muster_agent_api::result::{Outcome, StepStatus};
 use muster_agent_api::step_runner::Variable;
 
@@ -107,4 +107,22 @@ async fn followers_start_at_any_offset_and_wait_for_the_end() {
     let rest = tokio::time::timeout(PATIENCE, rest).await.unwrap().unwrap();
     assert_eq!(format!("{seen}{rest}"), agent.log("4-1").await);
     assert!(rest.ends_with("Job succeeded\x1b[0;m\n"));
+}
+
+#[tokio::test]
+async fn an_authors_steps_run_and_are_in_the_result_tree() {
+    let mut agent = Agent::start().await;
+    let list = serde_json::json!([
+        {"name": "one", "script": "echo \"${{ vars.A }}\""},
+        {"name": "two", "script": "exit 4"},
+        {"name": "three", "script": "echo never"},
+    ]);
+    let plan = agent.plan(vec![phase("step_run", PhaseWhen::OnSuccess, Builtin::Steps { steps: list })]);
+    agent.run("1-1", &plan, &[variable("A", "from the job")]).await;
+    let log = agent.log("1-1").await;
+    let result = agent.wait("1-1").await;
+    assert!(log.contains("\nfrom the job\n") && !log.contains("never"), "{log}");
+    assert_eq!(failed(&result), ("script_failure".to_owned(), Some(4)));
+    let steps: Vec<_> = result.tree.steps[1].steps.iter().map(|step| (step.name.as_str(), step.status)).collect();
+    assert_eq!(steps, [("one", StepStatus::Success), ("two", StepStatus::Failure)]);
 }

@@ -15,7 +15,7 @@ use super::{Brakes, go_duration, is_after_script, is_user_script};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::trace::style;
-use crate::{artifacts, cache, checkout, script, variables::Variables};
+use crate::{artifacts, author_steps, cache, checkout, script, variables::Variables};
 
 /// Between two tries of a phase; doubles up to [`RETRY_MAX`] (job-execution 1.4).
 const RETRY_FIRST: Duration = Duration::from_secs(5);
@@ -153,9 +153,9 @@ impl Runner<'_> {
             Builtin::CacheSave(entry) => cache::save(context, entry, stop).await,
             Builtin::ArtifactsDownload(download) => artifacts::download(context, download, stop).await,
             Builtin::ArtifactsUpload(upload) => artifacts::upload(context, upload, stop).await,
-            Builtin::Steps { .. } => {
-                let _ = steps;
-                Err(Failure::System("not there yet".to_owned()))
+            Builtin::Steps { steps: list } => {
+                steps.clear();
+                author_steps::run(context, list, stop, steps).await
             }
         }
     }

@@ -9,7 +9,7 @@ fn run(bash: bool, commands: &[&str]) -> Output {
     let commands: Vec<String> = commands.iter().map(ToString::to_string).collect();
     let exports = [("BIG".to_owned(), "it's\n$HOME `x` \\n".to_owned())];
     let frame = Frame { bash, trace: false, directory: Path::new("/"), exports: &exports, commands: &commands };
-    let shell = look_up(if bash { "bash" } else { "sh" }).unwrap();
+    let shell = find_program(if bash { "bash" } else { "sh" }).unwrap();
     let mut child = std::process::Command::new(shell)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

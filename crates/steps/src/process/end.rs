@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout_at};
 use super::cgroup::Cgroup;
 use super::sys::Watched;
 use super::table::{self, Process};
-use super::{Processes, Trail};
+use super::{AWAITED, Processes, Trail};
 
 /// How long killed processes may take to go. Only a process in an uninterruptible call of the kernel takes longer.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
@@ -55,7 +55,7 @@ impl Processes {
 
     /// The agent's children that nobody waits for.
     fn orphans(&self) -> Vec<i32> {
-        let awaited = self.host.awaited.lock();
+        let awaited = AWAITED.lock();
         table::own_children().into_iter().filter(|pid| !awaited.contains(pid)).collect()
     }
 
@@ -65,7 +65,7 @@ impl Processes {
             return;
         }
         // The lock keeps a process that is being started from being taken for an orphan.
-        let awaited = self.host.awaited.lock();
+        let awaited = AWAITED.lock();
         for pid in table::own_children().into_iter().filter(|pid| !awaited.contains(pid)) {
             if let Some(pid) = Process::read(pid).filter(|process| process.zombie).and_then(|p| Pid::from_raw(p.pid)) {
                 let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);

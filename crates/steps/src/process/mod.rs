@@ -14,7 +14,7 @@ mod run;
 mod sys;
 mod table;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
@@ -31,6 +31,10 @@ pub use sys::Watched;
 
 /// The variable whose value marks a job's processes.
 const MARK: &str = "MUSTER_JOB_MARK";
+
+/// The children of this process that someone waits for; any other child is an orphan to be reaped. One for the whole
+/// process, as its children are.
+static AWAITED: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
 
 /// One thing to know about a job's processes, for the agent that comes after a killed one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,8 +64,6 @@ pub type Recorder = Arc<dyn Fn(&Trail) -> io::Result<()> + Send + Sync>;
 pub struct Host {
     /// The agent's own cgroup directory, below which jobs get theirs.
     cgroups: Option<Cgroup>,
-    /// Children that someone waits for; any other child is an orphan to be reaped.
-    awaited: Mutex<HashSet<i32>>,
     environment: Vec<(OsString, OsString)>,
 }
 
@@ -76,7 +78,7 @@ impl Host {
             tracing::warn!(%error, "orphaned processes of jobs cannot be adopted: they are found by their mark only");
         }
         let environment = std::env::vars_os().filter(|(key, _)| is_for_jobs(key)).collect();
-        Arc::new(Self { cgroups, awaited: Mutex::new(HashSet::new()), environment })
+        Arc::new(Self { cgroups, environment })
     }
 
     /// The agent's environment, without what concerns only Muster.
@@ -111,6 +113,18 @@ impl Drop for Host {
             cgroups.remove();
         }
     }
+}
+
+/// The file that a bare name means: the agent's PATH first, then where programs usually are (job-execution 4.2).
+#[must_use]
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let usual = ["/usr/local/bin", "/usr/bin", "/bin", "/busybox"].map(PathBuf::from);
+    std::env::split_paths(&path)
+        .filter(|dir| dir.is_absolute())
+        .chain(usual)
+        .map(|dir| dir.join(name))
+        .find(|file| rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file())
 }
 
 /// Muster's own settings, and what names the agent's socket, are no business of a job's.

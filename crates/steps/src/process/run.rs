@@ -15,7 +15,7 @@ use tokio::net::unix::pipe::Receiver;
 use tokio::process::Child;
 use tokio::sync::oneshot;
 
-use super::{MARK, Processes, Trail, table};
+use super::{AWAITED, MARK, Processes, Trail, table};
 use crate::log::{Log, Stream};
 use crate::stop::Stop;
 
@@ -88,7 +88,7 @@ impl Processes {
             let _ = child.kill().await;
         }
         self.leaders.lock().remove(&pid);
-        self.host.awaited.lock().remove(&pid);
+        AWAITED.lock().remove(&pid);
         let ended = ended?;
         if let Ended::Exited(_) = ended {
             // An error here means that all writers are gone.
@@ -115,7 +115,7 @@ impl Processes {
             process.current_dir(dir);
         }
         let child = {
-            let mut awaited = self.host.awaited.lock();
+            let mut awaited = AWAITED.lock();
             let child = process.spawn().map_err(failed)?;
             if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
                 awaited.insert(pid);

@@ -1,0 +1,166 @@
+//! Calling one step: find it, give it its inputs, run it, take its outputs (steps 4.3).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use indexmap::IndexMap;
+use muster_agent_api::result::StepNode;
+use serde_json::{Map, Value};
+
+use super::{Engine, Frame, MAX_DEPTH, StepError};
+use crate::definition::{Body, Call, Item, Outputs, StepFile};
+use crate::expression::{expand, expand_text};
+
+/// The name of a step's file in its directory.
+const FILE: &str = "step.yml";
+
+impl Engine<'_> {
+    pub(super) async fn item(
+        &self,
+        item: &Item,
+        frame: &Frame<'_>,
+        nodes: &mut Vec<StepNode>,
+    ) -> Result<Map<String, Value>, StepError> {
+        if frame.depth >= MAX_DEPTH {
+            return Err(StepError::Step(format!("steps call each other more than {MAX_DEPTH} deep")));
+        }
+        let scope = self.scope(frame);
+        let reference = match &item.call {
+            Call::Script(text) => {
+                let text = expand_text(text, &scope).map_err(at("failed to load: expand input \"script\""))?;
+                return self.script(&text, &self.item_env(item, frame, &scope)?).await.map(|()| Map::new());
+            }
+            Call::Unsupported(what) => {
+                return Err(StepError::Step(format!(
+                    "{what} cannot be run here yet: keep the step in the repository and call it as `./directory`"
+                )));
+            }
+            Call::Step(reference) => {
+                expand_text(reference, &scope).map_err(at("failed to load: fetching step: interpolating reference"))?
+            }
+        };
+        if let Some(name) = reference.strip_prefix("builtin://") {
+            let inputs = self.inputs(item, &scope)?;
+            let unknown = || StepError::Step(format!("there is no built-in step {name:?}"));
+            return self.builtins.run(name, &inputs, self.stop).await.ok_or_else(unknown)?;
+        }
+        let path = local_path(&reference, frame.dir)?;
+        let file = load(&path)?;
+        let inputs = self.checked_inputs(item, &file, &scope)?;
+        let env = self.item_env(item, frame, &scope)?;
+        self.call(&file, path.parent().unwrap_or(Path::new("/")), inputs, env, frame.depth + 1, nodes).await
+    }
+
+    async fn call(
+        &self,
+        file: &StepFile,
+        dir: &Path,
+        inputs: Map<String, Value>,
+        mut env: IndexMap<String, String>,
+        depth: usize,
+        nodes: &mut Vec<StepNode>,
+    ) -> Result<Map<String, Value>, StepError> {
+        let files = self.files().map_err(|error| StepError::System(format!("cannot make the output file: {error}")))?;
+        let mut frame = Frame {
+            dir,
+            env: env.clone(),
+            inputs,
+            steps: Map::new(),
+            output_file: files.output.path(),
+            export_file: files.export.path(),
+            depth,
+        };
+        let scope = self.scope(&frame);
+        for (key, value) in &file.env {
+            let value = expand_text(value, &scope).map_err(at(&format!("expand step env: env variable {key:?}")))?;
+            env.insert(key.clone(), value);
+        }
+        frame.env = env;
+        match &file.body {
+            Body::Exec { command, work_dir } => {
+                self.exec(command, work_dir.as_deref(), &frame).await?;
+                self.collect(file, &files)
+            }
+            Body::Run { items, outputs, delegate } => {
+                let again = Frame { env: frame.env.clone(), inputs: frame.inputs.clone(), steps: Map::new(), ..frame };
+                frame.steps = self.sequence(items, again, nodes).await?;
+                match (&file.spec.outputs, delegate) {
+                    (Outputs::Delegate, Some(name)) => {
+                        let outputs = frame.steps.get(name).and_then(|step| step.get("outputs")?.as_object().cloned());
+                        outputs.ok_or_else(|| {
+                            StepError::Step(format!("outputs: delegate: could not find step with name {name:?}"))
+                        })
+                    }
+                    _ => self.expand_map(outputs, &self.scope(&frame), |key| format!("outputs: expand {key:?}")),
+                }
+            }
+        }
+    }
+
+    fn inputs(&self, item: &Item, scope: &Value) -> Result<Map<String, Value>, StepError> {
+        self.expand_map(&item.inputs, scope, |key| format!("failed to load: expand input {key:?}"))
+    }
+
+    /// The inputs with their defaults.
+    fn checked_inputs(&self, item: &Item, file: &StepFile, scope: &Value) -> Result<Map<String, Value>, StepError> {
+        if let Some(name) = item.inputs.keys().find(|name| !file.spec.inputs.contains_key(*name)) {
+            return Err(StepError::Step(format!("failed to load: step does not accept input with name {name:?}")));
+        }
+        let mut inputs = self.inputs(item, scope)?;
+        for (name, parameter) in &file.spec.inputs {
+            if inputs.contains_key(name) {
+                continue;
+            }
+            let default = parameter
+                .default
+                .clone()
+                .ok_or_else(|| StepError::Step(format!("failed to load: input {name:?} required, but not defined")))?;
+            inputs.insert(name.clone(), default);
+        }
+        Ok(inputs)
+    }
+
+    fn item_env(&self, item: &Item, frame: &Frame<'_>, scope: &Value) -> Result<IndexMap<String, String>, StepError> {
+        let mut env = frame.env.clone();
+        for (key, value) in &item.env {
+            let value = expand_text(value, scope).map_err(at(&format!("failed to load: env {key:?}")))?;
+            env.insert(key.clone(), value);
+        }
+        Ok(env)
+    }
+
+    fn expand_map(
+        &self,
+        map: &Map<String, Value>,
+        scope: &Value,
+        place: impl Fn(&str) -> String,
+    ) -> Result<Map<String, Value>, StepError> {
+        let entry = |(key, value): (&String, &Value)| Ok((key.clone(), expand(value, scope).map_err(at(&place(key)))?));
+        map.iter().map(entry).collect()
+    }
+}
+
+pub(super) fn at(place: &str) -> impl FnOnce(crate::expression::ExpressionError) -> StepError {
+    let at = place.to_owned();
+    move |source| StepError::Expression { at, source }
+}
+
+/// The file that a local reference means (steps 2.4).
+fn local_path(reference: &str, dir: &Path) -> Result<PathBuf, StepError> {
+    let local = reference.starts_with(['.', '/']);
+    if !local {
+        return Err(StepError::Step(format!(
+            "failed to load: {reference:?}: only local steps can be run here yet, like `./directory`; \
+             steps from git and from OCI registries cannot"
+        )));
+    }
+    let path = dir.join(reference);
+    let is_file = path.extension().is_some_and(|extension| extension == "yml" || extension == "yaml");
+    Ok(if is_file { path } else { path.join(FILE) })
+}
+
+fn load(path: &Path) -> Result<StepFile, StepError> {
+    let failed = |error: String| StepError::Step(format!("failed to load: loading file {:?}: {error}", path.display()));
+    let text = fs::read_to_string(path).map_err(|error| failed(format!("reading file: {error}")))?;
+    StepFile::parse(&text).map_err(failed)
+}

@@ -1,0 +1,100 @@
+//! The processes of steps: `exec` and `script`, with the files by which they give values back.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+
+use indexmap::IndexMap;
+use serde_json::{Map, Value};
+use tempfile::NamedTempFile;
+
+use super::call::at;
+use super::{Engine, Frame, StepError};
+use crate::definition::StepFile;
+use crate::expression::expand_text;
+use crate::lines;
+use crate::process::{Command, Ended, find_program};
+
+/// The output and export file of one step; removed with it.
+pub(super) struct Files {
+    pub(super) output: NamedTempFile,
+    pub(super) export: NamedTempFile,
+}
+
+impl Engine<'_> {
+    pub(super) fn files(&self) -> io::Result<Files> {
+        let file = || tempfile::Builder::new().prefix("step-file-").tempfile_in(&self.temp_dir);
+        Ok(Files { output: file()?, export: file()? })
+    }
+
+    /// Runs the process of an exec step.
+    pub(super) async fn exec(
+        &self,
+        command: &[String],
+        work_dir: Option<&str>,
+        frame: &Frame<'_>,
+    ) -> Result<(), StepError> {
+        let scope = self.scope(frame);
+        let expanded = |word: &String| {
+            expand_text(word, &scope).map_err(at(&format!("exec: interpolate command argument {word:?}")))
+        };
+        let mut words = command.iter().map(expanded).collect::<Result<Vec<_>, _>>()?.into_iter();
+        let program = words.next().unwrap_or_default();
+        let dir = match work_dir {
+            Some(dir) => self.work_dir.join(expand_text(dir, &scope).map_err(at("exec: interpolate workdir"))?),
+            None => self.work_dir.clone(),
+        };
+        // A bare name is looked up in the agent's PATH, not the step's (steps 1.4).
+        let program = if program.contains('/') {
+            PathBuf::from(program)
+        } else {
+            find_program(&program).ok_or_else(|| {
+                StepError::Step(format!("exec: exec: {program:?}: executable file not found in $PATH"))
+            })?
+        };
+        self.process(program, words.map(Into::into).collect(), &frame.env, dir, None).await
+    }
+
+    /// Runs the text of a script item in a shell, from standard input: an argument could be read by others (J6).
+    pub(super) async fn script(&self, text: &str, env: &IndexMap<String, String>) -> Result<(), StepError> {
+        let shell = find_program("bash").or_else(|| find_program("sh"));
+        let shell = shell.ok_or_else(|| StepError::Step("shell not found".to_owned()))?;
+        let stdin = format!("eval '{}' </dev/null\n", text.replace('\'', r"'\''"));
+        self.process(shell, Vec::new(), env, self.work_dir.clone(), Some(stdin.into_bytes())).await
+    }
+
+    async fn process(
+        &self,
+        program: PathBuf,
+        args: Vec<OsString>,
+        env: &IndexMap<String, String>,
+        dir: PathBuf,
+        stdin: Option<Vec<u8>>,
+    ) -> Result<(), StepError> {
+        let mut environment = self.environment.clone();
+        let exports = self.exports.lock().clone();
+        environment.extend(exports.iter().chain(env).map(|(key, value)| (key.into(), value.into())));
+        let command = Command { program, args, env: environment, work_dir: Some(dir), stdin };
+        match self.processes.run(command, &self.log, self.stop, self.grace).await? {
+            Ended::Stopped(cause) => Err(StepError::Stopped(cause)),
+            Ended::Exited(status) => match (status.code(), status.signal()) {
+                (Some(0), _) => Ok(()),
+                (Some(code), _) => Err(StepError::Exit(code)),
+                (None, signal) => Err(StepError::Signal(signal.unwrap_or_default())),
+            },
+        }
+    }
+
+    /// Takes what a process that succeeded wrote to its files. Exports count only once the outputs are accepted.
+    pub(super) fn collect(&self, file: &StepFile, files: &Files) -> Result<Map<String, Value>, StepError> {
+        let read = |file: &NamedTempFile| {
+            fs::read_to_string(file.path()).map_err(|error| StepError::Step(format!("output file: {error}")))
+        };
+        let outputs = lines::outputs(&read(&files.output)?, &file.spec.outputs).map_err(StepError::Step)?;
+        let exports = lines::exports(&read(&files.export)?).map_err(StepError::Step)?;
+        self.exports.lock().extend(exports);
+        Ok(outputs)
+    }
+}

@@ -1,0 +1,146 @@
+//! Whole lists of steps, with real processes.
+
+use std::fs;
+
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::*;
+use crate::log::Stream;
+use crate::process::Host;
+
+#[derive(Default)]
+struct Memory(Mutex<String>);
+
+impl Log for Memory {
+    fn write(&self, _: Stream, bytes: &[u8]) {
+        self.0.lock().push_str(&String::from_utf8_lossy(bytes));
+    }
+    fn separates_streams(&self) -> bool {
+        false
+    }
+}
+
+struct Echo;
+
+#[async_trait]
+impl BuiltinSteps for Echo {
+    async fn run(
+        &self,
+        name: &str,
+        inputs: &Map<String, Value>,
+        _: &Stop,
+    ) -> Option<Result<Map<String, Value>, StepError>> {
+        (name == "echo").then(|| Ok(inputs.clone()))
+    }
+}
+
+struct Ran {
+    log: String,
+    nodes: Vec<StepNode>,
+    result: Result<(), String>,
+}
+
+async fn run(files: &[(&str, &str)], list: Value) -> Ran {
+    let dir = TempDir::new().unwrap();
+    let temp = TempDir::new().unwrap();
+    for (path, text) in files {
+        let path = dir.path().join(path).join("step.yml");
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    let host = Host::new();
+    let nonce = dir.path().file_name().unwrap().to_string_lossy().into_owned();
+    let processes = host.job("steps", &nonce, Arc::new(|_| Ok(()))).unwrap();
+    let memory = Arc::new(Memory::default());
+    let stop = Stop::new();
+    let variables = Map::from_iter([("CI_NAME".to_owned(), json!("from the job"))]);
+    let grace = Duration::from_millis(200);
+    let (work_dir, temp_dir) = (dir.path().to_owned(), temp.path().to_owned());
+    let log: Arc<dyn Log> = Arc::<Memory>::clone(&memory);
+    let engine = Engine::new(&processes, log, &stop, grace, variables, work_dir, temp_dir, &Echo);
+    let mut nodes = Vec::new();
+    let result = engine.run(&list, &mut nodes).await.map_err(|error| {
+        let mut text = error.to_string();
+        let mut source = std::error::Error::source(&error);
+        while let Some(inner) = source {
+            text = format!("{text} / {inner}");
+            source = inner.source();
+        }
+        text
+    });
+    processes.finish(grace).await;
+    let log = memory.0.lock().clone();
+    Ran { log, nodes, result }
+}
+
+const GREET: &str = "spec:\n  inputs:\n    who: {type: string, default: you}\n  outputs:\n    text: {type: string}\n\
+                     ---\nexec:\n  command: [sh, -c, 'echo \"{\\\"name\\\":\\\"text\\\",\\\"value\\\":\\\"hi $WHO\\\"}\" > \
+                     ${{output_file}}; echo \"{\\\"name\\\":\\\"SEEN\\\",\\\"value\\\":true}\" > ${{export_file}}']\n\
+                     env:\n  WHO: ${{ inputs.who }}\n";
+
+#[tokio::test]
+async fn outputs_exports_and_inputs_flow_from_step_to_step() {
+    let list = json!([
+        {"name": "greet", "step": "./greet", "inputs": {"who": "${{ vars.CI_NAME }}"}},
+        {"name": "show", "env": {"TEXT": "${{ steps.greet.outputs.text }}"}, "script": "echo \"$TEXT, seen $SEEN\""},
+        {"name": "own", "step": "builtin://echo", "inputs": {"a": [1, "${{ job.CI_NAME }}"]}},
+        {"name": "last", "script": "echo '${{ steps.own.outputs.a[1] }}'"},
+    ]);
+    let ran = run(&[("greet", GREET)], list).await;
+    assert_eq!(ran.result, Ok(()));
+    assert_eq!(ran.log, "hi from the job, seen true\nfrom the job\n");
+    let names: Vec<_> = ran.nodes.iter().map(|node| (node.name.as_str(), node.status)).collect();
+    assert_eq!(names, ["greet", "show", "own", "last"].map(|name| (name, StepStatus::Success)));
+}
+
+#[tokio::test]
+async fn sequences_call_steps_beside_them_and_give_outputs() {
+    let outer = "spec: {outputs: {both: {type: string}}}\n---\nrun:\n  - {name: a, step: ../greet}\n  \
+                 - {name: b, step: ../greet, inputs: {who: b}}\noutputs:\n  \
+                 both: ${{ steps.a.outputs.text + ', ' + steps.b.outputs.text }}\n";
+    let all = "spec: {outputs: delegate}\n---\nrun: [{name: in, step: ../outer}]\ndelegate: in\n";
+    let list = json!([{"name": "o", "step": "./all"}, {"script": "echo '${{ steps.o.outputs.both }}'"}]);
+    let ran = run(&[("greet", GREET), ("outer", outer), ("all", all)], list).await;
+    assert_eq!((ran.result, ran.log.as_str()), (Ok(()), "hi you, hi b\n"));
+    assert_eq!(ran.nodes[0].steps[0].steps.len(), 2);
+}
+
+#[tokio::test]
+async fn the_first_failure_ends_the_sequence_and_says_where() {
+    let outer = "{}\n---\nrun:\n  - {name: bad, script: exit 7}\n  - {name: never, script: echo never}\n";
+    let ran = run(&[("outer", outer)], json!([{"name": "o", "step": "./outer"}, {"script": "echo never"}])).await;
+    assert_eq!(ran.log, "");
+    assert!(ran.result.unwrap_err().ends_with("exec: exit status 7"));
+    assert_eq!((ran.nodes.len(), ran.nodes[0].exit_code, ran.nodes[0].steps.len()), (1, Some(7), 1));
+}
+
+#[tokio::test]
+async fn env_layers_cover_each_other_in_their_order() {
+    let show = "{}\n---\nexec: {command: [sh, -c, 'echo $A $B $C']}\nenv: {C: definition}\n";
+    let outer =
+        "{}\n---\nrun:\n  - {name: s, step: ../show, env: {B: item, C: item}}\nenv: {A: outer, B: outer, C: outer}\n";
+    let ran = run(&[("show", show), ("outer", outer)], json!([{"name": "o", "step": "./outer"}])).await;
+    assert_eq!((ran.result, ran.log.as_str()), (Ok(()), "outer item definition\n"));
+}
+
+#[tokio::test]
+async fn mistakes_have_their_own_words() {
+    let endless = "{}\n---\nrun: [{name: again, step: ../endless}]\n";
+    for (item, part) in [
+        (json!({"name": "x", "step": "./none"}), "reading file: No such file"),
+        (json!({"name": "x", "step": "gitlab.com/a/b@v1"}), "only local steps can be run here yet"),
+        (json!({"name": "x", "step": {"git": {"url": "u"}}}), "steps from git cannot be run here yet"),
+        (json!({"name": "x", "step": "./greet", "inputs": {"y": 1}}), "does not accept input with name \"y\""),
+        (json!({"name": "x", "script": "${{ steps.no }}"}), "attribute not found"),
+        (json!({"name": "x", "step": "builtin://none"}), "there is no built-in step \"none\""),
+        (json!({"name": "x", "step": "./endless"}), "steps call each other more than 32 deep"),
+        (json!({"name": "x", "step": "./lost"}), "executable file not found in $PATH"),
+        (json!({"name": "x"}), "needs exactly one of"),
+    ] {
+        let lost = "{}\n---\nexec: {command: [no-such-program-anywhere]}\n";
+        let ran = run(&[("greet", GREET), ("endless", endless), ("lost", lost)], json!([item])).await;
+        let error = ran.result.unwrap_err();
+        assert!(error.contains(part), "{part}: {error}");
+    }
+}

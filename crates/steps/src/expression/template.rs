@@ -1,0 +1,101 @@
+//! Text with expressions in it. A text that is one expression and nothing else keeps the kind of its value.
+
+use serde_json::Value;
+
+use super::text::to_text;
+use super::{ExpressionError, evaluate};
+
+/// A piece of a text.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Part {
+    Literal(String),
+    /// Without its `${{ }}`.
+    Expression(String),
+}
+
+/// Expands all strings in a value, at any depth; keys of objects stay as they are.
+///
+/// # Errors
+/// The first expression that has no value.
+pub fn expand(value: &Value, scope: &Value) -> Result<Value, ExpressionError> {
+    match value {
+        Value::String(text) => match parts(text)?.as_slice() {
+            [Part::Expression(expression)] => evaluate(expression, scope),
+            parts => join(parts, scope).map(Value::String),
+        },
+        Value::Array(items) => items.iter().map(|item| expand(item, scope)).collect::<Result<_, _>>().map(Value::Array),
+        Value::Object(object) => {
+            let entry = |(key, value): (&String, &Value)| Ok((key.clone(), expand(value, scope)?));
+            object.iter().map(entry).collect::<Result<_, _>>().map(Value::Object)
+        }
+        other => Ok(other.clone()),
+    }
+}
+
+/// Expands a text to a text.
+///
+/// # Errors
+/// The first expression that has no value.
+pub fn expand_text(text: &str, scope: &Value) -> Result<String, ExpressionError> {
+    join(&parts(text)?, scope)
+}
+
+pub(super) fn join(parts: &[Part], scope: &Value) -> Result<String, ExpressionError> {
+    let mut out = String::new();
+    for part in parts {
+        match part {
+            Part::Literal(text) => out.push_str(text),
+            Part::Expression(text) => out.push_str(&to_text(&evaluate(text, scope)?)),
+        }
+    }
+    Ok(out)
+}
+
+fn parts(text: &str) -> Result<Vec<Part>, ExpressionError> {
+    let mut parts = Vec::new();
+    let mut literal = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find("${{") {
+        let (before, from) = rest.split_at(at);
+        if let Some(before) = before.strip_suffix('\\') {
+            literal.push_str(before);
+            literal.push_str("${{");
+            rest = from.get(3..).unwrap_or_default();
+            continue;
+        }
+        literal.push_str(before);
+        let length = close(from).ok_or_else(|| ExpressionError::NotClosed(from.to_owned()))?;
+        if !literal.is_empty() {
+            parts.push(Part::Literal(std::mem::take(&mut literal)));
+        }
+        parts.push(Part::Expression(from.get(3..length - 2).unwrap_or_default().to_owned()));
+        rest = from.get(length..).unwrap_or_default();
+    }
+    literal.push_str(rest);
+    if !literal.is_empty() || parts.is_empty() {
+        parts.push(Part::Literal(literal));
+    }
+    Ok(parts)
+}
+
+/// The length of the expression at the start of `text`, with its `${{` and `}}`. Strings and braces inside count.
+pub(super) fn close(text: &str) -> Option<usize> {
+    let bytes = text.as_bytes();
+    let mut quote = None;
+    let mut braces = 0_usize;
+    let mut at = 3;
+    while let Some(byte) = bytes.get(at) {
+        match (quote, byte) {
+            (Some(_), b'\\') => at += 1,
+            (Some(open), close) if open == *close => quote = None,
+            (Some(_), _) => {}
+            (None, b'"' | b'\'') => quote = Some(*byte),
+            (None, b'{') => braces += 1,
+            (None, b'}') if braces > 0 => braces -= 1,
+            (None, b'}') if bytes.get(at + 1) == Some(&b'}') => return Some(at + 2),
+            _ => {}
+        }
+        at += 1;
+    }
+    None
+}

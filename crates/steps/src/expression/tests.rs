@@ -1,0 +1,110 @@
+//! Examples of both languages, and the property that no text makes the evaluator panic.
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+fn scope() -> Value {
+    json!({
+        "env": {"HOME": "/h"},
+        "job": {"CI": "true", "foo-bar": "legacy"},
+        "inputs": {"n": 2, "list": [1, {"a": "b"}], "flag": false, "text": "hi", "none": null},
+        "steps": {"build": {"outputs": {"name": "x", "size": 3}}},
+    })
+}
+
+fn value(text: &str) -> Result<Value, ExpressionError> {
+    evaluate(text, &scope())
+}
+
+#[test]
+fn lookups_literals_and_operators() {
+    for (text, expected) in [
+        (" job.CI ", json!("true")),
+        ("steps.build.outputs.size", json!(3)),
+        ("job.foo-bar", json!("legacy")),
+        ("inputs.list[1].a", json!("b")),
+        ("inputs['text'] + \" there\"", json!("hi there")),
+        ("1 + 2 * 3 - 4 / 2", json!(5.0)),
+        ("(1 + 2) * 3 % 5", json!(4.0)),
+        ("-7 % 4", json!(-3.0)),
+        ("!inputs.flag && inputs.text", json!("hi")),
+        ("inputs.none || inputs.flag || 'default'", json!("default")),
+        ("inputs.missing || 'default'", json!("default")),
+        ("inputs.list[9] || 'default'", json!("default")),
+        ("1 == '1'", json!(false)),
+        ("null < false && false < 0 && 0 < ''", json!(true)),
+        ("[1, 2] < [1, 3] && {a: 1} == {'a': 1}", json!(true)),
+        ("{a: 1, ('b' + 'c'): [true,],}", json!({"a": 1.0, "bc": [true]})),
+        ("str(1.5) + str(null) + str([1,'<'])", json!("1.5<null>[1,\"\\u003c\"]")),
+        ("num('3.5') + 1", json!(4.5)),
+        ("bool('')", json!(false)),
+        (r#""a\n\u0041 ${{ inputs.n }} \${{ x }}""#, json!("a\nA 2 ${{ x }}")),
+        (r"'raw \n \' ${{ x }}'", json!(r"raw \n ' ${{ x }}")),
+    ] {
+        assert_eq!(value(text), Ok(expected), "{text}");
+    }
+}
+
+#[test]
+fn errors_say_what_is_wrong() {
+    for (text, part) in [
+        ("job.NOPE", "at \".NOPE\": attribute not found"),
+        ("1 +", "parser: expected a value, got the end at 3"),
+        ("1 / 0", "division by zero"),
+        ("1 + 'a'", "cannot join a number and a string"),
+        ("for", "reserved word"),
+        ("nope(1)", "function \"nope\" not found"),
+        ("'open", "expected the end of the string"),
+        ("inputs.text.x", "a string has no attributes"),
+    ] {
+        let error = value(text).unwrap_err().to_string();
+        assert!(error.contains(part), "{text}: {error}");
+    }
+}
+
+#[test]
+fn templates_keep_the_kind_only_when_alone() {
+    let expanded = |text: &str| expand(&json!(text), &scope());
+    assert_eq!(expanded("${{ inputs.list }}"), Ok(json!([1, {"a": "b"}])));
+    assert_eq!(expanded("<${{ inputs.list }}>"), Ok(json!("<[1,{\"a\":\"b\"}]>")));
+    assert_eq!(expanded("a }} b"), Ok(json!("a }} b")));
+    assert_eq!(expanded(r"\${{ kept }}"), Ok(json!("${{ kept }}")));
+    assert_eq!(expanded("${{ {a: {b: '}}'}}.a.b }}!"), Ok(json!("}}!")));
+    assert!(matches!(expanded("x ${{ y"), Err(ExpressionError::NotClosed(_))));
+    assert_eq!(expand(&json!({"${{k}}": ["${{ inputs.n }}"]}), &scope()), Ok(json!({"${{k}}": [2]})));
+}
+
+#[test]
+fn deep_nesting_is_an_error() {
+    for text in ["(".repeat(10_000), "!".repeat(10_000), "[".repeat(10_000), format!("1{}", "+1".repeat(10_000))] {
+        assert!(matches!(value(&text), Err(ExpressionError::Syntax { .. })));
+    }
+}
+
+#[test]
+fn numbers_print_as_go_prints_them() {
+    for (number, text) in [(1.5, "1.5"), (3.0, "3"), (1e21, "1e+21"), (1e-7, "1e-7"), (-2.0, "-2"), (0.0, "0")] {
+        assert_eq!(to_text(&json!(number)), text);
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_it_panic(text in ".{0,60}") {
+        let _ = value(&text);
+        let _ = expand_text(&format!("${{{{{text}}}}}"), &scope());
+    }
+
+    #[test]
+    fn no_tokens_make_it_panic(
+        words in prop::collection::vec(
+            prop_oneof!["[a-z]{1,3}", "[0-9.e]{1,4}", "[-+*/%!<>=&|.,:(){}\\[\\]]", Just("'x'".to_owned()),
+                Just("inputs".to_owned())],
+            0..30,
+        ),
+    ) {
+        let _ = value(&words.join(" "));
+    }
+}
