@@ -4,16 +4,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::entry::{self, Entry, Location};
-use super::header::{self, Declaration, Header};
-use super::inputs::{self, Given, GivenValue};
-use super::interpolate::{Interpolator, push_json};
+use super::inputs::{Given, GivenValue};
+use super::interpolate::push_json;
 use super::merge::{Budget, merge_into};
-use super::read::{File, read};
+use super::read::{File, read, start_of};
 use super::rules::Evaluator;
 use super::variables::Variables;
-use super::{IncludeOutcome, IncludeRecord, Loaded, block, extends, reference, target};
+use super::{IncludeOutcome, IncludeRecord, Loaded, extends, reference, target};
 use crate::context::{ChildSource, Context, IncludeTarget, IncludedFile, InputValue, Origin, Sources};
-use crate::diagnostic::{Diagnostic, Severity, SourceMap};
+use crate::diagnostic::{Diagnostic, SourceMap};
 use crate::limits::{CHILD_INCLUDES, INTERPOLATED_TEXT_BYTES, Limits};
 use crate::node::{Map, Node, SourceId, Span, Value};
 use crate::yaml;
@@ -26,9 +25,9 @@ pub(super) struct Loader<'a> {
     context: &'a Context,
     sources: &'a dyn Sources,
     limits: Limits,
-    variables: Variables,
+    pub(super) variables: Variables,
     texts: SourceMap,
-    diagnostics: Vec<Diagnostic>,
+    pub(super) diagnostics: Vec<Diagnostic>,
     descriptions: BTreeMap<String, String>,
     includes: Vec<IncludeRecord>,
     /// Files by what was asked for; none for those that cannot be read, which has been reported.
@@ -37,8 +36,8 @@ pub(super) struct Loader<'a> {
     stack: Vec<(IncludeTarget, Option<String>)>,
     included: usize,
     is_over_limit: bool,
-    budget: Budget,
-    interpolated_bytes_left: usize,
+    pub(super) budget: Budget,
+    pub(super) interpolated_bytes_left: usize,
 }
 
 impl<'a> Loader<'a> {
@@ -141,18 +140,18 @@ impl<'a> Loader<'a> {
         let (extended, parents) = extends::resolve(&merged, &mut self.budget, &mut self.diagnostics);
         let referenced = reference::resolve(&extended, &self.limits, &mut self.budget, &mut self.diagnostics);
         let mut map = referenced.unwrap_or(extended);
+        let start = start_of(SourceId(0));
         if self.budget.is_spent() {
             let message = format!(
                 "the configuration has more than {} values when `extends` and `!reference` are written out",
                 self.limits.merged_nodes
             );
             self.diagnostics
-                .push(Diagnostic::error(None, message).help("share less, or split it into child pipelines"));
+                .push(Diagnostic::error(start, message).help("share less, or split it into child pipelines"));
             map = Map::default();
         }
         let mut seen = std::collections::HashSet::new();
         self.diagnostics.retain(|diagnostic| seen.insert((diagnostic.span, diagnostic.message.clone())));
-        let start = Span { source: SourceId(0), line: 1, column: 1, start: 0, end: 0 };
         Loaded {
             root: Node::new(Value::Map(Arc::new(map)), start),
             sources: self.texts,
@@ -179,89 +178,6 @@ impl<'a> Loader<'a> {
         };
         merge_into(&mut merged, &own, &mut self.budget);
         Some(merged)
-    }
-
-    /// The body of a file with its blocks replaced.
-    fn interpolated(&mut self, file: &File, given: &[Given], at: Option<Span>) -> Option<Arc<Map>> {
-        let mut problems = Vec::new();
-        let mut header = Header::default();
-        if let Some(map) = &file.header {
-            header = header::header(map, &mut problems);
-            let includes = std::mem::take(&mut header.includes);
-            for entry in &includes {
-                let more = self.included_inputs(entry, &file.origin, &mut problems);
-                add_inputs(&mut header.inputs, more, &mut problems);
-            }
-        }
-        let values = inputs::resolve(&file.name, &header.inputs, given, at, &mut problems);
-        let failed = problems.iter().any(|problem| problem.severity == Severity::Error);
-        self.diagnostics.append(&mut problems);
-        if failed {
-            return None;
-        }
-        if !file.text.contains(block::OPEN) {
-            return Some(Arc::clone(&file.body));
-        }
-        if file.header.is_none() {
-            self.blocks_without_header(file);
-            return Some(Arc::clone(&file.body));
-        }
-        let mut interpolator = Interpolator {
-            inputs: &values,
-            declared_fields: &header.component,
-            component: file.component.as_ref(),
-            variables: &self.variables,
-            text: &file.text,
-            bytes_left: &mut self.interpolated_bytes_left,
-            budget: &mut self.budget,
-            diagnostics: &mut self.diagnostics,
-        };
-        Some(interpolator.map(&file.body).map_or_else(|| Arc::clone(&file.body), Arc::new))
-    }
-
-    /// GitLab leaves blocks alone in a file without header. That is hardly ever meant.
-    fn blocks_without_header(&mut self, file: &File) {
-        for (offset, _) in file.text.match_indices(block::OPEN) {
-            let rest = file.text.get(offset + block::OPEN.len()..).unwrap_or_default().trim_start();
-            let span = || yaml::span_at(file.source, &file.text, offset, block::OPEN.len());
-            if rest.starts_with("component.") {
-                let problem = Diagnostic::error(span(), "`component` is used outside of a component");
-                self.diagnostics.push(problem.help("declare the fields in a header: `spec: {component: [name]}`"));
-                return;
-            }
-            if rest.starts_with("inputs.") {
-                let problem = Diagnostic::warning(span(), "the block stays as it is: the file declares no inputs");
-                self.diagnostics
-                    .push(problem.help("add a header with `spec: {inputs: ...}`, ended by a line with `---`"));
-                return;
-            }
-        }
-    }
-
-    /// The declarations of a file that `spec:include` names.
-    fn included_inputs(&mut self, entry: &Entry, origin: &Origin, problems: &mut Vec<Diagnostic>) -> Vec<Declaration> {
-        let allowed = matches!(entry.location, Location::Local(_) | Location::Remote { .. } | Location::Project { .. });
-        if !allowed || entry.inputs.is_some() || entry.rules.is_some() {
-            problems.push(Diagnostic::error(
-                entry.span,
-                "`spec:include` takes files by `local`, `remote` or `project`, without `inputs` and `rules`",
-            ));
-            return Vec::new();
-        }
-        let mut declarations = Vec::new();
-        for (target, place) in self.targets(entry, origin) {
-            let Some(file) = self.fetch(&target, place, entry) else { continue };
-            for (key, extra) in file.body.iter().filter(|(key, _)| &***key != "inputs") {
-                let message = format!("`{}` may hold only `inputs`, not `{key}`", file.name);
-                problems
-                    .push(Diagnostic::error(extra.key_span, message).related(place, "included into the header here"));
-            }
-            if let Some(inputs) = file.body.get("inputs") {
-                let more = header::declarations(inputs, problems);
-                add_inputs(&mut declarations, more, problems);
-            }
-        }
-        declarations
     }
 
     /// The merged maps of the entries of `include`.
@@ -337,7 +253,7 @@ impl<'a> Loader<'a> {
     }
 
     /// The file of a target, read if it has not been.
-    fn fetch(&mut self, target: &IncludeTarget, place: Span, entry: &Entry) -> Option<Arc<File>> {
+    pub(super) fn fetch(&mut self, target: &IncludeTarget, place: Span, entry: &Entry) -> Option<Arc<File>> {
         let file = match self.files.get(target) {
             Some(known) => known.clone(),
             None => {
@@ -386,23 +302,10 @@ impl<'a> Loader<'a> {
     }
 
     /// What an entry asks for, variables and wildcards expanded.
-    fn targets(&mut self, entry: &Entry, origin: &Origin) -> Vec<(IncludeTarget, Span)> {
+    pub(super) fn targets(&mut self, entry: &Entry, origin: &Origin) -> Vec<(IncludeTarget, Span)> {
         let resolver =
             target::Resolver { context: self.context, sources: self.sources, variables: &self.variables, origin };
         resolver.targets(&entry.location, &mut self.diagnostics)
-    }
-}
-
-/// Adds declarations whose names are new; the others are reported.
-fn add_inputs(inputs: &mut Vec<Declaration>, more: Vec<Declaration>, problems: &mut Vec<Diagnostic>) {
-    for declaration in more {
-        match inputs.iter().find(|known| known.name == declaration.name) {
-            Some(known) => problems.push(
-                Diagnostic::error(declaration.span, format!("duplicate input keys found: `{}`", declaration.name))
-                    .related(known.span, "also declared here"),
-            ),
-            None => inputs.push(declaration),
-        }
     }
 }
 

@@ -10,6 +10,7 @@
 //! Invariant: errors do not end a load as long as something sensible is left to read, so that all are seen at once.
 
 mod block;
+mod body;
 mod entry;
 mod extends;
 mod header;

@@ -45,7 +45,10 @@ pub(super) fn read(
     let IncludedFile { name, bytes, origin, component } = included;
     let text: Arc<str> = match yaml::decode(&name, &bytes, limits) {
         Ok(text) => text.into(),
-        Err(problem) => return Err(vec![Diagnostic { span: at, ..*problem }]),
+        Err(problem) => {
+            let place = at.unwrap_or_else(|| start_of(sources.add(name.as_str(), "")));
+            return Err(vec![Diagnostic { span: Some(place), ..*problem }]);
+        }
     };
     let source = sources.add(name.as_str(), Arc::clone(&text));
     let parsed = yaml::parse(source, &text, limits)?;
@@ -80,7 +83,10 @@ pub(super) fn read(
         },
     };
     if body.is_none() && header.is_none() {
-        return Err(vec![Diagnostic::error(at, blank.to_owned()).help("it is empty, or has only comments")]);
+        return Err(vec![
+            Diagnostic::error(at.unwrap_or(start_of(source)), blank.to_owned())
+                .help("it is empty, or has only comments"),
+        ]);
     }
     let digest = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, Sha256::digest(&bytes));
     Ok(File {
@@ -94,4 +100,9 @@ pub(super) fn read(
         nodes,
         digest: format!("sha256-{digest}"),
     })
+}
+
+/// The place of a whole file.
+pub(super) fn start_of(source: SourceId) -> Span {
+    Span { source, line: 1, column: 1, start: 0, end: 0 }
 }

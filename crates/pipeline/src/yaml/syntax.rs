@@ -10,7 +10,7 @@ use crate::node::Span;
 /// The first character that no YAML text may hold: NUL and the other control characters.
 pub(super) fn forbidden_character(text: &str, positions: &Positions) -> Option<Diagnostic> {
     let is_forbidden = |byte: &u8| matches!(byte, 0..=8 | 0x0b | 0x0c | 0x0e..=0x1f | 0x7f);
-    let offset = text.as_bytes().iter().position(|byte| is_forbidden(byte))?;
+    let offset = text.as_bytes().iter().position(is_forbidden)?;
     let code = text.as_bytes().get(offset).copied().unwrap_or_default();
     let problem = Diagnostic::error(
         positions.at_byte(text, offset, 1),

@@ -1,7 +1,9 @@
 //! Conformance cases C102-C113: `extends`, `!reference`, anchors (pipeline-yaml 8.4).
 
+use muster_pipeline::model::When;
 use serde_json::{Value, json};
 
+use crate::case::{Case, job, jobs, script, value};
 use crate::harness::{errors, merged, rejected, world};
 
 #[track_caller]
@@ -19,6 +21,8 @@ fn chain(jobs: usize) -> String {
 fn c102_extends_merges_maps() {
     let text = ".b: {script: [x], variables: {A: 1, B: 1}}\na: {extends: .b, variables: {B: 2}}";
     assert_eq!(tree(text)["a"]["variables"], json!({"A": 1, "B": 2}));
+    let a = job(text, "a");
+    assert_eq!((value(&a, "A").as_deref(), value(&a, "B").as_deref()), (Some("1"), Some("2")));
 }
 
 #[test]
@@ -36,6 +40,8 @@ fn c104_lists_are_replaced_and_null_removes() {
     assert_eq!(a("tags: [t2]")["tags"], json!(["t2"]));
     assert_eq!(a("tags: ~")["tags"], json!(null));
     assert_eq!(a("variables: ~")["variables"], json!(null));
+    assert_eq!(job(&format!("{base}a: {{extends: .b, tags: [t2]}}"), "a").tags, ["t2"]);
+    assert_eq!(job(&format!("{base}a: {{extends: .b, tags: ~}}"), "a").tags, [""; 0]);
 }
 
 #[test]
@@ -58,6 +64,7 @@ fn c106_circular_extends() {
 #[test]
 fn c107_eleven_levels() {
     assert_eq!(tree(&chain(11))["j0"]["script"], json!(["x"]));
+    assert_eq!(jobs(&chain(11)).len(), 11);
     let loaded = world().load(chain(12));
     rejected(&loaded.diagnostics, "j0: nesting too deep in `extends`");
     rejected(&world().load(chain(50_000)).diagnostics, "nesting too deep in `extends`");
@@ -65,7 +72,10 @@ fn c107_eleven_levels() {
 
 #[test]
 fn c108_visible_parent() {
-    let loaded = world().load("a: {script: [x], stage: build}\nb: {extends: a}");
+    let text = "a: {script: [x], stage: build}\nb: {extends: a}";
+    assert_eq!(jobs(text), ["a", "b"]);
+    assert_eq!(job(text, "b").stage, "build");
+    let loaded = world().load(text);
     assert_eq!(merged(&loaded)["b"], json!({"script": ["x"], "stage": "build", "extends": "a"}));
     assert_eq!(loaded.parents["b"].iter().map(|parent| parent.name.as_str()).collect::<Vec<_>>(), ["a"]);
 }
@@ -74,6 +84,7 @@ fn c108_visible_parent() {
 fn c109_reference_makes_a_nested_list() {
     let text = ".s: {script: [p, q]}\na: {script: [!reference [.s, script], r]}";
     assert_eq!(tree(text)["a"]["script"], json!([["p", "q"], "r"]), "the keyword flattens it");
+    assert_eq!(script(&job(text, "a")).script, ["p", "q", "r"]);
 }
 
 #[test]
@@ -93,6 +104,8 @@ fn c110_missing_and_circular_references() {
 fn c111_references_to_rules_and_through_extends() {
     let text = ".r: {rules: [{if: $CI_COMMIT_TAG}]}\n.e: {extends: .r}\na: {script: [x], rules: [!reference [.e, rules], {when: manual}]}";
     assert_eq!(tree(text)["a"]["rules"], json!([[{"if": "$CI_COMMIT_TAG"}], {"when": "manual"}]));
+    assert_eq!(job(text, "a").when, When::Manual);
+    assert_eq!(Case::new(text).tag("v1").job("a").when, When::OnSuccess);
 }
 
 #[test]

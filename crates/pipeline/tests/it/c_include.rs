@@ -5,6 +5,7 @@ use muster_pipeline::context::{ChildSource, ComponentFields};
 use muster_pipeline::load::IncludeOutcome;
 use serde_json::{Value, json};
 
+use crate::case::describe;
 use crate::harness::{World, errors, merged, rejected, warnings, world};
 
 const A: &str = "a: {script: [x]}\n";
@@ -15,6 +16,15 @@ fn jobs(tree: &Value) -> Vec<&str> {
     let keys = tree.as_object().expect("a map").iter();
     let is_job = |(key, value): &(&String, &Value)| !key.starts_with('.') && value.get("script").is_some();
     keys.filter(is_job).map(|(key, _)| key.as_str()).collect()
+}
+
+/// The names of the jobs of the compiled pipeline, in creation order.
+#[track_caller]
+fn compiled(world: &World, text: &str) -> Vec<String> {
+    let compiled = world.compile(text);
+    let problems = describe(&compiled);
+    let pipeline = compiled.pipeline.unwrap_or_else(|| panic!("no pipeline: {problems}"));
+    pipeline.jobs.into_iter().map(|job| job.name).collect()
 }
 
 /// The main file that includes `c.yml` with these inputs, in flow style.
@@ -33,7 +43,7 @@ fn c073_main_file_wins_over_include() {
     let world = world().file("c.yml", format!("variables: {{A: inc, B: inc}}\n{A}"));
     let tree = merged(&world.load("include: c.yml\nvariables: {A: main}"));
     assert_eq!(tree["variables"], json!({"A": "main", "B": "inc"}));
-    assert_eq!(jobs(&tree), ["a"]);
+    assert_eq!(compiled(&world, "include: c.yml\nvariables: {A: main}"), ["a"]);
 }
 
 #[test]
@@ -107,6 +117,8 @@ fn c081_rules_see_project_variables() {
     let with = world.clone().variable("EXTRA", "1").load(&text);
     assert_eq!(jobs(&merged(&with)), ["b", "a"]);
     assert!(matches!(with.includes[0].outcome, IncludeOutcome::Merged(_)));
+    assert_eq!(compiled(&world, &text), ["a"]);
+    assert_eq!(compiled(&world.clone().variable("EXTRA", "1"), &text), ["b", "a"]);
     assert_eq!(jobs(&merged(&world.run_variable("EXTRA", "1").load(&text))), ["b", "a"]);
 }
 
@@ -251,6 +263,8 @@ fn c092_a_boolean_keeps_its_type() {
 fn c093_keys() {
     let tree = interpolated(&world(), "{n: {default: foo}}", "\"$[[ inputs.n ]]-job\": {script: [x]}");
     assert_eq!(jobs(&tree), ["foo-job"]);
+    let text = "spec: {inputs: {n: {default: foo}}}\n---\n\"$[[ inputs.n ]]-job\": {script: [x]}";
+    assert_eq!(compiled(&world(), text), ["foo-job"]);
 }
 
 #[test]

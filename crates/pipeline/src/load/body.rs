@@ -1,0 +1,113 @@
+//! The body of one file: its header applied with the inputs that are given (pipeline-yaml 2.1, steps 2 and 3).
+
+use std::sync::Arc;
+
+use super::block;
+use super::entry::{Entry, Location};
+use super::header::{self, Declaration, Header};
+use super::inputs::{self, Given};
+use super::interpolate::Interpolator;
+use super::loader::Loader;
+use super::read::File;
+use crate::context::Origin;
+use crate::diagnostic::{Diagnostic, Severity};
+use crate::node::{Map, Span};
+use crate::yaml;
+
+impl Loader<'_> {
+    /// The body of a file with its blocks replaced.
+    pub(super) fn interpolated(&mut self, file: &File, given: &[Given], at: Option<Span>) -> Option<Arc<Map>> {
+        let mut problems = Vec::new();
+        let mut header = Header::default();
+        if let Some(map) = &file.header {
+            header = header::header(map, &mut problems);
+            let includes = std::mem::take(&mut header.includes);
+            for entry in &includes {
+                let more = self.included_inputs(entry, &file.origin, &mut problems);
+                add_inputs(&mut header.inputs, more, &mut problems);
+            }
+        }
+        let values = inputs::resolve(&file.name, &header.inputs, given, at, &mut problems);
+        let failed = problems.iter().any(|problem| problem.severity == Severity::Error);
+        self.diagnostics.append(&mut problems);
+        if failed {
+            return None;
+        }
+        if !file.text.contains(block::OPEN) {
+            return Some(Arc::clone(&file.body));
+        }
+        if file.header.is_none() {
+            self.blocks_without_header(file);
+            return Some(Arc::clone(&file.body));
+        }
+        let mut interpolator = Interpolator {
+            inputs: &values,
+            declared_fields: &header.component,
+            component: file.component.as_ref(),
+            variables: &self.variables,
+            text: &file.text,
+            bytes_left: &mut self.interpolated_bytes_left,
+            budget: &mut self.budget,
+            diagnostics: &mut self.diagnostics,
+        };
+        Some(interpolator.map(&file.body).map_or_else(|| Arc::clone(&file.body), Arc::new))
+    }
+
+    /// GitLab leaves blocks alone in a file without header. That is hardly ever meant.
+    fn blocks_without_header(&mut self, file: &File) {
+        for (offset, _) in file.text.match_indices(block::OPEN) {
+            let rest = file.text.get(offset + block::OPEN.len()..).unwrap_or_default().trim_start();
+            let span = || yaml::span_at(file.source, &file.text, offset, block::OPEN.len());
+            if rest.starts_with("component.") {
+                let problem = Diagnostic::error(span(), "`component` is used outside of a component");
+                self.diagnostics.push(problem.help("declare the fields in a header: `spec: {component: [name]}`"));
+                return;
+            }
+            if rest.starts_with("inputs.") {
+                let problem = Diagnostic::warning(span(), "the block stays as it is: the file declares no inputs");
+                self.diagnostics
+                    .push(problem.help("add a header with `spec: {inputs: ...}`, ended by a line with `---`"));
+                return;
+            }
+        }
+    }
+
+    /// The declarations of a file that `spec:include` names.
+    fn included_inputs(&mut self, entry: &Entry, origin: &Origin, problems: &mut Vec<Diagnostic>) -> Vec<Declaration> {
+        let allowed = matches!(entry.location, Location::Local(_) | Location::Remote { .. } | Location::Project { .. });
+        if !allowed || entry.inputs.is_some() || entry.rules.is_some() {
+            problems.push(Diagnostic::error(
+                entry.span,
+                "`spec:include` takes files by `local`, `remote` or `project`, without `inputs` and `rules`",
+            ));
+            return Vec::new();
+        }
+        let mut declarations = Vec::new();
+        for (target, place) in self.targets(entry, origin) {
+            let Some(file) = self.fetch(&target, place, entry) else { continue };
+            for (key, extra) in file.body.iter().filter(|(key, _)| &***key != "inputs") {
+                let message = format!("`{}` may hold only `inputs`, not `{key}`", file.name);
+                problems
+                    .push(Diagnostic::error(extra.key_span, message).related(place, "included into the header here"));
+            }
+            if let Some(inputs) = file.body.get("inputs") {
+                let more = header::declarations(inputs, problems);
+                add_inputs(&mut declarations, more, problems);
+            }
+        }
+        declarations
+    }
+}
+
+/// Adds declarations whose names are new; the others are reported.
+fn add_inputs(inputs: &mut Vec<Declaration>, more: Vec<Declaration>, problems: &mut Vec<Diagnostic>) {
+    for declaration in more {
+        match inputs.iter().find(|known| known.name == declaration.name) {
+            Some(known) => problems.push(
+                Diagnostic::error(declaration.span, format!("duplicate input keys found: `{}`", declaration.name))
+                    .related(known.span, "also declared here"),
+            ),
+            None => inputs.push(declaration),
+        }
+    }
+}
