@@ -13,7 +13,7 @@ const A: &str = "a: {script: [x]}\n";
 /// The names of the visible jobs, in order.
 #[track_caller]
 fn jobs(tree: &Value) -> Vec<&str> {
-    let keys = tree.as_object().expect("a map").iter();
+    let keys = tree.as_object().into_iter().flatten();
     let is_job = |(key, value): &(&String, &Value)| !key.starts_with('.') && value.get("script").is_some();
     keys.filter(is_job).map(|(key, _)| key.as_str()).collect()
 }
@@ -460,8 +460,10 @@ fn a_child_pipeline_is_merged_from_its_entries() {
     let entry = ChildSource::Entry(json!({"local": "c.yml", "inputs": {"i": "given"}}));
     let loaded = world.load_child(&[entry.clone(), artifact.clone()]);
     assert_eq!(merged(&loaded)["a"], json!({"script": ["given"], "image": "generated"}));
-    assert_eq!(merged(&world.load_child(&[artifact.clone()]))["a"]["image"], "generated");
+    assert_eq!(merged(&world.load_child(std::slice::from_ref(&artifact)))["a"]["image"], "generated");
     assert_eq!(merged(&world.load_child(&[ChildSource::Entry(json!("c.yml"))]))["a"]["image"], "c");
+    let child = world.compile_child(&[entry.clone(), artifact.clone()]).pipeline.unwrap();
+    assert_eq!(child.jobs.iter().map(|job| job.name.as_str()).collect::<Vec<_>>(), ["a"]);
     let missing = world.load_child(&[ChildSource::Entry(json!({"local": "nope.yml"}))]);
     rejected(&missing.diagnostics, "local file `nope.yml` does not exist");
     let four = vec![entry; 4];
