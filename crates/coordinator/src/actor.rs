@@ -171,6 +171,8 @@ impl Actor {
                 next = commands.try_recv().ok();
             }
         }
+        // What fits now is given out before a long poll that is over is sent away with nothing.
+        self.dispatch();
         let now = self.now();
         while let Some(timer) = self.timers.pop_due(now) {
             self.fire(timer);

@@ -52,16 +52,21 @@ pub(crate) struct Changes<'a> {
 }
 
 impl Changes<'_> {
+    /// How many rows changed: each is one statement.
+    pub(crate) fn len(&self) -> usize {
+        self.removed_runners.len()
+            + self.removed_managers.len()
+            + self.runners.len()
+            + self.managers.len()
+            + self.new_pipelines.len()
+            + self.pipelines.len()
+            + self.jobs.len()
+            + self.artifacts.len()
+    }
+
     /// Nothing changed.
     pub(crate) fn is_empty(&self) -> bool {
-        self.removed_runners.is_empty()
-            && self.removed_managers.is_empty()
-            && self.runners.is_empty()
-            && self.managers.is_empty()
-            && self.new_pipelines.is_empty()
-            && self.pipelines.is_empty()
-            && self.jobs.is_empty()
-            && self.artifacts.is_empty()
+        self.len() == 0
     }
 }
 
@@ -124,6 +129,10 @@ impl Store {
     /// counts transactions by itself would make the next one part of it, never to be committed.
     pub(crate) async fn write(&mut self, changes: &Changes<'_>) -> Result<(), StoreError> {
         let connection = &mut self.connection;
+        if changes.len() == 1 {
+            // A single statement is a transaction by itself, and costs a third.
+            return write_rows(connection, changes).await;
+        }
         sqlx::query("BEGIN IMMEDIATE").execute(&mut *connection).await?;
         let mut result = write_rows(connection, changes).await;
         if result.is_ok() {

@@ -12,6 +12,7 @@ use muster_job::{FailureReason, JobStatus, Variable};
 use muster_runner_api::service::{RunnerService, ServiceError};
 use muster_runner_api::wire::{Output, RegisterRequest, TokenRequest};
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 use crate::support::{House, Manager, SOON, job, job_with, producer, zip_of};
 
@@ -183,18 +184,14 @@ async fn twenty_managers_get_each_of_three_hundred_jobs_once() {
     });
     let stages = (0..3).map(|stage| (0..100).map(|index| job(&format!("{stage}-{index}"))).collect()).collect();
     let pipeline = house.create(stages).await;
+    let over = CancellationToken::new();
     let mut managers = JoinSet::new();
     for _ in 0..20 {
-        let manager = manager.clone();
+        let (manager, over) = (manager.clone(), over.clone());
         managers.spawn(async move {
             let mut done = Vec::new();
             loop {
-                let asked = tokio::time::timeout(
-                    Duration::from_secs(2),
-                    manager.coordinator.request_job(manager.request(None)),
-                );
-                let Ok(Ok(answer)) = asked.await else { return done };
-                let Some(job) = answer.job else { return done };
+                let Some(job) = over.run_until_cancelled(manager.take()).await else { return done };
                 manager.running(&job).await;
                 let text = format!("log of {}\n", job.id);
                 manager.log(&job, 0, &text).await.expect("taken");
@@ -207,6 +204,7 @@ async fn twenty_managers_get_each_of_three_hundred_jobs_once() {
     }
     let view = house.until(pipeline, |view| view.summary.status == JobStatus::Success).await;
     assert!(view.jobs.iter().all(|job| job.status == JobStatus::Success && job.attempt == 1));
+    over.cancel();
     let done: Vec<_> = managers.join_all().await.into_iter().flatten().collect();
     assert_eq!(done.len(), 300);
     assert_eq!(done.iter().collect::<BTreeSet<_>>().len(), 300);

@@ -1,5 +1,7 @@
 //! What is on disk: restarts, past runs, full disks, foreign databases.
 
+#![expect(clippy::expect_used, reason = "a failure in a helper fails its test")]
+
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;

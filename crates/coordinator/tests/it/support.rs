@@ -1,5 +1,7 @@
 //! A coordinator with pipelines made by hand, and managers that call its port directly.
 
+#![expect(clippy::expect_used, reason = "a failure in a helper fails its test")]
+
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +12,7 @@ use futures::StreamExt;
 use muster_coordinator::clock::{Clock, ManualClock};
 use muster_coordinator::views::{JobView, PipelineView};
 use muster_coordinator::{Coordinator, GitFacts, NewPipeline, NewRunner, Options, ProjectFacts, SharedSources};
-use muster_job::{JobId, JobStatus, PipelineId, ProjectId};
+use muster_job::{JobId, JobStatus, PipelineId, ProjectId, Variable};
 use muster_pipeline::context::{Context, IncludeTarget, IncludedFile, Origin, SourceError, Sources};
 use muster_pipeline::model::{
     AllowFailure, Artifacts, AutoCancel, Job, Pipeline, Place, Retry, ScriptWork, When, Work,
@@ -34,6 +36,33 @@ impl Sources for NoFiles {
 
     fn paths(&self, _: &Origin) -> Result<Arc<BTreeSet<String>>, SourceError> {
         Ok(Arc::default())
+    }
+
+    fn changed_since(&self, _: &str) -> Option<Vec<String>> {
+        None
+    }
+
+    fn object_ids(&self, _: &[String], _: bool) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// A repository of these files.
+pub(crate) struct Files(pub(crate) Vec<(&'static str, &'static str)>);
+
+impl Sources for Files {
+    fn read(&self, target: &IncludeTarget) -> Result<IncludedFile, SourceError> {
+        let found = match target {
+            IncludeTarget::Local { path, .. } => self.0.iter().find(|(name, _)| name == path),
+            _ => None,
+        };
+        let (name, text) = found.ok_or_else(|| SourceError::NotFound(format!("{target:?} is not there")))?;
+        let (name, bytes) = ((*name).to_owned(), text.as_bytes().to_vec());
+        Ok(IncludedFile { name, bytes, origin: Origin::Root, component: None })
+    }
+
+    fn paths(&self, _: &Origin) -> Result<Arc<BTreeSet<String>>, SourceError> {
+        Ok(Arc::new(self.0.iter().map(|(name, _)| (*name).to_owned()).collect()))
     }
 
     fn changed_since(&self, _: &str) -> Option<Vec<String>> {
@@ -158,6 +187,17 @@ impl House {
 
     pub(crate) async fn create(&self, stages: Vec<Vec<Job>>) -> PipelineId {
         let new = new_pipeline(pipeline(stages), Arc::new(NoFiles));
+        self.coordinator.create_pipeline(new).await.expect("a pipeline")
+    }
+
+    /// A pipeline from the text of `.gitlab-ci.yml`; `run` are the variables of the run form.
+    pub(crate) async fn create_from(&self, yaml: &str, files: Files, run: &[(&str, &str)]) -> PipelineId {
+        let sources: SharedSources = Arc::new(files);
+        let mut new = new_pipeline(pipeline(Vec::new()), Arc::clone(&sources));
+        new.context.predefined = vec![Variable::public("CI_PIPELINE_SOURCE", "push")];
+        new.context.pipeline_variables = run.iter().map(|(key, value)| Variable::public(*key, *value)).collect();
+        let compiled = muster_pipeline::compile(yaml.as_bytes(), &new.context, &*sources);
+        new.compiled = compiled.pipeline.unwrap_or_else(|| panic!("no pipeline: {:?}", compiled.diagnostics));
         self.coordinator.create_pipeline(new).await.expect("a pipeline")
     }
 
