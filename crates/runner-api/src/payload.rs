@@ -73,7 +73,8 @@ pub struct JobPayload {
 pub struct Extension {
     /// A bare repository on this machine that holds the commit: checkout needs no transport.
     pub local_repository: Option<String>,
-    /// The least time between two trace uploads, in milliseconds.
+    /// The least time between two trace uploads, in milliseconds. A quiet job gives a sign of life, with which it hears of
+    /// a cancel, after ten times that, but at least a second.
     pub trace_interval_ms: Option<u64>,
     /// The coordinator takes the result tree in the final update.
     pub result_tree: bool,

@@ -18,8 +18,12 @@ use crate::failure;
 const PIECE_MAX_BYTES: usize = 1024 * 1024;
 /// Between two uploads, until the coordinator says otherwise (runner-api 3.2).
 const INTERVAL: Duration = Duration::from_secs(3);
-/// A job that says nothing is reported as running so often.
+/// A job that says nothing is reported as running so often. Only with an answer the coordinator can say that the job is
+/// to be canceled: the protocol has no other way, so this is a timer.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
+/// A coordinator that asks for an interval of its own is one of ours and near: a quiet job speaks up as often as every
+/// tenth interval, but not more often than this, so that a cancel is soon heard.
+const KEEP_ALIVE_NEAR: Duration = Duration::from_secs(1);
 /// The same where the coordinator is Muster's own: its answer is how a silent job learns that it was canceled.
 const OWN_KEEP_ALIVE: Duration = Duration::from_secs(1);
 /// Times that the coordinator may say that a call is wrong, before it is taken for final.
@@ -46,6 +50,7 @@ pub(super) struct Uploader {
     acknowledged: u64,
     held: BytesMut,
     interval: Duration,
+    keep_alive: Duration,
     /// The interval is ours: the coordinator cannot say less than a second.
     fixed_interval: bool,
     sent_at: Instant,
@@ -59,7 +64,7 @@ pub(super) struct Uploader {
 
 impl Uploader {
     pub(super) fn new(client: Client, payload: JobPayload) -> Self {
-        let own = payload.muster.as_ref().and_then(|extension| extension.trace_interval_ms);
+        let own = payload.muster.as_ref().and_then(|extension| extension.trace_interval_ms).map(Duration::from_millis);
         let on = |name| payload.variables.iter().any(|var| var.key == name && matches!(&*var.value, "true" | "1"));
         let debug_trace = on("CI_DEBUG_TRACE") || on("CI_DEBUG_SERVICES");
         let now = Instant::now();
@@ -67,7 +72,8 @@ impl Uploader {
             client,
             acknowledged: 0,
             held: BytesMut::new(),
-            interval: own.map_or(INTERVAL, Duration::from_millis),
+            interval: own.unwrap_or(INTERVAL),
+            keep_alive: own.map_or(KEEP_ALIVE, |own| own.saturating_mul(10).clamp(KEEP_ALIVE_NEAR, KEEP_ALIVE)),
             fixed_interval: own.is_some(),
             sent_at: now,
             contact_at: now,
@@ -109,7 +115,7 @@ impl Uploader {
     pub(super) fn due(&self) -> Instant {
         let wanted = match self.held.len() {
             0 if self.fixed_interval => self.contact_at + OWN_KEEP_ALIVE,
-            0 => self.contact_at + KEEP_ALIVE,
+            0 => self.contact_at + self.keep_alive,
             length if length >= PIECE_MAX_BYTES => self.sent_at,
             _ => self.sent_at + self.interval,
         };

@@ -109,10 +109,7 @@ pub(super) async fn refusal(call: &'static str, response: Response) -> ClientErr
     let message = message(response).await;
     match code.as_u16() {
         401 | 403 | 404 | 410 => ClientError::Forbidden { call, code: code.as_u16(), status, message },
-        408 | 409 | 425 | 429 => {
-            ClientError::Transient { call, code: Some(code.as_u16()), retry_after, status, message }
-        }
-        number if number >= 500 && number != 501 => {
+        number if matches!(number, 408 | 409 | 425 | 429) || (number >= 500 && number != 501) => {
             let message = format!("{number} {message}");
             ClientError::Transient { call, code: Some(number), retry_after, status, message }
         }
@@ -120,8 +117,14 @@ pub(super) async fn refusal(call: &'static str, response: Response) -> ClientErr
     }
 }
 
-/// The coordinator's words: `{"message": ...}`, or the name of the status.
-async fn message(mut response: Response) -> String {
+/// The coordinator's words without the code that GitLab puts first: `{"message": ...}`, or the name of the status.
+async fn message(response: Response) -> String {
+    let code = response.status().as_u16().to_string();
+    let words = words(response).await;
+    words.strip_prefix(&code).map(str::trim_start).map(str::to_owned).unwrap_or(words)
+}
+
+async fn words(mut response: Response) -> String {
     let name = response.status().canonical_reason().unwrap_or("unknown status").to_owned();
     let mut body = Vec::new();
     while let Ok(Some(chunk)) = response.chunk().await {
