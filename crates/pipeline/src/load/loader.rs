@@ -150,6 +150,10 @@ impl<'a> Loader<'a> {
                 .push(Diagnostic::error(start, message).help("share less, or split it into child pipelines"));
             map = Map::default();
         }
+        for diagnostic in &mut self.diagnostics {
+            diagnostic.message = self.variables.hide(&diagnostic.message);
+            diagnostic.help = diagnostic.help.as_ref().map(|help| self.variables.hide(help));
+        }
         let mut seen = std::collections::HashSet::new();
         self.diagnostics.retain(|diagnostic| seen.insert((diagnostic.span, diagnostic.message.clone())));
         Loaded {
@@ -241,7 +245,12 @@ impl<'a> Loader<'a> {
         }
         let index = self.includes.len();
         let outcome = IncludeOutcome::Failed;
-        self.includes.push(IncludeRecord { what: target::what(&target), included_at: entry.span, depth, outcome });
+        self.includes.push(IncludeRecord {
+            what: self.variables.hide(&target::what(&target)),
+            included_at: entry.span,
+            depth,
+            outcome,
+        });
         let file = self.fetch(&target, place, entry)?;
         self.stack.push(asked);
         let map = self.file(&file, given, Some(place), depth + 1);
@@ -276,7 +285,7 @@ impl<'a> Loader<'a> {
 
     fn read(&mut self, target: &IncludeTarget, place: Span) -> Option<File> {
         let included = match self.sources.read(target) {
-            Ok(included) => included,
+            Ok(included) => IncludedFile { name: self.variables.hide(&included.name), ..included },
             Err(error) => {
                 let mut problem = Diagnostic::error(place, error.to_string());
                 if let IncludeTarget::Local { origin: Origin::Root, path } = target {

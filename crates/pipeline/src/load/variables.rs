@@ -10,6 +10,9 @@ use crate::expand::{Unknown, expand_text};
 use crate::layers;
 use crate::limits::INTERPOLATED_TEXT_BYTES;
 
+/// Shorter masked values, in bytes, are not looked for: they would be found in every other word.
+const SHORTEST_SECRET: usize = 4;
+
 /// Predefined, project and pipeline variables by name, the later ones winning. Never YAML variables, which are not read
 /// yet when files are included.
 #[derive(Debug)]
@@ -48,6 +51,15 @@ impl Variables {
         };
         let expanded = self.replace(text, Unknown::Keep, &note);
         masked.into_inner().map_or(Ok(expanded), Err)
+    }
+
+    /// `text` without the values of masked variables: paths and URLs may hold them once they are expanded.
+    pub(super) fn hide(&self, text: &str) -> String {
+        let secrets =
+            self.by_name.values().filter(|variable| variable.masked && variable.value.len() >= SHORTEST_SECRET);
+        secrets.fold(text.to_owned(), |text, variable| {
+            if text.contains(&variable.value) { text.replace(&variable.value, "[MASKED]") } else { text }
+        })
     }
 
     fn replace(&self, text: &str, unknown: Unknown, used: &dyn Fn(&Variable)) -> String {

@@ -400,6 +400,22 @@ fn nested_local_includes_stay_in_their_project_and_inputs_do_not_leak() {
 }
 
 #[test]
+fn a_masked_variable_in_a_path_is_not_shown() {
+    let secret = Variable::secret("TOKEN", "hunter22");
+    let world =
+        world().scoped(secret, false, "*").elsewhere("https://x/hunter22/y.yml", "a: {script: [x], colour: red}");
+    let wrong = "include: [$TOKEN.yml, $TOKEN.txt, 'https://x/$TOKEN/z.yml', 'a/$TOKEN/*.yml', {component: $TOKEN}]";
+    let read = "include: https://x/$TOKEN/y.yml";
+    for (text, findings) in [(wrong, 5), (read, 1)] {
+        let compiled = world.compile(text);
+        assert_eq!(compiled.diagnostics.len(), findings);
+        let shown = muster_pipeline::render::render(&compiled.diagnostics, &compiled.sources, false);
+        assert!(!shown.contains("hunter22"), "{shown}");
+    }
+    assert_eq!(world.load(read).includes[0].what, "remote https://x/[MASKED]/y.yml");
+}
+
+#[test]
 fn inputs_may_be_declared_in_another_file() {
     let world = world().file("inputs.yml", "inputs: {a: {default: x}}").file("more.yml", "jobs: {}");
     let text = |include: &str, own: &str| {
