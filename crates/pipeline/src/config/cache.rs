@@ -1,7 +1,7 @@
 //! `cache`.
 
 use crate::config::keywords;
-use crate::config::reading::{Fields, Path, Problems, text, texts};
+use crate::config::reading::{Fields, Path, Problems, text, text_list};
 use crate::node::{Node, Span, Value};
 
 /// Most caches of one job.
@@ -102,7 +102,7 @@ fn key(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<CacheKey> {
         }
     };
     let at_list = at.key(name);
-    let files = texts(list, at_list, problems)?;
+    let files = text_list(list, at_list, problems)?;
     if files.is_empty() || files.len() > MAX_KEY_FILES {
         let what = format!("config should have 1 to {MAX_KEY_FILES} entries, but it has {}", files.len());
         problems.wrong(list.span, at_list, what);

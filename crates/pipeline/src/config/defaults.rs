@@ -75,14 +75,13 @@ impl Defaults {
         Self { values }
     }
 
-    /// A job's map with the defaults that it takes, and which those are.
-    pub(crate) fn apply(&self, job: &Map, inherit: &Inherit) -> (Option<Map>, Vec<(String, Span)>) {
+    /// A job's map with the defaults that it takes, and which those are. `bridge`: the job runs on no runner.
+    pub(crate) fn apply(&self, job: &Map, bridge: bool, inherit: &Inherit) -> (Option<Map>, Vec<(String, Span)>) {
         let is_set = |key: &str| job.get(key).is_some_and(|node| !node.is_null());
-        let is_trigger = is_set("trigger");
         let mut taken = Vec::new();
         let mut full: Option<Map> = None;
         for (key, entry) in self.values.iter() {
-            let legal = if is_trigger {
+            let legal = if bridge {
                 keywords::DEFAULT_OF_TRIGGER_JOBS.contains(&&**key)
             } else {
                 // A script beside `run` would be an error of the job; the default is meant for script jobs.

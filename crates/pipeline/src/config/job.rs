@@ -94,7 +94,7 @@ pub(crate) fn job(
     };
     let inherit = own.get("inherit").filter(|node| !node.is_null());
     let inherit = inherit.map(|node| defaults::inherit(node, at.key("inherit"), problems)).unwrap_or_default();
-    let (full, taken) = defaults.apply(own, &inherit);
+    let (full, taken) = defaults.apply(own, kind != Kind::Script, &inherit);
     let node = full.map_or_else(|| entry.node.clone(), |map| Node::new(Value::Map(Arc::new(map)), entry.node.span));
     let allowed = if kind == Kind::Script { keywords::JOB } else { keywords::TRIGGER_JOB };
     let fields = Fields::open(&node, at, allowed, problems)?;

@@ -62,9 +62,9 @@ pub(crate) enum NeedsOf {
 pub(crate) fn needs(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Problems) -> Option<Needs> {
     let items: Vec<&Node> = match &node.value {
         Value::List(_) => crate::config::reading::flat_list(node, at, problems)?,
-        Value::Map(_) | Value::String(_) => vec![node],
+        Value::Map(_) => vec![node],
         _ => {
-            let what = format!("config should be an array of names or maps, but it is {}", node.kind());
+            let what = format!("config can only be a hash or an array, but it is {}", node.kind());
             problems.wrong(node.span, at, what);
             return None;
         }

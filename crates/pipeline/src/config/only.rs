@@ -73,10 +73,12 @@ pub(crate) fn except(
 }
 
 fn refs(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<RefPattern>> {
-    let refs = match &node.value {
-        Value::String(text) => vec![text.to_string()],
-        _ => text_list(node, at, problems)?,
-    };
+    if node.as_list().is_none() {
+        let what = format!("has to be either an array of conditions or a hash, but it is {}", node.kind());
+        problems.wrong(node.span, at, what);
+        return None;
+    }
+    let refs = text_list(node, at, problems)?;
     let read = |text: &String| RefPattern::parse(text).map_err(|error| problems.wrong(node.span, at, error)).ok();
     refs.iter().map(read).collect()
 }

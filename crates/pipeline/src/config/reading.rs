@@ -158,9 +158,9 @@ impl<'a> Fields<'a> {
         self.get(key).and_then(|node| boolean(node, self.at.key(key), problems)).unwrap_or(default)
     }
 
-    /// The list of texts of a key; empty where it is absent.
+    /// The list of texts of a key; empty where it is absent. One text alone is no list, as on GitLab.
     pub(crate) fn texts(&self, key: &str, problems: &mut Problems) -> Vec<String> {
-        self.get(key).and_then(|node| texts(node, self.at.key(key), problems)).unwrap_or_default()
+        self.get(key).and_then(|node| text_list(node, self.at.key(key), problems)).unwrap_or_default()
     }
 
     /// The text of a key that must be one of `allowed`.

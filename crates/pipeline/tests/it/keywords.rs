@@ -1,7 +1,8 @@
 //! What the conformance cases do not have: rare keywords, limits, hints, the story of a job, the preview.
 
+use muster_pipeline::context::{ChildSource, PipelineSource};
 use muster_pipeline::model::{BridgeTarget, DecisionKind, Need, OnNewCommit, Strategy, When, Work};
-use muster_pipeline::preview;
+use muster_pipeline::{NotCreatedReason, preview};
 
 use crate::case::{Case, fails, job, jobs, script};
 use crate::harness::{World, errors, warnings, world};
@@ -143,8 +144,20 @@ fn trigger_jobs() {
     fails("c: {trigger: {project: g/p, include: x.yml}}", "uses both `project` and `include`");
     fails("c: {trigger: {include: [{local: x.yml, remote: y}]}}", "exactly one accessor");
     fails("c: {trigger: g/p, needs: [{project: g, job: j, ref: r, artifacts: true}]}", "unknown keys: `project`");
-    let c = job("{default: {image: i, interruptible: true}, c: {trigger: g/p}}", "c");
-    assert!(c.interruptible, "only what a trigger job may have is taken from default");
+    for work in ["trigger: g/p", "needs: {pipeline: g/p}"] {
+        let c = job(&format!("{{default: {{image: i, interruptible: true}}, c: {{{work}}}}}"), "c");
+        assert!(c.interruptible, "only what a trigger job may have is taken from default");
+    }
+}
+
+#[test]
+fn a_child_pipeline_from_the_file_of_a_job() {
+    let text = "a: {script: [x], rules: [{if: '$CI_PIPELINE_SOURCE == \"parent_pipeline\"'}]}\n";
+    let child = [ChildSource::Artifact { name: "g.yml from gen".into(), bytes: text.into(), inputs: Vec::new() }];
+    let compiled = world().source(PipelineSource::ParentPipeline).compile_child(&child);
+    assert_eq!(compiled.pipeline.map(|pipeline| pipeline.jobs.len()), Some(1), "{:#?}", compiled.diagnostics);
+    let pushed = world().compile_child(&child).not_created.map(|not_created| not_created.reason);
+    assert_eq!(pushed, Some(NotCreatedReason::NoJobs), "a child of only excluded jobs is none");
 }
 
 #[test]
@@ -162,7 +175,13 @@ fn refused_values() {
         ("artifacts: {expire_in: soon}", "duration"),
         ("image: {name: i, pull_policy: sometimes}", "should be one of"),
         ("needs: [{project: g/p, job: j, ref: main}]", "config should have the key `artifacts`"),
-        ("needs: 5", "array of names or maps"),
+        ("needs: 5", "can only be a hash or an array"),
+        ("needs: b", "can only be a hash or an array"),
+        ("only: main", "either an array of conditions or a hash"),
+        ("artifacts: {paths: o}", "should be an array"),
+        ("cache: {paths: o}", "should be an array"),
+        ("cache: {key: {files: o}, paths: [o]}", "should be an array"),
+        ("image: {name: i, entrypoint: sh}", "should be an array"),
         ("parallel: {matrix: [a]}", "array of hashes"),
         ("parallel: {matrix: []}", "can't be blank"),
         ("variables: {a-b: c}", "letters, digits and `_`"),
