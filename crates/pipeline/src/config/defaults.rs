@@ -62,6 +62,15 @@ impl Defaults {
         }
         for key in keywords::GLOBAL_DEFAULTS {
             let Some(entry) = root.entry(key).filter(|entry| !entry.node.is_null()) else { continue };
+            if entry
+                .node
+                .as_map()
+                .is_some_and(|map| ["script", "trigger", "run"].iter().any(|work| map.get(work).is_some()))
+            {
+                let message = format!("`{key}` is a keyword of the top level, so no job can have that name");
+                problems.push(crate::diagnostic::Diagnostic::error(entry.key_span, message).help("rename the job"));
+                continue;
+            }
             if let Some(twin) = section.and_then(Node::as_map).and_then(|map| map.entry(key)) {
                 let message = format!("`{key}` is defined in top-level and `default:` entry");
                 let diagnostic = crate::diagnostic::Diagnostic::error(entry.key_span, message)

@@ -112,6 +112,7 @@ fn misplaced_and_mistyped_keys_of_the_top_level_get_a_hint() {
         help("{a: {script: [x]}, tags: [b]}"),
         "`tags` is a keyword of jobs: move it into a job or under `default`"
     );
+    fails("{a: {S}, services: {trigger: {include: x.yml}}}", "`services` is a keyword of the top level");
     fails("{a: {S}, types: [b]}", "`types` is not supported");
     fails("{a: {S}, nil: {S}}", "jobs:nil is not a name that a job may have");
     fails("{a: {S}, \"true\": {S}}", "jobs:true is not a name that a job may have");
