@@ -133,6 +133,7 @@ impl Actor {
         self.settle().await;
         loop {
             let wake = self.timers.next().map(|at| self.options.clock.sleep_until(at));
+            // All three may be dropped half-way: a command stays in its channel, a child in its set, a timer in its heap.
             let command = tokio::select! {
                 command = commands.recv() => match command {
                     Some(command) => Some(command),
@@ -183,6 +184,7 @@ impl Actor {
     /// Gives out jobs, writes, answers; again until nothing is left to do.
     async fn settle(&mut self) {
         loop {
+            let failing = self.storage_problem.is_some();
             self.dispatch();
             let written = self.write().await;
             let undelivered = self.answer(written.as_ref().err());
@@ -195,7 +197,9 @@ impl Actor {
                 return;
             }
             self.start_bridges();
-            if settled {
+            // After a failure nothing was given out; now it is.
+            let recovered = self.storage_problem.is_none() && failing;
+            if settled && !recovered {
                 return;
             }
         }

@@ -244,7 +244,7 @@ impl Actor {
                 }
             }
             (None, explicit) => {
-                for producer in self.world.newest_records(row.pipeline) {
+                for producer in self.world.producers(row.pipeline) {
                     let earlier = pipeline
                         .compiled
                         .jobs
@@ -266,7 +266,7 @@ impl Actor {
             Need::Job { artifacts: false, .. }
             | Need::Project { artifacts: false, .. }
             | Need::Pipeline { artifacts: false, .. } => Ok(None),
-            Need::Job { name, .. } => Ok(self.newest_named(row.pipeline, name)),
+            Need::Job { name, .. } => Ok(self.world.newest_named(row.pipeline, name)),
             Need::Pipeline { pipeline: id, job, .. } => {
                 let context = self.world.contexts.get(&row.pipeline);
                 let variables = context.map_or(&[][..], |context| &context.pipeline_variables);
@@ -276,7 +276,7 @@ impl Actor {
                     own.map(ToOwned::to_owned)
                 };
                 let id = expand_text(id, &lookup, Unknown::Keep);
-                let producer = id.parse::<PipelineId>().ok().and_then(|id| self.newest_named(id, job));
+                let producer = id.parse::<PipelineId>().ok().and_then(|id| self.world.newest_named(id, job));
                 let message =
                     || format!("it needs the artifacts of job `{job}` of pipeline `{id}`, which is not known here");
                 producer.map(Some).ok_or_else(|| missing(message()))
@@ -285,10 +285,6 @@ impl Actor {
                 "it needs the artifacts of job `{job}` of project `{project}`, whose pipelines are not known here"
             ))),
         }
-    }
-
-    fn newest_named(&self, pipeline: PipelineId, name: &str) -> Option<&JobRow> {
-        self.world.newest_records(pipeline).into_iter().find(|row| row.name == name)
     }
 
     /// Adds what `producer` left. An archive that is gone fails a job that lists its producer (C187).

@@ -98,9 +98,9 @@ impl Actor {
         match include {
             ChildInclude::Entry(entry) => Ok(Text::Entry(entry.clone())),
             ChildInclude::Artifact { path, job, inputs } => {
-                let newest = self.world.newest_records(bridge.pipeline);
-                let producer = newest.into_iter().find(|row| row.name == *job);
-                let archive = producer
+                let archive = self
+                    .world
+                    .newest_named(bridge.pipeline, job)
                     .and_then(|row| self.world.artifact(row.id, artifacts::ARCHIVE))
                     .and_then(|archive| self.archive_path(archive))
                     .ok_or_else(|| failed(format!("job `{job}` has no archive to read `{path}` from")))?;

@@ -125,9 +125,14 @@ impl Queue {
         self.places.len()
     }
 
-    /// Jobs that wait, with what they require, by id.
-    pub(crate) fn jobs(&self) -> BTreeMap<JobId, &Requirement> {
-        self.places.iter().map(|(job, (requirement, _))| (*job, requirement)).collect()
+    /// Jobs that wait, by id.
+    pub(crate) fn jobs(&self) -> BTreeSet<JobId> {
+        self.places.keys().copied().collect()
+    }
+
+    /// What a waiting job requires.
+    pub(crate) fn requirement(&self, job: JobId) -> Option<&Requirement> {
+        self.places.get(&job).map(|(requirement, _)| requirement)
     }
 
     /// Holds a request. The answer is its number.

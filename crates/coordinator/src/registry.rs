@@ -141,8 +141,7 @@ impl Actor {
 
     /// Why no runner may have a waiting job; `None`: one may.
     pub(crate) fn misfit(&self, job: JobId) -> Option<String> {
-        let waiting = self.queue.jobs();
-        let requirement = waiting.get(&job)?;
+        let requirement = self.queue.requirement(job)?;
         let mut first = None;
         for runner in self.world.runners.values() {
             let misfit = requirement.misfit(&runner.settings)?;
@@ -169,10 +168,9 @@ impl Actor {
 
     /// Waiting jobs that no runner may have (C198).
     pub(crate) fn stuck_jobs(&self) -> Vec<StuckJob> {
-        let waiting = self.queue.jobs();
-        let stuck = waiting.keys().filter_map(|job| {
-            let name = self.world.jobs.get(job)?.name.clone();
-            self.misfit(*job).map(|why| StuckJob { job: *job, name, why })
+        let stuck = self.queue.jobs().into_iter().filter_map(|job| {
+            let name = self.world.jobs.get(&job)?.name.clone();
+            self.misfit(job).map(|why| StuckJob { job, name, why })
         });
         stuck.collect()
     }

@@ -118,6 +118,7 @@ impl Actor {
         let all = self.world.artifacts.entry(job).or_default();
         all.retain(|known| known.kind != row.kind);
         all.push(row);
+        self.world.note_producer(job);
         Ok(())
     }
 

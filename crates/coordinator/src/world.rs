@@ -30,8 +30,8 @@ pub(crate) struct World {
     pub(crate) jobs: BTreeMap<JobId, JobRow>,
     /// The ids of the engine's records.
     pub(crate) ids: HashMap<JobRef, JobId>,
-    /// The records of each pipeline, oldest first.
-    pub(crate) records: HashMap<PipelineId, Vec<JobId>>,
+    /// The records of each pipeline.
+    records: HashMap<PipelineId, Records>,
     pub(crate) artifacts: BTreeMap<JobId, Vec<ArtifactRow>>,
     pub(crate) runners: BTreeMap<RunnerId, RunnerRow>,
     /// Runners by the hash of their token.
@@ -45,6 +45,19 @@ pub(crate) struct World {
     pub(crate) dirty: Dirty,
     next_job: i64,
     next_pipeline: i64,
+}
+
+/// The records of one pipeline, found without looking at all of them.
+#[derive(Default)]
+struct Records {
+    /// All, oldest first.
+    all: Vec<JobId>,
+    /// The newest record at each place.
+    newest: Vec<JobId>,
+    /// Places by the job's full name.
+    places: HashMap<String, usize>,
+    /// Places of jobs that left an archive or a dotenv report.
+    producers: BTreeSet<usize>,
 }
 
 /// Per project, the actions that may not have reached the outside before the last end.
@@ -96,7 +109,11 @@ impl World {
             world.pipelines.insert(row.id, row);
         }
         for row in contents.jobs {
+            let (id, left) = (row.id, !row.detail.dotenv.is_empty() || world.artifacts.contains_key(&row.id));
             world.index(row);
+            if left {
+                world.note_producer(id);
+            }
         }
         world.dirty = Dirty::default();
         world
@@ -115,7 +132,7 @@ impl World {
                 graph,
                 parent: row.parent.and_then(|parent| Some(self.jobs.get(&parent.bridge)?.job_ref())),
                 status: row.status,
-                jobs: newest.iter().map(|job| job.detail.state.clone()).collect(),
+                jobs: newest.map(|job| job.detail.state.clone()).collect(),
             });
         }
         self.priorities = priorities;
@@ -130,17 +147,36 @@ impl World {
     }
 
     /// The newest record of each job of a pipeline, in the order of their places.
-    pub(crate) fn newest_records(&self, pipeline: PipelineId) -> Vec<&JobRow> {
-        let mut newest: BTreeMap<usize, &JobRow> = BTreeMap::new();
-        for row in self.jobs_of(pipeline) {
-            newest.insert(row.place, row);
+    pub(crate) fn newest_records(&self, pipeline: PipelineId) -> impl Iterator<Item = &JobRow> {
+        let newest = self.records.get(&pipeline).into_iter().flat_map(|records| &records.newest);
+        newest.filter_map(|id| self.jobs.get(id))
+    }
+
+    /// The newest record of the job of this name.
+    pub(crate) fn newest_named(&self, pipeline: PipelineId, name: &str) -> Option<&JobRow> {
+        let records = self.records.get(&pipeline)?;
+        self.jobs.get(records.newest.get(*records.places.get(name)?)?)
+    }
+
+    /// The newest records of the jobs that left an archive or a dotenv report, in the order of their places.
+    pub(crate) fn producers(&self, pipeline: PipelineId) -> impl Iterator<Item = &JobRow> {
+        let records = self.records.get(&pipeline);
+        let places = records.into_iter().flat_map(|records| &records.producers);
+        places.filter_map(move |place| self.jobs.get(records?.newest.get(*place)?))
+    }
+
+    /// A job left something for later ones.
+    pub(crate) fn note_producer(&mut self, job: JobId) {
+        let Some(row) = self.jobs.get(&job) else { return };
+        if let Some(records) = self.records.get_mut(&row.pipeline) {
+            records.producers.insert(row.place);
         }
-        newest.into_values().collect()
     }
 
     /// All records of a pipeline, oldest first.
     pub(crate) fn jobs_of(&self, pipeline: PipelineId) -> impl Iterator<Item = &JobRow> {
-        self.records.get(&pipeline).into_iter().flatten().filter_map(|id| self.jobs.get(id))
+        let all = self.records.get(&pipeline).into_iter().flat_map(|records| &records.all);
+        all.filter_map(|id| self.jobs.get(id))
     }
 
     /// Gives a pipeline, and those of its family that have none, its files back.
@@ -176,7 +212,14 @@ impl World {
     /// Adds a record, and marks it.
     pub(crate) fn index(&mut self, row: JobRow) {
         self.ids.insert(row.job_ref(), row.id);
-        self.records.entry(row.pipeline).or_default().push(row.id);
+        let records = self.records.entry(row.pipeline).or_default();
+        records.all.push(row.id);
+        // Places come in order, and the records of one place oldest first.
+        match records.newest.get_mut(row.place) {
+            Some(newest) => *newest = row.id,
+            None => records.newest.push(row.id),
+        }
+        records.places.entry(row.name.clone()).or_insert(row.place);
         if let (Some(runner), Some(key), true) =
             (row.runner, row.detail.idempotency_key.clone(), row.status().is_on_runner())
         {
