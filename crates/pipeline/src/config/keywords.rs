@@ -85,7 +85,7 @@ pub(crate) const JOB: &[&str] = &[
     "when",
 ];
 
-/// Keys of a trigger job. `start_in` belongs to `when: delayed`; `manual_confirmation` to `when: manual`.
+/// Keys of a trigger job. Without `start_in` it is delayed only by a rule.
 pub(crate) const TRIGGER_JOB: &[&str] = &[
     "allow_failure",
     "environment",
@@ -93,14 +93,12 @@ pub(crate) const TRIGGER_JOB: &[&str] = &[
     "extends",
     "inherit",
     "interruptible",
-    "manual_confirmation",
     "needs",
     "only",
     "parallel",
     "resource_group",
     "rules",
     "stage",
-    "start_in",
     "trigger",
     "variables",
     "when",

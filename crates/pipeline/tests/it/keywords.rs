@@ -142,6 +142,8 @@ fn trigger_jobs() {
     let Work::Bridge(mirror) = job("c: {needs: {pipeline: g/p}}", "c").work else { panic!("a bridge") };
     assert_eq!(mirror.target, BridgeTarget::Mirror { project: "g/p".into() });
     assert_eq!(jobs("c: {trigger: {include: x.yml}, parallel: {matrix: [{A: [1, 2]}]}}"), ["c: [1]", "c: [2]"]);
+    fails("c: {trigger: g/p, start_in: 1 day, when: delayed}", "jobs:c config contains unknown keys: `start_in`");
+    assert_eq!(job("c: {trigger: g/p, rules: [{when: delayed, start_in: 1 day}]}", "c").when, When::Delayed);
     fails("c: {trigger: {project: g/p, include: x.yml}}", "uses both `project` and `include`");
     fails("c: {trigger: {include: [{local: x.yml, remote: y}]}}", "exactly one accessor");
     fails("c: {trigger: g/p, needs: [{project: g, job: j, ref: r, artifacts: true}]}", "unknown keys: `project`");
