@@ -23,7 +23,7 @@ enum Command {
     /// Run a repository's pipeline here and now.
     Ci(Box<ci::Args>),
     /// Request jobs from a coordinator and run them.
-    Manager(manager::Args),
+    Manager(Box<manager::Args>),
     /// Execute the steps of jobs; started by a manager.
     #[command(subcommand)]
     Agent(agent::Command),
@@ -37,7 +37,7 @@ enum Command {
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Ci(args) => ci::run(*args),
-        Command::Manager(args) => manager::run(args),
+        Command::Manager(args) => manager::run(*args),
         Command::Agent(command) => agent::run(command),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "muster", &mut std::io::stdout());
