@@ -22,7 +22,7 @@ pub(super) const BOLD: Style = Style::new().bold();
 
 /// Text in a style.
 pub(super) fn paint(style: Style, text: &str) -> String {
-    format!("{}{text}{}", style.render(), style.render_reset())
+    if text.is_empty() { String::new() } else { format!("{}{text}{}", style.render(), style.render_reset()) }
 }
 
 /// Prints to standard output. A closed pipe (`muster ci list | head`) is no error.
@@ -82,11 +82,12 @@ pub(super) fn width() -> usize {
     terminal_size::terminal_size().map_or(100, |(width, _)| usize::from(width.0))
 }
 
-/// `12.3s`, `4m05s`, `1h02m`.
+/// `85ms`, `12.3s`, `4m05s`, `1h02m`.
 pub(super) fn duration(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
-        0..60 => format!("{:.1}s", time.as_secs_f64()),
+        0 => format!("{}ms", time.as_millis()),
+        1..60 => format!("{:.1}s", time.as_secs_f64()),
         60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
         _ => format!("{}h{:02}m", seconds / 3600, seconds % 3600 / 60),
     }
@@ -126,7 +127,7 @@ pub(super) fn fit(text: &str, columns: usize) -> String {
     cut
 }
 
-/// Columns of plain cells, aligned; the last one is not padded.
+/// Columns of plain cells, aligned; no line ends in blanks.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     rows: Vec<Vec<(String, Style)>>,
@@ -151,16 +152,15 @@ impl std::fmt::Display for Table {
         let widths: Vec<usize> =
             (0..columns).map(|column| cells(column).map(|(text, _)| text.chars().count()).max().unwrap_or(0)).collect();
         for row in &self.rows {
+            let mut line = String::new();
             for (column, ((text, style), width)) in row.iter().zip(&widths).enumerate() {
                 if column > 0 {
-                    f.write_str("  ")?;
+                    line.push_str("  ");
                 }
-                f.write_str(&paint(*style, text))?;
-                if column + 1 < row.len() {
-                    write!(f, "{:1$}", "", width.saturating_sub(text.chars().count()))?;
-                }
+                line.push_str(&paint(*style, text));
+                line.extend(std::iter::repeat_n(' ', width.saturating_sub(text.chars().count())));
             }
-            f.write_str("\n")?;
+            writeln!(f, "{}", line.trim_end())?;
         }
         Ok(())
     }
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn durations_and_sizes_are_short() {
         let texts = [0, 950, 59_900, 61_000, 3_725_000].map(|ms| duration(Duration::from_millis(ms)));
-        assert_eq!(texts, ["0.0s", "0.9s", "59.9s", "1m01s", "1h02m"]);
+        assert_eq!(texts, ["0ms", "950ms", "59.9s", "1m01s", "1h02m"]);
         assert_eq!(
             [0, 999, 1000, 5_300_000, 12_000_000_000].map(size),
             ["0 B", "999 B", "1.0 KB", "5.3 MB", "12.0 GB"]

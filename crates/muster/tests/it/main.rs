@@ -6,4 +6,5 @@
     reason = "a test's helpers fail as its body does"
 )]
 
+mod ci;
 mod manager;

@@ -1,0 +1,149 @@
+//! `muster ci` as a person uses it: the real executable on small repositories.
+
+mod failures;
+mod habits;
+mod questions;
+mod run;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A repository with a home of its own.
+pub(crate) struct Project {
+    folder: tempfile::TempDir,
+}
+
+impl Project {
+    /// A repository on `main` with one commit that holds this configuration.
+    pub(crate) fn new(configuration: &str) -> Self {
+        let project = Self::empty();
+        project.write(".gitlab-ci.yml", configuration);
+        project.commit("First commit");
+        project
+    }
+
+    /// A repository without commits.
+    pub(crate) fn empty() -> Self {
+        let project = Self { folder: tempfile::tempdir().unwrap() };
+        std::fs::create_dir(project.path()).unwrap();
+        project.git(&["init", "-q", "-b", "main"]);
+        project
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.folder.path().join("app")
+    }
+
+    pub(crate) fn home(&self) -> PathBuf {
+        self.folder.path().join("home")
+    }
+
+    pub(crate) fn write(&self, path: &str, text: &str) {
+        let path = self.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    pub(crate) fn commit(&self, message: &str) {
+        self.git(&["add", "-A"]);
+        self.git(&["-c", "user.name=Ada", "-c", "user.email=ada@example.org", "commit", "-q", "-m", message]);
+    }
+
+    pub(crate) fn git(&self, arguments: &[&str]) -> String {
+        let output = Command::new("git").current_dir(self.path()).args(arguments).output().unwrap();
+        assert!(output.status.success(), "git {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+    }
+
+    /// `muster ci <arguments>` in the repository, not yet started.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(assert_cmd::cargo::cargo_bin!("muster"));
+        command.current_dir(self.path()).arg("ci").args(arguments).env_clear();
+        command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command.env("HOME", self.home()).env("USER", "ada").env("GIT_CONFIG_NOSYSTEM", "1");
+        command.env("XDG_STATE_HOME", self.home().join("state")).env("XDG_CONFIG_HOME", self.home().join("config"));
+        command
+    }
+
+    /// Runs `muster ci <arguments>`.
+    pub(crate) fn ci(&self, arguments: &[&str]) -> Said {
+        Said::from(self.command(arguments).output().unwrap())
+    }
+
+    /// Every file of the repository with its content.
+    pub(crate) fn bytes(&self) -> BTreeMap<PathBuf, Vec<u8>> {
+        let mut found = BTreeMap::new();
+        collect(&self.path(), &mut found);
+        found
+    }
+}
+
+fn collect(folder: &Path, found: &mut BTreeMap<PathBuf, Vec<u8>>) {
+    for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        if entry.file_type().unwrap().is_dir() {
+            collect(&entry.path(), found);
+        } else {
+            found.insert(entry.path(), std::fs::read(entry.path()).unwrap());
+        }
+    }
+}
+
+/// What a command said, and its exit status.
+#[derive(Debug)]
+pub(crate) struct Said {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl From<Output> for Said {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            out: String::from_utf8(output.stdout).unwrap(),
+            err: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}
+
+impl Said {
+    /// With this exit status, or the test fails and shows all.
+    #[track_caller]
+    pub(crate) fn code(self, expected: i32) -> Self {
+        assert_eq!(self.code, Some(expected), "{self:#?}");
+        self
+    }
+
+    /// Standard output has this text.
+    #[track_caller]
+    pub(crate) fn says(&self, text: &str) -> &Self {
+        assert!(self.out.contains(text), "no {text:?} in {self:#?}");
+        self
+    }
+
+    /// Standard output lacks this text.
+    #[track_caller]
+    pub(crate) fn lacks(&self, text: &str) -> &Self {
+        assert!(!self.out.contains(text), "{text:?} in {self:#?}");
+        self
+    }
+
+    /// Standard error has this text.
+    #[track_caller]
+    pub(crate) fn warns(&self, text: &str) -> &Self {
+        assert!(self.err.contains(text), "no {text:?} in {self:#?}");
+        self
+    }
+
+    /// The events of `--output json`.
+    pub(crate) fn events(&self) -> Vec<serde_json::Value> {
+        self.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// The names of the jobs that started, in their order, from `--output json`.
+    pub(crate) fn started(&self) -> Vec<String> {
+        let started = self.events().into_iter().filter(|event| event["event"] == "job" && event["status"] == "running");
+        started.map(|event| event["name"].as_str().unwrap().to_owned()).collect()
+    }
+}

@@ -1,0 +1,109 @@
+//! Commands that answer without running anything.
+
+use super::Project;
+
+const CONFIGURATION: &str = "
+stages: [build, test]
+include: ci/more.yml
+compile:
+  stage: build
+  script: [make]
+# only for tags
+publish:
+  rules: [{if: $CI_COMMIT_TAG}]
+  script: [publish]
+unit:
+  extends: .base
+  needs: [compile]
+  parallel: {matrix: [{OS: [linux, mac]}]}
+  script: [test]
+approve:
+  stage: test
+  when: manual
+  allow_failure: false
+  script: [approve]
+";
+
+fn project() -> Project {
+    let project = Project::new(CONFIGURATION);
+    project.write("ci/more.yml", ".base:\n  stage: test\n  variables: {FROM: more}\n");
+    project.commit("More");
+    project
+}
+
+#[test]
+fn graphs_are_drawn_in_three_forms() {
+    let project = project();
+    insta::assert_snapshot!(project.ci(&["graph"]).code(0).out, @r"
+    build
+    └─ compile
+    test
+    ├─ unit: [linux]  ← compile
+    ├─ unit: [mac]    ← compile
+    └─ approve        manual
+    ");
+    insta::assert_snapshot!(project.ci(&["graph", "--format", "dot"]).code(0).out, @r#"
+    digraph pipeline {
+      rankdir=LR;
+      node [shape=box, style=rounded];
+      subgraph cluster_0 {
+        label="build";
+        "compile";
+      }
+      subgraph cluster_1 {
+        label="test";
+        "unit: [linux]";
+        "unit: [mac]";
+        "approve" [style="rounded,dashed"];
+      }
+      gate_1 [shape=point, label=""];
+      "compile" -> gate_1 [arrowhead=none];
+      gate_1 -> "approve";
+      "compile" -> "unit: [linux]";
+      "compile" -> "unit: [mac]";
+    }
+    "#);
+    let svg = project.ci(&["graph", "--format", "svg"]).code(0).out;
+    assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"), "{svg}");
+    assert_eq!(svg.matches("<rect").count(), 4);
+}
+
+#[test]
+fn explain_says_where_everything_comes_from() {
+    let project = project();
+    let said = project.ci(&["explain", "unit: [mac]", "--var", "FROM=flag"]).code(0);
+    said.says("extends `.base`").says("OS=mac  from the matrix").says("needs   compile").says("which beats");
+    project.ci(&["explain", "publish"]).code(0).says("not in this pipeline").says("if $CI_COMMIT_TAG");
+    project.ci(&["explain", "publish", "--tag", "v1"]).code(0).lacks("not in this pipeline");
+    project.ci(&["explain", "compil"]).code(2).warns("did you mean `compile`?");
+}
+
+#[test]
+fn lint_shows_every_error_with_its_line() {
+    let project = Project::new("a:\n  scirpt: [x]\nb:\n  script: [x]\n  needs: [nope]\n");
+    let said = project.ci(&["lint"]).code(2);
+    said.warns(".gitlab-ci.yml:2").warns("script");
+    let said = project.ci(&["lint", "--json"]).code(2);
+    let report: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!(report["valid"], false);
+    assert_eq!(report["findings"][0]["place"]["file"], ".gitlab-ci.yml");
+    project.ci(&[]).code(2).warns("no pipeline was created");
+    project.ci(&["show"]).code(0).warns("no past runs");
+}
+
+#[test]
+fn help_reads_well() {
+    let project = Project::empty();
+    insta::assert_snapshot!("help", project.ci(&["--help"]).code(0).out);
+    insta::assert_snapshot!("help-list", project.ci(&["list", "-h"]).code(0).out);
+}
+
+#[test]
+fn completions_are_there_for_every_shell() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output =
+            std::process::Command::new(assert_cmd::cargo::cargo_bin!("muster")).args(["completions", shell]).output();
+        let output = output.unwrap();
+        assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("muster"), "{shell}");
+    }
+}

@@ -1,0 +1,182 @@
+//! Runs: order, what jobs see, results, and that nothing is left.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use super::{Project, Said};
+
+const THREE_STAGES: &str = "
+stages: [build, test, deploy]
+build:
+  stage: build
+  script: [mkdir out, 'echo made > out/file']
+  artifacts: {paths: [out]}
+unit:
+  stage: test
+  script: ['cat out/file']
+deploy:
+  stage: deploy
+  script: ['echo deployed']
+";
+
+#[test]
+fn stages_run_in_order_and_hand_artifacts_on() {
+    let project = Project::new(THREE_STAGES);
+    let said = project.ci(&["--output", "json", "--log", "all"]).code(0);
+    assert_eq!(said.started(), ["build", "unit", "deploy"]);
+    let lines: Vec<_> = said.events().into_iter().filter(|event| event["event"] == "log").collect();
+    assert!(lines.iter().any(|event| event["name"] == "unit" && event["line"] == "made"), "{said:#?}");
+    let last = said.events().pop().unwrap();
+    assert_eq!((last["event"].as_str(), last["status"].as_str()), (Some("run_finished"), Some("passed")));
+    assert_eq!(last["critical_path"], serde_json::json!(["build", "unit", "deploy"]));
+}
+
+#[test]
+fn jobs_see_true_variables() {
+    let project = Project::new(
+        "a:\n  variables: {MINE: job}\n  script: ['echo \"[$CI_COMMIT_BRANCH $CI_COMMIT_TITLE $CI_COMMIT_SHA $MINE $GIVEN $CI_JOB_NAME]\"']\n",
+    );
+    let sha = project.git(&["rev-parse", "HEAD"]);
+    let said = project.ci(&["--var", "GIVEN=given"]).code(0);
+    said.says(&format!("[main First commit {sha} job given a]"));
+}
+
+#[test]
+fn a_failed_job_is_exit_status_1_and_shows_its_log() {
+    let project = Project::new("good: {script: ['echo fine']}\nbad: {script: ['echo reason; exit 7']}\n");
+    let said = project.ci(&[]).code(1);
+    said.says("reason").says("✗ bad").says("exit status 7").lacks("│ fine").says("1 passed, 1 failed");
+}
+
+#[test]
+fn the_working_tree_is_what_runs_and_stays_untouched() {
+    let project = Project::new("a:\n  script: ['cat tracked new', 'test ! -e ignored', 'echo x > made-by-job']\n");
+    project.write("tracked", "old\n");
+    project.write(".gitignore", "ignored\n");
+    project.commit("Second");
+    project.write("tracked", "dirty-tracked\n");
+    project.write("new", "dirty-untracked\n");
+    project.write("ignored", "secret\n");
+    let before = project.bytes();
+    project.ci(&[]).code(0).says("dirty-tracked").says("dirty-untracked").says("with uncommitted changes");
+    assert_eq!(project.bytes(), before, "not a byte of the repository has changed");
+}
+
+#[test]
+fn two_runs_at_once_do_not_disturb_each_other() {
+    let project = Project::new("a: {script: ['sleep 0.3; echo \"iid=$CI_PIPELINE_IID\"']}\n");
+    let start = || project.command(&[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (one, two) = (start(), start());
+    let mut numbers = Vec::new();
+    for child in [one, two] {
+        let said = Said::from(child.wait_with_output().unwrap()).code(0);
+        numbers.push(said.out.split("iid=").last().unwrap().lines().next().unwrap().to_owned());
+    }
+    numbers.sort();
+    assert_eq!(numbers, ["1", "2"]);
+    project.ci(&["show"]).code(0).says("\n2 ").says("\n1 ");
+}
+
+/// Starts a run, and waits until its log has a line.
+fn start_and_wait_for(project: &Project, line: &str) -> (std::process::Child, BufReader<std::process::ChildStdout>) {
+    let mut child = project.command(&["--log", "live"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut text = String::new();
+    while out.read_line(&mut text).unwrap() > 0 {
+        if text.lines().last().is_some_and(|last| last.contains(line) && !last.contains('$')) {
+            return (child, out);
+        }
+    }
+    panic!("the run ended before {line:?}: {text}");
+}
+
+/// The processes whose command line has this text.
+fn processes(text: &str) -> Vec<String> {
+    let entries = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    let lines = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+    lines.map(|line| String::from_utf8_lossy(&line).replace('\0', " ")).filter(|line| line.contains(text)).collect()
+}
+
+fn interrupt(child: &std::process::Child) {
+    let status = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(status.success());
+}
+
+#[test]
+fn ctrl_c_cancels_and_leaves_no_process() {
+    let project = Project::new(
+        "a:\n  script: ['setsid sleep 54321 &', 'trap \"echo cleaning; exit 1\" TERM', 'echo now', 'sleep 54321 & wait']\nb:\n  stage: deploy\n  script: ['true']\n",
+    );
+    let home = project.home().display().to_string();
+    let started = Instant::now();
+    let (mut child, out) = start_and_wait_for(&project, "now");
+    interrupt(&child);
+    let rest: Vec<_> = out.lines().map(Result::unwrap).collect();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{rest:#?}");
+    assert!(rest.iter().any(|line| line.contains("cancelled in")), "{rest:#?}");
+    assert!(started.elapsed() < Duration::from_secs(60), "the job was not waited for");
+    assert_eq!(processes("sleep 54321"), Vec::<String>::new());
+    assert_eq!(processes(&home), Vec::<String>::new(), "neither manager nor agent is left");
+}
+
+#[test]
+fn a_second_ctrl_c_kills_what_does_not_listen() {
+    let project = Project::new("a:\n  script: [\"trap '' TERM\", 'echo now', 'while true; do sleep 54322; done']\n");
+    let home = project.home().display().to_string();
+    let (mut child, out) = start_and_wait_for(&project, "now");
+    interrupt(&child);
+    // Two signals of one kind that come together are one: the second waits until the first was heard.
+    std::thread::sleep(Duration::from_millis(300));
+    interrupt(&child);
+    let rest: Vec<_> = out.lines().map(Result::unwrap).collect();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{rest:#?}");
+    assert_eq!(processes("sleep 54322"), Vec::<String>::new());
+    assert_eq!(processes(&home), Vec::<String>::new());
+}
+
+#[test]
+fn a_child_pipeline_runs_to_its_end() {
+    let project = Project::new("child:\n  trigger: {include: child.yml, strategy: depend}\n");
+    project.write("child.yml", "inner: {script: ['echo from the child']}\n");
+    project.commit("Child");
+    project.ci(&["--log", "all"]).code(0).says("from the child").says("✓ child");
+}
+
+#[test]
+fn junit_has_a_case_per_job() {
+    let project = Project::new("good: {script: ['true']}\nbad: {script: ['echo \"<why>\"; exit 1']}\n");
+    let said = project.ci(&["--output", "junit"]).code(1);
+    said.says("tests=\"2\" failures=\"1\" skipped=\"0\"").says("<testcase name=\"bad\"").says("&lt;why&gt;");
+}
+
+#[test]
+fn show_tells_of_past_runs() {
+    let project = Project::new(THREE_STAGES);
+    project.ci(&[]).code(0);
+    project.ci(&["show"]).code(0).says("passed").says("push").says("main");
+    project.ci(&["show", "1"]).code(0).says("build").says("archive").says("success");
+    project.ci(&["show", "last", "unit"]).code(0).says("made").says("✓");
+    let target = project.home().join("extracted");
+    project.ci(&["show", "build", "--extract", target.to_str().unwrap()]).code(0);
+    assert_eq!(std::fs::read_to_string(target.join("out/file")).unwrap(), "made\n");
+    project.ci(&["show", "last", "unti"]).code(2).warns("did you mean `unit`?");
+    project.ci(&["clean"]).code(0).says("deleted");
+    project.ci(&["show"]).code(0).warns("no past runs");
+}
+
+#[test]
+fn shell_opens_where_the_job_ran_with_its_variables() {
+    let project = Project::new("a:\n  variables: {MINE: yes-mine}\n  script: ['echo left > left-by-job']\n");
+    let shell = |arguments: &[&str]| {
+        let mut command = project.command(arguments);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let input = "echo \"[$MINE $CI_JOB_NAME]\"; cat .gitlab-ci.yml left-by-job\n";
+        std::io::Write::write_all(&mut child.stdin.take().unwrap(), input.as_bytes()).unwrap();
+        Said::from(child.wait_with_output().unwrap()).code(0)
+    };
+    project.ci(&["run", "--keep"]).code(0);
+    shell(&["shell", "a"]).says("[yes-mine a]").says("\nleft\n").warns("as it was left");
+    project.ci(&["run"]).code(0);
+    shell(&["shell", "a"]).says("[yes-mine a]").says("script:").warns("was not kept");
+}
