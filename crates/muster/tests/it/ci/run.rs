@@ -88,7 +88,8 @@ fn start_and_wait_for(project: &Project, line: &str) -> (std::process::Child, Bu
             return (child, out);
         }
     }
-    panic!("the run ended before {line:?}: {text}");
+    let status = child.wait().unwrap();
+    panic!("the run ended ({status}) before {line:?}: {text}");
 }
 
 /// The processes whose command line has this text.
