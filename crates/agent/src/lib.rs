@@ -17,5 +17,6 @@ mod serve;
 mod service;
 mod spool;
 
+pub use muster_steps::process::Containment;
 pub use serve::{Options, ServeError, serve};
 pub use spool::SpoolError;

@@ -11,7 +11,7 @@ use muster_agent_api::agent::agent_server::AgentServer;
 use muster_agent_api::step_runner::step_runner_server::StepRunnerServer;
 use muster_builtins::{Shared, Templates};
 use muster_job::EndCause;
-use muster_steps::process::Watched;
+use muster_steps::process::{Containment, Watched};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
@@ -44,6 +44,8 @@ pub struct Options {
     pub ready: Option<oneshot::Sender<()>>,
     /// How long a finished job that nobody closes is kept.
     pub retention: Duration,
+    /// How the processes of a job are kept together.
+    pub containment: Containment,
     /// Ends the agent, as SIGTERM does.
     pub shutdown: CancellationToken,
 }
@@ -91,7 +93,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
     };
     let templates = spool.templates();
     let shared = Shared::new(Templates::new(templates.clone()).map_err(failed("empty", &templates))?);
-    let agent = Arc::new(Agent::new(spool, shared));
+    let agent = Arc::new(Agent::new(spool, shared, options.containment));
     recover(&agent).await.map_err(failed("read the spool", &options.spool))?;
     agent.prune(options.retention);
 

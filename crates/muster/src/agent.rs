@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use muster_agent::Containment;
 use muster_environment::host::READY_MARKER;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -31,6 +32,9 @@ pub(crate) struct ServeArgs {
     /// End, with all jobs, when this process has ended.
     #[arg(long, value_name = "PID")]
     until_pid: Option<i32>,
+    /// Give each job a cgroup where the system permits it: nothing escapes, and starting a process takes longer.
+    #[arg(long)]
+    cgroups: bool,
 }
 
 /// Runs the subcommand.
@@ -51,6 +55,7 @@ pub(crate) fn run(command: Command) -> ExitCode {
             until_pid: args.until_pid,
             ready: Some(ready),
             retention: RETENTION,
+            containment: if args.cgroups { Containment::Cgroups } else { Containment::Descent },
             shutdown: CancellationToken::new(),
         };
         let announce = async {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use muster_agent::{Options, ServeError, serve};
+use muster_agent::{Containment, Options, ServeError, serve};
 use muster_agent_api::agent::agent_client::AgentClient;
 use muster_agent_api::agent::{ListRequest, WaitRequest};
 use muster_agent_api::builtin::{Builtin, JobPlan, Phase, PhaseWhen, Script, job_steps};
@@ -36,6 +36,7 @@ pub(crate) fn options(dir: &Path) -> Options {
         until_pid: None,
         ready: None,
         retention: Duration::from_secs(3600),
+        containment: Containment::Descent,
         shutdown: CancellationToken::new(),
     }
 }

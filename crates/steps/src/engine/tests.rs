@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::log::Stream;
-use crate::process::Host;
+use crate::process::{Containment, Host};
 
 #[derive(Default)]
 struct Memory(Mutex<String>);
@@ -49,7 +49,7 @@ async fn run(files: &[(&str, &str)], list: Value) -> Ran {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
-    let host = Host::new();
+    let host = Host::new(Containment::Descent);
     let nonce = dir.path().file_name().unwrap().to_string_lossy().into_owned();
     let processes = host.job("steps", &nonce, Arc::new(|_| Ok(()))).unwrap();
     let memory = Arc::new(Memory::default());

@@ -1,6 +1,7 @@
 //! Ending processes: TERM to all of them, and after the grace time KILL, until none is left.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
@@ -9,7 +10,7 @@ use tokio::time::{Instant, timeout_at};
 use super::cgroup::Cgroup;
 use super::sys::Watched;
 use super::table::{self, Process};
-use super::{AWAITED, Processes, Trail};
+use super::{AWAITED, JOBS, Processes, Trail};
 
 /// How long killed processes may take to go. Only a process in an uninterruptible call of the kernel takes longer.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
@@ -30,6 +31,11 @@ impl Processes {
         let left = self.end(grace).await;
         if left > 0 {
             tracing::error!(mark = self.mark, left, "processes of a job could not be ended");
+        }
+        if self.host.cgroups.is_none() && JOBS.load(Ordering::SeqCst) == 1 {
+            // No other job runs: whoever hid from their own job is found now.
+            end_all(|| self.strangers(), grace, None).await;
+            self.reap_orphans();
         }
         let mut pumps = std::mem::take(&mut *self.pumps.lock());
         let drained = tokio::time::timeout(PUMP_LIMIT, async { while pumps.join_next().await.is_some() {} });
@@ -57,6 +63,17 @@ impl Processes {
     fn orphans(&self) -> Vec<i32> {
         let awaited = AWAITED.lock();
         table::own_children().into_iter().filter(|pid| !awaited.contains(pid)).collect()
+    }
+
+    /// Adopted processes with what they started. A child that the agent's own program started is in its group.
+    pub(super) fn strangers(&self) -> Vec<i32> {
+        let own_group = rustix::process::getpgrp().as_raw_nonzero().get();
+        let adopted = self.orphans().into_iter().filter_map(Process::read);
+        // One with a mark belongs to a job, which finds it by itself.
+        let adopted =
+            adopted.filter(|process| !process.zombie && process.group != own_group && process.mark().is_none());
+        let roots: HashSet<i32> = adopted.map(|process| process.pid).collect();
+        if roots.is_empty() { Vec::new() } else { table::below(roots) }
     }
 
     /// Takes the exit status of adopted processes that ended, so that they do not stay as zombies.
@@ -108,7 +125,7 @@ pub async fn end_leftovers(trail: &[Trail], grace: Duration) {
 }
 
 /// Signals and waits until `members` finds nothing. Returns how many are left.
-async fn end_all(members: impl Fn() -> Vec<i32>, grace: Duration, cgroup: Option<&Cgroup>) -> usize {
+pub(super) async fn end_all(members: impl Fn() -> Vec<i32>, grace: Duration, cgroup: Option<&Cgroup>) -> usize {
     let mut watched: HashMap<i32, Watched> = HashMap::new();
     let phases = [(Signal::TERM, Instant::now() + grace), (Signal::KILL, Instant::now() + grace + KILL_LIMIT)];
     for (signal, deadline) in phases {

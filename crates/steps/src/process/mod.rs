@@ -1,9 +1,12 @@
 //! The processes of a job: started here, and ended here, every one of them (invariant J5).
 //!
-//! Each step's process leads a process group of its own. Where the agent may make cgroups (version 2, a writable
-//! subtree), a job also gets a cgroup, and ending the job ends what is in it. Elsewhere the agent becomes the
-//! sub-reaper of its descendants, and finds a job's processes by their group, their ancestors and a mark in their
-//! environment; a process that leaves its group, is orphaned *and* clears its environment escapes there.
+//! Each step's process leads a process group of its own. There are two ways to find what else a job started:
+//! - As the sub-reaper of its descendants, the agent finds a job's processes by their group, their ancestors and a mark
+//!   in their environment. One that leaves its group, is orphaned *and* clears its environment is found by its being a
+//!   child of the agent that nobody knows; it is ended when the last job that runs at that time ends.
+//! - With [`Containment::Cgroups`], where the agent may make them (version 2, a writable subtree), a job also gets a
+//!   cgroup, and ending the job ends what is in it. The kernel takes more than ten milliseconds to move a process into
+//!   one, one at a time for the whole machine (it waits for an RCU grace period), so this is a choice, not the rule.
 //!
 //! What is started is told to a [`Recorder`] first, so that another agent can end what a killed one left behind
 //! ([`end_leftovers`]).
@@ -19,6 +22,7 @@ use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -35,6 +39,9 @@ const MARK: &str = "MUSTER_JOB_MARK";
 /// The children of this process that someone waits for; any other child is an orphan to be reaped. One for the whole
 /// process, as its children are.
 static AWAITED: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
+
+/// Jobs of this process that may have processes.
+static JOBS: AtomicUsize = AtomicUsize::new(0);
 
 /// One thing to know about a job's processes, for the agent that comes after a killed one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,11 +74,22 @@ pub struct Host {
     environment: Vec<(OsString, OsString)>,
 }
 
+/// How the processes of a job are kept together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Containment {
+    /// By group, ancestry and mark: costs nothing while a job runs.
+    #[default]
+    Descent,
+    /// By a cgroup, where the system permits it, else by descent. Nothing escapes, and each process that a step starts
+    /// costs some ten milliseconds.
+    Cgroups,
+}
+
 impl Host {
-    /// Finds out what this host permits. Makes the process a sub-reaper where there are no cgroups.
+    /// A host for the jobs of this process. Makes the process a sub-reaper where there are no cgroups.
     #[must_use]
-    pub fn new() -> Arc<Self> {
-        let cgroups = Cgroup::for_agent();
+    pub fn new(containment: Containment) -> Arc<Self> {
+        let cgroups = if containment == Containment::Cgroups { Cgroup::for_agent() } else { None };
         if cgroups.is_none()
             && let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         {
@@ -96,6 +114,7 @@ impl Host {
         let mark = format!("{id}/{nonce}");
         let trail = Trail::Job { mark: mark.clone(), cgroup: cgroup.as_ref().map(|cgroup| cgroup.path().to_owned()) };
         recorder(&trail)?;
+        JOBS.fetch_add(1, Ordering::SeqCst);
         Ok(Processes {
             host: Arc::clone(self),
             mark,
@@ -148,6 +167,12 @@ pub struct Processes {
 impl std::fmt::Debug for Processes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Processes").field("mark", &self.mark).field("cgroup", &self.cgroup).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        JOBS.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -20,9 +20,14 @@ impl Process {
     }
 
     fn has_mark(&self, mark: &str) -> bool {
-        let wanted = format!("{}={mark}", super::MARK);
-        fs::read(format!("/proc/{}/environ", self.pid))
-            .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|entry| entry == wanted.as_bytes()))
+        self.mark().is_some_and(|own| own == mark.as_bytes())
+    }
+
+    /// The mark of the job that it belongs to.
+    pub(super) fn mark(&self) -> Option<Vec<u8>> {
+        let environ = fs::read(format!("/proc/{}/environ", self.pid)).ok()?;
+        let mut entries = environ.split(|byte| *byte == 0);
+        entries.find_map(|entry| Some(entry.strip_prefix(super::MARK.as_bytes())?.strip_prefix(b"=")?.to_vec()))
     }
 }
 
@@ -34,16 +39,26 @@ pub(super) fn all() -> Vec<Process> {
 
 /// The live processes that have the mark, are in a group of `leaders`, or descend from one that is.
 pub(super) fn of_job(mark: &str, leaders: &HashSet<i32>) -> Vec<i32> {
+    let table = others();
+    let is_member = |process: &&Process| leaders.contains(&process.group) || process.has_mark(mark);
+    with_descendants(table.iter().filter(is_member).map(|process| process.pid).collect(), &table)
+}
+
+/// The processes `roots` and what descends from them.
+pub(super) fn below(roots: HashSet<i32>) -> Vec<i32> {
+    with_descendants(roots, &others())
+}
+
+/// The live processes but this one.
+fn others() -> Vec<Process> {
     let own = i32::try_from(std::process::id()).unwrap_or_default();
-    let table: Vec<Process> = all().into_iter().filter(|process| !process.zombie && process.pid != own).collect();
-    let mut members: HashSet<i32> = table
-        .iter()
-        .filter(|process| leaders.contains(&process.group) || process.has_mark(mark))
-        .map(|process| process.pid)
-        .collect();
+    all().into_iter().filter(|process| !process.zombie && process.pid != own).collect()
+}
+
+fn with_descendants(mut members: HashSet<i32>, table: &[Process]) -> Vec<i32> {
     loop {
         let before = members.len();
-        for process in &table {
+        for process in table {
             if members.contains(&process.parent) {
                 members.insert(process.pid);
             }

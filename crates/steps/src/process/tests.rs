@@ -29,11 +29,9 @@ impl Memory {
     }
 }
 
-/// Two hosts: as this system permits, and one that has to do without cgroups.
+/// Two hosts: with cgroups where this system permits them, and without.
 fn hosts() -> Vec<Arc<Host>> {
-    let plain = Host { cgroups: None, environment: std::env::vars_os().collect() };
-    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
-    vec![Host::new(), Arc::new(plain)]
+    vec![Host::new(Containment::Cgroups), Host::new(Containment::Descent)]
 }
 
 fn job(host: &Arc<Host>, name: &str) -> (Processes, Arc<Mutex<Vec<Trail>>>) {
@@ -143,11 +141,26 @@ async fn leftovers_are_found_by_the_trail_and_strangers_are_left_alone() {
 
 #[tokio::test]
 async fn a_missing_program_is_an_error_that_names_it() {
-    let host = Host::new();
+    let host = Host::new(Containment::Descent);
     let (processes, _) = job(&host, "missing");
     let log: Arc<dyn Log> = Arc::new(Memory::default());
     let command = Command { program: "/no/such/program".into(), ..Command::default() };
     let error = processes.run(command, &log, &Stop::new(), GRACE).await.unwrap_err();
     assert_eq!(error.to_string(), "cannot start `/no/such/program`");
+    processes.finish(GRACE).await;
+}
+
+#[tokio::test]
+async fn a_process_without_mark_and_group_is_found_as_a_stranger() {
+    let host = Host::new(Containment::Descent);
+    let (processes, _) = job(&host, "stranger");
+    let memory = Arc::new(Memory::default());
+    let log: Arc<dyn Log> = Arc::<Memory>::clone(&memory);
+    let script = "env -i setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' &\nsleep 0.1";
+    processes.run(shell(script), &log, &Stop::new(), GRACE).await.unwrap();
+    let pid: i32 = memory.text().trim().parse().unwrap();
+    until("the process is adopted", || processes.strangers().contains(&pid)).await;
+    end::end_all(|| processes.strangers().into_iter().filter(|own| *own == pid).collect(), GRACE, None).await;
+    assert!(!alive(pid));
     processes.finish(GRACE).await;
 }

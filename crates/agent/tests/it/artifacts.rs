@@ -1,0 +1,122 @@
+//! Artifacts: up to a coordinator, and down again into another job.
+
+use std::io::Read;
+use std::sync::Arc;
+
+use muster_agent_api::builtin::{
+    ArtifactSource, ArtifactsDownload, ArtifactsUpload, Builtin, Coordinator, JobPlan, Phase, PhaseWhen,
+};
+use muster_agent_api::result::Outcome;
+use muster_job::{JobId, JobStatus};
+use muster_runner_api::test_support::{Call, Fault, MemoryCoordinator, Served, serve};
+
+use crate::harness::*;
+
+const JOB: JobId = JobId(7);
+
+async fn coordinator() -> (Arc<MemoryCoordinator>, Served) {
+    let coordinator = Arc::new(MemoryCoordinator::default());
+    coordinator.push(serde_json::from_value(serde_json::json!({"id": JOB.0, "token": "t0ken"})).unwrap());
+    coordinator.set_status(JOB, JobStatus::Running);
+    let served = serve(coordinator.clone()).await.unwrap();
+    (coordinator, served)
+}
+
+fn upload(artifacts: ArtifactsUpload) -> Phase {
+    phase("upload_artifacts_on_success", PhaseWhen::Always, Builtin::ArtifactsUpload(artifacts))
+}
+
+fn to(served: &Served, plan: JobPlan) -> JobPlan {
+    let coordinator = Coordinator { url: served.url.to_string(), job_id: JOB.0, token: "t0ken".to_owned() };
+    JobPlan { coordinator, ..plan }
+}
+
+fn archive() -> ArtifactsUpload {
+    ArtifactsUpload {
+        name: "out-$NAME".to_owned(),
+        paths: vec!["out/**/*.txt".to_owned(), "out/run".to_owned()],
+        exclude: vec!["out/skip.txt".to_owned()],
+        artifact_type: "archive".to_owned(),
+        artifact_format: "zip".to_owned(),
+        ..ArtifactsUpload::default()
+    }
+}
+
+fn download(token: &str) -> Phase {
+    let from = vec![ArtifactSource { job_id: JOB.0, name: "build".to_owned(), token: token.to_owned() }];
+    phase("download_artifacts", PhaseWhen::OnSuccess, Builtin::ArtifactsDownload(ArtifactsDownload { from }))
+}
+
+const MAKE: &str = "mkdir -p out/sub; echo a > out/sub/a.txt; echo b > out/skip.txt; echo c > out/c.log; \
+                    printf '#!/bin/sh\\necho ran' > out/run; chmod 755 out/run; export NAME=x; echo NAME=x >> $GITLAB_ENV";
+
+#[tokio::test]
+async fn an_archive_goes_up_and_comes_down_in_another_job() {
+    let (coordinator, served) = coordinator().await;
+    coordinator.fail(Call::UploadArtifact, [Fault::Before]);
+    let mut agent = Agent::start().await;
+    let (log, result) = agent.complete(&to(&served, agent.plan(vec![script(&[MAKE]), upload(archive())]))).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    for text in [
+        "out/**/*.txt: found 1 matching artifact files and directories",
+        "out/skip.txt: excluded 1 files",
+        "Retrying...",
+        "Uploading artifacts as \"archive\" to coordinator... 201 Created id=7",
+    ] {
+        assert!(log.contains(text), "{text} in {log}");
+    }
+    assert_eq!(coordinator.job(JOB).unwrap().artifacts.keys().collect::<Vec<_>>(), ["out-x.zip"]);
+
+    std::fs::remove_dir_all(agent.project()).unwrap();
+    let look = script(&["find out -type f | sort; out/run"]);
+    let (log, _) = agent.complete(&to(&served, agent.plan(vec![download("t0ken"), look]))).await;
+    assert!(log.contains("Downloading artifacts for build (7)...") && log.contains("... ok id=7"), "{log}");
+    assert!(log.contains("\nout/run\nout/sub/a.txt\nran"), "{log}");
+}
+
+#[tokio::test]
+async fn reports_are_gzip_and_a_failed_upload_fails_a_green_job() {
+    let (coordinator, served) = coordinator().await;
+    let mut agent = Agent::start().await;
+    let report = ArtifactsUpload {
+        name: "junit.xml".to_owned(),
+        paths: vec!["r.xml".to_owned()],
+        artifact_type: "junit".to_owned(),
+        artifact_format: "gzip".to_owned(),
+        ..ArtifactsUpload::default()
+    };
+    let plan = to(&served, agent.plan(vec![script(&["echo report > r.xml"]), upload(report)]));
+    agent.complete(&plan).await;
+    let bytes = coordinator.job(JOB).unwrap().artifacts["junit.xml.gz"].clone();
+    let mut text = String::new();
+    flate2::read::MultiGzDecoder::new(&*bytes).read_to_string(&mut text).unwrap();
+    assert_eq!(text, "report\n");
+
+    coordinator.set_status(JOB, JobStatus::Canceled);
+    let (log, result) = agent.complete(&plan).await;
+    assert_eq!(failed(&result), ("script_failure".to_owned(), Some(1)));
+    assert!(log.ends_with("ERROR: Job failed: uploading artifacts: forbidden\x1b[0;m\n"), "{log}");
+}
+
+#[tokio::test]
+async fn artifacts_that_cannot_be_had_fail_the_job_before_its_script() {
+    let (_coordinator, served) = coordinator().await;
+    let mut agent = Agent::start().await;
+    let plan = agent.plan(vec![download("wrong"), script(&["echo never"]), after_script(&["echo never"])]);
+    let (log, result) = agent.complete(&to(&served, plan)).await;
+    assert_eq!(failed(&result).0, "script_failure");
+    assert!(
+        log.contains("Downloading artifacts from coordinator... forbidden id=7") && !log.contains("never"),
+        "{log}"
+    );
+}
+
+#[tokio::test]
+async fn nothing_to_upload_is_told_and_is_no_failure() {
+    let (_coordinator, served) = coordinator().await;
+    let mut agent = Agent::start().await;
+    let plan = to(&served, agent.plan(vec![script(&["true"]), upload(archive())]));
+    let (log, result) = agent.complete(&plan).await;
+    assert_eq!(result.outcome, Outcome::Success);
+    assert!(log.contains("ERROR: No files to upload"), "{log}");
+}
