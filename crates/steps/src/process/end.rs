@@ -67,7 +67,7 @@ impl Processes {
 
     /// Adopted processes with what they started. A child that the agent's own program started is in its group.
     pub(super) fn strangers(&self) -> Vec<i32> {
-        let own_group = rustix::process::getpgrp().as_raw_nonzero().get();
+        let own_group = own_group();
         let adopted = self.orphans().into_iter().filter_map(Process::read);
         // One with a mark belongs to a job, which finds it by itself.
         let adopted =
@@ -81,14 +81,20 @@ impl Processes {
         if self.host.cgroups.is_some() {
             return;
         }
-        // The lock keeps a process that is being started from being taken for an orphan.
+        // The lock keeps a process that is being started from being taken for an orphan. Children in the agent's own
+        // group were not started for a job; someone else waits for them.
+        let own_group = own_group();
         let awaited = AWAITED.lock();
-        for pid in table::own_children().into_iter().filter(|pid| !awaited.contains(pid)) {
-            if let Some(pid) = Process::read(pid).filter(|process| process.zombie).and_then(|p| Pid::from_raw(p.pid)) {
-                let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
-            }
+        let orphans = table::own_children().into_iter().filter(|pid| !awaited.contains(pid));
+        let dead = orphans.filter_map(Process::read).filter(|process| process.zombie && process.group != own_group);
+        for pid in dead.filter_map(|process| Pid::from_raw(process.pid)) {
+            let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
         }
     }
+}
+
+fn own_group() -> i32 {
+    rustix::process::getpgrp().as_raw_nonzero().get()
 }
 
 /// Ends what a killed agent left of a job, by the trail in its spool. A process id that was given to another process
