@@ -6,7 +6,12 @@ use tracing_subscriber::EnvFilter;
 
 /// Sends the log to standard error; without `MUSTER_LOG`, what is of interest to an operator.
 pub(crate) fn to_stderr() {
-    let filter = EnvFilter::try_from_env("MUSTER_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    filtered_to_stderr("info");
+}
+
+/// Sends the log to standard error, filtered by `MUSTER_LOG`, or by `otherwise` where that is not set.
+pub(crate) fn filtered_to_stderr(otherwise: &str) {
+    let filter = EnvFilter::try_from_env("MUSTER_LOG").unwrap_or_else(|_| EnvFilter::new(otherwise));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr);
     // Only a second call in one process fails, and then the first one's settings stand.
     let _ = builder.with_ansi(stderr().is_terminal()).with_target(false).try_init();

@@ -13,6 +13,7 @@ mod git;
 mod git_http;
 mod include;
 mod snapshot;
+mod store;
 
 pub use error::SnapshotError;
 pub use files::SnapshotSources;

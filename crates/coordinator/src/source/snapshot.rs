@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use super::SnapshotError;
 use super::git::{Git, line, nul_separated, path_from_bytes};
+use super::store::{copy_index, in_store, prepare_store, write_whole};
 
 /// Lines that `git rev-parse` prints for [`locate`], in their order.
 const LOCATE: [&str; 11] = [
@@ -228,12 +229,12 @@ impl Snapshot {
 }
 
 /// What `git rev-parse` says of a folder.
-struct Located {
+pub(super) struct Located {
     git_dir: PathBuf,
-    common_dir: PathBuf,
-    object_format: String,
+    pub(super) common_dir: PathBuf,
+    pub(super) object_format: String,
     worktree: PathBuf,
-    head: String,
+    pub(super) head: String,
     tree: String,
     branch: Option<String>,
 }
@@ -265,67 +266,6 @@ fn locate(directory: &Path) -> Result<Located, SnapshotError> {
         }
         _ => Err(git.failure(&["rev-parse"], &output)),
     }
-}
-
-/// Makes the store a bare repository that borrows the user's objects. Safe to repeat.
-fn prepare_store(store: &Path, place: &Located) -> Result<(), SnapshotError> {
-    let write = || -> io::Result<()> {
-        fs::create_dir_all(store.join("objects/info"))?;
-        fs::create_dir_all(store.join("refs"))?;
-        write_whole(&store.join("objects/info/alternates"), &alternates(&place.common_dir.join("objects")))?;
-        let mut config = String::from("[core]\n\tbare = true\n");
-        if place.object_format == "sha1" {
-            config.push_str("\trepositoryformatversion = 0\n");
-        } else {
-            config.push_str("\trepositoryformatversion = 1\n[extensions]\n\tobjectFormat = ");
-            config.push_str(&place.object_format);
-            config.push('\n');
-        }
-        config.push_str("[uploadpack]\n\tallowAnySHA1InWant = true\n\tallowFilter = true\n");
-        write_whole(&store.join("config"), config.as_bytes())?;
-        match fs::read(place.common_dir.join("shallow")) {
-            Ok(shallow) => write_whole(&store.join("shallow"), &shallow)?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-        write_whole(&store.join("HEAD"), format!("{}\n", place.head).as_bytes())
-    };
-    write().map_err(in_store(store))
-}
-
-/// The line of `objects/info/alternates` for a folder; quoted as git reads it, where it has to be.
-fn alternates(objects: &Path) -> Vec<u8> {
-    let bytes = objects.as_os_str().as_encoded_bytes();
-    let mut line = Vec::with_capacity(bytes.len() + 3);
-    if bytes.iter().any(|byte| matches!(byte, b'\n' | b'"' | b'#')) {
-        line.push(b'"');
-        for byte in bytes {
-            match byte {
-                b'\n' => line.extend_from_slice(b"\\n"),
-                b'"' | b'\\' => line.extend_from_slice(&[b'\\', *byte]),
-                _ => line.push(*byte),
-            }
-        }
-        line.push(b'"');
-    } else {
-        line.extend_from_slice(bytes);
-    }
-    line.push(b'\n');
-    line
-}
-
-/// Copies the index with its time: git takes a file that is as young as the index for possibly changed, and looks again.
-fn copy_index(from: &Path, to: &Path) -> Result<(), SnapshotError> {
-    let copy = || -> io::Result<()> {
-        let modified = match fs::metadata(from) {
-            Ok(meta) => meta.modified()?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(error),
-        };
-        fs::copy(from, to)?;
-        fs::File::options().write(true).open(to)?.set_modified(modified)
-    };
-    copy().map_err(in_store(to))
 }
 
 /// Brings the private index to what lies in the working tree.
@@ -412,19 +352,6 @@ fn commit_tree(git: &Git, tree: &str, head: &Commit) -> Result<String, SnapshotE
     let message = format!("{}\n\nWith the changes of the working tree that are not committed yet.\n", head.message);
     let arguments = ["-c", "commit.gpgSign=false", "commit-tree", tree, "-p", &head.sha];
     git.run_with_input(&arguments, message.as_bytes()).map(|output| line(&output))
-}
-
-/// Writes a small file so that a reader sees all of it or none.
-fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let mut file = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
-    io::Write::write_all(&mut file, content)?;
-    file.persist(path).map(drop).map_err(|error| error.error)
-}
-
-fn in_store(path: &Path) -> impl FnOnce(io::Error) -> SnapshotError + use<> {
-    let path = path.to_owned();
-    move |source| SnapshotError::Store { path, source }
 }
 
 /// The result of a scoped thread; a panic goes on in the caller.

@@ -37,22 +37,21 @@ pub(crate) use args::Args;
 use args::Command;
 use error::{CiError, ExitStatus};
 
+/// What is logged beside what the commands themselves say: what a user may have to act on.
+const LOG: &str = "error,muster_coordinator::source=warn,muster::ci=warn";
+
 /// Runs the subcommand.
 pub(crate) fn run(args: Args) -> ExitCode {
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            ui::error(&format!("cannot start: {error}"));
-            return ExitStatus::BadConfiguration.into();
+    crate::logging::filtered_to_stderr(LOG);
+    crate::runtime::block_on(async {
+        match dispatch(args).await {
+            Ok(status) => status.into(),
+            Err(error) => {
+                ui::report(&error);
+                error.exit_status().into()
+            }
         }
-    };
-    match runtime.block_on(dispatch(args)) {
-        Ok(status) => status.into(),
-        Err(error) => {
-            ui::report(&error);
-            error.exit_status().into()
-        }
-    }
+    })
 }
 
 async fn dispatch(args: Args) -> Result<ExitStatus, CiError> {

@@ -16,24 +16,25 @@ mod junit;
 mod report;
 mod server;
 mod signals;
+mod start;
 mod summary;
 mod supervisor;
+mod tasks;
 mod trace;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use muster_coordinator::source::GitServer;
-use muster_coordinator::{Coordinator, GitFacts, NewPipeline, NewRunner, Options, ProjectFacts};
-use muster_job::{JobId, PipelineId, ProjectId};
-use muster_pipeline::layers;
-use muster_pipeline::model::{Pipeline, Work};
-use tokio_util::sync::CancellationToken;
+use muster_coordinator::source::Snapshot;
+use muster_coordinator::{Coordinator, Options};
+use muster_job::{JobId, PipelineId};
+use muster_pipeline::model::Pipeline;
 
-use super::args::{Executor, LogMode, OutputMode, RunArgs};
+use super::args::{Executor, LogMode, RunArgs};
 use super::error::{CiError, ExitStatus};
 use super::prepare::{Prepared, Target, locate, prepare};
-use super::record::{PipelineRecord, RunRecord, write_private_bytes};
+use super::record::RunRecord;
 use super::select::select;
 use super::state::{Run, remove_all};
 use super::ui;
@@ -42,14 +43,14 @@ use report::{Ending, Reporter, RunInfo, reporter};
 pub(super) use report::{failure, job_time};
 use server::Door;
 use signals::Interrupts;
-use supervisor::{ManagerOptions, end_descendants, supervise};
+use start::{announce, new_pipeline, notices, serve, start_manager};
+use supervisor::end_descendants;
+use tasks::Tasks;
 pub(super) use trace::TraceLines;
 
 /// Ids of pipelines and jobs of different runs differ: run 7 starts with pipeline 7000 and job 700000.
 const PIPELINES_PER_RUN: i64 = 1000;
 const JOBS_PER_RUN: i64 = 100_000;
-/// Commits that a job fetches, as on GitLab.
-const DEPTH: i64 = 20;
 /// How often a manager of ours sends pieces of a trace.
 const TRACE_INTERVAL: Duration = Duration::from_millis(100);
 /// How long the agent may take to end when no job runs.
@@ -141,31 +142,6 @@ async fn ready(args: &RunArgs, project: super::state::ProjectState, run: &Run) -
     Ok(Some(Ready { prepared, pipeline, play, door }))
 }
 
-/// Says what the host executor does not do.
-fn notices(pipeline: &Pipeline) {
-    let scripts = pipeline.jobs.iter().filter_map(|job| match &job.work {
-        Work::Script(work) => Some((&job.name, work)),
-        Work::Bridge(_) => None,
-    });
-    let (mut with_image, mut with_services) = (Vec::new(), Vec::new());
-    for (name, work) in scripts {
-        if work.image.is_some() {
-            with_image.push(ui::plain(name));
-        }
-        if !work.services.is_empty() {
-            with_services.push(ui::plain(name));
-        }
-    }
-    if let [one, others @ ..] = with_image.as_slice() {
-        let and = if others.is_empty() { String::new() } else { format!(" (and {} more)", others.len()) };
-        ui::note(&format!("`image:` of job `{one}`{and} is not used: jobs run on this machine itself"));
-    }
-    if let [one, others @ ..] = with_services.as_slice() {
-        let and = if others.is_empty() { String::new() } else { format!(" (and {} more)", others.len()) };
-        ui::note(&format!("services of job `{one}`{and} are not started on this machine"));
-    }
-}
-
 /// Lets each job work in a folder of its own, unless the configuration says where.
 fn keep_workspaces(prepared: &mut Prepared) {
     let path = "$CI_BUILDS_DIR/$CI_JOB_ID/$CI_PROJECT_PATH";
@@ -181,57 +157,11 @@ async fn perform(
     started: Instant,
 ) -> Result<ExitStatus, CiError> {
     descendants::adopt_orphans();
-    let mut tasks = Tasks { stop_manager: CancellationToken::new(), serve: None, manager: None };
+    let mut tasks = Tasks::default();
     let result = with_coordinator(args, run, ready, interrupts, started, &mut tasks).await;
     tasks.end().await;
     end_descendants(AGENT_GRACE).await;
     result
-}
-
-/// What has to be ended.
-struct Tasks {
-    stop_manager: CancellationToken,
-    serve: Option<tokio::task::JoinHandle<()>>,
-    manager: Option<tokio::task::JoinHandle<Result<(), CiError>>>,
-}
-
-impl Tasks {
-    /// Waits until the manager is given up; never where there is none.
-    async fn manager_given_up(&mut self) -> CiError {
-        let Some(manager) = &mut self.manager else { return std::future::pending().await };
-        let result = manager.await;
-        self.manager = None;
-        match result {
-            Ok(Ok(())) => CiError::Usage("the manager ended although it was not told to".to_owned()),
-            Ok(Err(error)) => error,
-            Err(error) => CiError::Usage(format!("the manager cannot be watched any more: {error}")),
-        }
-    }
-
-    /// Kills the manager, the agent and all jobs.
-    async fn kill(&mut self) {
-        // First this, else the manager would be started again.
-        self.stop_manager.cancel();
-        descendants::all().into_iter().for_each(descendants::kill);
-        self.end().await;
-        end_descendants(Duration::ZERO).await;
-    }
-
-    /// Ends the manager while its calls are still answered, then the server.
-    async fn end(&mut self) {
-        self.stop_manager.cancel();
-        if let Some(manager) = self.manager.take() {
-            match manager.await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => ui::report(&error),
-                Err(error) => tracing::warn!(%error, "the manager's task failed"),
-            }
-        }
-        if let Some(serve) = self.serve.take() {
-            serve.abort();
-            let _ = serve.await;
-        }
-    }
 }
 
 async fn with_coordinator(
@@ -286,7 +216,9 @@ async fn with_coordinator(
     }
     let created = coordinator.create_pipeline(new).await?;
     debug_assert_eq!(created, root, "an empty database starts with the id it was told");
-    let cancelled = follow(&coordinator, created, &mut follower, &mut *reporter, &mut interrupts, tasks).await?;
+    let cancelled =
+        follow(&coordinator, created, &prepared.snapshot, &mut follower, &mut *reporter, &mut interrupts, tasks)
+            .await?;
 
     let status = match (cancelled, follower.picture.has_failed()) {
         (true, _) => ExitStatus::Cancelled,
@@ -314,118 +246,27 @@ fn outcome(status: ExitStatus) -> &'static str {
     }
 }
 
-/// The pipeline, with its commit where jobs can fetch it and its record on disk.
-fn new_pipeline(args: &RunArgs, run: &Run, ready: &Ready, id: PipelineId, url: &str) -> Result<NewPipeline, CiError> {
-    let Prepared { snapshot, context, identity, config, .. } = &ready.prepared;
-    let mut project = ProjectFacts::new(ProjectId(ready.prepared.project.project_id), &identity.path);
-    if let Some(timeout) = args.timeout {
-        project.job_timeout = timeout;
-    }
-    let full_ref = match (context.ref_kind, context.source) {
-        (_, muster_pipeline::context::PipelineSource::MergeRequestEvent) => None,
-        (muster_pipeline::context::RefKind::Tag, _) => Some(format!("refs/tags/{}", context.ref_name)),
-        (muster_pipeline::context::RefKind::Branch, _) => Some(format!("refs/heads/{}", context.ref_name)),
-    };
-    snapshot.pin(id.0, full_ref.as_deref())?;
-    let git = GitFacts {
-        sha: snapshot.sha.clone(),
-        before_sha: layers::value(&context.predefined, "CI_COMMIT_BEFORE_SHA").unwrap_or_default().to_owned(),
-        object_format: snapshot.object_format.clone(),
-        repo_url: format!("{url}/{}.git", identity.path),
-        repo_path: Some(snapshot.repository.clone()),
-        depth: DEPTH,
-    };
-    PipelineRecord::new(&ready.pipeline, &project, &git, url, context).write(&run.folder)?;
-    let sources = Arc::clone(&ready.prepared.sources);
-    let mut new = NewPipeline::new(project, context.clone(), ready.pipeline.clone(), git, sources);
-    new.play.clone_from(&ready.play);
-    new.secrets = config.secrets(&identity.path);
-    Ok(new)
-}
-
-/// Serves the runner API and the repository.
-fn serve(
-    door: Door,
-    coordinator: &Arc<Coordinator>,
-    repository: &std::path::Path,
-    project_path: &str,
-) -> tokio::task::JoinHandle<()> {
-    let checker = Arc::clone(coordinator);
-    let git = GitServer {
-        repository: repository.to_owned(),
-        project_path: project_path.to_owned(),
-        token_is_valid: Arc::new(move |token| checker.is_job_token(token)),
-    };
-    let service = Arc::clone(coordinator);
-    tokio::spawn(door.serve(service, git))
-}
-
-/// Tells the user how a stock runner gets the jobs.
-fn announce(output: OutputMode, url: &str, token: &str, pipeline: &Pipeline) {
-    let mut tags: Vec<&str> = pipeline.jobs.iter().flat_map(|job| job.tags.iter().map(String::as_str)).collect();
-    tags.sort_unstable();
-    tags.dedup();
-    let tags = if tags.is_empty() { String::new() } else { format!(" --tag-list '{}'", tags.join(",")) };
-    let command = format!(
-        "gitlab-runner register --non-interactive --url {url} --registration-token {token} --executor shell \
-         --run-untagged{tags}"
-    );
-    let text =
-        format!("jobs wait for a runner at {url}; register one, and start it:\n  {command}\n  gitlab-runner run");
-    match output {
-        OutputMode::Human | OutputMode::Junit => ui::note(&text),
-        OutputMode::Json => ui::outln(
-            &serde_json::json!({ "event": "waiting_for_runner", "url": url, "registration_token": token }).to_string(),
-        ),
-    }
-}
-
-/// Creates the runner and starts its manager.
-async fn start_manager(
-    args: &RunArgs,
-    run: &Run,
-    coordinator: &Coordinator,
-    project: &super::state::ProjectState,
-    url: &str,
-    stop: &CancellationToken,
-) -> Result<tokio::task::JoinHandle<Result<(), CiError>>, CiError> {
-    // Tags say which machine a job is for; here there is only this one.
-    let new =
-        NewRunner { description: "muster ci".to_owned(), any_tags: true, run_untagged: true, ..NewRunner::default() };
-    let credentials = coordinator.create_runner(new).await?;
-    let state_dir = run.folder.join("manager");
-    let token_file = state_dir.join("token");
-    let write = || {
-        std::fs::create_dir_all(&state_dir)?;
-        write_private_bytes(&token_file, credentials.token.as_bytes())
-    };
-    write().map_err(|source| CiError::State { path: token_file.clone(), source })?;
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let options = ManagerOptions {
-        url: url.to_owned(),
-        token_file,
-        state_dir,
-        builds_dir: run.folder.join("builds"),
-        cache_dir: project.cache(),
-        concurrent: args.concurrent.map_or(processors, usize::from),
-        log: run.folder.join("manager.log"),
-    };
-    Ok(tokio::spawn(supervise(options, stop.child_token())))
-}
-
 /// Follows until nothing more happens; says whether the user cancelled. The first interrupt cancels, the second kills.
 async fn follow(
     coordinator: &Coordinator,
     pipeline: PipelineId,
+    snapshot: &Snapshot,
     follower: &mut Follower,
     reporter: &mut dyn Reporter,
     interrupts: &mut Interrupts,
     tasks: &mut Tasks,
 ) -> Result<bool, CiError> {
     let mut interrupted = 0;
+    let mut pinned = BTreeSet::from([pipeline]);
     while !follower.picture.is_done() {
         tokio::select! {
-            step = follower.next() => follower.take(step, reporter).await?,
+            step = follower.next() => {
+                follower.take(step, reporter).await?;
+                // Jobs of child pipelines fetch the same commit by the ref of their own pipeline.
+                for child in follower.picture.pipelines.keys().copied().filter(|child| pinned.insert(*child)) {
+                    snapshot.pin(child.0, None)?;
+                }
+            }
             error = tasks.manager_given_up() => return Err(error),
             () = interrupts.next() => {
                 interrupted += 1;

@@ -1,0 +1,82 @@
+//! The bare repository of a run: it borrows the user's objects and takes the new ones.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use super::SnapshotError;
+use super::snapshot::Located;
+
+/// Makes the store a bare repository that borrows the user's objects. Safe to repeat.
+pub(super) fn prepare_store(store: &Path, place: &Located) -> Result<(), SnapshotError> {
+    let write = || -> io::Result<()> {
+        fs::create_dir_all(store.join("objects/info"))?;
+        fs::create_dir_all(store.join("refs"))?;
+        write_whole(&store.join("objects/info/alternates"), &alternates(&place.common_dir.join("objects")))?;
+        let mut config = String::from("[core]\n\tbare = true\n");
+        if place.object_format == "sha1" {
+            config.push_str("\trepositoryformatversion = 0\n");
+        } else {
+            config.push_str("\trepositoryformatversion = 1\n[extensions]\n\tobjectFormat = ");
+            config.push_str(&place.object_format);
+            config.push('\n');
+        }
+        config.push_str("[uploadpack]\n\tallowAnySHA1InWant = true\n\tallowFilter = true\n");
+        write_whole(&store.join("config"), config.as_bytes())?;
+        match fs::read(place.common_dir.join("shallow")) {
+            Ok(shallow) => write_whole(&store.join("shallow"), &shallow)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        write_whole(&store.join("HEAD"), format!("{}\n", place.head).as_bytes())
+    };
+    write().map_err(in_store(store))
+}
+
+/// The line of `objects/info/alternates` for a folder; quoted as git reads it, where it has to be.
+fn alternates(objects: &Path) -> Vec<u8> {
+    let bytes = objects.as_os_str().as_encoded_bytes();
+    let mut line = Vec::with_capacity(bytes.len() + 3);
+    if bytes.iter().any(|byte| matches!(byte, b'\n' | b'"' | b'#')) {
+        line.push(b'"');
+        for byte in bytes {
+            match byte {
+                b'\n' => line.extend_from_slice(b"\\n"),
+                b'"' | b'\\' => line.extend_from_slice(&[b'\\', *byte]),
+                _ => line.push(*byte),
+            }
+        }
+        line.push(b'"');
+    } else {
+        line.extend_from_slice(bytes);
+    }
+    line.push(b'\n');
+    line
+}
+
+/// Copies the index with its time: git takes a file that is as young as the index for possibly changed, and looks again.
+pub(super) fn copy_index(from: &Path, to: &Path) -> Result<(), SnapshotError> {
+    let copy = || -> io::Result<()> {
+        let modified = match fs::metadata(from) {
+            Ok(meta) => meta.modified()?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        fs::copy(from, to)?;
+        fs::File::options().write(true).open(to)?.set_modified(modified)
+    };
+    copy().map_err(in_store(to))
+}
+
+/// Writes a small file so that a reader sees all of it or none.
+pub(super) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let mut file = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
+    io::Write::write_all(&mut file, content)?;
+    file.persist(path).map(drop).map_err(|error| error.error)
+}
+
+pub(super) fn in_store(path: &Path) -> impl FnOnce(io::Error) -> SnapshotError + use<> {
+    let path = path.to_owned();
+    move |source| SnapshotError::Store { path, source }
+}

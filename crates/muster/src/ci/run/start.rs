@@ -1,0 +1,161 @@
+//! What a run starts: the pipeline's record and commit, the server, the manager.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use muster_coordinator::source::GitServer;
+use muster_coordinator::{Coordinator, GitFacts, NewPipeline, NewRunner, ProjectFacts};
+use muster_job::{PipelineId, ProjectId};
+use muster_pipeline::context::{Context, PipelineSource, RefKind};
+use muster_pipeline::layers;
+use muster_pipeline::model::{Pipeline, Work};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::super::args::{OutputMode, RunArgs};
+use super::super::error::CiError;
+use super::super::prepare::Prepared;
+use super::super::record::{PipelineRecord, write_private_bytes};
+use super::super::state::{ProjectState, Run};
+use super::super::ui;
+use super::Ready;
+use super::server::Door;
+use super::supervisor::{ManagerOptions, supervise};
+
+/// Commits that a job fetches, as on GitLab.
+const DEPTH: i64 = 20;
+
+/// Says what the host executor does not do.
+pub(super) fn notices(pipeline: &Pipeline) {
+    let scripts = pipeline.jobs.iter().filter_map(|job| match &job.work {
+        Work::Script(work) => Some((&job.name, work)),
+        Work::Bridge(_) => None,
+    });
+    let (mut with_image, mut with_services) = (Vec::new(), Vec::new());
+    for (name, work) in scripts {
+        if work.image.is_some() {
+            with_image.push(ui::plain(name));
+        }
+        if !work.services.is_empty() {
+            with_services.push(ui::plain(name));
+        }
+    }
+    if let [one, others @ ..] = with_image.as_slice() {
+        let and = if others.is_empty() { String::new() } else { format!(" (and {} more)", others.len()) };
+        ui::note(&format!("`image:` of job `{one}`{and} is not used: jobs run on this machine itself"));
+    }
+    if let [one, others @ ..] = with_services.as_slice() {
+        let and = if others.is_empty() { String::new() } else { format!(" (and {} more)", others.len()) };
+        ui::note(&format!("services of job `{one}`{and} are not started on this machine"));
+    }
+}
+
+/// The pipeline, with its commit where jobs can fetch it and its record on disk.
+pub(super) fn new_pipeline(
+    args: &RunArgs,
+    run: &Run,
+    ready: &Ready,
+    id: PipelineId,
+    url: &str,
+) -> Result<NewPipeline, CiError> {
+    let Prepared { snapshot, context, identity, config, .. } = &ready.prepared;
+    let mut project = ProjectFacts::new(ProjectId(ready.prepared.project.project_id), &identity.path);
+    if let Some(timeout) = args.timeout {
+        project.job_timeout = timeout;
+    }
+    let full_ref = full_ref(context);
+    snapshot.pin(id.0, full_ref.as_deref())?;
+    let git = GitFacts {
+        sha: snapshot.sha.clone(),
+        before_sha: layers::value(&context.predefined, "CI_COMMIT_BEFORE_SHA").unwrap_or_default().to_owned(),
+        object_format: snapshot.object_format.clone(),
+        repo_url: format!("{url}/{}.git", identity.path),
+        repo_path: Some(snapshot.repository.clone()),
+        depth: DEPTH,
+    };
+    PipelineRecord::new(&ready.pipeline, &project, &git, url, context).write(&run.folder)?;
+    let sources = Arc::clone(&ready.prepared.sources);
+    let mut new = NewPipeline::new(project, context.clone(), ready.pipeline.clone(), git, sources);
+    new.play.clone_from(&ready.play);
+    new.secrets = config.secrets(&identity.path);
+    Ok(new)
+}
+
+/// The branch or tag of a pipeline; a merge request has neither.
+fn full_ref(context: &Context) -> Option<String> {
+    match (context.ref_kind, context.source) {
+        (_, PipelineSource::MergeRequestEvent) => None,
+        (RefKind::Tag, _) => Some(format!("refs/tags/{}", context.ref_name)),
+        (RefKind::Branch, _) => Some(format!("refs/heads/{}", context.ref_name)),
+    }
+}
+
+/// Serves the runner API and the repository.
+pub(super) fn serve(
+    door: Door,
+    coordinator: &Arc<Coordinator>,
+    repository: &Path,
+    project_path: &str,
+) -> JoinHandle<()> {
+    let checker = Arc::clone(coordinator);
+    let git = GitServer {
+        repository: repository.to_owned(),
+        project_path: project_path.to_owned(),
+        token_is_valid: Arc::new(move |token| checker.is_job_token(token)),
+    };
+    let service = Arc::clone(coordinator);
+    tokio::spawn(door.serve(service, git))
+}
+
+/// Tells the user how a stock runner gets the jobs.
+pub(super) fn announce(output: OutputMode, url: &str, token: &str, pipeline: &Pipeline) {
+    let mut tags: Vec<&str> = pipeline.jobs.iter().flat_map(|job| job.tags.iter().map(String::as_str)).collect();
+    tags.sort_unstable();
+    tags.dedup();
+    let tags = if tags.is_empty() { String::new() } else { format!(" --tag-list '{}'", tags.join(",")) };
+    let command = format!(
+        "gitlab-runner register --non-interactive --url {url} --registration-token {token} --executor shell \
+         --run-untagged{tags}"
+    );
+    let text =
+        format!("jobs wait for a runner at {url}; register one, and start it:\n  {command}\n  gitlab-runner run");
+    match output {
+        OutputMode::Human | OutputMode::Junit => ui::note(&text),
+        OutputMode::Json => ui::outln(
+            &serde_json::json!({ "event": "waiting_for_runner", "url": url, "registration_token": token }).to_string(),
+        ),
+    }
+}
+
+/// Creates the runner and starts its manager.
+pub(super) async fn start_manager(
+    args: &RunArgs,
+    run: &Run,
+    coordinator: &Coordinator,
+    project: &ProjectState,
+    url: &str,
+    stop: &CancellationToken,
+) -> Result<JoinHandle<Result<(), CiError>>, CiError> {
+    // Tags say which machine a job is for; here there is only this one.
+    let new =
+        NewRunner { description: "muster ci".to_owned(), any_tags: true, run_untagged: true, ..NewRunner::default() };
+    let credentials = coordinator.create_runner(new).await?;
+    let state_dir = run.folder.join("manager");
+    let token_file = state_dir.join("token");
+    let write = || {
+        std::fs::create_dir_all(&state_dir)?;
+        write_private_bytes(&token_file, credentials.token.as_bytes())
+    };
+    write().map_err(|source| CiError::State { path: token_file.clone(), source })?;
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let options = ManagerOptions {
+        url: url.to_owned(),
+        token_file,
+        state_dir,
+        builds_dir: run.folder.join("builds"),
+        cache_dir: project.cache(),
+        concurrent: args.concurrent.map_or(processors, usize::from),
+        log: run.folder.join("manager.log"),
+    };
+    Ok(tokio::spawn(supervise(options, stop.child_token())))
+}
