@@ -124,13 +124,16 @@ impl ProjectState {
     /// Deletes runs that are too old or take too much space; never the newest ones, never one that is under way.
     pub(super) fn prune(&self, keep: &Keep, now: SystemTime) {
         let mut numbers = self.run_numbers();
+        if numbers.len() <= keep.runs {
+            return;
+        }
         numbers.reverse();
         let age_limit = Duration::from_secs(keep.days.saturating_mul(86_400));
         let size_limit = keep.megabytes.saturating_mul(1_000_000);
         let mut total: u64 = 0;
         for (index, number) in numbers.into_iter().enumerate() {
             let folder = self.run_folder(number);
-            total = total.saturating_add(folder_size(&folder));
+            total = total.saturating_add(self.run_size(number));
             if index < keep.runs {
                 continue;
             }
@@ -140,6 +143,22 @@ impl ProjectState {
                 let _ = self.delete_run(number);
             }
         }
+    }
+
+    /// The bytes of a run. Those of a run that has ended are counted once, and kept in its file `size`.
+    fn run_size(&self, number: u64) -> u64 {
+        let folder = self.run_folder(number);
+        let kept = folder.join("size");
+        if let Some(size) = fs::read_to_string(&kept).ok().and_then(|text| text.trim().parse().ok()) {
+            return size;
+        }
+        let size = folder_size(&folder);
+        if !self.is_live(number)
+            && let Err(error) = fs::write(&kept, format!("{size}\n"))
+        {
+            tracing::debug!(%error, number, "the size of a run cannot be kept; it is counted again next time");
+        }
+        size
     }
 
     /// Deletes a run; says false for one that is under way.
