@@ -81,7 +81,12 @@ impl RunnerService for Coordinator {
     ) -> Result<TraceAnswer, ServiceError> {
         let status = self.authorize(job, token, Purpose::Work).await?.status;
         let update_interval = self.update_interval();
-        match self.traces.append(job, start, bytes).await? {
+        let appended = self.traces.append(job, start, bytes).await.inspect_err(|error| {
+            if let ServiceError::StorageFull(problem) = error {
+                let _ = self.events.send(Event::StorageProblem(Some(problem.clone())));
+            }
+        })?;
+        match appended {
             Appended::Yes(size) => {
                 // Nobody may be watching.
                 let _ = self.events.send(Event::TraceGrew { job, size });

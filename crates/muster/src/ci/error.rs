@@ -73,6 +73,15 @@ pub(crate) enum CiError {
         #[source]
         source: std::io::Error,
     },
+    /// The disk of the state folder stayed full.
+    #[error(
+        "the run was ended, because the state directory stayed full: {problem}. Free some space (`muster ci clean` deletes \
+         past runs), or set MUSTER_STATE_DIR to a directory on another disk; what was logged so far is kept"
+    )]
+    NoStorage {
+        /// What the coordinator says.
+        problem: String,
+    },
     /// The configuration has errors, which have been shown.
     #[error("the configuration has {} error{}; no pipeline was created", errors, if *errors == 1 { "" } else { "s" })]
     Configuration {

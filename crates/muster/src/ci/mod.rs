@@ -37,9 +37,9 @@ pub(crate) use args::Args;
 use args::Command;
 use error::{CiError, ExitStatus};
 
-/// What is logged beside what the commands themselves say: what a user may have to act on. The routes are quiet: a call that
-/// is held when the run ends is no news, and what the coordinator cannot store is told as an event.
-const LOG: &str = "error,muster_runner_api=off,muster_coordinator::source=warn,muster::ci=warn";
+/// What is logged beside what the commands themselves say: what a user may have to act on. The coordinator and its routes are
+/// quiet: a call that is held when the run ends is no news, and what cannot be stored is told as an event.
+const LOG: &str = "error,muster_runner_api=off,muster_coordinator=off,muster_coordinator::source=warn,muster::ci=warn";
 
 /// Runs the subcommand.
 pub(crate) fn run(args: Args) -> ExitCode {

@@ -2,15 +2,20 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_coordinator::views::{Event, JobView, PipelineSummary};
 use muster_coordinator::{Coordinator, CoordinatorError};
 use muster_job::{JobId, JobStatus, PipelineId};
 use tokio::sync::broadcast;
+use tokio::time::Instant;
 
 use super::super::args::LogMode;
 use super::report::Reporter;
 use super::trace::TraceLines;
+
+/// How long a run waits for space on a full disk.
+const STORAGE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// All that is known of a run.
 #[derive(Debug, Default)]
@@ -60,6 +65,8 @@ pub(super) struct Follower {
     events: broadcast::Receiver<Event>,
     log: LogMode,
     logs: HashMap<JobId, Log>,
+    /// Since when the coordinator cannot store what happens, and why.
+    storage_problem: Option<(Instant, String)>,
     pub(super) picture: Picture,
 }
 
@@ -74,7 +81,17 @@ impl Follower {
     /// Follows from now on; made before the pipeline is created, it misses nothing.
     pub(super) fn new(coordinator: Arc<Coordinator>, log: LogMode) -> Self {
         let events = coordinator.subscribe();
-        Self { coordinator, events, log, logs: HashMap::new(), picture: Picture::default() }
+        Self { coordinator, events, log, logs: HashMap::new(), storage_problem: None, picture: Picture::default() }
+    }
+
+    /// Waits until the coordinator could not store for [`STORAGE_PATIENCE`]; says why. Safe to drop.
+    pub(super) fn out_of_storage(&self) -> impl Future<Output = String> + use<> {
+        let problem = self.storage_problem.clone();
+        async move {
+            let Some((since, problem)) = problem else { return std::future::pending().await };
+            tokio::time::sleep_until(since + STORAGE_PATIENCE).await;
+            problem
+        }
     }
 
     /// Waits for the next thing to take. Safe to drop.
@@ -102,12 +119,23 @@ impl Follower {
         match event {
             Event::JobChanged(job) => self.job(job, reporter).await?,
             Event::PipelineChanged(pipeline) => self.pipeline(pipeline, reporter),
-            Event::TraceGrew { job, .. } if self.log == LogMode::Live => self.show_log(job, false, reporter).await?,
-            Event::TraceGrew { .. } => {}
-            Event::StorageProblem(Some(problem)) => {
-                reporter.warning(&format!("{problem}; jobs wait until it is solved"))
+            Event::TraceGrew { job, .. } => {
+                // Something could be written again.
+                self.storage_problem = None;
+                if self.log == LogMode::Live {
+                    self.show_log(job, false, reporter).await?;
+                }
             }
-            Event::StorageProblem(None) => reporter.warning("the coordinator can store again; jobs go on"),
+            Event::StorageProblem(Some(problem)) => {
+                if self.storage_problem.is_none() {
+                    reporter.warning(&problem);
+                    self.storage_problem = Some((Instant::now(), problem));
+                }
+            }
+            Event::StorageProblem(None) => {
+                self.storage_problem = None;
+                reporter.warning("the coordinator can store again; jobs go on");
+            }
         }
         Ok(())
     }

@@ -259,6 +259,7 @@ async fn follow(
     let mut interrupted = 0;
     let mut pinned = BTreeSet::from([pipeline]);
     while !follower.picture.is_done() {
+        let out_of_storage = follower.out_of_storage();
         tokio::select! {
             step = follower.next() => {
                 follower.take(step, reporter).await?;
@@ -268,6 +269,7 @@ async fn follow(
                 }
             }
             error = tasks.manager_given_up() => return Err(error),
+            problem = out_of_storage => return Err(CiError::NoStorage { problem }),
             () = interrupts.next() => {
                 interrupted += 1;
                 if interrupted == 1 {
