@@ -7,4 +7,5 @@
 )]
 
 mod ci;
+mod examples;
 mod manager;

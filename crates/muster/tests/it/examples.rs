@@ -1,0 +1,141 @@
+//! The pipelines of `examples/`, each run as its reader would: copied, committed, `muster ci`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+/// A copy of an example in a repository of its own, with its own home.
+struct Example {
+    place: TempDir,
+}
+
+impl Example {
+    fn new(name: &str) -> Self {
+        let place = tempfile::tempdir().unwrap();
+        let source = root().join("examples").join(name);
+        assert!(source.is_dir(), "no example {name}");
+        let copied =
+            Command::new("cp").arg("-R").arg(&source).arg(place.path().join("project")).status().unwrap().success();
+        assert!(copied);
+        let example = Self { place };
+        example.git(&["init", "-q", "-b", "main"]);
+        example.git(&["add", "-A"]);
+        example.git(&["commit", "-q", "-m", "first"]);
+        example
+    }
+
+    fn project(&self) -> PathBuf {
+        self.place.path().join("project")
+    }
+
+    fn git(&self, arguments: &[&str]) {
+        let mut git = Command::new("git");
+        git.args(["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]).args(arguments);
+        assert!(git.current_dir(self.project()).status().unwrap().success(), "git {arguments:?}");
+    }
+
+    /// The lines of `muster ci ARGUMENTS --output json`, and whether it passed.
+    fn run(&self, arguments: &[&str]) -> (Vec<serde_json::Value>, bool) {
+        let home = self.place.path().join("home");
+        let output = Command::new(env!("CARGO_BIN_EXE_muster"))
+            .args(["ci", "run", "--output", "json"])
+            .args(arguments)
+            .current_dir(self.project())
+            .env("HOME", &home)
+            .env_remove("XDG_STATE_HOME")
+            .env_remove("XDG_CONFIG_HOME")
+            .env_remove("XDG_CACHE_HOME")
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"))).collect();
+        if !output.status.success() {
+            println!("{text}\n{}", String::from_utf8_lossy(&output.stderr));
+        }
+        (lines, output.status.success())
+    }
+
+    /// The names of the jobs that ended well, sorted.
+    fn passed(&self, arguments: &[&str]) -> Vec<String> {
+        let (lines, passed) = self.run(arguments);
+        assert!(passed);
+        let mut names: Vec<String> = lines
+            .iter()
+            .filter(|line| line["event"] == "job" && line["status"] == "success")
+            .map(|line| line["name"].as_str().unwrap().to_owned())
+            .collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// Whether `command` is there; says so where it is not.
+fn has(command: &str) -> bool {
+    let there = Command::new(command).arg("--version").output().is_ok_and(|output| output.status.success());
+    if !there {
+        println!("skipped: no {command} on this machine");
+    }
+    there
+}
+
+#[test]
+fn the_node_project_tests_bundles_and_verifies() {
+    if has("node") {
+        assert_eq!(Example::new("node").passed(&[]), ["bundle", "smoke", "unit"]);
+    }
+}
+
+#[test]
+fn the_python_project_has_a_matrix_a_version_from_dotenv_and_coverage() {
+    if !has("python3") {
+        return;
+    }
+    let (lines, passed) = Example::new("python").run(&[]);
+    assert!(passed);
+    let ended = |name: &str| {
+        lines.iter().find(|line| line["event"] == "job" && line["name"] == name && line["status"] == "success")
+    };
+    for name in ["unit: [EUR, 0]", "unit: [EUR, 2]", "unit: [USD, 0]", "unit: [USD, 2]", "summary"] {
+        assert!(ended(name).is_some(), "{name}");
+    }
+    assert_eq!(ended("coverage").unwrap()["coverage"], 100.0);
+}
+
+#[test]
+fn the_children_are_built_from_a_file_and_from_a_generated_configuration() {
+    let names = Example::new("children").passed(&[]);
+    assert_eq!(names, ["build-search", "build-shop", "builds", "checks", "done", "generate", "source"]);
+}
+
+#[test]
+fn the_monorepo_runs_the_part_that_changed() {
+    let example = Example::new("monorepo");
+    std::fs::write(example.project().join("api/openapi.json"), r#"{"openapi":"3.1.1"}"#).unwrap();
+    example.git(&["commit", "-q", "-a", "-m", "a newer interface"]);
+    let names = example.passed(&["--changed-since", "HEAD~1"]);
+    assert_eq!(names, ["overview", "package-api", "test-api"]);
+}
+
+#[test]
+fn the_project_itself_runs_quick_checks_on_a_push_and_the_suite_on_merge_requests() {
+    let list = |event: &str| {
+        let home = tempfile::tempdir().unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_muster"))
+            .args(["ci", "list", "--json", "--event", event])
+            .current_dir(root())
+            .env("HOME", home.path())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let push = list("push");
+    assert!(push.contains("\"format\"") && !push.contains("\"suite\""), "{push}");
+    assert!(list("merge_request_event").contains("\"suite\""));
+}

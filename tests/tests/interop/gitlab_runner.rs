@@ -1,0 +1,135 @@
+//! A stock gitlab-runner v16.6.0 takes jobs from Muster's coordinator.
+//!
+//! `MUSTER_TEST_GITLAB_RUNNER` names its binary; where it does not, the test says that it did nothing.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::support::{Running, muster, repository};
+
+const PIPELINE: &str = r#"
+stages: [build, test, deploy]
+variables:
+  GREETING: hello
+make:
+  stage: build
+  cache: {key: k, paths: [cached/]}
+  script:
+    - mkdir -p out cached && echo "$GREETING from $CI_JOB_NAME on $CI_COMMIT_BRANCH" > out/text && touch cached/file
+    - echo "VERSION=1.2.3" > build.env
+    - printf '%s' "$SECRET" > out/secret-length && echo "the secret is $SECRET"
+  artifacts:
+    paths: [out/]
+    reports: {dotenv: build.env}
+use:
+  stage: test
+  coverage: '/coverage: (\d+)%/'
+  script:
+    - test "$VERSION" = 1.2.3
+    - grep -q 'hello from make on main' out/text
+    - test "$(git status --porcelain --untracked-files=no)" = ""
+    - echo "coverage: 87%"
+  after_script:
+    - echo "after $CI_JOB_STATUS"
+warns:
+  stage: test
+  allow_failure: {exit_codes: [42]}
+  script: [exit 42]
+large:
+  stage: test
+  needs: []
+  script: ['head -c 3000000 /dev/zero | tr "\0" x | fold -w 100']
+last:
+  stage: deploy
+  script: [exit 7]
+"#;
+
+/// `MUSTER_TEST_GITLAB_RUNNER`, or a word on why nothing is tested.
+fn stock_runner() -> Option<OsString> {
+    let runner = std::env::var_os("MUSTER_TEST_GITLAB_RUNNER");
+    if runner.is_none() {
+        println!("skipped: MUSTER_TEST_GITLAB_RUNNER does not name a gitlab-runner");
+    }
+    runner
+}
+
+fn clean(program: impl AsRef<std::ffi::OsStr>, home: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear().env("HOME", home).env("PATH", std::env::var_os("PATH").unwrap()).current_dir(home);
+    command
+}
+
+#[test]
+fn a_stock_runner_registers_takes_jobs_and_uploads_traces_and_artifacts() {
+    let Some(peer) = stock_runner() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let home = place.path().join("home");
+    std::fs::create_dir(&home).unwrap();
+    let project = place.path().join("project");
+    repository(&project, &[(".gitlab-ci.yml", PIPELINE)]);
+
+    let mut ours = clean(muster(), &home);
+    ours.args(["ci", "run", "--executor", "external", "--output", "json", "--var", "SECRET=plain"])
+        .current_dir(&project);
+    let mut ours = Running::start(ours);
+    let waiting: Value =
+        serde_json::from_str(&ours.line("the address", |line| line.contains("waiting_for_runner"))).unwrap();
+    let (url, token) = (waiting["url"].as_str().unwrap(), waiting["registration_token"].as_str().unwrap());
+
+    let config = home.join("config.toml");
+    let mut register = clean(&peer, &home);
+    register.args(["register", "--non-interactive", "--executor", "shell", "--shell", "bash", "--name", "peer"]);
+    register.args(["--url", url, "--registration-token", token, "--config"]).arg(&config);
+    let output = register.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(
+        &config,
+        text.replace("concurrent = 1", "concurrent = 3").replace("check_interval = 0", "check_interval = 1"),
+    )
+    .unwrap();
+    let mut run = clean(&peer, &home);
+    run.args(["run", "--config"]).arg(&config).arg("--working-directory").arg(&home);
+    let runner = Running::start(run);
+
+    let (lines, status) = ours.finish();
+    drop(runner);
+    println!("{}", lines.join("\n"));
+    assert_eq!(status, Some(1), "the last job fails");
+    let last: Value = lines.iter().rev().find_map(|line| serde_json::from_str(line).ok()).unwrap();
+    let job = |name: &str| last["jobs"].as_array().unwrap().iter().find(|job| job["name"] == name).unwrap().clone();
+    for (name, state) in
+        [("make", "success"), ("use", "success"), ("large", "success"), ("warns", "failed"), ("last", "failed")]
+    {
+        assert_eq!(job(name)["status"], state, "{name}");
+    }
+    assert_eq!(job("use")["coverage"], 87.0);
+    assert_eq!((job("warns")["exit_code"].as_i64(), job("last")["exit_code"].as_i64()), (Some(42), Some(7)));
+    assert_eq!(job("last")["failure_reason"], "script_failure");
+
+    let show = |arguments: &[&str]| {
+        let mut command = clean(muster(), &home);
+        let output = command.args(["ci", "show", "1"]).args(arguments).current_dir(&project).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(show(&["use"]).contains("after success"), "{}", show(&["use"]));
+    assert_eq!(show(&["large"]).matches('x').count(), 3_000_000 + show(&["large"]).matches("fix").count());
+    let extracted = place.path().join("extracted");
+    show(&["make", "--extract", extracted.to_str().unwrap()]);
+    let artifact =
+        walk(&extracted).into_iter().find(|path| path.ends_with("out/text")).expect("out/text is in the archive");
+    assert_eq!(std::fs::read_to_string(artifact).unwrap(), "hello from make on main\n");
+}
+
+fn walk(folder: &Path) -> Vec<std::path::PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        let path = entry.path();
+        if path.is_dir() { found.extend(walk(&path)) } else { found.push(path) }
+    }
+    found
+}

@@ -1,0 +1,6 @@
+//! Interoperability with the real peers.
+
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test's helpers fail as its body does")]
+
+mod gitlab_runner;
+mod support;

@@ -1,0 +1,86 @@
+//! Processes and repositories for the tests of this package.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+/// How long anything may take before a test gives up.
+pub(crate) const LIMIT: Duration = Duration::from_secs(90);
+
+/// The executable under test: beside this test's own.
+pub(crate) fn muster() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let binary = test.parent().unwrap().parent().unwrap().join("muster");
+    assert!(binary.is_file(), "no {}: build the workspace first, as scripts/test does", binary.display());
+    binary
+}
+
+/// A process whose output is read line by line, and which is ended with the test.
+pub(crate) struct Running {
+    child: Child,
+    lines: Receiver<String>,
+    seen: Vec<String>,
+}
+
+impl Running {
+    pub(crate) fn start(mut command: Command) -> Self {
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let (send, lines) = channel();
+        let (out, err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+        for reader in [Box::new(out) as Box<dyn std::io::Read + Send>, Box::new(err)] {
+            let send = send.clone();
+            // Ends with the process, when its pipe closes.
+            std::thread::spawn(move || {
+                for line in BufReader::new(reader).lines().map_while(Result::ok) {
+                    let _ = send.send(line);
+                }
+            });
+        }
+        Self { child, lines, seen: Vec::new() }
+    }
+
+    /// The first line, from now on, for which `wanted` is true.
+    pub(crate) fn line(&mut self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
+        let deadline = Instant::now() + LIMIT;
+        while let Ok(line) = self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            self.seen.push(line.clone());
+            if wanted(&line) {
+                return line;
+            }
+        }
+        panic!("waited in vain for {what}; the output was:\n{}", self.seen.join("\n"));
+    }
+
+    /// Everything until the process ends, and its exit status.
+    pub(crate) fn finish(mut self) -> (Vec<String>, Option<i32>) {
+        let deadline = Instant::now() + LIMIT;
+        while let Ok(line) = self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            self.seen.push(line);
+        }
+        assert!(Instant::now() < deadline, "it did not end; the output was:\n{}", self.seen.join("\n"));
+        let status = self.child.wait().unwrap();
+        (std::mem::take(&mut self.seen), status.code())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A repository with one commit that holds `files`.
+pub(crate) fn repository(place: &Path, files: &[(&str, &str)]) {
+    std::fs::create_dir_all(place).unwrap();
+    for (name, content) in files {
+        std::fs::write(place.join(name), content).unwrap();
+    }
+    for arguments in [&["init", "-q", "-b", "main"][..], &["add", "-A"], &["commit", "-q", "-m", "first"]] {
+        let mut git = Command::new("git");
+        git.args(["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]).args(arguments).current_dir(place);
+        assert!(git.status().unwrap().success(), "git {arguments:?}");
+    }
+}
