@@ -26,12 +26,12 @@ make:
     reports: {dotenv: build.env}
 use:
   stage: test
-  coverage: '/coverage: (\d+)%/'
+  coverage: '/coverage is (\d+)%/'
   script:
     - test "$VERSION" = 1.2.3
     - grep -q 'hello from make on main' out/text
     - test "$(git status --porcelain --untracked-files=no)" = ""
-    - echo "coverage: 87%"
+    - echo "coverage is 87%"
   after_script:
     - echo "after $CI_JOB_STATUS"
 warns:
