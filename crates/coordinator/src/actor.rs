@@ -10,6 +10,7 @@
 //! Where the write fails, answers that change something become errors, hand-outs are taken back, and the rows stay marked:
 //! memory is then ahead of the database, nobody was told, and the next write carries them. No job is given out meanwhile.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,6 +52,8 @@ pub(crate) struct Actor {
     pub(crate) staged: Vec<Staged>,
     /// Bridges whose child is to be made, once the batch is written.
     pub(crate) bridges: Vec<JobId>,
+    /// Bridges of an earlier process that wait for the files of their pipeline.
+    pub(crate) sourceless: BTreeSet<JobId>,
     /// Configurations of children that are being compiled.
     pub(crate) children: JoinSet<(JobId, ChildResult)>,
     /// Why the database cannot be written.
@@ -115,6 +118,7 @@ impl Actor {
             traces,
             staged: Vec::new(),
             bridges: Vec::new(),
+            sourceless: BTreeSet::new(),
             children: JoinSet::new(),
             storage_problem: None,
             store,
@@ -122,6 +126,7 @@ impl Actor {
             watch: Watch::default(),
         };
         actor.watch_jobs_on_runners();
+        actor.watch_artifacts();
         for (project, actions) in actions {
             actor.carry_out(project, &actions);
         }

@@ -93,8 +93,12 @@ impl Actor {
             self.queue.remove(id);
         }
         if to.is_complete() {
+            let key = row.runner.zip(row.detail.idempotency_key.take());
             self.traces.close(id);
             self.world.heard.remove(&id);
+            if let Some(key) = key {
+                self.world.keys.remove(&key);
+            }
         }
     }
 

@@ -11,7 +11,7 @@ use muster_job::JobId;
 use muster_runner_api::service::{ArtifactQuery, ByteStream, ServiceError};
 use tokio::io::AsyncWriteExt;
 
-use crate::command::NewArtifact;
+use crate::command::{NewArtifact, Upload};
 use crate::dotenv;
 use crate::error::write_failed;
 use crate::traces::blocking;
@@ -37,10 +37,10 @@ pub(crate) fn prepare(dir: &Path) -> io::Result<()> {
     std::fs::create_dir_all(dir.join(FOLDER))
 }
 
-/// Takes an upload in: streams it to disk, checks it, puts it in its place.
+/// Takes an upload in: streams it to disk, checks it, puts it in its place. A report that cannot be used is not kept.
 ///
 /// # Errors
-/// [`ServiceError::BadRequest`] for what is not what it says, [`ServiceError::TooLarge`], and those of the disk.
+/// [`ServiceError::BadRequest`] for what is not an archive although it says so, [`ServiceError::TooLarge`], and those of the disk.
 pub(crate) async fn store(
     dir: &Path,
     job: JobId,
@@ -48,7 +48,7 @@ pub(crate) async fn store(
     filename: &str,
     body: ByteStream,
     bytes_max: u64,
-) -> Result<NewArtifact, ServiceError> {
+) -> Result<Upload, ServiceError> {
     let kind = query.artifact_type.filter(|kind| !kind.is_empty()).unwrap_or_else(|| ARCHIVE.to_owned());
     let format = query.artifact_format.filter(|format| !format.is_empty()).unwrap_or_else(|| "zip".to_owned());
     check_names(&kind, &format)?;
@@ -68,13 +68,33 @@ pub(crate) async fn store(
     };
     let size = receive(part.path(), body, bytes_max).await?;
     let (of_kind, of_format) = (kind.clone(), format.clone());
-    let dotenv = blocking(move || {
-        let dotenv = check(part.path(), &of_kind, &of_format)?;
-        part.persist(&place).map_err(|error| write_failed(&place, &error.error))?;
-        Ok(dotenv)
+    let checked = blocking(move || {
+        check_archive(part.path(), &of_format)?;
+        let report = if of_kind == DOTENV { variables(part.path(), &of_format)? } else { Ok(Vec::new()) };
+        if report.is_ok() {
+            part.persist(&place).map_err(|error| write_failed(&place, &error.error))?;
+        }
+        Ok(report)
+    });
+    Ok(match checked.await? {
+        Ok(dotenv) => Upload::Stored(NewArtifact { kind, format, filename, size, expire_in: query.expire_in, dotenv }),
+        Err(why) => Upload::Refused(why),
     })
-    .await?;
-    Ok(NewArtifact { kind, format, filename, size, expire_in: query.expire_in, dotenv })
+}
+
+/// Deletes a file that has expired, and the folders that it leaves empty. What others keep open they can still read.
+pub(crate) fn delete(dir: &Path, job: JobId, kind: &str, filename: &str) {
+    let file = path(dir, job, kind, filename);
+    match std::fs::remove_file(&file) {
+        Ok(()) => tracing::info!(%job, kind, "an artifact has expired and is deleted"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+        Err(error) => tracing::warn!(%job, kind, %error, "an expired artifact cannot be deleted"),
+    }
+    for folder in file.ancestors().skip(1).take(2) {
+        if std::fs::remove_dir(folder).is_err() {
+            return;
+        }
+    }
 }
 
 /// Kind and format become parts of paths and rows.
@@ -120,25 +140,29 @@ async fn receive(part: &Path, mut body: ByteStream, bytes_max: u64) -> Result<u6
     Ok(size)
 }
 
-/// Looks whether a file is what it says. The answer is the content of a dotenv report, and empty for all others.
-fn check(part: &Path, kind: &str, format: &str) -> Result<Vec<(String, String)>, ServiceError> {
-    let open = || std::fs::File::open(part).map_err(|error| write_failed(part, &error));
+/// Looks whether an archive is one.
+fn check_archive(part: &Path, format: &str) -> Result<(), ServiceError> {
     if format == "zip" {
-        zip::ZipArchive::new(open()?)
+        let file = std::fs::File::open(part).map_err(|error| write_failed(part, &error))?;
+        zip::ZipArchive::new(file)
             .map_err(|error| ServiceError::BadRequest(format!("the archive is damaged: {error}")))?;
     }
-    if kind != DOTENV {
-        return Ok(Vec::new());
-    }
-    let file = open()?;
+    Ok(())
+}
+
+/// The content of a dotenv report, or why it cannot be used.
+fn variables(part: &Path, format: &str) -> Result<Result<Vec<(String, String)>, String>, ServiceError> {
+    let file = std::fs::File::open(part).map_err(|error| write_failed(part, &error))?;
     let mut report = Vec::new();
     let read = match format {
         "gzip" => flate2::read::MultiGzDecoder::new(file).take(DOTENV_READ_MAX).read_to_end(&mut report),
         "raw" => file.take(DOTENV_READ_MAX).read_to_end(&mut report),
         _ => return Err(ServiceError::BadRequest("a dotenv report is gzip or raw".to_owned())),
     };
-    read.map_err(|error| ServiceError::BadRequest(format!("the dotenv report is damaged: {error}")))?;
-    dotenv::parse(&report).map_err(|error| ServiceError::BadRequest(format!("the dotenv report is not valid: {error}")))
+    if let Err(error) = read {
+        return Ok(Err(format!("the dotenv report is damaged: {error}")));
+    }
+    Ok(dotenv::parse(&report).map_err(|error| format!("the dotenv report is not valid: {error}")))
 }
 
 /// Reads one file of an archive.

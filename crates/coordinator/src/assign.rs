@@ -91,7 +91,10 @@ impl Actor {
             return None;
         }
         let handout = row.detail.handout;
-        self.prepare(job, runner, info, handout).ok().map(|prepared| prepared.payload)
+        let again = self.prepare(job, runner, info, handout).ok()?.payload;
+        // The lease begins anew: the answer before this one did not arrive.
+        self.world.heard.insert(job, self.now());
+        Some(again)
     }
 
     /// Gives waiting jobs to held requests until no two fit. Nothing is given out while nothing can be stored.

@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use muster_job::{FailureReason, JobId, ProjectId, Variable};
+use muster_job::{FailureReason, JobId, PipelineId, ProjectId, Variable};
 use muster_pipeline::context::{ChildSource, Context, Origin, PipelineSource};
 use muster_pipeline::diagnostic::Severity;
 use muster_pipeline::model::{BridgeTarget, ChildInclude, Pipeline, Work};
@@ -18,6 +18,7 @@ use crate::artifacts;
 use crate::facts::{NewPipeline, Parent, SharedSources};
 use crate::schedule::Event;
 use crate::store::JobRow;
+use crate::timers::Timer;
 use crate::variables;
 
 /// How many errors of a child's configuration are shown at its bridge.
@@ -54,13 +55,38 @@ impl Actor {
     /// Starts what the bridges of the last batch ask for.
     pub(crate) fn start_bridges(&mut self) {
         for bridge in std::mem::take(&mut self.bridges) {
+            if !self.has_sources(bridge) {
+                self.sourceless.insert(bridge);
+                self.timers.add(self.now() + self.options.limits.sources_wait, Timer::Sources(bridge));
+                continue;
+            }
             match self.plan(bridge) {
                 Ok((texts, context, sources)) => {
                     let bytes_max = self.options.limits.child_config_bytes;
-                    self.children.spawn_blocking(move || (bridge, compile(texts, context, sources, bytes_max)))
+                    let work = move || compile(texts, context, sources, bytes_max);
+                    self.children.spawn_blocking(move || (bridge, caught(work)))
                 }
                 Err(error) => self.children.spawn(async move { (bridge, Err(error)) }),
             };
+        }
+    }
+
+    fn has_sources(&self, bridge: JobId) -> bool {
+        self.world.jobs.get(&bridge).is_none_or(|row| self.world.sources.contains_key(&row.pipeline))
+    }
+
+    /// Gives a pipeline of an earlier process its files back; bridges that waited for them go on.
+    pub(crate) fn attach_sources(&mut self, pipeline: PipelineId, sources: &SharedSources) {
+        self.world.attach(pipeline, sources);
+        self.bridges.extend(std::mem::take(&mut self.sourceless));
+    }
+
+    /// The files of a bridge's pipeline should be there by now.
+    pub(crate) fn sources_over(&mut self, bridge: JobId) {
+        if self.sourceless.remove(&bridge) {
+            let error =
+                failed("the pipeline is from an earlier process, and its repository was not attached again in time");
+            self.child_compiled(Ok((bridge, Err(error))));
         }
     }
 
@@ -82,9 +108,8 @@ impl Actor {
                 });
             }
         };
-        let sources = self.world.sources.get(&row.pipeline).ok_or_else(|| {
-            failed("the pipeline is from an earlier process, and its repository was not attached again")
-        })?;
+        let sources =
+            self.world.sources.get(&row.pipeline).ok_or_else(|| failed("the pipeline's repository is gone"))?;
         let texts = includes.iter().map(|include| self.text(row, include)).collect::<Result<_, _>>()?;
         let dotenv = self
             .inherited(row, job, pipeline)
@@ -176,6 +201,13 @@ fn child_context(parent: &Context, row: &JobRow, pipeline_variables: Vec<Variabl
     }
 }
 
+/// The result of `work`; a panic in it is an error of this bridge, which would wait for ever otherwise.
+fn caught(work: impl FnOnce() -> ChildResult) -> ChildResult {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        Err(failed("the compiler stopped at this configuration; this is a defect of the program, please report it"))
+    })
+}
+
 /// Reads and compiles a child's texts; this takes milliseconds of a core, and reads files.
 fn compile(texts: Vec<Text>, mut context: Context, sources: SharedSources, bytes_max: u64) -> ChildResult {
     if context.tracked_paths.is_empty() {
@@ -217,4 +249,15 @@ fn errors(compiled: &Compiled) -> String {
         lines.push(format!("and {hidden} more"));
     }
     if lines.is_empty() { "the child's configuration makes no pipeline".to_owned() } else { lines.join("\n") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_an_error_of_its_bridge() {
+        let error = caught(|| panic!("a defect")).err().expect("an error");
+        assert_eq!(error.reason, FailureReason::DownstreamPipelineCreationFailed);
+    }
 }

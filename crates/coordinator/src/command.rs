@@ -113,6 +113,13 @@ pub(crate) enum Command {
         request: Box<RegisterRequest>,
         reply: ServiceReply<RunnerCredentials>,
     },
+    /// A report that cannot be used was uploaded: its job fails, whatever its runner makes of the answer (C163).
+    ReportRefused {
+        job: JobId,
+        token: String,
+        why: String,
+        reply: ServiceReply<()>,
+    },
     ArtifactStored {
         job: JobId,
         token: String,
@@ -125,12 +132,10 @@ pub(crate) enum Command {
 /// What a job token is shown for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// A running manager writes the trace or touches the job: a sign of life.
+    /// The work of a job that runs: its trace, its artifacts, a touch.
     Work,
     /// A final report: also an ended job may repeat it.
     Report,
-    /// An upload: no sign of life by itself (runner-api 9.2).
-    Upload,
 }
 
 /// What the actor says of a job whose token fits.
@@ -155,6 +160,15 @@ pub(crate) struct Outcome {
     pub(crate) coverage: Option<f64>,
     /// The runner's result tree.
     pub(crate) result_tree: Option<serde_json::Value>,
+}
+
+/// What became of an upload.
+#[derive(Debug)]
+pub(crate) enum Upload {
+    /// It is kept.
+    Stored(NewArtifact),
+    /// It is a report that cannot be used, and why.
+    Refused(String),
 }
 
 /// A file that lies in its place already.

@@ -28,7 +28,7 @@ impl Actor {
                 self.reply(reply, Ok(created));
             }
             Command::AttachSources { pipeline, sources, reply } => {
-                let result = self.known(pipeline).map(|()| self.world.attach(pipeline, &sources));
+                let result = self.known(pipeline).map(|()| self.attach_sources(pipeline, &sources));
                 self.reply(reply, result);
             }
             Command::CancelPipeline { pipeline, force, reply } => {
@@ -108,6 +108,10 @@ impl Actor {
                 self.drop_job(job, reason, message);
                 let status = self.world.jobs.get(&job).map(crate::store::JobRow::status);
                 self.service_reply(reply, status.ok_or(ServiceError::Forbidden { status: None }));
+            }
+            Command::ReportRefused { job, token, why, reply } => {
+                let result = self.report_refused(job, &token, why);
+                self.service_reply(reply, result);
             }
             Command::ArtifactStored { job, token, artifact, reply } => {
                 let result = self.artifact_stored(job, &token, *artifact);

@@ -69,6 +69,8 @@ pub struct Limits {
     pub pending_without_runner: Duration,
     /// How long a job may wait although a runner fits.
     pub pending_with_runner: Duration,
+    /// How long the bridges of an earlier process wait for [`crate::Coordinator::attach_sources`].
+    pub sources_wait: Duration,
     /// The least time between two trace uploads that runners are told, in whole seconds.
     pub trace_interval: Duration,
     /// The same for Muster's own managers, which need not be sent whole seconds.
@@ -85,6 +87,7 @@ impl Default for Limits {
             silence: Duration::from_secs(3600),
             pending_without_runner: Duration::from_secs(3600),
             pending_with_runner: Duration::from_secs(24 * 3600),
+            sources_wait: Duration::from_secs(60),
             trace_interval: Duration::from_secs(3),
             own_trace_interval: Duration::from_millis(100),
         }

@@ -27,7 +27,6 @@ impl Actor {
         let row = RunnerRow { id, token_hash: keys::hash(&token), created_at: self.now(), settings };
         self.world.tokens.insert(row.token_hash.clone(), id);
         self.world.runners.insert(id, row);
-        self.world.dirty.removed_runners.remove(&id);
         self.world.dirty.runners.insert(id);
         self.queue.touch();
         credentials(id, token)

@@ -30,12 +30,10 @@ impl Actor {
         }
         let grant = Grant { status, coverage: self.coverage_expression(row) };
         if on_runner {
-            let now = self.now();
-            self.world.heard.insert(job, now);
-            if !row.detail.alive
-                && purpose != Purpose::Upload
-                && let Some(row) = self.world.job_mut(job)
-            {
+            // Whatever the call: who makes it has the job. From here on nobody else gets it (J2).
+            let alive = row.detail.alive;
+            self.world.heard.insert(job, self.now());
+            if !alive && let Some(row) = self.world.job_mut(job) {
                 row.detail.alive = true;
             }
         }
@@ -62,11 +60,13 @@ impl Actor {
             };
             return if same { Ok(status) } else { Err(ServiceError::Forbidden { status: Some(status) }) };
         }
-        let ended = if outcome.success {
+        let refused = self.world.jobs.get(&job).and_then(|row| row.detail.refused_report.clone());
+        let ended = if outcome.success && refused.is_none() {
             schedule::Outcome::Success
         } else {
+            let of_report = refused.is_some().then_some(FailureReason::ScriptFailure);
             schedule::Outcome::Failed {
-                reason: outcome.reason.unwrap_or(FailureReason::UnknownFailure),
+                reason: outcome.reason.or(of_report).unwrap_or(FailureReason::UnknownFailure),
                 exit_code: outcome.exit_code.and_then(|code| i32::try_from(code).ok()),
             }
         };
@@ -76,6 +76,9 @@ impl Actor {
         row.exit_code = outcome.exit_code;
         row.coverage = outcome.coverage;
         row.detail.result_tree = outcome.result_tree;
+        if row.status() == JobStatus::Failed {
+            row.detail.message = refused;
+        }
         if let Some(url) = &row.detail.environment_url {
             let dotenv =
                 |name: &str| row.detail.dotenv.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
@@ -91,7 +94,7 @@ impl Actor {
         token: &str,
         artifact: NewArtifact,
     ) -> Result<(), ServiceError> {
-        self.authorize(job, token, Purpose::Upload)?;
+        self.authorize(job, token, Purpose::Work)?;
         let now = self.now();
         let expire_in = artifact.expire_in.as_deref().filter(|text| !text.is_empty());
         let expires_at = match expire_in.map(duration::parse_or_never) {
@@ -103,6 +106,10 @@ impl Actor {
             && let Some(row) = self.world.job_mut(job)
         {
             row.detail.dotenv = artifact.dotenv;
+            row.detail.refused_report = None;
+        }
+        if let Some(at) = expires_at {
+            self.timers.add(at, Timer::Expiry(job));
         }
         let row = ArtifactRow {
             job,
@@ -122,10 +129,38 @@ impl Actor {
         Ok(())
     }
 
+    /// Notes that a report cannot be used.
+    pub(crate) fn report_refused(&mut self, job: JobId, token: &str, why: String) -> Result<(), ServiceError> {
+        self.authorize(job, token, Purpose::Work)?;
+        if let Some(row) = self.world.job_mut(job) {
+            row.detail.refused_report = Some(why);
+        }
+        Ok(())
+    }
+
+    /// After a start: artifacts expire when they would have.
+    pub(crate) fn watch_artifacts(&mut self) {
+        for artifact in self.world.artifacts.values().flatten() {
+            if let Some(at) = artifact.expires_at {
+                self.timers.add(at, Timer::Expiry(artifact.job));
+            }
+        }
+    }
+
+    /// Deletes the files of a job that have expired. Their rows stay, and say that they have been there (C187).
+    fn expiry_over(&self, job: JobId) {
+        let now = self.now();
+        for artifact in self.world.artifacts.get(&job).into_iter().flatten() {
+            if artifact.expires_at.is_some_and(|at| at <= now) {
+                artifacts::delete(&self.options.dir, job, &artifact.kind, &artifact.filename);
+            }
+        }
+    }
+
     /// The archive of `producer`, for the token of a job of the same project that is on a runner.
     pub(crate) fn download(&mut self, producer: JobId, token: &str) -> Result<ArtifactRow, ServiceError> {
         let (asking, _) = self.keys.read(token).ok_or(ServiceError::Forbidden { status: None })?;
-        self.authorize(asking, token, Purpose::Upload)?;
+        self.authorize(asking, token, Purpose::Work)?;
         let project = |job| self.project_of(self.world.jobs.get(job)?.pipeline);
         if project(&asking) != project(&producer) {
             return Err(ServiceError::Forbidden { status: None });
@@ -184,6 +219,8 @@ impl Actor {
             Timer::Handout(job, handout) => self.handout_over(job, handout),
             Timer::Runner(job) => self.runner_over(job),
             Timer::Pending(job) => self.pending_over(job),
+            Timer::Expiry(job) => self.expiry_over(job),
+            Timer::Sources(bridge) => self.sources_over(bridge),
             Timer::LongPoll(number) => self.end_long_poll(number),
             // The write that follows every batch is what this is for.
             Timer::Flush => {}
@@ -193,6 +230,12 @@ impl Actor {
     fn handout_over(&mut self, job: JobId, handout: u32) {
         let Some(row) = self.world.jobs.get(&job) else { return };
         if row.detail.handout != handout || row.detail.alive {
+            return;
+        }
+        let over = self.world.heard.get(&job).map(|heard| *heard + self.options.handout_lease);
+        if let Some(over) = over.filter(|over| *over > self.now()) {
+            // It was given to the same taker once more since.
+            self.timers.add(over, Timer::Handout(job, handout));
             return;
         }
         if row.status() == JobStatus::Canceling {

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use tokio_util::io::ReaderStream;
 
 use crate::artifacts;
-use crate::command::{Command, Grant, Outcome, Purpose, ServiceReply};
+use crate::command::{Command, Grant, Outcome, Purpose, ServiceReply, Upload};
 use crate::coordinator::Coordinator;
 use crate::coverage;
 use crate::traces::{Appended, blocking, checksum_text};
@@ -69,6 +69,10 @@ impl RunnerService for Coordinator {
         };
         let token = request.token;
         let status = self.call(|reply| Command::Finish { job, token, outcome: Box::new(outcome), reply }).await?;
+        if status.is_complete() {
+            // A report that came twice may have looked at the trace after the first had closed it.
+            self.traces.close(job);
+        }
         Ok(self.updated(status))
     }
 
@@ -110,11 +114,20 @@ impl RunnerService for Coordinator {
         filename: String,
         body: ByteStream,
     ) -> Result<(), ServiceError> {
-        self.authorize(job, token, Purpose::Upload).await?;
+        self.authorize(job, token, Purpose::Work).await?;
         let bytes_max = self.options.limits.artifact_bytes;
-        let artifact = artifacts::store(&self.options.dir, job, query, &filename, body, bytes_max).await?;
+        let upload = artifacts::store(&self.options.dir, job, query, &filename, body, bytes_max).await?;
         let token = token.to_owned();
-        self.call(|reply| Command::ArtifactStored { job, token, artifact: Box::new(artifact), reply }).await
+        match upload {
+            Upload::Stored(artifact) => {
+                self.call(|reply| Command::ArtifactStored { job, token, artifact: Box::new(artifact), reply }).await
+            }
+            Upload::Refused(why) => {
+                let told = why.clone();
+                self.call(|reply| Command::ReportRefused { job, token, why: told, reply }).await?;
+                Err(ServiceError::BadRequest(why))
+            }
+        }
     }
 
     async fn download_artifacts(&self, job: JobId, token: &str) -> Result<ArtifactDownload, ServiceError> {

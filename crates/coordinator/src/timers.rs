@@ -20,6 +20,10 @@ pub(crate) enum Timer {
     Runner(JobId),
     /// A pending job may have waited for too long.
     Pending(JobId),
+    /// Artifacts of a job have expired.
+    Expiry(JobId),
+    /// A bridge has waited for the files of its pipeline.
+    Sources(JobId),
     /// A held job request has to be answered.
     LongPoll(u64),
     /// What could not be written is tried again.

@@ -45,6 +45,7 @@ pub(crate) struct World {
     pub(crate) dirty: Dirty,
     next_job: i64,
     next_pipeline: i64,
+    next_runner: i64,
 }
 
 /// The records of one pipeline, found without looking at all of them.
@@ -87,6 +88,9 @@ impl World {
         let mut world = Self::read(contents);
         world.next_pipeline = world.pipelines.keys().next_back().map_or(first_pipeline.0, |id| id.0 + 1);
         world.next_job = world.jobs.keys().next_back().map_or(first_job.0, |id| id.0 + 1);
+        // Also the id of a runner that is gone stays its own: jobs name it.
+        let runners = world.runners.keys().copied().chain(world.jobs.values().filter_map(|row| row.runner));
+        world.next_runner = runners.max().map_or(1, |id| id.0 + 1);
         let actions = world.restore_engines(now_ms)?;
         Ok((world, actions))
     }
@@ -205,8 +209,10 @@ impl World {
     }
 
     /// The id for a new runner.
-    pub(crate) fn new_runner_id(&self) -> RunnerId {
-        RunnerId(self.runners.keys().next_back().map_or(1, |id| id.0 + 1))
+    pub(crate) fn new_runner_id(&mut self) -> RunnerId {
+        let id = RunnerId(self.next_runner);
+        self.next_runner += 1;
+        id
     }
 
     /// Adds a record, and marks it.

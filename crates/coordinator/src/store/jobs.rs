@@ -63,6 +63,9 @@ pub(crate) struct JobDetail {
     /// Its dotenv report.
     #[serde(default)]
     pub(crate) dotenv: Vec<(String, String)>,
+    /// Why a report that it uploaded cannot be used: it fails with that.
+    #[serde(default)]
+    pub(crate) refused_report: Option<String>,
     /// What a person typed when they played it.
     #[serde(default)]
     pub(crate) variables: Vec<Variable>,
@@ -84,6 +87,7 @@ impl JobDetail {
             message: None,
             result_tree: None,
             dotenv: Vec::new(),
+            refused_report: None,
             variables: Vec::new(),
             environment_url: None,
         }

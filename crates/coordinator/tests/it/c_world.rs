@@ -9,7 +9,7 @@ use muster_coordinator::views::PipelineView;
 use muster_job::{FailureReason, JobStatus, PipelineId, Variable};
 use muster_runner_api::payload::JobPayload;
 
-use crate::support::{Files, House, job, pipeline, producer, zip_of};
+use crate::support::{Files, House, Stuck, job, pipeline, producer, zip_of};
 
 fn value<'a>(payload: &'a JobPayload, name: &str) -> Option<&'a str> {
     payload.variables.iter().rfind(|variable| variable.key == name).map(|variable| variable.value.as_str())
@@ -215,6 +215,26 @@ async fn a_bridge_that_was_waiting_when_the_coordinator_died_gets_its_child() {
     manager.succeed(&manager.take().await).await;
     child_of(&after, id, "c").await;
     assert_eq!(manager.take().await.job_info.name, "leaf");
+}
+
+#[tokio::test]
+async fn a_bridge_whose_child_was_being_made_when_the_coordinator_died_waits_for_the_files() {
+    let before = House::open().await;
+    let (open, closed) = std::sync::mpsc::channel();
+    let stuck = std::sync::Arc::new(Stuck(std::sync::Mutex::new(closed)));
+    let id = before.create_with("c: {trigger: {include: a.yml}}", stuck, &[]).await;
+    let [given, forgotten] = [before.as_if_killed().await, before.as_if_killed().await];
+    drop(open);
+
+    assert_eq!(given.status(id, "c").await, JobStatus::Pending);
+    let files = Files(vec![("a.yml", "leaf: {script: [x]}")]);
+    given.coordinator.attach_sources(id, std::sync::Arc::new(files)).await.expect("attached");
+    child_of(&given, id, "c").await;
+
+    assert_eq!(forgotten.status(id, "c").await, JobStatus::Pending);
+    forgotten.clock.advance(Duration::from_secs(60));
+    let (_, words) = failure_of(&forgotten, id, "c").await;
+    assert!(words.contains("attached"), "{words}");
 }
 
 #[tokio::test]

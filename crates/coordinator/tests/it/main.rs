@@ -1,11 +1,14 @@
 //! Integration tests of the coordinator, one binary.
 
+mod artifacts;
 mod c_payload;
 mod c_schedule;
 mod c_variables;
 mod c_world;
 mod from_yaml;
 mod handouts;
+mod leases;
+mod repositories;
 mod schedule;
 mod service;
 mod store;

@@ -1,4 +1,4 @@
-//! What managers see: requests, hand-outs, traces, reports, artifacts.
+//! What managers see: requests, traces, reports, registration.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,14 +14,7 @@ use muster_runner_api::wire::{Output, RegisterRequest, TokenRequest};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{House, Manager, SOON, job, job_with, producer, zip_of};
-
-fn forbidden(result: Result<impl std::fmt::Debug, ServiceError>) -> Option<JobStatus> {
-    match result {
-        Err(ServiceError::Forbidden { status }) => status,
-        other => panic!("not forbidden: {other:?}"),
-    }
-}
+use crate::support::{House, Manager, SOON, forbidden, job, job_with};
 
 #[tokio::test]
 async fn a_job_runs_from_request_to_success() {
@@ -98,70 +91,6 @@ async fn the_queue_version_changes_with_a_new_job_only() {
     assert_eq!(ask().await, before);
     house.create(vec![vec![job("untagged")]]).await;
     assert_ne!(ask().await, before);
-}
-
-#[tokio::test]
-async fn the_same_key_gets_the_same_job_again_until_it_has_ended() {
-    let house = House::open().await;
-    let manager = house.manager().await;
-    house.create(vec![vec![job("a"), job("b")]]).await;
-    let first = manager.take_with(Some("k1")).await;
-    let again = manager.take_with(Some("k1")).await;
-    assert_eq!((again.id, &again.token), (first.id, &first.token));
-    let other = manager.take_with(Some("k2")).await;
-    assert_ne!(other.id, first.id);
-    manager.succeed(&first).await;
-    house.create(vec![vec![job("c")]]).await;
-    assert_ne!(manager.take_with(Some("k1")).await.id, first.id);
-}
-
-#[tokio::test]
-async fn a_silent_taker_loses_its_job_and_is_told_to_stop() {
-    let house = House::open().await;
-    let manager = house.manager().await;
-    let pipeline = house.create(vec![vec![job("a")]]).await;
-    let silent = manager.take().await;
-    house.clock.advance(Duration::from_secs(60));
-    let second = manager.take().await;
-    assert_eq!(second.id, silent.id);
-    assert_ne!(second.token, silent.token);
-    assert_eq!(forbidden(manager.update(&silent, "running", |_| {}).await), Some(JobStatus::Canceled));
-    assert_eq!(forbidden(manager.log(&silent, 0, "late").await), Some(JobStatus::Canceled));
-    assert_eq!(forbidden(manager.update(&silent, "success", |_| {}).await), Some(JobStatus::Canceled));
-    manager.succeed(&second).await;
-    assert_eq!(house.status(pipeline, "a").await, JobStatus::Success);
-}
-
-#[tokio::test]
-async fn a_taker_that_showed_life_keeps_its_job() {
-    for sign in ["running", "trace"] {
-        let house = House::open().await;
-        let manager = house.manager().await;
-        let pipeline = house.create(vec![vec![job("a")]]).await;
-        let taken = manager.take().await;
-        match sign {
-            "running" => manager.running(&taken).await,
-            _ => assert!(manager.log(&taken, 0, "x").await.expect("taken").accepted),
-        }
-        house.clock.advance(Duration::from_secs(600));
-        assert_eq!(house.status(pipeline, "a").await, JobStatus::Running, "after {sign}");
-        assert_eq!(manager.succeed(&taken).await, JobStatus::Success);
-    }
-}
-
-#[tokio::test]
-async fn a_request_that_was_given_up_loses_no_job() {
-    let house = House::open().await;
-    let manager = house.manager().await;
-    let given_up = tokio::spawn({
-        let manager = manager.clone();
-        async move { manager.take().await }
-    });
-    house.coordinator.stuck_jobs().await.expect("alive");
-    given_up.abort();
-    let _ = given_up.await;
-    house.create(vec![vec![job("a")]]).await;
-    assert_eq!(manager.take().await.job_info.name, "a");
 }
 
 #[tokio::test]
@@ -290,18 +219,6 @@ async fn a_runner_that_cannot_wind_down_is_stopped_at_once() {
 }
 
 #[tokio::test]
-async fn a_canceled_job_that_nobody_started_ends_with_its_lease() {
-    let house = House::open().await;
-    let manager = house.manager().await;
-    let pipeline = house.create(vec![vec![job("a")]]).await;
-    let _silent = manager.take().await;
-    house.coordinator.cancel_pipeline(pipeline).await.expect("canceled");
-    assert_eq!(house.status(pipeline, "a").await, JobStatus::Canceling);
-    house.clock.advance(Duration::from_secs(60));
-    house.until(pipeline, |view| view.summary.status == JobStatus::Canceled).await;
-}
-
-#[tokio::test]
 async fn job_tokens_fit_their_job_only() {
     let house = House::open().await;
     let manager = house.manager().await;
@@ -315,39 +232,6 @@ async fn job_tokens_fit_their_job_only() {
     assert_eq!(forbidden(manager.update(&second, "success", |_| {}).await), None);
     let bad = manager.update(&first, "sideways", |_| {}).await.expect_err("no such state");
     assert!(matches!(bad, ServiceError::BadRequest(_)), "{bad}");
-}
-
-#[tokio::test]
-async fn artifacts_are_checked_kept_and_handed_on() {
-    let limits = Limits { artifact_bytes: 10_000, ..Limits::default() };
-    let house = House::with(|options| options.limits = limits).await;
-    let manager = house.manager().await;
-    let pipeline = house.create(vec![vec![producer("build")], vec![job("test")]]).await;
-    let build = manager.take().await;
-    let damaged = manager.upload(&build, ("archive", "zip", None), b"not a zip".to_vec()).await;
-    assert!(matches!(damaged, Err(ServiceError::BadRequest(_))), "{damaged:?}");
-    let large = manager.upload(&build, ("junit", "raw", None), vec![0; 10_001]).await;
-    assert!(matches!(large, Err(ServiceError::TooLarge(_))), "{large:?}");
-    let archive = zip_of("out/a.txt", "content");
-    manager.upload(&build, ("archive", "zip", Some("1 day")), archive.clone()).await.expect("kept");
-    manager.upload(&build, ("archive", "zip", Some("1 day")), archive.clone()).await.expect("kept again");
-    let dotenv = manager.upload(&build, ("dotenv", "raw", None), b"no equals sign".to_vec()).await;
-    assert!(matches!(dotenv, Err(ServiceError::BadRequest(_))), "{dotenv:?}");
-    manager.upload(&build, ("dotenv", "raw", None), b"VERSION=7".to_vec()).await.expect("kept");
-    manager.succeed(&build).await;
-
-    let test = manager.take().await;
-    assert_eq!(test.dependencies.len(), 1);
-    assert_eq!(test.dependencies[0].token, test.token);
-    assert!(test.variables.iter().any(|variable| (variable.key.as_str(), variable.value.as_str()) == ("VERSION", "7")));
-    assert_eq!(manager.download(build.id, &test.token).await.expect("the archive"), archive);
-    assert_eq!(forbidden(manager.download(build.id, &build.token).await), Some(JobStatus::Success));
-    let none = manager.download(test.id, &test.token).await;
-    assert!(matches!(none, Err(ServiceError::NotFound(_))), "{none:?}");
-    let kinds: Vec<_> = house.job(pipeline, "build").await.artifacts.into_iter().map(|file| file.kind).collect();
-    assert_eq!(kinds, ["archive", "dotenv"]);
-    let leftovers = std::fs::read_dir(house.dir.path().join("artifacts").join(build.id.to_string()).join("junit"));
-    assert_eq!(leftovers.expect("the folder").count(), 0, "a refused upload leaves nothing");
 }
 
 #[tokio::test]
@@ -415,6 +299,8 @@ async fn runners_register_verify_reset_and_go() {
     assert_eq!(forbidden(service.verify(as_manager(&runner.token, "s_1")).await), None);
     service.unregister(renewed.token.clone()).await.expect("gone");
     assert_eq!(forbidden(service.verify(as_manager(&renewed.token, "s_1")).await), None);
+    let next = house.coordinator.create_runner(NewRunner::default()).await.expect("a runner");
+    assert!(next.id > runner.id, "an id that jobs may name is not used again");
     let database = std::fs::read(house.dir.path().join("coordinator.db-wal")).expect("the log");
     for token in [&runner.token, &renewed.token] {
         assert!(!database.windows(token.len()).any(|window| window == token.as_bytes()), "tokens are hashed at rest");

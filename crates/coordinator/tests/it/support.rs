@@ -2,7 +2,6 @@
 
 #![expect(clippy::expect_used, reason = "a failure in a helper fails its test")]
 
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +12,7 @@ use muster_coordinator::clock::{Clock, ManualClock};
 use muster_coordinator::views::{JobView, PipelineView};
 use muster_coordinator::{Coordinator, GitFacts, NewPipeline, NewRunner, Options, ProjectFacts, SharedSources};
 use muster_job::{JobId, JobStatus, PipelineId, ProjectId, Variable};
-use muster_pipeline::context::{Context, IncludeTarget, IncludedFile, Origin, SourceError, Sources};
+use muster_pipeline::context::Context;
 use muster_pipeline::model::{
     AllowFailure, Artifacts, AutoCancel, Job, Pipeline, Place, Retry, ScriptWork, When, Work,
 };
@@ -23,56 +22,10 @@ use muster_runner_api::wire::{Info, JobRequest, UpdateRequest};
 use tempfile::TempDir;
 use time::macros::datetime;
 
+pub(crate) use crate::repositories::{Files, NoFiles, Stuck};
+
 /// How long a test waits for what should come at once.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
-
-/// A repository without files.
-pub(crate) struct NoFiles;
-
-impl Sources for NoFiles {
-    fn read(&self, target: &IncludeTarget) -> Result<IncludedFile, SourceError> {
-        Err(SourceError::NotFound(format!("{target:?} is not there")))
-    }
-
-    fn paths(&self, _: &Origin) -> Result<Arc<BTreeSet<String>>, SourceError> {
-        Ok(Arc::default())
-    }
-
-    fn changed_since(&self, _: &str) -> Option<Vec<String>> {
-        None
-    }
-
-    fn object_ids(&self, _: &[String], _: bool) -> Vec<String> {
-        Vec::new()
-    }
-}
-
-/// A repository of these files.
-pub(crate) struct Files(pub(crate) Vec<(&'static str, &'static str)>);
-
-impl Sources for Files {
-    fn read(&self, target: &IncludeTarget) -> Result<IncludedFile, SourceError> {
-        let found = match target {
-            IncludeTarget::Local { path, .. } => self.0.iter().find(|(name, _)| name == path),
-            _ => None,
-        };
-        let (name, text) = found.ok_or_else(|| SourceError::NotFound(format!("{target:?} is not there")))?;
-        let (name, bytes) = ((*name).to_owned(), text.as_bytes().to_vec());
-        Ok(IncludedFile { name, bytes, origin: Origin::Root, component: None })
-    }
-
-    fn paths(&self, _: &Origin) -> Result<Arc<BTreeSet<String>>, SourceError> {
-        Ok(Arc::new(self.0.iter().map(|(name, _)| (*name).to_owned()).collect()))
-    }
-
-    fn changed_since(&self, _: &str) -> Option<Vec<String>> {
-        None
-    }
-
-    fn object_ids(&self, _: &[String], _: bool) -> Vec<String> {
-        Vec::new()
-    }
-}
 
 /// A job with a script.
 pub(crate) fn job(name: &str) -> Job {
@@ -192,7 +145,11 @@ impl House {
 
     /// A pipeline from the text of `.gitlab-ci.yml`; `run` are the variables of the run form.
     pub(crate) async fn create_from(&self, yaml: &str, files: Files, run: &[(&str, &str)]) -> PipelineId {
-        let sources: SharedSources = Arc::new(files);
+        self.create_with(yaml, Arc::new(files), run).await
+    }
+
+    /// The same, with other sources.
+    pub(crate) async fn create_with(&self, yaml: &str, sources: SharedSources, run: &[(&str, &str)]) -> PipelineId {
         let mut new = new_pipeline(pipeline(Vec::new()), Arc::clone(&sources));
         new.context.predefined = vec![Variable::public("CI_PIPELINE_SOURCE", "push")];
         new.context.pipeline_variables = run.iter().map(|(key, value)| Variable::public(*key, *value)).collect();
@@ -220,6 +177,12 @@ impl House {
 
     pub(crate) async fn status(&self, pipeline: PipelineId, name: &str) -> JobStatus {
         self.job(pipeline, name).await.status
+    }
+
+    /// The kinds of a job's files, and whether each is on disk.
+    pub(crate) async fn files_there(&self, job: JobId) -> Vec<(String, bool)> {
+        let files = self.coordinator.artifact_files(job).await.expect("known");
+        files.into_iter().map(|file| (file.kind, file.path.exists())).collect()
     }
 
     /// Waits until `done` holds of a pipeline; events say when to look.
@@ -374,4 +337,13 @@ pub(crate) fn zip_of(name: &str, content: &str) -> Vec<u8> {
     writer.start_file(name, zip::write::SimpleFileOptions::default()).expect("an entry");
     writer.write_all(content.as_bytes()).expect("content");
     writer.finish().expect("an archive").into_inner()
+}
+
+/// The state that a refused call is told.
+#[track_caller]
+pub(crate) fn forbidden(result: Result<impl std::fmt::Debug, ServiceError>) -> Option<JobStatus> {
+    match result {
+        Err(ServiceError::Forbidden { status }) => status,
+        other => panic!("not forbidden: {other:?}"),
+    }
 }

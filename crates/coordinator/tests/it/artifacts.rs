@@ -1,0 +1,82 @@
+//! What jobs upload: checked, kept, handed on, expired.
+
+use std::time::Duration;
+
+use muster_coordinator::Limits;
+use muster_job::{FailureReason, JobStatus};
+use muster_runner_api::service::ServiceError;
+
+use crate::support::{House, forbidden, job, producer, zip_of};
+
+#[tokio::test]
+async fn artifacts_are_checked_kept_and_handed_on() {
+    let limits = Limits { artifact_bytes: 10_000, ..Limits::default() };
+    let house = House::with(|options| options.limits = limits).await;
+    let manager = house.manager().await;
+    let pipeline = house.create(vec![vec![producer("build")], vec![job("test")]]).await;
+    let build = manager.take().await;
+    let damaged = manager.upload(&build, ("archive", "zip", None), b"not a zip".to_vec()).await;
+    assert!(matches!(damaged, Err(ServiceError::BadRequest(_))), "{damaged:?}");
+    let large = manager.upload(&build, ("junit", "raw", None), vec![0; 10_001]).await;
+    assert!(matches!(large, Err(ServiceError::TooLarge(_))), "{large:?}");
+    let archive = zip_of("out/a.txt", "content");
+    manager.upload(&build, ("archive", "zip", Some("1 day")), archive.clone()).await.expect("kept");
+    manager.upload(&build, ("archive", "zip", Some("1 day")), archive.clone()).await.expect("kept again");
+    let dotenv = manager.upload(&build, ("dotenv", "raw", None), b"no equals sign".to_vec()).await;
+    assert!(matches!(dotenv, Err(ServiceError::BadRequest(_))), "{dotenv:?}");
+    manager.upload(&build, ("dotenv", "raw", None), b"VERSION=7".to_vec()).await.expect("kept");
+    manager.succeed(&build).await;
+
+    let test = manager.take().await;
+    assert_eq!(test.dependencies.len(), 1);
+    assert_eq!(test.dependencies[0].token, test.token);
+    assert!(test.variables.iter().any(|variable| (variable.key.as_str(), variable.value.as_str()) == ("VERSION", "7")));
+    assert_eq!(manager.download(build.id, &test.token).await.expect("the archive"), archive);
+    assert_eq!(forbidden(manager.download(build.id, &build.token).await), Some(JobStatus::Success));
+    let none = manager.download(test.id, &test.token).await;
+    assert!(matches!(none, Err(ServiceError::NotFound(_))), "{none:?}");
+    let kinds: Vec<_> = house.job(pipeline, "build").await.artifacts.into_iter().map(|file| file.kind).collect();
+    assert_eq!(kinds, ["archive", "dotenv"]);
+    let leftovers = std::fs::read_dir(house.dir.path().join("artifacts").join(build.id.to_string()).join("junit"));
+    assert_eq!(leftovers.expect("the folder").count(), 0, "a refused upload leaves nothing");
+}
+
+#[tokio::test]
+async fn c163_a_dotenv_report_outside_the_rules_is_refused_and_fails_its_job() {
+    let many: String = (0..21).map(|index| format!("V{index}=x\n")).collect();
+    let house = House::open().await;
+    let manager = house.manager().await;
+    for report in ["A=1\n# a comment\n", &many, &"x".repeat(6 * 1024)] {
+        let pipeline = house.create(vec![vec![job("a")]]).await;
+        let taken = manager.take().await;
+        let refused = manager.upload(&taken, ("dotenv", "raw", None), report.as_bytes().to_vec()).await;
+        assert!(matches!(refused, Err(ServiceError::BadRequest(_))), "{refused:?}");
+        // A runner that makes nothing of it cannot make the job succeed.
+        assert_eq!(manager.succeed(&taken).await, JobStatus::Failed);
+        let view = house.job(pipeline, "a").await;
+        assert_eq!(view.failure_reason, Some(FailureReason::ScriptFailure));
+        assert!(view.message.is_some_and(|message| message.contains("dotenv")) && view.artifacts.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn expired_files_are_deleted_also_after_a_restart() {
+    let before = House::open().await;
+    let manager = before.manager().await;
+    before.create(vec![vec![producer("build")]]).await;
+    let build = manager.take().await;
+    manager.upload(&build, ("archive", "zip", Some("1 hour")), zip_of("out", "x")).await.expect("kept");
+    manager.upload(&build, ("junit", "raw", None), b"x".to_vec()).await.expect("kept");
+    let houses = [before.as_if_killed().await, before];
+    let (archive, junit) = ("archive".to_owned(), "junit".to_owned());
+    let expected = [(archive.clone(), true), (junit.clone(), true)];
+    for house in &houses {
+        assert_eq!(house.files_there(build.id).await, expected);
+    }
+    houses[0].clock.advance(Duration::from_secs(3600));
+    for house in &houses {
+        // The timer fires with the next command at the latest, and the answer may be from just before.
+        house.files_there(build.id).await;
+        assert_eq!(house.files_there(build.id).await, [(archive.clone(), false), (junit.clone(), true)]);
+    }
+}

@@ -1,0 +1,78 @@
+//! Repositories for the tests: what configurations of children are read from.
+
+#![expect(clippy::expect_used, reason = "a failure in a helper fails its test")]
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use muster_pipeline::context::{IncludeTarget, IncludedFile, Origin, SourceError, Sources};
+
+/// A repository without files.
+pub(crate) struct NoFiles;
+
+impl Sources for NoFiles {
+    fn read(&self, target: &IncludeTarget) -> Result<IncludedFile, SourceError> {
+        Err(SourceError::NotFound(format!("{target:?} is not there")))
+    }
+
+    fn paths(&self, _: &Origin) -> Result<Arc<BTreeSet<String>>, SourceError> {
+        Ok(Arc::default())
+    }
+
+    fn changed_since(&self, _: &str) -> Option<Vec<String>> {
+        None
+    }
+
+    fn object_ids(&self, _: &[String], _: bool) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// A repository of these files.
+pub(crate) struct Files(pub(crate) Vec<(&'static str, &'static str)>);
+
+impl Sources for Files {
+    fn read(&self, target: &IncludeTarget) -> Result<IncludedFile, SourceError> {
+        let found = match target {
+            IncludeTarget::Local { path, .. } => self.0.iter().find(|(name, _)| name == path),
+            _ => None,
+        };
+        let (name, text) = found.ok_or_else(|| SourceError::NotFound(format!("{target:?} is not there")))?;
+        let (name, bytes) = ((*name).to_owned(), text.as_bytes().to_vec());
+        Ok(IncludedFile { name, bytes, origin: Origin::Root, component: None })
+    }
+
+    fn paths(&self, _: &Origin) -> Result<Arc<BTreeSet<String>>, SourceError> {
+        Ok(Arc::new(self.0.iter().map(|(name, _)| (*name).to_owned()).collect()))
+    }
+
+    fn changed_since(&self, _: &str) -> Option<Vec<String>> {
+        None
+    }
+
+    fn object_ids(&self, _: &[String], _: bool) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// A repository that answers only once `.0` is closed, and then has no files.
+pub(crate) struct Stuck(pub(crate) std::sync::Mutex<std::sync::mpsc::Receiver<()>>);
+
+impl Sources for Stuck {
+    fn read(&self, target: &IncludeTarget) -> Result<IncludedFile, SourceError> {
+        let _ = self.0.lock().expect("no panic").recv();
+        NoFiles.read(target)
+    }
+
+    fn paths(&self, origin: &Origin) -> Result<Arc<BTreeSet<String>>, SourceError> {
+        NoFiles.paths(origin)
+    }
+
+    fn changed_since(&self, _: &str) -> Option<Vec<String>> {
+        None
+    }
+
+    fn object_ids(&self, _: &[String], _: bool) -> Vec<String> {
+        Vec::new()
+    }
+}
