@@ -27,10 +27,15 @@ impl Loader<'_> {
                 add_inputs(&mut header.inputs, more, &mut problems);
             }
         }
-        let values = inputs::resolve(&file.name, &header.inputs, given, at, &mut problems);
-        let failed = problems.iter().any(|problem| problem.severity == Severity::Error);
+        // Values for declarations that are wrong themselves would be judged wrongly.
+        let values = if is_free_of_errors(&problems) {
+            inputs::resolve(&file.name, &header.inputs, given, at, &mut problems)
+        } else {
+            inputs::Values::new()
+        };
+        let is_usable = is_free_of_errors(&problems);
         self.diagnostics.append(&mut problems);
-        if failed {
+        if !is_usable {
             return None;
         }
         if !file.text.contains(block::OPEN) {
@@ -46,11 +51,15 @@ impl Loader<'_> {
             component: file.component.as_ref(),
             variables: &self.variables,
             text: &file.text,
+            limits: &self.limits,
+            depth: 0,
+            is_too_deep: false,
             bytes_left: &mut self.interpolated_bytes_left,
             budget: &mut self.budget,
             diagnostics: &mut self.diagnostics,
         };
-        Some(interpolator.map(&file.body).map_or_else(|| Arc::clone(&file.body), Arc::new))
+        let body = interpolator.map(&file.body).map_or_else(|| Arc::clone(&file.body), Arc::new);
+        (!interpolator.is_too_deep).then_some(body)
     }
 
     /// GitLab leaves blocks alone in a file without header. That is hardly ever meant.
@@ -97,6 +106,10 @@ impl Loader<'_> {
         }
         declarations
     }
+}
+
+fn is_free_of_errors(problems: &[Diagnostic]) -> bool {
+    problems.iter().all(|problem| problem.severity != Severity::Error)
 }
 
 /// Adds declarations whose names are new; the others are reported.

@@ -9,6 +9,7 @@ use super::header::{Declaration, Kind, QUOTES};
 use crate::context::InputValue;
 use crate::diagnostic::Diagnostic;
 use crate::expression;
+use crate::limits::INPUT_RULES_CHAIN;
 use crate::nearest::did_you_mean;
 use crate::node::{Map, Node, Span, Value};
 
@@ -136,6 +137,14 @@ impl Resolution<'_> {
 
     /// Options and default of the first rule that matches; those of the input itself where none does.
     fn by_rules<'d>(&mut self, declaration: &'d Declaration) -> Option<(Option<&'d [Node]>, Option<&'d Node>)> {
+        if self.open.len() >= INPUT_RULES_CHAIN {
+            let message = format!(
+                "`{}`: `{}` input: its rules are at the end of a chain of more than {INPUT_RULES_CHAIN} inputs",
+                self.file, declaration.name
+            );
+            self.diagnostics.push(Diagnostic::error(declaration.span, message));
+            return None;
+        }
         if self.open.contains(&declaration.name) {
             let message = format!("`{}`: `{}` input: its rules depend on itself", self.file, declaration.name);
             self.diagnostics.push(Diagnostic::error(declaration.span, message));

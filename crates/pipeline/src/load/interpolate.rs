@@ -12,7 +12,7 @@ use super::merge::Budget;
 use super::variables::Variables;
 use crate::context::ComponentFields;
 use crate::diagnostic::Diagnostic;
-use crate::limits::INTERPOLATED_TEXT_BYTES;
+use crate::limits::{INTERPOLATED_TEXT_BYTES, Limits};
 use crate::nearest::did_you_mean;
 use crate::node::{Map, Node, Span, Value};
 
@@ -31,6 +31,11 @@ pub(super) struct Interpolator<'a> {
     pub(super) variables: &'a Variables,
     /// The text of the file, to point at single blocks.
     pub(super) text: &'a str,
+    pub(super) limits: &'a Limits,
+    /// Lists and maps that are open around the value at hand.
+    pub(super) depth: usize,
+    /// A value was too deep, which has been reported: the file is unusable.
+    pub(super) is_too_deep: bool,
     /// Bytes that interpolation may still make in this load. At 0 no more is done, which has been reported.
     pub(super) bytes_left: &'a mut usize,
     /// Values that the load may still make.
@@ -49,6 +54,7 @@ impl Interpolator<'_> {
             Value::String(text) => self.scalar(text, node.span)?,
             Value::List(items) => {
                 let mut result: Option<Vec<Node>> = None;
+                self.depth += 1;
                 for (index, item) in items.iter().enumerate() {
                     if let Some(changed) = self.node(item)
                         && let Some(place) = result.get_or_insert_with(|| items.to_vec()).get_mut(index)
@@ -56,6 +62,7 @@ impl Interpolator<'_> {
                         *place = changed;
                     }
                 }
+                self.depth -= 1;
                 Value::List(Arc::new(result?))
             }
             Value::Map(map) => Value::Map(Arc::new(self.map(map)?)),
@@ -73,6 +80,7 @@ impl Interpolator<'_> {
     pub(super) fn map(&mut self, map: &Map) -> Option<Map> {
         let mut changed = false;
         let mut result = Map::default();
+        self.depth += 1;
         for (key, entry) in map.iter() {
             let new_key = self.key(key, entry.key_span);
             let new_node = self.node(&entry.node);
@@ -80,6 +88,7 @@ impl Interpolator<'_> {
             let node = new_node.unwrap_or_else(|| entry.node.clone());
             result.insert(new_key.unwrap_or_else(|| Arc::clone(key)), entry.key_span, node);
         }
+        self.depth -= 1;
         changed.then_some(result)
     }
 
@@ -164,7 +173,8 @@ impl Interpolator<'_> {
         let value = match block.access {
             Access::Matrix => return Ok(None),
             Access::Input(name) => match self.inputs.get(name) {
-                Some(Some(node)) => node.value.clone(),
+                Some(Some(node)) if self.fits(&node.value, self.depth) => node.value.clone(),
+                Some(Some(_)) => return Err(self.too_deep(name)),
                 Some(None) => return Ok(None),
                 None => {
                     let help =
@@ -177,6 +187,27 @@ impl Interpolator<'_> {
             Access::Component(field) => self.component_field(field)?,
         };
         block.functions.iter().try_fold(value, |value, function| self.apply(function, value)).map(Some)
+    }
+
+    /// Whether a value that is put below `depth` lists and maps keeps within the depth of a file: inputs that are handed
+    /// on from include to include would otherwise grow without end.
+    fn fits(&mut self, value: &Value, depth: usize) -> bool {
+        self.budget.spend(1);
+        if depth > self.limits.depth {
+            return false;
+        }
+        match value {
+            Value::List(items) => items.iter().all(|item| self.fits(&item.value, depth + 1)),
+            Value::Map(map) => map.iter().all(|(_, entry)| self.fits(&entry.node.value, depth + 1)),
+            _ => true,
+        }
+    }
+
+    fn too_deep(&mut self, name: &str) -> BlockError {
+        self.is_too_deep = true;
+        let levels = self.limits.depth;
+        let message = format!("with the value of `{name}`, lists and maps are nested more than {levels} levels deep");
+        BlockError::new(message, Some("flatten the value; no keyword needs such depth".to_owned()))
     }
 
     fn component_field(&self, field: &str) -> Result<Value, BlockError> {

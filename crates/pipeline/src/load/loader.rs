@@ -24,7 +24,7 @@ const INTERPOLATED_BYTES: usize = 64 * 1024 * 1024;
 pub(super) struct Loader<'a> {
     context: &'a Context,
     sources: &'a dyn Sources,
-    limits: Limits,
+    pub(super) limits: Limits,
     pub(super) variables: Variables,
     texts: SourceMap,
     pub(super) diagnostics: Vec<Diagnostic>,

@@ -104,3 +104,27 @@ fn hostile_sizes_end_soon() {
         assert!(found.len() == 1 && found[0].contains(part), "{part}: {} errors, {:?}", found.len(), found.first());
     }
 }
+
+/// Each include hands its input on, 100 levels deeper: a tree so deep would use up the stack.
+#[test]
+fn inputs_that_grow_from_include_to_include_end_with_an_error() {
+    let (open, close) = ("[".repeat(100), "]".repeat(100));
+    let text = format!(
+        "spec: {{inputs: {{l: {{type: array, default: []}}}}}}\n---\ninclude:\n  - local: n.yml\n    inputs: {{l: \
+         {open}\"$[[ inputs.l ]]\"{close}}}\nj: {{script: [x]}}"
+    );
+    let world = world().file("n.yml", text);
+    let found = errors(&world.load("include: n.yml").diagnostics);
+    assert!(found.len() == 1 && found[0].contains("with the value of `l`, lists and maps are nested"), "{found:?}");
+}
+
+#[test]
+fn a_long_chain_of_input_rules_ends_with_an_error() {
+    let input = |index: usize| {
+        format!("    i{index}: {{rules: [{{if: \"$[[ inputs.i{} ]] == 'x'\", default: x}}], default: y}}\n", index + 1)
+    };
+    let inputs: String = (0..20_000).map(input).collect();
+    let text = format!("spec:\n  inputs:\n{inputs}    i20000: {{default: x}}\n---\nj: {{script: [x]}}");
+    let found = errors(&world().load(text).diagnostics);
+    assert!(found[0].contains("at the end of a chain of more than 50 inputs"), "{found:?}");
+}
