@@ -76,10 +76,7 @@ pub fn compile_child(entries: &[ChildSource], context: &Context, sources: &dyn S
 
 /// From the merged tree on.
 fn finish(loaded: Loaded, context: &Context, sources: &dyn Sources) -> Compiled {
-    let mut problems = Problems::default();
-    for diagnostic in &loaded.diagnostics {
-        problems.push(diagnostic.clone());
-    }
+    let mut problems = Problems::after_load(&loaded.diagnostics);
     let mut compiled = Compiled::default();
     let complete = !loaded.has_errors();
     if complete || loaded.root.as_map().is_some_and(|map| !map.is_empty()) {

@@ -1,7 +1,7 @@
 //! `artifacts`.
 
 use crate::config::keywords;
-use crate::config::reading::{Fields, Path, Problems, boolean, duration, text, texts};
+use crate::config::reading::{Fields, Path, Problems, boolean, duration_or_never, text, texts};
 use crate::model::Artifacts;
 use crate::node::Node;
 
@@ -12,12 +12,8 @@ pub(crate) fn artifacts(node: &Node, at: Path<'_>, problems: &mut Problems) -> O
     if let Some(expose_as) = fields.get("expose_as") {
         exposed(&fields, expose_as, &paths, problems);
     }
-    let expire_in = fields.text("expire_in", problems);
-    if let (Some(node), Some(text)) = (fields.get("expire_in"), &expire_in)
-        && text != "never"
-    {
-        let _ = duration(node, at.key("expire_in"), problems);
-    }
+    let expire_in =
+        fields.get("expire_in").and_then(|node| duration_or_never(node, at.key("expire_in"), problems));
     let reports = fields.get("reports").map(|node| reports(node, at.key("reports"), problems)).unwrap_or_default();
     Some(Artifacts {
         name: fields.text("name", problems),

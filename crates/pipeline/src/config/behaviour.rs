@@ -17,13 +17,23 @@ const TAGS_LIMIT: usize = 50;
 
 /// `when` of a job.
 pub(crate) fn when(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<When> {
-    const WORDS: &[&str] = &["on_success", "on_failure", "always", "manual", "delayed"];
-    if node.as_str() == Some("never") {
-        let what = format!("should be one of: {}", WORDS.join(", "));
-        problems.wrong_help(node.span, at, what, "`never` belongs into `rules`");
+    own_when(node, at, &["on_success", "on_failure", "always", "manual", "delayed"], problems)
+}
+
+/// `when` of a job that starts or mirrors a pipeline: it has no `start_in`, so only a rule can delay it.
+pub(crate) fn bridge_when(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<When> {
+    own_when(node, at, &["on_success", "on_failure", "always", "manual"], problems)
+}
+
+fn own_when(node: &Node, at: Path<'_>, words: &[&str], problems: &mut Problems) -> Option<When> {
+    if let Some(word @ ("never" | "delayed")) = node.as_str()
+        && !words.contains(&word)
+    {
+        let what = format!("should be one of: {}", words.join(", "));
+        problems.wrong_help(node.span, at, what, format!("`{word}` belongs into `rules`"));
         return None;
     }
-    choice(node, at, WORDS, problems).and_then(|word| when_of(&word))
+    choice(node, at, words, problems).and_then(|word| when_of(&word))
 }
 
 /// The `when` of a word; `None` for `never`.

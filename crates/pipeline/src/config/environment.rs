@@ -1,7 +1,7 @@
 //! `environment` and `resource_group`.
 
 use crate::config::keywords;
-use crate::config::reading::{Fields, Path, Problems, duration, text};
+use crate::config::reading::{Fields, Path, Problems, duration_or_never, text};
 use crate::model::Environment;
 use crate::node::{Node, Span};
 
@@ -29,30 +29,38 @@ pub(crate) fn environment(node: &Node, at: Path<'_>, problems: &mut Problems) ->
         return None;
     }
     let fields = Fields::open(node, at, keywords::ENVIRONMENT, problems)?;
-    let name = fields.required_text("name", problems)?;
-    check_name(&name, fields.key_span("name"), at.key("name"), problems)?;
+    let name = fields.required_text("name", problems);
+    if let (Some(name), Some(node)) = (&name, fields.get("name")) {
+        let _ = check_name(name, node.span, at.key("name"), problems);
+    }
     let action = fields.choice("action", ACTIONS, problems).unwrap_or_else(|| "start".to_owned());
     let url = fields.text("url", problems);
     if let Some(url) = url.as_deref().filter(|url| !is_url(url)) {
         let what = format!("should be an http or https address or hold a variable, but it is `{url}`");
         problems.wrong(fields.key_span("url"), at.key("url"), what);
     }
-    let auto_stop_in = fields.text("auto_stop_in", problems);
-    if let (Some(node), Some(text)) = (fields.get("auto_stop_in"), &auto_stop_in) {
-        if action == "stop" {
-            problems.wrong(node.span, at.key("auto_stop_in"), "can't be used with `action: stop`");
-        } else if text != "never" && !text.contains('$') {
-            let _ = duration(node, at.key("auto_stop_in"), problems);
-        }
-    }
+    let auto_stop_in = fields.get("auto_stop_in").and_then(|node| auto_stop_in(node, &action, &fields, problems));
     let deployment_tier = fields.text("deployment_tier", problems);
     if let Some(tier) = deployment_tier.as_deref().filter(|tier| !tier.contains('$') && !TIERS.contains(tier)) {
         let what = format!("must be one of {} or a variable, but it is `{tier}`", TIERS.join(", "));
         problems.wrong(fields.key_span("deployment_tier"), at.key("deployment_tier"), what);
     }
-    let environment =
-        Environment { name, url, on_stop: fields.text("on_stop", problems), action, auto_stop_in, deployment_tier };
+    let on_stop = fields.text("on_stop", problems);
+    let environment = Environment { name: name?, url, on_stop, action, auto_stop_in, deployment_tier };
     Some(EnvironmentEntry { environment, span: node.span, on_stop_span: fields.key_span("on_stop") })
+}
+
+fn auto_stop_in(node: &Node, action: &str, fields: &Fields<'_>, problems: &mut Problems) -> Option<String> {
+    let at = fields.at();
+    let at = at.key("auto_stop_in");
+    if action == "stop" {
+        problems.wrong(node.span, at, "can't be used with `action: stop`");
+    }
+    // A variable is expanded when the job ends.
+    if node.as_str().is_some_and(|text| text.contains('$')) {
+        return text(node, at, problems);
+    }
+    duration_or_never(node, at, problems)
 }
 
 fn check_name(name: &str, span: Span, at: Path<'_>, problems: &mut Problems) -> Option<()> {

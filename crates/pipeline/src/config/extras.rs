@@ -3,7 +3,7 @@
 use serde_json::Value as Json;
 
 use crate::config::keywords;
-use crate::config::reading::{Fields, Path, Problems, choice, json, text, texts};
+use crate::config::reading::{Fields, Path, Problems, choice, duration_or_never, flat_list, json, text, texts};
 use crate::node::{Map, Node, Span, Value};
 
 /// Most job `inputs`.
@@ -116,7 +116,8 @@ pub(crate) fn release(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
     let assets = fields.get("assets");
     if let Some(assets) = assets.and_then(|node| Fields::open(node, at.key("assets"), &["links"], problems)) {
         let at = at.key("assets");
-        for link in assets.get("links").and_then(Node::as_list).unwrap_or_default() {
+        let links = assets.get("links").and_then(|node| flat_list(node, at.key("links"), problems));
+        for link in links.unwrap_or_default() {
             let keys = ["name", "url", "filepath", "link_type"];
             let Some(link) = Fields::open(link, at.key("links"), &keys, problems) else { continue };
             let _ = link.required_text("name", problems);
@@ -145,7 +146,9 @@ pub(crate) fn pages(node: &Node, at: Path<'_>, problems: &mut Problems) -> Optio
         _ => {
             let fields = Fields::open(node, at, &["publish", "path_prefix", "expire_in"], problems)?;
             let _ = fields.text("path_prefix", problems);
-            let _ = fields.text("expire_in", problems);
+            if let Some(node) = fields.get("expire_in") {
+                let _ = duration_or_never(node, at.key("expire_in"), problems);
+            }
             Some(PagesEntry::Publish(fields.text("publish", problems)))
         }
     }
@@ -189,7 +192,7 @@ fn input(node: &Node, at: Path<'_>, problems: &mut Problems) {
         let what = format!("default value is {}, but the type is {kind}", default.kind());
         problems.wrong(default.span, at, what);
     }
-    if let Some(options) = fields.get("options").and_then(Node::as_list) {
+    if let Some(options) = fields.get("options").and_then(|node| flat_list(node, at.key("options"), problems)) {
         let value = default.scalar_text();
         if fits && !options.iter().any(|option| option.scalar_text() == value) {
             problems.wrong(default.span, at, "default value is not one of the options");

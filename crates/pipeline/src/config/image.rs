@@ -34,18 +34,16 @@ fn one(node: &Node, at: Path<'_>, allowed: &[&str], problems: &mut Problems) -> 
         return None;
     }
     let fields = Fields::open(node, at, allowed, problems)?;
-    let Some(name) = fields.text("name", problems) else {
-        if fields.get("name").is_none() {
-            problems.wrong(node.span, at, "name can't be blank");
-        }
-        return None;
-    };
+    let name = fields.text("name", problems);
+    if fields.get("name").is_none() {
+        problems.wrong(node.span, at, "name can't be blank");
+    }
     let docker = fields.get("docker");
     let docker = docker.and_then(|node| Fields::open(node, at.key("docker"), &["platform", "user"], problems));
     let kubernetes = fields.get("kubernetes");
     let kubernetes = kubernetes.and_then(|node| Fields::open(node, at.key("kubernetes"), &["user"], problems));
     Some(Image {
-        name,
+        name: name.unwrap_or_default(),
         alias: fields.text("alias", problems),
         entrypoint: fields.get("entrypoint").map(|_| fields.texts("entrypoint", problems)),
         command: fields.get("command").map(|_| fields.texts("command", problems)),

@@ -96,14 +96,23 @@ pub(crate) fn job(
     let inherit = inherit.map(|node| defaults::inherit(node, at.key("inherit"), problems)).unwrap_or_default();
     let (full, taken) = defaults.apply(own, kind != Kind::Script, &inherit);
     let node = full.map_or_else(|| entry.node.clone(), |map| Node::new(Value::Map(Arc::new(map)), entry.node.span));
-    let allowed = if kind == Kind::Script { keywords::JOB } else { keywords::TRIGGER_JOB };
-    let fields = Fields::open(&node, at, allowed, problems)?;
+    let fields = if kind == Kind::Script {
+        Fields::open(&node, at, keywords::JOB, problems)?
+    } else {
+        Fields::open_with(&node, at, keywords::TRIGGER_JOB, problems, key_of_a_bridge)?
+    };
     check_exclusions(&fields, kind, problems);
     let mut reader = Reader { name, span: entry.key_span, kind, fields, expressions, problems };
     let mut job = reader.entry();
     job.inherit_variables = inherit.variables;
     job.defaults = taken;
     (problems.errors() == before).then_some((job, node))
+}
+
+/// What to do about a key that ordinary jobs have and bridges have not.
+fn key_of_a_bridge(key: &str) -> Option<String> {
+    let is_of_jobs = keywords::JOB.contains(&key);
+    is_of_jobs.then(|| format!("a job that starts or mirrors a pipeline runs on no runner: remove `{key}`"))
 }
 
 fn kind(map: &Map) -> Option<Kind> {
@@ -178,7 +187,7 @@ impl Reader<'_, '_> {
         let at = self.fields.at();
         let needs = self.needs();
         let work = self.work(needs.as_ref());
-        let when = self.read("when", behaviour::when);
+        let when = self.read("when", if self.kind == Kind::Script { behaviour::when } else { behaviour::bridge_when });
         // Beside `rules` it has been refused already.
         let refused = self.fields.get("rules").is_some() && self.fields.get("start_in").is_some();
         let delayed = when == Some(When::Delayed);
@@ -225,7 +234,11 @@ impl Reader<'_, '_> {
     }
 
     fn needs(&mut self) -> Option<Needs> {
-        let of = if self.kind == Kind::Script { NeedsOf::Job } else { NeedsOf::Trigger };
+        let of = match self.kind {
+            Kind::Script => NeedsOf::Job,
+            Kind::Trigger => NeedsOf::Trigger,
+            Kind::Mirror => NeedsOf::Mirror,
+        };
         let at = self.fields.at();
         self.fields.get("needs").and_then(|node| needs::needs(node, at.key("needs"), of, self.problems))
     }

@@ -54,6 +54,8 @@ pub(crate) enum NeedsOf {
     Job,
     /// A trigger job: nothing to download, so jobs of this pipeline only.
     Trigger,
+    /// A job that does nothing but mirror the pipeline of another project.
+    Mirror,
     /// A rule: jobs of this pipeline only.
     Rule,
 }
@@ -107,7 +109,7 @@ fn entry(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Problems) -> Opt
     }
     let allowed: &[&str] = match of {
         NeedsOf::Rule => &["job", "artifacts", "optional"],
-        NeedsOf::Trigger => &["job", "artifacts", "optional", "parallel"],
+        NeedsOf::Trigger | NeedsOf::Mirror => &["job", "artifacts", "optional", "parallel"],
         NeedsOf::Job => &["job", "artifacts", "optional", "parallel", "project", "ref", "pipeline"],
     };
     let fields = Fields::open(node, at, allowed, problems)?;
@@ -143,9 +145,14 @@ fn pipeline(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Problems) -> 
         _ => text(node, at.key("pipeline"), problems),
     })?;
     if fields.get("job").is_none() {
+        if of == NeedsOf::Job {
+            let what = "config has `pipeline` without `job`, which mirrors a pipeline and leaves nothing to run";
+            let help = "add the `job` whose artifacts are needed, or remove the script of this job";
+            problems.wrong_help(node.span, at, what, help);
+        }
         return Some(NeedEntry { span: node.span, target: NeedTarget::Mirror { project: pipeline }, artifacts: false });
     }
-    if of == NeedsOf::Trigger {
+    if of != NeedsOf::Job {
         problems.wrong(node.span, at, "config of a trigger job can't name a job of another pipeline");
         return None;
     }

@@ -53,6 +53,10 @@ pub(crate) fn except(
         return Some(RefPolicy { span, refs: Some(refs), variables: None, changes: None, kubernetes: false });
     }
     let fields = Fields::open(node, at, &["refs", "variables", "changes", "kubernetes"], problems)?;
+    if node.as_map().is_some_and(crate::node::Map::is_empty) {
+        problems.wrong(node.span, at, "can't be blank");
+        return None;
+    }
     let before = problems.errors();
     let kubernetes = fields.choice("kubernetes", &["active"], problems).is_some();
     let refs = fields.get("refs").and_then(|node| refs(node, at.key("refs"), problems));

@@ -60,7 +60,10 @@ pub(crate) fn matrix(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opti
         problems.wrong(
             node.span,
             at,
-            format_args!("config generates too many jobs (maximum is {MAX_INSTANCES}, here are {total})"),
+            match total {
+                usize::MAX => format!("config generates too many jobs (maximum is {MAX_INSTANCES})"),
+                _ => format!("config generates too many jobs (maximum is {MAX_INSTANCES}, here are {total})"),
+            },
         );
         return None;
     }

@@ -55,13 +55,29 @@ pub(crate) struct Problems {
     list: Vec<Diagnostic>,
     errors: usize,
     seen: HashSet<(Option<Span>, String)>,
+    /// Places where something could not be loaded: whatever is missing there has been told.
+    unloaded: HashSet<Span>,
 }
 
 impl Problems {
+    /// A collector that begins with what was found while the configuration was loaded.
+    pub(crate) fn after_load(diagnostics: &[Diagnostic]) -> Self {
+        let mut problems = Self::default();
+        for diagnostic in diagnostics {
+            problems.push(diagnostic.clone());
+        }
+        let errors = diagnostics.iter().filter(|diagnostic| diagnostic.severity == Severity::Error);
+        problems.unloaded = errors.filter_map(|diagnostic| diagnostic.span).collect();
+        problems
+    }
+
     /// Adds a diagnostic.
     pub(crate) fn push(&mut self, diagnostic: Diagnostic) {
         // Counted also where it is a repeat: whoever compares counts has to learn that its value is wrong.
         self.errors += usize::from(diagnostic.severity == Severity::Error);
+        if diagnostic.span.is_some_and(|span| self.unloaded.contains(&span)) {
+            return;
+        }
         if self.list.len() < MAX_DIAGNOSTICS && self.seen.insert((diagnostic.span, diagnostic.message.clone())) {
             self.list.push(diagnostic);
         }
@@ -107,14 +123,29 @@ pub(crate) struct Fields<'a> {
 impl<'a> Fields<'a> {
     /// Opens a map; tells about each unknown key, with the nearest known one.
     pub(crate) fn open(node: &'a Node, at: Path<'a>, allowed: &[&str], problems: &mut Problems) -> Option<Self> {
+        Self::open_with(node, at, allowed, problems, |_| None)
+    }
+
+    /// As [`Fields::open`]; `help` may know better what to do about an unknown key than to take the nearest one.
+    pub(crate) fn open_with(
+        node: &'a Node,
+        at: Path<'a>,
+        allowed: &[&str],
+        problems: &mut Problems,
+        help: fn(&str) -> Option<String>,
+    ) -> Option<Self> {
         let Some(map) = node.as_map() else {
             problems.wrong(node.span, at, format_args!("config should be a map, but it is {}", node.kind()));
             return None;
         };
         let fields = Self { map, at, span: node.span };
         for (key, entry) in map.iter() {
-            if !allowed.contains(&&**key) {
-                unknown_key(key, entry.key_span, at, allowed, problems);
+            if allowed.contains(&&**key) {
+                continue;
+            }
+            match help(key) {
+                Some(help) => problems.wrong_help(entry.key_span, at, Unknown(key), help),
+                None => unknown_key(key, entry.key_span, at, allowed, problems),
             }
         }
         Some(fields)
@@ -169,15 +200,22 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// An unknown key, as the end of a message.
+struct Unknown<'a>(&'a str);
+
+impl fmt::Display for Unknown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "config contains unknown keys: `{}`", self.0)
+    }
+}
+
 /// Tells about an unknown key.
 pub(crate) fn unknown_key(key: &str, span: Span, at: Path<'_>, allowed: &[&str], problems: &mut Problems) {
-    let mut diagnostic = Diagnostic::error(span, format!("{at} config contains unknown keys: `{key}`"));
-    if let Some(known) = problems.may_suggest().then(|| suggest(key, allowed)).flatten() {
-        diagnostic = diagnostic.help(format!("did you mean `{known}`?"));
-    } else {
-        diagnostic = diagnostic.help(format!("known keys here: {}", allowed.join(", ")));
-    }
-    problems.push(diagnostic);
+    let help = match problems.may_suggest().then(|| suggest(key, allowed)).flatten() {
+        Some(known) => format!("did you mean `{known}`?"),
+        None => format!("known keys here: {}", allowed.join(", ")),
+    };
+    problems.wrong_help(span, at, Unknown(key), help);
 }
 
 /// The known word that is nearest to a mistyped one.
@@ -215,6 +253,10 @@ pub(crate) fn integer(
         Value::Int(value) => {
             let limits = format!("must be between {} and {}, but it is {value}", range.start(), range.end());
             problems.wrong(node.span, at, limits);
+            None
+        }
+        Value::Float(value) => {
+            problems.wrong(node.span, at, format_args!("config should be a whole number, but it is {value:?}"));
             None
         }
         _ => {
@@ -307,7 +349,11 @@ pub(crate) fn duration(node: &Node, at: Path<'_>, problems: &mut Problems) -> Op
             seconds = number.to_string();
             &seconds
         }
-        _ => "",
+        _ => {
+            let what = format!("config should be a duration, such as `3h 30m`, but it is {}", node.kind());
+            problems.wrong(node.span, at, what);
+            return None;
+        }
     };
     match crate::duration::parse(words) {
         Ok(duration) => Some(duration),
@@ -316,6 +362,16 @@ pub(crate) fn duration(node: &Node, at: Path<'_>, problems: &mut Problems) -> Op
             None
         }
     }
+}
+
+/// A duration or `never`, kept as it is written.
+pub(crate) fn duration_or_never(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<String> {
+    let text = text(node, at, problems)?;
+    if let Err(error) = crate::duration::parse_or_never(&text) {
+        problems.wrong(node.span, at, format_args!("config {error}"));
+        return None;
+    }
+    Some(text)
 }
 
 /// Any value as JSON, for the parts of a job that go to the runner as they are.

@@ -27,6 +27,8 @@ pub(crate) const LAST_STAGE: &str = ".post";
 pub(crate) struct Config {
     /// In order, `.pre` first and `.post` last, each once.
     pub(crate) stages: Vec<String>,
+    /// `stages` is wrong, which has been told: there may be more of them.
+    pub(crate) lacks_stages: bool,
     /// Global variables.
     pub(crate) variables: Vec<GlobalVariable>,
     /// `workflow`
@@ -51,7 +53,9 @@ pub(crate) fn config(root: &Node, complete: bool, problems: &mut Problems) -> (C
     let mut expressions = Expressions::default();
     let value = |key: &str| map.get(key).filter(|node| !node.is_null());
     let defaults = Defaults::read(map, problems);
+    let before = problems.errors();
     let stages = stages(value("stages"), problems);
+    let lacks_stages = problems.errors() > before;
     let variables = value("variables");
     let variables =
         variables.map(|node| variables::global(node, Path::root("variables"), problems)).unwrap_or_default();
@@ -82,7 +86,7 @@ pub(crate) fn config(root: &Node, complete: bool, problems: &mut Problems) -> (C
         let message = "jobs config should contain at least one visible job";
         problems.push(Diagnostic::error(root.span, message).help(help));
     }
-    let config = Config { stages, variables, workflow: workflow.unwrap_or_default(), jobs, broken };
+    let config = Config { stages, lacks_stages, variables, workflow: workflow.unwrap_or_default(), jobs, broken };
     (config, Node::new(Value::Map(Arc::new(preview)), root.span))
 }
 

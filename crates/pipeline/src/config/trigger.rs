@@ -35,7 +35,7 @@ pub(crate) fn trigger(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
     let mut producers = Vec::new();
     let target = match (fields.get("project"), fields.get("include")) {
         (Some(_), None) => BridgeTarget::Project {
-            project: fields.text("project", problems)?,
+            project: fields.text("project", problems).unwrap_or_default(),
             branch: fields.text("branch", problems),
             inputs: inputs(&fields, problems),
         },
@@ -45,7 +45,7 @@ pub(crate) fn trigger(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
                 let what = format!("config has `{key}`, which belongs to `project`, not to `include`");
                 problems.wrong_help(fields.key_span(key), at, what, help);
             }
-            BridgeTarget::Child(includes(include, at.key("include"), &mut producers, problems)?)
+            BridgeTarget::Child(includes(include, at.key("include"), &mut producers, problems))
         }
         (Some(_), Some(_)) => {
             problems.wrong(node.span, at, "config uses both `project` and `include`, which exclude each other");
@@ -99,18 +99,17 @@ fn includes(
     at: Path<'_>,
     producers: &mut Vec<Named>,
     problems: &mut Problems,
-) -> Option<Vec<ChildInclude>> {
+) -> Vec<ChildInclude> {
     let single = std::slice::from_ref(node);
     let items = node.as_list().unwrap_or(single);
     if items.is_empty() {
         problems.wrong(node.span, at, "config can't be blank");
-        return None;
     }
     if items.len() > CHILD_INCLUDES {
         let what = format!("config is too long (maximum is {CHILD_INCLUDES}, here are {})", items.len());
         problems.wrong(node.span, at, what);
     }
-    Some(items.iter().filter_map(|item| include(item, at, producers, problems)).collect())
+    items.iter().filter_map(|item| include(item, at, producers, problems)).collect()
 }
 
 fn include(node: &Node, at: Path<'_>, producers: &mut Vec<Named>, problems: &mut Problems) -> Option<ChildInclude> {

@@ -11,6 +11,8 @@ use super::{Instance, MAX_JOBS, Problems};
 
 /// Longest name of an instance, in characters.
 const MAX_NAME: usize = 255;
+/// Most stages that an error names.
+const MAX_STAGES_LISTED: usize = 50;
 
 /// All instances in creation order: by stage, then as written. `None` where there are too many.
 pub(crate) fn instances(config: &Config, problems: &mut Problems) -> Option<Vec<Instance>> {
@@ -22,20 +24,24 @@ pub(crate) fn instances(config: &Config, problems: &mut Problems) -> Option<Vec<
             order.push((stage, index));
         } else {
             order.push((0, index));
-            unknown_stage(config, job, problems);
+            if !config.lacks_stages {
+                unknown_stage(config, job, problems);
+            }
         }
     }
     order.sort_unstable();
     let mut all = Vec::with_capacity(order.len());
     for (stage, index) in order {
         let Some(job) = config.jobs.get(index) else { continue };
+        let first = all.len();
         expand(job, index, stage, &mut all);
         if all.len() > MAX_JOBS {
             let message = format!("the pipeline has more than {MAX_JOBS} jobs");
             problems.push(Diagnostic::error(job.span, message).help("use smaller numbers in `parallel`"));
             return None;
         }
-        if let Some(long) = all.last().filter(|last: &&Instance| last.name.chars().count() > MAX_NAME) {
+        let mut own = all.iter().skip(first);
+        if let Some(long) = own.find(|instance: &&Instance| instance.name.chars().count() > MAX_NAME) {
             let message = format!("jobs:{} name is too long (maximum is {MAX_NAME} characters)", long.name);
             problems.push(Diagnostic::error(job.span, message));
         }
@@ -44,11 +50,13 @@ pub(crate) fn instances(config: &Config, problems: &mut Problems) -> Option<Vec<
 }
 
 fn unknown_stage(config: &Config, job: &JobEntry, problems: &mut Problems) {
+    let (listed, rest) = config.stages.split_at(config.stages.len().min(MAX_STAGES_LISTED));
+    let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
     let message = format!(
-        "{} job: chosen stage {} does not exist; available stages are {}",
+        "{} job: chosen stage {} does not exist; available stages are {}{more}",
         job.name,
         job.stage.name,
-        config.stages.join(", ")
+        listed.join(", ")
     );
     let mut diagnostic = Diagnostic::error(job.stage.span, message);
     let known = config.stages.iter().map(String::as_str);

@@ -245,9 +245,18 @@ impl Linker<'_> {
         Some(range)
     }
 
+    /// Whether a job is in the same or an earlier stage. Of a stage that does not exist, which has been told, nothing can
+    /// be said.
     fn is_early_enough(&self, range: &Range<usize>) -> bool {
-        let stage = |index: usize| self.instances.get(index).map(|instance| instance.stage);
-        stage(range.start) <= stage(self.group.start)
+        let stage = |index: usize| {
+            let instance = self.instances.get(index)?;
+            let job = self.config.jobs.get(instance.job)?;
+            self.names.stages.contains(job.stage.name.as_str()).then_some(instance.stage)
+        };
+        match (stage(range.start), stage(self.group.start)) {
+            (Some(other), Some(own)) => other <= own,
+            _ => true,
+        }
     }
 
     fn undefined(&self, message: String, name: &str, span: Span, problems: &mut Problems) {

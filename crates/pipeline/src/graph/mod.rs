@@ -8,7 +8,7 @@ mod environments;
 mod instances;
 mod links;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -72,6 +72,8 @@ struct Names<'c> {
     groups: HashMap<&'c str, Range<usize>>,
     /// One instance by its full name.
     full: HashMap<String, usize>,
+    /// The stages that exist.
+    stages: HashSet<&'c str>,
 }
 
 impl Names<'_> {
@@ -107,7 +109,7 @@ fn names<'c>(config: &'c Config, instances: &[Instance], problems: &mut Problems
             problems.push(crate::diagnostic::Diagnostic::error(job.span, message).help("give one another name"));
         }
     }
-    Names { groups, full }
+    Names { groups, full, stages: config.stages.iter().map(String::as_str).collect() }
 }
 
 impl Graph {

@@ -95,6 +95,36 @@ fn all_mistakes_of_a_file_are_told_at_once_with_their_lines() {
     assert!(compiled.diagnostics[1].help.as_deref().is_some_and(|help| help.contains("`only`")));
 }
 
+/// A wrong part of a keyword does not hide the other ones.
+#[test]
+fn all_mistakes_of_a_keyword_are_told_at_once() {
+    for (yaml, count) in [
+        ("a: {script: [x], environment: {name: '/', action: go, url: x, on_stop: 3}}", 4),
+        ("a: {script: [x], image: {entrypoint: sh, pull_policy: x, docker: {user: []}}}", 4),
+        ("a: {trigger: {project: [], branch: [], strategy: x}}", 3),
+        ("a: {trigger: {include: [], strategy: x, forward: {yaml_variables: x}}}", 3),
+    ] {
+        let found = errors(&world().compile(yaml).diagnostics);
+        assert_eq!(found.len(), count, "{yaml}: {found:#?}");
+    }
+}
+
+/// What is wrong only because something else is.
+#[test]
+fn one_mistake_makes_one_error() {
+    for yaml in [
+        "{a: {stage: qa, script: [x], needs: [b], dependencies: [b]}, b: {stage: build, script: [x]}}",
+        "{a: {stage: build, script: [x]}, b: {stage: qa, script: [x], needs: [a]}, c: {script: [x], needs: [b]}}",
+        "{stages: build, a: {stage: build, script: [x]}}",
+        "{stages: [], a: {script: [x]}}",
+        "{.x: {y: ~}, a: {script: [!reference [.x, y]]}}",
+        "{a: {script: [x], rules: [!reference [.x, rules]]}}",
+    ] {
+        let found = errors(&world().compile(yaml).diagnostics);
+        assert_eq!(found.len(), 1, "{yaml}: {found:#?}");
+    }
+}
+
 /// What is wrong only because a file is missing is not told.
 #[test]
 fn a_missing_file_makes_one_error() {
@@ -144,6 +174,9 @@ fn trigger_jobs() {
     assert_eq!(jobs("c: {trigger: {include: x.yml}, parallel: {matrix: [{A: [1, 2]}]}}"), ["c: [1]", "c: [2]"]);
     fails("c: {trigger: g/p, start_in: 1 day, when: delayed}", "jobs:c config contains unknown keys: `start_in`");
     assert_eq!(job("c: {trigger: g/p, rules: [{when: delayed, start_in: 1 day}]}", "c").when, When::Delayed);
+    fails("c: {trigger: g/p, when: delayed}", "jobs:c:when should be one of: on_success, on_failure, always, manual");
+    let image = Case::new("c: {trigger: g/p, image: i}").compile().diagnostics[0].help.clone();
+    assert_eq!(image.as_deref(), Some("a job that starts or mirrors a pipeline runs on no runner: remove `image`"));
     fails("c: {trigger: {project: g/p, include: x.yml}}", "uses both `project` and `include`");
     fails("c: {trigger: {include: [{local: x.yml, remote: y}]}}", "exactly one accessor");
     fails("c: {trigger: g/p, needs: [{project: g, job: j, ref: r, artifacts: true}]}", "unknown keys: `project`");
@@ -178,8 +211,16 @@ fn refused_values() {
         ("artifacts: {expire_in: soon}", "duration"),
         ("image: {name: i, pull_policy: sometimes}", "should be one of"),
         ("needs: [{project: g/p, job: j, ref: main}]", "config should have the key `artifacts`"),
+        ("needs: {pipeline: g/p}", "mirrors a pipeline and leaves nothing to run"),
+        ("needs: [{pipeline: g/p}, {job: b, optional: true}]", "mirrors a pipeline and leaves nothing to run"),
         ("needs: 5", "can only be a hash or an array"),
         ("needs: b", "can only be a hash or an array"),
+        ("only: {}", "can't be blank"),
+        ("timeout: []", "should be a duration, such as `3h 30m`, but it is a list"),
+        ("retry: 1.0", "should be a whole number, but it is 1.0"),
+        ("pages: {expire_in: soon}", "duration"),
+        ("release: {tag_name: v1, description: d, assets: {links: {name: a}}}", "should be an array"),
+        ("inputs: {a: {default: b, options: b}}", "should be an array"),
         ("only: main", "either an array of conditions or a hash"),
         ("artifacts: {paths: o}", "should be an array"),
         ("cache: {paths: o}", "should be an array"),
@@ -217,7 +258,9 @@ fn a_rule_may_close_a_circle() {
 }
 
 #[test]
-fn an_instance_may_not_have_the_name_of_another_job() {
+fn an_instance_may_not_have_the_name_of_another_job_nor_one_too_long() {
+    let long = "l".repeat(251);
+    fails(&format!("a: {{S, parallel: {{matrix: [{{A: [{long}, b]}}]}}}}"), "name is too long");
     fails("{a: {S, parallel: 2}, a 1/2: {S}}", "two jobs of the name `a 1/2`");
     assert_eq!(jobs("a: {S, parallel: {matrix: [{A: [1, 1]}]}}"), ["a: [1]"], "equal cells are one");
 }
