@@ -12,8 +12,7 @@ pub(crate) fn artifacts(node: &Node, at: Path<'_>, problems: &mut Problems) -> O
     if let Some(expose_as) = fields.get("expose_as") {
         exposed(&fields, expose_as, &paths, problems);
     }
-    let expire_in =
-        fields.get("expire_in").and_then(|node| duration_or_never(node, at.key("expire_in"), problems));
+    let expire_in = fields.get("expire_in").and_then(|node| duration_or_never(node, at.key("expire_in"), problems));
     let reports = fields.get("reports").map(|node| reports(node, at.key("reports"), problems)).unwrap_or_default();
     Some(Artifacts {
         name: fields.text("name", problems),

@@ -94,12 +94,7 @@ fn inputs(fields: &Fields<'_>, problems: &mut Problems) -> Vec<(String, serde_js
     map.iter().map(|(name, entry)| (name.to_string(), json(&entry.node))).collect()
 }
 
-fn includes(
-    node: &Node,
-    at: Path<'_>,
-    producers: &mut Vec<Named>,
-    problems: &mut Problems,
-) -> Vec<ChildInclude> {
+fn includes(node: &Node, at: Path<'_>, producers: &mut Vec<Named>, problems: &mut Problems) -> Vec<ChildInclude> {
     let single = std::slice::from_ref(node);
     let items = node.as_list().unwrap_or(single);
     if items.is_empty() {

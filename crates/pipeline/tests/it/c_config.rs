@@ -6,6 +6,7 @@ use muster_pipeline::NotCreatedReason;
 use muster_pipeline::model::{AllowFailure, When};
 
 use crate::case::{Case, fails, job, jobs, script, value};
+use crate::harness::{rejected, warnings, world};
 
 /// A list of `count` texts in flow style.
 fn list(count: usize) -> String {
@@ -15,8 +16,11 @@ fn list(count: usize) -> String {
 
 #[test]
 fn c001_an_empty_file() {
-    let compiled = crate::harness::world().compile("");
-    assert!(crate::harness::errors(&compiled.diagnostics)[0].to_lowercase().contains("content"), "{compiled:#?}");
+    for text in ["", "\n\n", "# nothing\n", "---\n"] {
+        let compiled = world().compile(text);
+        rejected(&compiled.diagnostics, "please provide content of `.gitlab-ci.yml`");
+        assert!(compiled.pipeline.is_none() && compiled.not_created.is_none());
+    }
 }
 
 /// The wording is unsure (k); that it is refused is not: a pipeline without jobs cannot be created.
@@ -152,6 +156,7 @@ fn c022_an_element_may_have_lines() {
 fn c023_a_repeated_key_replaces_the_earlier_one() {
     let case = Case::new("a: {script: [x]}\na: {script: [y]}\n");
     assert_eq!((case.jobs(), &script(&case.job("a")).script[..]), (vec!["a".into()], &["y".to_owned()][..]));
+    assert_eq!(warnings(&case.compile().diagnostics), ["`a` is written twice; the last one is used"]);
 }
 
 #[test]

@@ -13,35 +13,67 @@ fn outcome(value: Option<&str>, text: &str) -> Option<bool> {
     expression::parse(text).ok()?.evaluate(&lookup).ok()
 }
 
-/// C122 and C126 are written with patterns of two characters: one character is no pattern (C129).
-#[test]
-fn c119_to_c132_values() {
-    let cases: &[(&str, Option<&str>, &str, bool)] = &[
-        ("C119", None, "$V", false),
-        ("C119", None, "$V == null", true),
-        ("C119", None, "$V == \"\"", false),
-        ("C119", None, "$V != \"\"", true),
-        ("C120", Some(""), "$V", false),
-        ("C120", Some(""), "$V == null", false),
-        ("C120", Some(""), "$V == \"\"", true),
-        ("C121", Some("false"), "$V", true),
-        ("C121", Some("false"), "$V == \"false\"", true),
-        ("C122", Some("abc"), "$V =~ /^AB/", false),
-        ("C122", Some("abc"), "$V =~ /^AB/i", true),
-        ("C122", Some("abc"), "$V !~ /xx/", true),
-        ("C123", Some("/^ab.*/"), "\"abc\" =~ $V", true),
-        ("C124", Some("$CI_COMMIT_BRANCH"), "$V == \"main\"", false),
-        ("C125", Some("a/b"), "$V =~ /^a\\/b$/", true),
-        ("C126", None, "$V =~ /xx/", false),
-        ("C126", None, "$V !~ /xx/", true),
-        ("C127", Some("1"), "$V == \"2\" || $V == \"1\" && $NOPE", false),
-        ("C128", Some("1"), "($V == \"2\" || $V == \"1\") && $CI_COMMIT_BRANCH", true),
-        ("C131", Some("it's"), "$V == \"it's\"", true),
-        ("C132", None, "\"23\" =~ \"1234\"", true),
-        ("C132", None, "\"23\" =~ /1234/", false),
-    ];
-    for (case, value, text, expected) in cases {
-        assert_eq!(outcome(*value, text), Some(*expected), "{case}: {text}");
+/// One test for each row of the spec's table: its number and name, the value of `V`, and expressions with what they give.
+macro_rules! rows {
+    ($($(#[$about:meta])* fn $name:ident($value:expr) { $($text:literal => $expected:literal,)+ })+) => {
+        $(
+            $(#[$about])*
+            #[test]
+            fn $name() {
+                $(assert_eq!(outcome($value, $text), Some($expected), "{}", $text);)+
+            }
+        )+
+    };
+}
+
+rows! {
+    fn c119_an_undefined_variable_is_null(None) {
+        "$V" => false,
+        "$V == null" => true,
+        "$V == \"\"" => false,
+        "$V != \"\"" => true,
+    }
+    fn c120_an_empty_variable_is_not_null(Some("")) {
+        "$V" => false,
+        "$V == null" => false,
+        "$V == \"\"" => true,
+    }
+    fn c121_the_text_false_is_true(Some("false")) {
+        "$V" => true,
+        "$V == \"false\"" => true,
+    }
+    /// The spec writes `/x/`, but one character is no pattern (C129).
+    fn c122_patterns_and_their_flags(Some("abc")) {
+        "$V =~ /^AB/" => false,
+        "$V =~ /^AB/i" => true,
+        "$V !~ /xx/" => true,
+    }
+    fn c123_a_value_may_be_a_pattern(Some("/^ab.*/")) {
+        "\"abc\" =~ $V" => true,
+    }
+    fn c124_a_value_is_not_expanded(Some("$CI_COMMIT_BRANCH")) {
+        "$V == \"main\"" => false,
+    }
+    fn c125_a_slash_is_escaped_in_a_pattern(Some("a/b")) {
+        "$V =~ /^a\\/b$/" => true,
+    }
+    /// With two characters for the same reason as C122.
+    fn c126_null_matches_as_empty_text(None) {
+        "$V =~ /xx/" => false,
+        "$V !~ /xx/" => true,
+    }
+    fn c127_and_binds_tighter_than_or(Some("1")) {
+        "$V == \"2\" || $V == \"1\" && $NOPE" => false,
+    }
+    fn c128_parentheses_bind_tightest(Some("1")) {
+        "($V == \"2\" || $V == \"1\") && $CI_COMMIT_BRANCH" => true,
+    }
+    fn c131_other_quotes_stand_in_a_text(Some("it's")) {
+        "$V == \"it's\"" => true,
+    }
+    fn c132_a_text_on_the_right_is_searched_for_the_left(None) {
+        "\"23\" =~ \"1234\"" => true,
+        "\"23\" =~ /1234/" => false,
     }
 }
 

@@ -193,6 +193,8 @@ fn c085_integrity_of_a_remote_file() {
 fn c086_default_of_a_pipeline_input() {
     let body = "a:\n  stage: $[[ inputs.st ]]\n  script: [x]";
     assert_eq!(interpolated(&world(), "{st: {default: build}}", body)["a"]["stage"], "build");
+    let text = format!("spec: {{inputs: {{st: {{default: build}}}}}}\n---\n{body}\n");
+    assert_eq!(world().compile(text).pipeline.map(|pipeline| pipeline.jobs[0].stage.clone()).as_deref(), Some("build"));
     let world = world().input("st", json!("deploy"));
     assert_eq!(interpolated(&world, "{st: {default: build}}", body)["a"]["stage"], "deploy");
 }
@@ -367,7 +369,13 @@ fn c100_component_fields() {
 }
 
 #[test]
-fn c101_interpolation_comes_before_include_rules() {
+fn c101_interpolation_comes_before_rules() {
+    let body = "a: {script: [x], rules: [{if: \"$CI_COMMIT_BRANCH == $[[ inputs.b ]]\"}]}";
+    let text = format!("spec: {{inputs: {{b: }}}}\n---\n{body}");
+    let bare = world().input("b", json!("main")).compile(&text);
+    rejected(&bare.diagnostics, "jobs:a:rules:rule:if invalid expression syntax: unknown lexeme `main`");
+    assert_eq!(compiled(&world().input("b", json!("$CI_DEFAULT_BRANCH")), &text), ["a"]);
+    // The rules of an include likewise.
     let world = world().file("c.yml", "b: {script: [y]}");
     let load = |value: &str| {
         world.clone().input("b", json!(value)).load(format!(

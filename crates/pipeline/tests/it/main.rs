@@ -5,7 +5,6 @@ mod c_expression;
 mod c_extends;
 mod c_graph;
 mod c_include;
-mod c_parse;
 mod c_rules;
 mod case;
 mod harness;
