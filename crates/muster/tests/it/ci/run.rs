@@ -32,6 +32,35 @@ fn stages_run_in_order_and_hand_artifacts_on() {
     assert_eq!(last["critical_path"], serde_json::json!(["build", "unit", "deploy"]));
 }
 
+/// 48 jobs in 8 stages, as order, result and `concurrent`; what they cost is measured by the benchmarks.
+#[test]
+fn c200_many_jobs_in_many_stages_run_stage_by_stage() {
+    use std::fmt::Write as _;
+    let mut configuration = String::from("stages: [s0, s1, s2, s3, s4, s5, s6, s7]\n");
+    for (stage, job) in (0..8).flat_map(|stage| (0..6).map(move |job| (stage, job))) {
+        writeln!(configuration, "j{stage}{job}: {{stage: s{stage}, script: ['true']}}").unwrap();
+    }
+    let said = Project::new(&configuration).ci(&["--concurrent", "4", "--output", "json"]).code(0);
+    let (mut running, mut passed) = (Vec::new(), Vec::new());
+    for event in said.events().iter().filter(|event| event["event"] == "job") {
+        let name = event["name"].as_str().unwrap().to_owned();
+        match event["status"].as_str().unwrap() {
+            "running" => {
+                let stage: usize = name[1..2].parse().unwrap();
+                assert!(passed.len() >= stage * 6, "{name} started after {passed:?} alone");
+                running.push(name);
+                assert!(running.len() <= 4, "J4: {running:?} at once");
+            }
+            "success" => {
+                running.retain(|other| *other != name);
+                passed.push(name);
+            }
+            _ => {}
+        }
+    }
+    assert_eq!((running.len(), passed.len()), (0, 48), "each job once: {passed:?}");
+}
+
 #[test]
 fn jobs_see_true_variables() {
     let project = Project::new(
