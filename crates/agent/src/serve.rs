@@ -28,6 +28,8 @@ const MAX_REQUEST: usize = 64 * 1024 * 1024;
 const PRUNE_EVERY: Duration = Duration::from_secs(3600);
 /// How long callers may take to fetch the results of jobs that a shutdown ended.
 const FAREWELL: Duration = Duration::from_secs(3);
+/// How long the removal of old workspaces may hold up the end.
+const TRASH_LIMIT: Duration = Duration::from_secs(3);
 /// The kernel's limit for the path of a socket.
 const MAX_SOCKET_PATH: usize = 107;
 
@@ -120,12 +122,17 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
         closed.cancel();
         tokio::time::sleep(FAREWELL).await;
     };
+    let shared = Arc::clone(&agent.shared);
     let result = tokio::select! {
         result = server => result,
         () = end => Ok(()),
     };
     let _ = fs::remove_file(&options.socket);
     let _ = fs::remove_dir_all(templates);
+    let emptied = tokio::task::spawn_blocking(move || shared.trash.close());
+    if tokio::time::timeout(TRASH_LIMIT, emptied).await.is_err() {
+        tracing::info!("old workspaces are left; the next jobs in their places remove them");
+    }
     Ok(result?)
 }
 

@@ -17,6 +17,7 @@ use url::Url;
 use crate::checkout::Templates;
 use crate::failure::Failure;
 use crate::trace::Trace;
+use crate::trash::Trash;
 use crate::variables::Variables;
 
 /// From TERM to KILL, where the plan does not say.
@@ -30,6 +31,8 @@ pub type OnUserCode = Box<dyn Fn() -> io::Result<()> + Send + Sync>;
 pub struct Shared {
     /// Work trees of commits, ready to be copied.
     pub templates: Templates,
+    /// What earlier jobs left behind.
+    pub trash: Trash,
     /// The client used last: the jobs of an agent mostly have one coordinator.
     client: Mutex<Option<(String, Client)>>,
 }
@@ -38,7 +41,7 @@ impl Shared {
     /// What an agent's jobs share.
     #[must_use]
     pub fn new(templates: Templates) -> Self {
-        Self { templates, client: Mutex::default() }
+        Self { templates, trash: Trash::default(), client: Mutex::default() }
     }
 
     /// A client of the coordinator at `url`, without `/api/v4`.

@@ -15,9 +15,11 @@ pub mod job;
 pub mod mask;
 mod script;
 pub mod trace;
+mod trash;
 mod variables;
 
 pub use checkout::Templates;
 pub use context::{Context, OnUserCode, Shared};
 pub use failure::Failure;
+pub use trash::Trash;
 pub use variables::{JobVariable, Variables};

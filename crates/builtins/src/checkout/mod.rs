@@ -10,6 +10,7 @@ mod tree;
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 use muster_agent_api::builtin::{Checkout, Script};
 use muster_steps::stop::Stop;
@@ -32,13 +33,13 @@ pub(crate) async fn run(context: &Context, checkout: &Checkout, again: bool, sto
         "empty" => {
             context.say(&style::info("Skipping Git repository setup and creating an empty build directory"));
             context.say(&style::info("Skipping Git checkout"));
-            return clear(project, stop).await;
+            return clear(context, stop).await;
         }
         _ => {}
     }
     if again {
         context.say(&style::info("Deleting tracked and untracked files..."));
-        clear(project, stop).await?;
+        clear(context, stop).await?;
     }
     hook(context, &checkout.pre_script, stop).await?;
     match &checkout.local_repository {
@@ -57,16 +58,15 @@ async fn hook(context: &Context, commands: &[String], stop: &Stop) -> Result<(),
     script::run(context, &hook, stop).await
 }
 
-/// Makes a directory that exists and is empty.
-async fn clear(dir: &Path, stop: &Stop) -> Result<(), Failure> {
-    let dir = dir.to_owned();
+/// Makes the project directory one that exists and is empty.
+async fn clear(context: &Context, stop: &Stop) -> Result<(), Failure> {
+    let (dir, shared) = (context.project_dir.clone(), Arc::clone(&context.shared));
     if let Some(cause) = stop.cause() {
         return Err(Failure::Stopped(cause));
     }
     Context::blocking(move || {
-        remove_tree(&dir)
-            .and_then(|()| fs::create_dir_all(&dir))
-            .map_err(Failure::io(format!("cannot empty `{}`", dir.display())))
+        let cleared = shared.trash.discard(&dir).and_then(|()| fs::create_dir_all(&dir));
+        cleared.map_err(Failure::io(format!("cannot empty `{}`", dir.display())))
     })
     .await
 }

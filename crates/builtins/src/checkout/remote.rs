@@ -25,7 +25,7 @@ const LEFTOVERS: [&str; 5] = ["index.lock", "shallow.lock", "HEAD.lock", "hooks/
 pub(super) async fn check_out(context: &Context, checkout: &Checkout, stop: &Stop) -> Result<(), Failure> {
     let project = &context.project_dir;
     if checkout.strategy == "clone" {
-        clear(project, stop).await?;
+        clear(context, stop).await?;
     }
     remove_leftovers(project);
     let include = write_credentials(context, checkout).map_err(Failure::io("cannot write the git configuration"))?;

@@ -99,9 +99,12 @@ pub(super) async fn check_out(
         context.say(&style::info("Skipping Git checkout"));
     }
     let (project, files, watch) = (context.project_dir.clone(), checkout.checkout, stop.clone());
+    let shared = Arc::clone(&context.shared);
     Context::blocking(move || {
         let wanted = |path: &Path| files || (path.starts_with(".git") && path != Path::new(".git/index"));
-        let written = remove_tree(&project)
+        let written = shared
+            .trash
+            .discard(&project)
             .and_then(|()| fs::create_dir_all(&project))
             .and_then(|()| template.tree.write(&project, wanted, || watch.cause().is_none()));
         match (written, watch.cause()) {

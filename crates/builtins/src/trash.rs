@@ -1,0 +1,139 @@
+//! What earlier jobs left where a job wants to work: moved away at once, and removed in the background.
+//!
+//! Removing a tree takes longer than making one, and a job need not wait for it. A leftover goes to the directory
+//! `<path>.trash` beside its place, so it stays on its file system. One thread of low priority removes; it belongs to
+//! the [`Trash`], whose [`Trash::close`] waits for it. What a killed agent did not remove goes with the next leftover
+//! of the same place.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{Builder, JoinHandle};
+
+use parking_lot::Mutex;
+use rand::Rng;
+
+use crate::checkout::remove_tree;
+
+/// Behind the jobs themselves, and still sure of its turn.
+const NICE: i32 = 10;
+/// The directory may vanish under a move, because the thread has just emptied it.
+const TRIES: u32 = 3;
+
+/// Takes leftovers.
+#[derive(Debug, Default)]
+pub struct Trash {
+    worker: Mutex<Option<Worker>>,
+}
+
+#[derive(Debug)]
+struct Worker {
+    /// Directories to remove. No more wait here than there are workspaces.
+    work: Sender<PathBuf>,
+    thread: JoinHandle<()>,
+}
+
+impl Trash {
+    /// Makes `path` free. It is no error if nothing is there.
+    ///
+    /// # Errors
+    /// What the disk says, if it can neither be moved nor removed.
+    pub(crate) fn discard(&self, path: &Path) -> io::Result<()> {
+        if matches!(fs::symlink_metadata(path), Err(error) if error.kind() == io::ErrorKind::NotFound) {
+            return Ok(());
+        }
+        let mut bin = OsString::from(path);
+        bin.push(".trash");
+        let bin = PathBuf::from(bin);
+        for _ in 0..TRIES {
+            let moved = match fs::create_dir(&bin) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => break,
+                _ => fs::rename(path, bin.join(format!("{:016x}", rand::rng().random::<u64>()))),
+            };
+            match moved {
+                Ok(()) => return self.empty(bin),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                // A mount point, say: then the job has to wait after all.
+                Err(_) => break,
+            }
+        }
+        remove_tree(path)
+    }
+
+    /// Has the thread remove the directory; where there can be no thread, removes it here.
+    fn empty(&self, bin: PathBuf) -> io::Result<()> {
+        let mut worker = self.worker.lock();
+        if worker.is_none() {
+            let (work, waiting) = channel();
+            let thread = Builder::new().name("trash".to_owned()).spawn(move || remove_all(&waiting));
+            *worker = thread.ok().map(|thread| Worker { work, thread });
+        }
+        match worker.as_ref().map(|worker| worker.work.send(bin.clone())) {
+            Some(Ok(())) => Ok(()),
+            _ => remove_tree(&bin),
+        }
+    }
+
+    /// Waits until everything is removed. Blocks.
+    pub fn close(&self) {
+        let worker = self.worker.lock().take();
+        if let Some(Worker { work, thread }) = worker {
+            drop(work);
+            if thread.join().is_err() {
+                tracing::error!("a defect ended the removal of old workspaces");
+            }
+        }
+    }
+}
+
+fn remove_all(waiting: &Receiver<PathBuf>) {
+    // On Linux this is the priority of the calling thread only.
+    if let Err(error) = rustix::process::nice(NICE) {
+        tracing::debug!(%error, "old workspaces are removed at the usual priority");
+    }
+    for bin in waiting {
+        match remove_tree(&bin) {
+            // Something was put in meanwhile; its own turn comes.
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+            Err(error) => tracing::warn!(%error, path = %bin.display(), "an old workspace cannot be removed"),
+            Ok(()) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_leftover_makes_room_at_once_and_is_gone_in_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("project");
+        let trash = Trash::default();
+        trash.discard(&place).unwrap();
+        for round in 0..20 {
+            fs::create_dir_all(place.join("a/b")).unwrap();
+            fs::write(place.join("a/b/file"), round.to_string()).unwrap();
+            trash.discard(&place).unwrap();
+            assert!(!place.exists());
+        }
+        fs::write(&place, "a file").unwrap();
+        trash.discard(&place).unwrap();
+        trash.close();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_a_killed_agent_did_not_remove_goes_with_the_next() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("project");
+        fs::create_dir_all(dir.path().join("project.trash/old/tree")).unwrap();
+        fs::create_dir(&place).unwrap();
+        let trash = Trash::default();
+        trash.discard(&place).unwrap();
+        trash.close();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}
