@@ -136,13 +136,13 @@ pub enum Builtin {
     /// `builtin://script`
     Script(Script),
     /// `builtin://cache/restore`
-    CacheRestore(CacheEntry),
+    CacheRestore(Caches),
     /// `builtin://cache/save`
-    CacheSave(CacheEntry),
+    CacheSave(Caches),
     /// `builtin://artifacts/download`
     ArtifactsDownload(ArtifactsDownload),
     /// `builtin://artifacts/upload`
-    ArtifactsUpload(ArtifactsUpload),
+    ArtifactsUpload(ArtifactsUploads),
     /// A `run:` list of the author's: steps in GitLab's step format, as JSON.
     Steps {
         /// The list, as it came in the payload.
@@ -200,6 +200,14 @@ pub struct Script {
     pub after_script: bool,
 }
 
+/// The caches of one phase, one after the other.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Caches {
+    /// In the order of the payload.
+    pub caches: Vec<CacheEntry>,
+}
+
 /// One cache (job-execution 10).
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -236,6 +244,14 @@ pub struct ArtifactSource {
     pub name: String,
     /// The token to ask with.
     pub token: String,
+}
+
+/// The uploads of one phase, one after the other; the first that fails ends it.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ArtifactsUploads {
+    /// In the order of the payload.
+    pub artifacts: Vec<ArtifactsUpload>,
 }
 
 /// Packs and uploads files (job-execution 9).

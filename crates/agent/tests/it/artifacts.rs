@@ -4,7 +4,8 @@ use std::io::Read;
 use std::sync::Arc;
 
 use muster_agent_api::builtin::{
-    ArtifactSource, ArtifactsDownload, ArtifactsUpload, Builtin, Coordinator, JobPlan, Phase, PhaseWhen,
+    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, Builtin, Coordinator, JobPlan, Phase,
+    PhaseWhen,
 };
 use muster_agent_api::result::Outcome;
 use muster_job::{JobId, JobStatus};
@@ -23,7 +24,11 @@ async fn coordinator() -> (Arc<MemoryCoordinator>, Served) {
 }
 
 fn upload(artifacts: ArtifactsUpload) -> Phase {
-    phase("upload_artifacts_on_success", PhaseWhen::Always, Builtin::ArtifactsUpload(artifacts))
+    phase(
+        "upload_artifacts_on_success",
+        PhaseWhen::Always,
+        Builtin::ArtifactsUpload(ArtifactsUploads { artifacts: vec![artifacts] }),
+    )
 }
 
 fn to(served: &Served, plan: JobPlan) -> JobPlan {

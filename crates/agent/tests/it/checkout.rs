@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use muster_agent_api::builtin::{Builtin, CacheEntry, Checkout, JobPlan, PhaseWhen};
+use muster_agent_api::builtin::{Builtin, CacheEntry, Caches, Checkout, JobPlan, PhaseWhen};
 use muster_agent_api::result::Outcome;
 
 use crate::harness::*;
@@ -125,13 +125,17 @@ async fn a_cache_is_saved_and_restored() {
         policy: policy.to_owned(),
         ..CacheEntry::default()
     };
-    let restore = |policy: &str| phase("restore_cache", PhaseWhen::OnSuccess, Builtin::CacheRestore(cache(policy)));
-    let save = phase("archive_cache", PhaseWhen::OnSuccess, Builtin::CacheSave(cache("pull-push")));
+    let other = || CacheEntry { key: "other".to_owned(), ..cache("pull") };
+    let both = |policy: &str| Caches { caches: vec![other(), cache(policy)] };
+    let restore = |policy: &str| phase("restore_cache", PhaseWhen::OnSuccess, Builtin::CacheRestore(both(policy)));
+    let save = phase("archive_cache", PhaseWhen::OnSuccess, Builtin::CacheSave(both("pull-push")));
     let make = "mkdir -p vendor; [ -e vendor/lib ] && echo cached || echo made > vendor/lib";
     let plan = agent.plan(vec![restore("pull-push"), script(&[make]), save]);
     let (first, result) = agent.complete(&plan).await;
     assert_eq!(result.outcome, Outcome::Success);
     assert!(first.contains("Cache file does not exist") && first.contains("Created cache"), "{first}");
+    assert!(first.contains("Not uploading cache other due to policy"), "{first}");
+    assert_eq!(states(&result).len(), 4, "one phase for all caches: {result:?}");
     std::fs::remove_dir_all(agent.project()).unwrap();
     let (second, _) = agent.complete(&plan).await;
     for text in

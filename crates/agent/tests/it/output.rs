@@ -59,6 +59,22 @@ async fn lines_carry_time_and_stream_when_asked_to() {
     }
 }
 
+#[tokio::test]
+async fn a_last_line_without_its_end_stands_before_what_muster_says_next() {
+    let mut agent = Agent::start().await;
+    let mut plan = agent.plan(vec![script(&["printf out; printf err >&2"]), after_script(&["printf after"])]);
+    plan.timestamps = true;
+    plan.trace_sections = true;
+    let (log, _) = agent.complete(&plan).await;
+    let lines: Vec<&str> = log.lines().map(|line| line.get(28..).unwrap_or_default()).collect();
+    let at = |text: &str| lines.iter().position(|line| line.contains(text)).unwrap_or_else(|| panic!("{text}: {log}"));
+    let (end, after) = (at(":step_script\r"), at(":after_script\r"));
+    let end =
+        lines.iter().skip(end + 1).position(|line| line.contains(":step_script\r")).map_or(end, |more| end + 1 + more);
+    assert!(at("01O out") < end && at("01E err") < end && end < after, "{log}");
+    assert!(after < at("01O after") && at("01O after") < at("Job succeeded"), "{log}");
+}
+
 /// A job on a file system that becomes full: run in a child process with a small tmpfs of its own.
 #[test]
 fn a_full_disk_fails_the_job_and_loses_nothing() {

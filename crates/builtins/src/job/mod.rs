@@ -157,9 +157,9 @@ fn is_after_script(run: &Builtin) -> bool {
 fn is_idle(run: &Builtin) -> bool {
     match run {
         Builtin::Script(script) => script.commands.is_empty(),
-        Builtin::CacheRestore(cache) | Builtin::CacheSave(cache) => cache.paths.is_empty() && !cache.untracked,
+        Builtin::CacheRestore(all) | Builtin::CacheSave(all) => all.caches.is_empty(),
         Builtin::ArtifactsDownload(download) => download.from.is_empty(),
-        Builtin::ArtifactsUpload(upload) => upload.paths.is_empty() && !upload.untracked,
+        Builtin::ArtifactsUpload(all) => all.artifacts.is_empty(),
         Builtin::Checkout(_) | Builtin::Steps { .. } | Builtin::Cleanup => false,
     }
 }

@@ -48,6 +48,7 @@ impl Runner<'_> {
         self.context.say(&style::title(&phase.title));
         let mut steps = Vec::new();
         let result = self.tries(phase, cancel_reaches, &mut steps).await;
+        self.context.trace.end_lines();
         if let Err(Failure::Stopped(EndCause::TimedOut) | Failure::PhaseTimeout(_)) = &result {
             self.context.say(&style::warning(&format!(
                 "{} could not run to completion because the timeout was exceeded. \
@@ -149,10 +150,25 @@ impl Runner<'_> {
             Builtin::Checkout(checkout) => checkout::run(context, checkout, again, stop).await,
             Builtin::Cleanup => Variables::remove_files(&context.temp_dir)
                 .map_err(Failure::io("cannot remove the job's temporary files")),
-            Builtin::CacheRestore(entry) => cache::restore(context, entry, stop).await,
-            Builtin::CacheSave(entry) => cache::save(context, entry, stop).await,
+            Builtin::CacheRestore(all) => {
+                for cache in &all.caches {
+                    cache::restore(context, cache, stop).await?;
+                }
+                Ok(())
+            }
+            Builtin::CacheSave(all) => {
+                for cache in &all.caches {
+                    cache::save(context, cache, stop).await?;
+                }
+                Ok(())
+            }
             Builtin::ArtifactsDownload(download) => artifacts::download(context, download, stop).await,
-            Builtin::ArtifactsUpload(upload) => artifacts::upload(context, upload, stop).await,
+            Builtin::ArtifactsUpload(all) => {
+                for upload in &all.artifacts {
+                    artifacts::upload(context, upload, stop).await?;
+                }
+                Ok(())
+            }
             Builtin::Steps { steps: list } => {
                 steps.clear();
                 author_steps::run(context, list, stop, steps).await

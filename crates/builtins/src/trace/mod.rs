@@ -88,6 +88,30 @@ impl Trace {
         }
     }
 
+    /// A phase has ended: what its processes printed without ending the line is a line all the same, so that it stands
+    /// before what Muster says next. Without timestamps all is one text, and nothing is out of order.
+    pub fn end_lines(&self) {
+        if self.timestamps {
+            self.pass_on(|inner| {
+                inner.finish(Stream::Output)?;
+                inner.finish(Stream::Error)
+            });
+        }
+    }
+
+    /// Writes, unless the sink failed before; tells of the first failure.
+    fn pass_on(&self, write: impl FnOnce(&mut Inner) -> io::Result<()>) {
+        let mut inner = self.inner.lock();
+        if inner.faulted {
+            return;
+        }
+        if let Err(error) = write(&mut inner) {
+            inner.faulted = true;
+            drop(inner);
+            (self.on_fault)(&error);
+        }
+    }
+
     /// The end: writes what was held back, then `last`, which is kept even where the disk had been full.
     pub fn close(&self, last: &[u8]) {
         let mut inner = self.inner.lock();
@@ -110,15 +134,7 @@ impl Trace {
 
 impl Log for Trace {
     fn write(&self, stream: Stream, bytes: &[u8]) {
-        let mut inner = self.inner.lock();
-        if inner.faulted {
-            return;
-        }
-        if let Err(error) = inner.put(stream, bytes) {
-            inner.faulted = true;
-            drop(inner);
-            (self.on_fault)(&error);
-        }
+        self.pass_on(|inner| inner.put(stream, bytes));
     }
 
     fn separates_streams(&self) -> bool {
@@ -131,13 +147,18 @@ impl Inner {
         self.pass(stream, |masker, out| masker.push(bytes, out), false)
     }
 
+    /// Writes what a stream holds back.
+    fn finish(&mut self, stream: Stream) -> io::Result<()> {
+        self.pass(stream, Masker::finish, true)
+    }
+
     fn flush(&mut self) -> io::Result<()> {
         if self.faulted {
             return Ok(());
         }
         let streams: Vec<Stream> = self.channels.iter().map(|(stream, _)| *stream).collect();
         for stream in streams {
-            self.pass(stream, Masker::finish, true)?;
+            self.finish(stream)?;
         }
         let [_, _, out] = &mut self.buffers;
         out.clear();

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use muster_agent_api::builtin::{
-    ArtifactSource, ArtifactsDownload, ArtifactsUpload, Builtin, CacheEntry, Checkout, Phase, PhaseWhen, Script,
+    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, Builtin, CacheEntry, Caches, Checkout, Phase,
+    PhaseWhen, Script,
 };
 use muster_runner_api::payload::{Artifact, JobPayload, Step};
 
@@ -23,11 +24,12 @@ pub(super) fn all(
 ) -> Result<Vec<Phase>, LowerError> {
     let caches = cache::entries(payload, paths, variables, header)?;
     let mut phases = vec![get_sources(payload, settings)];
-    for (entry, _) in &caches {
+    if !caches.is_empty() {
+        let caches = caches.iter().map(|(entry, _)| entry.clone()).collect();
         phases.push(Phase {
             attempts: settings.restore_cache_attempts,
             allow_failure: true,
-            ..phase("restore_cache", "Restoring cache", Builtin::CacheRestore(entry.clone()))
+            ..phase("restore_cache", "Restoring cache", Builtin::CacheRestore(Caches { caches }))
         });
     }
     phases.extend(download(payload, settings));
@@ -154,31 +156,28 @@ fn scripts(
     Ok(phases)
 }
 
-/// The failure variant of every cache that wants one, then the success variant: in the other order, a failure of the
-/// success variant would let the failure variant run as well.
+/// The failure variant, then the success variant: in the other order, a failure of the success variant would let the
+/// failure variant run as well. One phase for all caches of a variant.
 fn save_caches(caches: &[(CacheEntry, String)]) -> Vec<Phase> {
     let save = |when: PhaseWhen, name: &str, title: &str| {
         let fitting = caches.iter().filter(|(_, wanted)| fits(wanted, when));
-        let phases = fitting.map(|(entry, _)| Phase {
-            when,
-            allow_failure: true,
-            ..phase(name, title, Builtin::CacheSave(entry.clone()))
-        });
-        phases.collect::<Vec<_>>()
+        let caches: Vec<_> = fitting.map(|(entry, _)| entry.clone()).collect();
+        let run = |caches| Builtin::CacheSave(Caches { caches });
+        (!caches.is_empty()).then(|| Phase { when, allow_failure: true, ..phase(name, title, run(caches)) })
     };
-    let mut phases = save(PhaseWhen::OnFailure, "archive_cache_on_failure", "Saving cache for failed job");
-    phases.extend(save(PhaseWhen::OnSuccess, "archive_cache", "Saving cache for successful job"));
-    phases
+    let failure = save(PhaseWhen::OnFailure, "archive_cache_on_failure", "Saving cache for failed job");
+    let success = save(PhaseWhen::OnSuccess, "archive_cache", "Saving cache for successful job");
+    failure.into_iter().chain(success).collect()
 }
 
-/// The failure variant of every upload that wants one, then the success variant; the order as for caches.
+/// The failure variant, then the success variant; the order as for caches.
 fn uploads(artifacts: &[Artifact]) -> Vec<Phase> {
     let upload = |when: PhaseWhen, name: &str, title: &str| {
         let fitting = artifacts
             .iter()
             .filter(|artifact| fits(&artifact.when, when) && (artifact.untracked || !artifact.paths.is_empty()));
-        let phases = fitting.map(|artifact| {
-            let run = ArtifactsUpload {
+        let artifacts: Vec<_> = fitting
+            .map(|artifact| ArtifactsUpload {
                 name: artifact.name.clone(),
                 paths: artifact.paths.clone(),
                 exclude: artifact.exclude.clone(),
@@ -186,16 +185,15 @@ fn uploads(artifacts: &[Artifact]) -> Vec<Phase> {
                 artifact_type: artifact.artifact_type.clone(),
                 artifact_format: artifact.artifact_format.clone(),
                 expire_in: artifact.expire_in.clone(),
-            };
-            Phase { when, ..phase(name, title, Builtin::ArtifactsUpload(run)) }
-        });
-        phases.collect::<Vec<_>>()
+            })
+            .collect();
+        let run = |artifacts| Builtin::ArtifactsUpload(ArtifactsUploads { artifacts });
+        (!artifacts.is_empty()).then(|| Phase { when, ..phase(name, title, run(artifacts)) })
     };
     let success = ("upload_artifacts_on_success", "Uploading artifacts for successful job");
     let failure = ("upload_artifacts_on_failure", "Uploading artifacts for failed job");
-    let mut phases = upload(PhaseWhen::OnFailure, failure.0, failure.1);
-    phases.extend(upload(PhaseWhen::OnSuccess, success.0, success.1));
-    phases
+    let failed = upload(PhaseWhen::OnFailure, failure.0, failure.1);
+    failed.into_iter().chain(upload(PhaseWhen::OnSuccess, success.0, success.1)).collect()
 }
 
 /// Whether something with this `when` of the payload belongs to the variant.
