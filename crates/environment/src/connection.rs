@@ -1,6 +1,8 @@
 //! A connection to an agent: its two services over one channel.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
@@ -36,6 +38,8 @@ pub struct AgentConnection {
     channel: Channel,
     socket: PathBuf,
     identity: Identity,
+    /// A call failed since the connection was checked last.
+    in_doubt: Arc<AtomicBool>,
 }
 
 impl AgentConnection {
@@ -59,7 +63,7 @@ impl AgentConnection {
             .await
             .map_err(|error| unreachable(causes(&error)))?;
         let identity = hello(&channel).await.map_err(unreachable)?;
-        Ok(Self { channel, socket: socket.to_owned(), identity })
+        Ok(Self { channel, socket: socket.to_owned(), identity, in_doubt: Arc::default() })
     }
 
     /// Who answered when the connection was opened.
@@ -68,13 +72,27 @@ impl AgentConnection {
         &self.identity
     }
 
-    /// Asks whether the same agent still answers.
+    /// A call over this connection failed: it is checked before it is handed out again.
+    pub fn doubt(&self) {
+        self.in_doubt.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a call failed, and nobody has checked since.
+    #[must_use]
+    pub fn is_in_doubt(&self) -> bool {
+        self.in_doubt.load(Ordering::Relaxed)
+    }
+
+    /// Asks whether the same agent still answers; if so, the connection is beyond doubt again.
     ///
     /// # Errors
     /// [`EnvironmentError::Unreachable`], also where another agent answers by now.
     pub async fn check(&self) -> Result<(), EnvironmentError> {
         let message = match hello(&self.channel).await {
-            Ok(identity) if identity == self.identity => return Ok(()),
+            Ok(identity) if identity == self.identity => {
+                self.in_doubt.store(false, Ordering::Relaxed);
+                return Ok(());
+            }
             Ok(identity) => format!("agent {} was replaced by agent {}", self.identity.pid, identity.pid),
             Err(message) => message,
         };

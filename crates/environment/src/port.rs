@@ -33,7 +33,8 @@ pub trait Provider: Send + Sync + 'static {
 pub trait Environment: Send + Sync + 'static {
     /// A connection to the environment's agent; starts the agent where the environment has none.
     ///
-    /// Safe to call again and again: that is how a lost connection is mended.
+    /// Safe to call again and again: that is how a lost connection is mended. One that served is not checked each
+    /// time; whoever finds it broken says so with [`AgentConnection::doubt`], and the next call mends it.
     ///
     /// # Errors
     /// [`EnvironmentError`]; it may heal.

@@ -122,6 +122,9 @@ impl Environment for HostEnvironment {
     async fn connect(&self) -> Result<AgentConnection, EnvironmentError> {
         let mut current = self.current.lock().await;
         if let Some(connection) = &*current {
+            if !connection.is_in_doubt() {
+                return Ok(connection.clone());
+            }
             match connection.check().await {
                 Ok(()) => return Ok(connection.clone()),
                 Err(error) => tracing::warn!(%error, "the connection to the agent is lost"),

@@ -66,6 +66,8 @@ async fn an_agent_that_answers_is_used_and_its_successor_is_found() {
     assert_eq!(environment.connect().await.unwrap().identity().pid, 1);
     first.shutdown_background();
     let second = serve(&socket, 2);
+    // Whoever called it in vain.
+    environment.connect().await.unwrap().doubt();
     let connection = environment.connect().await.unwrap();
     assert_eq!(connection.identity().pid, 2, "a lost connection is mended");
     let lost = connection.agent().wait(WaitRequest { id: "7-1".to_owned() }).await.unwrap_err();

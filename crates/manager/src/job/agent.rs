@@ -1,15 +1,20 @@
 //! What the actor says to the agent, and how it understands its refusals.
 
+use std::time::Duration;
+
 use muster_agent_api::agent::WaitRequest;
 use muster_agent_api::builtin::job_steps;
 use muster_agent_api::result::JobResult;
 use muster_agent_api::step_runner::{
     CancelRequest, CloseRequest, FollowLogsRequest, FollowLogsResponse, Job, RunRequest, Variable,
 };
-use muster_environment::{AgentConnection, EnvironmentError};
+use muster_environment::{AgentConnection, Environment, EnvironmentError};
 use tonic::{Code, Status, Streaming};
 
 use crate::lower::LoweredJob;
+
+/// Between two `Run`s that no agent answered, at first and at most.
+const RUN_AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 /// Why a call to the agent did not work.
 #[derive(Debug, thiserror::Error)]
@@ -43,8 +48,40 @@ impl From<Status> for AgentError {
     }
 }
 
+/// A connection that broke is checked before it is used again.
+pub(super) fn doubt_if_broken<T>(connection: &AgentConnection, answer: &Result<T, AgentError>) {
+    if matches!(answer, Err(AgentError::Broken(_))) {
+        connection.doubt();
+    }
+}
+
+/// Says `Run` until an agent takes or refuses it; the caller bounds the time.
+pub(super) async fn run_until_taken(
+    environment: &dyn Environment,
+    id: &str,
+    lowered: &LoweredJob,
+) -> Result<(), AgentError> {
+    let (mut wait, cap) = RUN_AGAIN;
+    loop {
+        let tried = async {
+            let connection = environment.connect().await?;
+            let answer = run(&connection, id, lowered).await;
+            doubt_if_broken(&connection, &answer);
+            answer
+        };
+        match tried.await {
+            Ok(()) => return Ok(()),
+            Err(AgentError::Environment(error)) => tracing::warn!(%error, "no agent to run the job, trying again"),
+            Err(AgentError::Broken(error)) => tracing::warn!(%error, "`Run` was not answered, saying it again"),
+            Err(error) => return Err(error),
+        }
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(cap);
+    }
+}
+
 /// `Run`: idempotent by id (life-of-a-job R3).
-pub(super) async fn run(connection: &AgentConnection, id: &str, job: &LoweredJob) -> Result<(), AgentError> {
+async fn run(connection: &AgentConnection, id: &str, job: &LoweredJob) -> Result<(), AgentError> {
     let steps = job_steps(&job.plan).map_err(|error| AgentError::Refused(error.to_string()))?;
     let variables = job.variables.iter().map(|variable| Variable {
         key: variable.key.clone(),
@@ -87,8 +124,11 @@ pub(super) async fn cancel(connection: &AgentConnection, id: &str) -> Result<(),
 }
 
 /// The spool may forget the job. Idempotent (life-of-a-job R6).
-pub(super) async fn close(connection: &AgentConnection, id: &str) -> Result<(), AgentError> {
-    match connection.step_runner().close(CloseRequest { id: id.to_owned() }).await.map_err(AgentError::from) {
+pub(super) async fn close(environment: &dyn Environment, id: &str) -> Result<(), AgentError> {
+    let connection = environment.connect().await?;
+    let answer = connection.step_runner().close(CloseRequest { id: id.to_owned() }).await.map_err(AgentError::from);
+    doubt_if_broken(&connection, &answer);
+    match answer {
         Ok(_) | Err(AgentError::Unknown) => Ok(()),
         Err(error) => Err(error),
     }

@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::Actor;
 use super::agent::{self, AgentError};
+use super::interrupt::{Interruption, heard};
 use super::uploader::Verdict;
 
 /// Past the job's own timeout, which the agent enforces: winding down, after_script, uploads.
@@ -23,6 +24,8 @@ pub(super) enum Followed {
     Gone,
     /// The agent is lost for good, for this reason.
     Lost(String),
+    /// The job is to end, and no agent answers that could end it.
+    Interrupted(Interruption),
 }
 
 /// What one connection to the agent came to.
@@ -46,9 +49,10 @@ impl Actor {
                 Err(AgentError::Refused(message)) => return Followed::Lost(message),
                 // A restarted agent waits for `Run` where the user's first command had not started (R3, J2).
                 Err(AgentError::Unknown) => match self.run_again().await {
-                    Ok(()) => AgentError::Unknown,
-                    Err(AgentError::Refused(message)) => return Followed::Lost(message),
-                    Err(error) => error,
+                    Ok(Ok(())) => AgentError::Unknown,
+                    Ok(Err(AgentError::Refused(message))) => return Followed::Lost(message),
+                    Ok(Err(error)) => error,
+                    Err(why) => return Followed::Interrupted(why),
                 },
                 Err(error) => error,
             };
@@ -59,25 +63,40 @@ impl Actor {
                 return Followed::Lost(format!("the job's environment was lost: {error}"));
             }
             tracing::warn!(%error, "the agent is out of reach, trying again");
-            tokio::time::sleep(wait).await;
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                why = heard(&mut self.uploader, &self.context.cancel) => return Followed::Interrupted(why),
+            }
             wait = (wait * 2).min(RECONNECT.1);
         }
     }
 
-    async fn run_again(&mut self) -> Result<(), AgentError> {
-        self.lower().map_err(|error| AgentError::Refused(error.message))?;
-        tokio::time::timeout(self.context.options.agent_grace, self.run_at_agent())
-            .await
-            .unwrap_or_else(|_| Err(AgentError::Broken("no answer".to_owned())))
+    async fn run_again(&mut self) -> Result<Result<(), AgentError>, Interruption> {
+        match self.lower() {
+            Ok(()) => self.run_at_agent().await,
+            Err(error) => Ok(Err(AgentError::Refused(error.message))),
+        }
     }
 
-    /// One connection. Cancel-safe in its select: `message` of a stream is, and uploads are awaited in the branch.
     async fn follow_once(&mut self, seen: &mut Instant, watchdog: Instant) -> Result<Once, AgentError> {
         let (Some(lease), Some(id)) = (&self.lease, self.run_id()) else {
             return Err(AgentError::Refused("the slot of the job is lost".to_owned()));
         };
         let connection = lease.environment.connect().await?;
-        let mut log = agent::follow(&connection, &id, self.uploader.end()).await?;
+        let followed = self.follow_on(&connection, &id, seen, watchdog).await;
+        agent::doubt_if_broken(&connection, &followed);
+        followed
+    }
+
+    /// One connection. Cancel-safe in its select: `message` of a stream is, and uploads are awaited in the branch.
+    async fn follow_on(
+        &mut self,
+        connection: &AgentConnection,
+        id: &str,
+        seen: &mut Instant,
+        watchdog: Instant,
+    ) -> Result<Once, AgentError> {
+        let mut log = agent::follow(connection, id, self.uploader.end()).await?;
         *seen = Instant::now();
         let stop = self.context.cancel.clone();
         let mut canceled = false;
@@ -93,10 +112,10 @@ impl Actor {
                 () = sleep_until(self.uploader.due()) => match self.uploader.send().await {
                     Verdict::GoOn => {}
                     Verdict::FollowAgain => return Ok(Once::Again),
-                    Verdict::Cancel => cancel_once(&mut canceled, &connection, &id).await?,
+                    Verdict::Cancel => cancel_once(&mut canceled, connection, id).await?,
                     Verdict::Gone => return Ok(Once::Done(Followed::Gone)),
                 },
-                () = stop.cancelled(), if !canceled => cancel_once(&mut canceled, &connection, &id).await?,
+                () = stop.cancelled(), if !canceled => cancel_once(&mut canceled, connection, id).await?,
                 () = sleep_until(watchdog) => {
                     let message = "the job did not end by its timeout, and the agent did not end it".to_owned();
                     return Ok(Once::Done(Followed::Lost(message)));
@@ -105,7 +124,7 @@ impl Actor {
             // The agent's silence is no loss while the connection stands: tonic's pings watch it.
             *seen = Instant::now();
         }
-        let result = agent::wait(&connection, &id).await?;
+        let result = agent::wait(connection, id).await?;
         Ok(match self.drain().await {
             Verdict::Gone => Once::Done(Followed::Gone),
             Verdict::FollowAgain => Once::Again,

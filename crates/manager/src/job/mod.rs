@@ -14,6 +14,7 @@
 
 mod agent;
 mod follow;
+mod interrupt;
 mod report;
 mod uploader;
 
@@ -33,10 +34,13 @@ use crate::state::{IllegalMove, JobState, OwnEnd};
 use crate::store::{Store, StoreError, StoredJob};
 use agent::AgentError;
 use follow::Followed;
+use interrupt::{Interruption, heard};
 use uploader::{Uploader, Verdict};
 
 /// Times that a slot is tried in which no agent can be reached, before the job fails.
 const PLACES_MAX: u32 = 3;
+/// How long a job that is to end waits for the answer to its `Run`.
+const ANSWER_LIMIT: Duration = Duration::from_millis(500);
 /// How long closing a job at the agent is tried; after that the agent's retention removes it (R6).
 const CLOSE_LIMIT: Duration = Duration::from_secs(90);
 
@@ -149,18 +153,9 @@ impl Actor {
     async fn lease(&mut self) -> Result<Next, JobError> {
         let key = SlotKey { project_id: self.payload.job_info.project_id };
         let context = Arc::clone(&self.context);
-        let lease = loop {
-            tokio::select! {
-                lease = context.provider.acquire(&key) => break lease,
-                () = tokio::time::sleep_until(self.uploader.due()) => match self.uploader.send().await {
-                    Verdict::Gone => return Ok(Next::Gone),
-                    Verdict::Cancel => return self.end(FailureReason::JobCanceled, None, "canceled").await,
-                    Verdict::GoOn | Verdict::FollowAgain => {}
-                },
-                () = context.cancel.cancelled() => {
-                    return self.end(FailureReason::RunnerInterrupted, None, "aborted: the manager stops").await;
-                }
-            }
+        let lease = tokio::select! {
+            lease = context.provider.acquire(&key) => lease,
+            why = heard(&mut self.uploader, &context.cancel) => return self.interrupted(why).await,
         };
         match lease {
             Ok(lease) => {
@@ -181,15 +176,14 @@ impl Actor {
             let (reason, exit_code) = (error.reason, error.exit_code);
             return self.end(reason, exit_code, &error.message).await;
         }
-        let started = tokio::time::timeout(self.context.options.agent_grace, self.run_at_agent()).await;
-        let message = match started {
+        let message = match self.run_at_agent().await {
             Ok(Ok(())) => {
                 let next = self.state.clone().start()?;
                 return self.move_to(next).await;
             }
             Ok(Err(AgentError::Refused(message))) => return self.system_failure(&message).await,
             Ok(Err(error)) => error.to_string(),
-            Err(_) => "the agent does not answer".to_owned(),
+            Err(why) => return self.interrupted(why).await,
         };
         self.places_tried += 1;
         if self.places_tried >= PLACES_MAX {
@@ -202,28 +196,21 @@ impl Actor {
         moved
     }
 
-    /// Says `Run` until an agent takes or refuses it; the caller bounds the time.
-    async fn run_at_agent(&self) -> Result<(), AgentError> {
+    /// Says `Run` for the time of grace until an agent takes or refuses it, unless the job is to end meanwhile.
+    async fn run_at_agent(&mut self) -> Result<Result<(), AgentError>, Interruption> {
         let (Some(lease), Some(lowered), Some(id)) = (&self.lease, &self.lowered, self.run_id()) else {
-            return Err(AgentError::Refused("the slot of the job is lost".to_owned()));
+            return Ok(Err(AgentError::Refused("the slot of the job is lost".to_owned())));
         };
-        let mut wait = Duration::from_millis(50);
-        loop {
-            let tried = async {
-                let connection = lease.environment.connect().await?;
-                agent::run(&connection, &id, lowered).await
-            };
-            match tried.await {
-                Ok(()) => return Ok(()),
-                Err(AgentError::Environment(error)) => {
-                    tracing::warn!(%error, "no agent to run the job, trying again");
-                }
-                Err(AgentError::Broken(error)) => tracing::warn!(%error, "`Run` was not answered, saying it again"),
-                Err(error) => return Err(error),
+        let run = agent::run_until_taken(lease.environment.as_ref(), &id, lowered);
+        let mut run = std::pin::pin!(tokio::time::timeout(self.context.options.agent_grace, run));
+        let answer = tokio::select! {
+            answer = &mut run => answer,
+            // An agent that is answering just now winds the job down better than anyone else.
+            why = heard(&mut self.uploader, &self.context.cancel) => {
+                tokio::time::timeout(ANSWER_LIMIT, run).await.map_err(|_| why)?
             }
-            tokio::time::sleep(wait).await;
-            wait = (wait * 2).min(Duration::from_secs(5));
-        }
+        };
+        Ok(answer.unwrap_or_else(|_| Err(AgentError::Broken("the agent does not answer".to_owned()))))
     }
 
     /// Lowers the payload; always to the same plan for the same slot.
@@ -261,6 +248,7 @@ impl Actor {
                     }
                 }
                 Followed::Gone => return Ok(Next::Gone),
+                Followed::Interrupted(why) => return self.interrupted(why).await,
                 Followed::Lost(message) => return self.system_failure(&message).await,
             }
         }
@@ -296,10 +284,7 @@ impl Actor {
     /// R6: the agent may forget the job, the slot is free, the row is deleted.
     async fn clean_up(mut self) -> Result<(), JobError> {
         if let (Some(lease), Some(id)) = (&self.lease, self.run_id()) {
-            let closed = async {
-                let connection = lease.environment.connect().await?;
-                agent::close(&connection, &id).await
-            };
+            let closed = agent::close(lease.environment.as_ref(), &id);
             match tokio::time::timeout(CLOSE_LIMIT, closed).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::warn!(%error, "the agent did not close the job; its retention will"),

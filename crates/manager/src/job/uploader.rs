@@ -24,8 +24,6 @@ const KEEP_ALIVE: Duration = Duration::from_secs(30);
 /// A coordinator that asks for an interval of its own is one of ours and near: a quiet job speaks up as often as every
 /// tenth interval, but not more often than this, so that a cancel is soon heard.
 const KEEP_ALIVE_NEAR: Duration = Duration::from_secs(1);
-/// The same where the coordinator is Muster's own: its answer is how a silent job learns that it was canceled.
-const OWN_KEEP_ALIVE: Duration = Duration::from_secs(1);
 /// Times that the coordinator may say that a call is wrong, before it is taken for final.
 const REJECTIONS_MAX: u32 = 10;
 
@@ -114,7 +112,6 @@ impl Uploader {
     /// When [`Self::send`] is to be called next.
     pub(super) fn due(&self) -> Instant {
         let wanted = match self.held.len() {
-            0 if self.fixed_interval => self.contact_at + OWN_KEEP_ALIVE,
             0 => self.contact_at + self.keep_alive,
             length if length >= PIECE_MAX_BYTES => self.sent_at,
             _ => self.sent_at + self.interval,

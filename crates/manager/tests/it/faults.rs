@@ -129,6 +129,34 @@ async fn a_job_that_the_coordinator_ended_is_closed_and_not_reported() {
 }
 
 #[tokio::test]
+async fn a_cancel_is_heard_while_no_agent_answers() {
+    let bench = Bench::start().await;
+    bench.agent.kill();
+    bench.push(&json!({}));
+    let manager = bench.manager_with(StopMode::Drain, Duration::from_secs(600)).await;
+    bench.coordinator.wait_for(JOB, |job| job.handouts == 1).await;
+    bench.coordinator.set_status(JOB, JobStatus::Canceling);
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("job_canceled"));
+    bench.agent.restart();
+    manager.stop.cancel();
+    manager.ended().await.unwrap();
+    assert!(bench.agent.spool().started.is_empty(), "a canceled job is not started later");
+}
+
+#[tokio::test]
+async fn a_cancel_is_heard_while_the_agent_of_a_running_job_is_away() {
+    let bench = Bench::start().await;
+    bench.push(&json!({}));
+    let _manager = bench.manager_with(StopMode::Drain, Duration::from_secs(600)).await;
+    started(&bench).await;
+    bench.agent.kill();
+    bench.coordinator.set_status(JOB, JobStatus::Canceling);
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("job_canceled"));
+}
+
+#[tokio::test]
 async fn a_stop_cancels_the_jobs_and_says_who_did() {
     let bench = Bench::start().await;
     bench.push(&json!({}));

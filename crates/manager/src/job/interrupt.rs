@@ -1,0 +1,47 @@
+//! What ends a job that no agent executes right now: heard while its actor waits for a slot or for an agent.
+
+use muster_job::FailureReason;
+use tokio_util::sync::CancellationToken;
+
+use super::uploader::{Uploader, Verdict};
+use super::{Actor, JobError, Next};
+
+/// Why the wait is over.
+#[derive(Debug)]
+pub(super) enum Interruption {
+    /// The coordinator wants the job wound down.
+    Canceled,
+    /// The coordinator has no use for the job.
+    Gone,
+    /// The manager wants its jobs to wind down.
+    Stopping,
+}
+
+/// Stays in touch with the coordinator until there is a reason to end the job.
+///
+/// May be dropped at any time: bytes that were on their way are told apart by the coordinator's length.
+pub(super) async fn heard(uploader: &mut Uploader, stop: &CancellationToken) -> Interruption {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep_until(uploader.due()) => match uploader.send().await {
+                Verdict::Cancel => return Interruption::Canceled,
+                Verdict::Gone => return Interruption::Gone,
+                Verdict::GoOn | Verdict::FollowAgain => {}
+            },
+            () = stop.cancelled() => return Interruption::Stopping,
+        }
+    }
+}
+
+impl Actor {
+    /// The job ends by what was heard. Closing it ends what an agent may have started all the same.
+    pub(super) async fn interrupted(&mut self, why: Interruption) -> Result<Next, JobError> {
+        match why {
+            Interruption::Gone => Ok(Next::Gone),
+            Interruption::Canceled => self.end(FailureReason::JobCanceled, None, "canceled").await,
+            Interruption::Stopping => {
+                self.end(FailureReason::RunnerInterrupted, None, "aborted: the manager stops").await
+            }
+        }
+    }
+}
