@@ -130,6 +130,7 @@ pub enum PhaseWhen {
 /// What a phase does.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "builtin")]
+#[expect(clippy::large_enum_variant, reason = "a job has a handful of phases, and one of them is the checkout")]
 pub enum Builtin {
     /// `builtin://checkout`
     Checkout(Checkout),
