@@ -1,5 +1,6 @@
 //! Errors and warnings that point at the line.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -96,5 +97,13 @@ impl Diagnostic {
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
+    }
+}
+
+/// A text of a configuration, cut where it is absurdly long.
+pub(crate) fn shortened(text: &str, longest_chars: usize) -> Cow<'_, str> {
+    match text.char_indices().nth(longest_chars) {
+        None => Cow::Borrowed(text),
+        Some((end, _)) => Cow::Owned(format!("{}...", text.get(..end).unwrap_or_default())),
     }
 }

@@ -2,13 +2,11 @@
 //!
 //! Everything that comes from a configuration is cleaned of control characters, so a file cannot drive the terminal.
 
-use std::borrow::Cow;
-
 use annotate_snippets::{
     Annotation, AnnotationKind, Group, Level, Origin, Renderer, Snippet, normalize_untrusted_str as clean,
 };
 
-use crate::diagnostic::{Diagnostic, Severity, Source, SourceMap};
+use crate::diagnostic::{Diagnostic, Severity, Source, SourceMap, shortened};
 use crate::node::Span;
 
 /// Lines longer than this, in bytes, are named but not shown.
@@ -38,7 +36,7 @@ fn group<'a>(diagnostic: &'a Diagnostic, sources: &'a SourceMap) -> Group<'a> {
         Severity::Error => Level::ERROR,
         Severity::Warning => Level::WARNING,
     };
-    let title = level.primary_title(shortened(&diagnostic.message));
+    let title = level.primary_title(shortened(&diagnostic.message, LONGEST_MESSAGE));
     let mut group = Group::with_title(title);
     let primary = diagnostic.span.map(|span| (span, AnnotationKind::Primary, None));
     let related = diagnostic.related.iter().map(|(span, label)| (*span, AnnotationKind::Context, Some(label.as_str())));
@@ -59,14 +57,6 @@ fn group<'a>(diagnostic: &'a Diagnostic, sources: &'a SourceMap) -> Group<'a> {
     match &diagnostic.help {
         Some(help) => group.element(Level::HELP.message(clean(help))),
         None => group,
-    }
-}
-
-/// The message, cut where a name in it is absurdly long.
-fn shortened(message: &str) -> Cow<'_, str> {
-    match message.char_indices().nth(LONGEST_MESSAGE) {
-        None => Cow::Borrowed(message),
-        Some((end, _)) => Cow::Owned(format!("{}...", message.get(..end).unwrap_or_default())),
     }
 }
 

@@ -3,15 +3,20 @@
 //! A default is a node that is put whole into each job that lacks the key; nothing is merged. It is checked once here;
 //! one that is wrong is not handed on.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use crate::config::keywords;
 use crate::config::reading::{Fields, Path, Problems, choice};
-use crate::config::{artifacts, behaviour, cache, extras, image, reading, scripts};
+use crate::config::{artifacts, behaviour, cache, extras, image, reading, scripts, weight};
 use crate::node::{Entry, Map, Node, Span, Value};
 
 /// The default values by keyword.
 #[derive(Debug, Default)]
 pub(crate) struct Defaults {
     values: Map,
+    /// What each of them weighs.
+    bytes: HashMap<Arc<str>, usize>,
 }
 
 /// `inherit` of a job.
@@ -81,7 +86,13 @@ impl Defaults {
                 values.insert(*key, entry.key_span, entry.node.clone());
             }
         }
-        Self { values }
+        let bytes = values.iter().map(|(key, entry)| (Arc::clone(key), weight::bytes(&entry.node))).collect();
+        Self { values, bytes }
+    }
+
+    /// What the defaults weigh that a job took.
+    pub(crate) fn bytes(&self, taken: &[(String, Span)]) -> usize {
+        taken.iter().filter_map(|(key, _)| self.bytes.get(key.as_str())).sum()
     }
 
     /// A job's map with the defaults that it takes, and which those are. `bridge`: the job runs on no runner.

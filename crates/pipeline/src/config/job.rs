@@ -16,6 +16,7 @@ use crate::config::parallel::{self, Parallel};
 use crate::config::reading::{self, Fields, Path, Problems};
 use crate::config::rules::{self, Expressions, Rule, RulesOf};
 use crate::config::trigger::{self, BridgeEntry};
+use crate::config::weight::{self, Scales};
 use crate::config::{artifacts, behaviour, image, scripts, variables};
 use crate::diagnostic::Diagnostic;
 use crate::model::{AllowFailure, Artifacts, Retry, ScriptWork, When};
@@ -51,6 +52,8 @@ pub(crate) struct JobEntry {
     pub(crate) manual_confirmation: Option<String>,
     /// The defaults that it took: keyword and place.
     pub(crate) defaults: Vec<(String, Span)>,
+    /// What it weighs with them, in bytes ([`super::weight`]).
+    pub(crate) bytes: usize,
 }
 
 /// What a job does, as written.
@@ -70,13 +73,21 @@ enum Kind {
     Mirror,
 }
 
-/// Reads one job. Answers the entry, and the node with its defaults. `complete`: see [`super::config`].
+/// What is the same for all jobs that are read.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) defaults: Defaults,
+    /// See [`super::config`].
+    pub(crate) complete: bool,
+    pub(crate) expressions: Expressions,
+    pub(crate) scales: Scales,
+}
+
+/// Reads one job. Answers the entry, and the node with its defaults.
 pub(crate) fn job(
     name: &Arc<str>,
     entry: &Entry,
-    defaults: &Defaults,
-    complete: bool,
-    expressions: &mut Expressions,
+    shared: &mut Shared,
     problems: &mut Problems,
 ) -> Option<(JobEntry, Node)> {
     let jobs = Path::root("jobs");
@@ -86,7 +97,7 @@ pub(crate) fn job(
     let kind = match kind(own) {
         Some(kind) => kind,
         // Its script may be in what could not be read.
-        None if !complete => return None,
+        None if !shared.complete => return None,
         None => {
             no_work(own, &entry.node, at, problems);
             return None;
@@ -94,7 +105,11 @@ pub(crate) fn job(
     };
     let inherit = own.get("inherit").filter(|node| !node.is_null());
     let inherit = inherit.map(|node| defaults::inherit(node, at.key("inherit"), problems)).unwrap_or_default();
-    let (full, taken) = defaults.apply(own, kind != Kind::Script, &inherit);
+    let (full, taken) = shared.defaults.apply(own, kind != Kind::Script, &inherit);
+    let bytes = weight::bytes(&entry.node).saturating_add(shared.defaults.bytes(&taken));
+    if !shared.scales.add(bytes, entry.key_span, problems) {
+        return None;
+    }
     let node = full.map_or_else(|| entry.node.clone(), |map| Node::new(Value::Map(Arc::new(map)), entry.node.span));
     let fields = if kind == Kind::Script {
         Fields::open(&node, at, keywords::JOB, problems)?
@@ -102,10 +117,12 @@ pub(crate) fn job(
         Fields::open_with(&node, at, keywords::TRIGGER_JOB, problems, key_of_a_bridge)?
     };
     check_exclusions(&fields, kind, problems);
+    let expressions = &mut shared.expressions;
     let mut reader = Reader { name, span: entry.key_span, kind, fields, expressions, problems };
     let mut job = reader.entry();
     job.inherit_variables = inherit.variables;
     job.defaults = taken;
+    job.bytes = bytes;
     (problems.errors() == before).then_some((job, node))
 }
 
@@ -224,6 +241,7 @@ impl Reader<'_, '_> {
             resource_group: self.read("resource_group", environment::resource_group),
             manual_confirmation: self.read("manual_confirmation", reading::text),
             defaults: Vec::new(),
+            bytes: 0,
         }
     }
 

@@ -21,6 +21,7 @@ mod scripts;
 mod top;
 pub(crate) mod trigger;
 pub(crate) mod variables;
+pub(crate) mod weight;
 pub(crate) mod workflow;
 
 pub(crate) use top::{Config, FIRST_STAGE, LAST_STAGE, config};

@@ -4,11 +4,12 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::config::defaults::Defaults;
-use crate::config::job::{self, JobEntry};
+use crate::config::job::{self, JobEntry, Shared};
 use crate::config::keywords;
 use crate::config::reading::{Path, Problems, flat_list, suggest};
 use crate::config::rules::Expressions;
 use crate::config::variables::{self, GlobalVariable};
+use crate::config::weight::Scales;
 use crate::config::workflow::{self, Workflow};
 use crate::diagnostic::Diagnostic;
 use crate::node::{Entry, Map, Node, Span, Value};
@@ -62,6 +63,7 @@ pub(crate) fn config(root: &Node, complete: bool, problems: &mut Problems) -> (C
     let workflow =
         value("workflow").and_then(|node| workflow::workflow(node, Path::root("workflow"), &mut expressions, problems));
 
+    let mut shared = Shared { defaults, complete, expressions, scales: Scales::default() };
     let mut jobs = Vec::with_capacity(map.len());
     let mut preview = Map::default();
     let mut visible = 0_usize;
@@ -71,7 +73,7 @@ pub(crate) fn config(root: &Node, complete: bool, problems: &mut Problems) -> (C
         if !keywords::TOP_LEVEL.contains(&&**name) {
             visible += 1;
             if is_job(name, entry, problems)
-                && let Some((job, full)) = job::job(name, entry, &defaults, complete, &mut expressions, problems)
+                && let Some((job, full)) = job::job(name, entry, &mut shared, problems)
             {
                 jobs.push(job);
                 node = full;

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use crate::config::Config;
 use crate::config::job::JobEntry;
 use crate::config::parallel::{self, Cell, Parallel};
+use crate::config::weight::{Scales, VALUE_BYTES};
 use crate::diagnostic::Diagnostic;
 
 use super::{Instance, MAX_JOBS, Problems};
@@ -30,6 +31,10 @@ pub(crate) fn instances(config: &Config, problems: &mut Problems) -> Option<Vec<
         }
     }
     order.sort_unstable();
+    let variables = config.variables.iter().map(|global| &global.variable);
+    let variables_bytes: usize =
+        variables.map(|variable| variable.key.len() + variable.value.len() + VALUE_BYTES).sum();
+    let mut scales = Scales::default();
     let mut all = Vec::with_capacity(order.len());
     for (stage, index) in order {
         let Some(job) = config.jobs.get(index) else { continue };
@@ -38,6 +43,10 @@ pub(crate) fn instances(config: &Config, problems: &mut Problems) -> Option<Vec<
         if all.len() > MAX_JOBS {
             let message = format!("the pipeline has more than {MAX_JOBS} jobs");
             problems.push(Diagnostic::error(job.span, message).help("use smaller numbers in `parallel`"));
+            return None;
+        }
+        let bytes = (all.len() - first).saturating_mul(job.bytes.saturating_add(variables_bytes));
+        if !scales.add(bytes, job.span, problems) {
             return None;
         }
         let mut own = all.iter().skip(first);

@@ -5,10 +5,13 @@ use std::collections::HashMap;
 use crate::config::job::JobEntry;
 use crate::config::parallel::Cell;
 use crate::config::rules::Rule;
-use crate::diagnostic::SourceMap;
+use crate::diagnostic::{SourceMap, shortened};
 use crate::load::{IncludeOutcome, Loaded};
 use crate::model::{Decision, DecisionKind, Place};
 use crate::node::{SourceId, Span};
+
+/// The longest text of a condition that a decision shows, in characters: every job keeps it for each of its rules.
+const LONGEST_CONDITION: usize = 1000;
 
 /// Turns spans into places and the history of a job into decisions.
 #[derive(Debug)]
@@ -77,7 +80,7 @@ fn place(sources: &SourceMap, span: Span) -> Place {
 pub(crate) fn clauses(rule: &Rule) -> String {
     let mut parts = Vec::new();
     if let Some(condition) = &rule.condition {
-        parts.push(format!("if {}", condition.text));
+        parts.push(format!("if {}", shortened(&condition.text, LONGEST_CONDITION)));
     }
     if rule.changes.is_some() {
         parts.push("changes".to_owned());

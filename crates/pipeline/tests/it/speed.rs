@@ -76,3 +76,23 @@ fn many_mistakes_end_soon() {
     assert!(compiled.has_errors(), "mistakes are told");
     assert!(started.elapsed() < LIMIT, "took {:?}", started.elapsed());
 }
+
+/// Small files that stand for gigabytes once every job has its own copy of what it shares.
+#[test]
+fn what_does_not_fit_into_memory_ends_with_an_error() {
+    let long = "x".repeat(1_000_000);
+    let jobs = |keywords: &str| (0..5_000).map(|n| format!("j{n}: {{{keywords}}}\n")).collect::<String>();
+    let variables: String = (0..5_000).map(|n| format!("  V{n}: x\n")).collect();
+    let lines: String = (0..20_000).map(|n| format!("    - line {n}\n")).collect();
+    for text in [
+        format!(".p: {{script: [{long}]}}\n{}", jobs("extends: .p")),
+        format!("default:\n  before_script:\n{lines}{}", jobs("script: [x]")),
+        format!("variables:\n{variables}{}", jobs("script: [x]")),
+        (0..3).map(|n| format!("a{n}: {{parallel: 200, script: [{}]}}\n", &long[..500_000])).collect(),
+    ] {
+        let started = Instant::now();
+        let found = crate::harness::errors(&world().compile(&text).diagnostics);
+        assert!(found.len() == 1 && found[0].contains("come to more than 256 MiB"), "{found:?}");
+        assert!(started.elapsed() < LIMIT, "took {:?}", started.elapsed());
+    }
+}
