@@ -112,6 +112,9 @@ pub(crate) const JOB_RULE: &[&str] =
 pub(crate) const WORKFLOW_RULE: &[&str] =
     &["if", "changes", "exists", "when", "variables", "auto_cancel", "start_in", "allow_failure", "needs"];
 
+/// Keys of one entry of `include:rules`.
+pub(crate) const INCLUDE_RULE: &[&str] = &["if", "changes", "exists", "when"];
+
 /// Keys of `workflow`.
 pub(crate) const WORKFLOW: &[&str] = &["name", "rules", "auto_cancel"];
 

@@ -142,6 +142,8 @@ pub(crate) enum RulesOf {
     Job,
     /// `workflow`
     Workflow,
+    /// An entry of `include`.
+    Include,
 }
 
 /// `rules`: a list of maps; lists inside it (from `!reference`) are flattened.
@@ -168,7 +170,11 @@ fn rule(
     problems: &mut Problems,
 ) -> Option<Rule> {
     let at = at.key("rule");
-    let allowed = if of == RulesOf::Job { keywords::JOB_RULE } else { keywords::WORKFLOW_RULE };
+    let allowed = match of {
+        RulesOf::Job => keywords::JOB_RULE,
+        RulesOf::Workflow => keywords::WORKFLOW_RULE,
+        RulesOf::Include => keywords::INCLUDE_RULE,
+    };
     let fields = Fields::open(node, at, allowed, problems)?;
     if node.as_map().is_some_and(crate::node::Map::is_empty) {
         problems.wrong(node.span, at, "can't be blank");
@@ -192,7 +198,8 @@ fn rule(
             .get("auto_cancel")
             .map(|node| workflow::auto_cancel(node, at.key("auto_cancel"), problems))
             .unwrap_or_default();
-    } else {
+    }
+    if of == RulesOf::Job {
         rule.allow_failure =
             fields.get("allow_failure").and_then(|node| boolean(node, at.key("allow_failure"), problems));
         rule.interruptible =
@@ -207,7 +214,7 @@ fn rule(
 fn when(node: &Node, at: Path<'_>, of: RulesOf, problems: &mut Problems) -> Option<RuleWhen> {
     let allowed: &[&str] = match of {
         RulesOf::Job => &["on_success", "on_failure", "always", "never", "manual", "delayed"],
-        RulesOf::Workflow => &["always", "never"],
+        RulesOf::Workflow | RulesOf::Include => &["always", "never"],
     };
     let word = choice(node, at, allowed, problems)?;
     Some(behaviour::when_of(&word).map_or(RuleWhen::Never, RuleWhen::Run))

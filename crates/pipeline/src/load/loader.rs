@@ -8,9 +8,8 @@ use super::inputs::{Given, GivenValue};
 use super::interpolate::push_json;
 use super::merge::{Budget, merge_into};
 use super::read::{File, read, start_of};
-use super::rules::Evaluator;
 use super::variables::Variables;
-use super::{IncludeOutcome, IncludeRecord, Loaded, extends, reference, target};
+use super::{IncludeOutcome, IncludeRecord, Loaded, extends, reference, rules, target};
 use crate::context::{ChildSource, Context, IncludeTarget, IncludedFile, InputValue, Origin, Sources};
 use crate::diagnostic::{Diagnostic, SourceMap};
 use crate::limits::{CHILD_INCLUDES, INTERPOLATED_TEXT_BYTES, Limits};
@@ -188,10 +187,10 @@ impl<'a> Loader<'a> {
     fn include(&mut self, include: &Node, origin: &Origin, depth: usize) -> Map {
         let mut merged = Map::default();
         for entry in entry::entries(include, &mut self.diagnostics) {
-            let let_in = entry.rules.as_ref().is_none_or(|rules| {
-                let (context, sources, variables) = (self.context, self.sources, &self.variables);
-                Evaluator { context, sources, variables, origin }.lets_in(rules, &mut self.diagnostics)
-            });
+            let let_in = entry
+                .rules
+                .as_ref()
+                .is_none_or(|rules| rules::lets_in(rules, self.context, self.sources, origin, &mut self.diagnostics));
             if !let_in {
                 let what = target::described(&entry.location);
                 let outcome = IncludeOutcome::KeptOutByRules;

@@ -28,11 +28,6 @@ impl Variables {
         Self { by_name: merged.into_iter().map(|variable| (variable.key.clone(), variable)).collect() }
     }
 
-    /// The value of a variable.
-    pub(super) fn get(&self, name: &str) -> Option<String> {
-        self.by_name.get(name).map(|variable| variable.value.clone())
-    }
-
     /// `text` with its references replaced once, until the result is as long as an interpolated text may be.
     pub(super) fn expand(&self, text: &str, unknown: Unknown) -> String {
         self.replace(text, unknown, &|_| {})

@@ -26,6 +26,8 @@ type ChangedPaths = Option<Rc<Vec<String>>>;
 pub(crate) struct Clauses<'a> {
     context: &'a Context,
     sources: &'a dyn Sources,
+    /// Where the rules are written: `exists` looks there.
+    origin: &'a Origin,
     globs: RefCell<HashMap<String, Option<Rc<Glob>>>>,
     compared: RefCell<HashMap<String, ChangedPaths>>,
     changed: RefCell<HashMap<(Option<String>, String), bool>>,
@@ -33,11 +35,12 @@ pub(crate) struct Clauses<'a> {
 }
 
 impl<'a> Clauses<'a> {
-    /// For an event.
-    pub(crate) fn new(context: &'a Context, sources: &'a dyn Sources) -> Self {
+    /// For an event, and rules that are written in a file of `origin`.
+    pub(crate) fn new(context: &'a Context, sources: &'a dyn Sources, origin: &'a Origin) -> Self {
         Self {
             context,
             sources,
+            origin,
             globs: RefCell::default(),
             compared: RefCell::default(),
             changed: RefCell::default(),
@@ -116,16 +119,20 @@ impl<'a> Clauses<'a> {
 
     /// `exists`: any of the patterns describes a tracked path, or a directory with one.
     pub(crate) fn exists(&self, exists: &Exists, scope: &Scope<'_>, problems: &mut Problems) -> bool {
-        let Some(project) = &exists.project else {
-            let tracked = &self.context.tracked_paths;
-            return self.exists_in(&exists.paths, tracked, scope, true);
+        let origin = match &exists.project {
+            None => self.origin.clone(),
+            Some(project) => Origin::Project {
+                project: scope.expand(project, Unknown::Empty),
+                git_ref: exists.git_ref.as_ref().map(|git_ref| scope.expand(git_ref, Unknown::Empty)),
+            },
         };
-        let origin = Origin::Project {
-            project: scope.expand(project, Unknown::Empty),
-            git_ref: exists.git_ref.as_ref().map(|git_ref| scope.expand(git_ref, Unknown::Empty)),
+        let tree = match &origin {
+            Origin::Root => Ok(Arc::clone(&self.context.tracked_paths)),
+            Origin::Detached => Ok(Arc::default()),
+            Origin::Project { .. } => self.sources.paths(&origin),
         };
-        match self.sources.paths(&origin) {
-            Ok(paths) => self.exists_in(&exists.paths, &paths, scope, false),
+        match tree {
+            Ok(paths) => self.exists_in(&exists.paths, &paths, scope, origin == Origin::Root),
             Err(error) => {
                 problems.push(Diagnostic::error(exists.span, format!("rules:exists: {error}")));
                 false

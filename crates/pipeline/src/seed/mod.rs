@@ -4,12 +4,12 @@
 //! All that decides comes in with the context and the port to files; the same input gives the same pipeline.
 
 mod cache_keys;
-mod clauses;
+pub(crate) mod clauses;
 mod job;
 mod needs;
 mod only;
 mod rules;
-mod scope;
+pub(crate) mod scope;
 mod story;
 
 use muster_job::Variable;
@@ -18,7 +18,7 @@ use crate::compile::{NotCreated, NotCreatedReason};
 use crate::config::reading::Problems;
 use crate::config::rules::{Rule, RuleWhen};
 use crate::config::{Config, FIRST_STAGE, LAST_STAGE};
-use crate::context::{Context, Sources};
+use crate::context::{Context, Origin, Sources};
 use crate::diagnostic::Diagnostic;
 use crate::expand::Unknown;
 use crate::graph::Graph;
@@ -51,7 +51,7 @@ pub(crate) fn seed(
     problems: &mut Problems,
 ) -> Outcome {
     let base = Base::new(context);
-    let clauses = Clauses::new(context, sources);
+    let clauses = Clauses::new(context, sources, &Origin::Root);
     let story = Story::new(loaded);
     let judge = Judge { clauses: &clauses, story: &story };
     warn_of_duplicates(config, problems);

@@ -142,6 +142,8 @@ fn c083_rules_with_exists_changes_and_when() {
         ("{changes: [src/*]}", true),
         ("{changes: [docs/*]}", false),
         ("{changes: {paths: [docs/*], compare_to: v1}}", true),
+        ("{changes: {regexp: '^src/'}}", true),
+        ("{exists: {regexp: 'b\\.rb$'}}", true),
         ("{if: $CI_COMMIT_BRANCH, changes: [docs/*]}", false),
         ("{if: $NOPE}, {when: always}", true),
     ] {
@@ -151,8 +153,10 @@ fn c083_rules_with_exists_changes_and_when() {
     for (rule, part) in [
         ("{if: '$A ='}", "invalid expression syntax"),
         ("{iff: $A}", "unknown keys: `iff`"),
-        ("{when: manual}", "is `always` or `never`"),
-        ("{}", "an include rule is a map"),
+        ("{when: manual}", "include:rules:rule:when config should be one of: always, never"),
+        ("{}", "include:rules:rule can't be blank"),
+        ("{changes: src/*}", "should be an array"),
+        ("{exists: {paths: [a], rev: b}}", "unknown keys: `rev`"),
         ("{changes: {paths: [a], compare_to: nope}}", "is not a valid ref"),
     ] {
         rejected(&world.load(format!("include: [{{local: c.yml, rules: [{rule}]}}]")).diagnostics, part);
