@@ -15,6 +15,7 @@ use crate::config::only::{self, RefPolicy};
 use crate::config::parallel::{self, Parallel};
 use crate::config::reading::{self, Fields, Path, Problems};
 use crate::config::rules::{self, Expressions, Rule, RulesOf};
+use crate::config::top::LAST_STAGE;
 use crate::config::trigger::{self, BridgeEntry};
 use crate::config::weight::{self, Scales};
 use crate::config::{artifacts, behaviour, image, scripts, variables};
@@ -22,6 +23,8 @@ use crate::diagnostic::Diagnostic;
 use crate::model::{AllowFailure, Artifacts, Retry, ScriptWork, When};
 use crate::node::{Entry, Map, Node, Span, Value};
 
+/// The stage of a job that names none.
+const DEFAULT_STAGE: &str = "test";
 /// The directory of pages where a job names none.
 const DEFAULT_PAGES: &str = "public";
 
@@ -52,6 +55,8 @@ pub(crate) struct JobEntry {
     pub(crate) manual_confirmation: Option<String>,
     /// The defaults that it took: keyword and place.
     pub(crate) defaults: Vec<(String, Span)>,
+    /// Something is wrong with it, which has been told: more of it may be missing.
+    pub(crate) is_broken: bool,
     /// What it weighs with them, in bytes ([`super::weight`]).
     pub(crate) bytes: usize,
 }
@@ -83,7 +88,7 @@ pub(crate) struct Shared {
     pub(crate) scales: Scales,
 }
 
-/// Reads one job. Answers the entry, and the node with its defaults.
+/// Reads one job. Answers the entry, as far as it could be read, and the node with its defaults.
 pub(crate) fn job(
     name: &Arc<str>,
     entry: &Entry,
@@ -123,7 +128,8 @@ pub(crate) fn job(
     job.inherit_variables = inherit.variables;
     job.defaults = taken;
     job.bytes = bytes;
-    (problems.errors() == before).then_some((job, node))
+    job.is_broken = problems.errors() > before;
+    Some((job, node))
 }
 
 /// What to do about a key that ordinary jobs have and bridges have not.
@@ -241,14 +247,18 @@ impl Reader<'_, '_> {
             resource_group: self.read("resource_group", environment::resource_group),
             manual_confirmation: self.read("manual_confirmation", reading::text),
             defaults: Vec::new(),
+            is_broken: false,
             bytes: 0,
         }
     }
 
     fn stage(&mut self) -> Named {
-        let name = self.read("stage", reading::text).unwrap_or_else(|| "test".to_owned());
-        let span = self.fields.get("stage").map_or(self.span, |node| node.span);
-        Named { name, span }
+        let Some(node) = self.fields.get("stage") else {
+            return Named { name: DEFAULT_STAGE.to_owned(), span: self.span };
+        };
+        // Of a wrong one no more is to be told: there always is a last stage, and no need comes after it.
+        let name = self.read("stage", reading::text).unwrap_or_else(|| LAST_STAGE.to_owned());
+        Named { name, span: node.span }
     }
 
     fn needs(&mut self) -> Option<Needs> {

@@ -36,7 +36,8 @@ pub(crate) struct Config {
     pub(crate) workflow: Workflow,
     /// The visible jobs, as written.
     pub(crate) jobs: Vec<JobEntry>,
-    /// The names of visible jobs that could not be read: they exist, but nothing more is known of them.
+    /// The names of visible jobs that could not be read, or not all of them: others may name them, but what is missing in
+    /// them is not to be told.
     pub(crate) broken: HashSet<Arc<str>>,
 }
 
@@ -75,6 +76,9 @@ pub(crate) fn config(root: &Node, complete: bool, problems: &mut Problems) -> (C
             if is_job(name, entry, problems)
                 && let Some((job, full)) = job::job(name, entry, &mut shared, problems)
             {
+                if job.is_broken {
+                    broken.insert(name.clone());
+                }
                 jobs.push(job);
                 node = full;
             } else {

@@ -133,8 +133,11 @@ impl Linker<'_> {
         cell: Option<&Cell>,
         problems: &mut Problems,
     ) -> Vec<usize> {
+        if self.config.broken.contains(name) {
+            return Vec::new();
+        }
         let Some(range) = self.names.find(name) else {
-            if !optional && !self.config.broken.contains(name) {
+            if !optional {
                 let message = format!("{} job: undefined need: {name}", self.job.name);
                 self.undefined(message, name, entry.span, problems);
             }
@@ -145,7 +148,8 @@ impl Linker<'_> {
             problems.push(self.too_late(message, &range, entry.span));
             return Vec::new();
         }
-        let Some(matrix) = matrix else { return range.collect() };
+        // The cells of a job whose own matrix may be wrong cannot be told.
+        let Some(matrix) = matrix.filter(|_| !self.job.is_broken) else { return range.collect() };
         let own = cell.filter(|cell| !cell.is_empty());
         match with_own_values(matrix, own) {
             Ok(matrix) => self.chosen(entry, name, optional, &matrix, range, problems),
@@ -200,7 +204,8 @@ impl Linker<'_> {
         for dependency in dependencies {
             all.extend(self.dependency(dependency, problems).into_iter().flatten());
         }
-        if let Some(needs) = self.job.needs.as_ref().filter(|needs| !needs.entries.is_empty()) {
+        let needs = self.job.needs.as_ref().filter(|needs| !needs.entries.is_empty() && !self.job.is_broken);
+        if let Some(needs) = needs {
             let needed: HashSet<&str> = needs
                 .entries
                 .iter()
@@ -230,11 +235,12 @@ impl Linker<'_> {
 
     fn dependency(&self, named: &Named, problems: &mut Problems) -> Option<Range<usize>> {
         let name = &named.name;
+        if self.config.broken.contains(name.as_str()) {
+            return None;
+        }
         let Some(range) = self.names.find(name) else {
-            if !self.config.broken.contains(name.as_str()) {
-                let message = format!("{} job: undefined dependency: {name}", self.job.name);
-                self.undefined(message, name, named.span, problems);
-            }
+            let message = format!("{} job: undefined dependency: {name}", self.job.name);
+            self.undefined(message, name, named.span, problems);
             return None;
         };
         if !self.is_early_enough(&range) {

@@ -90,9 +90,9 @@ fn all_mistakes_of_a_file_are_told_at_once_with_their_lines() {
                 needs: [a, zz]\n  onyl: [main]\nc:\n  script: 5\n";
     let compiled = world().compile(text);
     let lines: Vec<u32> = compiled.diagnostics.iter().filter_map(|d| Some(d.span?.line)).collect();
-    assert_eq!(errors(&compiled.diagnostics).len(), 3, "{:#?}", compiled.diagnostics);
-    assert_eq!(lines, [5, 10, 12]);
-    assert!(compiled.diagnostics[1].help.as_deref().is_some_and(|help| help.contains("`only`")));
+    assert_eq!(errors(&compiled.diagnostics).len(), 6, "{:#?}", compiled.diagnostics);
+    assert_eq!(lines, [5, 7, 9, 10, 11, 12]);
+    assert!(compiled.diagnostics[3].help.as_deref().is_some_and(|help| help.contains("`only`")));
 }
 
 /// A wrong part of a keyword does not hide the other ones.
@@ -115,6 +115,13 @@ fn one_mistake_makes_one_error() {
     for yaml in [
         "{a: {stage: qa, script: [x], needs: [b], dependencies: [b]}, b: {stage: build, script: [x]}}",
         "{a: {stage: build, script: [x]}, b: {stage: qa, script: [x], needs: [a]}, c: {script: [x], needs: [b]}}",
+        "{a: {script: [x], retry: 9, parallel: {matrix: [{A: [1, 2]}]}}, b: {script: [x], needs: [{job: a, parallel: \
+         {matrix: [{A: 3}]}}]}}",
+        "{a: {script: [x], parallel: {matrix: [{A: []}]}, needs: [{job: b, parallel: {matrix: [{A: '$[[ matrix.A \
+         ]]'}]}}]}, b: {script: [x], parallel: {matrix: [{A: [1]}]}}}",
+        "{stages: [one], a: {script: [x], stage: 3, needs: [b]}, b: {script: [x], stage: one}}",
+        "{a: {script: [x], environment: {name: p, on_stop: b}}, b: {script: [x], environment: {action: stop}}}",
+        "{a: {script: [x], needs: [[b], 3], dependencies: [c]}, b: {script: [x]}, c: {script: [x]}}",
         "{stages: build, a: {stage: build, script: [x]}}",
         "{stages: [], a: {script: [x]}}",
         "{.x: {y: ~}, a: {script: [!reference [.x, y]]}}",
