@@ -1,6 +1,7 @@
 //! Integration tests of the coordinator, one binary.
 
 mod artifacts;
+mod c_bridges;
 mod c_payload;
 mod c_schedule;
 mod c_variables;
