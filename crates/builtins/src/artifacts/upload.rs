@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -55,7 +56,9 @@ async fn archive(
     let (root, temp, format) = (context.project_dir.clone(), context.temp_dir.clone(), upload.artifact_format.clone());
     let watch = stop.clone();
     Context::blocking(move || {
-        let target = tempfile::Builder::new().prefix("artifacts_").tempfile_in(temp);
+        // The job may have removed it.
+        let there = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&temp);
+        let target = there.and_then(|()| tempfile::Builder::new().prefix("artifacts_").tempfile_in(temp));
         let target = target.map_err(Failure::io("cannot write the archive"))?;
         match format.as_str() {
             "" | "zip" => pack::zip(&root, &files, level, target.as_file(), &watch)?,

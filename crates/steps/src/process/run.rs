@@ -13,15 +13,19 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe::Receiver;
 use tokio::process::Child;
-use tokio::sync::oneshot;
+use tokio::sync::watch;
+use tokio::time::timeout;
 
 use super::{AWAITED, MARK, Processes, Trail, table};
 use crate::log::{Log, Stream};
 use crate::stop::Stop;
 
-/// How long a process that has ended may keep others waiting, because a child of it still holds its output
-/// (steps 1.4: the drain is bounded, the status counts).
+/// How long a process that has ended may keep others waiting, because a child of it still prints (steps 1.4: the drain
+/// is bounded, the status counts).
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
+/// A child that only holds the output, as a server in the background does, is not waited for longer than this. What it
+/// prints later still goes to the log.
+const DRAIN_QUIET: Duration = Duration::from_millis(250);
 /// Bytes of output read at once.
 const CHUNK: usize = 64 * 1024;
 
@@ -91,13 +95,12 @@ impl Processes {
         AWAITED.lock().remove(&pid);
         let ended = ended?;
         if let Ended::Exited(_) = ended {
-            // An error here means that all writers are gone.
-            let _ = tokio::time::timeout(DRAIN_LIMIT, drained).await;
+            drained.wait().await;
         }
         Ok(ended)
     }
 
-    fn start(&self, command: &Command, log: &Arc<dyn Log>) -> Result<(Child, oneshot::Receiver<()>), RunError> {
+    fn start(&self, command: &Command, log: &Arc<dyn Log>) -> Result<(Child, Drained), RunError> {
         let failed = |source: io::Error| RunError::Start { program: command.program.display().to_string(), source };
         let (read_output, output) = pipe().map_err(failed)?;
         let (read_error, error) = if log.separates_streams() {
@@ -125,14 +128,14 @@ impl Processes {
         };
         // Our copies of the writing ends go away here, so that the end of the last writer is seen.
         drop(process);
-        let (done, drained) = oneshot::channel();
-        let done = Arc::new(done);
+        let (read, drained) = watch::channel(());
+        let read = Arc::new(read);
         let mut pumps = self.pumps.lock();
-        pumps.spawn(pump(read_output, Arc::clone(log), Stream::Output, Arc::clone(&done)));
-        if let Some(read) = read_error {
-            pumps.spawn(pump(read, Arc::clone(log), Stream::Error, done));
+        pumps.spawn(pump(read_output, Arc::clone(log), Stream::Output, Arc::clone(&read)));
+        if let Some(read_error) = read_error {
+            pumps.spawn(pump(read_error, Arc::clone(log), Stream::Error, read));
         }
-        Ok((child, drained))
+        Ok((child, Drained(drained)))
     }
 
     /// Puts a process into the job's cgroup and on record.
@@ -182,9 +185,21 @@ fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(pipe_with(PipeFlags::CLOEXEC)?)
 }
 
-/// Copies a pipe to the log until its last writer is gone; `done` goes away with the last pump of a process.
-async fn pump(read: OwnedFd, log: Arc<dyn Log>, stream: Stream, done: Arc<oneshot::Sender<()>>) {
-    let mut pipe = match Receiver::from_owned_fd(read) {
+/// The output of a process, as far as it was read: changes with each piece, and closes with the last pump.
+struct Drained(watch::Receiver<()>);
+
+impl Drained {
+    /// Waits until the last writer is gone, or until nothing more comes.
+    async fn wait(mut self) {
+        let quiet = async { while let Ok(Ok(())) = timeout(DRAIN_QUIET, self.0.changed()).await {} };
+        // Whoever prints on and on has had its time.
+        let _ = timeout(DRAIN_LIMIT, quiet).await;
+    }
+}
+
+/// Copies a pipe to the log until its last writer is gone; `read` is told of each piece.
+async fn pump(pipe: OwnedFd, log: Arc<dyn Log>, stream: Stream, read: Arc<watch::Sender<()>>) {
+    let mut pipe = match Receiver::from_owned_fd(pipe) {
         Ok(pipe) => pipe,
         Err(error) => {
             tracing::error!(%error, "the output of a process cannot be read");
@@ -194,6 +209,6 @@ async fn pump(read: OwnedFd, log: Arc<dyn Log>, stream: Stream, done: Arc<onesho
     let mut buffer = vec![0; CHUNK];
     while let Ok(length @ 1..) = pipe.read(&mut buffer).await {
         log.write(stream, buffer.get(..length).unwrap_or_default());
+        read.send_replace(());
     }
-    drop(done);
 }

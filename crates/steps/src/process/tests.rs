@@ -10,6 +10,8 @@ use crate::log::{Log, Stream};
 use crate::stop::Stop;
 
 const GRACE: Duration = Duration::from_millis(200);
+/// Well below the limit of the drain, and enough for a busy machine.
+const DRAIN_HALF: Duration = Duration::from_millis(2500);
 
 #[derive(Default)]
 struct Memory(Mutex<Vec<u8>>);
@@ -100,6 +102,20 @@ async fn a_stubborn_tree_is_killed_after_the_grace_time() {
         assert_eq!(processes.members(), Vec::<i32>::new());
         processes.finish(GRACE).await;
     }
+}
+
+#[tokio::test]
+async fn a_server_in_the_background_does_not_hold_up_the_end_and_one_that_still_prints_is_heard() {
+    let host = Host::new(Containment::Descent);
+    let (processes, _) = job(&host, "background");
+    let memory = Arc::new(Memory::default());
+    let log: Arc<dyn Log> = Arc::<Memory>::clone(&memory);
+    let started = std::time::Instant::now();
+    let script = "sleep 600 & { for n in 1 2 3; do sleep 0.1; echo late $n; done; } &\necho script";
+    processes.run(shell(script), &log, &Stop::new(), GRACE).await.unwrap();
+    assert!(started.elapsed() < DRAIN_HALF, "{:?}", started.elapsed());
+    assert!(memory.text().ends_with("late 3\n"), "{}", memory.text());
+    processes.finish(GRACE).await;
 }
 
 #[tokio::test]
