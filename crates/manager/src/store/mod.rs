@@ -3,6 +3,7 @@
 //! SQLite in WAL mode with `synchronous=NORMAL`: what is committed survives the death of any process. After a loss of
 //! power the last moments may be missing, and then the coordinator's hand-out lease and the agent's spool decide.
 
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use muster_job::JobId;
 use muster_runner_api::payload::JobPayload;
+use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 use sqlx::Row as _;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
@@ -65,6 +67,8 @@ pub struct StoredJob {
 #[derive(Debug)]
 pub struct Store {
     pool: SqlitePool,
+    /// The keys of the lanes, as they are stored: read once.
+    keys: Mutex<HashMap<u32, String>>,
     _lock: File,
 }
 
@@ -91,7 +95,7 @@ impl Store {
             .busy_timeout(BUSY_LIMIT);
         let pool = SqlitePoolOptions::new().max_connections(1).connect_with(options).await?;
         sqlx::migrate!("./migrations").run(&pool).await?;
-        Ok(Self { pool, _lock: lock })
+        Ok(Self { pool, keys: Mutex::default(), _lock: lock })
     }
 
     /// The jobs of an earlier start, oldest first.
@@ -118,14 +122,18 @@ impl Store {
     /// # Errors
     /// [`StoreError`].
     pub async fn lane_key(&self, lane: u32) -> Result<String, StoreError> {
-        let key = uuid::Uuid::new_v4().simple().to_string();
+        if let Some(key) = self.keys.lock().get(&lane) {
+            return Ok(key.clone());
+        }
         sqlx::query("INSERT INTO lanes (lane, key) VALUES (?, ?) ON CONFLICT DO NOTHING")
             .bind(lane)
-            .bind(key)
+            .bind(new_key())
             .execute(&self.pool)
             .await?;
         let row = sqlx::query("SELECT key FROM lanes WHERE lane = ?").bind(lane).fetch_one(&self.pool).await?;
-        Ok(row.get("key"))
+        let key: String = row.get("key");
+        self.keys.lock().insert(lane, key.clone());
+        Ok(key)
     }
 
     /// R1: stores a job before anything is done with it, and gives its lane a new key, both or neither.
@@ -136,6 +144,9 @@ impl Store {
     pub async fn take(&self, lane: u32, payload: &JobPayload) -> Result<bool, StoreError> {
         let text = serde_json::to_string(payload).map_err(|source| StoreError::Row { job: payload.id, source })?;
         let state = encode(payload.id, &JobState::Taken)?;
+        let next_key = new_key();
+        // Should this be cut off, the next request reads the key that is stored then.
+        self.keys.lock().remove(&lane);
         let mut transaction = self.pool.begin().await?;
         let stored =
             sqlx::query("INSERT INTO jobs (id, payload, state, taken_ms) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING")
@@ -146,11 +157,12 @@ impl Store {
                 .execute(&mut *transaction)
                 .await?;
         sqlx::query("UPDATE lanes SET key = ? WHERE lane = ?")
-            .bind(uuid::Uuid::new_v4().simple().to_string())
+            .bind(&next_key)
             .bind(lane)
             .execute(&mut *transaction)
             .await?;
         transaction.commit().await?;
+        self.keys.lock().insert(lane, next_key);
         Ok(stored.rows_affected() == 1)
     }
 
@@ -172,6 +184,11 @@ impl Store {
         sqlx::query("DELETE FROM jobs WHERE id = ?").bind(job.0).execute(&self.pool).await?;
         Ok(())
     }
+}
+
+/// An idempotency key that nobody has used.
+fn new_key() -> String {
+    uuid::Uuid::new_v4().simple().to_string()
 }
 
 fn encode(job: JobId, state: &JobState) -> Result<String, StoreError> {
