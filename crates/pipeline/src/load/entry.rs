@@ -149,7 +149,11 @@ fn as_text(node: &Node, key: &str) -> Result<Text, Box<Diagnostic>> {
 }
 
 fn wrong_kind(node: &Node, key: &str, wanted: &str) -> Diagnostic {
-    let found = if node.scalar_text().is_some() { "blank" } else { node.kind() };
+    let found = match &node.value {
+        Value::String(text) if text.trim().is_empty() => "a blank one",
+        Value::List(items) if items.is_empty() => "an empty list",
+        _ => node.kind(),
+    };
     error(node.span, &format!("`include:{key}` takes {wanted}, not {found}"))
 }
 

@@ -89,6 +89,12 @@ fn c079_exactly_one_accessor() {
     rejected(&load("include: {local: a.yml, ref: main}"), "`ref` belongs to `project`");
     rejected(&load("include: {project: a/b}"), "needs to name its `file`");
     rejected(&load("include: {locla: a.yml}"), "unknown keys: `locla`");
+    rejected(
+        &load("include: {project: a/b, file: []}"),
+        "`include:file` takes a path or a list of paths, not an empty list",
+    );
+    rejected(&load("include: {local: ' '}"), "`include:local` takes text, not a blank one");
+    rejected(&load("include: {local: a.yml, inputs: 3}"), "a map of names and values, not a number");
     rejected(&load("include: 7"), "an include is a path or a map, not a number");
     rejected(&load("include: [!reference [a, b]]"), "`!reference` cannot be used in `include`");
 }
