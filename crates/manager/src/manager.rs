@@ -7,7 +7,7 @@ use std::time::Duration;
 use muster_environment::Provider;
 use muster_job::{JobId, Secret};
 use muster_runner_api::client::{Client, ClientError};
-use tokio::task::{Id, JoinSet};
+use tokio::task::{Id, JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 use url::Url;
@@ -35,6 +35,8 @@ pub struct ManagerOptions {
     pub shell: String,
     /// Start shells as login shells.
     pub login: bool,
+    /// Bytes of log after which a job's output is dropped with a notice; 0 means 4 MiB.
+    pub output_limit: u64,
     /// How long a lost agent is hoped for.
     pub agent_grace: Duration,
     /// What happens to jobs when the manager is asked to stop.
@@ -90,19 +92,23 @@ impl Manager {
     /// Works until `stop`, and then until its jobs are reported. Dropped, it stops at once: a later start goes on.
     ///
     /// # Errors
-    /// [`ManagerError`]; jobs that are under way are brought to their end before.
+    /// [`ManagerError`]; jobs that are under way are brought to their end before, unless the store has failed: then
+    /// nothing about them could be kept, and the next start goes on.
     pub async fn run(mut self, stop: CancellationToken) -> Result<(), ManagerError> {
         for job in self.context.store.jobs().await? {
             self.spawn(job, true);
         }
         let ended = self.take_jobs(&stop).await;
+        if let Err(ManagerError::Store(_)) = ended {
+            return ended;
+        }
         self.requests.stop().await;
         if stop.is_cancelled() && self.context.options.on_stop == StopMode::Cancel {
             self.context.cancel.cancel();
         }
         tracing::info!(jobs = self.jobs.len(), "no more jobs are taken");
         while let Some(ended) = self.jobs.join_next_with_id().await {
-            self.job_ended(ended);
+            self.job_ended(ended)?;
         }
         ended
     }
@@ -122,7 +128,7 @@ impl Manager {
                     }
                     Arrival::Nothing => {}
                 },
-                Some(ended) = self.jobs.join_next_with_id(), if !self.jobs.is_empty() => self.job_ended(ended),
+                Some(ended) = self.jobs.join_next_with_id(), if !self.jobs.is_empty() => self.job_ended(ended)?,
                 changed = capacity.changed() => {
                     if changed.is_err() {
                         // No provider, no capacity: what runs is brought to its end.
@@ -140,15 +146,22 @@ impl Manager {
         self.ids.insert(handle.id(), id);
     }
 
-    fn job_ended(&mut self, ended: Result<(Id, Result<(), JobError>), tokio::task::JoinError>) {
-        let (task, result) = match ended {
-            Ok((task, result)) => (task, result.map_err(|error| error.to_string())),
-            Err(error) => (error.id(), Err(error.to_string())),
-        };
+    /// # Errors
+    /// [`ManagerError::Store`]: the job would wait for the next start, and so would all that come after it. Better one
+    /// that is tried at once, by whoever watches this process.
+    fn job_ended(&mut self, ended: Result<(Id, Result<(), JobError>), JoinError>) -> Result<(), ManagerError> {
+        let task = ended.as_ref().map_or_else(JoinError::id, |(task, _)| *task);
         let job = self.ids.remove(&task).map_or(0, |job| job.0);
-        match result {
-            Ok(()) => tracing::debug!(job, "job done"),
-            Err(error) => tracing::error!(job, error, "the job stays in state.db for a later start of the manager"),
-        }
+        let error = match ended {
+            Ok((_, Ok(()))) => {
+                tracing::debug!(job, "job done");
+                return Ok(());
+            }
+            Ok((_, Err(JobError::Store(error)))) => return Err(error.into()),
+            Ok((_, Err(JobError::Move(error)))) => error.to_string(),
+            Err(error) => error.to_string(),
+        };
+        tracing::error!(job, error, "the job stays in state.db for a later start of the manager");
+        Ok(())
     }
 }

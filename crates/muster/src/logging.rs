@@ -13,6 +13,8 @@ pub(crate) fn to_stderr() {
 pub(crate) fn filtered_to_stderr(otherwise: &str) {
     let filter = EnvFilter::try_from_env("MUSTER_LOG").unwrap_or_else(|_| EnvFilter::new(otherwise));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr);
+    // Standard error may be a file on a full disk: a line that cannot be logged must not end the process.
+    let builder = builder.log_internal_errors(false);
     // Only a second call in one process fails, and then the first one's settings stand.
     let _ = builder.with_ansi(stderr().is_terminal()).with_target(false).try_init();
 }

@@ -48,6 +48,9 @@ pub(crate) struct Args {
     /// Start the shells as login shells.
     #[arg(long)]
     login: bool,
+    /// KiB of log after which a job's output is dropped with a notice.
+    #[arg(long, value_name = "KIB", default_value_t = 4096, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    output_limit: u64,
     /// Name of this manager, as it stands in a job's log.
     #[arg(long, default_value = "muster")]
     name: String,
@@ -140,6 +143,7 @@ async fn build(args: Args) -> Result<Manager, RunError> {
         concurrent: args.concurrent,
         shell: args.shell,
         login: args.login,
+        output_limit: args.output_limit * 1024,
         agent_grace: Duration::from_secs(args.agent_grace),
         on_stop: match args.on_stop {
             OnStop::Drain => StopMode::Drain,

@@ -226,6 +226,7 @@ impl Actor {
                 coordinator_url: options.url.as_str().trim_end_matches('/').to_owned(),
                 shell: options.shell.clone(),
                 login: options.login,
+                output_limit: options.output_limit,
                 host_name: options.host_name.clone(),
             };
             self.lowered = Some(lower(&self.payload, &placement)?);

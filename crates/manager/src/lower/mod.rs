@@ -47,6 +47,8 @@ pub struct Placement {
     pub shell: String,
     /// Start shells as login shells.
     pub login: bool,
+    /// Bytes of log after which output is dropped with a notice; 0 means 4 MiB.
+    pub output_limit: u64,
     /// The host's name, for the header.
     pub host_name: String,
 }
@@ -100,6 +102,7 @@ pub fn lower(payload: &JobPayload, placement: &Placement) -> Result<LoweredJob, 
         timeout_ms: settings::job_timeout(payload).as_millis().try_into().unwrap_or(u64::MAX),
         trace_sections: payload.features.trace_sections,
         timestamps: flags::is_on(&variables, "FF_TIMESTAMPS"),
+        output_limit: placement.output_limit,
         mask_prefixes: payload.features.token_mask_prefixes.clone(),
         phases,
         coordinator: Coordinator {

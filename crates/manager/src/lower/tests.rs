@@ -15,6 +15,7 @@ fn placement() -> Placement {
         coordinator_url: "http://127.0.0.1:1".to_owned(),
         shell: "bash".to_owned(),
         login: false,
+        output_limit: 0,
         host_name: "host".to_owned(),
     }
 }

@@ -83,6 +83,7 @@ impl Bench {
             concurrent: 2,
             shell: "bash".to_owned(),
             login: false,
+            output_limit: 0,
             agent_grace,
             on_stop,
         };

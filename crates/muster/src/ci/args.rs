@@ -107,6 +107,9 @@ pub(super) struct RunArgs {
     /// Whose log is shown [default: of failed jobs; live when one job runs].
     #[arg(long, value_enum)]
     pub(super) log: Option<LogMode>,
+    /// Show the time of each line of a log.
+    #[arg(long)]
+    pub(super) timestamps: bool,
     /// What is printed.
     #[arg(short, long, value_enum, default_value_t)]
     pub(super) output: OutputMode,
@@ -178,6 +181,15 @@ pub(super) struct ShowArgs {
     /// Unpack the job's artifacts into this directory.
     #[arg(long, value_name = "DIR")]
     pub(super) extract: Option<PathBuf>,
+    /// Print nothing but the job's log.
+    #[arg(long)]
+    pub(super) log: bool,
+    /// Print the time of each line of the log.
+    #[arg(long)]
+    pub(super) timestamps: bool,
+    /// Print the trace as the runner sent it, byte for byte: with times, section markers and colours.
+    #[arg(long, conflicts_with_all = ["log", "timestamps", "extract"])]
+    pub(super) raw: bool,
     #[command(flatten)]
     pub(super) place: PlaceArgs,
 }

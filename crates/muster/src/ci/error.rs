@@ -75,7 +75,7 @@ pub(crate) enum CiError {
     },
     /// The disk of the state folder stayed full.
     #[error(
-        "the run was ended, because the state directory stayed full: {problem}. Free some space (`muster ci clean` deletes \
+        "the run was ended, because the disk of the state directory is full: {problem}. Free some space (`muster ci clean` deletes \
          past runs), or set MUSTER_STATE_DIR to a directory on another disk; what was logged so far is kept"
     )]
     NoStorage {

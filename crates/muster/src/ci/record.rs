@@ -26,7 +26,7 @@ pub(super) struct RunRecord {
     pub(super) ref_name: String,
     pub(super) head_sha: String,
     pub(super) dirty: bool,
-    /// `passed`, `failed` or `cancelled`; none while it runs, or if it was killed.
+    /// `passed`, `failed`, `cancelled` or `error`; none while it runs, or if it was killed.
     pub(super) outcome: Option<String>,
     /// Milliseconds.
     pub(super) duration_ms: Option<u64>,

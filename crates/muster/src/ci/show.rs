@@ -35,6 +35,11 @@ pub(super) async fn show(args: ShowArgs) -> Result<ExitStatus, CiError> {
     let history = History::open(&folder.join("coordinator")).await?;
     let pipelines = pipelines(&history)?;
     let Some(name) = job else {
+        if args.log || args.timestamps || args.raw || args.extract.is_some() {
+            return Err(CiError::Usage(format!(
+                "these flags are about one job: name a job, as in `muster ci show {run} JOB`"
+            )));
+        }
         ui::out(&run_text(run, &pipelines, project.is_live(run)));
         return Ok(ExitStatus::Passed);
     };
@@ -42,8 +47,14 @@ pub(super) async fn show(args: ShowArgs) -> Result<ExitStatus, CiError> {
     if let Some(target) = &args.extract {
         return extract(job, target);
     }
-    ui::out(&job_text(job));
-    show_log(&history, job).await?;
+    if args.raw {
+        raw_log(&history, job).await?;
+        return Ok(ExitStatus::Passed);
+    }
+    if !args.log {
+        ui::outln(&job_text(job));
+    }
+    show_log(&history, job, args.timestamps).await?;
     Ok(ExitStatus::Passed)
 }
 
@@ -104,6 +115,7 @@ fn show_runs(project: &ProjectState) {
         let (style, outcome) = match record.outcome.as_deref() {
             Some("passed") => (ui::GOOD, "passed"),
             Some("failed") => (ui::BAD, "failed"),
+            Some("error") => (ui::BAD, "broken off"),
             Some(_) => (ui::WARN, "cancelled"),
             None if project.is_live(number) => (ui::BUSY, "running"),
             None => (ui::WARN, "killed"),
@@ -211,23 +223,31 @@ fn steps(text: &mut String, step: &StepNode, depth: usize) {
     step.steps.iter().for_each(|inner| steps(text, inner, depth + 1));
 }
 
-async fn show_log(history: &History, job: &JobView) -> Result<(), CiError> {
-    let mut lines = TraceLines::default();
+/// Prints a job's log for people.
+async fn show_log(history: &History, job: &JobView, timestamps: bool) -> Result<(), CiError> {
+    let mut lines = TraceLines::with_times(timestamps);
     let mut offset = 0;
-    ui::outln("");
     loop {
         let bytes = history.read_trace(job.id, offset).await?;
-        if bytes.is_empty() {
-            break;
-        }
         offset += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-        let text: String = lines.push(&bytes).into_iter().map(|line| format!("{line}\u{1b}[0m\n")).collect();
-        ui::out(&text);
+        let ready = if bytes.is_empty() { lines.finish() } else { lines.push(&bytes) };
+        let text: String = ready.into_iter().map(|line| format!("{line}\u{1b}[0m\n")).collect();
+        if ui::out_while_read(&text).is_break() || bytes.is_empty() {
+            return Ok(());
+        }
     }
-    if let Some(line) = lines.finish() {
-        ui::outln(&format!("{line}\u{1b}[0m"));
+}
+
+/// Prints a job's trace as it was received, byte for byte.
+async fn raw_log(history: &History, job: &JobView) -> Result<(), CiError> {
+    let mut offset = 0;
+    loop {
+        let bytes = history.read_trace(job.id, offset).await?;
+        offset += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        if ui::out_raw_while_read(&bytes).is_break() || bytes.is_empty() {
+            return Ok(());
+        }
     }
-    Ok(())
 }
 
 /// Unpacks a job's archive into a folder, and puts its other files beside it.

@@ -203,6 +203,16 @@ fn lock(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// Whether a little more can be written to a folder: about what a database grows by.
+///
+/// # Errors
+/// Why not; that file is gone again.
+pub(super) fn probe_space(folder: &Path) -> io::Result<()> {
+    const BYTES: usize = 64 << 10;
+    let mut file = tempfile::tempfile_in(folder)?;
+    io::Write::write_all(&mut file, &[0; BYTES])
+}
+
 /// The bytes below a folder.
 pub(super) fn folder_size(folder: &Path) -> u64 {
     let mut total = 0;

@@ -3,6 +3,7 @@
 //! anstream takes colours away where the output is no terminal, or NO_COLOR, CLICOLOR or TERM say so.
 
 use std::io::{IsTerminal as _, Write as _};
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
@@ -27,8 +28,24 @@ pub(super) fn paint(style: Style, text: &str) -> String {
 
 /// Prints to standard output. A closed pipe (`muster ci list | head`) is no error.
 pub(super) fn out(text: &str) {
-    let mut stdout = anstream::stdout().lock();
-    let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    let _ = out_while_read(text);
+}
+
+/// Prints to standard output; `Break` says that nobody reads on.
+pub(super) fn out_while_read(text: &str) -> ControlFlow<()> {
+    written(&mut anstream::stdout().lock(), text.as_bytes())
+}
+
+/// As [`out_while_read`], for bytes as they are, colours and all.
+pub(super) fn out_raw_while_read(bytes: &[u8]) -> ControlFlow<()> {
+    written(&mut std::io::stdout().lock(), bytes)
+}
+
+fn written(stdout: &mut dyn std::io::Write, bytes: &[u8]) -> ControlFlow<()> {
+    match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(_) => ControlFlow::Break(()),
+    }
 }
 
 /// Prints a line to standard output.

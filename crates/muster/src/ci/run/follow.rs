@@ -15,7 +15,7 @@ use super::report::Reporter;
 use super::trace::TraceLines;
 
 /// How long a run waits for space on a full disk.
-const STORAGE_PATIENCE: Duration = Duration::from_secs(30);
+const STORAGE_PATIENCE: Duration = Duration::from_secs(3);
 
 /// All that is known of a run.
 #[derive(Debug, Default)]
@@ -64,6 +64,7 @@ pub(super) struct Follower {
     coordinator: Arc<Coordinator>,
     events: broadcast::Receiver<Event>,
     log: LogMode,
+    timestamps: bool,
     logs: HashMap<JobId, Log>,
     /// Since when the coordinator cannot store what happens, and why.
     storage_problem: Option<(Instant, String)>,
@@ -71,7 +72,6 @@ pub(super) struct Follower {
 }
 
 /// How much of a job's trace was shown.
-#[derive(Default)]
 struct Log {
     offset: u64,
     lines: TraceLines,
@@ -79,9 +79,16 @@ struct Log {
 
 impl Follower {
     /// Follows from now on; made before the pipeline is created, it misses nothing.
-    pub(super) fn new(coordinator: Arc<Coordinator>, log: LogMode) -> Self {
-        let events = coordinator.subscribe();
-        Self { coordinator, events, log, logs: HashMap::new(), storage_problem: None, picture: Picture::default() }
+    pub(super) fn new(coordinator: Arc<Coordinator>, log: LogMode, timestamps: bool) -> Self {
+        Self {
+            events: coordinator.subscribe(),
+            coordinator,
+            log,
+            timestamps,
+            logs: HashMap::new(),
+            storage_problem: None,
+            picture: Picture::default(),
+        }
     }
 
     /// Waits until the coordinator could not store for [`STORAGE_PATIENCE`]; says why. Safe to drop.
@@ -190,7 +197,8 @@ impl Follower {
         reporter: &mut dyn Reporter,
     ) -> Result<(), CoordinatorError> {
         let Some(view) = self.picture.jobs.get(&job).cloned() else { return Ok(()) };
-        let log = self.logs.entry(job).or_default();
+        let new = || Log { offset: 0, lines: TraceLines::with_times(self.timestamps) };
+        let log = self.logs.entry(job).or_insert_with(new);
         loop {
             let bytes = self.coordinator.read_trace(job, log.offset).await?;
             if bytes.is_empty() {
@@ -202,8 +210,9 @@ impl Follower {
                 reporter.log(&view, &lines);
             }
         }
-        if at_end && let Some(line) = log.lines.finish() {
-            reporter.log(&view, &[line]);
+        let lines = if at_end { log.lines.finish() } else { log.lines.settle() };
+        if !lines.is_empty() {
+            reporter.log(&view, &lines);
         }
         Ok(())
     }

@@ -23,6 +23,7 @@ mod tasks;
 mod trace;
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,21 +31,22 @@ use muster_coordinator::source::Snapshot;
 use muster_coordinator::{Coordinator, Options};
 use muster_job::{JobId, PipelineId};
 use muster_pipeline::model::Pipeline;
+use tokio::sync::mpsc;
 
 use super::args::{Executor, LogMode, RunArgs};
 use super::error::{CiError, ExitStatus};
 use super::prepare::{Prepared, Target, locate, prepare};
 use super::record::RunRecord;
 use super::select::select;
-use super::state::{Run, remove_all};
+use super::state::{Run, probe_space, remove_all};
 use super::ui;
 use follow::Follower;
 use report::{Ending, Reporter, RunInfo, reporter};
 pub(super) use report::{failure, job_time};
 use server::Door;
 use signals::Interrupts;
-use start::{announce, new_pipeline, notices, serve, start_manager};
-use supervisor::end_descendants;
+use start::{announce, manager_options, new_pipeline, notices, serve};
+use supervisor::{end_descendants, supervise};
 use tasks::Tasks;
 pub(super) use trace::TraceLines;
 
@@ -53,6 +55,8 @@ const PIPELINES_PER_RUN: i64 = 1000;
 const JOBS_PER_RUN: i64 = 100_000;
 /// How often a manager of ours sends pieces of a trace.
 const TRACE_INTERVAL: Duration = Duration::from_millis(100);
+/// Far above what the manager lets a job write, with the stamps of its lines: a long log fails no job here.
+const TRACE_BYTES_MAX: u64 = 4 << 30;
 /// How long the agent may take to end when no job runs.
 const AGENT_GRACE: Duration = Duration::from_secs(3);
 
@@ -77,10 +81,14 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitStatus, CiError> {
     let ready = match result {
         Ok(Some(ready)) => ready,
         Ok(None) => return discard(&project, run, Ok(ExitStatus::Passed)),
-        Err(error) => return discard(&project, run, Err(error)),
+        Err(error) => {
+            let error = for_lack_of_space(error, &run.folder);
+            return discard(&project, run, Err(error));
+        }
     };
     let keep = ready.prepared.config.keep.clone();
     let status = perform(&args, &run, ready, interrupts, started).await;
+    let status = status.map_err(|error| for_lack_of_space(error, &run.folder));
     let workspaces = (!args.keep).then(|| run.folder.join("builds"));
     let tidied = tokio::task::spawn_blocking(move || {
         if let Some(error) = workspaces.and_then(|folder| remove_all(&folder).err()) {
@@ -93,6 +101,25 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitStatus, CiError> {
         tracing::warn!(%error, "past runs could not be pruned");
     }
     status
+}
+
+/// What failed because the disk is full is told as that: who reports it (a database, git) often knows no more than
+/// "input/output error".
+fn for_lack_of_space(error: CiError, folder: &Path) -> CiError {
+    let may_be = matches!(
+        error,
+        CiError::Snapshot(_)
+            | CiError::Open(_)
+            | CiError::Coordinator(_)
+            | CiError::State { .. }
+            | CiError::System { .. }
+    );
+    match probe_space(folder) {
+        Err(full) if may_be && full.kind() == std::io::ErrorKind::StorageFull => {
+            CiError::NoStorage { problem: crate::logging::chain(&error) }
+        }
+        _ => error,
+    }
 }
 
 /// Deletes the folder of a run that has no pipeline.
@@ -183,13 +210,14 @@ async fn with_coordinator(
     options.registration_token = external.then(|| uuid::Uuid::new_v4().simple().to_string());
     if !external {
         options.limits.trace_interval = TRACE_INTERVAL;
+        options.limits.trace_bytes = TRACE_BYTES_MAX;
     }
     let registration = options.registration_token.clone();
     let root = options.first_pipeline_id;
     let coordinator = Coordinator::open(options).await?;
 
     let log = args.log.unwrap_or(if ready.pipeline.jobs.len() == 1 { LogMode::Live } else { LogMode::Failed });
-    let mut follower = Follower::new(Arc::clone(&coordinator), log);
+    let mut follower = Follower::new(Arc::clone(&coordinator), log, args.timestamps);
     let mut reporter = reporter(args.output);
     let new = new_pipeline(args, run, &ready, root, &url)?;
     let (prepared, pipeline) = (&ready.prepared, &ready.pipeline);
@@ -210,15 +238,26 @@ async fn with_coordinator(
     match registration {
         Some(token) => announce(args.output, &url, &token, pipeline),
         None => {
-            tasks.manager =
-                Some(start_manager(args, run, &coordinator, &prepared.project, &url, &tasks.stop_manager).await?)
+            let (restarted, restarts) = mpsc::channel(1);
+            tasks.restarts = Some(restarts);
+            let stop = tasks.stop_manager.child_token();
+            let options = manager_options(args, run, &coordinator, &prepared.project, &url).await?;
+            tasks.manager = Some(tokio::spawn(supervise(options, stop, restarted)));
         }
     }
     let created = coordinator.create_pipeline(new).await?;
     debug_assert_eq!(created, root, "an empty database starts with the id it was told");
     let cancelled =
-        follow(&coordinator, created, &prepared.snapshot, &mut follower, &mut *reporter, &mut interrupts, tasks)
-            .await?;
+        follow(&coordinator, created, &prepared.snapshot, &mut follower, &mut *reporter, &mut interrupts, tasks).await;
+    let cancelled = match cancelled {
+        Ok(cancelled) => cancelled,
+        Err(error) => {
+            record.outcome = Some(outcome(ExitStatus::BadConfiguration).to_owned());
+            // Where the disk is full the file cannot be replaced; what matters is the first error.
+            let _ = record.write(&run.folder);
+            return Err(error);
+        }
+    };
 
     let status = match (cancelled, follower.picture.has_failed()) {
         (true, _) => ExitStatus::Cancelled,
@@ -268,7 +307,9 @@ async fn follow(
                     snapshot.pin(child.0, None)?;
                 }
             }
-            error = tasks.manager_given_up() => return Err(error),
+            restarted = tasks.manager_restarted() => {
+                reporter.warning(&format!("the manager ended ({}) and was started again; the jobs go on", restarted?));
+            }
             problem = out_of_storage => return Err(CiError::NoStorage { problem }),
             () = interrupts.next() => {
                 interrupted += 1;

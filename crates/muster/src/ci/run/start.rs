@@ -10,7 +10,6 @@ use muster_pipeline::context::{Context, PipelineSource, RefKind};
 use muster_pipeline::layers;
 use muster_pipeline::model::{Pipeline, Work};
 use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
 
 use super::super::args::{OutputMode, RunArgs};
 use super::super::error::CiError;
@@ -20,7 +19,7 @@ use super::super::state::{ProjectState, Run};
 use super::super::ui;
 use super::Ready;
 use super::server::Door;
-use super::supervisor::{ManagerOptions, supervise};
+use super::supervisor::ManagerOptions;
 
 /// Commits that a job fetches, as on GitLab.
 const DEPTH: i64 = 20;
@@ -127,15 +126,14 @@ pub(super) fn announce(output: OutputMode, url: &str, token: &str, pipeline: &Pi
     }
 }
 
-/// Creates the runner and starts its manager.
-pub(super) async fn start_manager(
+/// Creates the runner; how its manager is started.
+pub(super) async fn manager_options(
     args: &RunArgs,
     run: &Run,
     coordinator: &Coordinator,
     project: &ProjectState,
     url: &str,
-    stop: &CancellationToken,
-) -> Result<JoinHandle<Result<(), CiError>>, CiError> {
+) -> Result<ManagerOptions, CiError> {
     // Tags say which machine a job is for; here there is only this one.
     let new =
         NewRunner { description: "muster ci".to_owned(), any_tags: true, run_untagged: true, ..NewRunner::default() };
@@ -148,7 +146,7 @@ pub(super) async fn start_manager(
     };
     write().map_err(|source| CiError::State { path: token_file.clone(), source })?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let options = ManagerOptions {
+    Ok(ManagerOptions {
         url: url.to_owned(),
         token_file,
         state_dir,
@@ -156,6 +154,5 @@ pub(super) async fn start_manager(
         cache_dir: project.cache(),
         concurrent: args.concurrent.map_or(processors, usize::from),
         log: run.folder.join("manager.log"),
-    };
-    Ok(tokio::spawn(supervise(options, stop.child_token())))
+    })
 }

@@ -8,9 +8,11 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::super::error::CiError;
+use super::super::state::probe_space;
 use super::descendants;
 
 /// So many deaths within [`DEATHS_WITHIN`] and the manager is given up.
@@ -18,6 +20,11 @@ const DEATHS_MAX: usize = 5;
 const DEATHS_WITHIN: Duration = Duration::from_secs(30);
 /// From a polite end to a kill.
 const GRACE: Duration = Duration::from_secs(3);
+/// KiB of log of a job, far above GitLab's 4 MiB: here it costs nobody but the user.
+const OUTPUT_LIMIT_KIB: u32 = 100 << 10;
+/// Seconds for which the manager hopes for its agent, which is on the same machine: one that cannot be started again by
+/// then (its disk is full, say) does not come back by itself.
+const AGENT_GRACE_SECONDS: u32 = 5;
 /// How often is looked whether the processes are gone: processes that are not direct children give no event.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -34,11 +41,16 @@ pub(super) struct ManagerOptions {
     pub(super) log: PathBuf,
 }
 
-/// Keeps the manager alive until it is told to stop.
+/// Keeps the manager alive until it is told to stop. `restarted` gets how it ended when it is started again; only once
+/// where nobody takes it.
 ///
 /// # Errors
 /// [`CiError`] if the manager cannot be started, or dies again and again.
-pub(super) async fn supervise(options: ManagerOptions, stop: CancellationToken) -> Result<(), CiError> {
+pub(super) async fn supervise(
+    options: ManagerOptions,
+    stop: CancellationToken,
+    restarted: mpsc::Sender<String>,
+) -> Result<(), CiError> {
     let mut deaths: Vec<Instant> = Vec::new();
     loop {
         let mut child = start(&options)?;
@@ -47,19 +59,29 @@ pub(super) async fn supervise(options: ManagerOptions, stop: CancellationToken) 
             () = stop.cancelled() => return end(child).await,
         };
         let told = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-        tracing::warn!(%told, "the manager ended; it is started again");
         let now = Instant::now();
         deaths.retain(|death| now.duration_since(*death) < DEATHS_WITHIN);
         deaths.push(now);
         if deaths.len() >= DEATHS_MAX {
-            let log = last_lines(&options.log);
-            return Err(CiError::Usage(format!(
-                "the manager ended {DEATHS_MAX} times in a row ({told}); this is a defect of muster or of this machine. \
-                 Its last words, from `{}`:\n{log}",
-                options.log.display()
-            )));
+            return Err(given_up(&options, &told));
         }
+        // Where the last word was not taken yet, it says enough.
+        let _ = restarted.try_send(told);
     }
+}
+
+/// Why the manager dies again and again, as far as it can be seen from here.
+fn given_up(options: &ManagerOptions, told: &str) -> CiError {
+    if let Err(error) = probe_space(&options.state_dir) {
+        let problem = format!("cannot write to `{}`: {error}", options.state_dir.display());
+        return CiError::NoStorage { problem };
+    }
+    let log = last_lines(&options.log);
+    CiError::Usage(format!(
+        "the manager ended {DEATHS_MAX} times in a row ({told}); this is a defect of muster or of this machine. Its last \
+         words, from `{}`:\n{log}",
+        options.log.display()
+    ))
 }
 
 fn start(options: &ManagerOptions) -> Result<Child, CiError> {
@@ -72,6 +94,8 @@ fn start(options: &ManagerOptions) -> Result<Child, CiError> {
     command.arg("--token-file").arg(&options.token_file).arg("--state-dir").arg(&options.state_dir);
     command.arg("--builds-dir").arg(&options.builds_dir).arg("--cache-dir").arg(&options.cache_dir);
     command.arg("--concurrent").arg(options.concurrent.to_string());
+    command.arg("--output-limit").arg(OUTPUT_LIMIT_KIB.to_string());
+    command.arg("--agent-grace").arg(AGENT_GRACE_SECONDS.to_string());
     command.arg("--until-pid").arg(std::process::id().to_string());
     command.stdin(Stdio::null()).stdout(log).stderr(error_log).kill_on_drop(true);
     // Ctrl-C is for this process, which then ends the jobs in order; the manager must not take it too.

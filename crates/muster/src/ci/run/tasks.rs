@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -16,19 +17,35 @@ pub(super) struct Tasks {
     pub(super) stop_manager: CancellationToken,
     pub(super) serve: Option<JoinHandle<()>>,
     pub(super) manager: Option<JoinHandle<Result<(), CiError>>>,
+    /// How the manager had ended when it was started again; none once that was told.
+    pub(super) restarts: Option<mpsc::Receiver<String>>,
 }
 
 impl Tasks {
-    /// Waits until the manager is given up; never where there is none.
-    pub(super) async fn manager_given_up(&mut self) -> CiError {
+    /// Waits until the manager was started again, and says how it had ended, the first time only; an error if it is given
+    /// up. Never where there is none. Safe to drop.
+    pub(super) async fn manager_restarted(&mut self) -> Result<String, CiError> {
         let Some(manager) = &mut self.manager else { return std::future::pending().await };
-        let result = manager.await;
+        let restarts = &mut self.restarts;
+        let restarted = async move {
+            match restarts {
+                Some(restarts) => restarts.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        let result = tokio::select! {
+            Some(told) = restarted => {
+                self.restarts = None;
+                return Ok(told);
+            }
+            result = manager => result,
+        };
         self.manager = None;
-        match result {
+        Err(match result {
             Ok(Ok(())) => CiError::Usage("the manager ended although it was not told to".to_owned()),
             Ok(Err(error)) => error,
             Err(error) => CiError::Usage(format!("the manager cannot be watched any more: {error}")),
-        }
+        })
     }
 
     /// Kills the manager, the agent and all jobs.

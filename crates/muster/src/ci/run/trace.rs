@@ -4,78 +4,151 @@
 #[derive(Debug, Default)]
 pub(in super::super) struct TraceLines {
     partial: Vec<u8>,
+    /// The last whole line, which the next one may go on with.
+    held: Option<Line>,
+    with_times: bool,
 }
 
 /// The longest line that is kept together.
 const LINE_MAX: usize = 64 << 10;
+/// What ends a section marker: `section_start:<time>:<name>[<options>]\r ESC[0K`.
+const MARKER_END: &[u8] = b"\r\x1b[0K";
+/// Bytes of `2026-01-02T03:04:05.678901Z 01O `, which FF_TIMESTAMPS puts before a line.
+const STAMP: usize = 32;
+/// Those of them that are the time.
+const TIME: usize = 27;
+
+/// A line of the trace, without its stamp.
+#[derive(Debug, Default)]
+struct Line {
+    /// When it was written, and by which stream: `01O`. Empty without stamps.
+    stamp: Vec<u8>,
+    /// Whether it goes on with the last line of its stream.
+    goes_on: bool,
+    text: Vec<u8>,
+}
 
 impl TraceLines {
-    /// The lines that these bytes complete.
+    /// Lines that begin with their time, where the trace has times.
+    pub(in super::super) fn with_times(with_times: bool) -> Self {
+        Self { with_times, ..Self::default() }
+    }
+
+    /// The lines that these bytes complete. The last whole line waits for what comes next: `settle` gives it at once.
     pub(in super::super) fn push(&mut self, bytes: &[u8]) -> Vec<String> {
-        let mut lines: Vec<Vec<u8>> = Vec::new();
+        let mut shown = Vec::new();
         let mut rest = bytes;
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
             let (line, after) = rest.split_at(end);
             self.partial.extend_from_slice(line);
             rest = after.get(1..).unwrap_or_default();
-            let line = std::mem::take(&mut self.partial);
-            match (without_time(&line), lines.last_mut()) {
-                ((text, true), Some(last)) => last.extend_from_slice(text),
-                ((text, _), _) => lines.push(text.to_vec()),
-            }
+            self.whole_line(&mut shown);
         }
         self.partial.extend_from_slice(rest);
         if self.partial.len() > LINE_MAX {
-            let line = std::mem::take(&mut self.partial);
-            lines.push(without_time(&line).0.to_vec());
+            self.whole_line(&mut shown);
         }
-        lines.iter().filter_map(|line| readable(line)).collect()
+        shown
+    }
+
+    /// The line that was held back, to be shown now; what goes on with it becomes a line of its own.
+    pub(in super::super) fn settle(&mut self) -> Vec<String> {
+        self.held.take().map(|line| self.readable(&line)).unwrap_or_default()
     }
 
     /// What is left when the trace has ended.
-    pub(in super::super) fn finish(&mut self) -> Option<String> {
-        let rest = std::mem::take(&mut self.partial);
-        if rest.is_empty() { None } else { readable(without_time(&rest).0) }
+    pub(in super::super) fn finish(&mut self) -> Vec<String> {
+        let mut shown = Vec::new();
+        if !self.partial.is_empty() {
+            self.whole_line(&mut shown);
+        }
+        shown.extend(self.settle());
+        shown
     }
-}
 
-/// A line without the time and stream that FF_TIMESTAMPS puts before it (`2026-01-02T03:04:05.678901Z 01O `), and whether
-/// it goes on with the line before it (`+` in the place of the blank).
-fn without_time(line: &[u8]) -> (&[u8], bool) {
-    const LENGTH: usize = 32;
-    let Some((mark, text)) = line.split_at_checked(LENGTH) else { return (line, false) };
-    let digits =
-        |range: std::ops::Range<usize>| mark.get(range).is_some_and(|part| part.iter().all(u8::is_ascii_hexdigit));
-    let byte = |at: usize| mark.get(at).copied().unwrap_or_default();
-    let is_mark = digits(0..4)
-        && (byte(4), byte(10), byte(19), byte(26), byte(27)) == (b'-', b'T', b'.', b'Z', b' ')
-        && digits(20..26)
-        && digits(28..30)
-        && matches!(byte(30), b'O' | b'E');
-    match byte(31) {
-        b' ' if is_mark => (text, false),
-        b'+' if is_mark => (text, true),
-        _ => (line, false),
-    }
-}
-
-/// One line; none if it held nothing but section markers.
-fn readable(line: &[u8]) -> Option<String> {
-    let text = String::from_utf8_lossy(line);
-    let text = text.trim_end_matches('\r');
-    // What a carriage return overwrites is not shown; a line of markers ends with one before its title.
-    let mut shown = "";
-    let mut marker = false;
-    for part in text.split('\r') {
-        let visible = part.strip_prefix("\u{1b}[0K").unwrap_or(part);
-        if visible.starts_with("section_start:") || visible.starts_with("section_end:") {
-            marker = true;
-        } else if !visible.is_empty() {
-            shown = visible;
+    fn whole_line(&mut self, shown: &mut Vec<String>) {
+        let line = Line::read(&std::mem::take(&mut self.partial));
+        match &mut self.held {
+            Some(held) if line.goes_on && held.stream() == line.stream() => held.text.extend_from_slice(&line.text),
+            _ => {
+                shown.extend(self.settle());
+                self.held = Some(line);
+            }
         }
     }
-    let cleaned = colours_only(shown);
-    if marker && cleaned.is_empty() { None } else { Some(cleaned) }
+
+    /// What a person sees of a line. A marker stands where a line could begin, whatever stands before it: the last line
+    /// of a script need not end with a line break.
+    fn readable(&self, line: &Line) -> Vec<String> {
+        let time = line.stamp.get(..TIME).filter(|_| self.with_times).map(String::from_utf8_lossy);
+        let parts = between_markers(&line.text);
+        let has_marker = parts.len() > 1;
+        let cleaned = parts.into_iter().map(|part| colours_only(last_written(&String::from_utf8_lossy(part))));
+        let seen = cleaned.filter(|text| !has_marker || !anstream::adapter::strip_str(text).to_string().is_empty());
+        seen.map(|text| time.as_ref().map_or_else(|| text.clone(), |time| format!("{time} {text}"))).collect()
+    }
+}
+
+impl Line {
+    fn read(line: &[u8]) -> Self {
+        let unstamped = || Self { text: line.to_vec(), ..Self::default() };
+        let Some((stamp, text)) = line.split_at_checked(STAMP) else { return unstamped() };
+        let digits =
+            |range: std::ops::Range<usize>| stamp.get(range).is_some_and(|part| part.iter().all(u8::is_ascii_hexdigit));
+        let byte = |at: usize| stamp.get(at).copied().unwrap_or_default();
+        let is_stamp = digits(0..4)
+            && (byte(4), byte(10), byte(19), byte(26), byte(27)) == (b'-', b'T', b'.', b'Z', b' ')
+            && digits(20..26)
+            && digits(28..30)
+            && matches!((byte(30), byte(31)), (b'O' | b'E', b' ' | b'+'));
+        if !is_stamp {
+            return unstamped();
+        }
+        Self { stamp: stamp.to_vec(), goes_on: byte(31) == b'+', text: text.to_vec() }
+    }
+
+    /// `01O`; none without stamps.
+    fn stream(&self) -> Option<&[u8]> {
+        self.stamp.get(TIME + 1..STAMP - 1)
+    }
+}
+
+/// What stands before, between and after the section markers of a line.
+fn between_markers(line: &[u8]) -> Vec<&[u8]> {
+    // Most lines have no marker: look for the byte that each one has.
+    if !line.contains(&b'\r') {
+        return vec![line];
+    }
+    let mut parts = Vec::new();
+    let (mut from, mut at) = (0, 0);
+    while let Some(rest) = line.get(at..).filter(|rest| !rest.is_empty()) {
+        match marker_length(rest) {
+            Some(length) => {
+                parts.push(line.get(from..at).unwrap_or_default());
+                at += length;
+                from = at;
+            }
+            None => at += 1,
+        }
+    }
+    parts.push(line.get(from..).unwrap_or_default());
+    parts
+}
+
+/// The length of the section marker that the text begins with.
+fn marker_length(text: &[u8]) -> Option<usize> {
+    let rest = text.strip_prefix(b"section_start:").or_else(|| text.strip_prefix(b"section_end:"))?;
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let name = rest.get(digits..)?.strip_prefix(b":").filter(|_| digits > 0)?;
+    let end = name.iter().position(|byte| *byte == b'\r')?;
+    let after = name.get(end..)?.strip_prefix(MARKER_END)?;
+    Some(text.len() - after.len())
+}
+
+/// What is left of a line whose beginning was written over after a carriage return.
+fn last_written(text: &str) -> &str {
+    let parts = text.trim_end_matches('\r').rsplit('\r');
+    parts.map(|part| part.strip_prefix("\u{1b}[0K").unwrap_or(part)).find(|part| !part.is_empty()).unwrap_or_default()
 }
 
 /// Text in which the only escape sequences are those for colours and weights.
@@ -110,12 +183,55 @@ fn colours_only(text: &str) -> String {
 mod tests {
     use super::*;
 
+    fn all(mut lines: TraceLines, trace: &[u8], size: usize) -> Vec<String> {
+        let mut found: Vec<String> = trace.chunks(size).flat_map(|chunk| lines.push(chunk)).collect();
+        found.extend(lines.finish());
+        found
+    }
+
+    const STAMPED: &[u8] = b"2026-11-21T11:52:43.215329Z 00O section_start:1:get_sources\r\x1b[0K\n\
+        2026-11-21T11:52:43.215341Z 00O+\x1b[0KGetting source\n\
+        2026-11-21T11:52:43.242080Z 01O hel\n2026-11-21T11:52:43.242081Z 01O+lo\n2026-11-21 no mark\n\
+        2026-11-21T11:52:44.000000Z 00O section_end:2:step_script\r\x1b[0K\n\
+        2026-11-21T11:52:44.000001Z 01O no line break\n2026-11-21T11:52:44.000002Z 00O+Job succeeded\n";
+
     #[test]
-    fn times_are_taken_off_and_continued_lines_joined() {
-        let trace = b"2026-11-21T11:52:43.215329Z 00O section_start:1:get_sources\r\x1b[0K\n\
-            2026-11-21T11:52:43.215341Z 00O+Getting source\n\
-            2026-11-21T11:52:43.242080Z 01O hello\n2026-11-21 no mark\n";
-        assert_eq!(TraceLines::default().push(trace), ["Getting source", "hello", "2026-11-21 no mark"]);
+    fn stamps_are_taken_off_and_continued_lines_joined() {
+        let expected = ["Getting source", "hello", "2026-11-21 no mark", "no line break", "Job succeeded"];
+        for size in [1, 40, 1000] {
+            assert_eq!(all(TraceLines::default(), STAMPED, size), expected, "in pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn times_are_shown_when_asked_for() {
+        let found = all(TraceLines::with_times(true), STAMPED, 1000);
+        assert_eq!(
+            found[..3],
+            ["2026-11-21T11:52:43.215329Z Getting source", "2026-11-21T11:52:43.242080Z hello", "2026-11-21 no mark"]
+        );
+    }
+
+    #[test]
+    fn a_held_line_can_be_had_at_once() {
+        let mut lines = TraceLines::default();
+        assert_eq!(lines.push(b"2026-11-21T11:52:43.242080Z 01O hel\n"), Vec::<String>::new());
+        assert_eq!(lines.settle(), ["hel"]);
+        lines.push(b"2026-11-21T11:52:43.242081Z 01O+lo\n");
+        assert_eq!(lines.finish(), ["lo"]);
+    }
+
+    #[test]
+    fn a_line_without_an_end_before_a_marker_is_not_swallowed() {
+        let x = "x".repeat(100);
+        let trace = format!(
+            "$ printf\n{x}section_end:2:step_script\r\x1b[0Ksection_start:2:cleanup[collapsed=true,hide=x]\r\x1b[0K\x1b[0KCleaning up\n\
+             section_end:3:cleanup\r\x1b[0K\x1b[32;1mJob succeeded\x1b[0;m\nsection_start:no marker\rover\n\n"
+        );
+        let expected = ["$ printf", &x, "Cleaning up", "\u{1b}[32;1mJob succeeded\u{1b}[0;m", "over", ""];
+        for size in [1, 3, 7, 1000] {
+            assert_eq!(all(TraceLines::default(), trace.as_bytes(), size), expected, "in pieces of {size}");
+        }
     }
 
     #[test]
@@ -125,10 +241,7 @@ mod tests {
         let expected =
             ["\u{1b}[36;1mRunning\u{1b}[0;m", "\u{1b}[32;1m$ echo hi\u{1b}[0;m", "hi", "100%", "clear", "no end"];
         for size in [1, 3, 7, 1000] {
-            let mut lines = TraceLines::default();
-            let mut found: Vec<String> = trace.chunks(size).flat_map(|chunk| lines.push(chunk)).collect();
-            found.extend(lines.finish());
-            assert_eq!(found, expected, "in pieces of {size}");
+            assert_eq!(all(TraceLines::default(), trace, size), expected, "in pieces of {size}");
         }
     }
 }

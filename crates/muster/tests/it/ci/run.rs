@@ -94,8 +94,15 @@ fn the_working_tree_is_what_runs_and_stays_untouched() {
 
 #[test]
 fn two_runs_at_once_do_not_disturb_each_other() {
-    let project = Project::new("a: {script: ['sleep 0.3; echo \"iid=$CI_PIPELINE_IID\"']}\n");
-    let start = || project.command(&[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Each job waits for the other.
+    let project = Project::new(
+        "a:\n  script:\n    - touch \"$MEET/$CI_PIPELINE_IID\"\n    - until [ -e \"$MEET/1\" ] && [ -e \"$MEET/2\" ]; do sleep 0.02; done\n    - echo \"iid=$CI_PIPELINE_IID\"\n",
+    );
+    let meet = project.home().join("meet");
+    std::fs::create_dir_all(&meet).unwrap();
+    let variable = format!("MEET={}", meet.display());
+    let start =
+        || project.command(&["--var", &variable]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let (one, two) = (start(), start());
     let mut numbers = Vec::new();
     for child in [one, two] {
@@ -109,7 +116,7 @@ fn two_runs_at_once_do_not_disturb_each_other() {
 
 /// Starts a run, and waits until its log has a line.
 fn start_and_wait_for(project: &Project, line: &str) -> (std::process::Child, BufReader<std::process::ChildStdout>) {
-    let mut child = project.command(&["--log", "live"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut child = project.command(&["--log", "live"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut text = String::new();
     while out.read_line(&mut text).unwrap() > 0 {
@@ -122,7 +129,7 @@ fn start_and_wait_for(project: &Project, line: &str) -> (std::process::Child, Bu
 }
 
 /// The processes whose command line has this text.
-fn processes(text: &str) -> Vec<String> {
+pub(super) fn processes(text: &str) -> Vec<String> {
     let entries = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     let lines = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
     lines.map(|line| String::from_utf8_lossy(&line).replace('\0', " ")).filter(|line| line.contains(text)).collect()
@@ -157,7 +164,8 @@ fn a_second_ctrl_c_kills_what_does_not_listen() {
     let (mut child, out) = start_and_wait_for(&project, "now");
     interrupt(&child);
     // Two signals of one kind that come together are one: the second waits until the first was heard.
-    std::thread::sleep(Duration::from_millis(300));
+    let mut warnings = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(warnings.any(|line| line.contains("interrupt again")));
     interrupt(&child);
     let rest: Vec<_> = out.lines().map(Result::unwrap).collect();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{rest:#?}");
@@ -193,6 +201,17 @@ fn show_tells_of_past_runs() {
     project.ci(&["show", "last", "unti"]).code(2).warns("did you mean `unit`?");
     project.ci(&["clean"]).code(0).says("deleted");
     project.ci(&["show"]).code(0).warns("no past runs");
+}
+
+#[test]
+fn show_gives_only_the_log_or_the_raw_trace() {
+    let project = Project::new("a:\n  script: ['echo first', 'printf \"x%.0s\" $(seq 100)']\n");
+    project.ci(&[]).code(0).says(&"x".repeat(100));
+    let log = project.ci(&["show", "a", "--log"]).code(0);
+    log.says("\nfirst\n").says(&"x".repeat(100)).lacks("section_").lacks("\u{1b}").lacks("✓").lacks("Z ");
+    project.ci(&["show", "a", "--log", "--timestamps"]).code(0).says("Z first\n");
+    project.ci(&["show", "a", "--raw"]).code(0).says("section_start:").says("\u{1b}[0K").says("01O first\n");
+    project.ci(&["show", "1", "--raw"]).code(2).warns("name a job");
 }
 
 #[test]

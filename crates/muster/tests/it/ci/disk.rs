@@ -1,0 +1,52 @@
+//! A disk that is full ends the run soon, with what to do; nothing hangs and no process is left.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use super::{Project, Said};
+
+/// From the first write that fails to the end of the command, on a busy machine.
+const TIME_MAX: Duration = Duration::from_secs(40);
+
+/// Runs `muster ci` with a state directory on a disk of its own; none, with the reason printed, where that is not allowed.
+fn on_small_disk(project: &Project, size: &str) -> Option<Said> {
+    let state = project.home().join("small");
+    std::fs::create_dir_all(&state).unwrap();
+    let mount = format!("mount -t tmpfs -o size={size} none '{}'", state.display());
+    let tried = Command::new("unshare").args(["-rm", "sh", "-c", &mount]).output();
+    let refused = match tried {
+        Ok(output) if output.status.success() => None,
+        Ok(output) => Some(String::from_utf8_lossy(&output.stderr).into_owned()),
+        Err(error) => Some(error.to_string()),
+    };
+    if let Some(why) = refused {
+        println!("skipped: no mount in a user namespace on this machine: {why}");
+        return None;
+    }
+    let ci = project.command(&[]);
+    let mut command = Command::new("unshare");
+    command.args(["-rm", "sh", "-c", &format!("{mount} && exec \"$0\" ci")]).arg(ci.get_program());
+    command.current_dir(project.path()).env_clear();
+    command.envs(ci.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("MUSTER_STATE_DIR", &state);
+    let started = Instant::now();
+    let said = Said::from(command.output().unwrap());
+    assert!(started.elapsed() < TIME_MAX, "{size}: {:?}: {said:#?}", started.elapsed());
+    assert_eq!(super::run::processes(&state.display().to_string()), Vec::<String>::new(), "{size}");
+    Some(said)
+}
+
+#[test]
+fn a_full_disk_ends_the_run_with_path_cause_and_remedy() {
+    // The first sizes are too small for the databases of coordinator and manager, the last ones only for the log.
+    std::thread::scope(|scope| {
+        for size in ["20k", "60k", "100k", "200k", "300k", "400k", "700k", "1500k"] {
+            scope.spawn(move || {
+                let project = Project::new("a: {script: ['seq 1 300000']}\n");
+                let Some(said) = on_small_disk(&project, size) else { return };
+                let said = said.code(2);
+                said.warns("small").warns("is full").warns("MUSTER_STATE_DIR");
+                assert!(!said.err.contains("panicked") && !said.err.contains("defect"), "{size}: {said:#?}");
+            });
+        }
+    });
+}
