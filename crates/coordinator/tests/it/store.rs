@@ -253,7 +253,10 @@ async fn full_disk(dir: &Path) {
     assert!(error.to_string().contains("no space left"), "{error}");
     let problem = tokio::time::timeout(SOON, async {
         loop {
-            if let Ok(Event::StorageProblem(Some(text))) = events.recv().await {
+            // The trace has its own: that comes first.
+            if let Ok(Event::StorageProblem(Some(text))) = events.recv().await
+                && text.contains("database")
+            {
                 return text;
             }
         }
