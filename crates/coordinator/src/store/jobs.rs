@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use sqlx::Row;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
-use super::{from_json, from_name, to_json};
+use super::{Batch, from_json, from_name, to_json};
 use crate::clock::{Timestamp, from_millis, to_millis};
 use crate::error::StoreError;
 use crate::schedule::{JobRef, JobState};
@@ -127,9 +127,10 @@ impl JobKind {
     }
 }
 
-pub(super) async fn put(connection: &mut SqliteConnection, row: &JobRow) -> Result<(), StoreError> {
-    sqlx::query(
-        "INSERT INTO jobs
+pub(super) fn put(batch: &mut Batch, row: &JobRow) -> Result<(), StoreError> {
+    batch
+        .statement(
+            "INSERT INTO jobs
          (id, pipeline_id, place, name, stage, kind, status, attempt, created_at, queued_at, started_at,
           finished_at, runner_id, system_id, failure_reason, exit_code, coverage, detail)
          VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -138,46 +139,43 @@ pub(super) async fn put(connection: &mut SqliteConnection, row: &JobRow) -> Resu
           finished_at = excluded.finished_at, runner_id = excluded.runner_id, system_id = excluded.system_id,
           failure_reason = excluded.failure_reason, exit_code = excluded.exit_code, coverage = excluded.coverage,
           detail = excluded.detail",
-    )
-    .bind(row.id.0)
-    .bind(row.pipeline.0)
-    .bind(i64::try_from(row.place).unwrap_or(i64::MAX))
-    .bind(&row.name)
-    .bind(&row.stage)
-    .bind(row.kind.as_str())
-    .bind(row.status().as_str())
-    .bind(row.attempt)
-    .bind(to_millis(row.created_at))
-    .bind(row.queued_at.map(to_millis))
-    .bind(row.started_at.map(to_millis))
-    .bind(row.finished_at.map(to_millis))
-    .bind(row.runner.map(|id| id.0))
-    .bind(row.system_id.as_deref())
-    .bind(row.failure_reason.map(FailureReason::as_str))
-    .bind(row.exit_code)
-    .bind(row.coverage)
-    .bind(to_json("a job's detail", &row.detail)?)
-    .execute(connection)
-    .await?;
+        )
+        .bind(row.id.0)
+        .bind(row.pipeline.0)
+        .bind(i64::try_from(row.place).unwrap_or(i64::MAX))
+        .bind(&row.name)
+        .bind(&row.stage)
+        .bind(row.kind.as_str())
+        .bind(row.status().as_str())
+        .bind(row.attempt)
+        .bind(to_millis(row.created_at))
+        .bind(row.queued_at.map(to_millis))
+        .bind(row.started_at.map(to_millis))
+        .bind(row.finished_at.map(to_millis))
+        .bind(row.runner.map(|id| id.0))
+        .bind(row.system_id.as_deref())
+        .bind(row.failure_reason.map(FailureReason::as_str))
+        .bind(row.exit_code)
+        .bind(row.coverage)
+        .bind(to_json("a job's detail", &row.detail)?);
     Ok(())
 }
 
-pub(super) async fn put_artifact(connection: &mut SqliteConnection, row: &ArtifactRow) -> Result<(), StoreError> {
-    sqlx::query(
-        "INSERT INTO artifacts (job_id, kind, format, filename, size, created_at, expires_at)
+pub(super) fn put_artifact(batch: &mut Batch, row: &ArtifactRow) -> Result<(), StoreError> {
+    batch
+        .statement(
+            "INSERT INTO artifacts (job_id, kind, format, filename, size, created_at, expires_at)
          VALUES (?, ?, ?, ?, ?, ?, ?)
          ON CONFLICT (job_id, kind) DO UPDATE SET format = excluded.format, filename = excluded.filename,
           size = excluded.size, created_at = excluded.created_at, expires_at = excluded.expires_at",
-    )
-    .bind(row.job.0)
-    .bind(&row.kind)
-    .bind(&row.format)
-    .bind(&row.filename)
-    .bind(i64::try_from(row.size).unwrap_or(i64::MAX))
-    .bind(to_millis(row.created_at))
-    .bind(row.expires_at.map(to_millis))
-    .execute(connection)
-    .await?;
+        )
+        .bind(row.job.0)
+        .bind(&row.kind)
+        .bind(&row.format)
+        .bind(&row.filename)
+        .bind(i64::try_from(row.size).unwrap_or(i64::MAX))
+        .bind(to_millis(row.created_at))
+        .bind(row.expires_at.map(to_millis));
     Ok(())
 }
 

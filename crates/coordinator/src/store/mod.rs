@@ -3,6 +3,7 @@
 //! One connection writes (the actor's), in one transaction per batch of commands. The journal is a write-ahead log with
 //! `synchronous=NORMAL`: a killed process loses nothing that was acknowledged; a loss of power may lose the last second.
 
+mod batch;
 mod jobs;
 mod pipelines;
 mod runners;
@@ -19,6 +20,8 @@ use sqlx::{Connection, Row};
 pub(crate) use jobs::{ArtifactRow, JobDetail, JobRow};
 pub(crate) use pipelines::{PipelineDetail, PipelineRow, PipelineSpec};
 pub(crate) use runners::{ManagerRow, RunnerRow};
+
+use batch::Batch;
 
 use crate::error::{OpenError, StoreError, is_full};
 
@@ -129,15 +132,7 @@ impl Store {
     /// counts transactions by itself would make the next one part of it, never to be committed.
     pub(crate) async fn write(&mut self, changes: &Changes<'_>) -> Result<(), StoreError> {
         let connection = &mut self.connection;
-        if changes.len() == 1 {
-            // A single statement is a transaction by itself, and costs a third.
-            return write_rows(connection, changes).await;
-        }
-        sqlx::query("BEGIN IMMEDIATE").execute(&mut *connection).await?;
-        let mut result = write_rows(connection, changes).await;
-        if result.is_ok() {
-            result = sqlx::query("COMMIT").execute(&mut *connection).await.map(drop).map_err(StoreError::from);
-        }
+        let result = batch(changes)?.run(&mut *connection).await;
         if result.is_err()
             && let Err(error) = sqlx::query("ROLLBACK").execute(&mut *connection).await
         {
@@ -164,32 +159,34 @@ impl Store {
     }
 }
 
-async fn write_rows(connection: &mut SqliteConnection, changes: &Changes<'_>) -> Result<(), StoreError> {
+/// One statement for each changed row.
+fn batch(changes: &Changes<'_>) -> Result<Batch, StoreError> {
+    let mut batch = Batch::default();
     for id in &changes.removed_runners {
-        runners::remove(connection, *id).await?;
+        runners::remove(&mut batch, *id);
     }
     for (runner, system_id) in &changes.removed_managers {
-        runners::remove_manager(connection, *runner, system_id).await?;
+        runners::remove_manager(&mut batch, *runner, system_id);
     }
     for row in &changes.runners {
-        runners::put(connection, row).await?;
+        runners::put(&mut batch, row)?;
     }
     for row in &changes.managers {
-        runners::put_manager(connection, row).await?;
+        runners::put_manager(&mut batch, row)?;
     }
     for row in &changes.new_pipelines {
-        pipelines::insert(connection, row).await?;
+        pipelines::insert(&mut batch, row)?;
     }
     for row in &changes.pipelines {
-        pipelines::update(connection, row).await?;
+        pipelines::update(&mut batch, row)?;
     }
     for row in &changes.jobs {
-        jobs::put(connection, row).await?;
+        jobs::put(&mut batch, row)?;
     }
     for row in &changes.artifacts {
-        jobs::put_artifact(connection, row).await?;
+        jobs::put_artifact(&mut batch, row)?;
     }
-    Ok(())
+    Ok(batch)
 }
 
 /// Creates the file for this user alone: variables of jobs may be secret (invariant J6).
@@ -250,4 +247,39 @@ fn from_name<T: serde::de::DeserializeOwned>(what: &str, name: &str) -> Result<T
 
 fn damaged(what: &str, why: &dyn std::fmt::Display) -> StoreError {
     StoreError::Damaged { what: what.to_owned(), why: why.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::from_millis;
+    use crate::facts::NewRunner;
+
+    fn runner(id: i64) -> RunnerRow {
+        let (token_hash, created_at) = (id.to_string(), from_millis(0));
+        RunnerRow { id: RunnerId(id), token_hash, created_at, settings: NewRunner::default() }
+    }
+
+    #[tokio::test]
+    async fn a_batch_is_written_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let mut store = Store::open(dir.path()).await.expect("a database");
+        let (first, second) = (runner(1), runner(2));
+        let manager = |id| ManagerRow {
+            runner: RunnerId(id),
+            system_id: "s".to_owned(),
+            contacted_at: from_millis(0),
+            info: muster_runner_api::wire::Info::default(),
+        };
+        let (fits, orphan) = (manager(1), manager(9));
+        let refused = Changes { runners: vec![&first, &second], managers: vec![&orphan], ..Changes::default() };
+        store.write(&refused).await.expect_err("a manager without a runner");
+        assert!(store.read().await.expect("readable").runners.is_empty(), "rolled back");
+        let taken = Changes { runners: vec![&first, &second], managers: vec![&fits], ..Changes::default() };
+        store.write(&taken).await.expect("no transaction is left open");
+        store.close().await.expect("closed");
+        let mut again = Store::open(dir.path()).await.expect("a database");
+        let contents = again.read().await.expect("readable");
+        assert_eq!((contents.runners, contents.managers), (vec![first, second], vec![fits]));
+    }
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use sqlx::Row;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
-use super::{from_json, from_name, to_json};
+use super::{Batch, from_json, from_name, to_json};
 use crate::clock::{Timestamp, from_millis, to_millis};
 use crate::error::StoreError;
 use crate::facts::{GitFacts, NewPipeline, Parent, ProjectFacts};
@@ -142,34 +142,32 @@ impl PipelineSpec {
     }
 }
 
-pub(super) async fn insert(connection: &mut SqliteConnection, row: &PipelineRow) -> Result<(), StoreError> {
-    sqlx::query(
-        "INSERT INTO pipelines
+pub(super) fn insert(batch: &mut Batch, row: &PipelineRow) -> Result<(), StoreError> {
+    batch
+        .statement(
+            "INSERT INTO pipelines
          (id, parent_pipeline, parent_bridge, status, created_at, finished_at, detail, spec, compiled)
          VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-    )
-    .bind(row.id.0)
-    .bind(row.parent.map(|parent| parent.pipeline.0))
-    .bind(row.parent.map(|parent| parent.bridge.0))
-    .bind(row.status.as_str())
-    .bind(to_millis(row.created_at))
-    .bind(row.finished_at.map(to_millis))
-    .bind(to_json("a pipeline's detail", &row.detail)?)
-    .bind(to_json("a pipeline's spec", &*row.spec)?)
-    .bind(to_json("a pipeline's configuration", &*row.compiled)?)
-    .execute(connection)
-    .await?;
+        )
+        .bind(row.id.0)
+        .bind(row.parent.map(|parent| parent.pipeline.0))
+        .bind(row.parent.map(|parent| parent.bridge.0))
+        .bind(row.status.as_str())
+        .bind(to_millis(row.created_at))
+        .bind(row.finished_at.map(to_millis))
+        .bind(to_json("a pipeline's detail", &row.detail)?)
+        .bind(to_json("a pipeline's spec", &*row.spec)?)
+        .bind(to_json("a pipeline's configuration", &*row.compiled)?);
     Ok(())
 }
 
-pub(super) async fn update(connection: &mut SqliteConnection, row: &PipelineRow) -> Result<(), StoreError> {
-    sqlx::query("UPDATE pipelines SET status = ?, finished_at = ?, detail = ? WHERE id = ?")
+pub(super) fn update(batch: &mut Batch, row: &PipelineRow) -> Result<(), StoreError> {
+    batch
+        .statement("UPDATE pipelines SET status = ?, finished_at = ?, detail = ? WHERE id = ?")
         .bind(row.status.as_str())
         .bind(row.finished_at.map(to_millis))
         .bind(to_json("a pipeline's detail", &row.detail)?)
-        .bind(row.id.0)
-        .execute(connection)
-        .await?;
+        .bind(row.id.0);
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use muster_runner_api::wire::Info;
 use sqlx::Row;
 use sqlx::sqlite::SqliteConnection;
 
-use super::{from_json, to_json};
+use super::{Batch, from_json, to_json};
 use crate::clock::{Timestamp, from_millis, to_millis};
 use crate::error::StoreError;
 use crate::facts::NewRunner;
@@ -29,50 +29,38 @@ pub(crate) struct ManagerRow {
     pub(crate) info: Info,
 }
 
-pub(super) async fn put(connection: &mut SqliteConnection, row: &RunnerRow) -> Result<(), StoreError> {
-    sqlx::query(
-        "INSERT INTO runners (id, token_hash, created_at, detail) VALUES (?, ?, ?, ?)
+pub(super) fn put(batch: &mut Batch, row: &RunnerRow) -> Result<(), StoreError> {
+    batch
+        .statement(
+            "INSERT INTO runners (id, token_hash, created_at, detail) VALUES (?, ?, ?, ?)
          ON CONFLICT (id) DO UPDATE SET token_hash = excluded.token_hash, detail = excluded.detail",
-    )
-    .bind(row.id.0)
-    .bind(&row.token_hash)
-    .bind(to_millis(row.created_at))
-    .bind(to_json("a runner's settings", &row.settings)?)
-    .execute(connection)
-    .await?;
+        )
+        .bind(row.id.0)
+        .bind(&row.token_hash)
+        .bind(to_millis(row.created_at))
+        .bind(to_json("a runner's settings", &row.settings)?);
     Ok(())
 }
 
-pub(super) async fn remove(connection: &mut SqliteConnection, id: RunnerId) -> Result<(), StoreError> {
-    sqlx::query("DELETE FROM runners WHERE id = ?").bind(id.0).execute(connection).await?;
-    Ok(())
+pub(super) fn remove(batch: &mut Batch, id: RunnerId) {
+    batch.statement("DELETE FROM runners WHERE id = ?").bind(id.0);
 }
 
-pub(super) async fn put_manager(connection: &mut SqliteConnection, row: &ManagerRow) -> Result<(), StoreError> {
-    sqlx::query(
-        "INSERT INTO managers (runner_id, system_id, contacted_at, info) VALUES (?, ?, ?, ?)
+pub(super) fn put_manager(batch: &mut Batch, row: &ManagerRow) -> Result<(), StoreError> {
+    batch
+        .statement(
+            "INSERT INTO managers (runner_id, system_id, contacted_at, info) VALUES (?, ?, ?, ?)
          ON CONFLICT (runner_id, system_id) DO UPDATE SET contacted_at = excluded.contacted_at, info = excluded.info",
-    )
-    .bind(row.runner.0)
-    .bind(&row.system_id)
-    .bind(to_millis(row.contacted_at))
-    .bind(to_json("a manager's info", &row.info)?)
-    .execute(connection)
-    .await?;
+        )
+        .bind(row.runner.0)
+        .bind(&row.system_id)
+        .bind(to_millis(row.contacted_at))
+        .bind(to_json("a manager's info", &row.info)?);
     Ok(())
 }
 
-pub(super) async fn remove_manager(
-    connection: &mut SqliteConnection,
-    runner: RunnerId,
-    system_id: &str,
-) -> Result<(), StoreError> {
-    sqlx::query("DELETE FROM managers WHERE runner_id = ? AND system_id = ?")
-        .bind(runner.0)
-        .bind(system_id)
-        .execute(connection)
-        .await?;
-    Ok(())
+pub(super) fn remove_manager(batch: &mut Batch, runner: RunnerId, system_id: &str) {
+    batch.statement("DELETE FROM managers WHERE runner_id = ? AND system_id = ?").bind(runner.0).bind(system_id);
 }
 
 pub(super) async fn read(connection: &mut SqliteConnection) -> Result<Vec<RunnerRow>, StoreError> {
