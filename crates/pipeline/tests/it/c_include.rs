@@ -1,7 +1,7 @@
 //! Conformance cases C073-C101: `include`, `spec:inputs` and interpolation (pipeline-yaml 8.3).
 
 use muster_job::Variable;
-use muster_pipeline::context::{ChildSource, ComponentFields};
+use muster_pipeline::context::ComponentFields;
 use muster_pipeline::load::IncludeOutcome;
 use serde_json::{Value, json};
 
@@ -457,49 +457,4 @@ fn a_header_needs_its_own_document() {
     assert_eq!(errors(&unknown.diagnostics).len(), 2);
     let only_first = world().load("a: {script: [x]}\n---\nb: {script: [y]}");
     assert_eq!(jobs(&merged(&only_first)), ["a"]);
-}
-
-#[test]
-fn blank_binary_and_wrong_files() {
-    for text in ["", "# only a comment\n", "---\n", "\u{feff}"] {
-        rejected(&world().load(text).diagnostics, "please provide content of `.gitlab-ci.yml`");
-    }
-    rejected(&world().load("- a\n- b").diagnostics, "invalid configuration format: `.gitlab-ci.yml` is a list");
-    rejected(&world().load(b"a: \xff\xfe").diagnostics, "`.gitlab-ci.yml` is not UTF-8 text");
-    let world = world().file("empty.yml", "\n").file("bad.yml", "a: [").file("big.yml", vec![b'#'; 3_000_000]);
-    rejected(&world.load("include: empty.yml").diagnostics, "included file `empty.yml` is empty");
-    rejected(&world.load("include: big.yml").diagnostics, "`big.yml`: the file has 3000000 bytes");
-    let bad = world.load("include: bad.yml");
-    rejected(&bad.diagnostics, "invalid YAML");
-    assert_eq!(bad.diagnostics[0].related.len(), 1, "the include entry is shown as well");
-}
-
-#[test]
-fn all_errors_are_reported_at_once() {
-    let world = world().file("c.yml", "spec: {inputs: {n: {type: number}}}\n---\na: {script: [x]}");
-    let text = "include: [nope.yml, {local: c.yml, inputs: {n: x}}, {lcal: d.yml}]\nj: {extends: [.no, .where], script: [!reference [.j, k]]}";
-    let found = errors(&world.load(text).diagnostics);
-    assert_eq!(found.len(), 6, "{found:#?}");
-}
-
-#[test]
-fn a_child_pipeline_is_merged_from_its_entries() {
-    let world =
-        world().file("c.yml", "spec: {inputs: {i: {default: none}}}\n---\na: {script: ['$[[ inputs.i ]]'], image: c}");
-    let artifact = ChildSource::Artifact {
-        name: "g.yml from job gen".to_owned(),
-        bytes: b"spec: {inputs: {k: }}\n---\na: {image: '$[[ inputs.k ]]'}".to_vec(),
-        inputs: vec![("k".to_owned(), json!("generated"))],
-    };
-    let entry = ChildSource::Entry(json!({"local": "c.yml", "inputs": {"i": "given"}}));
-    let loaded = world.load_child(&[entry.clone(), artifact.clone()]);
-    assert_eq!(merged(&loaded)["a"], json!({"script": ["given"], "image": "generated"}));
-    assert_eq!(merged(&world.load_child(std::slice::from_ref(&artifact)))["a"]["image"], "generated");
-    assert_eq!(merged(&world.load_child(&[ChildSource::Entry(json!("c.yml"))]))["a"]["image"], "c");
-    let child = world.compile_child(&[entry.clone(), artifact.clone()]).pipeline.unwrap();
-    assert_eq!(child.jobs.iter().map(|job| job.name.as_str()).collect::<Vec<_>>(), ["a"]);
-    let missing = world.load_child(&[ChildSource::Entry(json!({"local": "nope.yml"}))]);
-    rejected(&missing.diagnostics, "local file `nope.yml` does not exist");
-    let four = vec![entry; 4];
-    rejected(&world.load_child(&four).diagnostics, "trigger:include config is too long");
 }

@@ -11,6 +11,7 @@ mod harness;
 mod keywords;
 mod leaf_properties;
 mod load_properties;
+mod loading;
 mod properties;
 mod rendered;
 mod speed;
