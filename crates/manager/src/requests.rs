@@ -4,7 +4,7 @@
 //! away. There are never more than there are free slots. A coordinator that holds no requests is asked again only
 //! after a while: the one place where this protocol leaves nothing but polling.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use muster_runner_api::retry::{Backoff, Policy};
 use muster_runner_api::wire::{Info, JobRequest};
 use parking_lot::Mutex;
 use rand::Rng;
-use tokio::task::JoinSet;
+use tokio::task::{Id, JoinSet};
 use tokio::time::Instant;
 
 use crate::job::Context;
@@ -54,7 +54,9 @@ enum Answer {
 /// The lanes.
 pub(crate) struct Requests {
     context: Arc<Context>,
-    lanes: JoinSet<(u32, Answer)>,
+    lanes: JoinSet<Answer>,
+    /// The lane of each request in flight.
+    busy: HashMap<Id, u32>,
     idle: BTreeSet<u32>,
     wanted: usize,
     last_update: Arc<Mutex<String>>,
@@ -71,6 +73,7 @@ impl Requests {
         Self {
             context,
             lanes: JoinSet::new(),
+            busy: HashMap::new(),
             idle: (0..LANES_MAX).filter_map(|lane| u32::try_from(lane).ok()).collect(),
             wanted: LANES_FIRST,
             last_update: Arc::default(),
@@ -91,7 +94,8 @@ impl Requests {
         while self.lanes.len() < self.wanted.min(free) {
             let Some(lane) = self.idle.pop_first() else { return };
             let (context, last_update) = (Arc::clone(&self.context), Arc::clone(&self.last_update));
-            self.lanes.spawn(async move { (lane, ask(&context, lane, &last_update).await) });
+            let request = self.lanes.spawn(async move { ask(&context, lane, &last_update).await });
+            self.busy.insert(request.id(), lane);
         }
     }
 
@@ -99,21 +103,26 @@ impl Requests {
     pub(crate) async fn next(&mut self) -> Result<Arrival, ManagerError> {
         let pause = self.not_before.filter(|_| self.lanes.len() < self.wanted.min(self.allowed));
         let answer = tokio::select! {
-            Some(answer) = self.lanes.join_next(), if !self.lanes.is_empty() => answer,
+            Some(answer) = self.lanes.join_next_with_id(), if !self.lanes.is_empty() => answer,
             () = async { tokio::time::sleep_until(pause.unwrap_or_else(Instant::now)).await }, if pause.is_some() => {
                 return Ok(Arrival::Nothing);
             }
             else => std::future::pending().await,
         };
-        let (lane, answer) = match answer {
-            Ok(answer) => answer,
+        let id = match &answer {
+            Ok((id, _)) => *id,
+            Err(error) => error.id(),
+        };
+        // Also the lane of a request that died is free again.
+        self.idle.extend(self.busy.remove(&id));
+        match answer {
+            Ok((_, answer)) => self.judge(answer),
             Err(error) => {
                 tracing::error!(%error, "a request for a job died");
-                return Ok(Arrival::Nothing);
+                self.not_before = Some(Instant::now() + CHECK_INTERVAL);
+                Ok(Arrival::Nothing)
             }
-        };
-        self.idle.insert(lane);
-        self.judge(answer)
+        }
     }
 
     /// Ends the requests in flight. A job that is handed out meanwhile is asked for again with its lane's key by a later

@@ -25,6 +25,7 @@ use muster_environment::{Lease, Provider, SlotKey};
 use muster_job::{FailureReason, JobId};
 use muster_runner_api::client::Client;
 use muster_runner_api::payload::JobPayload;
+use muster_runner_api::retry::{Backoff, Policy};
 use tokio_util::sync::CancellationToken;
 
 use crate::failure::last_words;
@@ -39,6 +40,8 @@ use uploader::{Uploader, Verdict};
 
 /// Times that a slot is tried in which no agent can be reached, before the job fails.
 const PLACES_MAX: u32 = 3;
+/// Between two tries to go on with a job whose state could not be stored.
+const STORE_AGAIN: Policy = Policy { first: Duration::from_millis(500), cap: Duration::from_secs(30), attempts: None };
 /// How long a job that is to end waits for the answer to its `Run`.
 const ANSWER_LIMIT: Duration = Duration::from_millis(500);
 /// How long closing a job at the agent is tried; after that the agent's retention removes it (R6).
@@ -86,8 +89,31 @@ struct Actor {
     places_tried: u32,
 }
 
-/// Brings one job from where its row stands to its end, and deletes the row.
+/// Brings one job to its end, also where `state.db` cannot be written for a while: then it is taken up from its row, as
+/// after a start. Without this the job would be reported by nobody as long as this manager lives (J1).
 pub(crate) async fn execute(context: Arc<Context>, job: StoredJob, recovered: bool) -> Result<(), JobError> {
+    let id = job.payload.id;
+    let mut backoff = Backoff::new(STORE_AGAIN);
+    let mut result = execute_once(Arc::clone(&context), job, recovered).await;
+    while let Err(JobError::Store(error)) = result {
+        let wait = backoff.next_wait(None).unwrap_or(STORE_AGAIN.cap);
+        tracing::error!(
+            error = &error as &dyn std::error::Error,
+            wait_ms = wait.as_millis(),
+            "the job is taken up again"
+        );
+        tokio::time::sleep(wait).await;
+        result = match context.store.job(id).await {
+            Ok(Some(job)) => execute_once(Arc::clone(&context), job, true).await,
+            Ok(None) => Ok(()),
+            Err(error) => Err(error.into()),
+        };
+    }
+    result
+}
+
+/// Brings one job from where its row stands to its end, and deletes the row.
+async fn execute_once(context: Arc<Context>, job: StoredJob, recovered: bool) -> Result<(), JobError> {
     let StoredJob { payload, state } = job;
     let uploader = Uploader::new(context.client.clone(), payload.clone());
     let lease = state.held().and_then(|record| match context.provider.restore(record) {

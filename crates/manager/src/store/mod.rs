@@ -14,7 +14,9 @@ use muster_runner_api::payload::JobPayload;
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 use sqlx::Row as _;
-use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::sqlite::{
+    SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteRow, SqliteSynchronous,
+};
 
 use crate::state::JobState;
 
@@ -105,16 +107,16 @@ impl Store {
     pub async fn jobs(&self) -> Result<Vec<StoredJob>, StoreError> {
         let rows =
             sqlx::query("SELECT id, payload, state FROM jobs ORDER BY taken_ms, id").fetch_all(&self.pool).await?;
-        rows.into_iter()
-            .map(|row| {
-                let job = JobId(row.get("id"));
-                let unreadable = |source| StoreError::Row { job, source };
-                Ok(StoredJob {
-                    payload: serde_json::from_str(row.get("payload")).map_err(unreadable)?,
-                    state: serde_json::from_str(row.get("state")).map_err(unreadable)?,
-                })
-            })
-            .collect()
+        rows.iter().map(stored_job).collect()
+    }
+
+    /// One job, if it has a row.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn job(&self, job: JobId) -> Result<Option<StoredJob>, StoreError> {
+        let query = sqlx::query("SELECT id, payload, state FROM jobs WHERE id = ?").bind(job.0);
+        query.fetch_optional(&self.pool).await?.as_ref().map(stored_job).transpose()
     }
 
     /// The idempotency key that `lane` asks with, the same until a job came of it.
@@ -184,6 +186,15 @@ impl Store {
         sqlx::query("DELETE FROM jobs WHERE id = ?").bind(job.0).execute(&self.pool).await?;
         Ok(())
     }
+}
+
+fn stored_job(row: &SqliteRow) -> Result<StoredJob, StoreError> {
+    let job = JobId(row.get("id"));
+    let unreadable = |source| StoreError::Row { job, source };
+    Ok(StoredJob {
+        payload: serde_json::from_str(row.get("payload")).map_err(unreadable)?,
+        state: serde_json::from_str(row.get("state")).map_err(unreadable)?,
+    })
 }
 
 /// An idempotency key that nobody has used.

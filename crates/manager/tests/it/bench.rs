@@ -104,6 +104,14 @@ impl Bench {
         }
     }
 
+    /// Does something to state.db behind the manager's back.
+    pub(crate) async fn tamper(&self, statement: &'static str) {
+        let options = sqlx::sqlite::SqliteConnectOptions::new().filename(self.home.path().join("state.db"));
+        let pool = sqlx::sqlite::SqlitePool::connect_with(options).await.unwrap();
+        sqlx::query(statement).execute(&pool).await.unwrap();
+        pool.close().await;
+    }
+
     /// Nothing is left in state.db: the job is done in every respect. The manager must have ended.
     pub(crate) async fn check_forgotten(&self) {
         assert_eq!(self.store().await.jobs().await.unwrap(), []);

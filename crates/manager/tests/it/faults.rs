@@ -157,6 +157,26 @@ async fn a_cancel_is_heard_while_the_agent_of_a_running_job_is_away() {
 }
 
 #[tokio::test]
+async fn a_job_goes_on_once_its_state_can_be_stored_again() {
+    let bench = Bench::start().await;
+    let manager = bench.manager().await;
+    let full = "CREATE TRIGGER full BEFORE UPDATE ON jobs BEGIN SELECT RAISE(FAIL, 'disk is full'); END";
+    bench.tamper(full).await;
+    bench.push(&json!({}));
+    bench.coordinator.wait_for(JOB, |job| job.handouts == 1).await;
+    // Longer than the first try takes.
+    assert!(tokio::time::timeout(Duration::from_millis(300), started(&bench)).await.is_err());
+    bench.tamper("DROP TRIGGER full").await;
+    started(&bench).await;
+    bench.agent.finish(RUN, Outcome::Success);
+    bench.coordinator.wait_for_end(JOB).await;
+    manager.stop.cancel();
+    manager.ended().await.unwrap();
+    assert_eq!(bench.agent.spool().started, [RUN]);
+    bench.check_forgotten().await;
+}
+
+#[tokio::test]
 async fn a_stop_cancels_the_jobs_and_says_who_did() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
