@@ -66,13 +66,15 @@ async fn a_last_line_without_its_end_stands_before_what_muster_says_next() {
     plan.timestamps = true;
     plan.trace_sections = true;
     let (log, _) = agent.complete(&plan).await;
-    let lines: Vec<&str> = log.lines().map(|line| line.get(28..).unwrap_or_default()).collect();
-    let at = |text: &str| lines.iter().position(|line| line.contains(text)).unwrap_or_else(|| panic!("{text}: {log}"));
-    let (end, after) = (at(":step_script\r"), at(":after_script\r"));
-    let end =
-        lines.iter().skip(end + 1).position(|line| line.contains(":step_script\r")).map_or(end, |more| end + 1 + more);
-    assert!(at("01O out") < end && at("01E err") < end && end < after, "{log}");
-    assert!(after < at("01O after") && at("01O after") < at("Job succeeded"), "{log}");
+    let lines: Vec<&str> = log.lines().collect();
+    let at = |texts: &[&str]| {
+        let found = lines.iter().position(|line| texts.iter().all(|text| line.contains(text)));
+        found.unwrap_or_else(|| panic!("{texts:?} in {log}"))
+    };
+    let end = at(&["section_end:", ":step_script\r"]);
+    assert!(at(&["01O out"]) < end && at(&["01E err"]) < end, "{log}");
+    assert!(end < at(&["section_start:", ":after_script\r"]), "{log}");
+    assert!(at(&["01O after"]) < at(&["section_end:", ":after_script\r"]), "{log}");
 }
 
 /// A job on a file system that becomes full: run in a child process with a small tmpfs of its own.
