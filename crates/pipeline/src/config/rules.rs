@@ -226,8 +226,9 @@ pub(crate) fn changes(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
         let paths = PathTest::Globs(patterns(node, at, problems)?);
         return Some(Changes { paths, compare_to: None });
     }
+    let before = problems.errors();
     let fields = Fields::open(node, at, &["paths", "regexp", "compare_to"], problems)?;
-    let paths = path_test(&fields, problems)?;
+    let paths = path_test(&fields, before, problems)?;
     let compare_to = fields.text("compare_to", problems).map(|text| (text, fields.key_span("compare_to")));
     Some(Changes { paths, compare_to })
 }
@@ -237,18 +238,23 @@ fn exists(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Exists> 
         let paths = PathTest::Globs(patterns(node, at, problems)?);
         return Some(Exists { paths, project: None, git_ref: None, span: node.span });
     }
+    let before = problems.errors();
     let fields = Fields::open(node, at, &["paths", "regexp", "project", "ref"], problems)?;
+    let paths = path_test(&fields, before, problems);
     let project = fields.text("project", problems);
     let git_ref = fields.text("ref", problems);
     if git_ref.is_some() && project.is_none() {
         problems.wrong(node.span, at, "config has `ref` without `project`");
     }
-    Some(Exists { paths: path_test(&fields, problems)?, project, git_ref, span: node.span })
+    Some(Exists { paths: paths?, project, git_ref, span: node.span })
 }
 
-fn path_test(fields: &Fields<'_>, problems: &mut Problems) -> Option<PathTest> {
+/// `paths` or `regexp`. `before` is the number of errors before the keys were checked: where one is unknown, it is likely
+/// the missing one, mistyped.
+fn path_test(fields: &Fields<'_>, before: usize, problems: &mut Problems) -> Option<PathTest> {
     let at = fields.at();
     match (fields.get("paths"), fields.get("regexp")) {
+        (None, None) if problems.errors() > before => None,
         (Some(node), None) => patterns(node, at.key("paths"), problems).map(PathTest::Globs),
         (None, Some(node)) => path_regexp(node, at.key("regexp"), problems).map(PathTest::Regexp),
         _ => {

@@ -5,7 +5,7 @@ use muster_pipeline::model::{BridgeTarget, DecisionKind, Need, OnNewCommit, Stra
 use muster_pipeline::{NotCreatedReason, preview};
 
 use crate::case::{Case, fails, job, jobs, script};
-use crate::harness::{World, errors, warnings, world};
+use crate::harness::{World, errors, rejected, warnings, world};
 
 /// Everything that a job may say, said at once.
 const FULL: &str = "
@@ -320,4 +320,14 @@ fn the_preview_has_defaults_and_no_hidden_keys() {
     let expected = "default:\n  image: i\na:\n  script:\n    - x\n  extends: .h\n  variables:\n    A: \"1\"\n    B: \
                     \"on\"\n    C: |-\n      l1\n      l2\n  image: i\n";
     assert_eq!(preview(&merged), expected);
+}
+
+#[test]
+fn a_mistyped_key_of_changes_and_exists_is_told_once() {
+    for (clause, key) in [("changes: {pats: [a]}", "pats"), ("exists: {regex: a}", "regex")] {
+        let compiled = world().compile(format!("{{a: {{script: [x], rules: [{{{clause}}}]}}}}"));
+        rejected(&compiled.diagnostics, &format!("config contains unknown keys: `{key}`"));
+    }
+    let compiled = world().compile("{a: {script: [x], rules: [{changes: {}}]}}");
+    rejected(&compiled.diagnostics, "exactly one of: paths, regexp");
 }
