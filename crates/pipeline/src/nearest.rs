@@ -4,6 +4,9 @@
 const LARGEST_DISTANCE_IN_PERCENT: usize = 40;
 /// Longer names, in bytes, are compared with nothing: the cost is the product of both lengths.
 const LONGEST_COMPARED: usize = 300;
+/// The most that one search may cost, as products of the lengths that are compared: 20,000 names of ten letters. Names
+/// after that are not looked at.
+const LARGEST_COST: usize = 2_000_000;
 
 /// The candidate that `name` most likely meant, or `None` where none is close.
 ///
@@ -14,14 +17,20 @@ pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) ->
         return None;
     }
     let wanted = name.to_lowercase();
+    let length = wanted.chars().count();
+    let mut cost_left = LARGEST_COST;
     let mut best: Option<(usize, &'a str)> = None;
     for candidate in candidates.into_iter().filter(|candidate| candidate.len() <= LONGEST_COMPARED) {
         let known = candidate.to_lowercase();
-        let longer = wanted.chars().count().max(known.chars().count());
+        let known_length = known.chars().count();
+        let longer = length.max(known_length);
         let allowed = (longer * LARGEST_DISTANCE_IN_PERCENT / 100).max(1);
-        if wanted.chars().count().abs_diff(known.chars().count()) > allowed {
+        let at_least = length.abs_diff(known_length);
+        if at_least > allowed || best.is_some_and(|(smallest, _)| at_least >= smallest) {
             continue;
         }
+        let Some(left) = cost_left.checked_sub(length * known_length) else { break };
+        cost_left = left;
         let distance = strsim::damerau_levenshtein(&wanted, &known);
         if distance <= allowed && distance < longer && best.is_none_or(|(smallest, _)| distance < smallest) {
             best = Some((distance, candidate));
@@ -56,6 +65,16 @@ mod tests {
         ] {
             assert_eq!(nearest(written, KEYWORDS.iter().copied()), meant, "{written}");
         }
+    }
+
+    #[test]
+    fn a_search_has_an_end() {
+        let long = "x".repeat(LONGEST_COMPARED);
+        let others = std::iter::repeat_n(&*long, LARGEST_COST / long.len() / long.len());
+        let name = format!("{}y", &long[1..]);
+        let exact = std::iter::once(&*name);
+        assert_eq!(nearest(&name, exact.clone().chain(others.clone())), Some(&*name));
+        assert_eq!(nearest(&name, others.chain(exact)), Some(&*long), "it stood too late");
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub(crate) const MAX_LIST_NESTING: usize = 10;
 /// Most diagnostics that are kept; nobody reads more.
 const MAX_DIAGNOSTICS: usize = 1000;
 /// How many errors come with a suggestion.
-const MAX_SUGGESTIONS: usize = 100;
+const MAX_SUGGESTIONS: usize = 20;
 
 /// Where in the configuration a value stands, for messages: `jobs:test:cache:key`. Made without allocation, since it is
 /// only shown where something is wrong.

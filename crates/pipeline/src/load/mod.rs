@@ -32,7 +32,7 @@ use crate::limits::Limits;
 use crate::node::{Node, SourceId, Span};
 
 /// Findings after which unknown names are not compared with all known ones any more, which costs their product.
-const SUGGESTIONS: usize = 100;
+const SUGGESTIONS: usize = 20;
 
 /// The merged configuration and how it came about.
 #[derive(Debug, Clone)]

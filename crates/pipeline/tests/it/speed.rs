@@ -77,6 +77,18 @@ fn many_mistakes_end_soon() {
     assert!(started.elapsed() < LIMIT, "took {:?}", started.elapsed());
 }
 
+/// Each of 20,000 unknown parents could be meant to be any of 20,000 keys.
+#[test]
+fn many_unknown_parents_end_soon() {
+    let text: String = (0..20_000).map(|number| format!("a-job-{number}: {{extends: .a-job-{number}}}\n")).collect();
+    let started = Instant::now();
+    let loaded = world().load(&text);
+    let took = started.elapsed();
+    assert_eq!(crate::harness::errors(&loaded.diagnostics).len(), 20_000);
+    assert!(took < LIMIT, "took {took:?}");
+    eprintln!("20,000 unknown parents: {took:?}");
+}
+
 /// Small files that stand for gigabytes once every job has its own copy of what it shares.
 #[test]
 fn what_does_not_fit_into_memory_ends_with_an_error() {
