@@ -6,21 +6,20 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use muster_job::{FailureReason, JobId, PipelineId, RunnerId, Secret};
+use muster_job::{FailureReason, JobId, RunnerId, Secret};
 use muster_pipeline::expand::{Unknown, expand_text};
 use muster_pipeline::layers;
-use muster_pipeline::model::{Job, Need};
 use muster_runner_api::payload::JobPayload;
 use muster_runner_api::service::{Assignment, ServiceError};
 use muster_runner_api::wire::{Info, JobRequest};
 
 use crate::actor::{Actor, Staged};
-use crate::artifacts;
 use crate::command::ServiceReply;
 use crate::handout::Handout;
-use crate::payload::{self, Archive, PayloadInput, QueueFacts};
+use crate::inherit::{Inheritance, Inherited};
+use crate::payload::{self, PayloadInput, QueueFacts};
 use crate::schedule::Event;
-use crate::store::{ArtifactRow, JobRow, PipelineRow};
+use crate::store::{ArtifactRow, JobRow};
 use crate::timers::Timer;
 use crate::variables::{JobVariablesInput, RunnerFacts, job_variables};
 
@@ -28,13 +27,6 @@ use crate::variables::{JobVariablesInput, RunnerFacts, job_variables};
 pub(crate) struct Unfit {
     pub(crate) reason: FailureReason,
     pub(crate) message: String,
-}
-
-/// What earlier jobs hand on to a job.
-#[derive(Default)]
-pub(crate) struct Inherited {
-    archives: Vec<Archive>,
-    pub(crate) dotenv: Vec<(String, String)>,
 }
 
 /// A job as it is about to be given out.
@@ -177,7 +169,7 @@ impl Actor {
         let context = self.world.contexts.get(&row.pipeline).ok_or_else(|| gone("the pipeline's context"))?;
         let compiled = pipeline.compiled.jobs.get(row.place).ok_or_else(|| gone("the job's configuration"))?;
         let runner = self.world.runners.get(&runner).ok_or_else(|| gone("the runner"))?;
-        let inherited = self.inherited(row, compiled, pipeline)?;
+        let inherited = self.inherited(row)?;
         if let Some(feature) = payload::missing_feature(compiled, context.source, info) {
             let message = format!("the runner `{}` lacks the feature `{feature}`", runner.settings.description);
             return Err(Unfit { reason: FailureReason::RunnerUnsupported, message });
@@ -232,90 +224,17 @@ impl Actor {
         Ok(Prepared { payload, handout, timeout, environment_url })
     }
 
-    /// The archives and dotenv variables that a job gets (pipeline-yaml 6, "Dependency set").
-    pub(crate) fn inherited(&self, row: &JobRow, job: &Job, pipeline: &PipelineRow) -> Result<Inherited, Unfit> {
-        let listed = |name: &str| job.dependencies.as_ref().is_none_or(|names| names.iter().any(|own| own == name));
-        let mut inherited = Inherited::default();
-        match (&job.needs, &job.dependencies) {
-            (Some(needs), _) => {
-                for need in needs {
-                    if let Some(producer) = self.producer_of_need(need, row, pipeline)?
-                        && listed(&producer.name)
-                    {
-                        self.inherit(&mut inherited, producer, true)?;
-                    }
-                }
-            }
-            (None, explicit) => {
-                for producer in self.world.producers(row.pipeline) {
-                    let earlier = pipeline
-                        .compiled
-                        .jobs
-                        .get(producer.place)
-                        .is_some_and(|other| other.stage_index < job.stage_index);
-                    if earlier && listed(&producer.name) {
-                        self.inherit(&mut inherited, producer, explicit.is_some())?;
-                    }
-                }
-            }
-        }
-        Ok(inherited)
-    }
-
-    /// The job that a need with artifacts stands for.
-    fn producer_of_need(&self, need: &Need, row: &JobRow, pipeline: &PipelineRow) -> Result<Option<&JobRow>, Unfit> {
-        let missing = |message: String| Unfit { reason: FailureReason::MissingDependencyFailure, message };
-        match need {
-            Need::Job { artifacts: false, .. }
-            | Need::Project { artifacts: false, .. }
-            | Need::Pipeline { artifacts: false, .. } => Ok(None),
-            Need::Job { name, .. } => Ok(self.world.newest_named(row.pipeline, name)),
-            Need::Pipeline { pipeline: id, job, .. } => {
-                let context = self.world.contexts.get(&row.pipeline);
-                let variables = context.map_or(&[][..], |context| &context.pipeline_variables);
-                let lookup = |name: &str| {
-                    let compiled = pipeline.compiled.jobs.get(row.place)?;
-                    let own = layers::value(variables, name).or_else(|| layers::value(&compiled.variables, name));
-                    own.map(ToOwned::to_owned)
-                };
-                let id = expand_text(id, &lookup, Unknown::Keep);
-                let producer = id.parse::<PipelineId>().ok().and_then(|id| self.world.newest_named(id, job));
-                let message =
-                    || format!("it needs the artifacts of job `{job}` of pipeline `{id}`, which is not known here");
-                producer.map(Some).ok_or_else(|| missing(message()))
-            }
-            Need::Project { project, job, .. } => Err(missing(format!(
-                "it needs the artifacts of job `{job}` of project `{project}`, whose pipelines are not known here"
-            ))),
-        }
-    }
-
-    /// Adds what `producer` left. An archive that is gone fails a job that lists its producer (C187).
-    fn inherit(&self, inherited: &mut Inherited, producer: &JobRow, listed: bool) -> Result<(), Unfit> {
-        for (key, value) in &producer.detail.dotenv {
-            inherited.dotenv.retain(|(known, _)| known != key);
-            inherited.dotenv.push((key.clone(), value.clone()));
-        }
-        let Some(archive) = self.world.artifact(producer.id, artifacts::ARCHIVE) else { return Ok(()) };
-        if self.archive_path(archive).is_some() {
-            inherited.archives.push(Archive {
-                job: producer.id,
-                name: producer.name.clone(),
-                filename: archive.filename.clone(),
-                size: archive.size,
-            });
-        } else if listed {
-            let message =
-                format!("the artifacts of job `{}` have expired or were deleted: run that job again", producer.name);
-            return Err(Unfit { reason: FailureReason::MissingDependencyFailure, message });
-        }
-        Ok(())
+    /// What a job gets from earlier ones.
+    pub(crate) fn inherited(&self, row: &JobRow) -> Result<Inherited, Unfit> {
+        self.inheritance().of(row)
     }
 
     /// Where an archive lies; `None` if it has expired or was deleted.
     pub(crate) fn archive_path(&self, archive: &ArtifactRow) -> Option<PathBuf> {
-        let now = self.now();
-        let path = artifacts::path(&self.options.dir, archive.job, &archive.kind, &archive.filename);
-        (archive.expires_at.is_none_or(|at| at > now) && path.is_file()).then_some(path)
+        self.inheritance().archive_path(archive)
+    }
+
+    fn inheritance(&self) -> Inheritance<'_> {
+        Inheritance { world: &self.world, dir: &self.options.dir, now: self.now() }
     }
 }

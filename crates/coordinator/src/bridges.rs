@@ -112,7 +112,7 @@ impl Actor {
             self.world.sources.get(&row.pipeline).ok_or_else(|| failed("the pipeline's repository is gone"))?;
         let texts = includes.iter().map(|include| self.text(row, include)).collect::<Result<_, _>>()?;
         let dotenv = self
-            .inherited(row, job, pipeline)
+            .inherited(row)
             .map(|inherited| inherited.dotenv)
             .map_err(|unfit| ChildError { reason: unfit.reason, message: unfit.message })?;
         let forwarded = variables::forwarded(context, job, work, row.pipeline, &dotenv);

@@ -1,18 +1,16 @@
-//! What a run leaves for later questions beside the coordinator's folder: `run.json`, and `pipeline.json` for `shell`.
+//! What a run leaves for later questions beside the coordinator's folder: `run.json`.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use muster_coordinator::{GitFacts, ProjectFacts};
-use muster_job::{PipelineId, Variable};
-use muster_pipeline::context::{Context, PipelineSource, RefKind, ScopedVariable};
-use muster_pipeline::model::Pipeline;
+use muster_job::PipelineId;
+use muster_pipeline::context::Context;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::error::CiError;
 
-/// The version of both files.
+/// The version of the file.
 const VERSION: u32 = 1;
 
 /// A line of `muster ci show`.
@@ -30,37 +28,6 @@ pub(super) struct RunRecord {
     pub(super) outcome: Option<String>,
     /// Milliseconds.
     pub(super) duration_ms: Option<u64>,
-}
-
-/// What the jobs of a run were made of. It holds values of variables, so others must not read it.
-#[derive(Serialize, Deserialize)]
-pub(super) struct PipelineRecord {
-    pub(super) version: u32,
-    pub(super) pipeline: Pipeline,
-    pub(super) project: ProjectFacts,
-    pub(super) git: GitFacts,
-    pub(super) server_url: String,
-    context: StoredContext,
-}
-
-#[derive(Serialize, Deserialize)]
-struct StoredContext {
-    source: String,
-    tag: bool,
-    ref_name: String,
-    ref_protected: bool,
-    predefined: Vec<Variable>,
-    project_variables: Vec<StoredVariable>,
-    pipeline_variables: Vec<Variable>,
-    config_path: String,
-    project_path: String,
-}
-
-#[derive(Serialize, Deserialize)]
-struct StoredVariable {
-    variable: Variable,
-    protected: bool,
-    environment_scope: String,
 }
 
 impl RunRecord {
@@ -87,70 +54,6 @@ impl RunRecord {
     /// None for a run that ended before it had a pipeline.
     pub(super) fn read(run: &Path) -> Option<Self> {
         read_json(&run.join("run.json")).ok()
-    }
-}
-
-impl PipelineRecord {
-    pub(super) fn new(
-        pipeline: &Pipeline,
-        project: &ProjectFacts,
-        git: &GitFacts,
-        server_url: &str,
-        context: &Context,
-    ) -> Self {
-        let stored = |scoped: &ScopedVariable| StoredVariable {
-            variable: scoped.variable.clone(),
-            protected: scoped.protected,
-            environment_scope: scoped.environment_scope.clone(),
-        };
-        Self {
-            version: VERSION,
-            pipeline: pipeline.clone(),
-            project: project.clone(),
-            git: git.clone(),
-            server_url: server_url.to_owned(),
-            context: StoredContext {
-                source: context.source.as_str().to_owned(),
-                tag: context.ref_kind == RefKind::Tag,
-                ref_name: context.ref_name.clone(),
-                ref_protected: context.ref_protected,
-                predefined: context.predefined.clone(),
-                project_variables: context.project_variables.iter().map(stored).collect(),
-                pipeline_variables: context.pipeline_variables.clone(),
-                config_path: context.config_path.clone(),
-                project_path: context.project_path.clone(),
-            },
-        }
-    }
-
-    pub(super) fn write(&self, run: &Path) -> Result<(), CiError> {
-        write_private(&run.join("pipeline.json"), self)
-    }
-
-    pub(super) fn read(run: &Path) -> Result<Self, CiError> {
-        read_json(&run.join("pipeline.json"))
-    }
-
-    /// The context, as far as the variables of jobs need it.
-    pub(super) fn context(&self) -> Context {
-        let stored = &self.context;
-        let scoped = |stored: &StoredVariable| ScopedVariable {
-            variable: stored.variable.clone(),
-            protected: stored.protected,
-            environment_scope: stored.environment_scope.clone(),
-        };
-        Context {
-            source: PipelineSource::from_name(&stored.source).unwrap_or_default(),
-            ref_kind: if stored.tag { RefKind::Tag } else { RefKind::Branch },
-            ref_name: stored.ref_name.clone(),
-            ref_protected: stored.ref_protected,
-            predefined: stored.predefined.clone(),
-            project_variables: stored.project_variables.iter().map(scoped).collect(),
-            pipeline_variables: stored.pipeline_variables.clone(),
-            config_path: stored.config_path.clone(),
-            project_path: stored.project_path.clone(),
-            ..Context::default()
-        }
     }
 }
 

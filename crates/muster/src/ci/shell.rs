@@ -6,18 +6,15 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use muster_coordinator::History;
-use muster_coordinator::handout::Handout;
-use muster_coordinator::variables::{JobVariablesInput, RunnerFacts, job_variables};
-use muster_coordinator::views::{JobView, PipelineView};
-use muster_job::{RunnerId, Secret, Variable};
-use muster_pipeline::model::{Job, Need};
+use muster_coordinator::views::JobView;
+use muster_coordinator::{History, JobSetup};
+use muster_job::Variable;
 
 use super::args::ShellArgs;
 use super::error::{CiError, ExitStatus};
 use super::prepare::locate;
-use super::record::{PipelineRecord, write_private_bytes};
-use super::show::{existing_run, find_job, last_run, pipelines, unpack};
+use super::record::write_private_bytes;
+use super::show::{existing_run, find_job, last_run, pipelines, unpack_archive};
 use super::state::remove_all;
 use super::ui;
 
@@ -32,24 +29,17 @@ pub(super) async fn shell(args: ShellArgs) -> Result<ExitStatus, CiError> {
     let history = History::open(&folder.join("coordinator")).await?;
     let pipelines = pipelines(&history)?;
     let view = find_job(&pipelines, &args.job, run)?;
-    let record = PipelineRecord::read(&folder)?;
-    let job = record.pipeline.jobs.iter().find(|job| job.name == view.name).ok_or_else(|| {
-        CiError::Usage(format!(
-            "`{}` is a job of a child pipeline; a shell is only for jobs of the main one",
-            view.name
-        ))
-    })?;
+    let setup = history.job_setup(view.id)?;
     if !view.status.is_complete() {
         ui::warning(&format!("job `{}` has not ended", view.name));
     }
-    let kept = kept_workspace(&folder, view, &record.project.path);
+    let kept = kept_workspace(&folder, view, &setup.project_path);
     let workspace = match kept.clone() {
         Some(kept) => kept,
-        None => new_workspace(&folder, &record, job, view, &pipelines)?,
+        None => new_workspace(&folder, &setup, view)?,
     };
-    let variables = variables(&record, job, view);
     let mut command = shell_command();
-    environment(&mut command, &variables, &workspace)?;
+    environment(&mut command, &setup.variables, &workspace)?;
     ui::note(&match kept {
         Some(_) => format!("the workspace of `{}` as it was left; `exit` to come back", view.name),
         None => format!(
@@ -74,13 +64,7 @@ fn kept_workspace(run: &Path, view: &JobView, project_path: &str) -> Option<Path
 }
 
 /// Makes a workspace from the commit and the artifacts.
-fn new_workspace(
-    run: &Path,
-    record: &PipelineRecord,
-    job: &Job,
-    view: &JobView,
-    pipelines: &[PipelineView],
-) -> Result<PathBuf, CiError> {
+fn new_workspace(run: &Path, setup: &JobSetup, view: &JobView) -> Result<PathBuf, CiError> {
     let workspace = run.join("shell").join(view.id.to_string());
     let failed = |source| CiError::State { path: workspace.clone(), source };
     remove_all(&workspace).map_err(failed)?;
@@ -109,43 +93,15 @@ fn new_workspace(
         "advice.detachedHead=false".as_ref(),
         "checkout".as_ref(),
         "--quiet".as_ref(),
-        record.git.sha.as_ref(),
+        setup.sha.as_ref(),
     ])?;
-    let needed = job.needs.iter().flatten().filter_map(|need| match need {
-        Need::Job { name, artifacts: true, .. } => Some(name.as_str()),
-        _ => None,
-    });
-    let root = pipelines.first();
-    let given = needed.filter_map(|name| root.and_then(|root| root.job(name)));
-    for producer in given.chain([view]) {
-        for artifact in producer.artifacts.iter().filter(|artifact| artifact.kind == "archive") {
-            unpack(artifact, &workspace)?;
-        }
+    for archive in &setup.archives {
+        unpack_archive(archive, &workspace)?;
+    }
+    for artifact in view.artifacts.iter().filter(|artifact| artifact.kind == "archive") {
+        unpack_archive(&artifact.path, &workspace)?;
     }
     Ok(workspace)
-}
-
-/// The job's variables, as its runner got them; without a token, which has ended with the run.
-fn variables(record: &PipelineRecord, job: &Job, view: &JobView) -> Vec<Variable> {
-    let (context, token) = (record.context(), Secret::default());
-    let handout = Handout {
-        job,
-        job_id: view.id,
-        pipeline_id: view.pipeline,
-        pipeline_iid: 0,
-        token: &token,
-        project: &record.project,
-        context: &context,
-        git: &record.git,
-        server_url: &record.server_url,
-        now: view.started_at.unwrap_or(view.created_at),
-    };
-    let runner = RunnerFacts {
-        id: view.runner.as_ref().map_or(RunnerId(0), |runner| runner.id),
-        description: "muster ci",
-        tags: &[],
-    };
-    job_variables(&JobVariablesInput { handout, runner, dotenv: &[], manual: &[] })
 }
 
 /// Sets the variables; those of type file become files beside the workspace.

@@ -263,7 +263,7 @@ fn extract(job: &JobView, target: &Path) -> Result<ExitStatus, CiError> {
 }
 
 /// Unpacks one artifact: archives into `target`, reports as files in it.
-pub(super) fn unpack(artifact: &ArtifactView, target: &Path) -> Result<(), CiError> {
+fn unpack(artifact: &ArtifactView, target: &Path) -> Result<(), CiError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |source| CiError::System { what: format!("cannot extract to `{}`", path.display()), source }
@@ -274,9 +274,16 @@ pub(super) fn unpack(artifact: &ArtifactView, target: &Path) -> Result<(), CiErr
         let file = target.join(name);
         return std::fs::copy(&artifact.path, &file).map(drop).map_err(failed(&file));
     }
-    let archive =
-        std::fs::File::open(&artifact.path).map_err(|source| CiError::Read { path: artifact.path.clone(), source })?;
+    unpack_archive(&artifact.path, target)
+}
+
+/// Unpacks an archive of artifacts.
+pub(super) fn unpack_archive(path: &Path, target: &Path) -> Result<(), CiError> {
+    let archive = std::fs::File::open(path).map_err(|source| CiError::Read { path: path.to_owned(), source })?;
     // The archive was made by a job: names that lead out of the folder are refused by `extract`.
     let unpacked = zip::ZipArchive::new(archive).and_then(|mut archive| archive.extract(target));
-    unpacked.map_err(|error| failed(target)(error.into()))
+    unpacked.map_err(|error| CiError::System {
+        what: format!("cannot extract to `{}`", target.display()),
+        source: error.into(),
+    })
 }

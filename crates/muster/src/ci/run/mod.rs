@@ -219,7 +219,7 @@ async fn with_coordinator(
     let log = args.log.unwrap_or(if ready.pipeline.jobs.len() == 1 { LogMode::Live } else { LogMode::Failed });
     let mut follower = Follower::new(Arc::clone(&coordinator), log, args.timestamps);
     let mut reporter = reporter(args.output);
-    let new = new_pipeline(args, run, &ready, root, &url)?;
+    let new = new_pipeline(args, &ready, root, &url)?;
     let (prepared, pipeline) = (&ready.prepared, &ready.pipeline);
     let mut record = RunRecord::new(root, &prepared.context, &prepared.snapshot.head.sha, prepared.snapshot.dirty);
     record.write(&run.folder)?;

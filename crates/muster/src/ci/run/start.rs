@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use super::super::args::{OutputMode, RunArgs};
 use super::super::error::CiError;
 use super::super::prepare::Prepared;
-use super::super::record::{PipelineRecord, write_private_bytes};
+use super::super::record::write_private_bytes;
 use super::super::state::{ProjectState, Run};
 use super::super::ui;
 use super::Ready;
@@ -50,13 +50,7 @@ pub(super) fn notices(pipeline: &Pipeline) {
 }
 
 /// The pipeline, with its commit where jobs can fetch it and its record on disk.
-pub(super) fn new_pipeline(
-    args: &RunArgs,
-    run: &Run,
-    ready: &Ready,
-    id: PipelineId,
-    url: &str,
-) -> Result<NewPipeline, CiError> {
+pub(super) fn new_pipeline(args: &RunArgs, ready: &Ready, id: PipelineId, url: &str) -> Result<NewPipeline, CiError> {
     let Prepared { snapshot, context, identity, config, .. } = &ready.prepared;
     let mut project = ProjectFacts::new(ProjectId(ready.prepared.project.project_id), &identity.path);
     if let Some(timeout) = args.timeout {
@@ -72,7 +66,6 @@ pub(super) fn new_pipeline(
         repo_path: Some(snapshot.repository.clone()),
         depth: DEPTH,
     };
-    PipelineRecord::new(&ready.pipeline, &project, &git, url, context).write(&run.folder)?;
     let sources = Arc::clone(&ready.prepared.sources);
     let mut new = NewPipeline::new(project, context.clone(), ready.pipeline.clone(), git, sources);
     new.play.clone_from(&ready.play);

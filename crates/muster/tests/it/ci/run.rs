@@ -218,14 +218,34 @@ fn show_gives_only_the_log_or_the_raw_trace() {
 fn shell_opens_where_the_job_ran_with_its_variables() {
     let project = Project::new("a:\n  variables: {MINE: yes-mine}\n  script: ['echo left > left-by-job']\n");
     let shell = |arguments: &[&str]| {
-        let mut command = project.command(arguments);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let input = "echo \"[$MINE $CI_JOB_NAME]\"; cat .gitlab-ci.yml left-by-job\n";
-        std::io::Write::write_all(&mut child.stdin.take().unwrap(), input.as_bytes()).unwrap();
-        Said::from(child.wait_with_output().unwrap()).code(0)
+        in_shell(&project, arguments, "echo \"[$MINE $CI_JOB_NAME]\"; cat .gitlab-ci.yml left-by-job\n")
     };
     project.ci(&["run", "--keep"]).code(0);
     shell(&["shell", "a"]).says("[yes-mine a]").says("\nleft\n").warns("as it was left");
     project.ci(&["run"]).code(0);
     shell(&["shell", "a"]).says("[yes-mine a]").says("script:").warns("was not kept");
+}
+
+/// Types a line into `muster ci shell`.
+fn in_shell(project: &Project, arguments: &[&str], line: &str) -> Said {
+    let mut command = project.command(arguments);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), line.as_bytes()).unwrap();
+    Said::from(child.wait_with_output().unwrap()).code(0)
+}
+
+#[test]
+fn shell_opens_in_jobs_of_child_pipelines_with_what_earlier_jobs_gave() {
+    let project =
+        Project::new("child:\n  trigger: {include: child.yml, strategy: depend}\n  variables: {FROM_BRIDGE: b}\n");
+    project.write(
+        "child.yml",
+        "stages: [one, two]\nmake:\n  stage: one\n  script: ['echo GIVEN=yes > v.env', 'echo made > file']\n  \
+         artifacts: {paths: [file], reports: {dotenv: v.env}}\ninner: {stage: two, script: ['true']}\n",
+    );
+    project.commit("Child");
+    project.ci(&[]).code(0);
+    let said =
+        in_shell(&project, &["shell", "inner"], "echo \"[$GIVEN $FROM_BRIDGE $CI_PIPELINE_SOURCE]\"; cat file\n");
+    said.says("[yes b parent_pipeline]").says("made\n");
 }

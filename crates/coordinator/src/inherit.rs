@@ -1,0 +1,123 @@
+//! What a job gets from the jobs before it: archives and dotenv variables. It looks at rows and files only, so that a past
+//! run can be asked as well as a living one.
+
+use std::path::{Path, PathBuf};
+
+use muster_job::{FailureReason, PipelineId};
+use muster_pipeline::expand::{Unknown, expand_text};
+use muster_pipeline::layers;
+use muster_pipeline::model::Need;
+
+use crate::artifacts;
+use crate::assign::Unfit;
+use crate::clock::Timestamp;
+use crate::payload::Archive;
+use crate::store::{ArtifactRow, JobRow, PipelineRow};
+use crate::world::World;
+
+/// What earlier jobs hand on to a job.
+#[derive(Default)]
+pub(crate) struct Inherited {
+    pub(crate) archives: Vec<Archive>,
+    pub(crate) dotenv: Vec<(String, String)>,
+}
+
+/// Where to look.
+pub(crate) struct Inheritance<'a> {
+    pub(crate) world: &'a World,
+    /// The state folder.
+    pub(crate) dir: &'a Path,
+    /// Archives that have expired by then are gone.
+    pub(crate) now: Timestamp,
+}
+
+impl Inheritance<'_> {
+    /// The archives and dotenv variables that a job gets (pipeline-yaml 6, "Dependency set").
+    pub(crate) fn of(&self, row: &JobRow) -> Result<Inherited, Unfit> {
+        let gone = |what: &str| Unfit { reason: FailureReason::SchedulerFailure, message: format!("{what} is gone") };
+        let pipeline = self.world.pipelines.get(&row.pipeline).ok_or_else(|| gone("the pipeline"))?;
+        let job = pipeline.compiled.jobs.get(row.place).ok_or_else(|| gone("the job's configuration"))?;
+        let listed = |name: &str| job.dependencies.as_ref().is_none_or(|names| names.iter().any(|own| own == name));
+        let mut inherited = Inherited::default();
+        match (&job.needs, &job.dependencies) {
+            (Some(needs), _) => {
+                for need in needs {
+                    if let Some(producer) = self.producer_of_need(need, row, pipeline)?
+                        && listed(&producer.name)
+                    {
+                        self.inherit(&mut inherited, producer, true)?;
+                    }
+                }
+            }
+            (None, explicit) => {
+                for producer in self.world.producers(row.pipeline) {
+                    let earlier = pipeline
+                        .compiled
+                        .jobs
+                        .get(producer.place)
+                        .is_some_and(|other| other.stage_index < job.stage_index);
+                    if earlier && listed(&producer.name) {
+                        self.inherit(&mut inherited, producer, explicit.is_some())?;
+                    }
+                }
+            }
+        }
+        Ok(inherited)
+    }
+
+    /// The job that a need with artifacts stands for.
+    fn producer_of_need(&self, need: &Need, row: &JobRow, pipeline: &PipelineRow) -> Result<Option<&JobRow>, Unfit> {
+        let missing = |message: String| Unfit { reason: FailureReason::MissingDependencyFailure, message };
+        match need {
+            Need::Job { artifacts: false, .. }
+            | Need::Project { artifacts: false, .. }
+            | Need::Pipeline { artifacts: false, .. } => Ok(None),
+            Need::Job { name, .. } => Ok(self.world.newest_named(row.pipeline, name)),
+            Need::Pipeline { pipeline: id, job, .. } => {
+                let context = self.world.contexts.get(&row.pipeline);
+                let variables = context.map_or(&[][..], |context| &context.pipeline_variables);
+                let lookup = |name: &str| {
+                    let compiled = pipeline.compiled.jobs.get(row.place)?;
+                    let own = layers::value(variables, name).or_else(|| layers::value(&compiled.variables, name));
+                    own.map(ToOwned::to_owned)
+                };
+                let id = expand_text(id, &lookup, Unknown::Keep);
+                let producer = id.parse::<PipelineId>().ok().and_then(|id| self.world.newest_named(id, job));
+                let message =
+                    || format!("it needs the artifacts of job `{job}` of pipeline `{id}`, which is not known here");
+                producer.map(Some).ok_or_else(|| missing(message()))
+            }
+            Need::Project { project, job, .. } => Err(missing(format!(
+                "it needs the artifacts of job `{job}` of project `{project}`, whose pipelines are not known here"
+            ))),
+        }
+    }
+
+    /// Adds what `producer` left. An archive that is gone fails a job that lists its producer (C187).
+    fn inherit(&self, inherited: &mut Inherited, producer: &JobRow, listed: bool) -> Result<(), Unfit> {
+        for (key, value) in &producer.detail.dotenv {
+            inherited.dotenv.retain(|(known, _)| known != key);
+            inherited.dotenv.push((key.clone(), value.clone()));
+        }
+        let Some(archive) = self.world.artifact(producer.id, artifacts::ARCHIVE) else { return Ok(()) };
+        if self.archive_path(archive).is_some() {
+            inherited.archives.push(Archive {
+                job: producer.id,
+                name: producer.name.clone(),
+                filename: archive.filename.clone(),
+                size: archive.size,
+            });
+        } else if listed {
+            let message =
+                format!("the artifacts of job `{}` have expired or were deleted: run that job again", producer.name);
+            return Err(Unfit { reason: FailureReason::MissingDependencyFailure, message });
+        }
+        Ok(())
+    }
+
+    /// Where an archive lies; `None` if it has expired or was deleted.
+    pub(crate) fn archive_path(&self, archive: &ArtifactRow) -> Option<PathBuf> {
+        let path = artifacts::path(self.dir, archive.job, &archive.kind, &archive.filename);
+        (archive.expires_at.is_none_or(|at| at > self.now) && path.is_file()).then_some(path)
+    }
+}
