@@ -261,7 +261,7 @@ async fn full_disk(dir: &Path) {
             }
         }
     });
-    assert!(problem.await.expect("told").contains("no space left"));
+    assert!(problem.await.expect("told").to_lowercase().contains("no space left"));
     let summary = coordinator.pipeline(id).await.expect("still readable").summary;
     assert!(summary.problems.iter().any(|problem| problem.contains("no space left")), "{summary:?}");
     let refused = manager.update(&taken, "success", |_| {}).await.expect_err("not durable, not acknowledged");

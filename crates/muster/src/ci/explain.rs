@@ -7,6 +7,7 @@ use muster_pipeline::layers;
 use muster_pipeline::model::{
     Bridge, BridgeTarget, ChildInclude, Decision, DecisionKind, ExcludedJob, Job, Need, Place, ScriptWork, Work,
 };
+use muster_pipeline::node::{Map, Node};
 
 use super::args::ExplainArgs;
 use super::error::{CiError, ExitStatus};
@@ -146,14 +147,11 @@ fn variables(text: &mut String, prepared: &Prepared, job: &Job) {
     let environment = job.environment.as_ref().map(|environment| environment.name.as_str());
     let project = layers::project_variables(&context.project_variables, context.ref_protected, environment);
     let mut shown: Vec<(&str, &Variable, String)> = Vec::new();
-    let global = prepared.compiled.pipeline.as_ref().map_or(&[][..], |pipeline| &pipeline.variables);
     for variable in &job.variables {
         let from = if job.matrix.iter().any(|(name, _)| *name == variable.key) {
             "the matrix"
-        } else if global.contains(variable) {
-            "the pipeline's variables"
         } else {
-            "the job's variables or rules"
+            yaml_origin(prepared, job, variable)
         };
         shown.push((&variable.key, variable, from.to_owned()));
     }
@@ -174,6 +172,38 @@ fn variables(text: &mut String, prepared: &Prepared, job: &Job) {
         let kind = if variable.file { " (as a file)" } else { "" };
         let _ = writeln!(text, "    {key}={value}{kind}  {}", ui::paint(ui::DIM, &format!("from {from}")));
     }
+}
+
+/// Which part of the configuration gave a variable its value, strongest first.
+fn yaml_origin(prepared: &Prepared, job: &Job, variable: &Variable) -> &'static str {
+    let merged = prepared.compiled.merged.as_ref();
+    let global = |key: &str| merged?.as_map()?.get(key)?.as_map();
+    let job = merged.and_then(|merged| merged.as_map()?.get(&job.group_name)?.as_map());
+    let sets = |map: Option<&Map>| map.is_some_and(|map| sets(map, variable));
+    let a_rule_sets = |map: Option<&Map>| {
+        let rules = map.and_then(|map| map.get("rules")?.as_list()).unwrap_or_default();
+        rules.iter().any(|rule| sets(rule.as_map()))
+    };
+    if a_rule_sets(job) {
+        "the job's rules"
+    } else if sets(job) {
+        "the job's variables"
+    } else if a_rule_sets(global("workflow")) {
+        "the rules of workflow"
+    } else if sets(merged.and_then(Node::as_map)) {
+        "the global variables"
+    } else {
+        "the configuration"
+    }
+}
+
+/// Whether the `variables` of a map hold this variable with this value.
+fn sets(map: &Map, variable: &Variable) -> bool {
+    let Some(found) = map.get("variables").and_then(|variables| variables.as_map()?.get(&variable.key)) else {
+        return false;
+    };
+    let value = found.as_map().map_or(Some(found), |long| long.get("value"));
+    value.and_then(Node::scalar_text).unwrap_or_default() == variable.value
 }
 
 fn script(text: &mut String, work: &ScriptWork) {

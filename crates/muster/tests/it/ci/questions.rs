@@ -107,3 +107,15 @@ fn completions_are_there_for_every_shell() {
         assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("muster"), "{shell}");
     }
 }
+
+#[test]
+fn explain_tells_where_each_variable_comes_from() {
+    let project = Project::new(
+        "variables: {G: g, X: global}\nworkflow: {rules: [{if: $CI, variables: {W: w}}]}\na:\n  variables: {J: j, X: job}\n  \
+         parallel: {matrix: [{CELL: [one]}]}\n  rules: [{if: $CI, variables: {R: r}}]\n  script: ['true']\n",
+    );
+    let said = project.ci(&["explain", "a", "--var", "C=c"]).code(0);
+    said.says("G=g  from the global variables").says("W=w  from the rules of workflow");
+    said.says("J=j  from the job's variables").says("X=job  from the job's variables");
+    said.says("CELL=one  from the matrix").says("R=r  from the job's rules").says("C=c  from the command line");
+}
