@@ -16,8 +16,11 @@ use super::summary;
 const LINES_MAX: usize = 12;
 /// How often the clocks of running jobs move.
 const TICK: Duration = Duration::from_millis(100);
-/// Columns of a job's name before its log's lines.
-const NAME_WIDTH: usize = 24;
+/// Columns of a job's name, at least and at most.
+const NAME_WIDTH_MIN: usize = 12;
+const NAME_WIDTH_MAX: usize = 40;
+/// Columns of what stands beside a name.
+const REST_WIDTH: usize = 16;
 
 /// Prints lines, and shows running jobs on a terminal.
 pub(super) struct Human {
@@ -94,7 +97,7 @@ impl Human {
 
     /// The name of a job, as wide as the others.
     fn name(&self, job: &JobView) -> String {
-        let name = ui::fit(&ui::plain(&job.name), NAME_WIDTH.max(self.name_width));
+        let name = ui::fit(&ui::plain(&job.name), self.name_width.max(NAME_WIDTH_MIN));
         format!("{name:0$}", self.name_width)
     }
 
@@ -130,7 +133,9 @@ impl Reporter for Human {
         self.log = run.log;
         self.total = run.pipeline.jobs.len();
         let names = run.pipeline.jobs.iter().map(|job| ui::plain(&job.name).chars().count());
-        self.name_width = names.max().unwrap_or(0).min(40);
+        // Beside the name stand a sign, the time and often a reason.
+        let room = ui::width().saturating_sub(REST_WIDTH).clamp(NAME_WIDTH_MIN, NAME_WIDTH_MAX);
+        self.name_width = names.max().unwrap_or(0).min(room);
         let short = run.sha.get(..8).unwrap_or(run.sha);
         let dirty = if run.dirty { ", with uncommitted changes" } else { "" };
         let name = run.pipeline.name.as_deref().map(|name| format!(" {}", ui::plain(name))).unwrap_or_default();
