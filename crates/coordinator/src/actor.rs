@@ -157,8 +157,9 @@ impl Actor {
         }
         commands.close();
         self.children.shutdown().await;
+        // Before the last batch: a job that were given out now would have nobody to report to.
+        self.send_held_away();
         self.settle().await;
-        // Held requests end here: their channels close with the queue.
         if let Err(error) = self.store.close().await {
             tracing::warn!(%error, "the database was not closed in order; its log is replayed at the next start");
         }
@@ -179,6 +180,7 @@ impl Actor {
         }
         // What fits now is given out before a long poll that is over is sent away with nothing.
         self.dispatch();
+        self.bound_held();
         let now = self.now();
         while let Some(timer) = self.timers.pop_due(now) {
             self.fire(timer);

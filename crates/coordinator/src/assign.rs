@@ -75,6 +75,22 @@ impl Actor {
         }
     }
 
+    /// Lets the newest of the held requests go where there are more than may be: they were looked at, and got no job.
+    pub(crate) fn bound_held(&mut self) {
+        for held in self.queue.shed(self.options.limits.held_requests) {
+            let answer = Assignment { job: None, last_update: self.queue.version() };
+            self.service_reply(held.reply, Ok(answer));
+        }
+    }
+
+    /// Lets all held requests go: the coordinator ends. Their answer says nothing that would have to be stored.
+    pub(crate) fn send_held_away(&mut self) {
+        for held in self.queue.shed(0) {
+            // Who asked may be gone.
+            let _ = held.reply.send(Ok(Assignment { job: None, last_update: self.queue.version() }));
+        }
+    }
+
     /// The job that an earlier request with this key was given, if its taker still may have it.
     fn given_for(&mut self, runner: RunnerId, key: &str, info: &Info) -> Option<JobPayload> {
         let job = *self.world.keys.get(&(runner, key.to_owned()))?;

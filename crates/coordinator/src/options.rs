@@ -61,6 +61,8 @@ pub struct Limits {
     pub artifact_bytes: u64,
     /// Bytes of a generated child configuration (pipeline-yaml 5.9: 5 MB).
     pub child_config_bytes: u64,
+    /// Job requests that are held at once; more are answered as if their time were over.
+    pub held_requests: usize,
     /// How long past its timeout a job may run by the coordinator's clock.
     pub timeout_grace: Duration,
     /// How long a running or canceling job may be silent.
@@ -83,6 +85,7 @@ impl Default for Limits {
             trace_bytes: 100 * 1024 * 1024,
             artifact_bytes: 1024 * 1024 * 1024,
             child_config_bytes: 5 * 1024 * 1024,
+            held_requests: 10_000,
             timeout_grace: Duration::from_secs(15 * 60),
             silence: Duration::from_secs(3600),
             pending_without_runner: Duration::from_secs(3600),

@@ -152,6 +152,15 @@ impl Queue {
         gone
     }
 
+    /// Lets go of the newest held requests, down to `most`. Those whose sender has gone do not count.
+    pub(crate) fn shed(&mut self, most: usize) -> VecDeque<Waiter> {
+        if self.waiters.len() <= most {
+            return VecDeque::new();
+        }
+        self.waiters.retain(|waiter| !waiter.reply.is_closed());
+        self.waiters.split_off(most.min(self.waiters.len()))
+    }
+
     /// The first held request whose runner may have a waiting job, by its index, with that job. Requests whose sender
     /// has gone are forgotten.
     pub(crate) fn next_match<'a>(

@@ -43,7 +43,10 @@ impl RunnerService for Coordinator {
     }
 
     async fn request_job(&self, request: JobRequest) -> Result<Assignment, ServiceError> {
-        self.call(|reply| Command::RequestJob { request: Box::new(request), reply }).await
+        let last_update = request.last_update.clone();
+        let answer = self.try_call(|reply| Command::RequestJob { request: Box::new(request), reply }).await;
+        // A coordinator that ends has no job for those who wait: that is no error, and the manager asks again later.
+        answer.unwrap_or(Ok(Assignment { job: None, last_update }))
     }
 
     async fn update_job(&self, job: JobId, request: UpdateRequest) -> Result<UpdateAnswer, ServiceError> {
@@ -177,9 +180,19 @@ impl Coordinator {
     }
 
     async fn call<T>(&self, command: impl FnOnce(ServiceReply<T>) -> Command) -> Result<T, ServiceError> {
-        let closed = || ServiceError::Internal("the coordinator is shutting down".to_owned());
-        let (reply, answer) = oneshot::channel();
-        self.commands.send(command(reply)).await.map_err(|_| closed())?;
-        answer.await.map_err(|_| closed())?
+        self.try_call(command).await.unwrap_or_else(|| Err(closed()))
     }
+
+    /// The answer; `None` where the coordinator took the command and ended without one.
+    async fn try_call<T>(&self, command: impl FnOnce(ServiceReply<T>) -> Command) -> Option<Result<T, ServiceError>> {
+        let (reply, answer) = oneshot::channel();
+        if self.commands.send(command(reply)).await.is_err() {
+            return Some(Err(closed()));
+        }
+        answer.await.ok()
+    }
+}
+
+fn closed() -> ServiceError {
+    ServiceError::Internal("the coordinator is shutting down".to_owned())
 }

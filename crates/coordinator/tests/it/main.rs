@@ -10,6 +10,7 @@ mod from_yaml;
 mod handouts;
 mod leases;
 mod repositories;
+mod requests;
 mod schedule;
 mod service;
 mod store;
