@@ -1,9 +1,10 @@
 //! The coverage of a job, from its trace (pipeline-yaml 1.2, `coverage`).
 //!
-//! Invariant: no trace and no expression makes this panic.
+//! Invariants: no trace and no expression makes this panic, and memory is bounded whatever the trace is.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
+use std::io::{self, Cursor, Read, Seek, SeekFrom};
 use std::sync::LazyLock;
 
 use muster_pipeline::regexp;
@@ -11,6 +12,10 @@ use regex::Regex;
 
 /// Bytes of the stamp at the start of each line of a trace with timestamps.
 const STAMP_BYTES: usize = 32;
+/// Bytes that are read at once.
+const CHUNK: u64 = 64 * 1024;
+/// Bytes of a line that are looked at: its last ones.
+const LINE_MAX: usize = 64 * 1024;
 
 /// Section markers, and the escape sequences of colours and cursor.
 #[expect(clippy::expect_used, reason = "the pattern is fixed, and a test compiles it")]
@@ -35,8 +40,28 @@ static NUMBER: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\d+(?:\.\d+)?").e
 /// last match, and in that the first number. `None` where there is none, or the expression is not RE2.
 #[must_use]
 pub fn find(expression: &str, trace: &str) -> Option<f64> {
-    let regex = regexp::compile(expression).ok()?;
-    joined_lines(trace).iter().rev().find_map(|line| number(&regex, &CONTROL.replace_all(line, "")))
+    // Memory cannot fail to be read.
+    find_in(expression, Cursor::new(trace)).unwrap_or_default()
+}
+
+/// The same in a file, which is read from its end on and no further than to the line that matches. However large it is,
+/// a few lines of it are in memory.
+///
+/// # Errors
+/// Those of reading.
+pub fn find_in(expression: &str, trace: impl Read + Seek) -> io::Result<Option<f64>> {
+    let Ok(regex) = regexp::compile(expression) else { return Ok(None) };
+    let mut lines = LinesFromEnd::open(trace)?;
+    let mut begun = Begun::default();
+    while let Some(line) = lines.next()? {
+        let Some(line) = begun.join(&line) else { continue };
+        if let Some(found) = number(&regex, &CONTROL.replace_all(&line, "")) {
+            return Ok(Some(found));
+        }
+    }
+    // The line that they go on from is missing.
+    let mut rests = begun.0.into_values().rev();
+    Ok(rests.find_map(|rest| number(&regex, &CONTROL.replace_all(&rest, ""))))
 }
 
 /// The number that the last match in a line holds. What counts of a match with groups is its last group.
@@ -46,25 +71,98 @@ fn number(regex: &Regex, line: &str) -> Option<f64> {
     NUMBER.find(fragment.as_str())?.as_str().parse().ok()
 }
 
-/// The lines of a trace, without stamps; a continuation is joined to the line of its stream that it goes on from.
-fn joined_lines(trace: &str) -> Vec<Cow<'_, str>> {
-    let mut lines: Vec<Cow<'_, str>> = Vec::new();
-    let mut last_of_stream: HashMap<&str, usize> = HashMap::new();
-    for line in trace.split('\n') {
+/// What was read of lines whose begin is still to come, by stream. There are few streams: two digits and a letter.
+#[derive(Default)]
+struct Begun(BTreeMap<String, String>);
+
+impl Begun {
+    /// Takes the line before the last one. The answer is a whole line without its stamp, or `None` where it is the
+    /// continuation of one before.
+    fn join<'a>(&mut self, line: &'a str) -> Option<Cow<'a, str>> {
         let Some((_, [stream, flag])) = STAMP.captures(line).map(|stamp| stamp.extract()) else {
-            lines.push(Cow::Borrowed(line));
-            continue;
+            return Some(Cow::Borrowed(line));
         };
         let text = &line[STAMP_BYTES..];
-        match last_of_stream.get(stream).and_then(|index| lines.get_mut(*index)) {
-            Some(begun) if flag == "+" => begun.to_mut().push_str(text),
-            _ => {
-                last_of_stream.insert(stream, lines.len());
-                lines.push(Cow::Borrowed(text));
+        let rest = self.0.remove(stream);
+        if flag == "+" {
+            let mut joined = text.to_owned() + rest.as_deref().unwrap_or_default();
+            cut_front(&mut joined);
+            self.0.insert(stream.to_owned(), joined);
+            return None;
+        }
+        Some(rest.map_or(Cow::Borrowed(text), |rest| Cow::Owned(text.to_owned() + &rest)))
+    }
+}
+
+/// Leaves the last [`LINE_MAX`] bytes, or a few less.
+fn cut_front(text: &mut String) {
+    if let Some(over) = text.len().checked_sub(LINE_MAX) {
+        let from = (over..text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
+        text.drain(..from);
+    }
+}
+
+/// The lines of a file, the last one first. Of a line that is longer than [`LINE_MAX`] its end alone is seen.
+struct LinesFromEnd<T> {
+    file: T,
+    /// What is before this offset is still to be read.
+    unread: u64,
+    /// What was read and not given out; it ends where the next line ends.
+    held: Vec<u8>,
+    /// Nothing of `held` from here on is a line's end.
+    searched: usize,
+    /// The end of the line that `held` ends with was given out.
+    within_long: bool,
+    over: bool,
+}
+
+impl<T: Read + Seek> LinesFromEnd<T> {
+    fn open(mut file: T) -> io::Result<Self> {
+        let unread = file.seek(SeekFrom::End(0))?;
+        Ok(Self { file, unread, held: Vec::new(), searched: 0, within_long: false, over: false })
+    }
+
+    fn next(&mut self) -> io::Result<Option<String>> {
+        while !self.over {
+            let end = self.held.iter().take(self.searched).rposition(|byte| *byte == b'\n');
+            let line = if let Some(end) = end {
+                let line = self.held.split_off(end + 1);
+                self.held.truncate(end);
+                self.searched = end;
+                line
+            } else if self.unread == 0 {
+                self.over = true;
+                std::mem::take(&mut self.held)
+            } else if self.held.len() > LINE_MAX {
+                let line = std::mem::take(&mut self.held);
+                self.searched = 0;
+                if !std::mem::replace(&mut self.within_long, true) {
+                    return Ok(Some(String::from_utf8_lossy(&line).into_owned()));
+                }
+                continue;
+            } else {
+                self.read_before()?;
+                continue;
+            };
+            if !std::mem::take(&mut self.within_long) {
+                return Ok(Some(String::from_utf8_lossy(&line).into_owned()));
             }
         }
+        Ok(None)
     }
-    lines
+
+    /// Reads the bytes before those that are held.
+    fn read_before(&mut self) -> io::Result<()> {
+        let size = self.unread.min(CHUNK);
+        self.unread -= size;
+        self.file.seek(SeekFrom::Start(self.unread))?;
+        let mut bytes = Vec::new();
+        self.file.by_ref().take(size).read_to_end(&mut bytes)?;
+        self.searched = bytes.len();
+        bytes.append(&mut self.held);
+        self.held = bytes;
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -95,5 +193,65 @@ mod tests {
         assert_eq!(find(r"^Lines:\s+93\.5%$", trace), Some(93.5));
         assert_eq!(find("^Running$", "section_start:1:x[collapsed=true]\r\u{1b}[0KRunning 1"), None);
         assert_eq!(find("^Running 1$", "section_start:1:x[collapsed=true]\r\u{1b}[0KRunning 1"), Some(1.0));
+    }
+
+    /// Counts what is read of it.
+    struct Counted<'a>(Cursor<&'a [u8]>, &'a mut usize);
+
+    impl Read for Counted<'_> {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            let read = self.0.read(into)?;
+            *self.1 += read;
+            Ok(read)
+        }
+    }
+
+    impl Seek for Counted<'_> {
+        fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+            self.0.seek(to)
+        }
+    }
+
+    #[test]
+    fn lines_are_whole_wherever_the_chunks_end() {
+        let chunk = usize::try_from(CHUNK).expect("small");
+        for shift in [chunk - 12, chunk - 11, chunk - 6, chunk - 5, chunk - 1, chunk, chunk + 1, 3 * chunk - 6] {
+            // Of the line with the number so many bytes and the rest lie in different chunks.
+            let trace = format!("cov 7%\nä\ncov 12.5%\n{}\n", "x\n".repeat(shift / 2) + &"y".repeat(shift % 2));
+            assert_eq!(find(r"^cov \d+\.\d%$", &trace), Some(12.5), "{shift}");
+            assert_eq!(find(r"^cov \d+%$", &trace), Some(7.0), "{shift}");
+        }
+    }
+
+    #[test]
+    fn what_is_before_the_line_that_matches_is_not_read() {
+        let mut read = 0;
+        let trace = "noise\n".repeat(50_000) + "cov 50%\n";
+        let counted = Counted(Cursor::new(trace.as_bytes()), &mut read);
+        assert_eq!(find_in("cov", counted).expect("read"), None, "no number in the match");
+        assert_eq!(read, trace.len(), "all is read where nothing is found");
+        read = 0;
+        let counted = Counted(Cursor::new(trace.as_bytes()), &mut read);
+        assert_eq!(find_in(r"cov \d+", counted).expect("read"), Some(50.0));
+        assert_eq!(read, usize::try_from(CHUNK).expect("small"));
+    }
+
+    #[test]
+    fn of_an_endless_line_its_end_counts_and_the_line_before_it_is_whole() {
+        let long = "cov 1% ".repeat(40_000);
+        let trace = format!("first: cov 3%\n{long}cov 2%");
+        assert_eq!(find(r"cov \d%", &trace), Some(2.0));
+        assert_eq!(find(r"^first: cov \d%$", &trace), Some(3.0));
+        let stamp = |flag: char| format!("2026-11-21T09:32:20.888012Z 01O{flag}");
+        let pieces: String = (0..1000).map(|_| format!("{}{}\n", stamp('+'), "z".repeat(1000))).collect();
+        let trace = format!("{}cov\n{}begin\n{pieces}{} 93.5%\n", stamp(' '), stamp(' '), stamp('+'));
+        assert_eq!(find(r"z 93\.5%$", &trace), Some(93.5));
+        let mut lines = LinesFromEnd::open(Cursor::new(&trace)).expect("open");
+        let (mut begun, mut most) = (Begun::default(), 0);
+        while let Some(line) = lines.next().expect("read") {
+            begun.join(&line);
+            most = most.max(begun.0.values().map(String::len).sum::<usize>() + lines.held.len());
+        }
+        assert!(most <= 4 * LINE_MAX, "{most}");
     }
 }

@@ -160,8 +160,9 @@ impl Coordinator {
         let Some(expression) = grant.coverage.clone() else { return Ok(None) };
         let path = self.traces.path(job);
         blocking(move || {
-            let trace = std::fs::read(&path).unwrap_or_default();
-            Ok(coverage::find(&expression, &String::from_utf8_lossy(&trace)))
+            let found = std::fs::File::open(&path).and_then(|trace| coverage::find_in(&expression, trace));
+            // Without a trace, or with one that cannot be read, the job's end stands.
+            Ok(found.unwrap_or_default())
         })
         .await
     }
