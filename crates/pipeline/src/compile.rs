@@ -96,6 +96,9 @@ fn finish(loaded: Loaded, context: &Context, sources: &dyn Sources) -> Compiled 
         }
     }
     compiled.diagnostics = problems.into_list();
+    for diagnostic in &mut compiled.diagnostics {
+        diagnostic.narrow(&loaded.sources);
+    }
     compiled.sources = loaded.sources;
     compiled
 }

@@ -4,7 +4,9 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::expression::ExpressionError;
 use crate::node::{SourceId, Span};
+use crate::part::Part;
 
 /// The texts that were read, so that a [`Span`] can be shown.
 #[derive(Debug, Clone, Default)]
@@ -64,13 +66,22 @@ pub struct Diagnostic {
     pub related: Vec<(Span, String)>,
     /// What to do: "did you mean `coverage`?".
     pub help: Option<String>,
+    /// What of the text at `span` is meant, until the sources are at hand.
+    pub(crate) part: Option<Box<Part>>,
 }
 
 impl Diagnostic {
     /// An error at `span`.
     #[must_use]
     pub fn error(span: impl Into<Option<Span>>, message: impl Into<String>) -> Self {
-        Self { severity: Severity::Error, message: message.into(), span: span.into(), related: Vec::new(), help: None }
+        Self {
+            severity: Severity::Error,
+            message: message.into(),
+            span: span.into(),
+            related: Vec::new(),
+            help: None,
+            part: None,
+        }
     }
 
     /// A warning at `span`.
@@ -84,6 +95,19 @@ impl Diagnostic {
     pub fn help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());
         self
+    }
+
+    /// At the place in `text`, the scalar at the span, that an error of its expression means.
+    pub(crate) fn inside(mut self, text: &Arc<str>, error: &ExpressionError) -> Self {
+        self.part = Some(Box::new(Part { text: text.clone(), offset: error.offset, length: error.length() }));
+        self
+    }
+
+    /// Makes the span as narrow as it can be.
+    pub(crate) fn narrow(&mut self, sources: &SourceMap) {
+        if let Some((part, span)) = self.part.take().zip(self.span) {
+            self.span = part.find(span, sources).or(Some(span));
+        }
     }
 
     /// With another place.

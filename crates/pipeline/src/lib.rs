@@ -26,6 +26,7 @@ pub mod load;
 pub mod model;
 pub mod nearest;
 pub mod node;
+mod part;
 mod preview;
 pub mod ref_match;
 pub mod regexp;

@@ -124,7 +124,7 @@ impl Expressions {
                 Some(Condition { text: text.clone(), expression, span: node.span })
             }
             Err(error) => {
-                let diagnostic = Diagnostic::error(node.span, format!("{at} {error}"));
+                let diagnostic = Diagnostic::error(node.span, format!("{at} {error}")).inside(text, &error);
                 problems.push(match error.help {
                     Some(help) => diagnostic.help(help),
                     None => diagnostic,

@@ -50,6 +50,17 @@ impl ExpressionError {
         Self { kind, offset, help: None }
     }
 
+    /// How many bytes from the offset on are wrong; none where something is missing.
+    #[must_use]
+    pub fn length(&self) -> usize {
+        match &self.kind {
+            ExpressionErrorKind::UnknownLexeme(text) | ExpressionErrorKind::Unexpected(text) => text.len(),
+            ExpressionErrorKind::Empty | ExpressionErrorKind::MissingValue | ExpressionErrorKind::TooManyTokens => 0,
+            ExpressionErrorKind::Unclosed | ExpressionErrorKind::Regexp(_) => 1,
+            ExpressionErrorKind::ValueIsNoRegexp(_) => 2,
+        }
+    }
+
     pub(super) fn with_help(mut self, help: impl Into<Option<String>>) -> Self {
         self.help = help.into();
         self

@@ -238,17 +238,10 @@ fn rules(name: &str, kind: Kind, map: &Map, diagnostics: &mut Vec<Diagnostic>) -
             continue;
         };
         unknown_keys(map, RULE_KEYS, &format!("spec:inputs:{name}:rules"), diagnostics);
-        let condition = match map.get("if").map(|node| (node, node.as_str().map(expression::parse_input_rule))) {
-            None => None,
-            Some((_, Some(Ok(expression)))) => Some(expression),
-            Some((node, problem)) => {
-                let (reason, help) = match problem {
-                    Some(Err(error)) => (error.to_string(), error.help),
-                    _ => (format!("`if` takes an expression, not {}", node.kind()), None),
-                };
-                let mut problem = Diagnostic::error(node.span, format!("`{name}` input: {reason}"));
-                problem.help = help;
-                diagnostics.push(problem);
+        let condition = match map.get("if").map(|node| condition(name, node)).transpose() {
+            Ok(condition) => condition,
+            Err(problem) => {
+                diagnostics.push(*problem);
                 continue;
             }
         };
@@ -256,6 +249,19 @@ fn rules(name: &str, kind: Kind, map: &Map, diagnostics: &mut Vec<Diagnostic>) -
         rules.push(Rule { condition, span: item.span, options: options(name, kind, map, diagnostics), default });
     }
     rules
+}
+
+/// `if` of a rule.
+fn condition(name: &str, node: &Node) -> Result<Expression, Box<Diagnostic>> {
+    let Value::String(text) = &node.value else {
+        let message = format!("`{name}` input: `if` takes an expression, not {}", node.kind());
+        return Err(Diagnostic::error(node.span, message).into());
+    };
+    expression::parse_input_rule(text).map_err(|error| {
+        let mut problem = Diagnostic::error(node.span, format!("`{name}` input: {error}")).inside(text, &error);
+        problem.help = error.help;
+        problem.into()
+    })
 }
 
 fn component(node: &Node, diagnostics: &mut Vec<Diagnostic>) -> Vec<String> {

@@ -155,6 +155,9 @@ impl<'a> Loader<'a> {
         }
         let mut seen = std::collections::HashSet::new();
         self.diagnostics.retain(|diagnostic| seen.insert((diagnostic.span, diagnostic.message.clone())));
+        for diagnostic in &mut self.diagnostics {
+            diagnostic.narrow(&self.texts);
+        }
         Loaded {
             root: Node::new(Value::Map(Arc::new(map)), start),
             sources: self.texts,

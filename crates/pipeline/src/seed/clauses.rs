@@ -66,7 +66,7 @@ impl<'a> Clauses<'a> {
             Ok(holds) => holds,
             Err(error) => {
                 let message = format!("`{}` is taken as false: {error}", condition.text);
-                problems.push(Diagnostic::warning(condition.span, message));
+                problems.push(Diagnostic::warning(condition.span, message).inside(&condition.text, &error));
                 false
             }
         }

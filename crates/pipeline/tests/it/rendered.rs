@@ -92,6 +92,30 @@ fn an_include_rule_with_a_bare_word() {
     ));
 }
 
+/// The label stands below the character, in each place that has expressions and in each way to write them.
+#[test]
+fn an_expression_that_is_wrong_inside() {
+    let file = "spec:\n  inputs:\n    größe:\n      default: x\n      rules:\n        - if: \"$[[ inputs.größe ]] == \\\"x\\\"\"\n---\n";
+    let text = r#"include:
+  - local: c.yml
+    rules: [{if: '$A = "b"'}]
+  - local: d.yml
+workflow: {rules: [{if: "ü $A == \"b\""}]}
+a:
+  script: [x]
+  rules:
+    - if: $A == "b" && ($B
+    - if: '$A == ''b'' &&'
+    - if: |
+        $A == b
+b:
+  script: [x]
+  only: {variables: ["$A =~ /[a/"]}
+"#;
+    let compiled = world().file("d.yml", file).compile(text);
+    insta::assert_snapshot!(render(&compiled.diagnostics, &compiled.sources, false));
+}
+
 #[test]
 fn a_blank_file_and_a_binary_one() {
     insta::assert_snapshot!(shown(&world(), ""));

@@ -1,0 +1,78 @@
+//! A part of a scalar, found again in the file: for errors inside an expression.
+
+use std::sync::Arc;
+
+use crate::diagnostic::SourceMap;
+use crate::node::Span;
+use crate::yaml::span_inside;
+
+/// Which bytes of a scalar's text are meant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// The text, after quotes and escapes.
+    pub(crate) text: Arc<str>,
+    /// The first byte that is meant.
+    pub(crate) offset: usize,
+    /// How many bytes are meant.
+    pub(crate) length: usize,
+}
+
+impl Part {
+    /// The place of the part, where `whole` is that of the scalar. `None` where the file does not have the text as it
+    /// is: in a block or over several lines, with other escapes than those of quotes, after interpolation.
+    pub(crate) fn find(&self, whole: Span, sources: &SourceMap) -> Option<Span> {
+        let source = sources.get(whole.source)?;
+        let written = source.text.get(usize::try_from(whole.start).ok()?..usize::try_from(whole.end).ok()?)?;
+        let start = written_offset(written, &self.text, self.offset)?;
+        let end = written_offset(written, &self.text, self.offset + self.length)?;
+        Some(span_inside(whole, written, start, end.saturating_sub(start)))
+    }
+}
+
+/// Where in `written`, a plain or quoted scalar on one line, the byte `at` of its `text` stands.
+fn written_offset(written: &str, text: &str, at: usize) -> Option<usize> {
+    if written.contains('\n') || !text.is_char_boundary(at) {
+        return None;
+    }
+    if written.trim_end() == text {
+        return Some(at);
+    }
+    let quote = written.chars().next().filter(|quote| matches!(quote, '"' | '\''))?;
+    let mut rest = written.get(1..)?.strip_suffix(quote)?;
+    let mut found = None;
+    for (index, char) in text.char_indices() {
+        if index == at {
+            found = Some(written.len() - 1 - rest.len());
+        }
+        rest = match (quote, char) {
+            ('\'', '\'') => rest.strip_prefix("''")?,
+            ('"', '"' | '\\') => rest.strip_prefix('\\')?.strip_prefix(char)?,
+            ('"', '/') => rest.strip_prefix('\\').unwrap_or(rest).strip_prefix('/')?,
+            _ => rest.strip_prefix(char)?,
+        };
+    }
+    rest.is_empty().then(|| found.unwrap_or(written.len() - 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_byte_is_found_where_the_text_is_written() {
+        for (written, text, at, expected) in [
+            ("$A = b", "$A = b", 3, Some(3)),
+            ("$A = b  ", "$A = b", 6, Some(6)),
+            ("'$A = ''b'", "$A = 'b", 6, Some(8)),
+            (r#""ü\"\\\/ b""#, r#"ü"\/ b"#, 6, Some(10)),
+            ("\"$A ==\"", "$A ==", 5, Some(6)),
+            ("\"\\x41 = b\"", "A = b", 2, None),
+            ("|\n  $A = b\n", "$A = b\n", 3, None),
+            ("'$[[ inputs.a ]] = b'", "x = b", 2, None),
+            ("'", "'", 2, None),
+            ("ü", "ü", 1, None),
+        ] {
+            assert_eq!(written_offset(written, text, at), expected, "{written}");
+        }
+    }
+}
