@@ -115,6 +115,7 @@ fn show_runs(project: &ProjectState) {
         let (style, outcome) = match record.outcome.as_deref() {
             Some("passed") => (ui::GOOD, "passed"),
             Some("failed") => (ui::BAD, "failed"),
+            Some("blocked") => (ui::WARN, "blocked"),
             Some("error") => (ui::BAD, "broken off"),
             Some(_) => (ui::WARN, "cancelled"),
             None if project.is_live(number) => (ui::BUSY, "running"),

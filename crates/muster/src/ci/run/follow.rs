@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_coordinator::views::{Event, JobView, PipelineSummary};
+use muster_coordinator::views::{Event, JobKind, JobView, PipelineSummary};
 use muster_coordinator::{Coordinator, CoordinatorError};
 use muster_job::{JobId, JobStatus, PipelineId};
 use tokio::sync::broadcast;
@@ -27,19 +27,52 @@ pub(super) struct Picture {
 }
 
 impl Picture {
-    /// Whether nothing more happens by itself.
-    pub(super) fn is_done(&self) -> bool {
+    /// Whether every pipeline has ended.
+    pub(super) fn has_ended(&self) -> bool {
         !self.pipelines.is_empty()
-            && self.pipelines.values().all(|found| found.status.is_complete() || found.status == JobStatus::Manual)
+            && self.pipelines.values().all(|found| found.status.is_complete())
             && !self.jobs.values().any(|job| job.status.is_on_runner())
     }
 
-    /// Whether a failure counts: of the root pipeline, or of a child whose bridge does not answer for it (C222).
+    /// Whether nothing more happens by itself: what has not ended waits for a person, or for a pipeline that does.
+    /// In the middle of a batch of events this may look so for a moment: ask again after [`Follower::read_anew`].
+    pub(super) fn is_still(&self) -> bool {
+        !self.pipelines.is_empty() && !self.current_jobs().any(|job| self.goes_on(job))
+    }
+
+    /// Whether something will come of this job without a person. A job that waits for its turn or for a resource does
+    /// so for another one.
+    fn goes_on(&self, job: &JobView) -> bool {
+        match job.status {
+            JobStatus::Pending | JobStatus::Scheduled | JobStatus::Canceling => true,
+            JobStatus::Running => match (job.kind, job.downstream.and_then(|child| self.pipelines.get(&child))) {
+                // A bridge whose child has not ended is as alive as the child's jobs.
+                (JobKind::Bridge, Some(child)) => child.status.is_complete(),
+                _ => true,
+            },
+            _ => false,
+        }
+    }
+
+    /// Whether a person has to go on: something has not ended, and nothing more happens by itself.
+    pub(super) fn is_blocked(&self) -> bool {
+        !self.has_ended() && self.is_still()
+    }
+
+    /// Whether a failure counts: of the root pipeline, or of a child whose bridge does not answer for it (C222). A
+    /// pipeline that waits for a person has failed if one of its jobs has.
     pub(super) fn has_failed(&self) -> bool {
         self.pipelines.values().any(|pipeline| {
             let answered_for = pipeline.parent.and_then(|parent| self.jobs.get(&parent.bridge));
-            pipeline.status == JobStatus::Failed
-                && answered_for.is_none_or(|bridge| bridge.status == JobStatus::Success)
+            let of_pipeline = |job: &&Arc<JobView>| job.pipeline == pipeline.id;
+            let failed = pipeline.status == JobStatus::Failed
+                || !pipeline.status.is_complete()
+                    && self
+                        .current_jobs()
+                        .filter(of_pipeline)
+                        .any(|job| job.status == JobStatus::Failed && !job.allow_failure);
+            failed
+                && answered_for.is_none_or(|bridge| bridge.status == JobStatus::Success || !bridge.status.is_complete())
         })
     }
 
@@ -147,8 +180,12 @@ impl Follower {
         Ok(())
     }
 
-    /// After more events than could be kept: what is there now, as if each had come once more.
-    async fn read_anew(&mut self, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
+    /// What is there now, as if each event had come once more: after more events than could be kept, and where a
+    /// decision needs the whole of a batch.
+    ///
+    /// # Errors
+    /// [`CoordinatorError`] if the coordinator is gone.
+    pub(super) async fn read_anew(&mut self, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
         self.events = self.coordinator.subscribe();
         for summary in self.coordinator.pipelines().await? {
             let view = self.coordinator.pipeline(summary.id).await?;

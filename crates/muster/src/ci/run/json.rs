@@ -83,6 +83,7 @@ impl Reporter for Json {
 
     fn finished(&mut self, ending: &Ending<'_>) {
         let status = match ending.status {
+            ExitStatus::Passed if ending.picture.is_blocked() => "blocked",
             ExitStatus::Passed => "passed",
             ExitStatus::Failed => "failed",
             ExitStatus::BadConfiguration => "error",

@@ -267,7 +267,8 @@ async fn with_coordinator(
     let elapsed = started.elapsed();
     let critical_path = summary::critical_jobs(pipeline, created, &follower.picture);
     reporter.finished(&Ending { status, elapsed, picture: &follower.picture, critical_path });
-    record.outcome = Some(outcome(status).to_owned());
+    let blocked = status == ExitStatus::Passed && follower.picture.is_blocked();
+    record.outcome = Some(if blocked { "blocked" } else { outcome(status) }.to_owned());
     record.duration_ms = u64::try_from(elapsed.as_millis()).ok();
     record.write(&run.folder)?;
     tasks.end().await;
@@ -297,7 +298,14 @@ async fn follow(
 ) -> Result<bool, CiError> {
     let mut interrupted = 0;
     let mut pinned = BTreeSet::from([pipeline]);
-    while !follower.picture.is_done() {
+    loop {
+        if follower.picture.has_ended() || follower.picture.is_still() {
+            // What was told so far may be the half of a batch.
+            follower.read_anew(reporter).await?;
+            if follower.picture.has_ended() || follower.picture.is_still() {
+                return Ok(interrupted > 0);
+            }
+        }
         let out_of_storage = follower.out_of_storage();
         tokio::select! {
             step = follower.next() => {
@@ -324,5 +332,4 @@ async fn follow(
             }
         }
     }
-    Ok(interrupted > 0)
 }

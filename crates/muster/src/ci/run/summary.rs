@@ -56,6 +56,7 @@ pub(super) fn summary(ending: &Ending<'_>) -> String {
         let _ = writeln!(text, "{} {} ({hint})", ui::paint(ui::DIM, "manual, not run:"), waiting.join(", "));
     }
     let (style, word) = match ending.status {
+        ExitStatus::Passed if ending.picture.is_blocked() => (ui::WARN, "blocked"),
         ExitStatus::Passed if failed.is_empty() => (ui::GOOD, "passed"),
         ExitStatus::Passed => (ui::WARN, "passed with warnings"),
         ExitStatus::Failed | ExitStatus::BadConfiguration => (ui::BAD, "failed"),

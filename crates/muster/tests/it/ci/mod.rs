@@ -1,5 +1,6 @@
 //! `muster ci` as a person uses it: the real executable on small repositories.
 
+mod blocked;
 mod disk;
 mod failures;
 mod habits;
