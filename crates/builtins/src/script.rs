@@ -32,7 +32,8 @@ pub(crate) async fn run(context: &Context, script: &Script, stop: &Stop) -> Resu
     };
     let args: Vec<OsString> = if script.login { vec!["-l".into()] } else { Vec::new() };
     let stdin = Some(frame.text().into_bytes());
-    let command = Command { program: shell.path.clone(), args, env: context.environment(), work_dir: None, stdin };
+    let (program, env) = (shell.path.clone(), context.environment());
+    let command = Command { program, args, env, stdin, ..Command::default() };
     context.wait(command, stop).await
 }
 

@@ -5,18 +5,13 @@
 pub enum Stream {
     /// Muster's own words.
     Runner,
-    /// What the job's processes write to their standard output.
+    /// What the job's processes write, to standard output or standard error: both are one pipe, because a person reads
+    /// them as one text, and two pipes would not tell which was written first.
     Output,
-    /// What the job's processes write to their standard error.
-    Error,
 }
 
 /// Takes a job's log. Clones of the `Arc` around it write to one log, in the order of their calls.
 pub trait Log: Send + Sync {
     /// Appends bytes; never waits for a reader. A log that cannot be kept stops the job by its own means.
     fn write(&self, stream: Stream, bytes: &[u8]);
-
-    /// Whether standard output and error have to come apart (timestamps). If not, they share one pipe and so keep
-    /// their order.
-    fn separates_streams(&self) -> bool;
 }

@@ -125,3 +125,16 @@ async fn nothing_to_upload_is_told_and_is_no_failure() {
     assert_eq!(result.outcome, Outcome::Success);
     assert!(log.contains("ERROR: No files to upload"), "{log}");
 }
+
+#[tokio::test]
+async fn untracked_files_are_those_that_git_lists_whatever_it_says_on_the_side() {
+    let (_coordinator, served) = coordinator().await;
+    let mut agent = Agent::start().await;
+    let untracked = ArtifactsUpload { untracked: true, paths: Vec::new(), ..archive() };
+    let make = "git init -q . && echo a > 'new file' && git add 'new file' && echo b > other";
+    let plan = to(&served, agent.plan(vec![script(&[make]), upload(untracked)]));
+    agent.run("1-1", &plan, &[variable("GIT_TRACE", "1")]).await;
+    let log = agent.log("1-1").await;
+    assert!(log.contains("untracked: found 1 files\n") && log.contains("201 Created id=7"), "{log}");
+    assert!(log.contains("trace: built-in: git ls-files -o -z"), "{log}");
+}

@@ -54,15 +54,30 @@ async fn lines_carry_time_and_stream_when_asked_to() {
     let (log, _) = agent.complete(&plan).await;
     let tail = |line: &str| line.get(28..).unwrap_or_default().to_owned();
     let lines: Vec<String> = log.lines().map(tail).collect();
-    for expected in ["01O out", "01E err", "00O \x1b[32;1mJob succeeded\x1b[0;m"] {
+    for expected in ["01O out", "01O err", "00O \x1b[32;1mJob succeeded\x1b[0;m"] {
         assert!(lines.iter().any(|line| line == expected), "{log}");
     }
 }
 
 #[tokio::test]
+async fn both_streams_come_in_the_order_of_writing() {
+    let mut agent = Agent::start().await;
+    let command = "for n in $(seq 1000); do echo \"o $n\"; echo \"e $n\" >&2; done";
+    let mut plan = agent.plan(vec![script(&[command, "echo end"])]);
+    plan.timestamps = true;
+    let (log, result) = agent.complete(&plan).await;
+    assert_eq!(result.outcome, Outcome::Success);
+    let lines: Vec<&str> = log.lines().filter_map(|line| line.get(28..)).collect();
+    let expected = (1..=1000).flat_map(|n| ["o", "e"].map(|letter| format!("01O {letter} {n}")));
+    let expected: Vec<String> = expected.chain(["01O \x1b[32;1m$ echo end\x1b[0;m".to_owned()]).collect();
+    let first = lines.iter().position(|line| *line == "01O o 1").unwrap();
+    assert_eq!(lines[first..][..expected.len()], expected);
+}
+
+#[tokio::test]
 async fn a_last_line_without_its_end_stands_before_what_muster_says_next() {
     let mut agent = Agent::start().await;
-    let mut plan = agent.plan(vec![script(&["printf out; printf err >&2"]), after_script(&["printf after"])]);
+    let mut plan = agent.plan(vec![script(&["echo out; printf err >&2"]), after_script(&["printf after"])]);
     plan.timestamps = true;
     plan.trace_sections = true;
     let (log, _) = agent.complete(&plan).await;
@@ -72,7 +87,7 @@ async fn a_last_line_without_its_end_stands_before_what_muster_says_next() {
         found.unwrap_or_else(|| panic!("{texts:?} in {log}"))
     };
     let end = at(&["section_end:", ":step_script\r"]);
-    assert!(at(&["01O out"]) < end && at(&["01E err"]) < end, "{log}");
+    assert!(at(&["01O out"]) < end && at(&["01O err"]) < end, "{log}");
     assert!(end < at(&["section_start:", ":after_script\r"]), "{log}");
     assert!(at(&["01O after"]) < at(&["section_end:", ":after_script\r"]), "{log}");
 }

@@ -166,7 +166,7 @@ pub(super) async fn git(context: &Context, args: &[&str], dir: &Path, stop: &Sto
         args: args.iter().map(Into::into).collect(),
         env,
         work_dir: Some(dir.to_owned()),
-        stdin: None,
+        ..Command::default()
     };
     context.wait(command, stop).await
 }

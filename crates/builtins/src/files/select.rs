@@ -3,14 +3,13 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::fs;
+use std::io::{Read, Seek};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use globset::{GlobBuilder, GlobMatcher};
-use muster_steps::log::{Log, Stream};
 use muster_steps::process::{Command, Ended};
 use muster_steps::stop::Stop;
-use parking_lot::Mutex;
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -225,16 +224,17 @@ pub(crate) fn expand(text: &str, env: &HashMap<OsString, OsString>) -> String {
 /// What git does not track, ignored files included.
 async fn untracked(context: &Context, stop: &Stop) -> Result<Vec<PathBuf>, Failure> {
     use std::os::unix::ffi::OsStringExt;
-    let capture = Arc::new(Capture { out: Mutex::default(), other: context.log() });
-    let log: Arc<dyn Log> = Arc::<Capture>::clone(&capture);
+    let failed = || Failure::io("cannot keep the list of untracked files");
+    let list = Arc::new(tempfile::tempfile().map_err(failed())?);
     let command = Command {
         program: "git".into(),
         args: ["ls-files", "-o", "-z"].map(Into::into).into(),
         env: context.environment(),
         work_dir: Some(context.project_dir.clone()),
         stdin: None,
+        stdout: Some(Arc::clone(&list)),
     };
-    match context.processes.run(command, &log, stop, context.grace).await? {
+    match context.processes.run(command, &context.log(), stop, context.grace).await? {
         Ended::Stopped(cause) => return Err(Failure::Stopped(cause)),
         Ended::Exited(status) if !status.success() => {
             context.say(&style::warning("untracked: git cannot list the files"));
@@ -242,28 +242,11 @@ async fn untracked(context: &Context, stop: &Stop) -> Result<Vec<PathBuf>, Failu
         }
         Ended::Exited(_) => {}
     }
-    let out = std::mem::take(&mut *capture.out.lock());
+    let mut out = Vec::new();
+    let mut list = &*list;
+    list.rewind().and_then(|()| list.read_to_end(&mut out)).map_err(failed())?;
     let names = out.split(|byte| *byte == 0).filter(|name| !name.is_empty());
     Ok(names.map(|name| PathBuf::from(OsString::from_vec(name.to_vec()))).collect())
-}
-
-/// Keeps standard output, and passes on standard error.
-struct Capture {
-    out: Mutex<Vec<u8>>,
-    other: Arc<dyn Log>,
-}
-
-impl Log for Capture {
-    fn write(&self, stream: Stream, bytes: &[u8]) {
-        match stream {
-            Stream::Output => self.out.lock().extend_from_slice(bytes),
-            other => self.other.write(other, bytes),
-        }
-    }
-
-    fn separates_streams(&self) -> bool {
-        true
-    }
 }
 
 #[cfg(test)]

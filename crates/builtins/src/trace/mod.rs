@@ -69,8 +69,7 @@ impl Trace {
     #[must_use]
     pub fn new(options: &TraceOptions, sink: Box<dyn Sink>, already: u64, on_fault: OnFault) -> Self {
         // Without timestamps all streams are one text, and a secret may run through all of them.
-        let streams: &[Stream] =
-            if options.timestamps { &[Stream::Runner, Stream::Output, Stream::Error] } else { &[Stream::Runner] };
+        let streams: &[Stream] = if options.timestamps { &[Stream::Runner, Stream::Output] } else { &[Stream::Runner] };
         let channel = |stream: &Stream| {
             let stamper = options.timestamps.then(|| Stamper::new(*stream));
             (*stream, Channel { masker: Masker::new(&options.secrets), stamper })
@@ -92,10 +91,7 @@ impl Trace {
     /// before what Muster says next. Without timestamps all is one text, and nothing is out of order.
     pub fn end_lines(&self) {
         if self.timestamps {
-            self.pass_on(|inner| {
-                inner.finish(Stream::Output)?;
-                inner.finish(Stream::Error)
-            });
+            self.pass_on(|inner| inner.finish(Stream::Output));
         }
     }
 
@@ -135,10 +131,6 @@ impl Trace {
 impl Log for Trace {
     fn write(&self, stream: Stream, bytes: &[u8]) {
         self.pass_on(|inner| inner.put(stream, bytes));
-    }
-
-    fn separates_streams(&self) -> bool {
-        self.timestamps
     }
 }
 

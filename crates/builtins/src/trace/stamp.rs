@@ -1,4 +1,7 @@
 //! Lines with time and stream (runner-api 3.5): `2026-11-21T09:32:20.888012Z 01O hello`.
+//!
+//! The letter is always `O`, on purpose: gitlab-runner writes `E` for standard error, which it reads by a pipe of its own,
+//! so that its lines may overtake those of standard output. Here both are one pipe, and the order of writing counts more.
 
 use std::io::Write;
 
@@ -21,7 +24,6 @@ impl Stamper {
         let tag = match stream {
             Stream::Runner => "00O",
             Stream::Output => "01O",
-            Stream::Error => "01E",
         };
         Self { tag, line: Vec::new(), continues: false }
     }

@@ -40,7 +40,7 @@ fn written(options: &TraceOptions, pieces: &[(Stream, &[u8])]) -> String {
 #[test]
 fn without_timestamps_a_secret_is_masked_across_streams() {
     let options = TraceOptions { secrets: Secrets::new(["hunter22"], []), ..TraceOptions::default() };
-    assert_eq!(written(&options, &[(Stream::Output, b"hunt"), (Stream::Error, b"er22\n")]), "[MASKED]\n");
+    assert_eq!(written(&options, &[(Stream::Output, b"hunt"), (Stream::Runner, b"er22\n")]), "[MASKED]\n");
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn timestamps_mark_streams_and_continuations() {
         &options,
         &[
             (Stream::Output, b"one\ntw"),
-            (Stream::Error, b"bad\n"),
+            (Stream::Runner, b"own\n"),
             (Stream::Output, b"o\n10%\r"),
             (Stream::Output, b"20%\r"),
             (Stream::Output, b"30%\n"),
@@ -59,7 +59,7 @@ fn timestamps_mark_streams_and_continuations() {
     );
     let lines: Vec<(&str, &str)> = text.split_terminator('\n').map(|line| (&line[28..32], &line[32..])).collect();
     let expected =
-        [("01O ", "one"), ("01E ", "bad"), ("01O ", "two"), ("01O ", "10%\r20%\r"), ("01O+", "30%"), ("00O ", "end")];
+        [("01O ", "one"), ("00O ", "own"), ("01O ", "two"), ("01O ", "10%\r20%\r"), ("01O+", "30%"), ("00O ", "end")];
     assert_eq!(lines, expected);
     assert!(text.lines().all(|line| line.as_bytes()[26] == b'Z' && line.as_bytes()[27] == b' '));
 }
@@ -112,7 +112,7 @@ proptest! {
         let options = TraceOptions::default();
         let cut = cut.index(bytes.len() + 1);
         let (left, right) = bytes.split_at(cut);
-        let split = written(&options, &[(Stream::Output, left), (Stream::Error, right)]);
+        let split = written(&options, &[(Stream::Output, left), (Stream::Runner, right)]);
         prop_assert_eq!(split, String::from_utf8_lossy(&bytes));
     }
 }

@@ -76,7 +76,7 @@ impl Engine<'_> {
         let mut environment = self.environment.clone();
         let exports = self.exports.lock().clone();
         environment.extend(exports.iter().chain(env).map(|(key, value)| (key.into(), value.into())));
-        let command = Command { program, args, env: environment, work_dir: Some(dir), stdin };
+        let command = Command { program, args, env: environment, work_dir: Some(dir), stdin, stdout: None };
         match self.processes.run(command, &self.log, self.stop, self.grace).await? {
             Ended::Stopped(cause) => Err(StepError::Stopped(cause)),
             Ended::Exited(status) => match (status.code(), status.signal()) {

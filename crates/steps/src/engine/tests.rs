@@ -16,9 +16,6 @@ impl Log for Memory {
     fn write(&self, _: Stream, bytes: &[u8]) {
         self.0.lock().push_str(&String::from_utf8_lossy(bytes));
     }
-    fn separates_streams(&self) -> bool {
-        false
-    }
 }
 
 struct Echo;

@@ -1,6 +1,7 @@
 //! Starting one process, feeding it, and reading what it prints.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -42,6 +43,9 @@ pub struct Command {
     pub work_dir: Option<PathBuf>,
     /// Given on standard input, after the process was put in its place and recorded. None means `/dev/null`.
     pub stdin: Option<Vec<u8>>,
+    /// Takes standard output, for a program whose answer is read and not shown. None means the log, by the same pipe as
+    /// standard error.
+    pub stdout: Option<Arc<File>>,
 }
 
 /// How a process ended.
@@ -102,18 +106,18 @@ impl Processes {
 
     fn start(&self, command: &Command, log: &Arc<dyn Log>) -> Result<(Child, Drained), RunError> {
         let failed = |source: io::Error| RunError::Start { program: command.program.display().to_string(), source };
-        let (read_output, output) = pipe().map_err(failed)?;
-        let (read_error, error) = if log.separates_streams() {
-            let (read, write) = pipe().map_err(failed)?;
-            (Some(read), write)
-        } else {
-            (None, output.try_clone().map_err(failed)?)
+        // One pipe for output and errors, also where lines carry their stream: gitlab-runner has two, whose lines overtake
+        // each other. What is read here is in the order in which it was written.
+        let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
+        let output = match &command.stdout {
+            Some(file) => file.try_clone().map(OwnedFd::from),
+            None => write_end.try_clone(),
         };
         let mut process = tokio::process::Command::new(&command.program);
         process.args(&command.args).env_clear().envs(command.env.iter().map(|(key, value)| (key, value)));
         process.env(MARK, &self.mark).process_group(0).kill_on_drop(true);
         process.stdin(if command.stdin.is_some() { Stdio::piped() } else { Stdio::null() });
-        process.stdout(output).stderr(error);
+        process.stdout(output.map_err(failed)?).stderr(write_end);
         if let Some(dir) = &command.work_dir {
             process.current_dir(dir);
         }
@@ -129,12 +133,7 @@ impl Processes {
         // Our copies of the writing ends go away here, so that the end of the last writer is seen.
         drop(process);
         let (read, drained) = watch::channel(());
-        let read = Arc::new(read);
-        let mut pumps = self.pumps.lock();
-        pumps.spawn(pump(read_output, Arc::clone(log), Stream::Output, Arc::clone(&read)));
-        if let Some(read_error) = read_error {
-            pumps.spawn(pump(read_error, Arc::clone(log), Stream::Error, read));
-        }
+        self.pumps.lock().spawn(pump(read_end, Arc::clone(log), read));
         Ok((child, Drained(drained)))
     }
 
@@ -181,11 +180,7 @@ impl Processes {
     }
 }
 
-fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
-    Ok(pipe_with(PipeFlags::CLOEXEC)?)
-}
-
-/// The output of a process, as far as it was read: changes with each piece, and closes with the last pump.
+/// The output of a process, as far as it was read: changes with each piece, and closes with the pump.
 struct Drained(watch::Receiver<()>);
 
 impl Drained {
@@ -198,7 +193,7 @@ impl Drained {
 }
 
 /// Copies a pipe to the log until its last writer is gone; `read` is told of each piece.
-async fn pump(pipe: OwnedFd, log: Arc<dyn Log>, stream: Stream, read: Arc<watch::Sender<()>>) {
+async fn pump(pipe: OwnedFd, log: Arc<dyn Log>, read: watch::Sender<()>) {
     let mut pipe = match Receiver::from_owned_fd(pipe) {
         Ok(pipe) => pipe,
         Err(error) => {
@@ -208,7 +203,7 @@ async fn pump(pipe: OwnedFd, log: Arc<dyn Log>, stream: Stream, read: Arc<watch:
     };
     let mut buffer = vec![0; CHUNK];
     while let Ok(length @ 1..) = pipe.read(&mut buffer).await {
-        log.write(stream, buffer.get(..length).unwrap_or_default());
+        log.write(Stream::Output, buffer.get(..length).unwrap_or_default());
         read.send_replace(());
     }
 }

@@ -20,9 +20,6 @@ impl Log for Memory {
     fn write(&self, _: Stream, bytes: &[u8]) {
         self.0.lock().extend_from_slice(bytes);
     }
-    fn separates_streams(&self) -> bool {
-        false
-    }
 }
 
 impl Memory {
