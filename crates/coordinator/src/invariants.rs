@@ -1,7 +1,7 @@
 //! What must hold whatever happens, as code: the actor checks it after every write, the tests check it on what they see.
 //!
 //! The numbers are those of the life of a job: J1 (one final state), J2 (one taker at a time, and none after the first
-//! that showed life).
+//! that showed life), J4 (no limit of how many at once is exceeded).
 
 use std::collections::HashMap;
 
@@ -47,6 +47,38 @@ pub enum Violation {
         /// Its state.
         status: JobStatus,
     },
+    /// J4: more jobs ran at once than their limit allows.
+    #[error("J4: {found} jobs ran at once, and {limit} may")]
+    TooManyAtOnce {
+        /// How many.
+        found: usize,
+        /// Their limit.
+        limit: usize,
+    },
+}
+
+/// J4: whether never more than `limit` of `jobs` ran at once. Of each it takes when it started and when it finished, by
+/// any clock that all share; `None`: it still runs. A job that starts in the instant in which another ends follows it.
+///
+/// # Errors
+/// [`Violation::TooManyAtOnce`] with the most that ran at once.
+pub fn at_most<T: Ord>(limit: usize, jobs: impl IntoIterator<Item = (T, Option<T>)>) -> Result<(), Violation> {
+    // In an instant, ends (false) come before starts (true).
+    let mut steps: Vec<(T, bool)> = Vec::new();
+    for (started, finished) in jobs {
+        // What took no time at all runs with nothing.
+        if finished.as_ref().is_none_or(|finished| *finished > started) {
+            steps.push((started, true));
+            steps.extend(finished.map(|finished| (finished, false)));
+        }
+    }
+    steps.sort();
+    let (mut running, mut found) = (0_usize, 0);
+    for (_, starts) in steps {
+        running = if starts { running + 1 } else { running.saturating_sub(1) };
+        found = found.max(running);
+    }
+    if found > limit { Err(Violation::TooManyAtOnce { found, limit }) } else { Ok(()) }
 }
 
 /// Follows records and compares each standing with the one before.
@@ -111,5 +143,15 @@ mod tests {
     fn no_job_runs_that_nobody_took() {
         let violation = Watch::default().note(JOB, standing(JobStatus::Running, 0, false)).expect_err("J2");
         assert!(matches!(violation, Violation::RunsUntaken { .. }), "{violation}");
+    }
+
+    #[test]
+    fn what_runs_at_once_is_counted() {
+        assert_eq!(at_most(2, [(1, Some(3)), (2, Some(4)), (3, Some(5)), (4, None), (2, Some(2))]), Ok(()));
+        assert_eq!(
+            at_most(1, [(1, Some(3)), (2, None), (0, Some(4))]),
+            Err(Violation::TooManyAtOnce { found: 3, limit: 1 })
+        );
+        assert_eq!(at_most(0, std::iter::empty::<(u8, Option<u8>)>()), Ok(()));
     }
 }

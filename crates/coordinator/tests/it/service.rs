@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_coordinator::clock::SystemClock;
-use muster_coordinator::invariants::{Standing, Watch};
-use muster_coordinator::views::Event;
+use muster_coordinator::invariants::{Standing, Watch, at_most};
+use muster_coordinator::views::{Event, JobView};
 use muster_coordinator::{Limits, NewRunner};
 use muster_job::{FailureReason, JobStatus, Variable};
 use muster_runner_api::service::{RunnerService, ServiceError};
@@ -144,6 +144,39 @@ async fn twenty_managers_get_each_of_three_hundred_jobs_once() {
     drop(house);
     drop(manager);
     tokio::time::timeout(SOON, watching).await.expect("events end").expect("the invariants held");
+}
+
+#[tokio::test]
+async fn jobs_of_a_resource_group_run_one_at_a_time_however_many_takers_there_are() {
+    let house = House::with(|options| options.clock = Arc::new(SystemClock::new())).await;
+    let manager = house.manager().await;
+    let jobs = (0..12).map(|index| {
+        let mut job = job(&format!("j{index}"));
+        job.resource_group = (index % 2 == 0).then(|| "one".to_owned());
+        job
+    });
+    let pipeline = house.create(vec![jobs.collect()]).await;
+    let mut takers = JoinSet::new();
+    for _ in 0..12 {
+        let manager = manager.clone();
+        takers.spawn(async move {
+            let job = manager.take().await;
+            manager.running(&job).await;
+            // Long enough that jobs which may overlap do.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            manager.succeed(&job).await;
+        });
+    }
+    takers.join_all().await;
+    let view = house.view(pipeline).await;
+    let (grouped, free): (Vec<_>, Vec<_>) =
+        view.jobs.iter().partition(|job| job.name[1..].parse::<u8>().is_ok_and(|index| index % 2 == 0));
+    let times = |jobs: Vec<&JobView>| {
+        jobs.into_iter().map(|job| (job.started_at.expect("ran"), job.finished_at)).collect::<Vec<_>>()
+    };
+    let grouped = times(grouped);
+    at_most(1, grouped).expect("J4");
+    at_most(1, times(free)).expect_err("the others were not held back");
 }
 
 #[tokio::test]

@@ -1,8 +1,11 @@
 //! Runs: order, what jobs see, results, and that nothing is left.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
+
+use muster_coordinator::invariants;
 
 use super::{Project, Said};
 
@@ -41,24 +44,26 @@ fn c200_many_jobs_in_many_stages_run_stage_by_stage() {
         writeln!(configuration, "j{stage}{job}: {{stage: s{stage}, script: ['true']}}").unwrap();
     }
     let said = Project::new(&configuration).ci(&["--concurrent", "4", "--output", "json"]).code(0);
-    let (mut running, mut passed) = (Vec::new(), Vec::new());
-    for event in said.events().iter().filter(|event| event["event"] == "job") {
+    let (mut started, mut passed) = (BTreeMap::new(), Vec::new());
+    let mut ran = Vec::new();
+    // The order of the events is the clock.
+    for (instant, event) in said.events().iter().enumerate().filter(|(_, event)| event["event"] == "job") {
         let name = event["name"].as_str().unwrap().to_owned();
         match event["status"].as_str().unwrap() {
             "running" => {
                 let stage: usize = name[1..2].parse().unwrap();
                 assert!(passed.len() >= stage * 6, "{name} started after {passed:?} alone");
-                running.push(name);
-                assert!(running.len() <= 4, "J4: {running:?} at once");
+                assert_eq!(started.insert(name, instant), None, "each job once");
             }
             "success" => {
-                running.retain(|other| *other != name);
+                ran.push((started[&name], Some(instant)));
                 passed.push(name);
             }
             _ => {}
         }
     }
-    assert_eq!((running.len(), passed.len()), (0, 48), "each job once: {passed:?}");
+    assert_eq!((started.len(), passed.len()), (48, 48), "each job once: {passed:?}");
+    invariants::at_most(4, ran).unwrap();
 }
 
 #[test]
