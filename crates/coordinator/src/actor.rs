@@ -19,6 +19,7 @@ use muster_runner_api::service::{Assignment, ServiceError};
 use tokio::sync::{broadcast, mpsc};
 use tokio::task::JoinSet;
 
+use crate::artifacts::Places;
 use crate::bridges::ChildResult;
 use crate::clock::{Timestamp, from_millis, to_millis};
 use crate::command::{Command, Reply, ServiceReply};
@@ -49,6 +50,7 @@ pub(crate) struct Actor {
     pub(crate) keys: Keys,
     pub(crate) signer: Signer,
     pub(crate) traces: Arc<Traces>,
+    pub(crate) places: Places,
     pub(crate) staged: Vec<Staged>,
     /// Bridges whose child is to be made, once the batch is written.
     pub(crate) bridges: Vec<JobId>,
@@ -105,7 +107,7 @@ impl Actor {
         store: Store,
         (world, actions): (World, Repeated),
         (keys, signer): (Keys, Signer),
-        traces: Arc<Traces>,
+        (traces, places): (Arc<Traces>, Places),
         events: broadcast::Sender<Event>,
     ) -> Self {
         let mut actor = Self {
@@ -116,6 +118,7 @@ impl Actor {
             keys,
             signer,
             traces,
+            places,
             staged: Vec::new(),
             bridges: Vec::new(),
             sourceless: BTreeSet::new(),

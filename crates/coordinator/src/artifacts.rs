@@ -1,15 +1,22 @@
 //! Artifacts: files that jobs upload, one per job and kind.
 //!
-//! A file is streamed to a name of its own, checked, and renamed into its place; its row is written after that. So a row
-//! means a whole file, and a file without a row is a leftover that the next upload of that kind replaces.
+//! A file is streamed to a name of its own, checked, and renamed into its place; its row is written after that, and what
+//! has no row then is deleted. So a row means a whole file, and a file without a row is a leftover of a process that was
+//! killed: the next one deletes it when it opens.
 
+use std::collections::HashSet;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt;
 use muster_job::JobId;
+use muster_pipeline::duration;
 use muster_runner_api::service::{ArtifactQuery, ByteStream, ServiceError};
+use tempfile::NamedTempFile;
 use tokio::io::AsyncWriteExt;
+use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::command::{NewArtifact, Upload};
 use crate::dotenv;
@@ -57,6 +64,10 @@ const KINDS: &[&str] = &[
 ];
 /// Bytes of an unpacked dotenv report that are looked at; its parser allows far fewer.
 const DOTENV_READ_MAX: u64 = 64 * 1024;
+/// What the names of unfinished uploads begin with.
+const UNFINISHED: &str = ".upload-";
+/// Locks for all jobs together.
+const LOCKS: usize = 64;
 /// Bytes of a file name.
 const NAME_MAX: usize = 200;
 
@@ -70,7 +81,65 @@ pub(crate) fn prepare(dir: &Path) -> io::Result<()> {
     std::fs::create_dir_all(dir.join(FOLDER))
 }
 
-/// Takes an upload in: streams it to disk, checks it, puts it in its place. A report that cannot be used is not kept.
+/// Keeps uploads and expiry of one job apart. It is held from before a file is put in its place until the row is there,
+/// or the file is gone again; so who holds it sees rows and files agree.
+#[derive(Debug, Clone)]
+pub(crate) struct Places(Arc<[Arc<Mutex<()>>]>);
+
+impl Default for Places {
+    fn default() -> Self {
+        Self((0..LOCKS).map(|_| Arc::default()).collect())
+    }
+}
+
+impl Places {
+    fn of(&self, job: JobId) -> Arc<Mutex<()>> {
+        let index = usize::try_from(job.0).unwrap_or(0) % LOCKS;
+        self.0.get(index).cloned().unwrap_or_default()
+    }
+
+    /// Waits for the files of a job.
+    pub(crate) async fn lock(&self, job: JobId) -> OwnedMutexGuard<()> {
+        self.of(job).lock_owned().await
+    }
+
+    /// The files of a job, if nobody has them.
+    pub(crate) fn try_lock(&self, job: JobId) -> Option<OwnedMutexGuard<()>> {
+        self.of(job).try_lock_owned().ok()
+    }
+}
+
+/// Deletes what a process that was killed has left: unfinished uploads, and files that are not among `known`.
+pub(crate) fn sweep(dir: &Path, known: &HashSet<PathBuf>) {
+    let entries = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let folder = |entry: &std::fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+    for job in entries(&dir.join(FOLDER)).filter(folder) {
+        for kind in entries(&job.path()).filter(folder) {
+            for file in entries(&kind.path()).filter(|entry| !folder(entry) && !known.contains(&entry.path())) {
+                match std::fs::remove_file(file.path()) {
+                    Ok(()) => tracing::debug!(file = %file.path().display(), "a leftover is deleted"),
+                    Err(error) => {
+                        tracing::warn!(file = %file.path().display(), %error, "a leftover cannot be deleted");
+                    }
+                }
+            }
+            // Fails where something is in it.
+            let _ = std::fs::remove_dir(kind.path());
+        }
+        let _ = std::fs::remove_dir(job.path());
+    }
+}
+
+/// Puts a received file in its place.
+///
+/// # Errors
+/// Those of the disk.
+pub(crate) fn put(dir: &Path, job: JobId, part: NamedTempFile, artifact: &NewArtifact) -> Result<(), ServiceError> {
+    let place = path(dir, job, &artifact.kind, &artifact.filename);
+    part.persist(&place).map(drop).map_err(|error| write_failed(&place, &error.error))
+}
+
+/// Takes an upload in: streams it to disk and checks it. A report that cannot be used is not kept.
 ///
 /// # Errors
 /// [`ServiceError::BadRequest`] for what is not an archive although it says so, [`ServiceError::TooLarge`], and those of the disk.
@@ -85,6 +154,8 @@ pub(crate) async fn store(
     let kind = query.artifact_type.filter(|kind| !kind.is_empty()).unwrap_or_else(|| ARCHIVE.to_owned());
     let format = query.artifact_format.filter(|format| !format.is_empty()).unwrap_or_else(|| "zip".to_owned());
     check_names(&kind, &format)?;
+    // Before it takes the place of another file.
+    expiry(query.expire_in.as_deref())?;
     let filename = safe_name(filename);
     let place = path(dir, job, &kind, &filename);
     let folder = place.parent().unwrap_or(dir).to_owned();
@@ -93,7 +164,7 @@ pub(crate) async fn store(
         let folder = folder.clone();
         blocking(move || {
             tempfile::Builder::new()
-                .prefix(".upload-")
+                .prefix(UNFINISHED)
                 .tempfile_in(&folder)
                 .map_err(|error| write_failed(&folder, &error))
         })
@@ -104,30 +175,37 @@ pub(crate) async fn store(
     let checked = blocking(move || {
         check_archive(part.path(), &of_format)?;
         let report = if of_kind == DOTENV { variables(part.path(), &of_format)? } else { Ok(Vec::new()) };
-        if report.is_ok() {
-            part.persist(&place).map_err(|error| write_failed(&place, &error.error))?;
-        }
-        Ok(report)
+        // What is of no use goes here.
+        Ok(report.map(|dotenv| (dotenv, part)))
     });
     Ok(match checked.await? {
-        Ok(dotenv) => Upload::Stored(NewArtifact { kind, format, filename, size, expire_in: query.expire_in, dotenv }),
+        Ok((dotenv, part)) => {
+            Upload::Received(part, NewArtifact { kind, format, filename, size, expire_in: query.expire_in, dotenv })
+        }
         Err(why) => Upload::Refused(why),
     })
 }
 
-/// Deletes a file that has expired, and the folders that it leaves empty. What others keep open they can still read.
+/// Deletes a file that has expired, was replaced or came too late, and the folders that it leaves empty. What others keep open they can still read.
 pub(crate) fn delete(dir: &Path, job: JobId, kind: &str, filename: &str) {
     let file = path(dir, job, kind, filename);
     match std::fs::remove_file(&file) {
-        Ok(()) => tracing::info!(%job, kind, "an artifact has expired and is deleted"),
+        Ok(()) => tracing::info!(%job, kind, "a file of a job is deleted"),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return,
-        Err(error) => tracing::warn!(%job, kind, %error, "an expired artifact cannot be deleted"),
+        Err(error) => tracing::warn!(%job, kind, %error, "a file of a job cannot be deleted"),
     }
     for folder in file.ancestors().skip(1).take(2) {
         if std::fs::remove_dir(folder).is_err() {
             return;
         }
     }
+}
+
+/// After which time an upload expires.
+pub(crate) fn expiry(expire_in: Option<&str>) -> Result<Option<Duration>, ServiceError> {
+    let text = expire_in.filter(|text| !text.is_empty());
+    let after = text.map(duration::parse_or_never).transpose();
+    after.map(Option::flatten).map_err(|error| ServiceError::BadRequest(format!("expire_in: {error}")))
 }
 
 /// Kind and format become parts of paths and rows.
@@ -152,7 +230,7 @@ fn safe_name(name: &str) -> String {
     match clean.get(..end).unwrap_or_default() {
         "" | "." | ".." => "artifact".to_owned(),
         // A leading dot is kept for files that are being uploaded.
-        name => name.strip_prefix(".upload-").unwrap_or(name).to_owned(),
+        name => name.strip_prefix(UNFINISHED).unwrap_or(name).to_owned(),
     }
 }
 

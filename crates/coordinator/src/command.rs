@@ -4,6 +4,7 @@
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId, Variable};
 use muster_runner_api::service::{Assignment, ServiceError};
 use muster_runner_api::wire::{JobRequest, RegisterRequest, RunnerCredentials, TokenRequest};
+use tempfile::NamedTempFile;
 use tokio::sync::oneshot;
 
 use crate::error::CoordinatorError;
@@ -124,7 +125,7 @@ pub(crate) enum Command {
         job: JobId,
         token: String,
         artifact: Box<NewArtifact>,
-        reply: ServiceReply<()>,
+        reply: ServiceReply<Kept>,
     },
     Shutdown,
 }
@@ -165,10 +166,19 @@ pub(crate) struct Outcome {
 /// What became of an upload.
 #[derive(Debug)]
 pub(crate) enum Upload {
-    /// It is kept.
-    Stored(NewArtifact),
+    /// It is whole, and not in its place yet.
+    Received(NamedTempFile, NewArtifact),
     /// It is a report that cannot be used, and why.
     Refused(String),
+}
+
+/// What became of a file in its place.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    /// Whether it has a row.
+    pub(crate) result: Result<(), ServiceError>,
+    /// The name of the file that has none: the one before it, or itself.
+    pub(crate) leftover: Option<String>,
 }
 
 /// A file that lies in its place already.

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 use crate::actor::Actor;
 use crate::apply::engine_time;
-use crate::artifacts;
+use crate::artifacts::{self, Places};
 use crate::command::Command;
 use crate::error::{CoordinatorError, OpenError, StoreError};
 use crate::facts::{NewPipeline, NewRunner, SharedSources};
@@ -39,6 +39,7 @@ pub struct Coordinator {
     pub(crate) commands: mpsc::Sender<Command>,
     pub(crate) events: broadcast::Sender<Event>,
     pub(crate) traces: Arc<Traces>,
+    pub(crate) places: Places,
     keys: Keys,
     /// The event loop, until somebody shuts it down.
     actor: Mutex<Option<JoinHandle<()>>>,
@@ -55,13 +56,15 @@ impl Coordinator {
             prepare(dir, options.limits.trace_bytes).map_err(|source| store::unwritable(dir, source))?;
         let mut store = Store::open(dir).await?;
         let state = restore(&mut store, &options).await.map_err(|error| store::unreadable(dir, error))?;
+        sweep(&state.0, &options).await;
         let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
         let (events, _) = broadcast::channel(EVENTS_MAX);
         let traces = Arc::new(traces);
-        let actor =
-            Actor::new(options.clone(), store, state, (keys.clone(), signer), Arc::clone(&traces), events.clone());
+        let places = Places::default();
+        let files = (Arc::clone(&traces), places.clone());
+        let actor = Actor::new(options.clone(), store, state, (keys.clone(), signer), files, events.clone());
         let actor = Mutex::new(Some(tokio::spawn(actor.run(inbox))));
-        Ok(Arc::new(Self { options, commands, events, traces, keys, actor }))
+        Ok(Arc::new(Self { options, commands, events, traces, places, keys, actor }))
     }
 
     /// Creates a pipeline and starts it.
@@ -231,4 +234,14 @@ async fn restore(store: &mut Store, options: &Options) -> Result<(World, Repeate
     let contents = store.read().await?;
     let now = engine_time(options.clock.now());
     World::restore(contents, options.first_pipeline_id, options.first_job_id, now)
+}
+
+/// Deletes the files of artifacts that have no row, or have expired.
+async fn sweep(world: &World, options: &Options) {
+    let (dir, now) = (options.dir.clone(), options.clock.now());
+    let present = world.artifacts.values().flatten().filter(|row| row.expires_at.is_none_or(|at| at > now));
+    let known = present.map(|row| artifacts::path(&dir, row.job, &row.kind, &row.filename)).collect();
+    if tokio::task::spawn_blocking(move || artifacts::sweep(&dir, &known)).await.is_err() {
+        tracing::warn!("the leftovers of an earlier process were not all deleted");
+    }
 }

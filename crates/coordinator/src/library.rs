@@ -114,8 +114,8 @@ impl Actor {
                 self.service_reply(reply, result);
             }
             Command::ArtifactStored { job, token, artifact, reply } => {
-                let result = self.artifact_stored(job, &token, *artifact);
-                self.service_reply(reply, result);
+                let kept = self.artifact_stored(job, &token, *artifact);
+                self.service_reply(reply, Ok(kept));
             }
             // The loop has looked for this one; the others are the library's.
             _ => {}

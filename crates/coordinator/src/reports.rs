@@ -1,17 +1,19 @@
 //! What managers tell of jobs that they have: signs of life, ends, artifacts; and what happens if they tell nothing.
 
 use muster_job::{FailureReason, JobId, JobStatus};
-use muster_pipeline::duration;
 use muster_pipeline::expand::{Unknown, expand_text};
 use muster_pipeline::model::Work;
 use muster_runner_api::service::ServiceError;
 
 use crate::actor::Actor;
 use crate::artifacts;
-use crate::command::{Grant, NewArtifact, Outcome, Purpose};
+use crate::command::{Grant, Kept, NewArtifact, Outcome, Purpose};
 use crate::schedule::{self, Event};
 use crate::store::{ArtifactRow, JobRow};
 use crate::timers::Timer;
+
+/// How long after an upload was in the way expired files are looked at again.
+const EXPIRE_AGAIN: std::time::Duration = std::time::Duration::from_secs(1);
 
 impl Actor {
     /// Whether a token fits a job and the job is in a state for `purpose` (runner-api 9.2).
@@ -87,21 +89,21 @@ impl Actor {
         Ok(row.status())
     }
 
-    /// Keeps a file that lies in its place.
-    pub(crate) fn artifact_stored(
-        &mut self,
-        job: JobId,
-        token: &str,
-        artifact: NewArtifact,
-    ) -> Result<(), ServiceError> {
+    /// Keeps a file that lies in its place, or says that it has to go.
+    pub(crate) fn artifact_stored(&mut self, job: JobId, token: &str, artifact: NewArtifact) -> Kept {
+        let (kind, filename) = (artifact.kind.clone(), artifact.filename.clone());
+        let before = self.world.artifact(job, &kind).map(|row| row.filename.clone());
+        let result = self.note_artifact(job, token, artifact);
+        let leftover = if result.is_ok() { before } else { Some(filename) };
+        let row = self.world.artifact(job, &kind);
+        let leftover = leftover.filter(|name| row.is_none_or(|row| row.filename != *name));
+        Kept { result, leftover }
+    }
+
+    fn note_artifact(&mut self, job: JobId, token: &str, artifact: NewArtifact) -> Result<(), ServiceError> {
         self.authorize(job, token, Purpose::Work)?;
         let now = self.now();
-        let expire_in = artifact.expire_in.as_deref().filter(|text| !text.is_empty());
-        let expires_at = match expire_in.map(duration::parse_or_never) {
-            Some(Ok(Some(after))) => Some(now + after),
-            Some(Ok(None)) | None => None,
-            Some(Err(error)) => return Err(ServiceError::BadRequest(format!("expire_in: {error}"))),
-        };
+        let expires_at = artifacts::expiry(artifact.expire_in.as_deref())?.map(|after| now + after);
         if artifact.kind == artifacts::DOTENV
             && let Some(row) = self.world.job_mut(job)
         {
@@ -138,23 +140,46 @@ impl Actor {
         Ok(())
     }
 
-    /// After a start: artifacts expire when they would have.
+    /// After a start: artifacts expire when they would have. The files of those that have expired are swept away already.
     pub(crate) fn watch_artifacts(&mut self) {
+        let now = self.now();
         for artifact in self.world.artifacts.values().flatten() {
-            if let Some(at) = artifact.expires_at {
+            if let Some(at) = artifact.expires_at.filter(|at| *at > now) {
                 self.timers.add(at, Timer::Expiry(artifact.job));
             }
         }
     }
 
-    /// Deletes the files of a job that have expired. Their rows stay, and say that they have been there (C187).
-    fn expiry_over(&self, job: JobId) {
+    /// Deletes the files of a job that have expired, on a thread that may wait for the disk. Their rows stay, and say that
+    /// they have been there (C187).
+    fn expiry_over(&mut self, job: JobId) {
         let now = self.now();
-        for artifact in self.world.artifacts.get(&job).into_iter().flatten() {
-            if artifact.expires_at.is_some_and(|at| at <= now) {
-                artifacts::delete(&self.options.dir, job, &artifact.kind, &artifact.filename);
-            }
+        let expired: Vec<(String, String)> = self
+            .world
+            .artifacts
+            .get(&job)
+            .into_iter()
+            .flatten()
+            .filter(|artifact| artifact.expires_at.is_some_and(|at| at <= now))
+            .map(|artifact| (artifact.kind.clone(), artifact.filename.clone()))
+            .collect();
+        // A job that still runs may be putting a new file where the expired one lies.
+        let runs = self.world.jobs.get(&job).is_some_and(|row| row.status().is_on_runner());
+        let held = self.places.try_lock(job);
+        if runs && held.is_none() {
+            self.timers.add(now + EXPIRE_AGAIN, Timer::Expiry(job));
+            return;
         }
+        if expired.is_empty() {
+            return;
+        }
+        let dir = self.options.dir.clone();
+        tokio::task::spawn_blocking(move || {
+            for (kind, filename) in expired {
+                artifacts::delete(&dir, job, &kind, &filename);
+            }
+            drop(held);
+        });
     }
 
     /// The archive of `producer`, for the token of a job of the same project that is on a runner.

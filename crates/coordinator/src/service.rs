@@ -10,11 +10,12 @@ use muster_runner_api::service::{
     ArtifactDownload, ArtifactQuery, Assignment, ByteStream, RunnerService, ServiceError, TraceAnswer, UpdateAnswer,
 };
 use muster_runner_api::wire::{JobRequest, RegisterRequest, RunnerCredentials, TokenRequest, UpdateRequest};
+use tempfile::NamedTempFile;
 use tokio::sync::oneshot;
 use tokio_util::io::ReaderStream;
 
 use crate::artifacts;
-use crate::command::{Command, Grant, Outcome, Purpose, ServiceReply, Upload};
+use crate::command::{Command, Grant, NewArtifact, Outcome, Purpose, ServiceReply, Upload};
 use crate::coordinator::Coordinator;
 use crate::coverage;
 use crate::traces::{Appended, blocking, checksum_text};
@@ -122,9 +123,7 @@ impl RunnerService for Coordinator {
         let upload = artifacts::store(&self.options.dir, job, query, &filename, body, bytes_max).await?;
         let token = token.to_owned();
         match upload {
-            Upload::Stored(artifact) => {
-                self.call(|reply| Command::ArtifactStored { job, token, artifact: Box::new(artifact), reply }).await
-            }
+            Upload::Received(part, artifact) => self.keep(job, token, part, artifact).await,
             Upload::Refused(why) => {
                 let told = why.clone();
                 self.call(|reply| Command::ReportRefused { job, token, why: told, reply }).await?;
@@ -140,12 +139,46 @@ impl RunnerService for Coordinator {
         let file = tokio::fs::File::open(&path)
             .await
             .map_err(|error| ServiceError::NotFound(format!("the archive of job {job} cannot be read: {error}")))?;
+        // The file's own size: it may have been replaced since its row was written.
+        let size = file.metadata().await.map_or(archive.size, |metadata| metadata.len());
         let body = ReaderStream::new(file).boxed();
-        Ok(ArtifactDownload { filename: archive.filename, size: archive.size, body })
+        Ok(ArtifactDownload { filename: archive.filename, size, body })
     }
 }
 
 impl Coordinator {
+    /// Puts a file in its place, has its row written, and deletes the file that has no row then. All of it is done also
+    /// where the manager's connection is lost meanwhile.
+    async fn keep(
+        &self,
+        job: JobId,
+        token: String,
+        part: NamedTempFile,
+        artifact: NewArtifact,
+    ) -> Result<(), ServiceError> {
+        let (dir, places, commands) = (self.options.dir.clone(), self.places.clone(), self.commands.clone());
+        let keeping = tokio::spawn(async move {
+            let _held = places.lock(job).await;
+            let (kind, artifact) = (artifact.kind.clone(), Box::new(artifact));
+            let (folder, new) = (dir.clone(), artifact.clone());
+            blocking(move || artifacts::put(&folder, job, part, &new)).await?;
+            let (reply, answer) = oneshot::channel();
+            let command = Command::ArtifactStored { job, token, artifact, reply };
+            commands.send(command).await.map_err(|_| closed())?;
+            // Where the row could not be written, the one before it counts until it is, and both files stay.
+            let kept = answer.await.map_err(|_| closed())??;
+            if let Some(leftover) = kept.leftover {
+                blocking(move || {
+                    artifacts::delete(&dir, job, &kind, &leftover);
+                    Ok(())
+                })
+                .await?;
+            }
+            kept.result
+        });
+        keeping.await.unwrap_or_else(|_| Err(closed()))
+    }
+
     /// Looks at the trace of a job that ends: compares its checksum, reads its coverage.
     async fn end_trace(&self, job: JobId, request: &UpdateRequest, grant: &Grant) -> Result<Option<f64>, ServiceError> {
         if request.output.checksum.is_some() || request.output.bytesize.is_some() {

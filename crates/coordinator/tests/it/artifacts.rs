@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use futures::StreamExt;
 use muster_coordinator::Limits;
 use muster_job::{FailureReason, JobStatus};
-use muster_runner_api::service::ServiceError;
+use muster_runner_api::service::{ArtifactQuery, RunnerService, ServiceError};
 
-use crate::support::{House, forbidden, job, producer, zip_of};
+use crate::support::{House, SOON, forbidden, job, producer, zip_of};
 
 #[tokio::test]
 async fn artifacts_are_checked_kept_and_handed_on() {
@@ -75,8 +76,94 @@ async fn expired_files_are_deleted_also_after_a_restart() {
     }
     houses[0].clock.advance(Duration::from_secs(3600));
     for house in &houses {
-        // The timer fires with the next command at the latest, and the answer may be from just before.
-        house.files_there(build.id).await;
-        assert_eq!(house.files_there(build.id).await, [(archive.clone(), false), (junit.clone(), true)]);
+        // The timer fires with the next command at the latest; another thread deletes the file.
+        let deleted = async {
+            while house.files_there(build.id).await != [(archive.clone(), false), (junit.clone(), true)] {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(SOON, deleted).await.expect("deleted soon");
     }
+    // Also where it expired while no coordinator ran, and the file is there again.
+    let path = houses[1].coordinator.artifact_files(build.id).await.expect("known").swap_remove(0).path;
+    std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+    std::fs::write(path, "x").expect("written");
+    let after = houses[1].as_if_killed().await;
+    assert_eq!(after.files_there(build.id).await, [(archive, false), (junit, true)]);
+}
+
+/// The files in the folder of artifacts, from there.
+fn files(house: &House) -> Vec<String> {
+    let root = house.dir.path().join("artifacts");
+    let (mut folders, mut found) = (vec![root.clone()], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                found.push(path.strip_prefix(&root).unwrap_or(&path).display().to_string());
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+#[tokio::test]
+async fn what_a_killed_process_left_is_gone_after_the_next_start() {
+    let before = House::open().await;
+    let manager = before.manager().await;
+    before.create(vec![vec![job("a")]]).await;
+    let taken = manager.take().await;
+    manager.upload(&taken, ("junit", "raw", None), b"x".to_vec()).await.expect("kept");
+    let root = before.dir.path().join("artifacts");
+    let own = format!("{}/junit/junit.raw", taken.id);
+    for leftover in [format!("{}/junit/.upload-1a2b", taken.id), format!("{}/junit/older.xml", taken.id)] {
+        std::fs::write(root.join(leftover), "half").expect("written");
+    }
+    std::fs::create_dir_all(root.join("99/archive")).expect("a folder");
+    std::fs::write(root.join("99/archive/.upload-x"), "half").expect("written");
+    assert_eq!(files(&before).len(), 4);
+    let after = before.as_if_killed().await;
+    assert_eq!(files(&after), [own]);
+    assert!(!after.dir.path().join("artifacts/99").exists(), "nor is an empty folder left");
+}
+
+#[tokio::test]
+async fn a_file_that_is_replaced_or_comes_too_late_is_not_left() {
+    let house = House::open().await;
+    let manager = house.manager().await;
+    house.create(vec![vec![job("a")]]).await;
+    let taken = manager.take().await;
+    manager.upload(&taken, ("junit", "raw", None), b"x".to_vec()).await.expect("kept");
+    manager.upload(&taken, ("junit", "gzip", None), b"y".to_vec()).await.expect("kept");
+    let kept = [format!("{}/junit/junit.gzip", taken.id)];
+    assert_eq!(files(&house), kept, "the report has another name now");
+
+    let refused = manager.upload(&taken, ("junit", "raw", Some("no duration")), b"z".to_vec()).await;
+    assert!(matches!(refused, Err(ServiceError::BadRequest(_))), "{refused:?}");
+    assert_eq!(files(&house), kept);
+    // Its last bytes come when the job has ended.
+    let (ended, mut end) = tokio::sync::oneshot::channel::<()>();
+    let query = ArtifactQuery { artifact_type: Some("sast".to_owned()), ..raw() };
+    let body = futures::stream::once(async move {
+        let _ = (&mut end).await;
+        Ok(bytes::Bytes::from_static(b"late"))
+    });
+    let uploading = tokio::spawn({
+        let (coordinator, token, id) = (std::sync::Arc::clone(&house.coordinator), taken.token.clone(), taken.id);
+        async move { coordinator.upload_artifact(id, &token, query, "s.json".to_owned(), body.boxed()).await }
+    });
+    while !files(&house).iter().any(|file| file.contains(".upload-")) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    manager.succeed(&taken).await;
+    ended.send(()).expect("it waits");
+    assert_eq!(forbidden(uploading.await.expect("no panic")), Some(JobStatus::Success));
+    assert_eq!(files(&house), kept);
+}
+
+fn raw() -> ArtifactQuery {
+    ArtifactQuery { artifact_type: None, artifact_format: Some("raw".to_owned()), expire_in: None }
 }
