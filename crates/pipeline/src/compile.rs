@@ -75,18 +75,21 @@ pub fn compile_child(entries: &[ChildSource], context: &Context, sources: &dyn S
 }
 
 /// From the merged tree on.
-fn finish(loaded: Loaded, context: &Context, sources: &dyn Sources) -> Compiled {
+fn finish(mut loaded: Loaded, context: &Context, sources: &dyn Sources) -> Compiled {
     let mut problems = Problems::after_load(&loaded.diagnostics);
+    problems.patterns = std::mem::take(&mut loaded.patterns);
     let mut compiled = Compiled::default();
     let complete = !loaded.has_errors();
     if complete || loaded.root.as_map().is_some_and(|map| !map.is_empty()) {
         let (config, merged) = config::config(&loaded.root, complete, &mut problems);
         compiled.merged = Some(merged);
+        problems.check_patterns(loaded.root.span);
         // A file that is missing may have the stages and jobs that the others name.
         let is_whole = loaded.includes.iter().all(|include| include.outcome != IncludeOutcome::Failed);
         let graph = if is_whole { graph::graph(&config, &mut problems) } else { Graph::default() };
         if problems.errors() == 0 {
             let outcome = seed::seed(&config, &graph, &loaded, context, sources, &mut problems);
+            problems.check_patterns(loaded.root.span);
             if problems.errors() == 0 {
                 match outcome {
                     Outcome::Created(pipeline) => compiled.pipeline = Some(*pipeline),

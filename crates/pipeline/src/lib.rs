@@ -27,6 +27,7 @@ pub mod model;
 pub mod nearest;
 pub mod node;
 mod part;
+mod patterns;
 mod preview;
 pub mod ref_match;
 pub mod regexp;

@@ -35,6 +35,8 @@ pub const INTERPOLATED_TEXT_BYTES: usize = 1024 * 1024;
 pub const INPUT_OPTIONS: usize = 50;
 /// Bytes of all jobs of a pipeline, each with its defaults, its global variables and a copy for each instance.
 pub const JOBS_BYTES: usize = 256 * 1024 * 1024;
+/// Bytes of all regular expressions of a configuration, compiled; the least that one counts for is 16 KiB.
+pub const PATTERNS_BYTES: usize = 64 * 1024 * 1024;
 /// How many inputs may lead from one to the next through their rules.
 pub const INPUT_RULES_CHAIN: usize = 50;
 /// Entries of `trigger:include` (pipeline-yaml 1.9).

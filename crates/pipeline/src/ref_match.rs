@@ -4,6 +4,7 @@
 use regex::Regex;
 
 use crate::context::{Context, PipelineSource, RefKind};
+use crate::patterns::Patterns;
 use crate::regexp::{self, RegexpError};
 
 /// One entry of `only:refs` or `except:refs`.
@@ -45,6 +46,11 @@ impl RefPattern {
     /// # Errors
     /// [`RegexpError`] where `/.../` is not RE2.
     pub fn parse(text: &str) -> Result<Self, RegexpError> {
+        Self::parse_within(text, &mut Patterns::default())
+    }
+
+    /// As [`RefPattern::parse`], within a budget.
+    pub(crate) fn parse_within(text: &str, patterns: &mut Patterns) -> Result<Self, RegexpError> {
         let (name, project) = match text.split_once('@') {
             Some((name, project)) => (name, Some(project.to_owned())),
             None => (text, None),
@@ -54,7 +60,7 @@ impl RefPattern {
             ("branches", _, _) => What::Branches,
             ("tags", _, _) => What::Tags,
             (_, Some(source), _) => What::Source(source),
-            (_, None, Some((pattern, flags))) => What::Pattern(regexp::compile_with_flags(pattern, flags)?),
+            (_, None, Some((pattern, flags))) => What::Pattern(patterns.compile(pattern, flags)?),
             (_, None, None) => What::Name(name.to_owned()),
         };
         Ok(Self { what, project })

@@ -12,7 +12,7 @@ use regex::{Regex, RegexBuilder};
 pub const MAX_PATTERN_BYTES: usize = 16 * 1024;
 
 /// The most memory that one compiled pattern may take, in bytes.
-const MAX_COMPILED_BYTES: usize = 4 * 1024 * 1024;
+pub(crate) const MAX_COMPILED_BYTES: usize = 4 * 1024 * 1024;
 
 /// How deep groups may nest.
 const MAX_NESTING: u32 = 100;
@@ -40,24 +40,35 @@ pub fn compile(pattern: &str) -> Result<Regex, RegexpError> {
 /// # Errors
 /// [`RegexpError`] where the pattern is not RE2, or too large, or a flag is unknown.
 pub fn compile_with_flags(pattern: &str, flags: &str) -> Result<Regex, RegexpError> {
+    compile_within(pattern, flags, MAX_COMPILED_BYTES).unwrap_or_else(|| {
+        let reason = format!("it takes more than {MAX_COMPILED_BYTES} bytes when it is compiled");
+        Err(RegexpError { reason, help: Some("make its repetitions smaller") })
+    })
+}
+
+/// As [`compile_with_flags`], with another limit on the size of what comes out; `None` where that is too small.
+pub(crate) fn compile_within(pattern: &str, flags: &str, bytes: usize) -> Option<Result<Regex, RegexpError>> {
     if pattern.len() > MAX_PATTERN_BYTES {
-        return Err(RegexpError { reason: format!("it is longer than {MAX_PATTERN_BYTES} bytes"), help: None });
+        return Some(Err(RegexpError { reason: format!("it is longer than {MAX_PATTERN_BYTES} bytes"), help: None }));
     }
     if let Some(flag) = flags.chars().find(|flag| !is_flag(*flag)) {
-        return Err(RegexpError {
+        return Some(Err(RegexpError {
             reason: format!("unknown flag `{flag}`"),
             help: Some("the flags are `i`, `s`, `m` and `U`"),
-        });
+        }));
     }
-    RegexBuilder::new(&adapt(pattern))
+    let built = RegexBuilder::new(&adapt(pattern))
         .case_insensitive(flags.contains('i'))
         .dot_matches_new_line(flags.contains('s'))
         .multi_line(flags.contains('m'))
         .swap_greed(flags.contains('U'))
-        .size_limit(MAX_COMPILED_BYTES)
+        .size_limit(bytes)
         .nest_limit(MAX_NESTING)
-        .build()
-        .map_err(|error| explain(&error))
+        .build();
+    match built {
+        Err(regex::Error::CompiledTooBig(_)) => None,
+        other => Some(other.map_err(|error| explain(&error))),
+    }
 }
 
 /// Splits `/pattern/flags` into pattern and flags; `None` where the text does not have that form. The pattern may be

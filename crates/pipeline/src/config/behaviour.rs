@@ -8,7 +8,6 @@ use crate::config::keywords;
 use crate::config::reading::{Fields, Path, Problems, choice, duration, integer, text, text_list};
 use crate::model::{AllowFailure, Retry, When};
 use crate::node::{Node, Value};
-use crate::regexp;
 
 /// Longest `start_in`.
 const MAX_START_IN: Duration = Duration::from_secs(7 * 24 * 60 * 60);
@@ -166,7 +165,7 @@ pub(crate) fn coverage(node: &Node, at: Path<'_>, problems: &mut Problems) -> Op
         problems.wrong_help(node.span, at, "config must be a regular expression enclosed in slashes", help);
         return None;
     };
-    if let Err(error) = regexp::compile(pattern) {
+    if let Err(error) = problems.patterns.compile(pattern, "") {
         problems.wrong(node.span, at, error);
         return None;
     }

@@ -199,7 +199,7 @@ fn input(node: &Node, at: Path<'_>, problems: &mut Problems) {
         }
     }
     if let Some((node, pattern)) = fields.get("regex").zip(fields.text("regex", problems)) {
-        match crate::regexp::compile(&pattern) {
+        match problems.patterns.compile(&pattern, "") {
             Ok(regex) if default.as_str().is_some_and(|text| !regex.is_match(text)) => {
                 problems.wrong(default.span, at, format_args!("default value does not match `{pattern}`"));
             }

@@ -83,6 +83,9 @@ fn refs(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<RefPat
         return None;
     }
     let refs = text_list(node, at, problems)?;
-    let read = |text: &String| RefPattern::parse(text).map_err(|error| problems.wrong(node.span, at, error)).ok();
-    refs.iter().map(read).collect()
+    let mut read = |text: &String| {
+        let pattern = RefPattern::parse_within(text, &mut problems.patterns);
+        pattern.map_err(|error| problems.wrong(node.span, at, error)).ok()
+    };
+    refs.iter().map(&mut read).collect()
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::diagnostic::{Diagnostic, Severity};
 use crate::nearest::nearest;
 use crate::node::{Map, Node, Span, Value};
+use crate::patterns::Patterns;
 
 /// How deep lists inside `script`, `rules`, `stages` and `tags` may be nested (pipeline-yaml 1.0).
 pub(crate) const MAX_LIST_NESTING: usize = 10;
@@ -57,6 +58,8 @@ pub(crate) struct Problems {
     seen: HashSet<(Option<Span>, String)>,
     /// Places where something could not be loaded: whatever is missing there has been told.
     unloaded: HashSet<Span>,
+    /// The regular expressions so far.
+    pub(crate) patterns: Patterns,
 }
 
 impl Problems {
@@ -69,6 +72,13 @@ impl Problems {
         let errors = diagnostics.iter().filter(|diagnostic| diagnostic.severity == Severity::Error);
         problems.unloaded = errors.filter_map(|diagnostic| diagnostic.span).collect();
         problems
+    }
+
+    /// Tells that the regular expressions take too much together, if they do.
+    pub(crate) fn check_patterns(&mut self, span: Span) {
+        if let Some(problem) = self.patterns.problem(span) {
+            self.push(problem);
+        }
     }
 
     /// Adds a diagnostic.

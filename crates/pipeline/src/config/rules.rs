@@ -18,7 +18,6 @@ use crate::expression::{self, Expression};
 use crate::limits::RULE_PATHS;
 use crate::model::When;
 use crate::node::{Node, Span, Value};
-use crate::regexp;
 
 /// Longest `regexp`, in characters.
 const MAX_REGEXP: usize = 255;
@@ -117,7 +116,7 @@ impl Expressions {
         if let Some(expression) = self.known.get(text) {
             return Some(Condition { text: text.clone(), expression: expression.clone(), span: node.span });
         }
-        match expression::parse(text) {
+        match expression::parse_within(text, &mut problems.patterns) {
             Ok(expression) => {
                 let expression = Arc::new(expression);
                 self.known.insert(text.clone(), expression.clone());
@@ -279,5 +278,5 @@ fn path_regexp(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Reg
         problems.wrong(node.span, at, format_args!("is too long (maximum is {MAX_REGEXP} characters)"));
         return None;
     }
-    regexp::compile(&pattern).map_err(|error| problems.wrong(node.span, at, error)).ok()
+    problems.patterns.compile(&pattern, "").map_err(|error| problems.wrong(node.span, at, error)).ok()
 }

@@ -1,9 +1,12 @@
 //! A tree and variables to a value, with GitLab's rules of truth.
 
+use std::cell::RefCell;
+
 use regex::Regex;
 
 use super::error::{ExpressionError, ExpressionErrorKind};
 use super::parser::{Node, Operator};
+use crate::patterns::Patterns;
 use crate::regexp;
 
 /// What a part of an expression stands for.
@@ -48,6 +51,8 @@ impl Value {
 pub(super) struct Lookup<'a> {
     pub(super) variable: &'a dyn Fn(&str) -> Option<String>,
     pub(super) input: &'a dyn Fn(&str) -> Value,
+    /// Patterns that are values.
+    pub(super) patterns: RefCell<&'a mut Patterns>,
 }
 
 /// The value of `node`. `&&` and `||` give the value of the side that decided.
@@ -84,14 +89,14 @@ fn matches(left: &Value, right: &Node, offset: usize, lookup: &Lookup<'_>) -> Re
     let right = value_of(right, lookup)?;
     let Some(right) = right.text() else { return Ok(false) };
     match regexp::split_literal(right) {
-        Some((pattern, flags)) => Ok(compile_value(pattern, flags, offset)?.is_match(text)),
+        Some((pattern, flags)) => Ok(compile_value(pattern, flags, offset, lookup)?.is_match(text)),
         // GitLab's quirk: what is no pattern is searched for the left side.
         None => Ok(right.contains(text)),
     }
 }
 
-fn compile_value(pattern: &str, flags: &str, offset: usize) -> Result<Regex, ExpressionError> {
-    regexp::compile_with_flags(&pattern.replace("\\/", "/"), flags).map_err(|error| {
+fn compile_value(pattern: &str, flags: &str, offset: usize, lookup: &Lookup<'_>) -> Result<Regex, ExpressionError> {
+    lookup.patterns.borrow_mut().compile(&pattern.replace("\\/", "/"), flags).map_err(|error| {
         let help = error.help.map(str::to_owned);
         ExpressionError::new(ExpressionErrorKind::ValueIsNoRegexp(error), offset).with_help(help)
     })

@@ -4,6 +4,7 @@ use regex::Regex;
 
 use super::MAX_TOKENS;
 use super::error::{ExpressionError, ExpressionErrorKind};
+use crate::patterns::Patterns;
 use crate::regexp;
 
 /// Which primaries there are.
@@ -46,7 +47,7 @@ pub(super) enum TokenKind {
 const EXCERPT_CHARS: usize = 20;
 
 /// Splits `text` into at most [`MAX_TOKENS`] tokens.
-pub(super) fn tokens(text: &str, mode: Mode) -> Result<Vec<Token>, ExpressionError> {
+pub(super) fn tokens(text: &str, mode: Mode, patterns: &mut Patterns) -> Result<Vec<Token>, ExpressionError> {
     let mut tokens = Vec::new();
     let mut offset = 0;
     loop {
@@ -60,7 +61,7 @@ pub(super) fn tokens(text: &str, mode: Mode) -> Result<Vec<Token>, ExpressionErr
             let help = "split the expression over several `rules` entries".to_owned();
             return Err(ExpressionError::new(ExpressionErrorKind::TooManyTokens, offset).with_help(help));
         }
-        let Some((kind, length)) = token(trimmed, mode, offset)? else {
+        let Some((kind, length)) = token(trimmed, mode, offset, patterns)? else {
             return Err(unknown(trimmed, mode, offset));
         };
         tokens.push(Token { kind, offset, text: trimmed[..length].to_owned() });
@@ -69,7 +70,12 @@ pub(super) fn tokens(text: &str, mode: Mode) -> Result<Vec<Token>, ExpressionErr
 }
 
 /// The token at the start of `text` and its length in bytes.
-fn token(text: &str, mode: Mode, offset: usize) -> Result<Option<(TokenKind, usize)>, ExpressionError> {
+fn token(
+    text: &str,
+    mode: Mode,
+    offset: usize,
+    patterns: &mut Patterns,
+) -> Result<Option<(TokenKind, usize)>, ExpressionError> {
     const FIXED: [(&str, TokenKind); 8] = [
         ("(", TokenKind::Open),
         (")", TokenKind::Close),
@@ -104,7 +110,7 @@ fn token(text: &str, mode: Mode, offset: usize) -> Result<Option<(TokenKind, usi
             // No escapes: the next same quote ends it.
             (TokenKind::Text(text[1..=end].to_owned()), end + 2)
         })),
-        Some(b'/') => pattern(text, offset),
+        Some(b'/') => pattern(text, offset, patterns),
         _ => Ok(None),
     }
 }
@@ -122,14 +128,14 @@ fn input(text: &str) -> Option<(TokenKind, usize)> {
 }
 
 /// `/body/flags`, the body at least two characters long; `\/` does not end it.
-fn pattern(text: &str, offset: usize) -> Result<Option<(TokenKind, usize)>, ExpressionError> {
+fn pattern(text: &str, offset: usize, patterns: &mut Patterns) -> Result<Option<(TokenKind, usize)>, ExpressionError> {
     let Some(body) = pattern_body(text) else { return Ok(None) };
     if body.chars().nth(1).is_none() {
         return Ok(None);
     }
     let after = &text[body.len() + 2..];
     let flags: &str = &after[..after.len() - after.trim_start_matches(regexp::is_flag).len()];
-    let regex = regexp::compile_with_flags(&body.replace("\\/", "/"), flags).map_err(|error| {
+    let regex = patterns.compile(&body.replace("\\/", "/"), flags).map_err(|error| {
         let help = error.help.map(str::to_owned);
         ExpressionError::new(ExpressionErrorKind::Regexp(error), offset).with_help(help)
     })?;

@@ -24,6 +24,8 @@ pub use evaluate::Value;
 use lexer::Mode;
 use parser::Node;
 
+use crate::patterns::Patterns;
+
 /// The most tokens that an expression may have.
 pub const MAX_TOKENS: usize = 99;
 
@@ -38,7 +40,7 @@ pub struct Expression {
 /// # Errors
 /// [`ExpressionError`] with the place in `text` and, for the usual slips, what to write instead.
 pub fn parse(text: &str) -> Result<Expression, ExpressionError> {
-    parse_in(text, Mode::Variables)
+    parse_within(text, &mut Patterns::default())
 }
 
 /// Parses the `if` of `spec:inputs:rules`, which may also use `$[[ inputs.id ]]`.
@@ -46,11 +48,21 @@ pub fn parse(text: &str) -> Result<Expression, ExpressionError> {
 /// # Errors
 /// As [`parse`].
 pub fn parse_input_rule(text: &str) -> Result<Expression, ExpressionError> {
-    parse_in(text, Mode::Inputs)
+    parse_input_rule_within(text, &mut Patterns::default())
 }
 
-fn parse_in(text: &str, mode: Mode) -> Result<Expression, ExpressionError> {
-    let tokens = lexer::tokens(text, mode)?;
+/// As [`parse`], within a budget.
+pub(crate) fn parse_within(text: &str, patterns: &mut Patterns) -> Result<Expression, ExpressionError> {
+    parse_in(text, Mode::Variables, patterns)
+}
+
+/// As [`parse_input_rule`], within a budget.
+pub(crate) fn parse_input_rule_within(text: &str, patterns: &mut Patterns) -> Result<Expression, ExpressionError> {
+    parse_in(text, Mode::Inputs, patterns)
+}
+
+fn parse_in(text: &str, mode: Mode, patterns: &mut Patterns) -> Result<Expression, ExpressionError> {
+    let tokens = lexer::tokens(text, mode, patterns)?;
     let root = parser::parse(&tokens, text.len())?;
     Ok(Expression { root })
 }
@@ -74,7 +86,18 @@ impl Expression {
         variable: &dyn Fn(&str) -> Option<String>,
         input: &dyn Fn(&str) -> Value,
     ) -> Result<bool, ExpressionError> {
-        Ok(evaluate::value_of(&self.root, &evaluate::Lookup { variable, input })?.is_present())
+        self.evaluate_within(variable, input, &mut Patterns::default())
+    }
+
+    /// As [`Expression::evaluate_with_inputs`], within a budget.
+    pub(crate) fn evaluate_within(
+        &self,
+        variable: &dyn Fn(&str) -> Option<String>,
+        input: &dyn Fn(&str) -> Value,
+        patterns: &mut Patterns,
+    ) -> Result<bool, ExpressionError> {
+        let lookup = evaluate::Lookup { variable, input, patterns: patterns.into() };
+        Ok(evaluate::value_of(&self.root, &lookup)?.is_present())
     }
 
     /// The names of the variables that the expression looks at, each once, in order of appearance.

@@ -20,7 +20,7 @@ impl Loader<'_> {
         let mut problems = Vec::new();
         let mut header = Header::default();
         if let Some(map) = &file.header {
-            header = header::header(map, &mut problems);
+            header = header::header(map, &mut self.patterns, &mut problems);
             let includes = std::mem::take(&mut header.includes);
             for entry in &includes {
                 let more = self.included_inputs(entry, &file.origin, &mut problems);
@@ -29,7 +29,7 @@ impl Loader<'_> {
         }
         // Values for declarations that are wrong themselves would be judged wrongly.
         let values = if is_free_of_errors(&problems) {
-            inputs::resolve(&file.name, &header.inputs, given, at, &mut problems)
+            inputs::resolve(&file.name, &header.inputs, given, at, &mut self.patterns, &mut problems)
         } else {
             inputs::Values::new()
         };
@@ -100,7 +100,7 @@ impl Loader<'_> {
                     .push(Diagnostic::error(extra.key_span, message).related(place, "included into the header here"));
             }
             if let Some(inputs) = file.body.get("inputs") {
-                let more = header::declarations(inputs, problems);
+                let more = header::declarations(inputs, &mut self.patterns, problems);
                 add_inputs(&mut declarations, more, problems);
             }
         }

@@ -11,7 +11,7 @@ use crate::expression::{self, Expression};
 use crate::limits::{INPUT_OPTIONS, INTERPOLATED_TEXT_BYTES};
 use crate::nearest::did_you_mean;
 use crate::node::{Map, Node, Span, Value};
-use crate::regexp;
+use crate::patterns::Patterns;
 
 const SPEC_KEYS: &[&str] = &["inputs", "include", "component"];
 const INPUT_KEYS: &[&str] = &["type", "default", "description", "options", "regex", "rules"];
@@ -86,7 +86,7 @@ impl Kind {
 }
 
 /// Reads the first document of a file that has `spec`.
-pub(super) fn header(root: &Map, diagnostics: &mut Vec<Diagnostic>) -> Header {
+pub(super) fn header(root: &Map, patterns: &mut Patterns, diagnostics: &mut Vec<Diagnostic>) -> Header {
     for (key, entry) in root.iter().filter(|(key, _)| &***key != "spec") {
         diagnostics.push(
             Diagnostic::error(entry.key_span, format!("header config contains unknown keys: `{key}`"))
@@ -98,7 +98,7 @@ pub(super) fn header(root: &Map, diagnostics: &mut Vec<Diagnostic>) -> Header {
     let Some(map) = map_or_null(spec, "spec", diagnostics) else { return header };
     unknown_keys(map, SPEC_KEYS, "header:spec", diagnostics);
     if let Some(inputs) = map.get("inputs") {
-        header.inputs = declarations(inputs, diagnostics);
+        header.inputs = declarations(inputs, patterns, diagnostics);
     }
     if let Some(fields) = map.get("component").filter(|node| !node.is_null()) {
         header.component = component(fields, diagnostics);
@@ -110,7 +110,11 @@ pub(super) fn header(root: &Map, diagnostics: &mut Vec<Diagnostic>) -> Header {
 }
 
 /// Reads the map of `inputs`.
-pub(super) fn declarations(inputs: &Node, diagnostics: &mut Vec<Diagnostic>) -> Vec<Declaration> {
+pub(super) fn declarations(
+    inputs: &Node,
+    patterns: &mut Patterns,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Vec<Declaration> {
     let Some(map) = map_or_null(inputs, "spec:inputs", diagnostics) else { return Vec::new() };
     map.iter()
         .filter_map(|(name, entry)| {
@@ -118,15 +122,21 @@ pub(super) fn declarations(inputs: &Node, diagnostics: &mut Vec<Diagnostic>) -> 
             if declared.is_none() && !entry.node.is_null() {
                 return None;
             }
-            Some(declaration(name, entry.key_span, declared.unwrap_or(&Map::default()), diagnostics))
+            Some(declaration(name, entry.key_span, declared.unwrap_or(&Map::default()), patterns, diagnostics))
         })
         .collect()
 }
 
-fn declaration(name: &Arc<str>, span: Span, map: &Map, diagnostics: &mut Vec<Diagnostic>) -> Declaration {
+fn declaration(
+    name: &Arc<str>,
+    span: Span,
+    map: &Map,
+    patterns: &mut Patterns,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Declaration {
     unknown_keys(map, INPUT_KEYS, &format!("spec:inputs:{name}"), diagnostics);
     let kind = kind(name, map, diagnostics);
-    let regex = map.get("regex").and_then(|node| regex(name, kind, node, diagnostics));
+    let regex = map.get("regex").and_then(|node| regex(name, kind, node, patterns, diagnostics));
     let declaration = Declaration {
         name: Arc::clone(name),
         span,
@@ -134,7 +144,7 @@ fn declaration(name: &Arc<str>, span: Span, map: &Map, diagnostics: &mut Vec<Dia
         default: map.get("default").filter(|node| !node.is_null()).cloned(),
         options: options(name, kind, map, diagnostics),
         regex,
-        rules: rules(name, kind, map, diagnostics),
+        rules: rules(name, kind, map, patterns, diagnostics),
     };
     let own = std::iter::once((&declaration.default, &declaration.options));
     for (default, options) in own.chain(declaration.rules.iter().map(|rule| (&rule.default, &rule.options))) {
@@ -203,12 +213,18 @@ fn options(name: &str, kind: Kind, map: &Map, diagnostics: &mut Vec<Diagnostic>)
     None
 }
 
-fn regex(name: &str, kind: Kind, node: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<Regex> {
+fn regex(
+    name: &str,
+    kind: Kind,
+    node: &Node,
+    patterns: &mut Patterns,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Option<Regex> {
     let problem = match node.as_str() {
         Some(_) if kind != Kind::String => {
             Diagnostic::error(node.span, format!("`{name}` input: `regex` is for text only"))
         }
-        Some(pattern) => match regexp::compile(pattern) {
+        Some(pattern) => match patterns.compile(pattern, "") {
             Ok(regex) => return Some(regex),
             Err(error) => {
                 let problem = Diagnostic::error(node.span, format!("`{name}` input: {error}"));
@@ -221,7 +237,7 @@ fn regex(name: &str, kind: Kind, node: &Node, diagnostics: &mut Vec<Diagnostic>)
     None
 }
 
-fn rules(name: &str, kind: Kind, map: &Map, diagnostics: &mut Vec<Diagnostic>) -> Vec<Rule> {
+fn rules(name: &str, kind: Kind, map: &Map, patterns: &mut Patterns, diagnostics: &mut Vec<Diagnostic>) -> Vec<Rule> {
     let Some(node) = map.get("rules").filter(|node| !node.is_null()) else { return Vec::new() };
     let Some(items) = node.as_list() else {
         diagnostics
@@ -238,7 +254,7 @@ fn rules(name: &str, kind: Kind, map: &Map, diagnostics: &mut Vec<Diagnostic>) -
             continue;
         };
         unknown_keys(map, RULE_KEYS, &format!("spec:inputs:{name}:rules"), diagnostics);
-        let condition = match map.get("if").map(|node| condition(name, node)).transpose() {
+        let condition = match map.get("if").map(|node| condition(name, node, patterns)).transpose() {
             Ok(condition) => condition,
             Err(problem) => {
                 diagnostics.push(*problem);
@@ -252,12 +268,12 @@ fn rules(name: &str, kind: Kind, map: &Map, diagnostics: &mut Vec<Diagnostic>) -
 }
 
 /// `if` of a rule.
-fn condition(name: &str, node: &Node) -> Result<Expression, Box<Diagnostic>> {
+fn condition(name: &str, node: &Node, patterns: &mut Patterns) -> Result<Expression, Box<Diagnostic>> {
     let Value::String(text) = &node.value else {
         let message = format!("`{name}` input: `if` takes an expression, not {}", node.kind());
         return Err(Diagnostic::error(node.span, message).into());
     };
-    expression::parse_input_rule(text).map_err(|error| {
+    expression::parse_input_rule_within(text, patterns).map_err(|error| {
         let mut problem = Diagnostic::error(node.span, format!("`{name}` input: {error}")).inside(text, &error);
         problem.help = error.help;
         problem.into()

@@ -12,6 +12,7 @@ use crate::expression;
 use crate::limits::INPUT_RULES_CHAIN;
 use crate::nearest::did_you_mean;
 use crate::node::{Map, Node, Span, Value};
+use crate::patterns::Patterns;
 
 /// A value that somebody gives to an input.
 #[derive(Debug, Clone)]
@@ -46,6 +47,7 @@ struct Resolution<'a> {
     values: Values,
     /// Inputs whose rules are being looked at.
     open: Vec<Arc<str>>,
+    patterns: &'a mut Patterns,
     diagnostics: &'a mut Vec<Diagnostic>,
 }
 
@@ -55,6 +57,7 @@ pub(super) fn resolve(
     declarations: &[Declaration],
     given: &[Given],
     at: Option<Span>,
+    patterns: &mut Patterns,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Values {
     for surplus in given.iter().filter(|given| !declarations.iter().any(|input| *input.name == *given.name)) {
@@ -73,7 +76,7 @@ pub(super) fn resolve(
         diagnostics.push(problem);
     }
     let mut resolution =
-        Resolution { file, declarations, given, at, values: Values::new(), open: Vec::new(), diagnostics };
+        Resolution { file, declarations, given, at, values: Values::new(), open: Vec::new(), patterns, diagnostics };
     for declaration in declarations {
         resolution.value(declaration);
     }
@@ -178,7 +181,7 @@ impl Resolution<'_> {
             }
         }
         let input = |name: &str| values.get(name).cloned().unwrap_or(expression::Value::Null);
-        condition.evaluate_with_inputs(&|_| None, &input).unwrap_or(false)
+        condition.evaluate_within(&|_| None, &input, self.patterns).unwrap_or(false)
     }
 }
 

@@ -14,6 +14,7 @@ use crate::context::{ChildSource, Context, IncludeTarget, IncludedFile, InputVal
 use crate::diagnostic::{Diagnostic, SourceMap};
 use crate::limits::{CHILD_INCLUDES, INTERPOLATED_TEXT_BYTES, Limits};
 use crate::node::{Map, Node, SourceId, Span, Value};
+use crate::patterns::Patterns;
 use crate::yaml;
 
 /// Bytes of text that interpolation may make in one load.
@@ -37,6 +38,7 @@ pub(super) struct Loader<'a> {
     is_over_limit: bool,
     pub(super) budget: Budget,
     pub(super) interpolated_bytes_left: usize,
+    pub(super) patterns: Patterns,
 }
 
 impl<'a> Loader<'a> {
@@ -56,6 +58,7 @@ impl<'a> Loader<'a> {
             is_over_limit: false,
             budget: Budget::new(limits.merged_nodes),
             interpolated_bytes_left: INTERPOLATED_BYTES,
+            patterns: Patterns::default(),
         }
     }
 
@@ -149,6 +152,7 @@ impl<'a> Loader<'a> {
                 .push(Diagnostic::error(start, message).help("share less, or split it into child pipelines"));
             map = Map::default();
         }
+        self.diagnostics.extend(self.patterns.problem(start));
         for diagnostic in &mut self.diagnostics {
             diagnostic.message = self.variables.hide(&diagnostic.message);
             diagnostic.help = diagnostic.help.as_ref().map(|help| self.variables.hide(help));
@@ -165,6 +169,7 @@ impl<'a> Loader<'a> {
             descriptions: self.descriptions,
             includes: self.includes,
             parents,
+            patterns: self.patterns,
         }
     }
 
@@ -190,10 +195,10 @@ impl<'a> Loader<'a> {
     fn include(&mut self, include: &Node, origin: &Origin, depth: usize) -> Map {
         let mut merged = Map::default();
         for entry in entry::entries(include, &mut self.diagnostics) {
-            let let_in = entry
-                .rules
-                .as_ref()
-                .is_none_or(|rules| rules::lets_in(rules, self.context, self.sources, origin, &mut self.diagnostics));
+            let let_in = entry.rules.as_ref().is_none_or(|rules| {
+                let (patterns, diagnostics) = (&mut self.patterns, &mut self.diagnostics);
+                rules::lets_in(rules, self.context, self.sources, origin, patterns, diagnostics)
+            });
             if !let_in {
                 let what = target::described(&entry.location);
                 let outcome = IncludeOutcome::KeptOutByRules;

@@ -30,6 +30,7 @@ use crate::context::{ChildSource, Context, Sources};
 use crate::diagnostic::{Diagnostic, Severity, SourceMap};
 use crate::limits::Limits;
 use crate::node::{Node, SourceId, Span};
+use crate::patterns::Patterns;
 
 /// Findings after which unknown names are not compared with all known ones any more, which costs their product.
 const SUGGESTIONS: usize = 20;
@@ -49,6 +50,8 @@ pub struct Loaded {
     pub includes: Vec<IncludeRecord>,
     /// For every key with `extends`: its parents, in the order in which they were merged.
     pub parents: BTreeMap<String, Vec<Parent>>,
+    /// The regular expressions so far.
+    pub(crate) patterns: Patterns,
 }
 
 impl Loaded {

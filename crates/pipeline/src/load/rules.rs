@@ -6,6 +6,7 @@ use crate::config::rules::{self, Expressions, RuleWhen, RulesOf};
 use crate::context::{Context, Origin, Sources};
 use crate::diagnostic::Diagnostic;
 use crate::node::Node;
+use crate::patterns::Patterns;
 use crate::seed::clauses::Clauses;
 use crate::seed::scope::{Base, Scope};
 
@@ -15,9 +16,11 @@ pub(super) fn lets_in(
     context: &Context,
     sources: &dyn Sources,
     origin: &Origin,
+    patterns: &mut Patterns,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> bool {
     let mut problems = Problems::default();
+    problems.patterns = std::mem::take(patterns);
     let at = Path::root("include");
     let rules = rules::rules(node, at.key("rules"), RulesOf::Include, &mut Expressions::default(), &mut problems);
     let base = Base::new(context);
@@ -27,6 +30,7 @@ pub(super) fn lets_in(
     let usable = rules.filter(|_| problems.errors() == 0).unwrap_or_default();
     let matched = usable.iter().find(|rule| clauses.hold(rule, &scope, &mut problems));
     let let_in = matched.is_some_and(|rule| rule.when != Some(RuleWhen::Never)) && problems.errors() == 0;
+    *patterns = std::mem::take(&mut problems.patterns);
     diagnostics.extend(problems.into_list());
     let_in
 }

@@ -12,6 +12,7 @@ use crate::config::rules::{Changes, Condition, Exists, PathTest, Rule};
 use crate::context::{Context, Origin, Sources};
 use crate::diagnostic::Diagnostic;
 use crate::expand::Unknown;
+use crate::expression::Value;
 use crate::glob::Glob;
 use crate::node::Span;
 use crate::seed::scope::Scope;
@@ -62,7 +63,8 @@ impl<'a> Clauses<'a> {
 
     /// `if`. A value that should be a pattern and is none makes it false, as on GitLab, but not silently.
     pub(crate) fn condition(&self, condition: &Condition, scope: &Scope<'_>, problems: &mut Problems) -> bool {
-        match condition.expression.evaluate(&|name| scope.stored(name)) {
+        match condition.expression.evaluate_within(&|name| scope.stored(name), &|_| Value::Null, &mut problems.patterns)
+        {
             Ok(holds) => holds,
             Err(error) => {
                 let message = format!("`{}` is taken as false: {error}", condition.text);

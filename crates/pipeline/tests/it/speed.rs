@@ -89,6 +89,31 @@ fn many_unknown_parents_end_soon() {
     eprintln!("20,000 unknown parents: {took:?}");
 }
 
+/// Patterns that are cheap to write and dear to compile, wherever they can stand.
+#[test]
+fn many_patterns_end_soon() {
+    let large = |number: usize| format!("(\\w{{90}}x{number}){{9}}");
+    let jobs =
+        |job: &dyn Fn(usize) -> String| (0..5_000).map(|n| format!("j{n}: {{{}}}\n", job(n))).collect::<String>();
+    let variables = |n: usize| format!("script: [x], variables: {{P: '/{}/'}}, rules: [{{if: $CI =~ $P}}]", large(n));
+    let inputs = |n: usize| format!("  i{n}: {{default: x, rules: [{{if: '\"x\" =~ /{}/', default: x}}]}}\n", large(n));
+    for text in [
+        jobs(&|n| format!("script: [x], coverage: '/{}/'", large(n))),
+        jobs(&|n| format!("script: [x], rules: [{{if: '$CI =~ /{}/'}}]", large(n))),
+        jobs(&|n| format!("script: [x], rules: [{{changes: {{regexp: '{}'}}}}]", large(n))),
+        jobs(&|n| format!("script: [x], only: ['/{}/']", large(n))),
+        jobs(&variables),
+        format!("spec:\n inputs:\n{}---\na: {{script: [x]}}\n", (0..5_000).map(inputs).collect::<String>()),
+    ] {
+        let started = Instant::now();
+        let found = crate::harness::errors(&world().compile(&text).diagnostics);
+        let took = started.elapsed();
+        assert!(found.len() == 1 && found[0].contains("take more than 64 MiB together"), "{found:?}");
+        assert!(took < LIMIT, "took {took:?}");
+        eprintln!("5,000 patterns: {took:?}");
+    }
+}
+
 /// Small files that stand for gigabytes once every job has its own copy of what it shares.
 #[test]
 fn what_does_not_fit_into_memory_ends_with_an_error() {
