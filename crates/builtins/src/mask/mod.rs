@@ -31,6 +31,10 @@ const TOKEN_PREFIXES: [&str; 14] = [
     "gltok-",
 ];
 
+/// A line of a masked value is masked by itself from this many characters on: a shorter one, like `}` or `EOF`, is in much
+/// that is no secret. GitLab asks the same length of a value.
+const LINE_MIN: usize = 8;
+
 /// What to mask in one job's log.
 #[derive(Clone, Default)]
 pub struct Secrets {
@@ -47,14 +51,22 @@ impl std::fmt::Debug for Secrets {
 impl Secrets {
     /// The values of masked variables, and token prefixes beside the built-in ones.
     ///
-    /// Values are trimmed, empty ones are no secret. All prefixes are used: GitLab drops those beyond the fifteenth,
+    /// Values are trimmed, empty ones are no secret. Of a value with several lines, each longer line is a secret too: a
+    /// program may print only some of them, or indent them. All prefixes are used: GitLab drops those beyond the fifteenth,
     /// which can only show more.
     pub fn new<'a>(values: impl IntoIterator<Item = &'a str>, prefixes: impl IntoIterator<Item = &'a str>) -> Self {
         Self {
-            phrases: values.into_iter().filter_map(clean).collect(),
+            phrases: values.into_iter().flat_map(|value| clean(value).into_iter().chain(lines(value))).collect(),
             prefixes: TOKEN_PREFIXES.into_iter().chain(prefixes).filter_map(clean).collect(),
         }
     }
+}
+
+/// The longer lines of a value that has several.
+fn lines(value: &str) -> impl Iterator<Item = Vec<u8>> {
+    let lines = value.trim().lines().map(str::trim);
+    let several = value.trim().contains('\n');
+    lines.filter(move |line| several && line.chars().count() >= LINE_MIN).map(|line| line.as_bytes().to_vec())
 }
 
 fn clean(text: &str) -> Option<Vec<u8>> {

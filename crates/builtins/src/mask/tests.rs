@@ -41,6 +41,14 @@ fn a_value_over_lines_is_replaced() {
 }
 
 #[test]
+fn the_longer_lines_of_a_value_are_replaced_by_themselves() {
+    let key = "-----BEGIN KEY-----\r\n  c2VjcmV0 \nshort77\nschlüssel\n";
+    assert_eq!(whole(&[key], "1: c2VjcmV0\n2: short77\n3:schlüssel"), "1: [MASKED]\n2: short77\n3:[MASKED]");
+    assert_eq!(whole(&[key], key), "[MASKED]\n");
+    assert_eq!(whole(&["line1\nlonger line"], "line1\nlonger\nlonger line"), "line1\nlonger\n[MASKED]");
+}
+
+#[test]
 fn parameters_of_urls_are_replaced() {
     assert_eq!(
         whole(&[], "GET /a?Private_Token=abc&x=1&X-Amz-Signature=de%20f HTTP"),
