@@ -47,6 +47,17 @@ async fn a_secret_in_pieces_is_masked() {
 }
 
 #[tokio::test]
+async fn a_secret_with_colours_inside_is_masked() {
+    let mut agent = Agent::start().await;
+    let command = "printf '%s\\n' \"$SECRET\" | grep --color=always '^hunt'";
+    let plan = agent.plan(vec![script(&[command])]);
+    let secret = Variable { masked: true, ..variable("SECRET", "hunter22") };
+    agent.run("1-1", &plan, &[secret]).await;
+    let log = agent.log("1-1").await;
+    assert!(log.contains("[MASKED]\x1b[0m\n") && !log.contains("er22"), "{log}");
+}
+
+#[tokio::test]
 async fn lines_carry_time_and_stream_when_asked_to() {
     let mut agent = Agent::start().await;
     let mut plan = agent.plan(vec![script(&["echo out; echo err >&2"])]);

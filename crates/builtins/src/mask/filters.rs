@@ -1,10 +1,13 @@
 //! The filters of the masking pipeline. Each takes a stream in pieces of any size and gives the same bytes whatever
-//! the pieces are; each holds back no more than the longest text that it looks for.
+//! the pieces are; each holds back no more than the longest text that it looks for, with the escape sequences inside.
 
+use super::escape::{Escape, escape};
 use super::needles::{Found, Needles};
 
 /// What stands for a secret.
 const MASKED: &[u8] = b"[MASKED]";
+/// Behind a secret that had escape sequences inside. They are dropped with it, and one may have ended a colour.
+const RESET: &[u8] = b"\x1b[0m";
 
 /// A filter of a byte stream.
 pub(super) trait Filter: Send {
@@ -42,9 +45,12 @@ impl Phrases {
                     self.held = bytes.get(start..).unwrap_or_default().to_vec();
                     return;
                 }
-                Found::At { start, end } => {
+                Found::At { start, end, escapes } => {
                     out.extend_from_slice(bytes.get(from..start).unwrap_or_default());
                     out.extend_from_slice(MASKED);
+                    if escapes {
+                        out.extend_from_slice(RESET);
+                    }
                     from = end;
                 }
             }
@@ -67,7 +73,7 @@ impl Filter for Phrases {
     }
 }
 
-/// Keeps a leading text, and replaces the run of bytes behind it.
+/// Keeps a leading text, and replaces the run of bytes behind it. Escape sequences do not end the run, and are kept.
 pub(super) struct Following {
     needles: Needles,
     /// Whether a byte belongs to what is secret.
@@ -102,11 +108,23 @@ impl Following {
                     out.extend_from_slice(MASKED);
                     self.state = State::Secret;
                 }
-                if length == rest.len() {
+                let behind = rest.get(length..).unwrap_or_default();
+                if behind.is_empty() {
                     return;
                 }
-                self.state = State::Search;
                 from += length;
+                match escape(behind) {
+                    Escape::Length(length) => {
+                        out.extend_from_slice(behind.get(..length).unwrap_or_default());
+                        from += length;
+                        continue;
+                    }
+                    Escape::Partial if !last => {
+                        self.held = behind.to_vec();
+                        return;
+                    }
+                    Escape::Partial | Escape::None => self.state = State::Search,
+                }
             }
             match self.needles.find(&bytes, from, last) {
                 Found::Nothing => {

@@ -2,8 +2,9 @@
 //! follows the known prefixes of tokens.
 //!
 //! Invariant: the output depends on the bytes only, not on how they were split into writes; so a value that is split
-//! over writes is masked like any other.
+//! over writes is masked like any other. Nor does it depend on colours: escape sequences inside a value do not show it.
 
+mod escape;
 mod filters;
 mod needles;
 

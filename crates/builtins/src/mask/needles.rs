@@ -1,4 +1,7 @@
-//! Finding any of several texts in a stream, longest first, without ever depending on where the stream was split.
+//! Finding any of several texts in a stream, longest first, without ever depending on where the stream was split. Escape
+//! sequences may stand between their bytes.
+
+use super::escape::{Escape, GAP_MAX, escape};
 
 /// A set of texts to find.
 #[derive(Debug, Clone)]
@@ -22,6 +25,8 @@ pub(super) enum Found {
         start: usize,
         /// Behind its last.
         end: usize,
+        /// Whether escape sequences stand inside.
+        escapes: bool,
     },
 }
 
@@ -57,15 +62,12 @@ impl Needles {
             at += skip;
             let rest = bytes.get(at..).unwrap_or_default();
             for text in &self.texts {
-                let common = text.len().min(rest.len());
-                if !self.equal(text.get(..common).unwrap_or_default(), rest.get(..common).unwrap_or_default()) {
-                    continue;
-                }
-                if common == text.len() {
-                    return Found::At { start: at, end: at + common };
-                }
-                if !last {
-                    return Found::Undecided(at);
+                match self.compare(text, rest) {
+                    Compared::Equal(length) => {
+                        return Found::At { start: at, end: at + length, escapes: length > text.len() };
+                    }
+                    Compared::Undecided if !last => return Found::Undecided(at),
+                    Compared::Undecided | Compared::Different => {}
                 }
             }
             at += 1;
@@ -73,7 +75,36 @@ impl Needles {
         Found::Nothing
     }
 
-    fn equal(&self, a: &[u8], b: &[u8]) -> bool {
-        if self.ignore_case { a.eq_ignore_ascii_case(b) } else { a == b }
+    /// Whether `bytes` start with `text`, when escape sequences are left out that `text` does not have.
+    fn compare(&self, text: &[u8], bytes: &[u8]) -> Compared {
+        let mut at = 0;
+        for wanted in text {
+            let mut gap = 0;
+            loop {
+                let Some(byte) = bytes.get(at + gap) else { return Compared::Undecided };
+                if byte == wanted || (self.ignore_case && byte.eq_ignore_ascii_case(wanted)) {
+                    break;
+                }
+                gap += match escape(bytes.get(at + gap..).unwrap_or_default()) {
+                    Escape::Length(length) => length,
+                    Escape::Partial => return Compared::Undecided,
+                    Escape::None => return Compared::Different,
+                };
+                if gap > GAP_MAX {
+                    return Compared::Different;
+                }
+            }
+            at += gap + 1;
+        }
+        Compared::Equal(at)
     }
+}
+
+/// How a text compares to what is at some place.
+enum Compared {
+    /// It is there, in this many bytes.
+    Equal(usize),
+    Different,
+    /// So far it is there, but the bytes end.
+    Undecided,
 }

@@ -64,6 +64,35 @@ fn tokens_are_known_by_their_prefix() {
 }
 
 #[test]
+fn colours_inside_a_value_do_not_show_it() {
+    let grep = "\x1b[01;31m\x1b[Ks3cr3t-\x1b[m\x1b[Kvalue\n";
+    assert_eq!(whole(&["s3cr3t-value"], grep), "\x1b[01;31m\x1b[K[MASKED]\x1b[0m\n");
+    assert_eq!(whole(&["s3cr3t-value"], "s3cr3t-\x1b(B\x1b[mvalue\x1b[m"), "[MASKED]\x1b[0m\x1b[m");
+    assert_eq!(whole(&["s3cr3t-value"], "s3cr3t-\x1b[mother\x1b[1"), "s3cr3t-\x1b[mother\x1b[1");
+    assert_eq!(whole(&["a\x1b[1mb"], "a\x1b[1mb a\x1b[1m\x1b[mb"), "[MASKED] [MASKED]\x1b[0m");
+    assert_eq!(
+        whole(&[], "\x1b[31mglpat-\x1b[m\x1b[Kab\x1b[1mc\x1b[m d"),
+        "\x1b[31mglpat-\x1b[m\x1b[K[MASKED]\x1b[1m\x1b[m d"
+    );
+    assert_eq!(whole(&[], "?rss_\x1b[1mtoken=\x1b[mab&"), "?rss_\x1b[1mtoken=\x1b[m[MASKED]&");
+}
+
+#[test]
+fn what_is_held_for_escapes_is_bounded() {
+    let mut masker = Masker::new(&Secrets::new(["hunter22"], []));
+    let (mut out, mut given) = (Vec::new(), 0);
+    for piece in [b"hunter2".as_slice()].into_iter().chain([b"\x1b[1m".as_slice(); 100]).chain([b"\x1b[".as_slice()]) {
+        masker.push(piece, &mut out);
+        given += piece.len();
+    }
+    for _ in 0..1000 {
+        masker.push(b"1", &mut out);
+        given += 1;
+    }
+    assert_eq!(out.len(), given);
+}
+
+#[test]
 fn ten_megabytes_pass_in_bounded_memory() {
     let mut masker = Masker::new(&Secrets::new(["hunter22"], []));
     let block = b"hunter2 hunter2 hunter2 hunter21".repeat(2048);
@@ -75,6 +104,23 @@ fn ten_megabytes_pass_in_bounded_memory() {
     }
 }
 
+/// What is left of a text without its escape sequences. A lone ESC is none, and stays.
+fn seen(text: &str) -> String {
+    let mut rest = text;
+    let mut seen = String::new();
+    while let Some((before, behind)) = rest.split_once('\x1b') {
+        seen.push_str(before);
+        let control = behind.strip_prefix('[').map(|rest| rest.trim_start_matches(|c: char| matches!(c, ' '..='?')));
+        let control = control.and_then(|rest| rest.strip_prefix(|c: char| matches!(c, '@'..='~')));
+        let set = behind.strip_prefix('(').and_then(|rest| rest.get(1..));
+        rest = control.or(set).unwrap_or_else(|| {
+            seen.push('\x1b');
+            behind
+        });
+    }
+    seen + rest
+}
+
 fn text() -> impl Strategy<Value = Vec<u8>> {
     // Few letters, so that values, prefixes and parameters happen often.
     let word = prop_oneof![
@@ -84,6 +130,11 @@ fn text() -> impl Strategy<Value = Vec<u8>> {
         1 => Just("&RSS_token=ab&".to_owned()),
         1 => Just(" ".to_owned()),
         1 => Just("\n".to_owned()),
+        1 => Just("\x1b[1;31m".to_owned()),
+        1 => Just("\x1b[m\x1b[K".to_owned()),
+        1 => Just("\x1b(B".to_owned()),
+        1 => Just("\x1b[".to_owned()),
+        1 => Just("\x1b".to_owned()),
     ];
     prop::collection::vec(word, 0..40).prop_map(|words| words.concat().into_bytes())
 }
@@ -111,7 +162,8 @@ proptest! {
         let secrets = Secrets::new(values.iter().map(String::as_str), []);
         let shown = mask(&secrets, &[&text]);
         for value in &values {
-            prop_assert!(!shown.contains(value.as_str()), "{value} in {shown}");
+            prop_assert!(!shown.contains(value.as_str()), "{value} in {shown:?}");
+            prop_assert!(!seen(&shown).contains(value.as_str()), "{value} seen in {shown:?}");
         }
     }
 }
