@@ -76,9 +76,33 @@ impl Picture {
         })
     }
 
+    /// Whether an event tells of a state that lies behind the known one.
+    fn is_past(&self, event: &Event) -> bool {
+        let behind = |told: JobStatus, known: JobStatus| progress(told) < progress(known);
+        match event {
+            Event::JobChanged(told) => self.jobs.get(&told.id).is_some_and(|known| behind(told.status, known.status)),
+            Event::PipelineChanged(told) => {
+                self.pipelines.get(&told.id).is_some_and(|known| behind(told.status, known.status))
+            }
+            Event::TraceGrew { .. } | Event::StorageProblem(_) => false,
+        }
+    }
+
     /// The jobs that count: not those that a retry replaced.
     pub(super) fn current_jobs(&self) -> impl Iterator<Item = &Arc<JobView>> {
         self.jobs.values().filter(|job| !job.retried)
+    }
+}
+
+/// How far a status is on the usual way from created to complete.
+fn progress(status: JobStatus) -> u8 {
+    match status {
+        JobStatus::Created => 0,
+        JobStatus::WaitingForResource | JobStatus::Manual | JobStatus::Scheduled => 1,
+        JobStatus::Pending => 2,
+        JobStatus::Running => 3,
+        JobStatus::Canceling => 4,
+        JobStatus::Success | JobStatus::Failed | JobStatus::Canceled | JobStatus::Skipped => 5,
     }
 }
 
@@ -101,6 +125,8 @@ pub(super) struct Follower {
     logs: HashMap<JobId, Log>,
     /// Since when the coordinator cannot store what happens, and why.
     storage_problem: Option<(Instant, String)>,
+    /// Events that were on their way while [`Follower::read_anew`] read: they may tell what has been overtaken.
+    overtaken: usize,
     pub(super) picture: Picture,
 }
 
@@ -120,6 +146,7 @@ impl Follower {
             timestamps,
             logs: HashMap::new(),
             storage_problem: None,
+            overtaken: 0,
             picture: Picture::default(),
         }
     }
@@ -149,7 +176,14 @@ impl Follower {
     /// [`CoordinatorError`] if the coordinator is gone.
     pub(super) async fn take(&mut self, step: Step, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
         match step {
-            Step::Event(event) => self.event(event, reporter).await,
+            Step::Event(event) => {
+                let overtaken = self.overtaken > 0;
+                self.overtaken = self.overtaken.saturating_sub(1);
+                if overtaken && self.picture.is_past(&event) {
+                    return Ok(());
+                }
+                self.event(event, reporter).await
+            }
             Step::Missed => self.read_anew(reporter).await,
             Step::Closed => Err(CoordinatorError::Closed),
         }
@@ -194,6 +228,7 @@ impl Follower {
             }
             self.pipeline(Arc::new(view.summary), reporter);
         }
+        self.overtaken = self.events.len();
         Ok(())
     }
 
