@@ -164,6 +164,10 @@ impl SnapshotSources {
         if !plain {
             return Err(missing());
         }
+        // A named pipe would hold up whoever opens it, and a device has no end.
+        if !file.is_file() {
+            return Err(missing());
+        }
         let mut bytes = Vec::new();
         let read = std::fs::File::open(&file).and_then(|file| file.take(FILE_LIMIT).read_to_end(&mut bytes));
         read.map_err(|_| missing())?;

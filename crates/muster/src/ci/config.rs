@@ -11,6 +11,7 @@ use muster_pipeline::context::ScopedVariable;
 use serde::Deserialize;
 
 use super::error::CiError;
+use super::read::whole_text;
 
 /// The file, as it is written.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -117,7 +118,7 @@ impl Config {
         let folder = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
         let folder = folder.or_else(|| std::env::home_dir().map(|home| home.join(".config")));
         let file = folder.unwrap_or_default().join("muster/ci.toml");
-        let text = match std::fs::read_to_string(&file) {
+        let text = match whole_text(&file) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
             Err(source) => return Err(CiError::Read { path: file, source }),
@@ -159,7 +160,7 @@ impl Config {
             (Some(value), None) => value.expose().to_owned(),
             (None, Some(path)) => {
                 let path = at_home(path);
-                std::fs::read_to_string(&path).map_err(|source| CiError::Read { path, source })?
+                whole_text(&path).map_err(|source| CiError::Read { path, source })?
             }
             _ => {
                 let (key, file) = (&entry.key, self.file.display());

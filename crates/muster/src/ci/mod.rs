@@ -21,6 +21,7 @@ mod lint;
 mod list;
 mod predefined;
 mod prepare;
+mod read;
 mod record;
 mod run;
 mod select;

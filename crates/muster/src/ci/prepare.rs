@@ -14,6 +14,7 @@ use super::config::Config;
 use super::context::{RunFacts, context};
 use super::error::CiError;
 use super::git_facts::ProjectIdentity;
+use super::read::start_of_file;
 use super::state::{ProjectState, find_worktree};
 use super::ui;
 
@@ -123,7 +124,7 @@ impl ConfigFile {
     }
 
     fn read(&self) -> Result<Vec<u8>, CiError> {
-        std::fs::read(&self.path).map_err(|source| match source.kind() {
+        start_of_file(&self.path).map_err(|source| match source.kind() {
             std::io::ErrorKind::NotFound => CiError::NoConfiguration { path: self.path.clone() },
             _ => CiError::Read { path: self.path.clone(), source },
         })

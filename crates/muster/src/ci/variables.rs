@@ -7,6 +7,7 @@ use muster_pipeline::context::InputValue;
 
 use super::args::PipelineArgs;
 use super::error::CiError;
+use super::read::whole_text;
 
 /// The pipeline variables of `--var-file`, `--file-var` and `--var`, in their order: the last of a name counts.
 pub(super) fn pipeline_variables(args: &PipelineArgs) -> Result<Vec<Variable>, CiError> {
@@ -44,7 +45,7 @@ fn set(variables: &mut Vec<Variable>, variable: Variable) {
 }
 
 fn read(path: &Path) -> Result<String, CiError> {
-    std::fs::read_to_string(path).map_err(|source| CiError::Read { path: path.to_owned(), source })
+    whole_text(path).map_err(|source| CiError::Read { path: path.to_owned(), source })
 }
 
 fn pair<'a>(flag: &str, form: &str, text: &'a str) -> Result<(&'a str, &'a str), CiError> {

@@ -41,6 +41,43 @@ fn what_is_not_there_yet_is_said() {
 }
 
 #[test]
+fn what_is_no_regular_file_is_not_read() {
+    let project = Project::empty();
+    project.write("README", "words");
+    project.commit("No pipeline");
+    let pipe = |path: &str| {
+        let status = std::process::Command::new("mkfifo").arg(project.path().join(path)).status().unwrap();
+        assert!(status.success(), "mkfifo {path}");
+    };
+    pipe(".gitlab-ci.yml");
+    pipe("other");
+    project.ci(&["lint"]).code(2).warns(".gitlab-ci.yml").warns("no regular file");
+    project.ci(&["lint", "--file", "other"]).code(2).warns("no regular file");
+    project.ci(&["lint", "--file", "/dev/zero"]).code(2).warns("no regular file");
+    project.write("ok.yml", "a: {script: ['true']}\n");
+    let with = |flag: &str, value: &str| project.ci(&["lint", "--file", "ok.yml", flag, value]);
+    with("--var-file", "other").code(2).warns("no regular file");
+    with("--file-var", "A=/dev/zero").code(2).warns("no regular file");
+    std::fs::remove_file(project.path().join(".gitlab-ci.yml")).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", project.path().join(".gitlab-ci.yml")).unwrap();
+    project.ci(&["lint"]).code(2).warns("no regular file");
+    project.write("large.env", &"#\n".repeat(1 << 21));
+    with("--var-file", "large.env").code(2).warns("larger than 2 MiB");
+    project.ci(&["lint", "--file", "large.env"]).code(2).warns("2097152");
+}
+
+#[test]
+fn a_pipe_that_the_shell_hands_over_is_read() {
+    let project = Project::new("a: {script: ['true']}\n");
+    let ci = project.command(&["explain", "a", "--var-file", "/dev/stdin"]);
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "echo GIVEN=piped | \"$0\" \"$@\""]).arg(ci.get_program()).args(ci.get_args());
+    command.current_dir(project.path()).env_clear();
+    command.envs(ci.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    Said::from(command.output().unwrap()).code(0).says("GIVEN=piped");
+}
+
+#[test]
 fn an_event_that_makes_no_pipeline_is_no_failure() {
     let project = Project::new("workflow: {rules: [{if: $CI_COMMIT_TAG}]}\na: {script: ['true']}\n");
     project.ci(&[]).code(0).warns("nothing to run for this event");
