@@ -36,7 +36,7 @@ use std::process::ExitCode;
 
 pub(crate) use args::Args;
 use args::Command;
-use error::{CiError, ExitStatus};
+use error::CiError;
 
 /// What is logged beside what the commands themselves say: what a user may have to act on. The coordinator and its routes are
 /// quiet: a call that is held when the run ends is no news, and what cannot be stored is told as an event.
@@ -47,7 +47,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
     crate::logging::filtered_to_stderr(LOG);
     crate::runtime::block_on(async {
         match dispatch(args).await {
-            Ok(status) => status.into(),
+            Ok(code) => code,
             Err(error) => {
                 ui::report(&error);
                 error.exit_status().into()
@@ -56,15 +56,16 @@ pub(crate) fn run(args: Args) -> ExitCode {
     })
 }
 
-async fn dispatch(args: Args) -> Result<ExitStatus, CiError> {
-    match args.into_command() {
+async fn dispatch(args: Args) -> Result<ExitCode, CiError> {
+    let status = match args.into_command() {
         Command::Run(args) => run::run(args).await,
         Command::List(args) => list::list(args).await,
         Command::Graph(args) => graph::graph(args).await,
         Command::Lint(args) => lint::lint(args).await,
         Command::Explain(args) => explain::explain(args).await,
         Command::Show(args) => show::show(args).await,
-        Command::Shell(args) => shell::shell(args).await,
+        Command::Shell(args) => return shell::shell(args).await,
         Command::Clean(args) => clean::clean(&args),
-    }
+    };
+    status.map(ExitCode::from)
 }

@@ -4,22 +4,22 @@
 //! job's own artifacts and those it was given; the shell says so.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitCode, ExitStatus};
 
 use muster_coordinator::views::JobView;
 use muster_coordinator::{History, JobSetup};
 use muster_job::Variable;
 
 use super::args::ShellArgs;
-use super::error::{CiError, ExitStatus};
+use super::error::CiError;
 use super::prepare::locate;
 use super::record::write_private_bytes;
 use super::show::{existing_run, find_job, last_run, pipelines, unpack_archive};
 use super::state::remove_all;
 use super::ui;
 
-/// Opens the shell; its end is the end of the command.
-pub(super) async fn shell(args: ShellArgs) -> Result<ExitStatus, CiError> {
+/// Opens the shell; its end is the end of the command, with its exit status.
+pub(super) async fn shell(args: ShellArgs) -> Result<ExitCode, CiError> {
     let project = locate(&args.place.directory)?;
     let run = match args.run {
         Some(run) => run,
@@ -50,7 +50,17 @@ pub(super) async fn shell(args: ShellArgs) -> Result<ExitStatus, CiError> {
     });
     let status = command.status().map_err(CiError::system("cannot start the shell"))?;
     tracing::debug!(%status, "the shell ended");
-    Ok(ExitStatus::Passed)
+    Ok(exit_code(status))
+}
+
+/// The exit status of the shell; 128 and the number of the signal that ended it, as shells tell it.
+fn exit_code(status: ExitStatus) -> ExitCode {
+    #[cfg(unix)]
+    let signal = std::os::unix::process::ExitStatusExt::signal(&status);
+    #[cfg(not(unix))]
+    let signal = None;
+    let code = status.code().or_else(|| signal.map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
 /// Where a job's workspace is, if each job had its own.

@@ -223,20 +223,22 @@ fn show_gives_only_the_log_or_the_raw_trace() {
 fn shell_opens_where_the_job_ran_with_its_variables() {
     let project = Project::new("a:\n  variables: {MINE: yes-mine}\n  script: ['echo left > left-by-job']\n");
     let shell = |arguments: &[&str]| {
-        in_shell(&project, arguments, "echo \"[$MINE $CI_JOB_NAME]\"; cat .gitlab-ci.yml left-by-job\n")
+        in_shell(&project, arguments, "echo \"[$MINE $CI_JOB_NAME]\"; cat .gitlab-ci.yml left-by-job; true\n", 0)
     };
     project.ci(&["run", "--keep"]).code(0);
     shell(&["shell", "a"]).says("[yes-mine a]").says("\nleft\n").warns("as it was left");
     project.ci(&["run"]).code(0);
     shell(&["shell", "a"]).says("[yes-mine a]").says("script:").warns("was not kept");
+    in_shell(&project, &["shell", "a"], "exit 7\n", 7);
+    in_shell(&project, &["shell", "a"], "kill -KILL $$\n", 137);
 }
 
 /// Types a line into `muster ci shell`.
-fn in_shell(project: &Project, arguments: &[&str], line: &str) -> Said {
+fn in_shell(project: &Project, arguments: &[&str], line: &str, code: i32) -> Said {
     let mut command = project.command(arguments);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     std::io::Write::write_all(&mut child.stdin.take().unwrap(), line.as_bytes()).unwrap();
-    Said::from(child.wait_with_output().unwrap()).code(0)
+    Said::from(child.wait_with_output().unwrap()).code(code)
 }
 
 #[test]
@@ -251,6 +253,6 @@ fn shell_opens_in_jobs_of_child_pipelines_with_what_earlier_jobs_gave() {
     project.commit("Child");
     project.ci(&[]).code(0);
     let said =
-        in_shell(&project, &["shell", "inner"], "echo \"[$GIVEN $FROM_BRIDGE $CI_PIPELINE_SOURCE]\"; cat file\n");
+        in_shell(&project, &["shell", "inner"], "echo \"[$GIVEN $FROM_BRIDGE $CI_PIPELINE_SOURCE]\"; cat file\n", 0);
     said.says("[yes b parent_pipeline]").says("made\n");
 }
