@@ -73,6 +73,16 @@ pub(crate) enum CiError {
         #[source]
         source: std::io::Error,
     },
+    /// Past runs, caches or files in them could not be deleted; each has been told.
+    #[error(
+        "{} of the state directory could not be deleted; what belongs to another user (a job with `sudo` or containers makes such \
+         files) its owner has to delete, else change its permissions; then clean again",
+        if *places == 1 { "one place".to_owned() } else { format!("{places} places") }
+    )]
+    NotDeleted {
+        /// How many.
+        places: usize,
+    },
     /// The disk of the state folder stayed full.
     #[error(
         "the run was ended, because the disk of the state directory is full: {problem}. Free some space (`muster ci clean` deletes \

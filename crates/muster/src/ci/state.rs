@@ -241,6 +241,43 @@ pub(super) fn remove_all(folder: &Path) -> io::Result<()> {
     }
 }
 
+/// Deletes a folder with all that can be deleted in it.
+///
+/// # Errors
+/// The first path that cannot be deleted, and why.
+pub(super) fn remove_what_can_be(folder: &Path) -> Result<(), (PathBuf, io::Error)> {
+    if remove_all(folder).is_ok() {
+        return Ok(());
+    }
+    // The standard library stops at the first error; here the folders are listed, and emptied from the innermost outwards.
+    let mut first = None;
+    let mut folders = vec![folder.to_owned()];
+    let mut next = 0;
+    while let Some(folder) = folders.get(next).cloned() {
+        next += 1;
+        let entries = match fs::read_dir(&folder) {
+            Ok(entries) => entries,
+            Err(error) => {
+                first.get_or_insert((folder, error));
+                continue;
+            }
+        };
+        for entry in entries.filter_map(Result::ok) {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                folders.push(entry.path());
+            } else if let Err(error) = fs::remove_file(entry.path()) {
+                first.get_or_insert((entry.path(), error));
+            }
+        }
+    }
+    for folder in folders.into_iter().rev() {
+        if let Err(error) = fs::remove_dir(&folder) {
+            first.get_or_insert((folder, error));
+        }
+    }
+    first.map_or(Ok(()), Err)
+}
+
 #[cfg(unix)]
 fn make_writable(folder: &Path) {
     use std::os::unix::fs::PermissionsExt as _;

@@ -55,3 +55,29 @@ fn a_full_disk_ends_the_run_with_path_cause_and_remedy() {
         }
     });
 }
+
+/// A mount is what not even root can delete.
+#[test]
+fn clean_goes_on_after_what_it_cannot_delete_and_says_which() {
+    let project = Project::new("a: {script: ['true']}\n");
+    project.ci(&[]).code(0);
+    project.ci(&[]).code(0);
+    let projects = project.home().join("state/muster/projects");
+    let state = std::fs::read_dir(projects).unwrap().next().unwrap().unwrap().path();
+    let stuck = state.join("runs/1/a-stuck");
+    std::fs::create_dir(&stuck).unwrap();
+    let ci = project.command(&["clean", "--all"]);
+    let mut command = Command::new("unshare");
+    command.args(["-rm", "sh", "-c", "mount -t tmpfs none \"$1\" || exit 99; exec \"$0\" ci clean --all"]);
+    command.arg(ci.get_program()).arg(&stuck).current_dir(project.path()).env_clear();
+    command.envs(ci.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let said = match command.output() {
+        Ok(output) if matches!(output.status.code(), Some(0 | 2)) => Said::from(output).code(2),
+        other => return println!("skipped: no mount in a user namespace on this machine: {other:?}"),
+    };
+    said.says("deleted ").warns("a-stuck`: ").warns("one place of the state directory");
+    assert!(!said.err.contains("free some space"), "{said:#?}");
+    let left: Vec<_> = std::fs::read_dir(state.join("runs/1")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(left, [stuck], "the rest of run 1 is gone");
+    assert!(!state.join("runs/2").exists());
+}
