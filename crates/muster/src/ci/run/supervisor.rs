@@ -15,9 +15,10 @@ use super::super::error::CiError;
 use super::super::state::probe_space;
 use super::descendants;
 
-/// So many deaths within [`DEATHS_WITHIN`] and the manager is given up.
+/// So many deaths in a row, each before [`WORKS_AFTER`], and the manager is given up.
 const DEATHS_MAX: usize = 5;
-const DEATHS_WITHIN: Duration = Duration::from_secs(30);
+/// A manager that lives so long has taken up its jobs, and asks for more: its start is a few reads of its database.
+const WORKS_AFTER: Duration = Duration::from_millis(500);
 /// From a polite end to a kill.
 const GRACE: Duration = Duration::from_secs(3);
 /// KiB of log of a job, far above GitLab's 4 MiB: here it costs nobody but the user.
@@ -51,22 +52,40 @@ pub(super) async fn supervise(
     stop: CancellationToken,
     restarted: mpsc::Sender<String>,
 ) -> Result<(), CiError> {
-    let mut deaths: Vec<Instant> = Vec::new();
+    let mut deaths = Deaths::default();
     loop {
+        let started = Instant::now();
         let mut child = start(&options)?;
         let status = tokio::select! {
             status = child.wait() => status,
             () = stop.cancelled() => return end(child).await,
         };
         let told = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-        let now = Instant::now();
-        deaths.retain(|death| now.duration_since(*death) < DEATHS_WITHIN);
-        deaths.push(now);
-        if deaths.len() >= DEATHS_MAX {
+        let no_space = || probe_space(&options.state_dir).is_err();
+        if deaths.are_too_many_with(started.elapsed(), no_space) {
             return Err(given_up(&options, &told));
         }
         // Where the last word was not taken yet, it says enough.
         let _ = restarted.try_send(told);
+    }
+}
+
+/// The deaths of managers since one of them worked.
+#[derive(Debug, Default)]
+struct Deaths {
+    /// Of managers that died at once.
+    early: usize,
+    /// Of managers that could not write.
+    starved: usize,
+}
+
+impl Deaths {
+    /// Counts the death of a manager that lived so long; says whether to give up. A manager that worked and was killed is
+    /// no sign of a defect; but one that needs some time until it sees that the disk is full has not worked.
+    fn are_too_many_with(&mut self, lived: Duration, no_space: impl FnOnce() -> bool) -> bool {
+        self.early = if lived < WORKS_AFTER { self.early + 1 } else { 0 };
+        self.starved = if no_space() { self.starved + 1 } else { 0 };
+        self.early.max(self.starved) >= DEATHS_MAX
     }
 }
 
@@ -148,4 +167,23 @@ fn last_lines(path: &Path) -> String {
     let text = String::from_utf8_lossy(&text);
     let lines: Vec<_> = text.lines().collect();
     lines.iter().skip(lines.len().saturating_sub(10)).map(|line| format!("  {line}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether a manager is given up that lives so many milliseconds, time after time.
+    fn given_up_after(lives: &[u64], no_space: bool) -> bool {
+        let mut deaths = Deaths::default();
+        lives.iter().any(|lived| deaths.are_too_many_with(Duration::from_millis(*lived), || no_space))
+    }
+
+    #[test]
+    fn a_manager_that_worked_is_started_again_without_end() {
+        assert!(!given_up_after(&[900; 100], false));
+        assert!(!given_up_after(&[10, 10, 10, 10, 900, 10, 10, 10, 10], false));
+        assert!(given_up_after(&[900, 10, 10, 10, 10, 10], false), "a defect");
+        assert!(given_up_after(&[900; 5], true), "a full disk");
+    }
 }
