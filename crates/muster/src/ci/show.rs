@@ -52,7 +52,7 @@ pub(super) async fn show(args: ShowArgs) -> Result<ExitStatus, CiError> {
         return Ok(ExitStatus::Passed);
     }
     if !args.log {
-        ui::outln(&job_text(job));
+        ui::outln(&job_text(job, &pipelines, project.is_live(run)));
     }
     show_log(&history, job, args.timestamps).await?;
     Ok(ExitStatus::Passed)
@@ -138,8 +138,28 @@ fn show_runs(project: &ProjectState) {
     ui::out(&table.to_string());
 }
 
-fn status_style(job: &JobView) -> anstyle::Style {
+/// The word for where a job stands. In a run that was killed nobody works on a job any more, and none starts.
+fn status_word(job: &JobView, live: bool) -> &'static str {
     match job.status {
+        JobStatus::Pending | JobStatus::Running | JobStatus::Canceling if !live => "lost",
+        JobStatus::Created | JobStatus::WaitingForResource | JobStatus::Scheduled if !live => "not run",
+        status => status.as_str(),
+    }
+}
+
+/// Why a job failed; of a child pipeline also which of its jobs did.
+fn reason(job: &JobView, pipelines: &[PipelineView]) -> Option<String> {
+    let why = failure(job)?;
+    let child = pipelines.iter().filter(|view| Some(view.summary.id) == job.downstream);
+    let failed = child.flat_map(|view| &view.jobs).filter(|inner| inner.status == JobStatus::Failed);
+    let names: Vec<_> =
+        failed.filter(|inner| !inner.retried && !inner.allow_failure).map(|inner| inner.name.as_str()).collect();
+    Some(if names.is_empty() { why } else { format!("{why}: {}", names.join(", ")) })
+}
+
+fn status_style(job: &JobView, live: bool) -> anstyle::Style {
+    match job.status {
+        _ if status_word(job, live) == "lost" => ui::WARN,
         JobStatus::Success => ui::GOOD,
         JobStatus::Failed if job.allow_failure => ui::WARN,
         JobStatus::Failed => ui::BAD,
@@ -167,10 +187,10 @@ fn run_text(run: u64, pipelines: &[PipelineView], live: bool) -> String {
                 (job.id.to_string(), ui::DIM),
                 (job.name.clone(), plain),
                 (job.stage.clone(), plain),
-                (job.status.to_string(), status_style(job)),
+                (status_word(job, live).to_owned(), status_style(job, live)),
                 (job_time(job).map(ui::duration).unwrap_or_default(), plain),
                 (artifacts.join(", "), plain),
-                (failure(job).unwrap_or_else(|| again.to_owned()), ui::DIM),
+                (reason(job, pipelines).unwrap_or_else(|| again.to_owned()), ui::DIM),
             ]);
         }
         let _ = writeln!(text, "{table}");
@@ -178,12 +198,12 @@ fn run_text(run: u64, pipelines: &[PipelineView], live: bool) -> String {
     text
 }
 
-fn job_text(job: &JobView) -> String {
+fn job_text(job: &JobView, pipelines: &[PipelineView], live: bool) -> String {
     let mut text = String::new();
     let time = job_time(job).map(|time| format!(" in {}", ui::duration(time))).unwrap_or_default();
-    let status = ui::paint(status_style(job), job.status.as_str());
+    let status = ui::paint(status_style(job, live), status_word(job, live));
     let _ = writeln!(text, "{}  {status}{time}", ui::paint(ui::BOLD, &ui::plain(&job.name)));
-    if let Some(why) = failure(job) {
+    if let Some(why) = reason(job, pipelines) {
         let _ = writeln!(text, "  {}", ui::plain(&why));
     }
     if let Some(coverage) = job.coverage {
@@ -216,7 +236,9 @@ fn steps(text: &mut String, step: &StepNode, depth: usize) {
         StepStatus::Skipped => (ui::DIM, "-"),
     };
     let time = ui::duration(std::time::Duration::from_millis(step.duration_ms));
-    let code = step.exit_code.filter(|code| *code != 0).map(|code| format!("  exit status {code}")).unwrap_or_default();
+    let code = step.exit_code.filter(|code| *code != 0).map(|code| format!("  exit status {code}"));
+    // The message of a step is often just that.
+    let code = code.filter(|code| !step.message.contains(code.trim_start())).unwrap_or_default();
     let message = if step.message.is_empty() { String::new() } else { format!("  {}", ui::plain(&step.message)) };
     let line =
         format!("{} {}  {}{code}{message}", ui::paint(style, sign), ui::plain(&step.name), ui::paint(ui::DIM, &time));

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use muster_coordinator::views::{JobView, PipelineSummary};
-use muster_job::JobStatus;
+use muster_coordinator::views::{JobKind, JobView, PipelineSummary};
+use muster_job::{FailureReason, JobStatus};
 use muster_pipeline::model::Pipeline;
 
 use super::super::args::{LogMode, OutputMode};
@@ -75,6 +75,14 @@ pub(in super::super) fn failure(job: &JobView) -> Option<String> {
     Some(match (&job.message, job.exit_code, reason) {
         (Some(message), ..) => message.clone(),
         (None, Some(code), _) => format!("exit status {code}"),
+        // GitLab has no reason of its own for it.
+        (None, None, _)
+            if job.kind == JobKind::Bridge
+                && job.downstream.is_some()
+                && job.failure_reason == Some(FailureReason::UnknownFailure) =>
+        {
+            "its child pipeline failed".to_owned()
+        }
         (None, None, Some(reason)) => reason,
         (None, None, None) => "failed".to_owned(),
     })

@@ -209,6 +209,32 @@ fn show_tells_of_past_runs() {
 }
 
 #[test]
+fn show_tells_why_once_and_which_job_of_a_child() {
+    let project = Project::new("bad: {script: ['exit 5']}\nchild: {trigger: {include: child.yml, strategy: depend}}\n");
+    project.write("child.yml", "fine: {script: ['true']}\ninner: {script: ['exit 1']}\n");
+    project.commit("Child");
+    project.ci(&[]).code(1).says("child: its child pipeline failed").lacks("unknown");
+    project.ci(&["show", "last"]).code(0).says("its child pipeline failed: inner\n").lacks("unknown");
+    project.ci(&["show", "child"]).code(0).says("its child pipeline failed: inner\n");
+    project.ci(&["show", "bad"]).code(0).says("exit status 5").lacks("exit status 5  exit status 5");
+}
+
+#[test]
+fn jobs_of_a_run_that_was_killed_are_lost() {
+    let project = Project::new(
+        "a: {stage: build, script: ['echo now', 'while [ -e \"$CI_PROJECT_DIR\" ]; do sleep 0.05; done']}\n\
+         b: {script: ['true']}\nc: {stage: deploy, when: manual, script: ['true']}\n",
+    );
+    let (mut child, _out) = start_and_wait_for(&project, "now");
+    project.ci(&["show", "1"]).code(0).says("running").lacks("lost");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let said = project.ci(&["show", "1"]).code(0);
+    said.says("run 1  stopped").says("lost").says("not run").lacks("running");
+    project.ci(&["show", "a"]).code(0).says("a  lost").says("now");
+}
+
+#[test]
 fn show_gives_only_the_log_or_the_raw_trace() {
     let project = Project::new("a:\n  script: ['echo first', 'printf \"x%.0s\" $(seq 100)']\n");
     project.ci(&[]).code(0).says(&"x".repeat(100));
