@@ -17,9 +17,10 @@ mod job;
 pub mod lower;
 mod manager;
 mod requests;
+pub mod settings;
 pub mod state;
 pub mod store;
 mod system_id;
 
-pub use manager::{Manager, ManagerError, ManagerOptions, StopMode};
+pub use manager::{Manager, ManagerError, StopMode};
 pub use system_id::system_id;

@@ -2,10 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use muster_environment::Provider;
-use muster_job::{JobId, Secret};
+use muster_job::JobId;
 use muster_runner_api::client::{Client, ClientError};
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -14,34 +13,8 @@ use url::Url;
 
 use crate::job::{self, Context, JobError};
 use crate::requests::{Arrival, Requests};
+use crate::settings::Settings;
 use crate::store::{Store, StoreError, StoredJob};
-
-/// How the manager works.
-#[derive(Debug, Clone)]
-pub struct ManagerOptions {
-    /// Base URL of the coordinator, without `/api/v4`.
-    pub url: Url,
-    /// The runner's authentication token.
-    pub token: Secret,
-    /// The manager's name, for the trace.
-    pub name: String,
-    /// The manager's system id.
-    pub system_id: String,
-    /// This machine's name, for the trace.
-    pub host_name: String,
-    /// Jobs at the same time.
-    pub concurrent: usize,
-    /// `bash`, `sh` or `pwsh`.
-    pub shell: String,
-    /// Start shells as login shells.
-    pub login: bool,
-    /// Bytes of log after which a job's output is dropped with a notice; 0 means 4 MiB.
-    pub output_limit: u64,
-    /// How long a lost agent is hoped for.
-    pub agent_grace: Duration,
-    /// What happens to jobs when the manager is asked to stop.
-    pub on_stop: StopMode,
-}
 
 /// What happens to jobs when the manager is asked to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +34,9 @@ pub enum ManagerError {
     /// The client cannot be built.
     #[error(transparent)]
     Client(#[from] ClientError),
+    /// No runner is configured.
+    #[error("no runner is configured")]
+    NoRunner,
     /// The coordinator refuses the token, again and again.
     #[error("the coordinator at {url} refuses the runner token; register the runner again and pass its new token")]
     TokenRefused {
@@ -82,10 +58,16 @@ impl Manager {
     ///
     /// # Errors
     /// [`ManagerError::Client`] where the URL is not usable.
-    pub fn new(options: ManagerOptions, store: Store, provider: Arc<dyn Provider>) -> Result<Self, ManagerError> {
-        let client = Client::new(&options.url)?;
+    pub fn new(
+        settings: Settings,
+        on_stop: StopMode,
+        store: Store,
+        provider: Arc<dyn Provider>,
+    ) -> Result<Self, ManagerError> {
+        let runner = settings.runners.first().cloned().ok_or(ManagerError::NoRunner)?;
+        let client = Client::new(&runner.url)?;
         let cancel = CancellationToken::new();
-        let context = Arc::new(Context { client, store, provider, options, cancel });
+        let context = Arc::new(Context { client, store, provider, settings, runner, on_stop, cancel });
         Ok(Self { requests: Requests::new(Arc::clone(&context)), context, jobs: JoinSet::new(), ids: HashMap::new() })
     }
 
@@ -103,7 +85,7 @@ impl Manager {
             return ended;
         }
         self.requests.stop().await;
-        if stop.is_cancelled() && self.context.options.on_stop == StopMode::Cancel {
+        if stop.is_cancelled() && self.context.on_stop == StopMode::Cancel {
             self.context.cancel.cancel();
         }
         tracing::info!(jobs = self.jobs.len(), "no more jobs are taken");
@@ -118,7 +100,7 @@ impl Manager {
         let mut capacity = self.context.provider.capacity();
         loop {
             // J4: what runs and what may be on its way is never more than `concurrent`; the provider guards its slots.
-            let room = self.context.options.concurrent.saturating_sub(self.jobs.len());
+            let room = self.context.settings.concurrent.saturating_sub(self.jobs.len());
             self.requests.fill(room.min(*capacity.borrow_and_update()));
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),

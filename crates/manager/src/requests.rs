@@ -151,7 +151,7 @@ impl Requests {
                 if matches!(error, ClientError::Forbidden { .. }) {
                     self.refusals += 1;
                     if self.refusals >= REFUSALS_MAX {
-                        return Err(ManagerError::TokenRefused { url: self.context.options.url.clone() });
+                        return Err(ManagerError::TokenRefused { url: self.context.runner.url.clone() });
                     }
                 }
                 let wait = self.backoff.next_wait(error.transient().flatten()).unwrap_or(BACKOFF.cap);
@@ -180,8 +180,8 @@ async fn ask(context: &Context, lane: u32, last_update: &Mutex<String>) -> Answe
     let known = last_update.lock().clone();
     let request = JobRequest {
         info: info(context),
-        token: context.options.token.expose().to_owned(),
-        system_id: context.options.system_id.clone(),
+        token: context.runner.token.expose().to_owned(),
+        system_id: context.runner.system_id.clone(),
         last_update: known,
         idempotency_key: Some(key),
     };
@@ -234,7 +234,7 @@ fn info(context: &Context) -> Info {
             other => other.to_owned(),
         },
         executor: "shell".to_owned(),
-        shell: context.options.shell.clone(),
+        shell: context.runner.shell.clone(),
         features: FEATURES.iter().map(|feature| ((*feature).to_owned(), true)).collect(),
         config: [("gpus".to_owned(), String::new())].into(),
         ..Info::default()

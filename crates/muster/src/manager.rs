@@ -12,8 +12,9 @@ use clap::ValueEnum;
 use muster_environment::Directories;
 use muster_environment::host::{HostOptions, HostProvider};
 use muster_job::Secret;
+use muster_manager::settings::{RunnerSettings, Settings};
 use muster_manager::store::Store;
-use muster_manager::{Manager, ManagerOptions, StopMode, system_id};
+use muster_manager::{Manager, StopMode, system_id};
 use muster_steps::process::Watched;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -134,30 +135,27 @@ async fn build(args: Args) -> Result<Manager, RunError> {
         executable,
         until_pid: args.until_pid,
     })?;
-    let options = ManagerOptions {
-        url: args.url,
-        token: Secret::new(token.trim()),
+    let runner = RunnerSettings {
         name: args.name,
         system_id: system_id(&state_dir).map_err(file("write the system id in", &state_dir))?,
-        host_name: host_name(),
-        concurrent: args.concurrent,
+        request_concurrency: args.concurrent,
         shell: args.shell,
         login: args.login,
         output_limit: args.output_limit * 1024,
-        agent_grace: Duration::from_secs(args.agent_grace),
-        on_stop: match args.on_stop {
-            OnStop::Drain => StopMode::Drain,
-            OnStop::Cancel => StopMode::Cancel,
-        },
+        ..RunnerSettings::new(args.url, Secret::new(token.trim()), 0)
     };
-    Ok(Manager::new(options, store, Arc::new(provider))?)
-}
-
-/// This machine's name, for people who read a log.
-fn host_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let name = name.trim();
-    if name.is_empty() { "this machine".to_owned() } else { name.to_owned() }
+    let settings = Settings {
+        concurrent: args.concurrent,
+        agent_grace: Duration::from_secs(args.agent_grace),
+        refusal_is_fatal: true,
+        runners: vec![Arc::new(runner)],
+        ..Settings::new()
+    };
+    let on_stop = match args.on_stop {
+        OnStop::Drain => StopMode::Drain,
+        OnStop::Cancel => StopMode::Cancel,
+    };
+    Ok(Manager::new(settings, on_stop, store, Arc::new(provider))?)
 }
 
 /// Stops the manager at the first signal; returns at the second.

@@ -30,7 +30,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::failure::last_words;
 use crate::lower::{LoweredJob, Placement, lower};
-use crate::manager::ManagerOptions;
+use crate::manager::StopMode;
+use crate::settings::{RunnerSettings, Settings};
 use crate::state::{IllegalMove, JobState, OwnEnd};
 use crate::store::{Store, StoreError, StoredJob};
 use agent::AgentError;
@@ -52,7 +53,9 @@ pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) store: Store,
     pub(crate) provider: Arc<dyn Provider>,
-    pub(crate) options: ManagerOptions,
+    pub(crate) settings: Settings,
+    pub(crate) runner: Arc<RunnerSettings>,
+    pub(crate) on_stop: StopMode,
     /// The manager wants its jobs to wind down.
     pub(crate) cancel: CancellationToken,
 }
@@ -228,7 +231,7 @@ impl Actor {
             return Ok(Err(AgentError::Refused("the slot of the job is lost".to_owned())));
         };
         let run = agent::run_until_taken(lease.environment.as_ref(), &id, lowered);
-        let mut run = std::pin::pin!(tokio::time::timeout(self.context.options.agent_grace, run));
+        let mut run = std::pin::pin!(tokio::time::timeout(self.context.settings.agent_grace, run));
         let answer = tokio::select! {
             answer = &mut run => answer,
             // An agent that is answering just now winds the job down better than anyone else.
@@ -242,18 +245,11 @@ impl Actor {
     /// Lowers the payload; always to the same plan for the same slot.
     fn lower(&mut self) -> Result<(), crate::lower::LowerError> {
         if let (None, Some(lease)) = (&self.lowered, &self.lease) {
-            let options = &self.context.options;
             let placement = Placement {
                 directories: lease.environment.directories().clone(),
                 slot: lease.record.slot.clone(),
-                runner_token: options.token.expose().to_owned(),
-                name: options.name.clone(),
-                system_id: options.system_id.clone(),
-                coordinator_url: options.url.as_str().trim_end_matches('/').to_owned(),
-                shell: options.shell.clone(),
-                login: options.login,
-                output_limit: options.output_limit,
-                host_name: options.host_name.clone(),
+                runner: Arc::clone(&self.context.runner),
+                host_name: self.context.settings.host_name.clone(),
             };
             self.lowered = Some(lower(&self.payload, &placement)?);
         }

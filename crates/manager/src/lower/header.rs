@@ -8,9 +8,9 @@ use super::{Placement, flags};
 
 pub(super) fn lines(payload: &JobPayload, placement: &Placement, variables: &Variables) -> Vec<String> {
     let mut lines = vec![format!("Running with muster {}", env!("CARGO_PKG_VERSION"))];
-    let token = short_token(&placement.runner_token);
+    let token = short_token(placement.runner.token.expose());
     if !token.is_empty() {
-        lines.push(format!("  on {} {token}, system ID: {}", placement.name, placement.system_id));
+        lines.push(format!("  on {} {token}, system ID: {}", placement.runner.name, placement.runner.system_id));
     }
     let changed: Vec<String> = flags::all()
         .map(|(name, default)| (name, default, flags::is_on(variables, name)))
@@ -20,7 +20,7 @@ pub(super) fn lines(payload: &JobPayload, placement: &Placement, variables: &Var
     if !changed.is_empty() {
         lines.push(format!("  feature flags: {}", changed.join(", ")));
     }
-    lines.push(format!("Using Shell ({}) executor...", placement.shell));
+    lines.push(format!("Using Shell ({}) executor...", placement.runner.shell));
     lines.push(format!("Running on {}...", placement.host_name));
     lines.extend(notice(payload, variables));
     lines

@@ -19,10 +19,14 @@ mod settings;
 mod tests;
 mod variables;
 
+use std::sync::Arc;
+
 use muster_agent_api::builtin::{Coordinator, JobPlan};
 use muster_environment::{Directories, Slot};
 use muster_job::{FailureReason, Variable};
 use muster_runner_api::payload::JobPayload;
+
+use crate::settings::RunnerSettings;
 
 pub use expand::expand;
 pub use paths::short_token;
@@ -35,20 +39,8 @@ pub struct Placement {
     pub directories: Directories,
     /// The job's slot.
     pub slot: Slot,
-    /// The runner's authentication token; only its short form leaves this module.
-    pub runner_token: String,
-    /// The manager's name, for the header.
-    pub name: String,
-    /// The manager's system id, for the header.
-    pub system_id: String,
-    /// Base URL of the coordinator, without `/api/v4`.
-    pub coordinator_url: String,
-    /// `bash`, `sh` or `pwsh`.
-    pub shell: String,
-    /// Start shells as login shells.
-    pub login: bool,
-    /// Bytes of log after which output is dropped with a notice; 0 means 4 MiB.
-    pub output_limit: u64,
+    /// The runner that the job was taken with; of its token only the short form leaves this module.
+    pub runner: Arc<RunnerSettings>,
     /// The host's name, for the header.
     pub host_name: String,
 }
@@ -102,11 +94,11 @@ pub fn lower(payload: &JobPayload, placement: &Placement) -> Result<LoweredJob, 
         timeout_ms: settings::job_timeout(payload).as_millis().try_into().unwrap_or(u64::MAX),
         trace_sections: payload.features.trace_sections,
         timestamps: flags::is_on(&variables, "FF_TIMESTAMPS"),
-        output_limit: placement.output_limit,
+        output_limit: placement.runner.output_limit,
         mask_prefixes: payload.features.token_mask_prefixes.clone(),
         phases,
         coordinator: Coordinator {
-            url: placement.coordinator_url.clone(),
+            url: placement.runner.coordinator_url().to_owned(),
             job_id: payload.id.0,
             token: payload.token.clone(),
         },

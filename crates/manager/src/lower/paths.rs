@@ -26,7 +26,7 @@ impl Paths {
         let mut project_dir = match clone_path(payload, &builds_dir)? {
             Some(path) => path,
             None if directories.shared => {
-                let (token, slot) = (short_token(&placement.runner_token), placement.slot.project_slot);
+                let (token, slot) = (short_token(placement.runner.token.expose()), placement.slot.project_slot);
                 format!("{builds_dir}/{token}/{slot}/{slug}")
             }
             None => format!("{builds_dir}/{slug}"),

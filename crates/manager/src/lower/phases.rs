@@ -113,8 +113,8 @@ fn scripts(
     let script = |step: &Step, after_script: bool| {
         let expand = |line: &String| if step.name == "release" { variables.expand(line) } else { line.clone() };
         Builtin::Script(Script {
-            shell: placement.shell.clone(),
-            login: placement.login,
+            shell: placement.runner.shell.clone(),
+            login: placement.runner.login,
             commands: step.script.iter().map(expand).collect(),
             after_script,
         })

@@ -1,21 +1,25 @@
 //! Lowered plans of payloads as GitLab and our coordinator send them.
 
 use muster_environment::SlotKey;
+use muster_job::Secret;
 use serde_json::{Value, json};
 
 use super::*;
+
+fn runner() -> RunnerSettings {
+    let token = Secret::new("glrt-t1_shorttokenrest");
+    RunnerSettings {
+        name: "manager".to_owned(),
+        system_id: "s_0123456789ab".to_owned(),
+        ..RunnerSettings::new("http://127.0.0.1:1".parse().unwrap(), token, 0)
+    }
+}
 
 fn placement() -> Placement {
     Placement {
         directories: Directories { builds: "/builds".into(), cache: "/cache".into(), shared: true },
         slot: Slot { id: 2, project_slot: 1, key: SlotKey { project_id: 5 } },
-        runner_token: "glrt-t1_shorttokenrest".to_owned(),
-        name: "manager".to_owned(),
-        system_id: "s_0123456789ab".to_owned(),
-        coordinator_url: "http://127.0.0.1:1".to_owned(),
-        shell: "bash".to_owned(),
-        login: false,
-        output_limit: 0,
+        runner: Arc::new(runner()),
         host_name: "host".to_owned(),
     }
 }

@@ -27,7 +27,7 @@ impl Variables {
         if let Some(image) = payload.image.as_ref().filter(|image| !image.name.is_empty()) {
             joined.set("CI_JOB_IMAGE", &image.name);
         }
-        joined.set("CI_RUNNER_SHORT_TOKEN", short_token(&placement.runner_token));
+        joined.set("CI_RUNNER_SHORT_TOKEN", short_token(placement.runner.token.expose()));
         joined.set("CI_BUILDS_DIR", &paths.builds_dir);
         joined.set("CI_PROJECT_DIR", &paths.project_dir);
         joined.set("CI_CONCURRENT_ID", placement.slot.id.to_string());

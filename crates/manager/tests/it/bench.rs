@@ -9,8 +9,9 @@ use muster_environment::{
     AgentConnection, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey, Slots,
 };
 use muster_job::{JobId, Secret};
+use muster_manager::settings::{RunnerSettings, Settings};
 use muster_manager::store::{Store, StoreError};
-use muster_manager::{Manager, ManagerError, ManagerOptions, StopMode};
+use muster_manager::{Manager, ManagerError, StopMode};
 use muster_runner_api::test_support::{Job, MemoryCoordinator, RUNNER_TOKEN, Served, serve};
 use serde_json::json;
 use tokio::sync::watch;
@@ -74,21 +75,21 @@ impl Bench {
 
     pub(crate) async fn manager_with(&self, on_stop: StopMode, agent_grace: Duration) -> Running {
         let store = self.store().await;
-        let options = ManagerOptions {
-            url: self.served.url.clone(),
-            token: Secret::new(RUNNER_TOKEN),
+        let runner = RunnerSettings {
             name: "test".to_owned(),
             system_id: "r_0123456789ab".to_owned(),
-            host_name: "host".to_owned(),
-            concurrent: 2,
-            shell: "bash".to_owned(),
-            login: false,
-            output_limit: 0,
-            agent_grace,
-            on_stop,
+            ..RunnerSettings::new(self.served.url.clone(), Secret::new(RUNNER_TOKEN), 1)
         };
-        let provider = FakeProvider::new(self.home.path(), options.concurrent);
-        let manager = Manager::new(options, store, Arc::new(provider)).unwrap();
+        let settings = Settings {
+            concurrent: 2,
+            agent_grace,
+            host_name: "host".to_owned(),
+            refusal_is_fatal: true,
+            runners: vec![Arc::new(runner)],
+            ..Settings::new()
+        };
+        let provider = FakeProvider::new(self.home.path(), settings.concurrent);
+        let manager = Manager::new(settings, on_stop, store, Arc::new(provider)).unwrap();
         let stop = CancellationToken::new();
         Running { task: tokio::spawn(manager.run(stop.clone())), stop }
     }
