@@ -1,5 +1,6 @@
 //! The binary: parses arguments and wires the rooms together. Each subcommand is a module with `Args` and `run`.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
@@ -8,6 +9,7 @@ mod agent;
 mod ci;
 mod logging;
 mod manager;
+mod runner;
 mod runtime;
 
 /// Muster: a CI runner and its fleet in one program.
@@ -24,6 +26,8 @@ enum Command {
     Ci(Box<ci::Args>),
     /// Request jobs from a coordinator and run them.
     Manager(Box<manager::Args>),
+    /// The commands of gitlab-runner, on its configuration file.
+    Runner(Box<runner::Cli>),
     /// Execute the steps of jobs; started by a manager.
     #[command(subcommand)]
     Agent(agent::Command),
@@ -35,9 +39,22 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().command {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    if runner::is_called(arguments.first()) {
+        return runner::main(&arguments);
+    }
+    let cli = if arguments.get(1).is_some_and(|word| word == "runner") {
+        match Cli::try_parse_from(runner::words(&arguments, 2)) {
+            Ok(cli) => cli,
+            Err(error) => return runner::usage(&error),
+        }
+    } else {
+        Cli::parse_from(arguments)
+    };
+    match cli.command {
         Command::Ci(args) => ci::run(*args),
         Command::Manager(args) => manager::run(*args),
+        Command::Runner(cli) => runner::run(*cli),
         Command::Agent(command) => agent::run(command),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "muster", &mut std::io::stdout());

@@ -4,12 +4,16 @@ use std::time::Duration;
 
 /// A duration with its sign; none where the text is no duration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum GoDuration {
+pub enum GoDuration {
+    /// Zero, or more.
     Positive(Duration),
+    /// Less than zero, by however much.
     Negative,
 }
 
-pub(super) fn parse(text: &str) -> Option<GoDuration> {
+/// Reads a duration.
+#[must_use]
+pub fn parse(text: &str) -> Option<GoDuration> {
     let (negative, text) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
         None => (false, text.strip_prefix('+').unwrap_or(text)),

@@ -10,7 +10,7 @@
 mod cache;
 mod expand;
 mod flags;
-mod go_duration;
+pub mod go_duration;
 mod header;
 mod paths;
 mod phases;

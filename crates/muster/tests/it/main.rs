@@ -9,3 +9,4 @@
 mod ci;
 mod examples;
 mod manager;
+mod runner;

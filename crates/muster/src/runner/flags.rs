@@ -1,0 +1,118 @@
+//! How gitlab-runner reads its command line, where that differs from what is usual in Rust (runner-config 2.1).
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::Command;
+use muster_manager::lower::go_duration::{self, GoDuration};
+
+/// The arguments from `first` on, as clap reads them: `-name` is `--name` (a single dash never joins short flags), and
+/// `--n` is `-n`. After a flag that is true or false, a word `true` or `false` is not its value: it is dropped with a
+/// warning, and what follows is read on.
+pub(super) fn as_gitlab_runner_reads(root: &Command, arguments: &[OsString], first: usize) -> Vec<OsString> {
+    let mut read: Vec<OsString> = arguments.iter().take(first).cloned().collect();
+    let mut rest = arguments.iter().skip(first);
+    let mut command = root;
+    let mut after_switch = None;
+    for argument in rest.by_ref() {
+        let Some(text) = argument.to_str() else {
+            read.push(argument.clone());
+            after_switch = None;
+            continue;
+        };
+        if text == "--" {
+            read.push(argument.clone());
+            break;
+        }
+        if let Some(flag) = after_switch.take()
+            && matches!(text.to_ascii_lowercase().as_str(), "true" | "false")
+        {
+            anstream::eprintln!(
+                "WARNING: `{flag} {text}` does not say {text}: write `{flag}={text}`. The word `{text}` is ignored."
+            );
+            continue;
+        }
+        let word = respelled(text);
+        after_switch = Some(word.clone()).filter(|word| is_switch(command, word));
+        command = command.find_subcommand(&word).unwrap_or(command);
+        read.push(word.into());
+    }
+    read.extend(rest.cloned());
+    read
+}
+
+/// Whether `word` is a flag of `command` that may stand without a value.
+fn is_switch(command: &Command, word: &str) -> bool {
+    let dashes = word.len() - word.trim_start_matches('-').len();
+    let name = &word[dashes..];
+    command.get_arguments().any(|argument| {
+        let named = match dashes {
+            1 => argument.get_short().is_some_and(|short| name.chars().eq([short])),
+            2 => argument.get_long_and_visible_aliases().is_some_and(|names| names.contains(&name)),
+            _ => false,
+        };
+        named && argument.get_num_args().map_or(!argument.get_action().takes_values(), |range| range.min_values() == 0)
+    })
+}
+
+fn respelled(argument: &str) -> String {
+    let dashes = argument.len() - argument.trim_start_matches('-').len();
+    let name = argument[dashes..].split('=').next().unwrap_or_default();
+    let starts_as_a_name = name.starts_with(|first: char| first.is_ascii_alphabetic());
+    match (dashes, name.len()) {
+        (1, 2..) if starts_as_a_name => format!("-{argument}"),
+        (2, 1) if starts_as_a_name => argument[1..].to_owned(),
+        _ => argument.to_owned(),
+    }
+}
+
+/// A truth value as Go reads it; an empty variable of the environment is false.
+pub(super) fn go_bool(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(true),
+        "" | "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(false),
+        _ => Err("neither true nor false; write --flag=true or --flag=false".to_owned()),
+    }
+}
+
+/// One of the words, by what it stands for; an empty text, as of an empty variable, is none.
+pub(super) fn optional(text: &str, words: &[(&str, &'static str)]) -> Result<Option<&'static str>, String> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let found = words.iter().find(|(word, _)| word.eq_ignore_ascii_case(text));
+    let names = || words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ");
+    found.map(|(_, meaning)| Some(*meaning)).ok_or_else(|| format!("not one of {}", names()))
+}
+
+/// A duration in Go's words, not negative.
+pub(super) fn go_duration(text: &str) -> Result<Duration, String> {
+    match go_duration::parse(text) {
+        Some(GoDuration::Positive(duration)) => Ok(duration),
+        _ => Err("no duration; write it like 300ms, 10s or 1h30m".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use clap::Arg;
+
+    #[test]
+    fn single_dashes_and_short_names_are_read_as_go_does() {
+        let command = Command::new("x").subcommand(
+            Command::new("sub")
+                .arg(Arg::new("on").long("on").short('o').num_args(0..=1).require_equals(true))
+                .arg(Arg::new("name").long("name")),
+        );
+        let read = |words: &[&str]| {
+            let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+            let read = as_gitlab_runner_reads(&command, &words, 1);
+            read.iter().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(read(&["x", "-url=http://a", "--n", "-n", "--t=1"]), "x --url=http://a -n -n -t=1");
+        assert_eq!(read(&["x", "-limit", "-1", "-", "--", "-keep"]), "x --limit -1 - -- -keep");
+        assert_eq!(read(&["x", "sub", "--on", "false", "-o", "TRUE", "--name", "true"]), "x sub --on -o --name true");
+    }
+}

@@ -1,0 +1,99 @@
+//! The flags that precede every command, and the line that starts every log.
+
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use super::flags::{go_bool, optional};
+
+/// Flags of all commands (runner-config 2.1).
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Global options, before the command")]
+pub(crate) struct Globals {
+    /// Log what only a search for a fault needs.
+    #[arg(long, env = "RUNNER_DEBUG", value_parser = go_bool, num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "true", default_value = "false", hide_default_value = true, value_name = "BOOL")]
+    debug: bool,
+    /// Format of the log: runner, text or json.
+    #[arg(long, env = "LOG_FORMAT", value_name = "FORMAT", value_parser = log_format)]
+    log_format: Option<Format>,
+    /// The least level that is logged: debug, info, warn, error, fatal or panic.
+    #[arg(short = 'l', long, env = "LOG_LEVEL", value_name = "LEVEL", value_parser = log_level)]
+    log_level: Option<Level>,
+    /// Write a profile of the processor's time; not supported, use `perf record`.
+    #[arg(long, env = "CPU_PROFILE", value_name = "FILE", hide = true)]
+    cpuprofile: Option<PathBuf>,
+    /// Print the version.
+    #[arg(short = 'v', long, action = clap::ArgAction::Version)]
+    version: Option<bool>,
+}
+
+/// An empty variable is as good as none.
+type Format = Option<&'static str>;
+type Level = Option<&'static str>;
+
+impl Globals {
+    /// Starts the log, and says on which platform and as which process this runs.
+    pub(super) fn apply(&self) {
+        let level = if self.debug { "debug" } else { self.log_level.flatten().unwrap_or("info") };
+        crate::logging::filtered_to_stderr(level);
+        if self.cpuprofile.as_ref().is_some_and(|file| !file.as_os_str().is_empty()) {
+            tracing::warn!("--cpuprofile is not supported and is ignored; `perf record` shows where time goes");
+        }
+        tracing::info!(
+            os = std::env::consts::OS,
+            arch = architecture(),
+            version = env!("CARGO_PKG_VERSION"),
+            revision = REVISION,
+            pid = std::process::id(),
+            "Runtime platform"
+        );
+    }
+}
+
+/// The source revision of this build; packagers set MUSTER_REVISION.
+const REVISION: &str = match option_env!("MUSTER_REVISION") {
+    Some(revision) => revision,
+    None => "unknown",
+};
+
+/// The processor's name as GitLab has it.
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "x86" => "386",
+        other => other,
+    }
+}
+
+/// What `--version` prints, line by line as gitlab-runner does: scripts cut it.
+pub(super) fn long_version() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| {
+        format!(
+            "\nVersion:      {}\nGit revision: {REVISION}\nProgram:      Muster\nOS/Arch:      {}/{}",
+            env!("CARGO_PKG_VERSION"),
+            std::env::consts::OS,
+            architecture()
+        )
+    });
+    &TEXT
+}
+
+fn log_format(text: &str) -> Result<Format, String> {
+    optional(text, &[("runner", "runner"), ("text", "text"), ("json", "json")])
+}
+
+fn log_level(text: &str) -> Result<Level, String> {
+    let levels = [
+        ("debug", "debug"),
+        ("info", "info"),
+        ("warn", "warn"),
+        ("warning", "warn"),
+        ("error", "error"),
+        // Nothing below an error is told apart here: a fatal one is the last one.
+        ("fatal", "error"),
+        ("panic", "error"),
+        ("trace", "trace"),
+    ];
+    optional(text, &levels)
+}

@@ -1,0 +1,78 @@
+//! `muster runner`, and the whole program under the name `gitlab-runner`: its commands, flags and exit codes
+//! (runner-config 2).
+//!
+//! Each command is a module with `Args` and `run`. Global flags precede the command. Whatever goes wrong ends with exit
+//! code 1, usage errors included; the exceptions stand with their commands.
+
+mod cache_init;
+mod error;
+mod flags;
+mod globals;
+mod health_check;
+#[expect(dead_code, reason = "the commands that read the configuration come next")]
+pub(crate) mod paths;
+mod read_logs;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser, Subcommand};
+
+/// The commands of GitLab's runner, on its configuration file.
+#[derive(Debug, Parser)]
+#[command(name = "gitlab-runner", disable_version_flag = true, version, long_version = globals::long_version())]
+#[command(about = "The commands of gitlab-runner, on its configuration file", long_about = None)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    globals: globals::Globals,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Wait until a service accepts connections.
+    HealthCheck(health_check::Args),
+    /// Let everybody write to the folders of a cache (internal).
+    #[command(hide = true)]
+    CacheInit(cache_init::Args),
+    /// Follow a job's log file (internal).
+    #[command(hide = true)]
+    ReadLogs(read_logs::Args),
+}
+
+/// Whether the program was called by the name of GitLab's runner.
+pub(crate) fn is_called(program: Option<&OsString>) -> bool {
+    let name = program.and_then(|program| std::path::Path::new(program).file_name());
+    name.is_some_and(|name| name.to_string_lossy().starts_with("gitlab-runner"))
+}
+
+/// Parses the arguments of `gitlab-runner`, program name first, and runs the command.
+pub(crate) fn main(arguments: &[OsString]) -> ExitCode {
+    match Cli::try_parse_from(words(arguments, 1)) {
+        Ok(cli) => run(cli),
+        Err(error) => usage(&error),
+    }
+}
+
+/// Tells what is wrong with the arguments, or the help that was asked for: ends with 1 or 0, never with clap's 2.
+pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+    // Where neither output nor error can be written, the exit code still tells.
+    let _ = error.print();
+    if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// The arguments as clap reads them; from the `first` on they are those of this program.
+pub(crate) fn words(arguments: &[OsString], first: usize) -> Vec<OsString> {
+    flags::as_gitlab_runner_reads(&Cli::command(), arguments, first)
+}
+
+/// Runs the command.
+pub(crate) fn run(cli: Cli) -> ExitCode {
+    cli.globals.apply();
+    match cli.command {
+        Command::HealthCheck(args) => health_check::run(&args),
+        Command::CacheInit(args) => cache_init::run(&args),
+        Command::ReadLogs(args) => read_logs::run(&args),
+    }
+}

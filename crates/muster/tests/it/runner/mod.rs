@@ -1,0 +1,5 @@
+//! The commands of `gitlab-runner`, by both of their names.
+
+mod names;
+mod small;
+mod support;

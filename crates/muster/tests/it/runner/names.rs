@@ -1,0 +1,49 @@
+//! The names of the program, its global flags, and how it refuses what it does not understand.
+
+use super::support::{Ended, Home};
+
+#[test]
+fn the_program_answers_to_both_names() {
+    let home = Home::new();
+    let ended = home.run(&["--help"]).check(0, &[]);
+    assert!(ended.stdout.contains("Usage: gitlab-runner [OPTIONS] <COMMAND>"), "{}", ended.stdout);
+    let ended = home.run(&["--version"]).check(0, &[]);
+    assert!(ended.stdout.contains(&format!("\nVersion:      {}\n", env!("CARGO_PKG_VERSION"))), "{}", ended.stdout);
+    let mut muster = std::process::Command::new(env!("CARGO_BIN_EXE_muster"));
+    let ended = Ended::of(muster.args(["runner", "health-check", "--help"]).output().unwrap());
+    assert!(ended.stdout.contains("Usage: muster runner health-check"), "{}", ended.stdout);
+}
+
+#[test]
+fn unknown_words_and_flags_end_with_1_and_the_usage() {
+    let home = Home::new();
+    home.run(&["nonsense"]).check(1, &["unrecognized subcommand 'nonsense'", "Usage: gitlab-runner"]);
+    home.run(&["exec", "docker"]).check(1, &["unrecognized subcommand 'exec'"]);
+    home.run(&["health-check", "--nope"]).check(1, &["unexpected argument '--nope'", "Usage: gitlab-runner"]);
+    home.run(&["--log-level", "loud", "health-check"]).check(1, &["loud", "not one of debug, info, warn"]);
+    let mut muster = std::process::Command::new(env!("CARGO_BIN_EXE_muster"));
+    assert_eq!(Ended::of(muster.args(["runner", "nonsense"]).output().unwrap()).code, 1);
+}
+
+#[test]
+fn every_command_tells_the_platform_at_the_level_that_logs_it() {
+    let home = Home::new();
+    let folder = home.path("cache");
+    std::fs::create_dir(&folder).unwrap();
+    let arguments = ["cache-init", folder.to_str().unwrap()];
+    home.run(&arguments).check(0, &["Runtime platform", "arch", env!("CARGO_PKG_VERSION")]);
+    for quiet in [home.command(&arguments).env("LOG_LEVEL", "error"), home.command(&["-l", "fatal"]).args(arguments)] {
+        assert_eq!(Ended::of(quiet.output().unwrap()).stderr, "");
+    }
+    // Set, and empty, is not set.
+    let mut unset = home.command(&arguments);
+    unset.env("LOG_LEVEL", "").env("LOG_FORMAT", "").env("RUNNER_DEBUG", "");
+    Ended::of(unset.output().unwrap()).check(0, &["Runtime platform"]);
+}
+
+#[test]
+fn a_value_after_a_switch_is_told_of_and_ignored() {
+    let home = Home::new();
+    let ended = home.run(&["--debug", "false", "cache-init", "."]);
+    ended.check(0, &["`--debug false` does not say false: write `--debug=false`"]);
+}

@@ -1,0 +1,49 @@
+//! The small commands that jobs' containers use.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
+
+use super::support::{Ended, Home};
+
+#[test]
+fn health_check_waits_for_all_ports_or_one_of_the_variables() {
+    let home = Home::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let open = listener.local_addr().unwrap().port().to_string();
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    home.run(&["health-check", "-p", &open]).check(0, &[]);
+    home.run(&["health-check", "--port", &open, "--port", &closed, "--timeout", "0"]).check(1, &["no connection to"]);
+    home.run(&["health-check"]).check(1, &["no host or port found"]);
+    let mut linked = home.command(&["health-check"]);
+    linked.env("DB_PORT_1_TCP_ADDR", "127.0.0.1").env("DB_PORT_1_TCP_PORT", &closed).env("DB_PORT_2_TCP_PORT", &open);
+    Ended::of(linked.output().unwrap()).check(0, &[]);
+}
+
+#[test]
+fn cache_init_lets_everybody_write_and_only_logs_what_it_cannot_change() {
+    let home = Home::new();
+    let folder = home.path("cache folder");
+    std::fs::create_dir(&folder).unwrap();
+    home.run(&["cache-init", folder.to_str().unwrap(), "absent"]).check(0, &["absent"]);
+    assert_eq!(std::fs::metadata(&folder).unwrap().permissions().mode() & 0o7777, 0o777);
+    home.run(&["cache-init"]).check(1, &["Usage: gitlab-runner cache-init"]);
+}
+
+#[test]
+fn read_logs_tells_offsets_and_ends_with_100_when_the_file_is_gone() {
+    let home = Home::new();
+    let path = home.path("output.log");
+    std::fs::write(&path, "one\ntwo\n").unwrap();
+    let mut command = home.command(&["read-logs", "--offset", "4", "--path", path.to_str().unwrap()]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "8 two");
+    std::fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"three\n").unwrap();
+    assert_eq!(lines.next().unwrap().unwrap(), "14 three");
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(100));
+    let ended = home.run(&["read-logs", "--path", path.to_str().unwrap(), "--wait-file-timeout", "10ms"]);
+    assert!(ended.code == 1 && ended.stdout.contains("timeout waiting for file"), "{ended:?}");
+}

@@ -1,0 +1,60 @@
+//! The executable under the name of GitLab's runner, with a home of its own.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A folder with a link `gitlab-runner` to the executable. Dropped, it is gone.
+pub(crate) struct Home {
+    folder: tempfile::TempDir,
+}
+
+impl Home {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_muster"), folder.path().join("gitlab-runner")).unwrap();
+        Self { folder }
+    }
+
+    pub(crate) fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// `gitlab-runner` with these arguments, and none of the tester's settings.
+    pub(crate) fn command<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Command {
+        let mut command = Command::new(self.path("gitlab-runner"));
+        command.args(arguments).env_clear().env("HOME", self.folder.path()).current_dir(self.folder.path());
+        command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command.stdin(std::process::Stdio::null());
+        command
+    }
+
+    /// Runs it to its end.
+    pub(crate) fn run<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Ended {
+        Ended::of(self.command(arguments).output().unwrap())
+    }
+}
+
+/// How a command ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Ended {
+    pub(crate) fn of(output: Output) -> Self {
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Self { code: output.status.code().unwrap(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+
+    /// Checks the exit code, and that these words stand on standard error.
+    #[track_caller]
+    pub(crate) fn check(self, code: i32, words: &[&str]) -> Self {
+        assert_eq!(self.code, code, "{self:#?}");
+        for word in words {
+            assert!(self.stderr.contains(word), "`{word}` is missing in {self:#?}");
+        }
+        self
+    }
+}
