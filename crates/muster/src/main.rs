@@ -57,8 +57,9 @@ fn main() -> ExitCode {
         Command::Runner(cli) => runner::run(*cli),
         Command::Agent(command) => agent::run(command),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "muster", &mut std::io::stdout());
-            ExitCode::SUCCESS
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "muster", &mut text);
+            ci::print(&text)
         }
     }
 }

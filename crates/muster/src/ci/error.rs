@@ -101,6 +101,12 @@ pub(crate) enum CiError {
     /// The call does not make sense; the text says what to do.
     #[error("{0}")]
     Usage(String),
+    /// Standard output could not be written.
+    #[error(
+        "what standard output got is not complete, because it cannot be written; free some space there, or send the output elsewhere, \
+         and repeat the command"
+    )]
+    Output(#[source] &'static std::io::Error),
     /// Something of this machine failed; the text says what.
     #[error("{what}")]
     System {

@@ -47,13 +47,28 @@ pub(crate) fn run(args: Args) -> ExitCode {
     crate::logging::filtered_to_stderr(LOG);
     crate::runtime::block_on(async {
         match dispatch(args).await {
-            Ok(code) => code,
+            Ok(code) => with_output(code),
             Err(error) => {
                 ui::report(&error);
                 error.exit_status().into()
             }
         }
     })
+}
+
+/// Prints a text that another command made, and says what the process ends with.
+pub(crate) fn print(text: &[u8]) -> ExitCode {
+    // Where it breaks off nothing is left to do; why is told below.
+    let _ = ui::out_raw_while_read(text);
+    with_output(ExitCode::SUCCESS)
+}
+
+/// Tells that the output was not written, if so: what looks complete would not be, so that success is none.
+fn with_output(code: ExitCode) -> ExitCode {
+    let Some(error) = ui::output_error() else { return code };
+    let problem = CiError::Output(error);
+    ui::report(&problem);
+    if code == ExitCode::SUCCESS { problem.exit_status().into() } else { code }
 }
 
 async fn dispatch(args: Args) -> Result<ExitCode, CiError> {

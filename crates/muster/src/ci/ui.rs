@@ -2,8 +2,9 @@
 //!
 //! anstream takes colours away where the output is no terminal, or NO_COLOR, CLICOLOR or TERM say so.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::{ErrorKind, IsTerminal as _, Write as _};
 use std::ops::ControlFlow;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
@@ -26,7 +27,11 @@ pub(super) fn paint(style: Style, text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("{}{text}{}", style.render(), style.render_reset()) }
 }
 
-/// Prints to standard output. A closed pipe (`muster ci list | head`) is no error.
+/// Why standard output could not be written for the first time.
+static OUTPUT_ERROR: OnceLock<std::io::Error> = OnceLock::new();
+
+/// Prints to standard output. A closed pipe (`muster ci list | head`) is no error; any other is kept for
+/// [`output_error`].
 pub(super) fn out(text: &str) {
     let _ = out_while_read(text);
 }
@@ -44,8 +49,19 @@ pub(super) fn out_raw_while_read(bytes: &[u8]) -> ControlFlow<()> {
 fn written(stdout: &mut dyn std::io::Write, bytes: &[u8]) -> ControlFlow<()> {
     match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
         Ok(()) => ControlFlow::Continue(()),
-        Err(_) => ControlFlow::Break(()),
+        Err(error) => {
+            if error.kind() != ErrorKind::BrokenPipe {
+                // Later errors have the same cause.
+                let _ = OUTPUT_ERROR.set(error);
+            }
+            ControlFlow::Break(())
+        }
     }
+}
+
+/// Why not all that was said reached standard output; none if it did, or nobody reads it any more.
+pub(super) fn output_error() -> Option<&'static std::io::Error> {
+    OUTPUT_ERROR.get()
 }
 
 /// Prints a line to standard output.

@@ -84,3 +84,50 @@ fn an_event_that_makes_no_pipeline_is_no_failure() {
     project.ci(&["run", "a"]).code(2).warns("no pipeline for this event");
     project.ci(&["--tag", "v1"]).code(0).says("1 passed");
 }
+
+/// `/dev/full` takes nothing, as a full disk does.
+#[test]
+fn an_output_that_cannot_be_written_is_told_and_is_no_success() {
+    let project = Project::new("a: {script: ['true']}\n");
+    project.ci(&["run"]).code(0);
+    let full = |arguments: &[&str]| {
+        let sink = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        Said::from(project.command(arguments).stdout(sink).output().unwrap())
+    };
+    for arguments in [
+        &["run"][..],
+        &["run", "--output", "json"],
+        &["run", "--output", "junit"],
+        &["list"],
+        &["list", "--json"],
+        &["graph"],
+        &["graph", "--format", "dot"],
+        &["graph", "--format", "svg"],
+        &["lint"],
+        &["lint", "--preview"],
+        &["explain", "a"],
+        &["show"],
+        &["show", "last"],
+        &["show", "last", "a"],
+        &["show", "last", "a", "--raw"],
+        &["clean"],
+    ] {
+        let said = full(arguments);
+        assert_eq!(said.code, Some(2), "{arguments:?}: {said:#?}");
+        said.warns("is not complete").warns("No space left on device");
+        assert_eq!(said.err.matches("is not complete").count(), 1, "{arguments:?}: {said:#?}");
+    }
+    project.write(".gitlab-ci.yml", "a: {script: ['false']}\n");
+    full(&["run"]).code(1).warns("is not complete");
+}
+
+#[test]
+fn a_reader_that_had_enough_is_no_failure() {
+    let project = Project::new("a: {script: ['true']}\n");
+    for arguments in [&["list"][..], &["lint", "--preview"], &["run"], &["run", "--output", "json"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let said = Said::from(project.command(arguments).stdout(writer).output().unwrap()).code(0);
+        assert!(!said.err.contains("complete"), "{arguments:?}: {said:#?}");
+    }
+}
