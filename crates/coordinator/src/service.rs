@@ -89,6 +89,7 @@ impl RunnerService for Coordinator {
     ) -> Result<TraceAnswer, ServiceError> {
         let status = self.authorize(job, token, Purpose::Work).await?.status;
         let update_interval = self.update_interval();
+        let grows = !bytes.is_empty();
         let appended = self.traces.append(job, start, bytes).await.inspect_err(|error| {
             if let ServiceError::StorageFull(problem) = error {
                 let _ = self.events.send(Event::StorageProblem(Some(problem.clone())));
@@ -96,8 +97,10 @@ impl RunnerService for Coordinator {
         })?;
         match appended {
             Appended::Yes(size) => {
-                // Nobody may be watching.
-                let _ = self.events.send(Event::TraceGrew { job, size });
+                if grows {
+                    // Nobody may be watching.
+                    let _ = self.events.send(Event::TraceGrew { job, size });
+                }
                 Ok(TraceAnswer { accepted: true, size, status, update_interval })
             }
             Appended::WrongOffset(size) => Ok(TraceAnswer { accepted: false, size, status, update_interval }),

@@ -242,7 +242,7 @@ async fn with_coordinator(
             tasks.restarts = Some(restarts);
             let stop = tasks.stop_manager.child_token();
             let options = manager_options(args, run, &coordinator, &prepared.project, &url).await?;
-            tasks.manager = Some(tokio::spawn(supervise(options, stop, restarted)));
+            tasks.manager = Some(tokio::spawn(supervise(options, coordinator.subscribe(), stop, restarted)));
         }
     }
     let created = coordinator.create_pipeline(new).await?;

@@ -139,7 +139,9 @@ pub(super) async fn manager_options(
     };
     write().map_err(|source| CiError::State { path: token_file.clone(), source })?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let program = std::env::current_exe().map_err(CiError::system("cannot find the path of this program"))?;
     Ok(ManagerOptions {
+        program,
         url: url.to_owned(),
         token_file,
         state_dir,

@@ -5,20 +5,27 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use muster_coordinator::views::{Event, JobKind};
+use muster_job::JobStatus;
+use muster_runner_api::retry::{Backoff, Policy};
 use tokio::process::{Child, Command};
-use tokio::sync::mpsc;
+use tokio::sync::broadcast::error::TryRecvError;
+use tokio::sync::{broadcast, mpsc};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::super::error::CiError;
 use super::super::state::probe_space;
 use super::descendants;
 
-/// So many deaths in a row, each before [`WORKS_AFTER`], and the manager is given up.
-const DEATHS_MAX: usize = 5;
-/// A manager that lives so long has taken up its jobs, and asks for more: its start is a few reads of its database.
-const WORKS_AFTER: Duration = Duration::from_millis(500);
+/// How often a manager is started again that dies and gets nothing done between, and how long is waited before.
+const RESTARTS: Policy =
+    Policy { first: Duration::from_millis(100), cap: Duration::from_secs(5), attempts: Some(DEATHS_MAX) };
+const DEATHS_MAX: u32 = 6;
+/// A manager that lives so long has worked, although its jobs may have been silent all the time.
+const WORKS_AFTER: Duration = Duration::from_secs(60);
 /// From a polite end to a kill.
 const GRACE: Duration = Duration::from_secs(3);
 /// KiB of log of a job, far above GitLab's 4 MiB: here it costs nobody but the user.
@@ -32,6 +39,8 @@ const LOOK: Duration = Duration::from_millis(5);
 /// How the manager is started.
 #[derive(Debug, Clone)]
 pub(super) struct ManagerOptions {
+    /// This executable.
+    pub(super) program: PathBuf,
     pub(super) url: String,
     pub(super) token_file: PathBuf,
     pub(super) state_dir: PathBuf,
@@ -42,17 +51,18 @@ pub(super) struct ManagerOptions {
     pub(super) log: PathBuf,
 }
 
-/// Keeps the manager alive until it is told to stop. `restarted` gets how it ended when it is started again; only once
-/// where nobody takes it.
+/// Keeps the manager alive until it is told to stop. `events` are the coordinator's: they show whether a manager got
+/// something done. `restarted` gets how it ended when it is started again; only once where nobody takes it.
 ///
 /// # Errors
 /// [`CiError`] if the manager cannot be started, or dies again and again.
 pub(super) async fn supervise(
     options: ManagerOptions,
+    mut events: broadcast::Receiver<Event>,
     stop: CancellationToken,
     restarted: mpsc::Sender<String>,
 ) -> Result<(), CiError> {
-    let mut deaths = Deaths::default();
+    let mut deaths = Deaths(Backoff::new(RESTARTS));
     loop {
         let started = Instant::now();
         let mut child = start(&options)?;
@@ -61,31 +71,47 @@ pub(super) async fn supervise(
             () = stop.cancelled() => return end(child).await,
         };
         let told = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-        let no_space = || probe_space(&options.state_dir).is_err();
-        if deaths.are_too_many_with(started.elapsed(), no_space) {
-            return Err(given_up(&options, &told));
-        }
+        // One that cannot write may have got some way before it saw that.
+        let worked =
+            (brought_on(&mut events) || started.elapsed() >= WORKS_AFTER) && probe_space(&options.state_dir).is_ok();
+        let wait = deaths.wait_after(worked).ok_or_else(|| given_up(&options, &told))?;
         // Where the last word was not taken yet, it says enough.
         let _ = restarted.try_send(told);
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            () = stop.cancelled() => return Ok(()),
+        }
     }
 }
 
-/// The deaths of managers since one of them worked.
-#[derive(Debug, Default)]
-struct Deaths {
-    /// Of managers that died at once.
-    early: usize,
-    /// Of managers that could not write.
-    starved: usize,
-}
+/// The deaths of managers since one of them got something done.
+struct Deaths(Backoff);
 
 impl Deaths {
-    /// Counts the death of a manager that lived so long; says whether to give up. A manager that worked and was killed is
-    /// no sign of a defect; but one that needs some time until it sees that the disk is full has not worked.
-    fn are_too_many_with(&mut self, lived: Duration, no_space: impl FnOnce() -> bool) -> bool {
-        self.early = if lived < WORKS_AFTER { self.early + 1 } else { 0 };
-        self.starved = if no_space() { self.starved + 1 } else { 0 };
-        self.early.max(self.starved) >= DEATHS_MAX
+    /// How long to wait after one more death, or none to give up. A manager that worked and was killed is no sign of a
+    /// defect: the next one starts at once.
+    fn wait_after(&mut self, worked: bool) -> Option<Duration> {
+        if worked {
+            self.0.reset();
+            return Some(Duration::ZERO);
+        }
+        self.0.next_wait(None)
+    }
+}
+
+/// Whether a manager got something done since this was asked last: a job was taken, went on or ended.
+fn brought_on(events: &mut broadcast::Receiver<Event>) -> bool {
+    let mut found = false;
+    loop {
+        found |= match events.try_recv() {
+            Ok(Event::TraceGrew { .. }) | Err(TryRecvError::Lagged(_)) => true,
+            Ok(Event::JobChanged(job)) => {
+                job.kind == JobKind::Script
+                    && (job.status == JobStatus::Running || job.status.is_complete() && job.started_at.is_some())
+            }
+            Ok(Event::PipelineChanged(_) | Event::StorageProblem(_)) => false,
+            Err(TryRecvError::Empty | TryRecvError::Closed) => return found,
+        };
     }
 }
 
@@ -97,18 +123,17 @@ fn given_up(options: &ManagerOptions, told: &str) -> CiError {
     }
     let log = last_lines(&options.log);
     CiError::Usage(format!(
-        "the manager ended {DEATHS_MAX} times in a row ({told}); this is a defect of muster or of this machine. Its last \
-         words, from `{}`:\n{log}",
+        "the manager ended {DEATHS_MAX} times and got nothing done in between ({told}): something kills it (a job, or the kernel for \
+         lack of memory), or this is a defect of muster. Its last words, from `{}`:\n{log}",
         options.log.display()
     ))
 }
 
 fn start(options: &ManagerOptions) -> Result<Child, CiError> {
-    let executable = std::env::current_exe().map_err(CiError::system("cannot find the path of this program"))?;
     let log = std::fs::File::options().create(true).append(true).open(&options.log);
     let log = log.map_err(|source| CiError::State { path: options.log.clone(), source })?;
     let error_log = log.try_clone().map_err(CiError::system("cannot share the manager's log"))?;
-    let mut command = Command::new(executable);
+    let mut command = Command::new(&options.program);
     command.arg("manager").arg("--url").arg(&options.url);
     command.arg("--token-file").arg(&options.token_file).arg("--state-dir").arg(&options.state_dir);
     command.arg("--builds-dir").arg(&options.builds_dir).arg("--cache-dir").arg(&options.cache_dir);
@@ -173,17 +198,62 @@ fn last_lines(path: &Path) -> String {
 mod tests {
     use super::*;
 
-    /// Whether a manager is given up that lives so many milliseconds, time after time.
-    fn given_up_after(lives: &[u64], no_space: bool) -> bool {
-        let mut deaths = Deaths::default();
-        lives.iter().any(|lived| deaths.are_too_many_with(Duration::from_millis(*lived), || no_space))
+    #[test]
+    fn a_manager_that_worked_is_started_again_at_once_and_without_end() {
+        let mut deaths = Deaths(Backoff::seeded(RESTARTS, 1));
+        for _ in 0..100 {
+            assert_eq!(deaths.wait_after(true), Some(Duration::ZERO));
+        }
+        let waits: Vec<_> = std::iter::from_fn(|| deaths.wait_after(false)).take(100).collect();
+        assert_eq!(waits.len(), 5, "the sixth death without work is the last");
+        assert!(waits.is_sorted() && waits[0] >= Duration::from_millis(50), "{waits:?}");
+        assert_eq!(deaths.wait_after(true), Some(Duration::ZERO));
+        assert!(deaths.wait_after(false).is_some_and(|wait| wait <= Duration::from_millis(100)), "counted anew");
     }
 
-    #[test]
-    fn a_manager_that_worked_is_started_again_without_end() {
-        assert!(!given_up_after(&[900; 100], false));
-        assert!(!given_up_after(&[10, 10, 10, 10, 900, 10, 10, 10, 10], false));
-        assert!(given_up_after(&[900, 10, 10, 10, 10, 10], false), "a defect");
-        assert!(given_up_after(&[900; 5], true), "a full disk");
+    /// A manager that is a shell script.
+    fn script(text: &str) -> (tempfile::TempDir, ManagerOptions) {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("manager");
+        std::fs::write(&program, format!("#!/bin/sh\n{text}\n")).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let options = ManagerOptions {
+            program,
+            url: "http://127.0.0.1:9".to_owned(),
+            token_file: path("token"),
+            state_dir: folder.path().to_owned(),
+            builds_dir: path("builds"),
+            cache_dir: path("cache"),
+            concurrent: 1,
+            log: path("manager.log"),
+        };
+        (folder, options)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_manager_that_gets_nothing_done_is_given_up_with_its_last_words() {
+        let (_folder, options) = script("echo \"last words\"; exit 3");
+        let log = options.log.clone();
+        let (_events, receiver) = broadcast::channel(1);
+        let (restarted, mut told) = mpsc::channel(1);
+        let error = supervise(options, receiver, CancellationToken::new(), restarted).await.unwrap_err().to_string();
+        assert!(error.contains("ended 6 times") && error.contains("exit status: 3"), "{error}");
+        assert!(error.contains("last words") && error.contains(&log.display().to_string()), "{error}");
+        assert_eq!(std::fs::read_to_string(log).unwrap().lines().count(), 6, "started six times");
+        assert_eq!(told.recv().await.as_deref(), Some("exit status: 3"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_wait_for_the_next_start_ends_with_the_run() {
+        let (_folder, options) = script("exit 3");
+        let (_events, receiver) = broadcast::channel(1);
+        let (restarted, mut told) = mpsc::channel(1);
+        let stop = CancellationToken::new();
+        let supervised = tokio::spawn(supervise(options, receiver, stop.clone(), restarted));
+        told.recv().await.unwrap();
+        stop.cancel();
+        supervised.await.unwrap().unwrap();
     }
 }

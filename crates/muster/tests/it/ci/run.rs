@@ -178,6 +178,20 @@ fn a_second_ctrl_c_kills_what_does_not_listen() {
     assert_eq!(processes(&home), Vec::<String>::new());
 }
 
+/// The job kills each manager that it finds, and says nothing: no manager ever gets further than the one before.
+#[test]
+fn a_manager_that_is_killed_again_and_again_ends_the_run_with_its_log() {
+    let project = Project::new(
+        "a:\n  script:\n    - |\n      while sleep 0.05; do\n        for p in /proc/[0-9]*; do\n          \
+         if tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep -q \"muster manager .*$HOME/\"; then kill -9 ${p#/proc/}; fi\n        \
+         done\n      done\n",
+    );
+    let home = project.home().display().to_string();
+    let said = project.ci(&[]).code(2);
+    said.warns("was started again").warns("ended 6 times and got nothing done").warns("signal: 9").warns("manager.log");
+    assert_eq!(processes(&home), Vec::<String>::new());
+}
+
 #[test]
 fn a_child_pipeline_runs_to_its_end() {
     let project = Project::new("child:\n  trigger: {include: child.yml, strategy: depend}\n");
