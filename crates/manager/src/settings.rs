@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use muster_job::{Secret, Variable};
+pub use muster_runner_api::client::TlsFiles;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use url::Url;
@@ -276,18 +277,6 @@ impl RunnerSettings {
     pub fn coordinator_url(&self) -> &str {
         self.url.as_str().trim_end_matches('/')
     }
-}
-
-/// `tls-ca-file`, `tls-cert-file`, `tls-key-file`, resolved (runner-config 2.9).
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct TlsFiles {
-    /// Certificates that are trusted beside those of the system.
-    pub ca: Option<PathBuf>,
-    /// The client's certificate.
-    pub certificate: Option<PathBuf>,
-    /// The client's key.
-    pub key: Option<PathBuf>,
 }
 
 /// Shell text of the operator's (runner-config 1.4).

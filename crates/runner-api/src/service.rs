@@ -105,6 +105,10 @@ pub trait RunnerService: Send + Sync + 'static {
     async fn verify(&self, request: TokenRequest) -> Result<RunnerCredentials, ServiceError>;
     /// `POST /runners/reset_authentication_token`.
     async fn reset_token(&self, token: String) -> Result<RunnerCredentials, ServiceError>;
+    /// `POST /runners/:id/reset_authentication_token`, with a personal access token. A coordinator without people has none.
+    async fn reset_token_with_pat(&self, _runner: i64, _pat: String) -> Result<RunnerCredentials, ServiceError> {
+        Err(ServiceError::Forbidden { status: None })
+    }
     /// `DELETE /runners`: the runner with all its managers.
     async fn unregister(&self, token: String) -> Result<(), ServiceError>;
     /// `DELETE /runners/managers`: only the manager with this system id.

@@ -82,6 +82,12 @@ impl ClientError {
         }
     }
 
+    /// 403: the token is not, or no longer, that of a runner.
+    #[must_use]
+    pub fn is_unknown_token(&self) -> bool {
+        matches!(self, Self::Forbidden { code: 403, .. })
+    }
+
     /// The job's state, where the answer has it.
     #[must_use]
     pub fn job_status(&self) -> Option<JobStatus> {

@@ -6,8 +6,10 @@
 mod artifacts;
 mod error;
 mod reply;
+mod runners;
 #[cfg(test)]
 mod tests;
+mod tls;
 
 use std::time::Duration;
 
@@ -19,10 +21,11 @@ use serde::Serialize;
 use url::Url;
 
 use crate::payload::JobPayload;
-use crate::wire::{JobRequest, RegisterRequest, RunnerCredentials, TokenRequest, UpdateRequest};
+use crate::wire::{JobRequest, UpdateRequest};
 
 pub use error::ClientError;
 pub use reply::{JobOffer, TraceReply, UpdateReply};
+pub use tls::TlsFiles;
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 /// A connection that says nothing for so long is dead; long polls are shorter (runner-api 2.3).
@@ -46,6 +49,14 @@ impl Client {
     /// # Errors
     /// [`ClientError::Setup`] where `url` is not http or https, or the system's certificates cannot be read.
     pub fn new(url: &Url) -> Result<Self, ClientError> {
+        Self::with_tls(url, &TlsFiles::default())
+    }
+
+    /// The same, with certificates of the runner's own.
+    ///
+    /// # Errors
+    /// [`ClientError::Setup`], also where one of the files cannot be used; it is named.
+    pub fn with_tls(url: &Url, tls: &TlsFiles) -> Result<Self, ClientError> {
         let base = base_url(url)?;
         let mut http = reqwest::Client::builder()
             .user_agent(user_agent())
@@ -63,39 +74,11 @@ impl Client {
                 http = http.tls_built_in_root_certs(false);
             }
         }
+        if base.scheme() == "https" {
+            http = tls.apply(http)?;
+        }
         let http = http.build().map_err(|error| ClientError::Setup(chain(&error)))?;
         Ok(Self { http, base })
-    }
-
-    /// `POST /runners`: registers with a registration token.
-    ///
-    /// # Errors
-    /// [`ClientError`].
-    pub async fn register(&self, request: &RegisterRequest) -> Result<RunnerCredentials, ClientError> {
-        let call = self.json(Method::POST, "runners", request).header("RUNNER-TOKEN", &request.token);
-        reply::decode("register", send("register", call).await?, &[StatusCode::CREATED]).await
-    }
-
-    /// `POST /runners/verify`: whether the token is that of a runner.
-    ///
-    /// # Errors
-    /// [`ClientError::Forbidden`] for a token that is not.
-    pub async fn verify(&self, request: &TokenRequest) -> Result<RunnerCredentials, ClientError> {
-        let call = self.json(Method::POST, "runners/verify", request).header("RUNNER-TOKEN", &request.token);
-        reply::decode("verify", send("verify", call).await?, &[StatusCode::OK]).await
-    }
-
-    /// `DELETE /runners/managers`: this manager leaves, the runner stays.
-    ///
-    /// # Errors
-    /// [`ClientError`].
-    pub async fn unregister_manager(&self, request: &TokenRequest) -> Result<(), ClientError> {
-        let call = self.json(Method::DELETE, "runners/managers", request).header("RUNNER-TOKEN", &request.token);
-        let response = send("unregister", call).await?;
-        if response.status() == StatusCode::NO_CONTENT {
-            return Ok(());
-        }
-        Err(reply::refusal("unregister", response).await)
     }
 
     /// `POST /jobs/request`: may be held by the coordinator until there is a job.

@@ -11,12 +11,14 @@ use http::{HeaderMap, StatusCode};
 use muster_job::{JobId, JobStatus};
 use url::Url;
 
-use super::{Client, ClientError, TraceReply, base_url};
+use super::{Client, ClientError, TlsFiles, TraceReply, base_url};
 use crate::payload::JobPayload;
 use crate::retry::{Backoff, Policy, retry};
 use crate::service::ArtifactQuery;
-use crate::test_support::{Call, Fault, MemoryCoordinator, RUNNER_TOKEN, Served, serve};
-use crate::wire::{JobRequest, TokenRequest, UpdateRequest};
+use crate::test_support::{
+    Call, Fault, MemoryCoordinator, PERSONAL_TOKEN, REGISTRATION_TOKEN, RUNNER_TOKEN, Served, serve,
+};
+use crate::wire::{JobRequest, RegisterRequest, TokenRequest, UpdateRequest};
 
 const JOB: JobId = JobId(7);
 
@@ -75,6 +77,40 @@ async fn runner_calls_reach_the_coordinator() {
     let error = client.verify(&request).await.unwrap_err();
     assert_eq!(error.to_string(), "verify: the coordinator refuses: 403 Forbidden");
     assert!(client.request_job(&self::request()).await.unwrap().job.is_none());
+}
+
+#[tokio::test]
+async fn a_runner_is_registered_gets_new_tokens_and_leaves() {
+    let (coordinator, _served, client) = coordinator().await;
+    let request = RegisterRequest { token: REGISTRATION_TOKEN.to_owned(), ..RegisterRequest::default() };
+    let first = client.register(&request).await.unwrap();
+    let second = client.reset_token(&first.token).await.unwrap();
+    assert!(client.reset_token(&first.token).await.unwrap_err().is_unknown_token(), "the old token is worth nothing");
+    let third = client.reset_token_with_pat(first.id, PERSONAL_TOKEN).await.unwrap();
+    assert!(second.token != third.token && coordinator.runner(&third.token).unwrap().id == first.id);
+    assert!(client.reset_token_with_pat(first.id, "glpat-wrong").await.is_err());
+    client.unregister(&third.token).await.unwrap();
+    assert!(coordinator.runner(&third.token).is_none());
+    assert!(client.unregister(&third.token).await.unwrap_err().is_unknown_token());
+}
+
+#[test]
+fn certificates_that_cannot_be_used_are_named_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("host.crt"), "no PEM").unwrap();
+    let refused = |tls: &TlsFiles| {
+        let url = Url::parse("https://host.example").unwrap();
+        Client::with_tls(&url, tls).unwrap_err().to_string()
+    };
+    let found = TlsFiles::default().or_from(folder.path(), "host");
+    assert_eq!((found.ca.clone(), found.certificate.clone()), (Some(path("host.crt")), None));
+    assert!(refused(&found).contains("host.crt: it holds no certificate"), "{}", refused(&found));
+    let absent = TlsFiles { ca: Some(path("absent")), ..TlsFiles::default() };
+    assert!(refused(&absent).contains("absent: No such file"), "{}", refused(&absent));
+    let half = TlsFiles { certificate: Some(path("host.crt")), ..TlsFiles::default() };
+    assert!(refused(&half).contains("the key to this certificate is missing"), "{}", refused(&half));
+    assert_eq!(half.clone().or_from(folder.path(), "host").certificate, half.certificate);
 }
 
 #[tokio::test]

@@ -43,6 +43,7 @@ pub fn router(service: Arc<dyn RunnerService>) -> Router {
         .route("/runners", post(runners::register).delete(runners::unregister))
         .route("/runners/verify", post(runners::verify))
         .route("/runners/reset_authentication_token", post(runners::reset_token))
+        .route("/runners/{id}/reset_authentication_token", post(runners::reset_token_with_pat))
         .route("/runners/managers", axum::routing::delete(runners::unregister_manager))
         .route("/runners/router/discovery", get(runners::discovery))
         .route("/jobs/request", post(jobs::request))

@@ -2,13 +2,13 @@
 
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, StatusCode};
 use serde_json::Value;
 
 use super::answer::Refusal;
-use super::{Service, decode, empty, token_from};
+use super::{Service, decode, empty, header_text, token_from};
 use crate::wire::{RegisterRequest, TokenRequest};
 
 const RUNNER_TOKEN: &str = "runner-token";
@@ -54,6 +54,16 @@ pub(super) async fn reset_token(
 ) -> Result<Response, Refusal> {
     let request = token_request(&body, &headers)?;
     Ok((StatusCode::CREATED, Json(service.reset_token(request.token).await?)).into_response())
+}
+
+/// `POST /runners/:id/reset_authentication_token`, with a personal access token: 201.
+pub(super) async fn reset_token_with_pat(
+    State(service): State<Service>,
+    Path(runner): Path<i64>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    let pat = header_text(&headers, "private-token").unwrap_or_default().to_owned();
+    Ok((StatusCode::CREATED, Json(service.reset_token_with_pat(runner, pat).await?)).into_response())
 }
 
 /// `DELETE /runners`, with a JSON body: 204.

@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::payload::JobPayload;
-use crate::test_support::{Call, Fault, MemoryCoordinator, RUNNER_TOKEN, Served, serve};
+use crate::test_support::{Call, Fault, MemoryCoordinator, REGISTRATION_TOKEN, RUNNER_TOKEN, Served, serve};
 
 struct Reply {
     status: u16,
@@ -84,14 +84,16 @@ fn job(id: i64) -> JobPayload {
 async fn runner_calls_have_the_statuses_that_the_runner_checks() {
     let server = Server::start().await;
     let body = format!("{{\"token\":\"{RUNNER_TOKEN}\",\"system_id\":\"s_0123456789ab\"}}");
-    let registered = server.json("POST", "/runners", r#"{"token":"any","tag_list":["a","b"]}"#).await;
+    let registration = format!(r#"{{"token":"{REGISTRATION_TOKEN}","tag_list":["a","b"]}}"#);
+    let registered = server.json("POST", "/runners", &registration).await;
     assert_eq!((registered.status, registered.header("content-type")), (201, Some("application/json")));
     let verified = server.json("POST", "/runners/verify", &body).await;
     assert_eq!((verified.status, verified.header("content-type")), (200, Some("application/json")));
     assert_eq!(verified.body, format!(r#"{{"id":1,"token":"{RUNNER_TOKEN}","token_expires_at":null}}"#));
-    assert_eq!(server.json("POST", "/runners/reset_authentication_token", &body).await.status, 201);
     assert_eq!(server.json("DELETE", "/runners/managers", &body).await.status, 204);
-    assert_eq!(server.json("DELETE", "/runners", &body).await.status, 204);
+    let reset = server.json("POST", "/runners/reset_authentication_token", &body).await;
+    assert_eq!((reset.status, server.json("DELETE", "/runners", &body).await.status), (201, 403));
+    assert_eq!(server.json("DELETE", "/runners", &reset.body).await.status, 204);
     assert_eq!(server.send("GET", "/runners/router/discovery", &["Runner-Token: x"], "").await.status, 501);
 }
 

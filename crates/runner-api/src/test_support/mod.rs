@@ -3,6 +3,7 @@
 //! It is strict where GitLab is strict: a trace piece that does not fit is refused, a wrong token is refused, a job that
 //! has ended takes nothing more. A fault hits one call: before it takes effect, or after, so that its answer is lost.
 
+mod runners;
 mod service;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -19,6 +20,7 @@ use url::Url;
 
 use crate::payload::JobPayload;
 use crate::wire::UpdateRequest;
+pub use runners::{PERSONAL_TOKEN, REGISTRATION_TOKEN, Runner};
 
 /// The runner token that the coordinator knows.
 pub const RUNNER_TOKEN: &str = "glrt-memory";
@@ -27,6 +29,10 @@ pub const RUNNER_TOKEN: &str = "glrt-memory";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the names are those of the service")]
 pub enum Call {
+    Register,
+    Verify,
+    Unregister,
+    ResetToken,
     RequestJob,
     UpdateJob,
     AppendTrace,
@@ -77,6 +83,7 @@ struct State {
     waiting: usize,
     waiting_max: usize,
     refuses_runners: bool,
+    runners: runners::Runners,
 }
 
 /// The coordinator. Share it in an [`Arc`].

@@ -5,7 +5,7 @@ use bytes::{Bytes, BytesMut};
 use futures::{StreamExt, TryStreamExt};
 use muster_job::{JobId, JobStatus};
 
-use super::{Call, Fault, Job, MemoryCoordinator, RUNNER_TOKEN, State};
+use super::{Call, Fault, Job, MemoryCoordinator, State};
 use crate::payload::JobPayload;
 use crate::service::{
     ArtifactDownload, ArtifactQuery, Assignment, ByteStream, RunnerService, ServiceError, TraceAnswer, UpdateAnswer,
@@ -14,14 +14,6 @@ use crate::wire::{JobRequest, RegisterRequest, RunnerCredentials, TokenRequest, 
 
 fn lost() -> ServiceError {
     ServiceError::Internal("a fault was asked for".to_owned())
-}
-
-fn check_runner(token: &str) -> Result<(), ServiceError> {
-    if token == RUNNER_TOKEN { Ok(()) } else { Err(ServiceError::Forbidden { status: None }) }
-}
-
-fn credentials() -> RunnerCredentials {
-    RunnerCredentials { id: 1, token: RUNNER_TOKEN.to_owned(), token_expires_at: None }
 }
 
 /// The job, if the token is its own and it is on a runner.
@@ -64,30 +56,32 @@ impl MemoryCoordinator {
 
 #[async_trait]
 impl RunnerService for MemoryCoordinator {
-    async fn register(&self, _request: RegisterRequest) -> Result<RunnerCredentials, ServiceError> {
-        Ok(credentials())
+    async fn register(&self, request: RegisterRequest) -> Result<RunnerCredentials, ServiceError> {
+        self.with_faults(Call::Register, |state| state.runners.register(request))
     }
 
     async fn verify(&self, request: TokenRequest) -> Result<RunnerCredentials, ServiceError> {
-        check_runner(&request.token)?;
-        Ok(credentials())
+        self.with_faults(Call::Verify, |state| state.runners.verify(request))
     }
 
     async fn reset_token(&self, token: String) -> Result<RunnerCredentials, ServiceError> {
-        check_runner(&token)?;
-        Ok(credentials())
+        self.with_faults(Call::ResetToken, |state| state.runners.reset(&token))
+    }
+
+    async fn reset_token_with_pat(&self, runner: i64, pat: String) -> Result<RunnerCredentials, ServiceError> {
+        self.with_faults(Call::ResetToken, |state| state.runners.reset_with_pat(runner, &pat))
     }
 
     async fn unregister(&self, token: String) -> Result<(), ServiceError> {
-        check_runner(&token)
+        self.with_faults(Call::Unregister, |state| state.runners.unregister(&token))
     }
 
     async fn unregister_manager(&self, request: TokenRequest) -> Result<(), ServiceError> {
-        check_runner(&request.token)
+        self.with_faults(Call::Unregister, |state| state.runners.unregister_manager(&request))
     }
 
     async fn request_job(&self, request: JobRequest) -> Result<Assignment, ServiceError> {
-        check_runner(&request.token)?;
+        self.state.lock().runners.check(&request.token)?;
         if self.state.lock().refuses_runners {
             return Err(ServiceError::Forbidden { status: None });
         }
