@@ -6,28 +6,59 @@ use std::path::Path;
 
 use rand::Rng;
 use rand::distr::Alphanumeric;
+use ring::hmac;
 
-/// The id in `<directory>/.runner_system_id`; where there is none, or nonsense, a new random one is stored there.
+/// What the machine's own id is hashed with, so that it does not go out itself.
+const APPLICATION: &[u8] = b"gitlab-runner";
+const MACHINE_ID_FILES: [&str; 2] = ["/var/lib/dbus/machine-id", "/etc/machine-id"];
+const DIGITS: usize = 12;
+
+/// The id in `<directory>/.runner_system_id`. Where there is none, or nonsense, it is made of the machine's id
+/// (`s_`), or of chance where the machine has none (`r_`), and stored there.
 ///
-/// # Errors
-/// Where the file cannot be written.
-pub fn system_id(directory: &Path) -> io::Result<String> {
+/// An id that cannot be stored is good for this process; the log says so, since one of chance is another one next time.
+#[must_use]
+pub fn system_id(directory: &Path) -> String {
     let path = directory.join(".runner_system_id");
     let stored = std::fs::read_to_string(&path).unwrap_or_default();
     if is_valid(stored.trim()) {
-        return Ok(stored.trim().to_owned());
+        return stored.trim().to_owned();
     }
-    let random: String = rand::rng().sample_iter(Alphanumeric).take(12).map(char::from).collect();
-    let id = format!("r_{random}");
+    let machine = MACHINE_ID_FILES.iter().find_map(|file| std::fs::read_to_string(file).ok());
+    let id = made_of(machine.as_deref().unwrap_or_default());
+    match store(directory, &path, &id) {
+        Ok(()) => tracing::info!(system_id = id, "Created missing unique system ID"),
+        Err(error) => tracing::warn!(
+            %error,
+            system_id = id,
+            state_file = %path.display(),
+            "the system id cannot be stored; write it to state_file so that the coordinator knows this manager again"
+        ),
+    }
+    id
+}
+
+fn made_of(machine: &str) -> String {
+    let machine = machine.trim();
+    if machine.is_empty() {
+        let random: String = rand::rng().sample_iter(Alphanumeric).take(DIGITS).map(char::from).collect();
+        return format!("r_{random}");
+    }
+    let key = hmac::Key::new(hmac::HMAC_SHA256, machine.as_bytes());
+    let digest = hmac::sign(&key, APPLICATION);
+    let digits: String = digest.as_ref().iter().take(DIGITS / 2).map(|byte| format!("{byte:02x}")).collect();
+    format!("s_{digits}")
+}
+
+fn store(directory: &Path, path: &Path, id: &str) -> io::Result<()> {
     std::fs::create_dir_all(directory)?;
     let file = std::fs::OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(path);
-    file?.write_all(id.as_bytes())?;
-    Ok(id)
+    file?.write_all(id.as_bytes())
 }
 
 fn is_valid(id: &str) -> bool {
     let rest = id.strip_prefix("s_").or_else(|| id.strip_prefix("r_"));
-    rest.is_some_and(|rest| rest.len() == 12 && rest.bytes().all(|byte| byte.is_ascii_alphanumeric()))
+    rest.is_some_and(|rest| rest.len() == DIGITS && rest.bytes().all(|byte| byte.is_ascii_alphanumeric()))
 }
 
 #[cfg(test)]
@@ -37,10 +68,25 @@ mod tests {
     #[test]
     fn an_id_stays_and_nonsense_is_replaced() {
         let home = tempfile::tempdir().unwrap();
-        let id = system_id(home.path()).unwrap();
+        let file = home.path().join(".runner_system_id");
+        let id = system_id(home.path());
         assert!(is_valid(&id), "{id}");
-        assert_eq!(system_id(home.path()).unwrap(), id);
-        std::fs::write(home.path().join(".runner_system_id"), "nonsense").unwrap();
-        assert_ne!(system_id(home.path()).unwrap(), "nonsense");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), id);
+        std::fs::write(&file, "r_0123456789aB\n").unwrap();
+        assert_eq!(system_id(home.path()), "r_0123456789aB");
+        std::fs::write(&file, "nonsense").unwrap();
+        assert!(is_valid(&system_id(home.path())));
+    }
+
+    #[test]
+    fn a_machine_keeps_its_id_and_gitlab_runner_computes_the_same() {
+        assert_eq!(made_of("3d1219c7c4c5404aaa1f6d2a48adfda4\n"), "s_1746f8786189");
+        let random = made_of("");
+        assert!(random.starts_with("r_") && is_valid(&random) && random != made_of(" "), "{random}");
+    }
+
+    #[test]
+    fn an_id_that_cannot_be_stored_is_good_for_this_process() {
+        assert!(is_valid(&system_id(Path::new("/proc/no such folder"))));
     }
 }

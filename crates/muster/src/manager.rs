@@ -137,7 +137,7 @@ async fn build(args: Args) -> Result<Manager, RunError> {
     })?;
     let runner = RunnerSettings {
         name: args.name,
-        system_id: system_id(&state_dir).map_err(file("write the system id in", &state_dir))?,
+        system_id: system_id(&state_dir),
         request_concurrency: args.concurrent,
         shell: args.shell,
         login: args.login,
