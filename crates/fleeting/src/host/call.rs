@@ -1,0 +1,336 @@
+//! The calls of the protocol over one connection, each with its deadline, each answer checked.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use futures::StreamExt;
+use prost::Message;
+use tonic::{Code, Status};
+
+use super::Limits;
+use super::connection::Connection;
+use crate::model::{ConnectInfo, ConnectorConfig, ConnectorConfigError, GroupInfo, InstanceId, InstanceState};
+use crate::protocol::{SUSPEND_RESUME, group};
+
+/// Instances of one snapshot; more is no group that this host can hold.
+const INSTANCES_MAX: usize = 100_000;
+/// Bytes of one instance's id; real ones are URLs at the longest.
+const ID_MAX_BYTES: usize = 4 * 1024;
+
+/// All instances of the group, as the provider sees them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Each instance with its state; of one that is named twice, the last word.
+    pub instances: HashMap<InstanceId, InstanceState>,
+}
+
+/// Why a call has no result.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// There is no process to call.
+    #[error("plugin {plugin} is not running: {cause}")]
+    Down {
+        /// The plugin.
+        plugin: String,
+        /// Why.
+        cause: String,
+    },
+    /// It did not answer in time. The process is ended and started again: nobody knows what it did.
+    #[error("plugin {plugin}: {call} had no answer within {} s; the plugin is started again", limit.as_secs())]
+    Deadline {
+        /// The plugin.
+        plugin: String,
+        /// The call.
+        call: &'static str,
+        /// How long it had.
+        limit: Duration,
+    },
+    /// The connection broke.
+    #[error("plugin {plugin}: the connection broke in {call}: {cause}")]
+    Broken {
+        /// The plugin.
+        plugin: String,
+        /// The call.
+        call: &'static str,
+        /// What is known.
+        cause: String,
+    },
+    /// The plugin says no. The protocol has no kinds of errors: these are its words.
+    #[error("plugin {plugin}: {call} failed: {message}")]
+    Refused {
+        /// The plugin.
+        plugin: String,
+        /// The call.
+        call: &'static str,
+        /// Its words.
+        message: String,
+    },
+    /// The plugin does not have the capability; nothing was sent.
+    #[error("plugin {plugin}: capability not supported: {capability}")]
+    NoCapability {
+        /// The plugin.
+        plugin: String,
+        /// The capability.
+        capability: &'static str,
+    },
+    /// The answer makes no sense.
+    #[error("plugin {plugin}: {call} answered nonsense: {what}")]
+    Nonsense {
+        /// The plugin.
+        plugin: String,
+        /// The call.
+        call: &'static str,
+        /// What is wrong with it.
+        what: String,
+    },
+}
+
+/// What has the calls: one plugin's connection.
+#[derive(Debug, Clone)]
+pub(super) struct Caller {
+    pub(super) plugin: String,
+    pub(super) connection: Connection,
+    pub(super) limits: Limits,
+}
+
+/// `google.rpc.Status`, in which a plugin says what it did before it failed (fleeting.md 2.4).
+#[derive(Clone, PartialEq, prost::Message)]
+struct RichStatus {
+    #[prost(int32, tag = "1")]
+    code: i32,
+    #[prost(string, tag = "2")]
+    message: String,
+    #[prost(message, repeated, tag = "3")]
+    details: Vec<prost_types::Any>,
+}
+
+impl Caller {
+    pub(super) async fn init(
+        &self,
+        config: &serde_json::Value,
+        connector: &ConnectorConfig,
+    ) -> Result<GroupInfo, CallError> {
+        let request = group::InitRequest {
+            // Never empty: a Go plugin wants JSON, and dereferences both messages unchecked (fleeting.md 1.10).
+            config: config.to_string().into_bytes(),
+            settings: Some(group::Settings { connector_config: Some(connector.to_wire()) }),
+        };
+        let mut client = self.connection.group();
+        let answer = self.timed("Init", self.limits.init, client.init(request)).await?.into_inner();
+        Ok(GroupInfo {
+            id: answer.id,
+            max_size: answer.max_size,
+            version: answer.version,
+            build_info: answer.build_info,
+            can_suspend: answer.capabilities.iter().any(|capability| capability == SUSPEND_RESUME),
+        })
+    }
+
+    pub(super) async fn update(&self) -> Result<Snapshot, CallError> {
+        const CALL: &str = "Update";
+        let read = async {
+            let mut stream = self.connection.group().update(group::Empty {}).await?.into_inner();
+            let mut instances = HashMap::new();
+            while let Some(message) = stream.next().await {
+                let group::UpdateResponse { instance, state } = message?;
+                if instance.is_empty() || instance.len() > ID_MAX_BYTES {
+                    let what = format!("an instance id of {} bytes (1 to {ID_MAX_BYTES} are possible)", instance.len());
+                    return Ok(Err(what));
+                }
+                instances.insert(InstanceId::new(instance), InstanceState::from_number(state));
+                if instances.len() > INSTANCES_MAX {
+                    return Ok(Err(format!("more than {INSTANCES_MAX} instances")));
+                }
+            }
+            Ok(Ok(Snapshot { instances }))
+        };
+        self.timed(CALL, self.limits.update, read).await?.map_err(|what| self.nonsense(CALL, what))
+    }
+
+    pub(super) async fn increase(&self, n: u32) -> Result<u32, CallError> {
+        let mut client = self.connection.group();
+        let call = client.increase(group::IncreaseRequest { n });
+        let succeeded = self.timed("Increase", self.limits.change, call).await?.into_inner().succeeded;
+        if succeeded > n {
+            tracing::error!(
+                plugin = self.plugin,
+                asked = n,
+                succeeded,
+                "Increase made more than was asked; counted as asked"
+            );
+        }
+        Ok(succeeded.min(n))
+    }
+
+    pub(super) async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, CallError> {
+        let mut client = self.connection.group();
+        let call = client.decrease(group::DecreaseRequest { instances: texts(ids) });
+        let succeeded = self.timed("Decrease", self.limits.change, call).await?.into_inner().succeeded;
+        Ok(self.only_asked("Decrease", ids, succeeded))
+    }
+
+    pub(super) async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, CallError> {
+        const CALL: &str = "ConnectInfo";
+        let mut client = self.connection.group();
+        let call = client.connect_info(group::ConnectInfoRequest { instance: id.as_str().to_owned() });
+        let answer = self.timed(CALL, self.limits.connect_info, call).await?.into_inner();
+        let connector = answer.connector.ok_or_else(|| self.nonsense(CALL, format!("no connector for {id}")))?;
+        let connector = ConnectorConfig::from_wire(connector)
+            .map_err(|error: ConnectorConfigError| self.nonsense(CALL, error.to_string()))?;
+        Ok(ConnectInfo {
+            connector,
+            external_addr: answer.external_addr,
+            internal_addr: answer.internal_addr,
+            expires: Some(answer.expires).filter(|expires| *expires > 0),
+        })
+    }
+
+    /// A plugin without the call says that all is well.
+    pub(super) async fn heartbeat(&self, id: &InstanceId) -> Result<(), CallError> {
+        let mut client = self.connection.group();
+        let call = client.heartbeat(group::HeartbeatRequest { instance: id.as_str().to_owned() });
+        unimplemented_is_fine(self.raw("Heartbeat", self.limits.heartbeat, call).await)
+            .map_err(|error| self.judge("Heartbeat", error))
+    }
+
+    pub(super) async fn suspend(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, CallError> {
+        const CALL: &str = "Suspend";
+        let mut client = self.connection.group();
+        let call = client.suspend(group::SuspendRequest { instances: texts(ids) });
+        let answer = self.raw(CALL, self.limits.change, call).await.map(|answer| answer.into_inner().succeeded);
+        self.slept(CALL, ids, answer)
+    }
+
+    pub(super) async fn resume(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, CallError> {
+        const CALL: &str = "Resume";
+        let mut client = self.connection.group();
+        let call = client.resume(group::ResumeRequest { instances: texts(ids) });
+        let answer = self.raw(CALL, self.limits.change, call).await.map(|answer| answer.into_inner().succeeded);
+        self.slept(CALL, ids, answer)
+    }
+
+    /// A plugin without the call has nothing to clean up.
+    pub(super) async fn shutdown(&self) -> Result<(), CallError> {
+        let mut client = self.connection.group();
+        let call = client.shutdown(group::Empty {});
+        unimplemented_is_fine(self.raw("Shutdown", self.limits.shutdown, call).await)
+            .map_err(|error| self.judge("Shutdown", error))
+    }
+
+    /// Both calls say in the details of an error what they did before it; those count.
+    fn slept(
+        &self,
+        call: &'static str,
+        ids: &[InstanceId],
+        answer: Result<Vec<String>, Ended>,
+    ) -> Result<Vec<InstanceId>, CallError> {
+        let error = match answer {
+            Ok(succeeded) => return Ok(self.only_asked(call, ids, succeeded)),
+            Err(Ended::Status(status)) if status.code() == Code::Unimplemented => {
+                return Err(CallError::NoCapability { plugin: self.plugin.clone(), capability: SUSPEND_RESUME });
+            }
+            Err(error) => error,
+        };
+        let partial = match &error {
+            Ended::Status(status) => partial(status, call),
+            Ended::Late(_) => None,
+        };
+        match partial {
+            Some(succeeded) if !succeeded.is_empty() => {
+                let error = self.judge(call, error);
+                tracing::warn!(plugin = self.plugin, %error, done = succeeded.len(), asked = ids.len(), "{call} was done in part");
+                Ok(self.only_asked(call, ids, succeeded))
+            }
+            _ => Err(self.judge(call, error)),
+        }
+    }
+
+    /// Answers about instances that nobody asked for are dropped.
+    fn only_asked(&self, call: &'static str, asked: &[InstanceId], succeeded: Vec<String>) -> Vec<InstanceId> {
+        let asked: HashSet<&str> = asked.iter().map(InstanceId::as_str).collect();
+        let mut seen = HashSet::new();
+        let (known, unknown): (Vec<_>, Vec<_>) =
+            succeeded.into_iter().filter(|id| seen.insert(id.clone())).partition(|id| asked.contains(id.as_str()));
+        if let Some(first) = unknown.first() {
+            tracing::error!(
+                plugin = self.plugin,
+                unknown = unknown.len(),
+                first,
+                "{call} answered about instances that it was not asked for"
+            );
+        }
+        known.into_iter().map(InstanceId::from).collect()
+    }
+
+    fn nonsense(&self, call: &'static str, what: String) -> CallError {
+        CallError::Nonsense { plugin: self.plugin.clone(), call, what }
+    }
+
+    async fn timed<T>(
+        &self,
+        call: &'static str,
+        limit: Duration,
+        work: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, CallError> {
+        self.raw(call, limit, work).await.map_err(|error| self.judge(call, error))
+    }
+
+    async fn raw<T>(
+        &self,
+        call: &'static str,
+        limit: Duration,
+        work: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, Ended> {
+        let started = tokio::time::Instant::now();
+        let ended = tokio::time::timeout(limit, work).await;
+        let elapsed_ms = started.elapsed().as_millis();
+        tracing::trace!(plugin = self.plugin, call, elapsed_ms, "call");
+        match ended {
+            Err(_) => Err(Ended::Late(limit)),
+            Ok(Err(status)) => Err(Ended::Status(status)),
+            Ok(Ok(value)) => Ok(value),
+        }
+    }
+
+    fn judge(&self, call: &'static str, error: Ended) -> CallError {
+        let plugin = self.plugin.clone();
+        match error {
+            Ended::Late(limit) => CallError::Deadline { plugin, call, limit },
+            Ended::Status(status) if is_broken(&status) => {
+                CallError::Broken { plugin, call, cause: super::connection::causes(&status) }
+            }
+            Ended::Status(status) => CallError::Refused { plugin, call, message: status.message().to_owned() },
+        }
+    }
+}
+
+/// How a call ended without a result.
+enum Ended {
+    Late(Duration),
+    Status(Status),
+}
+
+/// Whether the transport failed rather than the plugin: tonic keeps the transport's error as the cause.
+fn is_broken(status: &Status) -> bool {
+    status.code() == Code::Unavailable || std::error::Error::source(status).is_some()
+}
+
+fn unimplemented_is_fine<T>(answer: Result<T, Ended>) -> Result<(), Ended> {
+    match answer {
+        Ok(_) => Ok(()),
+        Err(Ended::Status(status)) if status.code() == Code::Unimplemented => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn partial(status: &Status, call: &str) -> Option<Vec<String>> {
+    let status = RichStatus::decode(status.details()).ok()?;
+    let wanted = format!("type.googleapis.com/proto.{call}Response");
+    let detail = status.details.into_iter().find(|detail| detail.type_url == wanted)?;
+    // Both messages have one field, the same.
+    Some(group::SuspendResponse::decode(detail.value.as_slice()).ok()?.succeeded)
+}
+
+fn texts(ids: &[InstanceId]) -> Vec<String> {
+    ids.iter().map(|id| id.as_str().to_owned()).collect()
+}

@@ -1,0 +1,198 @@
+//! The first line that a plugin prints (fleeting.md 1.4): `CORE|APP|NETWORK|ADDRESS|PROTOCOL|CERT`.
+
+use std::path::PathBuf;
+
+use crate::protocol::{APP_VERSION, CORE_VERSION};
+
+/// Longest first line that is looked at, in bytes. An address is a path or a host with a port.
+pub(super) const LINE_MAX: usize = 8 * 1024;
+/// A sixth field longer than this is a certificate.
+const CERTIFICATE_MIN: usize = 50;
+
+/// Where the plugin listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// A unix socket.
+    Unix(PathBuf),
+    /// `host:port`.
+    Tcp(String),
+}
+
+/// What a plugin says when it is ready.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Handshake {
+    /// Where it listens.
+    pub address: Address,
+}
+
+/// Why a first line is no handshake.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum HandshakeError {
+    /// Not the line of a plugin.
+    #[error(
+        "unrecognized plugin message {line:?}: the first line on stdout must be the handshake CORE|APP|NETWORK|ADDRESS|grpc; \
+         a plugin must print nothing before it, and log to stderr"
+    )]
+    Unrecognized {
+        /// The line, cut.
+        line: String,
+    },
+    /// Another version of the handshake.
+    #[error("incompatible core API version {found:?}: this host speaks {CORE_VERSION}; use a plugin built for it")]
+    Core {
+        /// What the plugin speaks.
+        found: String,
+    },
+    /// Another version of the protocol.
+    #[error(
+        "incompatible API version with plugin. Plugin version: {found}, Client versions: [{APP_VERSION}]; use another \
+         version of the plugin"
+    )]
+    App {
+        /// What the plugin speaks.
+        found: String,
+    },
+    /// Another kind of socket.
+    #[error("unknown address type {found:?}: a plugin listens on \"unix\" or \"tcp\"")]
+    Network {
+        /// What the plugin said.
+        found: String,
+    },
+    /// No address.
+    #[error("the plugin's handshake names no address")]
+    NoAddress,
+    /// Another protocol than gRPC.
+    #[error("unsupported plugin protocol {found:?}: only \"grpc\" is supported")]
+    Protocol {
+        /// What the plugin said; `netrpc` where it said nothing.
+        found: String,
+    },
+    /// The plugin encrypts, which nobody asked for.
+    #[error(
+        "the plugin wants TLS, which this host did not ask for: is PLUGIN_CLIENT_CERT set in the plugin's own settings?"
+    )]
+    Tls,
+}
+
+impl Handshake {
+    /// Reads the line. Blanks around it are no matter, nor is a missing certificate field.
+    ///
+    /// # Errors
+    /// [`HandshakeError`].
+    pub fn parse(line: &str) -> Result<Self, HandshakeError> {
+        let fields: Vec<&str> = line.trim().split('|').collect();
+        let [core, app, network, address, rest @ ..] = fields.as_slice() else {
+            return Err(HandshakeError::Unrecognized { line: cut(line) });
+        };
+        if core.parse::<u32>().is_err() {
+            return Err(HandshakeError::Unrecognized { line: cut(line) });
+        }
+        if *core != CORE_VERSION {
+            return Err(HandshakeError::Core { found: (*core).to_owned() });
+        }
+        if *app != APP_VERSION {
+            return Err(HandshakeError::App { found: cut(app) });
+        }
+        if address.is_empty() {
+            return Err(HandshakeError::NoAddress);
+        }
+        let address = match *network {
+            "unix" => Address::Unix(PathBuf::from(address)),
+            "tcp" => Address::Tcp((*address).to_owned()),
+            other => return Err(HandshakeError::Network { found: cut(other) }),
+        };
+        match rest.first() {
+            Some(&"grpc") => {}
+            None => return Err(HandshakeError::Protocol { found: "netrpc".to_owned() }),
+            Some(other) => return Err(HandshakeError::Protocol { found: cut(other) }),
+        }
+        if rest.get(1).is_some_and(|certificate| certificate.len() > CERTIFICATE_MIN) {
+            return Err(HandshakeError::Tls);
+        }
+        Ok(Self { address })
+    }
+}
+
+/// Enough of a text to recognise it.
+fn cut(text: &str) -> String {
+    const SHOWN: usize = 120;
+    let text = text.trim();
+    if text.chars().count() <= SHOWN { text.to_owned() } else { text.chars().take(SHOWN).chain(['…']).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unix(path: &str) -> Result<Handshake, HandshakeError> {
+        Ok(Handshake { address: Address::Unix(path.into()) })
+    }
+
+    #[test]
+    fn h1_a_handshake_names_a_socket() {
+        assert_eq!(Handshake::parse("1|0|unix|/tmp/p1|grpc|\n"), unix("/tmp/p1"));
+    }
+
+    #[test]
+    fn h2_blanks_and_a_missing_field_are_no_matter() {
+        for line in ["1|0|unix|/tmp/p1|grpc|\r\n", "  1|0|unix|/tmp/p1|grpc|  ", "1|0|unix|/tmp/p1|grpc"] {
+            assert_eq!(Handshake::parse(line), unix("/tmp/p1"), "{line:?}");
+        }
+        assert_eq!(
+            Handshake::parse("1|0|unix|/tmp/p1|grpc||true"),
+            unix("/tmp/p1"),
+            "the multiplex flag is of no interest"
+        );
+    }
+
+    #[test]
+    fn h3_another_core_version_is_refused() {
+        let error = Handshake::parse("2|0|unix|/tmp/p1|grpc|").unwrap_err();
+        assert_eq!(error, HandshakeError::Core { found: "2".to_owned() });
+        assert!(error.to_string().contains("incompatible core API version"), "{error}");
+    }
+
+    #[test]
+    fn h4_another_app_version_is_refused_with_both_sides() {
+        let error = Handshake::parse("1|5|unix|/tmp/p1|grpc|").unwrap_err();
+        assert!(error.to_string().contains("Plugin version: 5, Client versions: [0]"), "{error}");
+    }
+
+    #[test]
+    fn h5_four_fields_are_netrpc() {
+        let error = Handshake::parse("1|0|unix|/tmp/p1").unwrap_err();
+        assert!(error.to_string().contains("unsupported plugin protocol \"netrpc\""), "{error}");
+    }
+
+    #[test]
+    fn h6_other_text_is_not_recognised() {
+        for line in ["hello world", "", "a|b|c|d|e", "1|0|unix"] {
+            let error = Handshake::parse(line).unwrap_err();
+            assert!(matches!(error, HandshakeError::Unrecognized { .. }), "{line:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn h7_another_network_is_refused() {
+        let error = Handshake::parse("1|0|vsock|3:1024|grpc|").unwrap_err();
+        assert!(error.to_string().contains("unknown address type"), "{error}");
+    }
+
+    #[test]
+    fn h8_tcp_is_accepted_on_every_system() {
+        let handshake = Handshake::parse("1|0|tcp|127.0.0.1:4711|grpc|");
+        assert_eq!(handshake, Ok(Handshake { address: Address::Tcp("127.0.0.1:4711".to_owned()) }));
+    }
+
+    #[test]
+    fn a_certificate_that_nobody_asked_for_is_refused() {
+        let line = format!("1|0|unix|/tmp/p1|grpc|{}", "A".repeat(795));
+        assert_eq!(Handshake::parse(&line), Err(HandshakeError::Tls));
+    }
+
+    #[test]
+    fn a_long_line_is_shown_cut() {
+        let error = Handshake::parse(&"é".repeat(5_000)).unwrap_err();
+        assert!(error.to_string().chars().count() < 400, "{error}");
+    }
+}

@@ -1,0 +1,215 @@
+//! A plugin's log: what it writes to stderr, line by line (fleeting.md 1.8).
+
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+
+/// A line is read up to here; a longer one comes in pieces, which are not looked into.
+const LINE_MAX: usize = 64 * 1024;
+
+/// How much a record matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// For the plugin's author.
+    Trace,
+    /// For a person who searches.
+    Debug,
+    /// Worth a line.
+    Info,
+    /// Something is not as it should be.
+    Warn,
+    /// Something failed.
+    Error,
+}
+
+/// One record of a plugin's log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// How much it matters.
+    pub level: Level,
+    /// What it says.
+    pub message: String,
+    /// Keys and values beside the message, as `key=value`, in the plugin's order.
+    pub fields: String,
+}
+
+/// Reads lines into records. It remembers a panic, since all that follows belongs to it.
+#[derive(Debug, Default)]
+pub struct LogReader {
+    panicked: bool,
+}
+
+impl LogReader {
+    /// The record of a line.
+    ///
+    /// The level of JSON counts whatever form its time stamp has: the Go host forgets it where the stamp has not
+    /// exactly six digits (H16), which helps nobody. JSON with a level that is no text is shown as it is (H17, where
+    /// the Go host panics).
+    pub fn read(&mut self, line: &str) -> Record {
+        let line = line.trim_end();
+        let plain = |level| Record { level, message: line.to_owned(), fields: String::new() };
+        if line.starts_with('{') {
+            return structured(line).unwrap_or_else(|| plain(Level::Debug));
+        }
+        if line.starts_with("panic: ") || line.starts_with("fatal error: ") {
+            self.panicked = true;
+        }
+        if self.panicked {
+            return plain(Level::Error);
+        }
+        let marks = [
+            ("[TRACE]", Level::Trace),
+            ("[DEBUG]", Level::Debug),
+            ("[INFO]", Level::Info),
+            ("[WARN]", Level::Warn),
+            ("[ERROR]", Level::Error),
+        ];
+        for (mark, level) in marks {
+            if let Some(rest) = line.strip_prefix(mark) {
+                return Record { level, message: rest.trim_start().to_owned(), fields: String::new() };
+            }
+        }
+        plain(Level::Debug)
+    }
+}
+
+fn structured(line: &str) -> Option<Record> {
+    let Value::Object(mut object) = serde_json::from_str(line).ok()? else { return None };
+    let level = match object.shift_remove("@level")?.as_str()? {
+        "trace" => Level::Trace,
+        "debug" => Level::Debug,
+        "info" => Level::Info,
+        "warn" => Level::Warn,
+        "error" => Level::Error,
+        _ => return None,
+    };
+    let message = match object.shift_remove("@message") {
+        None => String::new(),
+        Some(Value::String(message)) => message,
+        Some(_) => return None,
+    };
+    object.shift_remove("@timestamp");
+    let field = |(key, value): (String, Value)| match value {
+        Value::String(text) => format!("{key}={text}"),
+        other => format!("{key}={other}"),
+    };
+    Some(Record { level, message, fields: object.into_iter().map(field).collect::<Vec<_>>().join(" ") })
+}
+
+/// Copies a plugin's stderr to this process's log until it ends. Keeps the last lines for the error of a failed start.
+pub(super) async fn pump(plugin: String, stderr: impl AsyncRead + Unpin, last: super::process::LastLines) {
+    let mut stderr = BufReader::with_capacity(LINE_MAX, stderr);
+    let mut reader = LogReader::default();
+    let mut line = Vec::new();
+    loop {
+        match next_line(&mut stderr, &mut line).await {
+            Ok(Some(whole)) => {
+                let text = String::from_utf8_lossy(&line);
+                let record = if whole {
+                    reader.read(&text)
+                } else {
+                    Record { level: Level::Debug, message: text.into_owned(), fields: String::new() }
+                };
+                last.push(&record.message);
+                emit(&plugin, &record);
+            }
+            Ok(None) => return,
+            Err(error) => {
+                tracing::debug!(plugin, %error, "the plugin's stderr cannot be read further");
+                return;
+            }
+        }
+    }
+}
+
+/// The next line without its end, or the next piece of a line that is too long: `Some(false)`.
+async fn next_line(from: &mut (impl AsyncBufReadExt + Unpin), line: &mut Vec<u8>) -> std::io::Result<Option<bool>> {
+    line.clear();
+    loop {
+        let buffer = from.fill_buf().await?;
+        if buffer.is_empty() {
+            return Ok(if line.is_empty() { None } else { Some(true) });
+        }
+        if let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
+            line.extend_from_slice(&buffer[..end]);
+            from.consume(end + 1);
+            return Ok(Some(line.len() <= LINE_MAX));
+        }
+        let room = LINE_MAX - line.len().min(LINE_MAX);
+        let taken = buffer.len().min(room.max(1));
+        line.extend_from_slice(&buffer[..taken]);
+        from.consume(taken);
+        if line.len() >= LINE_MAX {
+            return Ok(Some(false));
+        }
+    }
+}
+
+fn emit(plugin: &str, record: &Record) {
+    let Record { message, fields, .. } = record;
+    match record.level {
+        Level::Trace => tracing::trace!(target: "muster_fleeting::plugin", plugin, fields, "{message}"),
+        Level::Debug => tracing::debug!(target: "muster_fleeting::plugin", plugin, fields, "{message}"),
+        Level::Info => tracing::info!(target: "muster_fleeting::plugin", plugin, fields, "{message}"),
+        Level::Warn => tracing::warn!(target: "muster_fleeting::plugin", plugin, fields, "{message}"),
+        Level::Error => tracing::error!(target: "muster_fleeting::plugin", plugin, fields, "{message}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(line: &str) -> Record {
+        LogReader::default().read(line)
+    }
+
+    #[test]
+    fn h16_structured_lines_keep_their_level() {
+        let record = read(
+            r#"{"@level":"warn","@message":"slow","@timestamp":"2026-08-06T10:00:00.123456Z","group":"a/b","n":3}"#,
+        );
+        assert_eq!(record.level, Level::Warn);
+        assert_eq!(record.message, "slow");
+        assert_eq!(record.fields, "group=a/b n=3");
+    }
+
+    #[test]
+    fn h16_a_time_stamp_of_three_digits_takes_nothing_away() {
+        let record = read(r#"{"@level":"warn","@message":"slow","@timestamp":"2026-08-06T10:00:00.123Z"}"#);
+        assert_eq!(record.level, Level::Warn, "the Go host shows the raw line at debug");
+    }
+
+    #[test]
+    fn h17_a_level_that_is_no_text_is_shown_raw() {
+        let line = r#"{"@level":3,"@message":"slow"}"#;
+        assert_eq!(read(line), Record { level: Level::Debug, message: line.to_owned(), fields: String::new() });
+    }
+
+    #[test]
+    fn plain_lines_have_marks() {
+        assert_eq!(read("[WARN] slow").level, Level::Warn);
+        assert_eq!(read("[WARN] slow").message, "slow");
+        assert_eq!(read("listening").level, Level::Debug);
+        assert_eq!(read("{not json").level, Level::Debug);
+    }
+
+    #[test]
+    fn all_that_follows_a_panic_belongs_to_it() {
+        let mut reader = LogReader::default();
+        assert_eq!(reader.read("panic: nil map").level, Level::Error);
+        assert_eq!(reader.read("goroutine 1 [running]:").level, Level::Error);
+        assert_eq!(reader.read(r#"{"@level":"info","@message":"x"}"#).level, Level::Info);
+    }
+
+    #[tokio::test]
+    async fn h20_a_line_without_end_comes_in_pieces() {
+        let text = [vec![b'x'; LINE_MAX * 2 + 10], b"\nshort\n".to_vec()].concat();
+        let mut from = BufReader::new(text.as_slice());
+        let mut line = Vec::new();
+        let mut lengths = Vec::new();
+        while let Some(whole) = next_line(&mut from, &mut line).await.unwrap() {
+            lengths.push((line.len(), whole));
+        }
+        assert_eq!(lengths, [(LINE_MAX, false), (LINE_MAX, false), (10, true), (5, true)]);
+    }
+}

@@ -1,0 +1,216 @@
+//! Keeps a plugin's process running.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::Rng;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::call::{CallError, Caller};
+use super::connection::{Connection, Streams};
+use super::group::{Callable, Status};
+use super::handshake::Address;
+use super::process::Process;
+use super::{PluginSpec, StartError};
+use crate::model::GroupInfo;
+
+/// A process that ran this long has shown that it works: the next pause is the first one again.
+const PROVEN: Duration = Duration::from_secs(60);
+
+/// What can be called.
+#[derive(Debug, Clone)]
+pub(super) enum Running {
+    Up(Arc<Callable>),
+    Down,
+}
+
+/// One start of the plugin.
+struct Instance {
+    process: Process,
+    callable: Arc<Callable>,
+    _streams: Streams,
+    since: Instant,
+}
+
+/// Owns the process.
+pub(super) struct Supervisor {
+    spec: PluginSpec,
+    name: String,
+    id: String,
+    stop: CancellationToken,
+    current: Option<Instance>,
+    running: watch::Sender<Running>,
+    status: watch::Sender<Status>,
+}
+
+/// Why a process is no more.
+enum Gone {
+    Stop,
+    Because(String),
+}
+
+impl Supervisor {
+    /// The first start.
+    pub(super) async fn start(spec: PluginSpec, stop: CancellationToken) -> Result<(Self, GroupInfo), StartError> {
+        let (instance, info) = start(&spec).await?;
+        let running = Running::Up(Arc::clone(&instance.callable));
+        let (name, status) = (spec.name(), Status::Up { pid: instance.process.pid() });
+        let supervisor = Self {
+            spec,
+            name,
+            id: info.id.clone(),
+            stop,
+            current: Some(instance),
+            running: watch::Sender::new(running),
+            status: watch::Sender::new(status),
+        };
+        Ok((supervisor, info))
+    }
+
+    pub(super) fn running(&self) -> watch::Receiver<Running> {
+        self.running.subscribe()
+    }
+
+    pub(super) fn status(&self) -> watch::Receiver<Status> {
+        self.status.subscribe()
+    }
+
+    /// Until it is to stop: waits for the process to end, and starts another.
+    pub(super) async fn run(mut self) {
+        let mut failures = 0;
+        loop {
+            let cause = match self.current.take() {
+                Some(instance) => {
+                    let since = instance.since;
+                    match self.watch(instance).await {
+                        Gone::Stop => break,
+                        Gone::Because(cause) => {
+                            failures = if since.elapsed() >= PROVEN { 0 } else { failures };
+                            cause
+                        }
+                    }
+                }
+                None if self.stop.is_cancelled() => break,
+                None => match self.again().await {
+                    Ok(()) => continue,
+                    Err(error) => super::connection::causes(&error),
+                },
+            };
+            failures += 1;
+            let pause = self.pause(failures);
+            tracing::error!(
+                plugin = self.name,
+                cause,
+                failures,
+                pause_ms = pause.as_millis(),
+                "plugin process is gone; it is started again"
+            );
+            self.running.send_replace(Running::Down);
+            self.status.send_replace(Status::Down { cause, failures });
+            tokio::select! {
+                () = self.stop.cancelled() => break,
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+        self.running.send_replace(Running::Down);
+        self.status.send_replace(Status::Stopped);
+    }
+
+    /// Waits until the process ends or hangs, or is to stop, and leaves none behind.
+    async fn watch(&self, mut instance: Instance) -> Gone {
+        let cause = tokio::select! {
+            ended = instance.process.ended() => match ended {
+                Ok(status) => format!("plugin process exited ({status})"),
+                Err(error) => format!("plugin process cannot be waited for: {error}"),
+            },
+            () = instance.callable.hung.cancelled() => "it did not answer".to_owned(),
+            () = self.stop.cancelled() => {
+                self.end(instance).await;
+                return Gone::Stop;
+            }
+        };
+        instance.process.kill().await;
+        Gone::Because(cause)
+    }
+
+    /// In order (H11): the plugin cleans up, its process is told to end, and is ended where it does not.
+    async fn end(&self, instance: Instance) {
+        let Instance { process, callable, _streams: streams, .. } = instance;
+        let caller = &callable.caller;
+        if let Err(error) = caller.shutdown().await {
+            tracing::warn!(plugin = self.name, %error, "the plugin could not clean up after itself");
+        }
+        let _ = tokio::time::timeout(self.spec.limits.exit, caller.connection.end_process()).await;
+        drop(streams);
+        if !process.end_within(self.spec.limits.exit).await {
+            tracing::debug!(plugin = self.name, "the plugin did not end by itself and was killed");
+        }
+    }
+
+    async fn again(&mut self) -> Result<(), StartError> {
+        let (mut instance, info) = tokio::select! {
+            started = start(&self.spec) => started?,
+            // What is under way is dropped, and killed with that.
+            () = self.stop.cancelled() => return Ok(()),
+        };
+        if info.id != self.id {
+            instance.process.kill().await;
+            let path = self.spec.executable.clone();
+            return Err(StartError::OtherGroup { path, wanted: self.id.clone(), found: info.id });
+        }
+        tracing::info!(plugin = self.name, "plugin runs again");
+        self.running.send_replace(Running::Up(Arc::clone(&instance.callable)));
+        self.status.send_replace(Status::Up { pid: instance.process.pid() });
+        self.current = Some(instance);
+        Ok(())
+    }
+
+    /// Doubles with each failure, with jitter.
+    fn pause(&self, failures: u32) -> Duration {
+        let limits = &self.spec.limits;
+        let doubled = limits.restart_first.saturating_mul(1 << (failures - 1).min(16));
+        doubled.min(limits.restart_cap).mul_f64(rand::rng().random_range(0.75..1.25))
+    }
+}
+
+/// Process, handshake, connection, `Init`. A failure leaves no process.
+async fn start(spec: &PluginSpec) -> Result<(Instance, GroupInfo), StartError> {
+    let (mut process, handshake) = Process::start(spec).await?;
+    match prepare(spec, &handshake.address).await {
+        Ok((callable, streams, info)) => {
+            let instance = Instance { process, callable: Arc::new(callable), _streams: streams, since: Instant::now() };
+            Ok((instance, info))
+        }
+        Err(error) => {
+            process.kill().await;
+            Err(error)
+        }
+    }
+}
+
+async fn prepare(spec: &PluginSpec, address: &Address) -> Result<(Callable, Streams, GroupInfo), StartError> {
+    let path = || spec.executable.clone();
+    let unreachable = |cause| {
+        let address = match address {
+            Address::Unix(socket) => socket.display().to_string(),
+            Address::Tcp(address) => address.clone(),
+        };
+        StartError::Connect { path: path(), address, cause }
+    };
+    let connection = match tokio::time::timeout(spec.limits.start, Connection::open(address)).await {
+        Ok(opened) => opened.map_err(unreachable)?,
+        Err(_) => return Err(unreachable(format!("no answer within {} s", spec.limits.start.as_secs()))),
+    };
+    let streams = connection.open_streams(&spec.name());
+    let caller = Caller { plugin: spec.name(), connection, limits: spec.limits };
+    let info = caller.init(&spec.config, &spec.connector).await.map_err(|error| {
+        let message = match error {
+            CallError::Refused { message, .. } => message,
+            other => other.to_string(),
+        };
+        StartError::Init { path: path(), message }
+    })?;
+    Ok((Callable { caller, hung: CancellationToken::new() }, streams, info))
+}

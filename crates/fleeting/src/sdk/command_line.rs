@@ -1,0 +1,161 @@
+//! A plugin's command line (fleeting.md 2.6).
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use super::{Provider, config, log, serve};
+use crate::protocol::{COOKIE_KEY, COOKIE_VALUE};
+
+/// Usage errors, as Go's flag package ends.
+const USAGE: u8 = 2;
+
+/// The whole program of a plugin.
+///
+/// Without arguments it serves a host. `-version`, `--version` and `version` say what it is; `settings` prints the
+/// reference of its settings; `bootstrap REPOSITORY` copies it to where plugins are looked for.
+#[must_use]
+pub fn main<P: Provider>() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.first().map(String::as_str) {
+        Some("-version" | "--version" | "version") => print(&version::<P>()),
+        Some("settings") => print(&config::reference::<P::Config>()),
+        Some("bootstrap") => match bootstrap::<P>(arguments.get(1).map(String::as_str)) {
+            Ok(directory) => print(&format!("{directory}\n")),
+            Err(error) => fail(&error, ExitCode::FAILURE),
+        },
+        Some("-h" | "-help" | "--help") => print(&usage::<P>()),
+        Some(flag) if flag.starts_with('-') => {
+            fail(&format!("flag provided but not defined: {flag}\n{}", usage::<P>()), ExitCode::from(USAGE))
+        }
+        // Any other word serves too, as with Go plugins.
+        _ => run::<P>(),
+    }
+}
+
+fn run<P: Provider>() -> ExitCode {
+    if std::env::var(COOKIE_KEY).as_deref() != Ok(COOKIE_VALUE) {
+        let text = format!(
+            "This is the plugin {} of an instance group. It is not meant to be executed directly: a runner's manager starts \
+             it, where config.toml names it as `plugin` in [runners.autoscaler].\n{}",
+            P::NAME,
+            usage::<P>()
+        );
+        return fail(&text, ExitCode::FAILURE);
+    }
+    log::init();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let served = match runtime {
+        Ok(runtime) => {
+            let served = runtime.block_on(serve::serve::<P>());
+            // A provider's call that hangs must not keep the process.
+            runtime.shutdown_background();
+            served
+        }
+        Err(error) => Err(error.into()),
+    };
+    match served {
+        Ok(code) => code,
+        Err(error) => fail(&super::text(error.as_ref()), ExitCode::FAILURE),
+    }
+}
+
+fn print(text: &str) -> ExitCode {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn fail(text: &str, code: ExitCode) -> ExitCode {
+    // Nobody is left to tell when stderr is closed.
+    let _ = writeln!(std::io::stderr(), "{text}");
+    code
+}
+
+fn usage<P: Provider>() -> String {
+    format!(
+        "Usage: fleeting-plugin-{} [-version | settings | bootstrap REPOSITORY]\n  (no argument)  serve a manager\n  \
+         -version       say what this is\n  settings       print the reference of plugin_config\n  bootstrap      copy this \
+         executable to $FLEETING_PLUGIN_PATH\n",
+        P::NAME
+    )
+}
+
+/// Seven labelled lines and an empty one (P3).
+fn version<P: Provider>() -> String {
+    let line = |label: &str, value: &str| format!("{label:<14}{value}\n");
+    [
+        line("Name:", &format!("fleeting-plugin-{}", P::NAME)),
+        line("Version:", P::VERSION),
+        line("Git revision:", option_env!("MUSTER_GIT_REVISION").unwrap_or("unknown")),
+        line("Git ref:", option_env!("MUSTER_GIT_REF").unwrap_or("unknown")),
+        line("GO version:", "none (Rust)"),
+        line("Built:", option_env!("MUSTER_BUILT_AT").unwrap_or("unknown")),
+        line("OS/Arch:", &os_arch()),
+        "\n".to_owned(),
+    ]
+    .concat()
+}
+
+/// What `Init` tells the host that this was built from.
+pub(super) fn build_info() -> String {
+    format!(
+        "sha={}; ref={}; go=none; built_at={}; os_arch={}",
+        option_env!("MUSTER_GIT_REVISION").unwrap_or("unknown"),
+        option_env!("MUSTER_GIT_REF").unwrap_or("unknown"),
+        option_env!("MUSTER_BUILT_AT").unwrap_or("unknown"),
+        os_arch()
+    )
+}
+
+/// In Go's words.
+fn os_arch() -> String {
+    let arch = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "x86" => "386",
+        other => other,
+    };
+    format!("{}/{arch}", std::env::consts::OS)
+}
+
+/// Copies this executable to `<plugins>/<repository>/<version>/plugin`, from within the plugin's container image
+/// (fleeting.md 6.7).
+fn bootstrap<P: Provider>(repository: Option<&str>) -> Result<String, String> {
+    let repository = repository
+        .filter(|repository| !repository.is_empty())
+        .ok_or("bootstrap needs the repository that this plugin was pulled from")?;
+    let bare = match repository.rsplit_once(':') {
+        Some((bare, tag)) if !tag.contains('/') => bare,
+        _ => repository,
+    };
+    let plain = |part: &str| !part.is_empty() && part != "." && part != "..";
+    if !bare.split('/').all(plain) {
+        return Err(format!("{repository:?} is no repository: write REGISTRY/GROUP/NAME"));
+    }
+    let root = std::env::var("FLEETING_PLUGIN_PATH").unwrap_or_else(|_| "/plugins".to_owned());
+    if !Path::new(&root).is_dir() {
+        return Err(format!("{root} is not there; mount a directory for plugins, or set FLEETING_PLUGIN_PATH"));
+    }
+    let directory = Path::new(&root).join(escape(bare)).join(escape(P::VERSION));
+    let copy = || {
+        std::fs::create_dir_all(&directory)?;
+        let new = directory.join(".plugin.new");
+        std::fs::copy(std::env::current_exe()?, &new)?;
+        std::fs::rename(new, directory.join("plugin"))
+    };
+    copy().map_err(|error: std::io::Error| format!("cannot copy the plugin to {}: {error}", directory.display()))?;
+    Ok(directory.display().to_string())
+}
+
+/// Upper case letters as `!` and the lower case one, so that names differ on every file system.
+fn escape(text: &str) -> String {
+    text.chars().fold(String::new(), |mut escaped, letter| {
+        if letter.is_ascii_uppercase() {
+            escaped.push('!');
+        }
+        escaped.push(letter.to_ascii_lowercase());
+        escaped
+    })
+}

@@ -1,0 +1,161 @@
+//! `plugin_config`: from JSON to the plugin's own type, and its reference from the same type.
+
+use schemars::{JsonSchema, Schema, schema_for};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+/// Why settings cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// No JSON. The text is the Go plugins' own, on which people search.
+    #[error("unmarshaling config: {0}")]
+    Json(String),
+    /// A value of the wrong kind, or one that is missing.
+    #[error("plugin_config: {0}")]
+    Value(String),
+}
+
+/// Reads the settings. Returns also the keys that the plugin does not know.
+pub(super) fn read<C: DeserializeOwned + JsonSchema>(bytes: &[u8]) -> Result<(C, Vec<String>), ConfigError> {
+    if bytes.is_empty() {
+        return Err(ConfigError::Json("unexpected end of JSON input".to_owned()));
+    }
+    let value: Value = serde_json::from_slice(bytes).map_err(|error| ConfigError::Json(error.to_string()))?;
+    let object = match value {
+        Value::Null => Map::new(),
+        Value::Object(object) => object,
+        other => return Err(ConfigError::Json(format!("cannot use {} as a table of settings", kind(&other)))),
+    };
+    let known = properties(schema_for!(C));
+    let mut config = Map::new();
+    let mut unknown = Vec::new();
+    for (key, value) in object {
+        let exact = known.iter().find(|(name, ..)| *name == key);
+        let Some((name, ..)) = exact.or_else(|| known.iter().find(|(name, ..)| name.eq_ignore_ascii_case(&key))) else {
+            unknown.push(key);
+            continue;
+        };
+        if exact.is_some() || !config.contains_key(name) {
+            config.insert(name.clone(), value);
+        }
+    }
+    let config =
+        serde_json::from_value(Value::Object(config)).map_err(|error| ConfigError::Value(error.to_string()))?;
+    Ok((config, unknown))
+}
+
+/// The reference of a plugin's settings: a table in Markdown, from the type and its doc comments.
+#[must_use]
+pub fn reference<C: JsonSchema>() -> String {
+    let properties = properties(schema_for!(C));
+    if properties.is_empty() {
+        return "This plugin has no settings.\n".to_owned();
+    }
+    let mut text = "| key | type | default | meaning |\n|---|---|---|---|\n".to_owned();
+    for (name, schema, required) in properties {
+        let default = match schema.get("default") {
+            _ if required => "required".to_owned(),
+            None | Some(Value::Null) => "none".to_owned(),
+            Some(value) => format!("`{value}`"),
+        };
+        let meaning = schema.get("description").and_then(Value::as_str).unwrap_or_default();
+        let meaning = meaning.split_whitespace().collect::<Vec<_>>().join(" ");
+        text += &format!("| `{name}` | {} | {default} | {} |\n", type_name(&schema), meaning.replace('|', "\\|"));
+    }
+    text
+}
+
+fn properties(schema: Schema) -> Vec<(String, Map<String, Value>, bool)> {
+    let required: Vec<Value> = schema.get("required").and_then(Value::as_array).cloned().unwrap_or_default();
+    let Some(Value::Object(properties)) = schema.get("properties") else { return Vec::new() };
+    let entry = |(name, schema): (&String, &Value)| {
+        let schema = schema.as_object().cloned().unwrap_or_default();
+        (name.clone(), schema, required.iter().any(|required| required == name))
+    };
+    properties.iter().map(entry).collect()
+}
+
+fn type_name(schema: &Map<String, Value>) -> String {
+    match schema.get("type") {
+        Some(Value::String(name)) => name.clone(),
+        Some(Value::Array(names)) => {
+            let names = names.iter().filter_map(Value::as_str).filter(|name| *name != "null");
+            names.collect::<Vec<_>>().join(" or ")
+        }
+        _ => "table".to_owned(),
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "a table",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+
+    #[derive(Debug, PartialEq, Deserialize, JsonSchema)]
+    struct Config {
+        /// Name of the group.
+        name: String,
+        /// Machines at the same
+        /// time.
+        #[serde(default = "ten")]
+        max_size: u32,
+        /// A zone.
+        zone: Option<String>,
+    }
+
+    fn ten() -> u32 {
+        10
+    }
+
+    #[test]
+    fn p6_keys_come_in_any_letter_case_and_unknown_ones_are_told() {
+        let (config, unknown) = read::<Config>(br#"{"NAME":"a","Max_Size":3,"colour":"red"}"#).unwrap();
+        assert_eq!(config, Config { name: "a".to_owned(), max_size: 3, zone: None });
+        assert_eq!(unknown, ["colour"]);
+    }
+
+    #[test]
+    fn an_exact_key_wins_over_one_in_another_case() {
+        for text in [r#"{"NAME":"a","name":"b"}"#, r#"{"name":"b","NAME":"a"}"#] {
+            assert_eq!(read::<Config>(text.as_bytes()).unwrap().0.name, "b", "{text}");
+        }
+    }
+
+    #[test]
+    fn p7_no_bytes_are_an_error_and_null_is_not() {
+        let error = read::<super::super::NoConfig>(b"").unwrap_err();
+        assert_eq!(error.to_string(), "unmarshaling config: unexpected end of JSON input");
+        assert!(read::<super::super::NoConfig>(b"null").is_ok());
+        assert!(read::<super::super::NoConfig>(b"{}").is_ok());
+    }
+
+    #[test]
+    fn what_is_missing_or_of_the_wrong_kind_is_named() {
+        assert_eq!(read::<Config>(b"null").unwrap_err().to_string(), "plugin_config: missing field `name`");
+        let error = read::<Config>(br#"{"name":"a","max_size":"3"}"#).unwrap_err().to_string();
+        assert!(error.contains("expected u32"), "{error}");
+        assert!(read::<Config>(b"[1]").unwrap_err().to_string().contains("a list"));
+    }
+
+    #[test]
+    fn the_reference_is_made_from_the_type() {
+        assert_eq!(
+            reference::<Config>(),
+            "| key | type | default | meaning |\n|---|---|---|---|\n\
+             | `name` | string | required | Name of the group. |\n\
+             | `max_size` | integer | `10` | Machines at the same time. |\n\
+             | `zone` | string | none | A zone. |\n"
+        );
+    }
+}

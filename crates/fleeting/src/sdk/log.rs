@@ -1,0 +1,119 @@
+//! A plugin's log: `tracing` events as lines of JSON on stderr, in the form that hosts read (fleeting.md 1.8).
+
+use std::fmt;
+
+use serde_json::{Map, Value};
+use time::OffsetDateTime;
+use time::macros::format_description;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
+
+/// Sends all events of this process to stderr. The host filters; a level that it does not show costs a line on a pipe.
+pub(super) fn init() {
+    // A second call is a test's own subscriber: that one stays.
+    let _ = tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
+        .with_writer(std::io::stderr)
+        .event_format(Lines)
+        .try_init();
+}
+
+struct Lines;
+
+impl<S, N> FormatEvent<S, N> for Lines
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        writeln!(writer, "{}", line(event, OffsetDateTime::now_utc()))
+    }
+}
+
+fn line(event: &Event<'_>, now: OffsetDateTime) -> String {
+    let mut fields = Fields::default();
+    event.record(&mut fields);
+    let level = match *event.metadata().level() {
+        Level::TRACE => "trace",
+        Level::DEBUG => "debug",
+        Level::INFO => "info",
+        Level::WARN => "warn",
+        Level::ERROR => "error",
+    };
+    let mut object = Map::new();
+    object.insert("@level".to_owned(), level.into());
+    object.insert("@message".to_owned(), fields.message.into());
+    object.insert("@module".to_owned(), event.metadata().target().into());
+    object.insert("@timestamp".to_owned(), stamp(now).into());
+    object.extend(fields.rest);
+    Value::Object(object).to_string()
+}
+
+/// Exactly six digits of a second: with another number the Go host forgets the level.
+fn stamp(now: OffsetDateTime) -> String {
+    let format = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
+    now.format(&format).unwrap_or_default()
+}
+
+#[derive(Default)]
+struct Fields {
+    message: String,
+    rest: Map<String, Value>,
+}
+
+impl Fields {
+    fn put(&mut self, field: &Field, value: Value) {
+        match (field.name(), value) {
+            ("message", Value::String(text)) => self.message = text,
+            ("message", other) => self.message = other.to_string(),
+            (name, value) => {
+                self.rest.insert(name.to_owned(), value);
+            }
+        }
+    }
+}
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.put(field, format!("{value:?}").into());
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.put(field, value.into());
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.put(field, value.into());
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.put(field, value.into());
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.put(field, value.into());
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.put(field, value.into());
+    }
+
+    fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
+        self.put(field, super::text(value).into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use time::macros::datetime;
+
+    #[test]
+    fn a_stamp_has_six_digits_also_where_they_are_zeros() {
+        assert_eq!(stamp(datetime!(2026-08-06 10:00:00 UTC)), "2026-08-06T10:00:00.000000Z");
+        assert_eq!(stamp(datetime!(2026-08-06 10:00:00.123456789 UTC)), "2026-08-06T10:00:00.123456Z");
+    }
+}

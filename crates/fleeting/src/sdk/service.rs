@@ -1,0 +1,184 @@
+//! The protocol's service over a [`Provider`].
+
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+
+use futures::Stream;
+use prost::Message;
+use tonic::{Code, Request, Response, Status};
+
+use super::config;
+use super::{Partial, Provider, Settings, text};
+use crate::model::{ConnectorConfig, InstanceId};
+use crate::protocol::SUSPEND_RESUME;
+use crate::protocol::group::instance_group_server::InstanceGroup;
+use crate::protocol::group::{
+    ConnectInfoRequest, ConnectInfoResponse, DecreaseRequest, DecreaseResponse, Empty, HeartbeatRequest,
+    IncreaseRequest, IncreaseResponse, InitRequest, InitResponse, ResumeRequest, ResumeResponse, SuspendRequest,
+    SuspendResponse, UpdateResponse,
+};
+
+/// The service. The provider exists from `Init` on.
+pub(super) struct Service<P> {
+    provider: Arc<OnceLock<P>>,
+    starting: tokio::sync::Mutex<()>,
+}
+
+impl<P> Default for Service<P> {
+    fn default() -> Self {
+        Self { provider: Arc::default(), starting: tokio::sync::Mutex::default() }
+    }
+}
+
+impl<P: Provider> Service<P> {
+    fn provider(&self) -> Result<&P, Status> {
+        self.provider.get().ok_or_else(|| Status::failed_precondition("Init was not called"))
+    }
+}
+
+/// The provider's words, as Go plugins send them: code Unknown and the text (P10).
+fn unknown(error: &super::Error) -> Status {
+    Status::unknown(text(error.as_ref()))
+}
+
+/// What was done counts: only where that is nothing does the host hear of an error.
+fn done<T: Default + PartialEq>(call: &str, result: Result<T, Partial<T>>) -> Result<T, Status> {
+    match result {
+        Ok(succeeded) => Ok(succeeded),
+        Err(Partial { succeeded, error }) if succeeded == T::default() => {
+            tracing::error!(call, error = text(error.as_ref()), "failed");
+            Err(unknown(&error))
+        }
+        Err(Partial { succeeded, error }) => {
+            tracing::error!(call, error = text(error.as_ref()), "done in part");
+            Ok(succeeded)
+        }
+    }
+}
+
+/// `Suspend` and `Resume` can say both: what was done goes into the details of the error (P11).
+fn slept(result: Result<Vec<InstanceId>, Partial<Vec<InstanceId>>>, message: &str) -> Result<Vec<String>, Status> {
+    let Partial { succeeded, error } = match result {
+        Ok(succeeded) => return Ok(texts(succeeded)),
+        Err(partial) => partial,
+    };
+    let words = text(error.as_ref());
+    // SuspendResponse and ResumeResponse have one field, the same.
+    let detail = SuspendResponse { succeeded: texts(succeeded) };
+    let rich = RichStatus {
+        code: Code::Unknown as i32,
+        message: words.clone(),
+        details: vec![prost_types::Any {
+            type_url: format!("type.googleapis.com/proto.{message}"),
+            value: detail.encode_to_vec(),
+        }],
+    };
+    Err(Status::with_details(Code::Unknown, words, rich.encode_to_vec().into()))
+}
+
+/// `google.rpc.Status`.
+#[derive(Clone, PartialEq, prost::Message)]
+struct RichStatus {
+    #[prost(int32, tag = "1")]
+    code: i32,
+    #[prost(string, tag = "2")]
+    message: String,
+    #[prost(message, repeated, tag = "3")]
+    details: Vec<prost_types::Any>,
+}
+
+fn ids(texts: Vec<String>) -> Vec<InstanceId> {
+    texts.into_iter().map(InstanceId::from).collect()
+}
+
+fn texts(ids: Vec<InstanceId>) -> Vec<String> {
+    ids.into_iter().map(|id| id.as_str().to_owned()).collect()
+}
+
+#[tonic::async_trait]
+impl<P: Provider> InstanceGroup for Service<P> {
+    type UpdateStream = Pin<Box<dyn Stream<Item = Result<UpdateResponse, Status>> + Send>>;
+
+    async fn init(&self, request: Request<InitRequest>) -> Result<Response<InitResponse>, Status> {
+        let InitRequest { config, settings } = request.into_inner();
+        let _one = self.starting.lock().await;
+        if self.provider.get().is_some() {
+            return Err(Status::failed_precondition("Init was called before"));
+        }
+        let (config, ignored) =
+            config::read::<P::Config>(&config).map_err(|error| Status::unknown(error.to_string()))?;
+        for key in ignored {
+            tracing::warn!(key, "plugin_config: unknown key is ignored");
+        }
+        // A host that sends no settings means empty ones (P8, where Go plugins die).
+        let connector = settings.and_then(|settings| settings.connector_config).unwrap_or_default();
+        let connector = ConnectorConfig::from_wire(connector).map_err(|error| Status::unknown(error.to_string()))?;
+        let (provider, init) = P::init(config, Settings { connector }).await.map_err(|error| unknown(&error))?;
+        // Under the lock: nobody was faster.
+        let _ = self.provider.set(provider);
+        Ok(Response::new(InitResponse {
+            id: init.id,
+            max_size: init.max_size,
+            version: P::VERSION.to_owned(),
+            build_info: super::command_line::build_info(),
+            capabilities: if init.can_suspend { vec![SUSPEND_RESUME.to_owned()] } else { Vec::new() },
+        }))
+    }
+
+    async fn update(&self, _: Request<Empty>) -> Result<Response<Self::UpdateStream>, Status> {
+        let instances = self.provider()?.update().await.map_err(|error| unknown(&error))?;
+        let message = |(id, state): (InstanceId, crate::model::InstanceState)| {
+            Ok(UpdateResponse { instance: id.as_str().to_owned(), state: state.number() })
+        };
+        Ok(Response::new(Box::pin(futures::stream::iter(instances.into_iter().map(message)))))
+    }
+
+    async fn increase(&self, request: Request<IncreaseRequest>) -> Result<Response<IncreaseResponse>, Status> {
+        let n = request.into_inner().n;
+        let succeeded = done("Increase", self.provider()?.increase(n).await)?;
+        Ok(Response::new(IncreaseResponse { succeeded: succeeded.min(n) }))
+    }
+
+    async fn decrease(&self, request: Request<DecreaseRequest>) -> Result<Response<DecreaseResponse>, Status> {
+        let asked = ids(request.into_inner().instances);
+        let succeeded = done("Decrease", self.provider()?.decrease(asked).await)?;
+        Ok(Response::new(DecreaseResponse { succeeded: texts(succeeded) }))
+    }
+
+    async fn connect_info(
+        &self,
+        request: Request<ConnectInfoRequest>,
+    ) -> Result<Response<ConnectInfoResponse>, Status> {
+        let id = InstanceId::from(request.into_inner().instance);
+        let info = self.provider()?.connect_info(id).await.map_err(|error| unknown(&error))?;
+        Ok(Response::new(ConnectInfoResponse {
+            connector: Some(info.connector.to_wire()),
+            external_addr: info.external_addr,
+            internal_addr: info.internal_addr,
+            expires: info.expires.unwrap_or(0),
+        }))
+    }
+
+    async fn heartbeat(&self, request: Request<HeartbeatRequest>) -> Result<Response<Empty>, Status> {
+        let id = InstanceId::from(request.into_inner().instance);
+        self.provider()?.heartbeat(id).await.map_err(|error| unknown(&error))?;
+        Ok(Response::new(Empty {}))
+    }
+
+    async fn suspend(&self, request: Request<SuspendRequest>) -> Result<Response<SuspendResponse>, Status> {
+        let result = self.provider()?.suspend(ids(request.into_inner().instances)).await;
+        Ok(Response::new(SuspendResponse { succeeded: slept(result, "SuspendResponse")? }))
+    }
+
+    async fn resume(&self, request: Request<ResumeRequest>) -> Result<Response<ResumeResponse>, Status> {
+        let result = self.provider()?.resume(ids(request.into_inner().instances)).await;
+        Ok(Response::new(ResumeResponse { succeeded: slept(result, "ResumeResponse")? }))
+    }
+
+    async fn shutdown(&self, _: Request<Empty>) -> Result<Response<Empty>, Status> {
+        if let Some(provider) = self.provider.get() {
+            provider.shutdown().await.map_err(|error| unknown(&error))?;
+        }
+        Ok(Response::new(Empty {}))
+    }
+}

@@ -1,0 +1,47 @@
+//! A real Go plugin, unmodified: fleeting's own dummy, built by `scripts/test` through the Go module proxy.
+
+use muster_fleeting::host::{CallError, Group, PluginSpec};
+use muster_fleeting::model::{InstanceId, InstanceState};
+use serde_json::json;
+
+#[tokio::test]
+async fn the_dummy_of_fleeting_runs_under_our_host() {
+    let Some(dummy) = std::env::var_os("MUSTER_TEST_FLEETING_DUMMY") else {
+        eprintln!("skipped: MUSTER_TEST_FLEETING_DUMMY does not name the executable of fleeting-plugin-dummy");
+        return;
+    };
+    let mut spec = PluginSpec::new(&dummy);
+    spec.config = json!({"MaxSize": 7, "Suspendable": true});
+    let group = Group::start(spec.clone()).await.unwrap();
+    assert_eq!(group.info().id, "dummy/dummy");
+    assert_eq!(group.info().max_size, 7);
+    assert!(group.info().can_suspend);
+
+    assert_eq!(group.increase(2).await.unwrap(), 2);
+    let mut ids: Vec<InstanceId> = group.update().await.unwrap().instances.into_keys().collect();
+    ids.sort();
+    assert_eq!(ids.len(), 2);
+    let states = |snapshot: muster_fleeting::host::Snapshot| -> Vec<InstanceState> {
+        ids.iter().map(|id| snapshot.instances.get(id).copied().unwrap_or(InstanceState::Deleted)).collect()
+    };
+    assert_eq!(states(group.update().await.unwrap()), [InstanceState::Running; 2]);
+    group.heartbeat(&ids[0]).await.unwrap();
+    let info = group.connect_info(&ids[0]).await.unwrap();
+    assert_eq!(info.connector.keepalive, std::time::Duration::from_secs(30));
+
+    assert_eq!(group.suspend(&ids[..1]).await.unwrap(), ids[..1]);
+    assert_eq!(states(group.update().await.unwrap())[0], InstanceState::Suspended);
+    assert_eq!(group.resume(&ids[..1]).await.unwrap(), ids[..1]);
+
+    assert_eq!(group.decrease(&ids).await.unwrap(), ids);
+    assert_eq!(states(group.update().await.unwrap()), [InstanceState::Deleted; 2]);
+    // Its errors are its own words: it does not know what the protocol would call gone.
+    let error = group.decrease(&[InstanceId::new("nobody")]).await.unwrap_err();
+    assert!(matches!(&error, CallError::Refused { message, .. } if message.contains("not found")), "{error}");
+    group.stop().await;
+
+    // Settings that Go cannot read are refused in Go's words.
+    spec.config = json!({"MaxSize": "seven"});
+    let error = Group::start(spec).await.unwrap_err();
+    assert!(error.to_string().contains("unmarshaling config"), "{error}");
+}

@@ -1,0 +1,6 @@
+//! Plugins as processes: our own, broken ones, and a real Go plugin.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics where it fails")]
+
+mod go;
+mod start;
+mod toy;

@@ -1,0 +1,95 @@
+//! Executables that are no plugins: each start ends with an error that says what is wrong, and leaves no process.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use muster_fleeting::host::{Group, PluginSpec, StartError};
+use tempfile::TempDir;
+
+/// A script as a plugin. The directory keeps it.
+fn script(body: &str) -> (TempDir, PathBuf) {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("fleeting-plugin-broken");
+    std::fs::write(&path, format!("#!/bin/sh\necho $$ > \"$0.pid\"\n{body}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    (directory, path)
+}
+
+fn is_alive(script: &Path) -> bool {
+    let pid = std::fs::read_to_string(format!("{}.pid", script.display())).unwrap_or_default();
+    Path::new("/proc").join(pid.trim()).join("stat").exists() && !pid.trim().is_empty()
+}
+
+async fn refused(body: &str) -> String {
+    let (_directory, path) = script(body);
+    let mut spec = PluginSpec::new(&path);
+    spec.limits.start = Duration::from_secs(20);
+    let error = Group::start(spec).await.expect_err("this is no plugin");
+    assert!(!is_alive(&path), "the process is left");
+    with_causes(&error)
+}
+
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let cause = error.source().map(with_causes);
+    cause.map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
+}
+
+#[tokio::test]
+async fn h3_to_h7_a_wrong_handshake_is_refused_and_the_process_ended() {
+    let cases = [
+        ("echo '2|0|unix|/tmp/p1|grpc|'; exec sleep 600", "incompatible core API version"),
+        ("echo '1|5|unix|/tmp/p1|grpc|'; exec sleep 600", "Plugin version: 5, Client versions: [0]"),
+        ("echo '1|0|unix|/tmp/p1'; exec sleep 600", "unsupported plugin protocol \"netrpc\""),
+        ("echo 'hello world'; exec sleep 600", "unrecognized plugin message \"hello world\""),
+        ("echo banner; echo '1|0|unix|/tmp/p1|grpc|'; exec sleep 600", "unrecognized plugin message \"banner\""),
+        ("echo '1|0|vsock|3:1|grpc|'; exec sleep 600", "unknown address type"),
+        ("while :; do printf xxxxxxxxxxxxxxxx; done", "unrecognized plugin message \"xxxx"),
+        ("echo '1|0|unix|/nowhere/p1|grpc|'; exec sleep 600", "cannot be reached at /nowhere/p1"),
+        ("echo '1|0|tcp|127.0.0.1:1|grpc|'; exec sleep 600", "cannot be reached at 127.0.0.1:1"),
+    ];
+    for (body, wanted) in cases {
+        let error = refused(body).await;
+        assert!(error.contains(wanted), "{body}: {error}");
+        assert!(error.contains("fleeting-plugin-broken"), "names the plugin: {error}");
+    }
+    assert!(refused("echo 'hello world'").await.contains("a script, mode 755"), "says what kind of file it is");
+}
+
+#[tokio::test]
+async fn a_plugin_that_exits_is_quoted() {
+    let error = refused("echo 'token is missing' >&2; exit 3").await;
+    assert!(error.contains("exited before the handshake (exit status: 3); it said: token is missing"), "{error}");
+}
+
+#[tokio::test]
+async fn h9_a_plugin_that_says_nothing_is_ended() {
+    let (_directory, path) = script("echo 'still thinking' >&2; sleep 600 & exec sleep 600");
+    let mut spec = PluginSpec::new(&path);
+    spec.limits.start = Duration::from_millis(300);
+    let error = Group::start(spec).await.expect_err("it says nothing");
+    assert!(matches!(error, StartError::Silent { .. }), "{error}");
+    assert!(error.to_string().contains("it said: still thinking"), "{error}");
+    assert!(!is_alive(&path), "the process is left");
+}
+
+#[tokio::test]
+async fn what_is_not_there_or_not_executable_is_told() {
+    let directory = TempDir::new().unwrap();
+    let error = Group::start(PluginSpec::new(directory.path().join("none"))).await.expect_err("nothing there");
+    assert!(matches!(error, StartError::Spawn { .. }), "{error}");
+    let file = directory.path().join("fleeting-plugin-text");
+    std::fs::write(&file, "no program").unwrap();
+    let error = Group::start(PluginSpec::new(&file)).await.expect_err("not executable");
+    assert!(with_causes(&error).contains("Permission denied"), "{}", with_causes(&error));
+}
+
+#[tokio::test]
+async fn settings_that_no_plugin_can_use_start_nothing() {
+    let (_directory, path) = script("exit 0");
+    let mut spec = PluginSpec::new(&path);
+    spec.connector.protocol = "telnet".to_owned();
+    let error = Group::start(spec).await.expect_err("no such protocol");
+    assert!(with_causes(&error).contains("protocol \"telnet\" is not known; use ssh"), "{}", with_causes(&error));
+    assert!(!Path::new(&format!("{}.pid", path.display())).exists(), "it was not even started");
+}

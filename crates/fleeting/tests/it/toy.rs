@@ -1,0 +1,201 @@
+//! Host and SDK together: the toy plugin as a process.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use muster_fleeting::host::{CallError, Group, PluginSpec, Status};
+use muster_fleeting::model::{InstanceId, InstanceState};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+
+const TOY: &str = env!("CARGO_BIN_EXE_fleeting-plugin-toy");
+
+async fn toy(config: serde_json::Value) -> Group {
+    let mut spec = PluginSpec::new(TOY);
+    spec.config = config;
+    spec.limits.restart_first = std::time::Duration::from_millis(1);
+    Group::start(spec).await.unwrap()
+}
+
+fn id(name: &str) -> InstanceId {
+    InstanceId::new(name)
+}
+
+fn pid(group: &Group) -> i32 {
+    match &*group.status().borrow() {
+        Status::Up { pid } => i32::try_from(*pid).unwrap(),
+        other => panic!("not running: {other:?}"),
+    }
+}
+
+fn is_alive(pid: i32) -> bool {
+    Path::new("/proc").join(pid.to_string()).exists()
+}
+
+#[tokio::test]
+async fn instances_are_made_listed_reached_and_removed() {
+    let group = toy(json!({"Name": "one", "colour": "red"})).await;
+    assert_eq!(group.info().id, "toy/one", "keys come in any letter case, unknown ones are ignored");
+    assert_eq!(group.info().max_size, 100);
+    assert!(group.update().await.unwrap().instances.is_empty());
+
+    assert_eq!(group.increase(2).await.unwrap(), 2);
+    let first = group.update().await.unwrap();
+    assert_eq!(first.instances[&id("toy-1")], InstanceState::Creating);
+    let second = group.update().await.unwrap();
+    assert_eq!(second.instances[&id("toy-2")], InstanceState::Running);
+
+    let info = group.connect_info(&id("toy-1")).await.unwrap();
+    assert_eq!(info.internal_addr, "127.0.0.1");
+    assert_eq!(
+        info.connector.timeout,
+        std::time::Duration::from_secs(600),
+        "the default reached the plugin and came back"
+    );
+    group.heartbeat(&id("toy-1")).await.unwrap();
+
+    let removed = group.decrease(&[id("toy-1"), id("toy-9")]).await.unwrap();
+    assert_eq!(removed, [id("toy-1"), id("toy-9")], "P14: one that is unknown is gone");
+    assert_eq!(group.update().await.unwrap().instances[&id("toy-1")], InstanceState::Deleting);
+    assert!(!group.update().await.unwrap().instances.contains_key(&id("toy-1")));
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn p10_the_plugins_words_reach_the_caller() {
+    let group = toy(json!({})).await;
+    let error = group.heartbeat(&id("toy-7")).await.unwrap_err();
+    assert!(matches!(&error, CallError::Refused { message, .. } if message == "there is no instance toy-7"), "{error}");
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn p12_what_was_done_before_an_error_counts() {
+    let group = toy(json!({"max_size": 3})).await;
+    assert_eq!(group.increase(5).await.unwrap(), 3, "three of five, where the protocol would lose them with an error");
+    let error = group.increase(5).await.unwrap_err();
+    assert!(error.to_string().contains("the group is full"), "none of five is an error: {error}");
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn p11_suspend_says_what_it_did_before_it_failed() {
+    let group = toy(json!({"suspendable": true})).await;
+    group.increase(1).await.unwrap();
+    let slept = group.suspend(&[id("toy-1"), id("toy-9")]).await.unwrap();
+    assert_eq!(slept, [id("toy-1")]);
+    assert_eq!(group.update().await.unwrap().instances[&id("toy-1")], InstanceState::Suspending);
+    assert_eq!(group.update().await.unwrap().instances[&id("toy-1")], InstanceState::Suspended);
+    assert_eq!(group.resume(&[id("toy-1")]).await.unwrap(), [id("toy-1")]);
+    let error = group.suspend(&[id("toy-9")]).await.unwrap_err();
+    assert!(error.to_string().contains("there is no instance toy-9"), "{error}");
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn h13_a_capability_that_is_not_there_is_not_called() {
+    let group = toy(json!({})).await;
+    let error = group.suspend(&[id("toy-1")]).await.unwrap_err();
+    assert!(error.to_string().ends_with("capability not supported: suspend_resume"), "{error}");
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn settings_that_the_plugin_refuses_are_told_in_its_words() {
+    for (config, wanted) in [
+        (json!({"max_size": 0}), "Init failed: max_size must be at least 1"),
+        (json!({"max_size": "many"}), "Init failed: plugin_config: invalid type: string \"many\", expected u32"),
+        (json!([]), "Init failed: unmarshaling config: cannot use a list as a table of settings"),
+    ] {
+        let mut spec = PluginSpec::new(TOY);
+        spec.config = config;
+        let error = Group::start(spec).await.unwrap_err();
+        assert!(error.to_string().contains(wanted), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn h19_a_plugin_that_dies_is_started_again() {
+    let group = toy(json!({})).await;
+    let first = pid(&group);
+    let mut status = group.status();
+    kill_process(Pid::from_raw(first).unwrap(), Signal::KILL).unwrap();
+    status.wait_for(|status| matches!(status, Status::Down { .. })).await.unwrap();
+    status.wait_for(|status| matches!(status, Status::Up { .. })).await.unwrap();
+    assert_ne!(pid(&group), first);
+    assert_eq!(group.increase(1).await.unwrap(), 1, "it was given Init again");
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn h11_stopping_leaves_no_process_and_no_socket() {
+    let group = toy(json!({})).await;
+    let process = pid(&group);
+    let status = group.status();
+    group.stop().await;
+    assert!(matches!(&*status.borrow(), Status::Stopped));
+    assert!(!is_alive(process));
+}
+
+#[test]
+fn p15_a_plugin_ends_with_its_host() {
+    // A host that is killed: this test, started again as one.
+    if std::env::var_os("MUSTER_TEST_HOST").is_some() {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            let group = toy(json!({})).await;
+            println!("plugin {}", pid(&group));
+            std::future::pending::<()>().await;
+        });
+    }
+    let mut host = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "toy::p15_a_plugin_ends_with_its_host", "--nocapture"])
+        .env("MUSTER_TEST_HOST", "1")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(host.stdout.take().unwrap()));
+    let plugin = lines.find_map(|line| line.unwrap().strip_prefix("plugin ")?.trim().parse().ok()).unwrap();
+    assert!(is_alive(plugin));
+    let watched = rustix::process::pidfd_open(Pid::from_raw(plugin).unwrap(), rustix::process::PidfdFlags::empty());
+    host.kill().unwrap();
+    host.wait().unwrap();
+    if let Ok(watched) = watched {
+        let mut fds = [rustix::event::PollFd::new(&watched, rustix::event::PollFlags::IN)];
+        let limit = rustix::event::Timespec { tv_sec: 30, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut fds, Some(&limit)).unwrap(), 1, "the plugin outlived its host");
+    }
+}
+
+#[test]
+fn p1_started_by_a_person_it_says_what_it_is() {
+    let output = Command::new(TOY).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(output.stdout.is_empty());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("not meant to be executed directly"));
+}
+
+#[test]
+fn p3_p4_p5_the_command_line() {
+    for flag in ["-version", "--version", "version"] {
+        let output = Command::new(TOY).arg(flag).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let labels: Vec<&str> = text.lines().map(|line| line.split(':').next().unwrap()).collect();
+        let wanted = ["Name", "Version", "Git revision", "Git ref", "GO version", "Built", "OS/Arch", ""];
+        assert_eq!((output.status.code(), labels.as_slice()), (Some(0), wanted.as_slice()), "{flag}");
+    }
+    assert_eq!(Command::new(TOY).arg("-nonsense").output().unwrap().status.code(), Some(2));
+    assert_eq!(Command::new(TOY).arg("bootstrap").output().unwrap().status.code(), Some(1));
+    let plugins = tempfile::TempDir::new().unwrap();
+    let output = Command::new(TOY)
+        .args(["bootstrap", "registry.example/Group/toy:1"])
+        .env("FLEETING_PLUGIN_PATH", plugins.path())
+        .output()
+        .unwrap();
+    let directory = plugins.path().join("registry.example/!group/toy").join(env!("CARGO_PKG_VERSION"));
+    assert_eq!(String::from_utf8(output.stdout).unwrap().trim(), directory.to_str().unwrap());
+    assert!(directory.join("plugin").is_file());
+    let escape =
+        Command::new(TOY).args(["bootstrap", "../../x"]).env("FLEETING_PLUGIN_PATH", plugins.path()).output().unwrap();
+    assert_eq!(escape.status.code(), Some(1), "a repository cannot lead out of the directory");
+}
