@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"gitlab.com/gitlab-org/fleeting/fleeting"
-	_ "gitlab.com/gitlab-org/fleeting/fleeting/plugin/fleeting-plugin-dummy" // kept in go.mod: its command is built
 	"gitlab.com/gitlab-org/fleeting/fleeting/provider"
 )
 
