@@ -12,6 +12,7 @@
 //! Invariants (life-of-a-job): J1 each job taken is reported, or found gone; J2 a job that an agent accepted is never
 //! handed to an agent again; J3 the trace is the agent's log byte for byte, once; J4 never more jobs than `concurrent`.
 
+pub mod config;
 mod failure;
 mod job;
 pub mod lower;

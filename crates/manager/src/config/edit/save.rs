@@ -1,0 +1,120 @@
+//! Replacing a file so that there is always the old one or the new one.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, ErrorKind, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use super::EditError;
+
+/// Names of new files that are tried.
+const NAMES_MAX: u32 = 100;
+
+/// The file itself, where a symbolic link was named.
+pub(super) fn target(path: &Path) -> Result<PathBuf, EditError> {
+    const LINKS_MAX: usize = 40;
+    let mut path =
+        std::path::absolute(path).map_err(|source| EditError::Io { doing: "find", path: path.to_owned(), source })?;
+    for _ in 0..LINKS_MAX {
+        match fs::read_link(&path) {
+            // A link may lead to a file that is still to be made.
+            Ok(next) => path = path.parent().unwrap_or(Path::new("/")).join(next),
+            Err(_) => return Ok(path),
+        }
+    }
+    let source = io::Error::new(ErrorKind::InvalidInput, "too many symbolic links");
+    Err(EditError::Io { doing: "find", path, source })
+}
+
+/// Whether a save could replace the file, as far as permissions tell.
+pub(in super::super) fn can_replace(path: &Path) -> bool {
+    let Ok(path) = target(path) else { return false };
+    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    rustix::fs::access(directory, rustix::fs::Access::WRITE_OK).is_ok()
+}
+
+/// Makes the file's directory, readable by its owner only.
+pub(super) fn make_directory(path: &Path) -> Result<(), EditError> {
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    made.map_err(|source| EditError::Io { doing: "make the directory", path: directory.to_owned(), source })
+}
+
+/// Puts `text` in the place of the file, which still has to hold `before`.
+pub(super) fn replace(path: &Path, before: Option<&str>, text: &str) -> Result<(), EditError> {
+    let failed = |doing, path: &Path| {
+        let path = path.to_owned();
+        move |source| EditError::Io { doing, path, source }
+    };
+    let (new, mut file) = new_beside(path).map_err(failed("write beside", path))?;
+    let written =
+        like_the_old(path, &file).and_then(|()| file.write_all(text.as_bytes())).and_then(|()| file.sync_all());
+    let gone = || drop(fs::remove_file(&new));
+    if let Err(source) = written {
+        gone();
+        return Err(failed("write", path)(source));
+    }
+    match fs::read(path) {
+        Ok(now) if before.is_some_and(|before| before.as_bytes() == now) => {}
+        Err(error) if before.is_none() && error.kind() == ErrorKind::NotFound => {}
+        Err(source) if source.kind() != ErrorKind::NotFound => {
+            gone();
+            return Err(failed("read", path)(source));
+        }
+        _ => {
+            gone();
+            return Err(EditError::Changed { path: path.to_owned() });
+        }
+    }
+    match fs::rename(&new, path) {
+        Ok(()) => {}
+        // The file is a mount of its own, as container engines make it: it cannot be replaced, only written. The new text
+        // stays beside it until that is done.
+        Err(error) if matches!(error.kind(), ErrorKind::ResourceBusy | ErrorKind::CrossesDevices) => {
+            in_place(path, text).map_err(failed("write", path))?;
+            gone();
+        }
+        Err(source) => {
+            gone();
+            return Err(failed("replace", path)(source));
+        }
+    }
+    // The name is in the directory; where that cannot be synced, the file system does not need it.
+    let _ = path.parent().map_or(Ok(()), |directory| File::open(directory).and_then(|directory| directory.sync_all()));
+    Ok(())
+}
+
+fn in_place(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).open(path)?;
+    file.write_all(text.as_bytes())?;
+    file.set_len(text.len() as u64)?;
+    file.sync_all()
+}
+
+fn new_beside(path: &Path) -> io::Result<(PathBuf, File)> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    for number in 0..NAMES_MAX {
+        let new = path.with_file_name(format!(".{name}.new-{}-{number}", std::process::id()));
+        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new) {
+            Ok(file) => return Ok((new, file)),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::new(ErrorKind::AlreadyExists, format!("{NAMES_MAX} files `.{name}.new-*` are there; remove them")))
+}
+
+/// Gives the new file the old one's mode and owner; a new one is 0600.
+fn like_the_old(path: &Path, file: &File) -> io::Result<()> {
+    let old = match fs::metadata(path) {
+        Ok(old) => old,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let new = file.metadata()?;
+    if (old.uid(), old.gid()) != (new.uid(), new.gid()) {
+        // Root keeps the owner; whoever else may write here becomes the owner.
+        let _ = std::os::unix::fs::fchown(file, Some(old.uid()), Some(old.gid()));
+    }
+    file.set_permissions(Permissions::from_mode(old.mode() & 0o777))
+}

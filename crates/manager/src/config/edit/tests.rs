@@ -1,0 +1,193 @@
+use std::os::unix::fs::PermissionsExt as _;
+
+use super::*;
+
+const SAMPLE: &str = r#"# our runners
+concurrent = 4
+future_key = "stays"   # unknown to us
+
+# the first one
+[[runners]]
+  name = "one"
+  url = "https://gitlab.example"
+  token = "$RUNNER_TOKEN" # from the vault
+  executor = "shell"
+  [runners.docker]
+    image = "alpine"
+
+# the second one
+[[runners]]
+  name = "two"
+  Token = "glrt-two"
+  executor = "shell"
+
+[session_server]
+  session_timeout = 1800
+"#;
+
+struct Home {
+    directory: tempfile::TempDir,
+}
+
+impl Home {
+    fn new(text: &str) -> Self {
+        let home = Self { directory: tempfile::tempdir().unwrap() };
+        std::fs::write(home.path(), text).unwrap();
+        home
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("config.toml")
+    }
+
+    fn text(&self) -> String {
+        std::fs::read_to_string(self.path()).unwrap()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut ConfigFile)) -> String {
+        let mut file = ConfigFile::open(&self.path()).unwrap();
+        change(&mut file);
+        file.save().unwrap();
+        self.text()
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.directory.path()).unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+fn new_token(token: &str) -> NewToken {
+    let at = time::macros::datetime!(2026-11-21 14:00:00.5 UTC);
+    NewToken { token: Secret::new(token), id: Some(7), obtained_at: Some(at), expires_at: None }
+}
+
+#[test]
+fn an_added_runner_leaves_every_other_byte_alone() {
+    let home = Home::new(SAMPLE);
+    let entry =
+        "name = \"three\"\ntoken = \"glrt-three\"\n[docker]\nimage = \"busybox\"\n".parse::<DocumentMut>().unwrap();
+    let text = home.change(|file| assert_eq!(file.add_runner(entry.as_table().clone()), 2));
+    let (before, rest) = SAMPLE.split_at(SAMPLE.find("\n[session_server]").unwrap());
+    let added = text.strip_prefix(before).and_then(|text| text.strip_suffix(rest)).unwrap_or_else(|| panic!("{text}"));
+    assert_eq!(
+        added.trim(),
+        "[[runners]]\nname = \"three\"\ntoken = \"glrt-three\"\n[runners.docker]\nimage = \"busybox\""
+    );
+}
+
+#[test]
+fn a_removed_runner_takes_only_itself_away() {
+    let home = Home::new(SAMPLE);
+    let text = home.change(|file| file.remove_runner(0).unwrap());
+    let start = SAMPLE.find("\n# the first one").unwrap();
+    let end = SAMPLE.find("\n# the second one").unwrap();
+    assert_eq!(text, format!("{}{}", &SAMPLE[..start], &SAMPLE[end..]));
+    let mut file = ConfigFile::open(&home.path()).unwrap();
+    assert!(matches!(file.remove_runner(1), Err(EditError::NoRunner { index: 1 })));
+}
+
+#[test]
+fn a_new_token_comes_into_its_place_and_a_reference_that_is_lost_is_told() {
+    let home = Home::new(SAMPLE);
+    let text = home.change(|file| {
+        let told = file.set_token(0, &new_token("glrt-new")).unwrap().unwrap();
+        assert_eq!(told.code, "C023");
+        assert!(told.message.contains("$RUNNER_TOKEN") && !told.message.contains("glrt-new"), "{told}");
+        assert!(file.set_token(1, &new_token("glrt-other")).unwrap().is_none());
+    });
+    assert!(text.contains("token = \"glrt-new\" # from the vault"), "{text}");
+    assert!(text.contains("Token = \"glrt-other\""), "{text}");
+    assert!(text.contains("token_obtained_at = 2026-11-21T14:00:00Z"), "{text}");
+    assert!(text.contains("future_key = \"stays\"   # unknown to us"), "{text}");
+}
+
+#[test]
+fn a_save_of_something_else_keeps_references_to_the_environment() {
+    let home = Home::new(SAMPLE);
+    let text = home.change(|file| file.remove_runner(1).unwrap());
+    assert!(text.contains("token = \"$RUNNER_TOKEN\" # from the vault"), "{text}");
+}
+
+#[test]
+fn inline_entries_and_other_spellings_are_changed_too() {
+    let home = Home::new("Runners = [{ name = \"a\", token = \"x\" }, { name = \"b\" }]\n");
+    let text = home.change(|file| {
+        file.set_token(0, &NewToken { obtained_at: None, id: None, ..new_token("y") }).unwrap();
+        file.remove_runner(1).unwrap();
+        file.add_runner("name = \"c\"".parse::<DocumentMut>().unwrap().as_table().clone());
+    });
+    assert_eq!(text, "Runners = [{ name = \"a\", token = \"y\" }, { name = \"c\" }]\n");
+}
+
+#[test]
+fn modes_stay_and_new_files_are_private() {
+    let home = Home::new(SAMPLE);
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    std::fs::set_permissions(home.path(), std::fs::Permissions::from_mode(0o640)).unwrap();
+    home.change(|file| file.remove_runner(0).unwrap());
+    assert_eq!(mode(&home.path()), 0o640);
+    let new = home.directory.path().join("deep/er/config.toml");
+    let mut file = ConfigFile::open(&new).unwrap();
+    file.add_runner(Table::new());
+    file.save().unwrap();
+    assert_eq!((mode(&new), mode(new.parent().unwrap())), (0o600, 0o700));
+    assert!(std::fs::read_to_string(&new).unwrap().starts_with("concurrent = 1\n"));
+}
+
+#[test]
+fn a_link_stays_a_link_and_its_target_is_changed() {
+    let home = Home::new(SAMPLE);
+    let link = home.directory.path().join("link.toml");
+    std::os::unix::fs::symlink("config.toml", &link).unwrap();
+    let mut file = ConfigFile::open(&link).unwrap();
+    file.remove_runner(0).unwrap();
+    file.save().unwrap();
+    assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert!(!home.text().contains("\"one\""));
+}
+
+#[test]
+fn a_second_writer_waits_for_its_turn_and_then_says_who_has_it() {
+    let home = Home::new(SAMPLE);
+    let first = ConfigFile::open(&home.path()).unwrap();
+    let error = ConfigFile::open_within(&home.path(), Duration::from_millis(50)).unwrap_err();
+    assert!(error.to_string().contains(&format!("in use by process {}", std::process::id())), "{error}");
+    drop(first);
+    ConfigFile::open(&home.path()).unwrap();
+}
+
+#[test]
+fn c030_a_second_manager_on_one_file_is_refused_while_writers_are_not() {
+    let home = Home::new(SAMPLE);
+    let held = hold(&home.path()).unwrap();
+    let error = hold(&home.path()).unwrap_err();
+    assert!(error.to_string().contains(&format!("process {}", std::process::id())), "{error}");
+    home.change(|file| file.remove_runner(0).unwrap());
+    assert!(hold(&home.path()).is_err(), "also after a save");
+    drop(held);
+    hold(&home.path()).unwrap();
+}
+
+#[test]
+fn what_somebody_else_wrote_meanwhile_is_not_lost() {
+    let home = Home::new(SAMPLE);
+    let mut file = ConfigFile::open(&home.path()).unwrap();
+    file.remove_runner(0).unwrap();
+    std::fs::write(home.path(), "concurrent = 9\n").unwrap();
+    assert!(matches!(file.save(), Err(EditError::Changed { .. })));
+    assert_eq!(home.text(), "concurrent = 9\n");
+    assert_eq!(home.names(), [".config.toml.lock", "config.toml"], "nothing is left beside it");
+}
+
+#[test]
+fn a_file_with_errors_is_not_touched_and_its_secrets_are_not_told() {
+    let broken = "[[runners]]\ntoken = \"glrt-verysecret\nname = \"x\"\n";
+    let home = Home::new(broken);
+    let error = ConfigFile::open(&home.path()).unwrap_err().to_string();
+    assert!(error.contains("config.toml:2:") && error.contains("TOML"), "{error}");
+    assert!(!error.contains("verysecret"), "{error}");
+    assert_eq!(home.text(), broken);
+}

@@ -1,0 +1,168 @@
+//! Reading a configuration: all problems at once, and the configuration unless one of them is fatal.
+
+use std::io::Read as _;
+use std::path::Path;
+
+use toml_edit::Document;
+
+use super::checks::{self, Check};
+use super::facts::Facts;
+use super::problem::{Problem, Severity};
+use super::runners::{self, Runner};
+use super::schema::{Entry, Kind, schema};
+use super::source::Source;
+use super::tree::{Table, Value};
+use super::walk::Walk;
+
+/// Bytes of a file that is read.
+pub const FILE_SIZE_MAX: usize = 10 * 1024 * 1024;
+
+/// A configuration that can be worked with.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Everything that is set, with the schema's names.
+    pub tree: Table,
+    /// The entries of `[[runners]]`, in the order of the file.
+    pub runners: Vec<Runner>,
+    /// First byte of each line of the text.
+    lines: Vec<usize>,
+}
+
+impl Config {
+    /// The line of a byte of the text, from 1.
+    #[must_use]
+    pub fn line(&self, at: usize) -> usize {
+        self.lines.partition_point(|start| *start <= at)
+    }
+}
+
+/// What came of reading.
+#[derive(Debug, Clone)]
+pub struct Loaded {
+    /// The configuration; none where a problem is fatal.
+    pub config: Option<Config>,
+    /// All problems, in the order of the text.
+    pub problems: Vec<Problem>,
+}
+
+impl Loaded {
+    /// Whether one of the problems is that bad, or worse.
+    #[must_use]
+    pub fn has(&self, severity: Severity) -> bool {
+        self.problems.iter().any(|problem| problem.severity <= severity)
+    }
+
+    fn refused(problem: Problem) -> Self {
+        Self { config: None, problems: vec![problem] }
+    }
+}
+
+/// Reads the file. A missing one is an empty configuration, with a warning (runner-config 1.1 rule 9).
+#[must_use]
+pub fn load(path: &Path, facts: &Facts) -> Loaded {
+    match read(path) {
+        Ok(text) => parse(&text, facts),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let mut loaded = parse("", facts);
+            let message = format!("{} does not exist; no runner is configured", path.display());
+            loaded
+                .problems
+                .insert(0, Problem::new("C032", message).help("register a runner, or name another file with --config"));
+            loaded
+        }
+        Err(error) => {
+            let message = format!("cannot read {}: {error}", path.display());
+            Loaded::refused(Problem::new("C000", message).help("see to the file's permissions and content"))
+        }
+    }
+}
+
+/// The file's text.
+///
+/// # Errors
+/// Where it cannot be read, is no regular file, too large, or no UTF-8.
+pub(super) fn read(path: &Path) -> std::io::Result<String> {
+    use std::io::{Error, ErrorKind};
+    let file = std::fs::File::open(path)?;
+    if file.metadata()?.is_dir() {
+        return Err(Error::new(ErrorKind::IsADirectory, "it is a directory"));
+    }
+    let mut bytes = Vec::new();
+    file.take(FILE_SIZE_MAX as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > FILE_SIZE_MAX {
+        let message = format!("it is larger than {} MiB, which no configuration is", FILE_SIZE_MAX >> 20);
+        return Err(Error::new(ErrorKind::FileTooLarge, message));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = error.as_bytes().get(..error.utf8_error().valid_up_to()).unwrap_or_default();
+        let line = 1 + valid.iter().filter(|byte| **byte == b'\n').count();
+        Error::new(ErrorKind::InvalidData, format!("line {line} is not UTF-8"))
+    })
+}
+
+/// Reads the text.
+#[must_use]
+pub fn parse(text: &str, facts: &Facts) -> Loaded {
+    if text.len() > FILE_SIZE_MAX {
+        return Loaded::refused(Problem::new(
+            "C000",
+            format!("the configuration is larger than {} MiB", FILE_SIZE_MAX >> 20),
+        ));
+    }
+    let document = match Document::parse(text) {
+        Ok(document) => document,
+        Err(error) => return Loaded { config: None, problems: no_toml(text, &error) },
+    };
+    let mut walk = Walk::default();
+    let tree = walk.table("", document.as_table(), 0..0);
+    let runners = runners::runners(&tree, facts);
+    let source = Source::new(text, std::mem::take(&mut walk.secrets));
+    let mut problems = walk.problems;
+    checks::all(&mut Check { tree: &tree, runners: &runners, facts, problems: &mut problems });
+    let loaded = Loaded { config: None, problems: problems.finish(&source) };
+    let config = (!loaded.has(Severity::Fatal)).then(|| Config { tree, runners, lines: source.line_starts() });
+    Loaded { config, ..loaded }
+}
+
+/// The problems of a text that is no TOML. Lines are shown only as far as they cannot hold a secret.
+fn no_toml(text: &str, error: &toml_edit::TomlError) -> Vec<Problem> {
+    /// One mistake can be the cause of many; the first ones tell.
+    const ERRORS_MAX: usize = 10;
+    // The editing parser tells one error only, the other one tells all.
+    let (_, errors) = toml::de::DeTable::parse_recoverable(text);
+    let mut errors: Vec<_> = errors.iter().map(|error| (error.span(), error.message())).collect();
+    if errors.is_empty() {
+        errors.push((error.span(), error.message()));
+    }
+    errors.sort_by_key(|(span, _)| span.as_ref().map_or(text.len(), |span| span.start));
+    errors.truncate(ERRORS_MAX);
+    let source = Source::new(text, Vec::new());
+    let problem = |(span, message): (Option<std::ops::Range<usize>>, &str)| {
+        let place = source.careful_place(&span.unwrap_or(text.len()..text.len()), is_plain_key);
+        let message = message.lines().next().unwrap_or_default();
+        let message = format!("line {} is no valid TOML: {message}", place.line);
+        Problem::new("C000", message).placed(place).help("nothing of the file is used until this is mended")
+    };
+    errors.into_iter().map(problem).collect()
+}
+
+/// Whether the schema has such a key, and its value may be shown wherever it is.
+fn is_plain_key(name: &str) -> bool {
+    let plain = |kind| !matches!(kind, Kind::Any | Kind::List | Kind::Str | Kind::Map);
+    let mut known = schema().tables().iter().flat_map(|table| &table.keys).filter(|key| key.name == name).peekable();
+    known.peek().is_some() && known.all(|key| !key.secret && plain(key.kind))
+}
+
+/// Calls `visit` with the full name, entry of the schema and node of everything that is set, tables first.
+pub(super) fn visit<'a>(table: &'a Table, path: &str, visit_one: &mut dyn FnMut(&str, Entry, &'a super::tree::Node)) {
+    for (name, node) in table.entries() {
+        let Some(entry) = schema().find(path, name) else { continue };
+        let full = if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+        visit_one(&full, entry, node);
+        match (&entry, &node.value) {
+            (Entry::Table(_), Value::Table(below)) => visit(below, &full, visit_one),
+            (Entry::Table(_), Value::Tables(tables)) => tables.iter().for_each(|below| visit(below, &full, visit_one)),
+            _ => {}
+        }
+    }
+}

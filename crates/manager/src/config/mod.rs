@@ -1,0 +1,37 @@
+//! `config.toml`: from text to settings, with everything that is wrong with it at once; and changes to the file.
+//!
+//! ```text
+//! text --toml_edit--> walk (schema) --> tree --checks--> problems
+//!                                        |--> runners --> Settings (what the manager works by)
+//! file --edit::ConfigFile (lock, change, save)--> file
+//! ```
+//!
+//! - [`schema`] is the list of all sections and keys, as data. [`load`] and [`parse`] never fail otherwise than by problems.
+//! - [`edit`] changes one thing of a file and leaves every other byte alone.
+//! - [`codes`] numbers the mistakes; `checks` finds them.
+//!
+//! Invariants: no secret of the file is in any [`Problem`]; a place always points into the text; no input panics; a save
+//! leaves either the old file or the new one, also when the disk is full or the process is killed.
+
+mod checks;
+pub mod codes;
+pub mod edit;
+mod facts;
+mod load;
+mod problem;
+mod runners;
+pub mod schema;
+mod settings;
+mod source;
+pub mod tree;
+mod unknown;
+mod walk;
+
+pub use facts::Facts;
+pub use load::{Config, FILE_SIZE_MAX, Loaded, load, parse};
+pub use problem::{Place, Problem, Severity};
+pub use runners::Runner;
+pub use settings::{Surroundings, settings};
+
+#[cfg(test)]
+mod tests;

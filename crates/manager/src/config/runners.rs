@@ -1,0 +1,71 @@
+//! The entries of `[[runners]]` as commands need them: who they are, and where.
+
+use std::cell::RefCell;
+
+use muster_job::Secret;
+use time::OffsetDateTime;
+
+use super::facts::Facts;
+use super::tree::Table;
+use crate::lower::expand;
+
+/// One `[[runners]]` entry. It may lack what it needs to work; the problems tell.
+#[derive(Debug, Clone)]
+pub struct Runner {
+    /// Its index among the entries of the file, from 0.
+    pub index: usize,
+    /// `name`.
+    pub name: String,
+    /// `url`, with references replaced.
+    pub url: String,
+    /// `token`, with references replaced.
+    pub token: Secret,
+    /// `url` and `token` name variables of the environment that are not set.
+    pub unset: Vec<(&'static str, String)>,
+    /// `token` is a reference to the environment.
+    pub token_is_reference: bool,
+    /// `id`; 0 where there is none.
+    pub id: i64,
+    /// `executor`.
+    pub executor: String,
+    /// `token_obtained_at`.
+    pub token_obtained_at: Option<OffsetDateTime>,
+    /// `token_expires_at`.
+    pub token_expires_at: Option<OffsetDateTime>,
+    /// Everything that is set in it.
+    pub table: Table,
+}
+
+pub(super) fn runners(tree: &Table, facts: &Facts) -> Vec<Runner> {
+    tree.tables("runners").iter().enumerate().map(|(index, table)| runner(index, table, facts)).collect()
+}
+
+fn runner(index: usize, table: &Table, facts: &Facts) -> Runner {
+    let text = |name: &str| table.str(name).unwrap_or_default();
+    let unset = RefCell::new(Vec::new());
+    let expanded = |key: &'static str| {
+        expand(text(key), |name| match facts.env.get(name) {
+            Some(value) => value.clone(),
+            None => {
+                unset.borrow_mut().push((key, name.to_owned()));
+                String::new()
+            }
+        })
+    };
+    let (url, token) = (expanded("url"), Secret::new(expanded("token")));
+    // Go writes its zero time where there is none.
+    let date = |name: &str| table.datetime(name).filter(|date| date.year() > 1);
+    Runner {
+        index,
+        name: text("name").to_owned(),
+        url,
+        token_is_reference: token.expose() != text("token"),
+        token,
+        unset: unset.into_inner(),
+        id: table.int("id").unwrap_or_default(),
+        executor: text("executor").to_owned(),
+        token_obtained_at: date("token_obtained_at"),
+        token_expires_at: date("token_expires_at"),
+        table: table.clone(),
+    }
+}

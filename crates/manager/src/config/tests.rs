@@ -1,0 +1,148 @@
+//! Reading: names, kinds, places, and what a configuration comes to.
+
+use std::time::Duration;
+
+use super::checks::testing::{clean, found};
+use super::*;
+
+const RUNNER: &str =
+    "[[runners]]\nname = \"one\"\nurl = \"https://gitlab.example/\"\ntoken = \"glrt-secret\"\nexecutor = \"shell\"\n";
+
+fn facts() -> Facts {
+    let env = [("TOKEN", "glrt-from-env"), ("HOST", "gitlab.example")];
+    let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    Facts { env, exists: true, writable: true, ..Facts::default() }
+}
+
+fn config(text: &str) -> Config {
+    let loaded = parse(text, &facts());
+    loaded.config.unwrap_or_else(|| panic!("{:#?}", loaded.problems))
+}
+
+#[test]
+fn a_configuration_becomes_settings_with_defaults_filled_in() {
+    let text = format!(
+        "concurrent = 7\nCheck_Interval = 5\nlabels = {{ site = \"north\", tier = \"a\" }}\n{RUNNER}limit = 3\noutput_limit = 8\n\
+         unhealthy_interval = \"90s\"\nenvironment = [\"A=1=2\", \"nonsense\"]\n\
+         [runners.labels]\ntier = \"b-1\"\n[runners.feature_flags]\nFF_TIMESTAMPS = false\n[runners.custom_build_dir]\nenabled = true\n"
+    );
+    let settings =
+        settings(&config(&text), &Surroundings { system_id: "s_0123456789ab".to_owned(), ..Surroundings::default() });
+    assert_eq!((settings.concurrent, settings.check_interval), (7, Duration::from_secs(5)));
+    assert_eq!(settings.shutdown_timeout, Duration::from_secs(30));
+    let runner = &settings.runners[0];
+    assert_eq!((runner.limit, runner.output_limit, runner.request_concurrency), (Some(3), 8192, 1));
+    assert_eq!(runner.unhealthy_interval, Duration::from_secs(90));
+    assert_eq!((runner.url.as_str(), runner.token.expose()), ("https://gitlab.example/", "glrt-secret"));
+    assert_eq!(runner.environment.len(), 1);
+    assert_eq!((runner.environment[0].key.as_str(), runner.environment[0].value.as_str()), ("A", "1=2"));
+    assert_eq!(runner.labels, [("site", "north"), ("tier", "b-1")].map(|(k, v)| (k.to_owned(), v.to_owned())).into());
+    assert_eq!(runner.custom_build_dir, Some(true));
+    assert!(!runner.feature_flags["FF_TIMESTAMPS"]);
+    assert!(runner.login, "the shell executor starts login shells");
+}
+
+#[test]
+fn url_and_token_are_taken_from_the_environment_and_nothing_else_is() {
+    let text =
+        "[[runners]]\nname = \"$HOST\"\nurl = \"https://${HOST}/ci\"\ntoken = \"$TOKEN\"\nexecutor = \"shell\"\n";
+    let config = config(text);
+    let runner = &config.runners[0];
+    assert_eq!((runner.name.as_str(), runner.url.as_str()), ("$HOST", "https://gitlab.example/ci"));
+    assert_eq!(runner.token.expose(), "glrt-from-env");
+    assert!(runner.token_is_reference);
+    assert_eq!(settings(&config, &Surroundings::default()).runners[0].url.as_str(), "https://gitlab.example/");
+}
+
+#[test]
+fn a_missing_file_is_an_empty_configuration() {
+    let loaded = load(std::path::Path::new("/nowhere/config.toml"), &Facts::default());
+    assert_eq!(loaded.problems[0].code, "C032");
+    assert_eq!(settings(&loaded.config.unwrap(), &Surroundings::default()).concurrent, 1);
+}
+
+#[test]
+fn all_problems_are_told_at_once_with_their_places() {
+    let text = "concurent = 3\nlog_level = 4\n[[runners]]\n  limit = \"a\"\n  unhealthy_interval = 60\n  [runners.dokcer]\n  image = 3\n";
+    let loaded = parse(text, &facts());
+    let places: Vec<_> = loaded
+        .problems
+        .iter()
+        .filter_map(|problem| Some((problem.code, problem.place.as_ref()?.line, problem.place.as_ref()?.column)))
+        .filter(|(code, ..)| ["C010", "C013", "C014"].contains(code))
+        .collect();
+    assert_eq!(places, [("C010", 1, 1), ("C014", 2, 13), ("C014", 4, 11), ("C013", 5, 24), ("C010", 6, 12)]);
+    assert!(loaded.config.is_none());
+}
+
+#[test]
+fn a_problem_shows_its_line_with_a_mark_below() {
+    let loaded = parse("[[runners]]\n\tlimit = \"ten\" # many\n", &facts());
+    let wrong = loaded.problems.iter().find(|problem| problem.code == "C014").unwrap();
+    assert_eq!(
+        wrong.render(std::path::Path::new("/etc/x/config.toml")),
+        "fatal[C014]: `runners.limit` needs an integer, found a string\n --> /etc/x/config.toml:2:10\n  |\n\
+         2 |  limit = [masked]\n  |          ^^^^^^^^\n  = help: remove the quotes\n"
+    );
+}
+
+#[test]
+fn kinds_are_checked_as_the_reference_does() {
+    for (text, fits) in [
+        ("concurrent = \"4\"", false),
+        ("concurrent = 4.0", false),
+        ("log_level = 3", false),
+        ("connection_max_age = \"1h30m\"", true),
+        ("connection_max_age = \"1h30min\"", false),
+        ("connection_max_age = \"3600 s\"", false),
+        ("connection_max_age = \"60\"", false),
+        ("connection_max_age = 60", true),
+        ("connection_max_age = 1.5", false),
+        ("runners = 3", false),
+        ("session_server = []", false),
+        ("[[runners]]\ndebug_trace_disabled = \"true\"", false),
+        ("[[runners]]\nenvironment = \"A=b\"", false),
+        ("[[runners]]\nenvironment = [1]", false),
+        ("[[runners]]\n[runners.machine]\nIdleScaleFactor = 1", true),
+        ("[[runners]]\n[runners.docker]\npull_policy = \"always\"", true),
+        ("[[runners]]\n[runners.docker]\npull_policy = [\"always\", \"never\"]", true),
+        ("[[runners]]\n[runners.docker]\ntmpfs = { a = 1 }", false),
+        ("[[runners]]\n[runners.feature_flags]\nFF_X = \"true\"", false),
+        ("[[runners]]\ntoken_expires_at = 2026-01-01T00:00:00Z", true),
+        ("[[runners]]\ntoken_expires_at = 0001-01-01T00:00:00Z", true),
+        ("[[runners]]\ntoken_expires_at = \"2026-01-01T00:00:00Z\"", true),
+        ("[[runners]]\ntoken_expires_at = \"soon\"", false),
+    ] {
+        if fits { clean("C014", text) } else { drop(found("C014", text)) }
+    }
+}
+
+#[test]
+fn a_duration_that_people_write_is_translated() {
+    assert!(found("C014", "connection_max_age = \"1h30min\"").contains("did you mean \"1h30m\"?"));
+    assert!(found("C014", "connection_max_age = \"3600 s\"").contains("did you mean \"3600s\"?"));
+    assert!(found("C014", "connection_max_age = \"60\"").contains("did you mean \"60s\"?"));
+}
+
+#[test]
+fn what_is_no_toml_is_told_with_place_and_without_secrets() {
+    let text = "concurrent = 4\n[[runners]]\ntoken = \"glrt-very\nsecret\"\n";
+    let loaded = parse(text, &facts());
+    assert!(loaded.config.is_none());
+    let told = loaded.problems[0].render(std::path::Path::new("c.toml"));
+    assert!(told.contains("c.toml:3:") && told.contains("token = [masked]"), "{told}");
+    let all: String = loaded.problems.iter().map(|problem| problem.render(std::path::Path::new("c.toml"))).collect();
+    assert!(!all.contains("very") && !all.contains("secret"), "{all}");
+    let told = parse("concurrent = 1O\n", &facts()).problems[0].render(std::path::Path::new("c.toml"));
+    assert!(told.contains("concurrent = 1O"), "{told}");
+}
+
+#[test]
+fn a_file_of_more_than_10_mib_is_refused() {
+    let text = "#".repeat(FILE_SIZE_MAX + 1);
+    assert!(parse(&text, &facts()).problems[0].message.contains("10 MiB"));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), text).unwrap();
+    let told = load(file.path(), &facts()).problems[0].message.clone();
+    assert!(told.contains("10 MiB"), "{told}");
+}

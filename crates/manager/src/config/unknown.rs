@@ -1,0 +1,84 @@
+//! Keys that the schema does not know: removed ones, those in a wrong table, and misspelled ones (C010, C011, C018).
+
+use std::ops::Range;
+
+use super::problem::{Problem, Problems, shown_name};
+use super::schema::{parent, schema};
+
+/// Removed keys: name, since when, what to use.
+const REMOVED: &[(&str, &str, &str)] = &[
+    ("metrics_server", "12.0", "listen_address"),
+    ("prometheus_server_address", "12.0", "listen_address"),
+    ("pre_clone_script", "17.0", "pre_get_sources_script"),
+    ("post_clone_script", "17.0", "post_get_sources_script"),
+    ("terminationGracePeriodSeconds", "17.0", "pod_termination_grace_period_seconds"),
+    ("metric_queries", "12.7", "queries"),
+];
+
+/// Tells about a name that is not in the table.
+pub(super) fn tell(problems: &mut Problems, path: &str, name: &str, span: &Range<usize>) {
+    let shown = shown_name(name);
+    if problems.full() {
+        return problems.add(Problem::new("C010", String::new()));
+    }
+    if let Some((_, version, new)) = REMOVED.iter().find(|(removed, ..)| removed.eq_ignore_ascii_case(name)) {
+        let message = format!("`{shown}` was removed in GitLab Runner {version}; the value is ignored");
+        return problems.add(Problem::new("C011", message).at(span).help(format!("use `{new}`")));
+    }
+    if let Some(around) = around(path, name) {
+        let message =
+            format!("`{shown}` belongs to {} but was read in {}; the value is ignored", header(around), header(path));
+        let help = format!("TOML counts it to the last header above it: move the line up, above {}", header(path));
+        return problems.add(Problem::new("C018", message).at(span).help(help));
+    }
+    let full = if path.is_empty() { shown } else { format!("{path}.{shown}") };
+    let problem = Problem::new("C010", format!("unknown key `{full}` is ignored")).at(span);
+    problems.add(match nearest(path, name) {
+        Some(near) => problem.help(format!("did you mean `{near}`?")),
+        None => match elsewhere(name) {
+            Some(table) => problem.help(format!("there is such a key in {}", header(&table))),
+            None => problem,
+        },
+    });
+}
+
+/// The nearest table around `path` in which the name is known.
+fn around<'a>(path: &'a str, name: &str) -> Option<&'a str> {
+    let mut path = path;
+    while !path.is_empty() {
+        path = parent(path);
+        if schema().find(path, name).is_some() {
+            return Some(path);
+        }
+    }
+    None
+}
+
+/// The only other table that has such a key.
+fn elsewhere(name: &str) -> Option<String> {
+    let mut tables =
+        schema().tables().iter().filter(|table| table.keys.iter().any(|key| key.name.eq_ignore_ascii_case(name)));
+    let table = tables.next()?;
+    tables.next().is_none().then(|| table.path.clone())
+}
+
+/// The name in the table that was probably meant.
+pub(super) fn nearest(path: &str, name: &str) -> Option<&'static str> {
+    const LENGTH_MAX: usize = 80;
+    if name.len() > LENGTH_MAX {
+        return None;
+    }
+    let name = name.to_lowercase();
+    let distance = |known: &str| strsim::osa_distance(&known.to_lowercase(), &name);
+    let near = schema().entries(path).map(|entry| (distance(entry.name()), entry.name())).min()?;
+    (near.0 <= 1.max(near.1.len().min(name.len()) / 3)).then_some(near.1)
+}
+
+/// A table as its header is written.
+pub(super) fn header(path: &str) -> String {
+    match schema().table(path) {
+        _ if path.is_empty() => "the global section".to_owned(),
+        Some(table) if table.array => format!("[[{path}]]"),
+        _ => format!("[{path}]"),
+    }
+}
