@@ -1,7 +1,7 @@
 //! The manager's system id: tells managers of one runner apart (runner-api 1.2).
 
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
 use rand::Rng;
@@ -51,7 +51,7 @@ fn made_of(machine: &str) -> String {
 }
 
 fn store(directory: &Path, path: &Path, id: &str) -> io::Result<()> {
-    std::fs::create_dir_all(directory)?;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     let file = std::fs::OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(path);
     file?.write_all(id.as_bytes())
 }
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_machine_keeps_its_id_and_gitlab_runner_computes_the_same() {
-        assert_eq!(made_of("3d1219c7c4c5404aaa1f6d2a48adfda4\n"), "s_1746f8786189");
+        assert_eq!(made_of("00112233445566778899aabbccddeeff\n"), "s_a25ec89402b3");
         let random = made_of("");
         assert!(random.starts_with("r_") && is_valid(&random) && random != made_of(" "), "{random}");
     }

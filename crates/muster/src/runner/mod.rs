@@ -9,9 +9,9 @@ mod error;
 mod flags;
 mod globals;
 mod health_check;
-#[expect(dead_code, reason = "the commands that read the configuration come next")]
 pub(crate) mod paths;
 mod read_logs;
+mod service;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -31,6 +31,18 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Install the runner as a service of systemd.
+    Install(service::InstallArgs),
+    /// Remove the service.
+    Uninstall(service::UninstallArgs),
+    /// Start the service.
+    Start(service::Args),
+    /// Stop the service.
+    Stop(service::Args),
+    /// Restart the service; jobs go on meanwhile.
+    Restart(service::Args),
+    /// Tell whether the service runs.
+    Status(service::Args),
     /// Wait until a service accepts connections.
     HealthCheck(health_check::Args),
     /// Let everybody write to the folders of a cache (internal).
@@ -71,6 +83,12 @@ pub(crate) fn words(arguments: &[OsString], first: usize) -> Vec<OsString> {
 pub(crate) fn run(cli: Cli) -> ExitCode {
     cli.globals.apply();
     match cli.command {
+        Command::Install(args) => service::install(&args),
+        Command::Uninstall(args) => service::uninstall(&args),
+        Command::Start(args) => service::control(service::Verb::Start, &args),
+        Command::Stop(args) => service::control(service::Verb::Stop, &args),
+        Command::Restart(args) => service::control(service::Verb::Restart, &args),
+        Command::Status(args) => service::status(&args),
         Command::HealthCheck(args) => health_check::run(&args),
         Command::CacheInit(args) => cache_init::run(&args),
         Command::ReadLogs(args) => read_logs::run(&args),

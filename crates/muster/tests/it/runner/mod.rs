@@ -1,5 +1,6 @@
 //! The commands of `gitlab-runner`, by both of their names.
 
 mod names;
+mod service;
 mod small;
 mod support;

@@ -1,0 +1,88 @@
+//! Talking to systemd.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use super::ServiceError;
+
+/// Whose services.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scope {
+    System,
+    User,
+}
+
+impl Scope {
+    pub(super) fn of(user_service: bool) -> Self {
+        if user_service { Self::User } else { Self::System }
+    }
+
+    /// The folder of units that the administrator, or the user, adds.
+    pub(super) fn units(self) -> Result<PathBuf, ServiceError> {
+        if self == Self::System {
+            return Ok(PathBuf::from("/etc/systemd/system"));
+        }
+        let variable = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+        let config = variable.or_else(|| Some(crate::runner::paths::home()?.join(".config")));
+        config.map(|config| config.join("systemd/user")).ok_or(ServiceError::NoOwnHome)
+    }
+}
+
+/// The program `systemctl`, wherever PATH has it.
+#[derive(Debug)]
+pub(super) struct Systemctl {
+    scope: Scope,
+    root: Option<PathBuf>,
+}
+
+impl Systemctl {
+    /// For the running system, or for the one in the folder `root`.
+    pub(super) fn new(scope: Scope, root: Option<&Path>) -> Self {
+        Self { scope, root: root.map(Path::to_owned) }
+    }
+
+    /// Runs it; on failure its own words are the error.
+    pub(super) fn run(&self, arguments: &[&str]) -> Result<(), ServiceError> {
+        let (text, output) = self.output(arguments)?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        let message = if message.is_empty() { "it says nothing".to_owned() } else { message };
+        // No code: a signal ended it.
+        Err(ServiceError::Systemctl { arguments: text, code: output.status.code().unwrap_or(-1), message })
+    }
+
+    /// The unit's state in systemd's word for it; `not-found` where there is no such unit.
+    pub(super) fn state(&self, unit: &str) -> Result<String, ServiceError> {
+        let arguments = ["show", "--property=LoadState", "--property=ActiveState", unit];
+        let (text, output) = self.output(&arguments)?;
+        if !output.status.success() {
+            let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            return Err(ServiceError::Systemctl { arguments: text, code: output.status.code().unwrap_or(-1), message });
+        }
+        let answer = String::from_utf8_lossy(&output.stdout).into_owned();
+        let property = |name: &str| answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+        if property("LoadState") == Some("not-found") {
+            return Ok("not-found".to_owned());
+        }
+        Ok(property("ActiveState").unwrap_or("unknown").trim().to_owned())
+    }
+
+    fn output(&self, arguments: &[&str]) -> Result<(String, Output), ServiceError> {
+        let mut command = Command::new("systemctl");
+        if self.scope == Scope::User {
+            command.arg("--user");
+        }
+        if let Some(root) = &self.root {
+            command.arg("--root").arg(root);
+        }
+        command.args(arguments).stdin(Stdio::null());
+        let text = arguments.join(" ");
+        match command.output() {
+            Ok(output) => Ok((text, output)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(ServiceError::NoSystemd),
+            Err(source) => Err(ServiceError::Spawn { arguments: text, source }),
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! `install`, `uninstall`, `start`, `stop`, `restart`, `status`, with a `systemctl` that only writes down what it is told.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use super::support::{Ended, Home};
+
+/// A home whose PATH has a `systemctl`: it writes its arguments to `calls`, and then does what `behaviour` says.
+fn home_with_systemctl(behaviour: &str) -> Home {
+    let home = Home::new();
+    let folder = home.path("bin");
+    std::fs::create_dir(&folder).unwrap();
+    let calls = home.path("calls");
+    let script = format!("#!/bin/sh\necho \"$@\" >> {}\n{behaviour}\n", calls.display());
+    std::fs::write(folder.join("systemctl"), script).unwrap();
+    std::fs::set_permissions(folder.join("systemctl"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    home
+}
+
+fn run(home: &Home, arguments: &[&str]) -> Ended {
+    let mut command = home.command(arguments);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths([home.path("bin")].into_iter().chain(std::env::split_paths(&path))).unwrap();
+    Ended::of(command.env("PATH", path).output().unwrap())
+}
+
+fn calls(home: &Home) -> String {
+    std::fs::read_to_string(home.path("calls")).unwrap_or_default()
+}
+
+/// Where the executable is, as it stands in the unit.
+fn program() -> String {
+    std::fs::canonicalize(env!("CARGO_BIN_EXE_muster")).unwrap().display().to_string()
+}
+
+#[test]
+fn install_writes_a_unit_whose_jobs_survive_a_restart_and_makes_a_configuration() {
+    let home = home_with_systemctl("");
+    let root = home.path("image");
+    let root = root.to_str().unwrap();
+    let install = ["install", "--root", root, "-d", "/srv/ci 50%", "--user", "gitlab-runner"];
+    let config = ["--config", "/etc/ci/config.toml", "-n", "ci"];
+    run(&home, &[&install[..], &config].concat()).check(0, &["Created the configuration file", "Installed"]);
+    let unit = std::fs::read_to_string(Path::new(root).join("etc/systemd/system/ci.service")).unwrap();
+    let start = format!(
+        "ExecStart={} runner run --config /etc/ci/config.toml --working-directory \"/srv/ci 50%%\" --service ci --user \
+         gitlab-runner\n",
+        program()
+    );
+    for line in
+        [start.as_str(), "KillMode=process\n", "KillSignal=SIGQUIT\n", "Restart=always\n", "OOMPolicy=continue\n"]
+    {
+        assert!(unit.contains(line), "`{line}` is missing in\n{unit}");
+    }
+    assert!(!unit.contains("User="), "{unit}");
+    let config = Path::new(root).join("etc/ci/config.toml");
+    assert_eq!(std::fs::metadata(&config).unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(std::fs::read_to_string(&config).unwrap().contains("concurrent = 1"));
+    assert_eq!(calls(&home), format!("--root {root} enable ci.service\n"));
+
+    run(&home, &[&install[..], &["-n", "ci"]].concat()).check(1, &["already installed", "uninstall it first"]);
+    run(&home, &["uninstall", "--root", root, "-n", "ci"]).check(0, &["Uninstalled"]);
+    assert!(!Path::new(root).join("etc/systemd/system/ci.service").exists() && config.exists());
+    run(&home, &["uninstall", "--root", root, "-n", "ci"]).check(1, &["the service is not installed"]);
+}
+
+#[test]
+fn systemd_accepts_the_unit() {
+    // Without systemd's own checker the other tests have to do.
+    if Command::new("systemd-analyze").arg("--version").output().is_err() {
+        println!("skipped: there is no systemd-analyze");
+        return;
+    }
+    let home = home_with_systemctl("");
+    let root = home.path("image");
+    run(&home, &["install", "--root", root.to_str().unwrap(), "--init-user", "root", "--syslog"]).check(0, &[]);
+    let unit = root.join("etc/systemd/system/gitlab-runner.service");
+    assert!(std::fs::read_to_string(&unit).unwrap().contains("\nUser=root\n"));
+    let checked = Command::new("systemd-analyze").arg("verify").arg(&unit).output().unwrap();
+    assert_eq!(
+        String::from_utf8_lossy(&checked.stderr).lines().find(|line| line.contains("gitlab-runner.service")),
+        None
+    );
+}
+
+#[test]
+fn a_service_of_the_user_is_theirs() {
+    let home = home_with_systemctl("");
+    run(&home, &["install", "--user-service", "-c", "config.toml"]).check(0, &["Installed"]);
+    let unit = std::fs::read_to_string(home.path(".config/systemd/user/gitlab-runner.service")).unwrap();
+    let config = home.path("config.toml");
+    assert!(unit.contains(&format!("--config {} ", config.display())) && unit.contains("WantedBy=default.target"));
+    assert_eq!(calls(&home), "--user daemon-reload\n--user enable gitlab-runner.service\n");
+    run(&home, &["restart", "--user-service", "-n", "other"]).check(0, &[]);
+    assert!(calls(&home).ends_with("--user restart other.service\n"));
+}
+
+#[test]
+fn a_user_has_to_be_named_and_only_one() {
+    let home = home_with_systemctl("");
+    let root = home.path("image");
+    let install = ["install", "--root", root.to_str().unwrap()];
+    run(&home, &install).check(1, &["please specify the user of the service"]);
+    run(&home, &[&install[..], &["-u", "a", "-i", "b"]].concat()).check(1, &["cannot be used with"]);
+    run(&home, &[&install[..], &["--init-user", "nobody at all"]].concat()).check(1, &["nobody at all", "--config"]);
+    assert!(!root.exists() && calls(&home).is_empty());
+}
+
+#[test]
+fn what_systemd_refuses_is_told_and_leaves_nothing() {
+    let home = home_with_systemctl("echo no such luck >&2; exit 3");
+    run(&home, &["start"]).check(1, &["`systemctl start gitlab-runner.service` failed with exit code 3: no such luck"]);
+    run(&home, &["install", "--user-service", "-c", "config.toml"]).check(1, &["daemon-reload", "no such luck"]);
+    assert!(!home.path(".config/systemd/user/gitlab-runner.service").exists());
+    let mut without = home.command(&["stop"]);
+    without.env("PATH", home.path("nowhere"));
+    Ended::of(without.output().unwrap()).check(1, &["no `systemctl` on the PATH", "gitlab-runner run"]);
+}
+
+#[test]
+fn status_tells_and_its_exit_code_too() {
+    let says = |load: &str, active: &str| {
+        let home = home_with_systemctl(&format!("echo LoadState={load}; echo ActiveState={active}"));
+        run(&home, &["status", "-n", "ci"])
+    };
+    let running = says("loaded", "active");
+    assert_eq!((running.code, running.stdout.as_str()), (0, "ci: Service is running\n"));
+    says("loaded", "inactive").check(1, &["ci: Service has stopped"]);
+    says("not-found", "inactive").check(1, &["ci: the service is not installed"]);
+    assert_eq!(says("loaded", "inactive").stdout, "");
+}
