@@ -1,7 +1,7 @@
 //! What can be asked of the actor. Every command carries the channel for its answer; an answer is sent only after what
 //! it says is durable.
 
-use muster_job::{FailureReason, JobId, JobStatus, PipelineId, Variable};
+use muster_job::{FailureReason, JobId, JobStatus, PipelineId, RunnerId, Variable};
 use muster_runner_api::service::{Assignment, ServiceError};
 use muster_runner_api::wire::{JobRequest, RegisterRequest, RunnerCredentials, TokenRequest};
 use tempfile::NamedTempFile;
@@ -71,6 +71,11 @@ pub(crate) enum Command {
     },
     ResetToken {
         token: String,
+        reply: ServiceReply<RunnerCredentials>,
+    },
+    ResetTokenWithPat {
+        runner: RunnerId,
+        pat: String,
         reply: ServiceReply<RunnerCredentials>,
     },
     Unregister {

@@ -83,6 +83,10 @@ impl Actor {
                 let result = self.reset_token(&token);
                 self.service_reply(reply, result);
             }
+            Command::ResetTokenWithPat { runner, pat, reply } => {
+                let result = self.reset_token_with_pat(runner, &pat);
+                self.service_reply(reply, result);
+            }
             Command::Unregister { token, reply } => {
                 let result = self.unregister(&token);
                 self.service_reply(reply, result);

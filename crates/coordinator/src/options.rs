@@ -29,6 +29,8 @@ pub struct Options {
     pub server_url: String,
     /// The registration token that `POST /runners` accepts; none: registration is closed.
     pub registration_token: Option<String>,
+    /// The token of a person (`PRIVATE-TOKEN`) who may reset any runner's token; none: nobody may.
+    pub personal_token: Option<String>,
     /// Bounds.
     pub limits: Limits,
 }
@@ -47,6 +49,7 @@ impl Options {
             local_repository: false,
             server_url: "http://127.0.0.1".to_owned(),
             registration_token: None,
+            personal_token: None,
             limits: Limits::default(),
         }
     }

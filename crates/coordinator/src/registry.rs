@@ -34,8 +34,10 @@ impl Actor {
 
     /// `POST /runners`.
     pub(crate) fn register(&mut self, request: RegisterRequest) -> Result<RunnerCredentials, ServiceError> {
-        let known = self.options.registration_token.as_deref();
-        if known.is_none_or(|known| keys::hash(known) != keys::hash(&request.token)) {
+        let Some(known) = self.options.registration_token.as_deref() else {
+            return Err(ServiceError::Gone("runners cannot register themselves here".to_owned()));
+        };
+        if keys::hash(known) != keys::hash(&request.token) {
             return Err(ServiceError::Forbidden { status: None });
         }
         if request.maintenance_note.as_ref().is_some_and(|note| note.chars().count() > NOTE_MAX) {
@@ -70,9 +72,28 @@ impl Actor {
     /// `POST /runners/reset_authentication_token`.
     pub(crate) fn reset_token(&mut self, token: &str) -> Result<RunnerCredentials, ServiceError> {
         let runner = self.known_runner(token)?;
-        let new = keys::runner_token(!token.starts_with("glrt-"));
-        let Some(row) = self.world.runners.get_mut(&runner) else {
+        self.renew_token(runner, !token.starts_with("glrt-"))
+    }
+
+    /// `POST /runners/:id/reset_authentication_token`.
+    pub(crate) fn reset_token_with_pat(
+        &mut self,
+        runner: RunnerId,
+        pat: &str,
+    ) -> Result<RunnerCredentials, ServiceError> {
+        let known = self.options.personal_token.as_deref();
+        if known.is_none_or(|known| keys::hash(known) != keys::hash(pat)) {
             return Err(ServiceError::Forbidden { status: None });
+        }
+        // Of the old token only the hash is known: the new one is of the kind that says less.
+        self.renew_token(runner, false)
+    }
+
+    /// Gives a runner another token; the one before it is refused from now on.
+    fn renew_token(&mut self, runner: RunnerId, registered_itself: bool) -> Result<RunnerCredentials, ServiceError> {
+        let new = keys::runner_token(registered_itself);
+        let Some(row) = self.world.runners.get_mut(&runner) else {
+            return Err(ServiceError::NotFound(format!("there is no runner {runner}")));
         };
         self.world.tokens.remove(&row.token_hash);
         row.token_hash = keys::hash(&new);

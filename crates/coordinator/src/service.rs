@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::StreamExt;
-use muster_job::{FailureReason, JobId, JobStatus};
+use muster_job::{FailureReason, JobId, JobStatus, RunnerId};
 use muster_runner_api::service::{
     ArtifactDownload, ArtifactQuery, Assignment, ByteStream, RunnerService, ServiceError, TraceAnswer, UpdateAnswer,
 };
@@ -33,6 +33,10 @@ impl RunnerService for Coordinator {
 
     async fn reset_token(&self, token: String) -> Result<RunnerCredentials, ServiceError> {
         self.call(|reply| Command::ResetToken { token, reply }).await
+    }
+
+    async fn reset_token_with_pat(&self, runner: i64, pat: String) -> Result<RunnerCredentials, ServiceError> {
+        self.call(|reply| Command::ResetTokenWithPat { runner: RunnerId(runner), pat, reply }).await
     }
 
     async fn unregister(&self, token: String) -> Result<(), ServiceError> {

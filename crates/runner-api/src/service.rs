@@ -31,6 +31,9 @@ pub enum ServiceError {
     /// 409: try again.
     #[error("conflict: {0}")]
     Conflict(String),
+    /// 410: what was asked for is not offered here any more.
+    #[error("gone: {0}")]
+    Gone(String),
     /// 413.
     #[error("too large: {0}")]
     TooLarge(String),

@@ -306,7 +306,11 @@ async fn coverage_and_environment_url_are_known_at_the_end() {
 
 #[tokio::test]
 async fn runners_register_verify_reset_and_go() {
-    let house = House::with(|options| options.registration_token = Some("GR1348941abc".to_owned())).await;
+    let house = House::with(|options| {
+        options.registration_token = Some("GR1348941abc".to_owned());
+        options.personal_token = Some("glpat-abc".to_owned());
+    })
+    .await;
     let service: &dyn RunnerService = &*house.coordinator;
     let wrong = RegisterRequest { token: "other".to_owned(), ..RegisterRequest::default() };
     assert_eq!(forbidden(service.register(wrong).await), None);
@@ -330,14 +334,28 @@ async fn runners_register_verify_reset_and_go() {
     let renewed = service.reset_token(runner.token.clone()).await.expect("another token");
     assert_eq!(renewed.id, runner.id);
     assert_eq!(forbidden(service.verify(as_manager(&runner.token, "s_1")).await), None);
-    service.unregister(renewed.token.clone()).await.expect("gone");
+    let by_person = async |id: i64, token: &str| service.reset_token_with_pat(id, token.to_owned()).await;
+    assert_eq!(forbidden(by_person(runner.id, "glpat-other").await), None);
+    assert!(matches!(by_person(99, "glpat-abc").await, Err(ServiceError::NotFound(_))));
+    let last = by_person(runner.id, "glpat-abc").await.expect("another token");
     assert_eq!(forbidden(service.verify(as_manager(&renewed.token, "s_1")).await), None);
+    service.unregister(last.token.clone()).await.expect("gone");
+    assert_eq!(forbidden(service.verify(as_manager(&last.token, "s_1")).await), None);
     let next = house.coordinator.create_runner(NewRunner::default()).await.expect("a runner");
     assert!(next.id > runner.id, "an id that jobs may name is not used again");
     let database = std::fs::read(house.dir.path().join("coordinator.db-wal")).expect("the log");
-    for token in [&runner.token, &renewed.token] {
+    for token in [&runner.token, &renewed.token, &last.token] {
         assert!(!database.windows(token.len()).any(|window| window == token.as_bytes()), "tokens are hashed at rest");
     }
+}
+
+#[tokio::test]
+async fn where_registration_is_closed_it_is_gone_and_no_person_resets_tokens() {
+    let house = House::open().await;
+    let refused = house.coordinator.register(RegisterRequest::default()).await.expect_err("closed");
+    assert!(matches!(refused, ServiceError::Gone(_)), "{refused}");
+    let known = house.coordinator.create_runner(NewRunner::default()).await.expect("a runner");
+    assert_eq!(forbidden(house.coordinator.reset_token_with_pat(known.id, String::new()).await), None);
 }
 
 #[tokio::test]

@@ -35,6 +35,7 @@ impl Refusal {
             ServiceError::NotFound(_) => StatusCode::NOT_FOUND,
             ServiceError::BadRequest(_) => StatusCode::BAD_REQUEST,
             ServiceError::Conflict(_) => StatusCode::CONFLICT,
+            ServiceError::Gone(_) => StatusCode::GONE,
             ServiceError::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             ServiceError::StorageFull(_) => StatusCode::INSUFFICIENT_STORAGE,
             ServiceError::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,

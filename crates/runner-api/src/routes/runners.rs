@@ -5,10 +5,11 @@ use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, StatusCode};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::answer::Refusal;
 use super::{Service, decode, empty, header_text, token_from};
+use crate::service::ServiceError;
 use crate::wire::{RegisterRequest, TokenRequest};
 
 const RUNNER_TOKEN: &str = "runner-token";
@@ -19,22 +20,38 @@ pub(super) async fn register(
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<Response, Refusal> {
-    let mut value: Value = decode(&body)?;
-    join_tags(&mut value);
-    let mut request: RegisterRequest = serde_json::from_value(value)
-        .map_err(|error| crate::service::ServiceError::BadRequest(format!("the registration is malformed: {error}")))?;
+    let mut fields: Map<String, Value> = decode(&body)?;
+    join_tags(&mut fields);
+    rename(&mut fields, "maintainer_note", "maintenance_note", |note| note)?;
+    rename(&mut fields, "active", "paused", |active| Value::Bool(active == Value::Bool(false)))?;
+    let mut request: RegisterRequest = serde_json::from_value(Value::Object(fields))
+        .map_err(|error| ServiceError::BadRequest(format!("the registration is malformed: {error}")))?;
     request.token = token_from(request.token, &headers, RUNNER_TOKEN);
     Ok((StatusCode::CREATED, Json(service.register(request).await?)).into_response())
 }
 
 /// `tag_list` may be a list; the wire type has it comma separated.
-fn join_tags(request: &mut Value) {
-    if let Some(tags) = request.get_mut("tag_list")
+fn join_tags(fields: &mut Map<String, Value>) {
+    if let Some(tags) = fields.get_mut("tag_list")
         && let Some(list) = tags.as_array()
     {
         let list: Vec<&str> = list.iter().filter_map(Value::as_str).collect();
         *tags = Value::String(list.join(","));
     }
+}
+
+/// Takes a field by its deprecated name. Both names at once are refused, as by GitLab.
+fn rename(
+    fields: &mut Map<String, Value>,
+    old: &str,
+    new: &str,
+    convert: impl FnOnce(Value) -> Value,
+) -> Result<(), ServiceError> {
+    let Some(value) = fields.remove(old).filter(|value| !value.is_null()) else { return Ok(()) };
+    if fields.insert(new.to_owned(), convert(value)).is_some_and(|other| !other.is_null()) {
+        return Err(ServiceError::BadRequest(format!("{new}, {old} are mutually exclusive")));
+    }
+    Ok(())
 }
 
 /// `POST /runners/verify`: 200.

@@ -91,10 +91,25 @@ async fn runner_calls_have_the_statuses_that_the_runner_checks() {
     assert_eq!((verified.status, verified.header("content-type")), (200, Some("application/json")));
     assert_eq!(verified.body, format!(r#"{{"id":1,"token":"{RUNNER_TOKEN}","token_expires_at":null}}"#));
     assert_eq!(server.json("DELETE", "/runners/managers", &body).await.status, 204);
+    assert_eq!(server.json("DELETE", "/runners/managers", &body).await.status, 404, "no such manager any more");
     let reset = server.json("POST", "/runners/reset_authentication_token", &body).await;
     assert_eq!((reset.status, server.json("DELETE", "/runners", &body).await.status), (201, 403));
     assert_eq!(server.json("DELETE", "/runners", &reset.body).await.status, 204);
     assert_eq!(server.send("GET", "/runners/router/discovery", &["Runner-Token: x"], "").await.status, 501);
+}
+
+#[tokio::test]
+async fn a_runner_registers_itself_also_by_the_old_names_but_not_by_both() {
+    let server = Server::start().await;
+    let register = async |fields: &str| {
+        server.json("POST", "/runners", &format!("{{\"token\":\"{REGISTRATION_TOKEN}\",{fields}}}")).await
+    };
+    let reply = register(r#""active":false,"maintainer_note":"n""#).await;
+    let runner: crate::wire::RunnerCredentials = serde_json::from_str(&reply.body).unwrap();
+    let known = server.coordinator.runner(&runner.token).unwrap().registered.unwrap();
+    assert_eq!((known.paused, known.maintenance_note.as_deref()), (true, Some("n")));
+    let both = register(r#""paused":false,"active":true"#).await;
+    assert_eq!((both.status, both.body.contains("mutually exclusive")), (400, true), "{}", both.body);
 }
 
 #[tokio::test]

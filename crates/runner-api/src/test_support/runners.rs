@@ -93,8 +93,8 @@ impl Runners {
 
     pub(super) fn unregister_manager(&mut self, request: &TokenRequest) -> Result<(), ServiceError> {
         let runner = self.by_token.get_mut(&request.token).ok_or_else(forbidden)?;
-        runner.managers.remove(&request.system_id);
-        Ok(())
+        let removed = runner.managers.remove(&request.system_id);
+        if removed { Ok(()) } else { Err(ServiceError::NotFound("no such manager".to_owned())) }
     }
 }
 
