@@ -1,0 +1,127 @@
+//! Which records are written.
+
+use std::str::FromStr;
+
+use tracing::Metadata;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::{ParseError, Targets};
+
+/// GitLab Runner's levels, from the gravest on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Level {
+    Panic,
+    Fatal,
+    Error,
+    Warning,
+    Info,
+    Debug,
+    Trace,
+}
+
+/// A level or directives that cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum FilterError {
+    /// Not a level.
+    #[error("`{0}` is not a log level; it is one of: panic, fatal, error, warn, info, debug, trace")]
+    Level(String),
+    /// Not directives.
+    #[error("`{text}` is not a filter of the log; it is like `info` or `info,muster_manager=debug`")]
+    Directives {
+        /// What stands there.
+        text: String,
+        /// What is wrong with it.
+        source: ParseError,
+    },
+}
+
+impl Level {
+    /// The level's name in records.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Panic => "panic",
+            Self::Fatal => "fatal",
+            Self::Error => "error",
+            Self::Warning => "warning",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+
+    pub(super) fn of(level: tracing::Level) -> Self {
+        match level {
+            tracing::Level::ERROR => Self::Error,
+            tracing::Level::WARN => Self::Warning,
+            tracing::Level::INFO => Self::Info,
+            tracing::Level::DEBUG => Self::Debug,
+            tracing::Level::TRACE => Self::Trace,
+        }
+    }
+
+    fn filter(self) -> LevelFilter {
+        match self {
+            Self::Panic | Self::Fatal | Self::Error => LevelFilter::ERROR,
+            Self::Warning => LevelFilter::WARN,
+            Self::Info => LevelFilter::INFO,
+            Self::Debug => LevelFilter::DEBUG,
+            Self::Trace => LevelFilter::TRACE,
+        }
+    }
+}
+
+impl FromStr for Level {
+    type Err = FilterError;
+
+    fn from_str(text: &str) -> Result<Self, FilterError> {
+        Ok(match text.to_ascii_lowercase().as_str() {
+            "panic" => Self::Panic,
+            "fatal" => Self::Fatal,
+            "error" => Self::Error,
+            "warn" | "warning" => Self::Warning,
+            "info" => Self::Info,
+            "debug" => Self::Debug,
+            "trace" => Self::Trace,
+            _ => return Err(FilterError::Level(text.to_owned())),
+        })
+    }
+}
+
+/// What is wanted.
+pub(super) struct Filter {
+    targets: Targets,
+    /// Nothing that is less grave is written, whatever the targets say.
+    pub(super) level: Level,
+}
+
+impl Filter {
+    /// Muster's own records of the level. Of the libraries below only what is wrong, unless everything is wanted.
+    pub(super) fn of(level: Level) -> Self {
+        let foreign = match level {
+            Level::Trace => LevelFilter::DEBUG,
+            level => level.filter().min(LevelFilter::WARN),
+        };
+        Self { targets: Targets::new().with_default(foreign).with_target("muster", level.filter()), level }
+    }
+
+    pub(super) fn parse(text: &str) -> Result<Self, FilterError> {
+        // A bare level is a level.
+        if let Ok(level) = text.parse() {
+            return Ok(Self::of(level));
+        }
+        let targets: Targets =
+            text.parse().map_err(|source| FilterError::Directives { text: text.to_owned(), source })?;
+        let level = targets.iter().map(|(_, level)| level).chain(targets.default_level()).max();
+        let level = level.and_then(|filter| filter.into_level()).map_or(Level::Panic, Level::of);
+        Ok(Self { targets, level })
+    }
+
+    pub(super) fn wants(&self, metadata: &Metadata<'_>) -> bool {
+        self.targets.would_enable(metadata.target(), metadata.level())
+    }
+
+    pub(super) fn hint(&self) -> LevelFilter {
+        self.level.filter()
+    }
+}

@@ -1,0 +1,125 @@
+//! Where lines go: standard error, and the system's log where that is wanted.
+
+use std::io::Write as _;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::filter::Level;
+
+/// The socket of the system's log.
+const SYSLOG: &str = "/dev/log";
+/// Facility `daemon` of syslog(3), in its place above the severity.
+const DAEMON: u8 = 3 << 3;
+
+/// The system's log cannot be reached.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot connect to {path}; is a system logger running?")]
+pub struct SyslogError {
+    path: String,
+    source: std::io::Error,
+}
+
+/// Where lines go.
+pub struct Sink {
+    target: Target,
+    syslog: Option<UnixDatagram>,
+}
+
+enum Target {
+    Stderr,
+    Memory(Arc<Mutex<Vec<u8>>>),
+}
+
+impl Sink {
+    /// Standard error.
+    #[must_use]
+    pub fn stderr() -> Self {
+        Self { target: Target::Stderr, syslog: None }
+    }
+
+    /// A buffer, for tests.
+    #[must_use]
+    pub fn memory(buffer: &Arc<Mutex<Vec<u8>>>) -> Self {
+        Self { target: Target::Memory(Arc::clone(buffer)), syslog: None }
+    }
+
+    pub(super) fn and(mut self, syslog: UnixDatagram) -> Self {
+        self.syslog = Some(syslog);
+        self
+    }
+
+    pub(super) fn is_stderr(&self) -> bool {
+        matches!(self.target, Target::Stderr)
+    }
+
+    /// Writes one line with one call, so that lines of processes that share a file do not mix. Standard error may be a
+    /// file on a full disk: a line that cannot be written must not end anything.
+    pub(super) fn write(&self, level: Level, line: &str) {
+        match &self.target {
+            Target::Stderr => {
+                let _ = std::io::stderr().write_all(line.as_bytes());
+            }
+            Target::Memory(buffer) => buffer.lock().extend_from_slice(line.as_bytes()),
+        }
+        // As GitLab Runner, debugging is not for the system's log.
+        if let Some(socket) = self.syslog.as_ref().filter(|_| level <= Level::Info) {
+            let _ = socket.send(&datagram(level, line));
+        }
+    }
+}
+
+/// Connects to the system's log.
+pub(super) fn syslog() -> Result<UnixDatagram, SyslogError> {
+    connect(Path::new(SYSLOG))
+}
+
+fn connect(path: &Path) -> Result<UnixDatagram, SyslogError> {
+    let connected = UnixDatagram::unbound().and_then(|socket| {
+        // A logger that is stuck must not stop this process.
+        socket.set_nonblocking(true)?;
+        socket.connect(path)?;
+        Ok(socket)
+    });
+    connected.map_err(|source| SyslogError { path: path.display().to_string(), source })
+}
+
+/// One datagram: priority, name and process of the sender, the line.
+fn datagram(level: Level, line: &str) -> Vec<u8> {
+    let severity = match level {
+        Level::Panic | Level::Fatal | Level::Error => 3,
+        Level::Warning => 4,
+        Level::Info => 6,
+        Level::Debug | Level::Trace => 7,
+    };
+    format!("<{}>gitlab-runner[{}]: {}", DAEMON | severity, std::process::id(), line.trim_end()).into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_log_hears_what_is_info_and_above() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("log");
+        let logger = UnixDatagram::bind(&path).unwrap();
+        let buffer = Arc::default();
+        let sink = Sink::memory(&buffer).and(connect(&path).unwrap());
+        sink.write(Level::Debug, "quiet\n");
+        sink.write(Level::Warning, "WARNING: loud\n");
+        let mut bytes = [0; 100];
+        let length = logger.recv(&mut bytes).unwrap();
+        let text = String::from_utf8_lossy(&bytes[..length]).into_owned();
+        assert_eq!(text, format!("<28>gitlab-runner[{}]: WARNING: loud", std::process::id()));
+        assert_eq!(*buffer.lock(), b"quiet\nWARNING: loud\n");
+    }
+
+    #[test]
+    fn a_missing_logger_is_told() {
+        let error = connect(Path::new("/nowhere/log")).unwrap_err().to_string();
+        assert_eq!(error, "cannot connect to /nowhere/log; is a system logger running?");
+    }
+}

@@ -1,0 +1,94 @@
+//! Metrics that come and go together: those of the process, of one `[[runners]]` entry, of one token.
+
+use std::collections::HashMap;
+
+use prometheus::core::Collector;
+use prometheus::{
+    Counter, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry,
+};
+
+use super::names::{Definition, Kind};
+
+/// Builds metrics with the same fixed labels, and takes them out of the registry again.
+pub(super) struct Group {
+    registry: Registry,
+    labels: HashMap<String, String>,
+    members: Vec<Box<dyn Collector>>,
+}
+
+#[expect(clippy::expect_used, reason = "the names and labels are constants, which the test of this module registers")]
+impl Group {
+    pub(super) fn new(registry: &Registry, labels: &[(&str, &str)]) -> Self {
+        let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        Self { registry: registry.clone(), labels, members: Vec::new() }
+    }
+
+    pub(super) fn counter(&mut self, definition: &Definition) -> IntCounter {
+        let counter = IntCounter::with_opts(self.options(definition)).expect("a valid definition");
+        self.keep(counter)
+    }
+
+    pub(super) fn counters(&mut self, definition: &Definition) -> IntCounterVec {
+        let counters = IntCounterVec::new(self.options(definition), definition.labels).expect("a valid definition");
+        self.keep(counters)
+    }
+
+    /// A counter of seconds.
+    pub(super) fn float_counter(&mut self, definition: &Definition) -> Counter {
+        let counter = Counter::with_opts(self.options(definition)).expect("a valid definition");
+        self.keep(counter)
+    }
+
+    pub(super) fn gauge(&mut self, definition: &Definition) -> IntGauge {
+        let gauge = IntGauge::with_opts(self.options(definition)).expect("a valid definition");
+        self.keep(gauge)
+    }
+
+    pub(super) fn float_gauge(&mut self, definition: &Definition) -> Gauge {
+        let gauge = Gauge::with_opts(self.options(definition)).expect("a valid definition");
+        self.keep(gauge)
+    }
+
+    pub(super) fn gauges(&mut self, definition: &Definition) -> IntGaugeVec {
+        let gauges = IntGaugeVec::new(self.options(definition), definition.labels).expect("a valid definition");
+        self.keep(gauges)
+    }
+
+    pub(super) fn histogram(&mut self, definition: &Definition) -> Histogram {
+        let histogram = Histogram::with_opts(self.buckets(definition)).expect("a valid definition");
+        self.keep(histogram)
+    }
+
+    pub(super) fn histograms(&mut self, definition: &Definition) -> HistogramVec {
+        let histograms = HistogramVec::new(self.buckets(definition), definition.labels).expect("a valid definition");
+        self.keep(histograms)
+    }
+
+    /// Takes a metric of someone else's into the group.
+    pub(super) fn keep<T: Collector + Clone + 'static>(&mut self, metric: T) -> T {
+        self.registry.register(Box::new(metric.clone())).expect("a name that is registered once for these labels");
+        self.members.push(Box::new(metric.clone()));
+        metric
+    }
+
+    /// Removes the group's series.
+    pub(super) fn unregister(&mut self) {
+        for member in self.members.drain(..) {
+            // Only what is not registered is refused, and then there is nothing to do.
+            let _ = self.registry.unregister(member);
+        }
+    }
+
+    fn options(&self, definition: &Definition) -> Opts {
+        Opts::new(definition.name, definition.help).const_labels(self.labels.clone())
+    }
+
+    fn buckets(&self, definition: &Definition) -> HistogramOpts {
+        let buckets = match definition.kind {
+            Kind::Histogram(buckets) => buckets.to_vec(),
+            Kind::Counter | Kind::Gauge => Vec::new(),
+        };
+        HistogramOpts::new(definition.name, definition.help).const_labels(self.labels.clone()).buckets(buckets)
+    }
+}

@@ -1,0 +1,275 @@
+//! The jobs that are under way: what `gitlab_runner_jobs` counts and `/debug/jobs/list` lists.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::entry::{EntryMetrics, ProcessingFailure};
+use crate::logs::LogState;
+
+/// A label that comes from the server is cut here, so that nobody can fill memory with it.
+const LABEL_MAX: usize = 32;
+
+/// GitLab Runner's states of a job that is under way (runner-config 3.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum State {
+    Pending,
+    Running,
+    Success,
+    Failed,
+    Canceled,
+    Terminated,
+    TimedOut,
+}
+
+impl State {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Running => "running",
+            Self::Success => "success",
+            Self::Failed => "failed",
+            Self::Canceled => "canceled",
+            Self::Terminated => "terminated",
+            Self::TimedOut => "timedout",
+        }
+    }
+
+    fn has_ended(self) -> bool {
+        !matches!(self, Self::Pending | Self::Running)
+    }
+}
+
+/// What the manager does for a job just now, in GitLab Runner's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExecutorStage {
+    /// Waits for an environment.
+    Created,
+    /// Has one; scripts run.
+    Prepare,
+    /// Reports.
+    Finish,
+    /// Cleans up.
+    Cleanup,
+}
+
+impl ExecutorStage {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Created => "created",
+            Self::Prepare => "prepare",
+            Self::Finish => "finish",
+            Self::Cleanup => "cleanup",
+        }
+    }
+}
+
+/// The form in which a job's work is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// `run:`
+    Steps,
+    /// `script:`
+    Traditional,
+}
+
+impl Mode {
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::Steps => "steps",
+            Self::Traditional => "traditional",
+        }
+    }
+}
+
+/// What is known of a job when it is taken.
+#[derive(Debug, Clone, PartialEq)]
+pub struct JobFacts {
+    /// The job's page, without credentials.
+    pub url: String,
+    /// How its work is written.
+    pub mode: Mode,
+    /// Time in the server's queue.
+    pub queued: Duration,
+    /// The server's text about other jobs of the project.
+    pub project_jobs_running: String,
+    /// The server's figures about its queue, where it sends them.
+    pub queue: Option<(i64, i64)>,
+}
+
+struct Row {
+    entry: Arc<EntryMetrics>,
+    url: String,
+    state: State,
+    stage: Cow<'static, str>,
+    executor_stage: ExecutorStage,
+    since: Instant,
+}
+
+/// The jobs that are under way.
+#[derive(Default)]
+pub(crate) struct Table {
+    rows: Mutex<(u64, BTreeMap<u64, Row>)>,
+}
+
+impl Table {
+    /// Sets the gauges anew that are counts of rows.
+    pub(super) fn count(&self) {
+        for row in self.rows.lock().1.values() {
+            let stages = [row.state.label(), &*row.stage, row.executor_stage.label()];
+            row.entry.jobs.with_label_values(&stages).inc();
+            row.entry.unreported.add(i64::from(row.state.has_ended()));
+        }
+    }
+
+    /// One line for each job (runner-config 3.1, list version 2).
+    pub(crate) fn list(&self) -> String {
+        let mut text = String::new();
+        for row in self.rows.lock().1.values() {
+            let (url, state, stage) = (&row.url, row.state.label(), &row.stage);
+            let (executor, duration) = (row.executor_stage.label(), go_duration(row.since.elapsed()));
+            // Writing to a string cannot fail.
+            let _ =
+                writeln!(text, "url={url} state={state} stage={stage} executor_stage={executor} duration={duration}");
+        }
+        text
+    }
+}
+
+/// One job in the table. Dropped, the job is no longer under way, and its duration is known.
+pub struct JobRecord {
+    table: Arc<Table>,
+    key: u64,
+    entry: Arc<EntryMetrics>,
+    log: Arc<LogState>,
+    mode: Mode,
+    since: Instant,
+}
+
+impl JobRecord {
+    pub(super) fn new(table: &Arc<Table>, entry: &Arc<EntryMetrics>, log: &Arc<LogState>, facts: JobFacts) -> Self {
+        entry.jobs_total.inc();
+        let running: String = facts.project_jobs_running.chars().take(LABEL_MAX).collect();
+        entry.queue_duration.with_label_values(&[&*running]).observe(facts.queued.as_secs_f64());
+        if let Some((size, depth)) = facts.queue {
+            entry.queue_size.set(size);
+            entry.queue_depth.set(depth);
+        }
+        let since = Instant::now();
+        let row = Row {
+            entry: Arc::clone(entry),
+            url: facts.url,
+            state: State::Pending,
+            stage: Cow::Borrowed("prepare_executor"),
+            executor_stage: ExecutorStage::Created,
+            since,
+        };
+        let mut rows = table.rows.lock();
+        rows.0 += 1;
+        let key = rows.0;
+        rows.1.insert(key, row);
+        drop(rows);
+        log.job_added();
+        Self { table: Arc::clone(table), key, entry: Arc::clone(entry), log: Arc::clone(log), mode: facts.mode, since }
+    }
+
+    /// The metrics of the job's entry.
+    #[must_use]
+    pub fn entry(&self) -> &Arc<EntryMetrics> {
+        &self.entry
+    }
+
+    /// Time since the job was taken.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    /// Where the job stands.
+    pub fn set_state(&self, state: State, executor_stage: ExecutorStage) {
+        self.change(|row| (row.state, row.executor_stage) = (state, executor_stage));
+    }
+
+    /// What is being done for the job; `stage` is one of a bounded few.
+    pub fn set_stage(&self, stage: impl Into<Cow<'static, str>>) {
+        self.change(|row| row.stage = stage.into());
+    }
+
+    /// The job failed, and this reason is reported.
+    pub fn failed(&self, reason: &str) {
+        self.entry.failed_jobs.with_label_values(&[reason, self.mode.label()]).inc();
+        self.entry.failed_to_process(ProcessingFailure::Job);
+    }
+
+    /// A stage of a job that asks for its stages to be told for each runner.
+    pub fn stage_took(&self, stage: &str, seconds: f64) {
+        self.entry.stage_duration.with_label_values(&[stage]).observe(seconds);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Row)) {
+        if let Some(row) = self.table.rows.lock().1.get_mut(&self.key) {
+            change(row);
+        }
+    }
+}
+
+impl Drop for JobRecord {
+    fn drop(&mut self) {
+        self.table.rows.lock().1.remove(&self.key);
+        self.log.job_removed();
+        self.entry.job_duration.with_label_values(&[self.mode.label()]).observe(self.since.elapsed().as_secs_f64());
+    }
+}
+
+/// As Go prints a duration: `1m2.5s`, `17.2ms`.
+fn go_duration(duration: Duration) -> String {
+    let fraction = |whole: u128, part: u128, digits: usize, unit: &str| {
+        let part = format!("{part:0digits$}");
+        let part = part.trim_end_matches('0');
+        let dot = if part.is_empty() { "" } else { "." };
+        format!("{whole}{dot}{part}{unit}")
+    };
+    let nanos = duration.as_nanos();
+    if nanos == 0 {
+        return "0s".to_owned();
+    }
+    if nanos < 1_000 {
+        return format!("{nanos}ns");
+    }
+    if nanos < 1_000_000 {
+        return fraction(nanos / 1_000, nanos % 1_000, 3, "µs");
+    }
+    if nanos < 1_000_000_000 {
+        return fraction(nanos / 1_000_000, nanos % 1_000_000, 6, "ms");
+    }
+    let seconds = nanos / 1_000_000_000;
+    let rest = fraction(seconds % 60, nanos % 1_000_000_000, 9, "s");
+    match (seconds / 3600, seconds / 60 % 60) {
+        (0, 0) => rest,
+        (0, minutes) => format!("{minutes}m{rest}"),
+        (hours, minutes) => format!("{hours}h{minutes}m{rest}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_printed_as_go_does() {
+        let printed = |nanos| go_duration(Duration::from_nanos(nanos));
+        assert_eq!(printed(0), "0s");
+        assert_eq!(printed(999), "999ns");
+        assert_eq!(printed(1_500), "1.5µs");
+        assert_eq!(printed(17_200_000), "17.2ms");
+        assert_eq!(printed(1_000_000_000), "1s");
+        assert_eq!(printed(62_500_000_001), "1m2.500000001s");
+        assert_eq!(printed(3_600_000_000_000), "1h0m0s");
+    }
+}

@@ -1,0 +1,125 @@
+//! Every metric of this program: name, type, labels, buckets, and what it says. `docs/reference/metrics.md` explains the
+//! same list to people, and a test compares the two.
+//!
+//! The names that start with `gitlab_runner_` are GitLab Runner's, with its labels and buckets (runner-config 3.2), so
+//! that dashboards and alerts go on to work. Muster's own start with `muster_`.
+
+/// What kind of number a metric is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Kind {
+    /// Only grows while the process lives.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// A distribution over these upper bounds.
+    Histogram(&'static [f64]),
+}
+
+/// What a metric is told for; gives the labels that all its series have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// The process.
+    Process,
+    /// One `[[runners]]` entry: `runner`, `runner_name`, `system_id`.
+    Entry,
+    /// One `[[runners]]` entry, without `system_id`: GitLab Runner leaves it out in one place.
+    EntryName,
+    /// One runner token: `runner`, `system_id`.
+    Token,
+}
+
+impl Scope {
+    /// The labels that every series of this scope has.
+    #[must_use]
+    pub fn labels(self) -> &'static [&'static str] {
+        match self {
+            Self::Process => &[],
+            Self::Entry => &["runner", "runner_name", "system_id"],
+            Self::EntryName => &["runner", "runner_name"],
+            Self::Token => &["runner", "system_id"],
+        }
+    }
+}
+
+/// One metric.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Definition {
+    /// The name, as it is exposed.
+    pub name: &'static str,
+    /// Its type.
+    pub kind: Kind,
+    /// Whom it is told for.
+    pub scope: Scope,
+    /// Labels beside those of the scope.
+    pub labels: &'static [&'static str],
+    /// One line of meaning.
+    pub help: &'static str,
+}
+
+const JOB_SECONDS: &[f64] = &[30., 60., 300., 600., 1800., 3600., 7200., 10800., 18000., 36000.];
+const QUEUE_SECONDS: &[f64] = &[1., 3., 10., 30., 60., 120., 300., 900., 1800., 3600.];
+const CALL_SECONDS: &[f64] = &[0.1, 0.25, 0.5, 1., 2.5, 5., 10., 30., 60.];
+/// Muster's own waits are milliseconds where all is well.
+const FINE_SECONDS: &[f64] =
+    &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1., 2.5, 5., 10., 30., 60., 300.];
+
+macro_rules! metrics {
+    ($($id:ident = $kind:expr, $scope:ident, $name:literal, [$($label:literal),*], $help:literal;)*) => {
+        $(#[doc = $help]
+        pub const $id: Definition =
+            Definition { name: $name, kind: $kind, scope: Scope::$scope, labels: &[$($label),*], help: $help };)*
+        /// All of them.
+        pub const ALL: &[Definition] = &[$($id),*];
+    };
+}
+
+metrics! {
+    CONCURRENT = Kind::Gauge, Process, "gitlab_runner_concurrent", [], "Jobs that the whole process may run at once.";
+    LIMIT = Kind::Gauge, Entry, "gitlab_runner_limit", [], "Jobs that the runner may run at once; 0 is no limit of its own.";
+    JOBS = Kind::Gauge, Entry, "gitlab_runner_jobs", ["state", "stage", "executor_stage"], "Jobs that are under way now.";
+    JOBS_TOTAL = Kind::Counter, Entry, "gitlab_runner_jobs_total", [], "Jobs taken.";
+    JOB_DURATION = Kind::Histogram(JOB_SECONDS), Entry, "gitlab_runner_job_duration_seconds", ["mode"], "From taking a job to having reported it.";
+    JOB_STAGE_DURATION = Kind::Histogram(QUEUE_SECONDS), Entry, "gitlab_runner_job_stage_duration_seconds", ["stage"], "Time of each stage, for jobs with FF_EXPORT_HIGH_CARDINALITY_METRICS.";
+    JOB_EXECUTION_MODE = Kind::Counter, Process, "gitlab_runner_job_execution_mode_total", ["mode", "executor"], "Jobs by the form in which their work is written.";
+    JOB_QUEUE_DURATION = Kind::Histogram(QUEUE_SECONDS), Entry, "gitlab_runner_job_queue_duration_seconds", ["project_jobs_running"], "Time in the server's queue, as the server says.";
+    JOB_QUEUE_SIZE = Kind::Gauge, Entry, "gitlab_runner_job_queue_size", [], "Queue size that came with the last job.";
+    JOB_QUEUE_DEPTH = Kind::Gauge, Entry, "gitlab_runner_job_queue_depth", [], "Queue depth that came with the last job.";
+    QUEUING_EXCEEDED = Kind::Counter, Entry, "gitlab_runner_acceptable_job_queuing_duration_exceeded_total", [], "Jobs that waited longer than the configured acceptable time.";
+    REQUEST_CONCURRENCY = Kind::Gauge, Token, "gitlab_runner_request_concurrency", [], "Job requests that are open now.";
+    REQUEST_CONCURRENCY_EXCEEDED = Kind::Counter, Token, "gitlab_runner_request_concurrency_exceeded_total", [], "Times that a further job request was wanted and the limit forbade it.";
+    REQUEST_CONCURRENCY_HARD_LIMIT = Kind::Gauge, Token, "gitlab_runner_request_concurrency_hard_limit", [], "Most open job requests that the configuration allows.";
+    REQUEST_CONCURRENCY_ADAPTIVE_LIMIT = Kind::Gauge, Token, "gitlab_runner_request_concurrency_adaptive_limit", [], "Open job requests that the load of the moment calls for.";
+    REQUEST_CONCURRENCY_USED_LIMIT = Kind::Gauge, Token, "gitlab_runner_request_concurrency_used_limit", [], "Open job requests that are allowed now.";
+    WORKER_FEEDS = Kind::Counter, Entry, "gitlab_runner_worker_feeds_total", [], "Job requests that were started.";
+    WORKER_FEED_FAILURES = Kind::Counter, Entry, "gitlab_runner_worker_feed_failures_total", [], "Turns of the runner that were left out since it is not healthy.";
+    WORKER_SLOTS = Kind::Gauge, Process, "gitlab_runner_worker_slots_number", [], "Slots for jobs.";
+    WORKER_SLOT_OPERATIONS = Kind::Counter, Process, "gitlab_runner_worker_slot_operations_total", ["operation"], "Slots that were added and removed.";
+    WORKER_PROCESSING_FAILURES = Kind::Counter, Entry, "gitlab_runner_worker_processing_failures_total", ["failure_type"], "Jobs and requests that did not work out.";
+    WORKER_HEALTH_CHECK_FAILURES = Kind::Counter, Entry, "gitlab_runner_worker_health_check_failures_total", [], "Answers to job requests that count against the runner's health.";
+    FAILED_JOBS = Kind::Counter, EntryName, "gitlab_runner_failed_jobs_total", ["failure_reason", "mode"], "Jobs that failed, by the reason that was reported.";
+    ERRORS = Kind::Counter, Process, "gitlab_runner_errors_total", ["level"], "Records of the log at level warning and above.";
+    PROCESS_STATE = Kind::Gauge, Process, "gitlab_runner_process_state_info", ["state"], "1 for the state in which the process is.";
+    VERSION = Kind::Gauge, Process, "gitlab_runner_version_info", ["name", "version", "revision", "branch", "go_version", "built_at", "os", "architecture"], "1; the labels say which build this is.";
+    CONFIGURATION_LOADED = Kind::Counter, Process, "gitlab_runner_configuration_loaded_total", [], "Times that the configuration was loaded.";
+    CONFIGURATION_LOADING_ERROR = Kind::Counter, Process, "gitlab_runner_configuration_loading_error_total", [], "Times that the configuration could not be loaded.";
+    CONFIGURATION_SAVED = Kind::Counter, Process, "gitlab_runner_configuration_saved_total", [], "Times that this process wrote the configuration.";
+    CONFIGURATION_SAVING_ERROR = Kind::Counter, Process, "gitlab_runner_configuration_saving_error_total", [], "Times that this process could not write the configuration.";
+    API_STATUSES = Kind::Counter, Token, "gitlab_runner_api_request_statuses_total", ["endpoint", "status", "method"], "Calls to the server by what came of them; status -1 is no answer.";
+    API_DURATION = Kind::Histogram(CALL_SECONDS), Token, "gitlab_runner_api_request_duration_seconds", ["endpoint", "status_class", "method"], "Time of each call to the server; a job request may be held by it.";
+    PROCESS_CPU = Kind::Counter, Process, "process_cpu_seconds_total", [], "CPU time of this process, user and system.";
+    PROCESS_OPEN_FDS = Kind::Gauge, Process, "process_open_fds", [], "File descriptors in use.";
+    PROCESS_MAX_FDS = Kind::Gauge, Process, "process_max_fds", [], "File descriptors that may be in use.";
+    PROCESS_RESIDENT = Kind::Gauge, Process, "process_resident_memory_bytes", [], "Memory that is resident.";
+    PROCESS_VIRTUAL = Kind::Gauge, Process, "process_virtual_memory_bytes", [], "Address space in use.";
+    PROCESS_VIRTUAL_MAX = Kind::Gauge, Process, "process_virtual_memory_max_bytes", [], "Address space that may be in use.";
+    PROCESS_START = Kind::Gauge, Process, "process_start_time_seconds", [], "Start of the process, in seconds since 1970.";
+    HANDOVER = Kind::Histogram(FINE_SECONDS), Entry, "muster_job_handover_seconds", [], "From the answer that brought a job to an agent that has it.";
+    STAGE = Kind::Histogram(FINE_SECONDS), Process, "muster_job_stage_seconds", ["stage"], "Time of each stage of a job, of all runners.";
+    RECOVERED = Kind::Counter, Entry, "muster_recovered_jobs_total", [], "Jobs of an earlier start of the manager that this one took up.";
+    UNREPORTED = Kind::Gauge, Entry, "muster_unreported_jobs", [], "Jobs that have ended and whose end the server has not acknowledged yet.";
+    TRACE_BYTES = Kind::Counter, Entry, "muster_trace_bytes_total", [], "Bytes of job logs that the server has acknowledged.";
+    TRACE_WAITING = Kind::Gauge, Entry, "muster_trace_waiting_bytes", [], "Bytes of job logs that were read from agents and not yet acknowledged by the server.";
+    REPORT_RETRIES = Kind::Counter, Entry, "muster_report_retries_total", [], "Uploads of logs and states that failed and are repeated.";
+    STORE = Kind::Histogram(FINE_SECONDS), Process, "muster_store_seconds", ["operation"], "Time of each write to the manager's own state.";
+    SPANS = Kind::Counter, Process, "muster_spans_total", ["result"], "Spans that were exported, refused, or dropped since the exporter could not keep up.";
+}

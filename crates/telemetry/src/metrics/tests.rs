@@ -1,0 +1,182 @@
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::*;
+use crate::Telemetry;
+
+const BUILD: Build = Build { name: "muster", version: "1.2.3", revision: "abc", branch: "main", built_at: "unknown" };
+
+fn telemetry() -> Arc<Telemetry> {
+    Telemetry::new(&BUILD, &Arc::default())
+}
+
+fn labels(name: &str) -> EntryLabels {
+    EntryLabels { runner: "abcdefghi".to_owned(), runner_name: name.to_owned(), system_id: "s_1".to_owned() }
+}
+
+fn facts() -> JobFacts {
+    JobFacts {
+        url: "https://gitlab.example/group/project/-/jobs/7".to_owned(),
+        mode: Mode::Traditional,
+        queued: Duration::from_secs(2),
+        project_jobs_running: "Inf+".to_owned(),
+        queue: Some((12, 3)),
+    }
+}
+
+fn text(telemetry: &Telemetry) -> String {
+    telemetry.metrics.text(ProcessState::Running)
+}
+
+/// One of everything.
+fn busy() -> (Arc<Telemetry>, Arc<EntryMetrics>, JobRecord) {
+    let telemetry = telemetry();
+    let metrics = &telemetry.metrics;
+    metrics.set_concurrent(4);
+    metrics.configuration_loaded(true);
+    metrics.configuration_saved(false);
+    metrics.stored("take", Duration::from_micros(300));
+    metrics.spans("exported", 3);
+    let entry = metrics.entry(&labels("one"));
+    entry.set_limit(2);
+    entry.queuing_too_long();
+    entry.handed_over(Duration::from_millis(3));
+    entry.trace_read(10);
+    entry.trace_acknowledged(8);
+    entry.token().set_request_limits(4, 1.5, 2);
+    entry.token().called("request_job", "POST", Some(204), Duration::from_secs(50));
+    entry.token().called("patch_trace", "PATCH", None, Duration::from_millis(1));
+    let job = metrics.job(&entry, facts());
+    metrics.job_started(Mode::Traditional, "shell");
+    metrics.stage_took("get_sources", 0.2);
+    job.stage_took("step_script", 1.0);
+    job.failed("script_failure");
+    job.set_stage("step_script");
+    job.set_state(State::Running, ExecutorStage::Prepare);
+    drop(metrics.job(&entry, facts()));
+    (telemetry, entry, job)
+}
+
+#[test]
+fn every_defined_metric_is_exposed_under_its_exact_name_and_type() {
+    let (telemetry, _entry, _job) = busy();
+    let text = text(&telemetry);
+    for definition in names::ALL {
+        let kind = match definition.kind {
+            names::Kind::Counter => "counter",
+            names::Kind::Gauge => "gauge",
+            names::Kind::Histogram(_) => "histogram",
+        };
+        let line = format!("# TYPE {} {kind}\n", definition.name);
+        assert!(text.contains(&line), "`{line}` is missing in:\n{text}");
+    }
+    assert_eq!(text.matches("# TYPE ").count(), names::ALL.len());
+}
+
+#[test]
+fn series_read_as_those_of_gitlab_runner() {
+    let (telemetry, _entry, _job) = busy();
+    let text = text(&telemetry);
+    let r = r#"runner="abcdefghi",runner_name="one""#;
+    for line in [
+        "gitlab_runner_concurrent 4",
+        &format!("gitlab_runner_limit{{{r},system_id=\"s_1\"}} 2"),
+        &format!(
+            "gitlab_runner_jobs{{executor_stage=\"prepare\",{r},stage=\"step_script\",state=\"running\",system_id=\"s_1\"}} 1"
+        ),
+        &format!("gitlab_runner_jobs{{executor_stage=\"idle\",{r},stage=\"idle\",state=\"idle\",system_id=\"s_1\"}} 0"),
+        &format!("gitlab_runner_jobs_total{{{r},system_id=\"s_1\"}} 2"),
+        &format!("gitlab_runner_job_duration_seconds_bucket{{mode=\"traditional\",{r},system_id=\"s_1\",le=\"30\"}} 1"),
+        &format!(
+            "gitlab_runner_job_queue_duration_seconds_bucket{{project_jobs_running=\"Inf+\",{r},system_id=\"s_1\",le=\"+Inf\"}} 2"
+        ),
+        &format!("gitlab_runner_failed_jobs_total{{failure_reason=\"script_failure\",mode=\"traditional\",{r}}} 1"),
+        r#"gitlab_runner_api_request_statuses_total{endpoint="patch_trace",method="patch",runner="abcdefghi",status="-1",system_id="s_1"} 1"#,
+        r#"gitlab_runner_api_request_duration_seconds_bucket{endpoint="request_job",method="post",runner="abcdefghi",status_class="2xx",system_id="s_1",le="0.1"} 0"#,
+        r#"gitlab_runner_worker_slot_operations_total{operation="started"} 4"#,
+        r#"gitlab_runner_errors_total{level="warning"} 0"#,
+        r#"gitlab_runner_process_state_info{state="running"} 1"#,
+        "muster_trace_waiting_bytes{runner=\"abcdefghi\",runner_name=\"one\",system_id=\"s_1\"} 2",
+    ] {
+        assert!(text.contains(&format!("\n{line}\n")), "`{line}` is missing in:\n{text}");
+    }
+}
+
+#[test]
+fn the_format_is_what_promtool_accepts() {
+    let (telemetry, _entry, _job) = busy();
+    let promtool =
+        Command::new("promtool").args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let Ok(mut promtool) = promtool else {
+        println!("skipped: promtool is not installed (Debian package prometheus)");
+        return;
+    };
+    std::io::Write::write_all(&mut promtool.stdin.take().unwrap(), text(&telemetry).as_bytes()).unwrap();
+    let checked = promtool.wait_with_output().unwrap();
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+}
+
+#[test]
+fn the_series_of_an_entry_leave_with_it_and_its_last_job() {
+    let telemetry = telemetry();
+    let (one, two) = (telemetry.metrics.entry(&labels("one")), telemetry.metrics.entry(&labels("two")));
+    let job = telemetry.metrics.job(&one, facts());
+    drop(one);
+    assert!(text(&telemetry).contains("runner_name=\"one\""), "a job of it is under way");
+    drop(job);
+    let after = text(&telemetry);
+    assert!(!after.contains("runner_name=\"one\"") && after.contains("runner_name=\"two\""), "{after}");
+    assert!(after.contains("gitlab_runner_request_concurrency{"), "both have the same token:\n{after}");
+    drop(two);
+    assert!(!text(&telemetry).contains("abcdefghi"));
+    // It may come back.
+    let _again = telemetry.metrics.entry(&labels("one"));
+    assert!(text(&telemetry).contains("runner_name=\"one\""));
+}
+
+#[test]
+fn requests_are_counted_while_they_are_open() {
+    let telemetry = telemetry();
+    let entry = telemetry.metrics.entry(&labels("one"));
+    let open = entry.token().request();
+    let series = "gitlab_runner_request_concurrency{runner=\"abcdefghi\",system_id=\"s_1\"} ";
+    assert!(text(&telemetry).contains(&format!("{series}1\n")));
+    drop(open);
+    assert!(text(&telemetry).contains(&format!("{series}0\n")));
+}
+
+#[test]
+fn the_process_tells_about_itself() {
+    let text = text(&telemetry());
+    let value = |name: &str| {
+        let line = text.lines().find(|line| line.starts_with(&format!("{name} "))).unwrap();
+        line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()
+    };
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
+    assert!(value("process_resident_memory_bytes") > 100_000.0);
+    assert!(value("process_open_fds") >= 3.0 && value("process_open_fds") <= value("process_max_fds"));
+    assert!((0.0..86_400.0).contains(&(now - value("process_start_time_seconds"))), "{text}");
+}
+
+#[test]
+fn a_label_from_the_server_is_bounded() {
+    let telemetry = telemetry();
+    let entry = telemetry.metrics.entry(&labels("one"));
+    let facts = JobFacts { project_jobs_running: "9".repeat(10_000), ..facts() };
+    let _job = telemetry.metrics.job(&entry, facts);
+    assert!(text(&telemetry).contains(&format!("project_jobs_running=\"{}\"", "9".repeat(32))));
+}
+
+/// Each metric has its place in the documents, and nothing else is there.
+#[test]
+fn the_reference_page_lists_the_same_metrics() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/metrics.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let (listed, _) = page.split_once("## Not fed").unwrap();
+    let mut rows: Vec<_> = listed.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
+    let mut defined: Vec<_> = names::ALL.iter().map(|definition| definition.name).collect();
+    rows.sort_unstable();
+    defined.sort_unstable();
+    assert_eq!(rows, defined);
+}
