@@ -40,7 +40,7 @@ pub(crate) struct ServeArgs {
 /// Runs the subcommand.
 pub(crate) fn run(command: Command) -> ExitCode {
     let Command::Serve(args) = command;
-    crate::logging::to_stderr();
+    crate::logging::of_service();
     // Out of the manager's session: what a terminal or a supervisor sends to that one does not end the jobs. Fails only
     // where this process leads a group already, that is, where someone gave it one of its own.
     if let Err(error) = rustix::process::setsid() {

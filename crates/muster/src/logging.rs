@@ -1,22 +1,43 @@
-//! The log of the long-running subcommands: plain lines on standard error, filtered by `MUSTER_LOG`.
+//! The log of this process: the one place that starts it. `MUSTER_LOG` chooses parts of the program, and stands before
+//! every level that is set elsewhere.
 
-use std::io::{IsTerminal, stderr};
+use std::io::IsTerminal as _;
+use std::sync::OnceLock;
 
-use tracing_subscriber::EnvFilter;
+use muster_telemetry::logs::{Color, Format, LogHandle, LogOptions};
 
-/// Sends the log to standard error; without `MUSTER_LOG`, what is of interest to an operator.
-pub(crate) fn to_stderr() {
-    filtered_to_stderr("info");
+const DIRECTIVES: &str = "MUSTER_LOG";
+
+static HANDLE: OnceLock<LogHandle> = OnceLock::new();
+
+/// Starts the log of a subcommand that works in the background: what is of interest to an operator, with times where
+/// nobody looks on.
+pub(crate) fn of_service() {
+    let format = if std::io::stderr().is_terminal() { Format::Runner } else { Format::Text };
+    start(LogOptions { format: Some(format), ..LogOptions::default() });
 }
 
-/// Sends the log to standard error, filtered by `MUSTER_LOG`, or by `otherwise` where that is not set.
-pub(crate) fn filtered_to_stderr(otherwise: &str) {
-    let filter = EnvFilter::try_from_env("MUSTER_LOG").unwrap_or_else(|_| EnvFilter::new(otherwise));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr);
-    // Standard error may be a file on a full disk: a line that cannot be logged must not end the process.
-    let builder = builder.log_internal_errors(false);
-    // Only a second call in one process fails, and then the first one's settings stand.
-    let _ = builder.with_ansi(stderr().is_terminal()).with_target(false).try_init();
+/// Starts the log of a command that someone waits for, which shows `parts` of the program.
+pub(crate) fn of_command(parts: &str) {
+    start(LogOptions { directives: parts.parse().ok(), ..LogOptions::default() });
+}
+
+/// Starts the log under the name `gitlab-runner`, in its format unless another is chosen.
+pub(crate) fn of_runner(options: LogOptions) {
+    start(LogOptions { color: Color::Always, ..options });
+}
+
+fn start(options: LogOptions) {
+    let directives = std::env::var(DIRECTIVES).ok().filter(|text| !text.is_empty());
+    let (directives, wrong) = match directives.as_deref().map(str::parse) {
+        Some(Ok(directives)) => (Some(directives), None),
+        Some(Err(error)) => (options.directives, Some(error)),
+        None => (options.directives, None),
+    };
+    HANDLE.get_or_init(|| LogHandle::install(LogOptions { directives, ..options }));
+    if let Some(error) = wrong {
+        tracing::warn!(error = &error as &dyn std::error::Error, "{DIRECTIVES} is ignored");
+    }
 }
 
 /// An error with its causes, for one line.

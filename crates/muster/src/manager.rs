@@ -86,7 +86,7 @@ enum RunError {
 
 /// Runs the subcommand.
 pub(crate) fn run(args: Args) -> ExitCode {
-    crate::logging::to_stderr();
+    crate::logging::of_service();
     crate::runtime::block_on_one_thread(async {
         match work(args).await {
             Ok(code) => code,

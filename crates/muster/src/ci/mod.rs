@@ -44,7 +44,7 @@ const LOG: &str = "error,muster_runner_api=off,muster_coordinator=off,muster_coo
 
 /// Runs the subcommand.
 pub(crate) fn run(args: Args) -> ExitCode {
-    crate::logging::filtered_to_stderr(LOG);
+    crate::logging::of_command(LOG);
     crate::runtime::block_on(async {
         match dispatch(args).await {
             Ok(code) => with_output(code),

@@ -76,7 +76,7 @@ pub(super) fn go_bool(text: &str) -> Result<bool, String> {
 }
 
 /// One of the words, by what it stands for; an empty text, as of an empty variable, is none.
-pub(super) fn optional(text: &str, words: &[(&str, &'static str)]) -> Result<Option<&'static str>, String> {
+pub(super) fn optional<T: Copy>(text: &str, words: &[(&str, T)]) -> Result<Option<T>, String> {
     if text.is_empty() {
         return Ok(None);
     }

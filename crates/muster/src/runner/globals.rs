@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
+use muster_telemetry::logs::{Format, Level, LogOptions};
+
 use super::flags::{go_bool, optional};
 
 /// Flags of all commands (runner-config 2.1).
@@ -15,10 +17,10 @@ pub(crate) struct Globals {
     debug: bool,
     /// Format of the log: runner, text or json.
     #[arg(long, env = "LOG_FORMAT", value_name = "FORMAT", value_parser = log_format)]
-    log_format: Option<Format>,
+    log_format: Option<Optional<Format>>,
     /// The least level that is logged: debug, info, warn, error, fatal or panic.
     #[arg(short = 'l', long, env = "LOG_LEVEL", value_name = "LEVEL", value_parser = log_level)]
-    log_level: Option<Level>,
+    log_level: Option<Optional<Level>>,
     /// Write a profile of the processor's time; not supported, use `perf record`.
     #[arg(long, env = "CPU_PROFILE", value_name = "FILE", hide = true)]
     cpuprofile: Option<PathBuf>,
@@ -28,14 +30,14 @@ pub(crate) struct Globals {
 }
 
 /// An empty variable is as good as none.
-type Format = Option<&'static str>;
-type Level = Option<&'static str>;
+type Optional<T> = Option<T>;
 
 impl Globals {
     /// Starts the log, and says on which platform and as which process this runs.
     pub(super) fn apply(&self) {
-        let level = if self.debug { "debug" } else { self.log_level.flatten().unwrap_or("info") };
-        crate::logging::filtered_to_stderr(level);
+        let level = if self.debug { Some(Level::Debug) } else { self.log_level.flatten() };
+        let format = self.log_format.flatten();
+        crate::logging::of_runner(LogOptions { level, format, ..LogOptions::default() });
         if self.cpuprofile.as_ref().is_some_and(|file| !file.as_os_str().is_empty()) {
             tracing::warn!("--cpuprofile is not supported and is ignored; `perf record` shows where time goes");
         }
@@ -79,21 +81,20 @@ pub(super) fn long_version() -> &'static str {
     &TEXT
 }
 
-fn log_format(text: &str) -> Result<Format, String> {
-    optional(text, &[("runner", "runner"), ("text", "text"), ("json", "json")])
+fn log_format(text: &str) -> Result<Optional<Format>, String> {
+    optional(text, &[("runner", Format::Runner), ("text", Format::Text), ("json", Format::Json)])
 }
 
-fn log_level(text: &str) -> Result<Level, String> {
+fn log_level(text: &str) -> Result<Optional<Level>, String> {
     let levels = [
-        ("debug", "debug"),
-        ("info", "info"),
-        ("warn", "warn"),
-        ("warning", "warn"),
-        ("error", "error"),
-        // Nothing below an error is told apart here: a fatal one is the last one.
-        ("fatal", "error"),
-        ("panic", "error"),
-        ("trace", "trace"),
+        ("debug", Level::Debug),
+        ("info", Level::Info),
+        ("warn", Level::Warning),
+        ("warning", Level::Warning),
+        ("error", Level::Error),
+        ("fatal", Level::Fatal),
+        ("panic", Level::Panic),
+        ("trace", Level::Trace),
     ];
     optional(text, &levels)
 }

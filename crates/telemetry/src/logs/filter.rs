@@ -89,6 +89,7 @@ impl FromStr for Level {
 }
 
 /// What is wanted.
+#[derive(Debug)]
 pub(super) struct Filter {
     targets: Targets,
     /// Nothing that is less grave is written, whatever the targets say.
@@ -105,23 +106,31 @@ impl Filter {
         Self { targets: Targets::new().with_default(foreign).with_target("muster", level.filter()), level }
     }
 
-    pub(super) fn parse(text: &str) -> Result<Self, FilterError> {
-        // A bare level is a level.
-        if let Ok(level) = text.parse() {
-            return Ok(Self::of(level));
-        }
-        let targets: Targets =
-            text.parse().map_err(|source| FilterError::Directives { text: text.to_owned(), source })?;
-        let level = targets.iter().map(|(_, level)| level).chain(targets.default_level()).max();
-        let level = level.and_then(|filter| filter.into_level()).map_or(Level::Panic, Level::of);
-        Ok(Self { targets, level })
-    }
-
     pub(super) fn wants(&self, metadata: &Metadata<'_>) -> bool {
         self.targets.would_enable(metadata.target(), metadata.level())
     }
 
     pub(super) fn hint(&self) -> LevelFilter {
         self.level.filter()
+    }
+}
+
+/// Levels of single parts of the program, as `info,muster_manager=debug`.
+#[derive(Debug)]
+pub struct Directives(pub(super) Filter);
+
+impl FromStr for Directives {
+    type Err = FilterError;
+
+    fn from_str(text: &str) -> Result<Self, FilterError> {
+        // A bare level is a level.
+        if let Ok(level) = text.parse() {
+            return Ok(Self(Filter::of(level)));
+        }
+        let targets: Targets =
+            text.parse().map_err(|source| FilterError::Directives { text: text.to_owned(), source })?;
+        let level = targets.iter().map(|(_, level)| level).chain(targets.default_level()).max();
+        let level = level.and_then(|filter| filter.into_level()).map_or(Level::Panic, Level::of);
+        Ok(Self(Filter { targets, level }))
     }
 }

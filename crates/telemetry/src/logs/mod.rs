@@ -31,7 +31,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use crate::metrics::names;
 
 pub use dump::dump_threads;
-pub use filter::{FilterError, Level};
+pub use filter::{Directives, FilterError, Level};
 pub use format::{Color, Format, FormatError};
 pub use layer::LogLayer;
 pub use scrub::scrub;
@@ -91,8 +91,8 @@ pub struct LogOptions {
     pub level: Option<Level>,
     /// The level until a configuration says otherwise.
     pub default_level: Level,
-    /// Directives for single parts of the program, as `info,muster_manager=debug`; they stand before every level.
-    pub directives: Option<String>,
+    /// For single parts of the program; they stand before every level.
+    pub directives: Option<Directives>,
     /// The format of the command line or the environment; none leaves it to the configuration.
     pub format: Option<Format>,
     /// Whether `runner` lines are colored.
@@ -126,31 +126,24 @@ pub struct LogHandle {
 
 impl LogHandle {
     /// Starts the log of this process. Only the first call in a process takes effect on where records go.
-    ///
-    /// # Errors
-    /// [`FilterError`] for directives that cannot be read.
-    pub fn install(options: LogOptions) -> Result<Self, FilterError> {
-        let (handle, syslog) = Self::new(options, Sink::stderr())?;
+    #[must_use]
+    pub fn install(options: LogOptions) -> Self {
+        let (handle, syslog) = Self::new(options, Sink::stderr());
         // Only a second call in one process fails, and then the first one's settings stand.
         let _ = tracing_subscriber::registry().with(handle.layer.clone()).try_init();
         if let Some(error) = syslog {
             tracing::warn!(%error, "the system's log cannot be reached; records go to standard error only");
         }
-        Ok(handle)
+        handle
     }
 
-    /// The log of a process, whose records go to `sink`.
-    ///
-    /// # Errors
-    /// [`FilterError`] for directives that cannot be read.
-    pub fn new(options: LogOptions, sink: Sink) -> Result<(Self, Option<SyslogError>), FilterError> {
+    /// The log of a process, whose records go to `sink`; and why the system's log cannot be reached, if it cannot.
+    #[must_use]
+    pub fn new(options: LogOptions, sink: Sink) -> (Self, Option<SyslogError>) {
         let level = options.level.unwrap_or(options.default_level);
         let format = options.format.unwrap_or_default();
         let pinned = (options.level.is_some() || options.directives.is_some(), options.format.is_some());
-        let filter = match &options.directives {
-            Some(text) => Filter::parse(text)?,
-            None => Filter::of(level),
-        };
+        let filter = options.directives.map_or_else(|| Filter::of(level), |directives| directives.0);
         let (sink, failed) = match options.syslog.then(sink::syslog) {
             None => (sink, None),
             Some(Ok(syslog)) => (sink.and(syslog), None),
@@ -158,7 +151,7 @@ impl LogHandle {
         };
         let layer = LogLayer::new(filter, format, options.color, sink);
         let defaults = (options.default_level, Format::default());
-        Ok((Self { layer, pinned, defaults, configured: Arc::default() }, failed))
+        (Self { layer, pinned, defaults, configured: Arc::default() }, failed)
     }
 
     /// Takes what a configuration says; absent is the default. What the command line said stays. Answers whether

@@ -14,7 +14,7 @@ struct Log {
 impl Log {
     fn new(options: LogOptions) -> Self {
         let buffer = Arc::default();
-        let (handle, _) = LogHandle::new(options, Sink::memory(&buffer)).unwrap();
+        let (handle, _) = LogHandle::new(options, Sink::memory(&buffer));
         Self { handle, buffer }
     }
 
@@ -117,15 +117,14 @@ fn the_command_line_stands_before_the_configuration() {
 
 #[test]
 fn directives_choose_parts_of_the_program() {
-    let directives = Some("warn,muster_telemetry::logs=debug".to_owned());
+    let directives = Some("warn,muster_telemetry::logs=debug".parse().unwrap());
     let log = Log::new(LogOptions { directives, color: Color::Never, ..LogOptions::default() });
     let lines = log.lines(|| {
         tracing::debug!("here");
         tracing::info!(target: "muster_other", "there");
     });
     assert!(lines.contains("here") && !lines.contains("there"), "{lines}");
-    let wrong = LogOptions { directives: Some("a=b=c".to_owned()), ..LogOptions::default() };
-    let error = LogHandle::new(wrong, Sink::stderr()).err().unwrap().to_string();
+    let error = "a=b=c".parse::<Directives>().unwrap_err().to_string();
     assert_eq!(error, "`a=b=c` is not a filter of the log; it is like `info` or `info,muster_manager=debug`");
 }
 
