@@ -12,6 +12,8 @@
 //! Invariants (life-of-a-job): J1 each job taken is reported, or found gone; J2 a job that an agent accepted is never
 //! handed to an agent again; J3 the trace is the agent's log byte for byte, once; J4 never more jobs than `concurrent`.
 
+mod admission;
+mod client;
 pub mod config;
 mod failure;
 mod job;
@@ -23,5 +25,6 @@ pub mod state;
 pub mod store;
 mod system_id;
 
-pub use manager::{Manager, ManagerError, StopMode};
+pub use admission::RunnerFigures;
+pub use manager::{Control, Figures, Manager, ManagerError, Order};
 pub use system_id::system_id;

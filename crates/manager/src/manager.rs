@@ -1,29 +1,30 @@
 //! The manager's main loop: takes up the jobs of an earlier start, asks for new ones, and stops in order.
 
+mod control;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use muster_environment::Provider;
-use muster_job::JobId;
+use muster_job::Secret;
 use muster_runner_api::client::{Client, ClientError};
+use tokio::sync::mpsc;
 use tokio::task::{Id, JoinError, JoinSet};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 use url::Url;
 
+use crate::admission::{Admission, Limits, Notice};
 use crate::job::{self, Context, JobError};
-use crate::requests::{Arrival, Requests};
-use crate::settings::Settings;
-use crate::store::{Store, StoreError, StoredJob};
+use crate::requests::{Answer, Answered, Requests};
+use crate::settings::{RunnerKey, RunnerSettings, Settings};
+use crate::store::{RunName, Store, StoreError, StoredJob};
 
-/// What happens to jobs when the manager is asked to stop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StopMode {
-    /// They are wound down and reported.
-    Cancel,
-    /// They go on, and the manager stays until they have ended.
-    Drain,
-}
+pub use control::{Control, Figures, Order};
+
+/// The executors that this manager has; runners of others are not asked for jobs.
+const EXECUTORS: &[&str] = &["shell"];
 
 /// Why the manager ended other than by being asked.
 #[derive(Debug, thiserror::Error)]
@@ -31,13 +32,7 @@ pub enum ManagerError {
     /// Its state.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The client cannot be built.
-    #[error(transparent)]
-    Client(#[from] ClientError),
-    /// No runner is configured.
-    #[error("no runner is configured")]
-    NoRunner,
-    /// The coordinator refuses the token, again and again.
+    /// The coordinator refuses the token, again and again, and the settings say that this is fatal.
     #[error("the coordinator at {url} refuses the runner token; register the runner again and pass its new token")]
     TokenRefused {
         /// The coordinator.
@@ -45,87 +40,226 @@ pub enum ManagerError {
     },
 }
 
-/// A manager of one runner at one coordinator.
+/// What the manager is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Working,
+    /// No more jobs are taken; those that run go on.
+    Draining,
+    /// Jobs are wound down and reported.
+    Aborting,
+}
+
+/// A manager of the runners of one `config.toml`.
 pub struct Manager {
-    context: Arc<Context>,
+    settings: Settings,
+    store: Arc<Store>,
+    provider: Arc<dyn Provider>,
+    admission: Admission,
     requests: Requests,
     jobs: JoinSet<Result<(), JobError>>,
-    ids: HashMap<Id, JobId>,
+    ids: HashMap<Id, (RunName, RunnerKey)>,
+    /// Ends the jobs.
+    cancel: CancellationToken,
+    phase: Phase,
+    /// The settings that each runner asks with, numbered.
+    generations: HashMap<RunnerKey, (Arc<RunnerSettings>, u64)>,
+    generation: u64,
 }
 
 impl Manager {
     /// A manager with its state in `store` and its environments from `provider`.
-    ///
-    /// # Errors
-    /// [`ManagerError::Client`] where the URL is not usable.
-    pub fn new(
-        settings: Settings,
-        on_stop: StopMode,
-        store: Store,
-        provider: Arc<dyn Provider>,
-    ) -> Result<Self, ManagerError> {
-        let runner = settings.runners.first().cloned().ok_or(ManagerError::NoRunner)?;
-        let client = Client::new(&runner.url)?;
-        let cancel = CancellationToken::new();
-        let context = Arc::new(Context { client, store, provider, settings, runner, on_stop, cancel });
-        Ok(Self { requests: Requests::new(Arc::clone(&context)), context, jobs: JoinSet::new(), ids: HashMap::new() })
+    #[must_use]
+    pub fn new(settings: Settings, store: Store, provider: Arc<dyn Provider>) -> Self {
+        let store = Arc::new(store);
+        Self {
+            settings,
+            requests: Requests::new(Arc::clone(&store)),
+            store,
+            provider,
+            admission: Admission::new(rand::random()),
+            jobs: JoinSet::new(),
+            ids: HashMap::new(),
+            cancel: CancellationToken::new(),
+            phase: Phase::Working,
+            generations: HashMap::new(),
+            generation: 0,
+        }
     }
 
-    /// Works until `stop`, and then until its jobs are reported. Dropped, it stops at once: a later start goes on.
+    /// Works until it is ordered to stop, and then until its jobs are reported. Dropped, it stops at once: the jobs go on
+    /// at their agents, and a later start takes them up.
     ///
     /// # Errors
     /// [`ManagerError`]; jobs that are under way are brought to their end before, unless the store has failed: then
     /// nothing about them could be kept, and the next start goes on.
-    pub async fn run(mut self, stop: CancellationToken) -> Result<(), ManagerError> {
-        for job in self.context.store.jobs().await? {
-            self.spawn(job, true);
-        }
-        let ended = self.take_jobs(&stop).await;
-        if let Err(ManagerError::Store(_)) = ended {
-            return ended;
-        }
-        self.requests.stop().await;
-        if stop.is_cancelled() && self.context.on_stop == StopMode::Cancel {
-            self.context.cancel.cancel();
-        }
-        tracing::info!(jobs = self.jobs.len(), "no more jobs are taken");
-        while let Some(ended) = self.jobs.join_next_with_id().await {
-            self.job_ended(ended)?;
-        }
-        ended
-    }
-
-    /// Takes jobs until it is to stop. Each branch is cancel-safe: it only waits.
-    async fn take_jobs(&mut self, stop: &CancellationToken) -> Result<(), ManagerError> {
-        let mut capacity = self.context.provider.capacity();
-        loop {
-            // J4: what runs and what may be on its way is never more than `concurrent`; the provider guards its slots.
-            let room = self.context.settings.concurrent.saturating_sub(self.jobs.len());
-            self.requests.fill(room.min(*capacity.borrow_and_update()));
+    pub async fn run(mut self, mut orders: mpsc::Receiver<Order>) -> Result<(), ManagerError> {
+        self.take_up().await?;
+        self.configure(self.settings.clone());
+        let mut refused = None;
+        let mut capacity = self.provider.capacity();
+        let mut ordered = true;
+        while self.phase == Phase::Working || !self.jobs.is_empty() || !self.requests.is_empty() {
+            self.admission.set_capacity(*capacity.borrow_and_update());
+            let wake = self.admit();
+            // Each branch is cancel-safe: it only waits.
             tokio::select! {
-                () = stop.cancelled() => return Ok(()),
-                arrival = self.requests.next() => match arrival? {
-                    Arrival::Job(payload) => {
-                        self.spawn(StoredJob { payload: *payload, state: crate::state::JobState::Taken }, false);
-                    }
-                    Arrival::Nothing => {}
+                order = orders.recv(), if ordered => match order {
+                    Some(order) => self.obey(order),
+                    None => ordered = false,
                 },
-                Some(ended) = self.jobs.join_next_with_id(), if !self.jobs.is_empty() => self.job_ended(ended)?,
-                changed = capacity.changed() => {
-                    if changed.is_err() {
-                        // No provider, no capacity: what runs is brought to its end.
-                        return Ok(());
+                answered = self.requests.next() => {
+                    if let Some(error) = self.answered(answered)? {
+                        refused = Some(error);
+                        self.stop_asking(Phase::Draining);
                     }
                 }
+                Some(ended) = self.jobs.join_next_with_id(), if !self.jobs.is_empty() => self.job_ended(ended)?,
+                changed = capacity.changed(), if self.phase == Phase::Working => {
+                    if changed.is_err() {
+                        // No provider, no capacity: what runs is brought to its end.
+                        self.stop_asking(Phase::Draining);
+                    }
+                }
+                () = async { sleep_until(wake.unwrap_or_else(Instant::now)).await }, if wake.is_some() => {}
+            }
+        }
+        refused.map_or(Ok(()), Err)
+    }
+
+    /// The jobs of an earlier start go on. They count, also beyond what the settings allow now.
+    async fn take_up(&mut self) -> Result<(), ManagerError> {
+        let mut contexts: Vec<Arc<Context>> = Vec::new();
+        for job in self.store.jobs().await? {
+            let Some(runner) = job.runner.clone().or_else(|| self.settings.runners.first().cloned()) else {
+                tracing::error!(job = %job.run, "no runner is known for a job of an earlier start, it is left alone");
+                continue;
+            };
+            let known = contexts.iter().find(|context| Arc::ptr_eq(&context.runner, &runner)).cloned();
+            let context = match known.map_or_else(|| self.context(&runner, None), Ok) {
+                Ok(context) => context,
+                Err(error) => {
+                    tracing::error!(
+                        job = %job.run, runner = runner.name, %error,
+                        "a job of an earlier start cannot be reported; it is taken up by a start that has the runner's \
+                         certificates"
+                    );
+                    continue;
+                }
+            };
+            contexts.push(Arc::clone(&context));
+            self.admission.job_recovered(&runner.key);
+            self.spawn(context, job, true);
+        }
+        Ok(())
+    }
+
+    /// Applies settings. A runner that is as it was keeps its requests in flight.
+    fn configure(&mut self, settings: Settings) {
+        self.settings = settings.following(&self.settings);
+        let known = std::mem::take(&mut self.generations);
+        let mut all = Vec::new();
+        for runner in &self.settings.runners {
+            let unchanged = known.get(&runner.key).filter(|(old, _)| Arc::ptr_eq(old, runner));
+            let generation = unchanged.map_or_else(
+                || {
+                    self.generation += 1;
+                    self.generation
+                },
+                |(_, generation)| *generation,
+            );
+            self.generations.insert(runner.key.clone(), (Arc::clone(runner), generation));
+            all.push(limits(runner, generation));
+        }
+        self.admission.configure(self.settings.concurrent, self.settings.check_interval, all);
+        self.requests.configure(&self.settings.runners);
+    }
+
+    fn obey(&mut self, order: Order) {
+        match order {
+            Order::Reload(settings) => self.configure(*settings),
+            Order::Tell(to) => {
+                let (concurrent, jobs) = (self.settings.concurrent, self.admission.jobs());
+                // Who asked may have gone away.
+                let _ = to.send(Figures { concurrent, jobs, runners: self.admission.figures(Instant::now()) });
+            }
+            Order::Drain => self.stop_asking(Phase::Draining),
+            Order::Abort => {
+                self.stop_asking(Phase::Aborting);
+                self.cancel.cancel();
             }
         }
     }
 
-    fn spawn(&mut self, job: StoredJob, recovered: bool) {
-        let id = job.payload.id;
-        let span = tracing::info_span!("job", job = %id);
-        let handle = self.jobs.spawn(job::execute(Arc::clone(&self.context), job, recovered).instrument(span));
-        self.ids.insert(handle.id(), id);
+    fn stop_asking(&mut self, phase: Phase) {
+        if self.phase == Phase::Working {
+            tracing::info!(jobs = self.jobs.len(), "no more jobs are taken");
+        }
+        if self.phase != Phase::Aborting {
+            self.phase = phase;
+        }
+        self.requests.cut_all();
+    }
+
+    /// Does what admission says; when to ask it again.
+    fn admit(&mut self) -> Option<Instant> {
+        if self.phase != Phase::Working {
+            return None;
+        }
+        let decisions = self.admission.decide(Instant::now());
+        for poll in decisions.cut {
+            self.requests.cut(poll);
+        }
+        for (poll, runner) in decisions.start {
+            self.requests.start(poll, &runner);
+        }
+        decisions.wake
+    }
+
+    /// # Errors
+    /// [`ManagerError::Store`]. Given back, and not raised, is a refusal that ends the manager when its jobs are done.
+    fn answered(&mut self, answered: Answered) -> Result<Option<ManagerError>, ManagerError> {
+        let Answered { poll, runner, client, answer } = answered;
+        let notice = self.admission.answered(poll, answer.outcome(), Instant::now());
+        let error = match answer {
+            Answer::Job(job) => {
+                match self.context(&runner, client) {
+                    Ok(context) => self.spawn(context, *job, false),
+                    Err(error) => tracing::error!(%error, job = %job.run, "no client for a job that a client brought"),
+                }
+                None
+            }
+            Answer::Store(error) => return Err(error.into()),
+            Answer::Failed(error) => Some(error),
+            Answer::Empty { .. } | Answer::Repeated | Answer::Cut => None,
+        };
+        if let Some(notice) = notice {
+            tell(&runner, notice, error.as_ref());
+            if matches!(notice, Notice::Refused { unhealthy: true, .. }) && self.settings.refusal_is_fatal {
+                return Ok(Some(ManagerError::TokenRefused { url: runner.url.clone() }));
+            }
+        }
+        Ok(None)
+    }
+
+    fn context(&self, runner: &Arc<RunnerSettings>, client: Option<Client>) -> Result<Arc<Context>, ClientError> {
+        let client = client.map_or_else(|| crate::client::of(runner), Ok)?;
+        Ok(Arc::new(Context {
+            client,
+            runner: Arc::clone(runner),
+            store: Arc::clone(&self.store),
+            provider: Arc::clone(&self.provider),
+            agent_grace: self.settings.agent_grace,
+            host_name: self.settings.host_name.clone(),
+            cancel: self.cancel.clone(),
+        }))
+    }
+
+    fn spawn(&mut self, context: Arc<Context>, job: StoredJob, recovered: bool) {
+        let (run, key) = (job.run.clone(), context.runner.key.clone());
+        let span = tracing::info_span!("job", job = %job.payload.id, runner = context.runner.name);
+        let handle = self.jobs.spawn(job::execute(context, job, recovered).instrument(span));
+        self.ids.insert(handle.id(), (run, key));
     }
 
     /// # Errors
@@ -133,17 +267,77 @@ impl Manager {
     /// that is tried at once, by whoever watches this process.
     fn job_ended(&mut self, ended: Result<(Id, Result<(), JobError>), JoinError>) -> Result<(), ManagerError> {
         let task = ended.as_ref().map_or_else(JoinError::id, |(task, _)| *task);
-        let job = self.ids.remove(&task).map_or(0, |job| job.0);
+        let Some((run, runner)) = self.ids.remove(&task) else { return Ok(()) };
+        self.admission.job_ended(&runner);
         let error = match ended {
             Ok((_, Ok(()))) => {
-                tracing::debug!(job, "job done");
+                tracing::debug!(job = %run, "job done");
                 return Ok(());
             }
             Ok((_, Err(JobError::Store(error)))) => return Err(error.into()),
             Ok((_, Err(JobError::Move(error)))) => error.to_string(),
             Err(error) => error.to_string(),
         };
-        tracing::error!(job, error, "the job stays in state.db for a later start of the manager");
+        tracing::error!(job = %run, error, "the job stays in state.db for a later start of the manager");
         Ok(())
+    }
+}
+
+/// A runner, as far as admission goes by it.
+fn limits(runner: &RunnerSettings, generation: u64) -> Limits {
+    const ADAPTIVE: &str = "FF_USE_ADAPTIVE_REQUEST_CONCURRENCY";
+    let known = EXECUTORS.contains(&runner.executor.as_str());
+    let has_token = !is_blank(&runner.token);
+    if !known {
+        tracing::error!(
+            runner = runner.name,
+            executor = runner.executor,
+            "this version has no such executor: the runner gets no jobs"
+        );
+    }
+    if !has_token {
+        tracing::warn!(runner = runner.name, "the runner has no token and gets no jobs: register it");
+    }
+    Limits {
+        key: runner.key.clone(),
+        generation,
+        enabled: known && has_token,
+        limit: runner.limit,
+        request_concurrency: runner.request_concurrency,
+        adaptive: runner.feature_flags.get(ADAPTIVE).copied().unwrap_or(true),
+        strict: runner.strict_check_interval,
+        unhealthy_requests_limit: runner.unhealthy_requests_limit.max(1),
+        unhealthy_interval: runner.unhealthy_interval,
+    }
+}
+
+fn is_blank(token: &Secret) -> bool {
+    token.expose().trim().is_empty()
+}
+
+/// Logs what came of a job request, where it is of interest.
+fn tell(runner: &RunnerSettings, notice: Notice, error: Option<&ClientError>) {
+    let (name, url) = (runner.name.as_str(), runner.url.as_str());
+    let error = error.map(ToString::to_string).unwrap_or_default();
+    match notice {
+        Notice::Failed { failures, wait } => {
+            let wait_ms = wait.as_millis();
+            tracing::warn!(runner = name, url, error, failures, wait_ms, "job request failed, will be repeated");
+        }
+        Notice::Refused { refusals, wait, unhealthy: false } => {
+            tracing::warn!(runner = name, url, error, refusals, wait_ms = wait.as_millis(), "job request refused");
+        }
+        Notice::Refused { refusals, wait, unhealthy: true } => tracing::error!(
+            runner = name,
+            url,
+            error,
+            refusals,
+            next_probe_s = wait.as_secs(),
+            "the runner is unhealthy: its token is not, or no longer, valid, or it was removed; register it again, or \
+             delete its entry. It is probed on"
+        ),
+        Notice::Recovered { failures } => {
+            tracing::info!(runner = name, url, failures, "job requests work again");
+        }
     }
 }

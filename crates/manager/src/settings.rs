@@ -68,6 +68,29 @@ impl Settings {
         }
     }
 
+    /// These settings as the successor of `old`: a runner that is as it was is the same one, in memory too; and one that
+    /// has no id keeps its key under a new token, if url and name say which one it was.
+    #[must_use]
+    pub fn following(mut self, old: &Self) -> Self {
+        let has = |runners: &[Arc<RunnerSettings>], key: &RunnerKey| runners.iter().any(|runner| runner.key == *key);
+        let lost: Vec<&Arc<RunnerSettings>> =
+            old.runners.iter().filter(|runner| runner.id == 0 && !has(&self.runners, &runner.key)).collect();
+        let mut kept = lost.into_iter().filter(|runner| !runner.name.is_empty()).collect::<Vec<_>>();
+        for runner in &mut self.runners {
+            if runner.id == 0 && !has(&old.runners, &runner.key) {
+                let known = kept.iter().position(|old| old.name == runner.name && old.url == runner.url);
+                if let Some(known) = known {
+                    let key = kept.swap_remove(known).key.clone();
+                    Arc::make_mut(runner).key = key;
+                }
+            }
+            if let Some(same) = old.runners.iter().find(|old| old == &runner) {
+                *runner = Arc::clone(same);
+            }
+        }
+        self
+    }
+
     /// Gives each runner that has no key of its own yet one that no other runner of the file has.
     ///
     /// Runners of one file that share url and token (C025) are told apart by their order.
@@ -375,6 +398,20 @@ mod tests {
         let keys: std::collections::BTreeSet<_> = settings.runners.iter().map(|runner| &runner.key).collect();
         assert_eq!(keys.len(), 3);
         assert_eq!(settings.runners[0].key, runner("one", 0).key, "the first one keeps its key");
+    }
+
+    #[test]
+    fn settings_that_follow_keep_what_is_the_same_and_whose_token_is_new() {
+        let named = |token, name: &str| Arc::new(RunnerSettings { name: name.to_owned(), ..runner(token, 0) });
+        let old = Settings { runners: vec![named("one", "a"), named("two", "b")], ..Settings::new() };
+        let new = Settings {
+            runners: vec![named("rotated", "b"), named("one", "a"), named("three", "c")],
+            ..Settings::new()
+        };
+        let new = new.following(&old);
+        assert_eq!(new.runners[0].key, old.runners[1].key, "its token is new, and it is the same runner");
+        assert!(Arc::ptr_eq(&new.runners[1], &old.runners[0]), "nothing has changed");
+        assert_eq!(new.runners[2].key, named("three", "c").key);
     }
 
     #[test]

@@ -14,10 +14,9 @@ use muster_environment::host::{HostOptions, HostProvider};
 use muster_job::Secret;
 use muster_manager::settings::{RunnerSettings, Settings};
 use muster_manager::store::Store;
-use muster_manager::{Manager, StopMode, system_id};
+use muster_manager::{Control, Manager, Order, system_id};
 use muster_steps::process::Watched;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio_util::sync::CancellationToken;
 
 /// Arguments of `muster manager`.
 #[derive(Debug, clap::Args)]
@@ -100,12 +99,13 @@ pub(crate) fn run(args: Args) -> ExitCode {
 
 async fn work(args: Args) -> Result<ExitCode, RunError> {
     let until_pid = args.until_pid;
-    let stop = CancellationToken::new();
+    let on_stop = args.on_stop;
+    let (control, orders) = Control::new();
     let manager = build(args).await?;
     tokio::select! {
         // Every part of `run` stands a sudden end: that is what state.db is for.
-        ended = manager.run(stop.clone()) => ended.map(|()| ExitCode::SUCCESS).map_err(RunError::from),
-        signals = signals(&stop) => {
+        ended = manager.run(orders) => ended.map(|()| ExitCode::SUCCESS).map_err(RunError::from),
+        signals = signals(&control, on_stop) => {
             signals.map_err(RunError::Signals)?;
             tracing::warn!("the manager ends at once; jobs that run are taken up by its next start");
             Ok(ExitCode::FAILURE)
@@ -151,15 +151,11 @@ async fn build(args: Args) -> Result<Manager, RunError> {
         runners: vec![Arc::new(runner)],
         ..Settings::new()
     };
-    let on_stop = match args.on_stop {
-        OnStop::Drain => StopMode::Drain,
-        OnStop::Cancel => StopMode::Cancel,
-    };
-    Ok(Manager::new(settings, on_stop, store, Arc::new(provider))?)
+    Ok(Manager::new(settings, store, Arc::new(provider)))
 }
 
 /// Stops the manager at the first signal; returns at the second.
-async fn signals(stop: &CancellationToken) -> std::io::Result<()> {
+async fn signals(control: &Control, on_stop: OnStop) -> std::io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     for _ in 0..2 {
@@ -167,7 +163,11 @@ async fn signals(stop: &CancellationToken) -> std::io::Result<()> {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        stop.cancel();
+        let order = match on_stop {
+            OnStop::Drain => Order::Drain,
+            OnStop::Cancel => Order::Abort,
+        };
+        control.give(order).await;
     }
     Ok(())
 }

@@ -59,7 +59,7 @@ impl Actor {
             if Instant::now() >= watchdog {
                 return Followed::Lost(format!("no result within {} s", limit.as_secs()));
             }
-            if seen.elapsed() >= self.context.settings.agent_grace {
+            if seen.elapsed() >= self.context.agent_grace {
                 return Followed::Lost(format!("the job's environment was lost: {error}"));
             }
             tracing::warn!(%error, "the agent is out of reach, trying again");

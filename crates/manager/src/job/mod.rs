@@ -21,7 +21,7 @@ mod uploader;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_environment::{Lease, Provider, SlotKey};
+use muster_environment::{Directories, Lease, Provider, SlotKey};
 use muster_job::{FailureReason, JobId};
 use muster_runner_api::client::Client;
 use muster_runner_api::payload::JobPayload;
@@ -30,10 +30,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::failure::last_words;
 use crate::lower::{LoweredJob, Placement, lower};
-use crate::manager::StopMode;
-use crate::settings::{RunnerSettings, Settings};
+use crate::settings::RunnerSettings;
 use crate::state::{IllegalMove, JobState, OwnEnd};
-use crate::store::{Store, StoreError, StoredJob};
+use crate::store::{RunName, Store, StoreError, StoredJob};
 use agent::AgentError;
 use follow::Followed;
 use interrupt::{Interruption, heard};
@@ -48,14 +47,17 @@ const ANSWER_LIMIT: Duration = Duration::from_millis(500);
 /// How long closing a job at the agent is tried; after that the agent's retention removes it (R6).
 const CLOSE_LIMIT: Duration = Duration::from_secs(90);
 
-/// What the actors share.
+/// What the actors of one runner's jobs share.
 pub(crate) struct Context {
     pub(crate) client: Client,
-    pub(crate) store: Store,
-    pub(crate) provider: Arc<dyn Provider>,
-    pub(crate) settings: Settings,
+    /// As it was when the job was taken.
     pub(crate) runner: Arc<RunnerSettings>,
-    pub(crate) on_stop: StopMode,
+    pub(crate) store: Arc<Store>,
+    pub(crate) provider: Arc<dyn Provider>,
+    /// How long a lost agent is hoped for.
+    pub(crate) agent_grace: Duration,
+    /// This machine's name, for the trace.
+    pub(crate) host_name: String,
     /// The manager wants its jobs to wind down.
     pub(crate) cancel: CancellationToken,
 }
@@ -84,6 +86,7 @@ enum Next {
 /// One job.
 struct Actor {
     context: Arc<Context>,
+    run: RunName,
     payload: JobPayload,
     state: JobState,
     lease: Option<Lease>,
@@ -95,7 +98,7 @@ struct Actor {
 /// Brings one job to its end, also where `state.db` cannot be written for a while: then it is taken up from its row, as
 /// after a start. Without this the job would be reported by nobody as long as this manager lives (J1).
 pub(crate) async fn execute(context: Arc<Context>, job: StoredJob, recovered: bool) -> Result<(), JobError> {
-    let id = job.payload.id;
+    let run = job.run.clone();
     let mut backoff = Backoff::new(STORE_AGAIN);
     let mut result = execute_once(Arc::clone(&context), job, recovered).await;
     while let Err(JobError::Store(error)) = result {
@@ -106,7 +109,7 @@ pub(crate) async fn execute(context: Arc<Context>, job: StoredJob, recovered: bo
             "the job is taken up again"
         );
         tokio::time::sleep(wait).await;
-        result = match context.store.job(id).await {
+        result = match context.store.job(&run, &context.runner).await {
             Ok(Some(job)) => execute_once(Arc::clone(&context), job, true).await,
             Ok(None) => Ok(()),
             Err(error) => Err(error.into()),
@@ -117,7 +120,7 @@ pub(crate) async fn execute(context: Arc<Context>, job: StoredJob, recovered: bo
 
 /// Brings one job from where its row stands to its end, and deletes the row.
 async fn execute_once(context: Arc<Context>, job: StoredJob, recovered: bool) -> Result<(), JobError> {
-    let StoredJob { payload, state } = job;
+    let StoredJob { run, payload, state, .. } = job;
     let uploader = Uploader::new(context.client.clone(), payload.clone());
     let lease = state.held().and_then(|record| match context.provider.restore(record) {
         Ok(lease) => Some(lease),
@@ -126,7 +129,7 @@ async fn execute_once(context: Arc<Context>, job: StoredJob, recovered: bool) ->
             None
         }
     });
-    let mut actor = Actor { context, payload, state, lease, lowered: None, uploader, places_tried: 0 };
+    let mut actor = Actor { context, run, payload, state, lease, lowered: None, uploader, places_tried: 0 };
     if recovered {
         tracing::info!(state = actor.state.name(), "a job of an earlier start goes on");
         if actor.ask().await == Verdict::Gone {
@@ -161,7 +164,7 @@ impl Actor {
 
     /// Stores the state that follows. Durable before anything is done in it.
     async fn move_to(&mut self, next: JobState) -> Result<Next, JobError> {
-        self.context.store.set_state(self.id(), &next).await?;
+        self.context.store.set_state(&self.run, &next).await?;
         tracing::debug!(from = self.state.name(), to = next.name(), "job moved");
         self.state = next;
         Ok(Next::State)
@@ -231,7 +234,7 @@ impl Actor {
             return Ok(Err(AgentError::Refused("the slot of the job is lost".to_owned())));
         };
         let run = agent::run_until_taken(lease.environment.as_ref(), &id, lowered);
-        let mut run = std::pin::pin!(tokio::time::timeout(self.context.settings.agent_grace, run));
+        let mut run = std::pin::pin!(tokio::time::timeout(self.context.agent_grace, run));
         let answer = tokio::select! {
             answer = &mut run => answer,
             // An agent that is answering just now winds the job down better than anyone else.
@@ -245,11 +248,18 @@ impl Actor {
     /// Lowers the payload; always to the same plan for the same slot.
     fn lower(&mut self) -> Result<(), crate::lower::LowerError> {
         if let (None, Some(lease)) = (&self.lowered, &self.lease) {
+            let runner = &self.context.runner;
+            let own = lease.environment.directories();
+            let directories = Directories {
+                builds: runner.builds_dir.as_ref().unwrap_or(&own.builds).clone(),
+                cache: runner.cache_dir.as_ref().unwrap_or(&own.cache).clone(),
+                shared: own.shared,
+            };
             let placement = Placement {
-                directories: lease.environment.directories().clone(),
+                directories,
                 slot: lease.record.slot.clone(),
-                runner: Arc::clone(&self.context.runner),
-                host_name: self.context.settings.host_name.clone(),
+                runner: Arc::clone(runner),
+                host_name: self.context.host_name.clone(),
             };
             self.lowered = Some(lower(&self.payload, &placement)?);
         }
@@ -301,7 +311,7 @@ impl Actor {
             JobState::Leased { attempt, .. } | JobState::Running { attempt, .. } => attempt,
             JobState::Ended { place, .. } => &place.as_ref()?.1,
         };
-        Some(format!("{}-{attempt}", self.id()))
+        Some(self.run.attempt(*attempt))
     }
 
     /// R6: the agent may forget the job, the slot is free, the row is deleted.
@@ -317,7 +327,7 @@ impl Actor {
         if let Some(lease) = self.lease.take() {
             lease.release();
         }
-        self.context.store.delete(self.id()).await?;
+        self.context.store.delete(&self.run).await?;
         Ok(())
     }
 }

@@ -11,16 +11,17 @@ use muster_environment::{
 use muster_job::{JobId, Secret};
 use muster_manager::settings::{RunnerSettings, Settings};
 use muster_manager::store::{Store, StoreError};
-use muster_manager::{Manager, ManagerError, StopMode};
+use muster_manager::{Control, Manager, ManagerError, Order};
 use muster_runner_api::test_support::{Job, MemoryCoordinator, RUNNER_TOKEN, Served, serve};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
 
 use crate::agent::FakeAgent;
 
 pub(crate) const JOB: JobId = JobId(7);
+
+/// Job [`JOB`] at the agent.
 pub(crate) const RUN: &str = "7-1";
 
 pub(crate) struct Bench {
@@ -32,11 +33,16 @@ pub(crate) struct Bench {
 
 /// A manager at work. Dropped or killed, it stops between two instructions, as a process does.
 pub(crate) struct Running {
-    pub(crate) stop: CancellationToken,
+    pub(crate) control: Control,
     task: JoinHandle<Result<(), ManagerError>>,
 }
 
 impl Running {
+    /// Lets it end its jobs, and end.
+    pub(crate) async fn drain(&self) {
+        self.control.give(Order::Drain).await;
+    }
+
     pub(crate) async fn kill(self) {
         self.task.abort();
         let _ = (&mut { self.task }).await;
@@ -70,10 +76,10 @@ impl Bench {
     }
 
     pub(crate) async fn manager(&self) -> Running {
-        self.manager_with(StopMode::Drain, Duration::from_secs(10)).await
+        self.manager_with(Duration::from_secs(10)).await
     }
 
-    pub(crate) async fn manager_with(&self, on_stop: StopMode, agent_grace: Duration) -> Running {
+    pub(crate) async fn manager_with(&self, agent_grace: Duration) -> Running {
         let store = self.store().await;
         let runner = RunnerSettings {
             name: "test".to_owned(),
@@ -89,9 +95,9 @@ impl Bench {
             ..Settings::new()
         };
         let provider = FakeProvider::new(self.home.path(), settings.concurrent);
-        let manager = Manager::new(settings, on_stop, store, Arc::new(provider)).unwrap();
-        let stop = CancellationToken::new();
-        Running { task: tokio::spawn(manager.run(stop.clone())), stop }
+        let manager = Manager::new(settings, store, Arc::new(provider));
+        let (control, orders) = Control::new();
+        Running { task: tokio::spawn(manager.run(orders)), control }
     }
 
     /// Opens state.db, as soon as the last task of an aborted manager is gone.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use muster_agent_api::result::Outcome;
 use muster_job::{EndCause, FailureReason, JobStatus};
-use muster_manager::{ManagerError, StopMode};
+use muster_manager::{ManagerError, Order};
 use muster_runner_api::test_support::{Call, Fault};
 use serde_json::json;
 
@@ -37,7 +37,7 @@ async fn lost_answers_and_refused_pieces_double_nothing() {
     let job = bench.coordinator.wait_for_end(JOB).await;
     assert_eq!((job.status, job.text()), (JobStatus::Success, log));
     bench.agent.wait_for(|spool| spool.closed == [RUN]).await;
-    manager.stop.cancel();
+    manager.drain().await;
     manager.ended().await.unwrap();
     bench.check_forgotten().await;
 }
@@ -79,7 +79,7 @@ async fn an_agent_that_comes_back_is_followed_on() {
 async fn an_agent_that_is_lost_for_good_fails_the_job_in_words_that_stand_once() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
-    let manager = bench.manager_with(StopMode::Drain, Duration::from_millis(200)).await;
+    let manager = bench.manager_with(Duration::from_millis(200)).await;
     started(&bench).await;
     bench.agent.write(RUN, "before\n");
     bench.trace_has("before").await;
@@ -122,7 +122,7 @@ async fn a_job_that_the_coordinator_ended_is_closed_and_not_reported() {
     bench.coordinator.set_status(JOB, JobStatus::Canceled);
     bench.agent.write(RUN, "working\n");
     bench.agent.wait_for(|spool| spool.closed == [RUN]).await;
-    manager.stop.cancel();
+    manager.drain().await;
     manager.ended().await.unwrap();
     bench.check_forgotten().await;
     assert!(bench.coordinator.job(JOB).unwrap().updates.is_empty());
@@ -133,13 +133,13 @@ async fn a_cancel_is_heard_while_no_agent_answers() {
     let bench = Bench::start().await;
     bench.agent.kill();
     bench.push(&json!({}));
-    let manager = bench.manager_with(StopMode::Drain, Duration::from_secs(600)).await;
+    let manager = bench.manager_with(Duration::from_secs(600)).await;
     bench.coordinator.wait_for(JOB, |job| job.handouts == 1).await;
     bench.coordinator.set_status(JOB, JobStatus::Canceling);
     let job = bench.coordinator.wait_for_end(JOB).await;
     assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("job_canceled"));
     bench.agent.restart();
-    manager.stop.cancel();
+    manager.drain().await;
     manager.ended().await.unwrap();
     assert!(bench.agent.spool().started.is_empty(), "a canceled job is not started later");
 }
@@ -148,7 +148,7 @@ async fn a_cancel_is_heard_while_no_agent_answers() {
 async fn a_cancel_is_heard_while_the_agent_of_a_running_job_is_away() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
-    let _manager = bench.manager_with(StopMode::Drain, Duration::from_secs(600)).await;
+    let _manager = bench.manager_with(Duration::from_secs(600)).await;
     started(&bench).await;
     bench.agent.kill();
     bench.coordinator.set_status(JOB, JobStatus::Canceling);
@@ -170,7 +170,7 @@ async fn a_job_goes_on_once_its_state_can_be_stored_again() {
     started(&bench).await;
     bench.agent.finish(RUN, Outcome::Success);
     bench.coordinator.wait_for_end(JOB).await;
-    manager.stop.cancel();
+    manager.drain().await;
     manager.ended().await.unwrap();
     assert_eq!(bench.agent.spool().started, [RUN]);
     bench.check_forgotten().await;
@@ -180,9 +180,9 @@ async fn a_job_goes_on_once_its_state_can_be_stored_again() {
 async fn a_stop_cancels_the_jobs_and_says_who_did() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
-    let manager = bench.manager_with(StopMode::Cancel, Duration::from_secs(10)).await;
+    let manager = bench.manager().await;
     started(&bench).await;
-    manager.stop.cancel();
+    manager.control.give(Order::Abort).await;
     bench.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
     bench.agent.finish(RUN, canceled());
     manager.ended().await.unwrap();

@@ -114,7 +114,7 @@ async fn killed_after_the_end_was_acknowledged_it_only_cleans_up() {
     manager.kill().await;
     let manager = bench.manager().await;
     check_success(&bench, "log\n").await;
-    manager.stop.cancel();
+    manager.drain().await;
     manager.ended().await.unwrap();
     bench.check_forgotten().await;
 }

@@ -1,0 +1,278 @@
+//! Who may ask for a job, and when: a pure engine. Events and time in, decisions out.
+//!
+//! ```text
+//! configure, capacity, answers, ends of jobs --> Admission --decide(now)--> requests to start, requests to cut, wake-up
+//! ```
+//!
+//! A request in flight may bring a job, so it reserves a place in `concurrent` and in its runner's `limit` until it is
+//! answered: no job is fetched that cannot be started. Where there are fewer places than runners, the one that waited
+//! longest is next, and a request that was held for [`CUT_AFTER`] is cut when another runner has none: so no runner's
+//! held request keeps another one from its jobs (GitLab Runner holds it up for 50 s, C002).
+//!
+//! Invariants, checked by the properties in `tests.rs`: jobs and requests never exceed `concurrent`, `limit` and
+//! `request_concurrency` by a decision of this engine; each runner that may ask does so within a bound; whatever is to
+//! happen later has a wake-up.
+
+mod entry;
+#[cfg(test)]
+mod tests;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::settings::RunnerKey;
+use entry::Entry;
+pub use entry::RunnerFigures;
+pub(crate) use entry::{Limits, Notice, Outcome};
+
+/// How long a held request is safe from being cut in favour of another runner.
+///
+/// GitLab's front end holds a request without looking for jobs, so cutting it loses nothing; but the request is looked
+/// at by GitLab proper before, and a job that is assigned then would be lost to the cut: so this is far longer than that
+/// takes. Our own coordinator gives such a job again to the same lane.
+pub(crate) const CUT_AFTER: Duration = Duration::from_secs(10);
+
+/// One job request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct PollId(u64);
+
+/// What is to be done now.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Decisions {
+    /// Requests to send.
+    pub(crate) start: Vec<(PollId, RunnerKey)>,
+    /// Requests to give up; each is still to be answered with [`Outcome::Cut`], or with what it brought all the same.
+    pub(crate) cut: Vec<PollId>,
+    /// When to ask again if nothing happens before.
+    pub(crate) wake: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Poll {
+    runner: RunnerKey,
+    /// The generation of the runner's settings that it was sent with.
+    generation: u64,
+    started: Instant,
+    cut: bool,
+}
+
+/// The engine.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    concurrent: usize,
+    check_interval: Duration,
+    capacity: usize,
+    /// In the order of the file.
+    entries: Vec<Entry>,
+    polls: BTreeMap<PollId, Poll>,
+    /// How many of the polls are whose.
+    polls_by_runner: HashMap<RunnerKey, usize>,
+    /// Jobs under way, also of runners that are not in the file any more.
+    jobs: HashMap<RunnerKey, usize>,
+    /// Requests sent so far: the next one's number, and the clock of turns.
+    sent: u64,
+    seed: u64,
+}
+
+impl Admission {
+    /// An engine without runners. The same seed gives the same waits.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            concurrent: 0,
+            check_interval: Duration::ZERO,
+            capacity: 0,
+            entries: Vec::new(),
+            polls: BTreeMap::new(),
+            polls_by_runner: HashMap::new(),
+            jobs: HashMap::new(),
+            sent: 0,
+            seed,
+        }
+    }
+
+    /// New settings. Runners that stay keep what is known of them, except for their health: an operator who changed
+    /// something wants to see at once whether it helped.
+    pub(crate) fn configure(&mut self, concurrent: usize, check_interval: Duration, runners: Vec<Limits>) {
+        self.concurrent = concurrent;
+        self.check_interval = check_interval;
+        let mut known: HashMap<RunnerKey, Entry> =
+            self.entries.drain(..).map(|entry| (entry.limits.key.clone(), entry)).collect();
+        for limits in runners {
+            self.seed = self.seed.wrapping_add(1);
+            let mut entry = known.remove(&limits.key).unwrap_or_else(|| Entry::new(limits.clone(), self.seed));
+            entry.configure(limits);
+            self.entries.push(entry);
+        }
+    }
+
+    /// Jobs that the places where jobs run can take beside those that they have.
+    pub(crate) fn set_capacity(&mut self, capacity: usize) {
+        self.capacity = capacity;
+    }
+
+    /// A job of an earlier start is under way.
+    pub(crate) fn job_recovered(&mut self, runner: &RunnerKey) {
+        *self.jobs.entry(runner.clone()).or_default() += 1;
+    }
+
+    /// A job has ended.
+    pub(crate) fn job_ended(&mut self, runner: &RunnerKey) {
+        one_less(&mut self.jobs, runner);
+    }
+
+    /// A request is over. Its place becomes the job's, or free.
+    pub(crate) fn answered(&mut self, poll: PollId, outcome: Outcome, now: Instant) -> Option<Notice> {
+        let Poll { runner, started, generation, .. } = self.polls.remove(&poll)?;
+        one_less(&mut self.polls_by_runner, &runner);
+        if outcome == Outcome::Job {
+            self.job_recovered(&runner);
+        }
+        let check_interval = self.check_interval;
+        let entry = self.entries.iter_mut().find(|entry| entry.limits.key == runner)?;
+        // What came of settings that are not valid any more says nothing about those that are.
+        (entry.limits.generation == generation).then(|| entry.judge(outcome, started, now, check_interval)).flatten()
+    }
+
+    /// What is to be done now. To be called after every event, and at the time of its last wake-up.
+    pub(crate) fn decide(&mut self, now: Instant) -> Decisions {
+        let mut decisions = Decisions::default();
+        self.cut_what_must_not_be(&mut decisions);
+        self.start_what_may_be(now, &mut decisions);
+        self.make_room_for_the_hungry(now, &mut decisions);
+        let waits = self.entries.iter().filter(|entry| self.could_ask(entry)).filter_map(|entry| entry.not_before());
+        decisions.wake = waits.filter(|wake| *wake > now).chain(decisions.wake).min();
+        decisions
+    }
+
+    /// What is known of each runner of the file.
+    pub(crate) fn figures(&self, now: Instant) -> Vec<RunnerFigures> {
+        let figures = self.entries.iter().map(|entry| {
+            let key = &entry.limits.key;
+            entry.figures(self.polls_of(key), self.jobs_of(key), now)
+        });
+        figures.collect()
+    }
+
+    /// Jobs under way.
+    pub(crate) fn jobs(&self) -> usize {
+        self.jobs.values().sum()
+    }
+
+    /// Requests that are not allowed any more by new settings.
+    fn cut_what_must_not_be(&mut self, decisions: &mut Decisions) {
+        let stale = self.polls.iter().filter(|(_, poll)| {
+            let entry = self.entries.iter().find(|entry| entry.limits.key == poll.runner);
+            entry.is_none_or(|entry| entry.limits.generation != poll.generation || !entry.limits.enabled)
+        });
+        let stale: Vec<PollId> = stale.map(|(id, _)| *id).collect();
+        self.cut(stale, decisions);
+        for index in 0..self.entries.len() {
+            let Some(entry) = self.entries.get(index) else { continue };
+            let key = entry.limits.key.clone();
+            let free = entry.limits.limit.map_or(usize::MAX, |limit| limit.saturating_sub(self.jobs_of(&key)));
+            let most = free.min(entry.limits.request_concurrency);
+            let live: Vec<PollId> = self.live().filter(|(_, poll)| poll.runner == key).map(|(id, _)| id).collect();
+            self.cut(live.into_iter().skip(most), decisions);
+        }
+        let most = self.places();
+        while self.live().count() > most {
+            // The newest of the runner that has most of them.
+            let victim = self.live().max_by_key(|(id, poll)| (self.live_of(&poll.runner), *id)).map(|(id, _)| id);
+            self.cut(victim, decisions);
+        }
+    }
+
+    /// Fills the free places: first those who have no request, and of these the one that waited longest.
+    fn start_what_may_be(&mut self, now: Instant, decisions: &mut Decisions) {
+        while self.polls.len() < self.places() {
+            let may = self.entries.iter().enumerate().filter(|(_, entry)| self.may_ask(entry, now));
+            let next = may.min_by_key(|(_, entry)| (self.polls_of(&entry.limits.key), entry.last_turn));
+            let Some(index) = next.map(|(index, _)| index) else { return };
+            self.sent += 1;
+            let id = PollId(self.sent);
+            let Some(entry) = self.entries.get_mut(index) else { return };
+            entry.last_turn = self.sent;
+            entry.requests_total += 1;
+            let (runner, generation) = (entry.limits.key.clone(), entry.limits.generation);
+            decisions.start.push((id, runner.clone()));
+            *self.polls_by_runner.entry(runner.clone()).or_default() += 1;
+            self.polls.insert(id, Poll { runner, generation, started: now, cut: false });
+        }
+    }
+
+    /// Cuts requests that were held long enough, as many as there are runners that may ask and have no place to.
+    fn make_room_for_the_hungry(&mut self, now: Instant, decisions: &mut Decisions) {
+        let is_hungry = |entry: &&Entry| self.may_ask(entry, now) && self.polls_of(&entry.limits.key) == 0;
+        let hungry = self.entries.iter().filter(is_hungry).count();
+        let on_their_way = self.polls.values().filter(|poll| poll.cut).count();
+        let wanted = hungry.saturating_sub(on_their_way);
+        if wanted == 0 || self.places() == 0 {
+            return;
+        }
+        let mut held: Vec<(Instant, PollId)> = self.live().map(|(id, poll)| (poll.started + CUT_AFTER, id)).collect();
+        held.sort_unstable();
+        let mut due: Vec<(Instant, PollId)> = held.iter().copied().take_while(|(due, _)| *due <= now).collect();
+        // Rather the second request of one runner than the only one of another.
+        due.sort_by_key(|(due, id)| (Reverse(self.polls.get(id).map_or(0, |poll| self.polls_of(&poll.runner))), *due));
+        let due: Vec<PollId> = due.into_iter().map(|(_, id)| id).take(wanted).collect();
+        if due.len() < wanted {
+            decisions.wake = held.get(due.len()).map(|(due, _)| *due);
+        }
+        self.cut(due, decisions);
+    }
+
+    fn cut(&mut self, polls: impl IntoIterator<Item = PollId>, decisions: &mut Decisions) {
+        for id in polls {
+            if let Some(poll) = self.polls.get_mut(&id).filter(|poll| !poll.cut) {
+                poll.cut = true;
+                decisions.cut.push(id);
+            }
+        }
+    }
+
+    /// Places for requests, taken or not.
+    fn places(&self) -> usize {
+        self.concurrent.saturating_sub(self.jobs()).min(self.capacity)
+    }
+
+    /// Whether the runner has anything to ask for, once its wait is over.
+    fn could_ask(&self, entry: &Entry) -> bool {
+        let key = &entry.limits.key;
+        let polls = self.polls_of(key);
+        let free = entry.limits.limit.is_none_or(|limit| self.jobs_of(key) + polls < limit);
+        entry.limits.enabled && free && polls < entry.effective_requests()
+    }
+
+    fn may_ask(&self, entry: &Entry, now: Instant) -> bool {
+        self.could_ask(entry) && entry.not_before().is_none_or(|earliest| earliest <= now)
+    }
+
+    fn jobs_of(&self, runner: &RunnerKey) -> usize {
+        self.jobs.get(runner).copied().unwrap_or_default()
+    }
+
+    fn polls_of(&self, runner: &RunnerKey) -> usize {
+        self.polls_by_runner.get(runner).copied().unwrap_or_default()
+    }
+
+    fn live_of(&self, runner: &RunnerKey) -> usize {
+        self.live().filter(|(_, poll)| poll.runner == *runner).count()
+    }
+
+    /// Requests that are not being cut, newest last.
+    fn live(&self) -> impl Iterator<Item = (PollId, &Poll)> {
+        self.polls.iter().filter(|(_, poll)| !poll.cut).map(|(id, poll)| (*id, poll))
+    }
+}
+
+fn one_less(counts: &mut HashMap<RunnerKey, usize>, runner: &RunnerKey) {
+    if let Some(count) = counts.get_mut(runner) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(runner);
+        }
+    }
+}

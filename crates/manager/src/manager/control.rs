@@ -1,0 +1,58 @@
+//! What a manager can be told while it works.
+
+use tokio::sync::{mpsc, oneshot};
+
+use crate::admission::RunnerFigures;
+use crate::settings::Settings;
+
+/// Orders that wait to be obeyed; the manager takes them at once, so that more are never needed.
+const ORDERS_MAX: usize = 16;
+
+/// One order.
+#[derive(Debug)]
+pub enum Order {
+    /// Work by these settings from now on. Jobs keep the ones that they were taken with.
+    Reload(Box<Settings>),
+    /// Take no more jobs; let those that run end, and end.
+    Drain,
+    /// Take no more jobs, wind down those that run, report them, and end.
+    Abort,
+    /// Tell what is going on.
+    Tell(oneshot::Sender<Figures>),
+}
+
+/// What is going on in a manager.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Figures {
+    /// `concurrent`.
+    pub concurrent: usize,
+    /// Jobs under way, also those of runners that have left the file.
+    pub jobs: usize,
+    /// The runners, in the order of the file.
+    pub runners: Vec<RunnerFigures>,
+}
+
+/// Gives orders to a manager. Clones give them to the same one; without any, the manager works on.
+#[derive(Debug, Clone)]
+pub struct Control(mpsc::Sender<Order>);
+
+impl Control {
+    /// A control, and what its manager is run with.
+    #[must_use]
+    pub fn new() -> (Self, mpsc::Receiver<Order>) {
+        let (sender, receiver) = mpsc::channel(ORDERS_MAX);
+        (Self(sender), receiver)
+    }
+
+    /// What is going on; none where the manager has ended.
+    pub async fn figures(&self) -> Option<Figures> {
+        let (sender, receiver) = oneshot::channel();
+        self.give(Order::Tell(sender)).await;
+        receiver.await.ok()
+    }
+
+    /// Gives an order; one to a manager that has ended is without effect.
+    pub async fn give(&self, order: Order) {
+        let _ = self.0.send(order).await;
+    }
+}

@@ -1,0 +1,47 @@
+//! What a runner is and can do, as it is told with each job request (runner-api 2.2).
+
+use muster_runner_api::wire::Info;
+
+use crate::settings::RunnerSettings;
+
+const FEATURES: &[&str] = &[
+    "variables",
+    "shared",
+    "artifacts",
+    "artifacts_exclude",
+    "upload_multiple_artifacts",
+    "upload_raw_artifacts",
+    "cache",
+    "fallback_cache_keys",
+    "refspecs",
+    "masking",
+    "raw_variables",
+    "multi_build_steps",
+    "return_exit_code",
+    "trace_reset",
+    "trace_checksum",
+    "trace_size",
+    "cancelable",
+    "cancel_gracefully",
+    "native_steps_integration",
+];
+
+/// What the runner of these settings is and can do.
+pub(super) fn info(runner: &RunnerSettings) -> Info {
+    Info {
+        name: "muster".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        platform: std::env::consts::OS.to_owned(),
+        architecture: match std::env::consts::ARCH {
+            "x86_64" => "amd64".to_owned(),
+            "aarch64" => "arm64".to_owned(),
+            other => other.to_owned(),
+        },
+        executor: runner.executor.clone(),
+        shell: runner.shell.clone(),
+        features: FEATURES.iter().map(|feature| ((*feature).to_owned(), true)).collect(),
+        config: [("gpus".to_owned(), String::new())].into(),
+        labels: runner.labels.clone(),
+        ..Info::default()
+    }
+}

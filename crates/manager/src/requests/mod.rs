@@ -1,0 +1,240 @@
+//! The job requests in flight: each one a long poll of one lane of one runner, with the lane's own idempotency key.
+//!
+//! What may be asked, and when, is [`crate::admission`]'s to say; this module does it. A request that is given up is
+//! told so, and ends by itself: what it brought by then is stored and counts.
+
+mod info;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use muster_runner_api::client::{Client, ClientError};
+use muster_runner_api::payload::JobPayload;
+use muster_runner_api::wire::JobRequest;
+use parking_lot::Mutex;
+use tokio::task::{Id, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use crate::admission::{Outcome, PollId};
+use crate::settings::{RunnerKey, RunnerSettings};
+use crate::store::{Store, StoreError, StoredJob};
+
+/// What one request came to.
+pub(crate) enum Answer {
+    /// A job, stored.
+    Job(Box<StoredJob>),
+    /// Nothing; `changed` as in [`Outcome::Empty`].
+    Empty { changed: bool },
+    /// The job is one that has its actor.
+    Repeated,
+    /// It was given up.
+    Cut,
+    /// No usable answer.
+    Failed(ClientError),
+    /// The manager's own state cannot be written.
+    Store(StoreError),
+}
+
+impl Answer {
+    /// What it means for admission.
+    pub(crate) fn outcome(&self) -> Outcome {
+        match self {
+            Self::Job(_) => Outcome::Job,
+            Self::Empty { changed } => Outcome::Empty { changed: *changed },
+            Self::Repeated => Outcome::Repeated,
+            Self::Cut | Self::Store(_) => Outcome::Cut,
+            Self::Failed(ClientError::Forbidden { .. } | ClientError::Setup(_)) => Outcome::Refused,
+            Self::Failed(ClientError::Transient { code, retry_after, .. }) => Outcome::Failed {
+                overloaded: code.is_some(),
+                rate_limited: *code == Some(429),
+                retry_after: *retry_after,
+            },
+            Self::Failed(_) => Outcome::Failed { overloaded: false, rate_limited: false, retry_after: None },
+        }
+    }
+}
+
+/// A request that is over.
+pub(crate) struct Answered {
+    pub(crate) poll: PollId,
+    /// With which settings it was sent.
+    pub(crate) runner: Arc<RunnerSettings>,
+    /// With which connections.
+    pub(crate) client: Option<Client>,
+    pub(crate) answer: Answer,
+}
+
+/// A request in flight.
+struct Flight {
+    poll: PollId,
+    runner: Arc<RunnerSettings>,
+    client: Option<Client>,
+    lane: u32,
+    cut: CancellationToken,
+}
+
+/// What the requests of one runner share.
+struct Lanes {
+    runner: Arc<RunnerSettings>,
+    /// None until one can be made.
+    client: Option<Client>,
+    /// Lanes in use; the lowest that is not is next, so that a lane whose answer was lost is asked with again soon.
+    busy: BTreeSet<u32>,
+    /// The queue's version (runner-api 2.3): in memory only.
+    last_update: Arc<Mutex<String>>,
+}
+
+/// All requests in flight.
+pub(crate) struct Requests {
+    store: Arc<Store>,
+    runners: HashMap<RunnerKey, Lanes>,
+    tasks: JoinSet<Answer>,
+    flights: HashMap<Id, Flight>,
+}
+
+impl Requests {
+    pub(crate) fn new(store: Arc<Store>) -> Self {
+        Self { store, runners: HashMap::new(), tasks: JoinSet::new(), flights: HashMap::new() }
+    }
+
+    /// New settings. Requests in flight go on with theirs; admission has them cut.
+    pub(crate) fn configure(&mut self, runners: &[Arc<RunnerSettings>]) {
+        self.runners.retain(|key, lanes| !lanes.busy.is_empty() || runners.iter().any(|runner| runner.key == *key));
+        for runner in runners {
+            let lanes = self.runners.entry(runner.key.clone()).or_insert_with(|| Lanes {
+                runner: Arc::clone(runner),
+                client: None,
+                busy: BTreeSet::new(),
+                last_update: Arc::default(),
+            });
+            if *lanes.runner != **runner {
+                let same_queue = lanes.runner.url == runner.url && lanes.runner.token == runner.token;
+                if !same_queue {
+                    lanes.last_update = Arc::default();
+                }
+                lanes.client = None;
+                lanes.runner = Arc::clone(runner);
+            }
+        }
+    }
+
+    /// Sends one request of `runner`.
+    pub(crate) fn start(&mut self, poll: PollId, runner: &RunnerKey) {
+        let Some(lanes) = self.runners.get_mut(runner) else { return };
+        let lane = (0..u32::MAX).find(|lane| !lanes.busy.contains(lane)).unwrap_or(u32::MAX);
+        lanes.busy.insert(lane);
+        let client = match &lanes.client {
+            Some(client) => Ok(client.clone()),
+            None => crate::client::of(&lanes.runner),
+        };
+        lanes.client = client.as_ref().ok().cloned();
+        let cut = CancellationToken::new();
+        let request = Request {
+            runner: Arc::clone(&lanes.runner),
+            store: Arc::clone(&self.store),
+            last_update: Arc::clone(&lanes.last_update),
+            lane,
+            cut: cut.clone(),
+        };
+        let task = self.tasks.spawn(async move {
+            match client {
+                Ok(client) => request.send(&client).await,
+                Err(error) => Answer::Failed(error),
+            }
+        });
+        let (runner, client) = (Arc::clone(&lanes.runner), lanes.client.clone());
+        self.flights.insert(task.id(), Flight { poll, runner, client, lane, cut });
+    }
+
+    /// Gives one request up.
+    pub(crate) fn cut(&self, poll: PollId) {
+        self.flights.values().filter(|flight| flight.poll == poll).for_each(|flight| flight.cut.cancel());
+    }
+
+    /// Gives all requests up. A job that is handed out meanwhile is asked for again with its lane's key by a later start,
+    /// or given back by the coordinator when its hand-out lease is over (R1).
+    pub(crate) fn cut_all(&self) {
+        self.flights.values().for_each(|flight| flight.cut.cancel());
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.flights.is_empty()
+    }
+
+    /// Waits until a request is over; for ever where there is none. Cancel-safe.
+    pub(crate) async fn next(&mut self) -> Answered {
+        loop {
+            let Some(ended) = self.tasks.join_next_with_id().await else { std::future::pending().await };
+            let (id, answer) = match ended {
+                Ok((id, answer)) => (id, answer),
+                Err(error) => {
+                    tracing::error!(%error, "a request for a job died");
+                    let failed = ClientError::unreachable("job request", "its task died");
+                    (error.id(), Answer::Failed(failed))
+                }
+            };
+            let Some(Flight { poll, runner, client, lane, .. }) = self.flights.remove(&id) else { continue };
+            if let Some(lanes) = self.runners.get_mut(&runner.key) {
+                lanes.busy.remove(&lane);
+                // Files of certificates may have been replaced: the next request looks.
+                if matches!(&answer, Answer::Failed(error) if error.transient().is_none()) {
+                    lanes.client = None;
+                }
+            }
+            return Answered { poll, runner, client, answer };
+        }
+    }
+}
+
+/// One request.
+struct Request {
+    runner: Arc<RunnerSettings>,
+    store: Arc<Store>,
+    last_update: Arc<Mutex<String>>,
+    lane: u32,
+    cut: CancellationToken,
+}
+
+impl Request {
+    /// R1: what it brings is stored before anyone hears of it. The cut ends the wait only, never the storing.
+    async fn send(self, client: &Client) -> Answer {
+        let key = match self.store.lane_key(&self.runner.key, self.lane).await {
+            Ok(key) => key,
+            Err(error) => return Answer::Store(error),
+        };
+        let known = self.last_update.lock().clone();
+        let request = JobRequest {
+            info: info::info(&self.runner),
+            token: self.runner.token.expose().to_owned(),
+            system_id: self.runner.system_id.clone(),
+            last_update: known.clone(),
+            idempotency_key: Some(key),
+        };
+        let offer = tokio::select! {
+            biased;
+            offer = client.request_job(&request) => offer,
+            () = self.cut.cancelled() => return Answer::Cut,
+        };
+        let offer = match offer {
+            Ok(offer) => offer,
+            Err(error) => return Answer::Failed(error),
+        };
+        // A front end that saw the queue change answers without a version, so that it is asked again (runner-api 2.3).
+        let changed = offer.last_update.as_ref().map_or(!known.is_empty(), |version| *version != known);
+        if let Some(version) = offer.last_update {
+            *self.last_update.lock() = version;
+        }
+        match offer.job {
+            Some(payload) => self.store(*payload).await,
+            None => Answer::Empty { changed },
+        }
+    }
+
+    async fn store(&self, payload: JobPayload) -> Answer {
+        match self.store.take(&self.runner, self.lane, payload).await {
+            Ok(Some(job)) => Answer::Job(Box::new(job)),
+            Ok(None) => Answer::Repeated,
+            Err(error) => Answer::Store(error),
+        }
+    }
+}
