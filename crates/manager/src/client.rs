@@ -9,5 +9,5 @@ use crate::settings::RunnerSettings;
 /// # Errors
 /// [`ClientError::Setup`] where they are not usable.
 pub(crate) fn of(runner: &RunnerSettings) -> Result<Client, ClientError> {
-    Client::new(&runner.url)
+    Client::with_tls(&runner.url, &runner.tls)
 }

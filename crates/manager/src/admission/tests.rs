@@ -129,7 +129,9 @@ fn requests_double_with_jobs_shrink_with_empty_answers_and_halve_when_the_server
     let mut engine = engine(100, vec![Limits { request_concurrency: 6, ..runner("a") }]);
     let jobs = |engine: &mut Admission| {
         let started = engine.decide(now).start;
-        started.iter().for_each(|(poll, _)| drop(engine.answered(*poll, Outcome::Job, now)));
+        for (poll, _) in &started {
+            engine.answered(*poll, Outcome::Job, now);
+        }
         started.len()
     };
     assert_eq!([jobs(&mut engine), jobs(&mut engine), jobs(&mut engine)], [1, 2, 6], "never more than its own limit");
@@ -141,7 +143,9 @@ fn requests_double_with_jobs_shrink_with_empty_answers_and_halve_when_the_server
     let busy = Outcome::Failed { overloaded: true, rate_limited: false, retry_after: None };
     engine.answered(rest[0].0, busy, later);
     assert_eq!(engine.figures(later)[0].requests_adaptive, 1, "one request to see whether it works again");
-    rest[1..].iter().for_each(|(poll, _)| drop(engine.answered(*poll, Outcome::Cut, later)));
+    for (poll, _) in &rest[1..] {
+        engine.answered(*poll, Outcome::Cut, later);
+    }
     let (probe, _) = engine.decide(later + Duration::from_secs(1)).start[0];
     engine.answered(probe, Outcome::Repeated, later + Duration::from_secs(1));
     assert_eq!(engine.figures(later)[0].requests_adaptive, 2);
@@ -200,7 +204,9 @@ fn a_coordinator_that_is_back_is_found_within_seconds_however_long_it_was_away()
             engine.answered(poll, if runner == key("a") { down } else { Outcome::Cut }, now);
         }
         let b: Vec<PollId> = engine.live().filter(|(_, poll)| poll.runner == key("b")).map(|(id, _)| id).collect();
-        b.into_iter().for_each(|poll| drop(engine.answered(poll, Outcome::Cut, now)));
+        for poll in b {
+            engine.answered(poll, Outcome::Cut, now);
+        }
         let waits = engine.figures(now)[0].waits.unwrap_or_default();
         assert!(waits <= Duration::from_secs(10), "{waits:?}");
         assert_eq!(engine.figures(now)[1].waits, None, "the other coordinator works");
