@@ -22,10 +22,12 @@ pub struct Facts {
     pub system_config: Option<PathBuf>,
     /// This version, for comparisons of images.
     pub version: String,
-    /// Now, in seconds since 1970.
-    pub now: i64,
     /// The user's home directory.
     pub home: Option<PathBuf>,
+    /// The user of jobs, where the manager is told one (`run --user`).
+    pub job_user: Option<String>,
+    /// Files that keys name are looked for.
+    pub files_checked: bool,
 }
 
 impl Facts {
@@ -52,10 +54,17 @@ impl Facts {
             }),
             system_config: (!root && own && system.exists()).then(|| system.to_owned()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            now: time::OffsetDateTime::now_utc().unix_timestamp(),
             home,
+            job_user: None,
+            files_checked: true,
             env,
         }
+    }
+
+    /// Whether that file is known to be missing.
+    #[must_use]
+    pub fn lacks(&self, path: &Path) -> bool {
+        self.files_checked && !path.exists()
     }
 
     /// Whether the zone is known; true where nobody can tell.

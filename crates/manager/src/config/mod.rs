@@ -13,6 +13,7 @@
 //! Invariants: no secret of the file is in any [`Problem`]; a place always points into the text; no input panics; a save
 //! leaves either the old file or the new one, also when the disk is full or the process is killed.
 
+mod changes;
 mod checks;
 pub mod codes;
 pub mod edit;
@@ -20,6 +21,7 @@ mod facts;
 mod load;
 mod problem;
 mod runners;
+pub mod runtime;
 pub mod schema;
 mod settings;
 mod source;
@@ -27,6 +29,7 @@ pub mod tree;
 mod unknown;
 mod walk;
 
+pub use changes::restart_needed;
 pub use facts::Facts;
 pub use load::{Config, FILE_SIZE_MAX, Loaded, load, parse};
 pub use problem::{Place, Problem, Severity};

@@ -55,7 +55,7 @@ fn url_and_token_are_taken_from_the_environment_and_nothing_else_is() {
 }
 
 #[test]
-fn a_missing_file_is_an_empty_configuration() {
+fn c032_a_missing_file_is_an_empty_configuration() {
     let loaded = load(std::path::Path::new("/nowhere/config.toml"), &Facts::default());
     assert_eq!(loaded.problems[0].code, "C032");
     assert_eq!(settings(&loaded.config.unwrap(), &Surroundings::default()).concurrent, 1);

@@ -1,10 +1,22 @@
 //! The mistakes that are found in a configuration, by theme. Each check is pure: it reads [`Check`] and adds problems.
+//! What only shows while the manager runs is in [`super::runtime`].
 
+mod autoscaling;
+mod cron;
+mod docker;
+mod executors;
 mod file;
+mod flags;
+mod identity;
 mod known;
+mod kubernetes;
 mod limits;
+mod machine;
 #[cfg(test)]
 pub(super) mod testing;
+mod text;
+
+use std::ops::Range;
 
 use super::facts::Facts;
 use super::problem::{Problem, Problems};
@@ -23,11 +35,43 @@ impl Check<'_> {
     fn add(&mut self, problem: Problem) {
         self.problems.add(problem);
     }
+
+    /// A problem of a runner, at one of its keys (`docker.image`), or where that would be.
+    fn tell(&mut self, runner: &Runner, key: &str, code: &'static str, message: impl Into<String>, help: &str) {
+        let problem = Problem::new(code, message).of(runner.index, &runner.name).at(&place(&runner.table, key));
+        self.add(if help.is_empty() { problem } else { problem.help(help) });
+    }
+
+    /// A problem of no runner, at a key of the file.
+    fn tell_global(&mut self, key: &str, code: &'static str, message: impl Into<String>, help: &str) {
+        self.add(Problem::new(code, message).at(&place(self.tree, key)).help(help));
+    }
+}
+
+/// The value under the key, else the header of the table that it would be in.
+fn place(table: &Table, key: &str) -> Range<usize> {
+    if let Some(node) = table.node(key) {
+        return node.span.clone();
+    }
+    let around = key.rsplit_once('.').and_then(|(around, _)| table.table(around));
+    around.map_or_else(|| table.header.clone(), |around| around.header.clone())
 }
 
 /// All checks.
 pub(super) fn all(check: &mut Check<'_>) {
-    known::check(check);
-    file::check(check);
-    limits::check(check);
+    for theme in [
+        known::check,
+        file::check,
+        limits::check,
+        text::check,
+        flags::check,
+        identity::check,
+        docker::check,
+        autoscaling::check,
+        machine::check,
+        kubernetes::check,
+        executors::check,
+    ] {
+        theme(check);
+    }
 }

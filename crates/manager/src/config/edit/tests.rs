@@ -90,7 +90,7 @@ fn a_removed_runner_takes_only_itself_away() {
 }
 
 #[test]
-fn a_new_token_comes_into_its_place_and_a_reference_that_is_lost_is_told() {
+fn c023_a_new_token_comes_into_its_place_and_a_reference_that_is_lost_is_told() {
     let home = Home::new(SAMPLE);
     let text = home.change(|file| {
         let told = file.set_token(0, &new_token("glrt-new")).unwrap().unwrap();

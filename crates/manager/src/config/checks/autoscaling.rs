@@ -1,0 +1,272 @@
+//! Instances of fleeting plugins (C070 to C079, C083).
+
+use std::collections::BTreeMap;
+
+use super::super::problem::shown_name;
+use super::super::runners::Runner;
+use super::super::tree::{Table, Value};
+use super::{Check, limits};
+
+pub(super) fn check(check: &mut Check<'_>) {
+    for runner in check.runners {
+        if let Some(autoscaler) = runner.table.table("autoscaler") {
+            policies(check, runner, autoscaler);
+            instances(check, runner, autoscaler);
+            sessions(check, runner, autoscaler);
+            build_directory(check, runner, autoscaler);
+        }
+        slots(check, runner);
+    }
+    shared_groups(check);
+}
+
+fn capacity(autoscaler: &Table) -> i64 {
+    autoscaler.int("capacity_per_instance").filter(|capacity| *capacity > 0).unwrap_or(1)
+}
+
+/// C070, C074.
+fn policies(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+    let capacity = capacity(autoscaler);
+    let policies = autoscaler.tables("policy");
+    if policies.is_empty() {
+        let message = "no [[runners.autoscaler.policy]]: nothing is kept idle, each job waits for an instance to boot";
+        check.tell(runner, "autoscaler", "C074", message, "add a policy with idle_count, if that is too slow");
+    }
+    for policy in policies {
+        let count = policy.int("idle_count").filter(|count| *count > 0 && capacity > 1);
+        if let (Some(count), Some(node)) = (count, policy.node("idle_count")) {
+            let instances = count.saturating_add(capacity - 1) / capacity;
+            let message =
+                format!("idle_count = {count} counts job slots: it keeps {instances} instances of {capacity} slots");
+            let problem = super::super::problem::Problem::new("C070", message);
+            check.add(
+                problem
+                    .of(runner.index, &runner.name)
+                    .at(&node.span)
+                    .help("write instances times capacity_per_instance"),
+            );
+        }
+    }
+}
+
+/// C072, C073, C075, C076.
+fn instances(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+    if autoscaler.bool("state_storage.enabled") != Some(true) {
+        let message = "state_storage is off: GitLab Runner removes all instances at every start and forgets how often they were used";
+        check.tell(
+            runner,
+            "autoscaler.state_storage.enabled",
+            "C072",
+            message,
+            "set enabled = true in [runners.autoscaler.state_storage]",
+        );
+    }
+    let most = autoscaler.int("max_instances").unwrap_or(0);
+    if most <= 0 {
+        let message = "max_instances = 0: only the group's own maximum limits the number of instances, and their cost";
+        check.tell(runner, "autoscaler.max_instances", "C075", message, "set max_instances");
+    } else {
+        let jobs = most.saturating_mul(capacity(autoscaler));
+        let concurrent = limits::concurrent_of(check);
+        let limit = runner.table.int("limit").filter(|limit| *limit > 0);
+        let (key, wanted) = limit.map_or(("concurrent", concurrent), |limit| ("limit", limit));
+        if jobs < wanted {
+            let message = format!("{most} instances hold {jobs} jobs; {key} = {wanted} is never reached");
+            check.tell(
+                runner,
+                "autoscaler.max_instances",
+                "C073",
+                message,
+                "raise max_instances or capacity_per_instance",
+            );
+        }
+    }
+    let plugin = autoscaler.str("plugin").unwrap_or_default().to_lowercase();
+    let scaling = [
+        ("aws", "suspend the process AZRebalance"),
+        ("azure", "switch overprovisioning and autoscale rules off"),
+        ("google", "switch the autoscaler off"),
+    ];
+    if let Some((_, help)) = scaling.iter().find(|(name, _)| plugin.contains(name)) {
+        let message = "the provider must not scale or balance the group by itself: it would remove instances with jobs";
+        check.tell(runner, "autoscaler.plugin", "C076", message, &format!("{help} for this group"));
+    }
+}
+
+/// C077. sshd's default is 10 sessions for a connection.
+fn sessions(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+    const MAX_SESSIONS: i64 = 10;
+    let needed = capacity(autoscaler).saturating_mul(2);
+    let ssh = !matches!(autoscaler.str("connector_config.protocol"), Some("winrm" | "winrm+https"));
+    if runner.executor == "instance" && ssh && needed > MAX_SESSIONS {
+        let message =
+            format!("sshd of the instances may refuse sessions: {needed} are needed, its default is {MAX_SESSIONS}");
+        check.tell(
+            runner,
+            "autoscaler.capacity_per_instance",
+            "C077",
+            message,
+            &format!("set MaxSessions {needed} in sshd_config of the image"),
+        );
+    }
+}
+
+/// C079.
+fn build_directory(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+    let isolated = autoscaler.bool("vm_isolation.enabled") == Some(true) || autoscaler.int("max_use_count") == Some(1);
+    if runner.table.bool("instance.use_common_build_dir") == Some(true) && !isolated {
+        let message = "use_common_build_dir is ignored: jobs of one instance could share a build directory";
+        check.tell(
+            runner,
+            "instance.use_common_build_dir",
+            "C079",
+            message,
+            "set max_use_count = 1, or use vm_isolation",
+        );
+    }
+}
+
+/// C083.
+fn slots(check: &mut Check<'_>, runner: &Runner) {
+    if runner.table.bool("use_slot_cgroups") != Some(true) {
+        return;
+    }
+    for key in ["slot_cgroup_template", "docker.service_slot_cgroup_template"] {
+        let template =
+            runner.table.str(key).filter(|template| !template.contains("${slot}") && !template.contains("$slot"));
+        if let Some(template) = template {
+            let message = format!("{key} `{}` is without ${{slot}}: all slots share one cgroup", shown_name(template));
+            check.tell(runner, key, "C083", message, "add ${slot} to it");
+        }
+    }
+}
+
+/// C071.
+fn shared_groups(check: &mut Check<'_>) {
+    let mut seen: BTreeMap<(String, String), &Runner> = BTreeMap::new();
+    for runner in check.runners {
+        let Some(autoscaler) = runner.table.table("autoscaler") else { continue };
+        let Some(plugin) = autoscaler.str("plugin") else { continue };
+        // Line breaks and order of keys do not make another group.
+        let mut lines: Vec<_> = match autoscaler.node("plugin_config").map(|node| &node.value) {
+            Some(Value::Any(text)) => text
+                .split(['\n', ',', '{', '}'])
+                .map(|line| line.replace(' ', ""))
+                .filter(|line| !line.is_empty())
+                .collect(),
+            _ => Vec::new(),
+        };
+        lines.sort();
+        match seen.get(&(plugin.to_owned(), lines.join("\n"))) {
+            Some(first) => {
+                let name = |runner: &Runner| {
+                    if runner.name.is_empty() { format!("{}", runner.index + 1) } else { shown_name(&runner.name) }
+                };
+                let message = format!(
+                    "one group of instances is used by runners {} and {}: each removes what the other needs",
+                    name(first),
+                    name(runner)
+                );
+                check.tell(runner, "autoscaler.plugin_config", "C071", message, "give each runner a group of its own");
+            }
+            None => drop(seen.insert((plugin.to_owned(), lines.join("\n")), runner)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{clean, found};
+
+    fn runner(name: &str, autoscaler: &str) -> String {
+        format!("[[runners]]\nname = \"{name}\"\nexecutor = \"instance\"\n[runners.autoscaler]\n{autoscaler}\n")
+    }
+
+    #[test]
+    fn c070_idle_count_counts_slots() {
+        let text = |capacity: u32| {
+            runner("a", &format!("capacity_per_instance = {capacity}\n[[runners.autoscaler.policy]]\nidle_count = 10"))
+        };
+        assert!(found("C070", &text(4)).contains("keeps 3 instances of 4 slots"));
+        clean("C070", &text(1));
+    }
+
+    #[test]
+    fn c071_a_group_has_one_owner() {
+        let group = |name: &str, group: &str| {
+            runner(
+                name,
+                &format!("plugin = \"aws\"\n[runners.autoscaler.plugin_config]\nname = \"{group}\"\nzone = \"b\""),
+            )
+        };
+        assert!(found("C071", &format!("{}{}", group("a", "g"), group("b", "g"))).contains("runners a and b"));
+        clean("C071", &format!("{}{}", group("a", "g"), group("b", "h")));
+    }
+
+    #[test]
+    fn c072_a_restart_without_books() {
+        found("C072", &runner("a", "max_instances = 3"));
+        clean("C072", &runner("a", "[runners.autoscaler.state_storage]\nenabled = true"));
+    }
+
+    #[test]
+    fn c073_instances_that_cannot_hold_the_limit() {
+        let text = |limit: &str| {
+            format!(
+                "concurrent = 20\n{}",
+                runner("a", "max_instances = 3\ncapacity_per_instance = 4")
+                    .replace("executor", &format!("{limit}\nexecutor"))
+            )
+        };
+        assert!(found("C073", &text("")).contains("3 instances hold 12 jobs; concurrent = 20 is never reached"));
+        assert!(found("C073", &text("limit = 13")).contains("limit = 13"));
+        clean("C073", &text("limit = 12"));
+    }
+
+    #[test]
+    fn c074_nothing_is_kept_idle() {
+        found("C074", &runner("a", "max_instances = 3"));
+        clean("C074", &runner("a", "[[runners.autoscaler.policy]]\nidle_count = 1"));
+    }
+
+    #[test]
+    fn c075_no_limit_of_instances() {
+        found("C075", &runner("a", "max_instances = 0"));
+        found("C075", &runner("a", ""));
+        clean("C075", &runner("a", "max_instances = 3"));
+    }
+
+    #[test]
+    fn c076_one_scaler_for_one_group() {
+        assert!(found("C076", &runner("a", "plugin = \"fleeting-plugin-aws\"")).contains("AZRebalance"));
+        found("C076", &runner("a", "plugin = \"azure:latest\""));
+        clean("C076", &runner("a", "plugin = \"static\""));
+    }
+
+    #[test]
+    fn c077_sessions_of_sshd() {
+        assert!(found("C077", &runner("a", "capacity_per_instance = 8")).contains("MaxSessions 16"));
+        clean("C077", &runner("a", "capacity_per_instance = 5"));
+        clean(
+            "C077",
+            &runner("a", "capacity_per_instance = 8\n[runners.autoscaler.connector_config]\nprotocol = \"winrm\""),
+        );
+    }
+
+    #[test]
+    fn c079_a_common_build_directory_needs_isolation() {
+        let text = |more: &str| runner("a", &format!("{more}\n[runners.instance]\nuse_common_build_dir = true"));
+        found("C079", &text(""));
+        clean("C079", &text("max_use_count = 1"));
+        clean("C079", &text("[runners.autoscaler.vm_isolation]\nenabled = true"));
+    }
+
+    #[test]
+    fn c083_a_cgroup_for_each_slot() {
+        let text =
+            |template: &str| format!("[[runners]]\nuse_slot_cgroups = true\nslot_cgroup_template = \"{template}\"\n");
+        found("C083", &text("runner/all"));
+        clean("C083", &text("runner/slot-${slot}"));
+        clean("C083", &text("runner/slot-$slot"));
+    }
+}

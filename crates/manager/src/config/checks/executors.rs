@@ -1,0 +1,165 @@
+//! The other executors, and what all of them share (C100 to C107).
+
+use super::super::problem::{Problem, shown_name};
+use super::super::runners::Runner;
+use super::Check;
+
+pub(super) fn check(check: &mut Check<'_>) {
+    for runner in check.runners {
+        match runner.executor.as_str() {
+            "custom" => custom(check, runner),
+            "ssh" => ssh(check, runner),
+            "shell" => shell(check, runner),
+            _ => {}
+        }
+        output(check, runner);
+        environment(check, runner);
+    }
+}
+
+/// C100.
+fn custom(check: &mut Check<'_>, runner: &Runner) {
+    if runner.table.str("custom.run_exec").is_none() {
+        let help = "set it in [runners.custom] to the program that runs a job's stages";
+        check.tell(runner, "custom.run_exec", "C100", "custom executor: run_exec is mandatory", help);
+    }
+    // The configuration stage may tell the directories.
+    if runner.table.str("custom.config_exec").is_some() {
+        return;
+    }
+    for key in ["builds_dir", "cache_dir"] {
+        if runner.table.str(key).is_none() {
+            let message = format!("custom executor: {key} is mandatory");
+            check.tell(runner, key, "C100", message, "set it, or tell it by config_exec");
+        }
+    }
+}
+
+/// C101.
+fn ssh(check: &mut Check<'_>, runner: &Runner) {
+    if runner.table.bool("ssh.disable_strict_host_key_checking") == Some(true) {
+        let help = "put the host's key into known_hosts (ssh-keyscan) and remove this key";
+        return check.tell(runner, "ssh.disable_strict_host_key_checking", "C101", "host keys are not verified", help);
+    }
+    let own = runner.table.str("ssh.known_hosts_file").map(std::path::PathBuf::from);
+    let path = own.or_else(|| check.facts.home.as_ref().map(|home| home.join(".ssh/known_hosts")));
+    if let Some(path) = path.filter(|path| check.facts.lacks(path)) {
+        let message = format!("known_hosts {} is missing: jobs will fail", path.display());
+        check.tell(runner, "ssh.known_hosts_file", "C101", message, "make it by ssh-keyscan");
+    }
+}
+
+/// C102.
+fn shell(check: &mut Check<'_>, runner: &Runner) {
+    let user = if check.facts.user.is_empty() { "the manager's user" } else { &check.facts.user };
+    if check.facts.job_user.is_none() {
+        let message = format!("jobs run as {user} on this host, with all that this user may do");
+        check.tell(runner, "executor", "C102", message, "start with --user, or keep this runner for trusted projects");
+    }
+}
+
+/// C103.
+fn output(check: &mut Check<'_>, runner: &Runner) {
+    /// Nobody wants a log of a gigabyte; a million is a megabyte to whoever takes the unit for bytes.
+    const KIB_MANY: i64 = 1_000_000;
+    if let Some(kib) = runner.table.int("output_limit").filter(|kib| *kib >= KIB_MANY) {
+        let message = format!("output_limit = {kib} KiB, that is {} MiB", kib / 1024);
+        check.tell(runner, "output_limit", "C103", message, "the unit is KiB: write 4096 for 4 MiB");
+    }
+}
+
+/// C106, C107.
+fn environment(check: &mut Check<'_>, runner: &Runner) {
+    for (index, (entry, node)) in runner.table.strings("environment").enumerate() {
+        if !entry.contains('=') {
+            let message = format!("environment entry {} is not KEY=VALUE and is left out", index + 1);
+            check.add(
+                Problem::new("C106", message).of(runner.index, &runner.name).at(&node.span).help("write KEY=VALUE"),
+            );
+        }
+    }
+    let proxies = ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"];
+    let set = |name: &&&str| check.facts.env.get(**name).is_some_and(|value| !value.is_empty());
+    let in_jobs = |name: &str| {
+        runner
+            .table
+            .strings("environment")
+            .any(|(entry, _)| entry.split('=').next().unwrap_or_default().eq_ignore_ascii_case(name))
+    };
+    // The shell executor's jobs have the manager's environment.
+    if let Some(name) = proxies.iter().find(set).filter(|name| !in_jobs(name) && runner.executor != "shell") {
+        let message = format!("{} is set for the manager only; jobs go without it", shown_name(name));
+        check.tell(runner, "environment", "C107", message, &format!("add \"{name}=...\" to environment"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{clean, clean_with, found, found_with};
+
+    fn runner(executor: &str, more: &str) -> String {
+        format!("[[runners]]\nname = \"a\"\nexecutor = \"{executor}\"\n{more}\n")
+    }
+
+    #[test]
+    fn c100_the_custom_executor_needs_program_and_directories() {
+        let told = found("C100", &runner("custom", "builds_dir = \"/b\""));
+        assert!(
+            told.contains("run_exec is mandatory")
+                && told.contains("cache_dir is mandatory")
+                && !told.contains("builds_dir"),
+            "{told}"
+        );
+        let directories = "builds_dir = \"/b\"\ncache_dir = \"/c\"";
+        clean("C100", &runner("custom", &format!("{directories}\n[runners.custom]\nrun_exec = \"/x\"")));
+        clean("C100", &runner("custom", "[runners.custom]\nrun_exec = \"/x\"\nconfig_exec = \"/y\""));
+    }
+
+    #[test]
+    fn c101_host_keys() {
+        found("C101", &runner("ssh", "[runners.ssh]\ndisable_strict_host_key_checking = true"));
+        let home = tempfile::tempdir().unwrap();
+        let text = runner("ssh", "[runners.ssh]\nhost = \"h\"");
+        let facts = |facts: &mut super::super::super::Facts| {
+            facts.home = Some(home.path().to_owned());
+            facts.files_checked = true;
+        };
+        assert!(found_with("C101", &text, facts).contains("known_hosts is missing"));
+        std::fs::create_dir(home.path().join(".ssh")).unwrap();
+        std::fs::write(home.path().join(".ssh/known_hosts"), "h ssh-ed25519 x").unwrap();
+        clean_with("C101", &text, facts);
+    }
+
+    #[test]
+    fn c102_jobs_of_the_shell_executor() {
+        assert!(
+            found_with("C102", &runner("shell", ""), |facts| facts.user = "root".to_owned())
+                .contains("jobs run as root on this host")
+        );
+        clean_with("C102", &runner("shell", ""), |facts| facts.job_user = Some("builder".to_owned()));
+        clean("C102", &runner("docker", ""));
+    }
+
+    #[test]
+    fn c103_output_limit_is_in_kib() {
+        assert!(found("C103", &runner("shell", "output_limit = 4194304")).contains("4096 MiB"));
+        clean("C103", &runner("shell", "output_limit = 16384"));
+    }
+
+    #[test]
+    fn c106_environment_is_key_and_value() {
+        let told = found("C106", &runner("shell", "environment = [\"A=b\", \"TOKENVALUE\"]"));
+        assert!(told.contains("entry 2") && !told.contains("TOKENVALUE"), "{told}");
+        clean("C106", &runner("shell", "environment = [\"A=b\", \"C=\"]"));
+    }
+
+    #[test]
+    fn c107_a_proxy_for_the_manager_only() {
+        let proxy = |facts: &mut super::super::super::Facts| {
+            drop(facts.env.insert("HTTPS_PROXY".to_owned(), "http://p:3128".to_owned()))
+        };
+        assert!(found_with("C107", &runner("docker", ""), proxy).contains("HTTPS_PROXY is set for the manager only"));
+        clean_with("C107", &runner("docker", "environment = [\"https_proxy=http://p:3128\"]"), proxy);
+        clean("C107", &runner("docker", ""));
+    }
+}

@@ -1,0 +1,155 @@
+//! Feature flags (C012, C110). Names are those of release 19.4.
+
+use super::super::problem::{Problem, Severity, shown_name};
+use super::super::tree::Table;
+use super::Check;
+
+/// Flags that exist.
+const FLAGS: &[&str] = &[
+    "FF_TEST_FEATURE",
+    "FF_NETWORK_PER_BUILD",
+    "FF_USE_LEGACY_KUBERNETES_EXECUTION_STRATEGY",
+    "FF_USE_DIRECT_DOWNLOAD",
+    "FF_USE_FASTZIP",
+    "FF_DISABLE_UMASK_FOR_DOCKER_EXECUTOR",
+    "FF_ENABLE_BASH_EXIT_CODE_CHECK",
+    "FF_USE_WINDOWS_LEGACY_PROCESS_STRATEGY",
+    "FF_USE_LEGACY_BASH_EVAL",
+    "FF_USE_POWERSHELL_PATH_RESOLVER",
+    "FF_USE_DYNAMIC_TRACE_FORCE_SEND_INTERVAL",
+    "FF_SCRIPT_SECTIONS",
+    "FF_ENABLE_JOB_CLEANUP",
+    "FF_KUBERNETES_HONOR_ENTRYPOINT",
+    "FF_POSIXLY_CORRECT_ESCAPES",
+    "FF_RESOLVE_FULL_TLS_CHAIN",
+    "FF_DISABLE_POWERSHELL_STDIN",
+    "FF_USE_POD_ACTIVE_DEADLINE_SECONDS",
+    "FF_USE_ADVANCED_POD_SPEC_CONFIGURATION",
+    "FF_SECRET_RESOLVING_FAILS_IF_MISSING",
+    "FF_PRINT_POD_EVENTS",
+    "FF_USE_GIT_BUNDLE_URIS",
+    "FF_USE_GIT_NATIVE_CLONE",
+    "FF_USE_DUMB_INIT_WITH_KUBERNETES_EXECUTOR",
+    "FF_USE_INIT_WITH_DOCKER_EXECUTOR",
+    "FF_LOG_IMAGES_CONFIGURED_FOR_JOB",
+    "FF_USE_DOCKER_AUTOSCALER_DIAL_STDIO",
+    "FF_CLEAN_UP_FAILED_CACHE_EXTRACT",
+    "FF_USE_WINDOWS_JOB_OBJECT",
+    "FF_TIMESTAMPS",
+    "FF_DISABLE_AUTOMATIC_TOKEN_ROTATION",
+    "FF_USE_LEGACY_GCS_CACHE_ADAPTER",
+    "FF_DISABLE_UMASK_FOR_KUBERNETES_EXECUTOR",
+    "FF_USE_LEGACY_S3_CACHE_ADAPTER",
+    "FF_GIT_URLS_WITHOUT_TOKENS",
+    "FF_WAIT_FOR_POD_TO_BE_REACHABLE",
+    "FF_MASK_ALL_DEFAULT_TOKENS",
+    "FF_EXPORT_HIGH_CARDINALITY_METRICS",
+    "FF_USE_FLEETING_ACQUIRE_HEARTBEATS",
+    "FF_USE_EXPONENTIAL_BACKOFF_STAGE_RETRY",
+    "FF_USE_ADAPTIVE_REQUEST_CONCURRENCY",
+    "FF_USE_GITALY_CORRELATION_ID",
+    "FF_HASH_CACHE_KEYS",
+    "FF_ENABLE_JOB_INPUTS_INTERPOLATION",
+    "FF_USE_JOB_ROUTER",
+    "FF_SCRIPT_TO_STEP_MIGRATION",
+    "FF_USE_GIT_PROACTIVE_AUTH",
+    "FF_CONCRETE",
+    "FF_USE_PARALLEL_CACHE_TRANSFER",
+    "FF_USE_PARALLEL_ARTIFACT_TRANSFER",
+    "FF_SUSPENDABLE_ENVIRONMENTS",
+    "FF_USE_NATIVE_CONTAINER_STOP",
+];
+
+/// Flags that were removed: name, since when, what is in their place.
+const REMOVED: &[(&str, &str, &str)] = &[
+    ("FF_USE_NEW_BASH_EVAL_STRATEGY", "19.3", "FF_USE_LEGACY_BASH_EVAL is its reverse"),
+    ("FF_SKIP_NOOP_BUILD_STAGES", "19.3", "remove it"),
+    ("FF_SET_PERMISSIONS_BEFORE_CLEANUP", "19.3", "remove it"),
+    ("FF_USE_NATIVE_STEPS", "18.6", "remove it"),
+    ("FF_RETRIEVE_POD_WARNING_EVENTS", "18.0", "use the key print_pod_warning_events"),
+    ("FF_USE_INFORMERS", "17.9", "remove it"),
+    ("FF_USE_NEW_SHELL_ESCAPE", "17.0", "remove it"),
+    ("FF_CMD_DISABLE_DELAYED_ERROR_LEVEL_EXPANSION", "17.0", "remove it"),
+    ("FF_USE_IMPROVED_URL_MASKING", "16.11", "remove it"),
+    ("FF_GITLAB_REGISTRY_HELPER_IMAGE", "15.0", "remove it"),
+    ("FF_SKIP_DOCKER_MACHINE_PROVISION_ON_CREATION_FAILURE", "14.3", "it became a key of the configuration"),
+    ("FF_RESET_HELPER_IMAGE_ENTRYPOINT", "14.0", "remove it"),
+    ("FF_SHELL_EXECUTOR_USE_LEGACY_PROCESS_KILL", "14.0", "remove it"),
+    ("FF_USE_GO_CLOUD_WITH_CACHE_ARCHIVER", "14.0", "remove it"),
+    ("FF_USE_NEW_EVAL_STRATEGY", "13.12", "remove it"),
+    ("FF_USE_LEGACY_BUILDS_DIR_FOR_DOCKER", "13.0", "remove it"),
+    ("FF_USE_LEGACY_VOLUMES_MOUNTING_ORDER", "13.0", "remove it"),
+    ("FF_DOCKER_HELPER_IMAGE_V2", "12.0", "remove it"),
+    ("FF_K8S_USE_ENTRYPOINT_OVER_COMMAND", "12.0", "remove it"),
+    ("FF_USE_LEGACY_GIT_CLEAN_STRATEGY", "12.0", "remove it"),
+];
+
+pub(super) fn check(check: &mut Check<'_>) {
+    for runner in check.runners {
+        for (name, node) in runner.table.table("feature_flags").map(Table::entries).into_iter().flatten() {
+            if FLAGS.contains(&name) {
+                continue;
+            }
+            let problem = match REMOVED.iter().find(|(removed, ..)| *removed == name) {
+                Some((_, version, hint)) => {
+                    Problem::new("C012", format!("feature flag {name} was removed in GitLab Runner {version}"))
+                        .help(*hint)
+                }
+                None => {
+                    let hint =
+                        nearest(name).map_or_else(|| "remove it".to_owned(), |near| format!("did you mean {near}?"));
+                    Problem::new("C012", format!("feature flag {} does not exist", shown_name(name))).help(hint)
+                }
+            };
+            check.add(problem.of(runner.index, &runner.name).at(&node.key));
+        }
+    }
+    metrics(check);
+}
+
+fn nearest(name: &str) -> Option<&'static str> {
+    const LENGTH_MAX: usize = 80;
+    const DISTANCE_MAX: usize = 5;
+    if name.len() > LENGTH_MAX {
+        return None;
+    }
+    let name = name.to_uppercase();
+    let near = FLAGS.iter().map(|flag| (strsim::osa_distance(flag, &name), *flag)).min()?;
+    (near.0 <= DISTANCE_MAX).then_some(near.1)
+}
+
+/// C110.
+fn metrics(check: &mut Check<'_>) {
+    const RUNNERS_MANY: usize = 10;
+    let on = |table: &Table| table.bool("feature_flags.FF_EXPORT_HIGH_CARDINALITY_METRICS") == Some(true);
+    let with: Vec<_> = check.runners.iter().filter(|runner| on(&runner.table)).collect();
+    if let (Some(first), true) = (with.first(), with.len() >= RUNNERS_MANY) {
+        let message = format!("{} runners add one histogram per job stage each", with.len());
+        let key = "feature_flags.FF_EXPORT_HIGH_CARDINALITY_METRICS";
+        let problem = Problem::new("C110", message).at(&super::place(&first.table, key)).severity(Severity::Warning);
+        check.add(problem.help("switch FF_EXPORT_HIGH_CARDINALITY_METRICS on where it is needed"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{clean, found};
+
+    fn flags(text: &str) -> String {
+        format!("[[runners]]\nname = \"a\"\n[runners.feature_flags]\n{text}\n")
+    }
+
+    #[test]
+    fn c012_removed_and_unknown_feature_flags() {
+        assert!(found("C012", &flags("FF_USE_NATIVE_STEPS = true")).contains("was removed in GitLab Runner 18.6"));
+        assert!(found("C012", &flags("FF_TIMESTAMP = true")).contains("did you mean FF_TIMESTAMPS?"));
+        clean("C012", &flags("FF_TIMESTAMPS = false"));
+    }
+
+    #[test]
+    fn c110_metrics_of_stages_for_many_runners() {
+        let one = flags("FF_EXPORT_HIGH_CARDINALITY_METRICS = true");
+        assert!(found("C110", &one.repeat(10)).contains("10 runners add"));
+        clean("C110", &one.repeat(9));
+    }
+}

@@ -1,0 +1,93 @@
+//! `docker+machine` (C080, C081).
+
+use super::super::problem::{Problem, Severity};
+use super::super::runners::Runner;
+use super::super::tree::Table;
+use super::{Check, limits, place};
+
+pub(super) fn check(check: &mut Check<'_>) {
+    for runner in check.runners {
+        if let Some(machine) = runner.table.table("machine") {
+            room(check, runner, machine);
+            names(check, runner, machine);
+        }
+    }
+}
+
+/// C080.
+fn room(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
+    let concurrent = limits::concurrent_of(check);
+    let limit = runner.table.int("limit").filter(|limit| *limit > 0);
+    let idle = machine.int("IdleCount").filter(|idle| *idle > 0);
+    if let (Some(limit), Some(idle)) = (limit, idle)
+        && limit < idle.saturating_add(concurrent)
+    {
+        let message = format!(
+            "limit = {limit} leaves no room for IdleCount = {idle} on top of {concurrent} jobs: it counts machines"
+        );
+        check.tell(runner, "limit", "C080", message, &format!("set limit to {}", idle.saturating_add(concurrent)));
+    }
+}
+
+/// C081. A machine is called `runner-<9 characters of the token>-<MachineName>`, with `<seconds>-<8 characters>` for `%s`.
+fn names(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
+    const NAME_MAX: usize = 64;
+    const AROUND: usize = "runner-123456789-".len() + "1700000000-12345678".len() - "%s".len();
+    if runner.executor == "docker+machine" || machine.node("MachineName").is_some() {
+        let name = machine.str("MachineName").unwrap_or_default();
+        if !name.contains("%s") {
+            let problem = Problem::new("C081", "MachineName must contain %s").severity(Severity::Fatal);
+            let at = place(&runner.table, "machine.MachineName");
+            check.add(problem.of(runner.index, &runner.name).at(&at).help("write it such as \"ci-%s\""));
+        } else if name.len() + AROUND > NAME_MAX {
+            let message =
+                format!("machine names can reach {} characters; many systems allow {NAME_MAX}", name.len() + AROUND);
+            check.tell(runner, "machine.MachineName", "C081", message, "shorten MachineName");
+        }
+    }
+    for (option, node) in machine.strings("MachineOptionsWithName") {
+        if !option.contains("%s") {
+            let problem =
+                Problem::new("C081", "an entry of MachineOptionsWithName must contain %s").severity(Severity::Fatal);
+            check.add(
+                problem
+                    .of(runner.index, &runner.name)
+                    .at(&node.span)
+                    .help("write options without the name into MachineOptions"),
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{clean, found};
+
+    fn machine(text: &str) -> String {
+        format!(
+            "concurrent = 10\n[[runners]]\nname = \"a\"\nexecutor = \"docker+machine\"\nlimit = 12\n[runners.machine]\n{text}\n"
+        )
+    }
+
+    #[test]
+    fn c080_limit_counts_machines_in_every_state() {
+        assert!(found("C080", &machine("IdleCount = 5")).contains("set limit to 15"));
+        clean("C080", &machine("IdleCount = 2"));
+        clean("C080", &machine("IdleCount = 0"));
+    }
+
+    #[test]
+    fn c081_names_of_machines_are_made_from_a_template() {
+        assert!(
+            found("C081", &machine("MachineName = \"ci\""))
+                .contains("fatal[C081]: runner a: MachineName must contain %s")
+        );
+        assert!(found("C081", &machine("IdleCount = 0")).contains("fatal"));
+        found("C081", &machine("MachineName = \"ci-%s\"\nMachineOptionsWithName = [\"x=1\"]"));
+        assert!(
+            found("C081", &machine(&format!("MachineName = \"{}-%s\"", "n".repeat(40))))
+                .contains("many systems allow 64")
+        );
+        clean("C081", &machine("MachineName = \"ci-%s\"\nMachineOptionsWithName = [\"x=%s\"]"));
+    }
+}
