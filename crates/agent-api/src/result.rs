@@ -55,6 +55,9 @@ pub struct StepNode {
     /// Why it failed or was skipped.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
+    /// What ended it before its time, if something did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<EndCause>,
     /// Steps inside it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<StepNode>,

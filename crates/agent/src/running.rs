@@ -127,6 +127,7 @@ pub(crate) fn system_failure(started: SystemTime, message: &str, cause: Option<E
             duration_ms: started.elapsed().map_or(0, millis),
             exit_code: None,
             message: message.to_owned(),
+            cause,
             steps: Vec::new(),
         },
     }

@@ -87,6 +87,7 @@ mod tests {
             duration_ms: 0,
             exit_code: None,
             message: String::new(),
+            cause: None,
             steps: Vec::new(),
         };
         JobResult { outcome, message: String::new(), log_bytes: 5, log_crc32: 0xab, tree }

@@ -16,6 +16,7 @@ fn result() -> JobResult {
         duration_ms: 2,
         exit_code: None,
         message: String::new(),
+        cause: None,
         steps: Vec::new(),
     };
     JobResult { outcome: Outcome::Success, message: String::new(), log_bytes: 3, log_crc32: 4, tree }

@@ -86,6 +86,7 @@ pub async fn run(context: Arc<Context>, plan: &JobPlan, brakes: &Brakes) -> JobE
         duration_ms: millis(started.elapsed()),
         exit_code: failure.as_ref().and_then(Failure::exit_code),
         message: message.clone(),
+        cause: failure.as_ref().and_then(Failure::cause),
         steps,
     };
     JobEnd { outcome: outcome(failure.as_ref()), message, tree }
@@ -136,6 +137,7 @@ fn node(
         duration_ms: millis(started.elapsed()),
         exit_code: failure.and_then(Failure::exit_code),
         message: failure.map(ToString::to_string).unwrap_or_default(),
+        cause: failure.and_then(Failure::cause),
         steps,
     }
 }

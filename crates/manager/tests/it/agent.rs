@@ -117,6 +117,7 @@ fn result(log: &[u8], outcome: Outcome) -> JobResult {
         duration_ms: 1,
         exit_code: None,
         message: String::new(),
+        cause: None,
         steps: Vec::new(),
     };
     let message = String::new();

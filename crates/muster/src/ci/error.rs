@@ -1,6 +1,7 @@
 //! What ends `muster ci` early, and the exit statuses.
 
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use muster_coordinator::source::SnapshotError;
@@ -85,11 +86,14 @@ pub(crate) enum CiError {
     },
     /// The disk of the state folder stayed full.
     #[error(
-        "the run was ended, because the disk of the state directory is full: {problem}. Free some space (`muster ci clean` deletes \
-         past runs), or set MUSTER_STATE_DIR to a directory on another disk; what was logged so far is kept"
+        "the run was ended, because the file system at `{}` is full: {problem}. Free some space there (`muster ci clean` deletes past \
+         runs), or set MUSTER_STATE_DIR to a directory on another one; what was logged so far is kept",
+        mount.display()
     )]
     NoStorage {
-        /// What the coordinator says.
+        /// Where the file system is mounted.
+        mount: PathBuf,
+        /// Who noticed it, and how.
         problem: String,
     },
     /// The configuration has errors, which have been shown.
@@ -124,9 +128,33 @@ impl CiError {
         ExitStatus::BadConfiguration
     }
 
+    /// The file system of `folder` is full.
+    pub(crate) fn no_storage(folder: &Path, problem: impl Into<String>) -> Self {
+        Self::NoStorage { mount: mount_point(folder), problem: problem.into() }
+    }
+
     /// `cannot <what>`, with the reason.
     pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         let what = what.into();
         move |source| Self::System { what, source }
+    }
+}
+
+/// Where the file system of a folder is mounted; the folder itself where that cannot be found out.
+fn mount_point(folder: &Path) -> PathBuf {
+    let device = |path: &Path| path.metadata().ok().map(|meta| meta.dev());
+    let own = device(folder);
+    let above = folder.ancestors().take_while(|path| own.is_some() && device(path) == own);
+    above.last().unwrap_or(folder).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_is_named_by_where_it_is_mounted() {
+        assert_eq!(mount_point(Path::new("/proc/self")), Path::new("/proc"));
+        assert_eq!(mount_point(Path::new("/not/there")), Path::new("/not/there"));
     }
 }

@@ -12,7 +12,7 @@ use super::args::ShowArgs;
 use super::error::{CiError, ExitStatus};
 use super::prepare::locate;
 use super::record::RunRecord;
-use super::run::{TraceLines, failure, job_time};
+use super::run::{TraceLines, failure, job_time, tree_of};
 use super::state::ProjectState;
 use super::ui::{self, Table};
 
@@ -213,7 +213,7 @@ fn job_text(job: &JobView, pipelines: &[PipelineView], live: bool) -> String {
         let url = environment.url.as_deref().map(|url| format!(" at {url}")).unwrap_or_default();
         let _ = writeln!(text, "  environment {}{}", ui::plain(&environment.name), ui::plain(&url));
     }
-    if let Some(tree) = job.result_tree.clone().and_then(|tree| serde_json::from_value::<StepNode>(tree).ok()) {
+    if let Some(tree) = tree_of(job) {
         steps(&mut text, &tree, 1);
     }
     for artifact in &job.artifacts {

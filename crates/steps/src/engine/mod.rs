@@ -198,6 +198,10 @@ impl<'a> Engine<'a> {
                     _ => None,
                 },
                 message: result.as_ref().err().map(ToString::to_string).unwrap_or_default(),
+                cause: match result.as_ref().map_err(StepError::cause) {
+                    Err(StepError::Stopped(cause)) => Some(*cause),
+                    _ => None,
+                },
                 steps: inner,
             });
             let outputs = result.map_err(|error| StepError::Inner { name: item.name.clone(), source: error.into() })?;

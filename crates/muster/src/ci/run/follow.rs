@@ -1,17 +1,19 @@
 //! Follows the coordinator's events until nothing more can happen, and tells a [`Reporter`] what a person should see.
 
 use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use muster_coordinator::views::{Event, JobKind, JobView, PipelineSummary};
 use muster_coordinator::{Coordinator, CoordinatorError};
-use muster_job::{JobId, JobStatus, PipelineId};
+use muster_job::{EndCause, FailureReason, JobId, JobStatus, PipelineId};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 
 use super::super::args::LogMode;
-use super::report::Reporter;
+use super::super::error::CiError;
+use super::report::{Reporter, tree_of};
 use super::trace::TraceLines;
 
 /// How long a run waits for space on a full disk.
@@ -125,6 +127,10 @@ pub(super) struct Follower {
     logs: HashMap<JobId, Log>,
     /// Since when the coordinator cannot store what happens, and why.
     storage_problem: Option<(Instant, String)>,
+    /// What a job failed for whose agent could not write.
+    starved: Option<String>,
+    /// The folder of the run.
+    folder: PathBuf,
     /// Events that were on their way while [`Follower::read_anew`] read: they may tell what has been overtaken.
     overtaken: usize,
     pub(super) picture: Picture,
@@ -138,7 +144,7 @@ struct Log {
 
 impl Follower {
     /// Follows from now on; made before the pipeline is created, it misses nothing.
-    pub(super) fn new(coordinator: Arc<Coordinator>, log: LogMode, timestamps: bool) -> Self {
+    pub(super) fn new(coordinator: Arc<Coordinator>, folder: PathBuf, log: LogMode, timestamps: bool) -> Self {
         Self {
             events: coordinator.subscribe(),
             coordinator,
@@ -146,9 +152,21 @@ impl Follower {
             timestamps,
             logs: HashMap::new(),
             storage_problem: None,
+            starved: None,
+            folder,
             overtaken: 0,
             picture: Picture::default(),
         }
+    }
+
+    /// An error once a job has failed because its agent found no space: such a run says nothing about the pipeline.
+    pub(super) fn has_space(&self) -> Result<(), CiError> {
+        self.starved.as_ref().map_or(Ok(()), |problem| Err(self.no_storage(problem)))
+    }
+
+    /// The end of a run whose disk is full.
+    pub(super) fn no_storage(&self, problem: &str) -> CiError {
+        CiError::no_storage(&self.folder, problem)
     }
 
     /// Waits until the coordinator could not store for [`STORAGE_PATIENCE`]; says why. Safe to drop.
@@ -247,6 +265,11 @@ impl Follower {
         let before = self.picture.jobs.insert(job.id, Arc::clone(&job));
         if before.is_some_and(|before| before.status == job.status) {
             return Ok(());
+        }
+        if job.failure_reason == Some(FailureReason::RunnerSystemFailure)
+            && tree_of(&job).and_then(|tree| tree.cause) == Some(EndCause::ResourceExhausted)
+        {
+            self.starved = Some(format!("job `{}` has failed, because there is no space left for its log", job.name));
         }
         let ended = job.status.is_complete() && job.started_at.is_some();
         let shown = match self.log {

@@ -42,7 +42,7 @@ use super::state::{Run, probe_space, remove_all};
 use super::ui;
 use follow::Follower;
 use report::{Ending, Reporter, RunInfo, reporter};
-pub(super) use report::{failure, job_time};
+pub(super) use report::{failure, job_time, tree_of};
 use server::Door;
 use signals::Interrupts;
 use start::{announce, manager_options, new_pipeline, notices, serve};
@@ -116,7 +116,7 @@ fn for_lack_of_space(error: CiError, folder: &Path) -> CiError {
     );
     match probe_space(folder) {
         Err(full) if may_be && full.kind() == std::io::ErrorKind::StorageFull => {
-            CiError::NoStorage { problem: crate::logging::chain(&error) }
+            CiError::no_storage(folder, crate::logging::chain(&error))
         }
         _ => error,
     }
@@ -217,7 +217,7 @@ async fn with_coordinator(
     let coordinator = Coordinator::open(options).await?;
 
     let log = args.log.unwrap_or(if ready.pipeline.jobs.len() == 1 { LogMode::Live } else { LogMode::Failed });
-    let mut follower = Follower::new(Arc::clone(&coordinator), log, args.timestamps);
+    let mut follower = Follower::new(Arc::clone(&coordinator), run.folder.clone(), log, args.timestamps);
     let mut reporter = reporter(args.output);
     let new = new_pipeline(args, &ready, root, &url)?;
     let (prepared, pipeline) = (&ready.prepared, &ready.pipeline);
@@ -299,9 +299,11 @@ async fn follow(
     let mut interrupted = 0;
     let mut pinned = BTreeSet::from([pipeline]);
     loop {
+        follower.has_space()?;
         if follower.picture.has_ended() || follower.picture.is_still() {
             // What was told so far may be the half of a batch.
             follower.read_anew(reporter).await?;
+            follower.has_space()?;
             if follower.picture.has_ended() || follower.picture.is_still() {
                 return Ok(interrupted > 0);
             }
@@ -318,7 +320,7 @@ async fn follow(
             restarted = tasks.manager_restarted() => {
                 reporter.warning(&format!("the manager ended ({}) and was started again; the jobs go on", restarted?));
             }
-            problem = out_of_storage => return Err(CiError::NoStorage { problem }),
+            problem = out_of_storage => return Err(follower.no_storage(&problem)),
             () = interrupts.next() => {
                 interrupted += 1;
                 if interrupted == 1 {

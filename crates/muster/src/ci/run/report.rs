@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use muster_agent_api::result::StepNode;
 use muster_coordinator::views::{JobKind, JobView, PipelineSummary};
 use muster_job::{FailureReason, JobStatus};
 use muster_pipeline::model::Pipeline;
@@ -66,6 +67,11 @@ pub(in super::super) fn job_time(job: &JobView) -> Option<Duration> {
     Some(Duration::try_from(time).unwrap_or_default())
 }
 
+/// The tree of a job's steps, where its manager sent one.
+pub(in super::super) fn tree_of(job: &JobView) -> Option<StepNode> {
+    job.result_tree.clone().and_then(|tree| serde_json::from_value(tree).ok())
+}
+
 /// Why a job failed, in a few words; none for one that did not.
 pub(in super::super) fn failure(job: &JobView) -> Option<String> {
     if job.status != JobStatus::Failed {
@@ -83,7 +89,12 @@ pub(in super::super) fn failure(job: &JobView) -> Option<String> {
         {
             "its child pipeline failed".to_owned()
         }
-        (None, None, Some(reason)) => reason,
+        (None, None, Some(reason)) => match tree_of(job).filter(|tree| !tree.message.is_empty()) {
+            Some(tree) if job.failure_reason == Some(FailureReason::RunnerSystemFailure) => {
+                format!("{reason}: {}", tree.message)
+            }
+            _ => reason,
+        },
         (None, None, None) => "failed".to_owned(),
     })
 }

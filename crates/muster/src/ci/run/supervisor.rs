@@ -119,7 +119,7 @@ fn brought_on(events: &mut broadcast::Receiver<Event>) -> bool {
 fn given_up(options: &ManagerOptions, told: &str) -> CiError {
     if let Err(error) = probe_space(&options.state_dir) {
         let problem = format!("cannot write to `{}`: {error}", options.state_dir.display());
-        return CiError::NoStorage { problem };
+        return CiError::no_storage(&options.state_dir, problem);
     }
     let log = last_lines(&options.log);
     CiError::Usage(format!(

@@ -182,9 +182,7 @@ fn a_second_ctrl_c_kills_what_does_not_listen() {
 #[test]
 fn a_manager_that_is_killed_again_and_again_ends_the_run_with_its_log() {
     let project = Project::new(
-        "a:\n  script:\n    - |\n      while sleep 0.05; do\n        for p in /proc/[0-9]*; do\n          \
-         if tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep -q \"muster manager .*$HOME/\"; then kill -9 ${p#/proc/}; fi\n        \
-         done\n      done\n",
+        "a:\n  script:\n    - |\n      while sleep 0.02; do\n        for p in /proc/[0-9]*; do\n          mapfile -d '' -t c < $p/cmdline || continue\n          if [ \"${c[1]}\" = manager ] && [[ \"${c[*]}\" = *\"$HOME/\"* ]]; then kill -9 ${p#/proc/} || true; fi\n        done\n      done 2>/dev/null\n",
     );
     let home = project.home().display().to_string();
     let said = project.ci(&[]).code(2);
