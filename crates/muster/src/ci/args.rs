@@ -104,7 +104,7 @@ pub(super) struct RunArgs {
     /// Time limit of jobs that set none: seconds, or as in `1h 30m`.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(super) timeout: Option<std::time::Duration>,
-    /// Whose log is shown [default: of failed jobs; live when one job runs].
+    /// Whose log is shown [default: the end of those of failed jobs; live when one job runs].
     #[arg(long, value_enum)]
     pub(super) log: Option<LogMode>,
     /// Show the time of each line of a log.
@@ -122,6 +122,14 @@ pub(super) struct RunArgs {
     /// Give each job a workspace of its own, and keep it for `muster ci shell`.
     #[arg(long)]
     pub(super) keep: bool,
+}
+
+impl RunArgs {
+    /// Whose log is shown in a run of so many jobs. A program that reads the output gets the whole.
+    pub(super) fn log_mode(&self, jobs: usize) -> LogMode {
+        let short = if self.output == OutputMode::Human { LogMode::Tail } else { LogMode::Failed };
+        self.log.unwrap_or(if jobs == 1 { LogMode::Live } else { short })
+    }
 }
 
 /// Arguments of `muster ci list`.
@@ -259,6 +267,8 @@ pub(super) enum LogMode {
     All,
     /// The logs of failed jobs.
     Failed,
+    /// The last lines of the logs of failed jobs.
+    Tail,
     /// None.
     None,
 }

@@ -1,6 +1,6 @@
 //! Follows the coordinator's events until nothing more can happen, and tells a [`Reporter`] what a person should see.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +13,9 @@ use tokio::time::Instant;
 
 use super::super::args::LogMode;
 use super::super::error::CiError;
+use super::super::state::Run;
+use super::logs::Logs;
 use super::report::{Reporter, tree_of};
-use super::trace::TraceLines;
 
 /// How long a run waits for space on a full disk.
 const STORAGE_PATIENCE: Duration = Duration::from_secs(3);
@@ -122,9 +123,7 @@ pub(super) enum Step {
 pub(super) struct Follower {
     coordinator: Arc<Coordinator>,
     events: broadcast::Receiver<Event>,
-    log: LogMode,
-    timestamps: bool,
-    logs: HashMap<JobId, Log>,
+    logs: Logs,
     /// Since when the coordinator cannot store what happens, and why.
     storage_problem: Option<(Instant, String)>,
     /// What a job failed for whose agent could not write.
@@ -136,24 +135,16 @@ pub(super) struct Follower {
     pub(super) picture: Picture,
 }
 
-/// How much of a job's trace was shown.
-struct Log {
-    offset: u64,
-    lines: TraceLines,
-}
-
 impl Follower {
     /// Follows from now on; made before the pipeline is created, it misses nothing.
-    pub(super) fn new(coordinator: Arc<Coordinator>, folder: PathBuf, log: LogMode, timestamps: bool) -> Self {
+    pub(super) fn new(coordinator: Arc<Coordinator>, run: &Run, log: LogMode, timestamps: bool) -> Self {
         Self {
             events: coordinator.subscribe(),
+            logs: Logs::new(Arc::clone(&coordinator), log, timestamps, run.number),
             coordinator,
-            log,
-            timestamps,
-            logs: HashMap::new(),
             storage_problem: None,
             starved: None,
-            folder,
+            folder: run.folder.clone(),
             overtaken: 0,
             picture: Picture::default(),
         }
@@ -214,8 +205,8 @@ impl Follower {
             Event::TraceGrew { job, .. } => {
                 // Something could be written again.
                 self.storage_problem = None;
-                if self.log == LogMode::Live {
-                    self.show_log(job, false, reporter).await?;
+                if let Some(job) = self.picture.jobs.get(&job) {
+                    self.logs.grew(job, reporter).await?;
                 }
             }
             Event::StorageProblem(Some(problem)) => {
@@ -272,43 +263,10 @@ impl Follower {
             self.starved = Some(format!("job `{}` has failed, because there is no space left for its log", job.name));
         }
         let ended = job.status.is_complete() && job.started_at.is_some();
-        let shown = match self.log {
-            LogMode::Live | LogMode::All => true,
-            LogMode::Failed => job.status == JobStatus::Failed,
-            LogMode::None => false,
-        };
-        if ended && shown {
-            self.show_log(job.id, true, reporter).await?;
+        if ended {
+            self.logs.ended(&job, reporter).await?;
         }
         reporter.job(&job);
-        Ok(())
-    }
-
-    /// Shows what has come since the last time; at the end also a last line without a line break.
-    async fn show_log(
-        &mut self,
-        job: JobId,
-        at_end: bool,
-        reporter: &mut dyn Reporter,
-    ) -> Result<(), CoordinatorError> {
-        let Some(view) = self.picture.jobs.get(&job).cloned() else { return Ok(()) };
-        let new = || Log { offset: 0, lines: TraceLines::with_times(self.timestamps) };
-        let log = self.logs.entry(job).or_insert_with(new);
-        loop {
-            let bytes = self.coordinator.read_trace(job, log.offset).await?;
-            if bytes.is_empty() {
-                break;
-            }
-            log.offset += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-            let lines = log.lines.push(&bytes);
-            if !lines.is_empty() {
-                reporter.log(&view, &lines);
-            }
-        }
-        let lines = if at_end { log.lines.finish() } else { log.lines.settle() };
-        if !lines.is_empty() {
-            reporter.log(&view, &lines);
-        }
         Ok(())
     }
 }

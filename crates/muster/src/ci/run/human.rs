@@ -7,7 +7,6 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use muster_coordinator::views::{JobKind, JobView, PipelineSummary};
 use muster_job::{JobId, JobStatus};
 
-use super::super::args::LogMode;
 use super::super::ui;
 use super::report::{Ending, Reporter, RunInfo, failure, job_time};
 use super::summary;
@@ -30,7 +29,6 @@ pub(super) struct Human {
     name_width: usize,
     /// The last known status of each job.
     jobs: BTreeMap<JobId, JobStatus>,
-    log: LogMode,
 }
 
 /// The lines at the bottom of a terminal.
@@ -77,7 +75,7 @@ fn style(template: &str) -> ProgressStyle {
 
 impl Human {
     pub(super) fn new() -> Self {
-        Self { live: None, total: 0, name_width: 0, jobs: BTreeMap::new(), log: LogMode::Failed }
+        Self { live: None, total: 0, name_width: 0, jobs: BTreeMap::new() }
     }
 
     /// Prints without tearing the lines at the bottom.
@@ -130,7 +128,6 @@ impl Human {
 
 impl Reporter for Human {
     fn started(&mut self, run: &RunInfo<'_>) {
-        self.log = run.log;
         self.total = run.pipeline.jobs.len();
         let names = run.pipeline.jobs.iter().map(|job| ui::plain(&job.name).chars().count());
         // Beside the name stand a sign, the time and often a reason.

@@ -13,6 +13,7 @@ mod follow;
 mod human;
 mod json;
 mod junit;
+mod logs;
 mod report;
 mod server;
 mod signals;
@@ -33,7 +34,7 @@ use muster_job::{JobId, PipelineId};
 use muster_pipeline::model::Pipeline;
 use tokio::sync::mpsc;
 
-use super::args::{Executor, LogMode, RunArgs};
+use super::args::{Executor, RunArgs};
 use super::error::{CiError, ExitStatus};
 use super::prepare::{Prepared, Target, locate, prepare};
 use super::record::RunRecord;
@@ -216,8 +217,8 @@ async fn with_coordinator(
     let root = options.first_pipeline_id;
     let coordinator = Coordinator::open(options).await?;
 
-    let log = args.log.unwrap_or(if ready.pipeline.jobs.len() == 1 { LogMode::Live } else { LogMode::Failed });
-    let mut follower = Follower::new(Arc::clone(&coordinator), run.folder.clone(), log, args.timestamps);
+    let log = args.log_mode(ready.pipeline.jobs.len());
+    let mut follower = Follower::new(Arc::clone(&coordinator), run, log, args.timestamps);
     let mut reporter = reporter(args.output);
     let new = new_pipeline(args, &ready, root, &url)?;
     let (prepared, pipeline) = (&ready.prepared, &ready.pipeline);
@@ -230,7 +231,6 @@ async fn with_coordinator(
         sha: &prepared.snapshot.head.sha,
         dirty: prepared.snapshot.dirty,
         source: prepared.context.source.as_str(),
-        log,
         url: &url,
     });
 

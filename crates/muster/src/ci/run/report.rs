@@ -7,7 +7,7 @@ use muster_coordinator::views::{JobKind, JobView, PipelineSummary};
 use muster_job::{FailureReason, JobStatus};
 use muster_pipeline::model::Pipeline;
 
-use super::super::args::{LogMode, OutputMode};
+use super::super::args::OutputMode;
 use super::super::error::ExitStatus;
 use super::follow::Picture;
 use super::{human, json, junit};
@@ -22,7 +22,6 @@ pub(super) struct RunInfo<'a> {
     /// Whether there are changes that are not committed.
     pub(super) dirty: bool,
     pub(super) source: &'a str,
-    pub(super) log: LogMode,
     /// The base URL of the runner API.
     pub(super) url: &'a str,
 }

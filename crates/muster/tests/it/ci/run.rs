@@ -84,6 +84,20 @@ fn a_failed_job_is_exit_status_1_and_shows_its_log() {
 }
 
 #[test]
+fn of_a_long_log_the_end_is_shown_and_how_to_see_the_rest() {
+    let project = Project::new(
+        "good: {script: ['true']}\nbad: {script: ['seq 100001 100200; exit 7']}\n'b d': {script: ['seq 70; false']}\n",
+    );
+    let said = project.ci(&[]).code(1);
+    said.says("100200\n").lacks("100101\n").says("lines more: `muster ci show 1 bad --log`");
+    assert_eq!(said.out.lines().filter(|line| line.starts_with("bad ") && line.contains('│')).count(), 51, "{said:#?}");
+    said.says("lines more: `muster ci show 1 100002 --log`");
+    project.ci(&["show", "1", "bad", "--log"]).code(0).says("100001\n").says("100200\n");
+    project.ci(&["--log", "failed"]).code(1).says("100001\n").lacks("lines more");
+    project.ci(&["--output", "junit"]).code(1).says("100001").says("100200");
+}
+
+#[test]
 fn the_working_tree_is_what_runs_and_stays_untouched() {
     let project = Project::new("a:\n  script: ['cat tracked new', 'test ! -e ignored', 'echo x > made-by-job']\n");
     project.write("tracked", "old\n");
