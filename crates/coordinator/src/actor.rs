@@ -14,6 +14,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_job::invariants::{Standing, Watch};
 use muster_job::{JobId, PipelineId};
 use muster_runner_api::service::{Assignment, ServiceError};
 use tokio::sync::{broadcast, mpsc};
@@ -24,7 +25,6 @@ use crate::bridges::ChildResult;
 use crate::clock::{Timestamp, from_millis, to_millis};
 use crate::command::{Command, Reply, ServiceReply};
 use crate::error::{CoordinatorError, StoreError};
-use crate::invariants::{Standing, Watch};
 use crate::jwt::Signer;
 use crate::keys::Keys;
 use crate::options::Options;

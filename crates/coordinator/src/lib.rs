@@ -25,7 +25,6 @@ mod facts;
 pub mod handout;
 mod history;
 mod inherit;
-pub mod invariants;
 pub mod jwt;
 mod keys;
 mod library;

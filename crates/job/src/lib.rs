@@ -6,6 +6,7 @@
 
 mod failure;
 mod id;
+pub mod invariants;
 mod status;
 mod variable;
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_coordinator::clock::SystemClock;
-use muster_coordinator::invariants::{Standing, Watch, at_most};
 use muster_coordinator::views::{Event, JobView};
 use muster_coordinator::{Limits, NewRunner};
+use muster_job::invariants::{Standing, Watch, at_most};
 use muster_job::{FailureReason, JobStatus, Variable};
 use muster_runner_api::service::{RunnerService, ServiceError};
 use muster_runner_api::wire::{Output, RegisterRequest, TokenRequest};

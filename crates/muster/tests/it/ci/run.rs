@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use muster_coordinator::invariants;
+use muster_job::invariants;
 
 use super::{Project, Said};
 

@@ -1,11 +1,12 @@
-//! What must hold whatever happens, as code: the actor checks it after every write, the tests check it on what they see.
+//! What must hold whatever happens, as code: the coordinator checks it after every write, simulators and tests check it
+//! on what they see. Pure: who calls brings what was seen.
 //!
-//! The numbers are those of the life of a job: J1 (one final state), J2 (one taker at a time, and none after the first
-//! that showed life), J4 (no limit of how many at once is exceeded).
+//! The numbers are those of the life of a job: J1 one final state, J2 one start of the user's script, J3 the trace is the
+//! log, J4 no limit of how many at once is exceeded, J5 nothing is left, J6 no secret shows.
 
 use std::collections::HashMap;
 
-use muster_job::{JobId, JobStatus};
+use crate::{JobId, JobStatus};
 
 /// Where a record of a job stands, as far as the invariants look at it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,8 +19,23 @@ pub struct Standing {
     pub alive: bool,
 }
 
-/// An invariant does not hold: a defect of the coordinator.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+/// How much of a log there is, and which: its length and its CRC-32 (IEEE), as the runner API has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// Bytes.
+    pub bytes: u64,
+    /// CRC-32 of all of them.
+    pub crc32: u32,
+}
+
+impl std::fmt::Display for Extent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes (crc32 {:08x})", self.bytes, self.crc32)
+    }
+}
+
+/// An invariant does not hold: a defect.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// J1: a record that ended has another state now.
     #[error("J1: job {job} ended as {was} and is {now} now")]
@@ -47,6 +63,32 @@ pub enum Violation {
         /// Its state.
         status: JobStatus,
     },
+    /// J1: a job that was accepted has no final state although every fault has healed, or more than one was reported.
+    #[error("J1: job {job} was reported {times} times")]
+    NotReportedOnce {
+        /// The job.
+        job: JobId,
+        /// Final reports that the coordinator took.
+        times: usize,
+    },
+    /// J2: the user's script was started more than once in one attempt.
+    #[error("J2: the script of job {job} was started {times} times")]
+    StartedTwice {
+        /// The job.
+        job: JobId,
+        /// Starts that its script has seen.
+        times: usize,
+    },
+    /// J3: the trace at the coordinator is not the agent's log.
+    #[error("J3: the log of job {job} has {log}, its trace at the coordinator {trace}")]
+    TraceDiffers {
+        /// The job.
+        job: JobId,
+        /// What the agent has.
+        log: Extent,
+        /// What the coordinator has.
+        trace: Extent,
+    },
     /// J4: more jobs ran at once than their limit allows.
     #[error("J4: {found} jobs ran at once, and {limit} may")]
     TooManyAtOnce {
@@ -55,6 +97,57 @@ pub enum Violation {
         /// Their limit.
         limit: usize,
     },
+    /// J5: something of a job remains after it was reported and cleaned up.
+    #[error("J5: after the end of its job there is still {0}")]
+    Left(String),
+    /// J6: a secret's value stands where others can see it.
+    #[error("J6: the value of a secret stands in {0}")]
+    SecretShown(String),
+}
+
+/// J1: a job whose faults have healed was reported, and once.
+///
+/// # Errors
+/// [`Violation::NotReportedOnce`].
+pub fn reported_once(job: JobId, times: usize) -> Result<(), Violation> {
+    if times == 1 { Ok(()) } else { Err(Violation::NotReportedOnce { job, times }) }
+}
+
+/// J2: whether a script that counted its own starts in one attempt was started at most once.
+///
+/// # Errors
+/// [`Violation::StartedTwice`].
+pub fn started_at_most_once(job: JobId, times: usize) -> Result<(), Violation> {
+    if times <= 1 { Ok(()) } else { Err(Violation::StartedTwice { job, times }) }
+}
+
+/// J3: whether the coordinator has the agent's log, byte for byte.
+///
+/// # Errors
+/// [`Violation::TraceDiffers`].
+pub fn trace_is_log(job: JobId, log: Extent, trace: Extent) -> Result<(), Violation> {
+    if log == trace { Ok(()) } else { Err(Violation::TraceDiffers { job, log, trace }) }
+}
+
+/// J5: whether nothing is left of jobs that have ended; `left` names what was found.
+///
+/// # Errors
+/// [`Violation::Left`] with all of it.
+pub fn nothing_left(left: impl IntoIterator<Item = String>) -> Result<(), Violation> {
+    let left: Vec<String> = left.into_iter().collect();
+    if left.is_empty() { Ok(()) } else { Err(Violation::Left(left.join(", "))) }
+}
+
+/// J6: whether `seen`, which others can read at `place`, has none of `secrets` in it. An empty secret is none.
+///
+/// # Errors
+/// [`Violation::SecretShown`] with the place, never with the value.
+pub fn no_secret<'a>(place: &str, seen: &[u8], secrets: impl IntoIterator<Item = &'a [u8]>) -> Result<(), Violation> {
+    let shown = secrets
+        .into_iter()
+        .filter(|secret| !secret.is_empty())
+        .any(|secret| seen.windows(secret.len()).any(|window| window == secret));
+    if shown { Err(Violation::SecretShown(place.to_owned())) } else { Ok(()) }
 }
 
 /// J4: whether never more than `limit` of `jobs` ran at once. Of each it takes when it started and when it finished, by
@@ -153,5 +246,24 @@ mod tests {
             Err(Violation::TooManyAtOnce { found: 3, limit: 1 })
         );
         assert_eq!(at_most(0, std::iter::empty::<(u8, Option<u8>)>()), Ok(()));
+    }
+
+    #[test]
+    fn what_was_seen_of_one_job_is_judged() {
+        assert_eq!(reported_once(JOB, 1), Ok(()));
+        reported_once(JOB, 0).unwrap_err();
+        reported_once(JOB, 2).unwrap_err();
+        started_at_most_once(JOB, 0).unwrap();
+        started_at_most_once(JOB, 2).unwrap_err();
+        let (log, trace) = (Extent { bytes: 2, crc32: 1 }, Extent { bytes: 2, crc32: 0xab });
+        trace_is_log(JOB, log, log).unwrap();
+        let differs = trace_is_log(JOB, log, trace).unwrap_err();
+        assert!(differs.to_string().contains("2 bytes (crc32 000000ab)"), "{differs}");
+        nothing_left([]).unwrap();
+        let left = nothing_left(["a".to_owned(), "b".to_owned()]).unwrap_err();
+        assert!(left.to_string().ends_with("a, b"), "{left}");
+        no_secret("a log", b"the [MASKED]", [&b"secret"[..], b""]).unwrap();
+        let shown = no_secret("a log", b"the secret!", [&b"secret"[..]]).unwrap_err();
+        assert!(!shown.to_string().contains("secret!"), "{shown}");
     }
 }
