@@ -1,1 +1,5 @@
-//! Whole-system and interoperability tests: see `tests/`.
+//! What the whole-system and interoperability tests in `tests/` share.
+
+#![expect(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test's helpers fail as its body does")]
+
+pub mod process;

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::support::{Running, muster, repository};
+use muster_tests::process::{Running, muster, repository};
 
 const PIPELINE: &str = r#"
 stages: [build, test, deploy]

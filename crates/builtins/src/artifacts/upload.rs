@@ -41,7 +41,9 @@ pub(crate) async fn upload(context: &Context, upload: &ArtifactsUpload, stop: &S
         context.say(&style::warning("part of .git directory is on the list of files to archive"));
     }
     let env = context.environment().into_iter().collect::<HashMap<_, _>>();
-    let filename = filename(&expand(&upload.name, &env), &upload.artifact_format);
+    // Without a name it is the uploader that names the archive, and not as one whose name expands to nothing.
+    let name = if upload.name.is_empty() { "artifacts".to_owned() } else { expand(&upload.name, &env) };
+    let filename = filename(&name, &upload.artifact_format);
     let archive = archive(context, upload, files, stop).await?;
     send(context, upload, &filename, archive.path(), stop).await
 }

@@ -19,11 +19,12 @@ use tokio::task::JoinHandle;
 use url::Url;
 
 use crate::payload::JobPayload;
+use crate::service::ArtifactQuery;
 use crate::wire::UpdateRequest;
 pub use runners::{PERSONAL_TOKEN, REGISTRATION_TOKEN, Runner};
 
 /// The runner token that the coordinator knows.
-pub const RUNNER_TOKEN: &str = "glrt-memory";
+pub const RUNNER_TOKEN: &str = "glrt-memory-coordinator";
 
 /// A call that a fault can hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -61,6 +62,8 @@ pub struct Job {
     pub updates: Vec<UpdateRequest>,
     /// Uploaded files by name.
     pub artifacts: BTreeMap<String, Bytes>,
+    /// Every upload that was taken, in order: the file's name, and what it was said to be.
+    pub uploads: Vec<(String, ArtifactQuery)>,
     /// Times that the job was handed out, repetitions of the same request not counted.
     pub handouts: u32,
 }
@@ -70,6 +73,11 @@ impl Job {
     #[must_use]
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.trace).into_owned()
+    }
+
+    /// The updates that ended the job: one, if all is well.
+    pub fn reports(&self) -> impl Iterator<Item = &UpdateRequest> {
+        self.updates.iter().filter(|update| matches!(&*update.state, "success" | "failed"))
     }
 }
 
@@ -93,6 +101,7 @@ pub struct MemoryCoordinator {
     changed: watch::Sender<u64>,
     long_poll: Duration,
     interval: Duration,
+    patience: Duration,
 }
 
 impl Default for MemoryCoordinator {
@@ -106,7 +115,14 @@ impl MemoryCoordinator {
     #[must_use]
     pub fn new(long_poll: Duration) -> Self {
         let state = Mutex::default();
-        Self { state, changed: watch::Sender::new(0), long_poll, interval: Duration::from_secs(1) }
+        let (interval, patience) = (Duration::from_secs(1), Duration::from_secs(30));
+        Self { state, changed: watch::Sender::new(0), long_poll, interval, patience }
+    }
+
+    /// For how long a test waits for what it wants to see; 30 s otherwise.
+    #[must_use]
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     /// Puts a job at the end of the queue.
@@ -118,6 +134,7 @@ impl MemoryCoordinator {
                 trace: Vec::new(),
                 updates: Vec::new(),
                 artifacts: BTreeMap::new(),
+                uploads: Vec::new(),
                 handouts: 0,
                 payload,
             };
@@ -162,7 +179,7 @@ impl MemoryCoordinator {
         self.state.lock().waiting_max
     }
 
-    /// Waits until the job is as `wanted`, for at most 30 s.
+    /// Waits until the job is as `wanted`, for as long as it has patience.
     ///
     /// # Panics
     /// After that time, with what the coordinator knows of the job.
@@ -179,7 +196,7 @@ impl MemoryCoordinator {
                 }
             }
         };
-        match tokio::time::timeout(Duration::from_secs(30), found).await {
+        match tokio::time::timeout(self.patience, found).await {
             Ok(job) => job,
             Err(_) => panic!("the job did not become as expected: {:#?}", self.job(id)),
         }

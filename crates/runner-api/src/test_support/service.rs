@@ -149,7 +149,7 @@ impl RunnerService for MemoryCoordinator {
         &self,
         id: JobId,
         token: &str,
-        _query: ArtifactQuery,
+        query: ArtifactQuery,
         filename: String,
         body: ByteStream,
     ) -> Result<(), ServiceError> {
@@ -160,7 +160,9 @@ impl RunnerService for MemoryCoordinator {
         });
         let content = content.await.map_err(|error| ServiceError::BadRequest(error.to_string()))?;
         self.with_faults(Call::UploadArtifact, |state| {
-            running(state, id, token)?.artifacts.insert(filename, content.freeze());
+            let job = running(state, id, token)?;
+            job.uploads.push((filename.clone(), query));
+            job.artifacts.insert(filename, content.freeze());
             Ok(())
         })
     }
@@ -170,7 +172,10 @@ impl RunnerService for MemoryCoordinator {
         if !state.jobs.values().any(|job| job.payload.token == token) {
             return Err(ServiceError::Forbidden { status: None });
         }
-        let found = state.jobs.get(&id).and_then(|job| job.artifacts.first_key_value());
+        let found = state.jobs.get(&id).and_then(|job| {
+            let archive = |(_, query): &&(String, ArtifactQuery)| query.artifact_type.as_deref() != Some("dotenv");
+            job.artifacts.get_key_value(&job.uploads.iter().find(archive)?.0)
+        });
         let (filename, body) = found.ok_or_else(|| ServiceError::NotFound("no archive".to_owned()))?;
         let (filename, body, size) = (filename.clone(), body.clone(), body.len() as u64);
         Ok(ArtifactDownload { filename, size, body: futures::stream::once(async { Ok(body) }).boxed() })

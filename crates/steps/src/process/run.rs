@@ -115,6 +115,10 @@ impl Processes {
         };
         let mut process = tokio::process::Command::new(&command.program);
         process.args(&command.args).env_clear().envs(command.env.iter().map(|(key, value)| (key, value)));
+        if let Some(name) = command.program.file_name() {
+            // As a shell would start it: it is the name that stands before its messages.
+            process.arg0(name);
+        }
         process.env(MARK, &self.mark).process_group(0).kill_on_drop(true);
         process.stdin(if command.stdin.is_some() { Stdio::piped() } else { Stdio::null() });
         process.stdout(output.map_err(failed)?).stderr(write_end);

@@ -7,10 +7,10 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 /// How long anything may take before a test gives up.
-pub(crate) const LIMIT: Duration = Duration::from_secs(90);
+pub const LIMIT: Duration = Duration::from_secs(90);
 
 /// The executable under test: beside this test's own.
-pub(crate) fn muster() -> PathBuf {
+pub fn muster() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let binary = test.parent().unwrap().parent().unwrap().join("muster");
     assert!(binary.is_file(), "no {}: build the workspace first, as scripts/test does", binary.display());
@@ -18,14 +18,15 @@ pub(crate) fn muster() -> PathBuf {
 }
 
 /// A process whose output is read line by line, and which is ended with the test.
-pub(crate) struct Running {
+pub struct Running {
     child: Child,
     lines: Receiver<String>,
     seen: Vec<String>,
 }
 
 impl Running {
-    pub(crate) fn start(mut command: Command) -> Self {
+    /// Starts `command` with nothing on its standard input.
+    pub fn start(mut command: Command) -> Self {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (send, lines) = channel();
         let (out, err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
@@ -42,7 +43,7 @@ impl Running {
     }
 
     /// The first line, from now on, for which `wanted` is true.
-    pub(crate) fn line(&mut self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
+    pub fn line(&mut self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
         let deadline = Instant::now() + LIMIT;
         while let Ok(line) = self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             self.seen.push(line.clone());
@@ -54,7 +55,7 @@ impl Running {
     }
 
     /// Everything until the process ends, and its exit status.
-    pub(crate) fn finish(mut self) -> (Vec<String>, Option<i32>) {
+    pub fn finish(mut self) -> (Vec<String>, Option<i32>) {
         let deadline = Instant::now() + LIMIT;
         while let Ok(line) = self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             self.seen.push(line);
@@ -73,7 +74,7 @@ impl Drop for Running {
 }
 
 /// A repository with one commit that holds `files`.
-pub(crate) fn repository(place: &Path, files: &[(&str, &str)]) {
+pub fn repository(place: &Path, files: &[(&str, &str)]) {
     std::fs::create_dir_all(place).unwrap();
     for (name, content) in files {
         std::fs::write(place.join(name), content).unwrap();

@@ -1,0 +1,67 @@
+//! What a coordinator knows of a job in the end, as text that can be read and compared line by line.
+
+use std::fmt::Write as _;
+use std::io::Read as _;
+use std::path::Path;
+
+use muster_runner_api::test_support::Job;
+
+use super::normal;
+
+/// The end, the artifacts and the trace of one job, normalised. `home` is the runner's.
+pub(super) fn observe(job: &Job, home: &Path) -> String {
+    let mut text = format!("state: {}\n", job.status);
+    if let Some(last) = job.reports().last() {
+        writeln!(text, "reported: {}", last.state).unwrap();
+        writeln!(text, "failure_reason: {}", last.failure_reason.as_deref().unwrap_or("-")).unwrap();
+        writeln!(text, "exit_code: {}", last.exit_code.map_or("-".to_owned(), |code| code.to_string())).unwrap();
+        // A size or a checksum that is not the trace's would be a lost or doubled byte.
+        let whole = last.output.bytesize == Some(job.trace.len() as u64);
+        writeln!(text, "trace is whole: {whole}").unwrap();
+    }
+    for (name, query) in &job.uploads {
+        let part = |value: &Option<String>| value.clone().filter(|value| !value.is_empty()).unwrap_or("-".to_owned());
+        let (kind, format) = (part(&query.artifact_type), part(&query.artifact_format));
+        writeln!(text, "artifact: {name} type={kind} format={format} expire_in={}", part(&query.expire_in)).unwrap();
+        let content = job.artifacts[name].to_vec();
+        text.push_str(&normal::text(&artifact(&format, &content), home));
+    }
+    text.push_str("trace:\n");
+    text.push_str(&normal::trace(&job.trace, home));
+    text
+}
+
+/// The members of an archive with their content, or the content itself.
+fn artifact(format: &str, content: &[u8]) -> String {
+    match format {
+        "zip" | "-" => members(content),
+        "gzip" => {
+            let mut text = Vec::new();
+            flate2::read::MultiGzDecoder::new(content).read_to_end(&mut text).unwrap();
+            shown(&text)
+        }
+        _ => shown(content),
+    }
+}
+
+fn members(content: &[u8]) -> String {
+    let mut archive = zip::ZipArchive::new(std::io::Cursor::new(content)).unwrap();
+    let mut members = Vec::new();
+    for index in 0..archive.len() {
+        let mut member = archive.by_index(index).unwrap();
+        let mode = member.unix_mode().map_or("-".to_owned(), |mode| format!("{mode:o}"));
+        let mut bytes = Vec::new();
+        member.read_to_end(&mut bytes).unwrap();
+        members.push(format!("  {} {mode}\n{}", member.name().to_owned(), shown(&bytes)));
+    }
+    members.concat()
+}
+
+/// Content, indented; of much only its measure.
+fn shown(bytes: &[u8]) -> String {
+    const MUCH: usize = 1000;
+    if bytes.len() > MUCH {
+        return format!("    {} bytes\n", bytes.len());
+    }
+    String::from_utf8_lossy(bytes).lines().map(|line| format!("    {}\n", normal::visible(line))).collect()
+}

@@ -1,0 +1,171 @@
+//! Both runners at work on the cases.
+
+use std::ffi::OsStr;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use muster_job::{JobId, JobStatus};
+use muster_runner_api::test_support::{MemoryCoordinator, RUNNER_TOKEN, Served, serve};
+use muster_tests::process::muster;
+
+use super::case::{Case, Sources};
+use super::{Observations, observed};
+
+/// Longer than any case, with others before it in the queue, takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+const CONCURRENT: usize = 4;
+
+/// A coordinator, a home for one runner, and the repositories of the cases.
+pub(super) struct World<'a> {
+    cases: &'a [Case],
+    coordinator: Arc<MemoryCoordinator>,
+    home: tempfile::TempDir,
+    sources: Sources,
+}
+
+/// A process that is killed with its owner.
+struct Owned(std::process::Child);
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl<'a> World<'a> {
+    pub(super) fn new(cases: &'a [Case]) -> Self {
+        let home = tempfile::tempdir().unwrap();
+        let sources = sources(home.path());
+        for case in cases {
+            let project = home.path().join("repos/group").join(format!("{}.git", case.project(cases)));
+            if !project.exists() {
+                symlink(home.path().join("origin"), project).unwrap();
+            }
+        }
+        // Held for longer than a case takes: no runner pauses between two requests.
+        let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(20)).with_patience(2 * PATIENCE));
+        Self { cases, coordinator, home, sources }
+    }
+
+    /// What Muster makes of the cases.
+    pub(super) async fn muster(self) -> Observations {
+        let served = serve(self.coordinator.clone()).await.unwrap();
+        std::fs::write(self.home.path().join("token"), RUNNER_TOKEN).unwrap();
+        let mut command = self.command(&muster());
+        command.args(["manager", "--url", served.url.as_str(), "--name", "peer", "--login"]);
+        command.args(["--concurrent", &CONCURRENT.to_string(), "--until-pid", &std::process::id().to_string()]);
+        for (flag, name) in
+            [("--token-file", "token"), ("--state-dir", "state"), ("--builds-dir", "builds"), ("--cache-dir", "cache")]
+        {
+            command.arg(flag).arg(self.home.path().join(name));
+        }
+        self.observe(served, command).await
+    }
+
+    /// What a stock runner makes of them.
+    pub(super) async fn stock(self, binary: &OsStr) -> Observations {
+        let served = serve(self.coordinator.clone()).await.unwrap();
+        let config = self.home.path().join("config.toml");
+        let text = format!(
+            "concurrent = {CONCURRENT}\ncheck_interval = 1\n[[runners]]\nname = \"peer\"\nid = 1\n\
+             url = \"{}\"\ntoken = \"{RUNNER_TOKEN}\"\nexecutor = \"shell\"\nshell = \"bash\"\n",
+            served.url
+        );
+        std::fs::write(&config, text).unwrap();
+        let mut command = self.command(Path::new(binary));
+        command.arg("run").arg("--config").arg(config).arg("--working-directory").arg(self.home.path());
+        self.observe(served, command).await
+    }
+
+    /// A program with nothing of this process's environment but the path.
+    fn command(&self, program: &Path) -> Command {
+        let log = std::fs::File::create(self.home.path().join("runner.log")).unwrap();
+        let mut command = Command::new(program);
+        command.env_clear().env("HOME", self.home.path()).env("PATH", std::env::var_os("PATH").unwrap());
+        command.current_dir(self.home.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        command
+    }
+
+    async fn observe(self, _served: Served, mut runner: Command) -> Observations {
+        let _runner = Owned(runner.spawn().unwrap());
+        let chains = self.cases.iter().filter(|case| case.after.is_none()).map(|first| self.chain(first));
+        match tokio::time::timeout(PATIENCE, join_all(chains)).await {
+            Ok(observations) => observations.into_iter().flatten().collect(),
+            Err(_) => panic!("these did not end:\n{}\nthe runner says:\n{}", self.unended(), self.log()),
+        }
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.home.path().join("runner.log")).unwrap()
+    }
+
+    /// The cases whose jobs have not ended, with their traces.
+    fn unended(&self) -> String {
+        let jobs = self.cases.iter().map(|case| (case, self.coordinator.job(JobId(case.id(self.cases)))));
+        let unended = jobs.filter(|(_, job)| !job.as_ref().is_some_and(|job| job.status.is_complete()));
+        let shown = unended.map(|(case, job)| {
+            let (status, text) = job.map_or(("not begun", String::new()), |job| (job.status.as_str(), job.text()));
+            format!("{} is {status}:\n{text}\n", case.name)
+        });
+        shown.collect()
+    }
+
+    /// A case, and those that follow it, one after the other.
+    async fn chain(&self, first: &Case) -> Observations {
+        let mut observations = Observations::new();
+        let mut case = Some(first);
+        while let Some(now) = case {
+            let id = JobId(now.id(self.cases));
+            self.coordinator.push(serde_json::from_value(now.payload(self.cases, &self.sources)).unwrap());
+            for (at, status) in [(&now.cancel_at, JobStatus::Canceling), (&now.abort_at, JobStatus::Canceled)] {
+                if let Some(text) = at {
+                    self.coordinator.wait_for(id, |job| job.text().contains(text.as_str())).await;
+                    self.coordinator.set_status(id, status);
+                }
+            }
+            let job = self.coordinator.wait_for_end(id).await;
+            observations.insert(now.name.clone(), observed::observe(&job, self.home.path()));
+            case = self.cases.iter().find(|next| next.after.as_ref() == Some(&now.name));
+        }
+        observations
+    }
+}
+
+/// A repository whose commits have the same names everywhere.
+fn sources(home: &Path) -> Sources {
+    let origin = home.join("origin");
+    std::fs::create_dir_all(origin.join("folder")).unwrap();
+    std::fs::create_dir_all(home.join("repos/group")).unwrap();
+    git(&origin, &["init", "-q", "-b", "main"]);
+    std::fs::write(origin.join("read-me"), "first\n").unwrap();
+    std::fs::write(origin.join(".gitignore"), "*.ignored\n").unwrap();
+    std::fs::write(origin.join("folder/file with space"), "content\n").unwrap();
+    let before_sha = commit(&origin, "first");
+    git(&origin, &["tag", "v1"]);
+    std::fs::write(origin.join("read-me"), "second\n").unwrap();
+    let sha = commit(&origin, "second");
+    git(&origin, &["branch", "other", "HEAD~1"]);
+    Sources { url: format!("file://{}", home.join("repos/group").display()), sha, before_sha }
+}
+
+fn commit(origin: &PathBuf, message: &str) -> String {
+    git(origin, &["add", "-A"]);
+    git(origin, &["commit", "-q", "-m", message]);
+    git(origin, &["rev-parse", "HEAD"])
+}
+
+fn git(folder: &Path, arguments: &[&str]) -> String {
+    let mut command = Command::new("git");
+    command.args(["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]).args(arguments).current_dir(folder);
+    for name in ["GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE"] {
+        command.env(name, "2024-01-01T00:00:00Z");
+    }
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "git {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
