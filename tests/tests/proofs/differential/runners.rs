@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -153,7 +153,7 @@ fn sources(home: &Path) -> Sources {
     Sources { url: format!("file://{}", home.join("repos/group").display()), sha, before_sha }
 }
 
-fn commit(origin: &PathBuf, message: &str) -> String {
+fn commit(origin: &Path, message: &str) -> String {
     git(origin, &["add", "-A"]);
     git(origin, &["commit", "-q", "-m", message]);
     git(origin, &["rev-parse", "HEAD"])
