@@ -138,7 +138,9 @@ pub(crate) enum Command {
 /// What a job token is shown for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// The work of a job that runs: its trace, its artifacts, a touch.
+    /// The taker is preparing, and has not accepted the job yet (runner-api 2.6).
+    Waiting,
+    /// The work of a job that runs: its acceptance, its trace, its artifacts, a touch.
     Work,
     /// A final report: also an ended job may repeat it.
     Report,

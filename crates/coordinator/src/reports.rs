@@ -32,10 +32,17 @@ impl Actor {
         }
         let grant = Grant { status, coverage: self.coverage_expression(row) };
         if on_runner {
-            // Whatever the call: who makes it has the job. From here on nobody else gets it (J2).
             let alive = row.detail.alive;
+            if alive && purpose == Purpose::Waiting {
+                return Err(ServiceError::Conflict("the job was accepted before".to_owned()));
+            }
             self.world.heard.insert(job, self.now());
-            if !alive && let Some(row) = self.world.job_mut(job) {
+            // Whatever else the call is: who makes it has the job. From here on nobody else gets it (J2). A runner that
+            // lost the answer to its acceptance goes on all the same, and so does one that knows of none.
+            if !alive
+                && purpose != Purpose::Waiting
+                && let Some(row) = self.world.job_mut(job)
+            {
                 row.detail.alive = true;
             }
         }

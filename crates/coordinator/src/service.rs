@@ -56,9 +56,9 @@ impl RunnerService for Coordinator {
 
     async fn update_job(&self, job: JobId, request: UpdateRequest) -> Result<UpdateAnswer, ServiceError> {
         let success = match request.state.as_str() {
-            // `pending` is the heartbeat of a two-phase hand-out, which is running here already.
             "running" | "pending" => {
-                let grant = self.authorize(job, &request.token, Purpose::Work).await?;
+                let purpose = if request.state == "running" { Purpose::Work } else { Purpose::Waiting };
+                let grant = self.authorize(job, &request.token, purpose).await?;
                 return Ok(self.updated(grant.status));
             }
             "success" => true,

@@ -10,7 +10,7 @@ use muster_coordinator::variables::{JobVariablesInput, RunnerFacts, job_variable
 use muster_coordinator::{GitFacts, ProjectFacts};
 use muster_job::{JobId, PipelineId, ProjectId, RunnerId, Secret, Variable};
 use muster_pipeline::context::{Context, ScopedVariable};
-use muster_pipeline::model::{AllowFailure, Environment, Job, Place, Retry, ScriptWork, When, Work};
+use muster_pipeline::model::{Environment, Job, ScriptWork, Work};
 use muster_runner_api::payload::JobPayload;
 use time::macros::datetime;
 
@@ -37,7 +37,12 @@ impl World {
     /// Job `a` with script `[x]` in a push pipeline of branch `main`, project `grp/app`.
     pub(crate) fn new() -> Self {
         Self {
-            job: job("a"),
+            job: Job {
+                stage: "test".to_owned(),
+                stage_index: 2,
+                work: Work::Script(Box::default()),
+                ..crate::support::job("a")
+            },
             work: ScriptWork { script: vec!["x".to_owned()], ..ScriptWork::default() },
             context: Context {
                 ref_name: "main".to_owned(),
@@ -142,33 +147,4 @@ pub(crate) fn scoped(variable: Variable, scope: &str) -> ScopedVariable {
 /// An environment with this name.
 pub(crate) fn environment(name: &str) -> Environment {
     Environment { name: name.to_owned(), action: "start".to_owned(), ..Environment::default() }
-}
-
-fn job(name: &str) -> Job {
-    Job {
-        name: name.to_owned(),
-        group_name: name.to_owned(),
-        description: None,
-        stage: "test".to_owned(),
-        stage_index: 2,
-        work: Work::Script(Box::default()),
-        when: When::OnSuccess,
-        start_in: None,
-        allow_failure: AllowFailure::No,
-        retry: Retry::default(),
-        timeout: None,
-        interruptible: false,
-        needs: None,
-        dependencies: None,
-        variables: Vec::new(),
-        matrix: Vec::new(),
-        node: None,
-        tags: Vec::new(),
-        environment: None,
-        resource_group: None,
-        manual_confirmation: None,
-        inherits_variables: true,
-        defined_at: Place::default(),
-        decisions: Vec::new(),
-    }
 }

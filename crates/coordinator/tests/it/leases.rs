@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use muster_job::JobStatus;
+use muster_runner_api::service::ServiceError;
 
 use crate::support::{House, forbidden, job};
 
@@ -104,4 +105,63 @@ async fn a_job_that_is_said_again_has_a_whole_lease() {
     manager.take_with(Some("l")).await;
     house.clock.advance(Duration::from_secs(60));
     assert_ne!(manager.take().await.token, silent.token, "the second lease ends, too");
+}
+
+/// Two-phase commit (runner-api 2.6): the job is offered, kept for who says that it prepares, and given to who accepts it.
+#[tokio::test]
+async fn an_offer_is_kept_for_who_prepares_and_taken_back_from_who_does_not_accept() {
+    let house = House::open().await;
+    let manager = house.manager().await;
+    let pipeline = house.create(vec![vec![job("a")]]).await;
+    let offered = manager.take().await;
+    for _ in 0..3 {
+        house.clock.advance(Duration::from_secs(50));
+        let answer = manager.update(&offered, "pending", |_| {}).await.expect("it is kept");
+        assert_eq!(answer.status, JobStatus::Running, "nothing that would make a runner stop");
+    }
+    house.clock.advance(Duration::from_secs(60));
+    let second = manager.take().await;
+    assert_eq!((second.id, second.token == offered.token), (offered.id, false));
+    assert_eq!(forbidden(manager.update(&offered, "pending", |_| {}).await), Some(JobStatus::Canceled));
+    assert_eq!(forbidden(manager.update(&offered, "running", |_| {}).await), Some(JobStatus::Canceled), "too late");
+    manager.running(&second).await;
+    manager.succeed(&second).await;
+    assert_eq!(house.status(pipeline, "a").await, JobStatus::Success);
+}
+
+#[tokio::test]
+async fn an_acceptance_may_be_said_twice_and_ends_the_preparing() {
+    let house = House::open().await;
+    let manager = house.manager().await;
+    house.create(vec![vec![job("a")]]).await;
+    let offered = manager.take().await;
+    manager.running(&offered).await;
+    manager.running(&offered).await;
+    let refused = manager.update(&offered, "pending", |_| {}).await.expect_err("it was accepted");
+    assert!(matches!(refused, ServiceError::Conflict(_)), "{refused}");
+    house.clock.advance(Duration::from_secs(600));
+    assert_eq!(manager.succeed(&offered).await, JobStatus::Success);
+}
+
+/// Whether a job was accepted survives the coordinator: what was accepted is nobody else's, what was not is taken back.
+#[tokio::test]
+async fn offers_and_acceptances_survive_a_coordinator_that_is_killed() {
+    for accepted in [true, false] {
+        let house = House::open().await;
+        let manager = house.manager().await;
+        house.create(vec![vec![job("a")]]).await;
+        let offered = manager.take().await;
+        if accepted {
+            manager.running(&offered).await;
+        }
+        let house = house.as_if_killed().await;
+        let manager = manager.at(&house);
+        house.clock.advance(Duration::from_secs(60));
+        if accepted {
+            assert_eq!(manager.succeed(&offered).await, JobStatus::Success);
+        } else {
+            assert_ne!(manager.take().await.token, offered.token);
+            assert_eq!(forbidden(manager.update(&offered, "running", |_| {}).await), Some(JobStatus::Canceled));
+        }
+    }
 }

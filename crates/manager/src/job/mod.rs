@@ -1,6 +1,7 @@
 //! One job's actor: from its row to its report. The same path after a start as after a crash.
 //!
 //! ```text
+//! accept the job, whose payload is stored: nothing is started before the coordinator has heard it  (R1)
 //! ask the coordinator where the trace stands (only after a restart: is the job still ours?)
 //! taken   -> wait for a slot                                   (R2)
 //! leased  -> lower, connect, Run                               (R3)
@@ -132,19 +133,15 @@ async fn execute_once(context: Arc<Context>, job: StoredJob, recovered: bool) ->
     let mut actor = Actor { context, run, payload, state, lease, lowered: None, uploader, places_tried: 0 };
     if recovered {
         tracing::info!(state = actor.state.name(), "a job of an earlier start goes on");
-        if actor.ask().await == Verdict::Gone {
-            return actor.clean_up().await;
-        }
+    }
+    let mut refused = actor.accept().await;
+    if refused.is_none() && recovered && actor.ask().await == Verdict::Gone {
+        refused = Some(Interruption::Gone);
     }
     loop {
-        let next = match &actor.state {
-            JobState::Taken => actor.lease().await?,
-            JobState::Leased { .. } => actor.start().await?,
-            JobState::Running { .. } => actor.watch().await?,
-            JobState::Ended { end, .. } => {
-                let end = end.clone();
-                actor.say_own_end(&end).await
-            }
+        let next = match refused.take() {
+            Some(why) => actor.interrupted(why).await?,
+            None => actor.advance().await?,
         };
         match next {
             Next::State => {}
@@ -168,6 +165,41 @@ impl Actor {
         tracing::debug!(from = self.state.name(), to = next.name(), "job moved");
         self.state = next;
         Ok(Next::State)
+    }
+
+    /// Does what comes next in the job's life.
+    async fn advance(&mut self) -> Result<Next, JobError> {
+        match &self.state {
+            JobState::Taken => self.lease().await,
+            JobState::Leased { .. } => self.start().await,
+            JobState::Running { .. } => self.watch().await,
+            JobState::Ended { end, .. } => {
+                let end = end.clone();
+                Ok(self.say_own_end(&end).await)
+            }
+        }
+    }
+
+    /// R1: accepts the job, which is stored by now (runner-api 2.6). gitlab-runner says this once and goes on whatever the
+    /// answer; here it is said until it is heard, so that a coordinator that has taken the job back meanwhile can say so
+    /// before anything is started (J2). A coordinator without a two-phase commit takes it as a sign of life.
+    async fn accept(&mut self) -> Option<Interruption> {
+        // An agent may have the job already: what is to be said then is the trace.
+        if !matches!(self.state, JobState::Taken | JobState::Leased { .. }) {
+            return None;
+        }
+        loop {
+            match self.uploader.send().await {
+                Verdict::Cancel => return Some(Interruption::Canceled),
+                Verdict::Gone => return Some(Interruption::Gone),
+                Verdict::GoOn | Verdict::FollowAgain if !self.uploader.must_repeat() => return None,
+                Verdict::GoOn | Verdict::FollowAgain => {}
+            }
+            tokio::select! {
+                () = self.uploader.pause() => {}
+                () = self.context.cancel.cancelled() => return Some(Interruption::Stopping),
+            }
+        }
     }
 
     /// Asks until the coordinator says where the trace stands, or that the job is gone.

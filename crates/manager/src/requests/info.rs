@@ -23,6 +23,7 @@ const FEATURES: &[&str] = &[
     "trace_size",
     "cancelable",
     "cancel_gracefully",
+    "two_phase_job_commit",
     "native_steps_integration",
 ];
 

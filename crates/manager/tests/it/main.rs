@@ -1,6 +1,7 @@
 //! The manager between a coordinator in memory and an agent in memory, with faults on either side.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test's helpers fail as its body does")]
 
+mod acceptance;
 mod agent;
 mod bench;
 mod faults;

@@ -91,6 +91,7 @@ struct State {
     waiting: usize,
     waiting_max: usize,
     refuses_runners: bool,
+    two_phase: bool,
     runners: runners::Runners,
 }
 
@@ -150,6 +151,28 @@ impl MemoryCoordinator {
     /// From now on no runner token is valid.
     pub fn refuse_runners(&self) {
         self.change(|state| state.refuses_runners = true);
+    }
+
+    /// From now on a job that is handed out waits for its acceptance: `PUT` with `running`. Until then it is pending, and
+    /// takes nothing else (runner-api 2.6).
+    pub fn offer_in_two_phases(&self) {
+        self.change(|state| state.two_phase = true);
+    }
+
+    /// Takes back a job that was not accepted: the token of its hand-out is refused from now on.
+    pub fn take_back(&self, id: JobId) {
+        self.change(|state| {
+            state.keys.retain(|_, given| *given != id);
+            if let Some(job) = state.jobs.get_mut(&id) {
+                job.status = JobStatus::Pending;
+                job.payload.token.push_str("-again");
+            }
+        });
+    }
+
+    /// Puts a job that was taken back into the queue.
+    pub fn offer_again(&self, id: JobId) {
+        self.change(|state| state.queue.push_back(id));
     }
 
     /// Sets a job's state, as a person's cancel does.

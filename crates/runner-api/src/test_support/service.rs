@@ -46,7 +46,7 @@ impl MemoryCoordinator {
             }
             let Some(job) = state.jobs.get_mut(&id) else { return Ok(None) };
             if known.is_none() {
-                job.status = JobStatus::Running;
+                job.status = if state.two_phase { JobStatus::Pending } else { JobStatus::Running };
                 job.handouts += 1;
             }
             Ok(Some(job.payload.clone()))
@@ -115,6 +115,13 @@ impl RunnerService for MemoryCoordinator {
 
     async fn update_job(&self, id: JobId, request: UpdateRequest) -> Result<UpdateAnswer, ServiceError> {
         self.with_faults(Call::UpdateJob, |state| {
+            let offered = |job: &&mut Job| job.status == JobStatus::Pending && job.payload.token == request.token;
+            if state.two_phase
+                && request.state == "running"
+                && let Some(job) = state.jobs.get_mut(&id).filter(offered)
+            {
+                job.status = JobStatus::Running;
+            }
             let job = running(state, id, &request.token)?;
             job.status = match (request.state.as_str(), job.status) {
                 ("success" | "failed", JobStatus::Canceling) => JobStatus::Canceled,

@@ -8,36 +8,17 @@ use muster_coordinator::schedule::{
 };
 use muster_job::{FailureReason, JobStatus, PipelineId};
 use muster_pipeline::model::{
-    AllowFailure, AutoCancel, Bridge, BridgeTarget, Job, Need, Pipeline, Place, Retry, ScriptWork, Strategy, When, Work,
+    AllowFailure, AutoCancel, Bridge, BridgeTarget, Job, Need, Pipeline, Retry, Strategy, When, Work,
 };
 
 /// A job with everything at its default.
 pub(crate) fn job(name: &str, stage: &str, stage_index: usize) -> Job {
     Job {
-        name: name.to_owned(),
         group_name: name.split([':', ' ']).next().unwrap_or(name).to_owned(),
-        description: None,
         stage: stage.to_owned(),
         stage_index,
-        work: Work::Script(Box::<ScriptWork>::default()),
-        when: When::OnSuccess,
-        start_in: None,
-        allow_failure: AllowFailure::No,
-        retry: Retry::default(),
-        timeout: None,
-        interruptible: false,
-        needs: None,
-        dependencies: None,
-        variables: Vec::new(),
-        matrix: Vec::new(),
-        node: None,
-        tags: Vec::new(),
-        environment: None,
-        resource_group: None,
-        manual_confirmation: None,
-        inherits_variables: true,
-        defined_at: Place::default(),
-        decisions: Vec::new(),
+        work: Work::Script(Box::default()),
+        ..crate::support::job(name)
     }
 }
 

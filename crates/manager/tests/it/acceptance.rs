@@ -1,0 +1,90 @@
+//! Jobs are accepted before anything is started (runner-api 2.6, invariant J2).
+
+use muster_agent_api::result::Outcome;
+use muster_job::JobStatus;
+use muster_runner_api::test_support::{Call, Fault};
+use serde_json::json;
+
+use crate::bench::{Bench, JOB, RUN};
+
+/// A coordinator that offers in two phases, with one job.
+async fn offering() -> Bench {
+    let bench = Bench::start().await;
+    bench.coordinator.offer_in_two_phases();
+    bench.push(&json!({}));
+    bench
+}
+
+/// The job, whose script was started once, ends.
+async fn ends_after_one_start(bench: &Bench) {
+    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    bench.agent.write(RUN, "log\n");
+    bench.agent.finish(RUN, Outcome::Success);
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    assert_eq!((job.status, job.text().as_str()), (JobStatus::Success, "log\n"));
+    let spool = bench.agent.wait_for(|spool| spool.jobs.is_empty()).await;
+    assert_eq!(spool.started, [RUN]);
+}
+
+#[tokio::test]
+async fn a_job_is_accepted_before_it_is_started() {
+    let bench = offering().await;
+    let _manager = bench.manager().await;
+    let accepted = bench.coordinator.wait_for(JOB, |job| !job.updates.is_empty()).await;
+    assert_eq!((accepted.updates[0].state.as_str(), accepted.trace.len()), ("running", 0));
+    ends_after_one_start(&bench).await;
+}
+
+#[tokio::test]
+async fn an_acceptance_whose_answer_is_lost_is_said_again() {
+    let bench = offering().await;
+    bench.coordinator.fail(Call::UpdateJob, [Fault::After, Fault::Before, Fault::After]);
+    let _manager = bench.manager().await;
+    ends_after_one_start(&bench).await;
+    assert_eq!(bench.coordinator.job(JOB).unwrap().handouts, 1);
+}
+
+#[tokio::test]
+async fn a_job_that_was_taken_back_before_it_was_accepted_is_never_started() {
+    let bench = offering().await;
+    bench.coordinator.fail(Call::UpdateJob, [Fault::Before]);
+    let manager = bench.manager().await;
+    bench.coordinator.wait_for(JOB, |job| job.handouts == 1).await;
+    bench.coordinator.take_back(JOB);
+    manager.drain().await;
+    manager.ended().await.unwrap();
+    assert_eq!(bench.agent.spool().started, Vec::<String>::new());
+    let job = bench.coordinator.job(JOB).unwrap();
+    assert!(job.updates.is_empty() && job.trace.is_empty(), "dropped without a word: {job:?}");
+    bench.check_forgotten().await;
+
+    bench.coordinator.offer_again(JOB);
+    let _manager = bench.manager().await;
+    ends_after_one_start(&bench).await;
+    assert_eq!(bench.coordinator.job(JOB).unwrap().handouts, 2);
+}
+
+#[tokio::test]
+async fn a_manager_that_is_killed_before_it_could_accept_accepts_after_its_restart() {
+    let bench = offering().await;
+    bench.coordinator.fail(Call::UpdateJob, vec![Fault::Before; 3]);
+    let manager = bench.manager().await;
+    bench.coordinator.wait_for(JOB, |job| job.handouts == 1).await;
+    manager.kill().await;
+    let _manager = bench.manager().await;
+    ends_after_one_start(&bench).await;
+    assert_eq!(bench.coordinator.job(JOB).unwrap().handouts, 1);
+}
+
+#[tokio::test]
+async fn a_job_that_is_canceled_before_it_is_accepted_is_reported_and_not_started() {
+    let bench = offering().await;
+    bench.coordinator.fail(Call::UpdateJob, [Fault::Before]);
+    let _manager = bench.manager().await;
+    bench.coordinator.wait_for(JOB, |job| job.handouts == 1).await;
+    bench.coordinator.set_status(JOB, JobStatus::Canceling);
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    let last = job.updates.last().unwrap();
+    assert_eq!((job.status, last.failure_reason.as_deref()), (JobStatus::Canceled, Some("job_canceled")));
+    assert_eq!(bench.agent.spool().started, Vec::<String>::new());
+}
