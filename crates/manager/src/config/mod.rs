@@ -17,6 +17,7 @@ mod changes;
 mod checks;
 pub mod codes;
 pub mod edit;
+mod effective;
 mod facts;
 mod load;
 mod problem;
@@ -30,11 +31,14 @@ mod unknown;
 mod walk;
 
 pub use changes::restart_needed;
+pub use effective::{Effective, Origin, effective};
 pub use facts::Facts;
 pub use load::{Config, FILE_SIZE_MAX, Loaded, load, parse};
 pub use problem::{Place, Problem, Severity};
 pub use runners::Runner;
 pub use settings::{Surroundings, settings};
 
+#[cfg(test)]
+mod mutation;
 #[cfg(test)]
 mod tests;

@@ -186,9 +186,7 @@ impl Problems {
 /// A name from the file as it may be shown: short, without control characters, and masked where it looks like a token.
 pub(super) fn shown_name(name: &str) -> String {
     const LENGTH_MAX: usize = 64;
-    const TOKENS: [&str; 9] =
-        ["glrt-", "glrtr-", "glpat-", "glcbt-", "glptt-", "gldt-", "glsoat-", "GR1348941", "ghp_"];
-    if TOKENS.iter().any(|prefix| name.contains(prefix)) {
+    if holds_token(name) {
         return "[masked]".to_owned();
     }
     let mut shown: String = name.chars().take(LENGTH_MAX).flat_map(char::escape_debug).collect();
@@ -196,4 +194,11 @@ pub(super) fn shown_name(name: &str) -> String {
         shown.push('…');
     }
     shown
+}
+
+/// Whether the text holds a token of GitLab's, by its prefix.
+pub(super) fn holds_token(text: &str) -> bool {
+    const PREFIXES: [&str; 9] =
+        ["glrt-", "glrtr-", "glpat-", "glcbt-", "glptt-", "gldt-", "glsoat-", "GR1348941", "ghp_"];
+    PREFIXES.iter().any(|prefix| text.contains(prefix))
 }

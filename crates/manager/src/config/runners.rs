@@ -69,3 +69,10 @@ fn runner(index: usize, table: &Table, facts: &Facts) -> Runner {
         table: table.clone(),
     }
 }
+
+/// Whether the text is one reference to the environment and nothing else: only then its name is no part of a secret.
+pub(super) fn is_reference(text: &str) -> bool {
+    let Some(name) = text.strip_prefix('$') else { return false };
+    let name = name.strip_prefix('{').and_then(|name| name.strip_suffix('}')).unwrap_or(name);
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}

@@ -227,6 +227,13 @@ impl Schema {
         exact.or_else(|| self.entries(path).find(|entry| entry.name().to_lowercase() == name.to_lowercase()))
     }
 
+    /// Whether some table has a secret of that name: wherever it stands by mistake, its value is not shown.
+    #[must_use]
+    pub fn is_secret_name(&self, name: &str) -> bool {
+        let mut keys = self.tables.iter().flat_map(|table| &table.keys);
+        keys.any(|key| key.secret && key.name.eq_ignore_ascii_case(name))
+    }
+
     fn read(mut self, text: &&'static str) -> Self {
         for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
             if line.starts_with('[') {

@@ -6,6 +6,8 @@ use super::problem::{Place, shown_name};
 
 /// Characters of a line that are shown.
 const SHOWN_MAX: usize = 100;
+/// Bytes on either side of a place that are looked at for that.
+const WINDOW: usize = 4 * SHOWN_MAX;
 /// What stands for a secret.
 const MASK: &str = "[masked]";
 
@@ -50,11 +52,13 @@ impl<'a> Source<'a> {
         let start = self.floor(span.start.min(self.text.len()));
         let (line, column) = self.position(start);
         let end = self.floor(span.end.clamp(start, self.line_end(line).max(start)));
-        let mut before = self.masked(self.line_start(line)..start);
-        let marked = self.masked(start..end);
+        // A line can be as long as the file: only what may be shown of it is looked at.
+        let first = self.floor(start.saturating_sub(WINDOW)).max(self.line_start(line));
+        let mut before = self.masked(first..start);
+        let marked = self.masked(start..self.floor(end.min(start + WINDOW)));
         let mut mark = before.chars().count();
-        if mark > SHOWN_MAX {
-            before = format!("…{}", before.chars().skip(mark - SHOWN_MAX / 2).collect::<String>());
+        if mark > SHOWN_MAX || first > self.line_start(line) {
+            before = format!("…{}", before.chars().skip(mark.saturating_sub(SHOWN_MAX / 2)).collect::<String>());
             mark = before.chars().count();
         }
         let length = marked.chars().count();

@@ -6,7 +6,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use toml_edit::{Item, TableLike, Value as Toml};
 
-use super::problem::{Problem, Problems, shown_name};
+use super::problem::{Problem, Problems, holds_token, shown_name};
 use super::schema::{Entry, Key, Kind, schema};
 use super::tree::{Node, Table, Value};
 use super::unknown;
@@ -92,8 +92,7 @@ impl Walk {
 
     fn key(&mut self, path: &str, known: &'static Key, name: &Name<'_>, item: &Item, tree: &mut Table) {
         let span = item.span().unwrap_or_else(|| name.span.clone());
-        let credentials = item.as_str().is_some_and(|text| text.contains('@') && text.contains("://"));
-        if known.secret || credentials {
+        if known.secret || is_secret(known.name, item) {
             self.hide(item);
         }
         let full = if path.is_empty() { known.name.to_owned() } else { format!("{path}.{}", known.name) };
@@ -131,6 +130,9 @@ impl Walk {
         };
         let mut table = Table::new(item.span().unwrap_or_else(|| name.span.clone()));
         for (name, item) in map.iter() {
+            if is_secret(name, item) {
+                self.hide(item);
+            }
             let span = item.span().unwrap_or_else(|| table.header.clone());
             let key = map.get_key_value(name).and_then(|(key, _)| key.span()).unwrap_or_else(|| span.clone());
             match item.as_value().ok_or_else(|| found(item)).and_then(|value| convert(kind, value, &span)) {
@@ -189,6 +191,16 @@ impl Walk {
             }
         }
     }
+}
+
+/// A value that looks like a secret, or stands where one would, in whatever table.
+fn is_secret(name: &str, item: &Item) -> bool {
+    schema().is_secret_name(name) || item.as_str().is_some_and(has_secret)
+}
+
+/// Text that holds a token, or a URL with credentials.
+pub(super) fn has_secret(text: &str) -> bool {
+    (text.contains('@') && text.contains("://")) || holds_token(text)
 }
 
 fn found(item: &Item) -> &'static str {

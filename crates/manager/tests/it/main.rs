@@ -4,5 +4,6 @@
 mod acceptance;
 mod agent;
 mod bench;
+mod config_disk;
 mod faults;
 mod restart;

@@ -12,6 +12,7 @@ mod health_check;
 pub(crate) mod paths;
 mod read_logs;
 mod service;
+mod verify_config;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -43,6 +44,10 @@ enum Command {
     Restart(service::Args),
     /// Tell whether the service runs.
     Status(service::Args),
+    /// Print the effective values of the configuration with their origin, and what is wrong with it.
+    VerifyConfig(verify_config::Args),
+    /// Tell whether the configuration keeps the rules of its format.
+    Lint(verify_config::Args),
     /// Wait until a service accepts connections.
     HealthCheck(health_check::Args),
     /// Let everybody write to the folders of a cache (internal).
@@ -89,6 +94,8 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Stop(args) => service::control(service::Verb::Stop, &args),
         Command::Restart(args) => service::control(service::Verb::Restart, &args),
         Command::Status(args) => service::status(&args),
+        Command::VerifyConfig(args) => verify_config::verify_config(&args),
+        Command::Lint(args) => verify_config::lint(&args),
         Command::HealthCheck(args) => health_check::run(&args),
         Command::CacheInit(args) => cache_init::run(&args),
         Command::ReadLogs(args) => read_logs::run(&args),

@@ -1,8 +1,8 @@
 //! The other executors, and what all of them share (C100 to C107).
 
-use super::super::problem::{Problem, shown_name};
+use super::super::problem::{Problem, Severity, shown_name};
 use super::super::runners::Runner;
-use super::Check;
+use super::{Check, place};
 
 pub(super) fn check(check: &mut Check<'_>) {
     for runner in check.runners {
@@ -12,6 +12,7 @@ pub(super) fn check(check: &mut Check<'_>) {
             "shell" => shell(check, runner),
             _ => {}
         }
+        values(check, runner);
         output(check, runner);
         environment(check, runner);
     }
@@ -55,6 +56,21 @@ fn shell(check: &mut Check<'_>, runner: &Runner) {
     if check.facts.job_user.is_none() {
         let message = format!("jobs run as {user} on this host, with all that this user may do");
         check.tell(runner, "executor", "C102", message, "start with --user, or keep this runner for trusted projects");
+    }
+}
+
+/// Values that the reference only tells `lint` about (C014 as a warning).
+fn values(check: &mut Check<'_>, runner: &Runner) {
+    let mut tell = |key: &str, message: String, help: &str| {
+        let problem = Problem::new("C014", message).severity(Severity::Warning).of(runner.index, &runner.name);
+        check.add(problem.at(&place(&runner.table, key)).help(help));
+    };
+    let shells = ["bash", "sh", "pwsh", "powershell"];
+    if let Some(shell) = runner.table.str("shell").filter(|shell| !shells.contains(shell)) {
+        tell("shell", format!("shell `{}` does not exist", shown_name(shell)), "use bash, sh, pwsh or powershell");
+    }
+    if let Some(count) = runner.table.int("request_concurrency").filter(|count| *count < 1) {
+        tell("request_concurrency", format!("request_concurrency = {count} counts as 1"), "write 1 or more");
     }
 }
 
@@ -138,6 +154,13 @@ mod tests {
         );
         clean_with("C102", &runner("shell", ""), |facts| facts.job_user = Some("builder".to_owned()));
         clean("C102", &runner("docker", ""));
+    }
+
+    #[test]
+    fn c014_values_that_do_not_exist_are_warnings_where_the_reference_goes_on() {
+        assert!(found("C014", &runner("shell", "shell = \"cmd\"")).contains("warning"));
+        assert!(found("C014", &runner("shell", "request_concurrency = 0")).contains("counts as 1"));
+        clean("C014", &runner("shell", "shell = \"pwsh\"\nrequest_concurrency = 2"));
     }
 
     #[test]

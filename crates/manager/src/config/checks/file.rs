@@ -85,7 +85,9 @@ fn log_level(check: &mut Check<'_>) {
         "info" | "warn" | "warning" | "error" | "fatal" | "panic" => {}
         other => {
             let message = format!("log_level `{}` does not exist", shown_name(other));
-            check.tell_global("log_level", "C014", message, "use panic, fatal, error, warn, info, debug or trace");
+            let problem =
+                Problem::new("C014", message).severity(Severity::Error).at(&super::place(check.tree, "log_level"));
+            check.add(problem.help("use panic, fatal, error, warn, info, debug or trace"));
         }
     }
 }

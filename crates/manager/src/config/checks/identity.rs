@@ -1,9 +1,9 @@
 //! Who a runner is, and where its server is (C020 to C028, C108, C109).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::problem::shown_name;
-use super::super::runners::Runner;
+use super::super::runners::{Runner, is_reference};
 use super::super::settings::base_url;
 use super::Check;
 
@@ -29,10 +29,17 @@ pub(super) fn check(check: &mut Check<'_>) {
     shared_tokens(check);
 }
 
+/// C022. Of a token that only holds a dollar sign, the letters after it are not told.
 fn references(check: &mut Check<'_>, runner: &Runner) {
+    let opaque = !runner.table.str("token").is_some_and(is_reference);
+    let mut told = BTreeSet::new();
     for (key, variable) in &runner.unset {
-        let message = format!("{key} refers to the environment variable {}, which is not set", shown_name(variable));
-        check.tell(runner, key, "C022", message, "set it for the service, for example by EnvironmentFile= of its unit");
+        let name = if *key == "token" && opaque { "[masked]".to_owned() } else { shown_name(variable) };
+        let message = format!("{key} refers to the environment variable {name}, which is not set");
+        let help = "set it for the service, for example by EnvironmentFile= of its unit; write $$ for a dollar sign";
+        if told.insert(message.clone()) {
+            check.tell(runner, key, "C022", message, help);
+        }
     }
 }
 

@@ -326,12 +326,7 @@ fn date(time: OffsetDateTime) -> Value {
 
 /// What is written of a value that refers to the environment: the names only.
 fn reference(text: &str) -> String {
-    let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '$' | '{' | '}');
-    if text.starts_with('$') && text.chars().all(is_name) {
-        super::problem::shown_name(text)
-    } else {
-        "[masked]".to_owned()
-    }
+    if super::runners::is_reference(text) { super::problem::shown_name(text) } else { "[masked]".to_owned() }
 }
 
 /// An entry as it is added: after an empty line, its tables right below it wherever they came from.

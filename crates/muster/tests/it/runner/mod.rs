@@ -4,3 +4,4 @@ mod names;
 mod service;
 mod small;
 mod support;
+mod verify_config;

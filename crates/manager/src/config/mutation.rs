@@ -1,0 +1,255 @@
+//! Files that nobody would write: whatever the text, there is a configuration or a problem with a place, never a panic, and
+//! never a secret in what is told.
+
+use std::path::Path;
+
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+
+use super::edit::ConfigFile;
+use super::*;
+
+/// Mutated files of each kind of sample.
+const RUNS: u64 = 300;
+
+/// A word that is in every token, and in nothing else.
+const MARK: &str = "ToKeNmArK";
+
+const SAMPLE: &str = r#"
+concurrent = 10
+check_interval = 3
+log_level = "info"
+connection_max_age = "15m"
+shutdown_timeout = 30
+listen_address = "127.0.0.1:9252"
+[labels]
+site = "north"
+[session_server]
+  listen_address = "0.0.0.0:8093"
+  advertise_address = "runner.example:8093"
+[[runners]]
+  name = "one"
+  url = "https://gitlab.example/"
+  token = "TOKEN"
+  executor = "docker"
+  limit = 4
+  unhealthy_interval = "60m"
+  environment = ["A=TOKEN", "B=c"]
+  pre_build_script = """
+echo one
+echo two
+"""
+  [runners.feature_flags]
+    FF_TIMESTAMPS = true
+  [runners.cache]
+    Type = "s3"
+    [runners.cache.s3]
+      BucketName = "b"
+      AccessKey = "TOKEN"
+      SecretKey = "TOKEN"
+  [runners.docker]
+    image = "alpine"
+    pull_policy = ["always", "if-not-present"]
+    volumes = ["/cache"]
+    [[runners.docker.services]]
+      name = "redis"
+    [runners.docker.tmpfs]
+      "/tmp" = "rw"
+[[runners]]
+  name = "zwei ü"
+  url = "$URL"
+  token = '''TOKEN'''
+  token_expires_at = 2027-01-01T00:00:00Z
+  executor = "instance"
+  [runners.autoscaler]
+    plugin = "aws"
+    capacity_per_instance = 2
+    plugin_config = { name = "g", secret = "TOKEN" }
+    [runners.autoscaler.connector_config]
+      password = "TOKEN"
+    [[runners.autoscaler.policy]]
+      periods = ["* 8-18 * * mon-fri"]
+      timezone = "Europe/Berlin"
+      idle_count = 5
+      idle_time = "20m"
+[[runners]]
+  name = "three"
+  token = "TOKEN"
+  executor = "kubernetes"
+  [runners.kubernetes]
+    namespace = "ci"
+    bearer_token = "TOKEN"
+    [runners.kubernetes.node_selector]
+      arch = "amd64"
+    [[runners.kubernetes.volumes.empty_dir]]
+      name = "build"
+      mount_path = "/builds"
+    [runners.kubernetes.affinity.node_affinity]
+      [[runners.kubernetes.affinity.node_affinity.preferred_during_scheduling_ignored_during_execution]]
+        weight = 100
+"#;
+
+fn token(random: &mut StdRng) -> String {
+    let length = match random.random_range(0..100) {
+        0..10 => 0,
+        10..80 => random.random_range(1..100),
+        80..98 => random.random_range(100..2_000),
+        _ => random.random_range(2_000..200_000),
+    };
+    let letters = [
+        'a', '9', '-', '_', '$', '{', ' ', '=', '#', '[', ']', ',', '.', 'ü', '漢', '🎉', '\u{7f}', '\t', '\'', '"',
+        '\\', '\n',
+    ];
+    let mut text: String = (0..length).map(|_| letters[random.random_range(0..letters.len())]).collect();
+    let at = text.char_indices().nth(length / 2).map_or(0, |(at, _)| at);
+    text.insert_str(at, MARK);
+    // A dollar sign in front would make it the name of a variable, which is told.
+    if random.random() || text.starts_with('$') { format!("glrt-{text}") } else { text }
+}
+
+/// The sample with a token of any content: written as TOML would, or as it is.
+fn sample(random: &mut StdRng) -> String {
+    let escape = random.random_bool(0.7);
+    SAMPLE
+        .split("TOKEN")
+        .map(str::to_owned)
+        .reduce(|text, rest| {
+            let token = token(random);
+            let token = if escape {
+                token.escape_default().to_string().replace("\\'", "'").replace("\\u{", "{")
+            } else {
+                token
+            };
+            text + &token + &rest
+        })
+        .unwrap_or_default()
+}
+
+fn mutate(text: &str, random: &mut StdRng) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    let line = random.random_range(0..lines.len());
+    let with = |at: usize, new: Vec<String>| {
+        let mut lines: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
+        lines.splice(at..=at, new);
+        lines.join("\n")
+    };
+    match random.random_range(0..9) {
+        0 => {
+            let mut bytes = text.as_bytes().to_vec();
+            for _ in 0..random.random_range(1..6) {
+                let at = random.random_range(0..bytes.len());
+                bytes[at] ^= 1 << random.random_range(0..7);
+            }
+            String::from_utf8_lossy(&bytes).into_owned()
+        }
+        1 => with(line, Vec::new()),
+        2 => with(line, vec![lines[line].to_owned(), lines[random.random_range(0..lines.len())].to_owned()]),
+        3 => {
+            let values = [
+                "true",
+                "3",
+                "-1.5",
+                "\"x\"",
+                "[]",
+                "{}",
+                "[[1]]",
+                "{ a = { b = 1 } }",
+                "1979-05-27",
+                "inf",
+                "99999999999999999999",
+                "",
+            ];
+            let value = values[random.random_range(0..values.len())];
+            let changed =
+                lines[line].split_once('=').map_or(lines[line].to_owned(), |(key, _)| format!("{key}= {value}"));
+            with(line, vec![changed])
+        }
+        4 => text[..text.floor_char_boundary(random.random_range(0..text.len()))].to_owned(),
+        5 => with(line, vec![lines[line].to_owned(), format!("{} = 1", "k".repeat(random.random_range(1..20_000)))]),
+        6 => {
+            let depth = random.random_range(1..2_000);
+            with(line, vec![lines[line].to_owned(), format!("deep = {}{}", "[".repeat(depth), "]".repeat(depth))])
+        }
+        7 => with(line, vec![format!("[{}]", vec!["runners"; random.random_range(1..50)].join("."))]),
+        _ => with(line, vec![lines[line].to_uppercase(), "\u{feff}\u{0}🎉 = \"\u{202e}\"".to_owned()]),
+    }
+}
+
+/// Whatever may be printed of what was found.
+fn told(loaded: &Loaded, facts: &Facts) -> String {
+    let mut told: String = loaded.problems.iter().map(|problem| problem.render(Path::new("c.toml"))).collect();
+    if let Some(config) = &loaded.config {
+        for value in effective(config, facts) {
+            told.push_str(&format!("{} = {} {}\n", value.key, value.value, value.origin));
+        }
+        told.push_str(&format!("{:?}", config.runners.iter().map(|runner| &runner.token).collect::<Vec<_>>()));
+    }
+    told
+}
+
+fn check(text: &str, facts: &Facts, seed: u64) {
+    let loaded = parse(text, facts);
+    let lines = text.lines().count().max(1) + 1;
+    assert!(
+        loaded.config.is_some() || loaded.problems.iter().any(|problem| problem.severity == Severity::Fatal),
+        "seed {seed}"
+    );
+    for problem in &loaded.problems {
+        if let Some(place) = &problem.place {
+            assert!((1..=lines).contains(&place.line) && place.column >= 1, "seed {seed}: {problem:?}");
+        }
+        let fatal_without_place = problem.severity == Severity::Fatal && problem.place.is_none();
+        assert!(!fatal_without_place, "seed {seed}: {problem:?}");
+    }
+    let told = told(&loaded, facts);
+    if let Some(at) = told.find(MARK) {
+        panic!(
+            "seed {seed}: a token is told: {}",
+            &told[told.floor_char_boundary(at.saturating_sub(300))..told.ceil_char_boundary(at + 20)]
+        );
+    }
+}
+
+#[test]
+fn mutated_files_give_a_configuration_or_problems_with_places() {
+    let facts = Facts { exists: true, ..Facts::default() };
+    let first: u64 = rand::random::<u32>().into();
+    println!("seeds from {first}");
+    for seed in first..first + RUNS {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut text = sample(&mut random);
+        check(&text, &facts, seed);
+        for _ in 0..random.random_range(1..4) {
+            text = mutate(&text, &mut random);
+            if text.is_empty() {
+                break;
+            }
+            check(&text, &facts, seed);
+        }
+    }
+}
+
+#[test]
+fn tokens_of_any_content_come_back_from_a_save_as_they_were() {
+    let first: u64 = rand::random::<u32>().into();
+    println!("seeds from {first}");
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("config.toml");
+    std::fs::write(&path, "[[runners]]\nname = \"one\" # kept\n").unwrap();
+    for seed in first..first + 50 {
+        let token = token(&mut StdRng::seed_from_u64(seed)).replace('$', "");
+        let new = edit::NewToken {
+            token: muster_job::Secret::new(token.clone()),
+            id: None,
+            obtained_at: None,
+            expires_at: None,
+        };
+        let mut file = ConfigFile::open(&path).unwrap();
+        file.set_token(0, &new).unwrap();
+        file.save().unwrap();
+        let loaded = load(&path, &Facts::default());
+        let config = loaded.config.unwrap_or_else(|| panic!("seed {seed}: {:?}", loaded.problems));
+        assert_eq!(config.runners[0].token.expose(), token, "seed {seed}");
+        assert!(std::fs::read_to_string(&path).unwrap().contains("name = \"one\" # kept\n"), "seed {seed}");
+    }
+}

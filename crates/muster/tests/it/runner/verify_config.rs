@@ -1,0 +1,79 @@
+//! `verify-config` and `lint`: values with origin, problems with line, mark and remedy, exit codes.
+
+use serde_json::Value;
+
+use super::support::{Ended, Home};
+
+const GOOD: &str = "concurrent = 2\n[[runners]]\nname = \"one\"\nurl = \"https://gitlab.example/\"\ntoken = \"$TOKEN\"\nexecutor = \"shell\"\n\
+                    limit = 2\nrequest_concurrency = 2\n";
+
+fn run(command: &str, text: &str, more: &[&str]) -> Ended {
+    let home = Home::new();
+    std::fs::write(home.path("c.toml"), text).unwrap();
+    let arguments: Vec<_> = [command, "--config", "c.toml"].into_iter().chain(more.iter().copied()).collect();
+    Ended::of(home.command(&arguments).env("TOKEN", "glrt-hidden").output().unwrap())
+}
+
+#[test]
+fn values_are_printed_with_their_origin_and_without_secrets() {
+    let ended = run("verify-config", GOOD, &[]).check(0, &["C033", "chmod 0600"]);
+    for line in [
+        "concurrent                                  = 2  # line 1",
+        "runners.token                               = [masked]  # line 5, from the environment",
+        "check_interval                              = 3 s  # default",
+        "# runner 1 one",
+        "c.toml: works (0 errors, ",
+    ] {
+        assert!(ended.stdout.contains(line), "{line} is missing: {ended:#?}");
+    }
+    assert!(!format!("{ended:?}").contains("hidden"));
+}
+
+#[test]
+fn problems_are_shown_with_line_mark_and_remedy_and_end_with_1() {
+    let text = GOOD.replace("limit = 2", "limit = \"2\"").replace("[[runners]]", "buidls = 1\n[[runners]]");
+    let ended =
+        run("verify-config", &text, &[]).check(1, &["fatal[C014]: `runners.limit` needs an integer, found a string"]);
+    assert!(
+        ended.stderr.contains(
+            " --> c.toml:8:9\n  |\n8 | limit = [masked]\n  |         ^^^^^^^^\n  = help: remove the quotes\n"
+        ),
+        "{ended:#?}"
+    );
+    assert!(
+        ended.stderr.contains("warning[C010]: unknown key `buidls` is ignored"),
+        "all problems at once: {ended:#?}"
+    );
+    assert!(ended.stdout.contains("does not work as it is (1 error, "), "{ended:#?}");
+}
+
+#[test]
+fn an_executor_that_is_not_built_is_an_error_here_and_none_of_the_format() {
+    let text = GOOD.replace("\"shell\"", "\"kubernetes\"");
+    run("verify-config", &text, &[]).check(1, &["error[C008]: runner one: executor `kubernetes` is not built yet"]);
+    run("lint", &text, &[]).check(0, &[]);
+}
+
+#[test]
+fn lint_ends_with_1_on_any_key_that_is_unknown_and_0_on_other_warnings() {
+    run("lint", GOOD, &[]).check(0, &["C033"]);
+    run("lint", &format!("{GOOD}buidls_dir = \"/x\"\n"), &[]).check(1, &["did you mean `builds_dir`?"]);
+    run("lint", &GOOD.replace("concurrent = 2", "concurrent = 0"), &[]).check(1, &["C001"]);
+    run("lint", "concurrent = [", &[]).check(1, &["is no valid TOML"]);
+    let home = Home::new();
+    home.run(&["lint", "--config", "missing.toml"]).check(1, &["missing.toml does not exist"]);
+    home.run(&["verify-config", "--config", "missing.toml"]).check(0, &["missing.toml does not exist"]);
+}
+
+#[test]
+fn json_holds_values_and_problems() {
+    let ended = run("verify-config", GOOD, &["--json"]).check(0, &[]);
+    let answer: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(answer["valid"], true);
+    let limit = answer["values"].as_array().unwrap().iter().find(|value| value["key"] == "runners.limit").unwrap();
+    assert_eq!((&limit["value"], &limit["origin"], &limit["runner"]), (&"2 jobs".into(), &"line 7".into(), &0.into()));
+    assert!(answer["problems"].as_array().unwrap().iter().any(|problem| problem["code"] == "C033"));
+    let ended = run("lint", "limit = 1\n", &["--json"]).check(1, &[]);
+    let answer: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!((&answer["valid"], &answer["problems"][0]["place"]["line"]), (&false.into(), &1.into()));
+}
