@@ -9,7 +9,7 @@ use super::checks::{self, Check};
 use super::facts::Facts;
 use super::problem::{Problem, Severity};
 use super::runners::{self, Runner};
-use super::schema::{Entry, Kind, schema};
+use super::schema::{Entry, schema};
 use super::source::Source;
 use super::tree::{Table, Value};
 use super::walk::Walk;
@@ -138,19 +138,12 @@ fn no_toml(text: &str, error: &toml_edit::TomlError) -> Vec<Problem> {
     errors.truncate(ERRORS_MAX);
     let source = Source::new(text, Vec::new());
     let problem = |(span, message): (Option<std::ops::Range<usize>>, &str)| {
-        let place = source.careful_place(&span.unwrap_or(text.len()..text.len()), is_plain_key);
+        let place = source.careful_place(&span.unwrap_or(text.len()..text.len()));
         let message = message.lines().next().unwrap_or_default();
         let message = format!("line {} is no valid TOML: {message}", place.line);
         Problem::new("C000", message).placed(place).help("nothing of the file is used until this is mended")
     };
     errors.into_iter().map(problem).collect()
-}
-
-/// Whether the schema has such a key, and its value may be shown wherever it is.
-fn is_plain_key(name: &str) -> bool {
-    let plain = |kind| !matches!(kind, Kind::Any | Kind::List | Kind::Str | Kind::Map);
-    let mut known = schema().tables().iter().flat_map(|table| &table.keys).filter(|key| key.name == name).peekable();
-    known.peek().is_some() && known.all(|key| !key.secret && plain(key.kind))
 }
 
 /// Calls `visit` with the full name, entry of the schema and node of everything that is set, tables first.

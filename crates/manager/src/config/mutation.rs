@@ -89,6 +89,15 @@ echo two
         weight = 100
 "#;
 
+/// The seed of `MUSTER_TEST_SEED`, or a new one.
+#[expect(clippy::print_stdout, reason = "a failure can be repeated")]
+fn first_seed() -> u64 {
+    let given = std::env::var("MUSTER_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = given.unwrap_or_else(|| rand::random::<u32>().into());
+    println!("MUSTER_TEST_SEED={seed}");
+    seed
+}
+
 fn token(random: &mut StdRng) -> String {
     let length = match random.random_range(0..100) {
         0..10 => 0,
@@ -213,8 +222,7 @@ fn check(text: &str, facts: &Facts, seed: u64) {
 #[test]
 fn mutated_files_give_a_configuration_or_problems_with_places() {
     let facts = Facts { exists: true, ..Facts::default() };
-    let first: u64 = rand::random::<u32>().into();
-    println!("seeds from {first}");
+    let first = first_seed();
     for seed in first..first + RUNS {
         let mut random = StdRng::seed_from_u64(seed);
         let mut text = sample(&mut random);
@@ -231,8 +239,7 @@ fn mutated_files_give_a_configuration_or_problems_with_places() {
 
 #[test]
 fn tokens_of_any_content_come_back_from_a_save_as_they_were() {
-    let first: u64 = rand::random::<u32>().into();
-    println!("seeds from {first}");
+    let first = first_seed();
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("config.toml");
     std::fs::write(&path, "[[runners]]\nname = \"one\" # kept\n").unwrap();

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::problem::{Place, shown_name};
+use super::problem::Place;
+use super::schema::{Kind, schema};
 
 /// Characters of a line that are shown.
 const SHOWN_MAX: usize = 100;
@@ -70,25 +71,18 @@ impl<'a> Source<'a> {
         Place { line, column, text, mark, width: length.clamp(1, SHOWN_MAX) }
     }
 
-    /// The place in a text that is not TOML: nobody knows what is a secret there, so only a name and a short plain value
-    /// are shown.
-    pub(super) fn careful_place(&self, span: &Range<usize>, plain: impl Fn(&str) -> bool) -> Place {
+    /// The place in a text that is not TOML: nobody knows what is a secret there, so only names that the schema has and
+    /// short values of plain keys are shown.
+    pub(super) fn careful_place(&self, span: &Range<usize>) -> Place {
         const PLAIN_MAX: usize = 40;
         let at = self.floor(span.start.min(self.text.len()));
         let (line, column) = self.position(at);
         let shown = self.text.get(self.line_start(line)..self.line_end(line)).unwrap_or_default().trim_end();
-        let name_of = |text: &str| text.trim().trim_matches(['"', '\'']).to_owned();
+        let header = |text: &str| text.trim().trim_matches(['[', ']']).split('.').all(is_name);
         let text = match shown.split_once('=') {
-            Some((name, value)) if plain(&name_of(name)) && value.chars().count() <= PLAIN_MAX => escaped(shown),
-            Some((name, _)) if bare(&name_of(name)) => format!("{}= {MASK}", escaped(name)),
-            None if shown.trim_start().starts_with('[') && shown.chars().count() <= PLAIN_MAX => {
-                let name = name_of(shown);
-                if name.split('.').all(|part| bare(part.trim_matches(['[', ']', ' ']))) {
-                    escaped(shown)
-                } else {
-                    MASK.to_owned()
-                }
-            }
+            Some((name, value)) if is_plain_key(name.trim()) && value.chars().count() <= PLAIN_MAX => escaped(shown),
+            Some((name, _)) if is_name(name.trim()) => format!("{}= {MASK}", escaped(name)),
+            None if shown.trim_start().starts_with('[') && header(shown) => escaped(shown),
             None if shown.is_empty() => String::new(),
             _ => MASK.to_owned(),
         };
@@ -118,11 +112,20 @@ impl<'a> Source<'a> {
     }
 }
 
-/// A key that may be shown: short, of plain letters, and no token.
-fn bare(name: &str) -> bool {
-    const NAME_MAX: usize = 40;
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
-    !name.is_empty() && name.len() <= NAME_MAX && name.chars().all(plain) && shown_name(name) == name
+/// Whether the schema has a key or table of that name somewhere.
+fn is_name(name: &str) -> bool {
+    let mut tables = schema().tables().iter();
+    tables.any(|table| {
+        table.path.rsplit('.').next().is_some_and(|last| last.eq_ignore_ascii_case(name))
+            || table.keys.iter().any(|key| key.name.eq_ignore_ascii_case(name))
+    })
+}
+
+/// Whether it is the name of keys whose values may be shown wherever they are.
+fn is_plain_key(name: &str) -> bool {
+    let plain = |kind| matches!(kind, Kind::Int | Kind::Bool | Kind::Float | Kind::Duration);
+    let mut known = schema().tables().iter().flat_map(|table| &table.keys).filter(|key| key.name == name).peekable();
+    known.peek().is_some() && known.all(|key| !key.secret && plain(key.kind))
 }
 
 /// Without control characters; a tab is a space, so that marks stay below what they mark.
