@@ -5,5 +5,6 @@ mod acceptance;
 mod agent;
 mod bench;
 mod config_disk;
+mod config_docs;
 mod faults;
 mod restart;
