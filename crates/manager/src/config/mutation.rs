@@ -90,7 +90,6 @@ echo two
 "#;
 
 /// The seed of `MUSTER_TEST_SEED`, or a new one.
-#[expect(clippy::print_stdout, reason = "a failure can be repeated")]
 fn first_seed() -> u64 {
     let given = std::env::var("MUSTER_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = given.unwrap_or_else(|| rand::random::<u32>().into());
