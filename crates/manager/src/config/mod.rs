@@ -31,6 +31,7 @@ mod unknown;
 mod walk;
 
 pub use changes::restart_needed;
+pub use checks::EXECUTORS;
 pub use effective::{Effective, Origin, effective};
 pub use facts::Facts;
 pub use load::{Config, FILE_SIZE_MAX, Loaded, load, parse};

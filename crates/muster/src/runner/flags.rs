@@ -75,6 +75,11 @@ pub(super) fn go_bool(text: &str) -> Result<bool, String> {
     }
 }
 
+/// A whole number; an empty variable of the environment is 0.
+pub(super) fn go_int(text: &str) -> Result<i64, String> {
+    if text.is_empty() { Ok(0) } else { text.trim().parse().map_err(|_| "this is no whole number".to_owned()) }
+}
+
 /// One of the words, by what it stands for; an empty text, as of an empty variable, is none.
 pub(super) fn optional<T: Copy>(text: &str, words: &[(&str, T)]) -> Result<Option<T>, String> {
     if text.is_empty() {

@@ -59,7 +59,7 @@ const REVISION: &str = match option_env!("MUSTER_REVISION") {
 };
 
 /// The processor's name as GitLab has it.
-fn architecture() -> &'static str {
+pub(super) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",

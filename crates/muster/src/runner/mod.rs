@@ -5,13 +5,21 @@
 //! code 1, usage errors included; the exceptions stand with their commands.
 
 mod cache_init;
+mod change;
+mod config;
+mod entry;
 mod error;
 mod flags;
 mod globals;
 mod health_check;
+mod list;
 pub(crate) mod paths;
 mod read_logs;
+mod register;
+mod reset_token;
 mod service;
+mod unregister;
+mod verify;
 mod verify_config;
 
 use std::ffi::OsString;
@@ -23,6 +31,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 #[derive(Debug, Parser)]
 #[command(name = "gitlab-runner", disable_version_flag = true, version, long_version = globals::long_version())]
 #[command(about = "The commands of gitlab-runner, on its configuration file", long_about = None)]
+#[command(args_override_self = true)]
 pub(crate) struct Cli {
     #[command(flatten)]
     globals: globals::Globals,
@@ -32,6 +41,16 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Register a runner with GitLab and add it to the configuration.
+    Register(Box<register::Args>),
+    /// List the configured runners, with their tokens.
+    List(list::Args),
+    /// Ask GitLab which of the configured runners it still knows.
+    Verify(verify::Args),
+    /// Remove a runner from GitLab and from the configuration.
+    Unregister(unregister::Args),
+    /// Get a new authentication token for a runner.
+    ResetToken(reset_token::Args),
     /// Install the runner as a service of systemd.
     Install(service::InstallArgs),
     /// Remove the service.
@@ -88,6 +107,11 @@ pub(crate) fn words(arguments: &[OsString], first: usize) -> Vec<OsString> {
 pub(crate) fn run(cli: Cli) -> ExitCode {
     cli.globals.apply();
     match cli.command {
+        Command::Register(args) => register::run(&args),
+        Command::List(args) => list::run(&args),
+        Command::Verify(args) => verify::run(&args),
+        Command::Unregister(args) => unregister::run(&args),
+        Command::ResetToken(args) => reset_token::run(&args),
         Command::Install(args) => service::install(&args),
         Command::Uninstall(args) => service::uninstall(&args),
         Command::Start(args) => service::control(service::Verb::Start, &args),

@@ -9,7 +9,6 @@ pub(crate) fn default_config_file() -> PathBuf {
 }
 
 /// The folder of certificates, by host name. It depends on the user, never on `--config`.
-#[expect(dead_code, reason = "what talks to a coordinator by config.toml comes next")]
 pub(crate) fn certificates() -> PathBuf {
     default_directory().join("certs")
 }

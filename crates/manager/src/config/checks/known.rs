@@ -11,7 +11,7 @@ use super::super::unknown::header;
 use super::Check;
 
 /// Executors that GitLab Runner knows, and whether Muster has them.
-const EXECUTORS: [(&str, bool); 11] = [
+pub const EXECUTORS: [(&str, bool); 11] = [
     ("shell", true),
     ("docker", false),
     ("docker-windows", false),

@@ -18,6 +18,8 @@ mod text;
 
 use std::ops::Range;
 
+pub use known::EXECUTORS;
+
 use super::facts::Facts;
 use super::problem::{Problem, Problems};
 use super::runners::Runner;

@@ -1,6 +1,9 @@
 //! The commands of `gitlab-runner`, by both of their names.
 
+mod entries;
 mod names;
+mod register;
+mod server;
 mod service;
 mod small;
 mod support;

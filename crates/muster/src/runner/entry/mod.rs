@@ -1,0 +1,57 @@
+//! The flags that describe one `[[runners]]` entry, for `register` and `run-single`: one for each key of the schema, with
+//! the names that gitlab-runner gives them (runner-config 2.3).
+
+mod flags;
+mod template;
+mod values;
+
+use clap::error::ErrorKind;
+use clap::{ArgMatches, Command, FromArgMatches};
+use toml_edit::Table;
+
+pub(super) use template::{TemplateError, merge, template};
+
+/// What the flags, and the variables of the environment where a flag is missing, say of an entry.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct EntryFlags {
+    /// The entry as it would stand in the file.
+    pub(super) table: Table,
+}
+
+impl clap::Args for EntryFlags {
+    fn augment_args(command: Command) -> Command {
+        flags::all().iter().fold(command, |command, flag| command.arg(flag.argument()))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for EntryFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut table = Table::new();
+        for flag in flags::all() {
+            let given = matches.get_many::<String>(&flag.long).map(|values| values.cloned().collect::<Vec<_>>());
+            let (values, source) = match (given, flag.environment()) {
+                (Some(values), _) => (values, format!("--{}", flag.long)),
+                (None, Some((name, value))) => (vec![value], name.to_owned()),
+                (None, None) => continue,
+            };
+            match values::item(flag.key.kind, &flag.kind, &values) {
+                Ok(Some(item)) => values::insert(&mut table, &flag.tables, flag.key.name, item),
+                Ok(None) => {}
+                Err(why) => {
+                    let message = format!("invalid value for {source}: {why}\n");
+                    return Err(clap::Error::raw(ErrorKind::ValueValidation, message));
+                }
+            }
+        }
+        Ok(Self { table })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,119 @@
+//! `--template-config`: what an entry lacks is taken from the one entry of another file (runner-config 2.4).
+
+use std::path::{Path, PathBuf};
+
+use muster_manager::config::schema::{Entry, schema};
+use muster_manager::config::{self, Facts, Severity};
+use toml_edit::{DocumentMut, Item, Table, TableLike, Value};
+
+/// Why a template cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TemplateError {
+    #[error("cannot read the configuration template file {}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("couldn't load configuration template file {}:\n{problems}", path.display())]
+    Invalid { path: PathBuf, problems: String },
+    #[error(
+        "configuration template {} must contain exactly one [[runners]] entry, and it has {count}", path.display()
+    )]
+    Entries { path: PathBuf, count: usize },
+}
+
+/// The entry of the template, without its token. Its globals are of no use here.
+pub(crate) fn template(path: &Path) -> Result<Table, TemplateError> {
+    let text = std::fs::read_to_string(path).map_err(|source| TemplateError::Read { path: path.to_owned(), source })?;
+    let loaded = config::parse(&text, &Facts::of(path));
+    let fatal: String = loaded
+        .problems
+        .iter()
+        .filter(|problem| problem.severity == Severity::Fatal)
+        .map(|problem| problem.render(path))
+        .collect();
+    let (Ok(document), true) = (text.parse::<DocumentMut>(), fatal.is_empty()) else {
+        return Err(TemplateError::Invalid { path: path.to_owned(), problems: fatal });
+    };
+    let named = document.iter().find(|(name, _)| name.eq_ignore_ascii_case("runners"));
+    let mut entries: Vec<Table> = match named.map(|(_, item)| item) {
+        Some(Item::ArrayOfTables(tables)) => tables.iter().cloned().collect(),
+        Some(Item::Value(Value::Array(list))) => {
+            list.iter().filter_map(Value::as_inline_table).map(|table| table.clone().into_table()).collect()
+        }
+        Some(Item::Table(table)) => vec![table.clone()],
+        _ => Vec::new(),
+    };
+    let count = entries.len();
+    let (Some(entry), 1) = (entries.pop(), count) else {
+        return Err(TemplateError::Entries { path: path.to_owned(), count });
+    };
+    let mut normal = Table::new();
+    merge(&mut normal, &entry, "runners");
+    normal.remove("token");
+    Ok(normal)
+}
+
+/// Fills in what is missing, zero, false or empty in `target`. Lists are taken whole; tables and maps key by key.
+pub(crate) fn merge(target: &mut Table, source: &dyn TableLike, path: &str) {
+    for (name, item) in source.iter() {
+        let (name, below) = match schema().find(path, name) {
+            Some(Entry::Table(table)) => (Entry::Table(table).name(), table.path.as_str()),
+            Some(Entry::Key(key)) => (key.name, ""),
+            None => (name, ""),
+        };
+        if let Some(table) = item.as_table_like() {
+            let there = target.entry(name).or_insert_with(|| Item::Table(Table::new()));
+            if let Some(there) = there.as_table_mut() {
+                merge(there, table, below);
+            }
+        } else if target.get(name).is_none_or(is_zero) {
+            target.insert(name, item.clone());
+        }
+    }
+}
+
+/// A false is as good as none, also where the key tells the two apart: so it is in gitlab-runner.
+fn is_zero(item: &Item) -> bool {
+    match item {
+        Item::None => true,
+        Item::Value(Value::String(text)) => text.value().is_empty(),
+        Item::Value(Value::Integer(number)) => *number.value() == 0,
+        Item::Value(Value::Float(number)) => *number.value() == 0.0,
+        Item::Value(Value::Boolean(truth)) => !truth.value(),
+        Item::Value(Value::Array(list)) => list.is_empty(),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn merged(target: &str, template: &str) -> String {
+        let mut target = target.parse::<DocumentMut>().unwrap().as_table().clone();
+        let template = template.parse::<DocumentMut>().unwrap();
+        merge(&mut target, template.as_table(), "runners");
+        DocumentMut::from(target).to_string()
+    }
+
+    #[test]
+    fn only_what_is_zero_is_filled_in() {
+        for (target, template, result) in [
+            ("limit = 2\n", "LIMIT = 4\nshell = \"sh\"\n", "limit = 2\nshell = \"sh\"\n"),
+            ("limit = 0\n", "limit = 4\n", "limit = 4\n"),
+            ("clean_git_config = false\n", "clean_git_config = true\n", "clean_git_config = true\n"),
+            ("environment = [\"A=1\"]\n", "environment = [\"B=2\"]\n", "environment = [\"A=1\"]\n"),
+            (
+                "[docker]\nimage = \"a\"\n",
+                "docker = { Image = \"b\", memory = \"1g\" }\n",
+                "[docker]\nimage = \"a\"\nmemory = \"1g\"\n",
+            ),
+            (
+                "[feature_flags]\nFF_A = true\n",
+                "[feature_flags]\nFF_A = true\nFF_B = true\n",
+                "[feature_flags]\nFF_A = true\nFF_B = true\n",
+            ),
+        ] {
+            // Where a value came from inside braces, it keeps the space around it.
+            assert_eq!(merged(target, template).replace("  ", " ").replace(" \n", "\n"), result);
+        }
+    }
+}

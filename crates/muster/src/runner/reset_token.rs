@@ -1,0 +1,129 @@
+//! `reset-token`: new authentication tokens for runners, in place of the old ones.
+
+use std::process::ExitCode;
+
+use muster_job::Secret;
+use muster_manager::config::Runner;
+use muster_manager::config::edit::{ConfigFile, EditError, NewToken};
+use muster_manager::lower::short_token;
+use muster_runner_api::client::ClientError;
+use muster_runner_api::wire::RunnerCredentials;
+use time::OffsetDateTime;
+
+use super::config::{ConfigArg, ConfigError, client_of, tell_mode};
+
+/// Arguments of `reset-token`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    config: ConfigArg,
+    /// The runner of this name.
+    #[arg(short, long)]
+    name: Option<String>,
+    /// With --id: the runner with this URL.
+    #[arg(short, long)]
+    url: Option<String>,
+    /// With --url: the runner with this id at the server.
+    #[arg(short, long)]
+    id: Option<i64>,
+    /// Personal access token to use instead of the runner's old token.
+    #[arg(long, value_name = "TOKEN")]
+    pat: Option<String>,
+    /// All runners of the file.
+    #[arg(long)]
+    all_runners: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum ResetError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error("say which runner: --name, --url with --id, or --all-runners")]
+    NoSelector,
+    #[error("could not find a runner with {0}; `gitlab-runner list` shows what there is")]
+    NoMatch(String),
+    #[error("failed to reset the authentication token of runner `{name}`")]
+    Failed { name: String, source: ClientError },
+    #[error("--pat needs the runner's id, and runner `{name}` has none in the file")]
+    NoId { name: String },
+    #[error(
+        "runner `{name}` is not in the file any more; its new token could not be kept, and the old one is worth nothing: \
+         reset it at the server"
+    )]
+    Vanished { name: String },
+    #[error(transparent)]
+    Save(#[from] EditError),
+}
+
+/// Runs the command.
+pub(super) fn run(args: &Args) -> ExitCode {
+    crate::runtime::block_on_one_thread(async { super::error::ended(reset(args).await) })
+}
+
+async fn reset(args: &Args) -> Result<(), ResetError> {
+    tell_mode();
+    let runners = args.config.load()?.runners;
+    if args.all_runners {
+        tracing::warn!("Resetting all runner authentication tokens");
+        for runner in &runners {
+            match one(args, runner).await {
+                // What cannot be written now can be written no better for the next one.
+                Err(ResetError::Save(error)) => return Err(error.into()),
+                Err(error) => tracing::error!("{}", crate::logging::chain(&error)),
+                Ok(()) => {}
+            }
+        }
+        return Ok(());
+    }
+    one(args, &args.select(runners)?).await
+}
+
+/// The new token is in the file before anything else is asked: the old one is worth nothing any more.
+async fn one(args: &Args, runner: &Runner) -> Result<(), ResetError> {
+    let name = || runner.name.clone();
+    let path = args.config.path();
+    // Locked, and proven to be readable, before the old token is given up.
+    let mut file = ConfigFile::open(&path)?;
+    let gone = || ResetError::Vanished { name: name() };
+    let index = super::change::find(&file, &path, runner, &runner.token).ok_or_else(gone)?;
+    let credentials = ask(args, runner).await?;
+    let new = NewToken {
+        expires_at: super::register::expires(&credentials),
+        token: Secret::new(credentials.token),
+        id: None,
+        obtained_at: Some(OffsetDateTime::now_utc()),
+    };
+    if let Some(told) = file.set_token(index, &new)? {
+        tracing::warn!("{told}");
+    }
+    file.save()?;
+    let runner = short_token(new.token.expose());
+    tracing::info!(runner, "Resetting runner authentication token... succeeded");
+    Ok(())
+}
+
+async fn ask(args: &Args, runner: &Runner) -> Result<RunnerCredentials, ResetError> {
+    let failed = |source| ResetError::Failed { name: runner.name.clone(), source };
+    let client = client_of(runner).map_err(failed)?;
+    match args.pat.as_deref().filter(|pat| !pat.is_empty()) {
+        Some(_) if runner.id == 0 => Err(ResetError::NoId { name: runner.name.clone() }),
+        Some(pat) => client.reset_token_with_pat(runner.id, pat).await.map_err(failed),
+        None => client.reset_token(runner.token.expose()).await.map_err(failed),
+    }
+}
+
+impl Args {
+    fn select(&self, runners: Vec<Runner>) -> Result<Runner, ResetError> {
+        let mut runners = runners.into_iter();
+        let filled = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        match (filled(&self.name), filled(&self.url), self.id) {
+            (Some(name), ..) => runners
+                .find(|runner| runner.name == name)
+                .ok_or_else(|| ResetError::NoMatch(format!("the name '{name}'"))),
+            (None, Some(url), Some(id)) => runners
+                .find(|runner| runner.url.trim_end_matches('/') == url.trim_end_matches('/') && runner.id == id)
+                .ok_or_else(|| ResetError::NoMatch(format!("the URL {url} and the id {id}"))),
+            _ => Err(ResetError::NoSelector),
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! `list`, `verify`, `unregister`, `reset-token`: what they select, tell, change, and how they end.
+
+use muster_runner_api::test_support::{Call, Fault, PERSONAL_TOKEN, RUNNER_TOKEN};
+
+use super::server::{Bench, undated};
+use super::support::Ended;
+
+const TWO: &str = r#"# the team's
+concurrent = 2 # as many as there are cores
+
+# made at the server
+[[runners]]
+  name = "one"
+  url = "URL"
+  id = 1
+  token = "glrt-memory"
+  executor = "shell"
+
+# from the old days
+[[runners]]
+  name = "two"
+  url = "URL/"
+  token = "old-two"
+  executor = "shell"
+"#;
+
+fn second(text: &str) -> String {
+    let (head, rest) = text.split_at(text.find("\n# made").unwrap());
+    head.to_owned() + &rest[rest.find("\n# from").unwrap()..]
+}
+
+async fn bench() -> Bench {
+    let bench = Bench::start().await;
+    bench.configure(TWO);
+    bench.coordinator.add_runner("old-two", None);
+    bench
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn list_tells_every_runner_and_never_fails() {
+    let bench = bench().await;
+    let url = bench.url();
+    bench.run("list", &[]).check(0, &["Listing configured runners", "one", "Executor", RUNNER_TOKEN, &url, "two"]);
+    bench.configure("[[runners]\n");
+    bench.run("list", &[]).check(0, &["config.toml", "valid TOML"]);
+    std::fs::remove_file(bench.home.path("config.toml")).unwrap();
+    bench.run("list", &[]).check(0, &["does not exist"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn verify_asks_for_all_and_only_a_refusal_means_dead() {
+    let bench = bench().await;
+    bench.run("verify", &[]).check(0, &["Verifying runner... is valid", "Verifying runner... is alive"]);
+    assert_eq!(bench.coordinator.runner(RUNNER_TOKEN).unwrap().managers, [bench.system_id()].into());
+    bench.coordinator.fail(Call::Verify, [Fault::Before]);
+    bench.run("verify", &["--name", "two", "--delete"]).check(0, &["Verifying runner... failed"]);
+    bench.coordinator.delete_runner(RUNNER_TOKEN);
+    bench.run("verify", &[]).check(1, &["is not valid", "failed to verify `one`", "--delete"]);
+    assert_eq!(bench.config(), TWO);
+    bench.run("verify", &["--delete"]).check(0, &["Updated"]);
+    assert_eq!(bench.config(), second(TWO), "comments and all that is not the dead runner stay");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn verify_selects_by_name_or_token_and_never_by_url_alone() {
+    let bench = bench().await;
+    let mut with_variable = bench.home.command(&bench.arguments("verify", &["-n", "two"]));
+    with_variable.env("CI_SERVER_TOKEN", RUNNER_TOKEN).env("CI_SERVER_URL", bench.url());
+    let ended = Ended::of(with_variable.output().unwrap()).check(0, &["is alive"]);
+    assert!(!ended.stderr.contains("is valid"), "variables select nothing: {}", ended.stderr);
+    bench.run("verify", &["-t", RUNNER_TOKEN, "-u", "*"]).check(0, &["is valid"]);
+    bench.run("verify", &["-t", RUNNER_TOKEN, "-u", "http://other"]).check(1, &["no runner matches"]);
+    bench.run("verify", &["-u", "URL"]).check(1, &["no runner matches"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unregister_takes_the_manager_or_the_runner_and_keeps_the_rest_of_the_file() {
+    let bench = bench().await;
+    bench.run("verify", &["-n", "one"]).check(0, &[]);
+    bench.run("unregister", &["-n", "one"]).check(0, &["Unregistering runner from GitLab succeeded", "Updated"]);
+    assert_eq!(bench.config(), second(TWO));
+    assert!(bench.coordinator.runner(RUNNER_TOKEN).unwrap().managers.is_empty(), "only the manager has left");
+    bench.run("unregister", &["-t", "old-two", "-u", "URL"]).check(0, &[]);
+    assert!(bench.coordinator.runner("old-two").is_none());
+    assert!(!bench.config().contains("[[runners]]") && bench.config().starts_with("# the team's"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unregister_needs_a_selector_that_fits_and_a_server_that_agrees() {
+    let bench = bench().await;
+    bench.run("unregister", &["-u", "URL"]).check(1, &["--name, --token, or --all-runners"]);
+    bench.run("unregister", &["-n", "three"]).check(1, &["could not find a runner with the name 'three'"]);
+    bench.coordinator.delete_runner("old-two");
+    bench.run("unregister", &["-n", "two"]).check(1, &["failed to unregister runner `two`", "403"]);
+    assert_eq!(bench.config(), TWO);
+    bench.run("verify", &["-n", "one"]).check(0, &[]);
+    bench.run("unregister", &["--all-runners"]).check(0, &["Failed to unregister runner two", "Updated"]);
+    assert_eq!(bench.config(), second(TWO), "what the server does not let go stays");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reset_token_writes_the_new_token_in_place() {
+    let bench = bench().await;
+    bench.coordinator.add_runner("glrt-ends", Some("2030-01-02T03:04:05.678Z"));
+    bench.configure(&TWO.replace("old-two", "glrt-ends"));
+    bench.run("reset-token", &["-n", "two"]).check(0, &["Resetting runner authentication token... succeeded"]);
+    let config = bench.config();
+    assert!(config.contains("token = \"glrt-ends-reset-1\"\n"), "{config}");
+    assert!(config.contains("token_expires_at = 2030-01-02T03:04:05Z"), "{config}");
+    let personal = ["-u", "URL", "-i", "1", "--pat", PERSONAL_TOKEN];
+    bench.run("reset-token", &personal).check(0, &[]);
+    let config = undated(&bench.config());
+    let one = "  token = \"glrt-memory-reset-1\"\n  executor = \"shell\"\ntoken_obtained_at = DATE\n";
+    assert!(config.replace("  token_", "token_").contains(one), "{config}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reset_token_fails_for_one_and_goes_on_for_all() {
+    let bench = bench().await;
+    bench.run("reset-token", &[]).check(1, &["--name, --url with --id, or --all-runners"]);
+    bench.run("reset-token", &["-u", "URL", "-i", "9"]).check(1, &["could not find a runner with the URL"]);
+    bench.run("reset-token", &["-n", "two", "--pat", "x"]).check(1, &["needs the runner's id"]);
+    bench.coordinator.delete_runner(RUNNER_TOKEN);
+    bench.run("reset-token", &["-n", "one"]).check(1, &["failed to reset the authentication token of runner `one`"]);
+    assert_eq!(bench.config(), TWO);
+    bench.run("reset-token", &["--all-runners"]).check(0, &["runner `one`", "403", "succeeded"]);
+    let config = bench.config();
+    assert!(config.contains("\"glrt-memory\"") && config.contains("\"old-two-reset-1\""), "{config}");
+}

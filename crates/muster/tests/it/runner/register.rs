@@ -1,0 +1,226 @@
+//! `register`: questions, flags, variables, templates; what the server is told, and what stands in the file afterwards.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, Stdio};
+
+use muster_runner_api::test_support::{Call, Fault, REGISTRATION_TOKEN, RUNNER_TOKEN};
+
+use super::server::{Bench, undated};
+use super::support::Ended;
+
+const MADE: [&str; 7] = ["-n", "--url", "URL", "--token", RUNNER_TOKEN, "--executor", "shell"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_made_at_the_server_is_verified_and_added() {
+    let bench = Bench::start().await;
+    bench.run("register", &[&MADE[..], &["--name", "one", "--limit=2"]].concat()).check(
+        0,
+        &["Verifying runner... is valid", "registered successfully", "was saved in", "larger than current global"],
+    );
+    insta::assert_snapshot!(undated(&bench.config()), @r#"
+    concurrent = 1
+    check_interval = 0
+
+    [[runners]]
+    name = "one"
+    url = "URL"
+    token = "glrt-memory"
+    limit = 2
+    executor = "shell"
+    id = 1
+    token_obtained_at = DATE
+    "#);
+    assert_eq!(bench.coordinator.runner(RUNNER_TOKEN).unwrap().managers, [bench.system_id()].into());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_file_keeps_its_comments_and_unknown_keys() {
+    let bench = Bench::start().await;
+    let old =
+        "# mine\nconcurrent = 4\nfuture = 1 # not known yet\n\n[[runners]]\nname = \"a\" # first\ntoken = \"$A\"\n";
+    bench.configure(old);
+    bench.run("register", &[&MADE[..], &["--name", "b"]].concat()).check(0, &[]);
+    let config = bench.config();
+    assert!(config.starts_with(old) && config.contains("name = \"b\""), "{config}");
+    bench.run("register", &MADE).check(0, &["has already been registered"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registration_token_registers_with_all_that_the_server_keeps() {
+    let bench = Bench::start().await;
+    let flags = ["--tag-list", "a,b", "--locked=false", "--access-level", "ref_protected", "--maximum-timeout", "60"];
+    let more = ["--paused", "--maintenance-note", "note", "-n", "-u", "URL", "-r", REGISTRATION_TOKEN];
+    let mut command = bench.home.command(&bench.arguments("register", &[&flags[..], &more].concat()));
+    command.env("RUNNER_EXECUTOR", "shell").env("RUNNER_NAME", "by variable").env("RUNNER_ENV", "A=1,2");
+    Ended::of(command.output().unwrap()).check(0, &["Registering runner... succeeded", "deprecated"]);
+    let config = bench.config();
+    for line in ["name = \"by variable\"", "token = \"memory-2\"", "id = 2", "environment = [\"A=1,2\"]"] {
+        assert!(config.contains(line), "`{line}` is missing in\n{config}");
+    }
+    let told = bench.coordinator.runner("memory-2").unwrap().registered.unwrap();
+    assert_eq!(told.description.as_deref(), Some("by variable"));
+    assert_eq!((told.tag_list.as_deref(), told.run_untagged, told.locked), (Some("a,b"), false, false));
+    assert_eq!((told.access_level.as_deref(), told.maximum_timeout), (Some("ref_protected"), Some(60)));
+    assert_eq!((told.paused, told.maintenance_note.as_deref()), (true, Some("note")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_server_decides_is_refused_for_its_own_runners() {
+    let bench = Bench::start().await;
+    bench.run("register", &[&MADE[..], &["--locked=false"]].concat()).check(1, &["the server decides --locked"]);
+    assert!(!bench.home.path("config.toml").exists());
+    let as_registration = ["-n", "-u", "URL", "-r", RUNNER_TOKEN, "--tag-list", "a", "--executor", "shell"];
+    bench.run("register", &as_registration).check(0, &["these flags are ignored"]);
+    assert!(bench.config().contains("token = \"glrt-memory\""));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_authentication_token_is_verified_only() {
+    let bench = Bench::start().await;
+    bench.coordinator.add_runner("old-one", None);
+    let old = |token| ["-n", "-u", "URL", "-t", token, "--executor", "shell", "--name", "o"];
+    bench.run("register", &old("old-one")).check(0, &["use the '-r' instead of '-t'"]);
+    assert!(bench.config().contains("token = \"old-one\"") && !bench.config().contains("token_obtained_at"));
+    bench.run("register", &old("unknown")).check(1, &["failed to verify the runner"]);
+    bench.coordinator.fail(Call::Verify, [Fault::Before]);
+    bench.run("register", &old("old-one")).check(0, &["Verifying runner... failed"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_missing_or_wrong_is_named() {
+    let bench = Bench::start().await;
+    bench.run("register", &["-n"]).check(1, &["the url needs to be entered: pass --url"]);
+    bench.run("register", &["-n", "-u", "URL"]).check(1, &["the registration-token needs to be entered"]);
+    bench.run("register", &MADE[..5]).check(1, &["the executor needs to be entered"]);
+    bench.run("register", &[&MADE[..5], &["--executor", "rocket"]].concat()).check(1, &["invalid executor `rocket`"]);
+    bench.run("register", &[&MADE[..5], &["--executor", "docker"]].concat()).check(1, &["the docker-image needs"]);
+    bench.run("register", &["--access-level", "all"]).check(1, &["not_protected or ref_protected"]);
+    bench.run("register", &["--limit", "many"]).check(1, &["invalid value for --limit: `many` is no whole number"]);
+    bench.run("register", &["--docker-services_privileged"]).check(1, &["docker-services_privileged"]);
+    let mut variable = bench.home.command(&bench.arguments("register", &MADE));
+    variable.env("DOCKER_PRIVILEGED", "maybe");
+    Ended::of(variable.output().unwrap()).check(1, &["invalid value for DOCKER_PRIVILEGED"]);
+    bench.run("register", &["-n", "-u", "URL", "-t", "glrt-x", "--executor", "shell"]).check(1, &["403 Forbidden"]);
+    assert!(!bench.home.path("config.toml").exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn executor_flags_make_the_tables_of_that_executor_only() {
+    let bench = Bench::start().await;
+    let docker = ["-docker-image", "alpine", "--docker-privileged", "--docker-volumes", "/a:/a", "--docker-volumes=/b"];
+    let more = ["--docker-tmpfs", "/t:rw", "--docker-pull-policy", "always, never", "--kubernetes-host", "https://k"];
+    let last = ["--executor", "docker", "--cache-s3-server-address", "s3.example", "--feature-flags", "FF_A:true"];
+    bench.run("register", &[&MADE[..5], &["--name", "d"], &docker[..], &more, &last].concat()).check(0, &[]);
+    let config = undated(&bench.config());
+    let entry = &config[config.find("[[runners]]").unwrap()..];
+    insta::assert_snapshot!(entry, @r#"
+    [[runners]]
+    name = "d"
+    url = "URL"
+    token = "glrt-memory"
+    executor = "docker"
+    id = 1
+    token_obtained_at = DATE
+
+    [runners.feature_flags]
+    FF_A = true
+
+    [runners.cache]
+
+    [runners.cache.s3]
+    ServerAddress = "s3.example"
+
+    [runners.docker]
+    image = "alpine"
+    privileged = true
+    pull_policy = ["always", "never"]
+    volumes = ["/a:/a", "/b", "/cache"]
+
+    [runners.docker.tmpfs]
+    "/t" = "rw"
+    "#);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_template_fills_in_what_is_not_said() {
+    let bench = Bench::start().await;
+    let template = bench.home.path("template.toml");
+    let text = "concurrent = 9\n[[runners]]\ntoken = \"x\"\nexecutor = \"shell\"\nlimit = 7\nenvironment = [\"T=1\"]\n";
+    std::fs::write(&template, text.to_owned() + "[runners.custom_build_dir]\nenabled = true\n").unwrap();
+    let with = ["--template-config", template.to_str().unwrap(), "--env", "A=1", "--custom_build_dir-enabled=false"];
+    bench.run("register", &[&MADE[..5], &with].concat()).check(0, &["Merging configuration from template"]);
+    let config = bench.config();
+    for line in ["concurrent = 1", "limit = 7", "environment = [\"A=1\"]", "enabled = true", "token = \"glrt-memory\""]
+    {
+        assert!(config.contains(line), "`{line}` is missing in\n{config}");
+    }
+    std::fs::write(&template, "concurrent = 1\n").unwrap();
+    bench.run("register", &[&MADE[..], &with].concat()).check(1, &["exactly one [[runners]] entry", "it has 0"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failure_after_the_server_knows_the_runner_is_taken_back() {
+    let bench = Bench::start().await;
+    let broken = ["-n", "-u", "URL", "-r", REGISTRATION_TOKEN, "--executor", "rocket"];
+    bench.run("register", &broken).check(1, &["Unregistering runner from GitLab succeeded", "invalid executor"]);
+    assert_eq!(bench.coordinator.runner_tokens(), [RUNNER_TOKEN]);
+    bench.run("register", &[&MADE[..5], &["--executor", "rocket"]].concat()).check(1, &["Unregistering"]);
+    assert!(bench.coordinator.runner(RUNNER_TOKEN).unwrap().managers.is_empty());
+    bench.run("register", &[&broken[..], &["--leave-runner"]].concat()).check(1, &["invalid executor"]);
+    assert_eq!(bench.coordinator.runner_tokens().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_cannot_be_saved_is_found_before_the_server_is_told() {
+    let bench = Bench::start().await;
+    bench.configure("[[runners]\n");
+    bench.run("register", &MADE).check(1, &["cannot be used", "line 1 is no valid TOML"]);
+    assert!(bench.coordinator.runner(RUNNER_TOKEN).unwrap().managers.is_empty());
+}
+
+fn interactive(bench: &Bench) -> Child {
+    let mut command = bench.home.command(&bench.arguments("register", &[]));
+    command.stdin(Stdio::piped()).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn questions_are_asked_until_they_are_answered() {
+    let bench = Bench::start().await;
+    let mut child = interactive(&bench);
+    let answers = format!("\n{}\n{REGISTRATION_TOKEN}\nmine\n\nnote\nrocket\nshell\n", bench.url());
+    child.stdin.take().unwrap().write_all(answers.as_bytes()).unwrap();
+    let ended = Ended::of(child.wait_with_output().unwrap()).check(0, &["Invalid executor specified"]);
+    for question in ["Enter the GitLab instance URL", "Enter the registration token", "Enter tags for the runner"] {
+        assert!(ended.stderr.contains(question), "{}", ended.stderr);
+    }
+    assert_eq!(ended.stderr.matches("Enter the GitLab instance URL").count(), 2);
+    let told = bench.coordinator.runner("memory-2").unwrap().registered.unwrap();
+    assert_eq!((told.description.as_deref(), told.run_untagged, told.tag_list), (Some("mine"), true, None));
+    assert!(bench.config().contains("name = \"mine\""));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_of_the_input_and_a_signal_take_the_runner_back() {
+    let bench = Bench::start().await;
+    let until_executor = format!("{}\n{REGISTRATION_TOKEN}\nmine\n\n\n", bench.url());
+    let mut child = interactive(&bench);
+    child.stdin.take().unwrap().write_all(until_executor.as_bytes()).unwrap();
+    Ended::of(child.wait_with_output().unwrap()).check(1, &["input ended at the question for --executor"]);
+    assert_eq!(bench.coordinator.runner_tokens(), [RUNNER_TOKEN]);
+
+    let mut child = interactive(&bench);
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(until_executor.as_bytes()).unwrap();
+    let mut errors = BufReader::new(child.stderr.take().unwrap());
+    let mut seen = String::new();
+    while !seen.contains("Enter an executor") {
+        assert_ne!(errors.read_line(&mut seen).unwrap(), 0, "{seen}");
+    }
+    let pid = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    errors.read_to_string(&mut seen).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1), "{seen}");
+    assert!(seen.contains("received a signal") && seen.contains("Unregistering runner"), "{seen}");
+    assert_eq!(bench.coordinator.runner_tokens(), [RUNNER_TOKEN]);
+    assert!(!bench.home.path("config.toml").exists());
+}

@@ -1,0 +1,61 @@
+//! A home beside a coordinator in memory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_runner_api::test_support::{MemoryCoordinator, Served, serve};
+
+use super::support::{Ended, Home};
+
+/// The world of a test that talks to a coordinator.
+pub(crate) struct Bench {
+    pub(crate) coordinator: Arc<MemoryCoordinator>,
+    pub(crate) home: Home,
+    served: Served,
+}
+
+impl Bench {
+    pub(crate) async fn start() -> Self {
+        let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_millis(50)));
+        let served = serve(coordinator.clone()).await.unwrap();
+        Self { coordinator, served, home: Home::new() }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        self.served.url.as_str().trim_end_matches('/').to_owned()
+    }
+
+    /// `config.toml` with `URL` replaced by the coordinator's.
+    pub(crate) fn configure(&self, text: &str) {
+        std::fs::write(self.home.path("config.toml"), text.replace("URL", &self.url())).unwrap();
+    }
+
+    /// The file, with the coordinator's URL replaced by `URL`.
+    pub(crate) fn config(&self) -> String {
+        std::fs::read_to_string(self.home.path("config.toml")).unwrap().replace(&self.url(), "URL")
+    }
+
+    /// A command on that file, `URL` in its arguments replaced.
+    pub(crate) fn run(&self, command: &str, arguments: &[&str]) -> Ended {
+        self.home.run(&self.arguments(command, arguments))
+    }
+
+    pub(crate) fn arguments(&self, command: &str, arguments: &[&str]) -> Vec<String> {
+        let config = self.home.path("config.toml").display().to_string();
+        let own = [command.to_owned(), "--config".to_owned(), config];
+        own.into_iter().chain(arguments.iter().map(|argument| argument.replace("URL", &self.url()))).collect()
+    }
+
+    pub(crate) fn system_id(&self) -> String {
+        std::fs::read_to_string(self.home.path(".runner_system_id")).unwrap()
+    }
+}
+
+/// The text without what differs from run to run: dates.
+pub(crate) fn undated(text: &str) -> String {
+    let undated = |line: &str| match line.split_once("_at = ") {
+        Some((key, _)) => format!("{key}_at = DATE"),
+        None => line.to_owned(),
+    };
+    text.lines().map(|line| undated(line) + "\n").collect()
+}
