@@ -7,7 +7,7 @@ pub(super) fn ended<E: std::error::Error>(result: Result<(), E>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!("{}", crate::logging::chain(&error));
+            tracing::error!(fatal = true, "{}", crate::logging::chain(&error));
             ExitCode::FAILURE
         }
     }

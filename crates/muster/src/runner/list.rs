@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use muster_telemetry::logs::AS_IT_IS;
+
 use super::config::ConfigArg;
 
 /// Arguments of `list`.
@@ -19,6 +21,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
             for runner in &config.runners {
                 // The token is what this command is asked for.
                 tracing::info!(
+                    target: AS_IT_IS,
                     Executor = runner.executor,
                     Token = runner.token.expose(),
                     URL = runner.url,

@@ -35,6 +35,9 @@ pub use filter::{Directives, FilterError, Level};
 pub use format::{Color, Format, FormatError};
 pub use layer::LogLayer;
 pub use scrub::scrub;
+
+/// Target of the few lines that exist to show a credential, as those of `gitlab-runner list` do: nothing is masked there.
+pub const AS_IT_IS: &str = "muster::as_it_is";
 pub use sink::{Sink, SyslogError};
 
 use filter::Filter;

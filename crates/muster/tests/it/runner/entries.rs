@@ -88,7 +88,7 @@ async fn unregister_takes_the_manager_or_the_runner_and_keeps_the_rest_of_the_fi
 #[tokio::test(flavor = "multi_thread")]
 async fn unregister_needs_a_selector_that_fits_and_a_server_that_agrees() {
     let bench = bench().await;
-    bench.run("unregister", &["-u", "URL"]).check(1, &["--name, --token, or --all-runners"]);
+    bench.run("unregister", &["-u", "URL"]).check(1, &["FATAL: say which runner: --name, --token"]);
     bench.run("unregister", &["-n", "three"]).check(1, &["could not find a runner with the name 'three'"]);
     bench.coordinator.delete_runner("old-two");
     bench.run("unregister", &["-n", "two"]).check(1, &["failed to unregister runner `two`", "403"]);
