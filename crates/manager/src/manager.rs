@@ -8,6 +8,7 @@ use std::sync::Arc;
 use muster_environment::Provider;
 use muster_job::Secret;
 use muster_runner_api::client::{Client, ClientError};
+use muster_telemetry::{ProcessState, Telemetry};
 use tokio::sync::mpsc;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
@@ -17,6 +18,7 @@ use url::Url;
 
 use crate::admission::{Admission, Limits, Notice};
 use crate::job::{self, Context, JobError};
+use crate::observe::Observer;
 use crate::requests::{Answer, Answered, Requests};
 use crate::settings::{RunnerKey, RunnerSettings, Settings};
 use crate::store::{RunName, Store, StoreError, StoredJob};
@@ -57,6 +59,7 @@ pub struct Manager {
     provider: Arc<dyn Provider>,
     admission: Admission,
     requests: Requests,
+    observer: Arc<Observer>,
     jobs: JoinSet<Result<(), JobError>>,
     ids: HashMap<Id, (RunName, RunnerKey)>,
     /// Ends the jobs.
@@ -68,13 +71,15 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// A manager with its state in `store` and its environments from `provider`.
+    /// A manager with its state in `store` and its environments from `provider`, which tells of itself to `telemetry`.
     #[must_use]
-    pub fn new(settings: Settings, store: Store, provider: Arc<dyn Provider>) -> Self {
+    pub fn new(settings: Settings, store: Store, provider: Arc<dyn Provider>, telemetry: Arc<Telemetry>) -> Self {
         let store = Arc::new(store);
+        let observer = Observer::new(telemetry);
         Self {
             settings,
-            requests: Requests::new(Arc::clone(&store)),
+            requests: Requests::new(Arc::clone(&store), Arc::clone(&observer)),
+            observer,
             store,
             provider,
             admission: Admission::new(rand::random()),
@@ -96,6 +101,7 @@ impl Manager {
     pub async fn run(mut self, mut orders: mpsc::Receiver<Order>) -> Result<(), ManagerError> {
         self.take_up().await?;
         self.configure(self.settings.clone());
+        self.observer.telemetry().life.reach(ProcessState::Running);
         let mut refused = None;
         let mut capacity = self.provider.capacity();
         let mut ordered = true;
@@ -173,6 +179,7 @@ impl Manager {
         }
         self.admission.configure(self.settings.concurrent, self.settings.check_interval, all);
         self.requests.configure(&self.settings.runners);
+        self.observer.configure(&self.settings);
     }
 
     fn obey(&mut self, order: Order) {
@@ -198,6 +205,11 @@ impl Manager {
         if self.phase != Phase::Aborting {
             self.phase = phase;
         }
+        self.observer.telemetry().life.reach(match self.phase {
+            Phase::Working => ProcessState::Running,
+            Phase::Draining => ProcessState::GracefulShutdown,
+            Phase::Aborting => ProcessState::ForcefulShutdown,
+        });
         self.requests.cut_all();
     }
 
@@ -220,7 +232,12 @@ impl Manager {
     /// [`ManagerError::Store`]. Given back, and not raised, is a refusal that ends the manager when its jobs are done.
     fn answered(&mut self, answered: Answered) -> Result<Option<ManagerError>, ManagerError> {
         let Answered { poll, runner, client, answer } = answered;
-        let notice = self.admission.answered(poll, answer.outcome(), Instant::now());
+        let now = Instant::now();
+        let notice = self.admission.answered(poll, answer.outcome(), now);
+        if let Some(figures) = self.admission.figures_of(&runner.key, now) {
+            let room = self.settings.concurrent > self.admission.jobs() + self.admission.requests();
+            self.observer.answered(&runner, notice, &figures, room);
+        }
         let error = match answer {
             Answer::Job(job) => {
                 match self.context(&runner, client) {
@@ -243,7 +260,8 @@ impl Manager {
     }
 
     fn context(&self, runner: &Arc<RunnerSettings>, client: Option<Client>) -> Result<Arc<Context>, ClientError> {
-        let client = client.map_or_else(|| crate::client::of(runner), Ok)?;
+        let made = || crate::client::of(runner).map(|client| self.observer.counted(client, runner));
+        let client = client.map_or_else(made, Ok)?;
         Ok(Arc::new(Context {
             client,
             runner: Arc::clone(runner),
@@ -257,8 +275,9 @@ impl Manager {
 
     fn spawn(&mut self, context: Arc<Context>, job: StoredJob, recovered: bool) {
         let (run, key) = (job.run.clone(), context.runner.key.clone());
-        let span = tracing::info_span!("job", job = %job.payload.id, runner = context.runner.name);
-        let handle = self.jobs.spawn(job::execute(context, job, recovered).instrument(span));
+        let span = tracing::info_span!("job", job = job.payload.id.0);
+        let watch = span.in_scope(|| self.observer.job(&context.runner, &job, recovered));
+        let handle = self.jobs.spawn(job::execute(context, watch, job, recovered).instrument(span));
         self.ids.insert(handle.id(), (run, key));
     }
 

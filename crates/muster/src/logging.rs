@@ -4,6 +4,7 @@
 use std::io::IsTerminal as _;
 use std::sync::OnceLock;
 
+pub(crate) use muster_telemetry::logs::chain;
 use muster_telemetry::logs::{Color, Format, LogHandle, LogOptions};
 
 const DIRECTIVES: &str = "MUSTER_LOG";
@@ -27,6 +28,11 @@ pub(crate) fn of_runner(options: LogOptions) {
     start(LogOptions { color: Color::Always, ..options });
 }
 
+/// The log of this process, to change it and to count its records.
+pub(crate) fn handle() -> &'static LogHandle {
+    HANDLE.get_or_init(|| LogHandle::install(LogOptions::default()))
+}
+
 fn start(options: LogOptions) {
     let directives = std::env::var(DIRECTIVES).ok().filter(|text| !text.is_empty());
     let (directives, wrong) = match directives.as_deref().map(str::parse) {
@@ -38,15 +44,4 @@ fn start(options: LogOptions) {
     if let Some(error) = wrong {
         tracing::warn!(error = &error as &dyn std::error::Error, "{DIRECTIVES} is ignored");
     }
-}
-
-/// An error with its causes, for one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

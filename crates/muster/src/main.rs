@@ -9,6 +9,7 @@ mod agent;
 mod ci;
 mod logging;
 mod manager;
+mod observe;
 mod runner;
 mod runtime;
 

@@ -16,7 +16,10 @@ use muster_manager::settings::{RunnerSettings, Settings};
 use muster_manager::store::Store;
 use muster_manager::{Control, Manager, Order, system_id};
 use muster_steps::process::Watched;
+use muster_telemetry::Telemetry;
 use tokio::signal::unix::{SignalKind, signal};
+
+use crate::observe::Observed;
 
 /// Arguments of `muster manager`.
 #[derive(Debug, clap::Args)]
@@ -60,6 +63,9 @@ pub(crate) struct Args {
     /// Seconds for which an agent that is out of reach is hoped for.
     #[arg(long, default_value_t = 60)]
     agent_grace: u64,
+    /// Address of the server for metrics and health, as 127.0.0.1:9252; without it there is none.
+    #[arg(long, value_name = "HOST:PORT")]
+    listen_address: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -79,6 +85,8 @@ enum RunError {
     Environment(#[from] muster_environment::EnvironmentError),
     #[error(transparent)]
     Manager(#[from] muster_manager::ManagerError),
+    #[error(transparent)]
+    Listen(#[from] muster_telemetry::http::ListenError),
     #[error("cannot watch for signals")]
     Signals(#[source] std::io::Error),
 }
@@ -101,23 +109,27 @@ async fn work(args: Args) -> Result<ExitCode, RunError> {
     let until_pid = args.until_pid;
     let on_stop = args.on_stop;
     let (control, orders) = Control::new();
-    let manager = build(args).await?;
-    tokio::select! {
+    let observed = Observed::start(args.listen_address.as_deref()).await?;
+    let manager = build(args, Arc::clone(&observed.telemetry)).await?;
+    let ended = tokio::select! {
         // Every part of `run` stands a sudden end: that is what state.db is for.
         ended = manager.run(orders) => ended.map(|()| ExitCode::SUCCESS).map_err(RunError::from),
         signals = signals(&control, on_stop) => {
-            signals.map_err(RunError::Signals)?;
-            tracing::warn!("the manager ends at once; jobs that run are taken up by its next start");
-            Ok(ExitCode::FAILURE)
+            if signals.is_ok() {
+                tracing::warn!("the manager ends at once; jobs that run are taken up by its next start");
+            }
+            signals.map(|()| ExitCode::FAILURE).map_err(RunError::Signals)
         }
         () = gone(until_pid) => {
             tracing::info!("the process that the manager works for has ended");
             Ok(ExitCode::SUCCESS)
         }
-    }
+    };
+    observed.stop().await;
+    ended
 }
 
-async fn build(args: Args) -> Result<Manager, RunError> {
+async fn build(args: Args, telemetry: Arc<Telemetry>) -> Result<Manager, RunError> {
     let file = |action, path: &Path| {
         let path = path.to_owned();
         move |source| RunError::File { action, path, source }
@@ -151,7 +163,7 @@ async fn build(args: Args) -> Result<Manager, RunError> {
         runners: vec![Arc::new(runner)],
         ..Settings::new()
     };
-    Ok(Manager::new(settings, store, Arc::new(provider)))
+    Ok(Manager::new(settings, store, Arc::new(provider), telemetry))
 }
 
 /// Stops the manager at the first signal; returns at the second.

@@ -237,6 +237,33 @@ pub struct Features {
     pub token_mask_prefixes: Vec<String>,
     /// The failure reasons that the server understands.
     pub failure_reasons: Vec<String>,
+    /// The trace that the job belongs to, and where its spans go.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tracing: Option<Tracing>,
+}
+
+/// The trace that the job belongs to (runner-config 1.11).
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Tracing {
+    /// 32 hexadecimal digits.
+    pub trace_id: String,
+    /// 16 hexadecimal digits: the span that the job's is below.
+    pub span_parent_id: String,
+    /// Collectors for the job's spans.
+    #[serde(deserialize_with = "null_default")]
+    pub otel_endpoints: Vec<OtelEndpoint>,
+}
+
+/// One collector.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OtelEndpoint {
+    /// Its URL: http, https, grpc or grpcs.
+    pub url: String,
+    /// What it wants of who sends spans; kept as it came.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub auth: Option<serde_json::Value>,
 }
 
 /// A script around the checkout.

@@ -12,6 +12,7 @@
 pub mod http;
 pub mod logs;
 pub mod metrics;
+pub mod spans;
 mod state;
 
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 pub use state::{Life, ProcessState};
 
 /// Which program this is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Build {
     /// The program's name.
     pub name: &'static str,
@@ -39,12 +40,18 @@ pub struct Telemetry {
     pub metrics: metrics::Metrics,
     /// Where it stands.
     pub life: Life,
+    /// The traces of its jobs.
+    pub tracer: spans::Tracer,
 }
 
 impl Telemetry {
-    /// The telemetry of a process that is this build and logs to `log`.
+    /// The telemetry of a process that is this build, logs to `log`, and sends spans as `spans` says.
     #[must_use]
-    pub fn new(build: &Build, log: &Arc<logs::LogState>) -> Arc<Self> {
-        Arc::new(Self { metrics: metrics::Metrics::new(build, log), life: Life::default() })
+    pub fn new(build: &Build, log: &Arc<logs::LogState>, spans: spans::SpanSettings) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            metrics: metrics::Metrics::new(build, log),
+            life: Life::default(),
+            tracer: spans::Tracer::new(spans, this),
+        })
     }
 }

@@ -160,6 +160,7 @@ fn features() -> wire::Features {
         trace_sections: true,
         token_mask_prefixes: Vec::new(),
         failure_reasons: FailureReason::ALL.iter().map(|reason| reason.as_str().to_owned()).collect(),
+        tracing: None,
     }
 }
 

@@ -156,6 +156,17 @@ impl Admission {
         figures.collect()
     }
 
+    /// What is known of one runner, if it is in the file.
+    pub(crate) fn figures_of(&self, runner: &RunnerKey, now: Instant) -> Option<RunnerFigures> {
+        let entry = self.entries.iter().find(|entry| entry.limits.key == *runner)?;
+        Some(entry.figures(self.polls_of(runner), self.jobs_of(runner), now))
+    }
+
+    /// Requests in flight.
+    pub(crate) fn requests(&self) -> usize {
+        self.polls.len()
+    }
+
     /// Jobs under way.
     pub(crate) fn jobs(&self) -> usize {
         self.jobs.values().sum()

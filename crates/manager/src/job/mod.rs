@@ -31,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::failure::last_words;
 use crate::lower::{LoweredJob, Placement, lower};
+use crate::observe::JobWatch;
 use crate::settings::RunnerSettings;
 use crate::state::{IllegalMove, JobState, OwnEnd};
 use crate::store::{RunName, Store, StoreError, StoredJob};
@@ -87,6 +88,7 @@ enum Next {
 /// One job.
 struct Actor {
     context: Arc<Context>,
+    watch: Arc<JobWatch>,
     run: RunName,
     payload: JobPayload,
     state: JobState,
@@ -98,10 +100,15 @@ struct Actor {
 
 /// Brings one job to its end, also where `state.db` cannot be written for a while: then it is taken up from its row, as
 /// after a start. Without this the job would be reported by nobody as long as this manager lives (J1).
-pub(crate) async fn execute(context: Arc<Context>, job: StoredJob, recovered: bool) -> Result<(), JobError> {
+pub(crate) async fn execute(
+    context: Arc<Context>,
+    watch: Arc<JobWatch>,
+    job: StoredJob,
+    recovered: bool,
+) -> Result<(), JobError> {
     let run = job.run.clone();
     let mut backoff = Backoff::new(STORE_AGAIN);
-    let mut result = execute_once(Arc::clone(&context), job, recovered).await;
+    let mut result = execute_once(Arc::clone(&context), &watch, job, recovered).await;
     while let Err(JobError::Store(error)) = result {
         let wait = backoff.next_wait(None).unwrap_or(STORE_AGAIN.cap);
         tracing::error!(
@@ -111,7 +118,7 @@ pub(crate) async fn execute(context: Arc<Context>, job: StoredJob, recovered: bo
         );
         tokio::time::sleep(wait).await;
         result = match context.store.job(&run, &context.runner).await {
-            Ok(Some(job)) => execute_once(Arc::clone(&context), job, true).await,
+            Ok(Some(job)) => execute_once(Arc::clone(&context), &watch, job, true).await,
             Ok(None) => Ok(()),
             Err(error) => Err(error.into()),
         };
@@ -120,9 +127,14 @@ pub(crate) async fn execute(context: Arc<Context>, job: StoredJob, recovered: bo
 }
 
 /// Brings one job from where its row stands to its end, and deletes the row.
-async fn execute_once(context: Arc<Context>, job: StoredJob, recovered: bool) -> Result<(), JobError> {
+async fn execute_once(
+    context: Arc<Context>,
+    watch: &Arc<JobWatch>,
+    job: StoredJob,
+    recovered: bool,
+) -> Result<(), JobError> {
     let StoredJob { run, payload, state, .. } = job;
-    let uploader = Uploader::new(context.client.clone(), payload.clone());
+    let uploader = Uploader::new(context.client.clone(), payload.clone(), Arc::clone(watch));
     let lease = state.held().and_then(|record| match context.provider.restore(record) {
         Ok(lease) => Some(lease),
         Err(error) => {
@@ -130,9 +142,13 @@ async fn execute_once(context: Arc<Context>, job: StoredJob, recovered: bool) ->
             None
         }
     });
-    let mut actor = Actor { context, run, payload, state, lease, lowered: None, uploader, places_tried: 0 };
+    let watch = Arc::clone(watch);
+    let mut actor = Actor { context, watch, run, payload, state, lease, lowered: None, uploader, places_tried: 0 };
     if recovered {
         tracing::info!(state = actor.state.name(), "a job of an earlier start goes on");
+        if matches!(actor.state, JobState::Running { .. }) {
+            actor.watch.found_running();
+        }
     }
     let mut refused = actor.accept().await;
     if refused.is_none() && recovered && actor.ask().await == Verdict::Gone {
@@ -243,6 +259,7 @@ impl Actor {
         let message = match self.run_at_agent().await {
             Ok(Ok(())) => {
                 let next = self.state.clone().start()?;
+                self.watch.running();
                 return self.move_to(next).await;
             }
             Ok(Err(AgentError::Refused(message))) => return self.system_failure(&message).await,
@@ -293,7 +310,11 @@ impl Actor {
                 runner: Arc::clone(runner),
                 host_name: self.context.host_name.clone(),
             };
-            self.lowered = Some(lower(&self.payload, &placement)?);
+            let mut lowered = lower(&self.payload, &placement)?;
+            // A job's own word for the trace that it belongs to stands.
+            let own = self.watch.traceparent().filter(|own| lowered.variables.iter().all(|known| known.key != own.key));
+            lowered.variables.extend(own);
+            self.lowered = Some(lowered);
         }
         Ok(())
     }
@@ -305,6 +326,7 @@ impl Actor {
                 Followed::Result(result) => {
                     let interrupted = self.context.cancel.is_cancelled();
                     let update = crate::failure::of_result(&self.payload, &result, interrupted);
+                    self.watch.ended(&result, update.failure_reason.as_deref(), update.exit_code);
                     match self.report(&update).await {
                         // The coordinator lost the trace: it is sent again from the start.
                         report::Reported::ResendTrace => self.uploader.rewind(0),
@@ -332,6 +354,7 @@ impl Actor {
         let at = self.uploader.end();
         let gap = if at > 0 { "\n" } else { "" };
         let words = format!("{gap}{}", last_words(reason, message));
+        self.watch.ended_by_manager(reason, exit_code);
         let next = self.state.clone().end(OwnEnd { reason, exit_code, words, at })?;
         self.move_to(next).await
     }
@@ -348,6 +371,7 @@ impl Actor {
 
     /// R6: the agent may forget the job, the slot is free, the row is deleted.
     async fn clean_up(mut self) -> Result<(), JobError> {
+        self.watch.cleaning();
         if let (Some(lease), Some(id)) = (&self.lease, self.run_id()) {
             let closed = agent::close(lease.environment.as_ref(), &id);
             match tokio::time::timeout(CLOSE_LIMIT, closed).await {
@@ -360,6 +384,7 @@ impl Actor {
             lease.release();
         }
         self.context.store.delete(&self.run).await?;
+        self.watch.cleaned();
         Ok(())
     }
 }

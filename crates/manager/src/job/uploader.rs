@@ -3,6 +3,7 @@
 //! The coordinator's acknowledged length is the truth (life-of-a-job R5). What is not acknowledged is held here, at most
 //! [`PIECE_MAX_BYTES`]; the rest waits in the agent's spool.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -13,6 +14,7 @@ use muster_runner_api::retry::{Backoff, Policy};
 use tokio::time::Instant;
 
 use crate::failure;
+use crate::observe::JobWatch;
 
 /// One piece of a trace (job-execution 1.10).
 const PIECE_MAX_BYTES: usize = 1024 * 1024;
@@ -41,7 +43,6 @@ pub(super) enum Verdict {
 }
 
 /// The trace of one job on its way.
-#[derive(Debug)]
 pub(super) struct Uploader {
     client: Client,
     payload: JobPayload,
@@ -58,10 +59,11 @@ pub(super) struct Uploader {
     backoff: Backoff,
     rejections: u32,
     debug_trace: bool,
+    watch: Arc<JobWatch>,
 }
 
 impl Uploader {
-    pub(super) fn new(client: Client, payload: JobPayload) -> Self {
+    pub(super) fn new(client: Client, payload: JobPayload, watch: Arc<JobWatch>) -> Self {
         let own = payload.muster.as_ref().and_then(|extension| extension.trace_interval_ms).map(Duration::from_millis);
         let on = |name| payload.variables.iter().any(|var| var.key == name && matches!(&*var.value, "true" | "1"));
         let debug_trace = on("CI_DEBUG_TRACE") || on("CI_DEBUG_SERVICES");
@@ -79,6 +81,7 @@ impl Uploader {
             backoff: Backoff::new(Policy::UNTIL_ACKNOWLEDGED),
             rejections: 0,
             debug_trace,
+            watch,
             payload,
         }
     }
@@ -96,6 +99,8 @@ impl Uploader {
     /// Takes bytes that follow [`Self::end`].
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.held.extend_from_slice(bytes);
+        self.watch.log(bytes);
+        self.watch.uploaded(self.acknowledged, self.held.len() as u64);
     }
 
     /// Everything was acknowledged.
@@ -107,6 +112,7 @@ impl Uploader {
     pub(super) fn rewind(&mut self, length: u64) {
         self.held.clear();
         self.acknowledged = length;
+        self.watch.found_uploaded(length);
     }
 
     /// When [`Self::send`] is to be called next.
@@ -175,6 +181,7 @@ impl Uploader {
             Some(taken) => {
                 drop(self.held.split_to(taken));
                 self.acknowledged = size;
+                self.watch.uploaded(size, self.held.len() as u64);
                 true
             }
             None => {
@@ -217,6 +224,7 @@ impl Uploader {
                 return Verdict::Gone;
             }
         }
+        self.watch.repeated();
         let wait = self.backoff.next_wait(error.transient().flatten()).unwrap_or(KEEP_ALIVE);
         tracing::warn!(%error, failures = self.backoff.failures(), wait_ms = wait.as_millis(), "report failed, will be repeated");
         self.not_before = Some(Instant::now() + wait);

@@ -11,11 +11,13 @@ use std::sync::Arc;
 use muster_runner_api::client::{Client, ClientError};
 use muster_runner_api::payload::JobPayload;
 use muster_runner_api::wire::JobRequest;
+use muster_telemetry::metrics::OpenRequest;
 use parking_lot::Mutex;
 use tokio::task::{Id, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::{Outcome, PollId};
+use crate::observe::Observer;
 use crate::settings::{RunnerKey, RunnerSettings};
 use crate::store::{Store, StoreError, StoredJob};
 
@@ -71,6 +73,8 @@ struct Flight {
     client: Option<Client>,
     lane: u32,
     cut: CancellationToken,
+    /// Counted as open.
+    _open: OpenRequest,
 }
 
 /// What the requests of one runner share.
@@ -87,14 +91,15 @@ struct Lanes {
 /// All requests in flight.
 pub(crate) struct Requests {
     store: Arc<Store>,
+    observer: Arc<Observer>,
     runners: HashMap<RunnerKey, Lanes>,
     tasks: JoinSet<Answer>,
     flights: HashMap<Id, Flight>,
 }
 
 impl Requests {
-    pub(crate) fn new(store: Arc<Store>) -> Self {
-        Self { store, runners: HashMap::new(), tasks: JoinSet::new(), flights: HashMap::new() }
+    pub(crate) fn new(store: Arc<Store>, observer: Arc<Observer>) -> Self {
+        Self { store, observer, runners: HashMap::new(), tasks: JoinSet::new(), flights: HashMap::new() }
     }
 
     /// New settings. Requests in flight go on with theirs; admission has them cut.
@@ -125,7 +130,7 @@ impl Requests {
         lanes.busy.insert(lane);
         let client = match &lanes.client {
             Some(client) => Ok(client.clone()),
-            None => crate::client::of(&lanes.runner),
+            None => crate::client::of(&lanes.runner).map(|client| self.observer.counted(client, &lanes.runner)),
         };
         lanes.client = client.as_ref().ok().cloned();
         let cut = CancellationToken::new();
@@ -143,7 +148,8 @@ impl Requests {
             }
         });
         let (runner, client) = (Arc::clone(&lanes.runner), lanes.client.clone());
-        self.flights.insert(task.id(), Flight { poll, runner, client, lane, cut });
+        let open = self.observer.asking(&runner);
+        self.flights.insert(task.id(), Flight { poll, runner, client, lane, cut, _open: open });
     }
 
     /// Gives one request up.

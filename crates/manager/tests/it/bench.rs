@@ -13,6 +13,8 @@ use muster_manager::settings::{RunnerSettings, Settings};
 use muster_manager::store::{Store, StoreError};
 use muster_manager::{Control, Manager, ManagerError, Order};
 use muster_runner_api::test_support::{Job, MemoryCoordinator, RUNNER_TOKEN, Served, serve};
+use muster_telemetry::spans::SpanSettings;
+use muster_telemetry::{Build, Telemetry};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -95,7 +97,8 @@ impl Bench {
             ..Settings::new()
         };
         let provider = FakeProvider::new(self.home.path(), settings.concurrent);
-        let manager = Manager::new(settings, store, Arc::new(provider));
+        let telemetry = Telemetry::new(&Build::default(), &Arc::default(), SpanSettings::default());
+        let manager = Manager::new(settings, store, Arc::new(provider), telemetry);
         let (control, orders) = Control::new();
         Running { task: tokio::spawn(manager.run(orders)), control }
     }

@@ -52,11 +52,8 @@ impl Globals {
     }
 }
 
-/// The source revision of this build; packagers set MUSTER_REVISION.
-const REVISION: &str = match option_env!("MUSTER_REVISION") {
-    Some(revision) => revision,
-    None => "unknown",
-};
+/// The source revision of this build.
+const REVISION: &str = crate::observe::BUILD.revision;
 
 /// The processor's name as GitLab has it.
 pub(super) fn architecture() -> &'static str {

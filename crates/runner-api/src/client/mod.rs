@@ -5,12 +5,14 @@
 
 mod artifacts;
 mod error;
+mod observe;
 mod reply;
 mod runners;
 #[cfg(test)]
 mod tests;
 mod tls;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -24,6 +26,7 @@ use crate::payload::JobPayload;
 use crate::wire::{JobRequest, UpdateRequest};
 
 pub use error::ClientError;
+pub use observe::{CallObserver, EndedCall};
 pub use reply::{JobOffer, TraceReply, UpdateReply};
 pub use tls::TlsFiles;
 
@@ -41,6 +44,7 @@ pub struct Client {
     http: reqwest::Client,
     /// Ends in `/api/v4/`.
     base: Url,
+    observer: Option<Arc<dyn CallObserver>>,
 }
 
 impl Client {
@@ -78,7 +82,7 @@ impl Client {
             http = tls.apply(http)?;
         }
         let http = http.build().map_err(|error| ClientError::Setup(chain(&error)))?;
-        Ok(Self { http, base })
+        Ok(Self { http, base, observer: None })
     }
 
     /// `POST /jobs/request`: may be held by the coordinator until there is a job.
@@ -91,7 +95,7 @@ impl Client {
             .json(Method::POST, "jobs/request", request)
             .header("RUNNER-TOKEN", &request.token)
             .timeout(JOB_REQUEST_LIMIT);
-        let response = send(CALL, call).await?;
+        let response = self.send(observe::REQUEST_JOB, CALL, call).await?;
         let last_update = reply::text_header(response.headers(), "x-gitlab-last-update");
         let job = match response.status() {
             StatusCode::NO_CONTENT => None,
@@ -106,7 +110,7 @@ impl Client {
     /// [`ClientError`]; [`ClientError::is_gone`] where there is nothing more to report.
     pub async fn update_job(&self, job: JobId, request: &UpdateRequest) -> Result<UpdateReply, ClientError> {
         let call = self.json(Method::PUT, &format!("jobs/{job}"), request).header("JOB-TOKEN", &request.token);
-        reply::update(send("job update", call).await?).await
+        reply::update(self.send(observe::UPDATE_JOB, "job update", call).await?).await
     }
 
     /// `PATCH /jobs/:id/trace`: the bytes of the trace from `start` on. Empty `bytes` ask for the acknowledged length.
@@ -130,7 +134,7 @@ impl Client {
             .header(header::CONTENT_TYPE, "text/plain")
             .header(header::CONTENT_RANGE, format!("{start}-{end}"))
             .body(bytes);
-        reply::trace(send("trace upload", call).await?, start + length).await
+        reply::trace(self.send(observe::PATCH_TRACE, "trace upload", call).await?, start + length).await
     }
 
     fn json<T: Serialize>(&self, method: Method, path: &str, body: &T) -> RequestBuilder {

@@ -21,7 +21,7 @@ pub(super) fn answer<B>(request: &Request<B>, telemetry: &Telemetry) -> Answer {
     let answer = match request.uri().path() {
         "/metrics" => exposition(request.method(), telemetry),
         "/debug/jobs/list" => {
-            let mut answer = text(StatusCode::OK, telemetry.metrics.table().list());
+            let mut answer = text(StatusCode::OK, telemetry.metrics.list_jobs());
             answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
             answer.headers_mut().insert(LIST_VERSION, HeaderValue::from_static("2"));
             answer

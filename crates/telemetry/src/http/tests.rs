@@ -3,6 +3,7 @@ use tokio::task::JoinHandle;
 
 use super::*;
 use crate::metrics::{EntryLabels, JobFacts, Mode};
+use crate::spans::SpanSettings;
 use crate::{Build, ProcessState};
 
 const BUILD: Build = Build { name: "muster", version: "1", revision: "a", branch: "b", built_at: "c" };
@@ -15,7 +16,7 @@ struct Running {
 }
 
 async fn start() -> Running {
-    let telemetry = Telemetry::new(&BUILD, &Arc::default());
+    let telemetry = Telemetry::new(&BUILD, &Arc::default(), SpanSettings::default());
     let server = Server::bind(&"127.0.0.1:0".parse().unwrap(), Arc::clone(&telemetry)).await.unwrap();
     let (address, stop) = (server.address().unwrap(), CancellationToken::new());
     let serving = tokio::spawn(server.serve(stop.clone()));

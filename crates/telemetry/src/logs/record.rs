@@ -98,13 +98,7 @@ impl Visit for Fields {
     }
 
     fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
-        let mut text = value.to_string();
-        let mut cause = value.source();
-        while let Some(error) = cause {
-            text = format!("{text}: {error}");
-            cause = error.source();
-        }
-        self.text(field.name(), text);
+        self.text(field.name(), super::chain(value));
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {

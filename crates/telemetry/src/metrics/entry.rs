@@ -32,7 +32,6 @@ pub struct EntryMetrics {
     pub(super) queue_duration: HistogramVec,
     pub(super) queue_size: IntGauge,
     pub(super) queue_depth: IntGauge,
-    queuing_exceeded: IntCounter,
     feeds: IntCounter,
     feed_failures: IntCounter,
     pub(super) processing_failures: IntCounterVec,
@@ -84,7 +83,6 @@ impl EntryMetrics {
             queue_duration: group.histograms(&names::JOB_QUEUE_DURATION),
             queue_size: group.gauge(&names::JOB_QUEUE_SIZE),
             queue_depth: group.gauge(&names::JOB_QUEUE_DEPTH),
-            queuing_exceeded: group.counter(&names::QUEUING_EXCEEDED),
             feeds: group.counter(&names::WORKER_FEEDS),
             feed_failures: group.counter(&names::WORKER_FEED_FAILURES),
             processing_failures: group.counters(&names::WORKER_PROCESSING_FAILURES),
@@ -122,11 +120,6 @@ impl EntryMetrics {
         self.limit.set(i64::try_from(jobs).unwrap_or(i64::MAX));
     }
 
-    /// A job waited longer for a runner than the configuration accepts.
-    pub fn queuing_too_long(&self) {
-        self.queuing_exceeded.inc();
-    }
-
     /// A job request was started.
     pub fn fed(&self) {
         self.feeds.inc();
@@ -162,20 +155,15 @@ impl EntryMetrics {
         self.report_retries.inc();
     }
 
-    /// Bytes of a log were read from an agent and wait for the server.
-    pub fn trace_read(&self, bytes: u64) {
-        self.trace_waiting.add(i64::try_from(bytes).unwrap_or(i64::MAX));
+    /// Bytes of a job's log that wait for the server are now so many, and were so many before.
+    pub fn trace_waits(&self, before: u64, now: u64) {
+        let signed = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
+        self.trace_waiting.add(signed(now).saturating_sub(signed(before)));
     }
 
-    /// Bytes that waited are acknowledged.
+    /// The server has so many more bytes of a job's log.
     pub fn trace_acknowledged(&self, bytes: u64) {
         self.trace_bytes.inc_by(bytes);
-        self.trace_dropped(bytes);
-    }
-
-    /// Bytes that waited are not sent by this manager any more: the agent's spool has them.
-    pub fn trace_dropped(&self, bytes: u64) {
-        self.trace_waiting.sub(i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 }
 

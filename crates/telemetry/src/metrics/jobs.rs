@@ -29,7 +29,9 @@ pub enum State {
 }
 
 impl State {
-    fn label(self) -> &'static str {
+    /// The state's name.
+    #[must_use]
+    pub fn label(self) -> &'static str {
         match self {
             Self::Pending => "pending",
             Self::Running => "running",
@@ -80,7 +82,9 @@ pub enum Mode {
 }
 
 impl Mode {
-    pub(super) fn label(self) -> &'static str {
+    /// The mode's name.
+    #[must_use]
+    pub fn label(self) -> &'static str {
         match self {
             Self::Steps => "steps",
             Self::Traditional => "traditional",
@@ -114,7 +118,7 @@ struct Row {
 
 /// The jobs that are under way.
 #[derive(Default)]
-pub(crate) struct Table {
+pub(super) struct Table {
     rows: Mutex<(u64, BTreeMap<u64, Row>)>,
 }
 
@@ -128,8 +132,7 @@ impl Table {
         }
     }
 
-    /// One line for each job (runner-config 3.1, list version 2).
-    pub(crate) fn list(&self) -> String {
+    pub(super) fn list(&self) -> String {
         let mut text = String::new();
         for row in self.rows.lock().1.values() {
             let (url, state, stage) = (&row.url, row.state.label(), &row.stage);

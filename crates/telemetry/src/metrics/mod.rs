@@ -30,7 +30,7 @@ use process::ProcessMetrics;
 pub use entry::{EntryLabels, EntryMetrics, OpenRequest, ProcessingFailure, TokenMetrics};
 pub use jobs::{ExecutorStage, JobFacts, JobRecord, Mode, State};
 
-pub(crate) use jobs::Table;
+use jobs::Table;
 
 /// What a scrape is answered with.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -157,8 +157,10 @@ impl Metrics {
         self.spans.with_label_values(&[result]).inc_by(count as u64);
     }
 
-    pub(crate) fn table(&self) -> &Arc<Table> {
-        &self.table
+    /// The jobs under way, a line for each (runner-config 3.1, list version 2).
+    #[must_use]
+    pub fn list_jobs(&self) -> String {
+        self.table.list()
     }
 
     /// Everything, as a scrape is answered, while the process is in `state`.

@@ -84,7 +84,6 @@ metrics! {
     JOB_QUEUE_DURATION = Kind::Histogram(QUEUE_SECONDS), Entry, "gitlab_runner_job_queue_duration_seconds", ["project_jobs_running"], "Time in the server's queue, as the server says.";
     JOB_QUEUE_SIZE = Kind::Gauge, Entry, "gitlab_runner_job_queue_size", [], "Queue size that came with the last job.";
     JOB_QUEUE_DEPTH = Kind::Gauge, Entry, "gitlab_runner_job_queue_depth", [], "Queue depth that came with the last job.";
-    QUEUING_EXCEEDED = Kind::Counter, Entry, "gitlab_runner_acceptable_job_queuing_duration_exceeded_total", [], "Jobs that waited longer than the configured acceptable time.";
     REQUEST_CONCURRENCY = Kind::Gauge, Token, "gitlab_runner_request_concurrency", [], "Job requests that are open now.";
     REQUEST_CONCURRENCY_EXCEEDED = Kind::Counter, Token, "gitlab_runner_request_concurrency_exceeded_total", [], "Times that a further job request was wanted and the limit forbade it.";
     REQUEST_CONCURRENCY_HARD_LIMIT = Kind::Gauge, Token, "gitlab_runner_request_concurrency_hard_limit", [], "Most open job requests that the configuration allows.";

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use super::*;
 use crate::Telemetry;
+use crate::spans::SpanSettings;
 
 const BUILD: Build = Build { name: "muster", version: "1.2.3", revision: "abc", branch: "main", built_at: "unknown" };
 
 fn telemetry() -> Arc<Telemetry> {
-    Telemetry::new(&BUILD, &Arc::default())
+    Telemetry::new(&BUILD, &Arc::default(), SpanSettings::default())
 }
 
 fn labels(name: &str) -> EntryLabels {
@@ -40,9 +41,9 @@ fn busy() -> (Arc<Telemetry>, Arc<EntryMetrics>, JobRecord) {
     metrics.spans("exported", 3);
     let entry = metrics.entry(&labels("one"));
     entry.set_limit(2);
-    entry.queuing_too_long();
     entry.handed_over(Duration::from_millis(3));
-    entry.trace_read(10);
+    entry.trace_waits(0, 10);
+    entry.trace_waits(10, 2);
     entry.trace_acknowledged(8);
     entry.token().set_request_limits(4, 1.5, 2);
     entry.token().called("request_job", "POST", Some(204), Duration::from_secs(50));

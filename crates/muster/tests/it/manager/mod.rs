@@ -1,6 +1,8 @@
 //! `muster manager` with its real agent, against a coordinator in memory.
 
 mod kill;
+mod observe;
+mod spans;
 mod support;
 
 use std::time::Duration;

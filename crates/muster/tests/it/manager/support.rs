@@ -57,7 +57,22 @@ impl Bench {
 
     /// Starts a manager.
     pub(crate) fn manager(&self, more: &[&str]) -> ManagerProcess {
-        let child = Command::new(env!("CARGO_BIN_EXE_muster"))
+        self.manager_with(more, |_| {})
+    }
+
+    /// Starts a manager whose log goes to a file.
+    pub(crate) fn manager_logged(&self, more: &[&str], variables: &[(&str, &str)]) -> (ManagerProcess, PathBuf) {
+        let path = self.path(&format!("manager-{}.log", rand::random::<u32>()));
+        let log = std::fs::File::create(&path).unwrap();
+        let manager = self.manager_with(more, |command| {
+            command.stderr(log).envs(variables.iter().copied());
+        });
+        (manager, path)
+    }
+
+    fn manager_with(&self, more: &[&str], set: impl FnOnce(&mut Command)) -> ManagerProcess {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
+        command
             .args(["manager", "--url", self.served.url.as_str()])
             .arg("--token-file")
             .arg(self.path("token"))
@@ -69,10 +84,9 @@ impl Bench {
             .arg(self.path("cache"))
             .args(["--until-pid", &self.keeper.id().to_string()])
             .args(more)
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        ManagerProcess(child)
+            .kill_on_drop(true);
+        set(&mut command);
+        ManagerProcess(command.spawn().unwrap())
     }
 
     /// Everything that is written in the spool.

@@ -1,0 +1,75 @@
+//! A job's place in a trace, and its result tree as spans.
+
+use muster_agent_api::result::{StepNode, StepStatus};
+use muster_runner_api::payload::JobPayload;
+use muster_telemetry::spans::{Attribute, Destination, Ending, Requested, SpanId, StepSpan, TraceContext, TraceId};
+
+use super::Observer;
+use crate::settings::RunnerSettings;
+
+/// Where a job's spans belong.
+#[derive(Debug, Default)]
+pub(super) struct JobTrace {
+    pub(super) context: Option<TraceContext>,
+    pub(super) requested: Option<Requested>,
+}
+
+impl JobTrace {
+    pub(super) fn of(observer: &Observer, runner: &RunnerSettings, payload: &JobPayload) -> Self {
+        let requested = requested(observer, payload);
+        let id = payload.id.to_string();
+        // The token makes it one that nobody guesses or repeats; it cannot be had back from the digest.
+        let identity = [runner.url.as_str().as_bytes(), id.as_bytes(), payload.token.as_bytes()];
+        Self { context: observer.telemetry().tracer.context(&identity, requested.as_ref()), requested }
+    }
+}
+
+/// What the server wants traced.
+fn requested(observer: &Observer, payload: &JobPayload) -> Option<Requested> {
+    let tracing = payload.features.tracing.as_ref()?;
+    let ids = TraceId::parse(&tracing.trace_id).zip(SpanId::parse(&tracing.span_parent_id));
+    let Some((trace, parent)) = ids else {
+        observer.tell_unsupported("its trace id or span id is not one");
+        return None;
+    };
+    let mut destinations = Vec::new();
+    for endpoint in &tracing.otel_endpoints {
+        match Destination::of_job(&endpoint.url) {
+            Some(destination) if endpoint.auth.is_none() => destinations.push(destination),
+            Some(_) => observer.tell_unsupported("authentication at an endpoint"),
+            None => observer.tell_unsupported("an endpoint that is not http or https"),
+        }
+    }
+    Some(Requested { trace, parent, destinations })
+}
+
+/// What is told of a job; no value of a variable that may be a secret.
+pub(super) fn attributes(runner: &RunnerSettings, payload: &JobPayload) -> Vec<(&'static str, Attribute)> {
+    let source = payload.variables.iter().rfind(|variable| variable.key == "CI_PIPELINE_SOURCE" && !variable.masked);
+    let source = source.map(|variable| variable.value.clone()).unwrap_or_default();
+    vec![
+        ("ci.job.id", Attribute::Number(payload.id.0)),
+        ("ci.project.id", Attribute::Number(payload.job_info.project_id)),
+        ("ci.pipeline.id", Attribute::Number(payload.job_info.pipeline_id)),
+        ("ci.pipeline.source", Attribute::Text(source)),
+        ("ci.runner.id", Attribute::Number(runner.id)),
+        ("ci.runner.executor", Attribute::Text(runner.executor.clone())),
+    ]
+}
+
+/// A node of the tree, and what is in it. Messages stay behind: they are for the job's log, which is masked.
+pub(super) fn span(node: &StepNode) -> StepSpan {
+    StepSpan {
+        name: node.name.clone(),
+        ending: match node.status {
+            StepStatus::Success => Ending::Success,
+            StepStatus::Failure => Ending::Failure,
+            StepStatus::Cancelled => Ending::Cancelled,
+            StepStatus::Skipped => Ending::Skipped,
+        },
+        started_ms: node.started_ms,
+        duration_ms: node.duration_ms,
+        exit_code: node.exit_code,
+        steps: node.steps.iter().map(span).collect(),
+    }
+}

@@ -1,0 +1,331 @@
+//! One job under observation: what its actor tells becomes metrics, records of the log, and spans.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use muster_agent_api::result::JobResult;
+use muster_job::{FailureReason, Variable};
+use muster_runner_api::payload::JobPayload;
+use muster_telemetry::Telemetry;
+use muster_telemetry::metrics::{ExecutorStage, JobFacts, JobRecord, Mode, State};
+use muster_telemetry::spans::{Attribute, Ending, JobSpan, StepSpan, TraceContext};
+use parking_lot::Mutex;
+
+use super::stages::{Marks, known};
+use super::trace::{self, JobTrace};
+use super::{Observer, labels};
+use crate::settings::RunnerSettings;
+use crate::store::StoredJob;
+
+const STAGES_WANTED: &str = "FF_EXPORT_HIGH_CARDINALITY_METRICS";
+const TRACEPARENT: &str = "TRACEPARENT";
+/// The state of a job whose server did not want its end.
+const GONE: &str = "gone";
+
+/// What is watched of one job.
+pub(crate) struct JobWatch {
+    telemetry: Arc<Telemetry>,
+    runner: Arc<RunnerSettings>,
+    record: JobRecord,
+    recovered: bool,
+    /// The job wants its stages told for each runner.
+    stages_wanted: bool,
+    trace: JobTrace,
+    attributes: Vec<(&'static str, Attribute)>,
+    progress: Mutex<Progress>,
+}
+
+struct Progress {
+    started_ms: u64,
+    marks: Marks,
+    /// The manager's own stage: its name, when it began.
+    stage: (&'static str, u64, Instant),
+    /// The manager's own stages that are over.
+    own: Vec<StepSpan>,
+    /// Bytes of the log that were acknowledged, and that wait.
+    uploaded: (u64, u64),
+    ended: Option<Ended>,
+    cleaned: bool,
+}
+
+struct Ended {
+    state: State,
+    failure: Option<(String, Option<i64>)>,
+    stages: Vec<StepSpan>,
+}
+
+impl JobWatch {
+    pub(super) fn new(
+        observer: &Arc<Observer>,
+        runner: &Arc<RunnerSettings>,
+        job: &StoredJob,
+        recovered: bool,
+    ) -> Arc<Self> {
+        let payload = &job.payload;
+        let telemetry = Arc::clone(observer.telemetry());
+        let entry = observer.entry(runner);
+        let mode = if payload.run.is_some() { Mode::Steps } else { Mode::Traditional };
+        let record = telemetry.metrics.job(&entry, facts(payload, mode));
+        if recovered {
+            entry.recovered();
+        } else {
+            telemetry.metrics.job_started(mode, &runner.executor);
+        }
+        tell_added(runner, payload);
+        let started_ms = now_ms();
+        let progress = Progress {
+            started_ms,
+            marks: Marks::default(),
+            stage: ("prepare_executor", started_ms, Instant::now()),
+            own: Vec::new(),
+            uploaded: (0, 0),
+            ended: None,
+            cleaned: false,
+        };
+        Arc::new(Self {
+            runner: Arc::clone(runner),
+            record,
+            recovered,
+            stages_wanted: stages_wanted(runner, payload),
+            trace: JobTrace::of(observer, runner, payload),
+            attributes: trace::attributes(runner, payload),
+            progress: Mutex::new(progress),
+            telemetry,
+        })
+    }
+
+    /// The variable by which the job's tools join its trace; none where nothing is traced.
+    pub(crate) fn traceparent(&self) -> Option<Variable> {
+        let context = self.trace.context?;
+        Some(Variable::public(TRACEPARENT, context.traceparent()))
+    }
+
+    /// An agent has the job.
+    pub(crate) fn running(&self) {
+        self.record.set_state(State::Running, ExecutorStage::Prepare);
+        self.record.set_stage("prepare_script");
+        let mut progress = self.progress.lock();
+        if progress.stage.0 == "prepare_executor" {
+            self.enter(&mut progress, "execute");
+            if !self.recovered {
+                self.record.entry().handed_over(self.record.age());
+            }
+        }
+    }
+
+    /// The agent was asked before, by this manager or an earlier one: it is not known when it took the job.
+    pub(crate) fn found_running(&self) {
+        self.record.set_state(State::Running, ExecutorStage::Prepare);
+        self.progress.lock().stage.0 = "execute";
+    }
+
+    /// A piece of the job's log came.
+    pub(crate) fn log(&self, piece: &[u8]) {
+        if let Some(stage) = self.progress.lock().marks.feed(piece) {
+            self.record.set_stage(stage);
+        }
+    }
+
+    /// So many bytes of the log are acknowledged, and so many wait.
+    pub(crate) fn uploaded(&self, acknowledged: u64, waiting: u64) {
+        let mut progress = self.progress.lock();
+        let (known, waited) = std::mem::replace(&mut progress.uploaded, (acknowledged, waiting));
+        let entry = self.record.entry();
+        entry.trace_waits(waited, waiting);
+        entry.trace_acknowledged(acknowledged.saturating_sub(known));
+    }
+
+    /// The log at the server has this length, as was found out: nothing waits, and nothing was sent.
+    pub(crate) fn found_uploaded(&self, acknowledged: u64) {
+        let (_, waited) = std::mem::replace(&mut self.progress.lock().uploaded, (acknowledged, 0));
+        self.record.entry().trace_waits(waited, 0);
+    }
+
+    /// An upload failed and is repeated.
+    pub(crate) fn repeated(&self) {
+        self.record.entry().report_repeated();
+    }
+
+    /// The job ended with a result of its agent's; `reason` is what is reported.
+    pub(crate) fn ended(&self, result: &JobResult, reason: Option<&str>, exit_code: Option<i64>) {
+        let stages = result.tree.steps.iter().map(trace::span).collect();
+        let mut progress = self.progress.lock();
+        progress.started_ms = progress.started_ms.min(result.tree.started_ms);
+        self.end(&mut progress, reason, exit_code, stages);
+    }
+
+    /// The manager ended the job itself.
+    pub(crate) fn ended_by_manager(&self, reason: FailureReason, exit_code: Option<i32>) {
+        self.end(&mut self.progress.lock(), Some(reason.as_str()), exit_code.map(i64::from), Vec::new());
+    }
+
+    fn end(&self, progress: &mut Progress, reason: Option<&str>, exit_code: Option<i64>, stages: Vec<StepSpan>) {
+        if progress.ended.is_some() {
+            return;
+        }
+        self.enter(progress, "report");
+        let state = match reason {
+            None => State::Success,
+            Some("job_canceled") => State::Canceled,
+            Some("job_execution_timeout") => State::TimedOut,
+            Some("runner_interrupted") => State::Terminated,
+            Some(_) => State::Failed,
+        };
+        for stage in &stages {
+            self.stage_took(known(&stage.name).unwrap_or("other"), Duration::from_millis(stage.duration_ms));
+        }
+        if let Some(reason) = reason {
+            self.record.failed(reason);
+        }
+        self.record.set_state(state, ExecutorStage::Finish);
+        progress.ended = Some(Ended { state, failure: reason.map(|reason| (reason.to_owned(), exit_code)), stages });
+    }
+
+    /// The server knows the end, or wants to hear nothing more.
+    pub(crate) fn cleaning(&self) {
+        let mut progress = self.progress.lock();
+        let state = progress.ended.as_ref().map_or(State::Canceled, |ended| ended.state);
+        self.record.set_state(state, ExecutorStage::Cleanup);
+        self.enter(&mut progress, "cleanup");
+    }
+
+    /// Nothing of the job is left.
+    pub(crate) fn cleaned(&self) {
+        let mut progress = self.progress.lock();
+        self.enter(&mut progress, "");
+        progress.cleaned = true;
+    }
+
+    /// One of the manager's own stages is over, and another begins. While the agent executes, the stages are its.
+    fn enter(&self, progress: &mut Progress, next: &'static str) {
+        let now = now_ms();
+        let (name, started_ms, started) = std::mem::replace(&mut progress.stage, (next, now, Instant::now()));
+        if name == "execute" {
+            return;
+        }
+        self.stage_took(name, started.elapsed());
+        let duration_ms = now.saturating_sub(started_ms);
+        let name = name.to_owned();
+        let span =
+            StepSpan { name, ending: Ending::Success, started_ms, duration_ms, exit_code: None, steps: Vec::new() };
+        progress.own.push(span);
+    }
+
+    fn stage_took(&self, stage: &str, took: Duration) {
+        self.telemetry.metrics.stage_took(stage, took.as_secs_f64());
+        if self.stages_wanted {
+            self.record.stage_took(stage, took.as_secs_f64());
+        }
+    }
+}
+
+/// The job's spans, when nothing is left of it.
+fn job_span(context: TraceContext, mut attributes: Vec<(&'static str, Attribute)>, progress: &mut Progress) -> JobSpan {
+    let ended = progress.ended.take();
+    let state = ended.as_ref().map(|ended| ended.state);
+    attributes.push(("ci.job.status", Attribute::Text(state.map_or(GONE, State::label).to_owned())));
+    let ending = match state {
+        Some(State::Success) => Ending::Success,
+        None | Some(State::Canceled | State::Terminated) => Ending::Cancelled,
+        Some(_) => Ending::Failure,
+    };
+    let (failure, mut stages) = ended.map(|ended| (ended.failure, ended.stages)).unwrap_or_default();
+    stages.append(&mut progress.own);
+    stages.sort_by_key(|stage| stage.started_ms);
+    JobSpan {
+        context,
+        started_ms: progress.started_ms,
+        ended_ms: now_ms(),
+        ending,
+        failure_reason: failure.map(|(reason, _)| reason),
+        attributes,
+        stages,
+    }
+}
+
+impl Drop for JobWatch {
+    fn drop(&mut self) {
+        let progress = self.progress.get_mut();
+        self.record.entry().trace_waits(progress.uploaded.1, 0);
+        if !progress.cleaned {
+            // The manager ends, or its state cannot be written: another start goes on with the job.
+            return;
+        }
+        let ended = progress.ended.as_ref();
+        let failure = ended.and_then(|ended| ended.failure.as_ref());
+        let labels = labels(&self.runner);
+        tracing::info!(
+            runner = labels.runner,
+            runner_name = labels.runner_name,
+            duration_s = self.record.age().as_secs_f64(),
+            "job-status" = ended.map_or(GONE, |ended| ended.state.label()),
+            failure_reason = failure.map(|(reason, _)| reason.as_str()),
+            exit_code = failure.and_then(|(_, code)| *code),
+            "Removed job from processing list"
+        );
+        if let Some(context) = self.trace.context {
+            let span = job_span(context, std::mem::take(&mut self.attributes), progress);
+            self.telemetry.tracer.send(span, self.trace.requested.as_ref());
+        }
+    }
+}
+
+fn facts(payload: &JobPayload, mode: Mode) -> JobFacts {
+    let info = &payload.job_info;
+    JobFacts {
+        url: job_url(payload),
+        mode,
+        queued: Duration::try_from_secs_f64(info.time_in_queue_seconds).unwrap_or_default(),
+        project_jobs_running: info.project_jobs_running_on_instance_runners_count.clone(),
+        queue: (info.queue_size > 0 || info.queue_depth > 0).then_some((info.queue_size, info.queue_depth)),
+    }
+}
+
+/// The fields by which operators search for a job (runner-config 1.11).
+fn tell_added(runner: &RunnerSettings, payload: &JobPayload) {
+    let (info, labels) = (&payload.job_info, labels(runner));
+    let user = payload.variables.iter().rfind(|variable| variable.key == "GITLAB_USER_ID" && !variable.masked);
+    tracing::info!(
+        runner = labels.runner,
+        runner_name = labels.runner_name,
+        pipeline_id = info.pipeline_id,
+        project = info.project_id,
+        project_full_path = info.project_full_path,
+        namespace_id = info.namespace_id,
+        root_namespace_id = info.root_namespace_id,
+        gitlab_user_id = user.map(|variable| variable.value.as_str()),
+        repo_url = without_credentials(&payload.git_info.repo_url),
+        time_in_queue_seconds = info.time_in_queue_seconds,
+        queue_size = info.queue_size,
+        queue_depth = info.queue_depth,
+        "Added job to processing list"
+    );
+}
+
+/// The job's page, as GitLab Runner makes it of the repository's URL.
+fn job_url(payload: &JobPayload) -> String {
+    let repository = without_credentials(&payload.git_info.repo_url);
+    format!("{}/-/jobs/{}", repository.trim_end_matches(".git"), payload.id)
+}
+
+fn without_credentials(text: &str) -> String {
+    let Ok(mut url) = url::Url::parse(text) else { return String::new() };
+    // Only URLs that cannot have credentials refuse.
+    let _ = url.set_username("");
+    let _ = url.set_password(None);
+    url.set_query(None);
+    url.into()
+}
+
+fn stages_wanted(runner: &RunnerSettings, payload: &JobPayload) -> bool {
+    let of_job = || payload.variables.iter().rfind(|variable| variable.key == STAGES_WANTED);
+    let known = runner.feature_flags.get(STAGES_WANTED).copied();
+    known.unwrap_or_else(|| {
+        of_job().is_some_and(|variable| matches!(&*variable.value, "1" | "t" | "true" | "TRUE" | "True"))
+    })
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

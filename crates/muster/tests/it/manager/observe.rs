@@ -1,0 +1,213 @@
+//! What a manager at work shows on its metrics address and in its log.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use muster_job::{JobId, JobStatus};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use super::support::Bench;
+
+/// Says `begun`, and ends when the test says so.
+pub(crate) const HELD: &str = "echo begun; while [ ! -e \"$HOME_OF_TEST/go\" ]; do sleep 0.02; done";
+
+/// Puts a job in the queue as GitLab would: with sections, facts about its queue, and a repository.
+pub(crate) fn push(bench: &Bench, id: i64, script: &str, features: &Value) {
+    let mut all = json!({ "trace_sections": true, "failure_reasons": ["job_canceled"] });
+    all.as_object_mut().unwrap().extend(features.as_object().unwrap().clone());
+    let payload = json!({
+        "id": id, "token": format!("glcbt-secret-of-job-{id}"),
+        "job_info": { "name": "test", "project_id": 5, "pipeline_id": 9, "project_full_path": "group/project",
+            "time_in_queue_seconds": 2.5, "project_jobs_running_on_instance_runners_count": "0",
+            "queue_size": 4, "queue_depth": 1 },
+        "git_info": { "repo_url": format!("https://gitlab-ci-token:glcbt-secret-of-job-{id}@gitlab.example/group/project.git"),
+            "sha": "0123456789abcdef", "ref": "main", "ref_type": "branch" },
+        "runner_info": { "timeout": 600 },
+        "variables": [
+            { "key": "GIT_STRATEGY", "value": "none" },
+            { "key": "CI_PIPELINE_SOURCE", "value": "push" },
+            { "key": "HOME_OF_TEST", "value": bench.path("") }
+        ],
+        "steps": [{ "name": "script", "script": [script] }],
+        "features": all,
+        "muster": { "trace_interval_ms": 20 }
+    });
+    bench.coordinator.push(serde_json::from_value(payload).unwrap());
+}
+
+/// Waits until the log has `word`, and gives the whole log.
+pub(crate) async fn wait_for_log(log: &Path, word: &str) -> String {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let text = std::fs::read_to_string(log).unwrap();
+        if text.contains(word) {
+            return text;
+        }
+        assert!(Instant::now() < deadline, "`{word}` is missing in:\n{text}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// The address of the metrics server, as the log tells it.
+async fn address(log: &Path) -> String {
+    let text = wait_for_log(log, "Metrics server listening").await;
+    let line = text.lines().find(|line| line.contains("Metrics server listening")).unwrap();
+    let address = line.split_once("address=").unwrap().1;
+    address.trim_matches('"').split(['"', ' ']).next().unwrap().to_owned()
+}
+
+async fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    body.to_owned()
+}
+
+/// Scrapes until a line begins with `series` and ends with `value`.
+async fn scrape_until(address: &str, series: &str, value: &str) -> String {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let text = get(address, "/metrics").await;
+        if text.lines().any(|line| line.starts_with(series) && line.ends_with(&format!(" {value}"))) {
+            return text;
+        }
+        assert!(Instant::now() < deadline, "`{series}` is not {value} in:\n{text}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+fn value(text: &str, series: &str) -> f64 {
+    let line = text.lines().find(|line| line.starts_with(series)).unwrap_or_else(|| panic!("{series} in:\n{text}"));
+    line.rsplit_once(' ').unwrap().1.parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_tell_of_jobs_while_they_run_and_after() {
+    let bench = Bench::start().await;
+    let (_manager, log) = bench.manager_logged(&["--listen-address", "127.0.0.1:0", "--concurrent", "3"], &[]);
+    let address = address(&log).await;
+    push(&bench, 1, HELD, &json!({}));
+    bench.coordinator.wait_for(JobId(1), |job| job.text().contains("begun\n")).await;
+    let now = scrape_until(&address, "gitlab_runner_jobs{executor_stage=\"prepare\"", "1").await;
+    assert_eq!(value(&now, "gitlab_runner_concurrent"), 3.0);
+    assert!(value(&now, "gitlab_runner_request_concurrency{") >= 1.0, "the next job is asked for:\n{now}");
+    let list = get(&address, "/debug/jobs/list").await;
+    let job =
+        "url=https://gitlab.example/group/project/-/jobs/1 state=running stage=step_script executor_stage=prepare";
+    assert!(list.starts_with(job), "{list}");
+    assert_eq!(get(&address, "/debug/process/state").await, "running");
+    std::fs::write(bench.path("go"), "").unwrap();
+    push(&bench, 2, "exit 3", &json!({}));
+    let traces = bench.coordinator.wait_for_end(JobId(1)).await.trace.len()
+        + bench.coordinator.wait_for_end(JobId(2)).await.trace.len();
+    let after = scrape_until(&address, "gitlab_runner_job_duration_seconds_count{", "2").await;
+    for (series, expected) in [
+        ("gitlab_runner_jobs_total", 2.0),
+        ("gitlab_runner_failed_jobs_total{failure_reason=\"script_failure\",mode=\"traditional\"", 1.0),
+        ("gitlab_runner_worker_processing_failures_total{failure_type=\"job_failure\"", 1.0),
+        ("gitlab_runner_job_queue_duration_seconds_bucket{project_jobs_running=\"0\"", 0.0),
+        ("gitlab_runner_job_queue_duration_seconds_count{project_jobs_running=\"0\"", 2.0),
+        ("gitlab_runner_job_queue_size", 4.0),
+        ("gitlab_runner_job_execution_mode_total{executor=\"shell\",mode=\"traditional\"}", 2.0),
+        ("muster_job_handover_seconds_count", 2.0),
+        ("muster_job_stage_seconds_count{stage=\"step_script\"}", 2.0),
+        ("muster_unreported_jobs", 0.0),
+        ("muster_trace_waiting_bytes", 0.0),
+        ("muster_trace_bytes_total", traces as f64),
+    ] {
+        assert_eq!(value(&after, series), expected, "{series} in:\n{after}");
+    }
+    for (endpoint, method, status) in
+        [("request_job", "post", "201"), ("patch_trace", "patch", "202"), ("update_job", "put", "200")]
+    {
+        let series = format!("gitlab_runner_api_request_statuses_total{{endpoint=\"{endpoint}\",method=\"{method}\"");
+        let of_status = |line: &&str| line.starts_with(&series) && line.contains(&format!("status=\"{status}\""));
+        assert!(after.lines().any(|line| of_status(&line)), "{series} {status} in:\n{after}");
+    }
+    check_with_promtool(&after);
+    let seen = format!("{now}{after}{list}{}", std::fs::read_to_string(&log).unwrap());
+    for secret in ["glcbt-secret", muster_runner_api::test_support::RUNNER_TOKEN] {
+        assert!(!seen.contains(secret), "{secret} in:\n{seen}");
+    }
+}
+
+fn check_with_promtool(text: &str) {
+    let promtool =
+        Command::new("promtool").args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let Ok(mut promtool) = promtool else {
+        println!("not checked by promtool: it is not installed (Debian package prometheus)");
+        return;
+    };
+    std::io::Write::write_all(&mut promtool.stdin.take().unwrap(), text.as_bytes()).unwrap();
+    let checked = promtool.wait_with_output().unwrap();
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_names_a_job_in_fields_when_it_comes_and_goes() {
+    let bench = Bench::start().await;
+    let (_manager, log) = bench.manager_logged(&[], &[]);
+    push(&bench, 7, "exit 3", &json!({}));
+    let text = wait_for_log(&log, "Removed job from processing list").await;
+    let record = |message: &str| text.lines().find(|line| line.contains(message)).unwrap().to_owned();
+    let added = record("Added job to processing list");
+    for field in [
+        "level=info",
+        " builds=1",
+        " job=7",
+        " max_builds=1",
+        " namespace_id=0",
+        " pipeline_id=9",
+        " project=5",
+        " project_full_path=group/project",
+        " queue_depth=1",
+        " queue_size=4",
+        " repo_url=\"https://gitlab.example/group/project.git\"",
+        " root_namespace_id=0",
+        " runner=",
+        " runner_name=muster",
+        " time_in_queue_seconds=2.5",
+    ] {
+        assert!(added.contains(field), "`{field}` in: {added}");
+    }
+    let removed = record("Removed job from processing list");
+    for field in [" duration_s=", " exit_code=3", " failure_reason=script_failure", " job=7", " job-status=failed"] {
+        assert!(removed.contains(field), "`{field}` in: {removed}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manager_that_cannot_be_observed_as_told_does_not_start() {
+    let bench = Bench::start().await;
+    let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let (mut manager, log) = bench.manager_logged(&["--listen-address", &address], &[]);
+    assert!(!manager.ended(Duration::from_secs(20)).await.success());
+    let text = std::fs::read_to_string(&log).unwrap();
+    assert!(
+        text.contains(&format!("cannot listen on {address} for metrics; if another process has the port")),
+        "{text}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_outlives_its_manager_is_counted_as_recovered() {
+    let bench = Bench::start().await;
+    push(&bench, 1, HELD, &json!({}));
+    let manager = bench.manager(&[]);
+    bench.coordinator.wait_for(JobId(1), |job| job.text().contains("begun\n")).await;
+    manager.kill().await;
+    let (_manager, log) = bench.manager_logged(&["--listen-address", "127.0.0.1:0"], &[]);
+    let address = address(&log).await;
+    let text = scrape_until(&address, "muster_recovered_jobs_total{", "1").await;
+    assert_eq!(value(&text, "muster_job_handover_seconds_count{"), 0.0, "nobody knows how long it took");
+    std::fs::write(bench.path("go"), "").unwrap();
+    assert_eq!(bench.coordinator.wait_for_end(JobId(1)).await.status, JobStatus::Success);
+}

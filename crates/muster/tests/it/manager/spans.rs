@@ -1,0 +1,167 @@
+//! The spans of jobs, as they arrive at an OpenTelemetry collector.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::routing::post;
+use muster_job::{JobId, JobStatus};
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::trace::v1::Span;
+use prost::Message as _;
+use serde_json::json;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::JoinSet;
+
+use super::observe::{HELD, push, wait_for_log};
+use super::support::Bench;
+
+/// A collector on loopback.
+struct Collector {
+    url: String,
+    requests: UnboundedReceiver<ExportTraceServiceRequest>,
+    _serving: JoinSet<()>,
+}
+
+impl Collector {
+    async fn start() -> Self {
+        async fn take(State(requests): State<UnboundedSender<ExportTraceServiceRequest>>, body: Bytes) {
+            requests.send(ExportTraceServiceRequest::decode(body).unwrap()).unwrap();
+        }
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let (sender, requests) = unbounded_channel();
+        let routes = Router::new().route("/v1/traces", post(take)).with_state(sender);
+        let mut serving = JoinSet::new();
+        serving.spawn(async move { axum::serve(listener, routes).await.unwrap() });
+        Self { url, requests, _serving: serving }
+    }
+
+    /// The spans of one request, and the name of the service.
+    async fn spans(&mut self) -> (Vec<Span>, String) {
+        let request =
+            tokio::time::timeout(Duration::from_secs(20), self.requests.recv()).await.expect("spans").unwrap();
+        let resource = &request.resource_spans[0];
+        let service = text(&resource.resource.as_ref().unwrap().attributes[0].value.as_ref().unwrap().value);
+        (resource.scope_spans[0].spans.clone(), service)
+    }
+}
+
+fn text(value: &Option<Value>) -> String {
+    match value {
+        Some(Value::StringValue(text)) => text.clone(),
+        Some(Value::IntValue(number)) => number.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn attributes(span: &Span) -> HashMap<&str, String> {
+    span.attributes.iter().map(|pair| (pair.key.as_str(), text(&pair.value.as_ref().unwrap().value))).collect()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Each span lies within its parent, and all are one tree below the first.
+fn check_tree(spans: &[Span]) {
+    for span in &spans[1..] {
+        let parent = spans.iter().find(|other| other.span_id == span.parent_span_id).expect("a parent");
+        assert_eq!(span.trace_id, parent.trace_id);
+        assert!(span.start_time_unix_nano >= parent.start_time_unix_nano, "{} starts first", span.name);
+        assert!(span.end_time_unix_nano <= parent.end_time_unix_nano, "{} ends last", span.name);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_is_one_trace_that_its_script_can_join() {
+    let bench = Bench::start().await;
+    let mut collector = Collector::start().await;
+    let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url.as_str()), ("OTEL_SERVICE_NAME", "house")];
+    let (_manager, _) = bench.manager_logged(&[], &variables);
+    push(&bench, 7, "echo \"parent is $TRACEPARENT\"; exit 3", &json!({}));
+    let job = bench.coordinator.wait_for_end(JobId(7)).await;
+    let (spans, service) = collector.spans().await;
+    assert_eq!(service, "house");
+    check_tree(&spans);
+    let root = &spans[0];
+    assert_eq!((root.name.as_str(), root.parent_span_id.len()), ("job_execution", 0));
+    let parent = format!("parent is 00-{}-{}-01\n", hex(&root.trace_id), hex(&root.span_id));
+    assert!(job.text().contains(&parent), "`{parent}` in:\n{}", job.text());
+    let of_root = |span: &&Span| span.parent_span_id == root.span_id;
+    let stages: Vec<_> = spans.iter().filter(of_root).map(|span| span.name.as_str()).collect();
+    let position =
+        |name: &str| stages.iter().position(|stage| *stage == name).unwrap_or_else(|| panic!("{name} in {stages:?}"));
+    let order = ["prepare_executor", "get_sources", "step_script", "report", "cleanup"].map(position);
+    assert!(order.is_sorted(), "{stages:?}");
+    let told = attributes(root);
+    for (name, expected) in [
+        ("ci.job.id", "7"),
+        ("ci.project.id", "5"),
+        ("ci.pipeline.id", "9"),
+        ("ci.pipeline.source", "push"),
+        ("ci.runner.executor", "shell"),
+        ("ci.job.status", "failed"),
+        ("ci.job.failure_reason", "script_failure"),
+    ] {
+        assert_eq!(told[name], expected, "{name}");
+    }
+    assert!(!format!("{spans:?}").contains("secret"), "{spans:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_outlives_its_manager_stays_one_trace() {
+    let bench = Bench::start().await;
+    let mut collector = Collector::start().await;
+    let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url.as_str())];
+    push(&bench, 1, &format!("echo \"parent is $TRACEPARENT\"; {HELD}"), &json!({}));
+    let (manager, _) = bench.manager_logged(&[], &variables);
+    bench.coordinator.wait_for(JobId(1), |job| job.text().contains("begun\n")).await;
+    manager.kill().await;
+    let (_manager, _) = bench.manager_logged(&[], &variables);
+    std::fs::write(bench.path("go"), "").unwrap();
+    let job = bench.coordinator.wait_for_end(JobId(1)).await;
+    let (spans, _) = collector.spans().await;
+    check_tree(&spans);
+    let parent = format!("parent is 00-{}-{}-01\n", hex(&spans[0].trace_id), hex(&spans[0].span_id));
+    assert!(job.text().contains(&parent), "`{parent}` in:\n{}", job.text());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_asks_for_spans_gets_them_below_its_own() {
+    let bench = Bench::start().await;
+    let mut collector = Collector::start().await;
+    let tracing = json!({ "tracing": {
+        "trace_id": "0af7651916cd43dd8448eb211c80319c", "span_parent_id": "b7ad6b7169203331",
+        "otel_endpoints": [{ "url": format!("{}/v1/traces", collector.url) }]
+    }});
+    let (_manager, _) = bench.manager_logged(&[], &[]);
+    push(&bench, 7, "true", &tracing);
+    let (spans, service) = collector.spans().await;
+    check_tree(&spans);
+    assert_eq!(service, "runner");
+    assert_eq!(hex(&spans[0].trace_id), "0af7651916cd43dd8448eb211c80319c");
+    assert_eq!(hex(&spans[0].parent_span_id), "b7ad6b7169203331");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collector_that_is_down_costs_no_job_and_one_warning() {
+    let bench = Bench::start().await;
+    let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", gone.local_addr().unwrap());
+    drop(gone);
+    let (manager, log) = bench.manager_logged(&[], &[("OTEL_EXPORTER_OTLP_ENDPOINT", &url)]);
+    for id in 1..=3 {
+        push(&bench, id, "true", &json!({}));
+        assert_eq!(bench.coordinator.wait_for_end(JobId(id)).await.status, JobStatus::Success);
+    }
+    wait_for_log(&log, "spans cannot be sent").await;
+    manager.terminate();
+    let mut manager = manager;
+    assert!(manager.ended(Duration::from_secs(20)).await.success());
+    let text = std::fs::read_to_string(&log).unwrap();
+    assert_eq!(text.matches("spans cannot be sent").count(), 1, "{text}");
+}
