@@ -33,7 +33,7 @@ pub const CODES: &[(&str, Severity, &str)] = &[
     ("C025", Warning, "Two runners share a token"),
     ("C026", Fatal, "A flag of registration together with an authentication token"),
     ("C027", Warning, "Two managers report one system id"),
-    ("C028", Error, "The token expires, and the file cannot be updated"),
+    ("C028", Error, "The token expires, and is not renewed"),
     ("C030", Fatal, "Two processes on one config.toml"),
     ("C031", Warning, "A start without root rights takes the user's own config.toml"),
     ("C032", Warning, "config.toml is missing"),

@@ -13,7 +13,6 @@
 //! Invariants: no secret of the file is in any [`Problem`]; a place always points into the text; no input panics; a save
 //! leaves either the old file or the new one, also when the disk is full or the process is killed.
 
-mod changes;
 mod checks;
 pub mod codes;
 pub mod edit;
@@ -30,7 +29,6 @@ pub mod tree;
 mod unknown;
 mod walk;
 
-pub use changes::restart_needed;
 pub use checks::EXECUTORS;
 pub use effective::{Effective, Origin, effective};
 pub use facts::Facts;

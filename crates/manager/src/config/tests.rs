@@ -146,3 +146,14 @@ fn a_file_of_more_than_10_mib_is_refused() {
     let told = load(file.path(), &facts()).problems[0].message.clone();
     assert!(told.contains("10 MiB"), "{told}");
 }
+
+#[test]
+fn a_file_full_of_mistakes_is_told_in_bounds() {
+    let text: String = (0..20_000).map(|index| format!("unknown_{index} = 1\n")).collect();
+    let problems = parse(&text, &facts()).problems;
+    assert!(problems.len() < 1_100, "{}", problems.len());
+    let last = &problems.last().unwrap().message;
+    assert!(last.ends_with("more problems are not listed"), "{last}");
+    let flags: String = (0..20_000).map(|index| format!("FF_{index} = true\n")).collect();
+    assert!(parse(&format!("{RUNNER}[runners.feature_flags]\n{flags}"), &facts()).problems.len() < 1_100);
+}

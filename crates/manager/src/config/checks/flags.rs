@@ -96,8 +96,8 @@ pub(super) fn check(check: &mut Check<'_>) {
                         .help(*hint)
                 }
                 None => {
-                    let hint =
-                        nearest(name).map_or_else(|| "remove it".to_owned(), |near| format!("did you mean {near}?"));
+                    let near = if check.problems.full() { None } else { nearest(name) };
+                    let hint = near.map_or_else(|| "remove it".to_owned(), |near| format!("did you mean {near}?"));
                     Problem::new("C012", format!("feature flag {} does not exist", shown_name(name))).help(hint)
                 }
             };

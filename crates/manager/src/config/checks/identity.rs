@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::problem::shown_name;
+use super::super::problem::{Problem, Severity, shown_name};
 use super::super::runners::{Runner, is_reference};
 use super::super::settings::base_url;
 use super::Check;
@@ -124,23 +124,19 @@ fn shared_tokens(check: &mut Check<'_>) {
     }
 }
 
-/// C028.
+/// C028. Muster does not renew tokens by itself yet; where GitLab Runner could not either, it is an error.
 fn expiry(check: &mut Check<'_>, runner: &Runner) {
     let Some(expires) = runner.token_expires_at else { return };
     let fixed = runner.table.bool("feature_flags.FF_DISABLE_AUTOMATIC_TOKEN_ROTATION") == Some(true);
-    let (why, help) = match (fixed, check.facts.writable) {
-        (true, _) => (
-            "rotation is switched off",
-            "remove FF_DISABLE_AUTOMATIC_TOKEN_ROTATION, or renew the token before: reset-token",
-        ),
-        (false, false) => {
-            ("the file cannot be replaced here", "make its directory writable, or renew the token before")
-        }
-        (false, true) => return,
+    let (severity, why) = match (fixed, check.facts.writable) {
+        (true, _) => (Severity::Error, "rotation is switched off"),
+        (false, false) => (Severity::Error, "the file cannot be replaced here"),
+        (false, true) => (Severity::Warning, "it is not renewed automatically yet"),
     };
-    let day = expires.date();
-    let message = format!("token expires on {day}, and {why}: the runner will then be refused");
-    check.tell(runner, "token_expires_at", "C028", message, help);
+    let message = format!("token expires on {}, and {why}: the runner will then be refused", expires.date());
+    let problem = Problem::new("C028", message).severity(severity).of(runner.index, &runner.name);
+    let problem = problem.at(&super::place(&runner.table, "token_expires_at"));
+    check.add(problem.help("renew it before that day with reset-token"));
 }
 
 fn clone_url(check: &mut Check<'_>, runner: &Runner) {
@@ -224,12 +220,13 @@ mod tests {
     #[test]
     fn c028_a_token_that_ends_where_the_file_cannot_be_updated() {
         let text = runner(URL, "t", "token_expires_at = 2027-03-01T00:00:00Z");
-        assert!(found_with("C028", &text, |facts| facts.writable = false).contains("expires on 2027-03-01"));
-        found("C028", &format!("{text}[runners.feature_flags]\nFF_DISABLE_AUTOMATIC_TOKEN_ROTATION = true\n"));
-        clean("C028", &text);
-        clean_with("C028", &runner(URL, "t", "token_expires_at = 0001-01-01T00:00:00Z"), |facts| {
-            facts.writable = false
-        });
+        let told = found_with("C028", &text, |facts| facts.writable = false);
+        assert!(told.contains("error") && told.contains("expires on 2027-03-01"), "{told}");
+        let fixed = format!("{text}[runners.feature_flags]\nFF_DISABLE_AUTOMATIC_TOKEN_ROTATION = true\n");
+        assert!(found("C028", &fixed).contains("rotation is switched off"));
+        assert!(found("C028", &text).contains("warning"));
+        let never = runner(URL, "t", "token_expires_at = 0001-01-01T00:00:00Z");
+        clean_with("C028", &never, |facts| facts.writable = false);
     }
 
     #[test]

@@ -1,0 +1,116 @@
+//! Reading the schema's own files; the format is told in the module above.
+
+use super::{Key, Kind, Reload, Schema, Status, TableSchema, parent};
+
+impl Schema {
+    /// Takes one file in.
+    pub(super) fn read(mut self, text: &&'static str) -> Self {
+        for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            if line.starts_with('[') {
+                self.header(line);
+            } else if let (Some(table), Some(key)) = (self.tables.last(), key(line, self.tables.last())) {
+                let path = table.path.clone();
+                self.push_key(&path, key);
+            }
+        }
+        self
+    }
+
+    fn push_key(&mut self, path: &str, key: Key) {
+        if let Some(table) = self.index.get(path).and_then(|index| self.tables.get_mut(*index)) {
+            table.keys.push(key);
+        }
+    }
+
+    fn header(&mut self, line: &'static str) {
+        let (name, rest) = line.rsplit_once(']').unwrap_or((line, ""));
+        let array = name.starts_with("[[");
+        let path = name.trim_matches(['[', ']']).to_owned();
+        if let Some(other) = rest.trim().strip_prefix("like ") {
+            let status = self.status_around(&path);
+            let prefix = format!("{other}.");
+            let alike = |table: &&TableSchema| table.path == other || table.path.starts_with(&prefix);
+            for mut copy in self.tables.iter().filter(alike).cloned().collect::<Vec<_>>() {
+                let top = copy.path == other;
+                copy.path = format!("{path}{}", copy.path.strip_prefix(other).unwrap_or_default());
+                (copy.array, copy.status) = (if top { array } else { copy.array }, status);
+                for key in &mut copy.keys {
+                    key.status = status;
+                }
+                self.push(copy);
+            }
+            return;
+        }
+        let mut table = TableSchema { path, array, reload: Reload::Live, status: Status::Acted, keys: Vec::new() };
+        for word in rest.split('|').map(str::trim) {
+            apply(word, &mut table.reload, &mut table.status);
+        }
+        self.push(table);
+    }
+
+    fn push(&mut self, table: TableSchema) {
+        if !self.index.contains_key(&table.path) {
+            self.index.insert(table.path.clone(), self.tables.len());
+            self.tables.push(table);
+        }
+    }
+
+    fn status_around(&self, path: &str) -> Status {
+        let mut path = parent(path);
+        loop {
+            match self.table(path) {
+                Some(table) => return table.status,
+                None if path.is_empty() => return Status::Acted,
+                None => path = parent(path),
+            }
+        }
+    }
+}
+
+/// A word of the schema's lines; none of the known ones is left alone.
+pub(super) fn apply(word: &'static str, reload: &mut Reload, status: &mut Status) -> bool {
+    match word {
+        "live" => *reload = Reload::Live,
+        "jobs" => *reload = Reload::Jobs,
+        "restart" => *reload = Reload::Restart,
+        "acted" => *status = Status::Acted,
+        _ => match word.strip_prefix("not: ") {
+            Some(reason) => *status = Status::Not(reason),
+            None => return false,
+        },
+    }
+    true
+}
+
+fn key(line: &'static str, table: Option<&TableSchema>) -> Option<Key> {
+    let table = table?;
+    let mut columns = line.split(" |").map(str::trim);
+    let name = columns.next()?;
+    let (kind, unit) = columns.next().map(|kind| kind.split_once(' ').unwrap_or((kind, "")))?;
+    let (default, meaning) = (columns.next()?, columns.next()?);
+    let mut key = Key {
+        name,
+        kind: Kind::parse(kind)?,
+        unit,
+        default,
+        meaning,
+        reload: table.reload,
+        status: table.status,
+        secret: false,
+    };
+    // A reason may hold commas; it comes last.
+    let mut rest = columns.next().unwrap_or_default();
+    while !rest.is_empty() {
+        let (word, tail) = match rest.split_once(", ") {
+            Some((word, tail)) if !word.starts_with("not: ") => (word, tail),
+            _ => (rest, ""),
+        };
+        if word == "secret" {
+            key.secret = true;
+        } else {
+            apply(word, &mut key.reload, &mut key.status);
+        }
+        rest = tail;
+    }
+    Some(key)
+}
