@@ -297,6 +297,7 @@ impl Manager {
             Ok((_, Err(JobError::Move(error)))) => error.to_string(),
             Err(error) => error.to_string(),
         };
+        self.observer.job_lost(&runner);
         tracing::error!(job = %run, error, "the job stays in state.db for a later start of the manager");
         Ok(())
     }

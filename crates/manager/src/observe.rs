@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use muster_runner_api::client::{CallObserver, Client, EndedCall};
 use muster_telemetry::Telemetry;
-use muster_telemetry::metrics::{EntryLabels, EntryMetrics, OpenRequest, TokenMetrics};
+use muster_telemetry::metrics::{EntryLabels, EntryMetrics, OpenRequest, ProcessingFailure, TokenMetrics};
 use parking_lot::Mutex;
 
 use crate::admission::{Notice, RunnerFigures};
@@ -95,6 +95,13 @@ impl Observer {
         recovered: bool,
     ) -> Arc<JobWatch> {
         JobWatch::new(self, runner, job, recovered)
+    }
+
+    /// A job of the runner cannot go on in this manager.
+    pub(crate) fn job_lost(&self, runner: &RunnerKey) {
+        if let Some(entry) = self.entries.lock().get(runner) {
+            entry.failed_to_process(ProcessingFailure::Other);
+        }
     }
 
     fn entry(&self, runner: &RunnerSettings) -> Arc<EntryMetrics> {

@@ -20,7 +20,7 @@ mod report;
 mod uploader;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use muster_environment::{Directories, Lease, Provider, SlotKey};
 use muster_job::{FailureReason, JobId};
@@ -177,7 +177,9 @@ impl Actor {
 
     /// Stores the state that follows. Durable before anything is done in it.
     async fn move_to(&mut self, next: JobState) -> Result<Next, JobError> {
+        let began = Instant::now();
         self.context.store.set_state(&self.run, &next).await?;
+        self.watch.stored("move", began.elapsed());
         tracing::debug!(from = self.state.name(), to = next.name(), "job moved");
         self.state = next;
         Ok(Next::State)
@@ -244,6 +246,7 @@ impl Actor {
                 self.move_to(next).await
             }
             Err(error) => {
+                self.watch.no_environment();
                 let message = format!("no environment can be had: {error}");
                 self.end(FailureReason::RunnerSystemFailure, None, &message).await
             }
@@ -383,7 +386,9 @@ impl Actor {
         if let Some(lease) = self.lease.take() {
             lease.release();
         }
+        let began = Instant::now();
         self.context.store.delete(&self.run).await?;
+        self.watch.stored("delete", began.elapsed());
         self.watch.cleaned();
         Ok(())
     }

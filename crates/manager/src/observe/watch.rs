@@ -7,7 +7,7 @@ use muster_agent_api::result::JobResult;
 use muster_job::{FailureReason, Variable};
 use muster_runner_api::payload::JobPayload;
 use muster_telemetry::Telemetry;
-use muster_telemetry::metrics::{ExecutorStage, JobFacts, JobRecord, Mode, State};
+use muster_telemetry::metrics::{ExecutorStage, JobFacts, JobRecord, Mode, ProcessingFailure, State};
 use muster_telemetry::spans::{Attribute, Ending, JobSpan, StepSpan, TraceContext};
 use parking_lot::Mutex;
 
@@ -144,6 +144,16 @@ impl JobWatch {
     /// An upload failed and is repeated.
     pub(crate) fn repeated(&self) {
         self.record.entry().report_repeated();
+    }
+
+    /// A write to the manager's state took so long.
+    pub(crate) fn stored(&self, operation: &str, took: Duration) {
+        self.telemetry.metrics.stored(operation, took);
+    }
+
+    /// No environment can be had for the job.
+    pub(crate) fn no_environment(&self) {
+        self.record.entry().failed_to_process(ProcessingFailure::NoFreeExecutor);
     }
 
     /// The job ended with a result of its agent's; `reason` is what is reported.

@@ -14,6 +14,7 @@ use muster_runner_api::wire::JobRequest;
 use muster_telemetry::metrics::OpenRequest;
 use parking_lot::Mutex;
 use tokio::task::{Id, JoinSet};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::{Outcome, PollId};
@@ -137,6 +138,7 @@ impl Requests {
         let request = Request {
             runner: Arc::clone(&lanes.runner),
             store: Arc::clone(&self.store),
+            observer: Arc::clone(&self.observer),
             last_update: Arc::clone(&lanes.last_update),
             lane,
             cut: cut.clone(),
@@ -196,6 +198,7 @@ impl Requests {
 struct Request {
     runner: Arc<RunnerSettings>,
     store: Arc<Store>,
+    observer: Arc<Observer>,
     last_update: Arc<Mutex<String>>,
     lane: u32,
     cut: CancellationToken,
@@ -237,7 +240,10 @@ impl Request {
     }
 
     async fn store(&self, payload: JobPayload) -> Answer {
-        match self.store.take(&self.runner, self.lane, payload).await {
+        let began = Instant::now();
+        let taken = self.store.take(&self.runner, self.lane, payload).await;
+        self.observer.telemetry().metrics.stored("take", began.elapsed());
+        match taken {
             Ok(Some(job)) => Answer::Job(Box::new(job)),
             Ok(None) => Answer::Repeated,
             Err(error) => Answer::Store(error),

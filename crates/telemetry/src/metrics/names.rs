@@ -90,7 +90,7 @@ metrics! {
     REQUEST_CONCURRENCY_ADAPTIVE_LIMIT = Kind::Gauge, Token, "gitlab_runner_request_concurrency_adaptive_limit", [], "Open job requests that the load of the moment calls for.";
     REQUEST_CONCURRENCY_USED_LIMIT = Kind::Gauge, Token, "gitlab_runner_request_concurrency_used_limit", [], "Open job requests that are allowed now.";
     WORKER_FEEDS = Kind::Counter, Entry, "gitlab_runner_worker_feeds_total", [], "Job requests that were started.";
-    WORKER_FEED_FAILURES = Kind::Counter, Entry, "gitlab_runner_worker_feed_failures_total", [], "Turns of the runner that were left out since it is not healthy.";
+    WORKER_FEED_FAILURES = Kind::Counter, Entry, "gitlab_runner_worker_feed_failures_total", [], "Times that the runner was put off, since the server refuses it again and again.";
     WORKER_SLOTS = Kind::Gauge, Process, "gitlab_runner_worker_slots_number", [], "Slots for jobs.";
     WORKER_SLOT_OPERATIONS = Kind::Counter, Process, "gitlab_runner_worker_slot_operations_total", ["operation"], "Slots that were added and removed.";
     WORKER_PROCESSING_FAILURES = Kind::Counter, Entry, "gitlab_runner_worker_processing_failures_total", ["failure_type"], "Jobs and requests that did not work out.";
