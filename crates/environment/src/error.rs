@@ -32,6 +32,14 @@ pub enum EnvironmentError {
         /// The system's answer.
         source: io::Error,
     },
+    /// Jobs are to run as a user that they cannot run as.
+    #[error("jobs cannot run as user `{name}`: {message}")]
+    User {
+        /// The user's name.
+        name: String,
+        /// Why not.
+        message: String,
+    },
     /// A lease from an earlier start does not fit: its slot is taken or beyond the capacity.
     #[error("slot {slot} of environment `{environment}` cannot be taken again")]
     SlotTaken {

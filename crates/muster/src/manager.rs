@@ -146,6 +146,7 @@ async fn build(args: Args, telemetry: Arc<Telemetry>) -> Result<Manager, RunErro
         slots: args.concurrent,
         executable,
         until_pid: args.until_pid,
+        user: None,
     })?;
     let runner = RunnerSettings {
         name: args.name,
@@ -154,6 +155,8 @@ async fn build(args: Args, telemetry: Arc<Telemetry>) -> Result<Manager, RunErro
         shell: args.shell,
         login: args.login,
         output_limit: args.output_limit * 1024,
+        // The builds directory is this manager's own: a job may have its place in it.
+        custom_build_dir: Some(true),
         ..RunnerSettings::new(args.url, Secret::new(token.trim()), 0)
     };
     let settings = Settings {

@@ -3,6 +3,9 @@
 //! The agent is this very executable, in a session of its own. It outlives the manager: a manager that starts again
 //! finds it by its socket and goes on. An agent that died is started anew and picks its jobs up from its spool.
 //!
+//! Where jobs are to run as another user, it is the agent that runs as that user, with its files in `agent-<user>/`: so
+//! checkouts, caches and spool are that user's, and no job runs with the rights of the manager.
+//!
 //! Files below the state directory: `spool/` is the agent's; `agent.log` has what the agent says; `agent.lock` keeps two
 //! managers from starting two agents. The socket is there too, unless its path would be too long for one.
 
@@ -10,6 +13,7 @@ mod socket;
 mod start;
 #[cfg(test)]
 mod tests;
+mod user;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -40,6 +44,8 @@ pub struct HostOptions {
     pub executable: PathBuf,
     /// The agent ends when this process has ended; none means that it stays.
     pub until_pid: Option<i32>,
+    /// The user whom jobs run as, and with them the agent; none means that of this process. Another user needs root.
+    pub user: Option<String>,
 }
 
 /// This machine as a provider: one environment, a fixed number of slots.
@@ -55,14 +61,21 @@ impl HostProvider {
     /// # Errors
     /// [`EnvironmentError::File`] where a directory cannot be made.
     pub fn new(options: HostOptions) -> Result<Self, EnvironmentError> {
-        for path in [&options.state_dir, &options.directories.builds, &options.directories.cache] {
-            std::fs::create_dir_all(path).map_err(|source| EnvironmentError::File {
-                action: "create directory",
-                path: path.clone(),
-                source,
-            })?;
+        let failed = |path: &PathBuf| {
+            let path = path.clone();
+            move |source| EnvironmentError::File { action: "create directory", path, source }
+        };
+        let agent_dir = user::agent_dir(&options);
+        std::fs::create_dir_all(&options.state_dir).map_err(failed(&options.state_dir))?;
+        let owner = options.user.as_deref().map(user::Owner::of).transpose()?;
+        for path in [&agent_dir, &options.directories.builds, &options.directories.cache] {
+            user::create_directory(path, owner).map_err(failed(path))?;
         }
-        let socket = socket_path(&options.state_dir)?;
+        let socket = socket_path(&agent_dir)?;
+        if let Some(name) = options.user.as_ref().filter(|_| !socket.starts_with(&agent_dir)) {
+            let message = format!("the path {} is too long for a socket in it", agent_dir.display());
+            return Err(EnvironmentError::User { name: name.clone(), message });
+        }
         let slots = Slots::new(options.slots);
         let environment = HostEnvironment { options, socket, current: Mutex::new(None) };
         Ok(Self { environment: Arc::new(environment), slots })

@@ -13,7 +13,7 @@ use rustix::fs::{FlockOperation, flock};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-use super::HostOptions;
+use super::{HostOptions, user};
 use crate::{AgentConnection, EnvironmentError};
 
 /// What an agent says when it listens (job-execution 12.2).
@@ -58,12 +58,8 @@ async fn start(options: &HostOptions, socket: &Path) -> Result<(), EnvironmentEr
     let failed = |message: String| EnvironmentError::Start { message, log: log_path.clone() };
     let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&log_path);
     let log = log.map_err(|source| EnvironmentError::File { action: "write", path: log_path.clone(), source })?;
-    let mut command = Command::new(&options.executable);
-    command.args(["agent", "serve", "--socket"]).arg(socket).arg("--spool").arg(options.state_dir.join("spool"));
-    if let Some(pid) = options.until_pid {
-        command.arg("--until-pid").arg(pid.to_string());
-    }
-    command.current_dir(&options.state_dir).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+    let mut command = Command::from(command(options, socket));
+    command.current_dir(user::agent_dir(options)).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
     // It leaves this session by itself as its first act. The child is dropped on purpose: it outlives this process,
     // and the runtime reaps it should it end earlier.
     let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
@@ -75,6 +71,20 @@ async fn start(options: &HostOptions, socket: &Path) -> Result<(), EnvironmentEr
             tracing::warn!(?killed, "the agent that did not become ready was killed");
             Err(failed(format!("it did not listen within {} s: {}", START_LIMIT.as_secs(), tail(&log_path))))
         }
+    }
+}
+
+/// What is started: the agent, or `su` that starts it as another user.
+pub(super) fn command(options: &HostOptions, socket: &Path) -> std::process::Command {
+    let mut agent = std::process::Command::new(&options.executable);
+    let spool = user::agent_dir(options).join("spool");
+    agent.args(["agent", "serve", "--socket"]).arg(socket).arg("--spool").arg(spool);
+    if let Some(pid) = options.until_pid {
+        agent.arg("--until-pid").arg(pid.to_string());
+    }
+    match &options.user {
+        Some(user) => user::as_user(user, &agent),
+        None => agent,
     }
 }
 

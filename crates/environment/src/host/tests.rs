@@ -44,7 +44,8 @@ fn serve(socket: &Path, pid: i64) -> Runtime {
 fn provider(home: &Path, executable: impl Into<PathBuf>) -> HostProvider {
     let directories = Directories { builds: home.join("builds"), cache: home.join("cache"), shared: true };
     let (state_dir, executable) = (home.join("state"), executable.into());
-    HostProvider::new(HostOptions { state_dir, directories, slots: 1, executable, until_pid: None }).unwrap()
+    let options = HostOptions { state_dir, directories, slots: 1, executable, until_pid: None, user: None };
+    HostProvider::new(options).unwrap()
 }
 
 /// An executable that does `script` instead of being an agent.
@@ -93,6 +94,35 @@ async fn the_agent_is_told_where_to_listen_and_whom_to_outlive() {
     let args = std::fs::read_to_string(home.path().join("state/args")).unwrap();
     let state = home.path().join("state");
     assert_eq!(args.trim(), format!("agent serve --socket {0}/agent.sock --spool {0}/spool", state.display()));
+}
+
+#[test]
+fn jobs_of_another_user_have_an_agent_of_that_user() {
+    let options = HostOptions {
+        state_dir: "/var/lib/muster".into(),
+        directories: Directories { builds: "/b".into(), cache: "/c".into(), shared: true },
+        slots: 1,
+        executable: "/opt/it's/muster".into(),
+        until_pid: None,
+        user: Some("ci".to_owned()),
+    };
+    let command = start::command(&options, Path::new("/s/agent.sock"));
+    let words: Vec<_> = command.get_args().map(|word| word.to_str().unwrap()).collect();
+    let line = r"exec '/opt/it'\''s/muster' 'agent' 'serve' '--socket' '/s/agent.sock' '--spool' '/var/lib/muster/agent-ci/spool'";
+    assert_eq!((command.get_program().to_str().unwrap(), words), ("su", vec!["-s", "/bin/sh", "ci", "-c", line]));
+}
+
+#[test]
+fn a_user_that_does_not_exist_is_told_by_name() {
+    let home = tempfile::tempdir().unwrap();
+    for name in ["nobody-of-this-name", "-u", "../root", ""] {
+        let directories = Directories { builds: home.path().into(), cache: home.path().into(), shared: true };
+        let user = Some(name.to_owned());
+        let (state_dir, executable) = (home.path().join("state"), "/nonexistent".into());
+        let options = HostOptions { state_dir, directories, slots: 1, executable, until_pid: None, user };
+        let error = HostProvider::new(options).unwrap_err();
+        assert!(error.to_string().contains(&format!("jobs cannot run as user `{name}`")), "{error}");
+    }
 }
 
 #[tokio::test]

@@ -1,0 +1,80 @@
+//! Another user for the agent, and so for the jobs (job-execution 4.6).
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::process::{Gid, Uid};
+
+use super::HostOptions;
+use crate::EnvironmentError;
+
+/// Where the agent has its files: apart from the manager's, where it is another user's.
+pub(super) fn agent_dir(options: &HostOptions) -> PathBuf {
+    match &options.user {
+        Some(user) => options.state_dir.join(format!("agent-{user}")),
+        None => options.state_dir.clone(),
+    }
+}
+
+/// Who is to own what the agent writes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Owner {
+    user: Uid,
+    group: Gid,
+}
+
+impl Owner {
+    /// Looks a user up, also one that only a directory service knows.
+    pub(super) fn of(name: &str) -> Result<Self, EnvironmentError> {
+        let fail = |message: String| EnvironmentError::User { name: name.to_owned(), message };
+        // A name that looks like an option, or leads out of the state directory, is none.
+        if name.is_empty() || name.starts_with('-') || name.contains(['/', '\0']) {
+            return Err(fail("this is no name of a user".to_owned()));
+        }
+        let ask = |what: &str| {
+            let answer = Command::new("id").args([what, name]).output().map_err(|error| fail(error.to_string()))?;
+            let text = String::from_utf8_lossy(&answer.stdout).trim().to_owned();
+            let told = || String::from_utf8_lossy(&answer.stderr).trim().to_owned();
+            text.parse::<u32>().map_err(|_| fail(told()))
+        };
+        Ok(Self { user: Uid::from_raw(ask("-u")?), group: Gid::from_raw(ask("-g")?) })
+    }
+}
+
+/// Makes a directory with those above it. One that is new is its owner's; one that was there is left as it is.
+pub(super) fn create_directory(path: &Path, owner: Option<Owner>) -> io::Result<()> {
+    let is_new = !path.exists();
+    std::fs::create_dir_all(path)?;
+    if let Some(owner) = owner.filter(|_| is_new) {
+        rustix::fs::chown(path, Some(owner.user), Some(owner.group))?;
+    }
+    Ok(())
+}
+
+/// The command, run by `su` as `user`: with all groups of that user, as a log-in would have it.
+pub(super) fn as_user(user: &str, command: &Command) -> Command {
+    let mut line = OsString::from("exec");
+    for word in std::iter::once(command.get_program()).chain(command.get_args()) {
+        line.push(" ");
+        line.push(quoted(word.as_bytes()));
+    }
+    let mut su = Command::new("su");
+    su.args(["-s", "/bin/sh", user, "-c"]).arg(line);
+    su
+}
+
+/// Quotes for a POSIX shell.
+fn quoted(word: &[u8]) -> OsString {
+    let mut out = vec![b'\''];
+    for byte in word {
+        match byte {
+            b'\'' => out.extend_from_slice(br"'\''"),
+            byte => out.push(*byte),
+        }
+    }
+    out.push(b'\'');
+    OsString::from_vec(out)
+}
