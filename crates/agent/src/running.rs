@@ -70,8 +70,13 @@ async fn run(
     let nonce = format!("{:016x}", rand::rng().random::<u64>());
     let processes = agent.host.job(&job.id, &nonce, Arc::new(move |trail| recorder.started(trail)))?;
     let variables = Variables::new(variables(request));
+    let prefixes = plan.mask_prefixes.iter().map(String::as_str);
     let options = TraceOptions {
-        secrets: Secrets::new(variables.masked(), plan.mask_prefixes.iter().map(String::as_str)),
+        secrets: if plan.mask_few_prefixes {
+            Secrets::with_few_prefixes(variables.masked(), prefixes)
+        } else {
+            Secrets::new(variables.masked(), prefixes)
+        },
         timestamps: plan.timestamps,
         limit: plan.output_limit,
     };

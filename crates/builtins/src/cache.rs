@@ -17,31 +17,39 @@ use crate::files::select::{Wanted, select};
 use crate::files::{extract, pack};
 use crate::trace::style;
 
+/// Caches are kept on this machine.
+const NO_DOWNLOAD: &str = "No URL provided, cache will not be downloaded from shared cache server. \
+                           Instead a local version of cache will be extracted.\n";
+const NO_UPLOAD: &str =
+    "No URL provided, cache will not be uploaded to shared cache server. Cache will be stored only locally.\n";
+
 /// Unpacks the first archive that there is for the key or one of its fallbacks.
 pub(crate) async fn restore(context: &Context, cache: &CacheEntry, stop: &Stop) -> Result<(), Failure> {
-    if !policy_allows(context, cache, "pull") {
-        context.say(&style::info(&format!("Not downloading cache {} due to policy", cache.key)));
-        return Ok(());
-    }
     if cache.key.is_empty() {
         context.say(&style::info("Skipping cache extraction due to empty cache key"));
         return Ok(());
     }
-    for key in [&cache.key].into_iter().chain(&cache.fallback_keys) {
-        context.say(&style::info(&format!("Checking cache for {key}...")));
-        let archive = match archive_path(cache, key).map(File::open) {
-            Some(Ok(file)) => file,
-            Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+    if !policy_allows(context, cache, "pull") {
+        context.say(&style::info(&format!("Not downloading cache {} due to policy", name(cache, 0))));
+        return Ok(());
+    }
+    for (index, key) in [&cache.key].into_iter().chain(&cache.fallback_keys).enumerate() {
+        context.say(&style::info(&format!("Checking cache for {}...", name(cache, index))));
+        let Some(path) = archive_path(cache, key) else {
+            context.say(&style::warning(&format!("cache key \"{key}\" leads out of the cache directory")));
+            continue;
+        };
+        context.say(NO_DOWNLOAD);
+        let alternate = archive_path(cache, &cache.alternate).filter(|_| index == 0);
+        let archive = match File::open(&path).or_else(|error| alternate.map_or(Err(error), File::open)) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 context.say(&style::warning("Cache file does not exist"));
                 context.say(&style::warning("Failed to extract cache"));
                 continue;
             }
-            Some(Err(error)) => {
+            Err(error) => {
                 context.say(&style::warning(&format!("Failed to extract cache: {error}")));
-                continue;
-            }
-            None => {
-                context.say(&style::warning(&format!("cache key \"{key}\" leads out of the cache directory")));
                 continue;
             }
         };
@@ -52,34 +60,67 @@ pub(crate) async fn restore(context: &Context, cache: &CacheEntry, stop: &Stop) 
                 return Ok(());
             }
             Err(Failure::Stopped(cause)) => return Err(Failure::Stopped(cause)),
-            Err(failure) => context.say(&style::warning(&format!("Failed to extract cache: {failure}"))),
+            Err(failure) => {
+                context.say(&style::warning(&format!("Failed to extract cache: {failure}")));
+                if cache.clean_up_failed {
+                    remove_extracted(context, cache, stop).await?;
+                }
+            }
         }
     }
     Ok(())
 }
 
+/// Half a cache is worse than none, to some tools (FF_CLEAN_UP_FAILED_CACHE_EXTRACT).
+async fn remove_extracted(context: &Context, cache: &CacheEntry, stop: &Stop) -> Result<(), Failure> {
+    let found = select(context, Wanted { paths: &cache.paths, ..Wanted::default() }, stop).await?;
+    let root = context.project_dir.clone();
+    for path in &cache.paths {
+        context.say(&format!("Removing {path}\n"));
+    }
+    Context::blocking(move || {
+        // What is inside stands behind its directory: from the back, directories are empty when their turn comes.
+        for path in found.iter().rev().map(|path| root.join(path)) {
+            let _ = if path.is_dir() && !path.is_symlink() { fs::remove_dir(path) } else { fs::remove_file(path) };
+        }
+        Ok(())
+    })
+    .await
+}
+
 /// Packs the files, if one of them is newer than the archive.
 pub(crate) async fn save(context: &Context, cache: &CacheEntry, stop: &Stop) -> Result<(), Failure> {
-    if !policy_allows(context, cache, "push") {
-        context.say(&style::info(&format!("Not uploading cache {} due to policy", cache.key)));
-        return Ok(());
-    }
     let Some(archive) = archive_path(cache, &cache.key) else {
         context.say(&style::info("Skipping cache archiving due to empty cache key"));
         return Ok(());
     };
-    context.say(&style::info(&format!("Creating cache {}...", cache.key)));
+    if !policy_allows(context, cache, "push") {
+        context.say(&style::info(&format!("Not uploading cache {} due to policy", name(cache, 0))));
+        return Ok(());
+    }
+    context.say(&style::info(&format!("Creating cache {}...", name(cache, 0))));
+    let format = context.variables.get("CACHE_COMPRESSION_FORMAT").unwrap_or_default();
+    if !matches!(format, "" | "zip") {
+        context.say(&style::warning(&format!("CACHE_COMPRESSION_FORMAT `{format}` is not known here: `zip` is used")));
+    }
     match archive_files(context, cache, archive, stop).await {
         Ok(message) => {
             if let Some(message) = message {
                 context.say(&format!("{message}\n"));
             }
+            context.say(NO_UPLOAD);
             context.say(&style::info("Created cache"));
         }
         Err(Failure::Stopped(cause)) => return Err(Failure::Stopped(cause)),
         Err(failure) => context.say(&style::warning(&format!("Failed to create cache: {failure}"))),
     }
     Ok(())
+}
+
+/// The key as people know it: the job's own, then its fallbacks.
+fn name(cache: &CacheEntry, index: usize) -> &str {
+    let key = if index == 0 { Some(&cache.key) } else { cache.fallback_keys.get(index - 1) };
+    cache.names.get(index).or(key).map(String::as_str).unwrap_or_default()
 }
 
 async fn archive_files(
@@ -94,8 +135,10 @@ async fn archive_files(
         return Ok(Some("No files to cache."));
     }
     let level = Level::from_name(context.variables.get("CACHE_COMPRESSION_LEVEL"));
-    let (root, watch, key) = (context.project_dir.clone(), stop.clone(), cache.key.clone());
+    let (root, watch, key) = (context.project_dir.clone(), stop.clone(), name(cache, 0).to_owned());
+    let alternate = archive_path(cache, &cache.alternate);
     Context::blocking(move || {
+        take_over(alternate.as_deref(), &archive);
         if is_up_to_date(&archive, &root, &files) {
             return Ok(Some("Archive is up to date!"));
         }
@@ -110,6 +153,15 @@ async fn archive_files(
         Ok(None)
     })
     .await
+}
+
+/// An archive that was kept under the other form of the key is this cache's.
+fn take_over(alternate: Option<&Path>, archive: &Path) {
+    let Some(alternate) = alternate.filter(|path| path.is_file() && !archive.exists()) else { return };
+    let moved = archive.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::rename(alternate, archive));
+    if let Err(error) = moved {
+        tracing::warn!(%error, "a cache stays under the other form of its key");
+    }
 }
 
 /// Whether nothing has changed since the archive was made.

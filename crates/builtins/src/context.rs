@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_agent_api::builtin::{Coordinator, JobPlan};
-use muster_runner_api::client::{Client, ClientError};
+use muster_runner_api::client::{Client, ClientError, TlsFiles};
 use muster_steps::log::{Log, Stream};
 use muster_steps::process::{Command, Ended, Processes};
 use muster_steps::stop::Stop;
@@ -44,14 +44,18 @@ impl Shared {
         Self { templates, trash: Trash::default(), client: Mutex::default() }
     }
 
-    /// A client of the coordinator at `url`, without `/api/v4`.
-    pub(crate) fn client(&self, url: &str) -> Result<Client, ClientError> {
+    /// A client of the coordinator at `url`, without `/api/v4`. One with certificates is made anew for each job: they are
+    /// files of the job, and change.
+    pub(crate) fn client(&self, url: &str, tls: &TlsFiles) -> Result<Client, ClientError> {
+        let parsed = || Url::parse(url).map_err(|error| ClientError::Setup(error.to_string()));
+        if !tls.is_empty() {
+            return Client::with_tls(&parsed()?, tls);
+        }
         let mut last = self.client.lock();
         if let Some((_, client)) = last.as_ref().filter(|(own, _)| own == url) {
             return Ok(client.clone());
         }
-        let parsed = Url::parse(url).map_err(|error| ClientError::Setup(error.to_string()))?;
-        let client = Client::new(&parsed)?;
+        let client = Client::new(&parsed()?)?;
         *last = Some((url.to_owned(), client.clone()));
         Ok(client)
     }
@@ -135,6 +139,19 @@ impl Context {
             *started = true;
         }
         Ok(())
+    }
+
+    /// A client of the job's coordinator.
+    ///
+    /// # Errors
+    /// [`Failure::System`] where its address or a certificate cannot be used.
+    pub(crate) fn client(&self) -> Result<Client, Failure> {
+        let file = |name: &Option<String>| name.as_ref().map(|name| self.temp_dir.join(name));
+        let tls = &self.coordinator.tls;
+        let tls = TlsFiles { ca: file(&tls.ca), certificate: file(&tls.certificate), key: file(&tls.key) };
+        self.shared
+            .client(&self.coordinator.url, &tls)
+            .map_err(|error| Failure::System(format!("cannot reach the coordinator: {error}")))
     }
 
     /// The environment for a process of the job.

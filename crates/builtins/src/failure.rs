@@ -27,6 +27,11 @@ pub enum Failure {
     /// A built-in step could not do its work for a reason that lies in the job: counts as the script's failure.
     #[error("{0}")]
     Step(String),
+    /// A login shell ended before it read the script: how, and with what status.
+    #[error(
+        "prepare environment: {0}. Check https://docs.gitlab.com/runner/shells/#shell-profile-loading for more information"
+    )]
+    Profile(String, Option<i32>),
     /// The job asks for what its runner is not set up for.
     #[error("{0}")]
     Configuration(String),
@@ -83,7 +88,7 @@ impl Failure {
     #[must_use]
     pub fn reason(&self) -> FailureReason {
         match self {
-            Self::Exit(_) | Self::Signal(_) | Self::Step(_) => FailureReason::ScriptFailure,
+            Self::Exit(_) | Self::Signal(_) | Self::Step(_) | Self::Profile(..) => FailureReason::ScriptFailure,
             Self::Stopped(cause) => FailureReason::from(*cause),
             Self::PhaseTimeout(_) | Self::JobTimeout(_) => FailureReason::JobExecutionTimeout,
             Self::Configuration(_) => FailureReason::RunnerConfigurationError,
@@ -97,6 +102,7 @@ impl Failure {
         match self {
             Self::Exit(code) => Some(*code),
             Self::Step(_) => Some(1),
+            Self::Profile(_, code) => *code,
             _ => None,
         }
     }

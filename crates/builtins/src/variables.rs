@@ -119,11 +119,18 @@ impl Variables {
         env
     }
 
-    /// The variables that are too large for the environment of a process, for the script to export.
+    /// The variables that do not belong into the environment of a process, for the script to export: those that are too large
+    /// for it, and those that would have the shell itself run something.
     #[must_use]
     pub fn exports(&self, temp_dir: &Path) -> Vec<(String, String)> {
         let mut total = 0;
         self.resolved(temp_dir).into_iter().filter(|(key, value)| !fits(key, value, &mut total)).collect()
+    }
+
+    /// Every variable with its value in the job; of a file variable, the path.
+    #[must_use]
+    pub fn all(&self, temp_dir: &Path) -> Vec<(String, String)> {
+        self.resolved(temp_dir)
     }
 
     fn resolved(&self, temp_dir: &Path) -> Vec<(String, String)> {
@@ -146,7 +153,11 @@ impl Variables {
     }
 }
 
+/// Whether the environment of a process holds it. What bash would read before the script is the script's to set.
 fn fits(key: &str, value: &str, total: &mut usize) -> bool {
+    if matches!(key, "BASH_ENV" | "ENV") {
+        return false;
+    }
     let size = key.len() + value.len() + 2;
     if size > ENTRY_LIMIT || *total + size > TOTAL_LIMIT {
         return false;

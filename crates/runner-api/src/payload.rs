@@ -62,6 +62,15 @@ pub struct JobPayload {
     /// The `run:` keyword: a JSON array of steps, as text. Absent, never null (runner-api 11.1).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<String>,
+    /// Values for `${{ job.inputs.name }}`.
+    #[serde(default, deserialize_with = "null_default", skip_serializing_if = "Vec::is_empty")]
+    pub inputs: Vec<JobInput>,
+    /// Secrets that the runner has to fetch, by the variable that is to hold them.
+    #[serde(default, deserialize_with = "null_default", skip_serializing_if = "BTreeMap::is_empty")]
+    pub secrets: BTreeMap<String, serde_json::Value>,
+    /// Whether a policy of the server put the job into its pipeline.
+    #[serde(default, deserialize_with = "null_default", skip_serializing_if = "PolicyOptions::is_default")]
+    pub policy_options: PolicyOptions,
     /// Muster's own additions; absent from GitLab.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub muster: Option<Extension>,
@@ -264,6 +273,49 @@ pub struct OtelEndpoint {
     /// What it wants of who sends spans; kept as it came.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auth: Option<serde_json::Value>,
+}
+
+/// One input of the job.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JobInput {
+    /// Its name.
+    pub key: String,
+    /// Its value.
+    pub value: JobInputValue,
+}
+
+/// The value of an input.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JobInputValue {
+    /// `string`, `number`, `boolean`, `array` or `struct`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The value itself.
+    pub content: serde_json::Value,
+    /// It must not be put into a text.
+    pub sensitive: bool,
+}
+
+/// What the server says about a job of a policy.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+#[expect(missing_docs, reason = "the field names are GitLab's")]
+pub struct PolicyOptions {
+    #[serde(deserialize_with = "null_default")]
+    pub execution_policy_job: bool,
+    #[serde(deserialize_with = "null_default")]
+    pub policy_name: String,
+    pub policy_variables_override_allowed: Option<bool>,
+    #[serde(deserialize_with = "null_default")]
+    pub policy_variables_override_exceptions: Vec<String>,
+}
+
+impl PolicyOptions {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// A script around the checkout.

@@ -32,7 +32,8 @@ fn upload(artifacts: ArtifactsUpload) -> Phase {
 }
 
 fn to(served: &Served, plan: JobPlan) -> JobPlan {
-    let coordinator = Coordinator { url: served.url.to_string(), job_id: JOB.0, token: "t0ken".to_owned() };
+    let coordinator =
+        Coordinator { url: served.url.to_string(), job_id: JOB.0, token: "t0ken".to_owned(), ..Coordinator::default() };
     JobPlan { coordinator, ..plan }
 }
 

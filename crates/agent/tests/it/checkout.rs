@@ -1,14 +1,14 @@
-//! Checkouts: copies of a local repository's commit, and git over a URL. Caches between jobs.
+//! Checkouts: copies of a local repository's commit, and git over a URL.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use muster_agent_api::builtin::{Builtin, CacheEntry, Caches, Checkout, JobPlan, PhaseWhen};
+use muster_agent_api::builtin::{Builtin, Checkout, JobPlan};
 use muster_agent_api::result::Outcome;
 
 use crate::harness::*;
 
-fn git(dir: &Path, args: &[&str]) -> String {
+pub(crate) fn git(dir: &Path, args: &[&str]) -> String {
     let output = Command::new("git")
         .args(["-c", "user.name=T", "-c", "user.email=t@example.com", "-c", "init.defaultBranch=main"])
         .args(args)
@@ -37,7 +37,7 @@ pub(crate) fn repository(dir: &Path) -> (PathBuf, String) {
     (bare, git(&work, &["rev-parse", "HEAD"]))
 }
 
-fn with_sources(mut plan: JobPlan, checkout: Checkout) -> JobPlan {
+pub(crate) fn with_sources(mut plan: JobPlan, checkout: Checkout) -> JobPlan {
     plan.phases[0].run = Builtin::Checkout(checkout);
     plan
 }
@@ -112,37 +112,4 @@ async fn a_commit_that_does_not_exist_fails_the_job_before_the_script() {
     let (log, result) = agent.complete(&plan).await;
     assert_eq!(failed(&result).0, "script_failure");
     assert!(!log.contains("\nnever\n"), "{log}");
-}
-
-#[tokio::test]
-async fn a_cache_is_saved_and_restored() {
-    let mut agent = Agent::start().await;
-    let cache_dir = agent.dir.path().join("cache").to_string_lossy().into_owned();
-    let cache = |policy: &str| CacheEntry {
-        key: "deps-main".to_owned(),
-        cache_dir: cache_dir.clone(),
-        paths: vec!["vendor/".to_owned()],
-        policy: policy.to_owned(),
-        ..CacheEntry::default()
-    };
-    let other = || CacheEntry { key: "other".to_owned(), ..cache("pull") };
-    let both = |policy: &str| Caches { caches: vec![other(), cache(policy)] };
-    let restore = |policy: &str| phase("restore_cache", PhaseWhen::OnSuccess, Builtin::CacheRestore(both(policy)));
-    let save = phase("archive_cache", PhaseWhen::OnSuccess, Builtin::CacheSave(both("pull-push")));
-    let make = "mkdir -p vendor; [ -e vendor/lib ] && echo cached || echo made > vendor/lib";
-    let plan = agent.plan(vec![restore("pull-push"), script(&[make]), save]);
-    let (first, result) = agent.complete(&plan).await;
-    assert_eq!(result.outcome, Outcome::Success);
-    assert!(first.contains("Cache file does not exist") && first.contains("Created cache"), "{first}");
-    assert!(first.contains("Not uploading cache other due to policy"), "{first}");
-    assert_eq!(states(&result).len(), 4, "one phase for all caches: {result:?}");
-    std::fs::remove_dir_all(agent.project()).unwrap();
-    let (second, _) = agent.complete(&plan).await;
-    for text in
-        ["Checking cache for deps-main...", "Successfully extracted cache", "\ncached\n", "Archive is up to date!"]
-    {
-        assert!(second.contains(text), "{text} in {second}");
-    }
-    let plan = agent.plan(vec![restore("push")]);
-    assert!(agent.complete(&plan).await.0.contains("Not downloading cache deps-main due to policy"));
 }

@@ -23,6 +23,7 @@ async fn cancel_ends_the_script_and_after_script_still_runs() {
     let warning = "\x1b[0;33mWARNING: script canceled externally (UI, API)\x1b[0;m\n";
     assert!(log.contains(warning) && log.contains("\nit was canceled\n") && log.contains("\nuploaded\n"), "{log}");
     assert!(!log.contains("\nnever\n") && log.ends_with("\x1b[31;1mERROR: Job failed: canceled\x1b[0;m\n"), "{log}");
+    assert!(!log.contains("errexit") && !log.contains("trap"), "the shell does not print its script: {log}");
     assert_eq!(states(&result)[1], ("step_script", StepStatus::Cancelled));
 }
 

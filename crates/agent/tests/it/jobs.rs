@@ -18,6 +18,7 @@ async fn a_job_runs_and_its_log_has_gitlabs_bytes() {
          \x1b[0K\x1b[36;1mExecuting \"get_sources\" stage of the job script\x1b[0;m\x1b[0;m\n\
          \x1b[32;1mSkipping Git repository setup\x1b[0;m\n\
          \x1b[32;1mSkipping Git checkout\x1b[0;m\n\
+         \x1b[32;1mSkipping Git submodules setup\x1b[0;m\n\
          \x1b[0K\x1b[36;1mExecuting \"step_script\" stage of the job script\x1b[0;m\x1b[0;m\n\
          \x1b[32;1m$ echo hello\x1b[0;m\n\
          hello\n\

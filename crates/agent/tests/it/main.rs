@@ -3,9 +3,12 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 mod artifacts;
+mod caches;
 mod checkout;
 mod death;
 mod ending;
 mod harness;
 mod jobs;
 mod output;
+mod shells;
+mod sources;

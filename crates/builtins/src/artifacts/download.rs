@@ -10,7 +10,7 @@ use muster_job::JobId;
 use muster_runner_api::client::{Client, ClientError};
 use muster_steps::stop::Stop;
 
-use super::{client, pause, word};
+use super::{pause, word};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::files::extract;
@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Runs the phase: the producers in order, later ones over earlier ones.
 pub(crate) async fn download(context: &Context, download: &ArtifactsDownload, stop: &Stop) -> Result<(), Failure> {
-    let client = client(context)?;
+    let client = context.client()?;
     for source in &download.from {
         context.say(&style::info(&format!("Downloading artifacts for {} ({})...", source.name, source.job_id)));
         let archive = fetch(context, &client, source, stop).await?;
@@ -36,7 +36,8 @@ async fn fetch(context: &Context, client: &Client, source: &ArtifactSource, stop
     for attempt in 1.. {
         let result = tokio::select! {
             cause = stop.stopped() => return Err(Failure::Stopped(cause)),
-            result = fetch_once(context, client, source) => result,
+            // Only the first try asks for the object storage: it may be what failed (runner-api 5.2).
+            result = fetch_once(context, client, source, attempt == 1 && context.coordinator.direct_download) => result,
         };
         let error = match result {
             Ok(file) => {
@@ -57,9 +58,14 @@ async fn fetch(context: &Context, client: &Client, source: &ArtifactSource, stop
     Err(Failure::System("no try was left".to_owned()))
 }
 
-async fn fetch_once(context: &Context, client: &Client, source: &ArtifactSource) -> Result<File, ClientError> {
+async fn fetch_once(
+    context: &Context,
+    client: &Client,
+    source: &ArtifactSource,
+    direct: bool,
+) -> Result<File, ClientError> {
     let local = |error: io::Error| ClientError::unreachable("artifact download", error.to_string());
-    let mut answer = client.download_artifact(JobId(source.job_id), &source.token).await?;
+    let mut answer = client.download_artifact(JobId(source.job_id), &source.token, direct).await?;
     let mut file = tempfile::tempfile_in(&context.temp_dir).map_err(local)?;
     while let Some(chunk) = answer.body.next().await {
         file.write_all(&chunk.map_err(local)?).map_err(local)?;

@@ -5,22 +5,13 @@ mod upload;
 
 use std::time::Duration;
 
-use muster_runner_api::client::{Client, ClientError};
+use muster_runner_api::client::ClientError;
 use muster_steps::stop::Stop;
 
 pub(crate) use download::download;
 pub(crate) use upload::upload;
 
-use crate::context::Context;
 use crate::failure::Failure;
-
-/// The client for the job's coordinator.
-fn client(context: &Context) -> Result<Client, Failure> {
-    context
-        .shared
-        .client(&context.coordinator.url)
-        .map_err(|error| Failure::System(format!("cannot reach the coordinator: {error}")))
-}
 
 /// Waits before another try.
 async fn pause(time: Duration, stop: &Stop) -> Result<(), Failure> {

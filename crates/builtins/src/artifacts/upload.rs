@@ -10,12 +10,12 @@ use std::time::Duration;
 use futures::StreamExt;
 use muster_agent_api::builtin::ArtifactsUpload;
 use muster_job::JobId;
-use muster_runner_api::client::ClientError;
+use muster_runner_api::client::{ClientError, UploadLimits};
 use muster_runner_api::service::{ArtifactQuery, ByteStream};
 use muster_steps::stop::Stop;
 use tokio_util::io::ReaderStream;
 
-use super::{client, pause, word};
+use super::{pause, word};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::files::pack::{self, Level};
@@ -90,12 +90,12 @@ async fn send(
         "" => "Uploading artifacts to coordinator...".to_owned(),
         kind => format!("Uploading artifacts as \"{kind}\" to coordinator..."),
     };
-    let client = client(context)?;
+    let client = context.client()?;
     let (job, token) = (JobId(context.coordinator.job_id), context.coordinator.token.as_str());
     let mut wait = PAUSE_FIRST;
     for attempt in 1.. {
         let (body, length) = open(archive).map_err(Failure::io("cannot read the archive"))?;
-        let call = client.upload_artifact(job, token, &query, filename, body, Some(length));
+        let call = client.upload_artifact(job, token, &query, filename, body, Some(length), limits(context));
         let result = tokio::select! {
             cause = stop.stopped() => return Err(Failure::Stopped(cause)),
             result = call => result,
@@ -123,6 +123,16 @@ async fn send(
         wait = (wait * 2).min(PAUSE_MAX);
     }
     Ok(())
+}
+
+/// `[runners.artifact]`, or the defaults where the plan does not say.
+fn limits(context: &Context) -> UploadLimits {
+    let given = |millis: u64, default: Duration| if millis == 0 { default } else { Duration::from_millis(millis) };
+    let default = UploadLimits::default();
+    UploadLimits {
+        whole: given(context.coordinator.upload_timeout_ms, default.whole),
+        answer: given(context.coordinator.response_timeout_ms, default.answer),
+    }
 }
 
 fn open(path: &Path) -> io::Result<(ByteStream, u64)> {

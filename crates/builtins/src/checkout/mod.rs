@@ -3,7 +3,10 @@
 //! Two ways lead there. A commit of a repository on this machine is checked out once, as a [`template`], and copied
 //! for every job. Any other is fetched by the `git` command ([`remote`]).
 
+mod cleanup;
+mod config;
 mod remote;
+mod submodules;
 mod template;
 mod tree;
 
@@ -12,50 +15,66 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use muster_agent_api::builtin::{Checkout, Script};
+use muster_agent_api::builtin::Checkout;
 use muster_steps::stop::Stop;
 
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::script;
 use crate::trace::style;
+pub(crate) use cleanup::clean_up;
 pub use template::Templates;
 
-/// Runs the phase. `again` says that a try before this one failed.
-pub(crate) async fn run(context: &Context, checkout: &Checkout, again: bool, stop: &Stop) -> Result<(), Failure> {
+/// Runs the phase.
+pub(crate) async fn run(context: &Context, checkout: &Checkout, stop: &Stop) -> Result<(), Failure> {
     let project = &context.project_dir;
     match checkout.strategy.as_str() {
         "none" => {
+            config::write(context, checkout).map_err(Failure::io(WRITING))?;
             context.say(&style::info("Skipping Git repository setup"));
-            context.say(&style::info("Skipping Git checkout"));
+            nothing_checked_out(context);
             return fs::create_dir_all(project).map_err(Failure::io("cannot make the project directory"));
         }
         "empty" => {
+            config::write(context, checkout).map_err(Failure::io(WRITING))?;
             context.say(&style::info("Skipping Git repository setup and creating an empty build directory"));
-            context.say(&style::info("Skipping Git checkout"));
+            nothing_checked_out(context);
             return clear(context, stop).await;
         }
         _ => {}
     }
-    if again {
-        context.say(&style::info("Deleting tracked and untracked files..."));
-        clear(context, stop).await?;
-    }
-    hook(context, &checkout.pre_script, stop).await?;
+    hook(context, checkout, ("pre_clone_script", &checkout.pre_script), stop).await?;
     match &checkout.local_repository {
         Some(repository) => template::check_out(context, checkout, Path::new(repository), stop).await?,
         None => remote::check_out(context, checkout, stop).await?,
     }
-    hook(context, &checkout.post_script, stop).await
+    hook(context, checkout, ("post_clone_script", &checkout.post_script), stop).await
 }
 
-async fn hook(context: &Context, commands: &[String], stop: &Stop) -> Result<(), Failure> {
-    if commands.is_empty() {
+const WRITING: &str = "cannot write the git configuration";
+
+fn nothing_checked_out(context: &Context) {
+    context.say(&style::info("Skipping Git checkout"));
+    context.say(&style::info("Skipping Git submodules setup"));
+}
+
+/// Before the second try: whatever the first left is in doubt.
+pub(crate) async fn clear_worktree(context: &Context, stop: &Stop) -> Result<(), Failure> {
+    context.say(&style::info("Deleting tracked and untracked files..."));
+    clear(context, stop).await
+}
+
+/// Whether the phase has a repository to clear.
+pub(crate) fn has_repository(checkout: &Checkout) -> bool {
+    !matches!(checkout.strategy.as_str(), "none" | "empty")
+}
+
+async fn hook(context: &Context, checkout: &Checkout, hook: script::Group<'_>, stop: &Stop) -> Result<(), Failure> {
+    if hook.1.is_empty() {
         return Ok(());
     }
     fs::create_dir_all(&context.project_dir).map_err(Failure::io("cannot make the project directory"))?;
-    let hook = Script { commands: commands.to_vec(), ..Script::default() };
-    script::run(context, &hook, stop).await
+    script::run_groups(context, &checkout.shell, &[hook], stop).await
 }
 
 /// Makes the project directory one that exists and is empty.
@@ -97,13 +116,14 @@ fn allow_writing(dir: &Path) {
 /// A URL without user and password, as it may stand in a file or in the trace.
 fn without_credentials(url: &str) -> String {
     match url.split_once("://") {
-        Some((scheme, rest)) => {
+        // The user of an SSH address is no secret, and part of it.
+        Some((scheme @ ("http" | "https"), rest)) => {
             let end = rest.find('/').unwrap_or(rest.len());
             let (authority, path) = rest.split_at(end);
             let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
             format!("{scheme}://{host}{path}")
         }
-        None => url.to_owned(),
+        _ => url.to_owned(),
     }
 }
 

@@ -1,25 +1,19 @@
 //! Checkouts over a URL, by the `git` command (job-execution 2.2 to 2.7).
-//!
-//! Credentials live in a file of the job's temporary directory, which the repository's configuration includes and
-//! which goes away with the job; the stored remote has none.
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use muster_agent_api::builtin::Checkout;
 use muster_steps::process::Command;
 use muster_steps::stop::Stop;
 
-use super::{clear, remove_tree, short, without_credentials};
+use super::cleanup::{remove_config, remove_leftovers};
+use super::config::{self, Written, host};
+use super::{clear, short, submodules, without_credentials};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::trace::style;
-
-/// Locks that a killed git leaves behind (job-execution 2.3).
-const LEFTOVERS: [&str; 5] = ["index.lock", "shallow.lock", "HEAD.lock", "hooks/post-checkout", "config.lock"];
 
 /// Fills the project directory with the commit.
 pub(super) async fn check_out(context: &Context, checkout: &Checkout, stop: &Stop) -> Result<(), Failure> {
@@ -27,61 +21,60 @@ pub(super) async fn check_out(context: &Context, checkout: &Checkout, stop: &Sto
     if checkout.strategy == "clone" {
         clear(context, stop).await?;
     }
-    remove_leftovers(project);
-    let include = write_credentials(context, checkout).map_err(Failure::io("cannot write the git configuration"))?;
-    fetch(context, checkout, &include, stop).await?;
-    if !checkout.checkout {
+    let with_submodules = !matches!(checkout.submodules.as_str(), "" | "none");
+    remove_leftovers(project, with_submodules);
+    if checkout.clean_config {
+        remove_config(project, with_submodules);
+    }
+    let written = config::write(context, checkout).map_err(Failure::io(super::WRITING))?;
+    fetch(context, checkout, &written, stop).await?;
+    if checkout.checkout {
+        files(context, checkout, stop).await?;
+    } else {
         context.say(&style::info("Skipping Git checkout"));
-        return Ok(());
     }
-    let notice = format!("Checking out {} as detached HEAD (ref is {})...", short(&checkout.sha), checkout.ref_name);
-    context.say(&style::info(&notice));
-    let args = ["-c", "submodule.recurse=false", "checkout", "-f", "-q", &checkout.sha];
-    git(context, &args, project, stop).await?;
-    if let Some(flags) = &checkout.clean_flags {
-        let args: Vec<&str> = ["clean"].into_iter().chain(flags.iter().map(String::as_str)).collect();
-        git(context, &args, project, stop).await?;
+    if with_submodules {
+        submodules::update(context, checkout, stop).await
+    } else {
+        context.say(&style::info("Skipping Git submodules setup"));
+        Ok(())
     }
-    if !matches!(checkout.submodules.as_str(), "" | "none") {
-        submodules(context, checkout, stop).await?;
-    }
-    Ok(())
 }
 
-async fn fetch(context: &Context, checkout: &Checkout, include: &Path, stop: &Stop) -> Result<(), Failure> {
+async fn fetch(context: &Context, checkout: &Checkout, written: &Written, stop: &Stop) -> Result<(), Failure> {
     let project = &context.project_dir;
     context.say(&style::info(&match checkout.depth {
         depth @ 1.. => format!("Fetching changes with git depth set to {depth}..."),
         _ => "Fetching changes...".to_owned(),
     }));
-    let fresh = !project.join(".git").exists();
+    if checkout.safe_directory {
+        let project = project.to_string_lossy();
+        let same = format!("^{}$", regex_escaped(&project));
+        let args = ["config", "--global", "--replace-all", "safe.directory", &project, &same];
+        git(context, &args, &context.temp_dir, stop).await?;
+    }
     fs::create_dir_all(project).map_err(Failure::io("cannot make the project directory"))?;
-    if fresh {
-        let mut args = vec!["-c", "init.defaultBranch=none", "init", "--quiet", "--template="];
+    let fresh = !project.join(".git").exists();
+    if fresh || checkout.clean_config {
+        let template = written.template.to_string_lossy();
+        let mut args = vec!["init", "--template", &template];
         if !matches!(checkout.object_format.as_str(), "" | "sha1") {
             args.extend(["--object-format", &checkout.object_format]);
         }
         git(context, &args, project, stop).await?;
-        context.say(&style::info("Created fresh repository."));
     }
-    let include = include.to_string_lossy();
-    for (key, value) in [
-        ("remote.origin.url", without_credentials(&checkout.repo_url).as_str()),
-        ("include.path", &*include),
-        ("fetch.recurseSubmodules", "false"),
-        ("credential.interactive", "never"),
-        ("gc.autoDetach", "false"),
-    ] {
-        git(context, &["config", "--replace-all", key, value], project, stop).await?;
+    if fresh {
+        context.say(&style::info("Created fresh repository."));
+    } else {
+        let (url, include) = (without_credentials(&checkout.repo_url), written.external.to_string_lossy());
+        for (key, value) in [("remote.origin.url", url.as_str()), ("include.path", &*include)] {
+            git(context, &["config", "--replace-all", key, value], project, stop).await?;
+        }
     }
     let depth = checkout.depth.to_string();
-    let agent = format!(
-        "http.userAgent=gitlab-runner {} {}/{}",
-        env!("CARGO_PKG_VERSION"),
-        std::env::consts::OS,
-        std::env::consts::ARCH
-    );
-    let mut args = vec!["-c", agent.as_str(), "fetch", "origin", "--no-recurse-submodules"];
+    let options = options(checkout);
+    let mut args: Vec<&str> = options.iter().map(String::as_str).collect();
+    args.extend(["fetch", "origin", "--no-recurse-submodules"]);
     args.extend(checkout.refspecs.iter().map(String::as_str));
     if checkout.depth > 0 {
         args.extend(["--depth", &depth]);
@@ -92,67 +85,81 @@ async fn fetch(context: &Context, checkout: &Checkout, include: &Path, stop: &St
     git(context, &args, project, stop).await
 }
 
-/// Brings the submodules to what the commit says (job-execution 2.7).
-pub(super) async fn submodules(context: &Context, checkout: &Checkout, stop: &Stop) -> Result<(), Failure> {
-    let recursive = match checkout.submodules.as_str() {
-        "normal" => false,
-        "recursive" => true,
-        _ => return Err(Failure::Step("unknown GIT_SUBMODULE_STRATEGY".to_owned())),
-    };
-    let project = &context.project_dir;
-    let depth = checkout.depth.to_string();
-    context.say(&style::info(&format!(
-        "Updating/initializing submodules{}{}...",
-        if recursive { " recursively" } else { "" },
-        if checkout.depth > 0 { format!(" with git depth set to {depth}") } else { String::new() }
-    )));
-    let with = |args: &[&'static str]| -> Vec<&'static str> {
-        args.iter().copied().chain(recursive.then_some("--recursive")).collect()
-    };
-    git(context, &["submodule", "init"], project, stop).await?;
-    git(context, &with(&["submodule", "sync", "--quiet"]), project, stop).await?;
-    let include = format!("include.path={}", credentials_path(context).display());
-    let update = |depth: &'static str| {
-        let mut args = vec!["-c".to_owned(), include.clone()];
-        args.extend(with(&["submodule", "update", "--init"]).into_iter().map(str::to_owned));
-        if checkout.depth > 0 && depth == "--depth" {
-            args.extend([depth.to_owned(), checkout.depth.to_string()]);
-        }
-        args
-    };
-    let first = update("--depth");
-    let first: Vec<&str> = first.iter().map(String::as_str).collect();
-    if let Err(failure) = git(context, &first, project, stop).await {
-        if stop.cause().is_some() {
-            return Err(failure);
-        }
-        context.say(&style::warning("Updating submodules failed. Retrying..."));
-        git(context, &with(&["submodule", "sync", "--quiet"]), project, stop).await?;
-        let second = update("");
-        let second: Vec<&str> = second.iter().map(String::as_str).collect();
-        git(context, &second, project, stop).await?;
-        foreach(context, recursive, &["git", "reset", "--hard", "--quiet"], stop).await?;
-    } else {
-        context.say(&style::info("Updated submodules"));
-        git(context, &with(&["submodule", "sync", "--quiet"]), project, stop).await?;
+/// What git is told about this one call.
+fn options(checkout: &Checkout) -> Vec<String> {
+    let (version, os, arch) = (env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH);
+    let mut options = vec!["-c".to_owned(), format!("http.userAgent=gitlab-runner {version} {os}/{arch}")];
+    if checkout.proactive_auth {
+        let scope = host(&without_credentials(&checkout.repo_url)).map(|host| format!("{host}.")).unwrap_or_default();
+        options.extend(["-c".to_owned(), format!("http.{scope}proactiveAuth=basic")]);
     }
-    let clean = checkout.clean_flags.clone().filter(|flags| !flags.is_empty());
-    let clean = clean.unwrap_or_else(|| vec!["-ffdx".to_owned()]);
-    let clean: Vec<&str> = ["git", "clean", "--quiet"].into_iter().chain(clean.iter().map(String::as_str)).collect();
-    foreach(context, recursive, &clean, stop).await
+    options
 }
 
-async fn foreach(context: &Context, recursive: bool, command: &[&str], stop: &Stop) -> Result<(), Failure> {
-    let mut args = vec!["submodule", "--quiet", "foreach"];
-    if recursive {
-        args.push("--recursive");
+/// The files of the commit, and those of LFS.
+async fn files(context: &Context, checkout: &Checkout, stop: &Stop) -> Result<(), Failure> {
+    let project = &context.project_dir;
+    let notice = format!("Checking out {} as detached HEAD (ref is {})...", short(&checkout.sha), checkout.ref_name);
+    context.say(&style::info(&notice));
+    let options = options(checkout);
+    let mut args: Vec<&str> = options.iter().map(String::as_str).collect();
+    args.extend(["-c", "submodule.recurse=false", "checkout", "-f", "-q", &checkout.sha]);
+    git_without_lfs(context, checkout, &args, stop).await?;
+    if let Some(flags) = &checkout.clean_flags {
+        let args: Vec<&str> = ["clean"].into_iter().chain(flags.iter().map(String::as_str)).collect();
+        git(context, &args, project, stop).await?;
     }
-    args.extend(command);
-    git(context, &args, &context.project_dir, stop).await
+    if checkout.skip_lfs {
+        return Ok(());
+    }
+    if lfs_is_there(context) {
+        git(context, &["lfs", "pull"], project, stop).await?;
+        context.say("\n");
+    } else if uses_lfs(project) {
+        context.say(&style::warning(
+            "the repository keeps files with Git LFS, and git-lfs is not in PATH here: these files are only pointers",
+        ));
+    }
+    Ok(())
+}
+
+/// Whether git would find its LFS command, by the job's own PATH.
+pub(super) fn lfs_is_there(context: &Context) -> bool {
+    let path = context.environment().into_iter().rev().find(|(key, _)| key == "PATH").map(|(_, path)| path);
+    let path = path.unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| {
+        let file = directory.join("git-lfs");
+        file.is_file() && rustix::fs::access(&file, rustix::fs::Access::EXEC_OK).is_ok()
+    })
+}
+
+fn uses_lfs(project: &Path) -> bool {
+    fs::read_to_string(project.join(".gitattributes")).is_ok_and(|text| text.contains("filter=lfs"))
+}
+
+fn regex_escaped(text: &str) -> String {
+    let special = |c: char| "\\.[]{}()*+?^$|".contains(c);
+    text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect()
+}
+
+/// Files of LFS come later, all at once (job-execution 2.5).
+async fn git_without_lfs(context: &Context, checkout: &Checkout, args: &[&str], stop: &Stop) -> Result<(), Failure> {
+    let skip = (!checkout.skip_lfs).then(|| ("GIT_LFS_SKIP_SMUDGE".into(), "1".into()));
+    git_with(context, args, &context.project_dir, skip, stop).await
 }
 
 /// Runs git. Its environment is the agent's with the job's variables, but for those that would lead git elsewhere.
 pub(super) async fn git(context: &Context, args: &[&str], dir: &Path, stop: &Stop) -> Result<(), Failure> {
+    git_with(context, args, dir, None, stop).await
+}
+
+async fn git_with(
+    context: &Context,
+    args: &[&str],
+    dir: &Path,
+    more: Option<(OsString, OsString)>,
+    stop: &Stop,
+) -> Result<(), Failure> {
     let leads_astray = |key: &OsString| {
         ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_NAMESPACE"]
             .iter()
@@ -161,6 +168,7 @@ pub(super) async fn git(context: &Context, args: &[&str], dir: &Path, stop: &Sto
     let mut env: Vec<_> = context.environment().into_iter().filter(|(key, _)| !leads_astray(key)).collect();
     env.push(("GIT_TERMINAL_PROMPT".into(), "0".into()));
     env.push(("GCM_INTERACTIVE".into(), "Never".into()));
+    env.extend(more);
     let command = Command {
         program: PathBuf::from("git"),
         args: args.iter().map(Into::into).collect(),
@@ -169,51 +177,4 @@ pub(super) async fn git(context: &Context, args: &[&str], dir: &Path, stop: &Sto
         ..Command::default()
     };
     context.wait(command, stop).await
-}
-
-fn credentials_path(context: &Context) -> PathBuf {
-    context.temp_dir.join(".gitlab-runner.ext.conf")
-}
-
-/// Writes the file that maps the remote without credentials to the one with them (job-execution 2.6).
-fn write_credentials(context: &Context, checkout: &Checkout) -> std::io::Result<PathBuf> {
-    let path = credentials_path(context);
-    let _ = fs::remove_file(&path);
-    let mut file = fs::File::options().write(true).create_new(true).mode(0o600).open(&path)?;
-    let plain = without_credentials(&checkout.repo_url);
-    let mut pairs = vec![(checkout.repo_url.clone(), plain.clone())];
-    if let (Some(with), Some(without)) = (base(&checkout.repo_url), base(&plain)) {
-        pairs.push((with, without));
-    }
-    for (with, without) in pairs.into_iter().filter(|(with, without)| with != without) {
-        writeln!(file, "[url \"{}\"]\n\tinsteadOf = \"{}\"", escape(&with), escape(&without))?;
-    }
-    writeln!(file, "[transfer]\n\tbundleURI = true")?;
-    Ok(path)
-}
-
-/// Scheme and host, with the user if there is one.
-fn base(url: &str) -> Option<String> {
-    let (scheme, rest) = url.split_once("://")?;
-    matches!(scheme, "http" | "https").then(|| format!("{scheme}://{}", rest.split('/').next().unwrap_or_default()))
-}
-
-fn escape(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"")
-}
-
-fn remove_leftovers(project: &Path) {
-    let git = project.join(".git");
-    for name in LEFTOVERS {
-        let _ = fs::remove_file(git.join(name));
-    }
-    for entry in walkdir::WalkDir::new(git.join("refs")).into_iter().flatten() {
-        if entry.file_type().is_file() && entry.path().extension().is_some_and(|ext| ext == "lock") {
-            let _ = fs::remove_file(entry.path());
-        }
-    }
-    if git.exists() && !git.join("HEAD").exists() {
-        // What a killed `git init` leaves is no repository.
-        let _ = remove_tree(&git);
-    }
 }

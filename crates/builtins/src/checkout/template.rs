@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
 use super::tree::Tree;
-use super::{remote, remove_tree, short, without_credentials};
+use super::{config, remote, remove_tree, short, submodules, without_credentials};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::trace::style;
@@ -114,9 +114,12 @@ pub(super) async fn check_out(
     })
     .await?;
     if checkout.checkout && !matches!(checkout.submodules.as_str(), "" | "none") {
-        remote::submodules(context, checkout, stop).await?;
+        config::write(context, checkout).map_err(Failure::io(super::WRITING))?;
+        submodules::update(context, checkout, stop).await
+    } else {
+        context.say(&style::info("Skipping Git submodules setup"));
+        Ok(())
     }
-    Ok(())
 }
 
 async fn build(context: &Context, checkout: &Checkout, key: &Key, stop: &Stop) -> Result<Arc<Template>, Failure> {

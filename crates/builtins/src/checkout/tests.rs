@@ -9,6 +9,7 @@ fn credentials_are_taken_out_of_urls() {
         ("https://host:8080/a@b", "https://host:8080/a@b"),
         ("/srv/repo.git", "/srv/repo.git"),
         ("git@host:a/b.git", "git@host:a/b.git"),
+        ("ssh://git@host/a/b.git", "ssh://git@host/a/b.git"),
     ] {
         assert_eq!(without_credentials(url), plain);
     }

@@ -55,6 +55,12 @@ pub async fn run(context: Arc<Context>, plan: &JobPlan, brakes: &Brakes) -> JobE
     for line in &plan.header {
         context.say(&style::plain(line));
     }
+    for notice in &plan.notices {
+        context.say(&style::info(notice));
+    }
+    if !plan.warnings.is_empty() {
+        context.say(&style::warning(&plan.warnings.join("\n")));
+    }
     let mut standing = Standing::default();
     let mut steps = Vec::new();
     match context.variables.write_files(&context.temp_dir) {
@@ -99,6 +105,9 @@ async fn one_phase(runner: &phase::Runner<'_>, phase: &Phase, standing: &mut Sta
     }
     standing.notice(runner.brakes);
     if !standing.allows(phase) {
+        if matches!(phase.run, Builtin::Prepare(_)) {
+            return None;
+        }
         // A variant for the other outcome is no news.
         let told = phase.when != PhaseWhen::OnFailure;
         return told.then(|| node(&phase.name, StepStatus::Skipped, Instant::now(), unix_ms(), None, Vec::new()));
@@ -119,7 +128,8 @@ async fn one_phase(runner: &phase::Runner<'_>, phase: &Phase, standing: &mut Sta
     if let Some(failure) = failure {
         standing.settle(phase, failure, runner);
     }
-    Some(node)
+    // Where a job runs is no step of it.
+    (!matches!(phase.run, Builtin::Prepare(_))).then_some(node)
 }
 
 fn node(
@@ -162,7 +172,7 @@ fn is_idle(run: &Builtin) -> bool {
         Builtin::CacheRestore(all) | Builtin::CacheSave(all) => all.caches.is_empty(),
         Builtin::ArtifactsDownload(download) => download.from.is_empty(),
         Builtin::ArtifactsUpload(all) => all.artifacts.is_empty(),
-        Builtin::Checkout(_) | Builtin::Steps { .. } | Builtin::Cleanup => false,
+        Builtin::Prepare(_) | Builtin::Checkout(_) | Builtin::Steps { .. } | Builtin::Cleanup(_) => false,
     }
 }
 

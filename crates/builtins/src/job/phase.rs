@@ -17,9 +17,11 @@ use crate::failure::Failure;
 use crate::trace::style;
 use crate::{artifacts, author_steps, cache, checkout, script, variables::Variables};
 
-/// Between two tries of a phase; doubles up to [`RETRY_MAX`] (job-execution 1.4).
-const RETRY_FIRST: Duration = Duration::from_secs(5);
-const RETRY_MAX: Duration = Duration::from_secs(300);
+/// Between two tries of a phase, at first and at most, where the plan does not say (job-execution 1.4).
+const RETRY_WAIT: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(300));
+/// The stage between the first and the second try of a checkout.
+const CLEAR_WORKTREE: &str = "clear_worktree";
+const CLEAR_WORKTREE_TITLE: &str = "Deleting all tracked and untracked files due to source fetch failure";
 /// More tries than this are a mistake (job-execution 1.4).
 const MAX_ATTEMPTS: u32 = 10;
 
@@ -41,11 +43,7 @@ pub(super) struct Done {
 
 impl Runner<'_> {
     pub(super) async fn run(&self, phase: &Phase, cancel_reaches: bool) -> Done {
-        let section = self.plan.trace_sections;
-        if section {
-            self.context.say(&style::section_start(&phase.name));
-        }
-        self.context.say(&style::title(&phase.title));
+        self.open_section(&phase.name, &phase.title);
         let mut steps = Vec::new();
         let result = self.tries(phase, cancel_reaches, &mut steps).await;
         self.context.trace.end_lines();
@@ -56,9 +54,7 @@ impl Runner<'_> {
                 phase.name
             )));
         }
-        if section {
-            self.context.say(&style::section_end(&phase.name));
-        }
+        self.close_section(&phase.name);
         Done { result: result.map_err(|failure| self.name_timeout(failure)), steps }
     }
 
@@ -77,11 +73,14 @@ impl Runner<'_> {
         let own_limit = (phase.timeout_ms > 0).then(|| Instant::now() + Duration::from_millis(phase.timeout_ms));
         let stop = self.brakes.stop.child();
         let attempts = phase.attempts.clamp(1, MAX_ATTEMPTS);
-        let mut pause = RETRY_FIRST;
+        let (mut pause, pause_max) = match self.plan.retry_wait_ms {
+            (0, _) => RETRY_WAIT,
+            (first, most) => (Duration::from_millis(first), Duration::from_millis(most)),
+        };
         let work = async {
             let mut attempt = 1;
             loop {
-                let failure = match self.once(phase, attempt > 1, &stop, steps).await {
+                let failure = match self.once(phase, &stop, steps).await {
                     Ok(()) => return Ok(()),
                     Err(failure) if attempt >= attempts || stop.cause().is_some() => return Err(failure),
                     Err(failure) => failure,
@@ -91,11 +90,38 @@ impl Runner<'_> {
                     cause = stop.stopped() => return Err(Failure::Stopped(cause)),
                     () = tokio::time::sleep(pause) => {}
                 }
-                pause = (pause * 2).min(RETRY_MAX);
+                pause = (pause * 2).min(pause_max);
                 attempt += 1;
+                if attempt == 2 {
+                    self.clear_worktree(phase, &stop).await?;
+                }
             }
         };
         self.within_limits(phase, own_limit, cancel_reaches, &stop, work).await
+    }
+
+    /// What a failed checkout left is removed before the next try, in a section of its own (job-execution 1.4).
+    async fn clear_worktree(&self, phase: &Phase, stop: &Stop) -> Result<(), Failure> {
+        if !matches!(&phase.run, Builtin::Checkout(checkout) if checkout::has_repository(checkout)) {
+            return Ok(());
+        }
+        self.open_section(CLEAR_WORKTREE, CLEAR_WORKTREE_TITLE);
+        let cleared = checkout::clear_worktree(&self.context, stop).await;
+        self.close_section(CLEAR_WORKTREE);
+        cleared
+    }
+
+    fn open_section(&self, name: &str, title: &str) {
+        if self.plan.trace_sections {
+            self.context.say(&style::section_start(name));
+        }
+        self.context.say(&style::title(title));
+    }
+
+    fn close_section(&self, name: &str) {
+        if self.plan.trace_sections {
+            self.context.say(&style::section_end(name));
+        }
     }
 
     /// Ends the work at the job's deadline, at the phase's own, or by a cancel. The work decides how long its end takes.
@@ -107,13 +133,14 @@ impl Runner<'_> {
         stop: &Stop,
         work: impl Future<Output = Result<(), Failure>>,
     ) -> Result<(), Failure> {
-        let own_is_first = match (own_limit, self.deadline) {
+        // Cleaning up has a limit of its own only: it comes after the job's deadline, too.
+        let is_cleaning = phase.when == muster_agent_api::builtin::PhaseWhen::Finally;
+        let deadline = self.deadline.filter(|_| !is_cleaning);
+        let own_is_first = match (own_limit, deadline) {
             (Some(own), Some(job)) => own < job,
             (own, _) => own.is_some(),
         };
-        let limit = if own_is_first { own_limit } else { self.deadline };
-        let is_cleaning = phase.when == muster_agent_api::builtin::PhaseWhen::Finally;
-        let limit = limit.filter(|_| !is_cleaning || own_is_first);
+        let limit = if own_is_first { own_limit } else { deadline };
         let mut work = pin!(work);
         let mut timed_out = false;
         let mut canceled = false;
@@ -140,16 +167,24 @@ impl Runner<'_> {
         }
     }
 
-    async fn once(&self, phase: &Phase, again: bool, stop: &Stop, steps: &mut Vec<StepNode>) -> Result<(), Failure> {
+    async fn once(&self, phase: &Phase, stop: &Stop, steps: &mut Vec<StepNode>) -> Result<(), Failure> {
         let context = &self.context;
-        if let (Some(cause), false) = (stop.cause(), matches!(phase.run, Builtin::Cleanup)) {
+        if let (Some(cause), false) = (stop.cause(), matches!(phase.run, Builtin::Cleanup(_))) {
             return Err(Failure::Stopped(cause));
         }
         match &phase.run {
             Builtin::Script(script) => script::run(context, script, stop).await,
-            Builtin::Checkout(checkout) => checkout::run(context, checkout, again, stop).await,
-            Builtin::Cleanup => Variables::remove_files(&context.temp_dir)
-                .map_err(Failure::io("cannot remove the job's temporary files")),
+            Builtin::Checkout(checkout) => checkout::run(context, checkout, stop).await,
+            Builtin::Prepare(prepare) => {
+                prepare.lines.iter().for_each(|line| context.say(&style::plain(line)));
+                prepare.echoed.iter().for_each(|line| context.say(&format!("{line}\n")));
+                Ok(())
+            }
+            Builtin::Cleanup(cleanup) => {
+                checkout::clean_up(context, cleanup, stop).await?;
+                Variables::remove_files(&context.temp_dir)
+                    .map_err(Failure::io("cannot remove the job's temporary files"))
+            }
             Builtin::CacheRestore(all) => {
                 for cache in &all.caches {
                     cache::restore(context, cache, stop).await?;

@@ -92,6 +92,12 @@ impl Standing {
             Failure::Stopped(EndCause::CanceledByUser) if in_script && runner.brakes.stop.cause().is_none() => {
                 say(style::warning("script canceled externally (UI, API)"));
             }
+            // No shell of the job would come any further.
+            Failure::Profile(..) => {
+                self.over = true;
+                self.fail(failure);
+                return;
+            }
             Failure::Stopped(_) | Failure::JobTimeout(_) => self.over = true,
             // A limit of the script leaves time for after_script; the others leave no environment to go on in.
             Failure::PhaseTimeout(_) if !phase.allow_failure => self.over |= !in_script,

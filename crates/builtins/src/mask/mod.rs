@@ -14,9 +14,12 @@ use filters::{Filter, Following, Phrases};
 const URL_PARAMETERS: [&str; 6] =
     ["private_token", "authenticity_token", "rss_token", "x-amz-signature", "x-amz-credential", "x-amz-security-token"];
 
+/// The prefix of personal access tokens: masked whatever a job says.
+const PERSONAL_PREFIX: &str = "glpat-";
+
 /// Prefixes of GitLab's tokens.
 const TOKEN_PREFIXES: [&str; 14] = [
-    "glpat-",
+    PERSONAL_PREFIX,
     "gloas-",
     "gldt-",
     "glrt-",
@@ -56,9 +59,21 @@ impl Secrets {
     /// program may print only some of them, or indent them. All prefixes are used: GitLab drops those beyond the fifteenth,
     /// which can only show more.
     pub fn new<'a>(values: impl IntoIterator<Item = &'a str>, prefixes: impl IntoIterator<Item = &'a str>) -> Self {
+        Self::build(values, TOKEN_PREFIXES.into_iter().chain(prefixes))
+    }
+
+    /// The same with only [`PERSONAL_PREFIX`] of the built-in prefixes (FF_MASK_ALL_DEFAULT_TOKENS off).
+    pub fn with_few_prefixes<'a>(
+        values: impl IntoIterator<Item = &'a str>,
+        prefixes: impl IntoIterator<Item = &'a str>,
+    ) -> Self {
+        Self::build(values, std::iter::once(PERSONAL_PREFIX).chain(prefixes))
+    }
+
+    fn build<'a>(values: impl IntoIterator<Item = &'a str>, prefixes: impl Iterator<Item = &'a str>) -> Self {
         Self {
             phrases: values.into_iter().flat_map(|value| clean(value).into_iter().chain(lines(value))).collect(),
-            prefixes: TOKEN_PREFIXES.into_iter().chain(prefixes).filter_map(clean).collect(),
+            prefixes: prefixes.filter_map(clean).collect(),
         }
     }
 }

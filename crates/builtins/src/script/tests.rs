@@ -1,23 +1,31 @@
-//! The frame, run by the shells of this machine.
+//! The frames: the one of POSIX shells run by the shells of this machine, the one of PowerShell as text.
 
 use std::io::Write;
 use std::process::{Output, Stdio};
 
 use super::*;
 
-fn run(bash: bool, commands: &[&str]) -> Output {
-    let commands: Vec<String> = commands.iter().map(ToString::to_string).collect();
-    let exports = [("BIG".to_owned(), "it's\n$HOME `x` \\n".to_owned())];
-    let frame = Frame { bash, trace: false, directory: Path::new("/"), exports: &exports, commands: &commands };
-    let shell = find_program(if bash { "bash" } else { "sh" }).unwrap();
-    let mut child = std::process::Command::new(shell)
+fn script(shell: &str) -> Script {
+    Script { shell: shell.to_owned(), ..Script::default() }
+}
+
+fn run_framed(shell: &str, script: &Script, groups: &[Group<'_>]) -> Output {
+    let exports = [("BIG".to_owned(), "it's\n$HOME `x` \\n".to_owned()), ("UID".to_owned(), "7".to_owned())];
+    let frame = Frame { script, directory: Path::new("/"), started: None, groups };
+    let text = posix::text(&frame, shell == "bash", &exports);
+    let mut child = std::process::Command::new(find_program(shell).unwrap())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    child.stdin.take().unwrap().write_all(frame.text().as_bytes()).unwrap();
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     child.wait_with_output().unwrap()
+}
+
+fn run(shell: &str, commands: &[&str]) -> Output {
+    let commands: Vec<String> = commands.iter().map(ToString::to_string).collect();
+    run_framed(shell, &script(shell), &[("script_step", &commands)])
 }
 
 fn text(output: &Output) -> String {
@@ -26,8 +34,8 @@ fn text(output: &Output) -> String {
 
 #[test]
 fn commands_are_echoed_in_bold_green_and_run_in_order() {
-    for bash in [true, false] {
-        let output = run(bash, &["  echo 'a'  ", "pwd", "", "for i in 1 2; do\n  echo $i\ndone"]);
+    for shell in ["bash", "sh"] {
+        let output = run(shell, &["  echo 'a'  ", "pwd", "", "for i in 1 2; do\n  echo $i\ndone"]);
         assert_eq!(
             text(&output),
             "\x1b[32;1m$ echo 'a'\x1b[0;m\na\n\x1b[32;1m$ pwd\x1b[0;m\n/\n\n\
@@ -39,33 +47,135 @@ fn commands_are_echoed_in_bold_green_and_run_in_order() {
 
 #[test]
 fn the_first_failing_command_ends_the_script_with_its_status() {
-    for bash in [true, false] {
-        let output = run(bash, &["sh -c 'exit 7'", "echo never"]);
+    for shell in ["bash", "sh"] {
+        let output = run(shell, &["sh -c 'exit 7'", "echo never"]);
         assert_eq!(output.status.code(), Some(7));
         assert!(!text(&output).contains("\nnever"));
     }
-    assert_eq!(run(true, &["false | true", "echo never"]).status.code(), Some(1));
-    assert_eq!(run(true, &["exit 42"]).status.code(), Some(42));
+    assert_eq!(run("bash", &["false | true", "echo never"]).status.code(), Some(1));
+    assert_eq!(run("bash", &["exit 42"]).status.code(), Some(42));
 }
 
 #[test]
 fn a_command_cannot_eat_the_script() {
-    for bash in [true, false] {
-        let output = run(bash, &["cat", "echo after"]);
+    for shell in ["bash", "sh"] {
+        let output = run(shell, &["cat", "echo after"]);
         assert!(text(&output).ends_with("\nafter\n"), "{output:?}");
     }
 }
 
 #[test]
 fn quoting_keeps_every_character() {
-    for bash in [true, false] {
-        let output = run(bash, &["printf '%s' \"$BIG\"", "echo \"it's \\\\ 'q' %s\""]);
+    for shell in ["bash", "sh"] {
+        let output = run(shell, &["printf '%s' \"$BIG\"", "echo \"it's \\\\ 'q' %s\""]);
         assert!(text(&output).contains("it's\n$HOME `x` \\n"), "{output:?}");
-        assert!(output.status.success());
+        assert!(output.status.success(), "bash does not let anyone set UID: {output:?}");
     }
 }
 
 #[test]
-fn an_unknown_shell_is_a_configuration_error() {
-    assert!(matches!(find_shell("fish"), Err(Failure::Configuration(_))));
+fn the_operators_text_stands_around_the_commands_and_is_left_out_after_a_failure() {
+    let [before, after] = ["echo before", "echo after"].map(|text| vec![text.to_owned()]);
+    for (command, expected) in [("echo own", "before own after"), ("false", "before")] {
+        let own = vec![command.to_owned()];
+        let groups = [("pre_build_script", &*before), ("script_step", &*own), ("post_build_script", &*after)];
+        let output = run_framed("bash", &script("bash"), &groups);
+        let printed: Vec<String> =
+            text(&output).lines().filter(|line| !line.contains('$')).map(str::to_owned).collect();
+        assert_eq!(printed.join(" "), expected);
+    }
+}
+
+#[test]
+fn sections_show_commands_of_several_lines_whole_and_close_before_they_run() {
+    let sections = Script { sections: true, ..Script::default() };
+    let commands = vec!["echo one".to_owned(), "echo a\necho 100% \\n".to_owned()];
+    for shell in ["bash", "sh"] {
+        let output =
+            run_framed(shell, &Script { shell: shell.to_owned(), ..sections.clone() }, &[("script_step", &commands)]);
+        let text = text(&output);
+        let stamps: Vec<&str> = text.split(':').filter(|part| part.parse::<u64>().is_ok()).collect();
+        let [start, end] = &stamps[..] else { panic!("{text:?}") };
+        assert_eq!(
+            text,
+            format!(
+                "\x1b[32;1m$ echo one\x1b[0;m\none\n\
+                 section_start:{start}:section_script_step_1[hide_duration=true,collapsed=true]\r\x1b[0K\
+                 \x1b[32;1m$ echo a\necho 100% \\n\x1b[0;m\n\
+                 section_end:{end}:section_script_step_1\r\x1b[0K\na\n100% n\n"
+            )
+        );
+    }
+}
+
+#[test]
+fn statuses_are_looked_at_where_errexit_is_off() {
+    let checked = Script { check_exit_codes: true, ..script("bash") };
+    let commands = vec!["set +e".to_owned(), "sh -c 'exit 5'".to_owned(), "echo never".to_owned()];
+    let output = run_framed("bash", &checked, &[("script_step", &commands)]);
+    assert_eq!(output.status.code(), Some(5));
+    assert!(!text(&output).contains("\nnever"), "{output:?}");
+    assert!(run_framed("bash", &script("bash"), &[("script_step", &commands)]).status.success());
+}
+
+#[test]
+fn a_traced_shell_prints_variables_and_commands() {
+    let traced = Script { debug: true, ..script("bash") };
+    let output = run_framed("bash", &traced, &[("script_step", &["true".to_owned()])]);
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert!(printed.contains("+ export 'BIG=") || printed.contains("export BIG="), "{printed}");
+    assert!(printed.contains("+ true\n"), "{printed}");
+}
+
+/// The text that PowerShell reads.
+fn powershell_text(script: &Script) -> String {
+    let commands = ["Write-Output \"a\"".to_owned(), String::new(), "if ($true) {\n  1\n}".to_owned()];
+    let groups = [("script_step", &commands[..])];
+    let frame = Frame { script, directory: Path::new("/builds/p"), started: None, groups: &groups };
+    let variables = [("A".to_owned(), "1 $x `\"“#'\n".to_owned())];
+    powershell::text(&frame, &variables)
+}
+
+#[test]
+fn powershell_7_gets_a_block_that_stops_at_errors() {
+    let check = "if(!$?) { Exit &{if($LASTEXITCODE) {$LASTEXITCODE} else {1}} }";
+    assert_eq!(
+        powershell_text(&script("pwsh")),
+        format!(
+            "#!/usr/bin/env pwsh\n& {{\n\n$ErrorActionPreference = \"Stop\"\n\
+             ${{A}}=\"1 `$x ```\"`“`#`'`n\"\n${{env:A}}=${{A}}\ncd \"/builds/p\"\n{check}\n\n\
+             echo \"\x1b[32;1m`$ Write-Output `\"a`\"\x1b[0;m\"\nWrite-Output \"a\"\n{check}\n\n\
+             echo \"\"\n\n{check}\n\n\
+             echo \"\x1b[32;1m`$ if (`$true) {{ `# collapsed multi-line command\x1b[0;m\"\n\
+             if ($true) {{\n  1\n}}\n{check}\n\n}}\n\n"
+        )
+    );
+}
+
+#[test]
+fn windows_powershell_gets_its_line_ends_and_a_file_where_it_is_wanted() {
+    let piped = powershell_text(&script("powershell"));
+    assert!(piped.starts_with("& {\r\n\r\n${A}=") && piped.ends_with("}\r\n\r\n"), "{piped:?}");
+    assert!(!piped.replace("\r\n", "").contains('\n') && !piped.contains("ErrorActionPreference"), "{piped:?}");
+    let file = powershell_text(&Script { as_file: true, debug: true, ..script("powershell") });
+    assert!(file.starts_with("\u{feff}Set-PSDebug -Trace 2\r\n"), "{file:?}");
+}
+
+#[test]
+fn no_argument_of_powershell_holds_a_part_of_the_script() {
+    let frame = |script: &Script, file: Option<&Path>| {
+        let frame = Frame { script, directory: Path::new("/"), started: None, groups: &[] };
+        let words = powershell::arguments(&frame, file);
+        words.into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" ")
+    };
+    let base = "-NoProfile -NoLogo -InputFormat text -OutputFormat text -NonInteractive -ExecutionPolicy Bypass";
+    assert_eq!(frame(&script("powershell"), None), format!("{base} -Command -"));
+    let file = frame(&script("powershell"), Some(Path::new("/t/script.ps1")));
+    assert_eq!(file, "-NoProfile -NonInteractive -ExecutionPolicy Bypass -File /t/script.ps1");
+    let pwsh = frame(&script("pwsh"), None);
+    let (flags, encoded) = pwsh.rsplit_once(' ').unwrap();
+    assert_eq!(flags, format!("{base} -EncodedCommand"));
+    let wide = base64::Engine::decode(&base64::engine::general_purpose::STANDARD, encoded).unwrap();
+    let wide: Vec<u16> = wide.chunks(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])).collect();
+    assert!(String::from_utf16(&wide).unwrap().contains("\r\npwsh -NoProfile -NonInteractive -Command -\r\n"));
 }

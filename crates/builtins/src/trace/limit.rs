@@ -73,7 +73,7 @@ impl Limiter {
         out.truncate(end);
         let notice = format!(
             "\n\x1b[33;1mJob's log exceeded limit of {} bytes.\n\
-             The job goes on, but what it prints from here on is not kept.\x1b[0;m\n",
+             Job execution will continue but no more output will be collected.\x1b[0;m\n",
             self.limit
         );
         out.extend_from_slice(notice.as_bytes());

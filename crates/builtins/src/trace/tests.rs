@@ -76,11 +76,11 @@ fn a_line_longer_than_the_fragment_is_continued() {
 #[test]
 fn the_limit_cuts_at_a_character_and_says_so_once() {
     let options = TraceOptions { limit: 10, ..TraceOptions::default() };
-    let text = written(&options, &[(Stream::Output, "123456789é".as_bytes()), (Stream::Output, b"more")]);
+    let text = written(&options, &[(Stream::Output, "123456789é".as_bytes()), (Stream::Output, b"dropped")]);
     let (kept, notice) = text.split_at(9);
     assert_eq!(kept, "123456789");
     assert!(notice.starts_with("\n\x1b[33;1mJob's log exceeded limit of 10 bytes.\n"), "{notice:?}");
-    assert!(notice.ends_with("\x1b[0;m\n") && !notice.contains("more"));
+    assert!(notice.ends_with("\x1b[0;m\n") && !notice.contains("dropped"));
 }
 
 #[test]

@@ -107,6 +107,9 @@ pub fn build(input: &PayloadInput<'_>) -> Result<wire::JobPayload, PayloadError>
         features: features(),
         hooks: steps::hooks(work),
         run: run(work),
+        inputs: Vec::new(),
+        secrets: std::collections::BTreeMap::new(),
+        policy_options: wire::PolicyOptions::default(),
         muster: Some(extension(input)),
     };
     inputs::interpolate(&mut payload, &work.inputs);

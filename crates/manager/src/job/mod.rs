@@ -23,16 +23,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use muster_environment::{Directories, Lease, Provider, SlotKey};
-use muster_job::{FailureReason, JobId};
+use muster_job::{FailureReason, JobId, Secret};
 use muster_runner_api::client::Client;
 use muster_runner_api::payload::JobPayload;
 use muster_runner_api::retry::{Backoff, Policy};
 use tokio_util::sync::CancellationToken;
 
 use crate::failure::last_words;
-use crate::lower::{LoweredJob, Placement, lower};
+use crate::lower::{Certificates, LoweredJob, Placement, lower};
 use crate::observe::JobWatch;
-use crate::settings::RunnerSettings;
+use crate::settings::{RunnerSettings, TlsFiles};
 use crate::state::{IllegalMove, JobState, OwnEnd};
 use crate::store::{RunName, Store, StoreError, StoredJob};
 use agent::AgentError;
@@ -134,7 +134,8 @@ async fn execute_once(
     recovered: bool,
 ) -> Result<(), JobError> {
     let StoredJob { run, payload, state, .. } = job;
-    let uploader = Uploader::new(context.client.clone(), payload.clone(), Arc::clone(watch));
+    let debug_allowed = !context.runner.debug_trace_disabled;
+    let uploader = Uploader::new(context.client.clone(), payload.clone(), Arc::clone(watch), debug_allowed);
     let lease = state.held().and_then(|record| match context.provider.restore(record) {
         Ok(lease) => Some(lease),
         Err(error) => {
@@ -312,6 +313,7 @@ impl Actor {
                 slot: lease.record.slot.clone(),
                 runner: Arc::clone(runner),
                 host_name: self.context.host_name.clone(),
+                certificates: certificates(&runner.tls),
             };
             let mut lowered = lower(&self.payload, &placement)?;
             // A job's own word for the trace that it belongs to stands.
@@ -392,4 +394,17 @@ impl Actor {
         self.watch.cleaned();
         Ok(())
     }
+}
+
+/// What the runner's keys lead to, read anew for each job, because certificates are replaced while a manager runs. A file
+/// that cannot be read leaves the job without it: the calls that need it say more than this could.
+fn certificates(files: &TlsFiles) -> Certificates {
+    let read = |path: &Option<std::path::PathBuf>| {
+        let path = path.as_ref()?;
+        std::fs::read_to_string(path)
+            .inspect_err(|error| tracing::warn!(path = %path.display(), %error, "a certificate cannot be read"))
+            .ok()
+            .map(Secret::new)
+    };
+    Certificates { ca: read(&files.ca), certificate: read(&files.certificate), key: read(&files.key) }
 }

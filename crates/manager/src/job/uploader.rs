@@ -63,10 +63,11 @@ pub(super) struct Uploader {
 }
 
 impl Uploader {
-    pub(super) fn new(client: Client, payload: JobPayload, watch: Arc<JobWatch>) -> Self {
+    /// `debug_allowed` says whether the job may switch on tracing: its log is then shown to fewer people.
+    pub(super) fn new(client: Client, payload: JobPayload, watch: Arc<JobWatch>, debug_allowed: bool) -> Self {
         let own = payload.muster.as_ref().and_then(|extension| extension.trace_interval_ms).map(Duration::from_millis);
         let on = |name| payload.variables.iter().any(|var| var.key == name && matches!(&*var.value, "true" | "1"));
-        let debug_trace = on("CI_DEBUG_TRACE") || on("CI_DEBUG_SERVICES");
+        let debug_trace = debug_allowed && (on("CI_DEBUG_TRACE") || on("CI_DEBUG_SERVICES"));
         let now = Instant::now();
         Self {
             client,

@@ -4,37 +4,44 @@ use muster_agent_api::builtin::CacheEntry;
 use muster_runner_api::payload::{Cache, JobPayload};
 use sha2::{Digest, Sha256};
 
+use super::LowerError;
+use super::flags::Flags;
 use super::paths::Paths;
 use super::variables::Variables;
-use super::{LowerError, flags};
 
 /// The caches of the job that have a key, each with its `when`.
 pub(super) fn entries(
     payload: &JobPayload,
     paths: &Paths,
     variables: &Variables,
-    header: &mut Vec<String>,
+    flags: &Flags,
+    warnings: &mut Vec<String>,
 ) -> Result<Vec<(CacheEntry, String)>, LowerError> {
+    let mut keys = Keys { hash: flags.is_on("FF_HASH_CACHE_KEYS"), warnings };
     let mut entries = Vec::new();
     for cache in payload.cache.iter().filter(|cache| cache.untracked || !cache.paths.is_empty()) {
         let raw = variables.expand(&key(payload, cache));
-        let Some(key) = stored_key(&raw, variables, header) else {
-            header.push("Skipping cache due to empty cache key".to_owned());
-            continue;
-        };
+        // An empty key is told where the cache would be used.
+        let key = keys.stored(&raw).unwrap_or_default();
         let policy = variables.expand(&cache.policy);
         let policy = match policy.as_str() {
             "" => "pull-push".to_owned(),
             "pull-push" | "pull" | "push" => policy,
             unknown => return Err(LowerError::configuration(format!("unknown cache policy {unknown} for {raw}"))),
         };
+        let fallbacks = fallbacks(cache, variables, keys.warnings);
+        let stored: Vec<(String, String)> =
+            fallbacks.into_iter().filter_map(|raw| keys.stored(&raw).map(|key| (key, keys.name(&raw)))).collect();
         let entry = CacheEntry {
+            names: [keys.name(&raw)].into_iter().chain(stored.iter().map(|(_, name)| name.clone())).collect(),
+            alternate: keys.alternate(&raw).unwrap_or_default(),
             key,
-            fallback_keys: fallbacks(cache, variables, header),
+            fallback_keys: stored.into_iter().map(|(key, _)| key).collect(),
             cache_dir: paths.cache_dir.clone(),
             paths: cache.paths.clone(),
             untracked: cache.untracked,
             policy,
+            clean_up_failed: flags.is_on("FF_CLEAN_UP_FAILED_CACHE_EXTRACT"),
         };
         entries.push((entry, cache.when.clone()));
     }
@@ -49,34 +56,58 @@ fn key(payload: &JobPayload, cache: &Cache) -> String {
     }
 }
 
-fn fallbacks(cache: &Cache, variables: &Variables, header: &mut Vec<String>) -> Vec<String> {
+/// The fallbacks as the author wrote them. A job of an unprotected ref must not read what protected ones keep: the
+/// coordinator sees to that for the keys of the payload, and this function for the variable.
+fn fallbacks(cache: &Cache, variables: &Variables, warnings: &mut Vec<String>) -> Vec<String> {
     let mut keys: Vec<String> = cache.fallback_keys.iter().map(|key| variables.expand(key)).collect();
     if let Some(key) = variables.get("CACHE_FALLBACK_KEY").filter(|key| !key.is_empty()) {
         if key.trim_end_matches(['.', ' ']).ends_with("-protected") {
-            header.push(format!("WARNING: CACHE_FALLBACK_KEY \"{key}\" not allowed to end in \"-protected\""));
+            warnings.push(format!("CACHE_FALLBACK_KEY \"{key}\" not allowed to end in \"-protected\""));
         } else {
             keys.push(key);
         }
     }
-    keys.iter().filter_map(|key| stored_key(key, variables, header)).collect()
+    keys
 }
 
-/// The key as it names a directory; none where nothing is left of it.
-fn stored_key(raw: &str, variables: &Variables, header: &mut Vec<String>) -> Option<String> {
-    if raw.is_empty() {
-        return None;
+/// How keys name directories.
+struct Keys<'a> {
+    /// By their hash.
+    hash: bool,
+    warnings: &'a mut Vec<String>,
+}
+
+impl Keys<'_> {
+    /// The key as it names a directory; none where nothing is left of it.
+    fn stored(&mut self, raw: &str) -> Option<String> {
+        if raw.is_empty() {
+            return None;
+        }
+        if self.hash {
+            return Some(hashed(raw));
+        }
+        let key = sanitize(raw);
+        match &key {
+            None => self.warnings.push(format!("cache key \"{raw}\" could not be sanitized")),
+            Some(key) if key != raw => self.warnings.push(format!("cache key \"{raw}\" sanitized to \"{key}\"")),
+            Some(_) => {}
+        }
+        key
     }
-    if flags::is_on(variables, "FF_HASH_CACHE_KEYS") {
-        return Some(Sha256::digest(raw).iter().map(|byte| format!("{byte:02x}")).collect());
+
+    /// The directory's name if the flag stood the other way: what was kept then is found now.
+    fn alternate(&self, raw: &str) -> Option<String> {
+        if self.hash { sanitize(raw) } else { Some(hashed(raw)).filter(|_| !raw.is_empty()) }
     }
-    let key = sanitize(raw);
-    if key.is_none() {
-        header.push(format!("WARNING: cache key \"{raw}\" could not be sanitized"));
-    } else if key.as_deref() != Some(raw) {
-        let key = key.as_deref().unwrap_or_default();
-        header.push(format!("WARNING: cache key \"{raw}\" sanitized to \"{key}\""));
+
+    /// The key as people know it.
+    fn name(&self, raw: &str) -> String {
+        if self.hash { raw.to_owned() } else { sanitize(raw).unwrap_or_default() }
     }
-    key
+}
+
+fn hashed(raw: &str) -> String {
+    format!("{:x}", Sha256::digest(raw))
 }
 
 /// Resolves the path under a virtual root: no key leads out of the cache directory.

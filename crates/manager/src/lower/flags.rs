@@ -1,78 +1,182 @@
-//! Feature flags, as of GitLab Runner 19.4 (job-execution 3.6). Each job sees all of them as variables.
+//! Feature flags, as of GitLab Runner 19.4 (job-execution 3.6, runner-config 4). Each job sees all of them as variables.
 
-use super::variables::Variables;
+use std::collections::BTreeMap;
 
-/// Flags that are on unless a job says otherwise.
-const ON: &[&str] = &[
-    "FF_USE_DIRECT_DOWNLOAD",
-    "FF_USE_FASTZIP",
-    "FF_USE_POD_ACTIVE_DEADLINE_SECONDS",
-    "FF_SECRET_RESOLVING_FAILS_IF_MISSING",
-    "FF_USE_GIT_BUNDLE_URIS",
-    "FF_USE_DOCKER_AUTOSCALER_DIAL_STDIO",
-    "FF_TIMESTAMPS",
-    "FF_MASK_ALL_DEFAULT_TOKENS",
-    "FF_USE_EXPONENTIAL_BACKOFF_STAGE_RETRY",
-    "FF_USE_ADAPTIVE_REQUEST_CONCURRENCY",
-    "FF_USE_GITALY_CORRELATION_ID",
-    "FF_ENABLE_JOB_INPUTS_INTERPOLATION",
+use muster_runner_api::payload::JobPayload;
+
+use super::settings::parse_bool;
+use crate::settings::RunnerSettings;
+
+/// What Muster does with a flag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Effect {
+    /// Its value counts.
+    Honoured,
+    /// What it switches on is the only way here.
+    Always,
+    /// What it switches on is not here, and not needed.
+    Never,
+    /// It belongs to an executor, a system or a service that no job of this manager has.
+    NotHere,
+    /// It concerns the manager: a job cannot set it, `[runners.feature_flags]` can.
+    Manager,
+}
+
+/// One flag.
+#[derive(Debug)]
+pub(super) struct Flag {
+    pub(super) name: &'static str,
+    pub(super) default: bool,
+    pub(super) effect: Effect,
+}
+
+const fn flag(name: &'static str, default: bool, effect: Effect) -> Flag {
+    Flag { name, default, effect }
+}
+
+use Effect::{Always, Honoured, Manager, Never, NotHere};
+
+/// Every flag.
+pub(super) const FLAGS: &[Flag] = &[
+    flag("FF_USE_DIRECT_DOWNLOAD", true, Honoured),
+    flag("FF_USE_FASTZIP", true, Never),
+    flag("FF_USE_POD_ACTIVE_DEADLINE_SECONDS", true, NotHere),
+    flag("FF_SECRET_RESOLVING_FAILS_IF_MISSING", true, Always),
+    flag("FF_USE_GIT_BUNDLE_URIS", true, Honoured),
+    flag("FF_USE_DOCKER_AUTOSCALER_DIAL_STDIO", true, NotHere),
+    flag("FF_TIMESTAMPS", true, Honoured),
+    flag("FF_MASK_ALL_DEFAULT_TOKENS", true, Honoured),
+    flag("FF_USE_EXPONENTIAL_BACKOFF_STAGE_RETRY", true, Honoured),
+    flag("FF_USE_ADAPTIVE_REQUEST_CONCURRENCY", true, Manager),
+    flag("FF_USE_GITALY_CORRELATION_ID", true, Never),
+    flag("FF_ENABLE_JOB_INPUTS_INTERPOLATION", true, Honoured),
+    flag("FF_NETWORK_PER_BUILD", false, NotHere),
+    flag("FF_USE_LEGACY_KUBERNETES_EXECUTION_STRATEGY", false, NotHere),
+    flag("FF_DISABLE_UMASK_FOR_DOCKER_EXECUTOR", false, NotHere),
+    flag("FF_DISABLE_UMASK_FOR_KUBERNETES_EXECUTOR", false, NotHere),
+    flag("FF_ENABLE_BASH_EXIT_CODE_CHECK", false, Honoured),
+    flag("FF_USE_WINDOWS_LEGACY_PROCESS_STRATEGY", false, NotHere),
+    flag("FF_USE_WINDOWS_JOB_OBJECT", false, NotHere),
+    flag("FF_USE_LEGACY_BASH_EVAL", false, Never),
+    flag("FF_USE_POWERSHELL_PATH_RESOLVER", false, Never),
+    flag("FF_DISABLE_POWERSHELL_STDIN", false, Honoured),
+    flag("FF_USE_DYNAMIC_TRACE_FORCE_SEND_INTERVAL", false, Manager),
+    flag("FF_SCRIPT_SECTIONS", false, Honoured),
+    flag("FF_ENABLE_JOB_CLEANUP", false, Honoured),
+    flag("FF_KUBERNETES_HONOR_ENTRYPOINT", false, NotHere),
+    flag("FF_POSIXLY_CORRECT_ESCAPES", false, Always),
+    flag("FF_RESOLVE_FULL_TLS_CHAIN", false, Manager),
+    flag("FF_USE_ADVANCED_POD_SPEC_CONFIGURATION", false, NotHere),
+    flag("FF_PRINT_POD_EVENTS", false, NotHere),
+    flag("FF_WAIT_FOR_POD_TO_BE_REACHABLE", false, NotHere),
+    flag("FF_USE_DUMB_INIT_WITH_KUBERNETES_EXECUTOR", false, NotHere),
+    flag("FF_USE_INIT_WITH_DOCKER_EXECUTOR", false, NotHere),
+    flag("FF_USE_NATIVE_CONTAINER_STOP", false, NotHere),
+    flag("FF_LOG_IMAGES_CONFIGURED_FOR_JOB", false, NotHere),
+    flag("FF_CLEAN_UP_FAILED_CACHE_EXTRACT", false, Honoured),
+    flag("FF_USE_GIT_NATIVE_CLONE", false, Never),
+    flag("FF_USE_GIT_PROACTIVE_AUTH", false, Honoured),
+    flag("FF_GIT_URLS_WITHOUT_TOKENS", false, Honoured),
+    flag("FF_DISABLE_AUTOMATIC_TOKEN_ROTATION", false, Manager),
+    flag("FF_USE_LEGACY_GCS_CACHE_ADAPTER", false, NotHere),
+    flag("FF_USE_LEGACY_S3_CACHE_ADAPTER", false, NotHere),
+    flag("FF_EXPORT_HIGH_CARDINALITY_METRICS", false, Manager),
+    flag("FF_USE_FLEETING_ACQUIRE_HEARTBEATS", false, Manager),
+    flag("FF_HASH_CACHE_KEYS", false, Honoured),
+    flag("FF_USE_JOB_ROUTER", false, Manager),
+    flag("FF_SCRIPT_TO_STEP_MIGRATION", false, Always),
+    flag("FF_CONCRETE", false, Always),
+    flag("FF_USE_PARALLEL_CACHE_TRANSFER", false, NotHere),
+    flag("FF_USE_PARALLEL_ARTIFACT_TRANSFER", false, Never),
+    flag("FF_SUSPENDABLE_ENVIRONMENTS", false, NotHere),
+    flag("FF_TEST_FEATURE", false, Never),
 ];
 
-/// Flags that are off unless a job says otherwise.
-const OFF: &[&str] = &[
-    "FF_NETWORK_PER_BUILD",
-    "FF_USE_LEGACY_KUBERNETES_EXECUTION_STRATEGY",
-    "FF_DISABLE_UMASK_FOR_DOCKER_EXECUTOR",
-    "FF_DISABLE_UMASK_FOR_KUBERNETES_EXECUTOR",
-    "FF_ENABLE_BASH_EXIT_CODE_CHECK",
-    "FF_USE_WINDOWS_LEGACY_PROCESS_STRATEGY",
-    "FF_USE_WINDOWS_JOB_OBJECT",
-    "FF_USE_LEGACY_BASH_EVAL",
-    "FF_USE_POWERSHELL_PATH_RESOLVER",
-    "FF_DISABLE_POWERSHELL_STDIN",
-    "FF_USE_DYNAMIC_TRACE_FORCE_SEND_INTERVAL",
-    "FF_SCRIPT_SECTIONS",
-    "FF_ENABLE_JOB_CLEANUP",
-    "FF_KUBERNETES_HONOR_ENTRYPOINT",
-    "FF_POSIXLY_CORRECT_ESCAPES",
-    "FF_RESOLVE_FULL_TLS_CHAIN",
-    "FF_USE_ADVANCED_POD_SPEC_CONFIGURATION",
-    "FF_PRINT_POD_EVENTS",
-    "FF_WAIT_FOR_POD_TO_BE_REACHABLE",
-    "FF_USE_DUMB_INIT_WITH_KUBERNETES_EXECUTOR",
-    "FF_USE_INIT_WITH_DOCKER_EXECUTOR",
-    "FF_USE_NATIVE_CONTAINER_STOP",
-    "FF_LOG_IMAGES_CONFIGURED_FOR_JOB",
-    "FF_CLEAN_UP_FAILED_CACHE_EXTRACT",
-    "FF_USE_GIT_NATIVE_CLONE",
-    "FF_USE_GIT_PROACTIVE_AUTH",
-    "FF_GIT_URLS_WITHOUT_TOKENS",
-    "FF_DISABLE_AUTOMATIC_TOKEN_ROTATION",
-    "FF_USE_LEGACY_GCS_CACHE_ADAPTER",
-    "FF_USE_LEGACY_S3_CACHE_ADAPTER",
-    "FF_EXPORT_HIGH_CARDINALITY_METRICS",
-    "FF_USE_FLEETING_ACQUIRE_HEARTBEATS",
-    "FF_HASH_CACHE_KEYS",
-    "FF_USE_JOB_ROUTER",
-    "FF_SCRIPT_TO_STEP_MIGRATION",
-    "FF_CONCRETE",
-    "FF_USE_PARALLEL_CACHE_TRANSFER",
-    "FF_USE_PARALLEL_ARTIFACT_TRANSFER",
-    "FF_SUSPENDABLE_ENVIRONMENTS",
-    "FF_TEST_FEATURE",
-];
+/// The flags of one job, and what is to be said about them.
+#[derive(Debug, Default)]
+pub(super) struct Flags {
+    values: BTreeMap<&'static str, bool>,
+    /// Values that are no booleans.
+    pub(super) warnings: Vec<String>,
+    /// Values of the job that do not count (runner-config C105).
+    pub(super) notes: Vec<String>,
+}
 
-/// Every flag with its default.
-pub(super) fn all() -> impl Iterator<Item = (&'static str, bool)> {
-    ON.iter().map(|name| (*name, true)).chain(OFF.iter().map(|name| (*name, false)))
+impl Flags {
+    /// Resolves every flag: `[runners.feature_flags]`, else the job's or the runner's variable, else its default.
+    pub(super) fn resolve(payload: &JobPayload, runner: &RunnerSettings) -> Self {
+        let mut flags = Self::default();
+        for flag in FLAGS {
+            let on = flags.one(flag, payload, runner);
+            flags.values.insert(flag.name, on);
+        }
+        flags
+    }
+
+    fn one(&mut self, flag: &Flag, payload: &JobPayload, runner: &RunnerSettings) -> bool {
+        let name = flag.name;
+        let given = |list: &[muster_job::Variable]| {
+            list.iter().rev().find(|variable| variable.key == name).map(|variable| variable.value.clone())
+        };
+        let by_job = given(&payload.variables).filter(|value| !value.is_empty());
+        if let Some(fixed) = runner.feature_flags.get(name) {
+            if by_job.as_deref().and_then(parse_bool).is_some_and(|wanted| wanted != *fixed) {
+                self.notes.push(format!("{name} from the job is ignored; fixed by the runner as {fixed}"));
+            }
+            return *fixed;
+        }
+        if flag.effect == Effect::Manager {
+            return flag.default;
+        }
+        let Some(text) = by_job.or_else(|| given(&runner.environment).filter(|value| !value.is_empty())) else {
+            return flag.default;
+        };
+        parse_bool(&text).unwrap_or_else(|| {
+            self.warnings.push(format!("{name}: expected a boolean, got \"{text}\", using {}", flag.default));
+            flag.default
+        })
+    }
+
+    /// A flag's value.
+    pub(super) fn is_on(&self, name: &str) -> bool {
+        debug_assert!(is_flag(name), "{name} is no flag");
+        self.values.get(name).copied().unwrap_or_default()
+    }
+
+    /// Each flag with its value, in the order of the table.
+    pub(super) fn all(&self) -> impl Iterator<Item = (&'static Flag, bool)> {
+        FLAGS.iter().map(|flag| (flag, self.is_on(flag.name)))
+    }
 }
 
 /// Whether `name` is a flag.
 pub(super) fn is_flag(name: &str) -> bool {
-    name.starts_with("FF_") && all().any(|(flag, _)| flag == name)
+    name.starts_with("FF_") && FLAGS.iter().any(|flag| flag.name == name)
 }
 
-/// A flag's value, as the job sees it.
-pub(super) fn is_on(variables: &Variables, name: &str) -> bool {
-    variables.get(name).as_deref() == Some("true")
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The words of the reference page.
+    fn word(effect: Effect) -> &'static str {
+        match effect {
+            Honoured => "honoured",
+            Always => "always on",
+            Never => "no effect",
+            NotHere => "not on the host",
+            Manager => "manager only",
+        }
+    }
+
+    #[test]
+    fn the_reference_page_lists_every_flag_as_it_is() {
+        let page = include_str!("../../../../docs/reference/jobs.md");
+        for flag in FLAGS {
+            let default = if flag.default { "on" } else { "off" };
+            let row = format!("| `{}` | {default} | {} |", flag.name, word(flag.effect));
+            assert!(page.contains(&row), "docs/reference/jobs.md lacks: {row}");
+        }
+        assert_eq!(page.matches("| `FF_").count(), FLAGS.len());
+    }
 }

@@ -1,29 +1,59 @@
-//! The lines before the first phase: who runs the job, and where (job-execution 1.9).
+//! What stands before the first command: who runs the job, and where (job-execution 1.9).
 
+use muster_agent_api::builtin::Prepare;
 use muster_runner_api::payload::JobPayload;
 
+use super::Placement;
+use super::flags::Flags;
 use super::paths::short_token;
 use super::variables::Variables;
-use super::{Placement, flags};
 
-pub(super) fn lines(payload: &JobPayload, placement: &Placement, variables: &Variables) -> Vec<String> {
+/// The lines before the first section.
+pub(super) fn lines(placement: &Placement, flags: &Flags) -> Vec<String> {
     let mut lines = vec![format!("Running with muster {}", env!("CARGO_PKG_VERSION"))];
     let token = short_token(placement.runner.token.expose());
     if !token.is_empty() {
         lines.push(format!("  on {} {token}, system ID: {}", placement.runner.name, placement.runner.system_id));
     }
-    let changed: Vec<String> = flags::all()
-        .map(|(name, default)| (name, default, flags::is_on(variables, name)))
-        .filter(|(_, default, on)| default != on)
-        .map(|(name, _, on)| format!("{name}:{on}"))
-        .collect();
+    let changed: Vec<String> =
+        flags.all().filter(|(flag, on)| flag.default != *on).map(|(flag, on)| format!("{}:{on}", flag.name)).collect();
     if !changed.is_empty() {
         lines.push(format!("  feature flags: {}", changed.join(", ")));
     }
-    lines.push(format!("Using Shell ({}) executor...", placement.runner.shell));
-    lines.push(format!("Running on {}...", placement.host_name));
-    lines.extend(notice(payload, variables));
     lines
+}
+
+/// What the section of the executor says.
+pub(super) fn executor(payload: &JobPayload, placement: &Placement, variables: &Variables, flags: &Flags) -> Prepare {
+    let mut lines = vec![format!("Using Shell ({}) executor...", placement.runner.shell)];
+    lines.extend(notice(payload, variables));
+    lines.extend(flags.notes.iter().map(|note| format!("NOTE: {note}")));
+    Prepare { lines, ..Prepare::default() }
+}
+
+/// What the section of the environment says.
+pub(super) fn environment(placement: &Placement) -> Prepare {
+    Prepare { echoed: vec![format!("Running on {}...", placement.host_name)], ..Prepare::default() }
+}
+
+/// A job that a policy of the server put into the pipeline says so.
+pub(super) fn policy(payload: &JobPayload) -> Vec<String> {
+    let policy = &payload.policy_options;
+    if !policy.execution_policy_job {
+        return Vec::new();
+    }
+    let overrides = match (policy.policy_variables_override_allowed, &policy.policy_variables_override_exceptions) {
+        (None, _) => return vec![format!("Job triggered by policy \"{}\".", policy.policy_name)],
+        (Some(true), except) if except.is_empty() => "User-defined CI/CD variables are allowed.".to_owned(),
+        (Some(true), except) => {
+            format!("User-defined CI/CD variables are allowed (with exceptions: {}).", except.join(", "))
+        }
+        (Some(false), except) if except.is_empty() => "User-defined CI/CD variables are ignored.".to_owned(),
+        (Some(false), except) => {
+            format!("User-defined CI/CD variables are ignored (with exceptions: {}).", except.join(", "))
+        }
+    };
+    vec![format!("Job triggered by policy \"{}\".", policy.policy_name), overrides]
 }
 
 /// One notice where the job asks for containers: on this executor it runs on the host.

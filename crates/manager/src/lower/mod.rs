@@ -12,8 +12,10 @@ mod expand;
 mod flags;
 pub mod go_duration;
 mod header;
+mod inputs;
 mod paths;
 mod phases;
+mod refusals;
 mod settings;
 #[cfg(test)]
 mod tests;
@@ -23,7 +25,7 @@ use std::sync::Arc;
 
 use muster_agent_api::builtin::{Coordinator, JobPlan};
 use muster_environment::{Directories, Slot};
-use muster_job::{FailureReason, Variable};
+use muster_job::{FailureReason, Secret, Variable};
 use muster_runner_api::payload::JobPayload;
 
 use crate::settings::RunnerSettings;
@@ -43,6 +45,19 @@ pub struct Placement {
     pub runner: Arc<RunnerSettings>,
     /// The host's name, for the header.
     pub host_name: String,
+    /// What the runner's `tls-*-file` keys lead to.
+    pub certificates: Certificates,
+}
+
+/// Certificates for the coordinator, as PEM.
+#[derive(Debug, Clone, Default)]
+pub struct Certificates {
+    /// Those to trust.
+    pub ca: Option<Secret>,
+    /// The client's.
+    pub certificate: Option<Secret>,
+    /// The client's key.
+    pub key: Option<Secret>,
 }
 
 /// A job as the agent takes it.
@@ -82,27 +97,52 @@ impl LowerError {
 /// # Errors
 /// [`LowerError`] where the payload contradicts itself or asks for what this manager does not allow.
 pub fn lower(payload: &JobPayload, placement: &Placement) -> Result<LoweredJob, LowerError> {
+    refusals::check(payload)?;
+    let flags = flags::Flags::resolve(payload, &placement.runner);
+    let payload = &*inputs::put_in(payload, flags.is_on("FF_ENABLE_JOB_INPUTS_INTERPOLATION"))?;
     let paths = paths::Paths::of(payload, placement)?;
-    let variables = variables::Variables::join(payload, placement, &paths);
-    let (settings, warnings) = settings::Settings::read(payload, &variables);
-    let mut header = header::lines(payload, placement, &variables);
-    let phases = phases::all(payload, placement, &paths, &variables, &settings?, &mut header)?;
-    header.extend(warnings.into_iter().map(|warning| format!("WARNING: {warning}")));
+    let variables = variables::Variables::join(payload, placement, &paths, &flags);
+    let (settings, problems) = settings::Settings::read(payload, placement, &variables, &flags);
+    let settings = settings?;
+    let mut warnings = flags.warnings.clone();
+    warnings.extend(problems);
+    let read =
+        phases::Read { payload, placement, paths: &paths, variables: &variables, settings: &settings, flags: &flags };
+    let phases = phases::all(&read, &mut warnings)?;
     let plan = JobPlan {
-        header,
+        header: header::lines(placement, &flags),
+        notices: header::policy(payload),
+        warnings,
         project_dir: paths.project_dir,
-        timeout_ms: settings::job_timeout(payload).as_millis().try_into().unwrap_or(u64::MAX),
+        timeout_ms: phases::milliseconds(settings::job_timeout(payload)),
         trace_sections: payload.features.trace_sections,
-        timestamps: flags::is_on(&variables, "FF_TIMESTAMPS"),
+        timestamps: flags.is_on("FF_TIMESTAMPS"),
         output_limit: placement.runner.output_limit,
         mask_prefixes: payload.features.token_mask_prefixes.clone(),
+        mask_few_prefixes: !flags.is_on("FF_MASK_ALL_DEFAULT_TOKENS"),
+        retry_wait_ms: settings.retry_wait_ms,
         phases,
-        coordinator: Coordinator {
-            url: placement.runner.coordinator_url().to_owned(),
-            job_id: payload.id.0,
-            token: payload.token.clone(),
-        },
+        coordinator: coordinator(payload, placement, &variables, &flags),
         ..JobPlan::default()
     };
     Ok(LoweredJob { plan, variables: variables.into_list() })
+}
+
+/// The door for artifacts.
+fn coordinator(
+    payload: &JobPayload,
+    placement: &Placement,
+    variables: &variables::Variables,
+    flags: &flags::Flags,
+) -> Coordinator {
+    let artifact = &placement.runner.artifact;
+    Coordinator {
+        url: placement.runner.coordinator_url().to_owned(),
+        job_id: payload.id.0,
+        token: payload.token.clone(),
+        tls: variables.tls(),
+        upload_timeout_ms: phases::milliseconds(artifact.upload),
+        response_timeout_ms: phases::milliseconds(artifact.response_header),
+        direct_download: flags.is_on("FF_USE_DIRECT_DOWNLOAD"),
+    }
 }

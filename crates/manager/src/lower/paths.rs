@@ -1,5 +1,6 @@
 //! Where a job's files are (job-execution 2.9).
 
+use muster_job::Variable;
 use muster_runner_api::payload::JobPayload;
 use url::Url;
 
@@ -21,12 +22,14 @@ pub(super) struct Paths {
 impl Paths {
     pub(super) fn of(payload: &JobPayload, placement: &Placement) -> Result<Self, LowerError> {
         let directories = &placement.directories;
+        let runner = &placement.runner;
         let builds_dir = directories.builds.display().to_string();
+        let cache_dir = directories.cache.display();
         let slug = slug(payload);
-        let mut project_dir = match clone_path(payload, &builds_dir)? {
+        let mut project_dir = match clone_path(payload, placement, &builds_dir)? {
             Some(path) => path,
             None if directories.shared => {
-                let (token, slot) = (short_token(placement.runner.token.expose()), placement.slot.project_slot);
+                let (token, slot) = (short_token(runner.token.expose()), placement.slot.project_slot);
                 format!("{builds_dir}/{token}/{slot}/{slug}")
             }
             None => format!("{builds_dir}/{slug}"),
@@ -36,7 +39,7 @@ impl Paths {
         }
         Ok(Self {
             temp_dir: format!("{project_dir}.tmp"),
-            cache_dir: format!("{}/{slug}", directories.cache.display()),
+            cache_dir: format!("{cache_dir}/{slug}"),
             builds_dir,
             project_dir,
         })
@@ -44,11 +47,20 @@ impl Paths {
 }
 
 /// `GIT_CLONE_PATH`, expanded, where it is set: it has to be within the builds directory.
-fn clone_path(payload: &JobPayload, builds_dir: &str) -> Result<Option<String>, LowerError> {
-    let Some(path) = last_value(payload, "GIT_CLONE_PATH").filter(|path| !path.is_empty()) else { return Ok(None) };
+fn clone_path(payload: &JobPayload, placement: &Placement, builds_dir: &str) -> Result<Option<String>, LowerError> {
+    let value = |name: &str| last_value(payload, name).or_else(|| last_of(&placement.runner.environment, name));
+    let Some(path) = value("GIT_CLONE_PATH").filter(|path| !path.is_empty()) else { return Ok(None) };
+    if !placement.runner.custom_build_dir.unwrap_or(false) {
+        return Err(LowerError::configuration(
+            "setting GIT_CLONE_PATH is not allowed, enable `custom_build_dir` feature",
+        ));
+    }
     let path = expand(path, |name| match name {
         "CI_BUILDS_DIR" => builds_dir.to_owned(),
-        name => last_value(payload, name).unwrap_or_default().to_owned(),
+        "CI_CONCURRENT_ID" => placement.slot.id.to_string(),
+        "CI_CONCURRENT_PROJECT_ID" => placement.slot.project_slot.to_string(),
+        "CI_RUNNER_SHORT_TOKEN" => short_token(placement.runner.token.expose()),
+        name => value(name).unwrap_or_default().to_owned(),
     });
     let within = clean(&path)
         .filter(|path| path.strip_prefix(builds_dir.trim_end_matches('/')).is_some_and(|rest| rest.starts_with('/')));
@@ -75,7 +87,11 @@ fn clean(path: &str) -> Option<String> {
 
 /// The value of the payload's variable, as it is written there.
 fn last_value<'a>(payload: &'a JobPayload, name: &str) -> Option<&'a str> {
-    payload.variables.iter().rev().find(|variable| variable.key == name).map(|variable| variable.value.as_str())
+    last_of(&payload.variables, name)
+}
+
+fn last_of<'a>(variables: &'a [Variable], name: &str) -> Option<&'a str> {
+    variables.iter().rev().find(|variable| variable.key == name).map(|variable| variable.value.as_str())
 }
 
 /// The project's path from the remote's URL, or else one made of the project's id.

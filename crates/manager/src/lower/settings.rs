@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use muster_runner_api::payload::JobPayload;
 
-use super::LowerError;
+use super::flags::Flags;
 use super::go_duration::{GoDuration, parse};
 use super::variables::Variables;
+use super::{LowerError, Placement};
 
 const JOB_TIMEOUT_DEFAULT: Duration = Duration::from_secs(7200);
 const AFTER_SCRIPT_TIMEOUT_DEFAULT: Duration = Duration::from_secs(300);
@@ -20,20 +21,43 @@ pub(super) struct Settings {
     pub(super) submodules: String,
     pub(super) clean_flags: Option<Vec<String>>,
     pub(super) fetch_flags: Vec<String>,
+    /// Remove git's configuration and hooks around the job.
+    pub(super) clean_config: bool,
+    pub(super) submodule_paths: Vec<String>,
+    pub(super) submodule_depth: i64,
+    pub(super) submodule_flags: Vec<String>,
+    pub(super) submodule_https: bool,
+    pub(super) skip_lfs: bool,
+    /// The shell prints what it does.
+    pub(super) debug_trace: bool,
     pub(super) get_sources_attempts: u32,
+    /// Zero means that of the job.
+    pub(super) get_sources_timeout: Duration,
     pub(super) restore_cache_attempts: u32,
     pub(super) artifact_download_attempts: u32,
     /// Zero means that of the job.
     pub(super) script_timeout: Duration,
     pub(super) after_script_timeout: Duration,
     pub(super) after_script_ignore_errors: bool,
+    /// The wait before a phase is tried again, at first and at most, in milliseconds.
+    pub(super) retry_wait_ms: (u64, u64),
 }
 
 impl Settings {
+    /// Whether there is a repository in the project's directory.
+    pub(super) fn has_repository(&self) -> bool {
+        matches!(self.strategy.as_str(), "clone" | "fetch")
+    }
+
     /// Reads the knobs; what is wrong with a value is a warning, and its default counts.
-    pub(super) fn read(payload: &JobPayload, variables: &Variables) -> (Result<Self, LowerError>, Vec<String>) {
+    pub(super) fn read(
+        payload: &JobPayload,
+        placement: &Placement,
+        variables: &Variables,
+        flags: &Flags,
+    ) -> (Result<Self, LowerError>, Vec<String>) {
         let mut reader = Reader { variables, warnings: Vec::new() };
-        let settings = reader.settings(payload);
+        let settings = reader.settings(payload, placement, flags);
         (settings, reader.warnings)
     }
 }
@@ -44,7 +68,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn settings(&mut self, payload: &JobPayload) -> Result<Settings, LowerError> {
+    fn settings(&mut self, payload: &JobPayload, placement: &Placement, flags: &Flags) -> Result<Settings, LowerError> {
         let default = if payload.allow_git_fetch { "fetch" } else { "clone" };
         let strategy = self.choice("GIT_STRATEGY", &["clone", "fetch", "none", "empty"], default);
         let has_repository = matches!(strategy.as_str(), "clone" | "fetch");
@@ -54,11 +78,27 @@ impl Reader<'_> {
             _ => return Err(LowerError::configuration("unknown GIT_SUBMODULE_STRATEGY")),
         };
         let timeout = job_timeout(payload);
+        let slow = flags.is_on("FF_USE_EXPONENTIAL_BACKOFF_STAGE_RETRY");
+        // Nothing of a host vanishes between two phases, but a wrong value is told.
+        self.attempts("EXECUTOR_JOB_SECTION_ATTEMPTS");
         Ok(Settings {
             checkout: self.boolean("GIT_CHECKOUT", true) && has_repository,
             submodules,
             clean_flags: self.words("GIT_CLEAN_FLAGS", "-ffdx"),
             fetch_flags: self.words("GIT_FETCH_EXTRA_FLAGS", "--prune --quiet").unwrap_or_default(),
+            clean_config: placement.runner.clean_git_config.unwrap_or(false) && strategy != "none",
+            submodule_paths: self.submodule_paths()?,
+            submodule_depth: self.number("GIT_SUBMODULE_DEPTH", payload.git_info.depth),
+            submodule_flags: self.words("GIT_SUBMODULE_UPDATE_FLAGS", "").unwrap_or_default(),
+            submodule_https: self.boolean("GIT_SUBMODULE_FORCE_HTTPS", false),
+            skip_lfs: self.boolean("GIT_LFS_SKIP_SMUDGE", false),
+            debug_trace: self.debug(placement.runner.debug_trace_disabled),
+            get_sources_timeout: placement
+                .runner
+                .get_sources_timeout
+                .filter(|limit| *limit < timeout)
+                .unwrap_or_default(),
+            retry_wait_ms: if slow { (5_000, 300_000) } else { (1_000, 5_000) },
             get_sources_attempts: self.attempts("GET_SOURCES_ATTEMPTS"),
             restore_cache_attempts: self.attempts("RESTORE_CACHE_ATTEMPTS"),
             artifact_download_attempts: self.attempts("ARTIFACT_DOWNLOAD_ATTEMPTS"),
@@ -96,6 +136,34 @@ impl Reader<'_> {
     fn words(&self, name: &str, default: &str) -> Option<Vec<String>> {
         let text = self.text(name).unwrap_or_else(|| default.to_owned());
         (text != "none").then(|| text.split_whitespace().map(str::to_owned).collect())
+    }
+
+    fn number(&mut self, name: &str, default: i64) -> i64 {
+        let Some(text) = self.text(name) else { return default };
+        text.parse().unwrap_or_else(|_| {
+            self.warnings.push(format!("{name}: expected a number, got \"{text}\", using {default}"));
+            default
+        })
+    }
+
+    /// Pathspecs of submodules. To exclude nothing is a slip: git would take it for everything.
+    fn submodule_paths(&self) -> Result<Vec<String>, LowerError> {
+        let paths = self.words("GIT_SUBMODULE_PATHS", "").unwrap_or_default();
+        if paths.iter().any(|path| path == ":(exclude)") {
+            return Err(LowerError::configuration(
+                "GIT_SUBMODULE_PATHS: `:(exclude)` stands alone: write the path directly behind it, as in `:(exclude)lib`",
+            ));
+        }
+        Ok(paths)
+    }
+
+    /// Whether the job is to be traced by its shell; the operator may forbid it.
+    fn debug(&mut self, disabled: bool) -> bool {
+        let wanted = ["CI_DEBUG_TRACE", "CI_DEBUG_SERVICES"].map(|name| (name, self.boolean(name, false)));
+        for (name, _) in wanted.iter().filter(|(_, on)| *on && disabled) {
+            self.warnings.push(format!("{name}: usage is disabled on this Runner"));
+        }
+        wanted.first().is_some_and(|(_, on)| *on) && !disabled
     }
 
     fn attempts(&mut self, name: &str) -> u32 {

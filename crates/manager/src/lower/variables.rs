@@ -4,9 +4,16 @@ use muster_job::Variable;
 use muster_runner_api::payload::JobPayload;
 
 use super::expand::expand;
+use super::flags::{Flags, is_flag};
 use super::paths::{Paths, short_token};
-use super::settings::{job_timeout, parse_bool};
-use super::{Placement, flags};
+use super::settings::job_timeout;
+use super::{Certificates, Placement};
+use muster_agent_api::builtin::{GLOBAL_GIT_CONFIG, Tls};
+
+/// Names of the file variables that hold certificates (job-execution 3.1).
+const TLS_CA: &str = "CI_SERVER_TLS_CA_FILE";
+const TLS_CERTIFICATE: &str = "CI_SERVER_TLS_CERT_FILE";
+const TLS_KEY: &str = "CI_SERVER_TLS_KEY_FILE";
 
 /// The joined and expanded variables.
 #[derive(Debug)]
@@ -17,17 +24,18 @@ pub(super) struct Variables {
 
 impl Variables {
     /// Joins the layers of job-execution 3.1 and expands them once.
-    pub(super) fn join(payload: &JobPayload, placement: &Placement, paths: &Paths) -> Self {
+    pub(super) fn join(payload: &JobPayload, placement: &Placement, paths: &Paths, flags: &Flags) -> Self {
         let mut joined = Self { list: Vec::new(), temp_dir: paths.temp_dir.clone() };
-        for (name, default) in flags::all() {
-            let given = payload.variables.iter().rev().find(|variable| variable.key == name);
-            let on = given.and_then(|variable| parse_bool(&variable.value)).unwrap_or(default);
-            joined.set(name, on.to_string());
+        for (flag, on) in flags.all() {
+            joined.set(flag.name, on.to_string());
         }
         if let Some(image) = payload.image.as_ref().filter(|image| !image.name.is_empty()) {
             joined.set("CI_JOB_IMAGE", &image.name);
         }
         joined.set("CI_RUNNER_SHORT_TOKEN", short_token(placement.runner.token.expose()));
+        for variable in placement.runner.environment.iter().filter(|variable| !is_flag(&variable.key)) {
+            joined.put(variable.clone());
+        }
         joined.set("CI_BUILDS_DIR", &paths.builds_dir);
         joined.set("CI_PROJECT_DIR", &paths.project_dir);
         joined.set("CI_CONCURRENT_ID", placement.slot.id.to_string());
@@ -35,7 +43,8 @@ impl Variables {
         joined.set("CI_SERVER", "yes");
         joined.set("CI_JOB_STATUS", "running");
         joined.set("CI_JOB_TIMEOUT", job_timeout(payload).as_secs().to_string());
-        for variable in payload.variables.iter().filter(|variable| !flags::is_flag(&variable.key)) {
+        joined.certificates(&placement.certificates);
+        for variable in payload.variables.iter().filter(|variable| !is_flag(&variable.key)) {
             joined.put(variable.clone());
         }
         let kind = if placement.directories.shared { "CI_SHARED_ENVIRONMENT" } else { "CI_DISPOSABLE_ENVIRONMENT" };
@@ -44,8 +53,32 @@ impl Variables {
         joined.set("CI_RUNNER_REVISION", "");
         joined.set("CI_RUNNER_EXECUTABLE_ARCH", format!("{}/{}", std::env::consts::OS, go_architecture()));
         joined.set("RUNNER_TEMP_PROJECT_DIR", &paths.temp_dir);
+        if flags.is_on("FF_GIT_URLS_WITHOUT_TOKENS") {
+            joined.set("GIT_CONFIG_GLOBAL", format!("{}/{GLOBAL_GIT_CONFIG}", paths.temp_dir));
+        }
         joined.expand_all();
         joined
+    }
+
+    /// The certificates of the coordinator, for the job's own calls to it. The key is not for services.
+    fn certificates(&mut self, certificates: &Certificates) {
+        let all = [
+            (TLS_CA, &certificates.ca, true),
+            (TLS_CERTIFICATE, &certificates.certificate, true),
+            (TLS_KEY, &certificates.key, false),
+        ];
+        for (key, text, public) in all {
+            if let Some(text) = text {
+                let variable = Variable::public(key, text.expose());
+                self.put(Variable { file: true, raw: true, public, ..variable });
+            }
+        }
+    }
+
+    /// Which of the certificates there are.
+    pub(super) fn tls(&self) -> Tls {
+        let there = |name: &str| self.get(name).map(|_| name.to_owned());
+        Tls { ca: there(TLS_CA), certificate: there(TLS_CERTIFICATE), key: there(TLS_KEY) }
     }
 
     fn set(&mut self, key: &str, value: impl Into<String>) {

@@ -7,14 +7,32 @@ use http::{Method, StatusCode, header};
 use muster_job::JobId;
 use reqwest::multipart::{Form, Part};
 use reqwest::{Body, Response};
+use tokio_util::sync::CancellationToken;
 use url::Url;
 
 use super::{Client, ClientError, reply, send};
 use crate::service::{ArtifactDownload, ArtifactQuery, ByteStream};
 
-/// One transfer, whatever its size; a transfer that stands still ends much earlier.
-const TRANSFER_LIMIT: Duration = Duration::from_secs(3600);
+/// One download, whatever its size.
+const DOWNLOAD_LIMIT: Duration = Duration::from_secs(3600);
+/// A download that stands still for so long is dead.
+const SILENCE_LIMIT: Duration = Duration::from_secs(180);
 const REDIRECTS_MAX: usize = 5;
+
+/// How long an upload may take (`[runners.artifact]`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UploadLimits {
+    /// All of it.
+    pub whole: Duration,
+    /// From the last byte of the body to the answer: a coordinator may have to store it elsewhere first.
+    pub answer: Duration,
+}
+
+impl Default for UploadLimits {
+    fn default() -> Self {
+        Self { whole: Duration::from_secs(3600), answer: Duration::from_secs(600) }
+    }
+}
 
 impl Client {
     /// `POST /jobs/:id/artifacts`: one file, streamed. With a `length` the request has a length, else it is chunked.
@@ -23,6 +41,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`]; 413 is [`ClientError::Rejected`].
+    #[expect(clippy::too_many_arguments, reason = "each is a part of the one request")]
     pub async fn upload_artifact(
         &self,
         job: JobId,
@@ -31,9 +50,15 @@ impl Client {
         filename: &str,
         body: ByteStream,
         length: Option<u64>,
+        limits: UploadLimits,
     ) -> Result<(), ClientError> {
         const CALL: &str = "artifact upload";
-        let body = Body::wrap_stream(body);
+        // Dropped with the body, once that is sent.
+        let sent = CancellationToken::new();
+        let guard = sent.clone().drop_guard();
+        let body = Body::wrap_stream(body.inspect(move |_| {
+            let _ = &guard;
+        }));
         let part = match length {
             Some(length) => Part::stream_with_length(body, length),
             None => Part::stream(body),
@@ -55,9 +80,19 @@ impl Client {
             .call(Method::POST, &format!("jobs/{job}/artifacts"))
             .query(&wanted)
             .header("JOB-TOKEN", token)
-            .timeout(TRANSFER_LIMIT)
+            .timeout(limits.whole)
             .multipart(Form::new().part("file", part));
-        let response = send(CALL, call).await?;
+        let silent = async {
+            sent.cancelled().await;
+            tokio::time::sleep(limits.answer).await;
+        };
+        let response = tokio::select! {
+            response = send(CALL, call) => response?,
+            () = silent => {
+                let message = format!("no answer within {} s of the whole file being sent", limits.answer.as_secs());
+                return Err(ClientError::unreachable(CALL, message));
+            }
+        };
         if response.status() == StatusCode::CREATED {
             return Ok(());
         }
@@ -66,17 +101,23 @@ impl Client {
 
     /// `GET /jobs/:id/artifacts`: the archive of `job`, with the token of the job that wants it.
     ///
-    /// A redirect to object storage is followed, without the token where the host is another (runner-api 11.45).
+    /// With `direct`, the coordinator may redirect to its object storage (runner-api 5.2). A redirect is followed, without
+    /// the token where the host is another (runner-api 11.45).
     ///
     /// # Errors
     /// [`ClientError::Forbidden`] also where there is no such archive (404).
-    pub async fn download_artifact(&self, job: JobId, token: &str) -> Result<ArtifactDownload, ClientError> {
+    pub async fn download_artifact(
+        &self,
+        job: JobId,
+        token: &str,
+        direct: bool,
+    ) -> Result<ArtifactDownload, ClientError> {
         const CALL: &str = "artifact download";
-        let call = self
-            .call(Method::GET, &format!("jobs/{job}/artifacts"))
-            .query(&[("direct_download", true)])
-            .header("JOB-TOKEN", token)
-            .timeout(TRANSFER_LIMIT);
+        let mut call =
+            self.call(Method::GET, &format!("jobs/{job}/artifacts")).header("JOB-TOKEN", token).timeout(DOWNLOAD_LIMIT);
+        if direct {
+            call = call.query(&[("direct_download", true)]);
+        }
         let mut response = send(CALL, call).await?;
         for _ in 0..REDIRECTS_MAX {
             if !response.status().is_redirection() {
@@ -86,7 +127,7 @@ impl Client {
                 call: CALL,
                 message: "a redirect without a usable Location".to_owned(),
             })?;
-            let mut call = self.http.get(target.clone()).timeout(TRANSFER_LIMIT);
+            let mut call = self.http.get(target.clone()).timeout(DOWNLOAD_LIMIT);
             if target.origin() == self.base.origin() {
                 call = call.header("JOB-TOKEN", token);
             }
@@ -98,12 +139,26 @@ impl Client {
         Ok(ArtifactDownload {
             filename: filename(&response).unwrap_or_else(|| "artifacts.zip".to_owned()),
             size: response.content_length().unwrap_or(0),
-            body: response
-                .bytes_stream()
-                .map(|chunk| chunk.map_err(|error| std::io::Error::other(error.without_url())))
-                .boxed(),
+            body: unless_silent(
+                response
+                    .bytes_stream()
+                    .map(|chunk| chunk.map_err(|error| std::io::Error::other(error.without_url())))
+                    .boxed(),
+            ),
         })
     }
+}
+
+/// Ends the stream with an error when nothing comes for too long.
+fn unless_silent(body: ByteStream) -> ByteStream {
+    futures::stream::unfold(Some(body), |body| async move {
+        let mut body = body?;
+        match tokio::time::timeout(SILENCE_LIMIT, body.next()).await {
+            Ok(chunk) => chunk.map(|chunk| (chunk, Some(body))),
+            Err(_) => Some((Err(std::io::ErrorKind::TimedOut.into()), None)),
+        }
+    })
+    .boxed()
 }
 
 fn target(response: &Response) -> Option<Url> {

@@ -25,14 +25,13 @@ use url::Url;
 use crate::payload::JobPayload;
 use crate::wire::{JobRequest, UpdateRequest};
 
+pub use artifacts::UploadLimits;
 pub use error::ClientError;
 pub use observe::{CallObserver, EndedCall};
 pub use reply::{JobOffer, TraceReply, UpdateReply};
 pub use tls::TlsFiles;
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
-/// A connection that says nothing for so long is dead; long polls are shorter (runner-api 2.3).
-const SILENCE_LIMIT: Duration = Duration::from_secs(180);
 const CALL_LIMIT: Duration = Duration::from_secs(60);
 /// A job request may be held for 50 s by GitLab's front end, and for longer by proxies.
 const JOB_REQUEST_LIMIT: Duration = Duration::from_secs(150);
@@ -65,7 +64,7 @@ impl Client {
         let mut http = reqwest::Client::builder()
             .user_agent(user_agent())
             .connect_timeout(CONNECT_LIMIT)
-            .read_timeout(SILENCE_LIMIT)
+            // No `read_timeout`: it would count while a large body is sent. Each call has a limit of its own.
             .pool_idle_timeout(IDLE_LIMIT)
             .tcp_nodelay(true)
             .tcp_keepalive(CONNECT_LIMIT)

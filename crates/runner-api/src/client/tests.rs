@@ -11,7 +11,7 @@ use http::{HeaderMap, StatusCode};
 use muster_job::{JobId, JobStatus};
 use url::Url;
 
-use super::{Client, ClientError, TlsFiles, TraceReply, base_url};
+use super::{Client, ClientError, TlsFiles, TraceReply, UploadLimits, base_url};
 use crate::payload::JobPayload;
 use crate::retry::{Backoff, Policy, retry};
 use crate::service::ArtifactQuery;
@@ -145,14 +145,17 @@ async fn artifacts_stream_up_and_down() {
     let query = ArtifactQuery { expire_in: Some("1 day".to_owned()), ..ArtifactQuery::default() };
     for length in [None, Some(8)] {
         let body = futures::stream::iter([Ok(Bytes::from_static(b"four")), Ok(Bytes::from_static(b"more"))]).boxed();
-        client.upload_artifact(JOB, "secret", &query, "artifacts.zip", body, length).await.unwrap();
+        client
+            .upload_artifact(JOB, "secret", &query, "artifacts.zip", body, length, UploadLimits::default())
+            .await
+            .unwrap();
     }
     assert_eq!(coordinator.job(JOB).unwrap().artifacts["artifacts.zip"], "fourmore");
-    let down = client.download_artifact(JOB, "secret").await.unwrap();
+    let down = client.download_artifact(JOB, "secret", true).await.unwrap();
     assert_eq!((down.filename.as_str(), down.size), ("artifacts.zip", 8));
     let chunks: Vec<Bytes> = down.body.try_collect().await.unwrap();
     assert_eq!(chunks.concat(), b"fourmore");
-    assert!(client.download_artifact(JobId(9), "secret").await.is_err());
+    assert!(client.download_artifact(JobId(9), "secret", true).await.is_err());
 }
 
 #[tokio::test]
@@ -180,7 +183,7 @@ async fn answers_of_other_servers_are_told_apart() {
     server.abort();
 
     let (client, server) = answering(307, &[("Location", "http://127.0.0.1:1/storage")], "").await;
-    let error = client.download_artifact(JOB, "secret").await.err().unwrap();
+    let error = client.download_artifact(JOB, "secret", true).await.err().unwrap();
     assert!(error.transient().is_some() && !error.to_string().contains("storage"), "{error}");
     server.abort();
 }
@@ -192,4 +195,22 @@ async fn nobody_there_is_transient_and_tells_no_token() {
     drop(listener);
     let error = Client::new(&url).unwrap().request_job(&request()).await.unwrap_err();
     assert!(error.transient().is_some() && !error.to_string().contains(RUNNER_TOKEN), "{error}");
+}
+
+#[tokio::test]
+async fn an_upload_that_is_sent_and_not_answered_ends_by_its_limit() {
+    let silent = any(|body: axum::body::Body| async {
+        let _ = axum::body::to_bytes(body, usize::MAX).await;
+        std::future::pending::<()>().await;
+    });
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+    let server = tokio::spawn(async move { axum::serve(listener, Router::new().fallback(silent)).await.unwrap() });
+    let limits = UploadLimits { answer: Duration::from_millis(20), ..UploadLimits::default() };
+    let body = futures::stream::iter([Ok(Bytes::from_static(b"file"))]).boxed();
+    let (client, query) = (Client::new(&url).unwrap(), ArtifactQuery::default());
+    let upload = client.upload_artifact(JOB, "secret", &query, "a.zip", body, Some(4), limits);
+    let error = upload.await.unwrap_err();
+    assert!(error.transient().is_some() && error.to_string().contains("no answer within"), "{error}");
+    server.abort();
 }

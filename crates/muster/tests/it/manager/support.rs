@@ -55,6 +55,15 @@ impl Bench {
         self.coordinator.push(serde_json::from_value(payload).unwrap());
     }
 
+    /// A program that the manager's agent finds before any other of its name.
+    pub(crate) fn program(&self, name: &str, text: &str) {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::create_dir_all(self.path("bin")).unwrap();
+        let file = self.path("bin").join(name);
+        std::fs::write(&file, text).unwrap();
+        std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
     /// Starts a manager.
     pub(crate) fn manager(&self, more: &[&str]) -> ManagerProcess {
         self.manager_with(more, |_| {})
@@ -72,7 +81,9 @@ impl Bench {
 
     fn manager_with(&self, more: &[&str], set: impl FnOnce(&mut Command)) -> ManagerProcess {
         let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
+        let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
         command
+            .env("PATH", path)
             .args(["manager", "--url", self.served.url.as_str()])
             .arg("--token-file")
             .arg(self.path("token"))

@@ -3,10 +3,21 @@
 //! A field that an agent does not know is ignored, one that it misses takes its default: manager and agent may be of
 //! neighbouring versions.
 
+mod inputs;
+
 use serde::{Deserialize, Serialize};
+
+pub use inputs::{
+    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, CacheEntry, Caches, Checkout, Cleanup,
+    Prepare, Rewrite, Script, Tls,
+};
 
 /// The reference of the step that a job is.
 pub const JOB: &str = "builtin://job";
+
+/// In the job's temporary directory: git's global configuration, for a job whose git asks for credentials
+/// ([`Checkout::credential_helper`]).
+pub const GLOBAL_GIT_CONFIG: &str = ".glr.gconf";
 
 /// What `RunRequest.steps` starts with: an empty specification, then the definition (steps 6.4).
 const PREAMBLE: &str = "{}\n---\n";
@@ -53,6 +64,10 @@ pub fn job_plan(steps: &str) -> Option<JobPlan> {
 pub struct JobPlan {
     /// Lines to print before anything else, each without its line end: who runs the job, and where.
     pub header: Vec<String>,
+    /// Further lines behind the header, as good news are shown.
+    pub notices: Vec<String>,
+    /// What is wrong with the job's settings; each is a warning behind the header.
+    pub warnings: Vec<String>,
     /// The job's checkout; its `.tmp` neighbour holds temporary files.
     pub project_dir: String,
     /// Limit for all phases together, milliseconds; 0 means none.
@@ -65,8 +80,13 @@ pub struct JobPlan {
     pub output_limit: u64,
     /// Token prefixes to mask beside the built-in ones.
     pub mask_prefixes: Vec<String>,
+    /// Of the built-in token prefixes mask `glpat-` only (FF_MASK_ALL_DEFAULT_TOKENS off).
+    pub mask_few_prefixes: bool,
     /// From TERM to KILL when the job is ended, milliseconds; 0 means 10 s.
     pub grace_ms: u64,
+    /// The wait before a phase is tried again, at first, and the most that it doubles to, milliseconds; 0 means 5 s and
+    /// 5 min.
+    pub retry_wait_ms: (u64, u64),
     /// The phases, in order.
     pub phases: Vec<Phase>,
     /// Where to send artifacts, and get them from.
@@ -83,6 +103,14 @@ pub struct Coordinator {
     pub job_id: i64,
     /// The job's token. The spool file that holds it is 0600.
     pub token: String,
+    /// How to know it, and be known to it.
+    pub tls: Tls,
+    /// Limit for one upload, milliseconds; 0 means one hour.
+    pub upload_timeout_ms: u64,
+    /// Limit for the answer once an upload is sent, milliseconds; 0 means ten minutes.
+    pub response_timeout_ms: u64,
+    /// Downloads ask for the object storage first (FF_USE_DIRECT_DOWNLOAD).
+    pub direct_download: bool,
 }
 
 /// One phase of a job.
@@ -132,6 +160,8 @@ pub enum PhaseWhen {
 #[serde(rename_all = "snake_case", tag = "builtin")]
 #[expect(clippy::large_enum_variant, reason = "a job has a handful of phases, and one of them is the checkout")]
 pub enum Builtin {
+    /// What stands before the first command: who executes the job, and where.
+    Prepare(Prepare),
     /// `builtin://checkout`
     Checkout(Checkout),
     /// `builtin://script`
@@ -149,130 +179,8 @@ pub enum Builtin {
         /// The list, as it came in the payload.
         steps: serde_json::Value,
     },
-    /// `builtin://cleanup`: file variables and temporary files.
-    Cleanup,
-}
-
-/// Brings the project directory to a commit (job-execution 2).
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Checkout {
-    /// `fetch`, `clone`, `none` or `empty`.
-    pub strategy: String,
-    /// The remote, with credentials where it needs them.
-    pub repo_url: String,
-    /// A bare repository on this machine that has the commit; then no transport is used.
-    pub local_repository: Option<String>,
-    /// `sha1` or `sha256`.
-    pub object_format: String,
-    /// The branch or tag, for the notice.
-    pub ref_name: String,
-    /// The commit.
-    pub sha: String,
-    /// What to fetch.
-    pub refspecs: Vec<String>,
-    /// 0 means all.
-    pub depth: i64,
-    /// GIT_CHECKOUT.
-    pub checkout: bool,
-    /// GIT_CLEAN_FLAGS; none means no clean.
-    pub clean_flags: Option<Vec<String>>,
-    /// GIT_FETCH_EXTRA_FLAGS.
-    pub fetch_flags: Vec<String>,
-    /// `none`, `normal` or `recursive`.
-    pub submodules: String,
-    /// The hook before.
-    pub pre_script: Vec<String>,
-    /// The hook after.
-    pub post_script: Vec<String>,
-}
-
-/// Runs commands as GitLab frames them (job-execution 4).
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Script {
-    /// `bash` (falls back to `sh`), `sh` or `pwsh`.
-    pub shell: String,
-    /// Start it as a login shell.
-    pub login: bool,
-    /// The commands, each one echoed before it runs.
-    pub commands: Vec<String>,
-    /// This is `after_script`: says so, and sees CI_JOB_STATUS as it stands.
-    pub after_script: bool,
-}
-
-/// The caches of one phase, one after the other.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Caches {
-    /// In the order of the payload.
-    pub caches: Vec<CacheEntry>,
-}
-
-/// One cache (job-execution 10).
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct CacheEntry {
-    /// The key, expanded and sanitised.
-    pub key: String,
-    /// Keys to try after it; only when restoring.
-    pub fallback_keys: Vec<String>,
-    /// The directory that holds `<key>/cache.zip`.
-    pub cache_dir: String,
-    /// Patterns, relative to the project directory.
-    pub paths: Vec<String>,
-    /// Also what git does not track.
-    pub untracked: bool,
-    /// `pull-push`, `pull` or `push`.
-    pub policy: String,
-}
-
-/// Downloads and unpacks the archives of other jobs (job-execution 9.6).
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct ArtifactsDownload {
-    /// The producers, in order; later ones overwrite earlier ones.
-    pub from: Vec<ArtifactSource>,
-}
-
-/// One producer.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct ArtifactSource {
-    /// Its id.
-    pub job_id: i64,
-    /// Its name.
-    pub name: String,
-    /// The token to ask with.
-    pub token: String,
-}
-
-/// The uploads of one phase, one after the other; the first that fails ends it.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct ArtifactsUploads {
-    /// In the order of the payload.
-    pub artifacts: Vec<ArtifactsUpload>,
-}
-
-/// Packs and uploads files (job-execution 9).
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct ArtifactsUpload {
-    /// Base name of the file, before expansion.
-    pub name: String,
-    /// Patterns.
-    pub paths: Vec<String>,
-    /// Patterns to leave out.
-    pub exclude: Vec<String>,
-    /// Also what git does not track.
-    pub untracked: bool,
-    /// `archive`, `junit`, `dotenv`, ...
-    pub artifact_type: String,
-    /// `zip`, `gzip` or `raw`.
-    pub artifact_format: String,
-    /// As the author wrote it.
-    pub expire_in: String,
+    /// `builtin://cleanup`: file variables and temporary files; the checkout where that is wanted.
+    Cleanup(Cleanup),
 }
 
 #[cfg(test)]

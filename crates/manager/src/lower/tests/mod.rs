@@ -1,5 +1,7 @@
 //! Lowered plans of payloads as GitLab and our coordinator send them.
 
+mod runner;
+
 use muster_environment::SlotKey;
 use muster_job::Secret;
 use serde_json::{Value, json};
@@ -11,6 +13,7 @@ fn runner() -> RunnerSettings {
     RunnerSettings {
         name: "manager".to_owned(),
         system_id: "s_0123456789ab".to_owned(),
+        custom_build_dir: Some(true),
         ..RunnerSettings::new("http://127.0.0.1:1".parse().unwrap(), token, 0)
     }
 }
@@ -21,6 +24,7 @@ fn placement() -> Placement {
         slot: Slot { id: 2, project_slot: 1, key: SlotKey { project_id: 5 } },
         runner: Arc::new(runner()),
         host_name: "host".to_owned(),
+        certificates: Certificates::default(),
     }
 }
 
@@ -139,7 +143,7 @@ fn a_job_with_nonsense_in_its_knobs_is_warned_and_runs_with_the_defaults() {
     ]);
     let mut more = knobs;
     more["cache"] = json!([{ "key": "../up", "paths": ["x"] }]);
-    insta::assert_json_snapshot!(lowered(more).plan.header[1..]);
+    insta::assert_json_snapshot!(lowered(more).plan.warnings);
 }
 
 #[test]

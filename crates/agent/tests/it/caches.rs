@@ -1,0 +1,135 @@
+//! Caches between jobs, in a directory of this machine.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use muster_agent_api::builtin::{Builtin, CacheEntry, Caches, Phase, PhaseWhen};
+use muster_agent_api::result::Outcome;
+
+use crate::harness::*;
+
+fn entry(agent: &Agent, key: &str) -> CacheEntry {
+    CacheEntry {
+        key: key.to_owned(),
+        cache_dir: cache_dir(agent).to_string_lossy().into_owned(),
+        paths: vec!["vendor/".to_owned()],
+        ..CacheEntry::default()
+    }
+}
+
+fn cache_dir(agent: &Agent) -> PathBuf {
+    agent.dir.path().join("cache")
+}
+
+fn restore(entry: CacheEntry) -> Phase {
+    phase("restore_cache", PhaseWhen::OnSuccess, Builtin::CacheRestore(Caches { caches: vec![entry] }))
+}
+
+fn save(entry: CacheEntry) -> Phase {
+    phase("archive_cache", PhaseWhen::OnSuccess, Builtin::CacheSave(Caches { caches: vec![entry] }))
+}
+
+/// Has a job save a cache with `content` under `key`.
+async fn kept(agent: &mut Agent, key: &str, content: &str) {
+    let make = format!("mkdir -p vendor; echo {content} > vendor/lib");
+    let plan = agent.plan(vec![script(&[&make]), save(entry(agent, key))]);
+    agent.complete(&plan).await;
+    fs::remove_dir_all(agent.project()).unwrap();
+}
+
+fn archive(agent: &Agent, key: &str) -> PathBuf {
+    cache_dir(agent).join(Path::new(key)).join("cache.zip")
+}
+
+#[tokio::test]
+async fn a_cache_is_saved_and_restored() {
+    let mut agent = Agent::start().await;
+    let cache_dir = agent.dir.path().join("cache").to_string_lossy().into_owned();
+    let cache = |policy: &str| CacheEntry {
+        key: "deps-main".to_owned(),
+        cache_dir: cache_dir.clone(),
+        paths: vec!["vendor/".to_owned()],
+        policy: policy.to_owned(),
+        ..CacheEntry::default()
+    };
+    let other = || CacheEntry { key: "other".to_owned(), ..cache("pull") };
+    let both = |policy: &str| Caches { caches: vec![other(), cache(policy)] };
+    let restore = |policy: &str| phase("restore_cache", PhaseWhen::OnSuccess, Builtin::CacheRestore(both(policy)));
+    let save = phase("archive_cache", PhaseWhen::OnSuccess, Builtin::CacheSave(both("pull-push")));
+    let make = "mkdir -p vendor; [ -e vendor/lib ] && echo cached || echo made > vendor/lib";
+    let plan = agent.plan(vec![restore("pull-push"), script(&[make]), save]);
+    let (first, result) = agent.complete(&plan).await;
+    assert_eq!(result.outcome, Outcome::Success);
+    assert!(first.contains("Cache file does not exist") && first.contains("Created cache"), "{first}");
+    assert!(first.contains("Not uploading cache other due to policy"), "{first}");
+    assert_eq!(states(&result).len(), 4, "one phase for all caches: {result:?}");
+    std::fs::remove_dir_all(agent.project()).unwrap();
+    let (second, _) = agent.complete(&plan).await;
+    for text in
+        ["Checking cache for deps-main...", "Successfully extracted cache", "\ncached\n", "Archive is up to date!"]
+    {
+        assert!(second.contains(text), "{text} in {second}");
+    }
+    let plan = agent.plan(vec![restore("push")]);
+    assert!(agent.complete(&plan).await.0.contains("Not downloading cache deps-main due to policy"));
+}
+
+#[tokio::test]
+async fn the_first_fallback_that_is_there_is_taken() {
+    let mut agent = Agent::start().await;
+    kept(&mut agent, "main", "from-main").await;
+    let fallback = vec!["gone".to_owned(), "main".to_owned()];
+    let names = ["Branch", "Gone", "Main"].map(str::to_owned).into();
+    let own = CacheEntry { fallback_keys: fallback, names, ..entry(&agent, "branch") };
+    let plan = agent.plan(vec![restore(own), script(&["cat vendor/lib"])]);
+    let (log, result) = agent.complete(&plan).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    let told: Vec<&str> = log.lines().filter(|line| line.contains("Checking cache for")).collect();
+    assert_eq!(told.len(), 3, "{log}");
+    assert!(told[0].contains("Checking cache for Branch..."), "people know the key, not the directory: {log}");
+    assert!(log.contains("\nfrom-main\n"), "{log}");
+}
+
+#[tokio::test]
+async fn a_cache_under_the_other_form_of_its_key_is_found_and_taken_over() {
+    let mut agent = Agent::start().await;
+    kept(&mut agent, "plain", "old").await;
+    let hashed = CacheEntry { alternate: "plain".to_owned(), ..entry(&agent, "0123abcd") };
+    let plan = agent.plan(vec![restore(hashed.clone()), script(&["cat vendor/lib"]), save(hashed)]);
+    let (log, _) = agent.complete(&plan).await;
+    assert!(log.contains("\nold\n") && log.contains("Archive is up to date!"), "{log}");
+    assert!(archive(&agent, "0123abcd").exists() && !archive(&agent, "plain").exists());
+}
+
+#[tokio::test]
+async fn a_broken_archive_is_a_warning_and_leaves_nothing_where_that_is_wanted() {
+    let mut agent = Agent::start().await;
+    kept(&mut agent, "main", "content").await;
+    let mut bytes = fs::read(archive(&agent, "main")).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle..middle + 8].fill(0);
+    fs::write(archive(&agent, "main"), bytes).unwrap();
+    let strict = CacheEntry { clean_up_failed: true, ..entry(&agent, "main") };
+    let plan = agent.plan(vec![
+        script(&["mkdir -p vendor/sub; touch vendor/sub/half"]),
+        restore(strict),
+        script(&["[ -e vendor ] || echo nothing is left"]),
+    ]);
+    let (log, result) = agent.complete(&plan).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert!(log.contains("WARNING: Failed to extract cache") && log.contains("\nRemoving vendor/\n"), "{log}");
+    assert!(log.contains("\nnothing is left\n"), "{log}");
+}
+
+#[tokio::test]
+async fn no_key_leads_out_of_the_cache_directory_and_an_empty_one_is_told() {
+    let mut agent = Agent::start().await;
+    let make = script(&["mkdir -p vendor; touch vendor/lib"]);
+    for key in ["../outside", "/outside", ""] {
+        let plan = agent.plan(vec![restore(entry(&agent, key)), make.clone(), save(entry(&agent, key))]);
+        let (log, result) = agent.complete(&plan).await;
+        assert_eq!(result.outcome, Outcome::Success, "{log}");
+        assert!(log.contains("Skipping cache archiving due to empty cache key"), "{log}");
+    }
+    assert!(!agent.dir.path().join("outside").exists() && !cache_dir(&agent).exists());
+}

@@ -1,0 +1,115 @@
+//! The shells of a job: profiles of login shells, tracing, and what the log must not show.
+
+use std::fs;
+
+use muster_agent_api::builtin::{Builtin, Phase, PhaseWhen, Script};
+use muster_agent_api::result::Outcome;
+
+use crate::harness::*;
+
+fn in_shell(shell: &Script, commands: &[&str]) -> Phase {
+    let commands = commands.iter().map(ToString::to_string).collect();
+    phase("step_script", PhaseWhen::OnSuccess, Builtin::Script(Script { commands, ..shell.clone() }))
+}
+
+fn login() -> Script {
+    Script { shell: "bash".to_owned(), login: true, ..Script::default() }
+}
+
+/// A home with this profile.
+fn home(agent: &Agent, profile: &str) -> String {
+    let home = agent.dir.path().join("home");
+    fs::create_dir_all(&home).unwrap();
+    fs::write(home.join(".bash_profile"), profile).unwrap();
+    home.to_string_lossy().into_owned()
+}
+
+#[tokio::test]
+async fn a_profile_is_read_and_the_jobs_variables_stand_over_it() {
+    let mut agent = Agent::start().await;
+    let home = home(&agent, "export A=of-the-profile FROM_PROFILE=yes\n");
+    let plan = agent.plan(vec![in_shell(&login(), &["echo \"$A $FROM_PROFILE $QUOTED\""])]);
+    let variables = [variable("HOME", &home), variable("A", "of-the-job"), variable("QUOTED", "it's $A\\n")];
+    agent.run("1-1", &plan, &variables).await;
+    let log = agent.log("1-1").await;
+    assert!(log.contains("\nof-the-job yes it's $A\\n\n"), "{log}");
+}
+
+#[tokio::test]
+async fn a_profile_that_ends_the_shell_ends_the_job_with_a_reason() {
+    for (profile, how, code) in [("exit 3\n", "exit status 3", Some(3)), ("exit 0\n", "exit status 0", None)] {
+        let mut agent = Agent::start().await;
+        let home = home(&agent, profile);
+        let upload = phase("upload_artifacts_on_failure", PhaseWhen::OnFailure, script(&["echo never"]).run);
+        let plan = agent.plan(vec![in_shell(&login(), &["echo never"]), after_script(&["echo never"]), upload]);
+        agent.run("1-1", &plan, &[variable("HOME", &home)]).await;
+        let log = agent.log("1-1").await;
+        assert_eq!(failed(&agent.wait("1-1").await), ("script_failure".to_owned(), code));
+        let last =
+            format!("ERROR: Job failed: prepare environment: {how}. Check https://docs.gitlab.com/runner/shells/");
+        assert!(log.contains(&last) && !log.contains("\nnever\n"), "{log}");
+    }
+}
+
+#[tokio::test]
+async fn a_login_shell_whose_command_fails_is_no_failing_profile() {
+    let mut agent = Agent::start().await;
+    let home = home(&agent, "");
+    let plan = agent.plan(vec![in_shell(&login(), &["exit 4"])]);
+    agent.run("1-1", &plan, &[variable("HOME", &home)]).await;
+    assert_eq!(failed(&agent.wait("1-1").await), ("script_failure".to_owned(), Some(4)));
+    assert!(agent.log("1-1").await.ends_with("ERROR: Job failed: exit status 4\x1b[0;m\n"));
+}
+
+#[tokio::test]
+async fn a_traced_job_shows_what_its_shell_does_and_no_masked_value() {
+    let mut agent = Agent::start().await;
+    let traced = Script { debug: true, ..Script::default() };
+    let plan = agent.plan(vec![in_shell(&traced, &["test \"$SECRET\" = x || true"])]);
+    let secret = muster_agent_api::step_runner::Variable { masked: true, ..variable("SECRET", "hunter22hunter") };
+    agent.run("1-1", &plan, &[variable("SHOWN", "plainly"), secret]).await;
+    let log = agent.log("1-1").await;
+    assert!(log.contains("export SHOWN=plainly") && log.contains("export SECRET=[MASKED]"), "{log}");
+    assert!(log.contains("+ test '[MASKED]' = x") || log.contains("+ test [MASKED] = x"), "{log}");
+    assert!(!log.contains("hunter22hunter"), "{log}");
+}
+
+#[tokio::test]
+async fn what_a_job_says_to_bash_itself_runs_in_its_script_only() {
+    let mut agent = Agent::start().await;
+    let startup = agent.dir.path().join("startup.sh");
+    fs::write(&startup, "echo sourced\n").unwrap();
+    let plan = agent.plan(vec![script(&["echo own", "bash -c 'echo child'"])]);
+    agent.run("1-1", &plan, &[variable("BASH_ENV", &startup.to_string_lossy())]).await;
+    let log = agent.log("1-1").await;
+    assert_eq!(log.matches("sourced\n").count(), 1, "only the shell that the script starts reads it: {log}");
+    assert!(log.contains("\nown\n") && log.contains("sourced\nchild\n"), "{log}");
+}
+
+#[tokio::test]
+async fn an_unknown_shell_is_the_configurations_fault() {
+    let mut agent = Agent::start().await;
+    let fish = Script { shell: "fish".to_owned(), ..Script::default() };
+    let (log, result) = agent.complete(&agent.plan(vec![in_shell(&fish, &["echo never"])])).await;
+    assert_eq!(failed(&result).0, "runner_configuration_error");
+    assert!(log.contains("the shell `fish` is not supported: use `bash`, `sh`, `pwsh` or `powershell`"), "{log}");
+}
+
+#[tokio::test]
+async fn hooks_stand_around_the_checkout_and_the_operators_text_around_the_script() {
+    let mut agent = Agent::start().await;
+    let text = |text: &str| vec![text.to_owned()];
+    let framed = Script { before: text("echo before"), after: text("echo after"), ..Script::default() };
+    let mut plan = agent.plan(vec![in_shell(&framed, &["echo own"])]);
+    plan.notices = text("Job triggered by policy \"p\".");
+    plan.warnings = vec!["one".to_owned(), "two".to_owned()];
+    let (log, result) = agent.complete(&plan).await;
+    assert_eq!(result.outcome, Outcome::Success);
+    assert!(
+        log.starts_with("\x1b[32;1mJob triggered by policy \"p\".\x1b[0;m\n\x1b[0;33mWARNING: one\ntwo\x1b[0;m\n"),
+        "{log}"
+    );
+    let printed: Vec<&str> = log.lines().filter(|line| ["before", "own", "after"].contains(line)).collect();
+    assert_eq!(printed, ["before", "own", "after"]);
+    assert!(log.contains("\x1b[32;1m$ echo before\x1b[0;m\n"), "{log}");
+}

@@ -1,0 +1,85 @@
+//! What is removed from a repository before a job and after it (job-execution 2.3, 2.8).
+
+use std::fs;
+use std::path::Path;
+
+use muster_agent_api::builtin::Cleanup;
+use muster_steps::stop::Stop;
+
+use super::{clear, remote, remove_tree, submodules};
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::trace::style;
+
+/// Locks and hooks that a killed git or an earlier job leaves behind.
+const LEFTOVERS: [&str; 5] = ["index.lock", "shallow.lock", "HEAD.lock", "hooks/post-checkout", "config.lock"];
+
+/// Leaves the checkout as the plan wants it.
+pub(crate) async fn clean_up(context: &Context, cleanup: &Cleanup, stop: &Stop) -> Result<(), Failure> {
+    let project = &context.project_dir;
+    match cleanup.checkout.as_str() {
+        "" => {}
+        "none" => context.say(&style::info("Skipping build directory cleanup step")),
+        "fetch" => {
+            if let Some(flags) = cleanup.clean_flags.as_ref().filter(|_| project.join(".git").exists()) {
+                let clean: Vec<&str> = ["clean"].into_iter().chain(flags.iter().map(String::as_str)).collect();
+                remote::git(context, &clean, project, stop).await?;
+                remote::git(context, &["reset", "--hard"], project, stop).await?;
+                submodules::clean(context, cleanup, stop).await?;
+            }
+        }
+        _ => {
+            clear(context, stop).await?;
+            let _ = fs::remove_dir(project);
+        }
+    }
+    if cleanup.clean_config {
+        remove_config(project, !matches!(cleanup.submodules.as_str(), "" | "none"));
+    }
+    Ok(())
+}
+
+/// Removes locks, so that a job does not fail for what another one left.
+pub(super) fn remove_leftovers(project: &Path, with_submodules: bool) {
+    let git = project.join(".git");
+    for name in LEFTOVERS {
+        let _ = fs::remove_file(git.join(name));
+    }
+    remove_below(&git.join("refs"), |name| name.ends_with(".lock"));
+    if with_submodules {
+        let names: Vec<&str> = LEFTOVERS.iter().filter_map(|name| name.rsplit('/').next()).collect();
+        remove_below(&git.join("modules"), |name| names.contains(&name));
+    }
+    if git.exists() && !git.join("HEAD").exists() {
+        // What a killed `git init` leaves is no repository.
+        let _ = remove_tree(&git);
+    }
+}
+
+fn remove_below(directory: &Path, doomed: impl Fn(&str) -> bool) {
+    for entry in walkdir::WalkDir::new(directory).into_iter().flatten() {
+        if entry.file_type().is_file() && entry.file_name().to_str().is_some_and(&doomed) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Removes the configuration and the hooks, which an earlier job may have made to run its own commands.
+pub(super) fn remove_config(project: &Path, with_submodules: bool) {
+    let git = project.join(".git");
+    let _ = fs::remove_file(git.join("config"));
+    let _ = remove_tree(&git.join("hooks"));
+    if !with_submodules {
+        return;
+    }
+    let mut walk = walkdir::WalkDir::new(git.join("modules")).into_iter();
+    while let Some(entry) = walk.next() {
+        let Ok(entry) = entry else { continue };
+        if entry.file_type().is_file() && entry.file_name() == "config" {
+            let _ = fs::remove_file(entry.path());
+        } else if entry.file_type().is_dir() && entry.file_name() == "hooks" {
+            let _ = remove_tree(entry.path());
+            walk.skip_current_dir();
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The git configuration of one job (job-execution 2.3, 2.6): in the job's temporary directory, where it goes away with
+//! the job. The repository itself only says where that is, so no credential is ever written to it.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use muster_agent_api::builtin::{Checkout, GLOBAL_GIT_CONFIG};
+
+use super::without_credentials;
+use crate::context::Context;
+
+/// The user of job tokens.
+const TOKEN_USER: &str = "gitlab-ci-token";
+/// Answers git's question for a password, from the environment of the job.
+const HELPER: &str = "!f(){ test \"$1\" = get && printf 'password=%s\\n' \"$CI_JOB_TOKEN\"; }; f";
+
+/// What is written for a job.
+pub(super) struct Written {
+    /// What the repository includes.
+    pub(super) external: PathBuf,
+    /// What `git init` copies.
+    pub(super) template: PathBuf,
+}
+
+/// Where the included file is.
+pub(super) fn external_path(context: &Context) -> PathBuf {
+    context.temp_dir.join(".gitlab-runner.ext.conf")
+}
+
+/// Writes the files anew.
+pub(super) fn write(context: &Context, checkout: &Checkout) -> io::Result<Written> {
+    let external = external_path(context);
+    private(&external, &external_text(context, checkout))?;
+    if checkout.credential_helper {
+        private(&context.temp_dir.join(GLOBAL_GIT_CONFIG), &global_text(context, &external))?;
+    }
+    let template = context.temp_dir.join("git-template");
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&template)?;
+    private(&template.join("config"), &template_text(checkout, &external))?;
+    Ok(Written { external, template })
+}
+
+/// Made anew, so that the mode is right and no link is followed.
+fn private(path: &Path, text: &str) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    fs::File::options().write(true).create_new(true).mode(0o600).open(path)?.write_all(text.as_bytes())
+}
+
+/// The configuration of a fresh repository.
+fn template_text(checkout: &Checkout, external: &Path) -> String {
+    format!(
+        "[init]\n\tdefaultBranch = none\n[fetch]\n\trecurseSubmodules = false\n[credential]\n\tinteractive = never\n\
+         [gc]\n\tautoDetach = false\n[remote \"origin\"]\n\turl = {}\n\tfetch = +refs/heads/*:refs/remotes/origin/*\n\
+         [include]\n\tpath = {}\n",
+        quoted(&without_credentials(&checkout.repo_url)),
+        quoted(&external.to_string_lossy())
+    )
+}
+
+fn external_text(context: &Context, checkout: &Checkout) -> String {
+    let mut text = String::new();
+    let plain = without_credentials(&checkout.repo_url);
+    let host = host(&plain);
+    if checkout.credential_helper {
+        if let Some(host) = &host {
+            text.push_str(&format!(
+                "[credential {}]\n\thelper =\n\thelper = {}\n\tusername = {TOKEN_USER}\n",
+                quoted(host),
+                quoted(HELPER)
+            ));
+        }
+    } else {
+        for (to, from) in rewrites(checkout, &plain) {
+            text.push_str(&format!("[url {}]\n\tinsteadOf = {}\n", quoted(&to), quoted(&from)));
+        }
+        // A helper of the machine would keep the job's token: it has no business with this host.
+        if let Some(host) = &host {
+            text.push_str(&format!("[credential {}]\n\thelper =\n", quoted(host)));
+        }
+    }
+    if checkout.bundle_uris {
+        text.push_str("[transfer]\n\tbundleURI = true\n");
+    }
+    let tls = [("sslCAInfo", &checkout.tls.ca), ("sslCert", &checkout.tls.certificate), ("sslKey", &checkout.tls.key)];
+    for (key, variable) in tls {
+        if let (Some(variable), Some(host)) = (variable, &host) {
+            let file = context.temp_dir.join(variable);
+            text.push_str(&format!("[http {}]\n\t{key} = {}\n", quoted(host), quoted(&file.to_string_lossy())));
+        }
+    }
+    text
+}
+
+/// Addresses with credentials, and what stands for them; of the same address only the first (job-execution 2.6).
+fn rewrites(checkout: &Checkout, plain: &str) -> Vec<(String, String)> {
+    let mut all = vec![(checkout.repo_url.clone(), plain.to_owned())];
+    all.extend(checkout.rewrites.iter().map(|rewrite| (rewrite.to.clone(), rewrite.from.clone())));
+    if let (Some(with), Some(without)) = (host(&checkout.repo_url), host(plain)) {
+        all.push((with, without));
+    }
+    let mut seen: Vec<(String, String)> = Vec::new();
+    for (to, from) in all.into_iter().filter(|(to, from)| to != from) {
+        if !seen.iter().any(|(_, known)| *known == from) {
+            seen.push((to, from));
+        }
+    }
+    seen
+}
+
+/// The global configuration of a job whose git asks for credentials: the user's own, then the job's.
+fn global_text(context: &Context, external: &Path) -> String {
+    let home =
+        context.environment().into_iter().rev().find(|(key, _)| key == "HOME").map(|(_, home)| PathBuf::from(home));
+    let own = home.into_iter().flat_map(|home| [home.join(".config/git/config"), home.join(".gitconfig")]);
+    let all = own.filter(|file| file.is_file()).chain([external.to_owned()]);
+    all.map(|file| format!("[include]\n\tpath = {}\n", quoted(&file.to_string_lossy()))).collect()
+}
+
+/// Scheme and host of an address of HTTP, with the user if there is one.
+pub(super) fn host(url: &str) -> Option<String> {
+    let (scheme, rest) = url.split_once("://")?;
+    matches!(scheme, "http" | "https").then(|| format!("{scheme}://{}", rest.split('/').next().unwrap_or_default()))
+}
+
+/// A value, or the name of a subsection, in git's quotes.
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
+}

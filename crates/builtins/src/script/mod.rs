@@ -1,0 +1,122 @@
+//! `builtin://script`: the author's commands in one shell, framed as GitLab does (job-execution 4.3, 4.4, 4.7).
+//!
+//! The text goes to the shell's standard input, so no part of it is in an argument list (J6), and the shell does
+//! nothing before it was recorded and put into its cgroup. Variables are the shell's environment; where the profile of a
+//! login shell could overwrite them, the script sets them again.
+
+mod posix;
+mod powershell;
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use muster_agent_api::builtin::Script;
+use muster_steps::process::{Command, find_program};
+use muster_steps::stop::Stop;
+
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::trace::style;
+
+/// In the job's temporary directory: the shell has got past its profile.
+const STARTED: &str = ".shell_started";
+
+/// Commands of one origin. The name is that of their sections.
+pub(crate) type Group<'a> = (&'a str, &'a [String]);
+
+/// Runs the script; its status is the phase's.
+pub(crate) async fn run(context: &Context, script: &Script, stop: &Stop) -> Result<(), Failure> {
+    let own = if script.after_script { "after_script_step" } else { "script_step" };
+    let groups =
+        [("pre_build_script", &*script.before), (own, &*script.commands), ("post_build_script", &*script.after)];
+    if script.after_script {
+        context.say(&style::info("Running after script..."));
+    }
+    run_groups(context, script, &groups, stop).await
+}
+
+/// Runs groups of commands in one shell of the kind that `script` describes.
+pub(crate) async fn run_groups(
+    context: &Context,
+    script: &Script,
+    groups: &[Group<'_>],
+    stop: &Stop,
+) -> Result<(), Failure> {
+    context.user_code_starts()?;
+    let started = context.temp_dir.join(STARTED);
+    let watched = script.login.then_some(started.as_path());
+    if let Some(started) = watched {
+        remove_mark(started).map_err(Failure::io("cannot prepare the start of the shell"))?;
+    }
+    let frame = Frame { script, directory: &context.project_dir, started: watched, groups };
+    let command = match script.shell.as_str() {
+        "" | "bash" | "sh" => posix::command(context, &frame)?,
+        "pwsh" | "powershell" => powershell::command(context, &frame)?,
+        other => {
+            return Err(Failure::Configuration(format!(
+                "the shell `{other}` is not supported: use `bash`, `sh`, `pwsh` or `powershell`"
+            )));
+        }
+    };
+    let ended = context.wait(command, stop).await;
+    match (watched, ended) {
+        (Some(started), Ok(())) if !started.exists() => Err(Failure::Profile("exit status 0".to_owned(), None)),
+        (Some(started), Err(failure @ (Failure::Exit(_) | Failure::Signal(_)))) if !started.exists() => {
+            Err(Failure::Profile(failure.to_string(), failure.exit_code()))
+        }
+        (_, ended) => ended,
+    }
+}
+
+fn remove_mark(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// What a shell is given to read.
+struct Frame<'a> {
+    script: &'a Script,
+    directory: &'a Path,
+    /// A file to make once the shell is through with its profile.
+    started: Option<&'a Path>,
+    groups: &'a [Group<'a>],
+}
+
+impl Frame<'_> {
+    /// Each command, trimmed, with the name of its section.
+    fn commands(&self) -> impl Iterator<Item = (String, &str)> {
+        self.groups.iter().flat_map(|(group, commands)| {
+            commands.iter().enumerate().map(move |(index, command)| (format!("{group}_{index}"), command.trim()))
+        })
+    }
+}
+
+/// What stands in the log before a command runs.
+fn echoed(command: &str) -> String {
+    let text = match command.split_once('\n') {
+        None => format!("$ {command}"),
+        Some((first, _)) => format!("$ {first} # collapsed multi-line command"),
+    };
+    format!("{}{text}{}", style::BOLD_GREEN, style::RESET)
+}
+
+fn not_found(names: &str) -> Failure {
+    Failure::System(format!("shell not found: {names} is not on this machine"))
+}
+
+fn program(name: &str) -> Option<PathBuf> {
+    find_program(name)
+}
+
+/// The process of a shell that reads `text`.
+fn shell_process(context: &Context, program: PathBuf, args: Vec<OsString>, text: Option<String>) -> Command {
+    let stdin = text.map(String::into_bytes);
+    Command { program, args, env: context.environment(), stdin, ..Command::default() }
+}
+
+#[cfg(test)]
+mod tests;

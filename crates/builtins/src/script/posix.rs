@@ -1,0 +1,106 @@
+//! The frame for bash and other POSIX shells.
+
+use std::ffi::OsString;
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use muster_steps::process::Command;
+
+use super::{Frame, echoed, not_found, program, shell_process};
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::trace::style;
+
+/// What bash does not let anyone set.
+const READ_ONLY: [&str; 6] = ["BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"];
+/// After a command, with FF_ENABLE_BASH_EXIT_CODE_CHECK.
+const CHECK: &str = "_runner_exit_code=$?; if [ $_runner_exit_code -ne 0 ]; then exit $_runner_exit_code; fi\n";
+
+/// The shell's process.
+pub(super) fn command(context: &Context, frame: &Frame<'_>) -> Result<Command, Failure> {
+    let shell = find_shell(&frame.script.shell)?;
+    // Where a profile comes between the environment and the script, or the variables are to be seen, the script sets all of
+    // them; else only those that the environment cannot hold.
+    let exports = if frame.script.login || frame.script.debug {
+        context.variables.all(&context.temp_dir)
+    } else {
+        context.variables.exports(&context.temp_dir)
+    };
+    let args: Vec<OsString> = if frame.script.login { vec!["-l".into()] } else { Vec::new() };
+    Ok(shell_process(context, shell.path.clone(), args, Some(text(frame, shell.bash, &exports))))
+}
+
+/// A shell of this machine.
+#[derive(Debug, Clone)]
+struct Shell {
+    path: PathBuf,
+    bash: bool,
+}
+
+fn find_shell(wanted: &str) -> Result<&'static Shell, Failure> {
+    static BASH: OnceLock<Option<Shell>> = OnceLock::new();
+    static SH: OnceLock<Option<Shell>> = OnceLock::new();
+    let sh = || SH.get_or_init(|| program("sh").map(|path| Shell { path, bash: false })).as_ref();
+    let bash = || BASH.get_or_init(|| program("bash").map(|path| Shell { path, bash: true })).as_ref();
+    let found = if wanted == "sh" { sh() } else { bash().or_else(sh) };
+    found.ok_or_else(|| not_found("neither bash nor sh"))
+}
+
+pub(super) fn text(frame: &Frame<'_>, bash: bool, exports: &[(String, String)]) -> String {
+    let script = frame.script;
+    let mut body = String::from("trap 'exit 1' TERM\n");
+    if script.debug {
+        body.push_str("set -o xtrace\n");
+    }
+    for (key, value) in exports.iter().filter(|(key, _)| can_be_set(key)) {
+        let _ = writeln!(body, "export {key}={}", quote(value));
+    }
+    let _ = writeln!(body, "cd {}", quote(&frame.directory.to_string_lossy()));
+    for (section, command) in frame.commands() {
+        match command {
+            "" => body.push_str("echo\n"),
+            command if script.sections && command.contains('\n') => open_and_close(&mut body, &section, command),
+            command => print(&mut body, &echoed(command)),
+        }
+        body.push_str(command);
+        body.push('\n');
+        if script.check_exit_codes {
+            body.push_str(CHECK);
+        }
+    }
+    // Not every sh knows pipefail; the trial runs in a process of its own, because failing it would end the shell.
+    let pipefail = if bash { "set -o pipefail" } else { "(set -o pipefail) 2>/dev/null && set -o pipefail" };
+    let mark = frame.started.map(|path| format!(": > {}\n", quote(&path.to_string_lossy()))).unwrap_or_default();
+    format!(
+        "{mark}trap 'exit 1' TERM\n{pipefail}\nset -o errexit\nset +o noclobber\neval {} </dev/null\nexit 0\n",
+        quote(&body)
+    )
+}
+
+fn can_be_set(key: &str) -> bool {
+    !key.starts_with(|first: char| first.is_ascii_digit())
+        && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+        && !READ_ONLY.contains(&key)
+}
+
+fn print(body: &mut String, line: &str) {
+    // printf, because the echo of some shells takes backslashes for escapes.
+    let _ = writeln!(body, "printf '%s\\n' {}", quote(line));
+}
+
+/// The whole command in a section of its own, which is closed before the command runs (job-execution 1.8).
+fn open_and_close(body: &mut String, section: &str, command: &str) {
+    let shown = format!("{}$ {command}{}", style::BOLD_GREEN, style::RESET);
+    let _ = writeln!(
+        body,
+        "printf 'section_start:%s:section_{section}[hide_duration=true,collapsed=true]\\r\\033[0K%s\\n' \"$(date +%s)\" {}",
+        quote(&shown)
+    );
+    let _ = writeln!(body, "printf 'section_end:%s:section_{section}\\r\\033[0K\\n' \"$(date +%s)\"");
+}
+
+/// Quotes for any POSIX shell.
+fn quote(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}

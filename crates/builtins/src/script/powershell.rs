@@ -1,0 +1,135 @@
+//! The frame for PowerShell (job-execution 4.7): `pwsh` is version 7 and newer, `powershell` is the one of Windows.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use muster_steps::process::Command;
+
+use super::{Frame, echoed, not_found, program, shell_process};
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::trace::style;
+
+const BASE_FLAGS: [&str; 9] = [
+    "-NoProfile",
+    "-NoLogo",
+    "-InputFormat",
+    "text",
+    "-OutputFormat",
+    "text",
+    "-NonInteractive",
+    "-ExecutionPolicy",
+    "Bypass",
+];
+const FILE_FLAGS: [&str; 5] = ["-NoProfile", "-NonInteractive", "-ExecutionPolicy", "Bypass", "-File"];
+/// The first thing that `pwsh` runs. The script itself comes by standard input, in UTF-8, which a console need not expect.
+const BOOTSTRAP: &str = "$OutputEncoding = [console]::InputEncoding = [console]::OutputEncoding = \
+                         New-Object System.Text.UTF8Encoding\r\n\
+                         pwsh -NoProfile -NonInteractive -Command -\r\n\
+                         exit $LASTEXITCODE\r\n";
+/// After each command: its status is the script's, where it failed.
+const CHECK: &str = "if(!$?) { Exit &{if($LASTEXITCODE) {$LASTEXITCODE} else {1}} }";
+/// Tells Windows PowerShell that a file is UTF-8.
+const BYTE_ORDER_MARK: &str = "\u{feff}";
+/// The script as a file, in the job's temporary directory.
+const FILE: &str = "script.ps1";
+
+/// The shell's process.
+pub(super) fn command(context: &Context, frame: &Frame<'_>) -> Result<Command, Failure> {
+    let name = &frame.script.shell;
+    let file = passes_a_file(frame).then(|| context.temp_dir.join(FILE));
+    let program = program(name).ok_or_else(|| not_found(&format!("`{name}`")))?;
+    let text = text(frame, &context.variables.all(&context.temp_dir));
+    let args = arguments(frame, file.as_deref());
+    Ok(match file {
+        None => shell_process(context, program, args, Some(text)),
+        Some(file) => {
+            write(&file, &text).map_err(Failure::io(format!("cannot write `{}`", file.display())))?;
+            shell_process(context, program, args, None)
+        }
+    })
+}
+
+fn passes_a_file(frame: &Frame<'_>) -> bool {
+    frame.script.as_file && frame.script.shell == "powershell"
+}
+
+fn write(file: &Path, text: &str) -> std::io::Result<()> {
+    use std::io::Write;
+    super::remove_mark(file)?;
+    fs::File::options().write(true).create_new(true).mode(0o600).open(file)?.write_all(text.as_bytes())
+}
+
+/// The arguments: none holds a part of the script.
+pub(super) fn arguments(frame: &Frame<'_>, file: Option<&Path>) -> Vec<OsString> {
+    let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
+    match file {
+        Some(file) => [words(&FILE_FLAGS), vec![file.into()]].concat(),
+        None if frame.script.shell == "pwsh" => {
+            let wide: Vec<u8> = BOOTSTRAP.encode_utf16().flat_map(u16::to_le_bytes).collect();
+            [words(&BASE_FLAGS), vec!["-EncodedCommand".into(), STANDARD.encode(wide).into()]].concat()
+        }
+        None => [words(&BASE_FLAGS), words(&["-Command", "-"])].concat(),
+    }
+}
+
+/// The script. `pwsh` on this system ends lines as Unix does.
+pub(super) fn text(frame: &Frame<'_>, variables: &[(String, String)]) -> String {
+    let pwsh = frame.script.shell == "pwsh";
+    let mut lines: Vec<String> = Vec::new();
+    if frame.script.debug {
+        lines.push("Set-PSDebug -Trace 2".to_owned());
+    }
+    if pwsh {
+        lines.push("$ErrorActionPreference = \"Stop\"".to_owned());
+    }
+    for (key, value) in variables {
+        lines.push(format!("${{{key}}}={}", quote(value)));
+        lines.push(format!("${{env:{key}}}=${{{key}}}"));
+    }
+    lines.push(format!("cd {}", quote(&frame.directory.to_string_lossy())));
+    lines.extend([CHECK.to_owned(), String::new()]);
+    for (_, command) in frame.commands() {
+        lines.push(match command {
+            "" => "echo \"\"".to_owned(),
+            // Sections are for other shells: what they would hold is shown (job-execution 4.7).
+            command if frame.script.sections => {
+                format!("echo {}", quote(&format!("{}$ {command}{}", style::BOLD_GREEN, style::RESET)))
+            }
+            command => format!("echo {}", quote(&echoed(command))),
+        });
+        lines.push(command.replace("\r\n", "\n"));
+        lines.extend([CHECK.to_owned(), String::new()]);
+    }
+    let body = lines.join("\n");
+    let text = match (pwsh, passes_a_file(frame)) {
+        (true, _) => format!("#!/usr/bin/env pwsh\n& {{\n\n{body}\n}}\n\n"),
+        (false, false) => format!("& {{\n\n{body}\n}}\n\n"),
+        (false, true) => format!("{BYTE_ORDER_MARK}{body}\n"),
+    };
+    if pwsh { text } else { text.replace('\n', "\r\n") }
+}
+
+/// A string in double quotes in which nothing is expanded.
+fn quote(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '\u{7}' => quoted.push_str("`a"),
+            '\u{8}' => quoted.push_str("`b"),
+            '\u{c}' => quoted.push_str("`f"),
+            '\r' => quoted.push_str("`r"),
+            '\n' => quoted.push_str("`n"),
+            '\t' => quoted.push_str("`t"),
+            '\u{b}' => quoted.push_str("`v"),
+            '`' | '#' | '\'' | '"' | '$' | '“' | '”' | '„' => quoted.extend(['`', c]),
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}

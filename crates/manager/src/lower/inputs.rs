@@ -1,0 +1,95 @@
+//! Job inputs: `${{ job.inputs.name }}` in the parts of a payload where GitLab Runner puts them in (runner-api 2.5.10).
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use muster_runner_api::payload::{Image, JobInput, JobPayload};
+use serde_json::Value;
+
+use super::LowerError;
+
+/// What the name of an input stands behind.
+const NAMESPACE: &str = "job.inputs.";
+
+/// The payload with its inputs put in. Other expressions in a script are the script's own affair.
+pub(super) fn put_in(payload: &JobPayload, wanted: bool) -> Result<Cow<'_, JobPayload>, LowerError> {
+    if payload.inputs.is_empty() || !wanted {
+        return Ok(Cow::Borrowed(payload));
+    }
+    let inputs = read(&payload.inputs)?;
+    let mut payload = payload.clone();
+    for text in texts(&mut payload) {
+        if text.contains("${{") {
+            *text = interpolate(text, &inputs)?;
+        }
+    }
+    Ok(Cow::Owned(payload))
+}
+
+/// The inputs by name, as text.
+fn read(inputs: &[JobInput]) -> Result<HashMap<&str, String>, LowerError> {
+    let one = |input: &'_ JobInput| {
+        let fail = |what: &str| LowerError::configuration(format!("the job's input `{}` {what}", input.key));
+        let (kind, content) = (input.value.kind.as_str(), &input.value.content);
+        let fits = match content {
+            Value::String(_) => kind == "string",
+            Value::Number(_) => kind == "number",
+            Value::Bool(_) => kind == "boolean",
+            Value::Array(_) => kind == "array",
+            Value::Object(_) => kind == "struct",
+            Value::Null => return Err(fail("has no value")),
+        };
+        if !fits {
+            return Err(fail(&format!("has a value that is no {kind}")));
+        }
+        if input.value.sensitive {
+            return Err(fail("is sensitive, and cannot be put into the job's text"));
+        }
+        Ok(content.as_str().map_or_else(|| content.to_string(), str::to_owned))
+    };
+    inputs.iter().map(|input| Ok((input.key.as_str(), one(input)?))).collect()
+}
+
+fn interpolate(text: &str, inputs: &HashMap<&str, String>) -> Result<String, LowerError> {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("${{") {
+        out.push_str(before);
+        let name =
+            after.split_once("}}").and_then(|(inside, behind)| Some((inside.trim().strip_prefix(NAMESPACE)?, behind)));
+        let Some((name, behind)) = name else {
+            out.push_str("${{");
+            rest = after;
+            continue;
+        };
+        let value = inputs.get(name.trim()).ok_or_else(|| {
+            LowerError::configuration(format!(
+                "the job has no input `{name}`, which `${{{{ {NAMESPACE}{name} }}}}` names"
+            ))
+        })?;
+        out.push_str(value);
+        rest = behind;
+    }
+    out.push_str(rest);
+    Ok(out)
+}
+
+/// Where inputs may stand.
+fn texts(payload: &mut JobPayload) -> Vec<&mut String> {
+    let steps = payload.steps.iter_mut().flat_map(|step| &mut step.script);
+    let images = payload.image.iter_mut().chain(&mut payload.services).flat_map(image_texts);
+    let artifacts = payload.artifacts.iter_mut().flat_map(|artifact| {
+        let lists = artifact.paths.iter_mut().chain(&mut artifact.exclude);
+        [&mut artifact.name, &mut artifact.when, &mut artifact.expire_in].into_iter().chain(lists)
+    });
+    let caches = payload.cache.iter_mut().flat_map(|cache| {
+        let lists = cache.paths.iter_mut().chain(&mut cache.fallback_keys);
+        [&mut cache.key, &mut cache.policy, &mut cache.when].into_iter().chain(lists)
+    });
+    steps.chain(images).chain(artifacts).chain(caches).collect()
+}
+
+fn image_texts(image: &mut Image) -> impl Iterator<Item = &mut String> {
+    let lists = image.command.iter_mut().chain(&mut image.entrypoint).flatten();
+    std::iter::once(&mut image.name).chain(lists).chain(&mut image.pull_policy)
+}

@@ -1,0 +1,125 @@
+//! Getting the sources (job-execution 2).
+
+use muster_agent_api::builtin::{Builtin, Checkout, Phase, Rewrite};
+use muster_runner_api::payload::JobPayload;
+use url::Url;
+
+use super::super::flags::Flags;
+use super::super::settings::Settings;
+use super::super::variables::Variables;
+use super::super::{LowerError, Placement};
+use super::{milliseconds, phase, scripts};
+
+/// The user of job tokens.
+const TOKEN_USER: &str = "gitlab-ci-token";
+
+/// The phase.
+pub(super) fn get_sources(
+    payload: &JobPayload,
+    placement: &Placement,
+    variables: &Variables,
+    settings: &Settings,
+    flags: &Flags,
+) -> Result<Phase, LowerError> {
+    let (git, runner) = (&payload.git_info, &placement.runner);
+    let hook = |name: &str| -> Vec<String> {
+        payload.hooks.iter().filter(|hook| hook.name == name).flat_map(|hook| hook.script.clone()).collect()
+    };
+    let (mut before, mut after) = (Vec::new(), Vec::new());
+    // The hooks around a repository are for a repository (job-execution 2.2).
+    if settings.has_repository() {
+        before = [scripts::commands(runner.scripts.pre_get_sources.as_ref()), hook("pre_get_sources_script")].concat();
+        after = [hook("post_get_sources_script"), scripts::commands(runner.scripts.post_get_sources.as_ref())].concat();
+    }
+    let checkout = Checkout {
+        strategy: settings.strategy.clone(),
+        repo_url: remote_url(payload, placement, variables)?,
+        local_repository: payload.muster.as_ref().and_then(|extension| extension.local_repository.clone()),
+        object_format: git.repo_object_format.clone(),
+        ref_name: git.ref_name.clone(),
+        sha: git.sha.clone(),
+        refspecs: git.refspecs.clone(),
+        depth: git.depth,
+        checkout: settings.checkout,
+        clean_flags: settings.clean_flags.clone(),
+        fetch_flags: settings.fetch_flags.clone(),
+        submodules: settings.submodules.clone(),
+        submodule_paths: settings.submodule_paths.clone(),
+        submodule_depth: settings.submodule_depth,
+        submodule_flags: settings.submodule_flags.clone(),
+        skip_lfs: settings.skip_lfs,
+        safe_directory: runner.safe_directory_checkout.unwrap_or(false),
+        clean_config: settings.clean_config,
+        rewrites: rewrites(payload, placement, variables, settings),
+        credential_helper: flags.is_on("FF_GIT_URLS_WITHOUT_TOKENS"),
+        proactive_auth: flags.is_on("FF_USE_GIT_PROACTIVE_AUTH"),
+        bundle_uris: flags.is_on("FF_USE_GIT_BUNDLE_URIS"),
+        tls: variables.tls(),
+        shell: scripts::shell(payload, placement, settings, flags),
+        pre_script: before,
+        post_script: after,
+    };
+    Ok(Phase {
+        attempts: settings.get_sources_attempts,
+        timeout_ms: milliseconds(settings.get_sources_timeout),
+        ..phase("get_sources", "Getting source from Git repository", Builtin::Checkout(checkout))
+    })
+}
+
+/// The remote with credentials: as the payload has it, or the project at `clone_url`.
+fn remote_url(payload: &JobPayload, placement: &Placement, variables: &Variables) -> Result<String, LowerError> {
+    let Some(base) = clone_url(placement)? else { return Ok(payload.git_info.repo_url.clone()) };
+    let project = variables.get("CI_PROJECT_PATH").unwrap_or_else(|| payload.job_info.project_full_path.clone());
+    Ok(format!("{}/{project}.git", with_token(&base, payload).as_str().trim_end_matches('/')))
+}
+
+/// `clone_url` of the runner, where it has one.
+fn clone_url(placement: &Placement) -> Result<Option<Url>, LowerError> {
+    let Some(text) = placement.runner.clone_url.as_deref().map(str::trim).filter(|text| text.contains("://")) else {
+        return Ok(None);
+    };
+    let url = Url::parse(text).map_err(|error| {
+        LowerError::configuration(format!("the runner's clone_url `{text}` is no address: {error}"))
+    })?;
+    Ok(Some(url))
+}
+
+/// An address with the job's token; one of SSH knows its user by its key.
+fn with_token(url: &Url, payload: &JobPayload) -> Url {
+    let mut url = url.clone();
+    // These fail for addresses that cannot have a user; then there is nothing to set.
+    let _ = match url.scheme() {
+        "ssh" => url.set_username(if url.username().is_empty() { "git" } else { url.username() }.to_owned().as_str()),
+        "http" | "https" => url.set_username(TOKEN_USER).and_then(|()| url.set_password(Some(&payload.token))),
+        _ => Ok(()),
+    };
+    url
+}
+
+/// What else of the coordinator git can reach with the job's token: other projects of it, and its SSH addresses
+/// (job-execution 2.6).
+fn rewrites(payload: &JobPayload, placement: &Placement, variables: &Variables, settings: &Settings) -> Vec<Rewrite> {
+    let base = match clone_url(placement) {
+        Ok(Some(url)) => url,
+        _ => placement.runner.url.clone(),
+    };
+    if !matches!(base.scheme(), "http" | "https") || !settings.has_repository() {
+        return Vec::new();
+    }
+    let text = |url: &Url| url.as_str().trim_end_matches('/').to_owned();
+    let to = text(&with_token(&base, payload));
+    let mut all = vec![Rewrite { from: text(&base), to: to.clone() }];
+    let value = |name: &str| variables.get(name).filter(|value| !value.is_empty());
+    if settings.submodule_https
+        && let Some(host) = value("CI_SERVER_SHELL_SSH_HOST").or_else(|| value("CI_SERVER_HOST"))
+    {
+        match value("CI_SERVER_SHELL_SSH_PORT").filter(|port| port != "22") {
+            None => {
+                all.push(Rewrite { from: format!("git@{host}:"), to: format!("{to}/") });
+                all.push(Rewrite { from: format!("ssh://git@{host}"), to });
+            }
+            Some(port) => all.push(Rewrite { from: format!("ssh://git@{host}:{port}"), to }),
+        }
+    }
+    all
+}

@@ -1,0 +1,86 @@
+//! Caches and artifacts: what comes before the scripts, and what goes after them.
+
+use muster_agent_api::builtin::{
+    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, Builtin, CacheEntry, Caches, Phase, PhaseWhen,
+};
+use muster_runner_api::payload::{Artifact, JobPayload};
+
+use super::super::settings::Settings;
+use super::phase;
+
+/// The caches of the job.
+pub(super) fn restore_caches(caches: &[(CacheEntry, String)], settings: &Settings) -> Option<Phase> {
+    let entries: Vec<_> = caches.iter().map(|(entry, _)| entry.clone()).collect();
+    (!entries.is_empty()).then(|| Phase {
+        attempts: settings.restore_cache_attempts,
+        allow_failure: true,
+        ..phase("restore_cache", "Restoring cache", Builtin::CacheRestore(Caches { caches: entries }))
+    })
+}
+
+/// The archives of other jobs.
+pub(super) fn download(payload: &JobPayload, settings: &Settings) -> Option<Phase> {
+    let from: Vec<_> = payload
+        .dependencies
+        .iter()
+        .filter(|dependency| !dependency.artifacts_file.filename.is_empty())
+        .map(|dependency| ArtifactSource {
+            job_id: dependency.id,
+            name: dependency.name.clone(),
+            token: dependency.token.clone(),
+        })
+        .collect();
+    (!from.is_empty()).then(|| Phase {
+        attempts: settings.artifact_download_attempts,
+        ..phase("download_artifacts", "Downloading artifacts", Builtin::ArtifactsDownload(ArtifactsDownload { from }))
+    })
+}
+
+/// The failure variant, then the success variant: in the other order, a failure of the success variant would let the
+/// failure variant run as well. One phase for all caches of a variant.
+pub(super) fn save_caches(caches: &[(CacheEntry, String)]) -> Vec<Phase> {
+    let save = |when: PhaseWhen, name: &str, title: &str| {
+        let fitting = caches.iter().filter(|(_, wanted)| fits(wanted, when));
+        let caches: Vec<_> = fitting.map(|(entry, _)| entry.clone()).collect();
+        let run = |caches| Builtin::CacheSave(Caches { caches });
+        (!caches.is_empty()).then(|| Phase { when, allow_failure: true, ..phase(name, title, run(caches)) })
+    };
+    let failure = save(PhaseWhen::OnFailure, "archive_cache_on_failure", "Saving cache for failed job");
+    let success = save(PhaseWhen::OnSuccess, "archive_cache", "Saving cache for successful job");
+    failure.into_iter().chain(success).collect()
+}
+
+/// The failure variant, then the success variant; the order as for caches.
+pub(super) fn uploads(artifacts: &[Artifact]) -> Vec<Phase> {
+    let upload = |when: PhaseWhen, name: &str, title: &str| {
+        let fitting = artifacts
+            .iter()
+            .filter(|artifact| fits(&artifact.when, when) && (artifact.untracked || !artifact.paths.is_empty()));
+        let artifacts: Vec<_> = fitting
+            .map(|artifact| ArtifactsUpload {
+                name: artifact.name.clone(),
+                paths: artifact.paths.clone(),
+                exclude: artifact.exclude.clone(),
+                untracked: artifact.untracked,
+                artifact_type: artifact.artifact_type.clone(),
+                artifact_format: artifact.artifact_format.clone(),
+                expire_in: artifact.expire_in.clone(),
+            })
+            .collect();
+        let run = |artifacts| Builtin::ArtifactsUpload(ArtifactsUploads { artifacts });
+        (!artifacts.is_empty()).then(|| Phase { when, ..phase(name, title, run(artifacts)) })
+    };
+    let success = ("upload_artifacts_on_success", "Uploading artifacts for successful job");
+    let failure = ("upload_artifacts_on_failure", "Uploading artifacts for failed job");
+    let failed = upload(PhaseWhen::OnFailure, failure.0, failure.1);
+    failed.into_iter().chain(upload(PhaseWhen::OnSuccess, success.0, success.1)).collect()
+}
+
+/// Whether something with this `when` of the payload belongs to the variant.
+fn fits(wanted: &str, variant: PhaseWhen) -> bool {
+    match wanted {
+        "always" => true,
+        "on_failure" => variant == PhaseWhen::OnFailure,
+        _ => variant == PhaseWhen::OnSuccess,
+    }
+}

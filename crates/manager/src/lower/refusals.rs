@@ -1,0 +1,55 @@
+//! What no plan is made of (job-execution 1.11, runner-api 2.5): told by its name, and not ignored, because a job that
+//! runs without what it asks for does something else than its author meant.
+
+use std::collections::BTreeMap;
+
+use muster_runner_api::payload::{Image, JobPayload};
+
+use super::LowerError;
+
+/// Executors that have options in a payload, with their options.
+const EXECUTOR_OPTIONS: [(&str, &[&str]); 2] = [("docker", &["platform", "user"]), ("kubernetes", &["user"])];
+
+/// Refuses a payload that asks for what nobody here knows.
+pub(super) fn check(payload: &JobPayload) -> Result<(), LowerError> {
+    for (image, what) in
+        payload.image.iter().map(|image| (image, "image")).chain(payload.services.iter().map(|s| (s, "services")))
+    {
+        executor_options(image, what)?;
+    }
+    secrets(&payload.secrets)
+}
+
+fn executor_options(image: &Image, what: &str) -> Result<(), LowerError> {
+    for (executor, options) in &image.executor_opts {
+        let known = EXECUTOR_OPTIONS.iter().find(|(name, _)| name == executor).map_or(&[][..], |(_, known)| *known);
+        let unknown: Vec<&str> = options.keys().map(String::as_str).filter(|key| !known.contains(key)).collect();
+        if known.is_empty() || !unknown.is_empty() {
+            return Err(LowerError::unsupported(format!(
+                "`{what}` has options that no executor knows: `{executor}` with {unknown:?}; known are `docker` with \
+                 `platform` and `user`, and `kubernetes` with `user`"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// A job with secrets is not started without them.
+fn secrets(secrets: &BTreeMap<String, serde_json::Value>) -> Result<(), LowerError> {
+    let wanted: Vec<String> = secrets
+        .iter()
+        .map(|(name, secret)| {
+            let provider =
+                secret.as_object().and_then(|keys| keys.keys().find(|key| *key != "file" && *key != "token"));
+            format!("`{name}` from {}", provider.map_or("an unknown provider", String::as_str))
+        })
+        .collect();
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    Err(LowerError::configuration(format!(
+        "this version of Muster resolves no secrets of `secrets:`, and the job needs {}: hand them over as masked \
+         variables",
+        wanted.join(", ")
+    )))
+}

@@ -1,0 +1,242 @@
+//! What the runner's configuration, and not the payload, decides.
+
+use std::time::Duration;
+
+use muster_agent_api::builtin::{Builtin, Checkout, Phase, Script};
+use muster_job::Variable;
+
+use super::*;
+
+/// Lowers a payload for a runner.
+fn lowered_for(runner: RunnerSettings, more: Value) -> Result<LoweredJob, LowerError> {
+    lower(&payload(more), &Placement { runner: Arc::new(runner), ..placement() })
+}
+
+fn with(change: impl FnOnce(&mut RunnerSettings), more: Value) -> LoweredJob {
+    let mut runner = runner();
+    change(&mut runner);
+    lowered_for(runner, more).unwrap()
+}
+
+fn refused(change: impl FnOnce(&mut RunnerSettings), more: Value) -> String {
+    let mut runner = runner();
+    change(&mut runner);
+    let error = lowered_for(runner, more).unwrap_err();
+    format!("{}: {}", error.reason, error.message)
+}
+
+fn phase<'a>(job: &'a LoweredJob, name: &str) -> &'a Phase {
+    job.plan.phases.iter().find(|phase| phase.name == name).unwrap()
+}
+
+fn checkout(job: &LoweredJob) -> &Checkout {
+    let Builtin::Checkout(checkout) = &phase(job, "get_sources").run else { panic!("no checkout") };
+    checkout
+}
+
+fn script<'a>(job: &'a LoweredJob, name: &str) -> &'a Script {
+    let Builtin::Script(script) = &phase(job, name).run else { panic!("no script") };
+    script
+}
+
+fn executor_lines(job: &LoweredJob) -> &[String] {
+    let Builtin::Prepare(prepare) = &phase(job, "prepare_executor").run else { panic!("no preparation") };
+    &prepare.lines
+}
+
+#[test]
+fn variables_of_the_runner_stand_under_those_of_the_job() {
+    let environment = |runner: &mut RunnerSettings| {
+        runner.environment = vec![
+            Variable::public("OWN", "of the runner, in $CI_PROJECT_DIR"),
+            Variable::public("BOTH", "runner"),
+            Variable::public("CI_PROJECT_DIR", "elsewhere"),
+        ];
+    };
+    let job = with(environment, variables(&[("BOTH", "job")]));
+    let dir = "/builds/shorttoke/1/group/project";
+    assert_eq!(value(&job, "OWN").unwrap(), format!("of the runner, in {dir}"));
+    assert_eq!(value(&job, "BOTH").unwrap(), "job");
+    assert_eq!(value(&job, "CI_PROJECT_DIR").unwrap(), dir);
+}
+
+#[test]
+fn c105_a_flag_of_the_configuration_wins_and_the_job_is_told() {
+    let fixed = |runner: &mut RunnerSettings| {
+        runner.feature_flags.insert("FF_TIMESTAMPS".to_owned(), false);
+        runner.feature_flags.insert("FF_FROM_THE_FUTURE".to_owned(), true);
+    };
+    let job = with(fixed, variables(&[("FF_TIMESTAMPS", "true"), ("FF_SCRIPT_SECTIONS", "1")]));
+    assert!(!job.plan.timestamps && script(&job, "step_script").sections);
+    assert_eq!(value(&job, "FF_TIMESTAMPS").unwrap(), "false");
+    assert!(job.plan.header.iter().any(|line| line == "  feature flags: FF_TIMESTAMPS:false, FF_SCRIPT_SECTIONS:true"));
+    let note = "NOTE: FF_TIMESTAMPS from the job is ignored; fixed by the runner as false";
+    assert!(executor_lines(&job).contains(&note.to_owned()), "{:?}", executor_lines(&job));
+}
+
+#[test]
+fn flags_come_from_the_job_then_from_the_runners_variables_and_a_wrong_value_is_a_warning() {
+    let environment = |runner: &mut RunnerSettings| {
+        runner.environment = ["FF_TIMESTAMPS", "FF_ENABLE_BASH_EXIT_CODE_CHECK", "FF_USE_JOB_ROUTER"]
+            .map(|name| Variable::public(name, if name == "FF_TIMESTAMPS" { "false" } else { "true" }))
+            .to_vec();
+    };
+    let job = with(environment, variables(&[("FF_TIMESTAMPS", "T"), ("FF_SCRIPT_SECTIONS", "perhaps")]));
+    assert!(job.plan.timestamps && script(&job, "step_script").check_exit_codes);
+    assert_eq!(value(&job, "FF_USE_JOB_ROUTER").unwrap(), "false", "a job cannot set what concerns the manager");
+    assert_eq!(job.plan.warnings, ["FF_SCRIPT_SECTIONS: expected a boolean, got \"perhaps\", using false"]);
+}
+
+#[test]
+fn the_operators_text_stands_around_checkout_and_script() {
+    let texts = |runner: &mut RunnerSettings| {
+        runner.scripts.pre_get_sources = Some("pre get".to_owned());
+        runner.scripts.post_get_sources = Some("post get".to_owned());
+        runner.scripts.pre_build = Some("pre build".to_owned());
+        runner.scripts.post_build = Some("  \n".to_owned());
+    };
+    let hooks = json!({
+        "hooks": [{ "name": "pre_get_sources_script", "script": ["job pre"] },
+                  { "name": "post_get_sources_script", "script": ["job post"] }],
+        "steps": [{ "name": "script", "script": ["make"] }, { "name": "after_script", "script": ["clean"] }]
+    });
+    let job = with(texts, hooks.clone());
+    assert_eq!(checkout(&job).pre_script, ["pre get", "job pre"]);
+    assert_eq!(checkout(&job).post_script, ["job post", "post get"]);
+    assert_eq!(script(&job, "step_script").before, ["pre build"]);
+    assert!(script(&job, "step_script").after.is_empty(), "an empty text is no command");
+    assert!(script(&job, "after_script").before.is_empty());
+    let mut without = hooks;
+    without["variables"] = variables(&[("GIT_STRATEGY", "none")])["variables"].clone();
+    assert!(checkout(&with(texts, without)).pre_script.is_empty(), "no repository, no hooks around it");
+}
+
+#[test]
+fn limits_of_the_runner_count_where_they_are_shorter_than_the_jobs() {
+    let limited = |limit| with(|runner| runner.get_sources_timeout = Some(Duration::from_secs(limit)), json!({}));
+    assert_eq!(phase(&limited(60), "get_sources").timeout_ms, 60_000);
+    assert_eq!(phase(&limited(7200), "get_sources").timeout_ms, 0);
+    let job = with(|runner| runner.artifact.upload = Duration::from_secs(5), json!({}));
+    assert_eq!((job.plan.coordinator.upload_timeout_ms, job.plan.coordinator.response_timeout_ms), (5_000, 600_000));
+}
+
+#[test]
+fn tracing_can_be_forbidden() {
+    let wanted = || variables(&[("CI_DEBUG_TRACE", "true")]);
+    assert!(script(&with(|_| {}, wanted()), "step_script").debug);
+    let job = with(|runner| runner.debug_trace_disabled = true, wanted());
+    assert!(!script(&job, "step_script").debug);
+    assert_eq!(job.plan.warnings, ["CI_DEBUG_TRACE: usage is disabled on this Runner"]);
+}
+
+#[test]
+fn a_place_of_its_own_has_to_be_allowed() {
+    let wanted = || variables(&[("GIT_CLONE_PATH", "$CI_BUILDS_DIR/$CI_CONCURRENT_ID/x")]);
+    assert_eq!(with(|_| {}, wanted()).plan.project_dir, "/builds/2/x");
+    assert_eq!(
+        refused(|runner| runner.custom_build_dir = None, wanted()),
+        "runner_configuration_error: setting GIT_CLONE_PATH is not allowed, enable `custom_build_dir` feature"
+    );
+}
+
+#[test]
+fn the_remote_and_its_neighbours_are_reached_with_the_jobs_token() {
+    let by_payload = with(|_| {}, json!({}));
+    assert_eq!(checkout(&by_payload).repo_url, "https://gitlab.example/group/project.git");
+    let cloned = |url: &str| {
+        let knobs = [
+            ("CI_PROJECT_PATH", "group/project"),
+            ("GIT_SUBMODULE_FORCE_HTTPS", "true"),
+            ("CI_SERVER_HOST", "gitlab.example"),
+        ];
+        let job = with(|runner| runner.clone_url = Some(url.to_owned()), variables(&knobs));
+        let rewrites = checkout(&job).rewrites.iter().map(|rewrite| format!("{} <- {}", rewrite.to, rewrite.from));
+        (checkout(&job).repo_url.clone(), rewrites.collect::<Vec<_>>())
+    };
+    let (url, rewrites) = cloned("https://inner.example:8443/");
+    let with_token = "https://gitlab-ci-token:glcbt-secret@inner.example:8443";
+    assert_eq!(url, format!("{with_token}/group/project.git"));
+    assert_eq!(
+        rewrites,
+        [
+            format!("{with_token} <- https://inner.example:8443"),
+            format!("{with_token}/ <- git@gitlab.example:"),
+            format!("{with_token} <- ssh://git@gitlab.example"),
+        ]
+    );
+    assert_eq!(cloned("ssh://inner.example").0, "ssh://git@inner.example/group/project.git");
+}
+
+#[test]
+fn certificates_are_files_of_the_job_and_of_its_git() {
+    let certificates = Certificates { ca: Some(Secret::new("PEM $X")), ..Certificates::default() };
+    let job = lower(&payload(json!({})), &Placement { certificates, ..placement() }).unwrap();
+    let file = job.variables.iter().find(|variable| variable.key == "CI_SERVER_TLS_CA_FILE").unwrap();
+    assert!(file.file && file.value == "PEM $X", "no reference in it is expanded");
+    assert_eq!(checkout(&job).tls.ca.as_deref(), Some("CI_SERVER_TLS_CA_FILE"));
+    assert_eq!(job.plan.coordinator.tls, checkout(&job).tls);
+    assert!(checkout(&job).tls.key.is_none());
+}
+
+#[test]
+fn what_nobody_here_can_do_is_refused_by_its_name() {
+    let errors = [
+        json!({ "secrets": { "PASSWORD": { "vault": {}, "file": false }, "KEY": { "azure_key_vault": {} } } }),
+        json!({ "image": { "name": "x", "executor_opts": { "docker": { "user": "1", "privileged": true } } } }),
+        json!({ "services": [{ "name": "x", "executor_opts": { "podman": { "user": "1" } } }] }),
+        variables(&[("GIT_SUBMODULE_STRATEGY", "normal"), ("GIT_SUBMODULE_PATHS", "lib :(exclude) x")]),
+    ]
+    .map(|more| refused(|_| {}, more));
+    insta::assert_json_snapshot!(errors);
+}
+
+#[test]
+fn options_of_other_executors_and_unknown_fields_are_no_obstacle() {
+    let job = lowered(json!({
+        "image": { "name": "x", "executor_opts": { "docker": { "user": 1, "platform": "linux" } }, "new": [1] },
+        "from_the_future": { "a": 1 }, "suspend_options": { "suspend_on_success": true }, "secrets": null
+    }));
+    assert!(executor_lines(&job)[1].starts_with("NOTE: the job's image `x` is not used"));
+}
+
+#[test]
+fn inputs_are_put_in_where_they_are_named_and_nowhere_else() {
+    let inputs = json!([
+        { "key": "who", "value": { "type": "string", "content": "all" } },
+        { "key": "count", "value": { "type": "number", "content": 3 } }
+    ]);
+    let more = |script: &str, flag: &str| {
+        let mut more = variables(&[("FF_ENABLE_JOB_INPUTS_INTERPOLATION", flag)]);
+        more["inputs"] = inputs.clone();
+        more["steps"] = json!([{ "name": "script", "script": [script] }]);
+        more
+    };
+    let command = |more| script(&lowered(more), "step_script").commands[0].clone();
+    let text = "echo ${{ job.inputs.who }} ${{job.inputs.count}} ${{ other }} $${{";
+    assert_eq!(command(more(text, "true")), "echo all 3 ${{ other }} $${{");
+    assert_eq!(command(more(text, "false")), text);
+    let unknown = refused(|_| {}, more("${{ job.inputs.nobody }}", "true"));
+    assert!(unknown.starts_with("runner_configuration_error: the job has no input `nobody`"), "{unknown}");
+    for value in [
+        json!({ "type": "number", "content": "3" }),
+        json!({ "type": "string", "content": "x", "sensitive": true }),
+        json!({ "type": "string", "content": null }),
+    ] {
+        let mut more = more("true", "true");
+        more["inputs"][0]["value"] = value;
+        let error = refused(|_| {}, more);
+        assert!(error.starts_with("runner_configuration_error: the job's input `who`"), "{error}");
+    }
+}
+
+#[test]
+fn a_job_of_a_policy_says_so() {
+    let policy = json!({ "policy_options": {
+        "execution_policy_job": true, "policy_name": "scan", "policy_variables_override_allowed": true,
+        "policy_variables_override_exceptions": ["A", "B"]
+    } });
+    assert_eq!(
+        lowered(policy).plan.notices,
+        ["Job triggered by policy \"scan\".", "User-defined CI/CD variables are allowed (with exceptions: A, B)."]
+    );
+}
