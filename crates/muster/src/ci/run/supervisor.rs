@@ -36,6 +36,11 @@ const AGENT_GRACE_SECONDS: u32 = 5;
 /// How often is looked whether the processes are gone: processes that are not direct children give no event.
 const LOOK: Duration = Duration::from_millis(5);
 
+/// How often is looked whether there is space, and how often in a row there has to be none. A manager whose disk is full
+/// tries on and on, and where the coordinator has nothing to write, nobody else would tell.
+const LOOK_FOR_SPACE: Duration = Duration::from_secs(3);
+const FULL_LOOKS: u32 = 4;
+
 /// How the manager is started.
 #[derive(Debug, Clone)]
 pub(super) struct ManagerOptions {
@@ -69,6 +74,11 @@ pub(super) async fn supervise(
         let status = tokio::select! {
             status = child.wait() => status,
             () = stop.cancelled() => return end(child).await,
+            error = stays_full(&options.state_dir) => {
+                end(child).await?;
+                let problem = format!("cannot write to `{}`: {error}", options.state_dir.display());
+                return Err(CiError::no_storage(&options.state_dir, problem));
+            }
         };
         let told = status.map_or_else(|error| error.to_string(), |status| status.to_string());
         // One that cannot write may have got some way before it saw that.
@@ -80,6 +90,23 @@ pub(super) async fn supervise(
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
             () = stop.cancelled() => return Ok(()),
+        }
+    }
+}
+
+/// Waits until there is no space, and none comes.
+async fn stays_full(directory: &Path) -> std::io::Error {
+    let mut full = 0;
+    loop {
+        tokio::time::sleep(LOOK_FOR_SPACE).await;
+        match probe_space(directory) {
+            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+                full += 1;
+                if full >= FULL_LOOKS {
+                    return error;
+                }
+            }
+            _ => full = 0,
         }
     }
 }

@@ -45,7 +45,7 @@ async fn powershell_reads_the_script_from_its_input_and_its_status_counts() {
     let bench = Bench::start().await;
     // PowerShell itself is not for every machine: this one tells what it was given.
     bench.program("pwsh", "#!/bin/sh\nprintf 'argument %s\\n' \"$@\"\nsed 's/^/read /'\nexit 6\n");
-    bench.push(1, &["Write-Output $env:GREETING"], json!({ "GREETING": "it's $me" }));
+    bench.push(1, &["Write-Output $env:GREETING"], json!({ "GREETING": "it's $$me" }));
     let _manager = bench.manager(&["--shell", "pwsh"]);
     let job = bench.coordinator.wait_for_end(JobId(1)).await;
     assert_eq!((job.status, job.updates.last().unwrap().exit_code), (JobStatus::Failed, Some(6)), "{}", job.text());
