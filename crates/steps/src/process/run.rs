@@ -98,9 +98,8 @@ impl Processes {
         self.leaders.lock().remove(&pid);
         AWAITED.lock().remove(&pid);
         let ended = ended?;
-        if let Ended::Exited(_) = ended {
-            drained.wait().await;
-        }
+        // Also of what was stopped: its last words stand before what is said about it.
+        drained.wait().await;
         Ok(ended)
     }
 
