@@ -57,7 +57,7 @@ async fn fetch(context: &Context, checkout: &Checkout, written: &Written, stop: 
     let fresh = !project.join(".git").exists();
     if fresh || checkout.clean_config {
         let template = written.template.to_string_lossy();
-        let mut args = vec!["init", "--template", &template];
+        let mut args = vec!["init", "--quiet", "--template", &template];
         if !matches!(checkout.object_format.as_str(), "" | "sha1") {
             args.extend(["--object-format", &checkout.object_format]);
         }
