@@ -45,6 +45,28 @@ pub fn did_you_mean<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str
     nearest(name, candidates).map(|candidate| format!("did you mean `{candidate}`?"))
 }
 
+/// So many names are listed, and so many characters of each.
+const LISTED: usize = 12;
+const LISTED_CHARACTERS: usize = 60;
+
+/// Names in a sentence: `` `a`, `b` and 7 more``. There may be very many, and very long ones.
+#[must_use]
+pub fn listed<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    let mut names = names.into_iter();
+    let shown: Vec<String> = names
+        .by_ref()
+        .take(LISTED)
+        .map(|name| match name.char_indices().nth(LISTED_CHARACTERS) {
+            Some((end, _)) => format!("`{}…`", name.get(..end).unwrap_or(name)),
+            None => format!("`{name}`"),
+        })
+        .collect();
+    match names.count() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -75,6 +97,14 @@ mod tests {
         let exact = std::iter::once(&*name);
         assert_eq!(nearest(&name, exact.clone().chain(others.clone())), Some(&*name));
         assert_eq!(nearest(&name, others.chain(exact)), Some(&*long), "it stood too late");
+    }
+
+    #[test]
+    fn a_list_of_names_has_an_end() {
+        assert_eq!(listed(["a", "b"]), "`a`, `b`");
+        let many = listed(std::iter::repeat_n("name", 5000));
+        assert!(many.ends_with("`name` and 4988 more") && many.len() < 200, "{many}");
+        assert_eq!(listed([&*"ä".repeat(61)]), format!("`{}…`", "ä".repeat(60)));
     }
 
     #[test]

@@ -9,23 +9,18 @@ use muster_job::EndCause;
 
 use crate::harness::*;
 
-/// The agent of a child process; see [`agent_process`].
+/// The directory of the agent that a process is to be; see [`spawn_agent`].
 const PROCESS: &str = "AGENT_PROCESS_DIR";
+/// The test that is an agent instead where [`PROCESS`] is set.
+const AGENT_TEST: &str = "death::a_finished_job_is_served_by_the_next_agent_as_it_was";
 
 /// Starts this test program again, as an agent in `dir`.
 fn spawn_agent(dir: &Path) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["death::agent_process", "--exact", "--ignored", "--nocapture"])
+        .args([AGENT_TEST, "--exact", "--nocapture"])
         .env(PROCESS, dir)
         .spawn()
         .unwrap()
-}
-
-#[tokio::test]
-#[ignore = "the body of the agent processes that other tests start"]
-async fn agent_process() {
-    let Some(dir) = std::env::var_os(PROCESS) else { return };
-    muster_agent::serve(options(Path::new(&dir))).await.unwrap();
 }
 
 #[tokio::test]
@@ -57,6 +52,9 @@ async fn a_job_that_was_in_its_script_is_lost_with_a_reason_and_nothing_is_left_
 
 #[tokio::test]
 async fn a_finished_job_is_served_by_the_next_agent_as_it_was() {
+    if let Some(dir) = std::env::var_os(PROCESS) {
+        return muster_agent::serve(options(Path::new(&dir))).await.unwrap();
+    }
     let dir = tempfile::tempdir().unwrap();
     let mut process = spawn_agent(dir.path());
     let mut agent = Agent::attach(dir).await;

@@ -93,17 +93,36 @@ impl ProjectState {
             create_private(&self.folder.join("runs"))?;
             let _lock = lock(&self.folder.join("lock"))?;
             fs::write(self.folder.join("repository"), self.worktree.as_os_str().as_encoded_bytes())?;
-            let counter = self.folder.join("counter");
-            let counted = fs::read_to_string(&counter).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
             let newest = self.run_numbers().into_iter().next_back().unwrap_or(0);
-            let number = counted.max(newest) + 1;
+            let number = self.counted().max(newest) + 1;
             let folder = self.run_folder(number);
             fs::create_dir(&folder)?;
-            fs::write(&counter, format!("{number}\n"))?;
+            fs::write(self.counter(), format!("{number}\n"))?;
             let run_lock = lock(&folder.join("lock"))?;
             Ok(Run { number, folder, _lock: run_lock })
         };
         start().map_err(|source| CiError::State { path: self.folder.clone(), source })
+    }
+
+    /// Deletes a run that was not started. Its number is given to the next one, if none was given out since.
+    pub(super) fn discard(&self, run: Run) -> io::Result<()> {
+        let number = run.number;
+        drop(run);
+        let _lock = lock(&self.folder.join("lock"))?;
+        remove_all(&self.run_folder(number))?;
+        if self.counted() == number {
+            fs::write(self.counter(), format!("{}\n", number.saturating_sub(1)))?;
+        }
+        Ok(())
+    }
+
+    fn counter(&self) -> PathBuf {
+        self.folder.join("counter")
+    }
+
+    /// The number that was given out last.
+    fn counted(&self) -> u64 {
+        fs::read_to_string(self.counter()).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
     }
 
     /// The numbers of the runs that are there, oldest first.

@@ -352,12 +352,13 @@ pub(crate) fn choice(node: &Node, at: Path<'_>, allowed: &[&str], problems: &mut
 
 /// A duration in words (`3h 30m`, `1 week`), or a number of seconds.
 pub(crate) fn duration(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Duration> {
-    let seconds;
     let words = match &node.value {
         Value::String(text) => &**text,
+        // GitLab takes text only.
         Value::Int(number) => {
-            seconds = number.to_string();
-            &seconds
+            let what = format!("config should be a duration: a number is none, write `{number} seconds`");
+            problems.wrong(node.span, at, what);
+            return None;
         }
         _ => {
             let what = format!("config should be a duration, such as `3h 30m`, but it is {}", node.kind());

@@ -1,6 +1,6 @@
 //! Values for the declared inputs of a file (pipeline-yaml 2.7): given ones are checked, missing ones defaulted.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use serde_json::Value as Json;
@@ -10,9 +10,12 @@ use crate::context::InputValue;
 use crate::diagnostic::Diagnostic;
 use crate::expression;
 use crate::limits::INPUT_RULES_CHAIN;
-use crate::nearest::did_you_mean;
+use crate::nearest::{did_you_mean, listed};
 use crate::node::{Map, Node, Span, Value};
 use crate::patterns::Patterns;
+
+/// For so many unknown inputs the one that was meant is looked for.
+const SEARCHES_MAX: usize = 20;
 
 /// A value that somebody gives to an input.
 #[derive(Debug, Clone)]
@@ -60,17 +63,20 @@ pub(super) fn resolve(
     patterns: &mut Patterns,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Values {
-    for surplus in given.iter().filter(|given| !declarations.iter().any(|input| *input.name == *given.name)) {
+    let known: HashSet<&str> = declarations.iter().map(|input| &*input.name).collect();
+    for (index, surplus) in given.iter().filter(|given| !known.contains(&*given.name)).enumerate() {
         let mut problem = Diagnostic::error(
             surplus.named_at.or(at),
             format!("`{file}`: unknown input arguments: `{}`", surplus.name),
         );
-        problem.help = did_you_mean(&surplus.name, declarations.iter().map(|input| &*input.name)).or_else(|| {
+        let names = || declarations.iter().map(|input| &*input.name);
+        // Each search costs; whoever has so many wrong names did not mistype them.
+        let meant = if index < SEARCHES_MAX { did_you_mean(&surplus.name, names()) } else { None };
+        problem.help = meant.or_else(|| {
             Some(if declarations.is_empty() {
                 "the file declares no inputs: it needs a header with `spec:inputs`, ended by `---`".to_owned()
             } else {
-                let names: Vec<&str> = declarations.iter().map(|input| &*input.name).collect();
-                format!("the file has the inputs `{}`", names.join("`, `"))
+                format!("the file has the inputs {}", listed(names()))
             })
         });
         diagnostics.push(problem);

@@ -186,7 +186,7 @@ impl<'a> Builder<'a> {
                         self.warnings.push(repeated(&text, span, earlier.key_span));
                     }
                 }
-                Key::Merge => merge_into(map, merged, &built.node, &mut self.problems),
+                Key::Merge => merge_into(map, merged, &built.node, &mut self.problems, &mut self.warnings),
                 Key::Dropped => {}
             },
         }
@@ -290,8 +290,16 @@ fn usable_key(built: &Built, text: &str, problems: &mut Vec<Diagnostic>) -> Key 
     }
 }
 
-/// Copies what `<<` names into `map`, where no entry is yet. What it copies has been counted with the alias.
-fn merge_into(map: &mut Map, merged: &mut HashSet<Arc<str>>, from: &Node, problems: &mut Vec<Diagnostic>) {
+/// Copies what `<<` names into `map`: of a list of maps the first that has a key counts. As in GitLab's YAML (Psych), place
+/// decides: what `<<` brings replaces what stands before it, and is replaced by what stands after it. What is copied has been
+/// counted with the alias.
+fn merge_into(
+    map: &mut Map,
+    merged: &mut HashSet<Arc<str>>,
+    from: &Node,
+    problems: &mut Vec<Diagnostic>,
+    warnings: &mut Vec<Diagnostic>,
+) {
     let sources: &[Node] = match &from.value {
         Value::Map(_) => std::slice::from_ref(from),
         Value::List(list) => list,
@@ -310,11 +318,23 @@ fn merge_into(map: &mut Map, merged: &mut HashSet<Arc<str>>, from: &Node, proble
             .help("name an anchor of a map: `<<: *name`; for another job's keys there is `extends`"),
         );
     }
+    let mut brought = HashSet::new();
     for (key, entry) in sources.iter().filter_map(Node::as_map).flat_map(Map::iter) {
-        if map.get(key).is_none() {
-            map.insert(Arc::clone(key), entry.key_span, entry.node.clone());
-            merged.insert(Arc::clone(key));
+        if !brought.insert(key) {
+            continue;
         }
+        let replaced = map.insert(Arc::clone(key), entry.key_span, entry.node.clone());
+        if let Some(written) = replaced.filter(|_| !merged.contains(key)) {
+            warnings.push(
+                Diagnostic::warning(
+                    from.span,
+                    format!("`<<` replaces `{key}`, which stands before it: the order decides, as on GitLab"),
+                )
+                .related(written.key_span, "written here")
+                .help("put `<<` first, if what is written beside it is to count"),
+            );
+        }
+        merged.insert(Arc::clone(key));
     }
 }
 

@@ -107,12 +107,21 @@ fn keys_become_text() {
 #[test]
 fn aliases_share_and_merge_keys_merge_shallowly() {
     let text =
-        "d: &d {i: 1, m: {x: 1}}\na: &a {i: 2, k: 3}\nb: {<<: *d, i: 9}\nc: {i: 9, <<: [*a, *d], m: {y: 1}}\ne: *d";
+        "d: &d {i: 1, m: {x: 1}}\na: &a {i: 2, k: 3}\nb: {<<: *d, i: 9}\nc: {<<: [*a, *d], i: 9, m: {y: 1}}\ne: *d";
     assert_eq!(
         shown(&root(text)),
         "{d: {i: 1 m: {x: 1}} a: {i: 2 k: 3} b: {i: 9 m: {x: 1}} c: {i: 9 k: 3 m: {y: 1}} e: {i: 1 m: {x: 1}}}"
     );
     assert!(parsed(text).warnings.is_empty());
+}
+
+/// Psych, which GitLab reads YAML with, merges at the place of `<<`; other readers let every written key win.
+#[test]
+fn a_merge_key_replaces_what_stands_before_it_with_a_warning() {
+    let text = "a: &a {i: 1, k: 2}\nb: &b {i: 3}\nc: {i: 9, <<: *a}\nd: {<<: *a, <<: *b}\ne: {<<: [*b, *a]}";
+    assert_eq!(shown(&root(text)), "{a: {i: 1 k: 2} b: {i: 3} c: {i: 1 k: 2} d: {i: 3 k: 2} e: {i: 3 k: 2}}");
+    let warnings: Vec<_> = parsed(text).warnings.into_iter().map(|warning| warning.message).collect();
+    assert_eq!(warnings, ["`<<` replaces `i`, which stands before it: the order decides, as on GitLab"]);
 }
 
 #[test]

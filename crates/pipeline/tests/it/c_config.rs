@@ -207,6 +207,11 @@ fn c029_retry_without_conditions_is_for_any_reason() {
 #[test]
 fn c030_a_timeout_is_a_duration() {
     assert_eq!(job("a: {S, timeout: 3h 30m}", "a").timeout, Some(Duration::from_secs(12_600)));
+    assert_eq!(job("a: {S, timeout: '3600'}", "a").timeout, Some(Duration::from_secs(3600)));
+    fails(
+        "a: {S, timeout: 3600}",
+        "jobs:a:timeout config should be a duration: a number is none, write `3600 seconds`",
+    );
     fails("a: {S, timeout: soon}", "jobs:a:timeout config should be a duration");
 }
 

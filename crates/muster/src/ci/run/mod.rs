@@ -129,9 +129,7 @@ fn discard(
     run: Run,
     result: Result<ExitStatus, CiError>,
 ) -> Result<ExitStatus, CiError> {
-    let number = run.number;
-    drop(run);
-    if let Err(error) = project.delete_run(number) {
+    if let Err(error) = project.discard(run) {
         tracing::debug!(%error, "cannot delete the folder of a run that was not started");
     }
     result

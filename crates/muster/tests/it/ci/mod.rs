@@ -6,6 +6,7 @@ mod failures;
 mod habits;
 mod questions;
 mod run;
+mod tutorial;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -67,6 +67,16 @@ fn c200_many_jobs_in_many_stages_run_stage_by_stage() {
 }
 
 #[test]
+fn with_one_worker_one_job_runs_at_a_time() {
+    let job =
+        |name: &str| format!("{name}: {{script: ['mkdir \"$HOME/turn\"', 'sleep 0.05', 'rmdir \"$HOME/turn\"']}}\n");
+    let project = Project::new(&["a", "b", "c", "d"].map(job).concat());
+    std::fs::create_dir_all(project.home()).unwrap();
+    // Two at once would fail: each makes the same directory.
+    project.ci(&["--concurrent", "1"]).code(0).says("4 passed");
+}
+
+#[test]
 fn jobs_see_true_variables() {
     let project = Project::new(
         "a:\n  variables: {MINE: job}\n  script: ['echo \"[$CI_COMMIT_BRANCH $CI_COMMIT_TITLE $CI_COMMIT_SHA $MINE $GIVEN $CI_JOB_NAME]\"']\n",
@@ -232,6 +242,19 @@ fn show_tells_of_past_runs() {
     project.ci(&["show", "last", "unti"]).code(2).warns("did you mean `unit`?");
     project.ci(&["clean"]).code(0).says("deleted");
     project.ci(&["show"]).code(0).warns("no past runs");
+}
+
+#[test]
+fn what_was_not_started_takes_no_number() {
+    let project = Project::new("a: {script: ['true']}\n");
+    project.ci(&[]).code(0).says("run 1  ");
+    project.write("bad.yml", "a: [");
+    project.ci(&["--file", "bad.yml"]).code(2);
+    project.ci(&["run", "nope"]).code(2);
+    project.ci(&[]).code(0).says("run 2  ");
+    project.ci(&["clean"]).code(0);
+    project.ci(&["--file", "bad.yml"]).code(2);
+    project.ci(&[]).code(0).says("run 3  ");
 }
 
 #[test]

@@ -1,0 +1,100 @@
+//! The tutorial, command by command: what a reader types is what is run, and what it shows is what comes.
+
+use std::process::Command;
+
+use super::Project;
+
+/// Stands between the outputs of two commands.
+const MARK: &str = "@@@ next command";
+
+/// One command of the tutorial, with the output that stands under it; empty where it shows none.
+struct Step {
+    command: String,
+    output: Vec<String>,
+}
+
+/// The commands in the order of the page.
+fn steps(page: &str) -> Vec<Step> {
+    let mut steps: Vec<Step> = Vec::new();
+    for block in page.split("```console\n").skip(1) {
+        for line in block.split("```").next().unwrap().lines() {
+            match line.strip_prefix("$ ") {
+                Some(command) => steps.push(Step { command: command.to_owned(), output: Vec::new() }),
+                None => steps.last_mut().unwrap().output.push(line.to_owned()),
+            }
+        }
+    }
+    steps
+}
+
+/// A line without what differs from run to run: times, commits, and how wide a column is for them.
+fn plain(line: &str) -> String {
+    let word = |word: &str| {
+        let bare = word.trim_matches(['(', ')', ':', ',']);
+        let is_time = bare.ends_with('s') && bare.starts_with(|c: char| c.is_ascii_digit());
+        let is_commit = bare.len() == 8 && bare.chars().all(|c| c.is_ascii_hexdigit());
+        if is_time || is_commit { word.replace(bare, "_") } else { word.to_owned() }
+    };
+    line.split_whitespace().map(word).collect::<Vec<_>>().join(" ")
+}
+
+/// Whether the lines are shown, in their order; `...` stands for any lines.
+fn shows(said: &str, expected: &[String]) -> bool {
+    // Without a terminal the start of a job is a line of its own.
+    let mut said = said.lines().filter(|line| !line.starts_with('…')).map(plain).filter(|line| !line.is_empty());
+    let mut skips = false;
+    for line in expected.iter().map(|line| plain(line)).filter(|line| !line.is_empty()) {
+        if line == "..." {
+            skips = true;
+        } else if skips {
+            if !said.any(|found| found == line) {
+                return false;
+            }
+            skips = false;
+        } else if said.next().as_deref() != Some(&*line) {
+            return false;
+        }
+    }
+    skips || said.next().is_none()
+}
+
+#[test]
+fn the_tutorial_shows_what_comes() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/tutorials/first-pipeline.md"));
+    let page = page.unwrap();
+    let configuration = page.split("```yaml\n").nth(1).unwrap().split("```").next().unwrap();
+    let steps = steps(&page);
+    let mut script = String::new();
+    for step in &steps {
+        let write = if step.command.starts_with("git add") { "cp ../ci.yml .gitlab-ci.yml\n" } else { "" };
+        script.push_str(&format!("{write}{} </dev/null\necho '{MARK}'\n", step.command));
+    }
+    // Its home and its environment; the tutorial makes a repository of its own beside it.
+    let project = Project::empty();
+    let place = project.path().parent().unwrap().to_owned();
+    std::fs::write(place.join("ci.yml"), configuration).unwrap();
+    let ci = project.command(&[]);
+    let programs = std::path::Path::new(ci.get_program()).parent().unwrap();
+    let path = std::env::join_paths(
+        std::iter::once(programs.to_owned()).chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())),
+    );
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("exec 2>&1\n{script}")]).current_dir(&place).env_clear();
+    shell.envs(ci.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("PATH", path.unwrap());
+    for role in ["AUTHOR", "COMMITTER"] {
+        shell.env(format!("GIT_{role}_NAME"), "Ada").env(format!("GIT_{role}_EMAIL"), "ada@example.org");
+    }
+    let output = shell.output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let outputs: Vec<_> = said.split(&format!("{MARK}\n")).collect();
+    assert_eq!(outputs.len(), steps.len() + 1, "{said}");
+    for (step, output) in steps.iter().zip(outputs) {
+        assert!(!output.contains("error:"), "$ {}\n{output}", step.command);
+        assert!(
+            step.output.is_empty() || shows(output, &step.output),
+            "$ {}\n--- shown in the tutorial:\n{}\n--- comes:\n{output}",
+            step.command,
+            step.output.join("\n")
+        );
+    }
+}
