@@ -21,6 +21,7 @@ mod job;
 pub mod lower;
 mod manager;
 mod observe;
+pub mod reload;
 mod requests;
 pub mod settings;
 pub mod state;

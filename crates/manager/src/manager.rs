@@ -6,7 +6,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use muster_environment::Provider;
-use muster_job::Secret;
 use muster_runner_api::client::{Client, ClientError};
 use muster_telemetry::{ProcessState, Telemetry};
 use tokio::sync::mpsc;
@@ -16,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 use url::Url;
 
-use crate::admission::{Admission, Limits, Notice};
+use crate::admission::{Admission, Limits, Notice, Pace};
 use crate::job::{self, Context, JobError};
 use crate::observe::Observer;
 use crate::requests::{Answer, Answered, Requests};
@@ -177,7 +176,8 @@ impl Manager {
             self.generations.insert(runner.key.clone(), (Arc::clone(runner), generation));
             all.push(limits(runner, generation));
         }
-        self.admission.configure(self.settings.concurrent, self.settings.check_interval, all);
+        let pace = Pace { check_interval: self.settings.check_interval, cut_after: self.settings.cut_after };
+        self.admission.configure(self.settings.concurrent, pace, all);
         self.requests.configure(&self.settings.runners);
         self.observer.configure(&self.settings);
     }
@@ -306,22 +306,12 @@ impl Manager {
 /// A runner, as far as admission goes by it.
 fn limits(runner: &RunnerSettings, generation: u64) -> Limits {
     const ADAPTIVE: &str = "FF_USE_ADAPTIVE_REQUEST_CONCURRENCY";
-    let known = EXECUTORS.contains(&runner.executor.as_str());
-    let has_token = !is_blank(&runner.token);
-    if !known {
-        tracing::error!(
-            runner = runner.name,
-            executor = runner.executor,
-            "this version has no such executor: the runner gets no jobs"
-        );
-    }
-    if !has_token {
-        tracing::warn!(runner = runner.name, "the runner has no token and gets no jobs: register it");
-    }
+    // The problems of the configuration tell of what is not enabled here (C008, C020).
+    let enabled = EXECUTORS.contains(&runner.executor.as_str()) && !runner.token.expose().trim().is_empty();
     Limits {
         key: runner.key.clone(),
         generation,
-        enabled: known && has_token,
+        enabled,
         limit: runner.limit,
         request_concurrency: runner.request_concurrency,
         adaptive: runner.feature_flags.get(ADAPTIVE).copied().unwrap_or(true),
@@ -329,10 +319,6 @@ fn limits(runner: &RunnerSettings, generation: u64) -> Limits {
         unhealthy_requests_limit: runner.unhealthy_requests_limit.max(1),
         unhealthy_interval: runner.unhealthy_interval,
     }
-}
-
-fn is_blank(token: &Secret) -> bool {
-    token.expose().trim().is_empty()
 }
 
 /// Logs what came of a job request, where it is of interest.

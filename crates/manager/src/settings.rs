@@ -29,6 +29,8 @@ pub struct Settings {
     pub concurrent: usize,
     /// Between two job requests of one runner at a coordinator that does not hold them.
     pub check_interval: Duration,
+    /// How long a job request is held when another runner has no place to ask from.
+    pub cut_after: Duration,
     /// Connections to coordinators are not reused when they are older; none means any age. Counts for new clients.
     pub connection_max_age: Option<Duration>,
     /// What a forceful stop may take.
@@ -56,6 +58,7 @@ impl Settings {
         Self {
             concurrent: 1,
             check_interval: Duration::from_secs(3),
+            cut_after: crate::admission::CUT_AFTER,
             connection_max_age: Some(Duration::from_secs(15 * 60)),
             shutdown_timeout: Duration::from_secs(30),
             listen_address: None,

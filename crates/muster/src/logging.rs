@@ -45,3 +45,9 @@ fn start(options: LogOptions) {
         tracing::warn!(error = &error as &dyn std::error::Error, "{DIRECTIVES} is ignored");
     }
 }
+
+/// Takes what a configuration says of the log; what the command line said stays. Words that are no level or format were
+/// told as problems of the configuration.
+pub(crate) fn configure(level: Option<&str>, format: Option<&str>) {
+    handle().configure(level.and_then(|level| level.parse().ok()), format.and_then(|format| format.parse().ok()));
+}

@@ -6,7 +6,7 @@
 //!
 //! A request in flight may bring a job, so it reserves a place in `concurrent` and in its runner's `limit` until it is
 //! answered: no job is fetched that cannot be started. Where there are fewer places than runners, the one that waited
-//! longest is next, and a request that was held for [`CUT_AFTER`] is cut when another runner has none: so no runner's
+//! longest is next, and a request that was held for [`Pace::cut_after`] is cut when another runner has none: so no runner's
 //! held request keeps another one from its jobs (GitLab Runner holds it up for 50 s, C002).
 //!
 //! Invariants, checked by the properties in `tests.rs`: jobs and requests never exceed `concurrent`, `limit` and
@@ -28,7 +28,16 @@ use entry::Entry;
 pub use entry::RunnerFigures;
 pub(crate) use entry::{Limits, Notice, Outcome};
 
-/// How long a held request is safe from being cut in favour of another runner.
+/// When things are done that nothing tells the time of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Pace {
+    /// Between two requests of a runner that the coordinator does not hold.
+    pub(crate) check_interval: Duration,
+    /// How long a held request is safe from being cut in favour of another runner.
+    pub(crate) cut_after: Duration,
+}
+
+/// The usual [`Pace::cut_after`].
 ///
 /// GitLab's front end holds a request without looking for jobs, so cutting it loses nothing; but the request is looked
 /// at by GitLab proper before, and a job that is assigned then would be lost to the cut: so this is far longer than that
@@ -63,7 +72,7 @@ struct Poll {
 #[derive(Debug)]
 pub(crate) struct Admission {
     concurrent: usize,
-    check_interval: Duration,
+    pace: Pace,
     capacity: usize,
     /// In the order of the file.
     entries: Vec<Entry>,
@@ -82,7 +91,7 @@ impl Admission {
     pub(crate) fn new(seed: u64) -> Self {
         Self {
             concurrent: 0,
-            check_interval: Duration::ZERO,
+            pace: Pace { check_interval: Duration::ZERO, cut_after: CUT_AFTER },
             capacity: 0,
             entries: Vec::new(),
             polls: BTreeMap::new(),
@@ -95,9 +104,9 @@ impl Admission {
 
     /// New settings. Runners that stay keep what is known of them, except for their health: an operator who changed
     /// something wants to see at once whether it helped.
-    pub(crate) fn configure(&mut self, concurrent: usize, check_interval: Duration, runners: Vec<Limits>) {
+    pub(crate) fn configure(&mut self, concurrent: usize, pace: Pace, runners: Vec<Limits>) {
         self.concurrent = concurrent;
-        self.check_interval = check_interval;
+        self.pace = pace;
         let mut known: HashMap<RunnerKey, Entry> =
             self.entries.drain(..).map(|entry| (entry.limits.key.clone(), entry)).collect();
         for limits in runners {
@@ -130,7 +139,7 @@ impl Admission {
         if outcome == Outcome::Job {
             self.job_recovered(&runner);
         }
-        let check_interval = self.check_interval;
+        let check_interval = self.pace.check_interval;
         let entry = self.entries.iter_mut().find(|entry| entry.limits.key == runner)?;
         // What came of settings that are not valid any more says nothing about those that are.
         (entry.limits.generation == generation).then(|| entry.judge(outcome, started, now, check_interval)).flatten()
@@ -223,7 +232,8 @@ impl Admission {
         if wanted == 0 || self.places() == 0 {
             return;
         }
-        let mut held: Vec<(Instant, PollId)> = self.live().map(|(id, poll)| (poll.started + CUT_AFTER, id)).collect();
+        let mut held: Vec<(Instant, PollId)> =
+            self.live().map(|(id, poll)| (poll.started + self.pace.cut_after, id)).collect();
         held.sort_unstable();
         let mut due: Vec<(Instant, PollId)> = held.iter().copied().take_while(|(due, _)| *due <= now).collect();
         // Rather the second request of one runner than the only one of another.

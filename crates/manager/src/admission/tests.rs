@@ -29,12 +29,13 @@ fn runner(name: &str) -> Limits {
 }
 
 const CHECK: Duration = Duration::from_secs(3);
+const PACE: Pace = Pace { check_interval: CHECK, cut_after: CUT_AFTER };
 
 /// An engine with these runners, and room for `concurrent`.
 fn engine(concurrent: usize, runners: Vec<Limits>) -> Admission {
     let mut engine = Admission::new(1);
     engine.set_capacity(usize::MAX);
-    engine.configure(concurrent, CHECK, runners);
+    engine.configure(concurrent, PACE, runners);
     engine
 }
 
@@ -258,7 +259,7 @@ fn new_settings_cut_what_is_not_allowed_any_more_and_heal_the_rest() {
     let many = Limits { request_concurrency: 4, adaptive: false, ..runner("a") };
     let mut engine = engine(8, vec![many.clone(), runner("b"), runner("c")]);
     assert_eq!(engine.decide(now).start.len(), 6);
-    engine.configure(3, CHECK, vec![runner("c"), Limits { generation: 2, ..runner("b") }, many]);
+    engine.configure(3, PACE, vec![runner("c"), Limits { generation: 2, ..runner("b") }, many]);
     let decisions = engine.decide(now);
     assert_eq!(decisions.cut.len(), 3, "b's settings are others, and two of a's are too many: {decisions:?}");
     assert_eq!(decisions.start, [], "no place before they are answered");

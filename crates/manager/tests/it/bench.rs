@@ -11,7 +11,7 @@ use muster_environment::{
 use muster_job::{JobId, Secret};
 use muster_manager::settings::{RunnerSettings, Settings};
 use muster_manager::store::{Store, StoreError};
-use muster_manager::{Control, Manager, ManagerError, Order};
+use muster_manager::{Control, Figures, Manager, ManagerError, Order};
 use muster_runner_api::test_support::{Job, MemoryCoordinator, RUNNER_TOKEN, Served, serve};
 use muster_telemetry::spans::SpanSettings;
 use muster_telemetry::{Build, Telemetry};
@@ -25,6 +25,9 @@ pub(crate) const JOB: JobId = JobId(7);
 
 /// Job [`JOB`] at the agent.
 pub(crate) const RUN: &str = "7-1";
+
+/// More than any test's settings allow to be used.
+const SLOTS: usize = 100;
 
 pub(crate) struct Bench {
     pub(crate) coordinator: Arc<MemoryCoordinator>,
@@ -43,6 +46,19 @@ impl Running {
     /// Lets it end its jobs, and end.
     pub(crate) async fn drain(&self) {
         self.control.give(Order::Drain).await;
+    }
+
+    /// Waits until what is going on is as `wanted`.
+    pub(crate) async fn wait_for(&self, wanted: impl Fn(&Figures) -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let figures = self.control.figures().await.expect("the manager has ended");
+            if wanted(&figures) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "not as expected: {figures:#?}");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
     }
 
     pub(crate) async fn kill(self) {
@@ -82,7 +98,6 @@ impl Bench {
     }
 
     pub(crate) async fn manager_with(&self, agent_grace: Duration) -> Running {
-        let store = self.store().await;
         let runner = RunnerSettings {
             name: "test".to_owned(),
             system_id: "r_0123456789ab".to_owned(),
@@ -96,7 +111,13 @@ impl Bench {
             runners: vec![Arc::new(runner)],
             ..Settings::new()
         };
-        let provider = FakeProvider::new(self.home.path(), settings.concurrent);
+        self.manager_of(settings).await
+    }
+
+    /// A manager of any runners, on the same state and agent.
+    pub(crate) async fn manager_of(&self, settings: Settings) -> Running {
+        let store = self.store().await;
+        let provider = FakeProvider::new(self.home.path(), SLOTS);
         let telemetry = Telemetry::new(&Build::default(), &Arc::default(), SpanSettings::default());
         let manager = Manager::new(settings, store, Arc::new(provider), telemetry);
         let (control, orders) = Control::new();

@@ -7,4 +7,5 @@ mod bench;
 mod config_disk;
 mod config_docs;
 mod faults;
+mod many;
 mod restart;

@@ -33,11 +33,12 @@ pub(crate) struct Globals {
 type Optional<T> = Option<T>;
 
 impl Globals {
-    /// Starts the log, and says on which platform and as which process this runs.
-    pub(super) fn apply(&self) {
+    /// Starts the log, which goes to the system's log too where `syslog` says so, and says on which platform and as which
+    /// process this runs.
+    pub(super) fn apply(&self, syslog: bool) {
         let level = if self.debug { Some(Level::Debug) } else { self.log_level.flatten() };
         let format = self.log_format.flatten();
-        crate::logging::of_runner(LogOptions { level, format, ..LogOptions::default() });
+        crate::logging::of_runner(LogOptions { level, format, syslog, ..LogOptions::default() });
         if self.cpuprofile.as_ref().is_some_and(|file| !file.as_os_str().is_empty()) {
             tracing::warn!("--cpuprofile is not supported and is ignored; `perf record` shows where time goes");
         }

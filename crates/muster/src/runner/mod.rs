@@ -17,6 +17,7 @@ pub(crate) mod paths;
 mod read_logs;
 mod register;
 mod reset_token;
+mod run;
 mod service;
 mod unregister;
 mod verify;
@@ -51,6 +52,8 @@ enum Command {
     Unregister(unregister::Args),
     /// Get a new authentication token for a runner.
     ResetToken(reset_token::Args),
+    /// Request jobs and run them, until a signal ends it.
+    Run(Box<run::Args>),
     /// Install the runner as a service of systemd.
     Install(service::InstallArgs),
     /// Remove the service.
@@ -105,13 +108,14 @@ pub(crate) fn words(arguments: &[OsString], first: usize) -> Vec<OsString> {
 
 /// Runs the command.
 pub(crate) fn run(cli: Cli) -> ExitCode {
-    cli.globals.apply();
+    cli.globals.apply(matches!(&cli.command, Command::Run(args) if args.syslog));
     match cli.command {
         Command::Register(args) => register::run(&args),
         Command::List(args) => list::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Unregister(args) => unregister::run(&args),
         Command::ResetToken(args) => reset_token::run(&args),
+        Command::Run(args) => run::run(*args),
         Command::Install(args) => service::install(&args),
         Command::Uninstall(args) => service::uninstall(&args),
         Command::Start(args) => service::control(service::Verb::Start, &args),

@@ -148,6 +148,11 @@ impl MemoryCoordinator {
         self.change(|state| state.faults.entry(call).or_default().extend(faults));
     }
 
+    /// Calls meet no more faults.
+    pub fn heal(&self) {
+        self.change(|state| state.faults.clear());
+    }
+
     /// From now on no runner token is valid.
     pub fn refuse_runners(&self) {
         self.change(|state| state.refuses_runners = true);

@@ -58,7 +58,7 @@ impl World {
                 ..runner(&format!("r{number}"))
             });
         }
-        self.engine.configure(self.concurrent, CHECK, self.runners.clone());
+        self.engine.configure(self.concurrent, PACE, self.runners.clone());
         self.hungry.clear();
     }
 

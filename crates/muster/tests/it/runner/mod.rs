@@ -3,6 +3,7 @@
 mod entries;
 mod names;
 mod register;
+mod run;
 mod server;
 mod service;
 mod small;

@@ -1,0 +1,114 @@
+//! What is different between two configurations, in words without secrets.
+
+use crate::config::schema::{Entry, Key, Reload, schema};
+use crate::config::tree::{Node, Table, Value};
+use crate::config::{Config, Runner};
+
+/// The differences.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Changes {
+    /// All of them, one phrase each.
+    pub(super) told: Vec<String>,
+    /// Keys among them that take effect after a restart only.
+    pub(super) restart: Vec<String>,
+}
+
+/// What `new` has other than `old`.
+pub(super) fn between(old: &Config, new: &Config) -> Changes {
+    let mut changes = Changes::default();
+    changes.table("", "", &old.tree, &new.tree);
+    let mut left: Vec<&Runner> = old.runners.iter().collect();
+    for runner in &new.runners {
+        match left.iter().position(|known| is_same(known, runner)) {
+            Some(known) => {
+                let known = left.remove(known);
+                changes.table("runners", &format!("runner {}: ", called(runner)), &known.table, &runner.table);
+                if known.token != runner.token && known.table == runner.table {
+                    changes.told.push(format!("runner {}: token", called(runner)));
+                }
+            }
+            None => changes.told.push(format!("runner {} is new", called(runner))),
+        }
+    }
+    changes.told.extend(left.into_iter().map(|runner| format!("runner {} is gone", called(runner))));
+    changes
+}
+
+/// The same rule as that of [`crate::settings::RunnerKey`] and [`crate::settings::Settings::following`].
+fn is_same(old: &Runner, new: &Runner) -> bool {
+    let same_id = if new.id > 0 { old.id == new.id } else { old.token == new.token || old.name == new.name };
+    old.url == new.url && same_id
+}
+
+fn called(runner: &Runner) -> String {
+    match runner.name.as_str() {
+        "" => format!("{}", runner.index + 1),
+        name => format!("`{}`", name.escape_debug()),
+    }
+}
+
+impl Changes {
+    /// Compares two tables; `before` stands before each phrase.
+    fn table(&mut self, path: &str, before: &str, old: &Table, new: &Table) {
+        let added = new.entries().filter(|(name, _)| old.entries().all(|(known, _)| known != *name));
+        let names: Vec<&str> = old.entries().chain(added).map(|(name, _)| name).collect();
+        for name in names {
+            if path.is_empty() && name == "runners" {
+                continue;
+            }
+            let node = |table: &Table| table.entries().find(|(known, _)| *known == name).map(|(_, node)| node.clone());
+            self.entry(path, before, name, node(old).as_ref(), node(new).as_ref());
+        }
+    }
+
+    fn entry(&mut self, path: &str, before: &str, name: &str, old: Option<&Node>, new: Option<&Node>) {
+        let (old, new) = (old.map(|node| &node.value), new.map(|node| &node.value));
+        if old == new {
+            return;
+        }
+        let entry = schema().find(path, name);
+        if let Some(Entry::Table(table)) = entry {
+            let empty = Table::default();
+            let inner = |value: Option<&Value>| match value {
+                Some(Value::Table(table)) => Some(table.clone()),
+                None => Some(empty.clone()),
+                Some(_) => None,
+            };
+            if let (Some(old), Some(new)) = (inner(old), inner(new)) {
+                return self.table(&table.path, &format!("{before}{name}."), &old, &new);
+            }
+            return self.tell(format!("{before}{name}"), String::new(), table.reload);
+        }
+        let Some(Entry::Key(key)) = entry else {
+            return self.tell(format!("{before}{name}"), String::new(), Reload::Jobs);
+        };
+        let values = match (value(key, old), value(key, new)) {
+            (Some(old), Some(new)) => format!(": {old} -> {new}"),
+            _ => String::new(),
+        };
+        self.tell(format!("{before}{name}"), values, key.reload);
+    }
+
+    fn tell(&mut self, name: String, values: String, reload: Reload) {
+        if reload == Reload::Restart {
+            self.restart.push(name.clone());
+        }
+        self.told.push(format!("{name}{values}"));
+    }
+}
+
+/// A value as people read it; none where it is long, structured or secret.
+fn value(key: &Key, value: Option<&Value>) -> Option<String> {
+    const SHOWN_MAX: usize = 60;
+    if key.secret {
+        return None;
+    }
+    let text = match value {
+        None => "default".to_owned(),
+        Some(Value::Int(number)) => number.to_string(),
+        Some(Value::Bool(truth)) => truth.to_string(),
+        Some(Value::Str(text)) => format!("`{}`", text.escape_debug()),
+        Some(_) => return None,
+    };
+    (text.len() <= SHOWN_MAX).then_some(text)
+}

@@ -1,0 +1,124 @@
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::time::SystemTime;
+
+use super::*;
+
+const RUNNER: &str =
+    "[[runners]]\nname = \"a\"\nurl = \"https://one.example\"\nid = 1\ntoken = \"glrt-first\"\nexecutor = \"shell\"\n";
+
+fn config(concurrent: usize) -> String {
+    format!("concurrent = {concurrent}\n{RUNNER}")
+}
+
+fn watch(path: &Path) -> ConfigWatch {
+    let (watch, loaded) = ConfigWatch::start(path.to_owned(), Surroundings::default());
+    assert!(loaded.config.is_some(), "{:?}", loaded.problems);
+    watch
+}
+
+/// What the next change brings, at a time that is paused.
+async fn next(watch: &mut ConfigWatch) -> Reload {
+    tokio::time::timeout(Duration::from_secs(60), watch.changed()).await.expect("nothing changed")
+}
+
+async fn applied(watch: &mut ConfigWatch) -> (Settings, Vec<String>) {
+    match next(watch).await {
+        Reload::Applied { settings, changes, .. } => (*settings, changes),
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn check_quiet(watch: &mut ConfigWatch) {
+    let change = tokio::time::timeout(Duration::from_secs(60), watch.changed()).await;
+    assert!(change.is_err(), "{change:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_content_is_noticed_and_told_and_a_touched_file_is_not() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("config.toml");
+    std::fs::write(&path, config(1)).unwrap();
+    let mut watch = watch(&path);
+    std::fs::File::open(&path).unwrap().set_modified(SystemTime::now() + Duration::from_secs(9)).unwrap();
+    check_quiet(&mut watch).await;
+    std::fs::write(&path, config(4)).unwrap();
+    let (settings, changes) = applied(&mut watch).await;
+    assert_eq!((settings.concurrent, changes), (4, vec!["concurrent: 1 -> 4".to_owned()]));
+    check_quiet(&mut watch).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_with_an_old_time_is_noticed_when_it_is_moved_in_or_its_link_is_swapped() {
+    let home = tempfile::tempdir().unwrap();
+    let at = |name: &str| home.path().join(name);
+    for (name, concurrent) in [("one", 1), ("two", 2), ("three", 3)] {
+        std::fs::write(at(name), config(concurrent)).unwrap();
+        let old = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+        std::fs::File::options().write(true).open(at(name)).unwrap().set_modified(old).unwrap();
+    }
+    // As a ConfigMap: a link to a link.
+    symlink("one", at("..data")).unwrap();
+    symlink("..data", at("config.toml")).unwrap();
+    let mut watch = watch(&at("config.toml"));
+    symlink("two", at("..data_tmp")).unwrap();
+    std::fs::rename(at("..data_tmp"), at("..data")).unwrap();
+    assert_eq!(applied(&mut watch).await.0.concurrent, 2);
+    std::fs::rename(at("three"), at("config.toml")).unwrap();
+    assert_eq!(applied(&mut watch).await.0.concurrent, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_that_cannot_be_used_is_told_once_and_a_mended_one_is_used() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("config.toml");
+    std::fs::write(&path, config(2)).unwrap();
+    let mut watch = watch(&path);
+    std::fs::write(&path, "concurrent = [").unwrap();
+    let Reload::Refused { problems } = next(&mut watch).await else { panic!("it is no TOML") };
+    assert_eq!(problems[0].severity, crate::config::Severity::Fatal);
+    check_quiet(&mut watch).await;
+    assert_eq!(watch.settings().concurrent, 2, "what was in force stays");
+    std::fs::write(&path, config(3)).unwrap();
+    assert_eq!(applied(&mut watch).await.1, ["concurrent: 2 -> 3"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_that_is_gone_is_told_once_and_nothing_is_forgotten() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("config.toml");
+    std::fs::write(&path, config(2)).unwrap();
+    let mut watch = watch(&path);
+    std::fs::remove_file(&path).unwrap();
+    assert!(matches!(next(&mut watch).await, Reload::Gone));
+    check_quiet(&mut watch).await;
+    assert!(matches!(watch.reload(), Reload::Gone), "SIGHUP forgets nothing either");
+    assert_eq!(watch.settings().runners.len(), 1);
+    std::fs::write(&path, config(2)).unwrap();
+    check_quiet(&mut watch).await;
+    assert!(matches!(watch.reload(), Reload::Applied { changes, .. } if changes.is_empty()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn runners_that_come_go_and_change_are_told_without_their_secrets_and_a_restart_is_asked_for() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("config.toml");
+    let second = RUNNER.replace("\"a\"", "\"b\"").replace("id = 1", "id = 2");
+    std::fs::write(&path, format!("{RUNNER}{second}")).unwrap();
+    let mut watch = watch(&path);
+    let third = second.replace("\"b\"", "\"c\"").replace("id = 2", "id = 3");
+    let changed = RUNNER.replace("glrt-first", "glrt-secret").replace("executor", "limit = 3\nexecutor");
+    std::fs::write(&path, format!("listen_address = \":9252\"\n{third}{changed}")).unwrap();
+    let Reload::Applied { problems, changes, .. } = next(&mut watch).await else { panic!("it can be used") };
+    let told = [
+        "listen_address: default -> `:9252`",
+        "runner `c` is new",
+        "runner `a`: token",
+        "runner `a`: limit: default -> 3",
+        "runner `b` is gone",
+    ];
+    assert_eq!(changes, told);
+    let restart = problems.iter().find(|problem| problem.code == "C035").unwrap();
+    assert_eq!(restart.message, "listen_address changed; restart needed");
+    assert!(!format!("{problems:?}{changes:?}").contains("glrt-secret"));
+}

@@ -1,0 +1,34 @@
+//! The problems of a configuration as lines of the log, each once.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use muster_manager::config::{Problem, Severity};
+
+/// Logs them, in their order.
+pub(super) fn tell(problems: &[Problem], path: &Path) {
+    let mut told = BTreeSet::new();
+    for problem in problems {
+        let (runner, name) = match &problem.runner {
+            Some((index, name)) => (Some(index + 1), Some(name.as_str())),
+            None => (None, None),
+        };
+        if !told.insert((problem.code, runner, &problem.message)) {
+            continue;
+        }
+        let place = problem.place.as_ref().map(|place| format!("{}:{}:{}", path.display(), place.line, place.column));
+        let (code, help) = (problem.code, problem.help.as_deref());
+        let message = &problem.message;
+        match problem.severity {
+            Severity::Fatal | Severity::Error => {
+                tracing::error!(code, runner_entry = runner, runner_name = name, place, help, "{message}");
+            }
+            Severity::Warning => {
+                tracing::warn!(code, runner_entry = runner, runner_name = name, place, help, "{message}");
+            }
+            Severity::Info => {
+                tracing::info!(code, runner_entry = runner, runner_name = name, place, help, "{message}");
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! A configuration, coordinators in memory, and `gitlab-runner run` as a process.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use muster_job::JobId;
+use muster_runner_api::test_support::{Job, MemoryCoordinator, RUNNER_TOKEN, Served, serve};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+
+use crate::runner::support::Home;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// One test's world. Dropped, no process of it is left.
+pub(crate) struct Bench {
+    pub(crate) home: Home,
+    places: Vec<(Arc<MemoryCoordinator>, Served)>,
+}
+
+impl Bench {
+    /// With so many coordinators.
+    pub(crate) async fn start(coordinators: usize) -> Self {
+        let mut places = Vec::new();
+        for _ in 0..coordinators {
+            let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(10)));
+            places.push((coordinator.clone(), serve(coordinator).await.unwrap()));
+        }
+        Self { home: Home::new(), places }
+    }
+
+    pub(crate) fn coordinator(&self, which: usize) -> &MemoryCoordinator {
+        &self.places[which].0
+    }
+
+    pub(crate) fn config(&self) -> PathBuf {
+        self.home.path("config.toml")
+    }
+
+    /// An entry of `[[runners]]` for a coordinator.
+    pub(crate) fn entry(&self, which: usize) -> String {
+        format!(
+            "[[runners]]\nname = \"runner-{which}\"\nurl = \"{}\"\nid = {}\ntoken = \"{RUNNER_TOKEN}\"\n\
+             executor = \"shell\"\nshell = \"sh\"\n",
+            self.places[which].1.url,
+            which + 1
+        )
+    }
+
+    /// Writes the configuration at once, as a person's editor or a save does.
+    pub(crate) fn configure(&self, text: &str) {
+        let new = self.home.path("new.toml");
+        std::fs::write(&new, text).unwrap();
+        std::fs::rename(new, self.config()).unwrap();
+    }
+
+    /// Puts a job in a coordinator's queue: it tells that it began, waits for the file `go-<id>`, and ends.
+    pub(crate) fn push(&self, which: usize, id: i64) {
+        let go = self.home.path(format!("go-{id}"));
+        let script = format!("echo begun; while [ ! -e '{}' ]; do sleep 0.02; done; echo done", go.display());
+        let variables = [("GIT_STRATEGY", "none"), ("FF_TIMESTAMPS", "false")];
+        let payload = json!({
+            "id": id, "token": format!("job-secret-{id}"), "job_info": { "name": "test", "project_id": 1 },
+            "git_info": { "repo_url": "", "sha": "0123456789abcdef", "ref": "main", "ref_type": "branch" },
+            "runner_info": { "timeout": 600 },
+            "variables": variables.map(|(key, value)| json!({ "key": key, "value": value })),
+            "steps": [{ "name": "script", "script": [script] }],
+            "features": { "failure_reasons": ["job_canceled", "runner_interrupted"] },
+            "muster": { "trace_interval_ms": 20 }
+        });
+        self.coordinator(which).push(serde_json::from_value(payload).unwrap());
+    }
+
+    pub(crate) fn let_go(&self, id: i64) {
+        std::fs::write(self.home.path(format!("go-{id}")), "").unwrap();
+    }
+
+    pub(crate) async fn begun(&self, which: usize, id: i64) {
+        self.coordinator(which).wait_for(JobId(id), |job| job.text().contains("begun\n")).await;
+    }
+
+    pub(crate) async fn ended(&self, which: usize, id: i64) -> Job {
+        self.coordinator(which).wait_for_end(JobId(id)).await
+    }
+
+    /// `gitlab-runner run` on the configuration, its log in a file.
+    pub(crate) fn run(&self) -> Run {
+        let log = self.home.path("run.log");
+        let file = std::fs::File::options().create(true).append(true).open(&log).unwrap();
+        let config = self.config();
+        let mut command = self.home.command(&["run", "--config", config.to_str().unwrap()]);
+        command.arg("--working-directory").arg(self.home.path("")).arg("--state-dir").arg(self.home.path("state"));
+        Run { child: command.stdout(Stdio::null()).stderr(file).spawn().unwrap(), log }
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        // The agent outlives its managers: it is found by its spool.
+        let home = self.home.path("state").into_os_string().into_encoded_bytes();
+        for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let arguments = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let pid = entry.file_name().to_string_lossy().parse().ok().and_then(Pid::from_raw);
+            if let Some(pid) = pid.filter(|_| arguments.windows(home.len()).any(|part| part == home)) {
+                let _ = kill_process(pid, Signal::TERM);
+            }
+        }
+    }
+}
+
+/// A manager's process. Dropped, it is killed.
+pub(crate) struct Run {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Run {
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+
+    /// Waits until the log has the words, so many times.
+    pub(crate) async fn logged(&self, words: &str, times: usize) {
+        let deadline = Instant::now() + LIMIT;
+        while self.log().matches(words).count() < times {
+            assert!(Instant::now() < deadline, "`{words}` is not in:\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    /// The exit code; no signal may have ended it.
+    pub(crate) async fn code(mut self) -> i32 {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                assert_eq!(status.signal(), None, "{}", self.log());
+                return status.code().unwrap();
+            }
+            assert!(Instant::now() < deadline, "the manager did not end:\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,144 @@
+//! `gitlab-runner run`: jobs of several runners, signals, reloads, and starts that must not be.
+
+mod bench;
+
+use muster_job::JobStatus;
+use rustix::process::Signal;
+
+use bench::Bench;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_of_two_coordinators_run_and_sigquit_lets_them_end() {
+    let bench = Bench::start(2).await;
+    bench.configure(&format!("concurrent = 2\n{}{}", bench.entry(0), bench.entry(1)));
+    let run = bench.run();
+    bench.push(0, 1);
+    bench.push(1, 2);
+    bench.begun(0, 1).await;
+    bench.begun(1, 2).await;
+    run.signal(Signal::QUIT);
+    run.logged("Starting graceful shutdown", 1).await;
+    bench.let_go(1);
+    bench.let_go(2);
+    for (which, id) in [(0, 1), (1, 2)] {
+        let job = bench.ended(which, id).await;
+        assert_eq!(job.status, JobStatus::Success, "{}", job.text());
+        assert!(job.text().contains(&format!("on runner-{which} ")), "{}", job.text());
+    }
+    assert_eq!(run.code().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sigterm_aborts_the_jobs_and_reports_them() {
+    let bench = Bench::start(1).await;
+    bench.configure(&bench.entry(0));
+    let run = bench.run();
+    bench.push(0, 1);
+    bench.begun(0, 1).await;
+    run.signal(Signal::TERM);
+    let job = bench.ended(0, 1).await;
+    assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("runner_interrupted"), "{}", job.text());
+    run.logged("stop requested by SIGTERM: 1 jobs will be aborted in 30 s; use SIGQUIT to drain", 1).await;
+    assert_eq!(run.code().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_becomes_an_abort_and_a_further_signal_ends_it_at_once_with_1() {
+    let bench = Bench::start(1).await;
+    bench.configure(&bench.entry(0));
+    let run = bench.run();
+    bench.push(0, 1);
+    bench.begun(0, 1).await;
+    run.signal(Signal::QUIT);
+    run.logged("Starting graceful shutdown", 1).await;
+    run.signal(Signal::QUIT);
+    run.logged("Starting graceful shutdown", 2).await;
+    // The report finds nobody, so that the abort takes time.
+    use muster_runner_api::test_support::{Call, Fault};
+    bench.coordinator(0).fail(Call::UpdateJob, [Fault::Before; 20]);
+    run.signal(Signal::INT);
+    run.logged("stop requested by SIGINT", 1).await;
+    run.signal(Signal::TERM);
+    assert_eq!(run.code().await, 1);
+    bench.coordinator(0).heal();
+    let _next = bench.run();
+    let job = bench.ended(0, 1).await;
+    assert_eq!((job.status, job.handouts), (JobStatus::Failed, 1), "the next start reports it: {}", job.text());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sigusr2_leaves_the_jobs_to_the_next_start() {
+    let bench = Bench::start(1).await;
+    bench.configure(&bench.entry(0));
+    let run = bench.run();
+    bench.push(0, 1);
+    bench.begun(0, 1).await;
+    run.signal(Signal::USR2);
+    assert_eq!(run.code().await, 0);
+    bench.let_go(1);
+    let _next = bench.run();
+    let job = bench.ended(0, 1).await;
+    assert_eq!((job.status, job.handouts), (JobStatus::Success, 1), "{}", job.text());
+    assert_eq!(job.text().matches("begun\n").count(), 1, "{}", job.text());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_changed_file_is_taken_up_while_a_job_runs_and_a_bad_one_changes_nothing() {
+    let bench = Bench::start(2).await;
+    bench.configure(&format!("concurrent = 1\n{}", bench.entry(0)));
+    let run = bench.run();
+    bench.push(0, 1);
+    bench.begun(0, 1).await;
+    bench.configure("concurrent = \"many\"\n");
+    run.logged("the configuration before it stays in force", 1).await;
+    bench.configure(&format!("concurrent = 2\nlisten_address = \":0\"\n{}", bench.entry(1)));
+    run.logged("concurrent: 1 -> 2", 1).await;
+    run.logged("listen_address changed; restart needed", 1).await;
+    bench.push(1, 2);
+    bench.begun(1, 2).await;
+    run.signal(Signal::HUP);
+    run.logged("nothing is different", 1).await;
+    bench.let_go(1);
+    bench.let_go(2);
+    assert_eq!(bench.ended(0, 1).await.status, JobStatus::Success, "its runner has left the file meanwhile");
+    assert_eq!(bench.ended(1, 2).await.status, JobStatus::Success);
+    run.signal(Signal::QUIT);
+    assert_eq!(run.code().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_manager_of_one_configuration_is_refused() {
+    let bench = Bench::start(1).await;
+    bench.configure(&bench.entry(0));
+    let run = bench.run();
+    run.logged("Starting multi-runner", 1).await;
+    let config = bench.config();
+    let ended = bench.home.run(&["run", "--config", config.to_str().unwrap(), "--state-dir", "other"]);
+    ended.check(1, &["C030", "is in use by process"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_cannot_be_says_why() {
+    let bench = Bench::start(1).await;
+    let config = bench.config();
+    let run = ["run", "--config", config.to_str().unwrap()];
+    bench.configure(&format!("concurrent = 0\n{}", bench.entry(0)));
+    bench.home.run(&run).check(1, &["C001", "must be at least 1", "verify-config"]);
+    bench.configure("concurrent = [");
+    bench.home.run(&run).check(1, &["C000", "config.toml:1:"]);
+    bench.home.run(&["run", "--working-directory", "nowhere"]).check(1, &["cannot work in nowhere"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_file_it_waits_for_one() {
+    let bench = Bench::start(1).await;
+    let run = bench.run();
+    run.logged("does not exist; no runner is configured", 1).await;
+    bench.configure(&bench.entry(0));
+    bench.push(0, 1);
+    bench.begun(0, 1).await;
+    bench.let_go(1);
+    assert_eq!(bench.ended(0, 1).await.status, JobStatus::Success);
+    run.signal(Signal::QUIT);
+    assert_eq!(run.code().await, 0);
+}
