@@ -85,6 +85,8 @@ impl Job {
 #[derive(Debug)]
 pub(crate) struct Agent {
     pub(crate) spool: Spool,
+    /// Which start of the system this is.
+    pub(crate) boot_id: String,
     pub(crate) host: Arc<Host>,
     pub(crate) shared: Arc<Shared>,
     state: Mutex<State>,
@@ -98,8 +100,8 @@ struct State {
 }
 
 impl Agent {
-    pub(crate) fn new(spool: Spool, shared: Shared, containment: Containment) -> Self {
-        Self { spool, host: Host::new(containment), shared: Arc::new(shared), state: Mutex::default() }
+    pub(crate) fn new(spool: Spool, shared: Shared, containment: Containment, boot_id: String) -> Self {
+        Self { spool, boot_id, host: Host::new(containment), shared: Arc::new(shared), state: Mutex::default() }
     }
 
     /// Puts a job in whose result is known already.

@@ -18,5 +18,5 @@ mod service;
 mod spool;
 
 pub use muster_steps::process::Containment;
-pub use serve::{Options, ServeError, serve};
+pub use serve::{Options, ServeError, boot_id, serve};
 pub use spool::SpoolError;

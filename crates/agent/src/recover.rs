@@ -15,6 +15,8 @@ use crate::spool::Entry;
 /// From TERM to KILL for what a dead agent left.
 const GRACE: Duration = Duration::from_secs(2);
 const LOST: &str = "the agent was ended while the job ran, so its script was ended too; the log up to here is whole";
+const REBOOTED: &str =
+    "the machine was restarted while the job ran, so its script was ended too; the log may lack its last second";
 
 /// Brings every job of the spool to where it belongs: finished ones are served as they are, lost ones are ended and
 /// failed, and one whose first command never started waits for its `Run` to be said again.
@@ -40,7 +42,11 @@ async fn recover_one(agent: &Arc<Agent>, entry: &Entry) -> std::io::Result<()> {
         return entry.remove();
     };
     let past = entry.past();
-    end_leftovers(&past.trail, GRACE).await;
+    let rebooted = past.boot.as_ref().is_some_and(|boot| *boot != agent.boot_id);
+    // Of an earlier start of the system nothing is left, and its process ids are others' by now.
+    if !rebooted {
+        end_leftovers(&past.trail, GRACE).await;
+    }
     if let Ok(plan) = parse(&request)
         && let Err(error) = Variables::remove_files(std::path::Path::new(&format!("{}.tmp", plan.project_dir)))
     {
@@ -52,9 +58,10 @@ async fn recover_one(agent: &Arc<Agent>, entry: &Entry) -> std::io::Result<()> {
     }
     let job = Job::new(entry.clone(), entry.log()?, None);
     let gap = if job.log.ends_a_line() { "" } else { "\n" };
-    let line = style::error(&format!("Job failed (system failure): {LOST}"));
+    let lost = if rebooted { REBOOTED } else { LOST };
+    let line = style::error(&format!("Job failed (system failure): {lost}"));
     job.log.append(format!("{gap}{line}").as_bytes())?;
-    settle(agent, &job, system_failure(SystemTime::now(), LOST, Some(EndCause::EnvironmentLost)));
+    settle(agent, &job, system_failure(SystemTime::now(), lost, Some(EndCause::EnvironmentLost)));
     agent.adopt(job);
     Ok(())
 }

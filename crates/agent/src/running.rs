@@ -65,7 +65,7 @@ async fn run(
     request: RunRequest,
     plan: &JobPlan,
 ) -> Result<JobEnd, std::io::Error> {
-    let journal = Arc::new(job.entry.journal()?);
+    let journal = Arc::new(job.entry.journal(&agent.boot_id)?);
     let recorder = Arc::clone(&journal);
     let nonce = format!("{:016x}", rand::rng().random::<u64>());
     let processes = agent.host.job(&job.id, &nonce, Arc::new(move |trail| recorder.started(trail)))?;

@@ -46,10 +46,18 @@ pub struct Options {
     pub ready: Option<oneshot::Sender<()>>,
     /// How long a finished job that nobody closes is kept.
     pub retention: Duration,
+    /// Which start of the system this is: jobs of an earlier one died with it.
+    pub boot_id: String,
     /// How the processes of a job are kept together.
     pub containment: Containment,
     /// Ends the agent, as SIGTERM does.
     pub shutdown: CancellationToken,
+}
+
+/// The system's own name for its present start; empty where it has none, and then all starts are one.
+#[must_use]
+pub fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
 /// Why an agent could not serve.
@@ -95,7 +103,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
     };
     let templates = spool.templates();
     let shared = Shared::new(Templates::new(templates.clone()).map_err(failed("empty", &templates))?);
-    let agent = Arc::new(Agent::new(spool, shared, options.containment));
+    let agent = Arc::new(Agent::new(spool, shared, options.containment, options.boot_id));
     recover(&agent).await.map_err(failed("read the spool", &options.spool))?;
     agent.prune(options.retention);
 

@@ -55,6 +55,7 @@ pub(crate) fn run(command: Command) -> ExitCode {
             until_pid: args.until_pid,
             ready: Some(ready),
             retention: RETENTION,
+            boot_id: muster_agent::boot_id(),
             containment: if args.cgroups { Containment::Cgroups } else { Containment::Descent },
             shutdown: CancellationToken::new(),
         };

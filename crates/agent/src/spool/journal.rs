@@ -14,6 +14,8 @@ const VERSION: u32 = 1;
 #[serde(rename_all = "snake_case")]
 enum Line {
     Version(u32),
+    /// The system's start that the lines after this belong to.
+    Boot(String),
     Started(Trail),
     /// From here on the user's own commands may have run.
     UserCode,
@@ -24,9 +26,10 @@ enum Line {
 pub(crate) struct Journal(File);
 
 impl Journal {
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
+    pub(super) fn open(path: &Path, boot: &str) -> io::Result<Self> {
         let journal = Self(File::options().append(true).create(true).mode(0o600).open(path)?);
         journal.add(&Line::Version(VERSION))?;
+        journal.add(&Line::Boot(boot.to_owned()))?;
         Ok(journal)
     }
 
@@ -48,7 +51,9 @@ impl Journal {
 /// What a journal says.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Past {
-    /// The processes that may be left.
+    /// The system's start that it is of; none where the journal does not tell.
+    pub(crate) boot: Option<String>,
+    /// The processes that were started since then.
     pub(crate) trail: Vec<Trail>,
     /// The user's own commands may have run.
     pub(crate) user_code: bool,
@@ -66,6 +71,12 @@ impl Past {
         for line in text.lines() {
             match serde_json::from_str(line) {
                 Ok(Line::Version(VERSION)) => {}
+                Ok(Line::Boot(boot)) => {
+                    if past.boot.as_ref().is_some_and(|known| *known != boot) {
+                        past.trail.clear();
+                    }
+                    past.boot = Some(boot);
+                }
                 Ok(Line::Started(trail)) => past.trail.push(trail),
                 Ok(Line::UserCode | Line::Version(_)) | Err(_) => past.user_code = true,
             }

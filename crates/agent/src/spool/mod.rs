@@ -168,8 +168,8 @@ impl Entry {
         RunRequest::decode(bytes.strip_prefix(REQUEST_HEAD)?).ok()
     }
 
-    pub(crate) fn journal(&self) -> io::Result<Journal> {
-        Journal::open(&self.dir.join("journal"))
+    pub(crate) fn journal(&self, boot: &str) -> io::Result<Journal> {
+        Journal::open(&self.dir.join("journal"), boot)
     }
 
     /// What an agent before this one wrote to the journal.

@@ -80,9 +80,21 @@ fn a_kept_sample_of_version_1_is_read() {
     fs::write(entry.dir.join("request"), bytes).unwrap();
     let trail =
         vec![Trail::Job { mark: "7-1/ab".to_owned(), cgroup: None }, Trail::Leader { pid: 12, start_ticks: 34 }];
-    assert_eq!(entry.past(), Past { trail, user_code: true });
+    assert_eq!(entry.past(), Past { boot: None, trail, user_code: true });
     assert_eq!(entry.result(), Some(result()));
     assert_eq!(entry.request().unwrap().id, "7-1");
+}
+
+#[test]
+fn what_an_earlier_start_of_the_system_ran_is_not_in_the_trail() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let leader = |pid| Trail::Leader { pid, start_ticks: 1 };
+    Journal::open(&path, "one").unwrap().started(&leader(7)).unwrap();
+    let again = Journal::open(&path, "two").unwrap();
+    again.started(&leader(8)).unwrap();
+    let past = Past { boot: Some("two".to_owned()), trail: vec![leader(8)], user_code: false };
+    assert_eq!(Past::read(&path), past);
 }
 
 #[test]

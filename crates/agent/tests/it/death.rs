@@ -51,6 +51,33 @@ async fn a_job_that_was_in_its_script_is_lost_with_a_reason_and_nothing_is_left_
 }
 
 #[tokio::test]
+async fn a_job_that_died_with_the_machine_says_so_and_processes_of_the_new_start_are_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut process = spawn_agent(dir.path());
+    let mut agent = Agent::attach(dir).await;
+    let pid = agent.dir.path().join("pid");
+    let plan = agent.plan(vec![script(&[&format!("echo $$ > {}; echo ready; exec sleep 600", pid.display())])]);
+    agent.run("1-1", &plan, &[]).await;
+    agent.log_until("1-1", "\nready\n").await;
+    process.kill().unwrap();
+    process.wait().unwrap();
+
+    // What the journal names is another's process now, as far as the next start of the system can know.
+    let rebooted = muster_agent::Options { boot_id: "second".to_owned(), ..options(agent.dir.path()) };
+    let mut agent = Agent::start_with(rebooted, agent.dir).await;
+    agent.run("1-1", &plan, &[]).await;
+    let result = agent.wait("1-1").await;
+    let Outcome::Failed { reason, cause, .. } = &result.outcome else { panic!("{result:?}") };
+    assert_eq!((reason.as_str(), *cause), ("runner_system_failure", Some(EndCause::EnvironmentLost)));
+    let log = agent.log("1-1").await;
+    assert!(log.contains("ERROR: Job failed (system failure): the machine was restarted while the job ran"), "{log}");
+    let pid = std::fs::read_to_string(pid).unwrap();
+    assert!(is_running(pid.trim()), "it is not the job's");
+    let pid = rustix::process::Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+}
+
+#[tokio::test]
 async fn a_finished_job_is_served_by_the_next_agent_as_it_was() {
     if let Some(dir) = std::env::var_os(PROCESS) {
         return muster_agent::serve(options(Path::new(&dir))).await.unwrap();

@@ -1,6 +1,6 @@
 //! Reading answers: statuses and headers to what they mean for the caller (runner-api 2.4, 3.1, 4.2).
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, StatusCode, header};
 use muster_job::JobStatus;
@@ -158,7 +158,12 @@ fn interval(headers: &HeaderMap) -> Option<Duration> {
     (seconds > 0).then(|| Duration::from_secs(seconds).min(INTERVAL_MAX))
 }
 
-/// Whole seconds; a date is ignored (runner-api 11.33).
+/// The least wait that the server asks for: until `RateLimit-ResetTime`, else for `Retry-After` in whole seconds; a date
+/// there is ignored (runner-api 6.1, 11.33).
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let reset = text_header(headers, "ratelimit-resettime").and_then(|date| httpdate::parse_http_date(&date).ok());
+    if let Some(wait) = reset.and_then(|reset| reset.duration_since(SystemTime::now()).ok()) {
+        return Some(wait);
+    }
     text_header(headers, header::RETRY_AFTER.as_str())?.parse().ok().map(Duration::from_secs)
 }

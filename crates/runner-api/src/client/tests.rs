@@ -165,6 +165,13 @@ async fn answers_of_other_servers_are_told_apart() {
     assert_eq!(error.transient(), Some(Some(Duration::from_secs(60))), "{error}");
     server.abort();
 
+    let reset = httpdate::fmt_http_date(std::time::SystemTime::now() + Duration::from_secs(100));
+    let headers = [("RateLimit-ResetTime", reset.as_str()), ("Retry-After", "60")];
+    let (client, server) = answering(429, &headers, "").await;
+    let wait = client.request_job(&request()).await.unwrap_err().transient().flatten().unwrap();
+    assert!((90..=100).contains(&wait.as_secs()), "the date counts first: {wait:?}");
+    server.abort();
+
     let (client, server) = answering(201, &[("Content-Type", "text/html")], "<html>").await;
     let error = client.request_job(&request()).await.unwrap_err();
     assert!(matches!(error, ClientError::Protocol { .. }), "{error}");
