@@ -132,7 +132,7 @@ async fn work(args: Args) -> Result<ExitCode, RunError> {
     let observed = Observed::start(settings.listen_address.as_deref()).await?;
     let telemetry = Arc::clone(&observed.telemetry);
     telemetry.metrics.configuration_loaded(true);
-    let manager = Manager::new(settings.clone(), store, Arc::new(provider(&state_dir)?), Arc::clone(&telemetry));
+    let manager = Manager::new(settings.clone(), store, Arc::new(provider(&state_dir, &args)?), Arc::clone(&telemetry));
     tracing::info!(
         config = %config.display(),
         state = %state_dir.display(),
@@ -160,14 +160,19 @@ fn settings(watch: &ConfigWatch, args: &Args) -> Settings {
     settings
 }
 
-fn provider(state_dir: &Path) -> Result<HostProvider, RunError> {
+fn provider(state_dir: &Path, args: &Args) -> Result<HostProvider, RunError> {
     let executable =
         std::env::current_exe().map_err(|source| RunError::Path { path: PathBuf::from("/proc/self/exe"), source })?;
     let directories =
         Directories { builds: absolute(Path::new("builds"))?, cache: absolute(Path::new("cache"))?, shared: true };
-    let options =
-        HostOptions { state_dir: state_dir.to_owned(), directories, slots: SLOTS, executable, until_pid: None };
-    Ok(HostProvider::new(options)?)
+    Ok(HostProvider::new(HostOptions {
+        state_dir: state_dir.to_owned(),
+        directories,
+        slots: SLOTS,
+        executable,
+        until_pid: None,
+        user: args.user.clone().filter(|user| !user.is_empty()),
+    })?)
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, RunError> {
