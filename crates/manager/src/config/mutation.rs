@@ -186,11 +186,11 @@ fn mutate(text: &str, random: &mut StdRng) -> String {
 /// Whatever may be printed of what was found.
 fn told(loaded: &Loaded, facts: &Facts) -> String {
     let mut told: String = loaded.problems.iter().map(|problem| problem.render(Path::new("c.toml"))).collect();
+    told.push_str(&format!("{loaded:?}\n"));
     if let Some(config) = &loaded.config {
         for value in effective(config, facts) {
             told.push_str(&format!("{} = {} {}\n", value.key, value.value, value.origin));
         }
-        told.push_str(&format!("{:?}", config.runners.iter().map(|runner| &runner.token).collect::<Vec<_>>()));
     }
     told
 }

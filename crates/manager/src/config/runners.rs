@@ -1,16 +1,18 @@
 //! The entries of `[[runners]]` as commands need them: who they are, and where.
 
 use std::cell::RefCell;
+use std::fmt;
 
 use muster_job::Secret;
 use time::OffsetDateTime;
 
 use super::facts::Facts;
+use super::problem::shown_name;
 use super::tree::Table;
 use crate::lower::expand;
 
 /// One `[[runners]]` entry. It may lack what it needs to work; the problems tell.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Runner {
     /// Its index among the entries of the file, from 0.
     pub index: usize,
@@ -34,6 +36,15 @@ pub struct Runner {
     pub token_expires_at: Option<OffsetDateTime>,
     /// Everything that is set in it.
     pub table: Table,
+}
+
+/// The URL may hold credentials, and names of unset variables a part of the token: neither is printed.
+impl fmt::Debug for Runner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Runner");
+        shown.field("index", &self.index).field("name", &shown_name(&self.name)).field("id", &self.id);
+        shown.field("executor", &shown_name(&self.executor)).field("table", &self.table).finish_non_exhaustive()
+    }
 }
 
 pub(super) fn runners(tree: &Table, facts: &Facts) -> Vec<Runner> {

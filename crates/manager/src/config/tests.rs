@@ -157,3 +157,10 @@ fn a_file_full_of_mistakes_is_told_in_bounds() {
     let flags: String = (0..20_000).map(|index| format!("FF_{index} = true\n")).collect();
     assert!(parse(&format!("{RUNNER}[runners.feature_flags]\n{flags}"), &facts()).problems.len() < 1_100);
 }
+
+#[test]
+fn what_is_printed_for_developers_holds_no_secret_either() {
+    let text = RUNNER.replace("https://", "https://user:hidden@");
+    let printed = format!("{:?}", parse(&text.replace("glrt-secret", "glrt-hidden"), &facts()));
+    assert!(printed.contains("text of 11 bytes") && !printed.contains("hidden"), "{printed}");
+}

@@ -1,9 +1,11 @@
 //! A configuration with its names resolved and its kinds checked: what all else here reads.
 
+use std::fmt;
 use std::ops::Range;
 
 use time::OffsetDateTime;
 
+use super::problem::shown_name;
 use crate::lower::go_duration::GoDuration;
 
 /// A value and its place.
@@ -17,8 +19,8 @@ pub struct Node {
     pub key: Range<usize>,
 }
 
-/// A value.
-#[derive(Debug, Clone, PartialEq)]
+/// A value. It may be a secret: what is printed of text is its length.
+#[derive(Clone, PartialEq)]
 pub enum Value {
     /// A string.
     Str(String),
@@ -42,6 +44,22 @@ pub enum Value {
     Any(String),
 }
 
+impl fmt::Debug for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Str(text) | Self::Any(text) => write!(f, "text of {} bytes", text.len()),
+            Self::Int(number) => write!(f, "{number}"),
+            Self::Float(number) => write!(f, "{number}"),
+            Self::Bool(truth) => write!(f, "{truth}"),
+            Self::Duration(duration) => write!(f, "{duration:?}"),
+            Self::Datetime(time) => write!(f, "{time}"),
+            Self::List(list) => f.debug_list().entries(list).finish(),
+            Self::Table(table) => table.fmt(f),
+            Self::Tables(tables) => f.debug_list().entries(tables).finish(),
+        }
+    }
+}
+
 /// Two nodes are equal if their values are; the place does not count.
 impl PartialEq for Node {
     fn eq(&self, other: &Self) -> bool {
@@ -50,11 +68,18 @@ impl PartialEq for Node {
 }
 
 /// A table, with the names of the schema.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct Table {
     /// Bytes of its header or braces.
     pub header: Range<usize>,
     entries: Vec<(String, Node)>,
+}
+
+impl fmt::Debug for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let entries = self.entries.iter().map(|(name, node)| (shown_name(name), &node.value));
+        f.debug_map().entries(entries).finish()
+    }
 }
 
 impl PartialEq for Table {

@@ -20,6 +20,7 @@ mod save;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -110,13 +111,19 @@ pub struct NewToken {
 }
 
 /// A configuration file that is open for a change, under its lock.
-#[derive(Debug)]
 pub struct ConfigFile {
     path: PathBuf,
     /// The file's text when it was read; none where there is no file yet.
     before: Option<String>,
     document: DocumentMut,
     _lock: Held,
+}
+
+/// The text holds tokens.
+impl fmt::Debug for ConfigFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConfigFile").field("path", &self.path).finish_non_exhaustive()
+    }
 }
 
 impl ConfigFile {
