@@ -22,6 +22,7 @@ mod service;
 mod unregister;
 mod verify;
 mod verify_config;
+mod wrapper;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -70,6 +71,8 @@ enum Command {
     VerifyConfig(verify_config::Args),
     /// Tell whether the configuration keeps the rules of its format.
     Lint(verify_config::Args),
+    /// Run the runner as a child that is controlled over gRPC.
+    Wrapper(wrapper::Args),
     /// Wait until a service accepts connections.
     HealthCheck(health_check::Args),
     /// Let everybody write to the folders of a cache (internal).
@@ -124,6 +127,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Status(args) => service::status(&args),
         Command::VerifyConfig(args) => verify_config::verify_config(&args),
         Command::Lint(args) => verify_config::lint(&args),
+        Command::Wrapper(args) => wrapper::run(&args),
         Command::HealthCheck(args) => health_check::run(&args),
         Command::CacheInit(args) => cache_init::run(&args),
         Command::ReadLogs(args) => read_logs::run(&args),

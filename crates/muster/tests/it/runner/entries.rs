@@ -13,7 +13,7 @@ concurrent = 2 # as many as there are cores
   name = "one"
   url = "URL"
   id = 1
-  token = "glrt-memory"
+  token = "glrt-memory-coordinator"
   executor = "shell"
 
 # from the old days
@@ -110,7 +110,7 @@ async fn reset_token_writes_the_new_token_in_place() {
     let personal = ["-u", "URL", "-i", "1", "--pat", PERSONAL_TOKEN];
     bench.run("reset-token", &personal).check(0, &[]);
     let config = undated(&bench.config());
-    let one = "  token = \"glrt-memory-reset-1\"\n  executor = \"shell\"\ntoken_obtained_at = DATE\n";
+    let one = "  token = \"glrt-memory-coordinator-reset-1\"\n  executor = \"shell\"\ntoken_obtained_at = DATE\n";
     assert!(config.replace("  token_", "token_").contains(one), "{config}");
 }
 
@@ -125,5 +125,5 @@ async fn reset_token_fails_for_one_and_goes_on_for_all() {
     assert_eq!(bench.config(), TWO);
     bench.run("reset-token", &["--all-runners"]).check(0, &["runner `one`", "403", "succeeded"]);
     let config = bench.config();
-    assert!(config.contains("\"glrt-memory\"") && config.contains("\"old-two-reset-1\""), "{config}");
+    assert!(config.contains("\"glrt-memory-coordinator\"") && config.contains("\"old-two-reset-1\""), "{config}");
 }

@@ -9,3 +9,4 @@ mod service;
 mod small;
 mod support;
 mod verify_config;
+mod wrapper;

@@ -24,7 +24,7 @@ async fn a_runner_made_at_the_server_is_verified_and_added() {
     [[runners]]
     name = "one"
     url = "URL"
-    token = "glrt-memory"
+    token = "glrt-memory-coordinator"
     limit = 2
     executor = "shell"
     id = 1
@@ -71,7 +71,7 @@ async fn what_the_server_decides_is_refused_for_its_own_runners() {
     assert!(!bench.home.path("config.toml").exists());
     let as_registration = ["-n", "-u", "URL", "-r", RUNNER_TOKEN, "--tag-list", "a", "--executor", "shell"];
     bench.run("register", &as_registration).check(0, &["these flags are ignored"]);
-    assert!(bench.config().contains("token = \"glrt-memory\""));
+    assert!(bench.config().contains("token = \"glrt-memory-coordinator\""));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -117,7 +117,7 @@ async fn executor_flags_make_the_tables_of_that_executor_only() {
     [[runners]]
     name = "d"
     url = "URL"
-    token = "glrt-memory"
+    token = "glrt-memory-coordinator"
     executor = "docker"
     id = 1
     token_obtained_at = DATE
@@ -150,8 +150,13 @@ async fn a_template_fills_in_what_is_not_said() {
     let with = ["--template-config", template.to_str().unwrap(), "--env", "A=1", "--custom_build_dir-enabled=false"];
     bench.run("register", &[&MADE[..5], &with].concat()).check(0, &["Merging configuration from template"]);
     let config = bench.config();
-    for line in ["concurrent = 1", "limit = 7", "environment = [\"A=1\"]", "enabled = true", "token = \"glrt-memory\""]
-    {
+    for line in [
+        "concurrent = 1",
+        "limit = 7",
+        "environment = [\"A=1\"]",
+        "enabled = true",
+        "token = \"glrt-memory-coordinator\"",
+    ] {
         assert!(config.contains(line), "`{line}` is missing in\n{config}");
     }
     std::fs::write(&template, "concurrent = 1\n").unwrap();
