@@ -36,6 +36,7 @@ pub use load::{Config, FILE_SIZE_MAX, Loaded, load, parse};
 pub use problem::{Place, Problem, Severity};
 pub use runners::Runner;
 pub use settings::{Surroundings, settings};
+pub(crate) use walk::has_secret;
 
 #[cfg(test)]
 mod mutation;

@@ -199,7 +199,7 @@ fn is_secret(name: &str, item: &Item) -> bool {
 }
 
 /// Text that holds a token, or a URL with credentials.
-pub(super) fn has_secret(text: &str) -> bool {
+pub(crate) fn has_secret(text: &str) -> bool {
     (text.contains('@') && text.contains("://")) || holds_token(text)
 }
 

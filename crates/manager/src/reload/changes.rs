@@ -2,7 +2,7 @@
 
 use crate::config::schema::{Entry, Key, Reload, schema};
 use crate::config::tree::{Node, Table, Value};
-use crate::config::{Config, Runner};
+use crate::config::{self, Config, Runner};
 
 /// The differences.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -107,6 +107,7 @@ fn value(key: &Key, value: Option<&Value>) -> Option<String> {
         None => "default".to_owned(),
         Some(Value::Int(number)) => number.to_string(),
         Some(Value::Bool(truth)) => truth.to_string(),
+        Some(Value::Str(text)) if config::has_secret(text) => return None,
         Some(Value::Str(text)) => format!("`{}`", text.escape_debug()),
         Some(_) => return None,
     };

@@ -63,7 +63,7 @@ impl ConfigWatch {
         let mut watch = Self { path, around, current: None, stamp: None, digest: None };
         watch.stamp = Stamp::of(&watch.path);
         watch.digest = stamp::digest(&watch.path);
-        let loaded = config::load(&watch.path, &Facts::of(&watch.path));
+        let loaded = config::load(&watch.path, &watch.facts());
         watch.current = loaded.config.clone();
         (watch, loaded)
     }
@@ -118,9 +118,13 @@ impl ConfigWatch {
         stamp
     }
 
+    fn facts(&self) -> Facts {
+        Facts { job_user: self.around.user.clone().filter(|user| !user.is_empty()), ..Facts::of(&self.path) }
+    }
+
     /// `digest` was taken before: a change in between is another change, and found by the next look.
     fn read(&mut self, digest: Option<Digest>) -> Reload {
-        let Loaded { config, mut problems } = config::load(&self.path, &Facts::of(&self.path));
+        let Loaded { config, mut problems } = config::load(&self.path, &self.facts());
         self.digest = digest;
         let Some(config) = config else { return Reload::Refused { problems } };
         let Changes { told, restart } = match &self.current {
