@@ -59,6 +59,11 @@ impl Backoff {
         self.failures
     }
 
+    /// From now on no wait is longer than `cap`, before jitter.
+    pub fn set_cap(&mut self, cap: Duration) {
+        self.policy.cap = cap;
+    }
+
     /// Something worked: the next failure is a first one.
     pub fn reset(&mut self) {
         self.failures = 0;

@@ -3,3 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test's helpers fail as its body does")]
 
 mod differential;
+mod faults;
+mod kill;
+mod life;
+mod uploads;

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
-use std::time::Duration;
 
 use futures::StreamExt;
 use muster_agent_api::builtin::{ArtifactSource, ArtifactsDownload};
@@ -10,14 +9,11 @@ use muster_job::JobId;
 use muster_runner_api::client::{Client, ClientError};
 use muster_steps::stop::Stop;
 
-use super::{pause, word};
+use super::{Tries, pause, word};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::files::extract;
 use crate::trace::style;
-
-const TRIES: u32 = 3;
-const PAUSE: Duration = Duration::from_secs(1);
 
 /// Runs the phase: the producers in order, later ones over earlier ones.
 pub(crate) async fn download(context: &Context, download: &ArtifactsDownload, stop: &Stop) -> Result<(), Failure> {
@@ -33,11 +29,13 @@ pub(crate) async fn download(context: &Context, download: &ArtifactsDownload, st
 
 async fn fetch(context: &Context, client: &Client, source: &ArtifactSource, stop: &Stop) -> Result<File, Failure> {
     const DOING: &str = "Downloading artifacts from coordinator...";
-    for attempt in 1.. {
+    let mut tries = Tries::new();
+    let mut direct = context.coordinator.direct_download;
+    loop {
         let result = tokio::select! {
             cause = stop.stopped() => return Err(Failure::Stopped(cause)),
             // Only the first try asks for the object storage: it may be what failed (runner-api 5.2).
-            result = fetch_once(context, client, source, attempt == 1 && context.coordinator.direct_download) => result,
+            result = fetch_once(context, client, source, std::mem::take(&mut direct)) => result?,
         };
         let error = match result {
             Ok(file) => {
@@ -47,31 +45,37 @@ async fn fetch(context: &Context, client: &Client, source: &ArtifactSource, stop
             Err(error) => error,
         };
         let word = word(&error);
-        if attempt >= TRIES || matches!(error, ClientError::Forbidden { .. }) {
+        let Some(wait) = tries.next_wait(&error) else {
             context.say(&style::error(&format!("{DOING} {word} id={}", source.job_id)));
             return Err(Failure::Step(format!("downloading artifacts of {}: {word}", source.name)));
-        }
+        };
         context.say(&style::warning(&format!("{DOING} {word} id={}", source.job_id)));
         context.say(&style::warning("Retrying..."));
-        pause(PAUSE, stop).await?;
+        pause(wait, stop).await?;
     }
-    Err(Failure::System("no try was left".to_owned()))
 }
 
+/// One try. A disk that cannot be written is no fault of the network: it is not tried again.
 async fn fetch_once(
     context: &Context,
     client: &Client,
     source: &ArtifactSource,
     direct: bool,
-) -> Result<File, ClientError> {
-    let local = |error: io::Error| ClientError::unreachable("artifact download", error.to_string());
-    let mut answer = client.download_artifact(JobId(source.job_id), &source.token, direct).await?;
+) -> Result<Result<File, ClientError>, Failure> {
+    let local = |error: io::Error| Failure::io("cannot write the archive")(error);
+    let mut answer = match client.download_artifact(JobId(source.job_id), &source.token, direct).await {
+        Ok(answer) => answer,
+        Err(error) => return Ok(Err(error)),
+    };
     let mut file = tempfile::tempfile_in(&context.temp_dir).map_err(local)?;
     while let Some(chunk) = answer.body.next().await {
-        file.write_all(&chunk.map_err(local)?).map_err(local)?;
+        match chunk {
+            Ok(chunk) => file.write_all(&chunk).map_err(local)?,
+            Err(error) => return Ok(Err(ClientError::unreachable("artifact download", error.to_string()))),
+        }
     }
     file.rewind().map_err(local)?;
-    Ok(file)
+    Ok(Ok(file))
 }
 
 /// The format is told by the first bytes (job-execution 9.3).

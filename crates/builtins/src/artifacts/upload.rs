@@ -10,23 +10,17 @@ use std::time::Duration;
 use futures::StreamExt;
 use muster_agent_api::builtin::ArtifactsUpload;
 use muster_job::JobId;
-use muster_runner_api::client::{ClientError, UploadLimits};
+use muster_runner_api::client::UploadLimits;
 use muster_runner_api::service::{ArtifactQuery, ByteStream};
 use muster_steps::stop::Stop;
 use tokio_util::io::ReaderStream;
 
-use super::{pause, word};
+use super::{Tries, pause, word};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::files::pack::{self, Level};
 use crate::files::select::{Wanted, expand, select};
 use crate::trace::style;
-
-/// Tries for an upload that may work later; more of them while the coordinator says that it is busy.
-const TRIES: u32 = 3;
-const TRIES_WHEN_BUSY: u32 = 6;
-const PAUSE_FIRST: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Runs the phase.
 pub(crate) async fn upload(context: &Context, upload: &ArtifactsUpload, stop: &Stop) -> Result<(), Failure> {
@@ -92,8 +86,8 @@ async fn send(
     };
     let client = context.client()?;
     let (job, token) = (JobId(context.coordinator.job_id), context.coordinator.token.as_str());
-    let mut wait = PAUSE_FIRST;
-    for attempt in 1.. {
+    let mut tries = Tries::new();
+    loop {
         let (body, length) = open(archive).map_err(Failure::io("cannot read the archive"))?;
         let call = client.upload_artifact(job, token, &query, filename, body, Some(length), limits(context));
         let result = tokio::select! {
@@ -108,21 +102,14 @@ async fn send(
             Err(error) => error,
         };
         let word = word(&error);
-        let tries = match &error {
-            ClientError::Transient { code: Some(503), .. } => TRIES_WHEN_BUSY,
-            ClientError::Forbidden { .. } | ClientError::Rejected { code: 413, .. } => 1,
-            _ => TRIES,
-        };
-        if attempt >= tries {
+        let Some(wait) = tries.next_wait(&error) else {
             context.say(&style::error(&format!("{doing} {word} id={job}")));
             return Err(Failure::Step(format!("uploading artifacts: {word}")));
-        }
+        };
         context.say(&style::warning(&format!("{doing} {word} id={job}")));
         context.say(&style::warning("Retrying..."));
         pause(wait, stop).await?;
-        wait = (wait * 2).min(PAUSE_MAX);
     }
-    Ok(())
 }
 
 /// `[runners.artifact]`, or the defaults where the plan does not say.

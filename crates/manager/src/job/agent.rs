@@ -9,6 +9,7 @@ use muster_agent_api::step_runner::{
     CancelRequest, CloseRequest, FollowLogsRequest, FollowLogsResponse, Job, RunRequest, Variable,
 };
 use muster_environment::{AgentConnection, Environment, EnvironmentError};
+use tokio::time::Instant;
 use tonic::{Code, Status, Streaming};
 
 use crate::lower::LoweredJob;
@@ -123,8 +124,23 @@ pub(super) async fn cancel(connection: &AgentConnection, id: &str) -> Result<(),
     Ok(())
 }
 
-/// The spool may forget the job. Idempotent (life-of-a-job R6).
-pub(super) async fn close(environment: &dyn Environment, id: &str) -> Result<(), AgentError> {
+/// The spool may forget the job. Idempotent (life-of-a-job R6). An agent that is away is hoped for until `patience` is
+/// over: one that was killed just now is there again in a moment, and nobody else would close its job (J5).
+pub(super) async fn close(environment: &dyn Environment, id: &str, patience: Duration) -> Result<(), AgentError> {
+    let until = Instant::now() + patience;
+    let (mut wait, cap) = RUN_AGAIN;
+    loop {
+        match close_once(environment, id).await {
+            Err(AgentError::Environment(_) | AgentError::Broken(_)) if Instant::now() < until => {
+                tokio::time::sleep(wait).await;
+                wait = (wait * 2).min(cap);
+            }
+            answer => return answer,
+        }
+    }
+}
+
+async fn close_once(environment: &dyn Environment, id: &str) -> Result<(), AgentError> {
     let connection = environment.connect().await?;
     let answer = connection.step_runner().close(CloseRequest { id: id.to_owned() }).await.map_err(AgentError::from);
     doubt_if_broken(&connection, &answer);

@@ -378,7 +378,7 @@ impl Actor {
     async fn clean_up(mut self) -> Result<(), JobError> {
         self.watch.cleaning();
         if let (Some(lease), Some(id)) = (&self.lease, self.run_id()) {
-            let closed = agent::close(lease.environment.as_ref(), &id);
+            let closed = agent::close(lease.environment.as_ref(), &id, self.context.agent_grace);
             match tokio::time::timeout(CLOSE_LIMIT, closed).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::warn!(%error, "the agent did not close the job; its retention will"),

@@ -26,6 +26,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(30);
 /// A coordinator that asks for an interval of its own is one of ours and near: a quiet job speaks up as often as every
 /// tenth interval, but not more often than this, so that a cancel is soon heard.
 const KEEP_ALIVE_NEAR: Duration = Duration::from_secs(1);
+/// The least that the longest wait between two tries may be.
+const RETRY_CAP_MIN: Duration = Duration::from_secs(1);
 /// Times that the coordinator may say that a call is wrong, before it is taken for final.
 const REJECTIONS_MAX: u32 = 10;
 
@@ -226,9 +228,31 @@ impl Uploader {
             }
         }
         self.watch.repeated();
+        // No longer than between two uploads: then a coordinator that is back has everything within one interval, and one
+        // that is in trouble is asked no more often than one that is well.
+        self.backoff.set_cap(retry_cap(self.interval));
         let wait = self.backoff.next_wait(error.transient().flatten()).unwrap_or(KEEP_ALIVE);
         tracing::warn!(%error, failures = self.backoff.failures(), wait_ms = wait.as_millis(), "report failed, will be repeated");
         self.not_before = Some(Instant::now() + wait);
         Verdict::GoOn
+    }
+}
+
+/// The longest wait between two tries, by the coordinator's interval.
+fn retry_cap(interval: Duration) -> Duration {
+    interval.clamp(RETRY_CAP_MIN, Policy::UNTIL_ACKNOWLEDGED.cap)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_coordinator_that_is_back_is_found_within_one_update_interval() {
+        let seconds = Duration::from_secs;
+        assert_eq!(retry_cap(INTERVAL), INTERVAL);
+        assert_eq!(retry_cap(seconds(60)), seconds(60));
+        assert_eq!(retry_cap(seconds(900)), seconds(60));
+        assert_eq!(retry_cap(Duration::from_millis(20)), seconds(1));
     }
 }

@@ -83,10 +83,21 @@ struct Lanes {
     runner: Arc<RunnerSettings>,
     /// None until one can be made.
     client: Option<Client>,
-    /// Lanes in use; the lowest that is not is next, so that a lane whose answer was lost is asked with again soon.
+    /// Lanes in use.
     busy: BTreeSet<u32>,
+    /// Lanes whose last answer was lost: it may have been a job, which only the same key brings again. They come first;
+    /// by their number alone they might wait for as long as lower ones are held by the coordinator.
+    doubtful: BTreeSet<u32>,
     /// The queue's version (runner-api 2.3): in memory only.
     last_update: Arc<Mutex<String>>,
+}
+
+impl Lanes {
+    /// The lane to ask with next.
+    fn next(&self) -> u32 {
+        let mut candidates = self.doubtful.iter().copied().chain(0..u32::MAX);
+        candidates.find(|lane| !self.busy.contains(lane)).unwrap_or(u32::MAX)
+    }
 }
 
 /// All requests in flight.
@@ -111,6 +122,7 @@ impl Requests {
                 runner: Arc::clone(runner),
                 client: None,
                 busy: BTreeSet::new(),
+                doubtful: BTreeSet::new(),
                 last_update: Arc::default(),
             });
             if *lanes.runner != **runner {
@@ -127,7 +139,7 @@ impl Requests {
     /// Sends one request of `runner`.
     pub(crate) fn start(&mut self, poll: PollId, runner: &RunnerKey) {
         let Some(lanes) = self.runners.get_mut(runner) else { return };
-        let lane = (0..u32::MAX).find(|lane| !lanes.busy.contains(lane)).unwrap_or(u32::MAX);
+        let lane = lanes.next();
         lanes.busy.insert(lane);
         let client = match &lanes.client {
             Some(client) => Ok(client.clone()),
@@ -184,6 +196,10 @@ impl Requests {
             let Some(Flight { poll, runner, client, lane, .. }) = self.flights.remove(&id) else { continue };
             if let Some(lanes) = self.runners.get_mut(&runner.key) {
                 lanes.busy.remove(&lane);
+                match &answer {
+                    Answer::Failed(_) | Answer::Cut => lanes.doubtful.insert(lane),
+                    _ => lanes.doubtful.remove(&lane),
+                };
                 // Files of certificates may have been replaced: the next request looks.
                 if matches!(&answer, Answer::Failed(error) if error.transient().is_none()) {
                     lanes.client = None;

@@ -84,18 +84,17 @@ pub(super) async fn update(response: Response) -> Result<UpdateReply, ClientErro
     })
 }
 
-/// Reads the answer to `PATCH trace`; `end` is the length if the bytes were taken.
+/// Reads the answer to `PATCH trace`; `end` is the length if all bytes were taken and the answer does not say another.
 pub(super) async fn trace(response: Response, end: u64) -> Result<TraceReply, ClientError> {
     let headers = response.headers();
     let (status, interval) = (job_status(headers), interval(headers));
+    let told = text_header(headers, header::RANGE.as_str()).and_then(|range| range.split_once('-')?.1.parse().ok());
     match response.status() {
-        StatusCode::ACCEPTED => Ok(TraceReply { size: end, accepted: true, status, interval }),
+        // What is on the way may be cut: the server counts what it got (R5).
+        StatusCode::ACCEPTED => Ok(TraceReply { size: told.unwrap_or(end), accepted: true, status, interval }),
         // Without a length the server wants everything again (runner-api 11.12).
         StatusCode::RANGE_NOT_SATISFIABLE => {
-            let size = text_header(headers, header::RANGE.as_str())
-                .and_then(|range| range.split_once('-')?.1.parse().ok())
-                .unwrap_or(0);
-            Ok(TraceReply { size, accepted: false, status, interval })
+            Ok(TraceReply { size: told.unwrap_or(0), accepted: false, status, interval })
         }
         _ => Err(refusal("trace upload", response).await),
     }

@@ -1,0 +1,210 @@
+//! One world: a coordinator in memory, a proxy before it, and the processes of one Muster, which can be killed.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use muster_job::JobId;
+use muster_runner_api::test_support::{MemoryCoordinator, RUNNER_TOKEN, Served, serve};
+use serde_json::{Value, json};
+
+use crate::process::muster;
+use crate::proxy::Proxy;
+
+/// For how long anything may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// A value that nobody may see.
+pub const SECRET: &str = "zq7Xw2-not-to-be-seen-0451";
+
+/// The world. Dropped, its processes end.
+pub struct Bench {
+    /// What the runner API is served from.
+    pub coordinator: Arc<MemoryCoordinator>,
+    /// What stands between.
+    pub proxy: Proxy,
+    /// The folder of everything.
+    pub home: tempfile::TempDir,
+    concurrent: usize,
+    manager: Option<Child>,
+    /// Whom the manager and its agent do not outlive.
+    keeper: Child,
+    _served: Served,
+}
+
+impl Bench {
+    /// A world whose manager runs.
+    pub async fn start(concurrent: usize) -> Self {
+        let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(5)).with_patience(PATIENCE));
+        let served = serve(coordinator.clone()).await.unwrap();
+        let proxy = Proxy::start(served.url.as_str()).await;
+        let home = tempfile::tempdir().unwrap();
+        std::fs::write(home.path().join("token"), RUNNER_TOKEN).unwrap();
+        let keeper = Command::new("sleep").arg("100000").spawn().unwrap();
+        let mut bench = Self { coordinator, proxy, home, concurrent, manager: None, keeper, _served: served };
+        bench.start_manager();
+        bench
+    }
+
+    /// A file of this world.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.home.path().join(name)
+    }
+
+    /// Starts the manager, or the next one after a kill.
+    pub fn start_manager(&mut self) {
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.path("manager.log")).unwrap();
+        let mut command = Command::new(muster());
+        command.args(["manager", "--url", &self.proxy.url, "--concurrent", &self.concurrent.to_string()]);
+        command.args(["--until-pid", &self.keeper.id().to_string()]).stdin(Stdio::null()).stderr(log);
+        for (flag, name) in
+            [("--token-file", "token"), ("--state-dir", "state"), ("--builds-dir", "builds"), ("--cache-dir", "cache")]
+        {
+            command.arg(flag).arg(self.path(name));
+        }
+        self.manager = Some(command.spawn().unwrap());
+    }
+
+    /// SIGKILL for the manager.
+    pub fn kill_manager(&mut self) {
+        if let Some(mut manager) = self.manager.take() {
+            manager.kill().unwrap();
+            manager.wait().unwrap();
+        }
+    }
+
+    /// SIGKILL for the agent, if there is one: its lock names it.
+    pub fn kill_agent(&self) -> bool {
+        let lock = self.path("state/spool/agent.lock");
+        let pid = std::fs::read_to_string(lock).ok().and_then(|pid| pid.trim().parse::<i32>().ok());
+        let command = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        match pid.filter(|pid| command(*pid).contains("agent")) {
+            Some(pid) => Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success(),
+            None => false,
+        }
+    }
+
+    /// Puts a job in the queue; `more` goes into its payload.
+    pub fn push(&self, id: i64, script: &[&str], more: &Value) {
+        let mut payload = json!({
+            "id": id, "token": format!("jobtoken{id}jobtoken"),
+            "job_info": { "name": format!("job-{id}"), "project_id": id, "project_name": "p" },
+            "git_info": { "repo_url": format!("http://example.org/group/p{id}.git"), "sha": "0123456789abcdef",
+                "ref": "main", "ref_type": "branch" },
+            "runner_info": { "timeout": 600 },
+            "variables": [
+                { "key": "GIT_STRATEGY", "value": "none" },
+                { "key": "FF_TIMESTAMPS", "value": "false" },
+                { "key": "CI_JOB_ID", "value": id.to_string() },
+                { "key": "MARKS", "value": self.home.path() },
+                { "key": "SECRET", "value": SECRET, "masked": true },
+            ],
+            "steps": [{ "name": "script", "script": script }],
+            "features": { "failure_reasons": ["job_canceled", "runner_interrupted"] },
+            "muster": { "trace_interval_ms": 20 },
+        });
+        for (key, value) in more.as_object().unwrap() {
+            payload[key] = value.clone();
+        }
+        self.coordinator.push(serde_json::from_value(payload).unwrap());
+    }
+
+    /// Results that wait in the agent's spool.
+    pub fn results(&self) -> usize {
+        let jobs = std::fs::read_dir(self.path("state/spool")).into_iter().flatten().flatten();
+        jobs.filter(|job| job.path().join("result.json").exists()).count()
+    }
+
+    /// How often the script of a job has noted its start.
+    pub fn starts(&self, id: JobId) -> usize {
+        std::fs::read_to_string(self.path(&format!("started-{id}"))).map_or(0, |text| text.lines().count())
+    }
+
+    /// Waits until nothing is left of any job, and tells what is left if that does not come (J5).
+    pub async fn leftovers(&self) -> Vec<String> {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let left = self.left();
+            if left.is_empty() || Instant::now() > deadline {
+                return left;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    fn left(&self) -> Vec<String> {
+        let folder = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten();
+        let job = |name: &str| name.starts_with(|first: char| first.is_ascii_digit()) && name.contains('-');
+        let spool = folder(self.path("state/spool")).map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let mut left: Vec<String> = spool.filter(|name| job(name)).map(|name| format!("spool of {name}")).collect();
+        let mark = format!("MARKS={}", self.home.path().display());
+        for process in folder("/proc".into()) {
+            let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
+            if environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes()) {
+                left.push(format!("process {}", process.file_name().to_string_lossy()));
+            }
+        }
+        left.extend(temporary(&self.path("builds")).into_iter().map(|path| path.display().to_string()));
+        left
+    }
+
+    /// What others than the job's owner can read: logs, and files with rights for others.
+    pub fn readable(&self) -> Vec<(String, Vec<u8>)> {
+        let mut found = Vec::new();
+        walk(self.home.path(), &mut |path, for_others| {
+            if for_others || path.ends_with("manager.log") || path.ends_with("log") {
+                found.push((path.display().to_string(), std::fs::read(path).unwrap_or_default()));
+            }
+        });
+        for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+            if let Ok(arguments) = std::fs::read(process.path().join("cmdline")) {
+                found.push((format!("the arguments of {}", process.path().display()), arguments));
+            }
+        }
+        found
+    }
+
+    /// What the manager's processes have logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.path("manager.log")).unwrap_or_default()
+    }
+}
+
+fn walk(folder: &Path, visit: &mut impl FnMut(&Path, bool)) {
+    use std::os::unix::fs::PermissionsExt as _;
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let Ok(metadata) = entry.metadata() else { continue };
+        if metadata.is_dir() {
+            // Nobody gets into a folder that is closed to them.
+            if metadata.permissions().mode() & 0o005 != 0 {
+                walk(&entry.path(), visit);
+            }
+        } else if metadata.is_file() {
+            visit(&entry.path(), metadata.permissions().mode() & 0o044 != 0);
+        }
+    }
+}
+
+/// The folders for temporary files of jobs, which end in `.tmp`, that are not empty.
+fn temporary(builds: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(builds).into_iter().flatten().flatten().filter(|entry| entry.path().is_dir()) {
+        let path = entry.path();
+        let filled = std::fs::read_dir(&path).is_ok_and(|mut content| content.next().is_some());
+        if path.extension().is_some_and(|end| end == "tmp") {
+            found.extend(filled.then_some(path));
+        } else {
+            found.extend(temporary(&path));
+        }
+    }
+    found
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        for process in [Some(&mut self.keeper), self.manager.as_mut()].into_iter().flatten() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}

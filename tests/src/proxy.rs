@@ -1,0 +1,235 @@
+//! An HTTP proxy between runner and coordinator that breaks what it is told to break.
+//!
+//! It says what it did with each exchange, so that a test can act at that very moment.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures::{StreamExt, stream};
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::service::service_fn;
+use hyper::{HeaderMap, Method, Request, Response, StatusCode, header};
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use rand::Rng;
+use rand::rngs::StdRng;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+/// What an exchange is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `POST /jobs/request`.
+    Request,
+    /// `PATCH /jobs/:id/trace`.
+    Trace,
+    /// `PUT /jobs/:id`.
+    Update,
+    /// `POST /jobs/:id/artifacts`.
+    Upload,
+    /// `GET /jobs/:id/artifacts`.
+    Download,
+}
+
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Self; 5] = [Self::Request, Self::Trace, Self::Update, Self::Upload, Self::Download];
+
+    fn of(method: &Method, path: &str) -> Option<Self> {
+        Some(match *method {
+            Method::POST if path.ends_with("/jobs/request") => Self::Request,
+            Method::PATCH if path.ends_with("/trace") => Self::Trace,
+            Method::PUT => Self::Update,
+            Method::POST if path.ends_with("/artifacts") => Self::Upload,
+            Method::GET if path.ends_with("/artifacts") => Self::Download,
+            _ => return None,
+        })
+    }
+}
+
+/// What is done to one exchange.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The connection ends; the coordinator hears nothing.
+    DropBefore,
+    /// The coordinator answers, and the connection ends.
+    DropAfter,
+    /// It takes longer.
+    Delay(Duration),
+    /// The coordinator hears it twice; its second answer is given.
+    Duplicate,
+    /// The coordinator gets half of the body, and then the connection ends on both sides.
+    CutBody,
+    /// The coordinator gets a whole request with half of the body: only of a trace, where its length is not told twice.
+    ShortBody,
+    /// The runner gets half of the answer, and then the connection ends.
+    CutAnswer,
+    /// An answer that is not the coordinator's, which hears nothing.
+    Status(u16, Option<u32>),
+}
+
+impl Fault {
+    /// One of them.
+    pub fn any(rng: &mut StdRng) -> Self {
+        match rng.random_range(0..12) {
+            0 => Self::DropBefore,
+            1 => Self::DropAfter,
+            2 => Self::Delay(Duration::from_millis(rng.random_range(1..200))),
+            3 => Self::Duplicate,
+            4 => Self::CutBody,
+            5 => Self::ShortBody,
+            6 => Self::CutAnswer,
+            7 => Self::Status(500, None),
+            8 => Self::Status(502, None),
+            9 => Self::Status(503, Some(rng.random_range(0..2))),
+            10 => Self::Status(429, Some(1)),
+            _ => Self::Status(429, None),
+        }
+    }
+}
+
+/// Decides about each exchange, in the order in which they begin.
+pub type Decide = Box<dyn FnMut(Kind) -> Option<Fault> + Send>;
+
+struct Shared {
+    target: Mutex<String>,
+    client: reqwest::Client,
+    decide: Mutex<Decide>,
+    last_fault: Mutex<Instant>,
+}
+
+/// The proxy. Dropped, it stops.
+pub struct Proxy {
+    /// Where runners reach it.
+    pub url: String,
+    shared: Arc<Shared>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+type Body = BoxBody<Bytes, std::io::Error>;
+
+impl Proxy {
+    /// A proxy of the coordinator at `target` that breaks nothing yet.
+    pub async fn start(target: &str) -> Self {
+        let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let shared = Arc::new(Shared {
+            target: Mutex::new(target.trim_end_matches('/').to_owned()),
+            client,
+            decide: Mutex::new(Box::new(|_| None)),
+            last_fault: Mutex::new(Instant::now()),
+        });
+        let task = tokio::spawn(accept(listener, Arc::clone(&shared)));
+        Self { url, shared, task }
+    }
+
+    /// From now on `decide` says what is broken.
+    pub fn decide(&self, decide: Decide) {
+        *self.shared.decide.lock() = decide;
+    }
+
+    /// When something was broken last.
+    pub fn last_fault(&self) -> Instant {
+        *self.shared.last_fault.lock()
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let shared = Arc::clone(&shared);
+        tokio::spawn(async move {
+            let service = service_fn(move |request| exchange(Arc::clone(&shared), request));
+            // An error is a connection that was broken on purpose.
+            let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+        });
+    }
+}
+
+fn broken() -> std::io::Error {
+    std::io::ErrorKind::ConnectionReset.into()
+}
+
+async fn exchange(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Response<Body>, std::io::Error> {
+    let (head, body) = request.into_parts();
+    let body = body.collect().await.map_err(|_| broken())?.to_bytes();
+    let kind = Kind::of(&head.method, head.uri.path());
+    let fault = kind.and_then(|kind| (shared.decide.lock())(kind));
+    if fault.is_some() {
+        *shared.last_fault.lock() = Instant::now();
+    }
+    let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
+    let url = format!("{}{path}", shared.target.lock());
+    let send = |body: reqwest::Body| {
+        let mut headers = head.headers.clone();
+        headers.remove(header::HOST);
+        headers.remove(header::TRANSFER_ENCODING);
+        shared.client.request(head.method.clone(), &url).headers(headers).body(body).send()
+    };
+    let half = body.slice(..body.len() / 2);
+    match fault {
+        Some(Fault::DropBefore) => return Err(broken()),
+        Some(Fault::Status(code, after)) => return Ok(refuse(code, after)),
+        Some(Fault::Delay(time)) => tokio::time::sleep(time).await,
+        Some(Fault::Duplicate) => drop(send(body.clone().into()).await),
+        Some(Fault::CutBody) => {
+            let parts = stream::iter([Ok(half)]).chain(stream::once(async { Err(broken()) }));
+            let _ = send(reqwest::Body::wrap_stream(parts)).await;
+            return Err(broken());
+        }
+        Some(Fault::ShortBody) if kind == Some(Kind::Trace) => {
+            let mut headers = head.headers.clone();
+            headers.remove(header::HOST);
+            headers.remove(header::CONTENT_LENGTH);
+            let short = shared.client.request(head.method.clone(), &url).headers(headers).body(half);
+            return relay(short.send().await, None).await;
+        }
+        _ => {}
+    }
+    relay(send(body.into()).await, fault).await
+}
+
+fn refuse(code: u16, after: Option<u32>) -> Response<Body> {
+    let mut response =
+        Response::new(Full::new(Bytes::from("broken on purpose")).map_err(|never| match never {}).boxed());
+    *response.status_mut() = StatusCode::from_u16(code).unwrap();
+    if let Some(seconds) = after {
+        response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+    }
+    response
+}
+
+async fn relay(
+    answer: Result<reqwest::Response, reqwest::Error>,
+    fault: Option<Fault>,
+) -> Result<Response<Body>, std::io::Error> {
+    let answer = answer.map_err(|_| broken())?;
+    let (status, mut headers): (_, HeaderMap) = (answer.status(), answer.headers().clone());
+    let body = answer.bytes().await.map_err(|_| broken())?;
+    headers.remove(header::TRANSFER_ENCODING);
+    headers.remove(header::CONTENT_LENGTH);
+    let body = match fault {
+        Some(Fault::DropAfter) => return Err(broken()),
+        Some(Fault::CutAnswer) => {
+            headers.insert(header::CONTENT_LENGTH, (body.len().max(2)).into());
+            let half = body.slice(..body.len() / 2);
+            let parts = stream::iter([Ok(Frame::data(half))]).chain(stream::once(async { Err(broken()) }));
+            BodyExt::boxed(StreamBody::new(parts))
+        }
+        _ => Full::new(body).map_err(|never| match never {}).boxed(),
+    };
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    *response.headers_mut() = headers;
+    Ok(response)
+}

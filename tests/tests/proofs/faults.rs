@@ -1,0 +1,91 @@
+//! A network that drops, delays, doubles, cuts and refuses each kind of call: no job is lost, none runs twice, and every
+//! byte of log and artifact arrives once.
+//!
+//! All of it: `MUSTER_TEST_RUNS=1000 cargo test -p muster-tests --test proofs network -- --nocapture`
+
+use std::io::Read as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use muster_job::JobId;
+use muster_tests::bench::Bench;
+use muster_tests::proxy::{Fault, Kind};
+use parking_lot::Mutex;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use serde_json::json;
+
+use crate::life::{self, Lines};
+
+/// Worlds that work at the same time: most of the time of a run is waiting.
+const WORLDS: usize = 4;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broken_network_loses_and_doubles_nothing() {
+    let seeds = Arc::new(Mutex::new(life::seeds(24)));
+    let worlds: Vec<_> = (0..WORLDS).map(|_| tokio::spawn(world(Arc::clone(&seeds)))).collect();
+    let (mut runs, mut slowest) = (0, Duration::ZERO);
+    for world in worlds {
+        let (number, longest) = world.await.unwrap();
+        runs += number;
+        slowest = slowest.max(longest);
+    }
+    println!("{runs} runs; the slowest was whole {} ms after its last fault", slowest.as_millis());
+}
+
+async fn world(seeds: Arc<Mutex<std::ops::Range<u64>>>) -> (u64, Duration) {
+    let bench = Bench::start(2).await;
+    let (mut runs, mut slowest) = (0, Duration::ZERO);
+    loop {
+        let Some(seed) = seeds.lock().next() else { break };
+        slowest = slowest.max(run(&bench, seed, runs).await);
+        runs += 1;
+    }
+    let jobs = (1..=2 * i64::try_from(runs).unwrap()).map(JobId);
+    life::check_world(&bench, 2, jobs).await;
+    (runs, slowest)
+}
+
+/// A producer and a consumer under the faults of one seed; how long after the last fault both had ended.
+async fn run(bench: &Bench, seed: u64, number: u64) -> Duration {
+    let mut rng = StdRng::seed_from_u64(seed);
+    // Each kind of call in turn, and all at once.
+    let focus = Kind::ALL.get(usize::try_from(seed % 6).unwrap()).copied();
+    let (lines, other) = (Lines::any(&mut rng), Lines::any(&mut rng));
+    let content: String = (0..rng.random_range(1..5000)).map(|_| rng.random_range('a'..='z')).collect();
+    println!("seed {seed}: {focus:?}");
+    let mut left = rng.random_range(1..8);
+    let mut chance = rng.clone();
+    bench.proxy.decide(Box::new(move |kind| {
+        let hit = left > 0 && focus.is_none_or(|focus| focus == kind) && chance.random_bool(0.6);
+        left -= u32::from(hit);
+        hit.then(|| Fault::any(&mut chance))
+    }));
+    let first = i64::try_from(number).unwrap() * 2 + 1;
+    let (producer, consumer) = (JobId(first), JobId(first + 1));
+    let artifacts = json!([{ "name": "out", "paths": ["out"], "artifact_type": "archive", "artifact_format": "zip" }]);
+    bench.push(
+        producer.0,
+        &[&format!("printf %s {content} > out"), &lines.script()],
+        &json!({ "artifacts": artifacts }),
+    );
+    let job = bench.coordinator.wait_for_end(producer).await;
+    life::check_success(bench, producer, &job, lines);
+    assert_eq!(unpacked(&job.artifacts["out.zip"]), content, "seed {seed}");
+    let token = format!("jobtoken{consumer}jobtoken");
+    let from = json!([{ "id": producer.0, "token": token, "name": "producer",
+        "artifacts_file": { "filename": "out.zip", "size": 1 } }]);
+    bench.push(consumer.0, &["cat out; echo", &other.script()], &json!({ "dependencies": from }));
+    let job = bench.coordinator.wait_for_end(consumer).await;
+    let healed = bench.proxy.last_fault();
+    life::check_success(bench, consumer, &job, other);
+    assert!(job.text().contains(&format!("\n{content}\n")), "seed {seed}: the artifacts differ");
+    Instant::now().saturating_duration_since(healed)
+}
+
+fn unpacked(archive: &[u8]) -> String {
+    let mut archive = zip::ZipArchive::new(std::io::Cursor::new(archive)).unwrap();
+    let mut text = String::new();
+    archive.by_name("out").unwrap().read_to_string(&mut text).unwrap();
+    text
+}
