@@ -1,6 +1,10 @@
 //! What Muster promises, shown on whole processes: that it does what a stock runner does, and that nothing is lost.
 
-#![expect(clippy::unwrap_used, reason = "a test's helpers fail as its body does")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test's helpers fail as its body does, and seeds are told"
+)]
 
 mod differential;
 mod faults;
