@@ -1,7 +1,7 @@
 //! `builtin://script`: the author's commands in one shell, framed as GitLab does (job-execution 4.3, 4.4, 4.7).
 //!
 //! The text goes to the shell's standard input, so no part of it is in an argument list (J6), and the shell does
-//! nothing before it was recorded and put into its cgroup. Variables are the shell's environment; where the profile of a
+//! nothing before it was put into its cgroup, if it gets one. Variables are the shell's environment; where the profile of a
 //! login shell could overwrite them, the script sets them again.
 
 mod posix;

@@ -28,14 +28,16 @@ impl Processes {
 
     /// The end of the job: ends its processes, waits for their last output, and removes the cgroup.
     pub async fn finish(&self, grace: Duration) {
-        let left = self.end(grace).await;
-        if left > 0 {
-            tracing::error!(mark = self.mark, left, "processes of a job could not be ended");
-        }
-        if self.host.cgroups.is_none() && JOBS.load(Ordering::SeqCst) == 1 {
-            // No other job runs: whoever hid from their own job is found now.
-            end_all(|| self.strangers(), grace, None).await;
-            self.reap_orphans();
+        if self.may_have_members() {
+            let left = self.end(grace).await;
+            if left > 0 {
+                tracing::error!(mark = self.mark, left, "processes of a job could not be ended");
+            }
+            if self.host.cgroups.is_none() && JOBS.load(Ordering::SeqCst) == 1 {
+                // No other job runs: whoever hid from their own job is found now.
+                end_all(|| self.strangers(), grace, None).await;
+                self.reap_orphans();
+            }
         }
         let mut pumps = std::mem::take(&mut *self.pumps.lock());
         let drained = tokio::time::timeout(PUMP_LIMIT, async { while pumps.join_next().await.is_some() {} });
@@ -47,22 +49,31 @@ impl Processes {
         }
     }
 
+    /// Whether anything of the job may be left: one look at a short list, where most jobs end.
+    fn may_have_members(&self) -> bool {
+        // With the agent as sub-reaper, whatever is left of a job hangs below one of the agent's children.
+        !self.host.adopts || !self.leaders.lock().is_empty() || !self.orphans().is_empty()
+    }
+
     pub(super) fn members(&self) -> Vec<i32> {
         if let Some(cgroup) = &self.cgroup {
             return cgroup.members();
         }
-        let leaders = self.leaders.lock().clone();
-        // With the agent as sub-reaper, whatever is left of a job hangs below one of the agent's children.
-        if leaders.is_empty() && self.orphans().is_empty() {
+        if !self.may_have_members() {
             return Vec::new();
         }
-        table::of_job(&self.mark, &leaders)
+        let leaders = self.leaders.lock().clone();
+        if self.host.adopts {
+            table::of_job_below_us(&self.mark, &leaders)
+        } else {
+            table::of_job(&self.mark, &leaders)
+        }
     }
 
     /// The agent's children that nobody waits for.
     fn orphans(&self) -> Vec<i32> {
         let awaited = AWAITED.lock();
-        table::own_children().into_iter().filter(|pid| !awaited.contains(pid)).collect()
+        table::adopted_children().into_iter().filter(|pid| !awaited.contains(pid)).collect()
     }
 
     /// Adopted processes with what they started. A child that the agent's own program started is in its group.
@@ -85,7 +96,7 @@ impl Processes {
         // group were not started for a job; someone else waits for them.
         let own_group = own_group();
         let awaited = AWAITED.lock();
-        let orphans = table::own_children().into_iter().filter(|pid| !awaited.contains(pid));
+        let orphans = table::adopted_children().into_iter().filter(|pid| !awaited.contains(pid));
         let dead = orphans.filter_map(Process::read).filter(|process| process.zombie && process.group != own_group);
         for pid in dead.filter_map(|process| Pid::from_raw(process.pid)) {
             let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);

@@ -8,7 +8,7 @@
 //!   cgroup, and ending the job ends what is in it. The kernel takes more than ten milliseconds to move a process into
 //!   one, one at a time for the whole machine (it waits for an RCU grace period), so this is a choice, not the rule.
 //!
-//! What is started is told to a [`Recorder`] first, so that another agent can end what a killed one left behind
+//! What is started is told to a [`Recorder`], so that another agent can end what a killed one left behind
 //! ([`end_leftovers`]).
 
 mod cgroup;
@@ -63,7 +63,7 @@ pub enum Trail {
     },
 }
 
-/// Keeps a [`Trail`] on disk before what it speaks of runs the user's code.
+/// Keeps a [`Trail`] on disk: that of a job before anything of it runs, that of a leader as soon as there is one.
 pub type Recorder = Arc<dyn Fn(&Trail) -> io::Result<()> + Send + Sync>;
 
 /// What the jobs of one agent share.
@@ -71,6 +71,8 @@ pub type Recorder = Arc<dyn Fn(&Trail) -> io::Result<()> + Send + Sync>;
 pub struct Host {
     /// The agent's own cgroup directory, below which jobs get theirs.
     cgroups: Option<Cgroup>,
+    /// Orphans of jobs become children of this process.
+    adopts: bool,
     environment: Vec<(OsString, OsString)>,
 }
 
@@ -90,13 +92,14 @@ impl Host {
     #[must_use]
     pub fn new(containment: Containment) -> Arc<Self> {
         let cgroups = if containment == Containment::Cgroups { Cgroup::for_agent() } else { None };
-        if cgroups.is_none()
-            && let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
-        {
-            tracing::warn!(%error, "orphaned processes of jobs cannot be adopted: they are found by their mark only");
-        }
+        let adopts = cgroups.is_none()
+            && rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+                .inspect_err(|error| {
+                    tracing::warn!(%error, "orphaned processes of jobs cannot be adopted: they are found by their mark only");
+                })
+                .is_ok();
         let environment = std::env::vars_os().filter(|(key, _)| is_for_jobs(key)).collect();
-        Arc::new(Self { cgroups, environment })
+        Arc::new(Self { cgroups, adopts, environment })
     }
 
     /// The agent's environment, without what concerns only Muster.

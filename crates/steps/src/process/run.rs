@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek, Write};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_job::EndCause;
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe::Receiver;
@@ -41,7 +42,7 @@ pub struct Command {
     pub env: Vec<(OsString, OsString)>,
     /// Where it starts; none means the agent's own directory.
     pub work_dir: Option<PathBuf>,
-    /// Given on standard input, after the process was put in its place and recorded. None means `/dev/null`.
+    /// Given on standard input; to a process that gets a cgroup, only once it is there. None means `/dev/null`.
     pub stdin: Option<Vec<u8>>,
     /// Takes standard output, for a program whose answer is read and not shown. None means the log, by the same pipe as
     /// standard error.
@@ -119,7 +120,12 @@ impl Processes {
             process.arg0(name);
         }
         process.env(MARK, &self.mark).process_group(0).kill_on_drop(true);
-        process.stdin(if command.stdin.is_some() { Stdio::piped() } else { Stdio::null() });
+        process.stdin(match &command.stdin {
+            None => Stdio::null(),
+            // The pipe holds the process back: it has nothing to do until it was put in its place.
+            Some(_) if self.cgroup.is_some() => Stdio::piped(),
+            Some(bytes) => input(bytes).map_or_else(|_| Stdio::piped(), Stdio::from),
+        });
         process.stdout(output.map_err(failed)?).stderr(write_end);
         if let Some(dir) = &command.work_dir {
             process.current_dir(dir);
@@ -181,6 +187,15 @@ impl Processes {
             }
         }
     }
+}
+
+/// A file in memory to be read from its start. A shell reads commands from a file in blocks, but from a pipe byte by
+/// byte, since it must not take what a command of its own may want to read.
+fn input(bytes: &[u8]) -> io::Result<File> {
+    let mut file = File::from(memfd_create("input", MemfdFlags::CLOEXEC)?);
+    file.write_all(bytes)?;
+    file.rewind()?;
+    Ok(file)
 }
 
 /// The output of a process, as far as it was read: changes with each piece, and closes with the pump.

@@ -1,7 +1,11 @@
 //! The system's process table, as `/proc` shows it.
 
 use std::collections::HashSet;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read};
+
+/// What one line of the table, or a short list of children, fits into.
+const READ_BYTES: usize = 512;
 
 /// One live process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,7 +20,7 @@ pub(super) struct Process {
 impl Process {
     /// Reads one process; none if it is gone.
     pub(super) fn read(pid: i32) -> Option<Self> {
-        parse(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+        parse(pid, &read_once(&format!("/proc/{pid}/stat")).ok()?)
     }
 
     fn has_mark(&self, mark: &str) -> bool {
@@ -39,9 +43,21 @@ pub(super) fn all() -> Vec<Process> {
 
 /// The live processes that have the mark, are in a group of `leaders`, or descend from one that is.
 pub(super) fn of_job(mark: &str, leaders: &HashSet<i32>) -> Vec<i32> {
-    let table = others();
+    pick_job(mark, leaders, &others())
+}
+
+/// The same where this process is the reaper of the job's orphans: then only what descends from it has to be looked at.
+pub(super) fn of_job_below_us(mark: &str, leaders: &HashSet<i32>) -> Vec<i32> {
+    let mut table = others();
+    let own = i32::try_from(std::process::id()).unwrap_or_default();
+    let below: HashSet<i32> = with_descendants(HashSet::from([own]), &table).into_iter().collect();
+    table.retain(|process| below.contains(&process.pid));
+    pick_job(mark, leaders, &table)
+}
+
+fn pick_job(mark: &str, leaders: &HashSet<i32>, table: &[Process]) -> Vec<i32> {
     let is_member = |process: &&Process| leaders.contains(&process.group) || process.has_mark(mark);
-    with_descendants(table.iter().filter(is_member).map(|process| process.pid).collect(), &table)
+    with_descendants(table.iter().filter(is_member).map(|process| process.pid).collect(), table)
 }
 
 /// The processes `roots` and what descends from them.
@@ -69,11 +85,27 @@ fn with_descendants(mut members: HashSet<i32>, table: &[Process]) -> Vec<i32> {
     }
 }
 
-/// The children of this process, by all its threads.
-pub(super) fn own_children() -> Vec<i32> {
-    let Ok(threads) = fs::read_dir("/proc/self/task") else { return Vec::new() };
-    let texts = threads.flatten().filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
-    texts.flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<i32>>()).collect()
+/// The orphans that this process has adopted, and some of its other children.
+///
+/// The kernel gives an orphan to the first thread of its reaper that is alive, which is the main thread, so that the
+/// list of that thread's children is all there is to read: no list of other threads, and not the whole table.
+pub(super) fn adopted_children() -> Vec<i32> {
+    let own = std::process::id();
+    match read_once(&format!("/proc/self/task/{own}/children")) {
+        Ok(text) => text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect(),
+        // A kernel without these lists.
+        Err(_) => {
+            let own = i32::try_from(own).unwrap_or_default();
+            all().into_iter().filter(|process| process.parent == own).map(|process| process.pid).collect()
+        }
+    }
+}
+
+/// Reads a file of `/proc`: such have no length, so it is not asked for, as the file's own reading would.
+fn read_once(path: &str) -> io::Result<String> {
+    let mut text = String::with_capacity(READ_BYTES);
+    File::open(path)?.take(u64::MAX).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// The line of `/proc/<pid>/stat`. The name, in brackets, may hold anything.
