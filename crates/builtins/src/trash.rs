@@ -41,10 +41,18 @@ impl Trash {
     /// # Errors
     /// What the disk says, if it can neither be moved nor removed.
     pub(crate) fn discard(&self, path: &Path) -> io::Result<()> {
+        self.discard_from(path, path)
+    }
+
+    /// Makes `path`, which is in the directory `place` or is it, free.
+    ///
+    /// # Errors
+    /// As for [`Trash::discard`].
+    pub(crate) fn discard_from(&self, path: &Path, place: &Path) -> io::Result<()> {
         if matches!(fs::symlink_metadata(path), Err(error) if error.kind() == io::ErrorKind::NotFound) {
             return Ok(());
         }
-        let mut bin = OsString::from(path);
+        let mut bin = OsString::from(place);
         bin.push(".trash");
         let bin = PathBuf::from(bin);
         for _ in 0..TRIES {

@@ -6,6 +6,7 @@
 mod cleanup;
 mod config;
 mod remote;
+mod restore;
 mod submodules;
 mod template;
 mod tree;

@@ -1,4 +1,5 @@
-//! Checkouts of a repository on this machine: git runs once per commit, jobs get copies.
+//! Checkouts of a repository on this machine: git runs once per commit, jobs get copies. A directory that a job had
+//! before is not filled again, but brought back to what it was ([`super::restore`]).
 //!
 //! A job's `.git` is its own, except that it borrows the objects of the repository (`objects/info/alternates`), so
 //! whatever the job does to it touches nothing else. The copied index fits the copied files, because the private
@@ -9,20 +10,25 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use muster_agent_api::builtin::Checkout;
 use muster_steps::stop::Stop;
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
+use super::restore::{Marks, Restore};
 use super::tree::Tree;
 use super::{config, remote, remove_tree, short, submodules, without_credentials};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::trace::style;
+use crate::trash::Trash;
 
 /// How many commits are kept ready. The oldest makes room for the next.
 const KEPT: usize = 8;
+/// Of how many project directories is known how they were left. Of any other the files are compared.
+const KEPT_LEFT: usize = 64;
 
 #[derive(Debug, PartialEq, Eq, Clone)]
 struct Key {
@@ -33,6 +39,8 @@ struct Key {
 
 #[derive(Debug)]
 struct Template {
+    /// No other one of this process has it.
+    number: u64,
     tree: Tree,
     /// Removes the directory that the tree was read from.
     _directory: tempfile::TempDir,
@@ -45,6 +53,18 @@ type Cell = Arc<OnceCell<Arc<Template>>>;
 pub struct Templates {
     directory: PathBuf,
     cells: Mutex<VecDeque<(Key, Cell)>>,
+    left: Mutex<VecDeque<Left>>,
+    made: AtomicU64,
+}
+
+/// How a job's directory was left when it was filled.
+#[derive(Debug)]
+struct Left {
+    project: PathBuf,
+    /// The template that it was filled from.
+    number: u64,
+    bare: bool,
+    marks: Marks,
 }
 
 impl Templates {
@@ -55,7 +75,43 @@ impl Templates {
     pub fn new(directory: PathBuf) -> io::Result<Self> {
         remove_tree(&directory)?;
         fs::create_dir_all(&directory)?;
-        Ok(Self { directory, cells: Mutex::default() })
+        Ok(Self { directory, ..Self::default() })
+    }
+
+    /// Fills a project directory, or brings it back to its first state.
+    fn restore(
+        &self,
+        template: &Template,
+        (project, bare): (&Path, bool),
+        trash: &Trash,
+        go_on: &dyn Fn() -> bool,
+    ) -> io::Result<()> {
+        let fits = |left: &Left| left.number == template.number && left.bare == bare;
+        let left = self.take_left(project).filter(fits).map(|left| left.marks).unwrap_or_default();
+        if let Some(above) = project.parent() {
+            fs::create_dir_all(above)?;
+        }
+        let restore = |left| Restore { tree: &template.tree, target: project, bare, trash, go_on, left }.run();
+        let marks = match restore(left) {
+            Err(error) if go_on() => {
+                tracing::debug!(%error, project = %project.display(), "the directory is filled from scratch");
+                trash.discard(project)?;
+                restore(Marks::default())?
+            }
+            restored => restored?,
+        };
+        let mut kept = self.left.lock();
+        if kept.len() >= KEPT_LEFT {
+            kept.pop_front();
+        }
+        kept.push_back(Left { project: project.to_owned(), number: template.number, bare, marks });
+        Ok(())
+    }
+
+    fn take_left(&self, project: &Path) -> Option<Left> {
+        let mut kept = self.left.lock();
+        let index = kept.iter().position(|left| left.project == project)?;
+        kept.remove(index)
     }
 
     fn cell(&self, key: &Key) -> Cell {
@@ -98,18 +154,14 @@ pub(super) async fn check_out(
     } else {
         context.say(&style::info("Skipping Git checkout"));
     }
-    let (project, files, watch) = (context.project_dir.clone(), checkout.checkout, stop.clone());
+    let (project, bare, watch) = (context.project_dir.clone(), !checkout.checkout, stop.clone());
     let shared = Arc::clone(&context.shared);
     Context::blocking(move || {
-        let wanted = |path: &Path| files || (path.starts_with(".git") && path != Path::new(".git/index"));
-        let written = shared
-            .trash
-            .discard(&project)
-            .and_then(|()| fs::create_dir_all(&project))
-            .and_then(|()| template.tree.write(&project, wanted, || watch.cause().is_none()));
-        match (written, watch.cause()) {
+        let go_on = || watch.cause().is_none();
+        let restored = shared.templates.restore(&template, (&project, bare), &shared.trash, &go_on);
+        match (restored, watch.cause()) {
             (Err(_), Some(cause)) => Err(Failure::Stopped(cause)),
-            (written, _) => written.map_err(Failure::io(format!("cannot fill `{}`", project.display()))),
+            (restored, _) => restored.map_err(Failure::io(format!("cannot fill `{}`", project.display()))),
         }
     })
     .await?;
@@ -125,11 +177,13 @@ pub(super) async fn check_out(
 async fn build(context: &Context, checkout: &Checkout, key: &Key, stop: &Stop) -> Result<Arc<Template>, Failure> {
     let problem = || Failure::io("cannot prepare the checkout");
     let directory = tempfile::TempDir::new_in(&context.shared.templates.directory).map_err(problem())?;
-    let root = directory.path().to_owned();
+    // Not that directory itself, whose permissions are not those of a new one.
+    let root = directory.path().join("tree");
     write_repository(&root, checkout, key).map_err(problem())?;
     remote::git(context, &["checkout", "--force", "--quiet", "--detach", &key.sha], &root, stop).await?;
     let tree = Context::blocking(move || Tree::read(&root).map_err(Failure::io("cannot read the checkout"))).await?;
-    Ok(Arc::new(Template { tree, _directory: directory }))
+    let number = context.shared.templates.made.fetch_add(1, Ordering::Relaxed);
+    Ok(Arc::new(Template { number, tree, _directory: directory }))
 }
 
 /// Makes `.git`, as `git init` would, but for the objects.

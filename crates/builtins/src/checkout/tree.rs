@@ -1,96 +1,131 @@
 //! A directory tree, read once and written many times: what a job's checkout is copied from.
 //!
-//! Small files are kept in memory, so that writing one takes four system calls and no reading.
+//! Small files are kept in memory, so that writing one takes four system calls and no reading. How a directory that
+//! was filled before is brought back to the tree is [`super::restore`]'s matter.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Timespec, Timestamps};
+use rustix::fs::{OFlags, Timespec, Timestamps};
 
 /// Files up to this size may be kept in memory,
 const SMALL: u64 = 64 * 1024;
 /// as long as all of a tree's together stay below this.
 const KEPT: u64 = 16 * 1024 * 1024;
+/// Bytes compared at once.
+const CHUNK: usize = 256 * 1024;
 
 /// A tree, ready to be written elsewhere.
 #[derive(Debug)]
 pub(super) struct Tree {
     root: PathBuf,
     /// A directory stands before what is in it.
-    entries: Vec<Entry>,
+    pub(super) entries: Vec<Entry>,
+    /// The permissions of the root itself.
+    pub(super) mode: u32,
 }
 
 #[derive(Debug)]
-struct Entry {
-    path: PathBuf,
-    kind: Kind,
+pub(super) struct Entry {
+    /// Below the root.
+    pub(super) path: PathBuf,
+    pub(super) kind: Kind,
 }
 
 #[derive(Debug)]
-enum Kind {
-    Directory,
+pub(super) enum Kind {
+    /// `end` is the index behind the last entry in it.
+    Directory {
+        mode: u32,
+        end: usize,
+    },
     Link(PathBuf),
-    File { mode: u32, modified: Timespec, content: Option<Box<[u8]>> },
+    File(Content),
+}
+
+/// What makes a file what it is.
+#[derive(Debug)]
+pub(super) struct Content {
+    pub(super) mode: u32,
+    pub(super) modified: Timespec,
+    pub(super) size: u64,
+    /// None: it is read from the template.
+    kept: Option<Box<[u8]>>,
 }
 
 impl Tree {
     /// Reads the tree below `root`. It must not change while this lives.
     pub(super) fn read(root: &Path) -> io::Result<Self> {
-        let mut entries = Vec::new();
+        let mut entries: Vec<Entry> = Vec::new();
         let mut kept = 0;
-        let mut walk = walkdir::WalkDir::new(root).min_depth(1).sort_by_file_name().into_iter();
-        while let Some(entry) = walk.next().transpose()? {
-            let path = entry.path().strip_prefix(root).map_err(io::Error::other)?.to_owned();
+        let mut open: Vec<usize> = Vec::new();
+        for entry in walkdir::WalkDir::new(root).min_depth(1).sort_by_file_name() {
+            let entry = entry?;
+            close(&mut entries, &mut open, entry.depth() - 1);
             let metadata = entry.metadata()?;
             let kind = if metadata.is_dir() {
-                Kind::Directory
+                open.push(entries.len());
+                Kind::Directory { mode: permissions(&metadata), end: 0 }
             } else if metadata.is_symlink() {
                 Kind::Link(fs::read_link(entry.path())?)
             } else {
                 let keep = metadata.len() <= SMALL && kept + metadata.len() <= KEPT;
                 kept += if keep { metadata.len() } else { 0 };
-                Kind::File {
-                    mode: metadata.permissions().mode() & 0o777,
+                Kind::File(Content {
+                    mode: permissions(&metadata),
                     modified: Timespec { tv_sec: metadata.mtime(), tv_nsec: metadata.mtime_nsec() },
-                    content: if keep { Some(fs::read(entry.path())?.into_boxed_slice()) } else { None },
-                }
+                    size: metadata.len(),
+                    kept: if keep { Some(fs::read(entry.path())?.into_boxed_slice()) } else { None },
+                })
             };
+            let path = entry.path().strip_prefix(root).map_err(io::Error::other)?.to_owned();
             entries.push(Entry { path, kind });
         }
-        Ok(Self { root: root.to_owned(), entries })
+        close(&mut entries, &mut open, 0);
+        Ok(Self { root: root.to_owned(), entries, mode: permissions(&fs::metadata(root)?) })
     }
 
-    /// Writes the entries that `wanted` picks below `target`, which must exist and be empty. `go_on` is asked before
-    /// each, and may end it.
-    pub(super) fn write(
-        &self,
-        target: &Path,
-        wanted: impl Fn(&Path) -> bool,
-        go_on: impl Fn() -> bool,
-    ) -> io::Result<()> {
-        for entry in self.entries.iter().filter(|entry| wanted(&entry.path)) {
-            if !go_on() {
-                return Err(io::ErrorKind::Interrupted.into());
-            }
-            let path = target.join(&entry.path);
-            match &entry.kind {
-                Kind::Directory => fs::create_dir(&path)?,
-                Kind::Link(to) => std::os::unix::fs::symlink(to, &path)?,
-                Kind::File { mode, modified, content } => {
-                    let mut file = File::options().write(true).create_new(true).mode(*mode).open(&path)?;
-                    match content {
-                        Some(content) => file.write_all(content)?,
-                        None => copy(&File::open(self.root.join(&entry.path))?, &mut file)?,
-                    }
-                    let times = Timestamps { last_access: *modified, last_modification: *modified };
-                    rustix::fs::futimens(&file, &times)?;
-                }
-            }
+    /// Makes the file at `path`, where nothing is, as `entry` is.
+    pub(super) fn write(&self, entry: &Path, content: &Content, path: &Path) -> io::Result<File> {
+        let mut file = File::options().write(true).create_new(true).mode(content.mode).open(path)?;
+        match &content.kept {
+            Some(bytes) => file.write_all(bytes)?,
+            None => copy(&File::open(self.root.join(entry))?, &mut file)?,
         }
-        Ok(())
+        let times = Timestamps { last_access: content.modified, last_modification: content.modified };
+        rustix::fs::futimens(&file, &times)?;
+        Ok(file)
     }
+
+    /// Whether the file at `path` has the bytes of `entry`; its size is known to be the same.
+    pub(super) fn has_bytes(&self, entry: &Path, content: &Content, path: &Path) -> io::Result<bool> {
+        let mut file = File::options().read(true).custom_flags(OFlags::NOFOLLOW.bits().cast_signed()).open(path)?;
+        match &content.kept {
+            Some(bytes) => {
+                let mut found = vec![0; bytes.len()];
+                file.read_exact(&mut found)?;
+                Ok(*found == **bytes)
+            }
+            None => same(&mut file, &mut File::open(self.root.join(entry))?),
+        }
+    }
+}
+
+/// Tells the directories deeper than `depth` where they end.
+fn close(entries: &mut [Entry], open: &mut Vec<usize>, depth: usize) {
+    let behind = entries.len();
+    for index in open.drain(depth.min(open.len())..) {
+        if let Some(Entry { kind: Kind::Directory { end, .. }, .. }) = entries.get_mut(index) {
+            *end = behind;
+        }
+    }
+}
+
+/// The bits that `chmod` sets; of a directory, without those that it may have from the one above it.
+pub(super) fn permissions(metadata: &fs::Metadata) -> u32 {
+    metadata.permissions().mode() & if metadata.is_dir() { 0o777 } else { 0o7777 }
 }
 
 /// Shares the blocks where the file system can, else copies inside the kernel.
@@ -99,4 +134,20 @@ fn copy(from: &File, to: &mut File) -> io::Result<()> {
         return Ok(());
     }
     io::copy(&mut &*from, to).map(|_| ())
+}
+
+/// Whether two files of one length hold the same.
+fn same(one: &mut File, other: &mut File) -> io::Result<bool> {
+    let (mut left, mut right) = (vec![0; CHUNK], vec![0; CHUNK]);
+    loop {
+        let length = one.read(&mut left)?;
+        if length == 0 {
+            return Ok(true);
+        }
+        let (left, right) = (left.get(..length).unwrap_or_default(), right.get_mut(..length).unwrap_or_default());
+        other.read_exact(right)?;
+        if left != right {
+            return Ok(false);
+        }
+    }
 }

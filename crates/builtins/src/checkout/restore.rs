@@ -1,0 +1,256 @@
+//! Brings a directory back to a [`Tree`], whatever a job has made of it, and touches as little as it can.
+//!
+//! Making and removing files is most of what a checkout costs, and the more of it is done, the more each one costs: ext4
+//! looks past every number of a file that was removed in the last minutes before it makes a new one.
+//!
+//! A file or directory is unchanged if its inode and its time of change are those with which it was left here, because
+//! no program can set that time. Where it was left so short ago that a later change could bear the same time, the bytes
+//! are compared.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::tree::{Content, Entry, Kind, Tree, permissions};
+use crate::trash::Trash;
+
+/// Two changes may bear the same time if there is less than this between them: the kernel's clock for it is coarse
+/// (10 ms at most).
+const SAME_TIME: Duration = Duration::from_millis(20);
+
+/// By what the state of a file or directory is known again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Mark {
+    device: u64,
+    inode: u64,
+    changed: (i64, i64),
+}
+
+impl Mark {
+    fn of(metadata: &fs::Metadata) -> Self {
+        let changed = (metadata.ctime(), metadata.ctime_nsec());
+        Self { device: metadata.dev(), inode: metadata.ino(), changed }
+    }
+
+    /// Whether whoever changes this from now on leaves another mark.
+    fn is_settled(&self, now: SystemTime) -> bool {
+        let limit = now.checked_sub(SAME_TIME).and_then(|limit| limit.duration_since(UNIX_EPOCH).ok());
+        let limit = limit.unwrap_or_default();
+        self.changed < (i64::try_from(limit.as_secs()).unwrap_or(i64::MAX), i64::from(limit.subsec_nanos()))
+    }
+}
+
+/// How a directory was left: the mark of its root, and one for each entry of its tree.
+#[derive(Debug, Default)]
+pub(super) struct Marks(Vec<Option<Mark>>);
+
+/// What to bring where.
+pub(super) struct Restore<'a> {
+    pub(super) tree: &'a Tree,
+    /// The directory; it is made if it is missing. The one above it exists.
+    pub(super) target: &'a Path,
+    /// Only the repository, without its index: nothing is to be checked out.
+    pub(super) bare: bool,
+    /// Takes directories that do not belong there.
+    pub(super) trash: &'a Trash,
+    /// Asked before each entry, and may end it.
+    pub(super) go_on: &'a dyn Fn() -> bool,
+    /// How the directory was left the last time, if it had the same tree then.
+    pub(super) left: Marks,
+}
+
+impl Restore<'_> {
+    /// Does it. The answer is for the next time.
+    ///
+    /// # Errors
+    /// What the disk says; the directory is then half done.
+    pub(super) fn run(self) -> io::Result<Marks> {
+        let marks = vec![None; self.tree.entries.len() + 1];
+        let mut work = Work { own: rustix::process::geteuid().as_raw(), now: Marks(marks), restore: self };
+        work.directory(0, work.restore.target.to_owned(), work.restore.tree.mode, false)?;
+        let (mut marks, time) = (work.now, SystemTime::now());
+        // Nothing but this has changed anything up to now.
+        for mark in &mut marks.0 {
+            *mark = mark.filter(|mark| mark.is_settled(time));
+        }
+        Ok(marks)
+    }
+}
+
+/// Marks stand at 0 for the root, at 1 for the first entry.
+struct Work<'a> {
+    restore: Restore<'a>,
+    own: u32,
+    now: Marks,
+}
+
+impl Work<'_> {
+    /// Brings one directory to its state. `above_is_new` saves looking. True if the one above it has changed.
+    fn directory(&mut self, mark: usize, path: PathBuf, mode: u32, above_is_new: bool) -> io::Result<bool> {
+        let found = if above_is_new { None } else { found(&path)? };
+        let found = match found {
+            Some(found) if found.is_dir() && found.uid() == self.own => Some(found),
+            Some(_) => {
+                self.discard(&path)?;
+                None
+            }
+            None => None,
+        };
+        let is_new = found.is_none();
+        let mut changed = is_new;
+        if let Some(found) = &found {
+            if permissions(found) != mode {
+                fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
+                changed = true;
+            }
+            if !self.is_as_left(mark, found) {
+                changed |= self.remove_strangers(&path, mark)?;
+            }
+        } else {
+            fs::DirBuilder::new().mode(mode).create(&path)?;
+        }
+        for child in self.children(mark) {
+            changed |= self.entry(child, is_new)?;
+        }
+        let now = match found {
+            Some(found) if !changed => Mark::of(&found),
+            _ => Mark::of(&fs::symlink_metadata(&path)?),
+        };
+        self.set(mark, now);
+        Ok(is_new)
+    }
+
+    fn entry(&mut self, index: usize, above_is_new: bool) -> io::Result<bool> {
+        if !(self.restore.go_on)() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let tree = self.restore.tree;
+        let Some(entry) = tree.entries.get(index) else { return Ok(false) };
+        let path = self.restore.target.join(&entry.path);
+        match &entry.kind {
+            Kind::Directory { mode, .. } => self.directory(index + 1, path, *mode, above_is_new),
+            Kind::Link(to) => self.link(&path, to, above_is_new),
+            Kind::File(content) => self.file(index + 1, &path, (&entry.path, content), above_is_new),
+        }
+    }
+
+    fn link(&self, path: &Path, to: &Path, above_is_new: bool) -> io::Result<bool> {
+        if !above_is_new && let Some(found) = found(path)? {
+            if found.is_symlink() && fs::read_link(path)? == to {
+                return Ok(false);
+            }
+            self.discard(path)?;
+        }
+        std::os::unix::fs::symlink(to, path)?;
+        Ok(true)
+    }
+
+    fn file(
+        &mut self,
+        mark: usize,
+        path: &Path,
+        (name, content): (&Path, &Content),
+        above_is_new: bool,
+    ) -> io::Result<bool> {
+        if !above_is_new && let Some(found) = found(path)? {
+            let is_whole = self.looks_whole(content, &found)
+                && (self.is_as_left(mark, &found) || self.restore.tree.has_bytes(name, content, path)?);
+            if is_whole {
+                self.set(mark, Mark::of(&found));
+                return Ok(false);
+            }
+            self.discard(path)?;
+        }
+        let file = self.restore.tree.write(name, content, path)?;
+        self.set(mark, Mark::of(&file.metadata()?));
+        Ok(true)
+    }
+
+    /// Whether everything but the bytes is right. One that has another name elsewhere is not the checkout's own.
+    fn looks_whole(&self, content: &Content, found: &fs::Metadata) -> bool {
+        found.is_file()
+            && found.nlink() == 1
+            && found.uid() == self.own
+            && found.len() == content.size
+            && permissions(found) == content.mode
+            && (found.mtime(), found.mtime_nsec()) == (content.modified.tv_sec, content.modified.tv_nsec)
+    }
+
+    fn is_as_left(&self, mark: usize, found: &fs::Metadata) -> bool {
+        self.restore.left.0.get(mark).copied().flatten() == Some(Mark::of(found))
+    }
+
+    fn set(&mut self, mark: usize, now: Mark) {
+        if let Some(slot) = self.now.0.get_mut(mark) {
+            *slot = Some(now);
+        }
+    }
+
+    /// Removes what the tree does not have in this directory. True if there was anything.
+    fn remove_strangers(&self, path: &Path, mark: usize) -> io::Result<bool> {
+        let entries = &self.restore.tree.entries;
+        let children = self.children(mark);
+        let known: HashSet<&OsStr> =
+            children.iter().filter_map(|child| entries.get(*child)?.path.file_name()).collect();
+        let mut removed = false;
+        for found in fs::read_dir(path)? {
+            let found = found?;
+            if !known.contains(&*found.file_name()) {
+                self.discard(&found.path())?;
+                removed = true;
+            }
+        }
+        Ok(removed)
+    }
+
+    /// What is to be right in a directory, not deeper.
+    fn children(&self, mark: usize) -> Vec<usize> {
+        let entries = &self.restore.tree.entries;
+        let within: Range<usize> = match mark.checked_sub(1).and_then(|index| entries.get(index)) {
+            Some(Entry { kind: Kind::Directory { end, .. }, .. }) => mark..*end,
+            _ => 0..entries.len(),
+        };
+        let mut children = Vec::new();
+        let mut index = within.start;
+        while let Some(entry) = entries.get(index).filter(|_| within.contains(&index)) {
+            if !self.restore.bare || is_repository(&entry.path) {
+                children.push(index);
+            }
+            index = match entry.kind {
+                Kind::Directory { end, .. } => end.max(index + 1),
+                _ => index + 1,
+            };
+        }
+        children
+    }
+
+    fn discard(&self, path: &Path) -> io::Result<()> {
+        if fs::symlink_metadata(path)?.is_dir() {
+            self.restore.trash.discard_from(path, self.restore.target)
+        } else {
+            fs::remove_file(path)
+        }
+    }
+}
+
+/// What a checkout without files has.
+fn is_repository(path: &Path) -> bool {
+    path.starts_with(".git") && path != Path::new(".git/index")
+}
+
+/// What is at `path`, if anything is.
+fn found(path: &Path) -> io::Result<Option<fs::Metadata>> {
+    match fs::symlink_metadata(path) {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests;
