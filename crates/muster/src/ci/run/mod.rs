@@ -207,9 +207,9 @@ async fn with_coordinator(
     options.local_repository = !external;
     options.server_url.clone_from(&url);
     options.registration_token = external.then(|| uuid::Uuid::new_v4().simple().to_string());
+    options.limits.trace_bytes = TRACE_BYTES_MAX;
     if !external {
         options.limits.trace_interval = TRACE_INTERVAL;
-        options.limits.trace_bytes = TRACE_BYTES_MAX;
     }
     let registration = options.registration_token.clone();
     let root = options.first_pipeline_id;

@@ -1,0 +1,54 @@
+"""What the benchmarks share: where things are, clean surroundings, repositories made on the spot, data and tables."""
+import json
+import os
+import pathlib
+import subprocess
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "muster"
+
+
+def muster() -> str:
+    """The release build of this tree, renewed."""
+    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", CACHE / "target"))
+    env = dict(os.environ, CARGO_TARGET_DIR=str(target))
+    subprocess.run(["cargo", "build", "--release", "--quiet", "--package", "muster"], cwd=ROOT, env=env, check=True)
+    host = next(
+        line.split()[1] for line in subprocess.check_output(["rustc", "-vV"], text=True).splitlines() if line.startswith("host:")
+    )
+    return str(target / host / "release" / "muster")
+
+
+def clean(home: pathlib.Path) -> dict[str, str]:
+    """An environment that holds nothing of the user's."""
+    return {"HOME": str(home), "PATH": os.environ["PATH"], "LANG": "C.UTF-8", "TERM": "dumb"}
+
+
+def repository(folder: pathlib.Path, configuration: str) -> None:
+    """A repository with one commit and the configuration."""
+    folder.mkdir()
+    (folder / ".gitlab-ci.yml").write_text(configuration)
+    (folder / "README.md").write_text("a repository for a measurement\n")
+    git = ["git", "-c", "user.name=bench", "-c", "user.email=bench@example.org"]
+    for arguments in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-q", "-m", "first"]):
+        subprocess.run(git + arguments, cwd=folder, check=True)
+    subprocess.run(["git", "remote", "add", "origin", "https://git.example.org/bench/app.git"], cwd=folder, check=True)
+
+
+def renew(name: str, results: dict) -> dict:
+    """Puts new results over the kept ones of the same names, and returns all."""
+    data = ROOT / "benches" / "data" / name
+    data.parent.mkdir(exist_ok=True)
+    kept = json.loads(data.read_text()) if data.exists() else {}
+    kept.update(results)
+    data.write_text(json.dumps(kept, indent=1) + "\n")
+    return kept
+
+
+def write_table(name: str, table: str) -> None:
+    """Puts a table in its place in docs/benchmarks.md."""
+    page = ROOT / "docs" / "benchmarks.md"
+    begin, end = f"<!-- {name}: written by benches/{name} -->\n", "<!-- end -->\n"
+    head, _, rest = page.read_text().partition(begin)
+    _, _, tail = rest.partition(end)
+    page.write_text(head + begin + table + end + tail)

@@ -1,0 +1,60 @@
+"""An HTTP proxy before a coordinator that loses the first answers of some methods: `Proxy(url, {"PATCH": 30})`."""
+import http.client
+import http.server
+import threading
+import urllib.parse
+
+ANSWER_SECONDS_MAX = 120
+
+
+class Proxy:
+    """Listens on a port of its own until it is closed."""
+
+    def __init__(self, url: str, failures: dict[str, int]):
+        target, left, lock = urllib.parse.urlsplit(url), dict(failures), threading.Lock()
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_one(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                with lock:
+                    fails = left.get(self.command, 0) > 0
+                    left[self.command] = left.get(self.command, 0) - 1
+                if fails:
+                    self.answer(500, {}, b"lost by the benchmark")
+                    return
+                connection = http.client.HTTPConnection(target.hostname, target.port, timeout=ANSWER_SECONDS_MAX)
+                try:
+                    headers = {key: value for key, value in self.headers.items() if key.lower() not in ("host", "connection")}
+                    connection.request(self.command, self.path, body, headers)
+                    answer = connection.getresponse()
+                    self.answer(answer.status, dict(answer.getheaders()), answer.read())
+                finally:
+                    connection.close()
+
+            def answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
+                self.send_response(status)
+                for key, value in headers.items():
+                    if key.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server"):
+                        self.send_header(key, value)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_one
+
+            def log_message(self, *_) -> None:
+                pass
+
+        class Server(http.server.ThreadingHTTPServer):
+            def handle_error(self, *_) -> None:
+                """Whoever was connected has gone."""
+
+        self.server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
