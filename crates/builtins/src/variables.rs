@@ -97,7 +97,12 @@ impl Variables {
     /// # Errors
     /// What the disk says.
     pub fn remove_files(temp_dir: &Path) -> io::Result<()> {
-        match fs::remove_dir_all(temp_dir) {
+        // Mostly it is empty.
+        let removed = match fs::remove_dir(temp_dir) {
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => fs::remove_dir_all(temp_dir),
+            removed => removed,
+        };
+        match removed {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }

@@ -28,8 +28,8 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 /// A child that only holds the output, as a server in the background does, is not waited for longer than this. What it
 /// prints later still goes to the log.
 const DRAIN_QUIET: Duration = Duration::from_millis(250);
-/// Bytes of output read at once.
-const CHUNK: usize = 64 * 1024;
+/// Bytes of output read at once. The C library tidies up its whole heap whenever 64 KiB and more are given back.
+const CHUNK: usize = 32 * 1024;
 
 /// What to start.
 #[derive(Debug, Clone, Default)]
