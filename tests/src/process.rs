@@ -9,10 +9,20 @@ use std::time::{Duration, Instant};
 /// How long anything may take before a test gives up.
 pub const LIMIT: Duration = Duration::from_secs(90);
 
-/// The executable under test: beside this test's own.
+/// The executable under test.
 pub fn muster() -> PathBuf {
+    built("muster")
+}
+
+/// The plugin `local`.
+pub fn plugin_local() -> PathBuf {
+    built("fleeting-plugin-local")
+}
+
+/// An executable of the workspace: beside this test's own.
+fn built(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
-    let binary = test.parent().unwrap().parent().unwrap().join("muster");
+    let binary = test.parent().unwrap().parent().unwrap().join(name);
     assert!(binary.is_file(), "no {}: build the workspace first, as scripts/test does", binary.display());
     binary
 }

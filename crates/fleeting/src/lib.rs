@@ -2,11 +2,13 @@
 //!
 //! - [`host`] runs plugins, in any language, unmodified: handshake, supervision, calls with deadlines.
 //! - [`sdk`] is the other side: one trait, one `main`, and the executable is a plugin that any host of the protocol runs.
+//! - [`connector`] reaches the machines that a plugin made: commands and streams over SSH.
 //! - [`model`] has the words that both share.
 //!
 //! The protocol is GitLab's *fleeting*, application version 0, over HashiCorp's go-plugin handshake; its facts are those
 //! of the specification `fleeting.md`, whose sections the code cites.
 
+pub mod connector;
 pub mod host;
 pub mod model;
 mod protocol;

@@ -48,7 +48,7 @@ last:
 "#;
 
 /// `MUSTER_TEST_GITLAB_RUNNER`, or a word on why nothing is tested.
-fn stock_runner() -> Option<OsString> {
+pub(crate) fn stock_runner() -> Option<OsString> {
     let runner = std::env::var_os("MUSTER_TEST_GITLAB_RUNNER");
     if runner.is_none() {
         println!("skipped: MUSTER_TEST_GITLAB_RUNNER does not name a gitlab-runner");
@@ -56,7 +56,7 @@ fn stock_runner() -> Option<OsString> {
     runner
 }
 
-fn clean(program: impl AsRef<std::ffi::OsStr>, home: &Path) -> Command {
+pub(crate) fn clean(program: impl AsRef<std::ffi::OsStr>, home: &Path) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("HOME", home).env("PATH", std::env::var_os("PATH").unwrap()).current_dir(home);
     command

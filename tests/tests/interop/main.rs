@@ -3,3 +3,4 @@
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test's helpers fail as its body does")]
 
 mod gitlab_runner;
+mod instance_executor;

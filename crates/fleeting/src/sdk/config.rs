@@ -68,8 +68,13 @@ pub fn reference<C: JsonSchema>() -> String {
 fn properties(schema: Schema) -> Vec<(String, Map<String, Value>, bool)> {
     let required: Vec<Value> = schema.get("required").and_then(Value::as_array).cloned().unwrap_or_default();
     let Some(Value::Object(properties)) = schema.get("properties") else { return Vec::new() };
-    let entry = |(name, schema): (&String, &Value)| {
-        let schema = schema.as_object().cloned().unwrap_or_default();
+    let entry = |(name, property): (&String, &Value)| {
+        // A type with a name of its own stands elsewhere; what is said here wins.
+        let named =
+            property.get("$ref").and_then(Value::as_str).and_then(|path| schema.pointer(path.strip_prefix('#')?));
+        let mut merged = named.and_then(Value::as_object).cloned().unwrap_or_default();
+        merged.extend(property.as_object().cloned().unwrap_or_default());
+        let schema = merged;
         (name.clone(), schema, required.iter().any(|required| required == name))
     };
     properties.iter().map(entry).collect()
@@ -82,6 +87,8 @@ fn type_name(schema: &Map<String, Value>) -> String {
             let names = names.iter().filter_map(Value::as_str).filter(|name| *name != "null");
             names.collect::<Vec<_>>().join(" or ")
         }
+        // An enumeration whose values have comments.
+        _ if schema.contains_key("oneOf") => "string".to_owned(),
         _ => "table".to_owned(),
     }
 }
@@ -112,6 +119,19 @@ mod tests {
         max_size: u32,
         /// A zone.
         zone: Option<String>,
+        /// How.
+        #[serde(default)]
+        how: How,
+    }
+
+    #[derive(Debug, Default, PartialEq, Deserialize, serde::Serialize, JsonSchema)]
+    #[serde(rename_all = "lowercase")]
+    enum How {
+        /// With care.
+        #[default]
+        Well,
+        /// Without.
+        Badly,
     }
 
     fn ten() -> u32 {
@@ -121,7 +141,7 @@ mod tests {
     #[test]
     fn p6_keys_come_in_any_letter_case_and_unknown_ones_are_told() {
         let (config, unknown) = read::<Config>(br#"{"NAME":"a","Max_Size":3,"colour":"red"}"#).unwrap();
-        assert_eq!(config, Config { name: "a".to_owned(), max_size: 3, zone: None });
+        assert_eq!(config, Config { name: "a".to_owned(), max_size: 3, zone: None, how: How::Well });
         assert_eq!(unknown, ["colour"]);
     }
 
@@ -155,7 +175,8 @@ mod tests {
             "| key | type | default | meaning |\n|---|---|---|---|\n\
              | `name` | string | required | Name of the group. |\n\
              | `max_size` | integer | `10` | Machines at the same time. |\n\
-             | `zone` | string | none | A zone. |\n"
+             | `zone` | string | none | A zone. |\n\
+             | `how` | string | `\"well\"` | How. |\n"
         );
     }
 }

@@ -7,18 +7,24 @@ use time::OffsetDateTime;
 use time::macros::format_description;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::Layer as _;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt as _;
+
+/// What the libraries below have to say is no part of a plugin's log.
+const LIBRARIES: [&str; 6] = ["h2", "hyper", "hyper_util", "russh", "tonic", "tower"];
 
 /// Sends all events of this process to stderr. The host filters; a level that it does not show costs a line on a pipe.
 pub(super) fn init() {
-    // A second call is a test's own subscriber: that one stays.
-    let _ = tracing_subscriber::fmt()
-        .with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG)
-        .with_writer(std::io::stderr)
-        .event_format(Lines)
-        .try_init();
+    let quiet = LIBRARIES.map(|library| (library, LevelFilter::WARN));
+    let filter = Targets::new().with_default(LevelFilter::DEBUG).with_targets(quiet);
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).event_format(Lines);
+    // Where a subscriber is there already, it is the program's own: that one stays.
+    let _ = tracing_subscriber::registry().with(lines.with_filter(filter)).try_init();
 }
 
 struct Lines;

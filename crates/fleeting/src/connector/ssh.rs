@@ -1,0 +1,325 @@
+//! SSH (fleeting.md 4.2).
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use rand::Rng;
+use russh::client::{self, AuthResult, Handle};
+use russh::keys::{HashAlg, PrivateKey, PrivateKeyWithHashAlg, PublicKeyOrCertificate, decode_secret_key};
+use russh::{Channel, ChannelMsg, Disconnect, Sig};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use super::address::address;
+use super::{DialError, Exit, Outcome, Run, RunError, Session, Stream, Tail, Target};
+use crate::model::InstanceId;
+
+/// The first pause between two tries to connect; it doubles up to [`PAUSE_CAP`]. The Go host makes none (C5).
+const PAUSE_FIRST: Duration = Duration::from_millis(50);
+const PAUSE_CAP: Duration = Duration::from_secs(2);
+/// One try: a machine that boots may swallow packets.
+const TRY_LIMIT: Duration = Duration::from_secs(20);
+/// Signs of life without an answer before a connection is given up.
+const SILENT_MAX: usize = 3;
+
+/// The host keys of instances, each as it was at the first connection. A machine is new, so its first key is believed;
+/// from then on only that one.
+#[derive(Debug, Clone, Default)]
+pub struct KnownHosts(Arc<Mutex<HashMap<InstanceId, String>>>);
+
+impl KnownHosts {
+    /// The key's fingerprint at the first time, where it differs.
+    fn differs(&self, instance: &InstanceId, found: &str) -> Option<String> {
+        let mut hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = hosts.entry(instance.clone()).or_insert_with(|| found.to_owned());
+        (known != found).then(|| known.clone())
+    }
+
+    /// The instance is gone: its name may come back with another machine.
+    pub fn forget(&self, instance: &InstanceId) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(instance);
+    }
+}
+
+/// Looks at the host key.
+struct Gate {
+    instance: InstanceId,
+    hosts: KnownHosts,
+    /// Found and known, where they differ.
+    refused: Arc<Mutex<Option<(String, String)>>>,
+}
+
+impl client::Handler for Gate {
+    type Error = russh::Error;
+
+    async fn check_server_key(&mut self, key: &PublicKeyOrCertificate) -> Result<bool, russh::Error> {
+        let found = match key {
+            PublicKeyOrCertificate::PublicKey { key, .. } => key.fingerprint(HashAlg::Sha256).to_string(),
+            PublicKeyOrCertificate::Certificate(certificate) => {
+                russh::keys::PublicKey::from(certificate.public_key().clone()).fingerprint(HashAlg::Sha256).to_string()
+            }
+        };
+        match self.hosts.differs(&self.instance, &found) {
+            None => Ok(true),
+            Some(known) => {
+                *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some((found, known));
+                Ok(false)
+            }
+        }
+    }
+}
+
+/// A connection by SSH.
+pub struct SshSession {
+    handle: Handle<Gate>,
+}
+
+/// Connects and logs in.
+///
+/// # Errors
+/// [`DialError`].
+pub async fn connect(target: &Target, hosts: &KnownHosts) -> Result<SshSession, DialError> {
+    let instance = target.instance.clone();
+    let connector = &target.info.connector;
+    let address = address(&target.info, target.use_external_addr)
+        .map_err(|source| DialError::Address { instance: instance.clone(), source })?;
+    let key = private_key(&connector.key).map_err(|cause| DialError::Key { instance: instance.clone(), cause })?;
+    let config = Arc::new(client::Config {
+        keepalive_interval: Some(connector.keepalive),
+        keepalive_max: SILENT_MAX,
+        nodelay: true,
+        ..client::Config::default()
+    });
+    let end = Instant::now() + connector.timeout;
+    let mut tries = 0;
+    let mut pause = PAUSE_FIRST;
+    loop {
+        tries += 1;
+        let limit = TRY_LIMIT.min(end.saturating_duration_since(Instant::now()));
+        let once = try_once(target, &address, key.as_ref(), hosts, Arc::clone(&config));
+        let cause = match tokio::time::timeout(limit, once).await {
+            Ok(Ok(session)) => return Ok(session),
+            Ok(Err(Failed::ForGood(error))) => return Err(error),
+            Ok(Err(Failed::ForNow(cause))) => cause,
+            Err(_) => "no answer".to_owned(),
+        };
+        if target.info.expires.is_some_and(is_past) {
+            return Err(DialError::Expired { instance });
+        }
+        let wait = pause.mul_f64(rand::rng().random_range(0.75..1.25));
+        if Instant::now() + wait >= end {
+            return Err(DialError::Unreachable { instance, address, limit: connector.timeout, tries, cause });
+        }
+        tracing::debug!(%instance, address, tries, cause, "no connection yet");
+        tokio::time::sleep(wait).await;
+        pause = (pause * 2).min(PAUSE_CAP);
+    }
+}
+
+enum Failed {
+    ForGood(DialError),
+    ForNow(String),
+}
+
+async fn try_once(
+    target: &Target,
+    address: &str,
+    key: Option<&Arc<PrivateKey>>,
+    hosts: &KnownHosts,
+    config: Arc<client::Config>,
+) -> Result<SshSession, Failed> {
+    let for_now = |error: &dyn std::error::Error| Failed::ForNow(error.to_string());
+    let stream = TcpStream::connect(address).await.map_err(|error| for_now(&error))?;
+    let _ = stream.set_nodelay(true);
+    let refused = Arc::new(Mutex::new(None));
+    let gate = Gate { instance: target.instance.clone(), hosts: hosts.clone(), refused: Arc::clone(&refused) };
+    let mut handle = match client::connect_stream(config, stream, gate).await {
+        Ok(handle) => handle,
+        Err(error) => {
+            let refused = refused.lock().unwrap_or_else(PoisonError::into_inner).take();
+            return Err(match refused {
+                Some((found, known)) => Failed::ForGood(DialError::HostKey {
+                    instance: target.instance.clone(),
+                    address: address.to_owned(),
+                    found,
+                    known,
+                }),
+                None => for_now(&error),
+            });
+        }
+    };
+    let connector = &target.info.connector;
+    let (method, answer) = match key {
+        // A key is the only thing that is offered: the plugin put it there (C3).
+        Some(key) => {
+            let hash = handle.best_supported_rsa_hash().await.map_err(|error| for_now(&error))?.flatten();
+            let key = PrivateKeyWithHashAlg::new(Arc::clone(key), hash);
+            ("key", handle.authenticate_publickey(connector.username.as_str(), key).await)
+        }
+        None => {
+            let password = connector.password.as_str();
+            ("password", handle.authenticate_password(connector.username.as_str(), password).await)
+        }
+    };
+    match answer {
+        Ok(AuthResult::Success) => Ok(SshSession { handle }),
+        Ok(AuthResult::Failure { .. }) => Err(Failed::ForGood(DialError::Auth {
+            instance: target.instance.clone(),
+            user: connector.username.clone(),
+            address: address.to_owned(),
+            method,
+        })),
+        Err(error) => Err(for_now(&error)),
+    }
+}
+
+fn private_key(bytes: &[u8]) -> Result<Option<Arc<PrivateKey>>, String> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let text = std::str::from_utf8(bytes).map_err(|_| "it is no text".to_owned())?;
+    decode_secret_key(text, None).map(|key| Some(Arc::new(key))).map_err(|error| error.to_string())
+}
+
+fn is_past(seconds: i64) -> bool {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    i64::try_from(now).is_ok_and(|now| now >= seconds)
+}
+
+fn lost(cause: impl ToString) -> RunError {
+    RunError::Lost { cause: cause.to_string() }
+}
+
+impl SshSession {
+    async fn channel(&self) -> Result<Channel<client::Msg>, RunError> {
+        self.handle.channel_open_session().await.map_err(|error| match error {
+            russh::Error::ChannelOpenFailure(why) => RunError::Refused {
+                what: "another session on the connection".to_owned(),
+                cause: format!("{why:?}; is MaxSessions of sshd too small?"),
+            },
+            other => lost(other),
+        })
+    }
+}
+
+#[async_trait]
+impl Session for SshSession {
+    async fn run(&self, run: Run<'_>) -> Result<Outcome, RunError> {
+        let Run { command, stdin, mut stdout, mut stderr, stop } = run;
+        let channel = self.channel().await?;
+        channel.exec(true, command).await.map_err(lost)?;
+        let (mut read, write) = channel.split();
+        let feed = async {
+            if let Some(stdin) = stdin {
+                copy(stdin, write.make_writer()).await;
+            }
+            let _ = write.eof().await;
+            std::future::pending::<()>().await;
+        };
+        tokio::pin!(feed);
+        let mut exit = None;
+        let mut tail = Tail::default();
+        let mut stopping = false;
+        loop {
+            let message = tokio::select! {
+                message = read.wait() => message,
+                () = &mut feed => continue,
+                () = stop.cancelled(), if !stopping => {
+                    stopping = true;
+                    // Some servers ignore it; then the channel's end is what is left.
+                    let _ = write.signal(Sig::TERM).await;
+                    continue;
+                }
+            };
+            match message {
+                Some(ChannelMsg::Data { data }) => put(&mut stdout, &data, "stdout cannot be written").await?,
+                Some(ChannelMsg::ExtendedData { data, ext: 1 }) => match &mut stderr {
+                    None => tail.push(&data),
+                    stderr => put(stderr, &data, "stderr cannot be written").await?,
+                },
+                Some(ChannelMsg::Failure) => {
+                    return Err(RunError::Refused {
+                        what: "the command".to_owned(),
+                        cause: "by the server".to_owned(),
+                    });
+                }
+                Some(ChannelMsg::ExitStatus { exit_status }) => exit = Some(Exit::Code(exit_status)),
+                Some(ChannelMsg::ExitSignal { signal_name, .. }) => exit = Some(Exit::Signal(name(&signal_name))),
+                Some(ChannelMsg::Close) | None => break,
+                Some(_) => {}
+            }
+        }
+        // C6: a channel that ends without a status says nothing of the command.
+        exit.map(|exit| Outcome { exit, stderr: tail })
+            .ok_or_else(|| lost("the channel was closed without an exit status"))
+    }
+
+    async fn dial(&self, network: &str, address: &str) -> Result<Box<dyn Stream>, RunError> {
+        let refused = |error: russh::Error| match error {
+            russh::Error::ChannelOpenFailure(why) => {
+                RunError::Refused { what: format!("a connection to {network} {address}"), cause: format!("{why:?}") }
+            }
+            other => lost(other),
+        };
+        let opened = match network {
+            "unix" => self.handle.channel_open_direct_streamlocal(address).await,
+            "tcp" => {
+                let bad = || RunError::Refused {
+                    what: format!("the address {address:?}"),
+                    cause: "it is not host:port".to_owned(),
+                };
+                let (host, port) = address.rsplit_once(':').ok_or_else(bad)?;
+                let port: u16 = port.parse().map_err(|_| bad())?;
+                let host = host.trim_start_matches('[').trim_end_matches(']');
+                self.handle.channel_open_direct_tcpip(host, u32::from(port), "127.0.0.1", 0).await
+            }
+            other => {
+                let what = format!("a connection to {other} {address}");
+                return Err(RunError::Refused { what, cause: "only tcp and unix are possible".to_owned() });
+            }
+        };
+        Ok(Box::new(opened.map_err(refused)?.into_stream()))
+    }
+
+    async fn dial_run(&self, command: &str) -> Result<Box<dyn Stream>, RunError> {
+        let channel = self.channel().await?;
+        channel.exec(false, command).await.map_err(lost)?;
+        Ok(Box::new(channel.into_stream()))
+    }
+
+    async fn close(&self) {
+        let _ = self.handle.disconnect(Disconnect::ByApplication, "", "en").await;
+    }
+}
+
+/// Copies until either end is closed: a command need not read its input.
+async fn copy(from: &mut (dyn AsyncRead + Send + Unpin), to: impl AsyncWrite) {
+    tokio::pin!(to);
+    let mut buffer = vec![0; 32 * 1024];
+    while let Ok(n) = from.read(&mut buffer).await {
+        if n == 0 || to.write_all(buffer.get(..n).unwrap_or_default()).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn put(
+    to: &mut Option<&mut (dyn AsyncWrite + Send + Unpin)>,
+    data: &[u8],
+    what: &'static str,
+) -> Result<(), RunError> {
+    match to {
+        Some(to) => to.write_all(data).await.map_err(|source| RunError::Local { what, source }),
+        None => Ok(()),
+    }
+}
+
+fn name(signal: &Sig) -> String {
+    match signal {
+        Sig::Custom(name) => name.clone(),
+        known => format!("{known:?}"),
+    }
+}

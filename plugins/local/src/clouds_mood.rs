@@ -1,0 +1,120 @@
+//! What a cloud does beside what it is asked for: limits, failures, losses.
+
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use tokio::time::Instant;
+
+use crate::config::Config;
+
+/// Chance and limits.
+pub(crate) struct Mood {
+    config: Config,
+    random: StdRng,
+    /// Creations that may be granted now, and when that was counted.
+    tokens: f64,
+    counted: Instant,
+}
+
+impl Mood {
+    pub(crate) fn new(config: Config) -> Self {
+        let seed = if config.seed == 0 { rand::random() } else { config.seed };
+        if config.request_failure_rate + config.boot_failure_rate + config.losses_per_minute > 0.0 {
+            tracing::info!(seed, "what is left to chance repeats with this seed");
+        }
+        let tokens = f64::from(config.creations_per_second);
+        Self { config, random: StdRng::seed_from_u64(seed), tokens, counted: Instant::now() }
+    }
+
+    /// How many of `n` are granted.
+    ///
+    /// # Errors
+    /// The request fails as a whole.
+    pub(crate) fn grant(&mut self, n: u32, now: Instant) -> Result<u32, &'static str> {
+        if self.happens(self.config.request_failure_rate) {
+            return Err("the cloud has no capacity at the moment (request_failure_rate)");
+        }
+        let mut granted = n;
+        if self.config.grant_max > 0 {
+            granted = granted.min(self.config.grant_max);
+        }
+        let rate = f64::from(self.config.creations_per_second);
+        if rate > 0.0 {
+            let passed = now.saturating_duration_since(self.counted).as_secs_f64();
+            self.tokens = (self.tokens + passed * rate).min(rate);
+            self.counted = now;
+            while f64::from(granted) > self.tokens {
+                granted -= 1;
+            }
+            self.tokens -= f64::from(granted);
+        }
+        Ok(granted)
+    }
+
+    /// Until an instance boots.
+    pub(crate) fn boot_delay(&mut self) -> Duration {
+        let jitter = self.config.boot_jitter;
+        let factor = if jitter > 0.0 { self.random.random_range(1.0 - jitter..=1.0 + jitter) } else { 1.0 };
+        Duration::from_millis(self.config.boot_delay_ms).mul_f64(factor)
+    }
+
+    /// Whether an instance never comes up.
+    pub(crate) fn fails_to_boot(&mut self) -> bool {
+        self.happens(self.config.boot_failure_rate)
+    }
+
+    /// When a running instance is lost; `None`: not by chance. Losses have no memory: exponential.
+    pub(crate) fn loss_after(&mut self) -> Option<Duration> {
+        let rate = self.config.losses_per_minute / 60.0;
+        if rate <= 0.0 {
+            return None;
+        }
+        let part: f64 = self.random.random_range(f64::EPSILON..1.0);
+        Some(Duration::from_secs_f64((-part.ln() / rate).min(1e9)))
+    }
+
+    fn happens(&mut self, rate: f64) -> bool {
+        rate > 0.0 && self.random.random_bool(rate)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mood(change: impl FnOnce(&mut Config)) -> Mood {
+        let mut config = Config { seed: 7, ..Config::default() };
+        change(&mut config);
+        Mood::new(config)
+    }
+
+    #[tokio::test]
+    async fn a_rate_limits_what_is_granted_and_comes_back_with_time() {
+        let mut mood = mood(|config| config.creations_per_second = 4);
+        let start = Instant::now();
+        assert_eq!(mood.grant(10, start), Ok(4));
+        assert_eq!(mood.grant(10, start), Ok(0));
+        assert_eq!(mood.grant(10, start + Duration::from_millis(500)), Ok(2));
+        assert_eq!(mood.grant(10, start + Duration::from_secs(60)), Ok(4), "no more than a second's worth is saved up");
+    }
+
+    #[tokio::test]
+    async fn grants_can_be_short_and_requests_can_fail() {
+        assert_eq!(mood(|config| config.grant_max = 3).grant(10, Instant::now()), Ok(3));
+        let mut failing = mood(|config| config.request_failure_rate = 0.5);
+        let failed = (0..1000).filter(|_| failing.grant(1, Instant::now()).is_err()).count();
+        assert!((400..600).contains(&failed), "{failed} of 1000 with rate 0.5");
+    }
+
+    #[tokio::test]
+    async fn the_same_seed_gives_the_same_losses() {
+        let losses = || {
+            let mut mood = mood(|config| config.losses_per_minute = 2.0);
+            (0..100).map(|_| mood.loss_after()).collect::<Vec<_>>()
+        };
+        assert_eq!(losses(), losses());
+        let mean = losses().iter().flatten().map(Duration::as_secs_f64).sum::<f64>() / 100.0;
+        assert!((20.0..45.0).contains(&mean), "two in a minute are one in 30 s, not in {mean} s");
+    }
+}

@@ -1,0 +1,90 @@
+//! The settings.
+
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Settings of the plugin; all have defaults.
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[serde(default)]
+pub(crate) struct Config {
+    /// Name of the group.
+    pub(crate) name: String,
+    /// The most instances.
+    pub(crate) max_size: u32,
+    /// Directory below which each instance has its own; empty: a temporary one.
+    pub(crate) directory: PathBuf,
+    /// `auto`: namespaces where the system permits them; `namespaces`: an error where not; `none`.
+    pub(crate) isolation: Isolation,
+    /// Milliseconds from the request of an instance until it boots.
+    pub(crate) boot_delay_ms: u64,
+    /// Part by which the boot delay varies, 0 to 1.
+    pub(crate) boot_jitter: f64,
+    /// Creations per second that the cloud grants; 0: no limit. What is above is not granted.
+    pub(crate) creations_per_second: u32,
+    /// The most instances that one request is granted; 0: no limit.
+    pub(crate) grant_max: u32,
+    /// Part of requests that fail, 0 to 1.
+    pub(crate) request_failure_rate: f64,
+    /// Part of instances that never come up, 0 to 1.
+    pub(crate) boot_failure_rate: f64,
+    /// Running instances lost in a minute, on average, of each one.
+    pub(crate) losses_per_minute: f64,
+    /// Seed of all that is left to chance; 0: another one each time.
+    pub(crate) seed: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            name: "local".to_owned(),
+            max_size: 10,
+            directory: PathBuf::new(),
+            isolation: Isolation::Auto,
+            boot_delay_ms: 0,
+            boot_jitter: 0.0,
+            creations_per_second: 0,
+            grant_max: 0,
+            request_failure_rate: 0.0,
+            boot_failure_rate: 0.0,
+            losses_per_minute: 0.0,
+            seed: 0,
+        }
+    }
+}
+
+/// How instances are kept apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Isolation {
+    /// Namespaces where the system permits them.
+    Auto,
+    /// Namespaces, or nothing works.
+    Namespaces,
+    /// Process groups.
+    None,
+}
+
+impl Config {
+    /// What is wrong with the values.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        if self.max_size == 0 {
+            return Err("max_size must be at least 1".to_owned());
+        }
+        let rates = [
+            ("boot_jitter", self.boot_jitter),
+            ("request_failure_rate", self.request_failure_rate),
+            ("boot_failure_rate", self.boot_failure_rate),
+        ];
+        for (key, rate) in rates {
+            if !(0.0..=1.0).contains(&rate) {
+                return Err(format!("{key} = {rate} is no part of a whole; use 0 to 1"));
+            }
+        }
+        if !self.losses_per_minute.is_finite() || self.losses_per_minute < 0.0 {
+            return Err(format!("losses_per_minute = {} must be 0 or more", self.losses_per_minute));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,217 @@
+//! The SSH server of an instance: one key, commands by `sh -c`, streams to sockets.
+
+use std::collections::{HashMap, HashSet};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use russh::keys::{PrivateKey, PublicKey};
+use russh::server::{Auth, ChannelOpenHandle, Config, Handler, Msg, Session, VerifiedPublicKey};
+use russh::{Channel, ChannelId, ChannelMsg, ChannelReadHalf, ChannelWriteHalf};
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::process::{Child, Command};
+
+/// The process groups of the commands that run.
+#[derive(Clone, Default)]
+pub(crate) struct Commands(Arc<Mutex<HashSet<i32>>>);
+
+impl Commands {
+    fn change(&self, change: impl FnOnce(&mut HashSet<i32>)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Ends what runs.
+    pub(crate) fn kill_all(&self) {
+        self.change(|groups| groups.drain().for_each(|group| signal(group, Signal::KILL)));
+    }
+}
+
+fn signal(group: i32, signal: Signal) {
+    if let Some(group) = Pid::from_raw(group) {
+        let _ = kill_process_group(group, signal);
+    }
+}
+
+/// Serves until it is dropped.
+pub(crate) async fn accept(listener: TcpListener, host_key: PrivateKey, authorized: PublicKey, commands: Commands) {
+    let config = Arc::new(Config { keys: vec![host_key], nodelay: true, ..Config::default() });
+    loop {
+        let Ok((stream, _)) = listener.accept().await else { return };
+        let _ = stream.set_nodelay(true);
+        let config = Arc::clone(&config);
+        let login = Login { authorized: authorized.clone(), commands: commands.clone(), channels: HashMap::new() };
+        tokio::spawn(async move {
+            // A connection that breaks is that one's own matter.
+            if let Ok(session) = russh::server::run_stream(config, stream, login).await {
+                let _ = session.await;
+            }
+        });
+    }
+}
+
+/// One connection.
+struct Login {
+    authorized: PublicKey,
+    commands: Commands,
+    /// Sessions that have no command yet.
+    channels: HashMap<ChannelId, Channel<Msg>>,
+}
+
+impl Handler for Login {
+    type Error = russh::Error;
+
+    async fn auth_publickey(&mut self, _: &str, key: VerifiedPublicKey<'_>) -> Result<Auth, russh::Error> {
+        let known = key.public_key.key_data() == self.authorized.key_data();
+        Ok(if known { Auth::Accept } else { Auth::reject() })
+    }
+
+    async fn channel_open_session(
+        &mut self,
+        channel: Channel<Msg>,
+        reply: ChannelOpenHandle,
+        _: &mut Session,
+    ) -> Result<(), russh::Error> {
+        self.channels.insert(channel.id(), channel);
+        reply.accept().await;
+        Ok(())
+    }
+
+    async fn exec_request(&mut self, id: ChannelId, line: &[u8], session: &mut Session) -> Result<(), russh::Error> {
+        let Some(channel) = self.channels.remove(&id) else { return session.channel_failure(id) };
+        let line = String::from_utf8_lossy(line).into_owned();
+        let mut command = Command::new("sh");
+        command.args(["-c", &line]).process_group(0).kill_on_drop(true);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        match command.spawn() {
+            Ok(child) => {
+                session.channel_success(id)?;
+                tokio::spawn(run(child, channel, self.commands.clone()));
+                Ok(())
+            }
+            Err(_) => session.channel_failure(id),
+        }
+    }
+
+    async fn channel_open_direct_tcpip(
+        &mut self,
+        channel: Channel<Msg>,
+        host: &str,
+        port: u32,
+        _: &str,
+        _: u32,
+        reply: ChannelOpenHandle,
+        _: &mut Session,
+    ) -> Result<(), russh::Error> {
+        let Ok(port) = u16::try_from(port) else { return Ok(()) };
+        // Dropped without a word, the reply is a refusal.
+        if let Ok(stream) = TcpStream::connect((host, port)).await {
+            reply.accept().await;
+            tokio::spawn(join(channel, stream));
+        }
+        Ok(())
+    }
+
+    async fn channel_open_direct_streamlocal(
+        &mut self,
+        channel: Channel<Msg>,
+        path: &str,
+        reply: ChannelOpenHandle,
+        _: &mut Session,
+    ) -> Result<(), russh::Error> {
+        if let Ok(stream) = UnixStream::connect(path).await {
+            reply.accept().await;
+            tokio::spawn(join(channel, stream));
+        }
+        Ok(())
+    }
+}
+
+async fn join(channel: Channel<Msg>, mut stream: impl AsyncRead + AsyncWrite + Unpin) {
+    let mut channel = channel.into_stream();
+    let _ = tokio::io::copy_bidirectional(&mut channel, &mut stream).await;
+}
+
+/// A command from its start to its exit status. Its process group ends with it, and with its channel.
+async fn run(mut child: Child, channel: Channel<Msg>, commands: Commands) {
+    let group = child.id().and_then(|id| i32::try_from(id).ok()).unwrap_or(0);
+    commands.change(|groups| {
+        groups.insert(group);
+    });
+    let (read, write) = channel.split();
+    let exit = finish(&mut child, &write, group, read).await;
+    signal(group, Signal::KILL);
+    commands.change(|groups| {
+        groups.remove(&group);
+    });
+    if let Some(code) = exit {
+        let _ = write.eof().await;
+        let _ = write.exit_status(code).await;
+    }
+    let _ = write.close().await;
+}
+
+/// Copies what it prints, feeds what it reads, and waits for its end. `None`: the client went away.
+async fn finish(
+    child: &mut Child,
+    write: &ChannelWriteHalf<Msg>,
+    group: i32,
+    mut read: ChannelReadHalf,
+) -> Option<u32> {
+    let (mut stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let print = async {
+        let out = async {
+            if let Some(stdout) = stdout {
+                let _ = write.data(stdout).await;
+            }
+        };
+        let err = async {
+            if let Some(stderr) = stderr {
+                let _ = write.extended_data(1, stderr).await;
+            }
+        };
+        tokio::join!(out, err);
+    };
+    let listen = async {
+        loop {
+            match read.wait().await {
+                Some(ChannelMsg::Data { data }) => {
+                    let written = match &mut stdin {
+                        Some(to) => to.write_all(&data).await,
+                        None => Ok(()),
+                    };
+                    if written.is_err() {
+                        stdin = None;
+                    }
+                }
+                Some(ChannelMsg::Eof) => stdin = None,
+                Some(ChannelMsg::Signal { signal: name }) => {
+                    let known = match name {
+                        russh::Sig::KILL => Signal::KILL,
+                        russh::Sig::INT => Signal::INT,
+                        russh::Sig::HUP => Signal::HUP,
+                        russh::Sig::QUIT => Signal::QUIT,
+                        _ => Signal::TERM,
+                    };
+                    signal(group, known);
+                }
+                Some(ChannelMsg::Close) | None => return,
+                Some(_) => {}
+            }
+        }
+    };
+    let status = async {
+        print.await;
+        child.wait().await
+    };
+    tokio::select! {
+        status = status => {
+            let status = status.ok()?;
+            // As a shell tells of a signal.
+            let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(255);
+            u32::try_from(code).ok()
+        }
+        () = listen => None,
+    }
+}

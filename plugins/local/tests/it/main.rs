@@ -1,0 +1,217 @@
+//! The plugin as a process under Muster's host, its instances reached by SSH.
+
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+use std::path::Path;
+use std::time::Duration;
+
+use muster_fleeting::connector::{DialError, Exit, KnownHosts, Run, RunError, Session, Target, dial};
+use muster_fleeting::host::{Group, PluginSpec};
+use muster_fleeting::model::{InstanceId, InstanceState};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_util::sync::CancellationToken;
+
+async fn group(config: Value) -> Group {
+    let mut spec = PluginSpec::new(env!("CARGO_BIN_EXE_fleeting-plugin-local"));
+    spec.config = config;
+    Group::start(spec).await.unwrap()
+}
+
+/// Asks until all of `n` instances are in the state: the protocol has no event for it.
+async fn wait(group: &Group, state: InstanceState, n: usize) -> Vec<InstanceId> {
+    loop {
+        let instances = group.update().await.unwrap().instances;
+        let mut ids: Vec<InstanceId> = instances.into_iter().filter(|(_, is)| *is == state).map(|(id, _)| id).collect();
+        if ids.len() == n {
+            ids.sort();
+            return ids;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn target(group: &Group, id: &InstanceId) -> Target {
+    Target { instance: id.clone(), info: group.connect_info(id).await.unwrap(), use_external_addr: false }
+}
+
+async fn one(config: Value) -> (Group, Target, Box<dyn Session>) {
+    let group = group(config).await;
+    assert_eq!(group.increase(1).await.unwrap(), 1);
+    let id = wait(&group, InstanceState::Running, 1).await.remove(0);
+    let target = target(&group, &id).await;
+    let session = dial(&target, &KnownHosts::default()).await.unwrap();
+    (group, target, session)
+}
+
+async fn output(session: &dyn Session, command: &str) -> (Exit, String, String) {
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let run = Run { stdout: Some(&mut stdout), stderr: Some(&mut stderr), ..Run::new(command) };
+    let outcome = session.run(run).await.unwrap();
+    (outcome.exit, String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+#[tokio::test]
+async fn commands_run_in_an_instance_of_their_own() {
+    for isolation in ["auto", "none"] {
+        let (group, target, session) = one(json!({ "isolation": isolation })).await;
+        let (exit, home, _) = output(&*session, "pwd; echo $HOME").await;
+        assert_eq!(exit, Exit::Code(0));
+        let lines: Vec<&str> = home.lines().collect();
+        assert_eq!(lines[0], lines[1]);
+        assert!(lines[0].ends_with(target.instance.as_str()));
+        let (exit, stdout, stderr) = output(&*session, "echo out; echo err >&2; exit 7").await;
+        assert_eq!((exit, stdout.as_str(), stderr.as_str()), (Exit::Code(7), "out\n", "err\n"), "C6");
+        let (exit, ..) = output(&*session, "kill -9 $$").await;
+        assert_eq!(exit, Exit::Code(137));
+
+        // Input goes in, all of it, and ends.
+        let text = "x".repeat(3_000_000);
+        let (mut input, mut count) = (text.as_bytes(), Vec::new());
+        let run = Run { stdin: Some(&mut input), stdout: Some(&mut count), ..Run::new("wc -c") };
+        session.run(run).await.unwrap();
+        assert_eq!(String::from_utf8(count).unwrap().trim(), "3000000");
+
+        group.decrease(std::slice::from_ref(&target.instance)).await.unwrap();
+        wait(&group, InstanceState::Deleting, 0).await;
+        assert!(!Path::new(lines[0]).exists(), "its directory goes with it");
+        group.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn c8_errors_that_nobody_takes_are_kept_at_their_end() {
+    let (group, _, session) = one(json!({})).await;
+    let outcome = session.run(Run::new("yes eeeeeee | head -c 1048576 >&2; echo last >&2; exit 1")).await.unwrap();
+    assert_eq!(outcome.exit, Exit::Code(1));
+    assert!(outcome.stderr.to_string().ends_with("eeeeeee\nlast\n"));
+    assert_eq!(outcome.stderr.omitted(), 1_048_576 + 5 - 32_767);
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn c7_streams_reach_sockets_in_the_instance() {
+    let (group, _, session) = one(json!({"isolation": "none"})).await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let echo = async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut buffer = [0; 5];
+        stream.read_exact(&mut buffer).await.unwrap();
+        stream.write_all(&buffer).await.unwrap();
+    };
+    let ask = async {
+        let mut stream = session.dial("tcp", &listener.local_addr().unwrap().to_string()).await.unwrap();
+        stream.write_all(b"hello").await.unwrap();
+        let mut buffer = [0; 5];
+        stream.read_exact(&mut buffer).await.unwrap();
+        assert_eq!(&buffer, b"hello");
+    };
+    tokio::join!(echo, ask);
+    let refused = session.dial("unix", "/nowhere").await.err().unwrap();
+    assert!(matches!(refused, RunError::Refused { .. }), "{refused}");
+
+    let mut stream = session.dial_run("tr a-z A-Z").await.unwrap();
+    stream.write_all(b"shout").await.unwrap();
+    stream.shutdown().await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    assert_eq!(text, "SHOUT");
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn c4_credentials_that_are_refused_are_told_at_once() {
+    let (group, mut target, _session) = one(json!({})).await;
+    target.info.connector.timeout = Duration::from_secs(3600);
+    target.info.connector.key = Vec::new();
+    target.info.connector.password = "wrong".to_owned();
+    let error = dial(&target, &KnownHosts::default()).await.err().unwrap();
+    assert!(matches!(error, DialError::Auth { method: "password", .. }), "{error}");
+    target.info.connector.key = b"no key".to_vec();
+    let error = dial(&target, &KnownHosts::default()).await.err().unwrap();
+    assert!(matches!(error, DialError::Key { .. }), "{error}");
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn a_host_key_is_believed_once() {
+    let group = group(json!({})).await;
+    group.increase(2).await.unwrap();
+    let ids = wait(&group, InstanceState::Running, 2).await;
+    let hosts = KnownHosts::default();
+    let first = target(&group, &ids[0]).await;
+    dial(&first, &hosts).await.unwrap();
+    dial(&first, &hosts).await.unwrap();
+    // Another machine answers under the first one's name.
+    let mut other = target(&group, &ids[1]).await;
+    other.instance = ids[0].clone();
+    let error = dial(&other, &hosts).await.err().unwrap();
+    assert!(matches!(error, DialError::HostKey { .. }), "{error}");
+    hosts.forget(&ids[0]);
+    dial(&other, &hosts).await.unwrap();
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn c5_a_port_that_refuses_is_tried_with_pauses_until_the_budget_ends() {
+    let (group, mut target, _session) = one(json!({})).await;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    target.info.internal_addr = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    target.info.connector.timeout = Duration::from_secs(2);
+    let error = dial(&target, &KnownHosts::default()).await.err().unwrap();
+    let DialError::Unreachable { tries, .. } = error else { panic!("{error}") };
+    assert!((2..40).contains(&tries), "{tries} tries in 2 s, where the Go host makes 86,000");
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn a_command_that_is_stopped_leaves_nothing_and_a_lost_instance_gives_no_status() {
+    let (group, target, session) = one(json!({})).await;
+    let stop = CancellationToken::new();
+    let mut line = Vec::new();
+    let (mut reader, mut writer) = tokio::io::duplex(64);
+    let run = Run { stdout: Some(&mut writer), stop: stop.clone(), ..Run::new("echo up; exec sleep 600") };
+    let watch = async {
+        while !line.ends_with(b"\n") {
+            line.push(reader.read_u8().await.unwrap());
+        }
+        stop.cancel();
+    };
+    let (outcome, ()) = tokio::join!(session.run(run), watch);
+    assert_eq!(outcome.unwrap().exit, Exit::Code(143), "SIGTERM");
+
+    let (mut reader, mut writer) = tokio::io::duplex(64);
+    let run = Run { stdout: Some(&mut writer), ..Run::new("echo up; exec sleep 600") };
+    let watch = async {
+        reader.read_u8().await.unwrap();
+        group.decrease(std::slice::from_ref(&target.instance)).await.unwrap();
+    };
+    let (lost, ()) = tokio::join!(session.run(run), watch);
+    assert!(matches!(lost.unwrap_err(), RunError::Lost { .. }), "C6: no status, where the Go host says 0");
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn the_cloud_can_be_made_bad() {
+    let group = group(json!({"boot_failure_rate": 1.0, "grant_max": 2, "max_size": 3})).await;
+    assert_eq!(group.increase(5).await.unwrap(), 2, "short grants");
+    wait(&group, InstanceState::Timeout, 2).await;
+    assert!(group.update().await.unwrap().instances.is_empty(), "told once");
+    group.stop().await;
+    let group = self::group(json!({"losses_per_minute": 60_000.0})).await;
+    group.increase(1).await.unwrap();
+    wait(&group, InstanceState::Creating, 0).await;
+    wait(&group, InstanceState::Running, 0).await;
+    group.stop().await;
+}
+
+#[test]
+fn the_reference_in_the_documents_is_the_plugins_own() {
+    let output =
+        std::process::Command::new(env!("CARGO_BIN_EXE_fleeting-plugin-local")).arg("settings").output().unwrap();
+    let reference = String::from_utf8(output.stdout).unwrap();
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/plugin-local.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.contains(&reference), "put this into docs/reference/plugin-local.md:\n{reference}");
+}
