@@ -98,7 +98,7 @@ pub(super) struct RunArgs {
     pub(super) needs: bool,
     #[command(flatten)]
     pub(super) pipeline: PipelineArgs,
-    /// How many jobs run at the same time [default: the number of processors].
+    /// How many jobs run at the same time [default: the number of processors, at least 8].
     #[arg(short = 'j', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(super) concurrent: Option<u16>,
     /// Time limit of jobs that set none: seconds, or as in `1h 30m`.

@@ -21,6 +21,9 @@ use super::Ready;
 use super::server::Door;
 use super::supervisor::ManagerOptions;
 
+/// Jobs at the same time where the user says nothing and the machine is small: jobs wait more than they compute.
+const CONCURRENT_MIN: usize = 8;
+
 /// Commits that a job fetches, as on GitLab.
 const DEPTH: i64 = 20;
 
@@ -138,7 +141,7 @@ pub(super) async fn manager_options(
         write_private_bytes(&token_file, credentials.token.as_bytes())
     };
     write().map_err(|source| CiError::State { path: token_file.clone(), source })?;
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let processors = std::thread::available_parallelism().map_or(1, usize::from).max(CONCURRENT_MIN);
     let program = std::env::current_exe().map_err(CiError::system("cannot find the path of this program"))?;
     Ok(ManagerOptions {
         program,
