@@ -196,8 +196,13 @@ async fn a_command_that_is_stopped_leaves_nothing_and_a_lost_instance_gives_no_s
 async fn the_cloud_can_be_made_bad() {
     let group = group(json!({"boot_failure_rate": 1.0, "grant_max": 2, "max_size": 3})).await;
     assert_eq!(group.increase(5).await.unwrap(), 2, "short grants");
-    wait(&group, InstanceState::Timeout, 2).await;
-    assert!(group.update().await.unwrap().instances.is_empty(), "told once");
+    // Each is told once, in whichever look comes first.
+    let mut told = Vec::new();
+    while told.len() < 2 {
+        let instances = group.update().await.unwrap().instances;
+        told.extend(instances.into_iter().filter(|(_, is)| *is == InstanceState::Timeout).map(|(id, _)| id));
+    }
+    assert!(group.update().await.unwrap().instances.is_empty(), "told once: {told:?}");
     group.stop().await;
     let group = self::group(json!({"losses_per_minute": 60_000.0})).await;
     group.increase(1).await.unwrap();
