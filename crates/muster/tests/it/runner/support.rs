@@ -22,7 +22,7 @@ impl Home {
     /// `gitlab-runner` with these arguments, and none of the tester's settings.
     pub(crate) fn command<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Command {
         // A shell's background job ignores SIGINT and SIGQUIT, and so does all that it starts: here they count.
-        let mut command = Command::new("env");
+        let mut command = Command::new("/usr/bin/env");
         command.arg("--default-signal=INT,QUIT,HUP").arg(self.path("gitlab-runner"));
         command.args(arguments).env_clear().env("HOME", self.folder.path()).current_dir(self.folder.path());
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
