@@ -15,6 +15,17 @@ pub(crate) const SOCKET_DIR_KEY: &str = "PLUGIN_UNIX_SOCKET_DIR";
 /// The one capability that the protocol knows.
 pub(crate) const SUSPEND_RESUME: &str = "suspend_resume";
 
+/// `google.rpc.Status`, in which a plugin says what it did before it failed (fleeting.md 2.4).
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct RichStatus {
+    #[prost(int32, tag = "1")]
+    pub(crate) code: i32,
+    #[prost(string, tag = "2")]
+    pub(crate) message: String,
+    #[prost(message, repeated, tag = "3")]
+    pub(crate) details: Vec<prost_types::Any>,
+}
+
 /// `proto.InstanceGroup` and its messages.
 #[expect(unreachable_pub, clippy::too_many_lines, reason = "generated")]
 pub(crate) mod group {

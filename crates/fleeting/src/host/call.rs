@@ -10,7 +10,7 @@ use tonic::{Code, Status};
 use super::Limits;
 use super::connection::Connection;
 use crate::model::{ConnectInfo, ConnectorConfig, ConnectorConfigError, GroupInfo, InstanceId, InstanceState};
-use crate::protocol::{SUSPEND_RESUME, group};
+use crate::protocol::{RichStatus, SUSPEND_RESUME, group};
 
 /// Instances of one snapshot; more is no group that this host can hold.
 const INSTANCES_MAX: usize = 100_000;
@@ -91,17 +91,6 @@ pub(super) struct Caller {
     pub(super) plugin: String,
     pub(super) connection: Connection,
     pub(super) limits: Limits,
-}
-
-/// `google.rpc.Status`, in which a plugin says what it did before it failed (fleeting.md 2.4).
-#[derive(Clone, PartialEq, prost::Message)]
-struct RichStatus {
-    #[prost(int32, tag = "1")]
-    code: i32,
-    #[prost(string, tag = "2")]
-    message: String,
-    #[prost(message, repeated, tag = "3")]
-    details: Vec<prost_types::Any>,
 }
 
 impl Caller {

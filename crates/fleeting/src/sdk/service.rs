@@ -10,13 +10,13 @@ use tonic::{Code, Request, Response, Status};
 use super::config;
 use super::{Partial, Provider, Settings, text};
 use crate::model::{ConnectorConfig, InstanceId};
-use crate::protocol::SUSPEND_RESUME;
 use crate::protocol::group::instance_group_server::InstanceGroup;
 use crate::protocol::group::{
     ConnectInfoRequest, ConnectInfoResponse, DecreaseRequest, DecreaseResponse, Empty, HeartbeatRequest,
     IncreaseRequest, IncreaseResponse, InitRequest, InitResponse, ResumeRequest, ResumeResponse, SuspendRequest,
     SuspendResponse, UpdateResponse,
 };
+use crate::protocol::{RichStatus, SUSPEND_RESUME};
 
 /// The service. The provider exists from `Init` on.
 pub(super) struct Service<P> {
@@ -74,17 +74,6 @@ fn slept(result: Result<Vec<InstanceId>, Partial<Vec<InstanceId>>>, message: &st
         }],
     };
     Err(Status::with_details(Code::Unknown, words, rich.encode_to_vec().into()))
-}
-
-/// `google.rpc.Status`.
-#[derive(Clone, PartialEq, prost::Message)]
-struct RichStatus {
-    #[prost(int32, tag = "1")]
-    code: i32,
-    #[prost(string, tag = "2")]
-    message: String,
-    #[prost(message, repeated, tag = "3")]
-    details: Vec<prost_types::Any>,
 }
 
 fn ids(texts: Vec<String>) -> Vec<InstanceId> {
