@@ -16,7 +16,12 @@ const USAGE: u8 = 2;
 /// reference of its settings; `bootstrap REPOSITORY` copies it to where plugins are looked for.
 #[must_use]
 pub fn main<P: Provider>() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    main_with::<P>(&std::env::args().skip(1).collect::<Vec<_>>())
+}
+
+/// [`main`] with other arguments than the process's own: for a plugin that is built into another program.
+#[must_use]
+pub fn main_with<P: Provider>(arguments: &[String]) -> ExitCode {
     match arguments.first().map(String::as_str) {
         Some("-version" | "--version" | "version") => print(&version::<P>()),
         Some("settings") => print(&config::reference::<P::Config>()),

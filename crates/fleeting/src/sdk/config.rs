@@ -15,8 +15,27 @@ pub enum ConfigError {
     Value(String),
 }
 
+/// A key that the plugin does not know.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Unknown {
+    pub(super) key: String,
+    /// The known one that was meant, perhaps.
+    pub(super) nearest: Option<String>,
+}
+
+impl Unknown {
+    /// Keys further apart than a third of their letters have nothing to do with each other.
+    fn new(key: String, known: &[(String, Map<String, Value>, bool)]) -> Self {
+        let lower = key.to_lowercase();
+        let distance = |name: &str| strsim::osa_distance(&lower, &name.to_lowercase());
+        let nearest = known.iter().map(|(name, ..)| (distance(name), name)).min();
+        let nearest = nearest.filter(|(distance, name)| *distance <= name.len().max(3) / 3);
+        Self { nearest: nearest.map(|(_, name)| name.clone()), key }
+    }
+}
+
 /// Reads the settings. Returns also the keys that the plugin does not know.
-pub(super) fn read<C: DeserializeOwned + JsonSchema>(bytes: &[u8]) -> Result<(C, Vec<String>), ConfigError> {
+pub(super) fn read<C: DeserializeOwned + JsonSchema>(bytes: &[u8]) -> Result<(C, Vec<Unknown>), ConfigError> {
     if bytes.is_empty() {
         return Err(ConfigError::Json("unexpected end of JSON input".to_owned()));
     }
@@ -32,7 +51,7 @@ pub(super) fn read<C: DeserializeOwned + JsonSchema>(bytes: &[u8]) -> Result<(C,
     for (key, value) in object {
         let exact = known.iter().find(|(name, ..)| *name == key);
         let Some((name, ..)) = exact.or_else(|| known.iter().find(|(name, ..)| name.eq_ignore_ascii_case(&key))) else {
-            unknown.push(key);
+            unknown.push(Unknown::new(key, &known));
             continue;
         };
         if exact.is_some() || !config.contains_key(name) {
@@ -142,7 +161,10 @@ mod tests {
     fn p6_keys_come_in_any_letter_case_and_unknown_ones_are_told() {
         let (config, unknown) = read::<Config>(br#"{"NAME":"a","Max_Size":3,"colour":"red"}"#).unwrap();
         assert_eq!(config, Config { name: "a".to_owned(), max_size: 3, zone: None, how: How::Well });
-        assert_eq!(unknown, ["colour"]);
+        assert_eq!(unknown, [Unknown { key: "colour".to_owned(), nearest: None }]);
+        let (_, unknown) = read::<Config>(br#"{"name":"a","maxsize":3,"zine":"b"}"#).unwrap();
+        let nearest: Vec<_> = unknown.iter().map(|unknown| unknown.nearest.as_deref()).collect();
+        assert_eq!(nearest, [Some("max_size"), Some("zone")]);
     }
 
     #[test]

@@ -31,6 +31,7 @@ mod command_line;
 mod config;
 mod log;
 mod parent;
+pub mod program;
 mod serve;
 mod service;
 
@@ -40,7 +41,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 pub use crate::model::{ConnectInfo, ConnectorConfig, InstanceId, InstanceState};
-pub use command_line::main;
+pub use command_line::{main, main_with};
 pub use config::{ConfigError, reference};
 
 /// Whatever went wrong at the provider. Its text, with its causes, is what the operator reads.

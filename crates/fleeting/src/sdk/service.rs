@@ -96,8 +96,11 @@ impl<P: Provider> InstanceGroup for Service<P> {
         }
         let (config, ignored) =
             config::read::<P::Config>(&config).map_err(|error| Status::unknown(error.to_string()))?;
-        for key in ignored {
-            tracing::warn!(key, "plugin_config: unknown key is ignored");
+        for config::Unknown { key, nearest } in ignored {
+            match nearest {
+                Some(nearest) => tracing::warn!(key, "plugin_config: unknown key is ignored; is `{nearest}` meant?"),
+                None => tracing::warn!(key, "plugin_config: unknown key is ignored"),
+            }
         }
         // A host that sends no settings means empty ones (P8, where Go plugins die).
         let connector = settings.and_then(|settings| settings.connector_config).unwrap_or_default();

@@ -1,0 +1,272 @@
+//! Programs that a plugin runs: each has a limit, its stderr goes to the log, and none is left when the wait for it ends.
+
+use std::collections::VecDeque;
+use std::io::ErrorKind;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, Command};
+
+/// Bytes of stdout that are taken.
+const STDOUT_MAX_BYTES: usize = 4 * 1024 * 1024;
+/// Bytes of one line of stderr; a longer one is logged in pieces.
+const LINE_MAX_BYTES: usize = 8 * 1024;
+/// Lines of stderr that an error quotes.
+const SAID_LINES: usize = 5;
+/// From SIGTERM to SIGKILL.
+const GRACE: Duration = Duration::from_secs(2);
+/// For what a program printed last, where something that it left running holds its pipes.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+/// Tries to start a file that somebody is still writing, and the pause between them.
+const BUSY_TRIES: u32 = 10;
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
+
+/// A program that ran to its end.
+#[derive(Debug)]
+pub struct Finished {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// What it printed.
+    pub stdout: String,
+    /// The last lines of its stderr, one after the other.
+    pub said: String,
+}
+
+impl Finished {
+    /// Success, or an error with status and last words.
+    ///
+    /// # Errors
+    /// [`ProgramError::Failed`].
+    pub fn success(self, name: &str) -> Result<Self, ProgramError> {
+        if self.status.success() { Ok(self) } else { Err(self.failed(name)) }
+    }
+
+    /// Its status and last words as an error.
+    #[must_use]
+    pub fn failed(&self, name: &str) -> ProgramError {
+        let said = if self.said.is_empty() { "it printed no reason to stderr".to_owned() } else { self.said.clone() };
+        ProgramError::Failed { name: name.to_owned(), status: self.status, said }
+    }
+}
+
+/// Why a program has no result.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramError {
+    /// It does not start.
+    #[error("{name} cannot be started; is it there, and executable?")]
+    Start {
+        /// The program.
+        name: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// It took too long, and was ended with all that it started.
+    #[error("{name} did not end within {} s and was killed{said}", limit.as_secs_f64())]
+    Limit {
+        /// The program.
+        name: String,
+        /// How long it had.
+        limit: Duration,
+        /// Its last words, ready to be appended.
+        said: String,
+    },
+    /// It printed more than can be taken.
+    #[error("{name} printed more than {STDOUT_MAX_BYTES} bytes")]
+    TooMuch {
+        /// The program.
+        name: String,
+    },
+    /// It ended without success.
+    #[error("{name} failed ({status}): {said}")]
+    Failed {
+        /// The program.
+        name: String,
+        /// How it ended.
+        status: ExitStatus,
+        /// Its last words.
+        said: String,
+    },
+    /// It cannot be waited for.
+    #[error("{name} cannot be waited for")]
+    Wait {
+        /// The program.
+        name: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// Ends a process group when it is dropped: with a wait that was given up, or with a program over its limit.
+struct EndGroup(Option<Pid>);
+
+impl EndGroup {
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = self.0 {
+            let _ = kill_process_group(group, signal);
+        }
+    }
+}
+
+impl Drop for EndGroup {
+    fn drop(&mut self) {
+        self.signal(Signal::KILL);
+    }
+}
+
+/// Runs a program to its end. Its exit status is the caller's to judge.
+///
+/// It has a process group of its own. What it leaves running stays, unless the program was over its limit or the wait
+/// was given up (the future dropped): then its whole group is ended.
+///
+/// # Errors
+/// [`ProgramError`], but not [`ProgramError::Failed`].
+pub async fn run(mut command: Command, name: &str, input: &[u8], limit: Duration) -> Result<Finished, ProgramError> {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = start(command.process_group(0).kill_on_drop(true), name).await?;
+    let mut group = EndGroup(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw));
+    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let (mut printed, mut said) = (Some(Vec::new()), VecDeque::new());
+    let ended = {
+        let feed = async {
+            if let Some(mut stdin) = stdin {
+                // A program need not read its input.
+                let _ = stdin.write_all(input).await;
+            }
+        };
+        let pumps = async { tokio::join!(feed, take(stdout, &mut printed), tell(stderr, name, &mut said)) };
+        let work = async {
+            tokio::pin!(pumps);
+            tokio::select! {
+                _ = &mut pumps => child.wait().await,
+                status = child.wait() => {
+                    let _ = tokio::time::timeout(LAST_WORDS, pumps).await;
+                    status
+                }
+            }
+        };
+        tokio::time::timeout(limit, work).await
+    };
+    let said = said.into_iter().collect::<Vec<_>>().join(" / ");
+    match ended {
+        Err(_) => {
+            group.signal(Signal::TERM);
+            let _ = tokio::time::timeout(GRACE, child.wait()).await;
+            let said = if said.is_empty() { said } else { format!("; it said: {said}") };
+            Err(ProgramError::Limit { name: name.to_owned(), limit, said })
+        }
+        Ok(Err(source)) => Err(ProgramError::Wait { name: name.to_owned(), source }),
+        Ok(Ok(status)) => {
+            group.0 = None;
+            let stdout = printed.ok_or_else(|| ProgramError::TooMuch { name: name.to_owned() })?;
+            Ok(Finished { status, stdout: String::from_utf8_lossy(&stdout).into_owned(), said })
+        }
+    }
+}
+
+async fn start(command: &mut Command, name: &str) -> Result<Child, ProgramError> {
+    let mut tries = 0;
+    loop {
+        match command.spawn() {
+            Ok(child) => return Ok(child),
+            Err(error) if error.kind() == ErrorKind::ExecutableFileBusy && tries < BUSY_TRIES => {
+                tries += 1;
+                tokio::time::sleep(BUSY_PAUSE).await;
+            }
+            Err(source) => return Err(ProgramError::Start { name: name.to_owned(), source }),
+        }
+    }
+}
+
+/// Reads to the end; `None` in the end where there was too much.
+async fn take(from: Option<impl AsyncRead + Unpin>, to: &mut Option<Vec<u8>>) {
+    let Some(mut from) = from else { return };
+    let mut buffer = vec![0; 32 * 1024];
+    while let Ok(n @ 1..) = from.read(&mut buffer).await {
+        if let Some(kept) = to {
+            kept.extend_from_slice(buffer.get(..n).unwrap_or_default());
+            if kept.len() > STDOUT_MAX_BYTES {
+                *to = None;
+            }
+        }
+    }
+}
+
+/// Each line to the log, the last ones kept.
+async fn tell(from: Option<impl AsyncRead + Unpin>, program: &str, said: &mut VecDeque<String>) {
+    let Some(mut from) = from else { return };
+    let mut line = Vec::new();
+    let mut end = |line: &mut Vec<u8>| {
+        let text = String::from_utf8_lossy(line).trim_end().to_owned();
+        line.clear();
+        if text.is_empty() {
+            return;
+        }
+        tracing::info!(program, "{text}");
+        if said.len() == SAID_LINES {
+            said.pop_front();
+        }
+        said.push_back(text);
+    };
+    let mut buffer = vec![0; LINE_MAX_BYTES];
+    while let Ok(n @ 1..) = from.read(&mut buffer).await {
+        for byte in buffer.get(..n).unwrap_or_default() {
+            if *byte == b'\n' || line.len() == LINE_MAX_BYTES {
+                end(&mut line);
+            }
+            if *byte != b'\n' {
+                line.push(*byte);
+            }
+        }
+    }
+    end(&mut line);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn sh(script: &str, input: &str, limit: Duration) -> Result<Finished, ProgramError> {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        run(command, "sh", input.as_bytes(), limit).await
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[tokio::test]
+    async fn what_a_program_prints_and_how_it_ends_is_kept() {
+        let finished = sh("cat; echo one >&2; printf two >&2; exit 3", "in", LONG).await.unwrap();
+        assert_eq!((finished.stdout.as_str(), finished.said.as_str()), ("in", "one / two"));
+        let error = finished.success("sh").unwrap_err().to_string();
+        assert_eq!(error, "sh failed (exit status: 3): one / two");
+    }
+
+    #[tokio::test]
+    async fn a_program_over_its_limit_is_ended_with_what_it_started() {
+        let directory = tempfile::tempdir().unwrap();
+        let script = format!("sleep 600 & echo $! > {}/pid; echo waiting >&2; wait", directory.path().display());
+        let error = sh(&script, "", Duration::from_millis(500)).await.unwrap_err().to_string();
+        assert_eq!(error, "sh did not end within 0.5 s and was killed; it said: waiting");
+        let pid: i32 = std::fs::read_to_string(directory.path().join("pid")).unwrap().trim().parse().unwrap();
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        assert!(stat.is_empty() || stat.contains(") Z "), "it is left: {stat}");
+    }
+
+    #[tokio::test]
+    async fn what_a_program_leaves_running_keeps_nobody_waiting() {
+        let finished = sh("echo done; sleep 600 & echo $! >&2", "", LONG).await.unwrap();
+        assert_eq!(finished.stdout, "done\n");
+        let pid = Pid::from_raw(finished.said.trim().parse().unwrap()).unwrap();
+        rustix::process::kill_process(pid, Signal::KILL).expect("it still runs");
+    }
+
+    #[tokio::test]
+    async fn output_without_end_is_an_error_and_no_memory() {
+        let error = sh("head -c 20000000 /dev/zero", "", LONG).await.unwrap_err();
+        assert!(matches!(error, ProgramError::TooMuch { .. }), "{error}");
+        let error = run(Command::new("/nowhere/program"), "it", b"", LONG).await.unwrap_err();
+        assert!(matches!(error, ProgramError::Start { .. }), "{error}");
+    }
+}

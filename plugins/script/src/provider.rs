@@ -1,0 +1,122 @@
+//! The calls, each by a program.
+
+use async_trait::async_trait;
+use muster_fleeting::sdk::program::{Finished, ProgramError};
+use muster_fleeting::sdk::{
+    ConnectInfo, ConnectorConfig, Error, Init, InstanceId, InstanceState, Partial, Provider, Settings,
+};
+
+use crate::answer;
+use crate::call::{Call, Programs};
+use crate::config::Config;
+
+/// A group whose calls are programs of the user's.
+pub(crate) struct Script {
+    programs: Programs,
+    connector: ConnectorConfig,
+}
+
+fn words(call: Call, error: answer::AnswerError) -> Error {
+    format!("{}: {error}", call.name()).into()
+}
+
+/// What a program that a plugin cannot do without printed.
+fn needed(call: Call, finished: Result<Option<Finished>, ProgramError>) -> Result<Finished, Error> {
+    let missing = || format!("{}: the script does not have this call (exit status 64)", call.name());
+    Ok(finished?.ok_or_else(missing)?)
+}
+
+impl Script {
+    /// Calls that answer with ids. Silence and success mean all of them.
+    async fn on(&self, call: Call, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
+        let finished = needed(call, self.programs.about(call, &ids).await).map_err(Partial::nothing)?;
+        let said = answer::ids(&finished.stdout).map_err(|error| Partial::nothing(words(call, error)))?;
+        if finished.status.success() {
+            return Ok(said.unwrap_or(ids));
+        }
+        Err(Partial { succeeded: said.unwrap_or_default(), error: finished.failed(call.name()).into() })
+    }
+}
+
+#[async_trait]
+impl Provider for Script {
+    const NAME: &'static str = "script";
+    const VERSION: &'static str = env!("CARGO_PKG_VERSION");
+    type Config = Config;
+
+    async fn init(config: Config, settings: Settings) -> Result<(Self, Init), Error> {
+        config.check()?;
+        let (name, max_size) = (config.name.clone(), config.max_size);
+        let programs = Programs::new(config, settings.connector.clone());
+        let said = match programs.run(Call::Init, Vec::new()).await? {
+            Some(finished) => {
+                let finished = finished.success(Call::Init.name())?;
+                answer::init(&finished.stdout).map_err(|error| words(Call::Init, error))?
+            }
+            None => answer::InitAnswer::default(),
+        };
+        let both = programs.has_executable(Call::Suspend) && programs.has_executable(Call::Resume);
+        let init = Init {
+            id: said.id.unwrap_or_else(|| format!("script/{name}")),
+            max_size: said.max_size.unwrap_or(max_size),
+            can_suspend: said.can_suspend.unwrap_or(both),
+        };
+        tracing::info!(group = init.id, max_size = init.max_size, can_suspend = init.can_suspend, "ready");
+        Ok((Self { programs, connector: settings.connector }, init))
+    }
+
+    async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, Error> {
+        let finished = needed(Call::Update, self.programs.run(Call::Update, Vec::new()).await)?;
+        // Half a list would be instances that are lost: it is all or nothing.
+        let finished = finished.success(Call::Update.name())?;
+        answer::snapshot(&finished.stdout).map_err(|error| words(Call::Update, error))
+    }
+
+    async fn increase(&self, n: u32) -> Result<u32, Partial<u32>> {
+        let finished = needed(Call::Increase, self.programs.run(Call::Increase, vec![n.to_string()]).await);
+        let finished = finished.map_err(Partial::nothing)?;
+        let said = answer::count(&finished.stdout).map_err(|error| Partial::nothing(words(Call::Increase, error)))?;
+        if finished.status.success() {
+            return Ok(said.unwrap_or(n));
+        }
+        Err(Partial { succeeded: said.unwrap_or(0), error: finished.failed(Call::Increase.name()).into() })
+    }
+
+    async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
+        self.on(Call::Decrease, ids).await
+    }
+
+    async fn connect_info(&self, id: InstanceId) -> Result<ConnectInfo, Error> {
+        let finished = needed(Call::ConnectInfo, self.programs.about(Call::ConnectInfo, &[id]).await)?;
+        let finished = finished.success(Call::ConnectInfo.name())?;
+        let (mut info, path) =
+            answer::connect_info(&finished.stdout, &self.connector).map_err(|error| words(Call::ConnectInfo, error))?;
+        if let Some(path) = path {
+            info.connector.key =
+                tokio::fs::read(&path).await.map_err(|error| format!("connect-info: key_path {path}: {error}"))?;
+        }
+        Ok(info)
+    }
+
+    async fn heartbeat(&self, id: InstanceId) -> Result<(), Error> {
+        if let Some(finished) = self.programs.about(Call::Heartbeat, &[id]).await? {
+            finished.success(Call::Heartbeat.name())?;
+        }
+        Ok(())
+    }
+
+    async fn suspend(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
+        self.on(Call::Suspend, ids).await
+    }
+
+    async fn resume(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
+        self.on(Call::Resume, ids).await
+    }
+
+    async fn shutdown(&self) -> Result<(), Error> {
+        if let Some(finished) = self.programs.run(Call::Shutdown, Vec::new()).await? {
+            finished.success(Call::Shutdown.name())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,179 @@
+//! The plugin as a process under Muster's host, with programs in shell.
+
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use muster_fleeting::connector::{Exit, KnownHosts, Run, Target, dial};
+use muster_fleeting::host::{CallError, Group, PluginSpec, StartError};
+use muster_fleeting::model::{InstanceId, InstanceState};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const PLUGIN: &str = env!("CARGO_BIN_EXE_fleeting-plugin-script");
+
+async fn start(config: Value) -> Result<Group, StartError> {
+    let mut spec = PluginSpec::new(PLUGIN);
+    spec.config = config;
+    spec.connector.username = "ci".to_owned();
+    Group::start(spec).await
+}
+
+/// One shell script for all calls; `$root` is a directory of its own.
+fn script(cases: &str) -> (TempDir, PathBuf) {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("group");
+    let root = directory.path().display();
+    std::fs::write(&path, format!("root={root}\ncall=$1; shift\ncase $call in\n{cases}\n*) exit 64;;\nesac\n"))
+        .unwrap();
+    (directory, path)
+}
+
+async fn group(cases: &str) -> (TempDir, Group) {
+    let (directory, path) = script(cases);
+    let group = start(json!({"command": ["sh", path], "settings": {"size": 3, "Zone-Name": "a b"}})).await.unwrap();
+    (directory, group)
+}
+
+fn ids(names: &[&str]) -> Vec<InstanceId> {
+    names.iter().map(|name| InstanceId::new(*name)).collect()
+}
+
+#[tokio::test]
+async fn calls_are_programs_and_what_they_print_is_the_answer() {
+    let (directory, group) = group(
+        "init) echo id mine/$SETTING_SIZE; echo max_size 7;;
+         increase) echo \"$1 $FLEETING_CALL $SETTING_ZONE_NAME $CONNECTOR_USERNAME\" >$root/increase; cat >$root/input;;
+         update) echo 'group/a:1 running'; echo 'b creating';;
+         decrease) printf '%s\\n' \"$@\" >$root/decrease;;
+         connect-info) echo internal_addr 10.0.0.1; echo username root; echo expires 99;;
+         heartbeat) [ $1 = b ] || { echo $1 is ill >&2; exit 1; };;",
+    )
+    .await;
+    assert_eq!((group.info().id.as_str(), group.info().max_size, group.info().can_suspend), ("mine/3", 7, false));
+    assert_eq!(group.increase(2).await.unwrap(), 2, "silence and success: all");
+    let read = |name: &str| std::fs::read_to_string(directory.path().join(name)).unwrap();
+    assert_eq!(read("increase"), "2 increase a b ci\n");
+    let input: Value = serde_json::from_str(&read("input")).unwrap();
+    assert_eq!(input["arguments"], json!(["2"]));
+    assert_eq!(input["settings"], json!({"size": 3, "Zone-Name": "a b"}));
+    assert_eq!(input["connector"]["timeout_s"], json!(600.0));
+
+    let seen = group.update().await.unwrap().instances;
+    assert_eq!(seen[&InstanceId::new("group/a:1")], InstanceState::Running);
+    assert_eq!(seen[&InstanceId::new("b")], InstanceState::Creating);
+    assert_eq!(group.decrease(&ids(&["group/a:1", "b"])).await.unwrap().len(), 2);
+    assert_eq!(read("decrease"), "group/a:1\nb\n");
+
+    let info = group.connect_info(&InstanceId::new("b")).await.unwrap();
+    assert_eq!((info.internal_addr.as_str(), info.expires), ("10.0.0.1", Some(99)));
+    assert_eq!(info.connector.username, "ci", "what the user set wins");
+    group.heartbeat(&InstanceId::new("b")).await.unwrap();
+    let error = group.heartbeat(&InstanceId::new("a")).await.unwrap_err().to_string();
+    assert_eq!(error, "plugin script: Heartbeat failed: heartbeat failed (exit status: 1): a is ill");
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn what_was_done_before_a_failure_counts_and_half_a_list_does_not() {
+    let (_directory, group) = group(
+        "increase) echo 2; exit 1;;
+         decrease) echo a; echo no more today >&2; exit 1;;
+         update) echo a running; exit 1;;
+         connect-info) echo colour red;;",
+    )
+    .await;
+    assert_eq!(group.increase(5).await.unwrap(), 2);
+    assert_eq!(group.decrease(&ids(&["a", "b"])).await.unwrap(), ids(&["a"]));
+    let error = group.update().await.unwrap_err();
+    assert!(matches!(error, CallError::Refused { .. }), "{error}");
+    let error = group.connect_info(&InstanceId::new("a")).await.unwrap_err().to_string();
+    assert!(error.contains("connect-info: `colour` is no key of this answer; use internal_addr"), "{error}");
+    group.heartbeat(&InstanceId::new("a")).await.unwrap();
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn a_program_that_hangs_is_ended_and_the_plugin_goes_on() {
+    let (_directory, path) = script("update) echo looking >&2; sleep 600;;\nincrease) :;;\nconnect-info) :;;");
+    let group = start(json!({"command": ["sh", path], "limits_s": {"update": 1}})).await.unwrap();
+    let error = group.update().await.unwrap_err().to_string();
+    assert!(error.contains("update did not end within 1 s and was killed; it said: looking"), "{error}");
+    assert_eq!(group.increase(1).await.unwrap(), 1);
+    let error = group.decrease(&ids(&["a"])).await.unwrap_err().to_string();
+    assert!(error.contains("decrease: the script does not have this call"), "{error}");
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn executables_in_a_directory_are_the_calls() {
+    let directory = TempDir::new().unwrap();
+    let put = |call: &str, body: &str| {
+        let path = directory.path().join(call);
+        std::fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    put("update", "echo '{\"a\": \"suspended\"}'");
+    put("increase", "echo '{\"succeeded\": 1}'");
+    put("decrease", "");
+    let error = start(json!({"directory": directory.path()})).await.unwrap_err().to_string();
+    assert!(error.contains("connect-info: not there; a plugin needs this call"), "{error}");
+    put("connect-info", "");
+    put("suspend", "echo a; exit 1");
+    put("resume", "");
+    put("shutdown", "touch \"$(dirname \"$0\")/was-shut-down\"");
+    let group = start(json!({"directory": directory.path(), "name": "d"})).await.unwrap();
+    assert_eq!(group.info().id, "script/d");
+    assert_eq!(group.increase(3).await.unwrap(), 1);
+    assert_eq!(group.update().await.unwrap().instances[&InstanceId::new("a")], InstanceState::Suspended);
+    assert_eq!(group.suspend(&ids(&["a", "b"])).await.unwrap(), ids(&["a"]));
+    assert_eq!(group.resume(&ids(&["a", "b"])).await.unwrap(), ids(&["a", "b"]));
+    group.stop().await;
+    assert!(directory.path().join("was-shut-down").exists());
+}
+
+#[tokio::test]
+async fn an_empty_configuration_says_what_to_set() {
+    let error = start(Value::Null).await.unwrap_err().to_string();
+    assert!(error.contains("there is nothing to call: set directory"), "{error}");
+}
+
+#[tokio::test]
+async fn the_example_in_shell_makes_machines_that_run_commands() {
+    if !Path::new("/usr/sbin/sshd").exists() {
+        eprintln!("skipped: there is no /usr/sbin/sshd (Debian: openssh-server)");
+        return;
+    }
+    let directory = TempDir::new().unwrap();
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/plugins/shell/sshd-group");
+    let text = std::fs::read_to_string(&example).unwrap();
+    assert!(text.lines().count() < 100, "a plugin in shell is under 100 lines (R022)");
+    let mut spec = PluginSpec::new(PLUGIN);
+    spec.config = json!({"command": [example], "settings": {"directory": directory.path().join("group")}});
+    let group = Group::start(spec).await.unwrap();
+    assert_eq!(group.increase(2).await.unwrap(), 2);
+    let seen = group.update().await.unwrap().instances;
+    assert_eq!(seen.values().collect::<Vec<_>>(), [&InstanceState::Running; 2]);
+    let all: Vec<InstanceId> = seen.into_keys().collect();
+    let info = group.connect_info(&all[0]).await.unwrap();
+    let target = Target { instance: all[0].clone(), info, use_external_addr: false };
+    let session = dial(&target, &KnownHosts::default()).await.unwrap();
+    let mut stdout = Vec::new();
+    let run = Run { stdout: Some(&mut stdout), ..Run::new("echo here; exit 5") };
+    assert_eq!(session.run(run).await.unwrap().exit, Exit::Code(5));
+    assert_eq!(stdout, b"here\n");
+    session.close().await;
+    assert_eq!(group.decrease(&all).await.unwrap().len(), 2);
+    assert!(group.update().await.unwrap().instances.is_empty());
+    group.stop().await;
+}
+
+#[test]
+fn the_reference_in_the_documents_is_the_plugins_own() {
+    let output = std::process::Command::new(PLUGIN).arg("settings").output().unwrap();
+    let reference = String::from_utf8(output.stdout).unwrap();
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/plugin-script.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.contains(&reference), "put this into docs/reference/plugin-script.md:\n{reference}");
+}
