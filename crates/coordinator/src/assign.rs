@@ -63,8 +63,11 @@ impl Actor {
                 return;
             }
         }
+        // Who does not know the queue's version yet is told it at once, as by GitLab's front end (runner-api 2.3): what fits
+        // is given out before this timer is looked at.
+        let hold = if request.last_update.is_empty() { Duration::ZERO } else { self.options.long_poll };
         let number = self.queue.hold(runner, request, reply);
-        self.timers.add(self.now() + self.options.long_poll, Timer::LongPoll(number));
+        self.timers.add(self.now() + hold, Timer::LongPoll(number));
     }
 
     /// Lets a held request go without a job.

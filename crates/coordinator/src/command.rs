@@ -140,8 +140,10 @@ pub(crate) enum Command {
 pub(crate) enum Purpose {
     /// The taker is preparing, and has not accepted the job yet (runner-api 2.6).
     Waiting,
-    /// The work of a job that runs: its acceptance, its trace, its artifacts, a touch.
+    /// The work of a job that runs: its acceptance, its trace, a touch.
     Work,
+    /// Its artifacts. They come from wherever the job runs, and are no contact of its manager (runner-api 9.2).
+    Transfer,
     /// A final report: also an ended job may repeat it.
     Report,
 }

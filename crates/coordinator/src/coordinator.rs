@@ -20,6 +20,7 @@ use crate::facts::{NewPipeline, NewRunner, SharedSources};
 use crate::jwt::Signer;
 use crate::keys::{self, Keys};
 use crate::options::Options;
+use crate::readers::Readers;
 use crate::store::{self, Store};
 use crate::traces::{self, Traces};
 use crate::views::{ArtifactView, Event, JobView, PipelineSummary, PipelineView, StuckJob};
@@ -40,6 +41,7 @@ pub struct Coordinator {
     pub(crate) events: broadcast::Sender<Event>,
     pub(crate) traces: Arc<Traces>,
     pub(crate) places: Places,
+    pub(crate) readers: Readers,
     keys: Keys,
     /// The event loop, until somebody shuts it down.
     actor: Mutex<Option<JoinHandle<()>>>,
@@ -64,7 +66,8 @@ impl Coordinator {
         let files = (Arc::clone(&traces), places.clone());
         let actor = Actor::new(options.clone(), store, state, (keys.clone(), signer), files, events.clone());
         let actor = Mutex::new(Some(tokio::spawn(actor.run(inbox))));
-        Ok(Arc::new(Self { options, commands, events, traces, places, keys, actor }))
+        let readers = Readers::new(Arc::clone(&options.clock));
+        Ok(Arc::new(Self { options, commands, events, traces, places, readers, keys, actor }))
     }
 
     /// Creates a pipeline and starts it.
@@ -176,11 +179,13 @@ impl Coordinator {
         self.ask(|reply| Command::StuckJobs { reply }).await
     }
 
-    /// The trace of a job from `offset` on, at most 1 MiB; empty where there is no more.
+    /// The trace of a job from `offset` on, at most 1 MiB; empty where there is no more. For a while its runner is then
+    /// told to send what comes sooner.
     ///
     /// # Errors
     /// [`CoordinatorError::Read`].
     pub async fn read_trace(&self, job: JobId, offset: u64) -> Result<Bytes, CoordinatorError> {
+        self.readers.note(job);
         traces::read(self.trace_path(job), offset).await
     }
 

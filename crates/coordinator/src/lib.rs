@@ -31,6 +31,7 @@ mod library;
 mod options;
 pub mod payload;
 mod queue;
+mod readers;
 mod registry;
 mod reports;
 pub mod schedule;

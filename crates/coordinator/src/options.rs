@@ -31,6 +31,8 @@ pub struct Options {
     pub registration_token: Option<String>,
     /// The token of a person (`PRIVATE-TOKEN`) who may reset any runner's token; none: nobody may.
     pub personal_token: Option<String>,
+    /// How long a runner's authentication token is good for; its manager renews it before. None: for ever.
+    pub runner_token_lifetime: Option<Duration>,
     /// Bounds.
     pub limits: Limits,
 }
@@ -50,6 +52,7 @@ impl Options {
             server_url: "http://127.0.0.1".to_owned(),
             registration_token: None,
             personal_token: None,
+            runner_token_lifetime: None,
             limits: Limits::default(),
         }
     }
@@ -76,8 +79,10 @@ pub struct Limits {
     pub pending_with_runner: Duration,
     /// How long the bridges of an earlier process wait for [`crate::Coordinator::attach_sources`].
     pub sources_wait: Duration,
-    /// The least time between two trace uploads that runners are told, in whole seconds.
+    /// The least time between two trace uploads that runners are told while somebody reads the trace, in whole seconds.
     pub trace_interval: Duration,
+    /// The same while nobody does: the runner is heard of that often, and a cancel may wait that long.
+    pub unwatched_trace_interval: Duration,
     /// The same for Muster's own managers, which need not be sent whole seconds.
     pub own_trace_interval: Duration,
 }
@@ -95,6 +100,7 @@ impl Default for Limits {
             pending_with_runner: Duration::from_secs(24 * 3600),
             sources_wait: Duration::from_secs(60),
             trace_interval: Duration::from_secs(3),
+            unwatched_trace_interval: Duration::from_secs(60),
             own_trace_interval: Duration::from_millis(100),
         }
     }

@@ -6,7 +6,10 @@ use muster_job::{JobId, RunnerId};
 use muster_runner_api::service::ServiceError;
 use muster_runner_api::wire::{Info, RegisterRequest, RunnerCredentials, TokenRequest};
 
+use time::format_description::well_known::Rfc3339;
+
 use crate::actor::Actor;
+use crate::clock::Timestamp;
 use crate::facts::NewRunner;
 use crate::keys;
 use crate::store::{ManagerRow, RunnerRow};
@@ -24,12 +27,18 @@ impl Actor {
     pub(crate) fn create_runner(&mut self, settings: NewRunner, registered_itself: bool) -> RunnerCredentials {
         let id = self.world.new_runner_id();
         let token = keys::runner_token(registered_itself);
-        let row = RunnerRow { id, token_hash: keys::hash(&token), created_at: self.now(), settings };
+        let token_expires_at = self.token_end();
+        let row = RunnerRow { id, token_hash: keys::hash(&token), token_expires_at, created_at: self.now(), settings };
         self.world.tokens.insert(row.token_hash.clone(), id);
         self.world.runners.insert(id, row);
         self.world.dirty.runners.insert(id);
         self.queue.touch();
-        credentials(id, token)
+        credentials(id, token, token_expires_at)
+    }
+
+    /// When a token that is made now ends.
+    fn token_end(&self) -> Option<Timestamp> {
+        self.options.runner_token_lifetime.map(|lifetime| self.now() + lifetime)
     }
 
     /// `POST /runners`.
@@ -66,7 +75,8 @@ impl Actor {
     pub(crate) fn verify(&mut self, request: &TokenRequest) -> Result<RunnerCredentials, ServiceError> {
         let runner = self.known_runner(&request.token)?;
         self.contact(runner, &request.system_id, request.info.as_ref());
-        Ok(credentials(runner, request.token.clone()))
+        let expires = self.world.runners.get(&runner).and_then(|row| row.token_expires_at);
+        Ok(credentials(runner, request.token.clone(), expires))
     }
 
     /// `POST /runners/reset_authentication_token`.
@@ -92,14 +102,16 @@ impl Actor {
     /// Gives a runner another token; the one before it is refused from now on.
     fn renew_token(&mut self, runner: RunnerId, registered_itself: bool) -> Result<RunnerCredentials, ServiceError> {
         let new = keys::runner_token(registered_itself);
+        let expires = self.token_end();
         let Some(row) = self.world.runners.get_mut(&runner) else {
             return Err(ServiceError::NotFound(format!("there is no runner {runner}")));
         };
         self.world.tokens.remove(&row.token_hash);
         row.token_hash = keys::hash(&new);
+        row.token_expires_at = expires;
         self.world.tokens.insert(row.token_hash.clone(), runner);
         self.world.dirty.runners.insert(runner);
-        Ok(credentials(runner, new))
+        Ok(credentials(runner, new, expires))
     }
 
     /// `DELETE /runners`. Jobs that it has go on: their tokens are their own.
@@ -132,9 +144,11 @@ impl Actor {
         Ok(())
     }
 
-    /// The runner of a token.
+    /// The runner of a token that has not ended.
     pub(crate) fn runner_of(&self, token: &str) -> Option<RunnerId> {
-        self.world.tokens.get(&keys::hash(token)).copied()
+        let runner = *self.world.tokens.get(&keys::hash(token))?;
+        let ended = self.world.runners.get(&runner)?.token_expires_at.is_some_and(|end| end <= self.now());
+        (!ended).then_some(runner)
     }
 
     fn known_runner(&self, token: &str) -> Result<RunnerId, ServiceError> {
@@ -196,6 +210,8 @@ impl Actor {
     }
 }
 
-fn credentials(id: RunnerId, token: String) -> RunnerCredentials {
-    RunnerCredentials { id: id.0, token, token_expires_at: None }
+fn credentials(id: RunnerId, token: String, expires: Option<Timestamp>) -> RunnerCredentials {
+    // No instant of this calendar fails to be written.
+    let token_expires_at = expires.and_then(|end| end.format(&Rfc3339).ok());
+    RunnerCredentials { id: id.0, token, token_expires_at }
 }

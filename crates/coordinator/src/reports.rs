@@ -31,6 +31,7 @@ impl Actor {
             return Err(ServiceError::Forbidden { status: Some(status) });
         }
         let grant = Grant { status, coverage: self.coverage_expression(row) };
+        let taker = row.runner.zip(row.system_id.clone());
         if on_runner {
             let alive = row.detail.alive;
             if alive && purpose == Purpose::Waiting {
@@ -44,6 +45,12 @@ impl Actor {
                 && let Some(row) = self.world.job_mut(job)
             {
                 row.detail.alive = true;
+            }
+            // A manager that has left, or whose runner has, is not made known again by its last jobs.
+            if let Some(manager) = taker.filter(|_| purpose != Purpose::Transfer)
+                && self.world.managers.contains_key(&manager)
+            {
+                self.contact(manager.0, &manager.1, None);
             }
         }
         Ok(grant)
@@ -108,7 +115,7 @@ impl Actor {
     }
 
     fn note_artifact(&mut self, job: JobId, token: &str, artifact: NewArtifact) -> Result<(), ServiceError> {
-        self.authorize(job, token, Purpose::Work)?;
+        self.authorize(job, token, Purpose::Transfer)?;
         let now = self.now();
         let expires_at = artifacts::expiry(artifact.expire_in.as_deref())?.map(|after| now + after);
         if artifact.kind == artifacts::DOTENV
@@ -140,7 +147,7 @@ impl Actor {
 
     /// Notes that a report cannot be used.
     pub(crate) fn report_refused(&mut self, job: JobId, token: &str, why: String) -> Result<(), ServiceError> {
-        self.authorize(job, token, Purpose::Work)?;
+        self.authorize(job, token, Purpose::Transfer)?;
         if let Some(row) = self.world.job_mut(job) {
             row.detail.refused_report = Some(why);
         }
@@ -192,7 +199,7 @@ impl Actor {
     /// The archive of `producer`, for the token of a job of the same project that is on a runner.
     pub(crate) fn download(&mut self, producer: JobId, token: &str) -> Result<ArtifactRow, ServiceError> {
         let (asking, _) = self.keys.read(token).ok_or(ServiceError::Forbidden { status: None })?;
-        self.authorize(asking, token, Purpose::Work)?;
+        self.authorize(asking, token, Purpose::Transfer)?;
         let project = |job| self.project_of(self.world.jobs.get(job)?.pipeline);
         if project(&asking) != project(&producer) {
             return Err(ServiceError::Forbidden { status: None });

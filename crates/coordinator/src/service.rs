@@ -59,7 +59,7 @@ impl RunnerService for Coordinator {
             "running" | "pending" => {
                 let purpose = if request.state == "running" { Purpose::Work } else { Purpose::Waiting };
                 let grant = self.authorize(job, &request.token, purpose).await?;
-                return Ok(self.updated(grant.status));
+                return Ok(self.updated(job, grant.status));
             }
             "success" => true,
             "failed" => false,
@@ -81,7 +81,7 @@ impl RunnerService for Coordinator {
             // A report that came twice may have looked at the trace after the first had closed it.
             self.traces.close(job);
         }
-        Ok(self.updated(status))
+        Ok(self.updated(job, status))
     }
 
     async fn append_trace(
@@ -92,7 +92,7 @@ impl RunnerService for Coordinator {
         bytes: Bytes,
     ) -> Result<TraceAnswer, ServiceError> {
         let status = self.authorize(job, token, Purpose::Work).await?.status;
-        let update_interval = self.update_interval();
+        let update_interval = self.update_interval(job);
         let grows = !bytes.is_empty();
         let appended = self.traces.append(job, start, bytes).await.inspect_err(|error| {
             if let ServiceError::StorageFull(problem) = error {
@@ -125,7 +125,7 @@ impl RunnerService for Coordinator {
         filename: String,
         body: ByteStream,
     ) -> Result<(), ServiceError> {
-        self.authorize(job, token, Purpose::Work).await?;
+        self.authorize(job, token, Purpose::Transfer).await?;
         let bytes_max = self.options.limits.artifact_bytes;
         let upload = artifacts::store(&self.options.dir, job, query, &filename, body, bytes_max).await?;
         let token = token.to_owned();
@@ -212,12 +212,14 @@ impl Coordinator {
         self.call(|reply| Command::Authorize { job, token, purpose, reply }).await
     }
 
-    fn updated(&self, status: JobStatus) -> UpdateAnswer {
-        UpdateAnswer { status, update_interval: self.update_interval() }
+    fn updated(&self, job: JobId, status: JobStatus) -> UpdateAnswer {
+        UpdateAnswer { status, update_interval: self.update_interval(job) }
     }
 
-    fn update_interval(&self) -> Duration {
-        self.options.limits.trace_interval
+    /// Short while somebody reads the job's trace (runner-api 3.2).
+    fn update_interval(&self, job: JobId) -> Duration {
+        let limits = &self.options.limits;
+        if self.readers.reads(job) { limits.trace_interval } else { limits.unwatched_trace_interval }
     }
 
     async fn call<T>(&self, command: impl FnOnce(ServiceReply<T>) -> Command) -> Result<T, ServiceError> {

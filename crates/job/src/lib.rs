@@ -5,12 +5,14 @@
 //! Invariants: an illegal move of a state is a typed refusal, never a silent change; a [`Secret`] never prints its value.
 
 mod failure;
+mod go_duration;
 mod id;
 pub mod invariants;
 mod status;
 mod variable;
 
 pub use failure::{EndCause, FailureReason};
+pub use go_duration::go_duration;
 pub use id::{Attempt, JobId, PipelineId, ProjectId, RunnerId};
 pub use status::{IllegalMove, JobEvent, JobStatus};
 pub use variable::{Secret, Variable};

@@ -1,13 +1,13 @@
 //! The client of one runner's coordinator.
 
-use muster_runner_api::client::{Client, ClientError};
+use muster_runner_api::client::{Client, ClientError, ConnectionAge};
 
 use crate::settings::RunnerSettings;
 
-/// A client with the runner's URL and certificates.
+/// A client with the runner's URL and certificates, whose connections are used again up to `age`.
 ///
 /// # Errors
 /// [`ClientError::Setup`] where they are not usable.
-pub(crate) fn of(runner: &RunnerSettings) -> Result<Client, ClientError> {
-    Client::with_tls(&runner.url, &runner.tls)
+pub(crate) fn of(runner: &RunnerSettings, age: ConnectionAge) -> Result<Client, ClientError> {
+    Client::aging(&runner.url, &runner.tls, age)
 }

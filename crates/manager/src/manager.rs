@@ -178,7 +178,7 @@ impl Manager {
         }
         let pace = Pace { check_interval: self.settings.check_interval, cut_after: self.settings.cut_after };
         self.admission.configure(self.settings.concurrent, pace, all);
-        self.requests.configure(&self.settings.runners);
+        self.requests.configure(&self.settings.runners, self.settings.connection_max_age);
         self.observer.configure(&self.settings);
     }
 
@@ -260,7 +260,8 @@ impl Manager {
     }
 
     fn context(&self, runner: &Arc<RunnerSettings>, client: Option<Client>) -> Result<Arc<Context>, ClientError> {
-        let made = || crate::client::of(runner).map(|client| self.observer.counted(client, runner));
+        let age = self.settings.connection_max_age;
+        let made = || crate::client::of(runner, age).map(|client| self.observer.counted(client, runner));
         let client = client.map_or_else(made, Ok)?;
         Ok(Arc::new(Context {
             client,

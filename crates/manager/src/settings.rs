@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use muster_job::{Secret, Variable};
-pub use muster_runner_api::client::TlsFiles;
+pub use muster_runner_api::client::{ConnectionAge, TlsFiles};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use url::Url;
@@ -31,8 +31,8 @@ pub struct Settings {
     pub check_interval: Duration,
     /// How long a job request is held when another runner has no place to ask from.
     pub cut_after: Duration,
-    /// Connections to coordinators are not reused when they are older; none means any age. Counts for new clients.
-    pub connection_max_age: Option<Duration>,
+    /// How long connections to coordinators are used again. Jobs under way keep the age that they began with.
+    pub connection_max_age: ConnectionAge,
     /// What a forceful stop may take.
     pub shutdown_timeout: Duration,
     /// `host:port` of the metrics and debug server; none means off. Read at start only.
@@ -59,7 +59,7 @@ impl Settings {
             concurrent: 1,
             check_interval: Duration::from_secs(3),
             cut_after: crate::admission::CUT_AFTER,
-            connection_max_age: Some(Duration::from_secs(15 * 60)),
+            connection_max_age: ConnectionAge::UpTo(Duration::from_secs(15 * 60)),
             shutdown_timeout: Duration::from_secs(30),
             listen_address: None,
             log_level: None,

@@ -8,7 +8,6 @@
 //!              +-- timed out:  only cleaning up
 //! ```
 
-mod duration;
 mod phase;
 mod standing;
 
@@ -25,7 +24,6 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::trace::style;
 use crate::variables::Variables;
-pub use duration::go_duration;
 use standing::Standing;
 
 /// How a job ended; the trace's end is written, its length is not known yet.

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use muster_agent_api::builtin::{Builtin, JobPlan, Phase};
 use muster_agent_api::result::StepNode;
-use muster_job::EndCause;
+use muster_job::{EndCause, go_duration};
 use muster_steps::stop::Stop;
 use tokio::time::sleep_until;
 
-use super::{Brakes, go_duration, is_after_script, is_user_script};
+use super::{Brakes, is_after_script, is_user_script};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::trace::style;

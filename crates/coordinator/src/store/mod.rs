@@ -257,7 +257,7 @@ mod tests {
 
     fn runner(id: i64) -> RunnerRow {
         let (token_hash, created_at) = (id.to_string(), from_millis(0));
-        RunnerRow { id: RunnerId(id), token_hash, created_at, settings: NewRunner::default() }
+        RunnerRow { id: RunnerId(id), token_hash, token_expires_at: None, created_at, settings: NewRunner::default() }
     }
 
     #[tokio::test]

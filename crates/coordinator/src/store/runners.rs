@@ -16,6 +16,8 @@ pub(crate) struct RunnerRow {
     pub(crate) id: RunnerId,
     /// SHA-256 of its token, hexadecimal.
     pub(crate) token_hash: String,
+    /// From then on the token is refused; none: never.
+    pub(crate) token_expires_at: Option<Timestamp>,
     pub(crate) created_at: Timestamp,
     pub(crate) settings: NewRunner,
 }
@@ -32,13 +34,15 @@ pub(crate) struct ManagerRow {
 pub(super) fn put(batch: &mut Batch, row: &RunnerRow) -> Result<(), StoreError> {
     batch
         .statement(
-            "INSERT INTO runners (id, token_hash, created_at, detail) VALUES (?, ?, ?, ?)
-         ON CONFLICT (id) DO UPDATE SET token_hash = excluded.token_hash, detail = excluded.detail",
+            "INSERT INTO runners (id, token_hash, created_at, detail, token_expires_at) VALUES (?, ?, ?, ?, ?)
+         ON CONFLICT (id) DO UPDATE SET token_hash = excluded.token_hash, detail = excluded.detail,
+             token_expires_at = excluded.token_expires_at",
         )
         .bind(row.id.0)
         .bind(&row.token_hash)
         .bind(to_millis(row.created_at))
-        .bind(to_json("a runner's settings", &row.settings)?);
+        .bind(to_json("a runner's settings", &row.settings)?)
+        .bind(row.token_expires_at.map(to_millis));
     Ok(())
 }
 
@@ -64,13 +68,14 @@ pub(super) fn remove_manager(batch: &mut Batch, runner: RunnerId, system_id: &st
 }
 
 pub(super) async fn read(connection: &mut SqliteConnection) -> Result<Vec<RunnerRow>, StoreError> {
-    let rows =
-        sqlx::query("SELECT id, token_hash, created_at, detail FROM runners ORDER BY id").fetch_all(connection).await?;
+    let query = "SELECT id, token_hash, created_at, detail, token_expires_at FROM runners ORDER BY id";
+    let rows = sqlx::query(query).fetch_all(connection).await?;
     rows.iter()
         .map(|row| {
             Ok(RunnerRow {
                 id: RunnerId(row.try_get("id")?),
                 token_hash: row.try_get("token_hash")?,
+                token_expires_at: row.try_get::<Option<i64>, _>("token_expires_at")?.map(from_millis),
                 created_at: from_millis(row.try_get("created_at")?),
                 settings: from_json("a runner's settings", row.try_get("detail")?)?,
             })

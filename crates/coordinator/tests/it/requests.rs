@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use muster_coordinator::{Limits, NewRunner};
 use muster_runner_api::service::{Assignment, RunnerService};
+use muster_runner_api::wire::JobRequest;
 use tokio::task::JoinHandle;
 
 use crate::support::{House, Manager, SOON, job};
@@ -53,6 +54,21 @@ async fn no_more_requests_are_held_than_the_limit_says() {
     let second = ask(&plain).await;
     house.create(vec![vec![job("a"), job("b")]]).await;
     assert_eq!([answer(first).await.as_deref(), answer(second).await.as_deref()], [Some("a"), Some("b")]);
+}
+
+#[tokio::test]
+async fn a_first_request_is_answered_at_once_with_the_queue_version_and_with_a_job_where_there_is_one() {
+    let house = House::with(|options| options.long_poll = Duration::from_secs(50)).await;
+    let manager = house.manager().await;
+    let first = || JobRequest { last_update: String::new(), ..manager.request(None) };
+    let ask = |request| tokio::time::timeout(SOON, house.coordinator.request_job(request));
+    let nothing = ask(first()).await.expect("the clock stands still, and it is answered").expect("204");
+    assert!(nothing.job.is_none() && !nothing.last_update.is_empty());
+    let held = ask(JobRequest { last_update: nothing.last_update, ..manager.request(None) });
+    let (held, _) = tokio::join!(held, house.create(vec![vec![job("a")]]));
+    assert_eq!(held.expect("soon").expect("201").job.expect("it was held for it").job_info.name, "a");
+    house.create(vec![vec![job("b")]]).await;
+    assert_eq!(ask(first()).await.expect("soon").expect("201").job.expect("a job").job_info.name, "b");
 }
 
 #[tokio::test]

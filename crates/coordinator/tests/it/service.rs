@@ -350,6 +350,31 @@ async fn runners_register_verify_reset_and_go() {
 }
 
 #[tokio::test]
+async fn tokens_with_a_life_say_when_they_end_and_are_refused_from_then_on() {
+    let day = Duration::from_secs(24 * 3600);
+    let house = House::with(|options| {
+        options.registration_token = Some("GR1348941abc".to_owned());
+        options.runner_token_lifetime = Some(day);
+    })
+    .await;
+    let service: &dyn RunnerService = &*house.coordinator;
+    let request = RegisterRequest { token: "GR1348941abc".to_owned(), ..RegisterRequest::default() };
+    let runner = service.register(request).await.expect("registered");
+    let first = runner.token_expires_at.clone().expect("it ends");
+    let verify = |token: &str| service.verify(TokenRequest { token: token.to_owned(), ..TokenRequest::default() });
+    assert_eq!(verify(&runner.token).await.expect("known").token_expires_at.as_deref(), Some(&*first));
+    house.clock.advance(day * 3 / 4);
+    let renewed = service.reset_token(runner.token).await.expect("another token");
+    assert!(renewed.token_expires_at.clone().expect("it ends too") > first);
+    house.clock.advance(day / 2);
+    verify(&renewed.token).await.expect("the first token would have ended by now");
+    let house = house.as_if_killed().await;
+    house.clock.advance(day / 2);
+    let verify = house.coordinator.verify(TokenRequest { token: renewed.token, ..TokenRequest::default() });
+    assert_eq!(forbidden(verify.await), None, "and that it ends is kept");
+}
+
+#[tokio::test]
 async fn where_registration_is_closed_it_is_gone_and_no_person_resets_tokens() {
     let house = House::open().await;
     let refused = house.coordinator.register(RegisterRequest::default()).await.expect_err("closed");

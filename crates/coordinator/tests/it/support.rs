@@ -252,8 +252,9 @@ impl Manager {
             info: self.info.clone(),
             token: self.token.clone(),
             system_id: "s_000000000001".to_owned(),
+            // Whichever it was: one who has asked before is held.
+            last_update: "an earlier one".to_owned(),
             idempotency_key: key.map(ToOwned::to_owned),
-            ..JobRequest::default()
         }
     }
 

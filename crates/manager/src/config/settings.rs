@@ -11,7 +11,7 @@ use super::load::Config;
 use super::runners::Runner;
 use super::tree::{Table, Value};
 use crate::lower::go_duration::GoDuration;
-use crate::settings::{ArtifactTimeouts, RunnerScripts, RunnerSettings, Settings, TlsFiles};
+use crate::settings::{ArtifactTimeouts, ConnectionAge, RunnerScripts, RunnerSettings, Settings, TlsFiles};
 
 /// What settings depend on beside the file.
 #[derive(Debug, Clone, Default)]
@@ -43,8 +43,10 @@ pub fn settings(config: &Config, around: &Surroundings) -> Settings {
         check_interval: seconds("check_interval", defaults.check_interval),
         connection_max_age: match tree.duration("connection_max_age") {
             None => defaults.connection_max_age,
-            Some(GoDuration::Positive(age)) if !age.is_zero() => Some(age),
-            Some(_) => None,
+            Some(GoDuration::Positive(age)) if age.is_zero() => ConnectionAge::Any,
+            Some(GoDuration::Positive(age)) => ConnectionAge::UpTo(age),
+            // As the reference does it; its documentation says otherwise.
+            Some(GoDuration::Negative) => ConnectionAge::NoReuse,
         },
         shutdown_timeout: seconds("shutdown_timeout", defaults.shutdown_timeout),
         listen_address: owned("listen_address"),

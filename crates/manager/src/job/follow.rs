@@ -65,7 +65,7 @@ impl Actor {
             tracing::warn!(%error, "the agent is out of reach, trying again");
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
-                why = heard(&mut self.uploader, &self.context.cancel) => return Followed::Interrupted(why),
+                why = heard(&mut self.uploader, &self.context.cancel, None) => return Followed::Interrupted(why),
             }
             wait = (wait * 2).min(RECONNECT.1);
         }

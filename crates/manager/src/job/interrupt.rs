@@ -1,6 +1,7 @@
 //! What ends a job that no agent executes right now: heard while its actor waits for a slot or for an agent.
 
 use muster_job::FailureReason;
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::uploader::{Uploader, Verdict};
@@ -15,12 +16,14 @@ pub(super) enum Interruption {
     Gone,
     /// The manager wants its jobs to wind down.
     Stopping,
+    /// Preparing the job has taken too long (`prepare_timeout`).
+    Late,
 }
 
-/// Stays in touch with the coordinator until there is a reason to end the job.
+/// Stays in touch with the coordinator until there is a reason to end the job; being later than `by` is one.
 ///
 /// May be dropped at any time: bytes that were on their way are told apart by the coordinator's length.
-pub(super) async fn heard(uploader: &mut Uploader, stop: &CancellationToken) -> Interruption {
+pub(super) async fn heard(uploader: &mut Uploader, stop: &CancellationToken, by: Option<Instant>) -> Interruption {
     loop {
         tokio::select! {
             () = tokio::time::sleep_until(uploader.due()) => match uploader.send().await {
@@ -29,6 +32,9 @@ pub(super) async fn heard(uploader: &mut Uploader, stop: &CancellationToken) -> 
                 Verdict::GoOn | Verdict::FollowAgain => {}
             },
             () = stop.cancelled() => return Interruption::Stopping,
+            () = async { sleep_until(by.unwrap_or_else(Instant::now)).await }, if by.is_some() => {
+                return Interruption::Late;
+            }
         }
     }
 }
@@ -41,6 +47,11 @@ impl Actor {
             Interruption::Canceled => self.end(FailureReason::JobCanceled, None, "canceled").await,
             Interruption::Stopping => {
                 self.end(FailureReason::RunnerInterrupted, None, "aborted: the manager stops").await
+            }
+            Interruption::Late => {
+                let limit = self.context.runner.prepare_timeout.unwrap_or_default();
+                let message = format!("prepare timeout: exceeded timeout of {}", muster_job::go_duration(limit));
+                self.end(FailureReason::JobExecutionTimeout, None, &message).await
             }
         }
     }

@@ -96,6 +96,8 @@ struct Actor {
     lowered: Option<LoweredJob>,
     uploader: Uploader,
     places_tried: u32,
+    /// An agent must have the job by then; none: that has no limit of its own.
+    prepare_by: Option<tokio::time::Instant>,
 }
 
 /// Brings one job to its end, also where `state.db` cannot be written for a while: then it is taken up from its row, as
@@ -134,8 +136,7 @@ async fn execute_once(
     recovered: bool,
 ) -> Result<(), JobError> {
     let StoredJob { run, payload, state, .. } = job;
-    let debug_allowed = !context.runner.debug_trace_disabled;
-    let uploader = Uploader::new(context.client.clone(), payload.clone(), Arc::clone(watch), debug_allowed);
+    let uploader = Uploader::new(context.client.clone(), payload.clone(), Arc::clone(watch), &context.runner);
     let lease = state.held().and_then(|record| match context.provider.restore(record) {
         Ok(lease) => Some(lease),
         Err(error) => {
@@ -144,7 +145,19 @@ async fn execute_once(
         }
     });
     let watch = Arc::clone(watch);
-    let mut actor = Actor { context, watch, run, payload, state, lease, lowered: None, uploader, places_tried: 0 };
+    let mut actor = Actor {
+        context,
+        watch,
+        run,
+        payload,
+        state,
+        lease,
+        lowered: None,
+        uploader,
+        places_tried: 0,
+        prepare_by: None,
+    };
+    actor.prepare_by = actor.prepare_limit().map(|limit| tokio::time::Instant::now() + limit);
     if recovered {
         tracing::info!(state = actor.state.name(), "a job of an earlier start goes on");
         if matches!(actor.state, JobState::Running { .. }) {
@@ -238,7 +251,7 @@ impl Actor {
         let context = Arc::clone(&self.context);
         let lease = tokio::select! {
             lease = context.provider.acquire(&key) => lease,
-            why = heard(&mut self.uploader, &context.cancel) => return self.interrupted(why).await,
+            why = heard(&mut self.uploader, &context.cancel, self.prepare_by) => return self.interrupted(why).await,
         };
         match lease {
             Ok(lease) => {
@@ -287,15 +300,23 @@ impl Actor {
             return Ok(Err(AgentError::Refused("the slot of the job is lost".to_owned())));
         };
         let run = agent::run_until_taken(lease.environment.as_ref(), &id, lowered);
+        // An agent that had the job once has prepared it.
+        let by = self.prepare_by.filter(|_| matches!(self.state, JobState::Leased { .. }));
         let mut run = std::pin::pin!(tokio::time::timeout(self.context.agent_grace, run));
         let answer = tokio::select! {
             answer = &mut run => answer,
             // An agent that is answering just now winds the job down better than anyone else.
-            why = heard(&mut self.uploader, &self.context.cancel) => {
+            why = heard(&mut self.uploader, &self.context.cancel, by) => {
                 tokio::time::timeout(ANSWER_LIMIT, run).await.map_err(|_| why)?
             }
         };
         Ok(answer.unwrap_or_else(|_| Err(AgentError::Broken("the agent does not answer".to_owned()))))
+    }
+
+    /// How long preparing the job may take: `prepare_timeout`, where it is not longer than the job's own limit.
+    fn prepare_limit(&self) -> Option<Duration> {
+        let job = crate::lower::job_timeout(&self.payload);
+        self.context.runner.prepare_timeout.filter(|limit| *limit <= job)
     }
 
     /// Lowers the payload; always to the same plan for the same slot.

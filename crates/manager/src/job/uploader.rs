@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use crate::failure;
 use crate::observe::JobWatch;
+use crate::settings::RunnerSettings;
 
 /// One piece of a trace (job-execution 1.10).
 const PIECE_MAX_BYTES: usize = 1024 * 1024;
@@ -28,8 +29,6 @@ const KEEP_ALIVE: Duration = Duration::from_secs(30);
 const KEEP_ALIVE_NEAR: Duration = Duration::from_secs(1);
 /// The least that the longest wait between two tries may be.
 const RETRY_CAP_MIN: Duration = Duration::from_secs(1);
-/// Times that the coordinator may say that a call is wrong, before it is taken for final.
-const REJECTIONS_MAX: u32 = 10;
 
 /// What an answer of the coordinator means for the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,16 +59,19 @@ pub(super) struct Uploader {
     not_before: Option<Instant>,
     backoff: Backoff,
     rejections: u32,
+    /// Times that the coordinator may say that a call is wrong, before it is taken for final.
+    rejections_max: u32,
     debug_trace: bool,
     watch: Arc<JobWatch>,
 }
 
 impl Uploader {
-    /// `debug_allowed` says whether the job may switch on tracing: its log is then shown to fewer people.
-    pub(super) fn new(client: Client, payload: JobPayload, watch: Arc<JobWatch>, debug_allowed: bool) -> Self {
+    /// Of a job of `runner`.
+    pub(super) fn new(client: Client, payload: JobPayload, watch: Arc<JobWatch>, runner: &RunnerSettings) -> Self {
         let own = payload.muster.as_ref().and_then(|extension| extension.trace_interval_ms).map(Duration::from_millis);
         let on = |name| payload.variables.iter().any(|var| var.key == name && matches!(&*var.value, "true" | "1"));
-        let debug_trace = debug_allowed && (on("CI_DEBUG_TRACE") || on("CI_DEBUG_SERVICES"));
+        // A job that traces itself has a log that is shown to fewer people.
+        let debug_trace = !runner.debug_trace_disabled && (on("CI_DEBUG_TRACE") || on("CI_DEBUG_SERVICES"));
         let now = Instant::now();
         Self {
             client,
@@ -83,6 +85,7 @@ impl Uploader {
             not_before: None,
             backoff: Backoff::new(Policy::UNTIL_ACKNOWLEDGED),
             rejections: 0,
+            rejections_max: runner.final_update_retry_limit.max(1),
             debug_trace,
             watch,
             payload,
@@ -222,8 +225,13 @@ impl Uploader {
         }
         if error.transient().is_none() {
             self.rejections += 1;
-            if self.rejections >= REJECTIONS_MAX {
-                tracing::error!(%error, "the coordinator takes no more reports of the job, giving it up");
+            if self.rejections >= self.rejections_max {
+                tracing::error!(
+                    %error,
+                    refusals = self.rejections,
+                    "the coordinator takes no more reports of the job, giving it up; \
+                     job_status_final_update_retry_limit says after how many"
+                );
                 return Verdict::Gone;
             }
         }

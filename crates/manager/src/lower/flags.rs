@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use muster_runner_api::payload::JobPayload;
 
 use super::settings::parse_bool;
+use crate::config::runtime::fixed_flag;
 use crate::settings::RunnerSettings;
 
 /// What Muster does with a flag.
@@ -120,9 +121,9 @@ impl Flags {
         };
         let by_job = given(&payload.variables).filter(|value| !value.is_empty());
         if let Some(fixed) = runner.feature_flags.get(name) {
-            if by_job.as_deref().and_then(parse_bool).is_some_and(|wanted| wanted != *fixed) {
-                self.notes.push(format!("{name} from the job is ignored; fixed by the runner as {fixed}"));
-            }
+            let wanted = by_job.as_deref().and_then(parse_bool);
+            let problem = wanted.and_then(|wanted| fixed_flag(name, wanted, Some(*fixed)));
+            self.notes.extend(problem.map(|problem| format!("{} as {fixed}", problem.message)));
             return *fixed;
         }
         if flag.effect == Effect::Manager {

@@ -8,6 +8,7 @@ use super::flags::Flags;
 use super::go_duration::{GoDuration, parse};
 use super::variables::Variables;
 use super::{LowerError, Placement};
+use crate::config::runtime::stage_timeout;
 
 const JOB_TIMEOUT_DEFAULT: Duration = Duration::from_secs(7200);
 const AFTER_SCRIPT_TIMEOUT_DEFAULT: Duration = Duration::from_secs(300);
@@ -81,6 +82,8 @@ impl Reader<'_> {
         let slow = flags.is_on("FF_USE_EXPONENTIAL_BACKOFF_STAGE_RETRY");
         // Nothing of a host vanishes between two phases, but a wrong value is told.
         self.attempts("EXECUTOR_JOB_SECTION_ATTEMPTS");
+        // The manager sees to it; the job is told when it does not count.
+        self.stage_limit("prepare_timeout", placement.runner.prepare_timeout, timeout);
         Ok(Settings {
             checkout: self.boolean("GIT_CHECKOUT", true) && has_repository,
             submodules,
@@ -93,11 +96,7 @@ impl Reader<'_> {
             submodule_https: self.boolean("GIT_SUBMODULE_FORCE_HTTPS", false),
             skip_lfs: self.boolean("GIT_LFS_SKIP_SMUDGE", false),
             debug_trace: self.debug(placement.runner.debug_trace_disabled),
-            get_sources_timeout: placement
-                .runner
-                .get_sources_timeout
-                .filter(|limit| *limit < timeout)
-                .unwrap_or_default(),
+            get_sources_timeout: self.stage_limit("get_sources_timeout", placement.runner.get_sources_timeout, timeout),
             retry_wait_ms: if slow { (5_000, 300_000) } else { (1_000, 5_000) },
             get_sources_attempts: self.attempts("GET_SOURCES_ATTEMPTS"),
             restore_cache_attempts: self.attempts("RESTORE_CACHE_ATTEMPTS"),
@@ -176,6 +175,13 @@ impl Reader<'_> {
                 used
             }
         }
+    }
+
+    /// A limit of the runner's, where it is shorter than the job's own (C042); else zero.
+    fn stage_limit(&mut self, key: &str, limit: Option<Duration>, job: Duration) -> Duration {
+        let problem = limit.and_then(|limit| stage_timeout(key, limit, job));
+        self.warnings.extend(problem.as_ref().map(|problem| problem.message.clone()));
+        limit.filter(|_| problem.is_none()).unwrap_or_default()
     }
 
     fn timeout(&mut self, name: &str, default: Duration, job: Duration) -> Duration {

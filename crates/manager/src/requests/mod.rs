@@ -8,7 +8,7 @@ mod info;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use muster_runner_api::client::{Client, ClientError};
+use muster_runner_api::client::{Client, ClientError, ConnectionAge};
 use muster_runner_api::payload::JobPayload;
 use muster_runner_api::wire::JobRequest;
 use muster_telemetry::metrics::OpenRequest;
@@ -105,17 +105,23 @@ pub(crate) struct Requests {
     store: Arc<Store>,
     observer: Arc<Observer>,
     runners: HashMap<RunnerKey, Lanes>,
+    /// How long connections are used again.
+    age: ConnectionAge,
     tasks: JoinSet<Answer>,
     flights: HashMap<Id, Flight>,
 }
 
 impl Requests {
     pub(crate) fn new(store: Arc<Store>, observer: Arc<Observer>) -> Self {
-        Self { store, observer, runners: HashMap::new(), tasks: JoinSet::new(), flights: HashMap::new() }
+        let (tasks, flights) = (JoinSet::new(), HashMap::new());
+        Self { store, observer, runners: HashMap::new(), age: ConnectionAge::default(), tasks, flights }
     }
 
     /// New settings. Requests in flight go on with theirs; admission has them cut.
-    pub(crate) fn configure(&mut self, runners: &[Arc<RunnerSettings>]) {
+    pub(crate) fn configure(&mut self, runners: &[Arc<RunnerSettings>], age: ConnectionAge) {
+        if std::mem::replace(&mut self.age, age) != age {
+            self.runners.values_mut().for_each(|lanes| lanes.client = None);
+        }
         self.runners.retain(|key, lanes| !lanes.busy.is_empty() || runners.iter().any(|runner| runner.key == *key));
         for runner in runners {
             let lanes = self.runners.entry(runner.key.clone()).or_insert_with(|| Lanes {
@@ -143,7 +149,9 @@ impl Requests {
         lanes.busy.insert(lane);
         let client = match &lanes.client {
             Some(client) => Ok(client.clone()),
-            None => crate::client::of(&lanes.runner).map(|client| self.observer.counted(client, &lanes.runner)),
+            None => {
+                crate::client::of(&lanes.runner, self.age).map(|client| self.observer.counted(client, &lanes.runner))
+            }
         };
         lanes.client = client.as_ref().ok().cloned();
         let cut = CancellationToken::new();
@@ -200,10 +208,6 @@ impl Requests {
                     Answer::Failed(_) | Answer::Cut => lanes.doubtful.insert(lane),
                     _ => lanes.doubtful.remove(&lane),
                 };
-                // Files of certificates may have been replaced: the next request looks.
-                if matches!(&answer, Answer::Failed(error) if error.transient().is_none()) {
-                    lanes.client = None;
-                }
             }
             return Answered { poll, runner, client, answer };
         }

@@ -98,20 +98,25 @@ impl Bench {
     }
 
     pub(crate) async fn manager_with(&self, agent_grace: Duration) -> Running {
-        let runner = RunnerSettings {
+        self.manager_of(Settings { agent_grace, ..self.settings(|_| {}) }).await
+    }
+
+    /// The settings of a test's manager, with a `change` of its runner's.
+    pub(crate) fn settings(&self, change: impl FnOnce(&mut RunnerSettings)) -> Settings {
+        let mut runner = RunnerSettings {
             name: "test".to_owned(),
             system_id: "r_0123456789ab".to_owned(),
             ..RunnerSettings::new(self.served.url.clone(), Secret::new(RUNNER_TOKEN), 1)
         };
-        let settings = Settings {
+        change(&mut runner);
+        Settings {
             concurrent: 2,
-            agent_grace,
+            agent_grace: Duration::from_secs(10),
             host_name: "host".to_owned(),
             refusal_is_fatal: true,
             runners: vec![Arc::new(runner)],
             ..Settings::new()
-        };
-        self.manager_of(settings).await
+        }
     }
 
     /// A manager of any runners, on the same state and agent.

@@ -7,5 +7,6 @@ mod bench;
 mod config_disk;
 mod config_docs;
 mod faults;
+mod limits;
 mod many;
 mod restart;

@@ -127,7 +127,7 @@ impl Client {
                 call: CALL,
                 message: "a redirect without a usable Location".to_owned(),
             })?;
-            let mut call = self.http.get(target.clone()).timeout(DOWNLOAD_LIMIT);
+            let mut call = self.transport.http().get(target.clone()).timeout(DOWNLOAD_LIMIT);
             if target.origin() == self.base.origin() {
                 call = call.header("JOB-TOKEN", token);
             }

@@ -1,7 +1,8 @@
 //! The client side: what a manager and its agents say to a coordinator.
 //!
 //! Each method is one HTTP call with a limit on its time, and never repeats itself: who calls decides with
-//! [`crate::retry`] whether and when to say it again. One [`Client`] is one pool of connections; clones share it.
+//! [`crate::retry`] whether and when to say it again. One [`Client`] is one pool of connections, made anew when its
+//! certificates change; clones share it.
 
 mod artifacts;
 mod error;
@@ -11,6 +12,7 @@ mod runners;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod transport;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +32,8 @@ pub use error::ClientError;
 pub use observe::{CallObserver, EndedCall};
 pub use reply::{JobOffer, TraceReply, UpdateReply};
 pub use tls::TlsFiles;
+pub use transport::ConnectionAge;
+use transport::Transport;
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 const CALL_LIMIT: Duration = Duration::from_secs(60);
@@ -40,7 +44,7 @@ const IDLE_LIMIT: Duration = Duration::from_secs(90);
 /// The runner API at one coordinator.
 #[derive(Debug, Clone)]
 pub struct Client {
-    http: reqwest::Client,
+    transport: Arc<Transport>,
     /// Ends in `/api/v4/`.
     base: Url,
     observer: Option<Arc<dyn CallObserver>>,
@@ -60,28 +64,17 @@ impl Client {
     /// # Errors
     /// [`ClientError::Setup`], also where one of the files cannot be used; it is named.
     pub fn with_tls(url: &Url, tls: &TlsFiles) -> Result<Self, ClientError> {
+        Self::aging(url, tls, ConnectionAge::Any)
+    }
+
+    /// The same, whose connections are used again up to some age.
+    ///
+    /// # Errors
+    /// [`ClientError::Setup`].
+    pub fn aging(url: &Url, tls: &TlsFiles, age: ConnectionAge) -> Result<Self, ClientError> {
         let base = base_url(url)?;
-        let mut http = reqwest::Client::builder()
-            .user_agent(user_agent())
-            .connect_timeout(CONNECT_LIMIT)
-            // No `read_timeout`: it would count while a large body is sent. Each call has a limit of its own.
-            .pool_idle_timeout(IDLE_LIMIT)
-            .tcp_nodelay(true)
-            .tcp_keepalive(CONNECT_LIMIT)
-            // A token must not follow a redirect to another host (runner-api 11.45).
-            .redirect(reqwest::redirect::Policy::none());
-        if is_loopback(&base) {
-            // `muster ci` talks to itself: no proxy can help, and reading the certificates would cost more than the job.
-            http = http.no_proxy();
-            if base.scheme() == "http" {
-                http = http.tls_built_in_root_certs(false);
-            }
-        }
-        if base.scheme() == "https" {
-            http = tls.apply(http)?;
-        }
-        let http = http.build().map_err(|error| ClientError::Setup(chain(&error)))?;
-        Ok(Self { http, base, observer: None })
+        let transport = Arc::new(Transport::new(base.clone(), tls.clone(), age)?);
+        Ok(Self { transport, base, observer: None })
     }
 
     /// `POST /jobs/request`: may be held by the coordinator until there is a job.
@@ -144,7 +137,8 @@ impl Client {
         let mut url = self.base.clone();
         // `base` ends in a slash and `path` is ours: this is `Url::join` without its ways to fail.
         url.set_path(&format!("{}{path}", self.base.path()));
-        self.http
+        self.transport
+            .http()
             .request(method, url)
             .header("X-Request-Id", uuid::Uuid::new_v4().simple().to_string())
             .timeout(CALL_LIMIT)

@@ -47,6 +47,8 @@ pub enum Fault {
     Before,
     /// It takes effect, and its answer is lost: the caller sees 500.
     After,
+    /// It is refused with 400: the coordinator takes it for wrong.
+    Refused,
 }
 
 /// What the coordinator knows of one job.

@@ -32,6 +32,7 @@ impl MemoryCoordinator {
     ) -> Result<T, ServiceError> {
         self.change(|state| match state.faults.get_mut(&call).and_then(std::collections::VecDeque::pop_front) {
             Some(Fault::Before) => Err(lost()),
+            Some(Fault::Refused) => Err(ServiceError::BadRequest("a fault was asked for".to_owned())),
             Some(Fault::After) => effect(state).and(Err(lost())),
             None => effect(state),
         })

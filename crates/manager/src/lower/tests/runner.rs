@@ -116,6 +116,8 @@ fn limits_of_the_runner_count_where_they_are_shorter_than_the_jobs() {
     let limited = |limit| with(|runner| runner.get_sources_timeout = Some(Duration::from_secs(limit)), json!({}));
     assert_eq!(phase(&limited(60), "get_sources").timeout_ms, 60_000);
     assert_eq!(phase(&limited(7200), "get_sources").timeout_ms, 0);
+    let warned = with(|runner| runner.prepare_timeout = Some(Duration::from_secs(90_000)), json!({})).plan.warnings;
+    assert_eq!(warned, ["prepare_timeout = 90000 s is ignored; the job's timeout of 3600 s applies"]);
     let job = with(|runner| runner.artifact.upload = Duration::from_secs(5), json!({}));
     assert_eq!((job.plan.coordinator.upload_timeout_ms, job.plan.coordinator.response_timeout_ms), (5_000, 600_000));
 }

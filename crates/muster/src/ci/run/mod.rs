@@ -211,6 +211,8 @@ async fn with_coordinator(
     if !external {
         options.limits.trace_interval = TRACE_INTERVAL;
     }
+    // Somebody follows the whole run.
+    options.limits.unwatched_trace_interval = options.limits.trace_interval;
     let registration = options.registration_token.clone();
     let root = options.first_pipeline_id;
     let coordinator = Coordinator::open(options).await?;

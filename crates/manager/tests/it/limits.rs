@@ -1,0 +1,60 @@
+//! Limits that an operator sets: of preparing a job, and of reports that the coordinator refuses.
+
+use std::time::Duration;
+
+use muster_agent_api::result::Outcome;
+use muster_job::JobStatus;
+use muster_runner_api::test_support::{Call, Fault};
+use serde_json::json;
+
+use crate::bench::{Bench, JOB, RUN};
+
+#[tokio::test]
+async fn a_job_that_no_agent_takes_within_prepare_timeout_ends_with_that_reason() {
+    let bench = Bench::start().await;
+    bench.agent.kill();
+    bench.push(&json!({}));
+    let settings = bench.settings(|runner| runner.prepare_timeout = Some(Duration::from_millis(100)));
+    let manager = bench.manager_of(settings).await;
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("job_execution_timeout"));
+    assert!(job.text().contains("prepare timeout: exceeded timeout of 100ms"), "{}", job.text());
+    bench.agent.restart();
+    manager.drain().await;
+    manager.ended().await.unwrap();
+    bench.check_forgotten().await;
+    assert!(bench.agent.spool().started.is_empty(), "nothing was started");
+}
+
+#[tokio::test]
+async fn prepare_timeout_is_over_when_an_agent_has_the_job() {
+    let bench = Bench::start().await;
+    bench.push(&json!({}));
+    let settings = bench.settings(|runner| runner.prepare_timeout = Some(Duration::from_secs(5)));
+    let manager = bench.manager_of(settings).await;
+    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    bench.agent.kill();
+    bench.agent.restart();
+    bench.agent.finish(RUN, Outcome::Success);
+    assert_eq!(bench.coordinator.wait_for_end(JOB).await.status, JobStatus::Success);
+    manager.drain().await;
+    manager.ended().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_report_that_is_refused_is_repeated_as_often_as_configured_and_then_given_up() {
+    let bench = Bench::start().await;
+    bench.push(&json!({}));
+    let settings = bench.settings(|runner| runner.final_update_retry_limit = 2);
+    let manager = bench.manager_of(settings).await;
+    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    // A failure of the server does not count, however often.
+    bench.coordinator.fail(Call::UpdateJob, [Fault::Before, Fault::Before, Fault::Before]);
+    bench.coordinator.fail(Call::UpdateJob, [Fault::Refused, Fault::Refused]);
+    bench.agent.finish(RUN, Outcome::Success);
+    bench.agent.wait_for(|spool| spool.closed == [RUN]).await;
+    manager.drain().await;
+    manager.ended().await.unwrap();
+    bench.check_forgotten().await;
+    assert_eq!(bench.coordinator.job(JOB).unwrap().status, JobStatus::Running, "it never heard of the end");
+}

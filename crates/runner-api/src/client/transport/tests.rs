@@ -1,0 +1,112 @@
+//! Connections that are old, and certificates that change, against servers that see who comes.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::ConnectInfo;
+use axum::routing::any;
+use http::StatusCode;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::crypto::ring::default_provider;
+use tokio_rustls::rustls::pki_types::PrivateKeyDer;
+
+use super::super::Client;
+use super::*;
+use crate::wire::JobRequest;
+
+/// How many connections three job requests take.
+async fn connections(age: ConnectionAge) -> usize {
+    let seen = Arc::new(Mutex::new(BTreeSet::new()));
+    let note = Arc::clone(&seen);
+    let app = Router::new().fallback(any(move |ConnectInfo(peer): ConnectInfo<SocketAddr>| async move {
+        note.lock().insert(peer);
+        StatusCode::NO_CONTENT
+    }));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+    let serving = app.into_make_service_with_connect_info::<SocketAddr>();
+    let server = tokio::spawn(async move { axum::serve(listener, serving).await.unwrap() });
+    let client = Client::aging(&url, &TlsFiles::default(), age).unwrap();
+    for _ in 0..3 {
+        client.request_job(&JobRequest::default()).await.unwrap();
+    }
+    server.abort();
+    seen.lock().len()
+}
+
+#[tokio::test]
+async fn connections_are_used_again_up_to_their_age() {
+    assert_eq!(connections(ConnectionAge::Any).await, 1);
+    assert_eq!(connections(ConnectionAge::UpTo(Duration::from_secs(900))).await, 1);
+    assert_eq!(connections(ConnectionAge::UpTo(Duration::from_nanos(1))).await, 3);
+    assert_eq!(connections(ConnectionAge::NoReuse).await, 3);
+}
+
+/// A server of 204s whose certificate is signed by an authority of its own; the authority as PEM.
+async fn server_with_authority() -> (Url, String, tokio::task::JoinHandle<()>) {
+    let mut authority = CertificateParams::default();
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();
+    let key = KeyPair::generate().unwrap();
+    let leaf = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap().signed_by(&key, &authority).unwrap();
+    let config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![leaf.der().clone()], PrivateKeyDer::try_from(key.serialize_der()).unwrap())
+        .unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = Url::parse(&format!("https://{}", listener.local_addr().unwrap())).unwrap();
+    let server = tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            // Who does not trust it ends the handshake.
+            let Ok(mut stream) = acceptor.accept(stream).await else { continue };
+            let mut request = [0; 4096];
+            let _ = stream.read(&mut request).await;
+            let _ = stream.write_all(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n").await;
+            let _ = stream.shutdown().await;
+        }
+    });
+    (url, authority.pem(), server)
+}
+
+#[tokio::test]
+async fn certificates_are_read_again_when_their_file_changes_and_a_bad_file_changes_nothing() {
+    let (url, right, server) = server_with_authority().await;
+    let (_, wrong, other) = server_with_authority().await;
+    let folder = tempfile::tempdir().unwrap();
+    let ca = folder.path().join("ca.pem");
+    let put = |text: &str| replace(&ca, text);
+    put(&wrong);
+    let tls = TlsFiles { ca: Some(ca.clone()), ..TlsFiles::default() };
+    let client = Client::with_tls(&url, &tls).unwrap();
+    let ask = async || client.request_job(&JobRequest::default()).await;
+    let error = ask().await.unwrap_err();
+    assert!(error.to_string().contains("certificate"), "{error}");
+    put(&right);
+    ask().await.unwrap();
+    put("no certificate");
+    ask().await.unwrap();
+    std::fs::remove_file(&ca).unwrap();
+    ask().await.unwrap();
+    put(&wrong);
+    ask().await.unwrap_err();
+    server.abort();
+    other.abort();
+}
+
+/// As a renewal does it: a new file in the place of the old one.
+fn replace(path: &Path, text: &str) {
+    let new = path.with_extension("new");
+    std::fs::write(&new, text).unwrap();
+    std::fs::rename(new, path).unwrap();
+}
