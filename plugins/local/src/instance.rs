@@ -8,6 +8,7 @@
 
 use std::path::Path;
 use std::process::{ExitCode, Stdio};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use russh::keys::{Algorithm, PrivateKey, PublicKey};
@@ -16,6 +17,14 @@ use tokio::net::TcpListener;
 use tokio::process::{Child, ChildStdin, Command};
 
 use crate::server;
+
+/// What makes this executable the plugin.
+static OWN_ARGUMENTS: OnceLock<&'static [&'static str]> = OnceLock::new();
+
+/// Says which arguments make this executable the plugin. Only the first word counts.
+pub(crate) fn set_own_arguments(own: &'static [&'static str]) {
+    let _ = OWN_ARGUMENTS.set(own);
+}
 
 /// The argument that makes the executable an instance.
 pub(crate) const WORD: &str = "instance";
@@ -58,6 +67,7 @@ impl Running {
             Command::new(own)
         };
         let mut child = command
+            .args(*OWN_ARGUMENTS.get().unwrap_or(&[].as_slice()))
             .arg(WORD)
             .current_dir(directory)
             .env_clear()

@@ -14,8 +14,8 @@ use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::process::{Child, Command};
 
 /// The process groups of the commands that run.
-#[derive(Clone, Default)]
-pub(crate) struct Commands(Arc<Mutex<HashSet<i32>>>);
+#[derive(Debug, Clone, Default)]
+pub struct Commands(Arc<Mutex<HashSet<i32>>>);
 
 impl Commands {
     fn change(&self, change: impl FnOnce(&mut HashSet<i32>)) {
@@ -23,7 +23,7 @@ impl Commands {
     }
 
     /// Ends what runs.
-    pub(crate) fn kill_all(&self) {
+    pub fn kill_all(&self) {
         self.change(|groups| groups.drain().for_each(|group| signal(group, Signal::KILL)));
     }
 }
@@ -35,7 +35,7 @@ fn signal(group: i32, signal: Signal) {
 }
 
 /// Serves until it is dropped.
-pub(crate) async fn accept(listener: TcpListener, host_key: PrivateKey, authorized: PublicKey, commands: Commands) {
+pub async fn accept(listener: TcpListener, host_key: PrivateKey, authorized: PublicKey, commands: Commands) {
     let config = Arc::new(Config { keys: vec![host_key], nodelay: true, ..Config::default() });
     loop {
         let Ok((stream, _)) = listener.accept().await else { return };

@@ -38,6 +38,11 @@ impl KnownHosts {
         (known != found).then(|| known.clone())
     }
 
+    /// The key that the instance must have, where it is known from elsewhere: its fingerprint, `SHA256:...`.
+    pub fn pin(&self, instance: &InstanceId, fingerprint: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(instance.clone(), fingerprint.to_owned());
+    }
+
     /// The instance is gone: its name may come back with another machine.
     pub fn forget(&self, instance: &InstanceId) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(instance);

@@ -1,0 +1,217 @@
+//! The settings, and the machines.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Settings of the plugin.
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[serde(default)]
+pub(crate) struct Config {
+    /// Name of the pool.
+    pub(crate) name: String,
+    /// The machines: tables with `name`, `address`, and where it differs from `connector_config`: `port`, `username`,
+    /// `password`, `key_path`, `protocol`, `os`, `arch`, `external_address`, `host_key` (its fingerprint, `SHA256:...`).
+    pub(crate) machines: Vec<Machine>,
+    /// A TOML file with more `[[machines]]`; read again when it changes.
+    pub(crate) machines_file: PathBuf,
+    /// The most instances; 0: the number of machines at the start.
+    pub(crate) max_size: u32,
+    /// File that keeps the leases; empty: `<state directory>/muster/plugin-static/<name>.json`.
+    pub(crate) state_file: PathBuf,
+    /// How machines are checked: `command` logs in and runs `health_command`, `tcp` connects, `none`.
+    pub(crate) health: HealthCheck,
+    /// Command that succeeds on a machine that is well.
+    pub(crate) health_command: String,
+    /// Seconds between two checks of a machine that nobody uses, and between two tries to clean one up.
+    pub(crate) health_interval_s: u64,
+    /// Seconds that a check may take, with the connection.
+    pub(crate) health_limit_s: u64,
+    /// Command that cleans a machine up after its use; a machine that it fails on stays away until it succeeds. Empty: none.
+    pub(crate) cleanup_command: String,
+    /// Seconds that a clean-up may take, with the connection.
+    pub(crate) cleanup_limit_s: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            name: "static".to_owned(),
+            machines: Vec::new(),
+            machines_file: PathBuf::new(),
+            max_size: 0,
+            state_file: PathBuf::new(),
+            health: HealthCheck::Command,
+            health_command: "exit 0".to_owned(),
+            health_interval_s: 30,
+            health_limit_s: 10,
+            cleanup_command: String::new(),
+            cleanup_limit_s: 300,
+        }
+    }
+}
+
+/// How machines are checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum HealthCheck {
+    /// By a command on the machine.
+    Command,
+    /// By a connection.
+    Tcp,
+    /// Not at all.
+    None,
+}
+
+/// A machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Machine {
+    pub(crate) name: String,
+    pub(crate) address: String,
+    pub(crate) external_address: String,
+    pub(crate) port: u16,
+    pub(crate) username: String,
+    pub(crate) password: String,
+    pub(crate) key_path: PathBuf,
+    pub(crate) protocol: String,
+    pub(crate) os: String,
+    pub(crate) arch: String,
+    pub(crate) host_key: String,
+}
+
+impl Config {
+    /// What is wrong with the values.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        if self.name.is_empty() || self.name.contains(['/', '\0']) {
+            return Err(format!("name = {:?} cannot name a pool: use letters, digits, `-`", self.name));
+        }
+        if self.machines.is_empty() && self.machines_file.as_os_str().is_empty() {
+            return Err(
+                "there are no machines: add [[runners.autoscaler.plugin_config.machines]] with name and address, or \
+                        machines_file"
+                    .to_owned(),
+            );
+        }
+        if self.health_interval_s == 0 || self.health_limit_s == 0 || self.cleanup_limit_s == 0 {
+            return Err("health_interval_s, health_limit_s and cleanup_limit_s must be at least 1".to_owned());
+        }
+        if self.health == HealthCheck::Tcp && !self.cleanup_command.is_empty() {
+            tracing::debug!("health = \"tcp\" does not log in; the clean-up does");
+        }
+        Ok(())
+    }
+
+    /// All machines, as they are written down at this moment.
+    pub(crate) fn all_machines(&self) -> Result<Vec<Machine>, String> {
+        let mut machines = self.machines.clone();
+        if !self.machines_file.as_os_str().is_empty() {
+            machines.extend(read(&self.machines_file)?);
+        }
+        let mut names = HashSet::new();
+        for machine in &machines {
+            machine.check()?;
+            if !names.insert(machine.name.as_str()) {
+                return Err(format!("two machines are called {:?}; each needs a name of its own", machine.name));
+            }
+        }
+        Ok(machines)
+    }
+
+    pub(crate) fn health_limit(&self) -> Duration {
+        Duration::from_secs(self.health_limit_s)
+    }
+
+    pub(crate) fn cleanup_limit(&self) -> Duration {
+        Duration::from_secs(self.cleanup_limit_s)
+    }
+
+    /// Where the leases are kept.
+    pub(crate) fn state_path(&self) -> Result<PathBuf, String> {
+        if !self.state_file.as_os_str().is_empty() {
+            return std::path::absolute(&self.state_file).map_err(|error| error.to_string());
+        }
+        let set = |key: &str| std::env::var_os(key).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let base = set("STATE_DIRECTORY")
+            .or_else(|| set("XDG_STATE_HOME"))
+            .or_else(|| rustix::process::geteuid().is_root().then(|| PathBuf::from("/var/lib")))
+            .or_else(|| set("HOME").map(|home| home.join(".local/state")))
+            .ok_or("there is no place for the leases: set state_file")?;
+        Ok(base.join("muster/plugin-static").join(format!("{}.json", self.name)))
+    }
+}
+
+impl Machine {
+    fn check(&self) -> Result<(), String> {
+        if self.name.is_empty() || self.name.contains('/') || self.name.chars().any(char::is_control) {
+            return Err(format!("a machine's name cannot be {:?}: use a text without `/`", self.name));
+        }
+        if self.address.is_empty() && self.external_address.is_empty() {
+            return Err(format!("machine {}: it has no address", self.name));
+        }
+        if !matches!(self.protocol.as_str(), "" | "ssh" | "winrm" | "winrm+https") {
+            return Err(format!(
+                "machine {}: protocol {:?} is not ssh, winrm or winrm+https",
+                self.name, self.protocol
+            ));
+        }
+        if !self.host_key.is_empty() && !self.host_key.starts_with("SHA256:") {
+            return Err(format!(
+                "machine {}: host_key is a fingerprint, `SHA256:...` (ssh-keygen -lf FILE)",
+                self.name
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The list in a file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct List {
+    #[serde(default)]
+    machines: Vec<Machine>,
+}
+
+fn read(path: &Path) -> Result<Vec<Machine>, String> {
+    let text = std::fs::read_to_string(path).map_err(|error| format!("machines_file {}: {error}", path.display()))?;
+    let list: List = toml::from_str(&text).map_err(|error| format!("machines_file {}: {error}", path.display()))?;
+    Ok(list.machines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(text: &str) -> Config {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn what_cannot_work_is_told_with_its_remedy() {
+        assert!(config("{}").check().unwrap_err().contains("there are no machines: add"));
+        assert!(config(r#"{"name":"a/b"}"#).check().unwrap_err().contains("cannot name a pool"));
+        let twice = config(r#"{"machines":[{"name":"a","address":"1"},{"name":"a","address":"2"}]}"#);
+        assert!(twice.all_machines().unwrap_err().contains("two machines are called \"a\""));
+        assert!(config(r#"{"machines":[{"name":"a"}]}"#).all_machines().unwrap_err().contains("no address"));
+        let key = config(r#"{"machines":[{"name":"a","address":"1","host_key":"ssh-ed25519 AAAA"}]}"#);
+        assert!(key.all_machines().unwrap_err().contains("is a fingerprint"));
+        let error = serde_json::from_str::<Config>(r#"{"machines":[{"name":"a","adress":"1"}]}"#).unwrap_err();
+        assert!(error.to_string().contains("unknown field `adress`, expected one of `name`, `address`"), "{error}");
+    }
+
+    #[test]
+    fn machines_in_a_file_are_added() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("machines.toml");
+        std::fs::write(&path, "[[machines]]\nname = \"b\"\naddress = \"10.0.0.2\"\n").unwrap();
+        let mut config = config(r#"{"machines":[{"name":"a","address":"1"}]}"#);
+        config.machines_file = path.clone();
+        assert_eq!(config.all_machines().unwrap().len(), 2);
+        std::fs::write(&path, "[[machine]]\n").unwrap();
+        assert!(config.all_machines().unwrap_err().contains("unknown field `machine`"));
+    }
+}

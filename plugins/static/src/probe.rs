@@ -1,0 +1,107 @@
+//! What is done on a machine: a check, a clean-up.
+
+use std::time::Duration;
+
+use muster_fleeting::connector::{Exit, KnownHosts, Run, Target, address, dial};
+use muster_fleeting::sdk::{ConnectInfo, ConnectorConfig, InstanceId};
+use tokio::net::TcpStream;
+
+use crate::config::{Config, HealthCheck, Machine};
+use crate::pool::Work;
+
+/// How to reach a machine: what is written at it wins over what is written for all.
+pub(crate) async fn connect_info(machine: &Machine, set: &ConnectorConfig) -> Result<ConnectInfo, String> {
+    let or = |own: &str, set: &str| if own.is_empty() { set.to_owned() } else { own.to_owned() };
+    let key = if machine.key_path.as_os_str().is_empty() {
+        // A password of its own is not for the key of all.
+        if machine.password.is_empty() { set.key.clone() } else { Vec::new() }
+    } else {
+        tokio::fs::read(&machine.key_path)
+            .await
+            .map_err(|error| format!("machine {}: key_path {}: {error}", machine.name, machine.key_path.display()))?
+    };
+    let user = || std::env::var("USER").ok().filter(|user| !user.is_empty()).unwrap_or_else(|| "root".to_owned());
+    let username = or(&machine.username, &set.username);
+    Ok(ConnectInfo {
+        connector: ConnectorConfig {
+            os: or(&or(&machine.os, &set.os), "linux"),
+            arch: or(&machine.arch, &set.arch),
+            protocol: or(&or(&machine.protocol, &set.protocol), "ssh"),
+            protocol_port: if machine.port == 0 { set.protocol_port } else { machine.port },
+            username: if username.is_empty() { user() } else { username },
+            password: or(&machine.password, &set.password),
+            key,
+            ..set.clone()
+        },
+        external_addr: machine.external_address.clone(),
+        internal_addr: machine.address.clone(),
+        expires: None,
+    })
+}
+
+/// Does it, within its limit.
+pub(crate) async fn run(work: &Work, config: &Config, set: &ConnectorConfig) -> Result<(), String> {
+    match work {
+        Work::Check(machine) => check(machine, config, set).await,
+        Work::Clean(machine) => {
+            if !config.cleanup_command.is_empty() {
+                let (what, limit) = ("cleanup_command", config.cleanup_limit());
+                limited(what, limit, command(machine, &config.cleanup_command, what, limit, set)).await?;
+            }
+            check(machine, config, set).await
+        }
+    }
+}
+
+/// Whether the machine is well.
+pub(crate) async fn check(machine: &Machine, config: &Config, set: &ConnectorConfig) -> Result<(), String> {
+    let limit = config.health_limit();
+    match config.health {
+        HealthCheck::None => Ok(()),
+        HealthCheck::Tcp => limited("the connection", limit, connect(machine, set)).await,
+        HealthCheck::Command => {
+            let what = "health_command";
+            limited(what, limit, command(machine, &config.health_command, what, limit, set)).await
+        }
+    }
+}
+
+async fn limited(what: &str, limit: Duration, work: impl Future<Output = Result<(), String>>) -> Result<(), String> {
+    match tokio::time::timeout(limit, work).await {
+        Ok(result) => result,
+        Err(_) => Err(format!("{what} did not end within {} s", limit.as_secs())),
+    }
+}
+
+async fn connect(machine: &Machine, set: &ConnectorConfig) -> Result<(), String> {
+    let info = connect_info(machine, set).await?;
+    let address = address(&info, info.internal_addr.is_empty()).map_err(|error| error.to_string())?;
+    TcpStream::connect(&address).await.map(drop).map_err(|error| format!("{address}: {error}"))
+}
+
+async fn command(
+    machine: &Machine,
+    line: &str,
+    what: &str,
+    limit: Duration,
+    set: &ConnectorConfig,
+) -> Result<(), String> {
+    let mut info = connect_info(machine, set).await?;
+    info.connector.timeout = limit;
+    let use_external_addr = info.internal_addr.is_empty();
+    let instance = InstanceId::new(machine.name.clone());
+    let hosts = KnownHosts::default();
+    if !machine.host_key.is_empty() {
+        hosts.pin(&instance, &machine.host_key);
+    }
+    let session =
+        dial(&Target { instance, info, use_external_addr }, &hosts).await.map_err(|error| error.to_string())?;
+    let outcome = session.run(Run::new(line)).await.map_err(|error| error.to_string());
+    session.close().await;
+    let outcome = outcome?;
+    match outcome.exit {
+        Exit::Code(0) => Ok(()),
+        Exit::Code(code) => Err(format!("{what} failed with status {code}: {}", outcome.stderr.to_string().trim())),
+        Exit::Signal(signal) => Err(format!("{what} was ended by SIG{signal}")),
+    }
+}

@@ -1,0 +1,136 @@
+//! The leases on disk: one JSON file, written whole and made durable before a lease is granted, and a lock beside it, so
+//! that no two plugins lend out the same machines.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use crate::pool::Lease;
+
+/// Of the format.
+const VERSION: u32 = 1;
+/// How long an earlier plugin has to end: a host starts the next one when it has killed the last one.
+const LOCK_TRIES: u32 = 50;
+const LOCK_PAUSE: Duration = Duration::from_millis(100);
+
+/// The file, locked as long as this is there.
+#[derive(Debug)]
+pub(crate) struct Store {
+    path: PathBuf,
+    _lock: File,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Stored {
+    version: u32,
+    next: u64,
+    leases: Vec<Lease>,
+}
+
+/// Why leases cannot be kept.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StoreError {
+    #[error("the leases in {} are in the hands of another plugin (process {holder}); a pool has one manager: use another name or state_file", path.display())]
+    Locked { path: PathBuf, holder: String },
+    #[error("the leases cannot be kept in {}; set state_file", path.display())]
+    Io { path: PathBuf, source: std::io::Error },
+    #[error("{} cannot be read as leases: {cause}; move it away if its machines are free", path.display())]
+    Format { path: PathBuf, cause: String },
+}
+
+impl Store {
+    /// Locks and reads what there is.
+    pub(crate) async fn open(path: PathBuf) -> Result<(Self, u64, Vec<Lease>), StoreError> {
+        let io = |source| StoreError::Io { path: path.clone(), source };
+        let directory = path.parent().unwrap_or_else(|| Path::new("/"));
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(io)?;
+        let mut lock = lock(&path).await?;
+        lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(io)?;
+        let stored = match std::fs::read(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                Stored { version: VERSION, next: 1, leases: Vec::new() }
+            }
+            read => parse(&path, &read.map_err(io)?)?,
+        };
+        Ok((Self { path, _lock: lock }, stored.next, stored.leases))
+    }
+
+    /// Writes all of it; when this returns, it survives.
+    pub(crate) fn save(&self, (next, leases): (u64, Vec<Lease>)) -> Result<(), StoreError> {
+        let directory = self.path.parent().unwrap_or_else(|| Path::new("/"));
+        let write = || {
+            let mut file = tempfile::NamedTempFile::new_in(directory)?;
+            serde_json::to_writer_pretty(&mut file, &Stored { version: VERSION, next, leases })?;
+            file.as_file().sync_all()?;
+            file.persist(&self.path).map_err(|error| error.error)?;
+            File::open(directory)?.sync_all()
+        };
+        write().map_err(|source| StoreError::Io { path: self.path.clone(), source })
+    }
+}
+
+async fn lock(path: &Path) -> Result<File, StoreError> {
+    let lock = path.with_extension("lock");
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&lock)
+        .map_err(|source| StoreError::Io { path: lock, source })?;
+    for _ in 0..LOCK_TRIES {
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            return Ok(file);
+        }
+        tokio::time::sleep(LOCK_PAUSE).await;
+    }
+    let mut holder = String::new();
+    let _ = file.read_to_string(&mut holder);
+    Err(StoreError::Locked { path: path.to_owned(), holder: holder.trim().to_owned() })
+}
+
+fn parse(path: &Path, bytes: &[u8]) -> Result<Stored, StoreError> {
+    let format = |cause: String| StoreError::Format { path: path.to_owned(), cause };
+    let stored: Stored = serde_json::from_slice(bytes).map_err(|error| format(error.to_string()))?;
+    if stored.version != VERSION {
+        return Err(format(format!("version {} instead of {VERSION}", stored.version)));
+    }
+    Ok(stored)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn leases_are_read_back_and_have_one_holder() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("new/pool.json");
+        let (store, next, leases) = Store::open(path.clone()).await.unwrap();
+        assert_eq!((next, leases.len()), (1, 0));
+        let lease = Lease { machine: "a".to_owned(), lease: 4, cleaning: true };
+        store.save((5, vec![lease.clone()])).unwrap();
+        let error = Store::open(path.clone()).await.unwrap_err().to_string();
+        assert!(error.contains(&format!("another plugin (process {})", std::process::id())), "{error}");
+        drop(store);
+        let (store, next, leases) = Store::open(path.clone()).await.unwrap();
+        assert_eq!((next, leases), (5, vec![lease]));
+        drop(store);
+        std::fs::write(&path, r#"{"version":2,"next":1,"leases":[]}"#).unwrap();
+        let error = Store::open(path.clone()).await.unwrap_err().to_string();
+        assert!(error.contains("version 2 instead of 1"), "{error}");
+    }
+
+    /// A file of version 1, as it was written when that was the newest.
+    #[test]
+    fn version_1_is_read() {
+        let text = br#"{"version": 1, "next": 3, "leases": [{"machine": "a", "lease": 2, "cleaning": false}]}"#;
+        assert_eq!(parse(Path::new("x"), text).unwrap().leases[0].lease, 2);
+    }
+}

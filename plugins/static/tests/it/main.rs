@@ -1,0 +1,249 @@
+//! The plugin as a process under Muster's host; its machines are SSH servers of the tests.
+
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use fleeting_plugin_local::server;
+use muster_fleeting::connector::{Exit, KnownHosts, Run, Target, dial};
+use muster_fleeting::host::{Group, PluginSpec, StartError, Status};
+use muster_fleeting::model::{InstanceId, InstanceState};
+use russh::keys::ssh_key::LineEnding;
+use russh::keys::{Algorithm, HashAlg, PrivateKey};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+const PLUGIN: &str = env!("CARGO_BIN_EXE_fleeting-plugin-static");
+
+/// A machine: an SSH server in this process.
+struct Machine {
+    address: SocketAddr,
+    host_key: PrivateKey,
+    login: PrivateKey,
+    server: JoinHandle<()>,
+}
+
+fn key() -> PrivateKey {
+    PrivateKey::random(&mut russh::keys::key::safe_rng(), Algorithm::Ed25519).unwrap()
+}
+
+impl Machine {
+    async fn start() -> Self {
+        let (host_key, login) = (key(), key());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = Self::serve(listener, &host_key, &login);
+        Self { address, host_key, login, server }
+    }
+
+    fn serve(listener: TcpListener, host_key: &PrivateKey, login: &PrivateKey) -> JoinHandle<()> {
+        let authorized = login.public_key().clone();
+        tokio::spawn(server::accept(listener, host_key.clone(), authorized, server::Commands::default()))
+    }
+
+    /// Nobody answers any more.
+    async fn go_away(&mut self) {
+        self.server.abort();
+        let _ = (&mut self.server).await;
+    }
+
+    async fn come_back(&mut self) {
+        let listener = TcpListener::bind(self.address).await.unwrap();
+        self.server = Self::serve(listener, &self.host_key, &self.login);
+    }
+
+    fn entry(&self, directory: &Path, name: &str) -> Value {
+        let key = directory.join(format!("{name}.key"));
+        std::fs::write(&key, self.login.to_openssh(LineEnding::LF).unwrap().as_bytes()).unwrap();
+        json!({"name": name, "address": self.address.to_string(), "username": "ci", "key_path": key})
+    }
+}
+
+fn config(directory: &Path, machines: &[Value]) -> Value {
+    json!({
+        "machines": machines, "state_file": directory.join("leases.json"),
+        "health_interval_s": 1, "health_limit_s": 5,
+    })
+}
+
+async fn start(config: &Value) -> Result<Group, StartError> {
+    let mut spec = PluginSpec::new(PLUGIN);
+    spec.config = config.clone();
+    spec.limits.restart_first = Duration::from_millis(1);
+    Group::start(spec).await
+}
+
+async fn states(group: &Group) -> Vec<(String, InstanceState)> {
+    let instances = group.update().await.unwrap().instances;
+    let mut states: Vec<_> = instances.into_iter().map(|(id, state)| (id.to_string(), state)).collect();
+    states.sort_by(|a, b| a.0.cmp(&b.0));
+    states
+}
+
+/// Asks until one machine is granted: the protocol has no event for it.
+async fn granted(group: &Group) {
+    while group.increase(1).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn gone(group: &Group) {
+    while !states(group).await.is_empty() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn id(name: &str) -> InstanceId {
+    InstanceId::new(name)
+}
+
+#[tokio::test]
+async fn machines_are_lent_reached_cleaned_and_lent_again() {
+    let directory = TempDir::new().unwrap();
+    let machine = Machine::start().await;
+    let mut config = config(directory.path(), &[machine.entry(directory.path(), "m1")]);
+    let used = directory.path().join("used");
+    config["cleanup_command"] = json!(format!("rm {}", used.display()));
+    let group = start(&config).await.unwrap();
+    assert_eq!((group.info().id.as_str(), group.info().max_size), ("static/static", 1));
+    assert_eq!(group.increase(3).await.unwrap(), 1, "as many as there are");
+    assert_eq!(states(&group).await, [("m1/1".to_owned(), InstanceState::Running)]);
+    let error = group.increase(1).await.unwrap_err().to_string();
+    assert!(error.contains("no machine is free: 1 leased, 0 being cleaned, 0 in quarantine"), "{error}");
+    group.heartbeat(&id("m1/1")).await.unwrap();
+
+    let info = group.connect_info(&id("m1/1")).await.unwrap();
+    let target = Target { instance: id("m1/1"), info, use_external_addr: false };
+    let session = dial(&target, &KnownHosts::default()).await.unwrap();
+    let line = format!("touch {}", used.display());
+    assert_eq!(session.run(Run::new(&line)).await.unwrap().exit, Exit::Code(0));
+    assert!(used.exists());
+    session.close().await;
+
+    group.decrease(&[id("m1/1"), id("m1/99")]).await.unwrap();
+    granted(&group).await;
+    assert!(!used.exists(), "it was cleaned up before it was lent again");
+    assert_eq!(states(&group).await, [("m1/2".to_owned(), InstanceState::Running)], "another lease, another instance");
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn a_machine_that_cannot_be_cleaned_is_not_lent() {
+    let directory = TempDir::new().unwrap();
+    let machine = Machine::start().await;
+    let mut config = config(directory.path(), &[machine.entry(directory.path(), "m1")]);
+    let repaired = directory.path().join("repaired");
+    config["cleanup_command"] = json!(format!("[ -e {} ] || {{ echo dirty >&2; exit 4; }}", repaired.display()));
+    let group = start(&config).await.unwrap();
+    group.increase(1).await.unwrap();
+    group.decrease(&[id("m1/1")]).await.unwrap();
+    gone(&group).await;
+    let error = group.increase(1).await.unwrap_err().to_string();
+    assert!(error.contains("1 being cleaned"), "{error}");
+    std::fs::write(&repaired, "").unwrap();
+    granted(&group).await;
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn unreachable_machines_are_in_quarantine_and_come_back() {
+    let directory = TempDir::new().unwrap();
+    let (mut first, second) = (Machine::start().await, Machine::start().await);
+    first.go_away().await;
+    let machines = [first.entry(directory.path(), "m1"), second.entry(directory.path(), "m2")];
+    let mut config = config(directory.path(), &machines);
+    config["health_limit_s"] = json!(1);
+    let group = start(&config).await.unwrap();
+    assert_eq!(group.increase(2).await.unwrap(), 1);
+    assert_eq!(states(&group).await, [("m2/1".to_owned(), InstanceState::Running)]);
+    let error = group.increase(1).await.unwrap_err().to_string();
+    assert!(error.contains("1 in quarantine (m1: "), "{error}");
+    first.come_back().await;
+    granted(&group).await;
+    assert_eq!(states(&group).await.len(), 2);
+    first.go_away().await;
+    let error = group.heartbeat(&id("m1/2")).await.unwrap_err().to_string();
+    assert!(error.contains("Heartbeat failed"), "{error}");
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn leases_survive_a_plugin_that_is_killed_and_one_that_is_stopped() {
+    let directory = TempDir::new().unwrap();
+    let (first, second) = (Machine::start().await, Machine::start().await);
+    let machines = [first.entry(directory.path(), "m1"), second.entry(directory.path(), "m2")];
+    let config = config(directory.path(), &machines);
+    let group = start(&config).await.unwrap();
+    group.increase(1).await.unwrap();
+    let mut status = group.status();
+    let Status::Up { pid } = *status.borrow() else { panic!("it runs") };
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    status.wait_for(|status| matches!(status, Status::Down { .. })).await.unwrap();
+    status.wait_for(|status| matches!(status, Status::Up { .. })).await.unwrap();
+    assert_eq!(states(&group).await, [("m1/1".to_owned(), InstanceState::Running)]);
+    assert_eq!(group.increase(2).await.unwrap(), 1, "what is leased is not leased twice");
+
+    let error = start(&config).await.unwrap_err().to_string();
+    assert!(error.contains("in the hands of another plugin (process "), "{error}");
+    group.stop().await;
+    let group = start(&config).await.unwrap();
+    assert_eq!(states(&group).await.len(), 2, "of the manager before");
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn a_list_in_a_file_is_read_again_when_it_changes() {
+    let directory = TempDir::new().unwrap();
+    let machine = Machine::start().await;
+    let path = directory.path().join("machines.toml");
+    std::fs::write(&path, "").unwrap();
+    let mut config = config(directory.path(), &[]);
+    config["machines_file"] = json!(path);
+    config["health"] = json!("tcp");
+    let group = start(&config).await.unwrap();
+    assert!(group.increase(1).await.is_err());
+    let text = format!("[[machines]]\nname = \"new\"\naddress = \"{}\"\n", machine.address);
+    std::fs::write(&path, text).unwrap();
+    while group.increase(1).await.is_err() {
+        group.update().await.unwrap();
+    }
+    assert_eq!(states(&group).await, [("new/1".to_owned(), InstanceState::Running)]);
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn a_machine_with_another_host_key_is_not_lent() {
+    let directory = TempDir::new().unwrap();
+    let machine = Machine::start().await;
+    let mut entry = machine.entry(directory.path(), "m1");
+    entry["host_key"] = json!(machine.host_key.public_key().fingerprint(HashAlg::Sha256).to_string());
+    let group = start(&config(directory.path(), &[entry.clone()])).await.unwrap();
+    group.increase(1).await.unwrap();
+    group.stop().await;
+    let other = TempDir::new().unwrap();
+    entry["host_key"] = json!(key().public_key().fingerprint(HashAlg::Sha256).to_string());
+    let group = start(&config(other.path(), &[entry])).await.unwrap();
+    let error = group.increase(1).await.unwrap_err().to_string();
+    assert!(error.contains("another machine answers there"), "{error}");
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn an_empty_configuration_says_what_to_add() {
+    let error = start(&Value::Null).await.unwrap_err().to_string();
+    assert!(error.contains("there are no machines: add [[runners.autoscaler.plugin_config.machines]]"), "{error}");
+}
+
+#[test]
+fn the_reference_in_the_documents_is_the_plugins_own() {
+    let output = std::process::Command::new(PLUGIN).arg("settings").output().unwrap();
+    let reference = String::from_utf8(output.stdout).unwrap();
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/plugin-static.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.contains(&reference), "put this into docs/reference/plugin-static.md:\n{reference}");
+}
