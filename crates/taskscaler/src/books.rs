@@ -1,0 +1,104 @@
+//! What the engine must not forget: rows that a store keeps, and from which a new engine goes on.
+//!
+//! The provider's list is the truth for what exists; the books are the truth for why it exists, who uses it, and how
+//! often it was used. Credentials are not in them. Version 1.
+
+use serde::{Deserialize, Serialize};
+
+use crate::words::Removal;
+
+/// The version of [`Row`]'s format.
+pub const VERSION: u32 = 1;
+
+/// A row's name. Groups are named, so that the books survive another order in the configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RowKey {
+    /// An instance of the group.
+    Instance {
+        /// The group's name.
+        group: String,
+        /// The instance.
+        id: String,
+    },
+    /// A request for instances of the group.
+    Ask {
+        /// The group's name.
+        group: String,
+        /// Its number.
+        call: u64,
+    },
+    /// An instance that is gone; a list that still has it is old.
+    Gone {
+        /// The group's name.
+        group: String,
+        /// The instance.
+        id: String,
+    },
+    /// The most slots in use at once, for the forecast.
+    Load {
+        /// Which five minutes since 1970.
+        bucket: i64,
+    },
+}
+
+/// A row.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Row {
+    /// See [`RowKey::Instance`].
+    Instance {
+        /// Who holds which slot.
+        slots: Vec<Option<String>>,
+        /// Jobs so far.
+        used: u32,
+        /// When it was seen first, in seconds since 1970.
+        seen_unix: i64,
+        /// What is meant with it.
+        intent: Intent,
+    },
+    /// See [`RowKey::Ask`].
+    Ask {
+        /// How many it was for.
+        n: u32,
+        /// How many of it may still appear.
+        open: u32,
+        /// When, in seconds since 1970.
+        asked_unix: i64,
+        /// The provider said that it makes them.
+        granted: bool,
+    },
+    /// See [`RowKey::Gone`].
+    Gone {
+        /// Since when, in seconds since 1970.
+        unix: i64,
+    },
+    /// See [`RowKey::Load`].
+    Load {
+        /// Slots.
+        most: u32,
+    },
+}
+
+/// What is meant with an instance.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Intent {
+    /// Jobs get its slots.
+    Use,
+    /// It sleeps, for the lease that holds its slot.
+    Sleep,
+    /// It goes when its jobs have ended.
+    Drain(Removal),
+    /// It goes.
+    Delete(Removal),
+}
+
+/// A row that is new or changed, or (without one) gone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Its name.
+    pub key: RowKey,
+    /// What it is now.
+    pub row: Option<Row>,
+}

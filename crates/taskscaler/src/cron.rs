@@ -1,0 +1,202 @@
+//! Periods: expressions in cron's words that say in which minutes something holds.
+//!
+//! An expression is a test of membership, not a trigger. Five fields (minute, hour, day, month, day of the week), each a list
+//! of values and ranges with an optional step; all five must match. Where that differs from cron(8), it is so because
+//! gitlab-runner's configuration files are written for it (fleeting.md 7.4): a step keeps the values that it divides, a
+//! range may wrap, and day and weekday must both match.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A checked expression.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cron {
+    text: String,
+    /// One bit per value, in the order of [`FIELDS`].
+    fields: [u64; 5],
+}
+
+/// Name, least and greatest value, and names of values from the least on.
+struct Field {
+    name: &'static str,
+    min: u32,
+    max: u32,
+    names: &'static [&'static str],
+}
+
+const MONTHS: [&str; 12] = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"];
+const WEEKDAYS: [&str; 7] = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"];
+const FIELDS: [Field; 5] = [
+    Field { name: "minute", min: 0, max: 59, names: &[] },
+    Field { name: "hour", min: 0, max: 23, names: &[] },
+    Field { name: "day", min: 1, max: 31, names: &[] },
+    Field { name: "month", min: 1, max: 12, names: &MONTHS },
+    Field { name: "weekday", min: 0, max: 7, names: &WEEKDAYS },
+];
+const SUNDAY: u64 = 1;
+const ALSO_SUNDAY: u64 = 1 << 7;
+
+/// Why a text is no expression.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("period `{text}`: {cause}")]
+pub struct CronError {
+    text: String,
+    cause: String,
+}
+
+impl Cron {
+    /// Whether it holds in a minute: `month` and `day` from 1, `weekday` from 0, which is Sunday.
+    #[must_use]
+    pub fn holds(&self, minute: u8, hour: u8, day: u8, month: u8, weekday: u8) -> bool {
+        let values = [minute, hour, day, month, weekday];
+        self.fields.iter().zip(values).all(|(set, value)| value < 64 && set & (1 << value) != 0)
+    }
+
+    /// Whether it holds in every minute there is.
+    #[must_use]
+    pub fn is_always(&self) -> bool {
+        let weekday = |index: usize| if index == 4 { ALSO_SUNDAY } else { 0 };
+        (self.fields.iter().zip(&FIELDS).enumerate())
+            .all(|(index, (set, field))| *set | weekday(index) == range(field.min, field.max))
+    }
+}
+
+impl fmt::Display for Cron {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl FromStr for Cron {
+    type Err = CronError;
+
+    fn from_str(text: &str) -> Result<Self, CronError> {
+        let error = |cause: String| CronError { text: text.to_owned(), cause };
+        let words: Vec<&str> = text.split_whitespace().collect();
+        if words.len() != FIELDS.len() {
+            let found = words.len();
+            return Err(error(format!("has {found} fields; it needs five: minute, hour, day, month, weekday")));
+        }
+        let mut fields = [0; 5];
+        for ((set, field), word) in fields.iter_mut().zip(&FIELDS).zip(words) {
+            *set = list(field, word).map_err(|cause| error(format!("{}: {cause}", field.name)))?;
+        }
+        if let [.., weekday] = &mut fields
+            && *weekday & ALSO_SUNDAY != 0
+        {
+            *weekday = *weekday & !ALSO_SUNDAY | SUNDAY;
+        }
+        Ok(Self { text: text.to_owned(), fields })
+    }
+}
+
+/// Bits `from` to `to`.
+fn range(from: u32, to: u32) -> u64 {
+    (from..=to).fold(0, |set, value| set | 1 << value)
+}
+
+fn list(field: &Field, word: &str) -> Result<u64, String> {
+    if word.split(',').filter(|part| part.starts_with('*')).count() > 1 {
+        return Err("`*` stands there twice".to_owned());
+    }
+    word.split(',').try_fold(0, |set, part| Ok(set | entry(field, part)?))
+}
+
+/// One entry of a list: `*`, a value or a range, and perhaps `/step`.
+fn entry(field: &Field, part: &str) -> Result<u64, String> {
+    let (base, step) = match part.split_once('/') {
+        Some((base, step)) => (base, Some(step)),
+        None => (part, None),
+    };
+    let set = match base.split_once('-') {
+        _ if base == "*" => range(field.min, field.max),
+        Some((from, to)) => match (value(field, from)?, value(field, to)?) {
+            (from, to) if from <= to => range(from, to),
+            (from, to) => range(from, field.max) | range(field.min, to),
+        },
+        None => 1 << value(field, base)?,
+    };
+    let Some(step) = step else { return Ok(set) };
+    match step.parse::<u32>() {
+        Ok(0) | Err(_) => Err(format!("step `{step}` is no number from 1 on")),
+        Ok(step) => Ok((0..64).filter(|value| value % step == 0).fold(0, |kept, value| kept | set & 1 << value)),
+    }
+}
+
+fn value(field: &Field, text: &str) -> Result<u32, String> {
+    if let Some(index) = field.names.iter().position(|name| name.eq_ignore_ascii_case(text)) {
+        return Ok(field.min + u32::try_from(index).unwrap_or(0));
+    }
+    let Field { min, max, .. } = field;
+    let value: u32 = text.parse().map_err(|_| format!("`{text}` is neither a number nor a name that it knows"))?;
+    if (*min..=*max).contains(&value) { Ok(value) } else { Err(format!("{value} is not from {min} to {max}")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cron(text: &str) -> Cron {
+        text.parse().unwrap()
+    }
+
+    fn minutes(text: &str) -> Vec<u8> {
+        (0..60).filter(|minute| cron(&format!("{text} * * * *")).holds(*minute, 0, 1, 1, 0)).collect()
+    }
+
+    #[test]
+    fn s01_steps_divide_and_ranges_wrap() {
+        assert_eq!(minutes("*/7"), [0, 7, 14, 21, 28, 35, 42, 49, 56]);
+        assert_eq!(minutes("1-20/5"), [5, 10, 15, 20], "the step divides the value, it is not counted from 1");
+        assert_eq!(minutes("0/5"), [0]);
+        let hours: Vec<u8> = (0..24).filter(|hour| cron("* 22-4 * * *").holds(0, *hour, 1, 1, 0)).collect();
+        assert_eq!(hours, [0, 1, 2, 3, 4, 22, 23]);
+        let weekdays: Vec<u8> = (0..7).filter(|day| cron("* * * * 7").holds(0, 0, 1, 1, *day)).collect();
+        assert_eq!(weekdays, [0], "7 is Sunday too");
+        let hours = (0..24).filter(|hour| cron("* 0-12 * * *").holds(0, *hour, 1, 1, 0)).count();
+        assert_eq!(hours, 13, "both ends belong to a range");
+    }
+
+    #[test]
+    fn s02_day_and_weekday_must_both_match() {
+        let friday_13 = cron("* * 13 * FRI");
+        assert!(friday_13.holds(0, 0, 13, 1, 5));
+        assert!(!friday_13.holds(0, 0, 13, 1, 4));
+        assert!(!friday_13.holds(0, 0, 12, 1, 5));
+    }
+
+    #[test]
+    fn s03_what_is_no_expression_is_told_with_its_reason() {
+        for (text, wanted) in [
+            ("@daily", "has 1 fields"),
+            ("? * * * *", "minute: `?` is neither"),
+            ("60 * * * *", "minute: 60 is not from 0 to 59"),
+            ("* * 0 * *", "day: 0 is not from 1 to 31"),
+            ("*-5 * * * *", "minute: `*` is neither"),
+            ("* * * *", "has 4 fields"),
+            ("*/0 * * * *", "minute: step `0` is no number from 1 on"),
+            ("*,* * * * *", "minute: `*` stands there twice"),
+            ("* * * foo *", "month: `foo` is neither"),
+        ] {
+            let error = text.parse::<Cron>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("period `{text}`")) && error.contains(wanted), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_minute_is_recognised() {
+        assert!(cron("* * * * *").is_always());
+        assert!(cron("0-59 * 1-31 jan-dec sun-sat").is_always());
+        assert!(!cron("* * * * 1-5").is_always());
+    }
+
+    proptest::proptest! {
+        /// No text panics, and what is accepted prints as it was written.
+        #[test]
+        fn any_text_is_an_expression_or_an_error(text in "[-*/,0-9a-z ]{0,40}") {
+            if let Ok(cron) = text.parse::<Cron>() {
+                proptest::prop_assert_eq!(cron.to_string(), text);
+            }
+        }
+    }
+}

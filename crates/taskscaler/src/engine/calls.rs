@@ -1,0 +1,136 @@
+//! Plugins that come and go; instances that get ready, and stay healthy or not.
+
+use muster_fleeting::model::InstanceId;
+
+use super::Engine;
+use super::group::Plugin;
+use super::instance::State;
+use crate::decision::What;
+use crate::event::Action;
+use crate::throttle::{Bucket, jittered, mix};
+use crate::time::Now;
+use crate::words::{GroupId, Key, Removal};
+
+/// An instance that failed once is asked again after this.
+const DOUBTED: std::time::Duration = std::time::Duration::from_secs(5);
+
+impl Engine {
+    pub(super) fn group_up(&mut self, now: Now, id: GroupId, max_size: u32, can_suspend: bool) {
+        let Some(group) = self.group_mut(id) else { return };
+        let before = group.max();
+        group.plugin = Plugin::Up { max_size, can_suspend };
+        group.updates.urgent = Some(now.at);
+        group.updates.under_way.clear();
+        if group.max() != before {
+            group.bucket = Bucket::of(group.config.throttle, group.max().unwrap_or(0), now.at);
+        }
+    }
+
+    pub(super) fn group_down(&mut self, id: GroupId, cause: String) {
+        if let Some(group) = self.group_mut(id) {
+            group.plugin = Plugin::Down { cause };
+        }
+    }
+
+    /// It runs: connection details and the ready command are next.
+    pub(super) fn prepare(&mut self, now: Now, index: usize) {
+        let deadline = now.at + self.config.prepare_deadline;
+        let Some(instance) = self.pool.get(index) else { return };
+        let (group, id, after, restored) =
+            (instance.group, instance.id.clone(), now.at.since(instance.asked), instance.restored);
+        self.pool.change(index, |instance| instance.enter(State::Preparing, now.at, Some(deadline)));
+        if !restored {
+            if let Some(group) = self.group_mut(group) {
+                group.boot.learn(after);
+            }
+            self.decide(now, What::Running { group, id: id.clone(), after });
+        }
+        self.actions.push(Action::Prepare { group, id });
+    }
+
+    pub(super) fn prepared(&mut self, now: Now, group: GroupId, id: &InstanceId, result: Result<(), String>) {
+        let Some(index) = self.pool.find(group, id) else { return };
+        let Some(instance) = self.pool.get(index).filter(|instance| instance.state == State::Preparing) else { return };
+        let after = now.at.since(instance.since);
+        if let Err(error) = result {
+            let told = format!("instance {id} could not be made ready: {error}");
+            self.never_ready(now, index, Removal::NeverReady { error }, told);
+            return;
+        }
+        let used_up = instance.held == 0 && self.config.uses_max.is_some_and(|max| instance.used >= max.get());
+        let uses = instance.used;
+        let beat = self.next_heartbeat(now);
+        self.pool.change(index, |instance| {
+            instance.enter(State::Ready, now.at, beat);
+            instance.idle_since = now.at;
+            instance.failures = 0;
+        });
+        if let Some(group) = self.group_mut(group) {
+            group.readiness.succeed();
+        }
+        self.decide(now, What::Ready { group, id: id.clone(), after });
+        self.awake(now, index);
+        if used_up {
+            self.delete(now, index, Removal::UsedUp { uses });
+        }
+    }
+
+    fn next_heartbeat(&mut self, now: Now) -> Option<crate::time::Time> {
+        let interval = self.config.heartbeat_interval?;
+        let jitter = self.jitter();
+        Some(now.at + jittered(interval, jitter))
+    }
+
+    pub(super) fn ask_health(&mut self, now: Now, index: usize) {
+        let due = self.next_heartbeat(now);
+        let asked = self.pool.change(index, |instance| {
+            instance.due = due;
+            (instance.group, instance.id.clone())
+        });
+        if let Some((group, id)) = asked {
+            self.actions.push(Action::Heartbeat { group, id });
+        }
+    }
+
+    /// One failure is a doubt, as many as the threshold are the end (S14): no more jobs, and removal after the last one.
+    pub(super) fn health(&mut self, now: Now, group: GroupId, id: &InstanceId, result: Result<(), String>) {
+        let Some(index) = self.pool.find(group, id) else { return };
+        let threshold = self.config.failure_threshold.max(1);
+        let failures = self.pool.change(index, |instance| {
+            if instance.state != State::Ready {
+                return 0;
+            }
+            match &result {
+                Ok(()) => instance.failures = 0,
+                Err(_) => {
+                    instance.failures = instance.failures.saturating_add(1);
+                    instance.due = Some(instance.due.unwrap_or(now.at + DOUBTED).min(now.at + DOUBTED));
+                }
+            }
+            instance.failures
+        });
+        if let (Err(error), Some(failures)) = (result, failures)
+            && failures >= threshold
+        {
+            self.retire(now, index, Removal::Unhealthy { error });
+        }
+    }
+
+    /// A job lost sight of its instance: the provider and the instance are asked at once.
+    pub(super) fn suspect(&mut self, now: Now, key: &Key) {
+        let Some(place) = self.leases.get(key).copied() else { return };
+        let Some(group) = self.pool.get(place.index).map(|instance| instance.group) else { return };
+        if let Some(group) = self.group_mut(group) {
+            group.updates.urgent = Some(now.at);
+        }
+        if self.pool.get(place.index).is_some_and(|instance| instance.state == State::Ready) {
+            self.ask_health(now, place.index);
+        }
+    }
+
+    /// Different for each call, the same in each run.
+    pub(super) fn jitter(&mut self) -> u64 {
+        let number = self.number();
+        mix(self.config.jitter_seed ^ number)
+    }
+}

@@ -1,0 +1,281 @@
+//! One group: its plugin, what was asked of it, and what is held back.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Duration;
+
+use muster_fleeting::model::{InstanceId, InstanceState};
+
+use crate::config::GroupConfig;
+use crate::throttle::{Backoff, Bucket};
+use crate::time::{Now, Time};
+
+/// Calls of `Increase` per second, whatever the instances per second (I6).
+pub(super) const CALLS_PER_SECOND: f64 = 10.0;
+/// Calls of `Increase` at once.
+pub(super) const CALLS_BURST: f64 = 10.0;
+/// After a call that failed, its instances may appear for so long; they count until then.
+pub(super) const DOUBT: Duration = Duration::from_secs(60);
+/// What appears so long after a failed call was given up is still ours.
+const OWED_AFTER_FAILURE: Duration = Duration::from_secs(600);
+/// What was granted and did not appear in time is ours whenever it appears within this.
+const OWED_AFTER_GRANT: Duration = Duration::from_secs(24 * 3600);
+/// Ids of instances that are gone are known for so long: a list may be old.
+const REMEMBERED: Duration = Duration::from_secs(3600);
+/// The most gone ids that are known.
+const REMEMBERED_MAX: usize = 100_000;
+
+/// Whether there is someone to ask.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Plugin {
+    Down { cause: String },
+    Up { max_size: u32, can_suspend: bool },
+}
+
+/// One request for instances.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Ask {
+    pub(super) call: u64,
+    pub(super) asked: Time,
+    pub(super) asked_unix: i64,
+    /// How many it was for.
+    pub(super) n: u32,
+    /// How many of it may still appear.
+    pub(super) open: u32,
+    pub(super) state: AskState,
+}
+
+/// What is known of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AskState {
+    /// It has not been answered.
+    Asked,
+    /// The provider makes them.
+    Granted {
+        /// They appear until then.
+        until: Time,
+    },
+    /// It failed, which says nothing about what was done.
+    Doubtful {
+        /// They count until then.
+        until: Time,
+    },
+    /// Given up; what appears until then is ours nevertheless.
+    Owed {
+        /// When it is forgotten.
+        until: Time,
+    },
+}
+
+/// Listing.
+#[derive(Debug)]
+pub(super) struct Updates {
+    /// Calls under way, the oldest first.
+    pub(super) under_way: VecDeque<(u64, Time)>,
+    /// When the last one was started.
+    pub(super) last: Option<Time>,
+    /// It is wanted by then, whatever the period.
+    pub(super) urgent: Option<Time>,
+    /// How long one takes.
+    pub(super) cost: Duration,
+    pub(super) backoff: Backoff,
+}
+
+/// How long something takes, learned.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Estimate {
+    /// The fastest of late, which time lets grow.
+    pub(super) fast: Option<Duration>,
+}
+
+impl Estimate {
+    pub(super) fn learn(&mut self, took: Duration) {
+        self.fast = Some(match self.fast {
+            Some(fast) if took >= fast => (fast * 15 + took) / 16,
+            _ => took,
+        });
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) config: GroupConfig,
+    pub(super) plugin: Plugin,
+    /// Its instances have been listed since the start.
+    pub(super) listed: bool,
+    pub(super) asks: VecDeque<Ask>,
+    pub(super) bucket: Option<Bucket>,
+    pub(super) calls: Bucket,
+    pub(super) creation: Backoff,
+    pub(super) readiness: Backoff,
+    /// After failures: no more than this in one request.
+    pub(super) ask_max: Option<u32>,
+    pub(super) short_until: Time,
+    pub(super) foreign: BTreeMap<InstanceId, InstanceState>,
+    gone: HashMap<InstanceId, (Time, i64)>,
+    gone_order: VecDeque<(Time, InstanceId)>,
+    pub(super) updates: Updates,
+    pub(super) boot: Estimate,
+    pub(super) deletion: Estimate,
+}
+
+impl Group {
+    pub(super) fn new(config: GroupConfig, at: Time) -> Self {
+        let bucket = Bucket::of(config.throttle, config.instances_max, at);
+        Self {
+            config,
+            plugin: Plugin::Down { cause: "it has not been started yet".to_owned() },
+            listed: false,
+            asks: VecDeque::new(),
+            bucket,
+            calls: Bucket::new(CALLS_PER_SECOND, CALLS_BURST, at),
+            creation: Backoff::default(),
+            readiness: Backoff::default(),
+            ask_max: None,
+            short_until: at,
+            foreign: BTreeMap::new(),
+            gone: HashMap::new(),
+            gone_order: VecDeque::new(),
+            updates: Updates {
+                under_way: VecDeque::new(),
+                last: None,
+                urgent: Some(at),
+                cost: Duration::ZERO,
+                backoff: Backoff::default(),
+            },
+            boot: Estimate::default(),
+            deletion: Estimate::default(),
+        }
+    }
+
+    /// The most instances; none: no limit.
+    pub(super) fn max(&self) -> Option<u32> {
+        let of_plugin = match self.plugin {
+            Plugin::Up { max_size, .. } if max_size > 0 => Some(max_size),
+            _ => None,
+        };
+        match (self.config.instances_max, of_plugin) {
+            (0, max) => max,
+            (max, None) => Some(max),
+            (max, Some(of_plugin)) => Some(max.min(of_plugin)),
+        }
+    }
+
+    /// Instances on their way that are counted on.
+    pub(super) fn expected(&self) -> u32 {
+        self.open(|state| matches!(state, AskState::Asked | AskState::Granted { .. }))
+    }
+
+    /// Instances that may appear, counted on or not.
+    pub(super) fn possible(&self) -> u32 {
+        self.open(|state| !matches!(state, AskState::Owed { .. }))
+    }
+
+    fn open(&self, which: impl Fn(&AskState) -> bool) -> u32 {
+        self.asks.iter().filter(|ask| which(&ask.state)).map(|ask| ask.open).sum()
+    }
+
+    /// When the oldest and the youngest of those that are counted on were asked for.
+    pub(super) fn asked(&self) -> Option<(Time, Time)> {
+        let mut times = (self.asks.iter())
+            .filter(|ask| ask.open > 0 && matches!(ask.state, AskState::Asked | AskState::Granted { .. }))
+            .map(|ask| ask.asked);
+        let first = times.next()?;
+        Some((first, times.next_back().unwrap_or(first)))
+    }
+
+    /// An instance appeared: the request that it belongs to, the likeliest first, and whether that was given up.
+    pub(super) fn consume(&mut self) -> Option<(Ask, bool)> {
+        let rank = |state: &AskState| match state {
+            AskState::Granted { .. } => 0,
+            AskState::Asked => 1,
+            AskState::Doubtful { .. } => 2,
+            AskState::Owed { .. } => 3,
+        };
+        let ask = self.asks.iter_mut().filter(|ask| ask.open > 0).min_by_key(|ask| rank(&ask.state))?;
+        ask.open -= 1;
+        let late = matches!(ask.state, AskState::Doubtful { .. } | AskState::Owed { .. });
+        Some((ask.clone(), late))
+    }
+
+    /// The answer to a request: how many of it are still to appear, or none where it is not known.
+    pub(super) fn answered(&mut self, call: u64, granted: Option<u32>, at: Time, deadline: Duration) -> Option<&Ask> {
+        let ask = self.asks.iter_mut().find(|ask| ask.call == call && ask.state == AskState::Asked)?;
+        match granted {
+            Some(granted) => {
+                let appeared = ask.n - ask.open;
+                ask.open = granted.min(ask.n).saturating_sub(appeared);
+                ask.state = AskState::Granted { until: at + deadline };
+            }
+            None => ask.state = AskState::Doubtful { until: at + DOUBT },
+        }
+        Some(ask)
+    }
+
+    /// Lets time pass over the requests: how many that were granted have not appeared in time, and which records changed.
+    pub(super) fn expire(&mut self, at: Time) -> (u32, Vec<u64>) {
+        let (mut overdue, mut changed) = (0, Vec::new());
+        for ask in &mut self.asks {
+            let next = match ask.state {
+                AskState::Granted { until } if ask.open > 0 && until <= at => {
+                    overdue += ask.open;
+                    AskState::Owed { until: at + OWED_AFTER_GRANT }
+                }
+                AskState::Doubtful { until } if until <= at => AskState::Owed { until: at + OWED_AFTER_FAILURE },
+                AskState::Owed { until } if until <= at => {
+                    ask.open = 0;
+                    ask.state
+                }
+                state => state,
+            };
+            if next != ask.state {
+                ask.state = next;
+                changed.push(ask.call);
+            }
+            if ask.open == 0 && ask.state != AskState::Asked {
+                changed.push(ask.call);
+            }
+        }
+        self.asks.retain(|ask| ask.open > 0 || ask.state == AskState::Asked);
+        (overdue, changed)
+    }
+
+    /// When the first request changes by itself.
+    pub(super) fn next_expiry(&self) -> Option<Time> {
+        (self.asks.iter())
+            .filter_map(|ask| match ask.state {
+                AskState::Asked => None,
+                AskState::Granted { until } | AskState::Doubtful { until } | AskState::Owed { until } => Some(until),
+            })
+            .min()
+    }
+
+    pub(super) fn remember_gone(&mut self, id: InstanceId, now: Now) {
+        self.gone.insert(id.clone(), (now.at, now.unix));
+        self.gone_order.push_back((now.at, id));
+    }
+
+    /// When the instance went, where it is still known.
+    pub(super) fn gone_since(&self, id: &InstanceId) -> Option<i64> {
+        self.gone.get(id).map(|(_, unix)| *unix)
+    }
+
+    pub(super) fn was_ours(&self, id: &InstanceId) -> bool {
+        self.gone.contains_key(id)
+    }
+
+    /// Forgets what is gone for long; the ids.
+    pub(super) fn forget(&mut self, at: Time) -> Vec<InstanceId> {
+        let mut forgotten = Vec::new();
+        while let Some((then, _)) = self.gone_order.front()
+            && (at.since(*then) >= REMEMBERED || self.gone_order.len() > REMEMBERED_MAX)
+        {
+            let Some((then, id)) = self.gone_order.pop_front() else { break };
+            if self.gone.get(&id).is_some_and(|(last, _)| *last == then) {
+                self.gone.remove(&id);
+                forgotten.push(id);
+            }
+        }
+        forgotten
+    }
+}

@@ -1,0 +1,159 @@
+//! One instance in the books.
+//!
+//! ```text
+//!  (asked) -> Booting -> Preparing -> Ready <-> (slots held) -> Draining -> Deleting -> gone
+//!                 \           \          |  \-> Suspending -> Suspended -> Resuming -> Preparing
+//!                  \-----------\---------+-> lost, failed, timed out: Deleting or gone
+//! ```
+
+use muster_fleeting::model::InstanceId;
+
+use crate::time::Time;
+use crate::words::{GroupId, Key, Removal};
+
+/// Where an instance is in its life.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum State {
+    /// The provider makes it.
+    Booting,
+    /// It runs; connection details are asked for, the ready command runs.
+    Preparing,
+    /// Jobs can have its slots.
+    Ready,
+    /// It goes when its jobs have ended.
+    Draining(Removal),
+    /// It goes.
+    Deleting(Deleting),
+    /// It is being put to sleep, for the lease that keeps it.
+    Suspending,
+    /// It sleeps.
+    Suspended,
+    /// It is being woken.
+    Resuming,
+}
+
+/// A removal under way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Deleting {
+    pub(super) why: Removal,
+    /// Calls so far.
+    pub(super) attempts: u32,
+    /// A call is under way.
+    pub(super) called: bool,
+    /// When the first call was made.
+    pub(super) since: Time,
+}
+
+/// One instance.
+#[derive(Debug, Clone)]
+pub(super) struct Instance {
+    pub(super) id: InstanceId,
+    pub(super) group: GroupId,
+    /// Its number among all instances, in the order in which they were seen first.
+    pub(super) born: u64,
+    pub(super) state: State,
+    /// By slot, up to the highest that was ever held.
+    pub(super) slots: Vec<Option<Key>>,
+    pub(super) held: u32,
+    /// Jobs so far.
+    pub(super) used: u32,
+    /// Failures of health in a row.
+    pub(super) failures: u32,
+    /// When it was asked for.
+    pub(super) asked: Time,
+    /// When it was seen first, and by the wall clock.
+    pub(super) seen: Time,
+    pub(super) seen_unix: i64,
+    /// When its state changed last.
+    pub(super) since: Time,
+    /// Without a job since.
+    pub(super) idle_since: Time,
+    /// Snapshots in a row that did not have it, and when the first of them came.
+    pub(super) missed: u32,
+    pub(super) missed_since: Time,
+    /// When something is to be done about it, whatever its state asks for.
+    pub(super) due: Option<Time>,
+    /// The snapshot that had it last.
+    pub(super) listed: u64,
+    /// It is from before a restart: its times teach nothing.
+    pub(super) restored: bool,
+}
+
+/// What an instance adds to the sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Part {
+    /// 1 where it gives or will give slots.
+    pub(super) supply: u32,
+    /// Held slots of such a one.
+    pub(super) acquired: u32,
+    /// Slots of such a one that will not be given.
+    pub(super) unavailable: u32,
+    /// Slots that can be given now.
+    pub(super) free: u32,
+    /// Held slots, whatever its state.
+    pub(super) held: u32,
+}
+
+impl Instance {
+    /// What it adds, with `capacity` slots and at most `uses_max` jobs.
+    pub(super) fn part(&self, capacity: u32, uses_max: Option<u32>) -> Part {
+        let held = self.held;
+        let left = uses_max.map_or(capacity, |max| max.saturating_sub(self.used));
+        let given = capacity.saturating_sub(held).min(left);
+        let supply = matches!(self.state, State::Booting | State::Preparing | State::Ready);
+        if !supply {
+            return Part { held, ..Part::default() };
+        }
+        Part {
+            supply: 1,
+            acquired: held,
+            unavailable: capacity.saturating_sub(held + given),
+            free: if self.state == State::Ready { given } else { 0 },
+            held,
+        }
+    }
+
+    /// The lowest free slot.
+    pub(super) fn free_slot(&self) -> usize {
+        self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len())
+    }
+
+    pub(super) fn hold(&mut self, slot: usize, key: Key) {
+        if self.slots.len() <= slot {
+            self.slots.resize(slot + 1, None);
+        }
+        if let Some(place) = self.slots.get_mut(slot) {
+            debug_assert!(place.is_none(), "one lease per slot");
+            *place = Some(key);
+            self.held += 1;
+        }
+    }
+
+    pub(super) fn free(&mut self, slot: usize) {
+        if let Some(place) = self.slots.get_mut(slot)
+            && place.take().is_some()
+        {
+            self.held -= 1;
+        }
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = &Key> {
+        self.slots.iter().flatten()
+    }
+
+    pub(super) fn enter(&mut self, state: State, at: Time, due: Option<Time>) {
+        self.state = state;
+        self.since = at;
+        self.due = due;
+    }
+
+    pub(super) fn is_deleting(&self) -> bool {
+        matches!(self.state, State::Deleting(_))
+    }
+
+    /// Whether the next snapshot may bring news of it.
+    pub(super) fn is_expected(&self) -> bool {
+        !matches!(self.state, State::Ready | State::Draining(_) | State::Suspended | State::Preparing)
+            || self.missed > 0
+    }
+}

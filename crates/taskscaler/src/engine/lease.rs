@@ -1,0 +1,239 @@
+//! Reservations, waiting requests, leases.
+
+use muster_fleeting::model::InstanceId;
+
+use super::instance::State;
+use super::{Engine, Place};
+use crate::decision::{Hold, What};
+use crate::event::Action;
+use crate::time::Now;
+use crate::words::{GroupId, Key, Lease, Loss, Removal};
+
+/// Why no job should be requested now.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum NoCapacity {
+    /// Nothing is free, and nothing more can be made.
+    #[error("no capacity: no immediately available or potential capacity ({facts}){}", reasons(.why))]
+    InSight {
+        /// Slots by what they are.
+        facts: String,
+        /// Why no more can be made, for each group.
+        why: Vec<(String, Hold)>,
+    },
+    /// Nothing is free, and the policy is preemptive.
+    #[error("no capacity: no immediately available capacity ({facts}){}", reasons(.why))]
+    Immediately {
+        /// Slots by what they are.
+        facts: String,
+        /// Why no more are made, for each group that makes none.
+        why: Vec<(String, Hold)>,
+    },
+}
+
+fn reasons(why: &[(String, Hold)]) -> String {
+    why.iter().map(|(group, hold)| format!("; group {group}: {hold}")).collect()
+}
+
+/// Why a slot cannot be waited for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AcquireError {
+    /// There was no [`Engine::reserve`] before.
+    #[error("reservation not found: {key}")]
+    NotReserved {
+        /// Whose.
+        key: Key,
+    },
+    /// The key waits, or has a slot.
+    #[error("{key} waits for a slot, or has one, already")]
+    Twice {
+        /// Whose.
+        key: Key,
+    },
+    /// The scaler ends.
+    #[error("no slot for {key}: the scaler ends")]
+    Stopping {
+        /// Whose.
+        key: Key,
+    },
+}
+
+impl Engine {
+    /// Promises a slot, before a job is requested (fleeting.md 7.6). A key that is reserved already is a success.
+    ///
+    /// # Errors
+    /// [`NoCapacity`]: no job should be requested, and why.
+    pub fn reserve(&mut self, now: Now, key: Key) -> Result<(), NoCapacity> {
+        if self.reservations.contains(&key) {
+            return Ok(());
+        }
+        self.look_up_policy(now);
+        let reserved = self.reservations.len() as u64;
+        let available = self.pool.sums().free.saturating_sub(reserved);
+        if available == 0 {
+            let held = self.holds(now);
+            let why = || self.named(held.iter().filter_map(|(group, hold)| Some((*group, hold.clone()?))).collect());
+            if self.stopping || self.slots_to_come(&held) <= reserved {
+                return Err(NoCapacity::InSight { facts: self.facts(), why: why() });
+            }
+            if self.wanted.idle_count > 0 && self.wanted.preemptive {
+                return Err(NoCapacity::Immediately { facts: self.facts(), why: why() });
+            }
+        }
+        self.reservations.insert(key);
+        Ok(())
+    }
+
+    /// Promises a slot for a job that is here already, as after a restart: it will wait, however long.
+    pub fn admit(&mut self, key: Key) {
+        self.reservations.insert(key);
+    }
+
+    /// Waits for a slot; [`Action::Grant`] gives it, perhaps at once.
+    ///
+    /// # Errors
+    /// [`AcquireError`].
+    pub fn acquire(&mut self, now: Now, key: Key) -> Result<(), AcquireError> {
+        if self.stopping {
+            return Err(AcquireError::Stopping { key });
+        }
+        if !self.reservations.contains(&key) {
+            return Err(AcquireError::NotReserved { key });
+        }
+        if self.leases.contains_key(&key) || !self.queue.push(key.clone(), now.at) {
+            return Err(AcquireError::Twice { key });
+        }
+        self.settle(now);
+        Ok(())
+    }
+
+    /// After a restart: the lease that the key has from before.
+    pub fn claim(&mut self, key: &Key) -> Option<Lease> {
+        let place = *self.leases.get(key)?;
+        self.unclaimed.remove(key);
+        self.lease_at(key, place)
+    }
+
+    /// Slots that are there or can be: those of instances, of those on their way, and of those that can be asked for.
+    fn slots_to_come(&self, holds: &[(GroupId, Option<Hold>)]) -> u64 {
+        let sums = self.pool.sums();
+        let usable = u64::from(self.config.usable());
+        let slots =
+            (sums.supply * u64::from(self.config.capacity.get())).saturating_sub(sums.unavailable + sums.acquired);
+        holds.iter().fold(slots, |slots, (group, hold)| {
+            let expected = self.group(*group).map_or(0, |group| u64::from(group.expected()));
+            let more = match hold {
+                // A place will be free when one that goes is gone.
+                Some(Hold::AtMax { leaving, .. }) => u64::from(*leaving),
+                Some(Hold::Throttled | Hold::Short) | None => self.room(*group),
+                // One attempt shows whether it works again.
+                Some(Hold::Probing { .. }) => 1,
+                Some(_) => 0,
+            };
+            slots.saturating_add((expected + more).saturating_mul(usable))
+        })
+    }
+
+    fn facts(&self) -> String {
+        let sums = self.pool.sums();
+        let coming: u64 = self.groups.iter().map(|group| u64::from(group.expected())).sum();
+        let unready =
+            sums.supply * u64::from(self.config.capacity.get()) - sums.acquired - sums.unavailable - sums.free;
+        format!(
+            "idle:{},acquired:{},unavailable:{},unready:{unready},reserved:{},coming:{coming}",
+            sums.free,
+            sums.held,
+            sums.unavailable,
+            self.reservations.len()
+        )
+    }
+
+    pub(super) fn named(&self, holds: Vec<(GroupId, Hold)>) -> Vec<(String, Hold)> {
+        let name = |id| self.group(id).map_or_else(String::new, |group: &super::Group| group.config.name.clone());
+        holds.into_iter().map(|(group, hold)| (name(group), hold)).collect()
+    }
+
+    pub(super) fn lease_at(&self, key: &Key, place: Place) -> Option<Lease> {
+        let instance = self.pool.get(place.index)?;
+        let slot = u32::try_from(place.slot).ok()?;
+        let (group, id) = (instance.group, instance.id.clone());
+        Some(Lease { key: key.clone(), group, instance: id, slot, use_number: instance.used })
+    }
+
+    /// Frees a slot. An instance that is used up goes at once (S12).
+    pub(super) fn release(&mut self, now: Now, key: &Key) {
+        self.waking.remove(key);
+        let Some(index) = self.drop_lease(now, key) else { return };
+        self.decide(now, What::Released { key: key.clone() });
+        self.after_release(now, index);
+    }
+
+    /// Takes the slot from the books.
+    pub(super) fn drop_lease(&mut self, now: Now, key: &Key) -> Option<usize> {
+        let place = self.leases.remove(key)?;
+        self.unclaimed.remove(key);
+        self.pool.change(place.index, |instance| {
+            instance.free(place.slot);
+            if instance.held == 0 {
+                instance.idle_since = now.at;
+            }
+        });
+        self.touch(place.index);
+        Some(place.index)
+    }
+
+    fn after_release(&mut self, now: Now, index: usize) {
+        let Some(instance) = self.pool.get(index) else { return };
+        if instance.held > 0 {
+            return;
+        }
+        let used = instance.used;
+        match instance.state.clone() {
+            State::Draining(why) => self.delete(now, index, why),
+            State::Suspending | State::Suspended | State::Resuming => {
+                self.delete(now, index, Removal::UsedUp { uses: used });
+            }
+            State::Deleting(_) => {}
+            _ if self.config.uses_max.is_some_and(|max| used >= max.get()) => {
+                self.delete(now, index, Removal::UsedUp { uses: used });
+            }
+            _ => {}
+        }
+    }
+
+    /// The instance is no more: its leases end, and it leaves the books.
+    pub(super) fn gone(&mut self, now: Now, index: usize, cause: Loss) {
+        self.lose_jobs(now, index, cause);
+        let Some(instance) = self.pool.remove(index) else { return };
+        let deletion = match &instance.state {
+            State::Deleting(deleting) if deleting.attempts > 0 => Some(now.at.since(deleting.since)),
+            _ => None,
+        };
+        let (group, id) = (instance.group, instance.id);
+        if let Some(of) = self.groups.get_mut(group.0) {
+            of.remember_gone(id.clone(), now);
+            if let Some(took) = deletion {
+                of.deletion.learn(took);
+            }
+        }
+        self.touch_id(group, &id);
+        let life = now.at.since(instance.seen);
+        self.decide(now, What::Gone { group, id: id.clone(), life, deletion });
+        self.actions.push(Action::Forget { group, id });
+    }
+
+    /// Ends all leases of an instance that is going or gone by itself.
+    pub(super) fn lose_jobs(&mut self, now: Now, index: usize, cause: Loss) {
+        let Some(instance) = self.pool.get(index) else { return };
+        if instance.held == 0 {
+            return;
+        }
+        let (group, id): (GroupId, InstanceId) = (instance.group, instance.id.clone());
+        let jobs: Vec<Key> = instance.keys().cloned().collect();
+        for key in &jobs {
+            self.waking.remove(key);
+            self.drop_lease(now, key);
+            self.actions.push(Action::Lost { key: key.clone(), cause: cause.clone() });
+        }
+        self.decide(now, What::Lost { group, id, cause, jobs });
+    }
+}

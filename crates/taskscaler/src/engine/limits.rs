@@ -1,0 +1,79 @@
+//! What must hold after every event (life-of-a-job.md, invariants I1-I6): the books agree with themselves and with the
+//! limits. Shared by tests, the simulator and debug builds of the driver.
+
+use super::instance::State;
+use super::{Engine, pool};
+
+/// An invariant that does not hold: a defect of the engine.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("invariant {invariant} does not hold: {what}")]
+pub struct Violation {
+    /// Which one.
+    pub invariant: &'static str,
+    /// What was found.
+    pub what: String,
+}
+
+impl Violation {
+    /// What was found against an invariant.
+    #[must_use]
+    pub fn new(invariant: &'static str, what: impl Into<String>) -> Self {
+        Self { invariant, what: what.into() }
+    }
+}
+
+impl Engine {
+    /// Looks at everything; takes time in proportion to the instances.
+    ///
+    /// # Errors
+    /// The first [`Violation`] that is found.
+    pub fn check(&self) -> Result<(), Violation> {
+        let mut held = 0;
+        let mut sums = pool::Sums::default();
+        for (index, instance) in self.pool.iter() {
+            let id = &instance.id;
+            let part = instance.part(self.config.capacity.get(), self.config.uses_max.map(std::num::NonZeroU32::get));
+            sums.add(part);
+            if instance.is_deleting() && instance.held > 0 {
+                return Err(Violation::new("I2", format!("{id} is removed and has {} jobs", instance.held)));
+            }
+            if instance.held > self.config.capacity.get() {
+                return Err(Violation::new("J4", format!("{id} has {} jobs", instance.held)));
+            }
+            if self.config.uses_max.is_some_and(|max| instance.used > max.get()) {
+                return Err(Violation::new("J4", format!("{id} was used {} times", instance.used)));
+            }
+            let on_it = instance.slots.iter().enumerate().filter_map(|(slot, key)| Some((slot, key.as_ref()?)));
+            for (slot, key) in on_it {
+                held += 1;
+                let place = self.leases.get(key);
+                if place.is_none_or(|place| place.index != index || place.slot != slot) {
+                    return Err(Violation::new(
+                        "R2",
+                        format!("slot {slot} of {id} is held by {key}, whose lease is {place:?}"),
+                    ));
+                }
+                if self.queue.get(key).is_some() {
+                    return Err(Violation::new("R2", format!("{key} has a slot and waits for one")));
+                }
+            }
+            let bounded = matches!(instance.state, State::Ready | State::Suspended) || instance.due.is_some();
+            if !bounded && instance.held == 0 {
+                return Err(Violation::new(
+                    "I3",
+                    format!("nothing will happen to {id}, which is {:?}", instance.state),
+                ));
+            }
+        }
+        if sums != self.pool.sums() {
+            return Err(Violation::new("books", format!("sums are {:?} and should be {sums:?}", self.pool.sums())));
+        }
+        if held != self.leases.len() {
+            return Err(Violation::new("R2", format!("{held} slots are held by {} leases", self.leases.len())));
+        }
+        if !self.stopping && !self.queue.is_empty() && self.pool.best().is_some() {
+            return Err(Violation::new("I5", format!("{} jobs wait and a slot is free", self.queue.len())));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,268 @@
+//! All instances, with the sums and orders over them. Each change goes through [`Pool::change`], so that they agree.
+
+use std::collections::{BTreeSet, HashMap};
+
+use muster_fleeting::model::InstanceId;
+use slab::Slab;
+
+use super::instance::{Instance, Part, State};
+use crate::policy::Placement;
+use crate::time::Time;
+use crate::words::GroupId;
+
+/// Where an instance is in the pool.
+pub(super) type Index = usize;
+/// The order in which free slots are given: the group's rank, then by how full the instance is, then by its age.
+type Rank = (usize, u32, u64, Index);
+
+/// Sums over instances.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Sums {
+    pub(super) supply: u64,
+    pub(super) acquired: u64,
+    pub(super) unavailable: u64,
+    pub(super) free: u64,
+    pub(super) held: u64,
+}
+
+impl Sums {
+    pub(super) fn add(&mut self, part: Part) {
+        self.supply += u64::from(part.supply);
+        self.acquired += u64::from(part.acquired);
+        self.unavailable += u64::from(part.unavailable);
+        self.free += u64::from(part.free);
+        self.held += u64::from(part.held);
+    }
+
+    fn subtract(&mut self, part: Part) {
+        self.supply -= u64::from(part.supply);
+        self.acquired -= u64::from(part.acquired);
+        self.unavailable -= u64::from(part.unavailable);
+        self.free -= u64::from(part.free);
+        self.held -= u64::from(part.held);
+    }
+}
+
+/// Of one group.
+#[derive(Debug, Default)]
+struct Of {
+    by_id: HashMap<InstanceId, Index>,
+    /// Ready and without a job, the longest idle first.
+    idle: BTreeSet<(Time, Index)>,
+    /// Instances that the next snapshot may bring news of, by when that began.
+    expected: BTreeSet<(Time, Index)>,
+    /// Instances that are being removed.
+    leaving: u32,
+    /// Instances that boot or are made ready.
+    coming: u32,
+    rank: usize,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Pool {
+    all: Slab<Instance>,
+    of: Vec<Of>,
+    free: BTreeSet<Rank>,
+    due: BTreeSet<(Time, Index)>,
+    sums: Sums,
+    placement: Placement,
+    capacity: u32,
+    uses_max: Option<u32>,
+}
+
+impl Pool {
+    /// An empty pool of groups with these ranks.
+    pub(super) fn new(capacity: u32, uses_max: Option<u32>, ranks: Vec<usize>) -> Self {
+        let of = ranks.into_iter().map(|rank| Of { rank, ..Of::default() }).collect();
+        Self {
+            all: Slab::new(),
+            of,
+            free: BTreeSet::new(),
+            due: BTreeSet::new(),
+            sums: Sums::default(),
+            placement: Placement::Pack,
+            capacity,
+            uses_max,
+        }
+    }
+
+    pub(super) fn insert(&mut self, instance: Instance) -> Index {
+        let (group, id) = (instance.group, instance.id.clone());
+        let index = self.all.insert(instance);
+        if let Some(of) = self.of.get_mut(group.0) {
+            of.by_id.insert(id, index);
+        }
+        self.enlist(index);
+        index
+    }
+
+    pub(super) fn remove(&mut self, index: Index) -> Option<Instance> {
+        self.delist(index);
+        let instance = self.all.try_remove(index)?;
+        if let Some(of) = self.of.get_mut(instance.group.0) {
+            of.by_id.remove(&instance.id);
+        }
+        Some(instance)
+    }
+
+    /// The one way to change an instance.
+    pub(super) fn change<T>(&mut self, index: Index, change: impl FnOnce(&mut Instance) -> T) -> Option<T> {
+        self.delist(index);
+        let changed = self.all.get_mut(index).map(change);
+        self.enlist(index);
+        changed
+    }
+
+    pub(super) fn get(&self, index: Index) -> Option<&Instance> {
+        self.all.get(index)
+    }
+
+    pub(super) fn find(&self, group: GroupId, id: &InstanceId) -> Option<Index> {
+        self.of.get(group.0)?.by_id.get(id).copied()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Index, &Instance)> {
+        self.all.iter()
+    }
+
+    /// Those of a group, in the order in which they were seen first.
+    pub(super) fn of_group(&self, group: GroupId) -> Vec<Index> {
+        let mut found: Vec<(u64, Index)> = (self.of.get(group.0).into_iter())
+            .flat_map(|of| of.by_id.values())
+            .filter_map(|index| Some((self.all.get(*index)?.born, *index)))
+            .collect();
+        found.sort_unstable();
+        found.into_iter().map(|(_, index)| index).collect()
+    }
+
+    /// Instances of a group in any state.
+    pub(super) fn count(&self, group: GroupId) -> usize {
+        self.of.get(group.0).map_or(0, |of| of.by_id.len())
+    }
+
+    /// Of those, the ones that are being removed.
+    pub(super) fn leaving(&self, group: GroupId) -> u32 {
+        self.of.get(group.0).map_or(0, |of| of.leaving)
+    }
+
+    /// Of those, the ones that boot or are made ready.
+    pub(super) fn coming(&self, group: GroupId) -> u32 {
+        self.of.get(group.0).map_or(0, |of| of.coming)
+    }
+
+    /// The list of this number had it.
+    pub(super) fn mark_listed(&mut self, index: Index, list: u64) {
+        if let Some(instance) = self.all.get_mut(index) {
+            instance.listed = list;
+        }
+    }
+
+    pub(super) fn sums(&self) -> Sums {
+        self.sums
+    }
+
+    /// The instance whose slot is given next.
+    pub(super) fn best(&self) -> Option<Index> {
+        self.free.first().map(|rank| rank.3)
+    }
+
+    pub(super) fn longest_idle(&self, group: GroupId) -> Option<(Time, Index)> {
+        self.of.get(group.0)?.idle.first().copied()
+    }
+
+    /// When the first and the last of what is expected of a group began.
+    pub(super) fn expected(&self, group: GroupId) -> Option<(Time, Time)> {
+        let expected = &self.of.get(group.0)?.expected;
+        Some((expected.first()?.0, expected.last()?.0))
+    }
+
+    /// The first instance about which something is to be done, and when.
+    pub(super) fn first_due(&self) -> Option<(Time, Index)> {
+        self.due.first().copied()
+    }
+
+    /// Another order of the free slots.
+    pub(super) fn place_by(&mut self, placement: Placement) {
+        if placement == self.placement {
+            return;
+        }
+        let ranks: Vec<Index> = self.free.iter().map(|rank| rank.3).collect();
+        self.free.clear();
+        self.placement = placement;
+        for index in ranks {
+            if let Some(rank) = self.all.get(index).map(|instance| self.rank(index, instance)) {
+                self.free.insert(rank);
+            }
+        }
+    }
+
+    fn rank(&self, index: Index, instance: &Instance) -> Rank {
+        let full = match self.placement {
+            Placement::Pack => self.capacity.saturating_sub(instance.held),
+            Placement::Spread => instance.held,
+        };
+        (self.of.get(instance.group.0).map_or(0, |of| of.rank), full, instance.born, index)
+    }
+
+    fn delist(&mut self, index: Index) {
+        let Some(instance) = self.all.get(index) else { return };
+        let part = instance.part(self.capacity, self.uses_max);
+        self.sums.subtract(part);
+        if part.free > 0 {
+            let rank = self.rank(index, instance);
+            self.free.remove(&rank);
+        }
+        if let Some(due) = instance.due {
+            self.due.remove(&(due, index));
+        }
+        if let Some(of) = self.of.get_mut(instance.group.0) {
+            if is_idle(instance) {
+                of.idle.remove(&(instance.idle_since, index));
+            }
+            if instance.is_expected() {
+                of.expected.remove(&(instance.expected_since(), index));
+            }
+            of.leaving -= u32::from(instance.is_deleting());
+            of.coming -= u32::from(is_coming(instance));
+        }
+    }
+
+    fn enlist(&mut self, index: Index) {
+        let Some(instance) = self.all.get(index) else { return };
+        let part = instance.part(self.capacity, self.uses_max);
+        self.sums.add(part);
+        if part.free > 0 {
+            let rank = self.rank(index, instance);
+            self.free.insert(rank);
+        }
+        if let Some(due) = instance.due {
+            self.due.insert((due, index));
+        }
+        if let Some(of) = self.of.get_mut(instance.group.0) {
+            if is_idle(instance) {
+                of.idle.insert((instance.idle_since, index));
+            }
+            if instance.is_expected() {
+                of.expected.insert((instance.expected_since(), index));
+            }
+            of.leaving += u32::from(instance.is_deleting());
+            of.coming += u32::from(is_coming(instance));
+        }
+    }
+}
+
+impl Instance {
+    /// When the change began that the next snapshots may show the end of.
+    fn expected_since(&self) -> Time {
+        if self.state == State::Booting { self.asked } else { self.since }
+    }
+}
+
+fn is_coming(instance: &Instance) -> bool {
+    matches!(instance.state, State::Booting | State::Preparing)
+}
+
+fn is_idle(instance: &Instance) -> bool {
+    instance.state == State::Ready && instance.held == 0
+}

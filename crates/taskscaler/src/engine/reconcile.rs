@@ -1,0 +1,197 @@
+//! The provider's list against the books.
+
+use muster_fleeting::model::{InstanceId, InstanceState};
+
+use super::Engine;
+use super::instance::{Instance, State};
+use crate::config::Foreign;
+use crate::decision::{Cause, What};
+use crate::time::Now;
+use crate::words::{GroupId, Loss, Removal};
+
+/// An instance is lost when it was missing in so many lists in a row,
+const MISSES: u32 = 2;
+/// of which the last came at least so long after the first: one wrong list is often followed by another.
+const MISSED_FOR: std::time::Duration = std::time::Duration::from_secs(1);
+
+type List = Vec<(InstanceId, InstanceState)>;
+
+impl Engine {
+    /// A list came. One that was asked for earlier than the last one that counted is old news.
+    pub(super) fn updated(&mut self, now: Now, id: GroupId, call: u64, result: Result<List, String>) {
+        let jitter = self.jitter();
+        let Some(group) = self.group_mut(id) else { return };
+        let updates = &mut group.updates;
+        let Some(position) = updates.under_way.iter().position(|(number, _)| *number == call) else { return };
+        let started = updates.under_way.remove(position).map_or(now.at, |(_, started)| started);
+        updates.under_way.retain(|(number, _)| *number > call);
+        match result {
+            Err(error) => {
+                updates.backoff.fail(now.at, error.clone(), jitter);
+                let failures = updates.backoff.failures;
+                self.decide(now, What::UpdateFailed { group: id, error, failures });
+            }
+            Ok(list) => {
+                let took = now.at.since(started);
+                updates.cost = (updates.cost * 3 + took) / 4;
+                updates.backoff.succeed();
+                group.listed = true;
+                self.reconcile(now, id, call, list);
+            }
+        }
+    }
+
+    fn reconcile(&mut self, now: Now, group: GroupId, call: u64, list: List) {
+        let Some(of) = self.group_mut(group) else { return };
+        let mut foreign = std::mem::take(&mut of.foreign);
+        let mut still = std::collections::BTreeMap::new();
+        for (id, state) in list {
+            if let Some(index) = self.pool.find(group, &id) {
+                self.observe(now, index, call, state);
+            } else if let Some(before) = foreign.remove(&id) {
+                still.insert(id, if state.is_gone() { before } else { state });
+            } else if !state.is_gone() {
+                self.discover(now, group, call, id, state, &mut still);
+            }
+        }
+        if let Some(of) = self.group_mut(group) {
+            of.foreign = still;
+            for id in of.forget(now.at) {
+                self.touch_id(group, &id);
+            }
+        }
+        let missing: Vec<usize> = (self.pool.of_group(group).into_iter())
+            .filter(|index| self.pool.get(*index).is_some_and(|instance| instance.listed != call))
+            .collect();
+        for index in missing {
+            self.missing(now, index);
+        }
+    }
+
+    /// An instance of the books, as the provider sees it.
+    fn observe(&mut self, now: Now, index: usize, call: u64, seen: InstanceState) {
+        let Some(instance) = self.pool.get(index) else { return };
+        if instance.missed > 0 {
+            self.pool.change(index, |instance| instance.missed = 0);
+        }
+        self.pool.mark_listed(index, call);
+        let Some(instance) = self.pool.get(index) else { return };
+        match (&instance.state, seen) {
+            (_, InstanceState::Deleted | InstanceState::Timeout) => self.gone(now, index, Loss::TakenByProvider),
+            (State::Deleting(_), _) => {}
+            (_, InstanceState::Deleting) => self.taken(now, index),
+            (State::Booting, InstanceState::Running) => self.prepare(now, index),
+            (State::Suspending | State::Suspended | State::Resuming, state) => self.observe_sleep(now, index, state),
+            (
+                State::Ready | State::Draining(_) | State::Preparing,
+                InstanceState::Suspending | InstanceState::Suspended,
+            ) => {
+                // Nobody here asked for that: its jobs stand still.
+                self.taken(now, index);
+                self.pool.change(index, |instance| instance.due = Some(now.at));
+            }
+            _ => {}
+        }
+    }
+
+    /// An instance that the books do not have.
+    fn discover(
+        &mut self,
+        now: Now,
+        group: GroupId,
+        call: u64,
+        id: InstanceId,
+        state: InstanceState,
+        foreign: &mut std::collections::BTreeMap<InstanceId, InstanceState>,
+    ) {
+        let foreign_is = self.config.foreign;
+        let Some(of) = self.groups.get_mut(group.0) else { return };
+        if of.was_ours(&id) {
+            if state != InstanceState::Deleting {
+                let index = self.adopt(now, group, id, false);
+                self.pool.mark_listed(index, call);
+                self.delete(now, index, Removal::Returned);
+            }
+            return;
+        }
+        let ask = if state == InstanceState::Deleting { None } else { of.consume() };
+        if let Some((ask, late)) = ask {
+            let cause = if late { Cause::Late } else { Cause::Requested };
+            let index = self.adopt(now, group, id.clone(), false);
+            self.pool.change(index, |instance| instance.asked = ask.asked);
+            self.touch_ask(group, ask.call);
+            self.decide(now, What::Appeared { group, id, cause, after: now.at.since(ask.asked) });
+            self.observe(now, index, call, state);
+            return;
+        }
+        if foreign_is == Foreign::Leave || state == InstanceState::Deleting {
+            self.decide(now, What::Foreign { group, id: id.clone(), state });
+            foreign.insert(id, state);
+            return;
+        }
+        let index = self.adopt(now, group, id.clone(), true);
+        let cause = if foreign_is == Foreign::Adopt { Cause::Adopted } else { Cause::Unwanted };
+        self.decide(now, What::Appeared { group, id, cause, after: std::time::Duration::ZERO });
+        if foreign_is == Foreign::Delete {
+            self.pool.mark_listed(index, call);
+            self.delete(now, index, Removal::Foreign);
+        } else {
+            self.observe(now, index, call, state);
+        }
+    }
+
+    /// Into the books, as booting; `old`: not asked for now, so its times teach nothing.
+    pub(super) fn adopt(&mut self, now: Now, group: GroupId, id: InstanceId, old: bool) -> usize {
+        let born = self.number();
+        let instance = Instance {
+            id,
+            group,
+            born,
+            state: State::Booting,
+            slots: Vec::new(),
+            held: 0,
+            used: 0,
+            failures: 0,
+            asked: now.at,
+            seen: now.at,
+            seen_unix: now.unix,
+            since: now.at,
+            idle_since: now.at,
+            missed: 0,
+            missed_since: now.at,
+            due: Some(now.at + self.config.boot_deadline),
+            listed: 0,
+            restored: old,
+        };
+        let index = self.pool.insert(instance);
+        self.touch(index);
+        index
+    }
+
+    /// An instance of the books that the list does not have.
+    fn missing(&mut self, now: Now, index: usize) {
+        let Some(instance) = self.pool.get(index) else { return };
+        if instance.is_deleting() {
+            self.gone(now, index, Loss::Missing);
+            return;
+        }
+        let (group, id, restored) = (instance.group, instance.id.clone(), instance.restored);
+        let lost = self.pool.change(index, |instance| {
+            if instance.missed == 0 {
+                instance.missed_since = now.at;
+            }
+            instance.missed += 1;
+            instance.missed >= MISSES && now.at.since(instance.missed_since) >= MISSED_FOR
+        });
+        if lost == Some(true) {
+            let cause = if restored { Loss::NotFoundAgain } else { Loss::Missing };
+            self.gone(now, index, cause);
+            return;
+        }
+        self.decide(now, What::Missed { group, id });
+        if let Some(group) = self.group_mut(group) {
+            let soon = now.at + MISSED_FOR;
+            group.updates.urgent = Some(group.updates.urgent.map_or(soon, |urgent| urgent.min(soon)));
+        }
+    }
+}

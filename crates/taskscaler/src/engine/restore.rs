@@ -1,0 +1,168 @@
+//! The books: what is stored, and how an engine goes on from it.
+
+use muster_fleeting::model::InstanceId;
+
+use super::group::{Ask, AskState, DOUBT};
+use super::instance::{Deleting, State};
+use super::{Engine, Place};
+use crate::books::{Intent, Row, RowKey};
+use crate::config::Config;
+use crate::forecast::BUCKET_S;
+use crate::time::{Now, Time};
+use crate::words::{GroupId, Key, Loss, Removal};
+
+impl Engine {
+    /// An engine that goes on from stored rows. Instances are believed in until a list says otherwise; leases wait to be
+    /// claimed ([`Self::claim`]) until [`crate::event::Event::Settled`]. Also the names of rows that belong to no group of
+    /// the configuration: their instances are beyond reach.
+    #[must_use]
+    pub fn restore(config: Config, rows: Vec<(RowKey, Row)>, now: Now) -> (Self, Vec<RowKey>) {
+        let mut engine = Self::new(config, now);
+        let mut unknown = Vec::new();
+        let mut rows = rows;
+        rows.sort_by(|(one, _), (other, _)| one.cmp(other));
+        for (key, row) in rows {
+            let name = match (&key, &row) {
+                (RowKey::Load { bucket }, Row::Load { most }) => {
+                    if let Some(forecast) = &mut engine.forecast {
+                        forecast.record(bucket.saturating_mul(BUCKET_S), u64::from(*most));
+                    }
+                    continue;
+                }
+                (RowKey::Load { .. }, _) => continue,
+                (RowKey::Instance { group, .. } | RowKey::Ask { group, .. } | RowKey::Gone { group, .. }, _) => group,
+            };
+            let Some(group) = engine.groups.iter().position(|group| group.config.name == *name).map(GroupId) else {
+                unknown.push(key);
+                continue;
+            };
+            match (key, row) {
+                (RowKey::Instance { id, .. }, Row::Instance { slots, used, seen_unix, intent }) => {
+                    engine.restore_instance(now, group, &id, slots, (used, seen_unix), intent);
+                }
+                (RowKey::Ask { call, .. }, Row::Ask { n, open, asked_unix, granted }) => {
+                    engine.next_number = engine.next_number.max(call + 1);
+                    let state = if granted {
+                        AskState::Granted { until: now.at + engine.config.create_deadline }
+                    } else {
+                        AskState::Doubtful { until: now.at + DOUBT }
+                    };
+                    if let Some(group) = engine.group_mut(group) {
+                        group.asks.push_back(Ask { call, asked: now.at, asked_unix, n, open, state });
+                    }
+                }
+                (RowKey::Gone { id, .. }, Row::Gone { .. }) => {
+                    if let Some(group) = engine.group_mut(group) {
+                        group.remember_gone(InstanceId::new(id), now);
+                    }
+                }
+                (key, _) => unknown.push(key),
+            }
+        }
+        engine.dirty.clear();
+        (engine, unknown)
+    }
+
+    fn restore_instance(
+        &mut self,
+        now: Now,
+        group: GroupId,
+        id: &str,
+        slots: Vec<Option<String>>,
+        (used, seen_unix): (u32, i64),
+        intent: Intent,
+    ) {
+        let index = self.adopt(now, group, InstanceId::new(id), true);
+        let age = u64::try_from(now.unix.saturating_sub(seen_unix)).unwrap_or(0);
+        let keys: Vec<(usize, Key)> =
+            (slots.into_iter().enumerate()).filter_map(|(slot, key)| Some((slot, Key::new(key?)))).collect();
+        self.pool.change(index, |instance| {
+            instance.used = used;
+            instance.seen_unix = seen_unix;
+            // Before the origin there is nothing: an age beyond it is cut.
+            instance.seen = Time::from_millis(now.at.as_millis().saturating_sub(age.saturating_mul(1000)));
+            for (slot, key) in &keys {
+                instance.hold(*slot, key.clone());
+            }
+            match intent {
+                Intent::Use => {}
+                Intent::Sleep => instance.enter(State::Suspending, now.at, Some(now.at)),
+                Intent::Drain(why) => instance.enter(State::Draining(why), now.at, None),
+                Intent::Delete(why) => {
+                    let deleting = Deleting { why, attempts: 0, called: false, since: now.at };
+                    instance.enter(State::Deleting(deleting), now.at, Some(now.at));
+                }
+            }
+        });
+        for (slot, key) in keys {
+            self.unclaimed.insert(key.clone());
+            self.leases.insert(key, Place { index, slot });
+        }
+    }
+
+    /// All leases that are still wanted are claimed: the others end, and their instances go, since what their jobs left
+    /// behind is unknown.
+    pub(super) fn settled(&mut self, now: Now) {
+        let unclaimed = std::mem::take(&mut self.unclaimed);
+        for key in unclaimed {
+            if let Some(index) = self.drop_lease(now, &key) {
+                self.actions.push(crate::event::Action::Lost { key, cause: Loss::NotFoundAgain });
+                self.retire(now, index, Removal::Unclaimed);
+            }
+        }
+    }
+
+    /// The instance's row has to be stored.
+    pub(super) fn touch(&mut self, index: usize) {
+        if let Some((group, id)) = self.pool.get(index).map(|instance| (instance.group, instance.id.clone())) {
+            self.touch_id(group, &id);
+        }
+    }
+
+    /// As [`Self::touch`], for an instance that may be gone.
+    pub(super) fn touch_id(&mut self, group: GroupId, id: &InstanceId) {
+        let Some(name) = self.group(group).map(|group| group.config.name.clone()) else { return };
+        let id = id.as_str().to_owned();
+        self.dirty.insert(RowKey::Gone { group: name.clone(), id: id.clone() });
+        self.dirty.insert(RowKey::Instance { group: name, id });
+    }
+
+    pub(super) fn touch_ask(&mut self, group: GroupId, call: u64) {
+        if let Some(name) = self.group(group).map(|group| group.config.name.clone()) {
+            self.dirty.insert(RowKey::Ask { group: name, call });
+        }
+    }
+
+    /// What is stored under a name now.
+    pub(super) fn row(&self, key: &RowKey) -> Option<Row> {
+        let by_name = |name: &str| self.groups.iter().position(|group| group.config.name == name).map(GroupId);
+        match key {
+            RowKey::Instance { group, id } => {
+                let index = self.pool.find(by_name(group)?, &InstanceId::new(id.clone()))?;
+                let instance = self.pool.get(index)?;
+                let intent = match &instance.state {
+                    State::Booting | State::Preparing | State::Ready => Intent::Use,
+                    State::Suspending | State::Suspended | State::Resuming => Intent::Sleep,
+                    State::Draining(why) => Intent::Drain(why.clone()),
+                    State::Deleting(deleting) => Intent::Delete(deleting.why.clone()),
+                };
+                let slots = instance.slots.iter().map(|key| key.as_ref().map(|key| key.as_str().to_owned())).collect();
+                Some(Row::Instance { slots, used: instance.used, seen_unix: instance.seen_unix, intent })
+            }
+            RowKey::Ask { group, call } => {
+                let group = self.group(by_name(group)?)?;
+                let ask = group
+                    .asks
+                    .iter()
+                    .find(|ask| ask.call == *call && (ask.open > 0 || ask.state == AskState::Asked))?;
+                let granted = matches!(ask.state, AskState::Granted { .. });
+                Some(Row::Ask { n: ask.n, open: ask.open, asked_unix: ask.asked_unix, granted })
+            }
+            RowKey::Gone { group, id } => {
+                let unix = self.group(by_name(group)?)?.gone_since(&InstanceId::new(id.clone()))?;
+                Some(Row::Gone { unix })
+            }
+            RowKey::Load { bucket } => Some(Row::Load { most: self.forecast.as_ref()?.most(*bucket)? }),
+        }
+    }
+}

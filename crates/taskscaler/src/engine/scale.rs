@@ -1,0 +1,295 @@
+//! How many instances there should be, and from which group.
+
+use std::time::Duration;
+
+use super::group::{Ask, AskState, Plugin};
+use super::{Engine, pool};
+use crate::decision::{Hold, What};
+use crate::event::Action;
+use crate::formula::{self, Inputs};
+use crate::time::{Now, Time};
+use crate::words::{GroupId, Removal};
+
+/// Instances in a row that could not be made ready, before the group is asked for one at a time.
+const READINESS_FAILURES_MAX: u32 = 3;
+/// Room of a group without a limit.
+const UNBOUNDED: u64 = 1_000_000_000;
+/// A limit on the size of requests that grew beyond this is none any more.
+const ASK_MAX: u32 = 1024;
+
+impl Engine {
+    /// Creates what is missing, removes what is too much.
+    pub(super) fn scale(&mut self, now: Now) {
+        for group in (0..self.groups.len()).map(GroupId) {
+            self.expire_asks(now, group);
+        }
+        if self.stopping {
+            self.held.clear();
+            return;
+        }
+        let inputs = self.inputs(now);
+        match formula::required(&inputs) {
+            0 => self.held.clear(),
+            missing @ 1.. => self.create(now, missing.unsigned_abs(), inputs),
+            surplus => {
+                self.held.clear();
+                self.shrink(now, surplus.unsigned_abs());
+            }
+        }
+        self.remove_over_max(now);
+    }
+
+    /// What the formula is asked with.
+    pub(super) fn inputs(&self, now: Now) -> Inputs {
+        let sums = self.pool.sums();
+        let (capacity, usable) = (u64::from(self.config.capacity.get()), u64::from(self.config.usable()));
+        let expected: u64 = self.groups.iter().map(|group| u64::from(group.expected())).sum();
+        let waiting = self.queue.len() as u64;
+        let forecast =
+            self.forecast.as_ref().map_or(0, |forecast| forecast.idle(now.unix, sums.held + waiting, self.boot_time()));
+        let keeps = self.wanted.preemptive && self.wanted.idle_count > 0 || !self.config.reservation_throttling;
+        let reserved = (self.reservations.len() as u64).saturating_sub(waiting);
+        Inputs {
+            instances: sums.supply + expected,
+            acquired: sums.acquired,
+            waiting,
+            reserved: if keeps { reserved } else { 0 },
+            unavailable: sums.unavailable + expected * (capacity - usable),
+            idle_count: u64::from(self.wanted.idle_count).max(u64::from(self.upcoming)).max(forecast),
+            capacity,
+            usable,
+            scale_factor: self.wanted.scale_factor,
+            scale_factor_limit: u64::from(self.wanted.scale_factor_limit),
+        }
+    }
+
+    /// How long a new instance takes, as far as is known.
+    pub(super) fn boot_time(&self) -> Duration {
+        self.groups.iter().filter_map(|group| group.boot.fast).max().unwrap_or(Duration::from_secs(60))
+    }
+
+    fn create(&mut self, now: Now, mut missing: u64, inputs: Inputs) {
+        let all = missing;
+        for (id, hold) in self.holds(now) {
+            match hold {
+                // A moment later it can; the next group costs more.
+                Some(Hold::Throttled) => break,
+                Some(_) => continue,
+                None => {}
+            }
+            let n = self.how_many(now, id, missing);
+            if n > 0 {
+                self.ask(now, id, n, all, inputs);
+                missing -= u64::from(n);
+            }
+            if missing == 0 {
+                break;
+            }
+        }
+        let held: Vec<(GroupId, Hold)> = if missing == 0 {
+            Vec::new()
+        } else {
+            self.holds(now).into_iter().filter_map(|(group, hold)| Some((group, hold?))).collect()
+        };
+        let kinds = |held: &[(GroupId, Hold)]| -> Vec<_> {
+            held.iter().map(|(group, hold)| (*group, std::mem::discriminant(hold))).collect()
+        };
+        if kinds(&held) != kinds(&self.held) && !held.is_empty() {
+            self.decide(now, What::Hold { missing, reasons: held.clone() });
+        }
+        self.held = held;
+    }
+
+    fn how_many(&mut self, now: Now, id: GroupId, missing: u64) -> u32 {
+        let room = self.room(id);
+        let spend = self.spend_room(id);
+        let Some(group) = self.groups.get_mut(id.0) else { return 0 };
+        let tokens = group.bucket.as_mut().map_or(u32::MAX, |bucket| bucket.available(now.at));
+        let probe = if group.readiness.failures >= READINESS_FAILURES_MAX { 1 } else { u32::MAX };
+        let bounds = [tokens, probe, group.ask_max.unwrap_or(u32::MAX)];
+        let n = bounds.into_iter().map(u64::from).chain([missing, room, spend]).min().unwrap_or(0);
+        u32::try_from(n).unwrap_or(u32::MAX)
+    }
+
+    fn ask(&mut self, now: Now, id: GroupId, n: u32, missing: u64, inputs: Inputs) {
+        let call = self.number();
+        let Some(group) = self.groups.get_mut(id.0) else { return };
+        if let Some(bucket) = &mut group.bucket {
+            bucket.take(n);
+        }
+        group.calls.take(1);
+        let ask = Ask { call, asked: now.at, asked_unix: now.unix, n, open: n, state: AskState::Asked };
+        group.asks.push_back(ask);
+        self.touch_ask(id, call);
+        self.decide(now, What::Ask { group: id, n, missing, inputs });
+        self.actions.push(Action::Increase { group: id, call, n });
+    }
+
+    /// Whether each group gives instances now, in the order in which they are asked.
+    pub(super) fn holds(&mut self, now: Now) -> Vec<(GroupId, Option<Hold>)> {
+        self.order.clone().into_iter().map(|group| (group, self.hold(now, group))).collect()
+    }
+
+    fn hold(&mut self, now: Now, id: GroupId) -> Option<Hold> {
+        let (room, spend, coming, leaving) =
+            (self.room(id), self.spend_room(id), self.pool.coming(id), self.pool.leaving(id));
+        let (stopping, spend_max) = (self.stopping, self.config.spend_max_per_hour);
+        let group = self.groups.get_mut(id.0)?;
+        if stopping {
+            return Some(Hold::Stopping);
+        }
+        if let Plugin::Down { cause } = &group.plugin {
+            return Some(Hold::Down { cause: cause.clone() });
+        }
+        if !group.listed {
+            return Some(Hold::Unknown);
+        }
+        if room == 0 {
+            return Some(Hold::AtMax { max: group.max().unwrap_or(0), leaving });
+        }
+        let unready = group.readiness.failures >= READINESS_FAILURES_MAX;
+        for (backoff, counts) in [(&group.creation, true), (&group.readiness, unready)] {
+            if counts && backoff.holds(now.at) {
+                let (error, failures) = (backoff.error.clone(), backoff.failures);
+                return Some(Hold::BackOff { error, failures, pause: backoff.until.since(now.at) });
+            }
+        }
+        if group.creation.failures > 0 && group.asks.iter().any(|ask| ask.state == AskState::Asked) {
+            return Some(Hold::Probing { error: group.creation.error.clone() });
+        }
+        if unready && group.expected() + coming > 0 {
+            return Some(Hold::Probing { error: group.readiness.error.clone() });
+        }
+        if now.at < group.short_until {
+            return Some(Hold::Short);
+        }
+        if spend == 0 {
+            return Some(Hold::Spend { max_per_hour: spend_max.unwrap_or(0.0) });
+        }
+        let throttled = group.bucket.as_mut().is_some_and(|bucket| bucket.available(now.at) == 0);
+        (throttled || group.calls.available(now.at) == 0).then_some(Hold::Throttled)
+    }
+
+    /// Instances that the group may have beside those that it has, and those that may yet appear.
+    pub(super) fn room(&self, id: GroupId) -> u64 {
+        let Some(group) = self.group(id) else { return 0 };
+        let Some(max) = group.max() else { return UNBOUNDED };
+        let there = self.pool.count(id) + group.foreign.len() + group.possible() as usize;
+        u64::from(max).saturating_sub(there as u64)
+    }
+
+    /// Instances of the group that the bound on spending allows beside those that there are or may be.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates, and is not below 0")]
+    fn spend_room(&self, id: GroupId) -> u64 {
+        let (Some(max), Some(group)) = (self.config.spend_max_per_hour, self.group(id)) else { return UNBOUNDED };
+        if group.config.price_per_hour <= 0.0 {
+            return UNBOUNDED;
+        }
+        ((max - self.spend_per_hour()).max(0.0) / group.config.price_per_hour + 1e-9) as u64
+    }
+
+    /// What the instances cost per hour, with those that may yet appear.
+    #[expect(clippy::cast_precision_loss, reason = "counts of instances are far below 2^52")]
+    pub(super) fn spend_per_hour(&self) -> f64 {
+        let costs = self.groups.iter().enumerate().map(|(index, group)| {
+            (self.pool.count(GroupId(index)) + group.possible() as usize) as f64 * group.config.price_per_hour
+        });
+        costs.sum()
+    }
+
+    /// Removes up to `surplus` instances that were idle for long enough: the dearest groups first, then the longest idle.
+    fn shrink(&mut self, now: Now, mut surplus: u64) {
+        let idle_time = self.wanted.idle_time;
+        for group in self.order.clone().into_iter().rev() {
+            while surplus > 0 {
+                let Some((since, index)) = self.pool.longest_idle(group) else { break };
+                let idle = now.at.since(since);
+                if idle < idle_time {
+                    break;
+                }
+                let idle_ms = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
+                self.delete(now, index, Removal::Idle { idle_ms });
+                surplus -= 1;
+            }
+        }
+    }
+
+    /// When the next instance has been idle for long enough.
+    pub(super) fn idle_wake(&self, now: Now) -> Option<Time> {
+        if self.stopping || formula::required(&self.inputs(now)) >= 0 {
+            return None;
+        }
+        let groups = (0..self.groups.len()).map(GroupId);
+        groups.filter_map(|group| Some(self.pool.longest_idle(group)?.0 + self.wanted.idle_time)).min()
+    }
+
+    /// A provider gave more than it said, or later than it should have: what no job holds goes.
+    fn remove_over_max(&mut self, now: Now) {
+        for group in (0..self.groups.len()).map(GroupId) {
+            let Some(max) = self.group(group).and_then(super::Group::max) else { continue };
+            let there = self.pool.count(group) - self.pool.leaving(group) as usize;
+            for _ in max as usize..there {
+                let idle: Option<(Time, pool::Index)> = self.pool.longest_idle(group);
+                let Some((_, index)) = idle else { break };
+                self.delete(now, index, Removal::OverMax);
+            }
+        }
+    }
+
+    /// Requests that have waited for too long for what they were granted.
+    fn expire_asks(&mut self, now: Now, id: GroupId) {
+        let Some(group) = self.groups.get_mut(id.0) else { return };
+        if group.next_expiry().is_none_or(|next| next > now.at) {
+            return;
+        }
+        let (overdue, changed) = group.expire(now.at);
+        for call in changed {
+            self.touch_ask(id, call);
+        }
+        if overdue > 0 {
+            let limit = self.config.create_deadline.as_secs();
+            self.creation_failed(now, id, format!("{overdue} granted instances did not appear within {limit} s"));
+        }
+    }
+
+    /// A creation failed: the group is left alone for a while, and then asked for less.
+    pub(super) fn creation_failed(&mut self, now: Now, id: GroupId, error: String) {
+        let jitter = self.jitter();
+        let Some(group) = self.groups.get_mut(id.0) else { return };
+        let pause = group.creation.fail(now.at, error.clone(), jitter);
+        let failures = group.creation.failures;
+        self.decide(now, What::CreationFailed { group: id, error, failures, pause });
+    }
+
+    /// The answer to a request for instances.
+    pub(super) fn increased(&mut self, now: Now, id: GroupId, call: u64, result: Result<u32, String>) {
+        let (deadline, short) = (self.config.create_deadline, self.config.update_interval_when_expecting);
+        let Some(group) = self.group_mut(id) else { return };
+        let Some(n) = group.answered(call, result.as_ref().ok().copied(), now.at, deadline).map(|ask| ask.n) else {
+            return;
+        };
+        self.touch_ask(id, call);
+        let Some(group) = self.group_mut(id) else { return };
+        let granted = result.as_ref().map_or(0, |granted| (*granted).min(n));
+        match result {
+            Ok(_) if granted > 0 => {
+                group.creation.succeed();
+                if granted < n {
+                    group.short_until = now.at + short;
+                } else {
+                    group.ask_max = group.ask_max.map(|max| max.saturating_mul(2)).filter(|max| *max <= ASK_MAX);
+                }
+                self.decide(now, What::Granted { group: id, asked: n, granted });
+            }
+            Ok(_) => self.creation_failed(now, id, format!("the provider granted none of {n} instances")),
+            Err(error) => {
+                group.ask_max = Some((n / 2).max(1));
+                self.creation_failed(now, id, error);
+            }
+        }
+        let asks = self.group_mut(id).map(|group| &mut group.asks);
+        if let Some(asks) = asks {
+            asks.retain(|ask| ask.open > 0 || ask.state == AskState::Asked);
+        }
+    }
+}

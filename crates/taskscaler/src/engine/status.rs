@@ -1,0 +1,224 @@
+//! What there is, and why: for `muster fleet status`, metrics, and "why is this job waiting".
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::group::Plugin;
+use super::instance::{Instance, State};
+use super::{Engine, pool};
+use crate::formula;
+use crate::time::Now;
+use crate::words::{GroupId, Key};
+
+/// Slots, by what they are (the states of `fleeting_taskscaler_tasks`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Tasks {
+    /// Free, and could be given now.
+    pub idle: u64,
+    /// Requests that wait.
+    pub pending: u64,
+    /// Held.
+    pub acquired: u64,
+    /// Promised.
+    pub reserved: u64,
+    /// Neither held nor to be given any more.
+    pub unavailable: u64,
+}
+
+/// Everything at one moment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Slots.
+    pub tasks: Tasks,
+    /// Instances to create (positive) or to remove (negative).
+    pub missing: i64,
+    /// Idle slots that are wanted.
+    pub idle_wanted: u64,
+    /// The policy that holds, from 1; none: the default.
+    pub policy: Option<usize>,
+    /// Cost per hour, where prices are known.
+    pub spend_per_hour: f64,
+    /// Why what is missing cannot be asked for, for each group.
+    pub held: Vec<String>,
+    /// The groups.
+    pub groups: Vec<GroupStatus>,
+    /// The instances, the oldest first.
+    pub instances: Vec<InstanceStatus>,
+}
+
+/// One group.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GroupStatus {
+    /// Its name.
+    pub name: String,
+    /// Why its plugin does not run.
+    pub down: Option<String>,
+    /// The most instances; none: no limit.
+    pub max: Option<u32>,
+    /// Instances in any state.
+    pub instances: u32,
+    /// Instances that were asked for and have not appeared.
+    pub coming: u32,
+    /// Of those, the ones of requests that failed or were not answered.
+    pub doubtful: u32,
+    /// Failed creations in a row.
+    pub failures: u32,
+    /// The last failure, in the provider's words.
+    pub error: Option<String>,
+    /// Instances that nobody here asked for.
+    pub foreign: Vec<String>,
+}
+
+/// One instance.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct InstanceStatus {
+    /// Its name at the provider.
+    pub id: String,
+    /// Its group's name.
+    pub group: String,
+    /// `booting`, `preparing`, `ready`, `draining`, `deleting`, `suspending`, `suspended`, `resuming`.
+    pub state: String,
+    /// Why it goes, where it does.
+    pub why: Option<String>,
+    /// Since when it is in this state, in milliseconds.
+    pub for_ms: u64,
+    /// Since it was seen first, in milliseconds.
+    pub age_ms: u64,
+    /// Jobs so far.
+    pub used: u32,
+    /// Failures of health in a row.
+    pub failures: u32,
+    /// Its slots with jobs.
+    pub slots: Vec<SlotStatus>,
+}
+
+/// One held slot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotStatus {
+    /// Its number.
+    pub slot: u32,
+    /// Who has it.
+    pub key: String,
+}
+
+/// Why a request waits.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Wait {
+    /// For so long, in milliseconds.
+    pub for_ms: u64,
+    /// Requests before it.
+    pub before: usize,
+    /// Instances that boot or are made ready.
+    pub booting: u64,
+    /// Until the next of them is ready, by what was learned, in milliseconds.
+    pub ready_in_ms: Option<u64>,
+    /// Why no more can be asked for, for each group.
+    pub held: Vec<String>,
+}
+
+impl Engine {
+    /// Slots by what they are; takes no time.
+    #[must_use]
+    pub fn tasks(&self) -> Tasks {
+        let sums: pool::Sums = self.pool.sums();
+        Tasks {
+            idle: sums.free,
+            pending: self.queue.len() as u64,
+            acquired: sums.held,
+            reserved: self.reservations.len() as u64,
+            unavailable: sums.unavailable,
+        }
+    }
+
+    /// Everything; takes time in proportion to the instances.
+    #[must_use]
+    pub fn status(&self, now: Now) -> Status {
+        let inputs = self.inputs(now);
+        let mut instances: Vec<&Instance> = self.pool.iter().map(|(_, instance)| instance).collect();
+        instances.sort_by_key(|instance| instance.born);
+        Status {
+            tasks: self.tasks(),
+            missing: formula::required(&inputs),
+            idle_wanted: formula::idle(&inputs),
+            policy: self.policy.map(|index| index + 1),
+            spend_per_hour: self.spend_per_hour(),
+            held: self.held_words(),
+            groups: (0..self.groups.len()).filter_map(|index| self.group_status(GroupId(index))).collect(),
+            instances: instances.into_iter().map(|instance| self.instance_status(now, instance)).collect(),
+        }
+    }
+
+    /// Why a request waits; none where the key does not wait.
+    #[must_use]
+    pub fn why_waiting(&self, now: Now, key: &Key) -> Option<Wait> {
+        let waiter = self.queue.get(key)?;
+        let expected: u64 = self.groups.iter().map(|group| u64::from(group.expected())).sum();
+        let coming = |group: usize| u64::from(self.pool.coming(GroupId(group)));
+        let next = self.groups.iter().enumerate().filter_map(|(index, group)| {
+            let known = self.pool.expected(GroupId(index)).map(|(oldest, _)| oldest);
+            let oldest = known.into_iter().chain(group.asked().map(|(oldest, _)| oldest)).min()?;
+            Some((oldest + group.boot.fast?).since(now.at))
+        });
+        Some(Wait {
+            for_ms: millis(now.at.since(waiter.since)),
+            before: self.queue.before(key),
+            booting: expected + (0..self.groups.len()).map(coming).sum::<u64>(),
+            ready_in_ms: next.min().map(millis),
+            held: self.held_words(),
+        })
+    }
+
+    fn held_words(&self) -> Vec<String> {
+        let held = self.named(self.held.clone());
+        held.into_iter().map(|(group, hold)| format!("group {group}: {hold}")).collect()
+    }
+
+    fn group_status(&self, id: GroupId) -> Option<GroupStatus> {
+        let group = self.group(id)?;
+        let failing = [&group.creation, &group.readiness].into_iter().find(|backoff| backoff.failures > 0);
+        Some(GroupStatus {
+            name: group.config.name.clone(),
+            down: match &group.plugin {
+                Plugin::Down { cause } => Some(cause.clone()),
+                Plugin::Up { .. } => None,
+            },
+            max: group.max(),
+            instances: u32::try_from(self.pool.count(id)).unwrap_or(u32::MAX),
+            coming: group.possible(),
+            doubtful: group.possible() - group.expected(),
+            failures: failing.map_or(0, |backoff| backoff.failures),
+            error: failing.map(|backoff| backoff.error.clone()),
+            foreign: group.foreign.keys().map(ToString::to_string).collect(),
+        })
+    }
+
+    fn instance_status(&self, now: Now, instance: &Instance) -> InstanceStatus {
+        let (state, why) = match &instance.state {
+            State::Booting => ("booting", None),
+            State::Preparing => ("preparing", None),
+            State::Ready => ("ready", None),
+            State::Draining(why) => ("draining", Some(why)),
+            State::Deleting(deleting) => ("deleting", Some(&deleting.why)),
+            State::Suspending => ("suspending", None),
+            State::Suspended => ("suspended", None),
+            State::Resuming => ("resuming", None),
+        };
+        let slots = (0..).zip(&instance.slots);
+        InstanceStatus {
+            id: instance.id.to_string(),
+            group: self.group(instance.group).map_or_else(String::new, |group| group.config.name.clone()),
+            state: state.to_owned(),
+            why: why.map(ToString::to_string),
+            for_ms: millis(now.at.since(instance.since)),
+            age_ms: millis(now.at.since(instance.seen)),
+            used: instance.used,
+            failures: instance.failures,
+            slots: slots.filter_map(|(slot, key)| Some(SlotStatus { slot, key: key.as_ref()?.to_string() })).collect(),
+        }
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

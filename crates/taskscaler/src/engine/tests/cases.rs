@@ -1,0 +1,228 @@
+//! The scaler's conformance cases (fleeting.md section 9), by number. S1-S4 stand with the code that they are about.
+
+use std::num::NonZeroU32;
+
+use super::rig::{G, Rig, adopted, config, id, key, wanted};
+use crate::InstanceState;
+use crate::config::{Foreign, Throttle};
+use crate::engine::{AcquireError, NoCapacity};
+use crate::event::Event;
+use crate::policy::{Placement, Policies};
+
+#[test]
+fn s05_jobs_are_requested_ahead_only_without_an_idle_floor() {
+    let mut config = config(10, 1);
+    config.policies = Policies::always(wanted(0, 300));
+    let mut on_demand = Rig::new(config.clone());
+    on_demand.reserve("a").unwrap();
+    config.policies = Policies::always(wanted(5, 300));
+    let mut preemptive = Rig::new(config);
+    let refused = preemptive.reserve("a").unwrap_err();
+    assert!(matches!(refused, NoCapacity::Immediately { .. }), "five boot, none is ready: {refused}");
+    preemptive.seconds(31);
+    preemptive.reserve("a").unwrap();
+}
+
+#[test]
+fn s06_a_preemptive_policy_promises_what_is_ready() {
+    let mut config = config(10, 1);
+    config.policies = Policies::always(wanted(5, 300));
+    let mut rig = Rig::new(config);
+    rig.seconds(31);
+    (1..=5).for_each(|n| rig.reserve(&n.to_string()).unwrap());
+    let refused = rig.reserve("6").unwrap_err().to_string();
+    assert!(refused.starts_with("no capacity: no immediately available capacity (idle:5,acquired:0"), "{refused}");
+}
+
+#[test]
+fn s07_on_demand_promises_what_can_be_made() {
+    let mut rig = Rig::new(config(3, 3));
+    (1..=9).for_each(|n| rig.reserve(&n.to_string()).unwrap());
+    let refused = rig.reserve("10").unwrap_err().to_string();
+    assert!(refused.starts_with("no capacity: no immediately available or potential capacity"), "{refused}");
+}
+
+#[test]
+fn s08_a_slot_is_waited_for_with_a_reservation() {
+    let mut rig = Rig::new(config(3, 1));
+    let error = rig.engine.acquire(rig.now, key("a")).unwrap_err();
+    assert_eq!(error, AcquireError::NotReserved { key: key("a") });
+    assert_eq!(error.to_string(), "reservation not found: a");
+}
+
+#[test]
+fn s09_what_is_said_twice_or_for_nothing_is_nothing() {
+    let mut rig = Rig::new(config(1, 1));
+    rig.reserve("a").unwrap();
+    rig.reserve("a").unwrap();
+    assert_eq!(rig.engine.tasks().reserved, 1);
+    rig.release("unknown");
+    rig.tell(Event::Unreserve { key: key("unknown") });
+    rig.tell(Event::Cancel { key: key("unknown") });
+    assert_eq!(rig.engine.tasks().reserved, 1);
+}
+
+#[test]
+fn s10_the_fullest_and_oldest_instance_is_filled_first() {
+    let mut rig = adopted(config(2, 2), &["a", "b"]);
+    for job in ["1", "2", "3"] {
+        rig.want(job);
+    }
+    assert_eq!([rig.place("1"), rig.place("2"), rig.place("3")], ["a/0", "a/1", "b/0"]);
+}
+
+#[test]
+fn s10_muster_fills_the_fullest_where_the_peer_fills_the_oldest() {
+    // Peer: the free slot of the oldest instance, a/0. Muster: b/1, so that a gets idle and can be removed.
+    let mut rig = adopted(config(2, 2), &["a", "b"]);
+    for job in ["1", "2", "3"] {
+        rig.want(job);
+    }
+    rig.release("1");
+    rig.release("2");
+    rig.want("4");
+    assert_eq!(rig.place("4"), "b/1");
+}
+
+#[test]
+fn a_policy_can_spread_jobs_instead() {
+    let mut config = config(2, 2);
+    config.policies = Policies::always(crate::policy::Wanted { placement: Placement::Spread, ..wanted(0, 300) });
+    let mut rig = adopted(config, &["a", "b"]);
+    for job in ["1", "2", "3"] {
+        rig.want(job);
+    }
+    assert_eq!([rig.place("1"), rig.place("2"), rig.place("3")], ["a/0", "b/0", "a/1"]);
+}
+
+#[test]
+fn s11_the_lowest_free_slot_is_given() {
+    let mut rig = adopted(config(1, 3), &["a"]);
+    for job in ["1", "2", "3"] {
+        rig.want(job);
+    }
+    rig.release("2");
+    rig.want("4");
+    assert_eq!(rig.place("4"), "a/1");
+}
+
+#[test]
+fn s12_an_instance_for_one_job_goes_with_it() {
+    let mut config = config(1, 1);
+    config.uses_max = NonZeroU32::new(1);
+    let mut rig = adopted(config, &["a"]);
+    rig.want("1");
+    rig.release("1");
+    assert!(rig.clouds[0].is_empty(), "in the same moment, no loop needed");
+}
+
+#[test]
+fn s13_slots_that_will_not_be_given_are_unavailable() {
+    let mut config = config(1, 4);
+    config.uses_max = NonZeroU32::new(3);
+    let mut rig = adopted(config, &["a"]);
+    for job in ["1", "2"] {
+        rig.want(job);
+        rig.release(job);
+    }
+    let tasks = rig.engine.tasks();
+    assert_eq!((tasks.unavailable, tasks.idle), (3, 1));
+}
+
+#[test]
+fn s14_an_unhealthy_instance_gets_no_job_and_goes() {
+    let mut config = config(2, 1);
+    config.policies = Policies::always(wanted(0, 3600));
+    let mut rig = adopted(config, &["a"]);
+    for _ in 0..3 {
+        rig.tell(Event::Health { group: G, id: id("a"), result: Err("no answer".to_owned()) });
+    }
+    // Peer: removed by the next walk that scales down. Muster: at once.
+    assert!(rig.clouds[0].is_empty());
+    rig.want("1");
+    assert_eq!(rig.place("1"), "nowhere", "it waits for another instance");
+}
+
+#[test]
+fn s14_an_unhealthy_instance_keeps_its_running_job() {
+    let mut rig = adopted(config(1, 2), &["a"]);
+    rig.want("1");
+    for _ in 0..3 {
+        rig.tell(Event::Health { group: G, id: id("a"), result: Err("no answer".to_owned()) });
+    }
+    rig.want("2");
+    assert_eq!(
+        (rig.place("2").as_str(), rig.clouds[0].len()),
+        ("nowhere", 1),
+        "no new job, and no removal under the old one"
+    );
+    rig.release("1");
+    rig.seconds(60);
+    assert_eq!(rig.place("2"), "i1/0");
+}
+
+#[test]
+fn s15_who_waits_no_longer_keeps_the_reservation() {
+    let mut rig = Rig::new(config(1, 1));
+    rig.reserve("1").unwrap();
+    rig.engine.acquire(rig.now, key("1")).unwrap();
+    rig.tell(Event::Cancel { key: key("1") });
+    let tasks = rig.engine.tasks();
+    assert_eq!((tasks.pending, tasks.reserved), (0, 1));
+    rig.tell(Event::Unreserve { key: key("1") });
+    assert_eq!(rig.engine.tasks().reserved, 0);
+}
+
+#[test]
+fn s16_a_job_learns_that_its_instance_is_gone() {
+    let mut rig = adopted(config(2, 1), &["a"]);
+    rig.want("1");
+    rig.clouds[0].clear();
+    rig.tell(Event::Suspect { key: key("1") });
+    assert!(rig.lost.is_empty(), "one list that lacks it is no proof");
+    rig.seconds(2);
+    // Peer: after six lists, 5 to 6 minutes with the defaults.
+    assert_eq!(rig.lost, [key("1")]);
+}
+
+#[test]
+fn s16_without_a_sign_of_it_the_next_lists_tell() {
+    let mut rig = adopted(config(2, 1), &["a"]);
+    rig.want("1");
+    rig.clouds[0].clear();
+    rig.seconds(63);
+    assert_eq!(rig.lost, [key("1")], "a minute to the next list, and one more to be sure");
+}
+
+#[test]
+fn s17_instances_from_before_are_left_alone() {
+    // Peer: pre-existing instances are removed unless state storage is on. Muster: the books are always kept, so an instance
+    // that is not in them is someone else's.
+    let mut config = config(3, 1);
+    config.policies = Policies::always(wanted(0, 0));
+    let there = || [(id("old"), InstanceState::Running)].into_iter().collect();
+    let mut rig = Rig::with(config.clone(), there());
+    rig.seconds(600);
+    assert_eq!(rig.engine.status(rig.now).groups[0].foreign, ["old"]);
+    assert_eq!(rig.clouds[0].len(), 1);
+    config.foreign = Foreign::Delete;
+    let rig = Rig::with(config, there());
+    assert!(rig.clouds[0].is_empty(), "as the peer, where the configuration says so");
+}
+
+#[test]
+fn s18_creations_are_throttled() {
+    let mut config = config(10, 1);
+    config.groups[0].throttle = Throttle { limit: 1, burst: 2 };
+    let mut rig = Rig::new(config);
+    for job in 1..=5 {
+        rig.want(&job.to_string());
+    }
+    assert_eq!(rig.made, 2);
+    for more in 1..=3 {
+        rig.pass(std::time::Duration::from_millis(1010));
+        assert_eq!(rig.made, 2 + more);
+    }
+    rig.seconds(10);
+    assert_eq!(rig.made, 5);
+}

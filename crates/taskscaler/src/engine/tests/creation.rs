@@ -1,0 +1,276 @@
+//! What is asked for, when, and what becomes of it.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use super::rig::{G, Mood, Rig, config, key, wanted};
+use crate::config::{GroupConfig, GroupOrder};
+use crate::decision::What;
+use crate::event::{Action, Event};
+use crate::policy::Policies;
+use crate::words::GroupId;
+
+#[test]
+fn demand_is_asked_for_at_once_and_in_one_call_each() {
+    let mut rig = Rig::new(config(20, 1));
+    for job in 1..=8 {
+        rig.want(&job.to_string());
+    }
+    assert_eq!(rig.increases(), [1; 8], "no loop to wait for, and no call waits for another");
+    rig.seconds(31);
+    assert_eq!(rig.granted.len(), 8);
+    assert_eq!(rig.made, 8);
+}
+
+#[test]
+fn calls_are_bounded_and_grow_instead() {
+    let mut rig = Rig::new(config(500, 1));
+    for job in 1..=300 {
+        rig.want(&job.to_string());
+    }
+    rig.seconds(60);
+    assert_eq!(rig.made, 300);
+    assert!(rig.increases().len() < 14, "ten at once, then the rest together: {:?}", rig.increases());
+}
+
+#[test]
+fn a_job_has_its_slot_within_a_fiftieth_of_the_boot_time() {
+    let mut rig = Rig::new(config(20, 1));
+    rig.want("first");
+    rig.seconds(60);
+    rig.release("first");
+    rig.want("first-again");
+    for round in 0..10 {
+        let job = round.to_string();
+        rig.want(&job);
+        rig.pass(Duration::from_millis(30_650));
+        assert_ne!(rig.place(&job), "nowhere", "round {round}");
+    }
+    let lists = rig.count(|action| matches!(action, Action::Update { .. }));
+    assert!(lists < 300, "{lists} lists: it does not poll all the time");
+}
+
+#[test]
+fn nothing_is_listed_more_often_than_needed() {
+    let mut config = config(20, 1);
+    config.policies = Policies::always(wanted(2, 3600));
+    let mut rig = Rig::new(config);
+    rig.seconds(40);
+    let before = rig.count(|action| matches!(action, Action::Update { .. }));
+    rig.seconds(600);
+    let lists = rig.count(|action| matches!(action, Action::Update { .. })) - before;
+    assert!((9..=11).contains(&lists), "{lists} in ten quiet minutes");
+}
+
+#[test]
+fn a_failing_provider_is_left_alone_and_quoted() {
+    let mut rig = Rig::new(config(10, 1));
+    rig.moods[0] = Mood::Refusing("quota CPUS exceeded in europe-west1");
+    rig.want("1");
+    rig.seconds(300);
+    // Peer: every two seconds, so 150 calls.
+    assert!((8..=14).contains(&rig.increases().len()), "{:?}", rig.increases());
+    let status = rig.engine.status(rig.now);
+    assert_eq!(status.groups[0].error.as_deref(), Some("quota CPUS exceeded in europe-west1"));
+    let why = rig.engine.why_waiting(rig.now, &key("1")).unwrap();
+    assert!(why.held[0].contains("next attempt in") && why.held[0].ends_with("europe-west1"), "{why:?}");
+    let refused = rig.reserve("2").unwrap_err().to_string();
+    assert!(refused.contains("quota CPUS exceeded"), "jobs are not requested any more, and it says why: {refused}");
+    rig.moods[0] = Mood::Obliging;
+    rig.seconds(120);
+    assert_eq!(rig.place("1"), "i1/0");
+    rig.reserve("2").unwrap();
+}
+
+#[test]
+fn after_failures_less_is_asked_for_until_it_works() {
+    let mut rig = Rig::new(config(100, 1));
+    rig.moods[0] = Mood::Refusing("out of stock");
+    for job in 1..=64 {
+        rig.engine.admit(key(&job.to_string()));
+        rig.engine.acquire(rig.now, key(&job.to_string())).unwrap();
+    }
+    rig.answer();
+    rig.seconds(40);
+    let before = rig.increases().len();
+    rig.moods[0] = Mood::Obliging;
+    rig.seconds(90);
+    assert_eq!(rig.made, 64);
+    assert!(rig.increases()[before] <= 16, "it begins small: {:?}", rig.increases());
+}
+
+#[test]
+fn a_short_grant_is_filled_by_the_next_group() {
+    let mut config = config(10, 1);
+    config.groups.push(GroupConfig::new("spare", 10));
+    let mut rig = Rig::new(config);
+    rig.moods[0] = Mood::Short(1);
+    rig.engine.handle(rig.now, Event::Upcoming { jobs: 4 });
+    rig.answer();
+    assert_eq!((rig.clouds[0].len(), rig.clouds[1].len()), (1, 3));
+    assert!(rig.decisions.iter().any(|decision| matches!(decision.what, What::Granted { asked: 4, granted: 1, .. })));
+}
+
+#[test]
+fn a_group_without_stock_is_replaced_by_the_next_and_tried_again() {
+    let mut config = config(10, 1);
+    config.groups[0].price_per_hour = 0.1;
+    config.groups.push(GroupConfig { price_per_hour: 0.3, ..GroupConfig::new("on-demand", 10) });
+    config.order = GroupOrder::Price;
+    let mut rig = Rig::new(config);
+    rig.moods[0] = Mood::Refusing("no spot capacity");
+    rig.want("1");
+    assert_eq!(rig.clouds[1].len(), 1, "at once");
+    rig.moods[0] = Mood::Obliging;
+    rig.seconds(5);
+    rig.want("2");
+    assert_eq!((rig.clouds[0].len(), rig.clouds[1].len()), (1, 1), "the cheap one again, after its pause");
+}
+
+#[test]
+fn the_dearest_idle_instance_goes_first() {
+    let mut config = config(1, 1);
+    config.policies = Policies::always(wanted(0, 60));
+    config.groups.push(GroupConfig::new("second", 10));
+    let mut rig = Rig::new(config);
+    rig.want("1");
+    rig.want("2");
+    rig.seconds(31);
+    rig.release("1");
+    rig.release("2");
+    rig.tell(Event::Policies(Policies::always(wanted(1, 10))));
+    rig.seconds(20);
+    assert_eq!((rig.clouds[0].len(), rig.clouds[1].len()), (1, 0));
+}
+
+#[test]
+fn what_was_granted_and_does_not_come_is_no_capacity_for_ever() {
+    let mut rig = Rig::new(config(2, 1));
+    rig.moods[0] = Mood::Empty;
+    rig.want("1");
+    rig.want("2");
+    rig.seconds(300);
+    assert_eq!(rig.engine.status(rig.now).groups[0].coming, 2);
+    rig.moods[0] = Mood::Obliging;
+    // Peer (V16): the capacity is lost for ever.
+    rig.seconds(400);
+    assert_eq!(rig.granted.len(), 2);
+    assert!(rig.told(|what| matches!(what, What::CreationFailed { error, .. } if error.contains("did not appear"))));
+}
+
+#[test]
+fn what_comes_late_is_used_or_removed_but_not_forgotten() {
+    let mut config = config(2, 1);
+    config.policies = Policies::always(wanted(0, 30));
+    let mut rig = Rig::new(config);
+    rig.moods[0] = Mood::Empty;
+    rig.want("1");
+    rig.seconds(700);
+    rig.tell(Event::Cancel { key: key("1") });
+    rig.moods[0] = Mood::Obliging;
+    rig.make(G);
+    rig.seconds(200);
+    assert!(rig.clouds[0].is_empty() && rig.engine.status(rig.now).groups[0].foreign.is_empty());
+}
+
+#[test]
+fn a_call_that_failed_may_have_worked() {
+    let mut config = config(2, 1);
+    config.policies = Policies::always(wanted(0, 30));
+    let mut rig = Rig::new(config);
+    rig.moods[0] = Mood::Refusing("502 bad gateway");
+    rig.tell(Event::Upcoming { jobs: 2 });
+    rig.want("1");
+    rig.want("2");
+    rig.tell(Event::Upcoming { jobs: 0 });
+    rig.moods[0] = Mood::Obliging;
+    // Both were made, though the answer was an error.
+    rig.make(G);
+    rig.make(G);
+    rig.seconds(100);
+    assert_eq!(rig.granted.len(), 2);
+    assert_eq!(rig.clouds[0].len(), 2, "never more than the limit, though it could have asked again");
+}
+
+#[test]
+fn the_limit_counts_what_is_unknown() {
+    let mut rig = Rig::new(config(3, 1));
+    rig.moods[0] = Mood::Silent;
+    for job in 1..=5 {
+        rig.want(&job.to_string());
+    }
+    rig.seconds(300);
+    assert_eq!(rig.increases().iter().sum::<u32>(), 3, "calls without an answer count as if they had worked");
+}
+
+#[test]
+fn instances_that_never_get_ready_are_no_storm() {
+    let mut rig = Rig::new(config(50, 1));
+    rig.boot = Duration::from_secs(5);
+    rig.readying = Err("instance_ready_command: exit status 1".to_owned());
+    rig.want("1");
+    rig.seconds(600);
+    assert!(rig.made < 25, "{} in ten minutes", rig.made);
+    let error = rig.engine.status(rig.now).groups[0].error.clone().unwrap();
+    assert!(error.ends_with("instance_ready_command: exit status 1"), "{error}");
+    rig.readying = Ok(());
+    rig.seconds(120);
+    assert_ne!(rig.place("1"), "nowhere");
+}
+
+#[test]
+fn an_instance_that_never_runs_is_replaced() {
+    let mut config = config(1, 1);
+    config.boot_deadline = Duration::from_secs(120);
+    let mut rig = Rig::new(config);
+    rig.want("1");
+    rig.jam();
+    rig.seconds(100);
+    assert_eq!((rig.place("1").as_str(), rig.made), ("nowhere", 1));
+    rig.seconds(60);
+    assert_eq!((rig.place("1").as_str(), rig.made), ("i2/0", 2));
+}
+
+#[test]
+fn spending_is_bounded() {
+    let mut config = config(0, 1);
+    config.groups[0].price_per_hour = 0.5;
+    config.spend_max_per_hour = Some(2.0);
+    let mut rig = Rig::new(config);
+    for job in 1..=9 {
+        rig.want(&job.to_string());
+    }
+    rig.seconds(60);
+    assert_eq!(rig.made, 4);
+    let why = rig.engine.why_waiting(rig.now, &key("9")).unwrap();
+    assert_eq!(why.held, ["group main: more would cost over 2 per hour"]);
+}
+
+#[test]
+fn jobs_that_are_not_ready_yet_are_prepared_for() {
+    let mut rig = Rig::new(config(10, 1));
+    rig.tell(Event::Upcoming { jobs: 3 });
+    assert_eq!(rig.made, 3, "R056: before any of them waits");
+    rig.seconds(31);
+    rig.want("1");
+    assert_ne!(rig.place("1"), "nowhere");
+}
+
+#[test]
+fn nobody_acquires_an_instance_into_being() {
+    let mut rig = Rig::new(config(0, 1));
+    rig.tell(Event::GroupDown { group: GroupId(0), cause: "plugin process exited (signal 9)".to_owned() });
+    rig.want("1");
+    assert_eq!((rig.made, rig.engine.tasks().pending), (0, 1), "R039: acquiring queues a demand");
+    let refused = rig.reserve("2").unwrap_err().to_string();
+    assert!(refused.contains("its plugin does not run: plugin process exited (signal 9)"), "{refused}");
+}
+
+#[test]
+fn instances_for_few_jobs_are_made_for_the_jobs_there_are() {
+    let mut config = config(20, 4);
+    config.uses_max = NonZeroU32::new(2);
+    let mut rig = Rig::new(config);
+    rig.tell(Event::Upcoming { jobs: 8 });
+    assert_eq!(rig.made, 4);
+}

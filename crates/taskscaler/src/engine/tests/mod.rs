@@ -1,0 +1,7 @@
+//! What users and operators see of the engine, on an obliging cloud whose moods a test chooses.
+
+mod cases;
+mod creation;
+mod removal;
+mod restart;
+mod rig;

@@ -1,0 +1,149 @@
+//! What goes, when, and what does not.
+
+use super::rig::{G, Rig, adopted, config, id, key, wanted};
+use crate::InstanceState;
+use crate::decision::What;
+use crate::event::{Action, Event};
+use crate::policy::Policies;
+use crate::words::Removal;
+
+fn decreases(rig: &Rig) -> usize {
+    rig.count(|action| matches!(action, Action::Decrease { .. }))
+}
+
+#[test]
+fn an_instance_goes_after_its_idle_time_and_not_before() {
+    let mut config = config(3, 1);
+    config.policies = Policies::always(wanted(0, 120));
+    let mut rig = Rig::new(config);
+    rig.want("1");
+    rig.seconds(40);
+    rig.release("1");
+    rig.seconds(119);
+    assert_eq!(rig.clouds[0].len(), 1);
+    rig.seconds(2);
+    assert!(rig.clouds[0].is_empty());
+    assert!(rig.told(|what| matches!(what, What::Remove { why: Removal::Idle { idle_ms: 120_000 }, .. })));
+}
+
+#[test]
+fn a_job_that_comes_in_time_keeps_it() {
+    let mut config = config(3, 1);
+    config.policies = Policies::always(wanted(0, 120));
+    let mut rig = Rig::new(config);
+    rig.want("1");
+    rig.seconds(40);
+    rig.release("1");
+    rig.seconds(100);
+    rig.want("2");
+    rig.seconds(1000);
+    assert_eq!((rig.place("2").as_str(), rig.clouds[0].len()), ("i1/0", 1));
+}
+
+#[test]
+fn a_removal_without_effect_is_repeated_and_told() {
+    let mut config = config(3, 1);
+    config.policies = Policies::always(wanted(0, 0));
+    let mut rig = Rig::new(config);
+    rig.want("1");
+    rig.seconds(40);
+    rig.removing = false;
+    rig.release("1");
+    assert_eq!(decreases(&rig), 1);
+    rig.seconds(58);
+    assert_eq!(decreases(&rig), 1, "V9: not before the retry interval");
+    rig.seconds(4);
+    assert_eq!(decreases(&rig), 2);
+    rig.seconds(600);
+    assert!(rig.told(|what| matches!(what, What::Stuck { attempts: 10, .. })));
+    rig.removing = true;
+    rig.seconds(120);
+    assert_eq!(rig.instances(), 0);
+}
+
+#[test]
+fn what_vanishes_twice_is_lost_and_what_comes_back_is_not() {
+    let mut rig = adopted(config(3, 1), &["a"]);
+    rig.want("1");
+    let there = std::mem::take(&mut rig.clouds[0]);
+    rig.seconds(60);
+    assert!(rig.told(|what| matches!(what, What::Missed { .. })));
+    rig.clouds[0] = there;
+    rig.seconds(120);
+    assert!(rig.lost.is_empty(), "V11: one list that lacks it changes nothing");
+}
+
+#[test]
+fn what_was_given_up_and_comes_back_is_removed() {
+    let mut rig = adopted(config(3, 1), &["a"]);
+    rig.want("1");
+    let there = std::mem::take(&mut rig.clouds[0]);
+    rig.seconds(70);
+    assert_eq!(rig.lost, [key("1")]);
+    rig.clouds[0].extend(there);
+    rig.seconds(120);
+    assert!(!rig.clouds[0].contains_key(&id("a")), "its job is elsewhere; it is neither used nor leaked");
+    assert!(rig.told(|what| matches!(what, What::Remove { why: Removal::Returned, .. })));
+}
+
+#[test]
+fn an_instance_that_the_provider_takes_loses_its_job_at_once() {
+    let mut rig = adopted(config(3, 1), &["a"]);
+    rig.want("1");
+    rig.clouds[0].insert(id("a"), InstanceState::Deleting);
+    rig.seconds(61);
+    assert_eq!(rig.lost, [key("1")]);
+}
+
+#[test]
+fn the_end_of_the_scaler_removes_what_has_no_job_where_told_to() {
+    let mut config = config(3, 1);
+    config.policies = Policies::always(wanted(0, 3600));
+    config.delete_on_shutdown = true;
+    let mut rig = adopted(config, &["a", "b"]);
+    rig.want("1");
+    rig.tell(Event::Stop);
+    assert_eq!(rig.clouds[0].keys().map(ToString::to_string).collect::<Vec<_>>(), ["a"]);
+    assert!(rig.engine.acquire(rig.now, key("2")).is_err());
+}
+
+#[test]
+fn an_operator_drains_an_instance() {
+    let mut rig = adopted(config(3, 2), &["a"]);
+    rig.want("1");
+    rig.tell(Event::Remove { group: G, id: id("a"), why: "kernel update".to_owned() });
+    assert_eq!(rig.clouds[0].len(), 1, "its job runs on");
+    rig.release("1");
+    assert!(rig.clouds[0].is_empty());
+}
+
+#[test]
+fn a_reservation_keeps_an_instance_only_where_it_was_promised() {
+    for (idle, kept) in [(0, 0), (1, 2)] {
+        let mut config = config(3, 1);
+        config.policies = Policies::always(wanted(idle, 10));
+        let mut rig = adopted(config, &["a", "b"]);
+        rig.reserve("1").unwrap();
+        rig.reserve("2").ok();
+        rig.seconds(60);
+        assert_eq!(rig.clouds[0].len(), kept, "idle_count {idle}");
+    }
+}
+
+#[test]
+fn an_instance_sleeps_for_its_lease_and_wakes() {
+    let mut rig = adopted(config(1, 1), &["a"]);
+    rig.want("1");
+    assert!(rig.engine.can_sleep(&key("1")));
+    rig.tell(Event::Suspend { key: key("1") });
+    rig.seconds(3);
+    assert_eq!(rig.engine.status(rig.now).instances[0].state, "suspended");
+    rig.seconds(3600);
+    rig.granted.clear();
+    rig.tell(Event::Resume { key: key("1") });
+    rig.seconds(3);
+    assert_eq!((rig.place("1").as_str(), rig.granted.len()), ("a/0", 1));
+    rig.release("1");
+    rig.want("2");
+    assert_eq!(rig.place("2"), "a/0");
+}

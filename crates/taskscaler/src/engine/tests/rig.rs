@@ -1,0 +1,275 @@
+//! An engine, and a cloud that does what it is told, when it is told to.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use crate::config::{Config, GroupConfig};
+use crate::decision::{Decision, What};
+use crate::engine::{Engine, NoCapacity};
+use crate::event::{Action, Event};
+use crate::policy::{Policies, Wanted};
+use crate::time::{Now, Time};
+use crate::words::{GroupId, Key, Lease};
+use crate::{InstanceId, InstanceState};
+
+/// 2026-03-02 00:00 UTC, a Monday.
+pub(super) const MONDAY: i64 = 1_772_409_600;
+pub(super) const G: GroupId = GroupId(0);
+
+/// A fleet of `max` instances with `capacity` slots.
+pub(super) fn config(max: u32, capacity: u32) -> Config {
+    let mut config = Config::new(GroupConfig::new("main", max));
+    config.capacity = NonZeroU32::new(capacity).unwrap();
+    config.policies = Policies::always(Wanted::default());
+    config.heartbeat_interval = None;
+    config
+}
+
+pub(super) fn wanted(idle_count: u32, idle_time_s: u64) -> Wanted {
+    let idle_time = Duration::from_secs(idle_time_s);
+    Wanted { idle_count, idle_time, preemptive: idle_count > 0, ..Wanted::default() }
+}
+
+pub(super) fn id(name: &str) -> InstanceId {
+    InstanceId::new(name)
+}
+
+pub(super) fn key(name: &str) -> Key {
+    Key::new(name)
+}
+
+/// How the cloud answers a creation.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Mood {
+    Obliging,
+    Refusing(&'static str),
+    /// Grants at most so many.
+    Short(u32),
+    /// Grants, and makes nothing.
+    Empty,
+    /// Does not answer.
+    Silent,
+}
+
+pub(super) struct Rig {
+    pub(super) engine: Engine,
+    pub(super) now: Now,
+    pub(super) clouds: Vec<BTreeMap<InstanceId, InstanceState>>,
+    pub(super) moods: Vec<Mood>,
+    /// Instances run after so long.
+    pub(super) boot: Duration,
+    started: BTreeMap<InstanceId, Time>,
+    pub(super) made: u32,
+    /// Whether instances get ready by themselves.
+    pub(super) readying: Result<(), String>,
+    /// Removals have an effect.
+    pub(super) removing: bool,
+    pub(super) granted: Vec<Lease>,
+    pub(super) lost: Vec<Key>,
+    pub(super) log: Vec<Action>,
+    pub(super) decisions: Vec<Decision>,
+}
+
+impl Rig {
+    /// The groups are up and have been listed.
+    pub(super) fn new(config: Config) -> Self {
+        Self::with(config, BTreeMap::new())
+    }
+
+    /// As [`Self::new`], with instances that are there already.
+    pub(super) fn with(config: Config, there: BTreeMap<InstanceId, InstanceState>) -> Self {
+        let now = Now::steady(Time::ZERO, MONDAY);
+        let engine = Engine::new(config, now);
+        Self::around(engine, there)
+    }
+
+    pub(super) fn around(engine: Engine, there: BTreeMap<InstanceId, InstanceState>) -> Self {
+        let groups = engine.config().groups.len();
+        let mut clouds = vec![BTreeMap::new(); groups];
+        clouds[0] = there;
+        let mut rig = Self {
+            engine,
+            now: Now::steady(Time::ZERO, MONDAY),
+            clouds,
+            moods: vec![Mood::Obliging; groups],
+            boot: Duration::from_secs(30),
+            started: BTreeMap::new(),
+            made: 0,
+            readying: Ok(()),
+            removing: true,
+            granted: Vec::new(),
+            lost: Vec::new(),
+            log: Vec::new(),
+            decisions: Vec::new(),
+        };
+        for group in (0..groups).map(GroupId) {
+            rig.tell(Event::GroupUp { group, max_size: 0, can_suspend: true });
+        }
+        rig
+    }
+
+    /// One event, and the answers to what it leads to.
+    pub(super) fn tell(&mut self, event: Event) {
+        self.engine.handle(self.now, event);
+        self.answer();
+    }
+
+    pub(super) fn answer(&mut self) {
+        loop {
+            self.engine.check().unwrap();
+            self.decisions.extend(self.engine.decisions());
+            let actions = self.engine.actions();
+            if actions.is_empty() {
+                return;
+            }
+            for action in actions {
+                self.log.push(action.clone());
+                if let Some(answer) = self.perform(action) {
+                    self.engine.handle(self.now, answer);
+                }
+            }
+        }
+    }
+
+    fn perform(&mut self, action: Action) -> Option<Event> {
+        match action {
+            Action::Update { group, call } => {
+                let list = self.clouds[group.0].iter().map(|(id, state)| (id.clone(), *state)).collect();
+                Some(Event::Updated { group, call, result: Ok(list) })
+            }
+            Action::Increase { group, call, n } => {
+                let (made, result) = match &self.moods[group.0] {
+                    Mood::Obliging => (n, Ok(n)),
+                    Mood::Refusing(error) => (0, Err((*error).to_owned())),
+                    Mood::Short(most) => (n.min(*most), Ok(n.min(*most))),
+                    Mood::Empty => (0, Ok(n)),
+                    Mood::Silent => return None,
+                };
+                (0..made).for_each(|_| self.make(group));
+                Some(Event::Increased { group, call, result })
+            }
+            Action::Decrease { group, ids } => {
+                if self.removing {
+                    ids.iter().for_each(|id| {
+                        self.clouds[group.0].remove(id);
+                    });
+                }
+                Some(Event::Decreased { group, ids: ids.clone(), result: Ok(ids) })
+            }
+            Action::Prepare { group, id } => Some(Event::Prepared { group, id, result: self.readying.clone() }),
+            Action::Heartbeat { group, id } => Some(Event::Health { group, id, result: Ok(()) }),
+            Action::Suspend { group, id } => {
+                self.clouds[group.0].insert(id.clone(), InstanceState::Suspended);
+                Some(Event::Suspended { group, id, result: Ok(()) })
+            }
+            Action::Resume { group, id } => {
+                self.clouds[group.0].insert(id.clone(), InstanceState::Running);
+                Some(Event::Resumed { group, id, result: Ok(()) })
+            }
+            Action::Grant(lease) => {
+                self.granted.push(lease);
+                None
+            }
+            Action::Lost { key, .. } => {
+                self.lost.push(key);
+                None
+            }
+            Action::Forget { .. } => None,
+        }
+    }
+
+    pub(super) fn make(&mut self, group: GroupId) {
+        self.made += 1;
+        let id = InstanceId::new(format!("i{}", self.made));
+        self.started.insert(id.clone(), self.now.at);
+        self.clouds[group.0].insert(id, InstanceState::Creating);
+    }
+
+    /// What boots now never runs.
+    pub(super) fn jam(&mut self) {
+        self.started.clear();
+    }
+
+    /// Time passes, from one wake to the next.
+    pub(super) fn pass(&mut self, duration: Duration) {
+        let end = self.now.at + duration;
+        for _ in 0..100_000 {
+            let boots = self.started.values().map(|since| *since + self.boot).filter(|at| *at > self.now.at).min();
+            let next = self.engine.next_wake(self.now).into_iter().chain(boots).min().unwrap_or(end);
+            if next > end {
+                break;
+            }
+            assert!(next >= self.now.at, "the engine wakes in the past: {next:?}");
+            self.set(next.max(self.now.at + Duration::from_millis(1)));
+            self.tell(Event::Tick);
+        }
+        self.set(end);
+        self.tell(Event::Tick);
+    }
+
+    fn set(&mut self, at: Time) {
+        self.now = Now::steady(at, MONDAY);
+        let ready: Vec<InstanceId> =
+            self.started.iter().filter(|(_, since)| **since + self.boot <= at).map(|(id, _)| id.clone()).collect();
+        for id in ready {
+            self.started.remove(&id);
+            for cloud in &mut self.clouds {
+                if let Some(state) = cloud.get_mut(&id) {
+                    *state = InstanceState::Running;
+                }
+            }
+        }
+    }
+
+    pub(super) fn seconds(&mut self, seconds: u64) {
+        self.pass(Duration::from_secs(seconds));
+    }
+
+    pub(super) fn reserve(&mut self, name: &str) -> Result<(), NoCapacity> {
+        self.engine.reserve(self.now, key(name))
+    }
+
+    /// Reserves, and waits for a slot.
+    pub(super) fn want(&mut self, name: &str) {
+        self.engine.admit(key(name));
+        self.engine.acquire(self.now, key(name)).unwrap();
+        self.answer();
+    }
+
+    pub(super) fn release(&mut self, name: &str) {
+        self.tell(Event::Release { key: key(name) });
+    }
+
+    /// Where a key's job is: `instance/slot`.
+    pub(super) fn place(&self, name: &str) -> String {
+        let lease = self.granted.iter().rev().find(|lease| lease.key.as_str() == name);
+        lease.map_or_else(|| "nowhere".to_owned(), |lease| format!("{}/{}", lease.instance, lease.slot))
+    }
+
+    pub(super) fn instances(&self) -> usize {
+        self.engine.status(self.now).instances.len()
+    }
+
+    /// Sizes of the requests for instances so far.
+    pub(super) fn increases(&self) -> Vec<u32> {
+        self.log
+            .iter()
+            .filter_map(|action| if let Action::Increase { n, .. } = action { Some(*n) } else { None })
+            .collect()
+    }
+
+    pub(super) fn count(&self, which: impl Fn(&Action) -> bool) -> usize {
+        self.log.iter().filter(|action| which(action)).count()
+    }
+
+    pub(super) fn told(&self, which: impl Fn(&What) -> bool) -> bool {
+        self.decisions.iter().any(|decision| which(&decision.what))
+    }
+}
+
+/// Instances that run already, and are ours by configuration.
+pub(super) fn adopted(mut config: Config, names: &[&str]) -> Rig {
+    config.foreign = crate::config::Foreign::Adopt;
+    Rig::with(config, names.iter().map(|name| (id(name), InstanceState::Running)).collect())
+}

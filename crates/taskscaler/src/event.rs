@@ -1,0 +1,214 @@
+//! What happens to the engine, and what it wants done.
+
+use muster_fleeting::model::{InstanceId, InstanceState};
+
+use crate::policy::Policies;
+use crate::words::{GroupId, Key, Lease, Loss};
+
+/// What happened. Errors are the words of who failed.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// Time passed.
+    Tick,
+    /// A group's plugin runs.
+    GroupUp {
+        /// Which.
+        group: GroupId,
+        /// The most instances it can have; 0: it does not say.
+        max_size: u32,
+        /// It can put instances to sleep.
+        can_suspend: bool,
+    },
+    /// A group's plugin does not run.
+    GroupDown {
+        /// Which.
+        group: GroupId,
+        /// Why.
+        cause: String,
+    },
+    /// The answer to [`Action::Update`].
+    Updated {
+        /// Which group.
+        group: GroupId,
+        /// The call.
+        call: u64,
+        /// All instances of the group.
+        result: Result<Vec<(InstanceId, InstanceState)>, String>,
+    },
+    /// The answer to [`Action::Increase`].
+    Increased {
+        /// Which group.
+        group: GroupId,
+        /// The call.
+        call: u64,
+        /// How many are made.
+        result: Result<u32, String>,
+    },
+    /// The answer to [`Action::Decrease`].
+    Decreased {
+        /// Which group.
+        group: GroupId,
+        /// Those that were to go.
+        ids: Vec<InstanceId>,
+        /// Those that go.
+        result: Result<Vec<InstanceId>, String>,
+    },
+    /// The answer to [`Action::Prepare`].
+    Prepared {
+        /// Which group.
+        group: GroupId,
+        /// Which instance.
+        id: InstanceId,
+        /// Whether jobs can have it.
+        result: Result<(), String>,
+    },
+    /// An instance's health, asked for by [`Action::Heartbeat`] or seen by a job.
+    Health {
+        /// Which group.
+        group: GroupId,
+        /// Which instance.
+        id: InstanceId,
+        /// Whether it is well.
+        result: Result<(), String>,
+    },
+    /// A job lost its connection to its instance: look at once.
+    Suspect {
+        /// The lease.
+        key: Key,
+    },
+    /// The answer to [`Action::Suspend`].
+    Suspended {
+        /// Which group.
+        group: GroupId,
+        /// Which instance.
+        id: InstanceId,
+        /// Whether it was accepted.
+        result: Result<(), String>,
+    },
+    /// The answer to [`Action::Resume`].
+    Resumed {
+        /// Which group.
+        group: GroupId,
+        /// Which instance.
+        id: InstanceId,
+        /// Whether it was accepted.
+        result: Result<(), String>,
+    },
+    /// A reservation is not needed any more.
+    Unreserve {
+        /// Whose.
+        key: Key,
+    },
+    /// A waiting request is given up; its reservation stays until [`Event::Unreserve`] (S15).
+    Cancel {
+        /// Whose.
+        key: Key,
+    },
+    /// A lease ends.
+    Release {
+        /// Whose.
+        key: Key,
+    },
+    /// A lease's instance is put to sleep; the lease stays.
+    Suspend {
+        /// Whose.
+        key: Key,
+    },
+    /// The instance of a sleeping lease is woken; [`Action::Grant`] comes when it is ready.
+    Resume {
+        /// Whose.
+        key: Key,
+    },
+    /// After a restart, all leases that are still wanted have been claimed.
+    Settled,
+    /// Other policies.
+    Policies(Policies),
+    /// So many jobs exist that will want a slot, and are not ready yet.
+    Upcoming {
+        /// Jobs.
+        jobs: u32,
+    },
+    /// An operator removes an instance.
+    Remove {
+        /// Which group.
+        group: GroupId,
+        /// Which instance.
+        id: InstanceId,
+        /// Who, or why.
+        why: String,
+    },
+    /// Nothing more is created or granted.
+    Stop,
+}
+
+/// What is to be done. Nothing waits for anything that was asked for earlier.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// List all instances of a group.
+    Update {
+        /// Which.
+        group: GroupId,
+        /// The call's number, to be given back.
+        call: u64,
+    },
+    /// Ask for more instances.
+    Increase {
+        /// Of which group.
+        group: GroupId,
+        /// The call's number, to be given back.
+        call: u64,
+        /// How many.
+        n: u32,
+    },
+    /// Remove instances.
+    Decrease {
+        /// Of which group.
+        group: GroupId,
+        /// Which.
+        ids: Vec<InstanceId>,
+    },
+    /// Learn how to reach an instance, and make it ready.
+    Prepare {
+        /// Of which group.
+        group: GroupId,
+        /// Which.
+        id: InstanceId,
+    },
+    /// Ask for an instance's health.
+    Heartbeat {
+        /// Of which group.
+        group: GroupId,
+        /// Which.
+        id: InstanceId,
+    },
+    /// Put an instance to sleep.
+    Suspend {
+        /// Of which group.
+        group: GroupId,
+        /// Which.
+        id: InstanceId,
+    },
+    /// Wake an instance.
+    Resume {
+        /// Of which group.
+        group: GroupId,
+        /// Which.
+        id: InstanceId,
+    },
+    /// A waiting request has its slot.
+    Grant(Lease),
+    /// A lease ended, since its instance did.
+    Lost {
+        /// Whose.
+        key: Key,
+        /// How that was seen.
+        cause: Loss,
+    },
+    /// An instance is gone: what is known of it can be forgotten.
+    Forget {
+        /// Of which group.
+        group: GroupId,
+        /// Which.
+        id: InstanceId,
+    },
+}

@@ -1,0 +1,29 @@
+//! The scaling engine: how many instances there should be, and which job goes where.
+//!
+//! - [`engine`] decides. It is a pure state machine: events and time in, actions out. Everything else feeds it.
+//! - [`books`] is what it must not forget; [`decision`] is what it decided, and why.
+//! - [`config`], [`policy`], [`cron`], [`forecast`] say what it is to do.
+//!
+//! Five concerns are apart: what a machine is and how it is made stays in the plugin (`crates/fleeting`); its life in
+//! [`engine`]'s books; how many there are in [`formula`] and [`policy`]; which job gets which in [`engine`]'s placement;
+//! what a job does there is not known here at all.
+//!
+//! Invariants (I1-I6 of life-of-a-job.md, checked by [`engine::Engine::check`] and the simulator): never more instances than
+//! allowed; no lease on an instance that goes or is gone; every instance is used, kept by a policy, or removed within a
+//! bound; no removal of an instance with a lease; no job waits while a slot is free; creation calls and spending stay within
+//! their bounds, whatever the provider says.
+
+pub mod books;
+pub mod config;
+pub mod cron;
+pub mod decision;
+pub mod engine;
+pub mod event;
+pub mod forecast;
+pub mod formula;
+pub mod policy;
+mod throttle;
+pub mod time;
+pub mod words;
+
+pub use muster_fleeting::model::{InstanceId, InstanceState};

@@ -1,0 +1,144 @@
+//! How fast something may be done: a token bucket, and a pause that grows with failures.
+
+use std::time::Duration;
+
+use crate::config::Throttle;
+use crate::time::Time;
+
+/// Instances per second where nothing is said (fleeting.md 5.1).
+const DEFAULT_PER_SECOND: u32 = 100;
+
+/// A token bucket.
+#[derive(Debug, Clone)]
+pub(crate) struct Bucket {
+    per_second: f64,
+    burst: f64,
+    tokens: f64,
+    at: Time,
+}
+
+impl Bucket {
+    pub(crate) fn new(per_second: f64, burst: f64, at: Time) -> Self {
+        Self { per_second, burst, tokens: burst, at }
+    }
+
+    /// As `scale_throttle` says, for a group of at most `instances_max` (0: no limit). None: as fast as one likes.
+    pub(crate) fn of(throttle: Throttle, instances_max: u32, at: Time) -> Option<Self> {
+        let limit = match throttle.limit {
+            ..0 => return None,
+            0 => DEFAULT_PER_SECOND,
+            limit => u32::try_from(limit).unwrap_or(u32::MAX),
+        };
+        let burst = [throttle.burst, instances_max, limit].into_iter().find(|burst| *burst > 0).unwrap_or(1);
+        Some(Self::new(f64::from(limit), f64::from(burst), at))
+    }
+
+    fn refill(&mut self, at: Time) {
+        self.tokens = (self.tokens + at.since(self.at).as_secs_f64() * self.per_second).min(self.burst);
+        self.at = self.at.max(at);
+    }
+
+    /// How many can be done now.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "0 <= tokens <= burst, which was a u32"
+    )]
+    pub(crate) fn available(&mut self, at: Time) -> u32 {
+        self.refill(at);
+        // Whole tokens by time: what is short of one by less than rounding is one.
+        (self.tokens + 1e-9) as u32
+    }
+
+    /// Does so many.
+    pub(crate) fn take(&mut self, n: u32) {
+        self.tokens = (self.tokens - f64::from(n)).max(0.0);
+    }
+
+    /// When one more can be done.
+    pub(crate) fn next(&self, at: Time) -> Time {
+        let missing = (1.0 - self.tokens).max(0.0);
+        // Not before the token is whole: times are whole milliseconds.
+        self.at.max(at)
+            + Duration::from_millis(1).max(Duration::from_secs_f64((missing / self.per_second).min(1e6)))
+            + Duration::from_millis(1)
+    }
+}
+
+/// Failures in a row, and the pause after the last.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Backoff {
+    pub(crate) failures: u32,
+    pub(crate) until: Time,
+    /// The provider's words.
+    pub(crate) error: String,
+}
+
+impl Backoff {
+    const FIRST: Duration = Duration::from_secs(1);
+    const CAP: Duration = Duration::from_secs(60);
+
+    /// One more failure; `jitter` is any number. The pause.
+    pub(crate) fn fail(&mut self, at: Time, error: String, jitter: u64) -> Duration {
+        let doubled = Self::FIRST.saturating_mul(1 << self.failures.min(10)).min(Self::CAP);
+        let pause = jittered(doubled, jitter);
+        self.failures = self.failures.saturating_add(1);
+        self.until = at + pause;
+        self.error = error;
+        pause
+    }
+
+    pub(crate) fn succeed(&mut self) {
+        self.failures = 0;
+        self.error.clear();
+    }
+
+    pub(crate) fn holds(&self, at: Time) -> bool {
+        self.failures > 0 && at < self.until
+    }
+}
+
+/// Three to five quarters of `duration`, by `jitter`.
+pub(crate) fn jittered(duration: Duration, jitter: u64) -> Duration {
+    let parts = u32::try_from(jitter % 512).unwrap_or(0);
+    duration * 3 / 4 + duration * parts / 1024
+}
+
+/// Splitmix: a number that looks random, for each number.
+pub(crate) fn mix(value: u64) -> u64 {
+    let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_doubles_to_its_cap() {
+        let mut backoff = Backoff::default();
+        let pauses: Vec<u64> = (0..9).map(|_| backoff.fail(Time::ZERO, "quota".to_owned(), 256).as_secs()).collect();
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        assert!(backoff.holds(Time::from_millis(59_000)) && !backoff.holds(Time::from_millis(60_000)));
+    }
+
+    proptest::proptest! {
+        /// Whatever is asked when, no more is given than burst and rate allow.
+        #[test]
+        fn a_bucket_keeps_its_rate(steps in proptest::collection::vec((0u64..700, 0u32..20), 1..100)) {
+            let mut bucket = Bucket::new(5.0, 8.0, Time::ZERO);
+            let (mut now, mut done) = (0, 0);
+            for (pause, wish) in steps {
+                now += pause;
+                let n = wish.min(bucket.available(Time::from_millis(now)));
+                bucket.take(n);
+                done += u64::from(n);
+                proptest::prop_assert!(done * 1000 <= 8 * 1000 + now * 5 + 1, "{done} after {now} ms");
+                let next = bucket.next(Time::from_millis(now));
+                proptest::prop_assert!(bucket.clone().available(next) >= 1);
+            }
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! The words that the engine shares with those around it.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::sync::Arc;
+
+use muster_fleeting::model::InstanceId;
+use serde::{Deserialize, Serialize};
+
+/// Who wants a slot: the name of a reservation, then of a waiting request, then of a lease. The caller makes it unique.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key(Arc<str>);
+
+impl Key {
+    /// A key of this text.
+    #[must_use]
+    pub fn new(text: impl AsRef<str>) -> Self {
+        Self(text.as_ref().into())
+    }
+
+    /// As text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Borrow<str> for Key {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+/// A group, by its place in the configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct GroupId(pub usize);
+
+/// One job's right to one slot of one instance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lease {
+    /// Whose it is.
+    pub key: Key,
+    /// The instance's group.
+    pub group: GroupId,
+    /// The instance.
+    pub instance: InstanceId,
+    /// The slot: the lowest free one, from 0.
+    pub slot: u32,
+    /// How many jobs the instance has had, with this one.
+    pub use_number: u32,
+}
+
+/// Why an instance goes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Removal {
+    /// Nobody needed it for the policy's idle time.
+    Idle {
+        /// How long, in milliseconds.
+        idle_ms: u64,
+    },
+    /// It has had as many jobs as it may.
+    UsedUp {
+        /// Jobs.
+        uses: u32,
+    },
+    /// Too many failures in a row.
+    Unhealthy {
+        /// The last one.
+        error: String,
+    },
+    /// It runs, but could not be made ready.
+    NeverReady {
+        /// Why.
+        error: String,
+    },
+    /// It did not run in time.
+    NeverRan,
+    /// There are more than the limit allows.
+    OverMax,
+    /// It came back after it was given up: its jobs are elsewhere.
+    Returned,
+    /// Nobody asked for it, and the configuration says that such ones are removed.
+    Foreign,
+    /// The provider takes it, or it was gone before it was asked to go.
+    Provider,
+    /// Its jobs did not survive a restart of the manager.
+    Unclaimed,
+    /// Its sleep was longer than agreed.
+    SleptTooLong,
+    /// The scaler ends.
+    Shutdown,
+    /// Somebody said so.
+    Operator {
+        /// Who, or why.
+        why: String,
+    },
+}
+
+impl fmt::Display for Removal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Idle { idle_ms } => write!(f, "idle for {}.{:03} s and not needed", idle_ms / 1000, idle_ms % 1000),
+            Self::UsedUp { uses } => write!(f, "used up: it has had its {uses} jobs"),
+            Self::Unhealthy { error } => write!(f, "unhealthy: {error}"),
+            Self::NeverReady { error } => write!(f, "could not be made ready: {error}"),
+            Self::NeverRan => f.write_str("did not run in time"),
+            Self::OverMax => f.write_str("more than max_instances"),
+            Self::Returned => f.write_str("came back after it had been given up"),
+            Self::Foreign => f.write_str("foreign, and the configuration removes such instances"),
+            Self::Provider => f.write_str("taken by the provider"),
+            Self::Unclaimed => f.write_str("its jobs did not survive a restart"),
+            Self::SleptTooLong => f.write_str("slept longer than agreed"),
+            Self::Shutdown => f.write_str("the scaler ends"),
+            Self::Operator { why } => write!(f, "removed by an operator: {why}"),
+        }
+    }
+}
+
+/// Why a lease ended before its job did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Loss {
+    /// The provider does not list the instance any more.
+    Missing,
+    /// The provider says that it is going or gone.
+    TakenByProvider,
+    /// It was not found after a restart.
+    NotFoundAgain,
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Missing => "instance unexpectedly removed: the provider does not list it any more",
+            Self::TakenByProvider => "instance unexpectedly removed: the provider takes it",
+            Self::NotFoundAgain => "instance unexpectedly removed: it was gone after the restart",
+        })
+    }
+}
