@@ -1,6 +1,7 @@
 //! A connection to an agent: its two services over one channel.
 
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -9,19 +10,28 @@ use hyper_util::rt::TokioIo;
 use muster_agent_api::agent::HelloRequest;
 use muster_agent_api::agent::agent_client::AgentClient;
 use muster_agent_api::step_runner::step_runner_client::StepRunnerClient;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint};
-use tower::service_fn;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tower::{Service, service_fn};
 
 use crate::EnvironmentError;
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 const HELLO_LIMIT: Duration = Duration::from_secs(10);
-/// An agent that does not answer a ping for so long is frozen; its connection is given up.
-const PING_EVERY: Duration = Duration::from_secs(30);
-const PING_LIMIT: Duration = Duration::from_secs(60);
+/// An agent on this machine that does not answer a ping for so long is frozen; its connection is given up.
+const NEAR: Pings = Pings { every: Duration::from_secs(30), limit: Duration::from_secs(60) };
+/// A machine that does not answer for so long may be gone; whoever knows is asked then.
+const FAR: Pings = Pings { every: Duration::from_secs(3), limit: Duration::from_secs(6) };
 /// A result tree can be large.
 const MESSAGE_MAX_BYTES: usize = 64 * 1024 * 1024;
+
+/// How the silence of an agent is told from its death.
+#[derive(Debug, Clone, Copy)]
+struct Pings {
+    every: Duration,
+    limit: Duration,
+}
 
 /// Who answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,7 +46,7 @@ pub struct Identity {
 #[derive(Debug, Clone)]
 pub struct AgentConnection {
     channel: Channel,
-    socket: PathBuf,
+    place: String,
     identity: Identity,
     /// A call failed since the connection was checked last.
     in_doubt: Arc<AtomicBool>,
@@ -48,22 +58,52 @@ impl AgentConnection {
     /// # Errors
     /// [`EnvironmentError::Unreachable`].
     pub async fn open(socket: &Path) -> Result<Self, EnvironmentError> {
-        let unreachable = |message: String| EnvironmentError::Unreachable { socket: socket.to_owned(), message };
         let path = socket.to_owned();
         let connector = service_fn(move |_| {
             let path = path.clone();
             async move { UnixStream::connect(path).await.map(TokioIo::new) }
         });
-        // The address is not used: the connector goes to the socket.
-        let channel = Endpoint::from_static("http://agent.invalid")
+        Self::with(socket.display().to_string(), connector, NEAR).await
+    }
+
+    /// Speaks over a stream that leads to an agent at `place`, and asks who is there. When the stream breaks, so does the
+    /// connection.
+    ///
+    /// # Errors
+    /// [`EnvironmentError::Unreachable`].
+    pub async fn over<S>(place: String, stream: S) -> Result<Self, EnvironmentError>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let mut stream = Some(stream);
+        let connector = service_fn(move |_| {
+            let stream = stream.take().map(TokioIo::new);
+            std::future::ready(stream.ok_or_else(|| io::Error::new(io::ErrorKind::BrokenPipe, "the tunnel has ended")))
+        });
+        Self::with(place, connector, FAR).await
+    }
+
+    async fn with<C>(place: String, connector: C, pings: Pings) -> Result<Self, EnvironmentError>
+    where
+        C: Service<Uri, Error = io::Error> + Send + 'static,
+        C::Response: hyper::rt::Read + hyper::rt::Write + Send + Unpin,
+        C::Future: Send,
+    {
+        // The address is not used: the connector knows the way.
+        let opened = Endpoint::from_static("http://agent.invalid")
             .connect_timeout(CONNECT_LIMIT)
-            .http2_keep_alive_interval(PING_EVERY)
-            .keep_alive_timeout(PING_LIMIT)
+            .http2_keep_alive_interval(pings.every)
+            .keep_alive_timeout(pings.limit)
             .connect_with_connector(connector)
-            .await
-            .map_err(|error| unreachable(causes(&error)))?;
-        let identity = hello(&channel).await.map_err(unreachable)?;
-        Ok(Self { channel, socket: socket.to_owned(), identity, in_doubt: Arc::default() })
+            .await;
+        let answer = match opened {
+            Ok(channel) => hello(&channel).await.map(|identity| (channel, identity)),
+            Err(error) => Err(causes(&error)),
+        };
+        match answer {
+            Ok((channel, identity)) => Ok(Self { channel, place, identity, in_doubt: Arc::default() }),
+            Err(message) => Err(EnvironmentError::Unreachable { place, message }),
+        }
     }
 
     /// Who answered when the connection was opened.
@@ -96,7 +136,7 @@ impl AgentConnection {
             Ok(identity) => format!("agent {} was replaced by agent {}", self.identity.pid, identity.pid),
             Err(message) => message,
         };
-        Err(EnvironmentError::Unreachable { socket: self.socket.clone(), message })
+        Err(EnvironmentError::Unreachable { place: self.place.clone(), message })
     }
 
     /// GitLab's step-runner service.

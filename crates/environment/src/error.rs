@@ -7,10 +7,10 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum EnvironmentError {
     /// Nobody answers, or what answers is no agent.
-    #[error("no agent answers on {}: {message}", socket.display())]
+    #[error("no agent answers on {place}: {message}")]
     Unreachable {
-        /// The agent's socket.
-        socket: PathBuf,
+        /// Where the agent should be: a socket, an instance.
+        place: String,
         /// What happened.
         message: String,
     },
@@ -40,6 +40,17 @@ pub enum EnvironmentError {
         /// Why not.
         message: String,
     },
+    /// The environment is gone for good.
+    #[error("{environment} is gone: {message}")]
+    Lost {
+        /// The environment.
+        environment: String,
+        /// How that is known.
+        message: String,
+    },
+    /// There was no environment in time.
+    #[error("{0}")]
+    NotAcquired(String),
     /// A lease from an earlier start does not fit: its slot is taken or beyond the capacity.
     #[error("slot {slot} of environment `{environment}` cannot be taken again")]
     SlotTaken {

@@ -19,5 +19,5 @@ mod slots;
 
 pub use connection::{AgentConnection, Identity};
 pub use error::EnvironmentError;
-pub use port::{Directories, Environment, Lease, LeaseRecord, Provider, SlotGuard};
+pub use port::{Capacity, Directories, Environment, Lease, LeaseRecord, Provider, SlotGuard};
 pub use slots::{Slot, SlotKey, Slots, TakenSlot};

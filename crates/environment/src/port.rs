@@ -12,8 +12,9 @@ use crate::{AgentConnection, EnvironmentError, Slot, SlotKey};
 /// Makes environments of one kind.
 #[async_trait]
 pub trait Provider: Send + Sync + 'static {
-    /// Leases that can be had now without waiting: a manager asks for no more jobs than that.
-    fn capacity(&self) -> watch::Receiver<usize>;
+    /// The most jobs that are to be under way here, those that wait for a lease included, and its changes: a manager asks
+    /// for no more.
+    fn capacity(&self) -> watch::Receiver<Capacity>;
 
     /// A lease for a job of `key`. Waits until there is one; cancel-safe.
     ///
@@ -24,8 +25,26 @@ pub trait Provider: Send + Sync + 'static {
     /// The lease of an earlier start of the manager, by its record.
     ///
     /// # Errors
-    /// [`EnvironmentError::SlotTaken`] where the record does not fit what is there now.
-    fn restore(&self, record: &LeaseRecord) -> Result<Lease, EnvironmentError>;
+    /// [`EnvironmentError::SlotTaken`] where the record does not fit what is there now; [`EnvironmentError::Lost`] where
+    /// the environment is gone.
+    async fn restore(&self, record: &LeaseRecord) -> Result<Lease, EnvironmentError>;
+}
+
+/// How many jobs a provider can have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Capacity {
+    /// Jobs, those that wait for a lease included.
+    pub jobs: usize,
+    /// Why there are no more, for people; none where that is the configuration's own number.
+    pub why: Option<Arc<str>>,
+}
+
+impl Capacity {
+    /// A number that needs no reason.
+    #[must_use]
+    pub fn of(jobs: usize) -> Self {
+        Self { jobs, why: None }
+    }
 }
 
 /// A place with an agent.
@@ -40,8 +59,21 @@ pub trait Environment: Send + Sync + 'static {
     /// [`EnvironmentError`]; it may heal.
     async fn connect(&self) -> Result<AgentConnection, EnvironmentError>;
 
-    /// Where jobs find their files in this environment.
-    fn directories(&self) -> &Directories;
+    /// Where jobs find their files in this environment. May have to reach it first.
+    ///
+    /// # Errors
+    /// [`EnvironmentError`]; it may heal.
+    async fn directories(&self) -> Result<Directories, EnvironmentError>;
+
+    /// What the trace tells of the way here, one line each; complete once there was a connection.
+    fn words(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Waits until the environment is known to be gone for good; why. Cancel-safe. Most never are.
+    async fn lost(&self) -> String {
+        std::future::pending().await
+    }
 }
 
 /// The directories of an environment. Absolute.
@@ -62,6 +94,9 @@ pub struct LeaseRecord {
     pub environment: String,
     /// The slot.
     pub slot: Slot,
+    /// The name under which the provider has the lease in books of its own; empty where it has none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub claim: String,
 }
 
 /// One job's right to one slot of one environment. Dropped, the slot is free again.

@@ -21,6 +21,7 @@ mod job;
 pub mod lower;
 mod manager;
 mod observe;
+mod providers;
 pub mod reload;
 mod requests;
 pub mod settings;

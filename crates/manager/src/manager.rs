@@ -18,14 +18,12 @@ use url::Url;
 use crate::admission::{Admission, Limits, Notice, Pace};
 use crate::job::{self, Context, JobError};
 use crate::observe::Observer;
+use crate::providers::Providers;
 use crate::requests::{Answer, Answered, Requests};
 use crate::settings::{RunnerKey, RunnerSettings, Settings};
 use crate::store::{RunName, Store, StoreError, StoredJob};
 
 pub use control::{Control, Figures, Order};
-
-/// The executors that this manager has; runners of others are not asked for jobs.
-const EXECUTORS: &[&str] = &["shell"];
 
 /// Why the manager ended other than by being asked.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +53,7 @@ enum Phase {
 pub struct Manager {
     settings: Settings,
     store: Arc<Store>,
-    provider: Arc<dyn Provider>,
+    providers: Providers,
     admission: Admission,
     requests: Requests,
     observer: Arc<Observer>,
@@ -80,7 +78,7 @@ impl Manager {
             requests: Requests::new(Arc::clone(&store), Arc::clone(&observer)),
             observer,
             store,
-            provider,
+            providers: Providers::new(provider),
             admission: Admission::new(rand::random()),
             jobs: JoinSet::new(),
             ids: HashMap::new(),
@@ -102,10 +100,11 @@ impl Manager {
         self.configure(self.settings.clone());
         self.observer.telemetry().life.reach(ProcessState::Running);
         let mut refused = None;
-        let mut capacity = self.provider.capacity();
         let mut ordered = true;
         while self.phase == Phase::Working || !self.jobs.is_empty() || !self.requests.is_empty() {
-            self.admission.set_capacity(*capacity.borrow_and_update());
+            for (runner, capacity) in self.providers.capacities(&self.settings.runners) {
+                self.admission.set_capacity(&runner, capacity.jobs);
+            }
             let wake = self.admit();
             // Each branch is cancel-safe: it only waits.
             tokio::select! {
@@ -120,12 +119,7 @@ impl Manager {
                     }
                 }
                 Some(ended) = self.jobs.join_next_with_id(), if !self.jobs.is_empty() => self.job_ended(ended)?,
-                changed = capacity.changed(), if self.phase == Phase::Working => {
-                    if changed.is_err() {
-                        // No provider, no capacity: what runs is brought to its end.
-                        self.stop_asking(Phase::Draining);
-                    }
-                }
+                () = self.providers.changed(), if self.phase == Phase::Working => {}
                 () = async { sleep_until(wake.unwrap_or_else(Instant::now)).await }, if wake.is_some() => {}
             }
         }
@@ -174,10 +168,11 @@ impl Manager {
                 |(_, generation)| *generation,
             );
             self.generations.insert(runner.key.clone(), (Arc::clone(runner), generation));
-            all.push(limits(runner, generation));
+            all.push(limits(runner, generation, self.providers.has(&runner.executor)));
         }
         let pace = Pace { check_interval: self.settings.check_interval, cut_after: self.settings.cut_after };
         self.admission.configure(self.settings.concurrent, pace, all);
+        self.providers.configure();
         self.requests.configure(&self.settings.runners, self.settings.connection_max_age);
         self.observer.configure(&self.settings);
     }
@@ -267,7 +262,7 @@ impl Manager {
             client,
             runner: Arc::clone(runner),
             store: Arc::clone(&self.store),
-            provider: Arc::clone(&self.provider),
+            provider: self.providers.of(runner),
             agent_grace: self.settings.agent_grace,
             host_name: self.settings.host_name.clone(),
             cancel: self.cancel.clone(),
@@ -305,10 +300,10 @@ impl Manager {
 }
 
 /// A runner, as far as admission goes by it.
-fn limits(runner: &RunnerSettings, generation: u64) -> Limits {
+fn limits(runner: &RunnerSettings, generation: u64, has_executor: bool) -> Limits {
     const ADAPTIVE: &str = "FF_USE_ADAPTIVE_REQUEST_CONCURRENCY";
     // The problems of the configuration tell of what is not enabled here (C008, C020).
-    let enabled = EXECUTORS.contains(&runner.executor.as_str()) && !runner.token.expose().trim().is_empty();
+    let enabled = has_executor && !runner.token.expose().trim().is_empty();
     Limits {
         key: runner.key.clone(),
         generation,

@@ -146,7 +146,7 @@ mod tests {
 
     fn lease() -> LeaseRecord {
         let slot = Slot { id: 0, project_slot: 0, key: SlotKey { project_id: 1 } };
-        LeaseRecord { environment: "host".to_owned(), slot }
+        LeaseRecord { environment: "host".to_owned(), slot, claim: String::new() }
     }
 
     fn end() -> OwnEnd {

@@ -22,7 +22,7 @@ use async_trait::async_trait;
 use tokio::sync::{Mutex, watch};
 
 use crate::{
-    AgentConnection, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey, Slots,
+    AgentConnection, Capacity, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey, Slots,
 };
 
 pub use socket::socket_path;
@@ -53,6 +53,7 @@ pub struct HostOptions {
 pub struct HostProvider {
     environment: Arc<HostEnvironment>,
     slots: Slots,
+    capacity: watch::Sender<Capacity>,
 }
 
 impl HostProvider {
@@ -77,8 +78,9 @@ impl HostProvider {
             return Err(EnvironmentError::User { name: name.clone(), message });
         }
         let slots = Slots::new(options.slots);
+        let capacity = watch::Sender::new(Capacity::of(options.slots));
         let environment = HostEnvironment { options, socket, current: Mutex::new(None) };
-        Ok(Self { environment: Arc::new(environment), slots })
+        Ok(Self { environment: Arc::new(environment), slots, capacity })
     }
 
     /// The environment: this machine.
@@ -88,15 +90,15 @@ impl HostProvider {
     }
 
     fn lease(&self, taken: crate::slots::TakenSlot) -> Lease {
-        let record = LeaseRecord { environment: HOST.to_owned(), slot: taken.slot.clone() };
+        let record = LeaseRecord { environment: HOST.to_owned(), slot: taken.slot.clone(), claim: String::new() };
         Lease::new(record, self.environment(), Box::new(taken))
     }
 }
 
 #[async_trait]
 impl Provider for HostProvider {
-    fn capacity(&self) -> watch::Receiver<usize> {
-        self.slots.free()
+    fn capacity(&self) -> watch::Receiver<Capacity> {
+        self.capacity.subscribe()
     }
 
     async fn acquire(&self, key: &SlotKey) -> Result<Lease, EnvironmentError> {
@@ -112,7 +114,7 @@ impl Provider for HostProvider {
         }
     }
 
-    fn restore(&self, record: &LeaseRecord) -> Result<Lease, EnvironmentError> {
+    async fn restore(&self, record: &LeaseRecord) -> Result<Lease, EnvironmentError> {
         let taken = (record.environment == HOST).then(|| self.slots.take_again(&record.slot)).flatten();
         taken.map(|taken| self.lease(taken)).ok_or_else(|| EnvironmentError::SlotTaken {
             environment: record.environment.clone(),
@@ -149,7 +151,7 @@ impl Environment for HostEnvironment {
         Ok(connection)
     }
 
-    fn directories(&self) -> &Directories {
-        &self.options.directories
+    async fn directories(&self) -> Result<Directories, EnvironmentError> {
+        Ok(self.options.directories.clone())
     }
 }

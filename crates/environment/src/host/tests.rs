@@ -131,12 +131,12 @@ async fn leases_are_bounded_waited_for_and_restored() {
     let provider = provider(home.path(), "/nonexistent");
     let key = SlotKey { project_id: 3 };
     let lease = provider.acquire(&key).await.unwrap();
-    assert_eq!(*provider.capacity().borrow(), 0);
+    assert_eq!(*provider.capacity().borrow(), Capacity::of(1), "jobs that wait are counted by who asks for them");
     let record = lease.record.clone();
-    assert!(provider.restore(&record).is_err(), "one lease per slot");
+    assert!(provider.restore(&record).await.is_err(), "one lease per slot");
     let (second, ()) = tokio::join!(provider.acquire(&key), async { lease.release() });
     second.unwrap().release();
-    provider.restore(&record).unwrap();
+    provider.restore(&record).await.unwrap();
 }
 
 #[test]

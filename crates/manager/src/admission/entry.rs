@@ -102,6 +102,8 @@ pub struct RunnerFigures {
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) limits: Limits,
+    /// The most jobs that its provider can have; none until that is known.
+    pub(super) capacity: usize,
     /// Number of the last request: who has the lowest has waited longest.
     pub(super) last_turn: u64,
     /// Requests that may be in flight: doubled by a job, since more may wait behind it; one less with an empty answer;
@@ -123,6 +125,7 @@ impl Entry {
     pub(super) fn new(limits: Limits, seed: u64) -> Self {
         Self {
             limits,
+            capacity: 0,
             last_turn: 0,
             adaptive: 1,
             not_before: None,
@@ -141,6 +144,11 @@ impl Entry {
         self.limits = limits;
         self.forget_failures();
         self.not_before = None;
+    }
+
+    /// Jobs and requests at the same time.
+    pub(super) fn jobs_max(&self) -> usize {
+        self.limits.limit.map_or(self.capacity, |limit| limit.min(self.capacity))
     }
 
     pub(super) fn not_before(&self) -> Option<Instant> {

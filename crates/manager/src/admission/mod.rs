@@ -1,7 +1,7 @@
 //! Who may ask for a job, and when: a pure engine. Events and time in, decisions out.
 //!
 //! ```text
-//! configure, capacity, answers, ends of jobs --> Admission --decide(now)--> requests to start, requests to cut, wake-up
+//! configure, capacities, answers, ends of jobs --> Admission --decide(now)--> requests to start, requests to cut, wake-up
 //! ```
 //!
 //! A request in flight may bring a job, so it reserves a place in `concurrent` and in its runner's `limit` until it is
@@ -73,7 +73,6 @@ struct Poll {
 pub(crate) struct Admission {
     concurrent: usize,
     pace: Pace,
-    capacity: usize,
     /// In the order of the file.
     entries: Vec<Entry>,
     polls: BTreeMap<PollId, Poll>,
@@ -92,7 +91,6 @@ impl Admission {
         Self {
             concurrent: 0,
             pace: Pace { check_interval: Duration::ZERO, cut_after: CUT_AFTER },
-            capacity: 0,
             entries: Vec::new(),
             polls: BTreeMap::new(),
             polls_by_runner: HashMap::new(),
@@ -117,9 +115,11 @@ impl Admission {
         }
     }
 
-    /// Jobs that the places where jobs run can take beside those that they have.
-    pub(crate) fn set_capacity(&mut self, capacity: usize) {
-        self.capacity = capacity;
+    /// The most jobs that the runner's provider can have.
+    pub(crate) fn set_capacity(&mut self, runner: &RunnerKey, capacity: usize) {
+        if let Some(entry) = self.entries.iter_mut().find(|entry| entry.limits.key == *runner) {
+            entry.capacity = capacity;
+        }
     }
 
     /// A job of an earlier start is under way.
@@ -192,7 +192,7 @@ impl Admission {
         for index in 0..self.entries.len() {
             let Some(entry) = self.entries.get(index) else { continue };
             let key = entry.limits.key.clone();
-            let free = entry.limits.limit.map_or(usize::MAX, |limit| limit.saturating_sub(self.jobs_of(&key)));
+            let free = entry.jobs_max().saturating_sub(self.jobs_of(&key));
             let most = free.min(entry.limits.request_concurrency);
             let live: Vec<PollId> = self.live().filter(|(_, poll)| poll.runner == key).map(|(id, _)| id).collect();
             self.cut(live.into_iter().skip(most), decisions);
@@ -256,14 +256,14 @@ impl Admission {
 
     /// Places for requests, taken or not.
     fn places(&self) -> usize {
-        self.concurrent.saturating_sub(self.jobs()).min(self.capacity)
+        self.concurrent.saturating_sub(self.jobs())
     }
 
     /// Whether the runner has anything to ask for, once its wait is over.
     fn could_ask(&self, entry: &Entry) -> bool {
         let key = &entry.limits.key;
         let polls = self.polls_of(key);
-        let free = entry.limits.limit.is_none_or(|limit| self.jobs_of(key) + polls < limit);
+        let free = self.jobs_of(key) + polls < entry.jobs_max();
         entry.limits.enabled && free && polls < entry.effective_requests()
     }
 

@@ -34,9 +34,15 @@ const PACE: Pace = Pace { check_interval: CHECK, cut_after: CUT_AFTER };
 /// An engine with these runners, and room for `concurrent`.
 fn engine(concurrent: usize, runners: Vec<Limits>) -> Admission {
     let mut engine = Admission::new(1);
-    engine.set_capacity(usize::MAX);
-    engine.configure(concurrent, PACE, runners);
+    configure(&mut engine, concurrent, runners);
     engine
+}
+
+/// These runners, whose providers have no limit.
+fn configure(engine: &mut Admission, concurrent: usize, runners: Vec<Limits>) {
+    let keys: Vec<RunnerKey> = runners.iter().map(|limits| limits.key.clone()).collect();
+    engine.configure(concurrent, PACE, runners);
+    keys.iter().for_each(|key| engine.set_capacity(key, usize::MAX));
 }
 
 fn names(decisions: &Decisions) -> Vec<RunnerKey> {
@@ -259,7 +265,7 @@ fn new_settings_cut_what_is_not_allowed_any_more_and_heal_the_rest() {
     let many = Limits { request_concurrency: 4, adaptive: false, ..runner("a") };
     let mut engine = engine(8, vec![many.clone(), runner("b"), runner("c")]);
     assert_eq!(engine.decide(now).start.len(), 6);
-    engine.configure(3, PACE, vec![runner("c"), Limits { generation: 2, ..runner("b") }, many]);
+    configure(&mut engine, 3, vec![runner("c"), Limits { generation: 2, ..runner("b") }, many]);
     let decisions = engine.decide(now);
     assert_eq!(decisions.cut.len(), 3, "b's settings are others, and two of a's are too many: {decisions:?}");
     assert_eq!(decisions.start, [], "no place before they are answered");

@@ -1,5 +1,6 @@
 //! What the actor says to the agent, and how it understands its refusals.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use muster_agent_api::agent::WaitRequest;
@@ -56,16 +57,18 @@ pub(super) fn doubt_if_broken<T>(connection: &AgentConnection, answer: &Result<T
     }
 }
 
-/// Says `Run` until an agent takes or refuses it; the caller bounds the time.
+/// Says `Run` until an agent takes or refuses it; the caller bounds the time. `asked` is set before it is said first.
 pub(super) async fn run_until_taken(
     environment: &dyn Environment,
     id: &str,
     lowered: &LoweredJob,
+    asked: &AtomicBool,
 ) -> Result<(), AgentError> {
     let (mut wait, cap) = RUN_AGAIN;
     loop {
         let tried = async {
             let connection = environment.connect().await?;
+            asked.store(true, Ordering::Relaxed);
             let answer = run(&connection, id, lowered).await;
             doubt_if_broken(&connection, &answer);
             answer

@@ -1,5 +1,6 @@
 //! Copies the agent's log to the coordinator until the job has a result, whatever breaks on the way.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use muster_agent_api::result::JobResult;
@@ -9,6 +10,7 @@ use tokio::time::{Instant, sleep_until};
 use super::Actor;
 use super::agent::{self, AgentError};
 use super::interrupt::{Interruption, heard};
+use super::place::Handed;
 use super::uploader::Verdict;
 
 /// Past the job's own timeout, which the agent enforces: winding down, after_script, uploads.
@@ -48,10 +50,12 @@ impl Actor {
                 Ok(Once::Again) => continue,
                 Err(AgentError::Refused(message)) => return Followed::Lost(message),
                 // A restarted agent waits for `Run` where the user's first command had not started (R3, J2).
-                Err(AgentError::Unknown) => match self.run_again().await {
-                    Ok(Ok(())) => AgentError::Unknown,
-                    Ok(Err(AgentError::Refused(message))) => return Followed::Lost(message),
-                    Ok(Err(error)) => error,
+                Err(AgentError::Unknown) => match self.hand_over().await {
+                    Ok(Handed::Taken) => AgentError::Unknown,
+                    Ok(Handed::Refused { message, .. } | Handed::Lost { message, .. }) => {
+                        return Followed::Lost(message);
+                    }
+                    Ok(Handed::NotReached { message, .. }) => AgentError::Broken(message),
                     Err(why) => return Followed::Interrupted(why),
                 },
                 Err(error) => error,
@@ -71,21 +75,23 @@ impl Actor {
         }
     }
 
-    async fn run_again(&mut self) -> Result<Result<(), AgentError>, Interruption> {
-        match self.lower() {
-            Ok(()) => self.run_at_agent().await,
-            Err(error) => Ok(Err(AgentError::Refused(error.message))),
-        }
-    }
-
     async fn follow_once(&mut self, seen: &mut Instant, watchdog: Instant) -> Result<Once, AgentError> {
         let (Some(lease), Some(id)) = (&self.lease, self.run_id()) else {
-            return Err(AgentError::Refused("the slot of the job is lost".to_owned()));
+            let why = self.no_lease.clone().unwrap_or_else(|| "the slot of the job is lost".to_owned());
+            return Err(AgentError::Refused(why));
         };
-        let connection = lease.environment.connect().await?;
-        let followed = self.follow_on(&connection, &id, seen, watchdog).await;
-        agent::doubt_if_broken(&connection, &followed);
-        followed
+        let environment = Arc::clone(&lease.environment);
+        let on_connection = async {
+            let connection = environment.connect().await?;
+            let followed = self.follow_on(&connection, &id, seen, watchdog).await;
+            agent::doubt_if_broken(&connection, &followed);
+            followed
+        };
+        tokio::select! {
+            followed = on_connection => followed,
+            // What was on its way to the coordinator is told apart by its length.
+            why = environment.lost() => Ok(Once::Done(Followed::Lost(why))),
+        }
     }
 
     /// One connection. Cancel-safe in its select: `message` of a stream is, and uploads are awaited in the branch.

@@ -16,36 +16,32 @@
 mod agent;
 mod follow;
 mod interrupt;
+mod place;
 mod report;
 mod uploader;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use muster_environment::{Directories, Lease, Provider, SlotKey};
-use muster_job::{FailureReason, JobId, Secret};
+use muster_environment::{Lease, Provider};
+use muster_job::{FailureReason, JobId};
 use muster_runner_api::client::Client;
 use muster_runner_api::payload::JobPayload;
 use muster_runner_api::retry::{Backoff, Policy};
 use tokio_util::sync::CancellationToken;
 
 use crate::failure::last_words;
-use crate::lower::{Certificates, LoweredJob, Placement, lower};
+use crate::lower::LoweredJob;
 use crate::observe::JobWatch;
-use crate::settings::{RunnerSettings, TlsFiles};
+use crate::settings::RunnerSettings;
 use crate::state::{IllegalMove, JobState, OwnEnd};
 use crate::store::{RunName, Store, StoreError, StoredJob};
-use agent::AgentError;
 use follow::Followed;
-use interrupt::{Interruption, heard};
+use interrupt::Interruption;
 use uploader::{Uploader, Verdict};
 
-/// Times that a slot is tried in which no agent can be reached, before the job fails.
-const PLACES_MAX: u32 = 3;
 /// Between two tries to go on with a job whose state could not be stored.
 const STORE_AGAIN: Policy = Policy { first: Duration::from_millis(500), cap: Duration::from_secs(30), attempts: None };
-/// How long a job that is to end waits for the answer to its `Run`.
-const ANSWER_LIMIT: Duration = Duration::from_millis(500);
 /// How long closing a job at the agent is tried; after that the agent's retention removes it (R6).
 const CLOSE_LIMIT: Duration = Duration::from_secs(90);
 
@@ -93,6 +89,10 @@ struct Actor {
     payload: JobPayload,
     state: JobState,
     lease: Option<Lease>,
+    /// Why the lease of an earlier start is not there.
+    no_lease: Option<String>,
+    /// What the trace is to tell of places that were lost before anything was started.
+    moved: Vec<String>,
     lowered: Option<LoweredJob>,
     uploader: Uploader,
     places_tried: u32,
@@ -137,13 +137,16 @@ async fn execute_once(
 ) -> Result<(), JobError> {
     let StoredJob { run, payload, state, .. } = job;
     let uploader = Uploader::new(context.client.clone(), payload.clone(), Arc::clone(watch), &context.runner);
-    let lease = state.held().and_then(|record| match context.provider.restore(record) {
-        Ok(lease) => Some(lease),
-        Err(error) => {
-            tracing::warn!(%error, "the job goes on without its slot being counted");
-            None
-        }
-    });
+    let (lease, no_lease) = match state.held() {
+        None => (None, None),
+        Some(record) => match context.provider.restore(record).await {
+            Ok(lease) => (Some(lease), None),
+            Err(error) => {
+                tracing::warn!(%error, "the job goes on without its slot being counted");
+                (None, Some(error.to_string()))
+            }
+        },
+    };
     let watch = Arc::clone(watch);
     let mut actor = Actor {
         context,
@@ -152,6 +155,8 @@ async fn execute_once(
         payload,
         state,
         lease,
+        no_lease,
+        moved: Vec::new(),
         lowered: None,
         uploader,
         places_tried: 0,
@@ -245,106 +250,6 @@ impl Actor {
         }
     }
 
-    /// R2: waits for a slot. A cancel, or a coordinator that has no use for the job any more, ends the wait.
-    async fn lease(&mut self) -> Result<Next, JobError> {
-        let key = SlotKey { project_id: self.payload.job_info.project_id };
-        let context = Arc::clone(&self.context);
-        let lease = tokio::select! {
-            lease = context.provider.acquire(&key) => lease,
-            why = heard(&mut self.uploader, &context.cancel, self.prepare_by) => return self.interrupted(why).await,
-        };
-        match lease {
-            Ok(lease) => {
-                let next = self.state.clone().lease(lease.record.clone())?;
-                self.lease = Some(lease);
-                self.move_to(next).await
-            }
-            Err(error) => {
-                self.watch.no_environment();
-                let message = format!("no environment can be had: {error}");
-                self.end(FailureReason::RunnerSystemFailure, None, &message).await
-            }
-        }
-    }
-
-    /// R3: hands the job to the agent.
-    async fn start(&mut self) -> Result<Next, JobError> {
-        if let Err(error) = self.lower() {
-            let (reason, exit_code) = (error.reason, error.exit_code);
-            return self.end(reason, exit_code, &error.message).await;
-        }
-        let message = match self.run_at_agent().await {
-            Ok(Ok(())) => {
-                let next = self.state.clone().start()?;
-                self.watch.running();
-                return self.move_to(next).await;
-            }
-            Ok(Err(AgentError::Refused(message))) => return self.system_failure(&message).await,
-            Ok(Err(error)) => error.to_string(),
-            Err(why) => return self.interrupted(why).await,
-        };
-        self.places_tried += 1;
-        if self.places_tried >= PLACES_MAX {
-            return self.system_failure(&message).await;
-        }
-        tracing::warn!(%message, tried = self.places_tried, "no agent reached, nothing started: another slot is tried");
-        let next = self.state.clone().lose_lease()?;
-        let moved = self.move_to(next).await;
-        self.lease = None;
-        moved
-    }
-
-    /// Says `Run` for the time of grace until an agent takes or refuses it, unless the job is to end meanwhile.
-    async fn run_at_agent(&mut self) -> Result<Result<(), AgentError>, Interruption> {
-        let (Some(lease), Some(lowered), Some(id)) = (&self.lease, &self.lowered, self.run_id()) else {
-            return Ok(Err(AgentError::Refused("the slot of the job is lost".to_owned())));
-        };
-        let run = agent::run_until_taken(lease.environment.as_ref(), &id, lowered);
-        // An agent that had the job once has prepared it.
-        let by = self.prepare_by.filter(|_| matches!(self.state, JobState::Leased { .. }));
-        let mut run = std::pin::pin!(tokio::time::timeout(self.context.agent_grace, run));
-        let answer = tokio::select! {
-            answer = &mut run => answer,
-            // An agent that is answering just now winds the job down better than anyone else.
-            why = heard(&mut self.uploader, &self.context.cancel, by) => {
-                tokio::time::timeout(ANSWER_LIMIT, run).await.map_err(|_| why)?
-            }
-        };
-        Ok(answer.unwrap_or_else(|_| Err(AgentError::Broken("the agent does not answer".to_owned()))))
-    }
-
-    /// How long preparing the job may take: `prepare_timeout`, where it is not longer than the job's own limit.
-    fn prepare_limit(&self) -> Option<Duration> {
-        let job = crate::lower::job_timeout(&self.payload);
-        self.context.runner.prepare_timeout.filter(|limit| *limit <= job)
-    }
-
-    /// Lowers the payload; always to the same plan for the same slot.
-    fn lower(&mut self) -> Result<(), crate::lower::LowerError> {
-        if let (None, Some(lease)) = (&self.lowered, &self.lease) {
-            let runner = &self.context.runner;
-            let own = lease.environment.directories();
-            let directories = Directories {
-                builds: runner.builds_dir.as_ref().unwrap_or(&own.builds).clone(),
-                cache: runner.cache_dir.as_ref().unwrap_or(&own.cache).clone(),
-                shared: own.shared,
-            };
-            let placement = Placement {
-                directories,
-                slot: lease.record.slot.clone(),
-                runner: Arc::clone(runner),
-                host_name: self.context.host_name.clone(),
-                certificates: certificates(&runner.tls),
-            };
-            let mut lowered = lower(&self.payload, &placement)?;
-            // A job's own word for the trace that it belongs to stands.
-            let own = self.watch.traceparent().filter(|own| lowered.variables.iter().all(|known| known.key != own.key));
-            lowered.variables.extend(own);
-            self.lowered = Some(lowered);
-        }
-        Ok(())
-    }
-
     /// R4, R5: copies the log, and reports the result.
     async fn watch(&mut self) -> Result<Next, JobError> {
         loop {
@@ -400,10 +305,13 @@ impl Actor {
         self.watch.cleaning();
         if let (Some(lease), Some(id)) = (&self.lease, self.run_id()) {
             let closed = agent::close(lease.environment.as_ref(), &id, self.context.agent_grace);
-            match tokio::time::timeout(CLOSE_LIMIT, closed).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::warn!(%error, "the agent did not close the job; its retention will"),
-                Err(_) => tracing::warn!("the agent did not close the job in time; its retention will"),
+            tokio::select! {
+                closed = tokio::time::timeout(CLOSE_LIMIT, closed) => match closed {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::warn!(%error, "the agent did not close the job; its retention will"),
+                    Err(_) => tracing::warn!("the agent did not close the job in time; its retention will"),
+                },
+                why = lease.environment.lost() => tracing::debug!(why, "nothing is left to close"),
             }
         }
         if let Some(lease) = self.lease.take() {
@@ -415,17 +323,4 @@ impl Actor {
         self.watch.cleaned();
         Ok(())
     }
-}
-
-/// What the runner's keys lead to, read anew for each job, because certificates are replaced while a manager runs. A file
-/// that cannot be read leaves the job without it: the calls that need it say more than this could.
-fn certificates(files: &TlsFiles) -> Certificates {
-    let read = |path: &Option<std::path::PathBuf>| {
-        let path = path.as_ref()?;
-        std::fs::read_to_string(path)
-            .inspect_err(|error| tracing::warn!(path = %path.display(), %error, "a certificate cannot be read"))
-            .ok()
-            .map(Secret::new)
-    };
-    Certificates { ca: read(&files.ca), certificate: read(&files.certificate), key: read(&files.key) }
 }

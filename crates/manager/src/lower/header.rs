@@ -25,7 +25,10 @@ pub(super) fn lines(placement: &Placement, flags: &Flags) -> Vec<String> {
 
 /// What the section of the executor says.
 pub(super) fn executor(payload: &JobPayload, placement: &Placement, variables: &Variables, flags: &Flags) -> Prepare {
-    let mut lines = vec![format!("Using Shell ({}) executor...", placement.runner.shell)];
+    let mut lines = match placement.way.as_slice() {
+        [] => vec![format!("Using Shell ({}) executor...", placement.runner.shell)],
+        way => way.to_vec(),
+    };
     lines.extend(notice(payload, variables));
     lines.extend(flags.notes.iter().map(|note| format!("NOTE: {note}")));
     Prepare { lines, ..Prepare::default() }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use muster_environment::{
-    AgentConnection, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey, Slots,
+    AgentConnection, Capacity, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey, Slots,
 };
 use muster_job::{JobId, Secret};
 use muster_manager::settings::{RunnerSettings, Settings};
@@ -162,6 +162,7 @@ impl Bench {
 /// Slots, and one environment: the agent in memory.
 struct FakeProvider {
     slots: Slots,
+    capacity: watch::Sender<Capacity>,
     environment: Arc<FakeEnvironment>,
 }
 
@@ -174,26 +175,26 @@ impl FakeProvider {
     fn new(home: &Path, slots: usize) -> Self {
         let directories = Directories { builds: home.join("builds"), cache: home.join("cache"), shared: true };
         let environment = Arc::new(FakeEnvironment { directories, socket: home.join("agent.sock") });
-        Self { slots: Slots::new(slots), environment }
+        Self { slots: Slots::new(slots), capacity: watch::Sender::new(Capacity::of(slots)), environment }
     }
 
     fn lease(&self, taken: muster_environment::TakenSlot) -> Lease {
-        let record = LeaseRecord { environment: "fake".to_owned(), slot: taken.slot.clone() };
+        let record = LeaseRecord { environment: "fake".to_owned(), slot: taken.slot.clone(), claim: String::new() };
         Lease::new(record, self.environment.clone(), Box::new(taken))
     }
 }
 
 #[async_trait]
 impl Provider for FakeProvider {
-    fn capacity(&self) -> watch::Receiver<usize> {
-        self.slots.free()
+    fn capacity(&self) -> watch::Receiver<Capacity> {
+        self.capacity.subscribe()
     }
 
     async fn acquire(&self, key: &SlotKey) -> Result<Lease, EnvironmentError> {
         Ok(self.lease(self.slots.take(key).expect("a manager takes no more jobs than there are slots")))
     }
 
-    fn restore(&self, record: &LeaseRecord) -> Result<Lease, EnvironmentError> {
+    async fn restore(&self, record: &LeaseRecord) -> Result<Lease, EnvironmentError> {
         Ok(self.lease(self.slots.take_again(&record.slot).expect("a slot of an earlier start is free")))
     }
 }
@@ -204,7 +205,7 @@ impl Environment for FakeEnvironment {
         AgentConnection::open(&self.socket).await
     }
 
-    fn directories(&self) -> &Directories {
-        &self.directories
+    async fn directories(&self) -> Result<Directories, EnvironmentError> {
+        Ok(self.directories.clone())
     }
 }

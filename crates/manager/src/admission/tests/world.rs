@@ -23,8 +23,7 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(mut rng: SmallRng) -> Self {
-        let mut engine = Admission::new(rng.random());
-        engine.set_capacity(usize::MAX);
+        let engine = Admission::new(rng.random());
         let mut world = Self {
             now: Instant::now(),
             engine,
@@ -58,7 +57,7 @@ impl World {
                 ..runner(&format!("r{number}"))
             });
         }
-        self.engine.configure(self.concurrent, PACE, self.runners.clone());
+        configure(&mut self.engine, self.concurrent, self.runners.clone());
         self.hungry.clear();
     }
 

@@ -24,6 +24,7 @@ fn placement() -> Placement {
         slot: Slot { id: 2, project_slot: 1, key: SlotKey { project_id: 5 } },
         runner: Arc::new(runner()),
         host_name: "host".to_owned(),
+        way: Vec::new(),
         certificates: Certificates::default(),
     }
 }
