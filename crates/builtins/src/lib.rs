@@ -4,9 +4,9 @@
 //! Invariants: whatever a job prints passes [`trace::Trace`], so no masked value reaches the log (J6); a phase that
 //! is optional, like a cache, never fails the job.
 
-mod artifacts;
+pub mod artifacts;
 mod author_steps;
-mod cache;
+pub mod cache;
 mod checkout;
 mod context;
 mod failure;
@@ -14,6 +14,7 @@ mod files;
 pub mod job;
 pub mod mask;
 mod script;
+mod site;
 pub mod trace;
 mod trash;
 mod variables;
@@ -21,5 +22,9 @@ mod variables;
 pub use checkout::Templates;
 pub use context::{Context, OnUserCode, Shared};
 pub use failure::Failure;
+pub use files::extract::unpack;
+pub use files::format::{Format, Level};
+pub use files::select::Wanted;
+pub use site::{Meter, Site, Tone};
 pub use trash::Trash;
 pub use variables::{JobVariable, Variables};

@@ -2,5 +2,6 @@
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test's helpers fail as its body does")]
 
+mod archives;
 mod gitlab_runner;
 mod instance_executor;

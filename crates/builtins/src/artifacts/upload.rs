@@ -10,106 +10,32 @@ use std::time::Duration;
 use futures::StreamExt;
 use muster_agent_api::builtin::ArtifactsUpload;
 use muster_job::JobId;
-use muster_runner_api::client::UploadLimits;
+use muster_runner_api::client::{ClientError, UploadLimits};
 use muster_runner_api::service::{ArtifactQuery, ByteStream};
 use muster_steps::stop::Stop;
 use tokio_util::io::ReaderStream;
 
-use super::{Tries, pause, word};
+use super::tries::{Endurance, Tries, pause};
+use super::{Door, Provenance, word};
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::files::pack::{self, Level};
+use crate::files::format::{Format, Level};
+use crate::files::pack::pack;
 use crate::files::select::{Wanted, expand, select};
-use crate::trace::style;
+use crate::site::{Meter, Site, Tone};
 
 /// Runs the phase.
 pub(crate) async fn upload(context: &Context, upload: &ArtifactsUpload, stop: &Stop) -> Result<(), Failure> {
-    context.say(&style::info("Uploading artifacts..."));
-    let wanted = Wanted { paths: &upload.paths, exclude: &upload.exclude, untracked: upload.untracked };
-    let files = select(context, wanted, stop).await?;
-    if files.is_empty() {
-        context.say(&style::error("No files to upload"));
-        return Ok(());
-    }
-    if files.iter().any(|file| file.starts_with(".git")) {
-        context.say(&style::warning("part of .git directory is on the list of files to archive"));
-    }
-    let env = context.environment().into_iter().collect::<HashMap<_, _>>();
-    // Without a name it is the uploader that names the archive, and not as one whose name expands to nothing.
-    let name = if upload.name.is_empty() { "artifacts".to_owned() } else { expand(&upload.name, &env) };
-    let filename = filename(&name, &upload.artifact_format);
-    let archive = archive(context, upload, files, stop).await?;
-    send(context, upload, &filename, archive.path(), stop).await
-}
-
-async fn archive(
-    context: &Context,
-    upload: &ArtifactsUpload,
-    files: Vec<PathBuf>,
-    stop: &Stop,
-) -> Result<tempfile::NamedTempFile, Failure> {
-    let level = Level::from_name(context.variables.get("ARTIFACT_COMPRESSION_LEVEL"));
-    let (root, temp, format) = (context.project_dir.clone(), context.temp_dir.clone(), upload.artifact_format.clone());
-    let watch = stop.clone();
-    Context::blocking(move || {
-        // The job may have removed it.
-        let there = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&temp);
-        let target = there.and_then(|()| tempfile::Builder::new().prefix("artifacts_").tempfile_in(temp));
-        let target = target.map_err(Failure::io("cannot write the archive"))?;
-        match format.as_str() {
-            "" | "zip" => pack::zip(&root, &files, level, target.as_file(), &watch)?,
-            "gzip" => pack::gzip(&root, &files, level, target.as_file(), &watch)?,
-            "raw" => pack::raw(&root, &files, target.as_file())?,
-            other => return Err(Failure::Step(format!("the artifact format `{other}` is not known"))),
-        }
-        Ok(target)
-    })
-    .await
-}
-
-async fn send(
-    context: &Context,
-    upload: &ArtifactsUpload,
-    filename: &str,
-    archive: &Path,
-    stop: &Stop,
-) -> Result<(), Failure> {
-    let some = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
-    let query = ArtifactQuery {
-        artifact_format: some(&upload.artifact_format),
-        artifact_type: some(&upload.artifact_type),
-        expire_in: some(&upload.expire_in),
+    context.tell(Tone::Notice, "Uploading artifacts...");
+    let (job, token) = (JobId(context.coordinator.job_id), context.coordinator.token.clone());
+    let upload = Upload {
+        what: upload,
+        level: Level::from_name(context.variables.get("ARTIFACT_COMPRESSION_LEVEL")),
+        limits: limits(context),
+        endurance: Endurance::Patient,
+        provenance: None,
     };
-    let doing = match upload.artifact_type.as_str() {
-        "" => "Uploading artifacts to coordinator...".to_owned(),
-        kind => format!("Uploading artifacts as \"{kind}\" to coordinator..."),
-    };
-    let client = context.client()?;
-    let (job, token) = (JobId(context.coordinator.job_id), context.coordinator.token.as_str());
-    let mut tries = Tries::new();
-    loop {
-        let (body, length) = open(archive).map_err(Failure::io("cannot read the archive"))?;
-        let call = client.upload_artifact(job, token, &query, filename, body, Some(length), limits(context));
-        let result = tokio::select! {
-            cause = stop.stopped() => return Err(Failure::Stopped(cause)),
-            result = call => result,
-        };
-        let error = match result {
-            Ok(()) => {
-                context.say(&format!("{doing} 201 Created id={job} responseStatus=201 Created\n"));
-                return Ok(());
-            }
-            Err(error) => error,
-        };
-        let word = word(&error);
-        let Some(wait) = tries.next_wait(&error) else {
-            context.say(&style::error(&format!("{doing} {word} id={job}")));
-            return Err(Failure::Step(format!("uploading artifacts: {word}")));
-        };
-        context.say(&style::warning(&format!("{doing} {word} id={job}")));
-        context.say(&style::warning("Retrying..."));
-        pause(wait, stop).await?;
-    }
+    upload.run(context, || Ok(Door { client: context.client()?, job, token }), stop).await
 }
 
 /// `[runners.artifact]`, or the defaults where the plan does not say.
@@ -122,21 +48,139 @@ fn limits(context: &Context) -> UploadLimits {
     }
 }
 
-fn open(path: &Path) -> io::Result<(ByteStream, u64)> {
+/// One upload.
+#[derive(Debug)]
+pub struct Upload<'a> {
+    /// Which files, and as what.
+    pub what: &'a ArtifactsUpload,
+    /// How hard to compress.
+    pub level: Level,
+    /// How long one try may take.
+    pub limits: UploadLimits,
+    /// How often to try.
+    pub endurance: Endurance,
+    /// A statement of where the files come from, to be made and packed with them.
+    pub provenance: Option<&'a Provenance>,
+}
+
+impl Upload<'_> {
+    /// Packs the files and sends them to the door, which is made only where there is something to send. Without files
+    /// there is nothing to do, and that is no failure.
+    ///
+    /// # Errors
+    /// [`Failure::Step`] where the coordinator does not take it; else what the system has against it, or that it was stopped.
+    pub async fn run(
+        &self,
+        site: &dyn Site,
+        door: impl FnOnce() -> Result<Door, Failure>,
+        stop: &Stop,
+    ) -> Result<(), Failure> {
+        let what = self.what;
+        let wanted = Wanted { paths: &what.paths, exclude: &what.exclude, untracked: what.untracked };
+        let mut files = select(site, wanted, stop).await?;
+        let env = site.environment().into_iter().collect::<HashMap<_, _>>();
+        // Without a name it is the uploader that names the archive, and not as one whose name expands to nothing.
+        let name = if what.name.is_empty() { "artifacts".to_owned() } else { expand(&what.name, &env) };
+        if let Some(provenance) = self.provenance {
+            site.tell(Tone::Plain, "Generating artifacts metadata");
+            files = provenance.add(site, &name, files, stop).await?;
+        }
+        if files.is_empty() {
+            site.tell(Tone::Error, "No files to upload");
+            return Ok(());
+        }
+        if files.iter().any(|file| file.starts_with(".git")) {
+            site.tell(Tone::Warning, "part of .git directory is on the list of files to archive");
+        }
+        let format = Format::of_artifact(&what.artifact_format)
+            .ok_or_else(|| Failure::Step(format!("the artifact format `{}` is not known", what.artifact_format)))?;
+        let archive = self.archive(site, format, files, stop).await?;
+        self.send(site, door()?, &filename(&name, format), archive.path(), stop).await
+    }
+
+    async fn archive(
+        &self,
+        site: &dyn Site,
+        format: Format,
+        files: Vec<PathBuf>,
+        stop: &Stop,
+    ) -> Result<tempfile::NamedTempFile, Failure> {
+        let (root, staging, level) = (site.root().to_owned(), site.staging().to_owned(), self.level);
+        let watch = stop.clone();
+        Context::blocking(move || {
+            // The job may have removed it.
+            let there = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&staging);
+            let target = there.and_then(|()| tempfile::Builder::new().prefix("artifacts_").tempfile_in(staging));
+            let target = target.map_err(Failure::io("cannot write the archive"))?;
+            pack(format, &root, &files, level, target.as_file(), &watch)?;
+            Ok(target)
+        })
+        .await
+    }
+
+    async fn send(
+        &self,
+        site: &dyn Site,
+        mut door: Door,
+        filename: &str,
+        archive: &Path,
+        stop: &Stop,
+    ) -> Result<(), Failure> {
+        let some = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        let query = ArtifactQuery {
+            artifact_format: some(&self.what.artifact_format),
+            artifact_type: some(&self.what.artifact_type),
+            expire_in: some(&self.what.expire_in),
+        };
+        let doing = match self.what.artifact_type.as_str() {
+            "" => "Uploading artifacts to coordinator...".to_owned(),
+            kind => format!("Uploading artifacts as \"{kind}\" to coordinator..."),
+        };
+        let job = door.job;
+        let mut tries = Tries::new(self.endurance);
+        loop {
+            let (body, length) = open(site, archive).map_err(Failure::io("cannot read the archive"))?;
+            let call = door.client.upload_artifact(job, &door.token, &query, filename, body, Some(length), self.limits);
+            let result = tokio::select! {
+                cause = stop.stopped() => return Err(Failure::Stopped(cause)),
+                result = call => result,
+            };
+            let error = match result {
+                Ok(()) => {
+                    site.tell(Tone::Plain, &format!("{doing} 201 Created id={job} responseStatus=201 Created"));
+                    return Ok(());
+                }
+                Err(error) => error,
+            };
+            let word = word(&error);
+            let Some(wait) = tries.next_wait(&error) else {
+                site.tell(Tone::Error, &format!("{doing} {word} id={job}"));
+                return Err(Failure::Step(format!("uploading artifacts: {word}")));
+            };
+            site.tell(Tone::Warning, &format!("{doing} {word} id={job}"));
+            if let ClientError::Moved { to, .. } = error {
+                door.client = door.client.at(&to);
+            }
+            site.tell(Tone::Warning, "Retrying...");
+            pause(wait, stop).await?;
+        }
+    }
+}
+
+fn open(site: &dyn Site, path: &Path) -> io::Result<(ByteStream, u64)> {
     let file = File::open(path)?;
     let length = file.metadata()?.len();
-    Ok((ReaderStream::with_capacity(tokio::fs::File::from_std(file), 256 * 1024).boxed(), length))
+    let mut meter: Meter = site.meter("Uploading artifacts", Some(length));
+    let body = ReaderStream::with_capacity(tokio::fs::File::from_std(file), 256 * 1024);
+    let body = body.inspect(move |chunk| meter(chunk.as_ref().map_or(0, |chunk| chunk.len())));
+    Ok((body.boxed(), length))
 }
 
 /// The name of the file at the coordinator (job-execution 9.3).
-fn filename(name: &str, format: &str) -> String {
+fn filename(name: &str, format: Format) -> String {
     let base = Path::new(name).file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let base = if matches!(base, "" | ".") { "default" } else { base };
-    match format {
-        "gzip" => format!("{base}.gz"),
-        "raw" => base.to_owned(),
-        _ => format!("{base}.zip"),
-    }
+    format!("{base}{}", format.suffix())
 }
 
 #[cfg(test)]
@@ -151,8 +195,10 @@ mod tests {
             ("a/b", "zip", "b.zip"),
             ("junit.xml", "gzip", "junit.xml.gz"),
             ("report.json", "raw", "report.json"),
+            ("all", "zipzstd", "all.zip"),
+            ("all", "tarzstd", "all.tar.zst"),
         ] {
-            assert_eq!(filename(name, format), expected);
+            assert_eq!(filename(name, Format::of_artifact(format).unwrap()), expected);
         }
     }
 }

@@ -1,9 +1,10 @@
-//! Unpacking zip archives (job-execution 9.3), so that nothing is written outside the target: neither by `..` nor by
+//! Unpacking archives, zip and tar with zstd (job-execution 9.3), so that nothing is written outside the target: neither by `..` nor by
 //! an absolute name, nor through a link that is there already. Links of the archive are made last.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, BufReader, Read, Seek};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
@@ -14,31 +15,30 @@ use zip::ZipArchive;
 use zip::extra_fields::ExtraField;
 use zip::read::ZipFile;
 
+use super::{UntilStopped, failure};
 use crate::failure::Failure;
 
 /// The longest target of a link.
 const MAX_LINK: u64 = 4096;
 
-/// Unpacks the zip archive into `root`. Files that are there are replaced.
-pub(crate) fn zip(archive: File, root: &Path, stop: &Stop) -> Result<(), Failure> {
+/// Unpacks the archive into `root`; its format is told by its first bytes. Files that are there are replaced.
+///
+/// # Errors
+/// [`Failure::Step`] for what is no archive or wants to write elsewhere, else what the system has against it.
+pub fn unpack(mut archive: File, root: &Path, stop: &Stop) -> Result<(), Failure> {
+    let mut head = [0; 4];
+    let length = archive.read(&mut head).and_then(|length| archive.rewind().map(|()| length));
+    let length = length.map_err(Failure::io("cannot read the archive"))?;
     let root = fs::create_dir_all(root).and_then(|()| fs::canonicalize(root));
     let root = root.map_err(Failure::io("cannot find the directory to unpack to"))?;
-    let broken = |error: zip::result::ZipError| Failure::Step(format!("the archive cannot be read: {error}"));
-    let mut zip = ZipArchive::new(io::BufReader::new(archive)).map_err(broken)?;
-    let mut unpacker = Unpacker { root: &root, directories: HashSet::new(), links: Vec::new(), attributes: Vec::new() };
-    for index in 0..zip.len() {
-        if let Some(cause) = stop.cause() {
-            return Err(Failure::Stopped(cause));
+    let mut unpacker =
+        Unpacker { root: &root, stop, directories: HashSet::new(), links: Vec::new(), attributes: Vec::new() };
+    match head.get(..length).unwrap_or_default() {
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => unpacker.tar_zstd(archive)?,
+        [0x1f, 0x8b, ..] => {
+            return Err(Failure::Step("the archive is a gzip file, which cannot be unpacked".to_owned()));
         }
-        let mut entry = zip.by_index(index).map_err(broken)?;
-        let Some(relative) = enclosed(entry.name()) else {
-            return Err(Failure::Step(format!(
-                "the archive holds `{}`, which lies outside the project: nothing more is unpacked",
-                entry.name()
-            )));
-        };
-        let name = relative.display().to_string();
-        unpacker.entry(&mut entry, relative).map_err(Failure::io(format!("cannot unpack `{name}`")))?;
+        _ => unpacker.zip(archive)?,
     }
     unpacker.finish().map_err(Failure::io("cannot finish unpacking"))
 }
@@ -56,8 +56,25 @@ fn enclosed(name: &str) -> Option<PathBuf> {
     (!name.contains('\0')).then_some(path)
 }
 
+/// What an entry is.
+enum Kind {
+    Directory,
+    /// A symbolic link, with its target.
+    Link(PathBuf),
+    File,
+}
+
+/// One entry, but its content.
+struct Entry {
+    name: String,
+    kind: Kind,
+    mode: Option<u32>,
+    modified: Option<FileTime>,
+}
+
 struct Unpacker<'a> {
     root: &'a Path,
+    stop: &'a Stop,
     /// Directories known to be real and inside.
     directories: HashSet<PathBuf>,
     links: Vec<(PathBuf, PathBuf)>,
@@ -66,27 +83,87 @@ struct Unpacker<'a> {
 }
 
 impl Unpacker<'_> {
-    fn entry<R: Read>(&mut self, entry: &mut ZipFile<'_, R>, relative: PathBuf) -> io::Result<()> {
-        if entry.is_dir() {
+    fn zip(&mut self, archive: File) -> Result<(), Failure> {
+        let broken = |error: zip::result::ZipError| broken(&error);
+        let mut zip = ZipArchive::new(BufReader::new(archive)).map_err(broken)?;
+        for index in 0..zip.len() {
+            let mut file = zip.by_index(index).map_err(broken)?;
+            let kind = if file.is_dir() {
+                Kind::Directory
+            } else if file.is_symlink() {
+                let mut target = String::new();
+                let read = file.by_ref().take(MAX_LINK).read_to_string(&mut target);
+                read.map_err(|error| self::broken(&error))?;
+                Kind::Link(target.into())
+            } else {
+                Kind::File
+            };
+            let (mode, modified) = (file.unix_mode(), zip_modified(&file));
+            self.entry(Entry { name: file.name().to_owned(), kind, mode, modified }, &mut file)?;
+        }
+        Ok(())
+    }
+
+    fn tar_zstd(&mut self, archive: File) -> Result<(), Failure> {
+        let broken = |error: io::Error| broken(&error);
+        let mut tar = tar::Archive::new(zstd::Decoder::new(archive).map_err(broken)?);
+        for file in tar.entries().map_err(broken)? {
+            let mut file = file.map_err(broken)?;
+            let name = file.path().map_err(broken)?.to_string_lossy().into_owned();
+            let header = file.header();
+            let (mode, modified) = (header.mode().ok(), header.mtime().ok().and_then(|time| i64::try_from(time).ok()));
+            let kind = match header.entry_type() {
+                tar::EntryType::Directory => Kind::Directory,
+                tar::EntryType::Regular | tar::EntryType::Continuous | tar::EntryType::GNUSparse => Kind::File,
+                tar::EntryType::Symlink => {
+                    Kind::Link(file.link_name().map_err(broken)?.map(Cow::into_owned).unwrap_or_default())
+                }
+                other => {
+                    return Err(Failure::Step(format!(
+                        "the archive's `{name}` is neither file, directory nor symbolic \
+                                                      link ({other:?}): nothing more is unpacked"
+                    )));
+                }
+            };
+            let modified = modified.map(|seconds| FileTime::from_unix_time(seconds, 0));
+            self.entry(Entry { name, kind, mode, modified }, &mut file)?;
+        }
+        Ok(())
+    }
+
+    fn entry(&mut self, entry: Entry, content: &mut dyn Read) -> Result<(), Failure> {
+        if let Some(cause) = self.stop.cause() {
+            return Err(Failure::Stopped(cause));
+        }
+        let Some(relative) = enclosed(&entry.name) else {
+            return Err(Failure::Step(format!(
+                "the archive holds `{}`, which lies outside the project: nothing more is unpacked",
+                entry.name
+            )));
+        };
+        let name = relative.display().to_string();
+        self.put(&entry, relative, content).map_err(failure(format!("cannot unpack `{name}`"), self.stop))
+    }
+
+    fn put(&mut self, entry: &Entry, relative: PathBuf, content: &mut dyn Read) -> io::Result<()> {
+        if let Kind::Directory = entry.kind {
             self.directory(&relative)?;
-            let mode = entry.unix_mode().map_or(0o755, |mode| mode & 0o777);
-            self.attributes.push((self.root.join(&relative), mode, modified(entry)));
+            let mode = entry.mode.map_or(0o755, |mode| mode & 0o777);
+            self.attributes.push((self.root.join(&relative), mode, entry.modified));
             return Ok(());
         }
         self.directory(relative.parent().unwrap_or(Path::new("")))?;
         let path = self.root.join(&relative);
-        if entry.is_symlink() {
-            let mut target = String::new();
-            entry.by_ref().take(MAX_LINK).read_to_string(&mut target)?;
-            self.links.push((path, target.into()));
+        if let Kind::Link(target) = &entry.kind {
+            self.links.push((path, target.clone()));
             return Ok(());
         }
         remove(&path)?;
-        let mode = entry.unix_mode().map_or(0o644, |mode| mode & 0o777);
+        let mode = entry.mode.map_or(0o644, |mode| mode & 0o777);
         let mut file = File::options().write(true).create_new(true).mode(mode | 0o200).open(&path)?;
-        io::copy(entry, &mut file)?;
+        io::copy(&mut UntilStopped { content, stop: self.stop }, &mut file)?;
         file.set_permissions(fs::Permissions::from_mode(mode))?;
-        if let Some(time) = modified(entry) {
+        if let Some(time) = entry.modified {
             filetime::set_file_handle_times(&file, None, Some(time))?;
         }
         Ok(())
@@ -147,7 +224,11 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-fn modified<R: Read>(entry: &ZipFile<'_, R>) -> Option<FileTime> {
+fn broken(error: &dyn std::error::Error) -> Failure {
+    Failure::Step(format!("the archive cannot be read: {error}"))
+}
+
+fn zip_modified<R: Read>(entry: &ZipFile<'_, R>) -> Option<FileTime> {
     let exact = entry.extra_data_fields().find_map(|field| match field {
         ExtraField::ExtendedTimestamp(stamp) => stamp.mod_time(),
         ExtraField::Ntfs(_) => None,

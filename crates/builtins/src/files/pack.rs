@@ -1,4 +1,4 @@
-//! Packing files: zip, gzip and raw (job-execution 9.3).
+//! Packing files (job-execution 9.3).
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Write};
@@ -11,6 +11,8 @@ use time::OffsetDateTime;
 use zip::write::{ExtendedFileOptions, FileOptions};
 use zip::{CompressionMethod, DateTime, ZipWriter};
 
+use super::format::{Format, Level};
+use super::{UntilStopped, failure};
 use crate::failure::Failure;
 
 /// From this size on, a zip entry needs 64-bit sizes. Below the limit of 4 GiB, since a file may grow meanwhile.
@@ -18,41 +20,55 @@ const LARGE: u64 = 2 * 1024 * 1024 * 1024;
 /// Extra field with the modification time in Unix seconds.
 const UNIX_TIME: u16 = 0x5455;
 
-/// How hard to compress (`ARTIFACT_COMPRESSION_LEVEL`, `CACHE_COMPRESSION_LEVEL`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Level(Option<u32>);
-
-impl Level {
-    /// The level of a name; an unknown one is the default.
-    pub(crate) fn from_name(name: Option<&str>) -> Self {
-        Self(match name.unwrap_or_default() {
-            "fastest" => None,
-            "fast" => Some(1),
-            "slow" => Some(7),
-            "slowest" => Some(9),
-            _ => Some(5),
-        })
+/// Packs `files`, relative to `root`.
+///
+/// # Errors
+/// [`Failure`] where a file or the target cannot be used, or it was stopped.
+pub(crate) fn pack(
+    format: Format,
+    root: &Path,
+    files: &[PathBuf],
+    level: Level,
+    target: &File,
+    stop: &Stop,
+) -> Result<(), Failure> {
+    match format {
+        Format::Zip => {
+            let method = level.deflate().map(|level| (CompressionMethod::Deflated, i64::from(level)));
+            zip(root, files, method, target, stop)
+        }
+        Format::ZipZstd => zip(root, files, Some((CompressionMethod::Zstd, i64::from(level.zstd()))), target, stop),
+        Format::TarZstd => tar_zstd(root, files, level, target, stop),
+        Format::Gzip => gzip(root, files, level, target, stop),
+        Format::Raw => raw(root, files, target, stop),
     }
 }
 
-/// Writes `files`, relative to `root`, as a zip archive.
-pub(crate) fn zip(root: &Path, files: &[PathBuf], level: Level, target: &File, stop: &Stop) -> Result<(), Failure> {
+/// How the content of files is compressed; none stores it.
+type Method = Option<(CompressionMethod, i64)>;
+
+fn zip(root: &Path, files: &[PathBuf], method: Method, target: &File, stop: &Stop) -> Result<(), Failure> {
     let mut zip = ZipWriter::new(BufWriter::new(target));
-    for file in files {
-        if let Some(cause) = stop.cause() {
-            return Err(Failure::Stopped(cause));
-        }
-        match add(&mut zip, root, file, level) {
-            // Gone since it was found, as temporary files are.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            other => other.map_err(Failure::io(format!("cannot pack `{}`", file.display())))?,
-        }
-    }
+    each(files, stop, |file| add(&mut zip, root, file, method, stop))?;
     let finished = zip.finish().map_err(io::Error::from).and_then(|mut writer| writer.flush());
     finished.map_err(Failure::io("cannot write the archive"))
 }
 
-fn add(zip: &mut ZipWriter<BufWriter<&File>>, root: &Path, file: &Path, level: Level) -> io::Result<()> {
+/// Packs each of them; what is gone since it was found, as temporary files are, is left out.
+fn each(files: &[PathBuf], stop: &Stop, mut add: impl FnMut(&Path) -> io::Result<()>) -> Result<(), Failure> {
+    for file in files {
+        if let Some(cause) = stop.cause() {
+            return Err(Failure::Stopped(cause));
+        }
+        match add(file) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => other.map_err(failure(format!("cannot pack `{}`", file.display()), stop))?,
+        }
+    }
+    Ok(())
+}
+
+fn add(zip: &mut ZipWriter<BufWriter<&File>>, root: &Path, file: &Path, method: Method, stop: &Stop) -> io::Result<()> {
     let path = root.join(file);
     let metadata = fs::symlink_metadata(&path)?;
     let name = file.to_string_lossy();
@@ -70,12 +86,10 @@ fn add(zip: &mut ZipWriter<BufWriter<&File>>, root: &Path, file: &Path, level: L
     } else if metadata.is_dir() {
         zip.add_directory(name, options)?;
     } else if metadata.is_file() {
-        let mut content = File::open(&path)?;
-        options = match level.0 {
+        let mut content = UntilStopped { content: File::open(&path)?, stop };
+        options = match method {
             None => options.compression_method(CompressionMethod::Stored),
-            Some(level) => {
-                options.compression_method(CompressionMethod::Deflated).compression_level(Some(i64::from(level)))
-            }
+            Some((method, level)) => options.compression_method(method).compression_level(Some(level)),
         };
         zip.start_file(name, options.large_file(metadata.len() >= LARGE))?;
         io::copy(&mut content, zip)?;
@@ -84,19 +98,56 @@ fn add(zip: &mut ZipWriter<BufWriter<&File>>, root: &Path, file: &Path, level: L
     Ok(())
 }
 
-/// Writes one gzip member per regular file, one after the other.
-pub(crate) fn gzip(root: &Path, files: &[PathBuf], level: Level, target: &File, stop: &Stop) -> Result<(), Failure> {
-    let mut out = BufWriter::new(target);
-    for file in files {
-        if let Some(cause) = stop.cause() {
-            return Err(Failure::Stopped(cause));
+/// Writes a tar archive through zstd.
+fn tar_zstd(root: &Path, files: &[PathBuf], level: Level, target: &File, stop: &Stop) -> Result<(), Failure> {
+    let failed = || Failure::io("cannot write the archive");
+    let out = zstd::Encoder::new(BufWriter::new(target), level.zstd()).map_err(failed())?;
+    let mut tar = tar::Builder::new(out);
+    tar.follow_symlinks(false);
+    each(files, stop, |file| {
+        let path = root.join(file);
+        let metadata = fs::symlink_metadata(&path)?;
+        if metadata.is_dir() {
+            return tar.append_dir(file, &path);
         }
-        gzip_one(&mut out, root, file, level).map_err(Failure::io(format!("cannot pack `{}`", file.display())))?;
+        if metadata.is_symlink() {
+            let mut header = tar::Header::new_gnu();
+            header.set_metadata(&metadata);
+            header.set_size(0);
+            return tar.append_link(&mut header, file, fs::read_link(&path)?);
+        }
+        // Sockets, pipes and devices have no content to keep.
+        if !metadata.is_file() {
+            return Ok(());
+        }
+        let content = UntilStopped { content: File::open(&path)?, stop };
+        let mut header = tar::Header::new_gnu();
+        header.set_metadata(&metadata);
+        // A file that grows or shrinks meanwhile must not break the archive: its length is the one that the header says.
+        tar.append_data(&mut header, file, content.take(metadata.len()).chain(Zeroes).take(metadata.len()))
+    })?;
+    let finished = tar.into_inner().and_then(zstd::Encoder::finish).and_then(|mut out| out.flush());
+    finished.map_err(failed())
+}
+
+/// Fills up what a file lost while it was read.
+struct Zeroes;
+
+impl Read for Zeroes {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        buffer.fill(0);
+        Ok(buffer.len())
     }
+}
+
+/// Writes one gzip member per regular file, one after the other.
+fn gzip(root: &Path, files: &[PathBuf], level: Level, target: &File, stop: &Stop) -> Result<(), Failure> {
+    let mut out = BufWriter::new(target);
+    each(files, stop, |file| gzip_one(&mut out, root, file, level, stop))?;
     out.flush().map_err(Failure::io("cannot write the archive"))
 }
 
-fn gzip_one(out: &mut impl Write, root: &Path, file: &Path, level: Level) -> io::Result<()> {
+fn gzip_one(out: &mut impl Write, root: &Path, file: &Path, level: Level, stop: &Stop) -> io::Result<()> {
     let path = root.join(file);
     let metadata = fs::symlink_metadata(&path)?;
     if !metadata.is_file() {
@@ -107,26 +158,18 @@ fn gzip_one(out: &mut impl Write, root: &Path, file: &Path, level: Level) -> io:
         .filename(name)
         .comment(file.as_os_str().as_encoded_bytes())
         .mtime(u32::try_from(metadata.mtime()).unwrap_or_default())
-        .write(out, Compression::new(level.0.unwrap_or(0)));
-    io::copy(&mut File::open(&path)?, &mut gzip)?;
+        .write(out, Compression::new(level.deflate().unwrap_or(0)));
+    io::copy(&mut UntilStopped { content: File::open(&path)?, stop }, &mut gzip)?;
     gzip.finish().map(|_| ())
 }
 
 /// Writes the one regular file as it is.
-pub(crate) fn raw(root: &Path, files: &[PathBuf], mut target: &File) -> Result<(), Failure> {
+fn raw(root: &Path, files: &[PathBuf], mut target: &File, stop: &Stop) -> Result<(), Failure> {
     let mut regular = files.iter().filter(|file| fs::metadata(root.join(file)).is_ok_and(|m| m.is_file()));
     let (Some(file), None) = (regular.next(), regular.next()) else {
         return Err(Failure::Step("an artifact of format `raw` must be exactly one file".to_owned()));
     };
-    let copied = File::open(root.join(file)).and_then(|mut content| {
-        let mut buffer = vec![0; 128 * 1024];
-        loop {
-            let length = content.read(&mut buffer)?;
-            if length == 0 {
-                return Ok(());
-            }
-            target.write_all(buffer.get(..length).unwrap_or_default())?;
-        }
-    });
-    copied.map_err(Failure::io(format!("cannot read `{}`", file.display())))
+    let copied = File::open(root.join(file))
+        .and_then(|content| io::copy(&mut UntilStopped { content, stop }, &mut target).map(drop));
+    copied.map_err(failure(format!("cannot read `{}`", file.display()), stop))
 }

@@ -8,28 +8,30 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use globset::{GlobBuilder, GlobMatcher};
-use muster_steps::process::{Command, Ended};
 use muster_steps::stop::Stop;
 
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::trace::style;
+use crate::site::{Site, Tone};
 
 /// What to look for.
-#[derive(Debug, Default)]
-pub(crate) struct Wanted<'a> {
-    pub(crate) paths: &'a [String],
-    pub(crate) exclude: &'a [String],
-    pub(crate) untracked: bool,
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Wanted<'a> {
+    /// Patterns, relative to the site's root.
+    pub paths: &'a [String],
+    /// Patterns of what to leave out.
+    pub exclude: &'a [String],
+    /// Also what git does not track, ignored files included.
+    pub untracked: bool,
 }
 
-/// Finds the files; tells in the trace what each pattern found. Paths are relative to the project, in order.
-pub(crate) async fn select(context: &Context, wanted: Wanted<'_>, stop: &Stop) -> Result<Vec<PathBuf>, Failure> {
-    let env: HashMap<OsString, OsString> = context.environment().into_iter().collect();
-    let untracked = if wanted.untracked { untracked(context, stop).await? } else { Vec::new() };
+/// Finds the files; tells what each pattern found. Paths are relative to the root, in order.
+pub(crate) async fn select(site: &dyn Site, wanted: Wanted<'_>, stop: &Stop) -> Result<Vec<PathBuf>, Failure> {
+    let env: HashMap<OsString, OsString> = site.environment().into_iter().collect();
+    let untracked = if wanted.untracked { untracked(site, stop).await? } else { Vec::new() };
     let expanded = |list: &[String]| list.iter().map(|text| expand(text, &env)).collect::<Vec<_>>();
     let (paths, exclude) = (expanded(wanted.paths), expanded(wanted.exclude));
-    let (root, watch, by_git) = (context.project_dir.clone(), stop.clone(), wanted.untracked);
+    let (root, watch, by_git) = (site.root().to_owned(), stop.clone(), wanted.untracked);
     let (found, lines) = Context::blocking(move || {
         let mut search = Search { root: &root, found: BTreeSet::new(), lines: Vec::new(), stop: &watch };
         let excludes = Excludes::new(&exclude, &mut search);
@@ -44,8 +46,8 @@ pub(crate) async fn select(context: &Context, wanted: Wanted<'_>, stop: &Stop) -
         Ok((search.found, search.lines))
     })
     .await?;
-    for line in lines {
-        context.say(&line);
+    for (tone, line) in lines {
+        site.tell(tone, &line);
     }
     Ok(found.into_iter().collect())
 }
@@ -53,21 +55,29 @@ pub(crate) async fn select(context: &Context, wanted: Wanted<'_>, stop: &Stop) -
 struct Search<'a> {
     root: &'a Path,
     found: BTreeSet<PathBuf>,
-    lines: Vec<String>,
+    lines: Vec<(Tone, String)>,
     stop: &'a Stop,
 }
 
 impl Search<'_> {
+    fn warn(&mut self, line: String) {
+        self.lines.push((Tone::Warning, line));
+    }
+
+    fn say(&mut self, line: String) {
+        self.lines.push((Tone::Plain, line));
+    }
+
     fn pattern(&mut self, text: &str, excludes: &mut Excludes) -> Result<(), Failure> {
         let Some(pattern) = inside(self.root, text) else {
-            self.lines.push(style::warning(&format!("artifact path is not a subpath of project directory: {text}")));
+            self.warn(format!("artifact path is not a subpath of project directory: {text}"));
             return Ok(());
         };
         let before = self.found.len();
         let mut matches = 0;
         if pattern.contains(['*', '?', '[', '{']) {
             let Some(glob) = glob(&pattern) else {
-                self.lines.push(style::warning(&format!("{text}: this is no valid pattern")));
+                self.warn(format!("{text}: this is no valid pattern"));
                 return Ok(());
             };
             let start = self.root.join(fixed_prefix(&pattern));
@@ -76,12 +86,12 @@ impl Search<'_> {
             matches += self.walk(&self.root.join(&pattern), None, excludes)?;
         }
         if matches == 0 && self.found.len() == before {
-            self.lines.push(style::warning(&format!(
+            self.warn(format!(
                 "{text}: no matching files. Ensure that the artifact path is relative to the working directory ({})",
                 self.root.display()
-            )));
+            ));
         } else {
-            self.lines.push(format!("{text}: found {matches} matching artifact files and directories\n"));
+            self.say(format!("{text}: found {matches} matching artifact files and directories"));
         }
         Ok(())
     }
@@ -121,9 +131,9 @@ impl Search<'_> {
                 self.found.insert(file);
             }
         }
-        self.lines.push(match matches {
-            0 => "untracked: no files\n".to_owned(),
-            count => format!("untracked: found {count} files\n"),
+        self.say(match matches {
+            0 => "untracked: no files".to_owned(),
+            count => format!("untracked: found {count} files"),
         });
     }
 }
@@ -136,7 +146,7 @@ impl Excludes {
         let matcher = |text: &String| {
             let glob = inside(search.root, text).and_then(|pattern| glob(&pattern));
             if glob.is_none() {
-                search.lines.push(style::warning(&format!("{text}: this is no valid pattern to exclude")));
+                search.warn(format!("{text}: this is no valid pattern to exclude"));
             }
             (text.clone(), glob, 0)
         };
@@ -155,7 +165,7 @@ impl Excludes {
 
     fn report(self, search: &mut Search<'_>) {
         for (text, _, count) in self.0.into_iter().filter(|(_, _, count)| *count > 0) {
-            search.lines.push(format!("{text}: excluded {count} files\n"));
+            search.say(format!("{text}: excluded {count} files"));
         }
     }
 }
@@ -222,25 +232,13 @@ pub(crate) fn expand(text: &str, env: &HashMap<OsString, OsString>) -> String {
 }
 
 /// What git does not track, ignored files included.
-async fn untracked(context: &Context, stop: &Stop) -> Result<Vec<PathBuf>, Failure> {
+async fn untracked(site: &dyn Site, stop: &Stop) -> Result<Vec<PathBuf>, Failure> {
     use std::os::unix::ffi::OsStringExt;
     let failed = || Failure::io("cannot keep the list of untracked files");
     let list = Arc::new(tempfile::tempfile().map_err(failed())?);
-    let command = Command {
-        program: "git".into(),
-        args: ["ls-files", "-o", "-z"].map(Into::into).into(),
-        env: context.environment(),
-        work_dir: Some(context.project_dir.clone()),
-        stdin: None,
-        stdout: Some(Arc::clone(&list)),
-    };
-    match context.processes.run(command, &context.log(), stop, context.grace).await? {
-        Ended::Stopped(cause) => return Err(Failure::Stopped(cause)),
-        Ended::Exited(status) if !status.success() => {
-            context.say(&style::warning("untracked: git cannot list the files"));
-            return Ok(Vec::new());
-        }
-        Ended::Exited(_) => {}
+    if !site.git(&["ls-files", "-o", "-z"], Arc::clone(&list), stop).await? {
+        site.tell(Tone::Warning, "untracked: git cannot list the files");
+        return Ok(Vec::new());
     }
     let mut out = Vec::new();
     let mut list = &*list;
@@ -269,7 +267,7 @@ mod tests {
         }
         excludes.report(&mut search);
         let found = search.found.iter().map(|path| path.to_string_lossy().into_owned()).collect();
-        (found, search.lines)
+        (found, search.lines.into_iter().map(|(_, line)| line).collect())
     }
 
     #[test]
@@ -292,7 +290,7 @@ mod tests {
         assert_eq!(found(&["a/b"], &["a/b"]).0, ["a/b/three.log", "a/b/two.txt"]);
         let (found, lines) = found(&["a/b"], &["a/b/**"]);
         assert_eq!(found, ["a/b"]);
-        assert!(lines.contains(&"a/b/**: excluded 2 files\n".to_owned()), "{lines:?}");
+        assert!(lines.contains(&"a/b/**: excluded 2 files".to_owned()), "{lines:?}");
     }
 
     #[test]

@@ -8,13 +8,13 @@ use muster_runner_api::client::{Client, ClientError, TlsFiles};
 use muster_runner_api::wire::{Info, TokenRequest};
 use url::Url;
 
-use super::paths;
+use super::{flags, paths};
 
 /// Which file.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ConfigArg {
     /// Configuration file. [default: /etc/gitlab-runner/config.toml for root, else ~/.gitlab-runner/config.toml]
-    #[arg(short, long, value_name = "FILE", env = "CONFIG_FILE", hide_env_values = true)]
+    #[arg(short, long, value_name = "FILE", env = "CONFIG_FILE", hide_env_values = true, value_parser = flags::path())]
     config: Option<PathBuf>,
 }
 
@@ -29,8 +29,7 @@ pub(crate) struct ConfigError {
 impl ConfigArg {
     /// The file; an empty name is none.
     pub(crate) fn path(&self) -> PathBuf {
-        let given = self.config.clone().filter(|path| !path.as_os_str().is_empty());
-        given.unwrap_or_else(paths::default_config_file)
+        flags::filled(&self.config).unwrap_or_else(paths::default_config_file)
     }
 
     /// Reads the file; one that is not there is an empty configuration, and told of.

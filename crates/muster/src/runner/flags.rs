@@ -1,9 +1,11 @@
 //! How gitlab-runner reads its command line, where that differs from what is usual in Rust (runner-config 2.1).
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Command;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use muster_manager::lower::go_duration::{self, GoDuration};
 
 /// The arguments from `first` on, as clap reads them: `-name` is `--name` (a single dash never joins short flags), and
@@ -73,6 +75,16 @@ pub(super) fn go_bool(text: &str) -> Result<bool, String> {
         "" | "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(false),
         _ => Err("neither true nor false; write --flag=true or --flag=false".to_owned()),
     }
+}
+
+/// A path; an empty variable of the environment is an empty path, which is none.
+pub(super) fn path() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().map(PathBuf::from)
+}
+
+/// A path that is one.
+pub(super) fn filled(path: &Option<PathBuf>) -> Option<PathBuf> {
+    path.clone().filter(|path| !path.as_os_str().is_empty())
 }
 
 /// A whole number; an empty variable of the environment is 0.

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use muster_telemetry::logs::{Format, Level, LogOptions};
 
-use super::flags::{go_bool, optional};
+use super::flags::{go_bool, optional, path};
 
 /// Flags of all commands (runner-config 2.1).
 #[derive(Debug, clap::Args)]
@@ -22,7 +22,7 @@ pub(crate) struct Globals {
     #[arg(short = 'l', long, env = "LOG_LEVEL", value_name = "LEVEL", value_parser = log_level)]
     log_level: Option<Optional<Level>>,
     /// Write a profile of the processor's time; not supported, use `perf record`.
-    #[arg(long, env = "CPU_PROFILE", value_name = "FILE", hide = true)]
+    #[arg(long, env = "CPU_PROFILE", value_name = "FILE", hide = true, value_parser = path())]
     cpuprofile: Option<PathBuf>,
     /// Print the version.
     #[arg(short = 'v', long, action = clap::ArgAction::Version)]

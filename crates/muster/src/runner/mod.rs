@@ -19,6 +19,8 @@ mod register;
 mod reset_token;
 mod run;
 mod service;
+mod tls;
+mod transfer;
 mod unregister;
 mod verify;
 mod verify_config;
@@ -75,6 +77,18 @@ enum Command {
     Wrapper(wrapper::Args),
     /// Wait until a service accepts connections.
     HealthCheck(health_check::Args),
+    /// Pack files and send them to GitLab as artifacts (internal).
+    #[command(hide = true)]
+    ArtifactsUploader(Box<transfer::UploadArgs>),
+    /// Fetch a job's artifacts from GitLab and unpack them (internal).
+    #[command(hide = true)]
+    ArtifactsDownloader(Box<transfer::DownloadArgs>),
+    /// Pack files into a cache, and send it to a store (internal).
+    #[command(hide = true)]
+    CacheArchiver(Box<transfer::ArchiveArgs>),
+    /// Fetch a cache from a store, and unpack it (internal).
+    #[command(hide = true)]
+    CacheExtractor(Box<transfer::ExtractArgs>),
     /// Let everybody write to the folders of a cache (internal).
     #[command(hide = true)]
     CacheInit(cache_init::Args),
@@ -129,6 +143,10 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Lint(args) => verify_config::lint(&args),
         Command::Wrapper(args) => wrapper::run(&args),
         Command::HealthCheck(args) => health_check::run(&args),
+        Command::ArtifactsUploader(args) => transfer::upload(&args),
+        Command::ArtifactsDownloader(args) => transfer::download(&args),
+        Command::CacheArchiver(args) => transfer::archive(&args),
+        Command::CacheExtractor(args) => transfer::extract(&args),
         Command::CacheInit(args) => cache_init::run(&args),
         Command::ReadLogs(args) => read_logs::run(&args),
     }

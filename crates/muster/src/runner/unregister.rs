@@ -1,6 +1,5 @@
 //! `unregister`: takes runners, or this manager of them, from the server and from the file.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use muster_manager::config::Runner;
@@ -25,15 +24,8 @@ pub(crate) struct Args {
     /// With --name or --token: the runner with this URL.
     #[arg(short, long, env = "CI_SERVER_URL", hide_env_values = true)]
     url: Option<String>,
-    /// PEM file of authorities to trust beside the system's, instead of the file's.
-    #[arg(long, env = "CI_SERVER_TLS_CA_FILE", value_name = "FILE", hide_env_values = true)]
-    tls_ca_file: Option<PathBuf>,
-    /// PEM file of the client's certificate, instead of the file's.
-    #[arg(long, env = "CI_SERVER_TLS_CERT_FILE", value_name = "FILE", hide_env_values = true)]
-    tls_cert_file: Option<PathBuf>,
-    /// PEM file of the client's key, instead of the file's.
-    #[arg(long, env = "CI_SERVER_TLS_KEY_FILE", value_name = "FILE", hide_env_values = true)]
-    tls_key_file: Option<PathBuf>,
+    #[command(flatten)]
+    tls: super::tls::TlsArgs,
     /// All runners of the file; those that cannot be unregistered stay in it.
     #[arg(long)]
     all_runners: bool,
@@ -116,8 +108,7 @@ impl Args {
 
     /// With the certificates of the flags, where there are any.
     fn client(&self, runner: &Runner) -> Result<Client, ClientError> {
-        let (ca, certificate, key) = (self.tls_ca_file.clone(), self.tls_cert_file.clone(), self.tls_key_file.clone());
-        let tls = TlsFiles { ca, certificate, key };
+        let tls = TlsFiles::from(&self.tls);
         if tls.is_empty() {
             return client_of(runner);
         }

@@ -11,6 +11,8 @@ use std::process::ExitCode;
 use muster_manager::config::{self, Effective, Facts, Loaded, Place, Problem, Severity};
 use serde_json::{Value, json};
 
+use super::config::ConfigArg;
+
 /// Codes of problems that break the rules of the format, whatever their severity.
 const RULES: [&str; 6] = ["C010", "C011", "C012", "C014", "C018", "C032"];
 /// Codes that are about this version of Muster only.
@@ -19,9 +21,8 @@ const OURS: [&str; 2] = ["C008", "C009"];
 /// Flags of both commands.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The configuration file.
-    #[arg(short, long, env = "CONFIG_FILE", value_name = "FILE")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    config: ConfigArg,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -29,8 +30,7 @@ pub(crate) struct Args {
 
 impl Args {
     fn load(&self) -> (PathBuf, Facts, Loaded) {
-        let given = self.config.clone().filter(|path| !path.as_os_str().is_empty());
-        let path = given.unwrap_or_else(super::paths::default_config_file);
+        let path = self.config.path();
         let facts = Facts::of(&path);
         let loaded = config::load(&path, &facts);
         (path, facts, loaded)

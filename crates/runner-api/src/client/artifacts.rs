@@ -40,7 +40,7 @@ impl Client {
     /// The body is used up by one call; to repeat a call, make it again.
     ///
     /// # Errors
-    /// [`ClientError`]; 413 is [`ClientError::Rejected`].
+    /// [`ClientError`]; 413 is [`ClientError::Rejected`], 307 is [`ClientError::Moved`].
     #[expect(clippy::too_many_arguments, reason = "each is a part of the one request")]
     pub async fn upload_artifact(
         &self,
@@ -96,7 +96,20 @@ impl Client {
         if response.status() == StatusCode::CREATED {
             return Ok(());
         }
-        Err(reply::refusal(CALL, response).await)
+        match self.elsewhere(&response) {
+            Some(to) => Err(ClientError::Moved { call: CALL, to: Box::new(to) }),
+            None => Err(reply::refusal(CALL, response).await),
+        }
+    }
+
+    /// Scheme and host that a 307 names. The token is never sent from an encrypted place to one that is not.
+    fn elsewhere(&self, response: &Response) -> Option<Url> {
+        let mut to = target(response).filter(|_| response.status() == StatusCode::TEMPORARY_REDIRECT)?;
+        let may = to.scheme() == "https" || (to.scheme() == "http" && self.base.scheme() == "http");
+        to.set_path("/");
+        to.set_query(None);
+        to.set_fragment(None);
+        may.then_some(to)
     }
 
     /// `GET /jobs/:id/artifacts`: the archive of `job`, with the token of the job that wants it.

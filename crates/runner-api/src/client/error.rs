@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use muster_job::JobStatus;
+use url::Url;
 
 /// Why a call failed. No variant ever holds a token.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +43,14 @@ pub enum ClientError {
         code: u16,
         /// The coordinator's words.
         message: String,
+    },
+    /// The coordinator is elsewhere: the same call may be made there (runner-api 5.1).
+    #[error("{call}: the coordinator sends on to {to}")]
+    Moved {
+        /// The call.
+        call: &'static str,
+        /// Where to: scheme and host.
+        to: Box<Url>,
     },
     /// The answer is not what the protocol has: wrong content type, or a body that does not decode.
     #[error("{call}: the answer is not the runner API's: {message}; is the URL that of a coordinator?")]

@@ -77,6 +77,12 @@ impl Client {
         Ok(Self { transport, base, observer: None })
     }
 
+    /// The same client for the coordinator at another place, as [`ClientError::Moved`] names it.
+    #[must_use]
+    pub fn at(&self, place: &Url) -> Self {
+        Self { base: base_url(place).unwrap_or_else(|_| self.base.clone()), ..self.clone() }
+    }
+
     /// `POST /jobs/request`: may be held by the coordinator until there is a job.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(super) config: ConfigArg,
     /// Take what the flags do not say from the one [[runners]] entry of this file.
-    #[arg(long, value_name = "FILE", env = "TEMPLATE_CONFIG_FILE")]
+    #[arg(long, value_name = "FILE", env = "TEMPLATE_CONFIG_FILE", value_parser = crate::runner::flags::path())]
     pub(super) template_config: Option<PathBuf>,
     /// Ask nothing: what is needed and missing is an error.
     #[arg(short, long, env = "REGISTER_NON_INTERACTIVE", value_parser = go_bool, num_args = 0..=1)]

@@ -28,6 +28,7 @@ use muster_telemetry::Telemetry;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
+use super::config::ConfigArg;
 use super::{flags, paths};
 use crate::observe::Observed;
 use signals::{Signal, Signals};
@@ -38,9 +39,8 @@ const SLOTS: usize = usize::MAX;
 /// Arguments of `run`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The configuration file.
-    #[arg(short = 'c', long, env = "CONFIG_FILE", value_name = "FILE")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    config: ConfigArg,
     /// Address of the metrics and debug server: host:port.
     #[arg(long, env = "LISTEN_ADDRESS", value_name = "ADDRESS")]
     listen_address: Option<String>,
@@ -59,7 +59,7 @@ pub(crate) struct Args {
     pub(super) syslog: bool,
     /// Directory of this manager's state: jobs under way, the agent's spool. By default one of its own for each
     /// configuration, below /var/lib/muster for root, else below the user's state directory.
-    #[arg(long, env = "MUSTER_STATE_DIR", value_name = "DIR")]
+    #[arg(long, env = "MUSTER_STATE_DIR", value_name = "DIR", value_parser = flags::path())]
     state_dir: Option<PathBuf>,
 }
 
@@ -109,8 +109,7 @@ async fn work(args: Args) -> Result<ExitCode, RunError> {
     if let Some(path) = &args.working_directory {
         std::env::set_current_dir(path).map_err(|source| RunError::WorkingDirectory { path: path.clone(), source })?;
     }
-    let named = args.config.clone().filter(|path| !path.as_os_str().is_empty());
-    let config = absolute(&named.unwrap_or_else(paths::default_config_file))?;
+    let config = absolute(&args.config.path())?;
     let _held = edit::hold(&config).map_err(RunError::InUse)?;
     let around = Surroundings {
         system_id: system_id(config.parent().unwrap_or(Path::new("."))),
@@ -124,8 +123,8 @@ async fn work(args: Args) -> Result<ExitCode, RunError> {
         return Err(RunError::Configuration { path: config });
     }
     let settings = settings(&watch, &args);
-    let state_dir = match &args.state_dir {
-        Some(path) => absolute(path)?,
+    let state_dir = match flags::filled(&args.state_dir) {
+        Some(path) => absolute(&path)?,
         None => state_dir::of(&config).ok_or(RunError::NoStateDir)?,
     };
     let store = Store::open(&state_dir).await?;

@@ -8,5 +8,6 @@ mod server;
 mod service;
 mod small;
 mod support;
+mod transfer;
 mod verify_config;
 mod wrapper;

@@ -1,0 +1,134 @@
+//! The statement of where artifacts come from: SLSA provenance 1, as an in-toto statement (job-execution 9.8).
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use muster_steps::stop::Stop;
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::site::Site;
+
+/// What the statement says beside the files.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Provenance {
+    /// The job.
+    pub job_id: i64,
+    /// The runner's id at the server.
+    pub runner_id: i64,
+    /// The repository, without credentials.
+    pub repo_url: String,
+    /// The commit.
+    pub repo_digest: String,
+    /// The job's name.
+    pub job_name: String,
+    /// The executor.
+    pub executor_name: String,
+    /// The runner's name.
+    pub runner_name: String,
+    /// Names of the job's variables.
+    pub parameters: Vec<String>,
+    /// When the job began, as RFC 3339 has it.
+    pub started_at: String,
+    /// When it ended.
+    pub ended_at: String,
+    /// Which program makes the statement: its version or revision.
+    pub version: String,
+}
+
+impl Provenance {
+    /// Writes the statement of `files` beside them, as `<name>-metadata.json`; the files with it.
+    pub(super) async fn add(
+        &self,
+        site: &dyn Site,
+        name: &str,
+        mut files: Vec<PathBuf>,
+        stop: &Stop,
+    ) -> Result<Vec<PathBuf>, Failure> {
+        let (root, watch, own) = (site.root().to_owned(), stop.clone(), self.clone());
+        let file = PathBuf::from(format!("{name}-metadata.json"));
+        Context::blocking(move || {
+            let mut text = Vec::new();
+            let statement = own.statement(subjects(&root, &files, &watch)?);
+            let format = serde_json::ser::PrettyFormatter::with_indent(b" ");
+            let mut serializer = serde_json::Serializer::with_formatter(&mut text, format);
+            serde::Serialize::serialize(&statement, &mut serializer)
+                .map_err(io::Error::from)
+                .and_then(|()| File::create(root.join(&file))?.write_all(&text))
+                .map_err(Failure::io(format!("cannot write `{}`", file.display())))?;
+            if let Err(place) = files.binary_search(&file) {
+                files.insert(place, file);
+            }
+            Ok(files)
+        })
+        .await
+    }
+
+    fn statement(&self, subject: Vec<Value>) -> Value {
+        let mut parameters: Map<String, Value> =
+            self.parameters.iter().map(|name| (name.clone(), Value::from(""))).collect();
+        parameters.insert("entryPoint".to_owned(), self.job_name.as_str().into());
+        parameters.insert("source".to_owned(), self.repo_url.as_str().into());
+        let version = self.version.as_str();
+        json!({
+            "_type": "https://in-toto.io/Statement/v0.1",
+            "predicateType": "https://slsa.dev/provenance/v1",
+            "subject": subject,
+            "predicate": {
+                "buildDefinition": {
+                    "buildType": format!("https://gitlab.com/gitlab-org/gitlab-runner/-/blob/{version}/PROVENANCE.md"),
+                    "externalParameters": parameters,
+                    "internalParameters": {
+                        "name": self.runner_name,
+                        "executor": self.executor_name,
+                        "architecture": architecture(),
+                        "job": self.job_id.to_string(),
+                    },
+                    "resolvedDependencies": [{ "uri": self.repo_url, "digest": { "sha256": self.repo_digest } }],
+                },
+                "runDetails": {
+                    "builder": {
+                        "id": format!("{}/-/runners/{}", self.repo_url, self.runner_id),
+                        "version": { "gitlab-runner": version },
+                    },
+                    "metadata": {
+                        "invocationId": self.job_id.to_string(),
+                        "startedOn": self.started_at,
+                        "finishedOn": self.ended_at,
+                    },
+                },
+            },
+        })
+    }
+}
+
+/// The regular files with their digests.
+fn subjects(root: &Path, files: &[PathBuf], stop: &Stop) -> Result<Vec<Value>, Failure> {
+    let mut subjects = Vec::new();
+    for file in files {
+        if let Some(cause) = stop.cause() {
+            return Err(Failure::Stopped(cause));
+        }
+        let path = root.join(file);
+        if !path.symlink_metadata().is_ok_and(|metadata| metadata.is_file()) {
+            continue;
+        }
+        let mut hash = Sha256::new();
+        let read = File::open(&path).and_then(|mut content| io::copy(&mut content, &mut hash));
+        read.map_err(Failure::io(format!("cannot read `{}`", file.display())))?;
+        subjects.push(json!({ "name": file.to_string_lossy(), "digest": { "sha256": hex::encode(hash.finalize()) } }));
+    }
+    Ok(subjects)
+}
+
+/// The processor's name as GitLab has it.
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}

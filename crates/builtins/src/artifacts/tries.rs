@@ -1,0 +1,127 @@
+//! How often and for how long a transfer is tried.
+
+use std::time::Duration;
+
+use muster_runner_api::client::ClientError;
+use muster_runner_api::retry::{Backoff, Policy};
+use muster_steps::stop::Stop;
+use tokio::time::Instant;
+
+use crate::failure::Failure;
+
+/// For how long a coordinator that is out of reach, or says that it cannot now, is tried: gitlab-runner's `upload_timeout`.
+/// The job's own timeout may end it before. The files wait on disk meanwhile.
+const PATIENCE: Duration = Duration::from_secs(3600);
+const WAITS: Policy = Policy { first: Duration::from_millis(500), cap: Duration::from_secs(30), attempts: None };
+
+/// When a transfer that failed is tried again. What the coordinator refuses for good never is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Endurance {
+    /// What can heal is tried for an hour, anything else three times: a job's way.
+    Patient,
+    /// Every failure counts: the way of commands.
+    Counted {
+        /// Tries in all.
+        tries: u32,
+        /// Tries in all where the answer was 503.
+        unavailable: u32,
+        /// The waits between them.
+        waits: Policy,
+    },
+}
+
+/// The tries of one transfer.
+pub(super) struct Tries {
+    endurance: Endurance,
+    backoff: Backoff,
+    until: Instant,
+    counted: u32,
+}
+
+impl Tries {
+    pub(super) fn new(endurance: Endurance) -> Self {
+        let waits = match endurance {
+            Endurance::Patient => WAITS,
+            Endurance::Counted { waits, .. } => waits,
+        };
+        Self { endurance, backoff: Backoff::new(waits), until: Instant::now() + PATIENCE, counted: 0 }
+    }
+
+    /// After an error: the wait before the next try, or none where it is final.
+    pub(super) fn next_wait(&mut self, error: &ClientError) -> Option<Duration> {
+        /// Tries for a transfer that the coordinator does not take, for no reason that is known to be final.
+        const REFUSED: u32 = 3;
+        if matches!(error, ClientError::Rejected { code: 413, .. }) || error.is_gone() {
+            return None;
+        }
+        let most = match (self.endurance, error) {
+            (Endurance::Patient, ClientError::Transient { .. }) if Instant::now() < self.until => u32::MAX,
+            (Endurance::Patient, ClientError::Transient { .. }) => 0,
+            (Endurance::Patient, _) => REFUSED,
+            (Endurance::Counted { unavailable, .. }, ClientError::Transient { code: Some(503), .. }) => unavailable,
+            (Endurance::Counted { tries, .. }, _) => tries,
+        };
+        if most < u32::MAX {
+            self.counted = self.counted.saturating_add(1);
+        }
+        (self.counted < most).then(|| self.backoff.next_wait(error.transient().flatten())).flatten()
+    }
+}
+
+/// Waits before another try.
+pub(super) async fn pause(time: Duration, stop: &Stop) -> Result<(), Failure> {
+    tokio::select! {
+        cause = stop.stopped() => Err(Failure::Stopped(cause)),
+        () = tokio::time::sleep(time) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(code: u16) -> ClientError {
+        ClientError::Transient {
+            call: "test",
+            code: Some(code),
+            retry_after: None,
+            status: None,
+            message: String::new(),
+        }
+    }
+
+    fn refused(code: u16) -> ClientError {
+        ClientError::Rejected { call: "test", code, message: String::new() }
+    }
+
+    /// How often it is tried in all.
+    fn count(endurance: Endurance, error: &ClientError) -> usize {
+        let mut tries = Tries::new(endurance);
+        1 + std::iter::from_fn(|| tries.next_wait(error)).take(100).count()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_can_heal_is_tried_for_an_hour_and_what_cannot_is_not() {
+        let away = ClientError::unreachable("test", "no route");
+        let (mut tries, mut waited) = (Tries::new(Endurance::Patient), Duration::ZERO);
+        while let Some(wait) = tries.next_wait(&away) {
+            tokio::time::advance(wait).await;
+            waited += wait;
+        }
+        assert!(waited >= PATIENCE && waited < PATIENCE + WAITS.cap, "{waited:?}");
+        assert_eq!(count(Endurance::Patient, &refused(413)), 1);
+        assert_eq!(count(Endurance::Patient, &refused(400)), 3);
+        let forbidden = ClientError::Forbidden { call: "test", code: 403, status: None, message: String::new() };
+        assert_eq!(count(Endurance::Patient, &forbidden), 1);
+    }
+
+    #[tokio::test]
+    async fn a_command_counts_and_has_more_patience_with_503() {
+        let counted = Endurance::Counted { tries: 3, unavailable: 6, waits: WAITS };
+        assert_eq!(count(counted, &status(503)), 6);
+        assert_eq!(count(counted, &status(500)), 3);
+        assert_eq!(count(counted, &ClientError::unreachable("test", "no route")), 3);
+        assert_eq!(count(counted, &refused(400)), 3);
+        assert_eq!(count(counted, &refused(413)), 1);
+    }
+}

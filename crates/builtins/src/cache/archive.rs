@@ -1,0 +1,101 @@
+//! Packing a cache's files into its place on this machine.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use muster_steps::stop::Stop;
+
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::files::format::{Format, Level};
+use crate::files::pack::pack;
+use crate::files::select::{Wanted, select};
+use crate::site::Site;
+
+/// Told where nothing has changed.
+pub const UP_TO_DATE: &str = "Archive is up to date!";
+/// Told where there is nothing to keep.
+pub const NO_FILES: &str = "No files to cache.";
+
+/// A cache's archive, as it is to be.
+#[derive(Debug, Clone, Copy)]
+pub struct Archive<'a> {
+    /// What it holds.
+    pub wanted: Wanted<'a>,
+    /// Where it is.
+    pub file: &'a Path,
+    /// Where an earlier job may have kept it; it is taken from there.
+    pub alternate: Option<&'a Path>,
+    /// How it is packed.
+    pub format: Format,
+    /// How hard it is compressed.
+    pub level: Level,
+    /// Text for `metadata.json` beside it.
+    pub metadata: Option<&'a str>,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Archived {
+    /// The patterns match nothing.
+    NoFiles,
+    /// None of the files is newer than the archive that is there.
+    UpToDate,
+    /// A new archive is in its place.
+    Written {
+        /// Its length in bytes.
+        size: u64,
+    },
+}
+
+impl Archive<'_> {
+    /// Packs the files, if one of them is newer than the archive. It is written beside its place, then renamed.
+    ///
+    /// # Errors
+    /// [`Failure`] where a file or the directory cannot be used, or it was stopped.
+    pub async fn write(&self, site: &dyn Site, stop: &Stop) -> Result<Archived, Failure> {
+        let files = select(site, self.wanted, stop).await?;
+        if files.is_empty() {
+            return Ok(Archived::NoFiles);
+        }
+        let (root, watch) = (site.root().to_owned(), stop.clone());
+        let (archive, alternate) = (self.file.to_owned(), self.alternate.map(Path::to_owned));
+        let (format, level, metadata) = (self.format, self.level, self.metadata.map(str::to_owned));
+        Context::blocking(move || {
+            take_over(alternate.as_deref(), &archive);
+            if is_up_to_date(&archive, &root, &files) {
+                return Ok(Archived::UpToDate);
+            }
+            let problem = || Failure::io(format!("cannot write `{}`", archive.display()));
+            let directory = archive.parent().unwrap_or(Path::new("."));
+            fs::create_dir_all(directory).map_err(problem())?;
+            let part = tempfile::Builder::new().prefix("archive_").tempfile_in(directory).map_err(problem())?;
+            pack(format, &root, &files, level, part.as_file(), &watch)?;
+            let size = part.as_file().metadata().map_err(problem())?.len();
+            part.persist(&archive).map_err(|error| problem()(error.error))?;
+            if let Some(metadata) = metadata {
+                fs::write(directory.join("metadata.json"), metadata).map_err(problem())?;
+            }
+            Ok(Archived::Written { size })
+        })
+        .await
+    }
+}
+
+/// An archive that was kept under the other form of the key is this cache's.
+fn take_over(alternate: Option<&Path>, archive: &Path) {
+    let Some(alternate) = alternate.filter(|path| path.is_file() && !archive.exists()) else { return };
+    let moved = archive.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::rename(alternate, archive));
+    if let Err(error) = moved {
+        tracing::warn!(%error, "a cache stays under the other form of its key");
+    }
+}
+
+/// Whether nothing has changed since the archive was made.
+fn is_up_to_date(archive: &Path, root: &Path, files: &[PathBuf]) -> bool {
+    let modified = |path: &Path| fs::symlink_metadata(path).and_then(|metadata| metadata.modified());
+    let Ok(made) = modified(archive) else { return false };
+    let newest = files.iter().filter_map(|file| modified(&root.join(file)).ok()).max();
+    newest.unwrap_or(SystemTime::UNIX_EPOCH) <= made
+}

@@ -1,0 +1,161 @@
+//! `builtin://cache/restore` and `builtin://cache/save`: archives in a directory of this machine (job-execution 10); and
+//! [`remote`], where they are kept for other machines.
+//!
+//! Neither ever fails the job. An archive is written beside its place and then renamed, so a reader sees a whole one.
+
+mod archive;
+pub mod remote;
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use muster_agent_api::builtin::CacheEntry;
+use muster_steps::stop::Stop;
+
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::files::extract::unpack;
+use crate::files::format::{Format, Level};
+use crate::files::select::{Wanted, select};
+use crate::site::{Site, Tone};
+
+pub use archive::{Archive, Archived, NO_FILES, UP_TO_DATE};
+
+/// Caches are kept on this machine.
+pub const NO_DOWNLOAD: &str = "No URL provided, cache will not be downloaded from shared cache server. \
+                               Instead a local version of cache will be extracted.";
+/// The same, when one is saved.
+pub const NO_UPLOAD: &str =
+    "No URL provided, cache will not be uploaded to shared cache server. Cache will be stored only locally.";
+
+/// Unpacks the first archive that there is for the key or one of its fallbacks.
+pub(crate) async fn restore(context: &Context, cache: &CacheEntry, stop: &Stop) -> Result<(), Failure> {
+    if cache.key.is_empty() {
+        context.tell(Tone::Notice, "Skipping cache extraction due to empty cache key");
+        return Ok(());
+    }
+    if !policy_allows(context, cache, "pull") {
+        context.tell(Tone::Notice, &format!("Not downloading cache {} due to policy", name(cache, 0)));
+        return Ok(());
+    }
+    for (index, key) in [&cache.key].into_iter().chain(&cache.fallback_keys).enumerate() {
+        context.tell(Tone::Notice, &format!("Checking cache for {}...", name(cache, index)));
+        let Some(path) = archive_path(cache, key) else {
+            context.tell(Tone::Warning, &format!("cache key \"{key}\" leads out of the cache directory"));
+            continue;
+        };
+        context.tell(Tone::Plain, NO_DOWNLOAD);
+        let alternate = archive_path(cache, &cache.alternate).filter(|_| index == 0);
+        let archive = match File::open(&path).or_else(|error| alternate.map_or(Err(error), File::open)) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                context.tell(Tone::Warning, "Cache file does not exist");
+                context.tell(Tone::Warning, "Failed to extract cache");
+                continue;
+            }
+            Err(error) => {
+                context.tell(Tone::Warning, &format!("Failed to extract cache: {error}"));
+                continue;
+            }
+        };
+        let (root, watch) = (context.project_dir.clone(), stop.clone());
+        match Context::blocking(move || unpack(archive, &root, &watch)).await {
+            Ok(()) => {
+                context.tell(Tone::Notice, "Successfully extracted cache");
+                return Ok(());
+            }
+            Err(Failure::Stopped(cause)) => return Err(Failure::Stopped(cause)),
+            Err(failure) => {
+                context.tell(Tone::Warning, &format!("Failed to extract cache: {failure}"));
+                if cache.clean_up_failed {
+                    remove_extracted(context, cache, stop).await?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Half a cache is worse than none, to some tools (FF_CLEAN_UP_FAILED_CACHE_EXTRACT).
+async fn remove_extracted(context: &Context, cache: &CacheEntry, stop: &Stop) -> Result<(), Failure> {
+    let found = select(context, Wanted { paths: &cache.paths, ..Wanted::default() }, stop).await?;
+    let root = context.project_dir.clone();
+    for path in &cache.paths {
+        context.tell(Tone::Plain, &format!("Removing {path}"));
+    }
+    Context::blocking(move || {
+        // What is inside stands behind its directory: from the back, directories are empty when their turn comes.
+        for path in found.iter().rev().map(|path| root.join(path)) {
+            let _ = if path.is_dir() && !path.is_symlink() { fs::remove_dir(path) } else { fs::remove_file(path) };
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// Packs the files, if one of them is newer than the archive.
+pub(crate) async fn save(context: &Context, cache: &CacheEntry, stop: &Stop) -> Result<(), Failure> {
+    let Some(archive) = archive_path(cache, &cache.key) else {
+        context.tell(Tone::Notice, "Skipping cache archiving due to empty cache key");
+        return Ok(());
+    };
+    if !policy_allows(context, cache, "push") {
+        context.tell(Tone::Notice, &format!("Not uploading cache {} due to policy", name(cache, 0)));
+        return Ok(());
+    }
+    context.tell(Tone::Notice, &format!("Creating cache {}...", name(cache, 0)));
+    let format = context.variables.get("CACHE_COMPRESSION_FORMAT").unwrap_or_default();
+    let known = Format::of_cache(format);
+    if known.is_none() {
+        context.tell(Tone::Warning, &format!("CACHE_COMPRESSION_FORMAT `{format}` is not known here: `zip` is used"));
+    }
+    let metadata = serde_json::json!({ "cachekey": name(cache, 0) }).to_string();
+    let alternate = archive_path(cache, &cache.alternate);
+    let wanted = Archive {
+        wanted: Wanted { paths: &cache.paths, untracked: cache.untracked, ..Wanted::default() },
+        file: &archive,
+        alternate: alternate.as_deref(),
+        format: known.unwrap_or(Format::Zip),
+        level: Level::from_name(context.variables.get("CACHE_COMPRESSION_LEVEL")),
+        metadata: Some(&metadata),
+    };
+    match wanted.write(context, stop).await {
+        Ok(written) => {
+            match written {
+                Archived::Written { .. } => {}
+                Archived::UpToDate => context.tell(Tone::Plain, UP_TO_DATE),
+                Archived::NoFiles => context.tell(Tone::Plain, NO_FILES),
+            }
+            context.tell(Tone::Plain, NO_UPLOAD);
+            context.tell(Tone::Notice, "Created cache");
+        }
+        Err(Failure::Stopped(cause)) => return Err(Failure::Stopped(cause)),
+        Err(failure) => context.tell(Tone::Warning, &format!("Failed to create cache: {failure}")),
+    }
+    Ok(())
+}
+
+/// The key as people know it: the job's own, then its fallbacks.
+fn name(cache: &CacheEntry, index: usize) -> &str {
+    let key = if index == 0 { Some(&cache.key) } else { cache.fallback_keys.get(index - 1) };
+    cache.names.get(index).or(key).map(String::as_str).unwrap_or_default()
+}
+
+/// `pull-push` allows both; any other word is a mistake of the author's, and allows none.
+fn policy_allows(context: &Context, cache: &CacheEntry, action: &str) -> bool {
+    match cache.policy.as_str() {
+        "" | "pull-push" => true,
+        "pull" | "push" => cache.policy == action,
+        other => {
+            context.tell(Tone::Warning, &format!("unknown cache policy {other} for {}", cache.key));
+            false
+        }
+    }
+}
+
+/// Where the archive of a key is; none for a key that leads out of the cache directory.
+fn archive_path(cache: &CacheEntry, key: &str) -> Option<PathBuf> {
+    let inside = Path::new(key).components().all(|part| matches!(part, Component::Normal(_)));
+    (inside && !key.is_empty()).then(|| Path::new(&cache.cache_dir).join(key).join("cache.zip"))
+}

@@ -1,0 +1,278 @@
+//! Caches in a store for objects, by signed addresses: GET, HEAD and PUT (job-execution 10.3, 10.4).
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use filetime::FileTime;
+use futures::StreamExt;
+use muster_steps::stop::Stop;
+use reqwest::header::{self, HeaderMap, HeaderName, HeaderValue};
+use reqwest::{Body, Response, StatusCode, Url};
+use tokio_util::io::ReaderStream;
+
+use crate::failure::Failure;
+use crate::site::{Site, Tone};
+
+const CONNECT_LIMIT: Duration = Duration::from_secs(30);
+/// The longest answer of a store that is read for its reasons.
+const REASON_MAX: usize = 16 * 1024;
+
+/// A store, as one cache's transfers see it.
+#[derive(Debug, Clone)]
+pub struct Remote {
+    http: reqwest::Client,
+    retries: u32,
+    pause: Duration,
+}
+
+/// Why a transfer came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoteError {
+    /// There is no such object.
+    #[error("file does not exist")]
+    Missing,
+    /// The store refuses, or cannot.
+    #[error("received: {status}{reason}")]
+    Status {
+        /// The answer's status.
+        status: StatusCode,
+        /// What the store says of it; may be empty.
+        reason: String,
+    },
+    /// It is out of reach, or the line broke.
+    #[error("{0}")]
+    Network(String),
+    /// The file on this machine.
+    #[error("cannot {0}")]
+    File(String, #[source] io::Error),
+    /// What was said of the transfer cannot be used.
+    #[error("{0}")]
+    Setup(String),
+    /// It was stopped.
+    #[error("stopped")]
+    Stopped(muster_job::EndCause),
+}
+
+impl RemoteError {
+    fn network(error: reqwest::Error) -> Self {
+        let error = error.without_url();
+        let mut text = error.to_string();
+        let mut cause = std::error::Error::source(&error);
+        while let Some(error) = cause {
+            text = format!("{text}: {error}");
+            cause = error.source();
+        }
+        Self::Network(text)
+    }
+
+    fn can_heal(&self) -> bool {
+        match self {
+            Self::Network(_) => true,
+            Self::Status { status, .. } => status.is_server_error(),
+            _ => false,
+        }
+    }
+}
+
+impl From<RemoteError> for Failure {
+    fn from(error: RemoteError) -> Self {
+        match error {
+            RemoteError::Stopped(cause) => Self::Stopped(cause),
+            RemoteError::File(doing, error) => Self::System(format!("cannot {doing}: {error}")),
+            other => Self::Step(other.to_string()),
+        }
+    }
+}
+
+impl Remote {
+    /// A store whose transfers take at most `limit` each, and are tried again so many times, with a pause before.
+    ///
+    /// # Errors
+    /// [`RemoteError::Setup`] where the system's certificates cannot be read.
+    pub fn new(limit: Duration, retries: u32, pause: Duration) -> Result<Self, RemoteError> {
+        let http = reqwest::Client::builder().connect_timeout(CONNECT_LIMIT).timeout(limit);
+        // An archive is kept as it is, whatever the store says of its encoding.
+        let http = http.no_gzip().build().map_err(|error| RemoteError::Setup(error.to_string()))?;
+        Ok(Self { http, retries, pause })
+    }
+
+    /// When the object at `url` was changed last; none where there is none.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub async fn modified(&self, url: &Url) -> Result<Option<SystemTime>, RemoteError> {
+        let response = self.http.head(url.clone()).send().await.map_err(RemoteError::network)?;
+        match checked(response).await {
+            Ok(response) => Ok(Some(last_modified(&response).unwrap_or(SystemTime::UNIX_EPOCH))),
+            Err(RemoteError::Missing) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Brings the object at `url` to `file`, unless that is as new. It is written beside its place, then renamed.
+    ///
+    /// # Errors
+    /// [`RemoteError`]; the file is then what it was.
+    pub async fn download(&self, site: &dyn Site, url: &Url, file: &Path, stop: &Stop) -> Result<(), RemoteError> {
+        self.again(site, stop, async || self.download_once(site, url, file).await).await
+    }
+
+    async fn download_once(&self, site: &dyn Site, url: &Url, file: &Path) -> Result<(), RemoteError> {
+        let local = |error| RemoteError::File(format!("write `{}`", file.display()), error);
+        let response = self.http.get(url.clone()).send().await.map_err(RemoteError::network)?;
+        let response = checked(response).await?;
+        let changed = last_modified(&response);
+        let own = fs::symlink_metadata(file).and_then(|metadata| metadata.modified()).ok();
+        let name = |path: Option<&std::ffi::OsStr>| path.unwrap_or_default().to_string_lossy().into_owned();
+        if own.is_some_and(|own| changed.unwrap_or(SystemTime::UNIX_EPOCH) <= own) {
+            site.tell(Tone::Plain, &format!("{} is up to date", name(file.file_name())));
+            return Ok(());
+        }
+        let etag = response.headers().get(header::ETAG).and_then(|etag| etag.to_str().ok());
+        let etag = etag.map(|etag| format!(" ETag={etag}")).unwrap_or_default();
+        // Without its suffix: that is `.zip`, whatever it is.
+        site.tell(Tone::Plain, &format!("Downloading {} from {}{etag}", name(file.file_stem()), clean(url)));
+        let directory = file.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(directory).map_err(local)?;
+        let mut part = tempfile::Builder::new().prefix("cache").tempfile_in(directory).map_err(local)?;
+        let mut meter = site.meter("Downloading cache", response.content_length());
+        let mut body = response.bytes_stream();
+        while let Some(chunk) = body.next().await {
+            let chunk = chunk.map_err(RemoteError::network)?;
+            part.write_all(&chunk).map_err(local)?;
+            meter(chunk.len());
+        }
+        if let Some(time) = changed {
+            filetime::set_file_handle_times(part.as_file(), None, Some(FileTime::from_system_time(time)))
+                .map_err(local)?;
+        }
+        part.persist(file).map_err(|error| local(error.error))?;
+        Ok(())
+    }
+
+    /// Brings `file` to `url`, with headers as `Name: value`; one without a colon is left out.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub async fn upload(
+        &self,
+        site: &dyn Site,
+        file: &Path,
+        url: &Url,
+        headers: &[String],
+        stop: &Stop,
+    ) -> Result<(), RemoteError> {
+        let headers = parse(headers)?;
+        self.again(site, stop, async || self.upload_once(site, file, url, &headers).await).await
+    }
+
+    async fn upload_once(
+        &self,
+        site: &dyn Site,
+        file: &Path,
+        url: &Url,
+        headers: &HeaderMap,
+    ) -> Result<(), RemoteError> {
+        let local = |error| RemoteError::File(format!("read `{}`", file.display()), error);
+        let content = File::open(file).map_err(local)?;
+        let metadata = content.metadata().map_err(local)?;
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        site.tell(Tone::Plain, &format!("Uploading {name} to {}", clean(url)));
+        let mut meter = site.meter("Uploading cache", Some(metadata.len()));
+        let body = ReaderStream::with_capacity(tokio::fs::File::from_std(content), 256 * 1024)
+            .inspect(move |chunk| meter(chunk.as_ref().map_or(0, |chunk| chunk.len())));
+        let mut headers = headers.clone();
+        headers.entry(header::CONTENT_TYPE).or_insert(HeaderValue::from_static("application/octet-stream"));
+        headers.insert(header::CONTENT_LENGTH, metadata.len().into());
+        let time = metadata.modified().map(httpdate::fmt_http_date).map_err(local)?;
+        if let Ok(time) = HeaderValue::from_str(&time) {
+            headers.insert(header::LAST_MODIFIED, time);
+        }
+        let call = self.http.put(url.clone()).headers(headers).body(Body::wrap_stream(body));
+        checked(call.send().await.map_err(RemoteError::network)?).await.map(drop)
+    }
+
+    /// Makes a transfer, and makes it again where that can help.
+    async fn again(
+        &self,
+        site: &dyn Site,
+        stop: &Stop,
+        transfer: impl AsyncFn() -> Result<(), RemoteError>,
+    ) -> Result<(), RemoteError> {
+        let mut left = self.retries;
+        loop {
+            let ended = tokio::select! {
+                cause = stop.stopped() => return Err(RemoteError::Stopped(cause)),
+                ended = transfer() => ended,
+            };
+            match ended {
+                Err(error) if error.can_heal() && left > 0 => {
+                    left -= 1;
+                    site.tell(Tone::Warning, &format!("Retrying... error={error}"));
+                }
+                ended => return ended,
+            }
+            tokio::select! {
+                cause = stop.stopped() => return Err(RemoteError::Stopped(cause)),
+                () = tokio::time::sleep(self.pause) => {}
+            }
+        }
+    }
+}
+
+/// The answer, where it is a success.
+async fn checked(response: Response) -> Result<Response, RemoteError> {
+    let status = response.status();
+    match status {
+        status if status.is_success() => Ok(response),
+        StatusCode::NOT_FOUND => Err(RemoteError::Missing),
+        _ => Err(RemoteError::Status { status, reason: reason(response).await }),
+    }
+}
+
+/// What stores say of a refusal is XML with `<Code>` and `<Message>`.
+async fn reason(mut response: Response) -> String {
+    let mut body = Vec::new();
+    while let Ok(Some(chunk)) = response.chunk().await {
+        body.extend_from_slice(&chunk);
+        if body.len() > REASON_MAX {
+            break;
+        }
+    }
+    let text = String::from_utf8_lossy(&body);
+    let inside = |name: &str| {
+        let after = text.split_once(&format!("<{name}>"))?.1;
+        Some(after.split_once(&format!("</{name}>"))?.0.split_whitespace().collect::<Vec<_>>().join(" "))
+    };
+    match (inside("Code"), inside("Message")) {
+        (Some(code), message) => {
+            format!(". Request failed with code: {code}, message: {}", message.unwrap_or_default())
+        }
+        (None, _) => String::new(),
+    }
+}
+
+fn last_modified(response: &Response) -> Option<SystemTime> {
+    httpdate::parse_http_date(response.headers().get(header::LAST_MODIFIED)?.to_str().ok()?).ok()
+}
+
+/// The address without what may be secret in it: its query holds the signature.
+fn clean(url: &Url) -> Url {
+    let mut url = url.clone();
+    url.set_query(None);
+    url.set_fragment(None);
+    let _ = (url.set_username(""), url.set_password(None));
+    url
+}
+
+fn parse(headers: &[String]) -> Result<HeaderMap, RemoteError> {
+    let mut map = HeaderMap::new();
+    for (name, value) in headers.iter().filter_map(|header| header.split_once(':')) {
+        let unusable = || RemoteError::Setup(format!("`{}` is no header that can be sent", name.trim()));
+        let name = HeaderName::try_from(name.trim()).map_err(|_| unusable())?;
+        map.insert(name, HeaderValue::try_from(value.trim()).map_err(|_| unusable())?);
+    }
+    Ok(map)
+}

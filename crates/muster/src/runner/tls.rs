@@ -1,0 +1,31 @@
+//! The flags of certificates, which several commands have.
+
+use std::path::PathBuf;
+
+use muster_runner_api::client::TlsFiles;
+
+use super::flags::{filled, path};
+
+/// Certificates instead of those of the file.
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct TlsArgs {
+    /// PEM file of authorities to trust beside the system's.
+    #[arg(long, env = "CI_SERVER_TLS_CA_FILE", value_name = "FILE", hide_env_values = true, value_parser = path())]
+    tls_ca_file: Option<PathBuf>,
+    /// PEM file of the client's certificate.
+    #[arg(long, env = "CI_SERVER_TLS_CERT_FILE", value_name = "FILE", hide_env_values = true, value_parser = path())]
+    tls_cert_file: Option<PathBuf>,
+    /// PEM file of the client's key.
+    #[arg(long, env = "CI_SERVER_TLS_KEY_FILE", value_name = "FILE", hide_env_values = true, value_parser = path())]
+    tls_key_file: Option<PathBuf>,
+}
+
+impl From<&TlsArgs> for TlsFiles {
+    fn from(args: &TlsArgs) -> Self {
+        Self {
+            ca: filled(&args.tls_ca_file),
+            certificate: filled(&args.tls_cert_file),
+            key: filled(&args.tls_key_file),
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! `artifacts-uploader` and `artifacts-downloader`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use muster_agent_api::builtin::ArtifactsUpload;
+use muster_builtins::artifacts::{Endurance, Provenance, Upload, fetch};
+use muster_builtins::{Site as _, unpack};
+use muster_runner_api::client::UploadLimits;
+use muster_runner_api::retry::Policy;
+use muster_steps::stop::Stop;
+
+use super::site::Here;
+use super::{FileArgs, JobArgs, MeterArgs, RetryArgs, TransferError, go_bool, go_duration, go_int, level, path, run};
+
+/// Tries of an upload, and where the coordinator says that it cannot now, as gitlab-runner has them.
+const UPLOADS: Endurance = Endurance::Counted {
+    tries: 3,
+    unavailable: 6,
+    waits: Policy { first: Duration::from_secs(1), cap: Duration::from_secs(5), attempts: None },
+};
+
+/// Arguments of `artifacts-uploader`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct UploadArgs {
+    #[command(flatten)]
+    job: JobArgs,
+    #[command(flatten)]
+    files: FileArgs,
+    #[command(flatten)]
+    meter: MeterArgs,
+    #[command(flatten)]
+    metadata: MetadataArgs,
+    /// Base name of the archive.
+    #[arg(long, default_value = "artifacts")]
+    name: String,
+    /// When the artifacts expire.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    expire_in: String,
+    /// Format of the archive: zip, gzip, raw, zipzstd or tarzstd.
+    #[arg(long, value_name = "FORMAT", default_value = "", hide_default_value = true)]
+    artifact_format: String,
+    /// Type of the artifacts: archive, junit, dotenv, ...
+    #[arg(long, value_name = "TYPE", default_value = "", hide_default_value = true)]
+    artifact_type: String,
+    /// How hard to compress: fastest, fast, default, slow or slowest.
+    #[arg(long, env = "ARTIFACT_COMPRESSION_LEVEL", hide_env_values = true, value_name = "LEVEL")]
+    #[arg(default_value = "", hide_default_value = true)]
+    compression_level: String,
+    /// How long one try may take.
+    #[arg(long, value_name = "DURATION", value_parser = go_duration, default_value = "1h")]
+    timeout: Duration,
+    /// How long the coordinator may take to answer, once it has everything.
+    #[arg(long, value_name = "DURATION", value_parser = go_duration, default_value = "10m")]
+    response_header_timeout: Duration,
+    /// Whether the job traces its commands; without effect here.
+    #[arg(long, env = "CI_DEBUG_TRACE", hide_env_values = true, value_parser = go_bool, num_args = 0..=1)]
+    #[arg(require_equals = true, default_missing_value = "true", default_value = "false", hide = true)]
+    ci_debug_trace: bool,
+    /// Directory for the archive while it is made.
+    #[arg(long, env = "ARCHIVER_STAGING_DIR", hide_env_values = true, value_name = "DIR", value_parser = path())]
+    archiver_staging_dir: Option<PathBuf>,
+}
+
+/// What a statement of provenance says.
+#[derive(Debug, clap::Args)]
+struct MetadataArgs {
+    /// Make a statement of where the files come from (SLSA provenance 1), and pack it with them.
+    #[arg(long, value_parser = go_bool, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(default_value = "false", hide_default_value = true, value_name = "BOOL")]
+    generate_artifacts_metadata: bool,
+    /// For the statement: the runner's id.
+    #[arg(long, value_parser = go_int, default_value = "0", hide_default_value = true)]
+    runner_id: i64,
+    /// For the statement: the repository.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    repo_url: String,
+    /// For the statement: the commit.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    repo_digest: String,
+    /// For the statement: the job's name.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    job_name: String,
+    /// For the statement: the executor.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    executor_name: String,
+    /// For the statement: the runner's name.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    runner_name: String,
+    /// For the statement: the name of a variable; may be given again.
+    #[arg(long = "metadata-parameter", value_name = "NAME", allow_hyphen_values = true)]
+    metadata_parameters: Vec<String>,
+    /// For the statement: when the job began, as RFC 3339 has it.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    started_at: String,
+    /// For the statement: when the job ended, as RFC 3339 has it.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    ended_at: String,
+    /// Version of the statement's schema; there is v1.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    schema_version: String,
+}
+
+impl MetadataArgs {
+    fn provenance(&self, job_id: i64) -> Result<Option<Provenance>, TransferError> {
+        if !self.generate_artifacts_metadata {
+            return Ok(None);
+        }
+        if !matches!(self.schema_version.as_str(), "" | "v1") {
+            tracing::warn!("there is no schema {:?} of provenance here: it is v1", self.schema_version);
+        }
+        for (flag, time) in [("--started-at", &self.started_at), ("--ended-at", &self.ended_at)] {
+            time::OffsetDateTime::parse(time, &time::format_description::well_known::Rfc3339)
+                .map_err(|error| TransferError::Usage(format!("{flag} `{time}` is no time of RFC 3339: {error}")))?;
+        }
+        let build = &crate::observe::BUILD;
+        let version = if build.revision == "unknown" { build.version } else { build.revision };
+        Ok(Some(Provenance {
+            job_id,
+            runner_id: self.runner_id,
+            repo_url: self.repo_url.clone(),
+            repo_digest: self.repo_digest.clone(),
+            job_name: self.job_name.clone(),
+            executor_name: self.executor_name.clone(),
+            runner_name: self.runner_name.clone(),
+            parameters: self.metadata_parameters.clone(),
+            started_at: self.started_at.clone(),
+            ended_at: self.ended_at.clone(),
+            version: version.to_owned(),
+        }))
+    }
+}
+
+/// Runs `artifacts-uploader`. Nothing to upload is told, and no failure.
+pub(crate) fn upload(args: &UploadArgs) -> ExitCode {
+    run(async |stop: &Stop| {
+        if args.job.url.is_empty() || args.job.token.is_empty() {
+            return Err(TransferError::Usage("Missing runner credentials: give --url and --token".to_owned()));
+        }
+        if args.job.id <= 0 {
+            return Err(TransferError::Usage("Missing build ID: give --id".to_owned()));
+        }
+        let site = Here::new(args.archiver_staging_dir.as_deref(), &args.meter)?;
+        let what = ArtifactsUpload {
+            name: args.name.clone(),
+            paths: args.files.paths.clone(),
+            exclude: args.files.exclude.clone(),
+            untracked: args.files.untracked,
+            artifact_type: args.artifact_type.clone(),
+            artifact_format: args.artifact_format.clone(),
+            expire_in: args.expire_in.clone(),
+        };
+        let provenance = args.metadata.provenance(args.job.id)?;
+        let upload = Upload {
+            what: &what,
+            level: level(&args.compression_level),
+            limits: UploadLimits { whole: args.timeout, answer: args.response_header_timeout },
+            endurance: UPLOADS,
+            provenance: provenance.as_ref(),
+        };
+        let door = args.job.door()?;
+        upload.run(&site, || Ok(door), stop).await?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// Arguments of `artifacts-downloader`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DownloadArgs {
+    #[command(flatten)]
+    job: JobArgs,
+    #[command(flatten)]
+    retry: RetryArgs,
+    #[command(flatten)]
+    meter: MeterArgs,
+    /// Let the coordinator send the first try on to its object storage.
+    #[arg(long, env = "FF_USE_DIRECT_DOWNLOAD", hide_env_values = true, value_parser = go_bool, num_args = 0..=1)]
+    #[arg(require_equals = true, default_missing_value = "true", default_value = "false", hide_default_value = true)]
+    #[arg(value_name = "BOOL")]
+    direct_download: bool,
+    /// Directory for the archive while it is read.
+    #[arg(long, env = "ARCHIVER_STAGING_DIR", hide_env_values = true, value_name = "DIR", value_parser = path())]
+    archiver_staging_dir: Option<PathBuf>,
+}
+
+/// Runs `artifacts-downloader`.
+pub(crate) fn download(args: &DownloadArgs) -> ExitCode {
+    run(async |stop: &Stop| {
+        let needed =
+            [("--url", args.job.url.is_empty()), ("--token", args.job.token.is_empty()), ("--id", args.job.id <= 0)];
+        let missing: Vec<&str> = needed.iter().filter(|(_, missing)| *missing).map(|(flag, _)| *flag).collect();
+        if !missing.is_empty() {
+            return Err(TransferError::Usage(format!("Incomplete arguments: give {}", missing.join(", "))));
+        }
+        let site = Here::new(args.archiver_staging_dir.as_deref(), &args.meter)?;
+        let tries = args.retry.retries().saturating_add(1);
+        let waits = Policy { first: args.retry.retry_time, cap: args.retry.retry_time, attempts: None };
+        let endurance = Endurance::Counted { tries, unavailable: tries, waits };
+        let archive = fetch(&site, &args.job.door()?, args.direct_download, endurance, stop).await?;
+        let (root, watch) = (site.root().to_owned(), stop.clone());
+        super::unblocked(move || unpack(archive, &root, &watch)).await?;
+        Ok(ExitCode::SUCCESS)
+    })
+}

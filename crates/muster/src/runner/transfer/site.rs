@@ -1,0 +1,79 @@
+//! The working directory as the site of a transfer: what it tells goes to the log.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_builtins::{Failure, Meter, Site, Tone};
+use muster_steps::stop::Stop;
+
+use super::{MeterArgs, TransferError, meter};
+
+/// The working directory.
+pub(super) struct Here {
+    root: PathBuf,
+    staging: PathBuf,
+    meter: Duration,
+}
+
+impl Here {
+    /// Archives are kept in `staging` while they are made or read; in the system's folder for such files where there is none.
+    pub(super) fn new(staging: Option<&Path>, meter: &MeterArgs) -> Result<Self, TransferError> {
+        let root = std::env::current_dir().map_err(TransferError::WorkingDirectory)?;
+        let staging = staging.filter(|path| !path.as_os_str().is_empty());
+        let staging = staging.map_or_else(std::env::temp_dir, Path::to_owned);
+        Ok(Self { root, staging, meter: meter.transfer_meter_frequency })
+    }
+}
+
+#[async_trait::async_trait]
+impl Site for Here {
+    fn root(&self) -> &Path {
+        &self.root
+    }
+
+    fn staging(&self) -> &Path {
+        &self.staging
+    }
+
+    fn environment(&self) -> Vec<(OsString, OsString)> {
+        std::env::vars_os().collect()
+    }
+
+    fn tell(&self, tone: Tone, line: &str) {
+        match tone {
+            Tone::Plain | Tone::Notice => tracing::info!("{line}"),
+            Tone::Warning => tracing::warn!("{line}"),
+            Tone::Error => tracing::error!("{line}"),
+        }
+    }
+
+    fn meter(&self, label: &str, total: Option<u64>) -> Meter {
+        if self.meter.is_zero() {
+            return Box::new(|_| {});
+        }
+        let mut watch = meter::Watch::start(label, total, self.meter);
+        Box::new(move |bytes| watch.moved(bytes))
+    }
+
+    async fn git(&self, args: &[&str], out: Arc<File>, stop: &Stop) -> Result<bool, Failure> {
+        let doing = || Failure::io("cannot run git");
+        let out = out.try_clone().map_err(doing())?;
+        let mut command = tokio::process::Command::new("git");
+        command.args(args).current_dir(&self.root).stdin(Stdio::null()).stdout(out).kill_on_drop(true);
+        let mut git = match command.spawn() {
+            Ok(git) => git,
+            Err(error) => {
+                tracing::warn!(%error, "git cannot be started");
+                return Ok(false);
+            }
+        };
+        tokio::select! {
+            cause = stop.stopped() => Err(Failure::Stopped(cause)),
+            ended = git.wait() => Ok(ended.map_err(doing())?.success()),
+        }
+    }
+}

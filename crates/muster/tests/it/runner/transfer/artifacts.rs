@@ -1,0 +1,163 @@
+//! `artifacts-uploader` and `artifacts-downloader`, against the coordinator's routes, and against answers that hurt.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_job::JobId;
+use muster_runner_api::client::Client;
+use muster_runner_api::test_support::{Call, Fault, MemoryCoordinator, RUNNER_TOKEN, Served, serve};
+use muster_runner_api::wire::JobRequest;
+use serde_json::json;
+
+use super::store::Store;
+use super::{is_unpacked, project, run_in, zip_files};
+use crate::runner::support::{Ended, Home};
+
+const TOKEN: &str = "job-secret-1";
+
+/// A coordinator whose job 1 runs.
+async fn coordinator() -> (Arc<MemoryCoordinator>, Served) {
+    let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_millis(50)));
+    let served = serve(coordinator.clone()).await.unwrap();
+    let payload = json!({ "id": 1, "token": TOKEN, "job_info": { "name": "test", "project_id": 1 } });
+    coordinator.push(serde_json::from_value(payload).unwrap());
+    let request = JobRequest { token: RUNNER_TOKEN.to_owned(), ..JobRequest::default() };
+    Client::new(&served.url).unwrap().request_job(&request).await.unwrap().job.expect("it is handed out");
+    (coordinator, served)
+}
+
+fn command(home: &Home, folder: &str, name: &str, url: &str, more: &[&str]) -> Ended {
+    let own = [name, "--url", url, "--token", TOKEN, "--id", "1"];
+    run_in(home, folder, &[&own, more].concat())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_uploaded_is_what_is_downloaded_in_every_format_that_is_an_archive() {
+    for format in ["", "zip", "zipzstd", "tarzstd"] {
+        let ((coordinator, served), home) = (coordinator().await, Home::new());
+        project(&home);
+        let flags =
+            ["--path", "out", "--artifact-format", format, "--expire-in", "1 day", "--artifact-type", "archive"];
+        let url = served.url.as_str();
+        let ended = command(&home, "project", "artifacts-uploader", url, &flags);
+        let words = ["out: found 5 matching artifact files and directories", "Uploading artifacts as \"archive\" to"];
+        ended.check(0, &words).check(0, &["201 Created"]);
+        let (name, query) = coordinator.job(JobId(1)).unwrap().uploads[0].clone();
+        assert_eq!(name, if format == "tarzstd" { "artifacts.tar.zst" } else { "artifacts.zip" });
+        assert_eq!(query.expire_in.as_deref(), Some("1 day"));
+        let ended = command(&home, "other", "artifacts-downloader", url, &[]);
+        ended.check(0, &["Downloading artifacts from coordinator... ok"]);
+        is_unpacked(&home.path("other"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn gzip_and_raw_are_uploaded_and_not_unpacked() {
+    let ((coordinator, served), home) = (coordinator().await, Home::new());
+    project(&home);
+    let url = served.url.as_str();
+    let flags = |format| ["--path", "out/a", "--name", "report.txt", "--artifact-format", format];
+    command(&home, "project", "artifacts-uploader", url, &flags("gzip")).check(0, &[]);
+    command(&home, "project", "artifacts-uploader", url, &flags("raw")).check(0, &[]);
+    let job = coordinator.job(JobId(1)).unwrap();
+    assert_eq!(job.artifacts["report.txt"], "first".as_bytes());
+    assert_eq!(job.artifacts["report.txt.gz"][..2], [0x1f, 0x8b]);
+    command(&home, "other", "artifacts-downloader", url, &[]).check(1, &["a gzip file, which cannot be unpacked"]);
+    let two = ["--path", "out", "--artifact-format", "raw"];
+    command(&home, "project", "artifacts-uploader", url, &two).check(1, &["must be exactly one file"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failure_that_can_heal_is_tried_again_and_a_refusal_is_not() {
+    let home = Home::new();
+    project(&home);
+    let (coordinator, served) = coordinator().await;
+    coordinator.fail(Call::UploadArtifact, [Fault::Before]);
+    let url = served.url.as_str();
+    command(&home, "project", "artifacts-uploader", url, &["--path", "out"]).check(0, &["Retrying...", "201 Created"]);
+    let store = Store::start().await;
+    for (status, word) in [(403, "forbidden"), (401, "unauthorized"), (404, "not found"), (413, "too large")] {
+        store.answer(&[status]);
+        command(&home, "project", "artifacts-uploader", &store.url, &["--path", "out"]).check(1, &[word]);
+        assert_eq!(store.seen().len(), 1, "{status}");
+    }
+    for (status, word) in [(403, "forbidden"), (401, "unauthorized"), (404, "not found")] {
+        store.answer(&[status]);
+        command(&home, "other", "artifacts-downloader", &store.url, &[]).check(1, &[word]);
+        assert_eq!(store.seen().len(), 1, "{status}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn downloads_are_tried_as_often_as_said_and_only_the_first_goes_to_the_object_storage() {
+    let (store, home) = (Store::start().await, Home::new());
+    store.answer(&[503, 500, 502, 500]);
+    let flags = ["--retry", "3", "--retry-time", "1ms", "--direct-download"];
+    command(&home, "other", "artifacts-downloader", &store.url, &flags).check(1, &["failed", "Retrying..."]);
+    let targets: Vec<String> = store.seen().into_iter().map(|seen| seen.target).collect();
+    let plain = "/api/v4/jobs/1/artifacts";
+    assert_eq!(targets, [&format!("{plain}?direct_download=true"), plain, plain, plain]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_follows_the_coordinator_to_another_place() {
+    let (from, to, home) = (Store::start().await, Store::start().await, Home::new());
+    project(&home);
+    from.answer_with(307, &[("location", format!("{}/elsewhere?x=1", to.url))], "");
+    command(&home, "project", "artifacts-uploader", &from.url, &["--path", "out"]).check(0, &["201 Created"]);
+    let seen = to.seen();
+    assert_eq!(seen[0].target, "/api/v4/jobs/1/artifacts");
+    assert_eq!(seen[0].headers["job-token"], TOKEN);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_files_nothing_is_sent_and_without_credentials_nothing_is_done() {
+    let (store, home) = (Store::start().await, Home::new());
+    let ended = command(&home, "project", "artifacts-uploader", &store.url, &["--path", "nothing"]);
+    ended.check(0, &["nothing: no matching files", "No files to upload"]);
+    assert!(store.seen().is_empty());
+    let uploader = |flags: &[&str]| run_in(&home, "project", &[&["artifacts-uploader"], flags].concat());
+    uploader(&[]).check(1, &["Missing runner credentials"]);
+    uploader(&["--url", &store.url, "--token", "t"]).check(1, &["Missing build ID"]);
+    run_in(&home, "project", &["artifacts-downloader", "--id", "-1"]).check(1, &["--url, --token, --id"]);
+    uploader(&["--url", "nonsense", "--token", "t", "--id", "1", "--path", "."]).check(1, &["--url nonsense"]);
+    // Variables stand in for flags.
+    let mut by_variables = home.command(&["artifacts-uploader", "--path", "none"]);
+    by_variables.env("CI_SERVER_URL", &store.url).env("CI_JOB_TOKEN", "t").env("CI_JOB_ID", "1");
+    Ended::of(by_variables.output().unwrap()).check(0, &["No files to upload"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_of_provenance_is_packed_with_the_files() {
+    let ((coordinator, served), home) = (coordinator().await, Home::new());
+    project(&home);
+    let url = served.url.as_str();
+    let own = ["--path", "out", "--exclude", "out/sub/**", "--name", "all-$X", "--generate-artifacts-metadata"];
+    let repo = ["--runner-id", "7", "--repo-url", "https://g/p", "--repo-digest", "abc", "--job-name", "make"];
+    let times = ["--started-at", "2025-01-01T00:00:00Z", "--ended-at", "2025-01-01T00:01:00Z"];
+    let rest = ["--executor-name", "shell", "--runner-name", "r", "--metadata-parameter", "CI"];
+    let all = [&own[..], &repo, &times, &rest].concat();
+    command(&home, "project", "artifacts-uploader", url, &all).check(0, &["Generating artifacts metadata"]);
+    let files = zip_files(&coordinator.job(JobId(1)).unwrap().artifacts["all-.zip"]);
+    assert_eq!(files.keys().map(String::as_str).collect::<Vec<_>>(), ["all--metadata.json", "out/a"]);
+    let statement: serde_json::Value = serde_json::from_str(&files["all--metadata.json"]).unwrap();
+    assert_eq!(statement["predicateType"], "https://slsa.dev/provenance/v1");
+    let first = json!({ "name": "out/a", "digest": { "sha256":
+        "a7937b64b8caa58f03721bb6bacf5c78cb235febe0e70b1b84cd99541461a08e" } });
+    assert_eq!(statement["subject"], json!([first]));
+    assert_eq!(statement["predicate"]["runDetails"]["builder"]["id"], "https://g/p/-/runners/7");
+    let external = &statement["predicate"]["buildDefinition"]["externalParameters"];
+    assert_eq!(*external, json!({ "CI": "", "entryPoint": "make", "source": "https://g/p" }));
+    let wrong = ["--path", "out", "--generate-artifacts-metadata", "--started-at", "today"];
+    command(&home, "project", "artifacts-uploader", url, &wrong).check(1, &["--started-at `today` is no time"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_meter_shows_the_transfer_on_standard_output() {
+    let (store, home) = (Store::start().await, Home::new());
+    project(&home);
+    let mut command = home.command(&["artifacts-uploader", "--path", "out/a", "--artifact-format", "raw", "--id", "1"]);
+    command.args(["--url", &store.url, "--token", "t", "--transfer-meter-frequency", "1s"]);
+    let ended = Ended::of(command.current_dir(home.path("project")).output().unwrap()).check(0, &[]);
+    assert!(ended.stdout.contains("\rUploading artifacts 5 B/5 B ("), "{:?}", ended.stdout);
+}

@@ -1,0 +1,152 @@
+//! `cache-archiver` and `cache-extractor`, alone and with a store.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::store::Store;
+use super::{is_unpacked, project, run_in, zip_files};
+use crate::runner::support::{Ended, Home};
+
+const OLD: &str = "Wed, 01 Jan 2020 10:00:00 GMT";
+const NEW: &str = "Tue, 01 Jan 2041 10:00:00 GMT";
+
+fn archiver(home: &Home, more: &[&str]) -> Ended {
+    let own = ["cache-archiver", "--file", "../cache/key/cache.zip", "--path", "out", "--retry-time", "1ms"];
+    run_in(home, "project", &[&own, more].concat())
+}
+
+fn extractor(home: &Home, more: &[&str]) -> Ended {
+    run_in(
+        home,
+        "other",
+        &[&["cache-extractor", "--file", "../cache/key/cache.zip", "--retry-time", "1ms"], more].concat(),
+    )
+}
+
+#[test]
+fn a_cache_is_kept_and_taken_from_this_machine_in_every_format() {
+    for format in ["", "zip", "zipzstd", "TarZstd"] {
+        let home = Home::new();
+        project(&home);
+        let flags =
+            ["--compression-format", format, "--compression-level", "fast", "--metadata", "{\"cachekey\":\"k\"}"];
+        archiver(&home, &flags).check(0, &["No URL provided, cache will not be uploaded"]);
+        assert_eq!(std::fs::read_to_string(home.path("cache/key/metadata.json")).unwrap(), "{\"cachekey\":\"k\"}");
+        archiver(&home, &flags).check(0, &["Archive is up to date!"]);
+        extractor(&home, &[]).check(0, &["No URL provided, cache will not be downloaded"]);
+        is_unpacked(&home.path("other"));
+    }
+}
+
+#[test]
+fn nothing_to_keep_and_nothing_there_are_told() {
+    let home = Home::new();
+    run_in(&home, "project", &["cache-archiver", "--file", "c.zip", "--path", "none"])
+        .check(0, &["No files to cache."]);
+    run_in(&home, "project", &["cache-archiver"]).check(1, &["Missing --file"]);
+    extractor(&home, &[]).check(1, &["Cache file does not exist"]);
+    run_in(&home, "project", &["cache-extractor"]).check(1, &["Missing cache file"]);
+    project(&home);
+    archiver(&home, &["--gocloud-url", "azblob://c/o"]).check(1, &["--gocloud-url is not supported"]);
+    std::fs::create_dir_all(home.path("cache/key")).unwrap();
+    std::fs::write(home.path("cache/key/cache.zip"), "no archive").unwrap();
+    extractor(&home, &[]).check(1, &["the archive cannot be read"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cache_goes_to_the_store_with_its_headers_and_comes_from_it() {
+    let (store, home) = (Store::start().await, Home::new());
+    project(&home);
+    store.answer(&[500, 503]);
+    let url = format!("{}/bucket/object?signature=secret", store.url);
+    let headers = ["--header", "x-amz-meta-cachekey: k", "--header", "Content-Type: application/zip"];
+    let ended = archiver(&home, &[&["--url", &url], &headers[..]].concat());
+    let ended = ended.check(0, &["Uploading cache.zip to http", "received: 503", "Retrying..."]);
+    assert!(!ended.stderr.contains("secret"), "{}", ended.stderr);
+    let seen = store.seen();
+    assert_eq!(seen.len(), 3);
+    let got = |name: &str| seen[2].headers.get(name).map(String::as_str);
+    assert_eq!((got("x-amz-meta-cachekey"), got("content-type")), (Some("k"), Some("application/zip")));
+    assert!(got("last-modified").is_some() && got("content-length").is_some() && got("transfer-encoding").is_none());
+    assert_eq!(zip_files(&store.object("/bucket/object").unwrap())["out/a"], "first");
+
+    std::fs::remove_dir_all(home.path("cache")).unwrap();
+    store.answer(&[502]);
+    let words = ["Downloading cache from http", "/bucket/object ETag=\"tag\"", "Retrying..."];
+    extractor(&home, &["--url", &url]).check(0, &words);
+    is_unpacked(&home.path("other"));
+    extractor(&home, &["--url", &url]).check(0, &["cache.zip is up to date"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_store_refuses_is_a_warning_and_exit_code_1() {
+    let (store, home) = (Store::start().await, Home::new());
+    project(&home);
+    let url = format!("{}/object", store.url);
+    extractor(&home, &["--url", &url]).check(1, &["file does not exist"]);
+    let body = "<?xml version=\"1.0\"?><Error><Code>AccessDenied</Code><Message>Request has\nexpired</Message></Error>";
+    store.answer_with(403, &[], body);
+    let words = ["received: 403 Forbidden. Request failed with code: AccessDenied, message: Request has expired"];
+    extractor(&home, &["--url", &url]).check(1, &words);
+    store.answer(&[500, 500]);
+    extractor(&home, &["--url", &url, "--retry", "1"]).check(1, &["received: 500"]);
+    store.answer(&[403]);
+    archiver(&home, &["--url", &url]).check(1, &["received: 403"]);
+    // It is there all the same, and up to date.
+    archiver(&home, &["--url", &url]).check(0, &["Archive is up to date!"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_archive_beyond_the_limit_stays_here() {
+    let (store, home) = (Store::start().await, Home::new());
+    project(&home);
+    let url = format!("{}/object", store.url);
+    let flags = ["--url", &url, "--max-uploaded-archive-size", "10"];
+    archiver(&home, &flags).check(0, &["is too big (Limit is set to 10). Cache will be stored only locally."]);
+    assert!(store.seen().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cache_under_the_other_form_of_its_key_is_found() {
+    let (store, home) = (Store::start().await, Home::new());
+    project(&home);
+    let (new, old) = (format!("{}/new", store.url), format!("{}/old", store.url));
+    // Kept under the other form here; the store has neither.
+    run_in(&home, "project", &["cache-archiver", "--file", "../cache/old/cache.zip", "--path", "out"]).check(0, &[]);
+    let flags = ["--alternate-file", "../cache/old/cache.zip", "--url", &new, "--check-url", &new];
+    archiver(&home, &flags).check(0, &["Archive is up to date!", "uploading existing archive"]);
+    assert!(!home.path("cache/old/cache.zip").exists() && home.path("cache/key/cache.zip").exists());
+    archiver(&home, &flags).check(0, &["already exists remotely, skipping upload"]);
+    // The newer one is taken.
+    let content = store.object("/new").unwrap();
+    store.put("/new", b"older, and no archive".to_vec(), OLD);
+    store.put("/old", content, NEW);
+    std::fs::remove_dir_all(home.path("cache")).unwrap();
+    let heads = ["--head-url", &new, "--alternate-head-url", &old];
+    extractor(&home, &[&["--url", &new, "--alternate-url", &old], &heads[..]].concat()).check(0, &["/old"]);
+    is_unpacked(&home.path("other"));
+    // Where it cannot be told which is newer, the other one is for when there is no first.
+    std::fs::remove_dir_all(home.path("cache")).unwrap();
+    extractor(&home, &["--url", &format!("{}/none", store.url), "--alternate-url", &old]).check(0, &["/old"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_leaves_no_half_archive() {
+    let home = Home::new();
+    project(&home);
+    let large = std::fs::File::create(home.path("project/out/large")).unwrap();
+    large.set_len(8 << 30).unwrap();
+    let arguments = ["cache-archiver", "--file", "../cache/cache.zip", "--path", "out"];
+    let mut child = home.command(&arguments).current_dir(home.path("project")).stderr(Stdio::null()).spawn().unwrap();
+    let parts = || std::fs::read_dir(home.path("cache")).into_iter().flatten().count();
+    while parts() == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    kill_process(Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(), Signal::TERM).unwrap();
+    let status = child.wait().unwrap();
+    assert_eq!((status.code(), status.signal()), (Some(1), None));
+    assert_eq!(parts(), 0);
+}

@@ -1,0 +1,47 @@
+//! The commands that move artifacts and caches, as a script calls them.
+
+mod artifacts;
+mod cache;
+mod store;
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::Path;
+
+use super::support::{Ended, Home};
+
+/// A project in a home: `out/a`, `out/sub/b` and a link to `a`.
+fn project(home: &Home) {
+    std::fs::create_dir_all(home.path("project/out/sub")).unwrap();
+    std::fs::write(home.path("project/out/a"), "first").unwrap();
+    std::fs::write(home.path("project/out/sub/b"), "second").unwrap();
+    std::os::unix::fs::symlink("a", home.path("project/out/link")).unwrap();
+}
+
+/// The same content somewhere else.
+fn is_unpacked(place: &Path) {
+    let read = |name: &str| std::fs::read_to_string(place.join(name)).unwrap();
+    assert_eq!((read("out/a"), read("out/sub/b"), read("out/link")), ("first".into(), "second".into(), "first".into()));
+    assert!(place.join("out/link").is_symlink());
+}
+
+/// Runs a command in a folder of the home.
+fn run_in(home: &Home, folder: &str, arguments: &[&str]) -> Ended {
+    std::fs::create_dir_all(home.path(folder)).unwrap();
+    Ended::of(home.command(arguments).current_dir(home.path(folder)).output().unwrap())
+}
+
+/// The regular files of a zip archive.
+fn zip_files(content: &[u8]) -> BTreeMap<String, String> {
+    let mut zip = zip::ZipArchive::new(std::io::Cursor::new(content)).unwrap();
+    let mut files = BTreeMap::new();
+    for index in 0..zip.len() {
+        let mut file = zip.by_index(index).unwrap();
+        if file.is_file() && !file.is_symlink() {
+            let mut text = String::new();
+            file.read_to_string(&mut text).unwrap();
+            files.insert(file.name().to_owned(), text);
+        }
+    }
+    files
+}

@@ -1,0 +1,101 @@
+//! A store for objects over HTTP that answers as it is told.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use axum::body::{Body, to_bytes};
+use axum::extract::Request;
+use axum::http::{Method, StatusCode, header};
+use axum::response::Response;
+use std::sync::Mutex;
+
+/// One request that came in.
+#[derive(Debug, Clone)]
+pub(crate) struct Seen {
+    pub(crate) target: String,
+    pub(crate) headers: HashMap<String, String>,
+}
+
+#[derive(Default)]
+struct State {
+    objects: HashMap<String, (Vec<u8>, String)>,
+    answers: VecDeque<(u16, Vec<(&'static str, String)>, &'static str)>,
+    seen: Vec<Seen>,
+}
+
+/// The store.
+pub(crate) struct Store {
+    pub(crate) url: String,
+    state: Arc<Mutex<State>>,
+}
+
+impl Store {
+    pub(crate) async fn start() -> Self {
+        let state = Arc::new(Mutex::new(State::default()));
+        let shared = Arc::clone(&state);
+        let app = axum::Router::new().fallback(move |request: Request| answer(Arc::clone(&shared), request));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        Self { url, state }
+    }
+
+    /// The next requests are answered with these statuses, and nothing else happens.
+    pub(crate) fn answer(&self, statuses: &[u16]) {
+        let answers = statuses.iter().map(|status| (*status, Vec::new(), ""));
+        self.state.lock().unwrap().answers.extend(answers);
+    }
+
+    /// The next request is answered so.
+    pub(crate) fn answer_with(&self, status: u16, headers: &[(&'static str, String)], body: &'static str) {
+        self.state.lock().unwrap().answers.push_back((status, headers.to_vec(), body));
+    }
+
+    /// Puts an object there, changed at that time.
+    pub(crate) fn put(&self, path: &str, content: Vec<u8>, changed: &str) {
+        self.state.lock().unwrap().objects.insert(path.to_owned(), (content, changed.to_owned()));
+    }
+
+    pub(crate) fn object(&self, path: &str) -> Option<Vec<u8>> {
+        self.state.lock().unwrap().objects.get(path).map(|(content, _)| content.clone())
+    }
+
+    /// What came in since the last look.
+    pub(crate) fn seen(&self) -> Vec<Seen> {
+        std::mem::take(&mut self.state.lock().unwrap().seen)
+    }
+}
+
+async fn answer(state: Arc<Mutex<State>>, request: Request) -> Response {
+    let (head, body) = request.into_parts();
+    let body = to_bytes(body, 1 << 24).await.unwrap();
+    let path = head.uri.path().to_owned();
+    let text = |value: &axum::http::HeaderValue| value.to_str().unwrap().to_owned();
+    let headers = head.headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect();
+    let mut state = state.lock().unwrap();
+    state.seen.push(Seen { target: head.uri.to_string(), headers });
+    if let Some((status, headers, body)) = state.answers.pop_front() {
+        let mut response = Response::builder().status(status);
+        for (name, value) in headers {
+            response = response.header(name, value);
+        }
+        return response.body(Body::from(body)).unwrap();
+    }
+    let with = |status: StatusCode, body: Vec<u8>| Response::builder().status(status).body(Body::from(body)).unwrap();
+    match head.method {
+        Method::PUT => {
+            state.objects.insert(path, (body.to_vec(), "Sat, 01 Nov 2025 10:00:00 GMT".to_owned()));
+            with(StatusCode::OK, Vec::new())
+        }
+        Method::POST => with(StatusCode::CREATED, Vec::new()),
+        _ => match state.objects.get(&path) {
+            Some((content, changed)) => {
+                let mut response = with(StatusCode::OK, content.clone());
+                response.headers_mut().insert(header::LAST_MODIFIED, changed.parse().unwrap());
+                response.headers_mut().insert(header::ETAG, "\"tag\"".parse().unwrap());
+                response
+            }
+            None => with(StatusCode::NOT_FOUND, Vec::new()),
+        },
+    }
+}
