@@ -1,0 +1,144 @@
+//! The command line of docker-machine: what is run, and what its answers mean.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use muster_fleeting::sdk::program::{self, Finished, ProgramError};
+use serde_json::Value;
+use tokio::process::Command;
+
+use crate::config::Config;
+
+/// What docker-machine says of a machine that it does not have.
+const UNKNOWN: &str = "does not exist";
+/// Its default user and port.
+const USER: &str = "root";
+const PORT: u16 = 22;
+/// Seconds that one machine may keep a list waiting: docker-machine's own default.
+const LIST_TIMEOUT_S: &str = "10";
+
+/// The program, with its settings.
+#[derive(Debug)]
+pub(crate) struct DockerMachine {
+    config: Config,
+    storage: PathBuf,
+}
+
+/// How to reach a machine.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Reach {
+    pub(crate) address: String,
+    pub(crate) port: u16,
+    pub(crate) username: String,
+    pub(crate) key_path: PathBuf,
+}
+
+impl DockerMachine {
+    pub(crate) fn new(config: Config, storage: PathBuf) -> Self {
+        Self { config, storage }
+    }
+
+    async fn run(&self, arguments: &[&str], limit: Duration) -> Result<Finished, ProgramError> {
+        let mut command = Command::new(&self.config.executable);
+        command.args(arguments).env("MACHINE_STORAGE_PATH", &self.storage);
+        let name = format!("docker-machine {}", arguments.first().unwrap_or(&""));
+        program::run(command, &name, b"", limit).await
+    }
+
+    async fn ask(&self, arguments: &[&str]) -> Result<String, ProgramError> {
+        let name = format!("docker-machine {}", arguments.first().unwrap_or(&""));
+        Ok(self.run(arguments, self.config.command_limit()).await?.success(&name)?.stdout)
+    }
+
+    /// All machines with their states, also others' than this group's.
+    pub(crate) async fn list(&self) -> Result<BTreeMap<String, String>, ProgramError> {
+        let text = self.ask(&["ls", "--timeout", LIST_TIMEOUT_S, "--format", "{{.Name}} {{.State}}"]).await?;
+        let line = |line: &str| {
+            let (name, state) = line.trim().split_once(' ').unwrap_or((line.trim(), ""));
+            (!name.is_empty()).then(|| (name.to_owned(), state.trim().to_owned()))
+        };
+        Ok(text.lines().filter_map(line).collect())
+    }
+
+    /// Makes a machine; minutes.
+    pub(crate) async fn create(&self, name: &str) -> Result<(), ProgramError> {
+        let mut arguments = vec!["create".to_owned(), "--driver".to_owned(), self.config.driver.clone()];
+        arguments.extend(self.config.options.iter().map(|option| format!("--{option}")));
+        let named = |option: &String| format!("--{}", option.replace("%s", name));
+        arguments.extend(self.config.options_with_name.iter().map(named));
+        arguments.push(name.to_owned());
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        self.run(&arguments, self.config.create_limit()).await?.success("docker-machine create").map(drop)
+    }
+
+    /// Removes a machine; one that is unknown is gone. By force, its local state goes even where the machine stays.
+    pub(crate) async fn remove(&self, name: &str, by_force: bool) -> Result<(), ProgramError> {
+        let arguments: &[&str] = if by_force { &["rm", "-f", "-y", name] } else { &["rm", "-y", name] };
+        let finished = self.run(arguments, self.config.command_limit()).await?;
+        if finished.said.contains(UNKNOWN) || finished.stdout.contains(UNKNOWN) {
+            return Ok(());
+        }
+        finished.success("docker-machine rm").map(drop)
+    }
+
+    /// The word for a machine's state.
+    pub(crate) async fn status(&self, name: &str) -> Result<String, ProgramError> {
+        Ok(self.ask(&["status", name]).await?.trim().to_owned())
+    }
+
+    /// How to reach a machine.
+    pub(crate) async fn reach(&self, name: &str) -> Result<Reach, String> {
+        let text = self.ask(&["inspect", name]).await.map_err(|error| error.to_string())?;
+        let mut reach = parse(&text, &self.storage, name)?;
+        if reach.address.is_empty() {
+            let address = self.ask(&["ip", name]).await.map_err(|error| error.to_string())?;
+            address.trim().clone_into(&mut reach.address);
+        }
+        if reach.address.is_empty() {
+            return Err(format!("machine {name} has no address yet"));
+        }
+        Ok(reach)
+    }
+}
+
+fn parse(text: &str, storage: &Path, name: &str) -> Result<Reach, String> {
+    let value: Value = serde_json::from_str(text)
+        .map_err(|error| format!("docker-machine inspect {name} did not print JSON: {error}"))?;
+    let driver = |key: &str| value.pointer(&format!("/Driver/{key}"));
+    let text = |key: &str| driver(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let or = |text: String, default: &str| if text.is_empty() { default.to_owned() } else { text };
+    let port = driver("SSHPort").and_then(Value::as_u64).unwrap_or(0);
+    let key_path = match text("SSHKeyPath") {
+        path if path.is_empty() => storage.join("machines").join(name).join("id_rsa"),
+        path => PathBuf::from(path),
+    };
+    Ok(Reach {
+        address: text("IPAddress"),
+        port: u16::try_from(port).ok().filter(|port| *port > 0).unwrap_or(PORT),
+        username: or(text("SSHUser"), USER),
+        key_path,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_inspect_leaves_out_is_docker_machines_default() {
+        let storage = Path::new("/s");
+        let whole = r#"{"Driver":{"IPAddress":"10.0.0.1","SSHUser":"core","SSHPort":2222,"SSHKeyPath":"/k"}}"#;
+        let wanted =
+            Reach { address: "10.0.0.1".to_owned(), port: 2222, username: "core".to_owned(), key_path: "/k".into() };
+        assert_eq!(parse(whole, storage, "m"), Ok(wanted));
+        let least = Reach {
+            address: String::new(),
+            port: 22,
+            username: "root".to_owned(),
+            key_path: "/s/machines/m/id_rsa".into(),
+        };
+        assert_eq!(parse(r#"{"Driver":{"SSHPort":0,"SSHKeyPath":""}}"#, storage, "m"), Ok(least));
+        assert!(parse("Host does not exist", storage, "m").unwrap_err().contains("did not print JSON"));
+    }
+}

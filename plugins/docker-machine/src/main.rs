@@ -1,0 +1,7 @@
+//! The executable; see the library.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    fleeting_plugin_docker_machine::main(&std::env::args().skip(1).collect::<Vec<_>>())
+}

@@ -1,0 +1,280 @@
+//! The plugin as a process under Muster's host, with a docker-machine that only behaves like one.
+
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use muster_fleeting::host::{Group, PluginSpec, StartError, Status};
+use muster_fleeting::model::{InstanceId, InstanceState};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const PLUGIN: &str = env!("CARGO_BIN_EXE_fleeting-plugin-docker-machine");
+
+/// docker-machine's directory, by which the fake one is told to misbehave.
+struct Cloud(TempDir);
+
+impl Cloud {
+    fn new() -> Self {
+        Self(TempDir::new().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn set(&self, mood: &str) {
+        std::fs::write(self.path(mood), "").unwrap();
+    }
+
+    fn unset(&self, mood: &str) {
+        std::fs::remove_file(self.path(mood)).unwrap();
+    }
+
+    /// A machine that somebody else made.
+    fn put(&self, name: &str, state: &str) {
+        std::fs::create_dir_all(self.path("machines").join(name)).unwrap();
+        std::fs::write(self.path("machines").join(name).join("state"), state).unwrap();
+    }
+
+    fn machines(&self) -> Vec<String> {
+        let Ok(directory) = std::fs::read_dir(self.path("machines")) else { return Vec::new() };
+        directory.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+    }
+
+    fn calls(&self) -> String {
+        std::fs::read_to_string(self.path("calls")).unwrap_or_default()
+    }
+
+    fn config(&self) -> Value {
+        json!({
+            "MachineDriver": "fake", "MachineName": "auto-%s", "prefix": "runner-abc-",
+            "executable": Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake/docker-machine"),
+            "storage_path": self.0.path(), "removal_interval_s": 0, "max_size": 5,
+        })
+    }
+
+    async fn start(&self, change: impl FnOnce(&mut Value)) -> Result<Group, StartError> {
+        let mut spec = PluginSpec::new(PLUGIN);
+        spec.config = self.config();
+        change(&mut spec.config);
+        spec.limits.restart_first = Duration::from_millis(1);
+        Group::start(spec).await
+    }
+}
+
+async fn states(group: &Group) -> Vec<(InstanceId, InstanceState)> {
+    let mut states: Vec<_> = group.update().await.unwrap().instances.into_iter().collect();
+    states.sort_by(|a, b| a.0.cmp(&b.0));
+    states
+}
+
+/// Looks until all instances are in the state and there are `n`: the protocol has no event for it.
+async fn wait(group: &Group, n: usize, state: InstanceState) -> Vec<InstanceId> {
+    loop {
+        let states = states(group).await;
+        if states.len() == n && states.iter().all(|(_, is)| *is == state) {
+            return states.into_iter().map(|(id, _)| id).collect();
+        }
+    }
+}
+
+async fn until(test: impl Fn() -> bool) {
+    while !test() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn machines_are_made_listed_reached_and_removed() {
+    let cloud = Cloud::new();
+    let change = |config: &mut Value| {
+        config["MachineOptions"] = json!(["fake-region=eu-1", "fake-private"]);
+        config["MachineOptionsWithName"] = json!(["fake-tag=Name,%s"]);
+    };
+    let group = cloud.start(change).await.unwrap();
+    assert_eq!(group.info().id, "docker-machine/fake/runner-abc-auto-%s");
+    assert_eq!(group.increase(2).await.unwrap(), 2);
+    let ids = wait(&group, 2, InstanceState::Running).await;
+    let name = ids[0].as_str();
+    assert!(name.starts_with("runner-abc-auto-"), "{name}");
+    let wanted = format!("create --driver fake --fake-region=eu-1 --fake-private --fake-tag=Name,{name} {name}\n");
+    assert!(cloud.calls().contains(&wanted), "{}", cloud.calls());
+
+    let info = group.connect_info(&ids[0]).await.unwrap();
+    assert_eq!((info.internal_addr.as_str(), info.external_addr.as_str()), ("10.9.8.7", "10.9.8.7"));
+    assert_eq!((info.connector.username.as_str(), info.connector.protocol_port), ("ubuntu", 2222));
+    assert_eq!(info.connector.key, format!("the key of {name}\n").into_bytes());
+    group.heartbeat(&ids[0]).await.unwrap();
+    cloud.put(name, "Error");
+    let error = group.heartbeat(&ids[0]).await.unwrap_err().to_string();
+    assert!(error.contains("is \"Error\" for docker-machine"), "{error}");
+
+    group.decrease(&[ids[0].clone(), InstanceId::new("runner-abc-auto-1-00000000")]).await.unwrap();
+    assert_eq!(wait(&group, 1, InstanceState::Running).await, ids[1..]);
+    group.stop().await;
+    assert_eq!(cloud.machines(), [ids[1].as_str()], "a plugin that stops removes nothing");
+}
+
+#[tokio::test]
+async fn a_slow_creation_is_told_as_such_and_can_be_given_back() {
+    let cloud = Cloud::new();
+    cloud.set("create-waits");
+    let group = cloud.start(|config| config["MaxGrowthRate"] = json!(1)).await.unwrap();
+    group.increase(2).await.unwrap();
+    until(|| cloud.machines().len() == 1).await;
+    let creating = states(&group).await;
+    assert_eq!(creating.iter().map(|(_, state)| *state).collect::<Vec<_>>(), [InstanceState::Creating; 2]);
+    assert_eq!(cloud.calls().matches("create ").count(), 1, "MaxGrowthRate");
+    let first = InstanceId::new(cloud.machines().remove(0));
+    group.decrease(std::slice::from_ref(&first)).await.unwrap();
+    until(|| !cloud.machines().contains(&first.to_string())).await;
+    cloud.unset("create-waits");
+    let left = wait(&group, 1, InstanceState::Running).await;
+    assert_ne!(left[0], first);
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn what_there_is_of_a_failed_creation_is_removed() {
+    let cloud = Cloud::new();
+    let group = cloud.start(|_| ()).await.unwrap();
+    for mood in ["create-fails", "create-fails-early"] {
+        cloud.set(mood);
+        assert_eq!(group.increase(1).await.unwrap(), 1);
+        wait(&group, 0, InstanceState::Running).await;
+        assert_eq!(cloud.machines(), Vec::<String>::new(), "{mood}");
+        cloud.unset(mood);
+    }
+    group.increase(1).await.unwrap();
+    wait(&group, 1, InstanceState::Running).await;
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn a_machine_that_was_half_made_when_the_plugin_died_is_removed() {
+    let cloud = Cloud::new();
+    cloud.set("create-waits");
+    let group = cloud.start(|_| ()).await.unwrap();
+    group.increase(1).await.unwrap();
+    until(|| cloud.machines().len() == 1).await;
+    let mut status = group.status();
+    let Status::Up { pid } = *status.borrow() else { panic!("it runs") };
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    status.wait_for(|status| matches!(status, Status::Down { .. })).await.unwrap();
+    status.wait_for(|status| matches!(status, Status::Up { .. })).await.unwrap();
+    wait(&group, 0, InstanceState::Running).await;
+    assert_eq!(cloud.machines(), Vec::<String>::new());
+    cloud.unset("create-waits");
+    assert_eq!(std::fs::read_dir(cloud.path("muster-creating")).unwrap().count(), 0, "no mark is left");
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn machines_of_others_are_left_alone_and_those_of_before_are_found() {
+    let cloud = Cloud::new();
+    cloud.put("mine", "Running");
+    cloud.put("runner-xyz-auto-1700000000-0123abcd", "Stopped");
+    cloud.put("runner-abc-auto-1700000000-0123abcd", "Running");
+    cloud.put("runner-abc-auto-1700000000-0123abce", "Stopped");
+    let group = cloud.start(|_| ()).await.unwrap();
+    let ids = wait(&group, 1, InstanceState::Running).await;
+    assert_eq!(ids[0].as_str(), "runner-abc-auto-1700000000-0123abcd");
+    let mut left = cloud.machines();
+    left.sort();
+    assert_eq!(left, ["mine", "runner-abc-auto-1700000000-0123abcd", "runner-xyz-auto-1700000000-0123abcd"]);
+    cloud.put(ids[0].as_str(), "Error");
+    wait(&group, 0, InstanceState::Running).await;
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn a_removal_that_fails_is_tried_again_and_at_last_forced() {
+    let cloud = Cloud::new();
+    let group = cloud.start(|config| config["MaxRemovalAttempts"] = json!(3)).await.unwrap();
+    group.increase(1).await.unwrap();
+    let ids = wait(&group, 1, InstanceState::Running).await;
+    cloud.set("rm-fails");
+    group.decrease(&ids).await.unwrap();
+    wait(&group, 0, InstanceState::Running).await;
+    let (once, forced) = (format!("rm -y {}\n", ids[0]), format!("rm -f -y {}\n", ids[0]));
+    assert_eq!((cloud.calls().matches(&once).count(), cloud.calls().matches(&forced).count()), (3, 1));
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn a_list_that_fails_loses_nothing() {
+    let cloud = Cloud::new();
+    let group = cloud.start(|_| ()).await.unwrap();
+    group.increase(1).await.unwrap();
+    wait(&group, 1, InstanceState::Running).await;
+    cloud.set("ls-fails");
+    let error = group.update().await.unwrap_err().to_string();
+    assert!(error.contains("docker-machine ls failed (exit status: 1): cannot list"), "{error}");
+    cloud.unset("ls-fails");
+    wait(&group, 1, InstanceState::Running).await;
+    let error = cloud.start(|config| config["executable"] = json!("/nowhere/docker-machine")).await.unwrap_err();
+    assert!(error.to_string().contains("docker-machine ls cannot be started; is it there"), "{error}");
+    group.stop().await;
+}
+
+/// R025: the table of an old configuration, as it is.
+#[tokio::test]
+async fn an_old_machine_table_works_as_it_is() {
+    let cloud = Cloud::new();
+    let old = r#"
+        IdleCount = 1
+        IdleTime = 1800
+        MaxBuilds = 10
+        MaxGrowthRate = 2
+        MachineDriver = "fake"
+        MachineName = "auto-scale-%s"
+        MachineOptions = ["fake-size=4gb"]
+        OffPeakTimezone = ""
+        [[autoscaling]]
+        Periods = ["* * 9-17 * * mon-fri *"]
+        IdleCount = 50
+    "#;
+    let mut config = serde_json::to_value(toml::from_str::<toml::Table>(old).unwrap()).unwrap();
+    let own = cloud.config();
+    for key in ["executable", "storage_path"] {
+        config[key] = own[key].clone();
+    }
+    let group = cloud.start(|whole| *whole = config).await.unwrap();
+    group.increase(1).await.unwrap();
+    wait(&group, 1, InstanceState::Running).await;
+    group.stop().await;
+}
+
+/// R026: what is written elsewhere now is told with its place and the date.
+#[test]
+fn the_log_names_the_new_keys_and_the_end_of_docker_machine() {
+    let cloud = Cloud::new();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let directory = TempDir::new().unwrap();
+    // A plugin's log goes to its stderr; a wrapper keeps it.
+    let wrapper = directory.path().join("fleeting-plugin-docker-machine");
+    let log = directory.path().join("log");
+    std::fs::write(&wrapper, format!("#!/bin/sh\nexec {PLUGIN} 2>{}\n", log.display())).unwrap();
+    std::fs::set_permissions(&wrapper, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let mut spec = PluginSpec::new(&wrapper);
+    spec.config = cloud.config();
+    spec.config["IdleCount"] = json!(3);
+    spec.config["MaxBuilds"] = json!(1);
+    runtime.block_on(async { Group::start(spec).await.unwrap().stop().await });
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(log.contains("set idle_count in [[runners.autoscaler.policy]] instead"), "{log}");
+    assert!(log.contains("set max_use_count in [runners.autoscaler] instead"), "{log}");
+    assert!(log.contains("planned to go with GitLab 20.0"), "{log}");
+}
+
+#[test]
+fn the_reference_in_the_documents_is_the_plugins_own() {
+    let output = std::process::Command::new(PLUGIN).arg("settings").output().unwrap();
+    let reference = String::from_utf8(output.stdout).unwrap();
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/plugin-docker-machine.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.contains(&reference), "put this into docs/reference/plugin-docker-machine.md:\n{reference}");
+}
