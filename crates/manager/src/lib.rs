@@ -7,7 +7,8 @@
 //!
 //! - [`lower`] is pure: payload in, plan of built-in steps out.
 //! - [`state`] has the states of a job and their moves, [`store`] keeps them: recovery is the normal start path.
-//! - [`job`] is the actor of one job; [`requests`] asks for jobs; [`failure`] says how an end is reported;
+//! - [`job`] is the actor of one job; [`requests`] asks for jobs; [`rotation`] renews
+//!   tokens; [`failure`] says how an end is reported;
 //!   [`observe`] tells metrics, logs and spans of it.
 //!
 //! Invariants (life-of-a-job): J1 each job taken is reported, or found gone; J2 a job that an agent accepted is never
@@ -15,6 +16,7 @@
 
 mod admission;
 mod client;
+pub mod clock;
 pub mod config;
 mod failure;
 mod job;
@@ -24,6 +26,7 @@ mod observe;
 mod providers;
 pub mod reload;
 mod requests;
+pub mod rotation;
 pub mod settings;
 pub mod state;
 pub mod store;

@@ -104,7 +104,8 @@ impl Observer {
         }
     }
 
-    fn entry(&self, runner: &RunnerSettings) -> Arc<EntryMetrics> {
+    /// The runner's series: they are exposed while somebody holds this.
+    pub(crate) fn entry(&self, runner: &RunnerSettings) -> Arc<EntryMetrics> {
         let known = self.entries.lock().get(&runner.key).cloned();
         known.unwrap_or_else(|| self.telemetry.metrics.entry(&labels(runner)))
     }

@@ -11,6 +11,7 @@ use ring::hmac;
 /// What the machine's own id is hashed with, so that it does not go out itself.
 const APPLICATION: &[u8] = b"gitlab-runner";
 const MACHINE_ID_FILES: [&str; 2] = ["/var/lib/dbus/machine-id", "/etc/machine-id"];
+const FILE: &str = ".runner_system_id";
 const DIGITS: usize = 12;
 
 /// The id in `<directory>/.runner_system_id`. Where there is none, or nonsense, it is made of the machine's id
@@ -19,13 +20,12 @@ const DIGITS: usize = 12;
 /// An id that cannot be stored is good for this process; the log says so, since one of chance is another one next time.
 #[must_use]
 pub fn system_id(directory: &Path) -> String {
-    let path = directory.join(".runner_system_id");
+    let path = directory.join(FILE);
     let stored = std::fs::read_to_string(&path).unwrap_or_default();
     if is_valid(stored.trim()) {
         return stored.trim().to_owned();
     }
-    let machine = MACHINE_ID_FILES.iter().find_map(|file| std::fs::read_to_string(file).ok());
-    let id = made_of(machine.as_deref().unwrap_or_default());
+    let id = made_of(&machine_id());
     match store(directory, &path, &id) {
         Ok(()) => tracing::info!(system_id = id, "Created missing unique system ID"),
         Err(error) => tracing::warn!(
@@ -36,6 +36,23 @@ pub fn system_id(directory: &Path) -> String {
         ),
     }
     id
+}
+
+/// The id that is stored in `directory`, where it was made on another machine: as in a disk image that was cloned after its
+/// first start (C027).
+#[must_use]
+pub(crate) fn foreign(directory: &Path) -> Option<String> {
+    let stored = std::fs::read_to_string(directory.join(FILE)).ok()?;
+    is_foreign(stored.trim(), &machine_id()).then(|| stored.trim().to_owned())
+}
+
+/// An id of chance tells nothing of its machine.
+fn is_foreign(id: &str, machine: &str) -> bool {
+    is_valid(id) && id.starts_with("s_") && !machine.trim().is_empty() && id != made_of(machine)
+}
+
+fn machine_id() -> String {
+    MACHINE_ID_FILES.iter().find_map(|file| std::fs::read_to_string(file).ok()).unwrap_or_default()
 }
 
 fn made_of(machine: &str) -> String {
@@ -83,6 +100,15 @@ mod tests {
         assert_eq!(made_of("00112233445566778899aabbccddeeff\n"), "s_a25ec89402b3");
         let random = made_of("");
         assert!(random.starts_with("r_") && is_valid(&random) && random != made_of(" "), "{random}");
+    }
+
+    #[test]
+    fn an_id_of_another_machine_is_told_apart() {
+        let machine = "00112233445566778899aabbccddeeff\n";
+        assert!(is_foreign("s_a25ec89402b4", machine));
+        assert!(!is_foreign("s_a25ec89402b3", machine));
+        assert!(!is_foreign("r_a25ec89402b4", machine), "of chance");
+        assert!(!is_foreign("s_a25ec89402b4", ""), "a machine without an id");
     }
 
     #[test]

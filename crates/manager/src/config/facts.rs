@@ -26,6 +26,8 @@ pub struct Facts {
     pub home: Option<PathBuf>,
     /// The user of jobs, where the manager is told one (`run --user`).
     pub job_user: Option<String>,
+    /// The system id beside the file, where it was made on another machine.
+    pub foreign_system_id: Option<String>,
     /// Files that keys name are looked for.
     pub files_checked: bool,
 }
@@ -56,6 +58,7 @@ impl Facts {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             home,
             job_user: None,
+            foreign_system_id: crate::system_id::foreign(path.parent().unwrap_or(Path::new("."))),
             files_checked: true,
             env,
         }

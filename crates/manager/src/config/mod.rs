@@ -35,6 +35,7 @@ pub use facts::Facts;
 pub use load::{Config, FILE_SIZE_MAX, Loaded, load, parse};
 pub use problem::{Place, Problem, Severity};
 pub use runners::Runner;
+pub(crate) use settings::base_url;
 pub use settings::{Surroundings, settings};
 pub(crate) use walk::has_secret;
 

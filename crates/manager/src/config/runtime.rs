@@ -1,4 +1,5 @@
-//! Mistakes that only show while the manager runs: facts in, problem out. Whoever sees the facts calls these.
+//! Mistakes that only show while the manager runs: facts in, problem out. Whoever sees the facts calls these: the commands, the
+//! reload, the lowering of a job, the checks. C056, C078 and C093 wait for the executors that see theirs.
 
 use std::time::Duration;
 
@@ -19,10 +20,13 @@ pub fn registration_flags(token: &str, flags: &[&str]) -> Option<Problem> {
     )
 }
 
-/// C027: another manager has this system id. For the request loop, where the server tells of the conflict.
+/// C027: the system id beside the file was made on another machine, whose manager may use it too.
 #[must_use]
 pub fn shared_system_id(system_id: &str) -> Problem {
-    let message = format!("another manager of this runner reports the system id {}", shown_name(system_id));
+    let message = format!(
+        "the system id {} was made on another machine: the server takes a manager there and this one for the same",
+        shown_name(system_id)
+    );
     Problem::new("C027", message)
         .help("delete .runner_system_id in images that machines are cloned from, and here; then restart")
 }
@@ -52,7 +56,7 @@ pub fn stage_timeout(key: &str, limit: Duration, job: Duration) -> Option<Proble
     (limit > job).then(|| Problem::new("C042", message).help(format!("set {key} below the timeouts of jobs")))
 }
 
-/// C053: a job asks for a pull policy that it may not. For the docker and kubernetes executors.
+/// C053: a pull policy, the runner's own or that of a job, that is not allowed. For the docker and kubernetes executors.
 #[must_use]
 pub fn pull_policy(asked: &str, allowed: &[&str], configured: &[&str]) -> Option<Problem> {
     let permitted = if allowed.is_empty() { configured } else { allowed };
@@ -61,8 +65,7 @@ pub fn pull_policy(asked: &str, allowed: &[&str], configured: &[&str]) -> Option
     }
     let why =
         if allowed.is_empty() { "allowed_pull_policies is empty" } else { "allowed_pull_policies does not list it" };
-    let message =
-        format!("pull policy {} of the job is refused: {why}; {} may be used", shown_name(asked), permitted.join(", "));
+    let message = format!("pull policy {} is refused: {why}; {} may be used", shown_name(asked), permitted.join(", "));
     Some(Problem::new("C053", message).help("add it to allowed_pull_policies of the runner"))
 }
 

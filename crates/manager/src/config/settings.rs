@@ -114,7 +114,7 @@ fn runner(tree: &Table, entry: &Runner, around: &Surroundings) -> Option<RunnerS
 
 /// The URL for the API: without a slash or the old `/ci` at its end. None where it is no `http` or `https` URL.
 #[must_use]
-pub(super) fn base_url(text: &str) -> Option<Url> {
+pub(crate) fn base_url(text: &str) -> Option<Url> {
     let text = text.trim().trim_end_matches('/');
     let url: Url = text.strip_suffix("/ci").unwrap_or(text).parse().ok()?;
     (matches!(url.scheme(), "http" | "https") && url.host_str().is_some_and(|host| !host.is_empty())).then_some(url)

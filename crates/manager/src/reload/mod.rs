@@ -13,6 +13,7 @@ mod tests;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::config::runtime::change_without_time;
 use crate::config::{self, Config, Facts, Loaded, Problem, Surroundings};
 use crate::settings::Settings;
 use changes::Changes;
@@ -43,6 +44,16 @@ pub enum Reload {
     },
     /// The file is not there: what was in force stays so.
     Gone,
+}
+
+impl Reload {
+    /// With one more problem, if there is one.
+    fn with(mut self, problem: Option<Problem>) -> Self {
+        if let Self::Applied { problems, .. } | Self::Refused { problems } = &mut self {
+            problems.extend(problem);
+        }
+        self
+    }
 }
 
 /// A configuration file that is watched.
@@ -88,9 +99,10 @@ impl ConfigWatch {
             };
             let digest = stamp::digest(&self.path);
             let same = digest == self.digest;
-            self.stamp = Some(stamp);
+            let old = self.stamp.replace(stamp);
             if !same {
-                return self.read(digest);
+                let newer = old.is_none_or(|old| stamp.is_newer_than(old));
+                return self.read(digest).with(change_without_time(true, newer));
             }
         }
     }

@@ -20,6 +20,11 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
+    /// Whether its time shows a change since `old`: GitLab Runner goes by nothing else.
+    pub(super) fn is_newer_than(self, old: Self) -> bool {
+        self.modified > old.modified
+    }
+
     /// None where there is no such file, or it cannot be looked at.
     pub(super) fn of(path: &Path) -> Option<Self> {
         let metadata = std::fs::metadata(path).ok()?;

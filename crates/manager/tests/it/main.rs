@@ -10,3 +10,4 @@ mod faults;
 mod limits;
 mod many;
 mod restart;
+mod rotation;

@@ -2,7 +2,6 @@
 
 use std::process::ExitCode;
 
-use muster_job::Secret;
 use muster_manager::config::Runner;
 use muster_manager::config::edit::{ConfigFile, EditError, NewToken};
 use muster_manager::lower::short_token;
@@ -87,12 +86,7 @@ async fn one(args: &Args, runner: &Runner) -> Result<(), ResetError> {
     let gone = || ResetError::Vanished { name: name() };
     let index = super::change::find(&file, &path, runner, &runner.token).ok_or_else(gone)?;
     let credentials = ask(args, runner).await?;
-    let new = NewToken {
-        expires_at: super::register::expires(&credentials),
-        token: Secret::new(credentials.token),
-        id: None,
-        obtained_at: Some(OffsetDateTime::now_utc()),
-    };
+    let new = NewToken::of(&credentials, OffsetDateTime::now_utc());
     if let Some(told) = file.set_token(index, &new)? {
         tracing::warn!("{told}");
     }

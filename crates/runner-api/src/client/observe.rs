@@ -10,7 +10,7 @@ use super::{Client, ClientError, reply, send};
 /// A call that ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndedCall {
-    /// GitLab Runner's name of what was called: `request_job`, `update_job` or `patch_trace`.
+    /// GitLab Runner's name of what was called: `request_job`, `update_job`, `patch_trace` or `reset_token`.
     pub endpoint: &'static str,
     /// The HTTP method.
     pub method: &'static str,
@@ -29,6 +29,7 @@ pub trait CallObserver: Debug + Send + Sync {
 /// The measured calls: the endpoint's name, and the method.
 pub(super) const REQUEST_JOB: (&str, &str) = ("request_job", "POST");
 pub(super) const UPDATE_JOB: (&str, &str) = ("update_job", "PUT");
+pub(super) const RESET_TOKEN: (&str, &str) = ("reset_token", "POST");
 pub(super) const PATCH_TRACE: (&str, &str) = ("patch_trace", "PATCH");
 
 impl Client {

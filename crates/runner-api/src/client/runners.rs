@@ -3,7 +3,7 @@
 use http::{Method, StatusCode};
 use serde_json::json;
 
-use super::{Client, ClientError, reply, send};
+use super::{Client, ClientError, observe, reply, send};
 use crate::wire::{RegisterRequest, RunnerCredentials, TokenRequest};
 
 const UNREGISTER: &str = "unregister";
@@ -52,7 +52,7 @@ impl Client {
     /// [`ClientError`].
     pub async fn reset_token(&self, token: &str) -> Result<RunnerCredentials, ClientError> {
         let call = self.json(Method::POST, "runners/reset_authentication_token", &json!({ "token": token }));
-        reply::decode(RESET, send(RESET, call).await?, &[StatusCode::CREATED]).await
+        reply::decode(RESET, self.send(observe::RESET_TOKEN, RESET, call).await?, &[StatusCode::CREATED]).await
     }
 
     /// The same for the runner with this id, by a personal access token instead of the runner's.
@@ -63,7 +63,7 @@ impl Client {
         let path = format!("runners/{runner}/reset_authentication_token");
         // GitLab's runner sends a JSON null here, and no other token.
         let call = self.json(Method::POST, &path, &serde_json::Value::Null).header("PRIVATE-TOKEN", pat);
-        reply::decode(RESET, send(RESET, call).await?, &[StatusCode::CREATED]).await
+        reply::decode(RESET, self.send(observe::RESET_TOKEN, RESET, call).await?, &[StatusCode::CREATED]).await
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::super::problem::{Problem, Severity, shown_name};
 use super::super::runners::Runner;
+use super::super::runtime::pull_policy;
 use super::super::tree::{Table, Value};
 use super::Check;
 
@@ -44,7 +45,7 @@ fn root(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     }
 }
 
-/// C052, C054, C055.
+/// C052, C053, C054, C055.
 fn images(check: &mut Check<'_>, runner: &Runner, table: &Table, section: &str) {
     for (policy, node) in table.strings("pull_policy") {
         if section == "docker" && matches!(policy, "if-not-present" | "never") {
@@ -52,6 +53,13 @@ fn images(check: &mut Check<'_>, runner: &Runner, table: &Table, section: &str) 
                 format!("pull_policy {policy}: jobs can use private images that other projects' jobs have pulled");
             let help = "use \"always\" where projects do not trust each other; unchanged layers are not loaded again";
             check.add(Problem::new("C052", message).of(runner.index, &runner.name).at(&node.span).help(help));
+        }
+    }
+    let policies = |key: &str| table.strings(key).map(|(policy, _)| policy).collect::<Vec<_>>();
+    let (allowed, configured) = (policies("allowed_pull_policies"), policies("pull_policy"));
+    for (policy, node) in table.strings("pull_policy") {
+        if let Some(problem) = pull_policy(policy, &allowed, &configured) {
+            check.add(problem.of(runner.index, &runner.name).at(&node.span));
         }
     }
     for key in ["allowed_images", "allowed_services", "allowed_privileged_images", "allowed_privileged_services"] {
@@ -185,6 +193,14 @@ mod tests {
         found("C052", &docker("pull_policy = \"if-not-present\""));
         found("C052", &docker("pull_policy = [\"always\", \"never\"]"));
         clean("C052", &docker("pull_policy = \"always\""));
+    }
+
+    #[test]
+    fn c053_a_pull_policy_that_the_runner_itself_does_not_allow() {
+        let told = found("C053", &docker("pull_policy = \"always\"\nallowed_pull_policies = [\"never\"]"));
+        assert!(told.contains("allowed_pull_policies does not list it; never may be used"), "{told}");
+        clean("C053", &docker("pull_policy = \"always\""));
+        clean("C053", &docker("pull_policy = \"always\"\nallowed_pull_policies = [\"never\", \"always\"]"));
     }
 
     #[test]

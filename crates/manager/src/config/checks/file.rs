@@ -1,9 +1,13 @@
 //! The file itself, and the process around it (C031 to C041).
 
 use super::super::problem::{Problem, Severity, shown_name};
+use super::super::runtime::shared_system_id;
 use super::Check;
 
 pub(super) fn check(check: &mut Check<'_>) {
+    if let Some(id) = check.facts.foreign_system_id.as_ref().filter(|_| !check.runners.is_empty()) {
+        check.add(shared_system_id(id));
+    }
     place(check);
     addresses(check);
     log_level(check);
@@ -121,6 +125,16 @@ fn shutdown(check: &mut Check<'_>) {
 #[cfg(test)]
 mod tests {
     use super::super::testing::{clean, clean_with, found, found_with};
+
+    #[test]
+    fn c027_a_system_id_of_another_machine() {
+        let foreign = |facts: &mut super::super::super::facts::Facts| {
+            facts.foreign_system_id = Some("s_0123456789ab".to_owned());
+        };
+        let told = found_with("C027", "[[runners]]\nurl = \"https://g.example\"\ntoken = \"t\"\n", foreign);
+        assert!(told.contains("s_0123456789ab was made on another machine"), "{told}");
+        clean_with("C027", "concurrent = 2\n", foreign);
+    }
 
     #[test]
     fn c031_a_user_who_has_no_root_rights_uses_the_own_file() {

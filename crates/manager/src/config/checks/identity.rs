@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::problem::{Problem, Severity, shown_name};
+use super::super::problem::{Problem, shown_name};
 use super::super::runners::{Runner, is_reference};
 use super::super::settings::base_url;
 use super::Check;
@@ -124,17 +124,17 @@ fn shared_tokens(check: &mut Check<'_>) {
     }
 }
 
-/// C028. Muster does not renew tokens by itself yet; where GitLab Runner could not either, it is an error.
+/// C028: a token that ends, and cannot be renewed in time by the manager that runs.
 fn expiry(check: &mut Check<'_>, runner: &Runner) {
     let Some(expires) = runner.token_expires_at else { return };
     let fixed = runner.table.bool("feature_flags.FF_DISABLE_AUTOMATIC_TOKEN_ROTATION") == Some(true);
-    let (severity, why) = match (fixed, check.facts.writable) {
-        (true, _) => (Severity::Error, "rotation is switched off"),
-        (false, false) => (Severity::Error, "the file cannot be replaced here"),
-        (false, true) => (Severity::Warning, "it is not renewed automatically yet"),
+    let why = match (fixed, check.facts.writable) {
+        (true, _) => "rotation is switched off: the runner will then be refused",
+        (false, false) => "the file cannot be replaced here: a restart with the file as it is would fail from then on",
+        (false, true) => return,
     };
-    let message = format!("token expires on {}, and {why}: the runner will then be refused", expires.date());
-    let problem = Problem::new("C028", message).severity(severity).of(runner.index, &runner.name);
+    let message = format!("token expires on {}, and {why}", expires.date());
+    let problem = Problem::new("C028", message).of(runner.index, &runner.name);
     let problem = problem.at(&super::place(&runner.table, "token_expires_at"));
     check.add(problem.help("renew it before that day with reset-token"));
 }
@@ -224,7 +224,7 @@ mod tests {
         assert!(told.contains("error") && told.contains("expires on 2027-03-01"), "{told}");
         let fixed = format!("{text}[runners.feature_flags]\nFF_DISABLE_AUTOMATIC_TOKEN_ROTATION = true\n");
         assert!(found("C028", &fixed).contains("rotation is switched off"));
-        assert!(found("C028", &text).contains("warning"));
+        clean("C028", &text);
         let never = runner(URL, "t", "token_expires_at = 0001-01-01T00:00:00Z");
         clean_with("C028", &never, |facts| facts.writable = false);
     }

@@ -25,7 +25,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use muster_job::Secret;
+use muster_runner_api::wire::RunnerCredentials;
 use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 use toml_edit::{ArrayOfTables, DocumentMut, InlineTable, Item, Table, TableLike, Value};
 
 use super::facts::Facts;
@@ -108,6 +110,21 @@ pub struct NewToken {
     pub obtained_at: Option<OffsetDateTime>,
     /// When it ends; none means never.
     pub expires_at: Option<OffsetDateTime>,
+}
+
+impl NewToken {
+    /// Of what a coordinator answers to a reset, for a runner whose number stays as it is; GitLab tells no end, or one in
+    /// year 1, for never.
+    #[must_use]
+    pub fn of(credentials: &RunnerCredentials, obtained_at: OffsetDateTime) -> Self {
+        let ends = |text: &str| OffsetDateTime::parse(text, &Rfc3339).ok().filter(|date| date.year() > 1);
+        Self {
+            token: Secret::new(credentials.token.as_str()),
+            id: None,
+            obtained_at: Some(obtained_at),
+            expires_at: credentials.token_expires_at.as_deref().and_then(ends),
+        }
+    }
 }
 
 /// A configuration file that is open for a change, under its lock.
@@ -273,6 +290,17 @@ impl ConfigFile {
         save::replace(&self.path, self.before.as_deref(), &text)?;
         self.before = Some(text);
         Ok(())
+    }
+
+    /// Saves what the file holds already: whether a save works, before something is done that needs one.
+    ///
+    /// # Errors
+    /// [`EditError`]; the file is as it was in any case.
+    pub fn prove(&self) -> Result<(), EditError> {
+        match &self.before {
+            Some(text) => save::replace(&self.path, Some(text), text),
+            None => Ok(()),
+        }
     }
 
     fn runner_mut(&mut self, index: usize) -> Result<&mut dyn TableLike, EditError> {

@@ -66,15 +66,18 @@ pub(super) struct ServerArgs {
 }
 
 impl ServerArgs {
-    /// Whether one of them is set that the server alone decides for a runner that was made there.
-    pub(super) fn any_set(&self) -> bool {
-        !self.tag_list.is_empty()
-            || self.run_untagged
-            || !self.locked
-            || !self.access_level.is_empty()
-            || self.maximum_timeout != 0
-            || self.paused
-            || !self.maintenance_note.is_empty()
+    /// Those that are set: for a runner that was made at the server, it alone decides them.
+    pub(super) fn set(&self) -> Vec<&'static str> {
+        let all = [
+            ("--tag-list", !self.tag_list.is_empty()),
+            ("--run-untagged", self.run_untagged),
+            ("--locked", !self.locked),
+            ("--access-level", !self.access_level.is_empty()),
+            ("--maximum-timeout", self.maximum_timeout != 0),
+            ("--paused", self.paused),
+            ("--maintenance-note", !self.maintenance_note.is_empty()),
+        ];
+        all.into_iter().filter(|(_, set)| *set).map(|(name, _)| name).collect()
     }
 }
 

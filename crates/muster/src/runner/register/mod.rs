@@ -10,8 +10,9 @@ use std::process::ExitCode;
 
 use muster_job::Secret;
 use muster_manager::config::edit::{ConfigFile, EditError, NewToken};
+use muster_manager::config::runtime::registration_flags;
 use muster_manager::config::schema::schema;
-use muster_manager::config::{self, Facts};
+use muster_manager::config::{self, Facts, Problem};
 use muster_manager::settings::host_name;
 use muster_runner_api::client::ClientError;
 use time::OffsetDateTime;
@@ -20,13 +21,9 @@ use toml_edit::{Item, Table};
 pub(crate) use args::Args;
 use ask::{AskError, Asker, Question};
 use server::Known;
-pub(super) use server::expires;
 
 use super::config::{ConfigError, client, is_made_at_server, tell_mode};
 use super::entry::{TemplateError, merge, template};
-
-const RESERVED: &str =
-    "--locked, --access-level, --run-untagged, --maximum-timeout, --paused, --tag-list and --maintenance-note";
 
 /// Why nothing was registered.
 #[derive(Debug, thiserror::Error)]
@@ -51,11 +48,8 @@ pub(crate) enum RegisterError {
     NoId,
     #[error("failed to register the runner")]
     Register(#[source] ClientError),
-    #[error(
-        "the server decides {RESERVED} for a runner that was made there (its token starts with glrt-): leave these flags \
-         out, and change the runner at the server"
-    )]
-    Reserved,
+    #[error("{0}; {help}", help = .0.help.as_deref().unwrap_or_default())]
+    Reserved(Box<Problem>),
     #[error("invalid executor `{name}`; there are: {names}")]
     Executor { name: String, names: String },
 }
@@ -184,13 +178,14 @@ impl Registration {
             if self.tokens.iter().any(|known| known.expose() == given) {
                 tracing::warn!("A runner with this system ID and token has already been registered.");
             }
-            if args.server.any_set() && !token.is_empty() {
-                return Err(RegisterError::Reserved);
-            }
-            if args.server.any_set() {
+            if let Some(problem) = registration_flags(&given, &args.server.set()) {
+                if !token.is_empty() {
+                    return Err(RegisterError::Reserved(Box::new(problem)));
+                }
                 tracing::warn!(
-                    "An authentication token was given as --registration-token: the server decides {RESERVED}, and these \
-                     flags are ignored."
+                    code = problem.code,
+                    "An authentication token was given as --registration-token: {}; these flags are ignored",
+                    problem.message
                 );
             }
             let credentials = server::verify(&client, &given, &system_id).await.map_err(RegisterError::Verify)?;
@@ -204,12 +199,8 @@ impl Registration {
         } else {
             self.register_by_token(args, client, system_id, &given).await?
         };
-        Ok(Some(NewToken {
-            expires_at: expires(&credentials),
-            token: Secret::new(credentials.token),
-            id: Some(credentials.id),
-            obtained_at: Some(OffsetDateTime::now_utc()),
-        }))
+        let id = Some(credentials.id);
+        Ok(Some(NewToken { id, ..NewToken::of(&credentials, OffsetDateTime::now_utc()) }))
     }
 
     async fn register_by_token(

@@ -4,8 +4,6 @@ use muster_job::Secret;
 use muster_manager::lower::short_token;
 use muster_runner_api::client::{Client, ClientError};
 use muster_runner_api::wire::{RegisterRequest, RunnerCredentials};
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 
 use super::args::ServerArgs;
 use crate::runner::config::{info, is_made_at_server, token_request};
@@ -83,10 +81,4 @@ pub(super) async fn register(
         Err(error) => tracing::error!(runner, %error, "Registering runner... failed"),
     }
     answer
-}
-
-/// When the token ends; GitLab has none, or year 1, for never.
-pub(in crate::runner) fn expires(credentials: &RunnerCredentials) -> Option<OffsetDateTime> {
-    let text = credentials.token_expires_at.as_deref()?;
-    OffsetDateTime::parse(text, &Rfc3339).ok().filter(|date| date.year() > 1)
 }

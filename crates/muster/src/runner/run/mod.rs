@@ -18,9 +18,11 @@ use std::sync::Arc;
 
 use muster_environment::Directories;
 use muster_environment::host::{HostOptions, HostProvider};
+use muster_manager::clock::SystemClock;
 use muster_manager::config::edit::{self, EditError};
-use muster_manager::config::{Severity, Surroundings};
+use muster_manager::config::{Severity, Surroundings, runtime};
 use muster_manager::reload::{ConfigWatch, Reload};
+use muster_manager::rotation::Rotation;
 use muster_manager::settings::Settings;
 use muster_manager::store::{Store, StoreError};
 use muster_manager::{Control, Manager, ManagerError, Order, system_id};
@@ -142,7 +144,9 @@ async fn work(args: Args) -> Result<ExitCode, RunError> {
     );
     let (control, orders) = Control::new();
     let manager = tokio::spawn(manager.run(orders));
-    let running = Running { args, config, watch, settings, control, manager, telemetry, stopping: Stopping::No };
+    let rotation = Rotation::start(config.clone(), Arc::new(SystemClock), &telemetry, settings.clone());
+    let running =
+        Running { args, config, watch, settings, control, manager, telemetry, rotation, stopping: Stopping::No };
     let ended = running.until_end(signals).await;
     observed.stop().await;
     ended
@@ -197,11 +201,18 @@ struct Running {
     control: Control,
     manager: JoinHandle<Result<(), ManagerError>>,
     telemetry: Arc<Telemetry>,
+    rotation: Rotation,
     stopping: Stopping,
 }
 
 impl Running {
-    async fn until_end(mut self, mut signals: Signals) -> Result<ExitCode, RunError> {
+    async fn until_end(mut self, signals: Signals) -> Result<ExitCode, RunError> {
+        let ended = self.work(signals).await;
+        self.rotation.stop().await;
+        ended
+    }
+
+    async fn work(&mut self, mut signals: Signals) -> Result<ExitCode, RunError> {
         loop {
             let deadline = match self.stopping {
                 Stopping::Aborting(deadline) => Some(deadline),
@@ -219,6 +230,11 @@ impl Running {
                     }
                 }
                 reload = self.watch.changed(), if self.stopping == Stopping::No => self.reloaded(reload).await,
+                // The file has a new token, or would have if it could be saved.
+                () = self.rotation.changed(), if self.stopping == Stopping::No => {
+                    let reload = self.watch.reload();
+                    self.reloaded(reload).await;
+                }
                 () = async { sleep_until(deadline.unwrap_or_else(Instant::now)).await }, if deadline.is_some() => {
                     let seconds = self.settings.shutdown_timeout.as_secs();
                     tracing::error!(
@@ -255,11 +271,10 @@ impl Running {
             }
             (Signal::Abort(name), _) => {
                 let (jobs, limit) = (self.jobs().await, self.settings.shutdown_timeout);
-                tracing::warn!(
-                    code = "C040",
-                    "stop requested by {name}: {jobs} jobs will be aborted in {} s; use SIGQUIT to drain",
-                    limit.as_secs()
-                );
+                match runtime::forced_stop(name, jobs, limit) {
+                    Some(problem) => problems::tell(&[problem], &self.config),
+                    None => tracing::info!("stop requested by {name}: no job is under way"),
+                }
                 self.stopping = Stopping::Aborting(Instant::now() + limit);
                 self.control.give(Order::Abort).await;
             }
@@ -276,7 +291,7 @@ impl Running {
         match reload {
             Reload::Applied { problems, changes, .. } => {
                 problems::tell(&problems, &self.config);
-                self.settings = settings(&self.watch, &self.args);
+                self.settings = self.rotation.follow(settings(&self.watch, &self.args));
                 let changes = if changes.is_empty() { "nothing is different".to_owned() } else { changes.join("; ") };
                 tracing::info!(runners = self.settings.runners.len(), "Configuration loaded: {changes}");
                 self.control.give(Order::Reload(Box::new(self.settings.clone()))).await;

@@ -67,7 +67,9 @@ async fn a_registration_token_registers_with_all_that_the_server_keeps() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_server_decides_is_refused_for_its_own_runners() {
     let bench = Bench::start().await;
-    bench.run("register", &[&MADE[..], &["--locked=false"]].concat()).check(1, &["the server decides --locked"]);
+    bench
+        .run("register", &[&MADE[..], &["--locked=false"]].concat())
+        .check(1, &["C026", "--locked is set on the server for authentication tokens; remove it"]);
     assert!(!bench.home.path("config.toml").exists());
     let as_registration = ["-n", "-u", "URL", "-r", RUNNER_TOKEN, "--tag-list", "a", "--executor", "shell"];
     bench.run("register", &as_registration).check(0, &["these flags are ignored"]);

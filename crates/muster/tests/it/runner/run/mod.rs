@@ -38,7 +38,7 @@ async fn sigterm_aborts_the_jobs_and_reports_them() {
     run.signal(Signal::TERM);
     let job = bench.ended(0, 1).await;
     assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("runner_interrupted"), "{}", job.text());
-    run.logged("stop requested by SIGTERM: 1 jobs will be aborted in 30 s; use SIGQUIT to drain", 1).await;
+    run.logged("stop requested by SIGTERM: 1 jobs will be aborted in 30 s", 1).await;
     assert_eq!(run.code().await, 0);
 }
 
@@ -103,6 +103,48 @@ async fn a_changed_file_is_taken_up_while_a_job_runs_and_a_bad_one_changes_nothi
     assert_eq!(bench.ended(0, 1).await.status, JobStatus::Success, "its runner has left the file meanwhile");
     assert_eq!(bench.ended(1, 2).await.status, JobStatus::Success);
     run.signal(Signal::QUIT);
+    assert_eq!(run.code().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_is_due_is_renewed_and_jobs_come_with_the_new_one() {
+    let bench = Bench::start(1).await;
+    bench.coordinator(0).add_runner("glrt-short", Some("2999-01-01T00:00:00Z"));
+    let dates = "token_obtained_at = 2020-01-01T00:00:00Z\ntoken_expires_at = 2021-01-01T00:00:00Z\n";
+    let entry = bench.entry(0).replace(muster_runner_api::test_support::RUNNER_TOKEN, "glrt-short");
+    bench.configure(&format!("# kept\n{entry}{dates}"));
+    let run = bench.run();
+    run.logged("Runner authentication token was reset", 1).await;
+    run.logged("runner `runner-0`: token", 1).await;
+    bench.push(0, 1);
+    bench.let_go(1);
+    assert_eq!(bench.ended(0, 1).await.status, JobStatus::Success);
+    let text = std::fs::read_to_string(bench.config()).unwrap();
+    assert!(text.starts_with("# kept\n") && text.contains("token = \"glrt-short-reset-1\""), "{text}");
+    assert!(text.contains("token_expires_at = 2999-01-01T00:00:00Z"), "{text}");
+    run.signal(Signal::QUIT);
+    assert_eq!(run.code().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mistakes_that_show_at_run_time_are_told() {
+    let bench = Bench::start(1).await;
+    std::fs::write(bench.home.path(".runner_system_id"), "s_0123456789ab").unwrap();
+    bench.configure(&format!("{}[runners.feature_flags]\nFF_TIMESTAMPS = false\n", bench.entry(0)));
+    let run = bench.run();
+    // C027 needs a machine that has an id.
+    if std::fs::read_to_string("/etc/machine-id").is_ok_and(|id| !id.trim().is_empty()) {
+        run.logged("the system id s_0123456789ab was made on another machine", 1).await;
+    }
+    let new = bench.home.path("old.toml");
+    std::fs::write(&new, format!("concurrent = 2\n{}", bench.entry(0))).unwrap();
+    let file = std::fs::File::options().write(true).open(&new).unwrap();
+    file.set_modified(std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000)).unwrap();
+    std::fs::rename(new, bench.config()).unwrap();
+    run.logged("concurrent: default -> 2", 1).await;
+    run.logged("the file's content differs, but its time is not newer", 1).await;
+    run.signal(Signal::TERM);
+    run.logged("stop requested by SIGTERM: no job is under way", 1).await;
     assert_eq!(run.code().await, 0);
 }
 

@@ -1,0 +1,98 @@
+//! When a token is to be renewed: pure.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use crate::lower::short_token;
+use crate::settings::RunnerSettings;
+
+const SWITCHED_OFF: &str = "FF_DISABLE_AUTOMATIC_TOKEN_ROTATION";
+
+/// What is to be done.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// The runner's token has lived long enough.
+    Renew(Arc<RunnerSettings>),
+    /// The token that came in the place of this one is not in the file yet.
+    Save(String),
+}
+
+impl Step {
+    /// The token that it is about.
+    pub(super) fn token(&self) -> &str {
+        match self {
+            Self::Renew(runner) => runner.token.expose(),
+            Self::Save(token) => token,
+        }
+    }
+}
+
+/// When the token is renewed: after three quarters of its life, at once where its beginning is not known; none where it
+/// has no end.
+pub(super) fn due(runner: &RunnerSettings) -> Option<SystemTime> {
+    part_of_life(runner, 75)
+}
+
+/// When the token is renewed even if the file cannot be saved: it ends soon, and a runner with a token in memory only is
+/// better than one with none.
+pub(super) fn last_chance(runner: &RunnerSettings) -> Option<SystemTime> {
+    part_of_life(runner, 95)
+}
+
+fn part_of_life(runner: &RunnerSettings, percent: u32) -> Option<SystemTime> {
+    let (ends, began) = (runner.token_expires_at?, runner.token_obtained_at);
+    let life = began.and_then(|began| ends.duration_since(began).ok());
+    Some(match (began, life) {
+        (Some(began), Some(life)) => began + life / 100 * percent,
+        _ => SystemTime::UNIX_EPOCH,
+    })
+}
+
+/// The operator wants no renewal.
+pub(super) fn is_fixed(runner: &RunnerSettings) -> bool {
+    runner.feature_flags.get(SWITCHED_OFF) == Some(&true)
+}
+
+pub(super) fn tell_fixed(runner: &RunnerSettings) {
+    tracing::warn!(
+        code = "C028",
+        runner = short_token(runner.token.expose()),
+        runner_name = runner.name,
+        "the runner's token ends soon and is not renewed, because {SWITCHED_OFF} is set: renew it with reset-token"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use muster_job::Secret;
+
+    use super::*;
+
+    fn runner(began: Option<u64>, ends: Option<u64>) -> RunnerSettings {
+        let at = |hours: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(hours * 3600);
+        RunnerSettings {
+            token_obtained_at: began.map(at),
+            token_expires_at: ends.map(at),
+            ..RunnerSettings::new("https://gitlab.example".parse().unwrap(), Secret::new("t"), 0)
+        }
+    }
+
+    fn hours(at: Option<SystemTime>) -> Option<u64> {
+        Some(at?.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() / 3600)
+    }
+
+    #[test]
+    fn a_token_is_due_after_three_quarters_of_its_life() {
+        assert_eq!(hours(due(&runner(Some(100), Some(500)))), Some(400));
+        assert_eq!(hours(last_chance(&runner(Some(100), Some(500)))), Some(480));
+    }
+
+    #[test]
+    fn a_token_without_an_end_is_never_due_and_one_of_unknown_age_at_once() {
+        assert_eq!(due(&runner(Some(100), None)), None);
+        assert_eq!(hours(due(&runner(None, Some(500)))), Some(0));
+        assert_eq!(hours(due(&runner(Some(500), Some(100)))), Some(0), "it ended before it began");
+    }
+}

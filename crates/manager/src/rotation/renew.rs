@@ -1,0 +1,179 @@
+//! One renewal: the file is locked and proven, the coordinator is asked, the file is saved.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use muster_job::Secret;
+use time::OffsetDateTime;
+
+use super::plan::last_chance;
+use super::{Keeper, PAUSE, RunnerSettings};
+use crate::config::Facts;
+use crate::config::edit::{ConfigFile, EditError, NewToken};
+use crate::lower::short_token;
+use crate::settings::ConnectionAge;
+
+impl Keeper {
+    pub(super) async fn renew(&mut self, runner: Arc<RunnerSettings>) {
+        let file = match self.provable_file().await {
+            Ok(file) => Some(file),
+            Err(error) if last_chance(&runner).is_some_and(|end| self.clock.now() >= end) => {
+                tell(&runner, &error, "its token ends soon: it is renewed all the same, and lost with this process");
+                None
+            }
+            Err(error) => {
+                self.again(runner.token.expose());
+                self.observer.telemetry().metrics.configuration_saved(false);
+                return tell(&runner, &error, "its token is not renewed before its new one can be kept; tried again");
+            }
+        };
+        self.keep_series(&runner);
+        // Each try has a connection of its own: there is one in weeks.
+        let client = crate::client::of(&runner, ConnectionAge::NoReuse);
+        let asked = match client.map(|client| self.observer.counted(client, &runner)) {
+            Ok(client) => client.reset_token(runner.token.expose()).await,
+            Err(error) => Err(error),
+        };
+        self.rest_until = self.clock.now() + PAUSE;
+        let credentials = match asked {
+            Ok(credentials) => credentials,
+            Err(error) => {
+                let wait_s = self.again(runner.token.expose()).as_secs();
+                let (short, name) = (short_token(runner.token.expose()), runner.name.as_str());
+                let dead = error.is_unknown_token();
+                let remedy = if dead { "; it is no longer valid: register the runner again" } else { "" };
+                return tracing::error!(
+                    runner = short, runner_name = name, %error, wait_s,
+                    "Failed to reset runner authentication token, tried again{remedy}"
+                );
+            }
+        };
+        let new = NewToken::of(&credentials, OffsetDateTime::from(self.clock.now()));
+        tracing::info!(
+            runner = short_token(runner.token.expose()),
+            runner_name = runner.name,
+            new = short_token(new.token.expose()),
+            "Runner authentication token was reset"
+        );
+        let origin = self.renewed.origin(&runner.token);
+        let saved = match file {
+            Some(file) => self.save(file, &runner, &origin, &new).await,
+            None => Err(None),
+        };
+        self.tries_of(runner.token.expose()).done = true;
+        match saved {
+            Ok(()) => drop(self.renewed.0.lock().remove(origin.expose())),
+            Err(error) => {
+                self.again(origin.expose());
+                if let Some(error) = error {
+                    tell(&runner, &error, "its new token is in memory only; saving it is tried again");
+                }
+                self.renewed.0.lock().insert(origin.expose().to_owned(), new.clone());
+                self.unsaved.insert(origin.expose().to_owned(), (runner, new));
+            }
+        }
+        self.tell_changed();
+    }
+
+    /// Tries once more to save the token that came in the place of `origin`.
+    pub(super) async fn save_again(&mut self, origin: &str) {
+        let Some((runner, new)) = self.unsaved.get(origin).cloned() else { return };
+        let saved = match self.provable_file().await {
+            Ok(file) => self.save(file, &runner, &Secret::new(origin), &new).await,
+            Err(error) => Err(Some(error)),
+        };
+        match saved {
+            Err(Some(error)) => {
+                self.again(origin);
+                self.observer.telemetry().metrics.configuration_saved(false);
+                tell(&runner, &error, "its new token is in memory only; saving it is tried again");
+            }
+            // Saved, or there is no entry any more that it could be saved in.
+            Ok(()) | Err(None) => {
+                self.unsaved.remove(origin);
+                self.renewed.0.lock().remove(origin);
+                self.tell_changed();
+            }
+        }
+    }
+
+    /// The file, locked, after a save of what is in it has worked.
+    async fn provable_file(&self) -> Result<ConfigFile, EditError> {
+        let path = self.path.clone();
+        blocking(&self.path, move || {
+            let file = ConfigFile::open(&path)?;
+            file.prove()?;
+            Ok(file)
+        })
+        .await
+    }
+
+    /// Puts the token in the place of `origin`, in each entry that has it: they are one runner (C025).
+    ///
+    /// # Errors
+    /// Why it was not saved; none where the file has no such entry any more, which is told.
+    async fn save(
+        &self,
+        mut file: ConfigFile,
+        runner: &Arc<RunnerSettings>,
+        origin: &Secret,
+        new: &NewToken,
+    ) -> Result<(), Option<EditError>> {
+        let (path, url) = (self.path.clone(), runner.url.clone());
+        let (origin, new, name) = (origin.clone(), new.clone(), runner.name.clone());
+        let saved = blocking(&self.path, move || {
+            let known = file.read(&Facts::of(&path)).config.map(|config| config.runners).unwrap_or_default();
+            let same = known.iter().filter(|known| {
+                known.token == origin && crate::config::base_url(&known.url).is_some_and(|known| known == url)
+            });
+            let mut found = false;
+            for known in same {
+                found = true;
+                if let Some(told) = file.set_token(known.index, &new)? {
+                    tracing::warn!(code = told.code, help = told.help, runner_name = name, "{}", told.message);
+                }
+            }
+            if found {
+                file.save()?;
+            }
+            Ok(found)
+        })
+        .await;
+        if let Ok(true) | Err(_) = &saved {
+            self.observer.telemetry().metrics.configuration_saved(saved.is_ok());
+        }
+        match saved {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                tracing::error!(
+                    runner_name = runner.name,
+                    "the runner has left the file while its token was reset: the new token is lost, reset it at the server"
+                );
+                Err(None)
+            }
+            Err(error) => Err(Some(error)),
+        }
+    }
+}
+
+/// Work on the file, which waits for its lock, beside the other tasks.
+async fn blocking<T: Send + 'static>(
+    path: &Path,
+    work: impl FnOnce() -> Result<T, EditError> + Send + 'static,
+) -> Result<T, EditError> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
+        Err(EditError::Io { doing: "change", path: path.to_owned(), source: std::io::Error::other(error) })
+    })
+}
+
+fn tell(runner: &RunnerSettings, error: &EditError, what: &str) {
+    let ends = runner.token_expires_at.map(|end| OffsetDateTime::from(end).date().to_string());
+    tracing::error!(
+        code = "C028",
+        runner = short_token(runner.token.expose()),
+        runner_name = runner.name,
+        error = error as &dyn std::error::Error,
+        "token expires on {}; the configuration file cannot be updated: {what}",
+        ends.unwrap_or_default()
+    );
+}
