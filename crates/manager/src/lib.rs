@@ -1,7 +1,7 @@
 //! The manager: requests jobs, leases environments, hands each job to an agent, and reports what came of it.
 //!
 //! ```text
-//! requests (long polls, one lane each) --payload--> store (state.db) --> one actor per job:
+//! requests (long polls, one lane each) --payload--> store (state.log) --> one actor per job:
 //!   lower -> lease -> Run at the agent -> copy the agent's log to the coordinator -> report -> close
 //! ```
 //!

@@ -129,7 +129,7 @@ impl Manager {
     /// The jobs of an earlier start go on. They count, also beyond what the settings allow now.
     async fn take_up(&mut self) -> Result<(), ManagerError> {
         let mut contexts: Vec<Arc<Context>> = Vec::new();
-        for job in self.store.jobs().await? {
+        for job in self.store.jobs() {
             let Some(runner) = job.runner.clone().or_else(|| self.settings.runners.first().cloned()) else {
                 tracing::error!(job = %job.run, "no runner is known for a job of an earlier start, it is left alone");
                 continue;
@@ -294,7 +294,7 @@ impl Manager {
             Err(error) => error.to_string(),
         };
         self.observer.job_lost(&runner);
-        tracing::error!(job = %run, error, "the job stays in state.db for a later start of the manager");
+        tracing::error!(job = %run, error, "the job stays in state.log for a later start of the manager");
         Ok(())
     }
 }

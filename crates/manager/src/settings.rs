@@ -5,7 +5,7 @@
 //! ```
 //!
 //! A [`RunnerSettings`] is immutable and shared: a job's actor holds the one that it was taken with until its end, also
-//! across a restart, since `state.db` keeps it. It is therefore also a format on disk: a new field needs a default.
+//! across a restart, since `state.log` keeps it. It is therefore also a format on disk: a new field needs a default.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -119,7 +119,7 @@ impl Default for Settings {
 }
 
 /// Which `[[runners]]` entry: the same after a change of order, of the token (where the entry has an `id`), and after a
-/// restart. Job counters, request lanes and jobs in `state.db` go by it.
+/// restart. Job counters, request lanes and jobs in `state.log` go by it.
 ///
 /// It is the url with the server's runner id; an entry without an id goes by a hash of its token.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]

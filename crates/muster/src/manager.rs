@@ -30,7 +30,7 @@ pub(crate) struct Args {
     /// File with the runner's authentication token; a token never stands on the command line.
     #[arg(long, value_name = "FILE")]
     token_file: PathBuf,
-    /// Directory of this manager: `state.db`, the agent's socket and spool.
+    /// Directory of this manager: `state.log`, the agent's socket and spool.
     #[arg(long, value_name = "DIR")]
     state_dir: PathBuf,
     /// Directory below which jobs are checked out.
@@ -112,7 +112,7 @@ async fn work(args: Args) -> Result<ExitCode, RunError> {
     let observed = Observed::start(args.listen_address.as_deref()).await?;
     let manager = build(args, Arc::clone(&observed.telemetry)).await?;
     let ended = tokio::select! {
-        // Every part of `run` stands a sudden end: that is what state.db is for.
+        // Every part of `run` stands a sudden end: that is what state.log is for.
         ended = manager.run(orders) => ended.map(|()| ExitCode::SUCCESS).map_err(RunError::from),
         signals = signals(&control, on_stop) => {
             if signals.is_ok() {

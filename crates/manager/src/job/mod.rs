@@ -100,7 +100,7 @@ struct Actor {
     prepare_by: Option<tokio::time::Instant>,
 }
 
-/// Brings one job to its end, also where `state.db` cannot be written for a while: then it is taken up from its row, as
+/// Brings one job to its end, also where `state.log` cannot be written for a while: then it is taken up from its row, as
 /// after a start. Without this the job would be reported by nobody as long as this manager lives (J1).
 pub(crate) async fn execute(
     context: Arc<Context>,
@@ -119,7 +119,7 @@ pub(crate) async fn execute(
             "the job is taken up again"
         );
         tokio::time::sleep(wait).await;
-        result = match context.store.job(&run, &context.runner).await {
+        result = match context.store.job(&run, &context.runner) {
             Ok(Some(job)) => execute_once(Arc::clone(&context), &watch, job, true).await,
             Ok(None) => Ok(()),
             Err(error) => Err(error.into()),
@@ -197,7 +197,7 @@ impl Actor {
     /// Stores the state that follows. Durable before anything is done in it.
     async fn move_to(&mut self, next: JobState) -> Result<Next, JobError> {
         let began = Instant::now();
-        self.context.store.set_state(&self.run, &next).await?;
+        self.context.store.set_state(&self.run, &next)?;
         self.watch.stored("move", began.elapsed());
         tracing::debug!(from = self.state.name(), to = next.name(), "job moved");
         self.state = next;
@@ -318,7 +318,7 @@ impl Actor {
             lease.release();
         }
         let began = Instant::now();
-        self.context.store.delete(&self.run).await?;
+        self.context.store.delete(&self.run)?;
         self.watch.stored("delete", began.elapsed());
         self.watch.cleaned();
         Ok(())

@@ -227,7 +227,7 @@ struct Request {
 impl Request {
     /// R1: what it brings is stored before anyone hears of it. The cut ends the wait only, never the storing.
     async fn send(self, client: &Client) -> Answer {
-        let key = match self.store.lane_key(&self.runner.key, self.lane).await {
+        let key = match self.store.lane_key(&self.runner.key, self.lane) {
             Ok(key) => key,
             Err(error) => return Answer::Store(error),
         };
@@ -261,7 +261,7 @@ impl Request {
 
     async fn store(&self, payload: JobPayload) -> Answer {
         let began = Instant::now();
-        let taken = self.store.take(&self.runner, self.lane, payload).await;
+        let taken = self.store.take(&self.runner, self.lane, payload);
         self.observer.telemetry().metrics.stored("take", began.elapsed());
         match taken {
             Ok(Some(job)) => Answer::Job(Box::new(job)),

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use muster_job::{Attempt, JobId};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use url::Url;
 
@@ -11,7 +12,8 @@ const COORDINATOR_DIGITS: usize = 8;
 
 /// The name of one job over all coordinators: its number, and a short hash of the coordinator's URL. Two coordinators
 /// count their jobs on their own, and all jobs of a machine are in one spool.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct RunName(String);
 
 impl RunName {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -39,6 +40,8 @@ pub(crate) struct Bench {
 /// A manager at work. Dropped or killed, it stops between two instructions, as a process does.
 pub(crate) struct Running {
     pub(crate) control: Control,
+    /// The most bytes that its state may have.
+    pub(crate) state_limit: Arc<AtomicU64>,
     task: JoinHandle<Result<(), ManagerError>>,
 }
 
@@ -122,14 +125,15 @@ impl Bench {
     /// A manager of any runners, on the same state and agent.
     pub(crate) async fn manager_of(&self, settings: Settings) -> Running {
         let store = self.store().await;
+        let state_limit = store.limit();
         let provider = FakeProvider::new(self.home.path(), SLOTS);
         let telemetry = Telemetry::new(&Build::default(), &Arc::default(), SpanSettings::default());
         let manager = Manager::new(settings, store, Arc::new(provider), telemetry);
         let (control, orders) = Control::new();
-        Running { task: tokio::spawn(manager.run(orders)), control }
+        Running { task: tokio::spawn(manager.run(orders)), control, state_limit }
     }
 
-    /// Opens state.db, as soon as the last task of an aborted manager is gone.
+    /// Opens state.log, as soon as the last task of an aborted manager is gone.
     async fn store(&self) -> Store {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
@@ -140,17 +144,18 @@ impl Bench {
         }
     }
 
-    /// Does something to state.db behind the manager's back.
-    pub(crate) async fn tamper(&self, statement: &'static str) {
-        let options = sqlx::sqlite::SqliteConnectOptions::new().filename(self.home.path().join("state.db"));
-        let pool = sqlx::sqlite::SqlitePool::connect_with(options).await.unwrap();
-        sqlx::query(statement).execute(&pool).await.unwrap();
-        pool.close().await;
+    /// Waits until state.log contains `text`.
+    pub(crate) async fn wait_for_state(&self, text: &str) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !std::fs::read_to_string(self.home.path().join("state.log")).unwrap().contains(text) {
+            assert!(Instant::now() < deadline, "state.log does not contain {text}");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
     }
 
-    /// Nothing is left in state.db: the job is done in every respect. The manager must have ended.
+    /// Nothing is left in state.log: the job is done in every respect. The manager must have ended.
     pub(crate) async fn check_forgotten(&self) {
-        assert_eq!(self.store().await.jobs().await.unwrap(), []);
+        assert_eq!(self.store().await.jobs(), []);
     }
 
     /// Waits until the trace at the coordinator contains `text`.

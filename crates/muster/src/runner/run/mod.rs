@@ -1,7 +1,7 @@
 //! `run`: the manager of one `config.toml`, until a signal ends it (runner-config 2.2, 2.6).
 //!
 //! ```text
-//! config.toml --ConfigWatch--> Settings --Order::Reload--> Manager (state.db, requests, jobs) --> agent on this host
+//! config.toml --ConfigWatch--> Settings --Order::Reload--> Manager (state.log, requests, jobs) --> agent on this host
 //!                 SIGHUP, changes           Drain, Abort      ^ signals
 //! ```
 //!

@@ -1,0 +1,208 @@
+//! What of `state.log` counts: where the last word on each thing stands.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use super::log::{Copied, Copier, Log, Place};
+use super::record::{Content, Lane, Outline, Record, VERSION};
+use super::{RunName, StoreError, StoredJob};
+use crate::settings::{RunnerKey, RunnerSettings};
+use crate::state::JobState;
+
+/// Below this the file is left as it is while there are jobs, and while there are none: what they leave holds tokens.
+const SMALL_BYTES: [u64; 2] = [8 * 1024 * 1024, 64 * 1024];
+/// The file is copied when it is so many times as long as what counts in it.
+const GARBAGE_RATIO: u64 = 4;
+
+/// The file, and what counts in it.
+#[derive(Debug)]
+pub(super) struct Books {
+    log: Log,
+    jobs: HashMap<RunName, Row>,
+    runners: HashMap<String, Place>,
+    lanes: HashMap<(RunnerKey, u32), (String, Place)>,
+    /// Something was written that is not synced.
+    pub(super) unsynced: bool,
+    /// A task is there that syncs what is written.
+    pub(super) kept: bool,
+    pub(super) small_bytes: [u64; 2],
+}
+
+/// One job.
+#[derive(Debug)]
+struct Row {
+    runner: Option<String>,
+    taken_ms: i64,
+    job: Place,
+    /// None where it is taken.
+    state: Option<Place>,
+}
+
+impl Books {
+    pub(super) fn open(path: &Path) -> Result<Self, StoreError> {
+        let (mut jobs, mut runners, mut lanes) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let mut newer = None;
+        let mut put = |lane: Lane, place| drop(lanes.insert((lane.runner, lane.lane), (lane.key, place)));
+        let read = |place: Place, text: &str| match serde_json::from_str::<Outline>(text) {
+            Ok(Outline::Version(version)) => newer = (version > VERSION).then_some(version),
+            Ok(Outline::Runner { digest }) => drop(runners.insert(digest, place)),
+            Ok(Outline::Lane(lane)) => put(lane, place),
+            Ok(Outline::Job { run, runner, taken_ms, lane }) => {
+                jobs.insert(run, Row { runner, taken_ms, job: place, state: None });
+                if let Some(lane) = lane {
+                    put(lane, place);
+                }
+            }
+            Ok(Outline::State { run }) => match jobs.get_mut(&run) {
+                Some(row) => row.state = Some(place),
+                None => tracing::warn!(job = %run, "the state of a job that is not in state.log does not count"),
+            },
+            Ok(Outline::Done { run }) => drop(jobs.remove(&run)),
+            Err(error) => tracing::error!(%error, "a line of state.log is not readable: it is left alone"),
+        };
+        let failed = |source| StoreError::File { path: path.to_owned(), source };
+        let log = Log::open(path, &encode(&Record::Version(VERSION))?, read).map_err(failed)?;
+        match newer {
+            Some(version) => Err(StoreError::Newer { path: path.to_owned(), version }),
+            None => Ok(Self { log, jobs, runners, lanes, unsynced: false, kept: false, small_bytes: SMALL_BYTES }),
+        }
+    }
+
+    pub(super) fn knows(&self, run: &RunName) -> bool {
+        self.jobs.contains_key(run)
+    }
+
+    /// Every job, oldest first. One that cannot be read stays, and is told.
+    pub(super) fn jobs(&self) -> Vec<StoredJob> {
+        let mut runners = HashMap::new();
+        for (digest, place) in &self.runners {
+            match self.content(*place) {
+                Ok(Content::Runner { settings }) => drop(runners.insert(digest.as_str(), Arc::from(settings))),
+                Ok(_) => tracing::error!("state.log holds something else in the place of a runner's settings"),
+                Err(error) => tracing::error!(%error, "the settings of a runner in state.log are not readable"),
+            }
+        }
+        let mut rows: Vec<_> = self.jobs.iter().collect();
+        rows.sort_by_key(|(run, row)| (row.taken_ms, *run));
+        let read = rows.into_iter().filter_map(|(run, row)| {
+            let runner = row.runner.as_deref().and_then(|digest| runners.get(digest).cloned());
+            let job = self.job_of(run, row, runner);
+            job.inspect_err(|error| tracing::error!(error = error as &dyn std::error::Error, "a job is left alone"))
+                .ok()
+        });
+        read.collect()
+    }
+
+    /// One job, with the `runner` that it was taken with.
+    pub(super) fn job(&self, run: &RunName, runner: &Arc<RunnerSettings>) -> Result<Option<StoredJob>, StoreError> {
+        self.jobs.get(run).map(|row| self.job_of(run, row, Some(Arc::clone(runner)))).transpose()
+    }
+
+    fn job_of(&self, run: &RunName, row: &Row, runner: Option<Arc<RunnerSettings>>) -> Result<StoredJob, StoreError> {
+        let unreadable = |source| StoreError::Row { job: run.clone(), source };
+        let misplaced = || unreadable(io::Error::other("something else is in its place"));
+        let Content::Job { payload } = self.content(row.job).map_err(unreadable)? else { return Err(misplaced()) };
+        let state = match row.state.map(|place| self.content(place)).transpose().map_err(unreadable)? {
+            None => JobState::Taken,
+            Some(Content::State { state }) => state,
+            Some(_) => return Err(misplaced()),
+        };
+        Ok(StoredJob { run: run.clone(), runner, payload: *payload, state })
+    }
+
+    fn content(&self, place: Place) -> io::Result<Content> {
+        Ok(serde_json::from_str(&self.log.read(place)?)?)
+    }
+
+    pub(super) fn has_runner(&self, digest: &str) -> bool {
+        self.runners.contains_key(digest)
+    }
+
+    pub(super) fn lane_key(&self, runner: &RunnerKey, lane: u32) -> Option<&str> {
+        self.lanes.get(&(runner.clone(), lane)).map(|(key, _)| key.as_str())
+    }
+
+    /// Writes a record, and then counts it.
+    pub(super) fn add(&mut self, record: &Record<'_>) -> Result<(), StoreError> {
+        let text = encode(record)?;
+        let place = self.log.append(&text).map_err(|source| self.failed(source))?;
+        self.unsynced = true;
+        match *record {
+            Record::Version(_) => {}
+            Record::Runner { digest, .. } => drop(self.runners.insert(digest.to_owned(), place)),
+            Record::Lane(lane) => self.put(lane, place),
+            Record::Job { run, runner, taken_ms, lane, .. } => {
+                let row = Row { runner: runner.map(str::to_owned), taken_ms, job: place, state: None };
+                self.jobs.insert(run.clone(), row);
+                if let Some(lane) = lane {
+                    self.put(lane, place);
+                }
+            }
+            Record::State { run, .. } => {
+                if let Some(row) = self.jobs.get_mut(run) {
+                    row.state = Some(place);
+                }
+            }
+            Record::Done { run } => drop(self.jobs.remove(run)),
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, lane: &Lane, place: Place) {
+        self.lanes.insert((lane.runner.clone(), lane.lane), (lane.key.clone(), place));
+    }
+
+    pub(super) fn limit(&self) -> Arc<AtomicU64> {
+        self.log.limit()
+    }
+
+    /// The file, to be synced by another thread.
+    pub(super) fn handle(&self) -> Result<std::fs::File, StoreError> {
+        self.log.handle().map_err(|source| self.failed(source))
+    }
+
+    /// What another thread needs to copy what counts, where most of the file does not.
+    pub(super) fn copier(&mut self) -> Result<Option<Copier>, StoreError> {
+        let used: Vec<&str> = self.jobs.values().filter_map(|row| row.runner.as_deref()).collect();
+        // The next job of a runner that is not used now brings its settings again.
+        self.runners.retain(|digest, _| used.contains(&digest.as_str()));
+        let rows = self.jobs.values().flat_map(|row| [Some(row.job), row.state]).flatten();
+        let mut places: Vec<Place> = self.runners.values().copied().chain(rows).collect();
+        let counts: u64 = places.iter().map(|place| place.bytes()).sum();
+        let [busy, idle] = self.small_bytes;
+        let small_bytes = if self.jobs.is_empty() { idle } else { busy };
+        if self.log.bytes() < (counts * GARBAGE_RATIO).max(small_bytes) {
+            return Ok(None);
+        }
+        // Last, since the lines of jobs hold older keys; and in lines of their own, since those of jobs that are done go.
+        let lanes: Vec<_> =
+            self.lanes.iter().map(|((runner, lane), (key, _))| (runner.clone(), *lane, key.clone())).collect();
+        for (runner, lane, key) in lanes {
+            self.add(&Record::Lane(&Lane { runner, lane, key }))?;
+        }
+        places.extend(self.lanes.values().map(|(_, place)| *place));
+        self.log.copier(places).map(Some).map_err(|source| self.failed(source))
+    }
+
+    /// Goes on with the copy.
+    pub(super) fn copied(&mut self, copied: Copied) -> Result<(), StoreError> {
+        let moves = self.log.copied(copied).map_err(|source| self.failed(source))?;
+        let rows = self.jobs.values_mut().flat_map(|row| [Some(&mut row.job), row.state.as_mut()]).flatten();
+        let lanes = self.lanes.values_mut().map(|(_, place)| place);
+        for place in self.runners.values_mut().chain(rows).chain(lanes) {
+            *place = place.moved(&moves);
+        }
+        Ok(())
+    }
+
+    fn failed(&self, source: io::Error) -> StoreError {
+        StoreError::File { path: self.log.path().to_owned(), source }
+    }
+}
+
+pub(super) fn encode(record: &Record<'_>) -> Result<String, StoreError> {
+    serde_json::to_string(record).map_err(StoreError::Encode)
+}

@@ -1,0 +1,256 @@
+//! A file of lines that only grows, and is copied where most of it has become useless.
+//!
+//! ```text
+//! <CRC-32 of the text, 8 hexadecimal digits> <text>
+//! ```
+//! What is written survives the death of any process; what was synced, a loss of power too. A line that is not whole, or not
+//! as it was written, counts as not written, and the lines after it still count.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Digits of the checksum, and the space after them.
+const HEAD_BYTES: usize = 9;
+/// The most that a file may hold, unless told otherwise. The copies keep it far below.
+const MAX_BYTES: u64 = 4 << 30;
+
+/// Where a line is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    offset: u64,
+    /// With its checksum and its end.
+    bytes: u64,
+}
+
+impl Place {
+    pub(super) fn bytes(self) -> u64 {
+        self.bytes
+    }
+
+    /// Where the line is once the file that [`Log::copied`] made is in use.
+    pub(super) fn moved(self, moves: &Moves) -> Self {
+        let in_tail = || moves.tail_to + self.offset.saturating_sub(moves.tail_from);
+        Self { offset: moves.lines.get(&self.offset).copied().unwrap_or_else(in_tail), ..self }
+    }
+}
+
+/// Where the lines of a file are in its copy.
+#[derive(Debug)]
+pub(super) struct Moves {
+    /// From where to where.
+    lines: HashMap<u64, u64>,
+    /// From here on the copy holds whatever the file holds, from there.
+    tail_from: u64,
+    tail_to: u64,
+}
+
+/// The file.
+#[derive(Debug)]
+pub(super) struct Log {
+    path: PathBuf,
+    file: File,
+    end: u64,
+    /// The most that it may hold.
+    limit: Arc<AtomicU64>,
+}
+
+impl Log {
+    /// Opens the file, making it with `first` as its first line where there is none, and shows each whole line to `read`.
+    pub(super) fn open(path: &Path, first: &str, mut read: impl FnMut(Place, &str)) -> io::Result<Self> {
+        let mut file = match OpenOptions::new().read(true).write(true).open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => make(path, first)?,
+            file => file?,
+        };
+        let mut end = 0;
+        let mut reader = BufReader::new(&mut file);
+        let mut line = Vec::new();
+        while reader.read_until(b'\n', &mut line)? > 0 {
+            if line.last() != Some(&b'\n') {
+                tracing::warn!(path = %path.display(), offset = end, "the last line was not written whole: it does not count");
+                break;
+            }
+            let place = Place { offset: end, bytes: line.len() as u64 };
+            match text(&line) {
+                Some(text) => read(place, text),
+                None => tracing::error!(path = %path.display(), offset = end, "a line is damaged: it does not count"),
+            }
+            end += place.bytes;
+            line.clear();
+        }
+        file.set_len(end)?;
+        let mut log = Self { path: path.to_owned(), file, end, limit: Arc::new(AtomicU64::new(MAX_BYTES)) };
+        if end == 0 {
+            // It was made just before the power went.
+            log.append(first)?;
+        }
+        Ok(log)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The most bytes that the file may hold.
+    pub(super) fn limit(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.limit)
+    }
+
+    /// How long the file is.
+    pub(super) fn bytes(&self) -> u64 {
+        self.end
+    }
+
+    /// Adds a line, whole or not at all.
+    pub(super) fn append(&mut self, text: &str) -> io::Result<Place> {
+        let line = line(text);
+        let limit = self.limit.load(Ordering::Relaxed);
+        if self.end + line.len() as u64 > limit {
+            let message = format!("the file may hold {limit} bytes, and does");
+            return Err(io::Error::new(io::ErrorKind::StorageFull, message));
+        }
+        if let Err(error) = self.file.write_all_at(&line, self.end) {
+            // What stays here nevertheless is no whole line, or is written over by the next.
+            let _ = self.file.set_len(self.end);
+            return Err(error);
+        }
+        let place = Place { offset: self.end, bytes: line.len() as u64 };
+        self.end += place.bytes;
+        Ok(place)
+    }
+
+    /// Reads a line again.
+    pub(super) fn read(&self, place: Place) -> io::Result<String> {
+        let mut line = vec![0; usize::try_from(place.bytes).map_err(io::Error::other)?];
+        self.file.read_exact_at(&mut line, place.offset)?;
+        let damaged = || io::Error::new(io::ErrorKind::InvalidData, format!("the line at {} is damaged", place.offset));
+        text(&line).map(str::to_owned).ok_or_else(damaged)
+    }
+
+    /// The file, to be synced by another thread.
+    pub(super) fn handle(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+
+    /// What another thread needs to copy the lines at `places`, which come first to first.
+    pub(super) fn copier(&self, places: Vec<Place>) -> io::Result<Copier> {
+        Ok(Copier { file: self.file.try_clone()?, part: part(&self.path), places, end: self.end })
+    }
+
+    /// Puts the copy into the place of the file, with what was added meanwhile.
+    pub(super) fn copied(&mut self, copy: Copied) -> io::Result<Moves> {
+        let Copied { file, lines, end, upto } = copy;
+        let mut tail = vec![0; usize::try_from(self.end - upto).map_err(io::Error::other)?];
+        self.file.read_exact_at(&mut tail, upto)?;
+        file.write_all_at(&tail, end)?;
+        std::fs::rename(part(&self.path), &self.path)?;
+        let moves = Moves { lines, tail_from: upto, tail_to: end };
+        self.end = end + tail.len() as u64;
+        self.file = file;
+        Ok(moves)
+    }
+}
+
+/// Makes a copy of some lines.
+#[derive(Debug)]
+pub(super) struct Copier {
+    file: File,
+    part: PathBuf,
+    places: Vec<Place>,
+    end: u64,
+}
+
+/// A copy that is not in use yet.
+#[derive(Debug)]
+pub(super) struct Copied {
+    file: File,
+    lines: HashMap<u64, u64>,
+    end: u64,
+    upto: u64,
+}
+
+impl Copier {
+    /// Makes it, synced: `first`, then the lines.
+    pub(super) fn copy(self, first: &str) -> io::Result<Copied> {
+        let mut copy = private(&self.part)?;
+        let mut out = io::BufWriter::new(&mut copy);
+        let head = line(first);
+        out.write_all(&head)?;
+        let mut end = head.len() as u64;
+        let mut lines = HashMap::with_capacity(self.places.len());
+        for place in self.places {
+            let mut line = vec![0; usize::try_from(place.bytes).map_err(io::Error::other)?];
+            self.file.read_exact_at(&mut line, place.offset)?;
+            out.write_all(&line)?;
+            lines.insert(place.offset, end);
+            end += place.bytes;
+        }
+        out.flush()?;
+        drop(out);
+        copy.sync_data()?;
+        Ok(Copied { file: copy, lines, end, upto: self.end })
+    }
+}
+
+/// A new file with one line, under its name once it is whole.
+fn make(path: &Path, first: &str) -> io::Result<File> {
+    let part = part(path);
+    let mut file = private(&part)?;
+    file.write_all(&line(first))?;
+    std::fs::rename(&part, path)?;
+    file.seek(SeekFrom::Start(0))?;
+    Ok(file)
+}
+
+fn part(path: &Path) -> PathBuf {
+    path.with_extension("part")
+}
+
+fn private(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(path)
+}
+
+fn line(text: &str) -> Vec<u8> {
+    let mut line = Vec::with_capacity(HEAD_BYTES + text.len() + 1);
+    // Writing to memory does not fail.
+    let _ = write!(line, "{:08x} ", crc32fast::hash(text.as_bytes()));
+    line.extend_from_slice(text.as_bytes());
+    line.push(b'\n');
+    line
+}
+
+/// The text of a line, if it is as it was written.
+fn text(line: &[u8]) -> Option<&str> {
+    let line = line.strip_suffix(b"\n")?;
+    let (head, text) = line.split_at_checked(HEAD_BYTES)?;
+    let digits = std::str::from_utf8(head).ok()?.strip_suffix(' ')?;
+    let sum = u32::from_str_radix(digits, 16).ok()?;
+    (crc32fast::hash(text) == sum).then(|| std::str::from_utf8(text).ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_written_does_not_count_and_the_next_line_is_whole() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("log");
+        let mut log = Log::open(&path, "first", |_, _| {}).unwrap();
+        log.append("second").unwrap();
+        let good = std::mem::replace(&mut log.file, File::open(&path).unwrap());
+        log.append("lost").unwrap_err();
+        // As a full disk leaves it.
+        good.write_all_at(b"00000000 lo", log.end).unwrap();
+        log.file = good;
+        let place = log.append("third, which is longer").unwrap();
+        assert_eq!(log.read(place).unwrap(), "third, which is longer");
+        let mut lines = Vec::new();
+        Log::open(&path, "first", |_, line| lines.push(line.to_owned())).unwrap();
+        assert_eq!(lines, ["first", "second", "third, which is longer"]);
+    }
+}
