@@ -20,7 +20,8 @@ pub fn plugin_local() -> PathBuf {
 }
 
 /// An executable of the workspace: beside this test's own.
-fn built(name: &str) -> PathBuf {
+#[must_use]
+pub fn built(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let binary = test.parent().unwrap().parent().unwrap().join(name);
     assert!(binary.is_file(), "no {}: build the workspace first, as scripts/test does", binary.display());

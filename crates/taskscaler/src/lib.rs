@@ -1,6 +1,7 @@
 //! The scaling engine: how many instances there should be, and which job goes where.
 //!
 //! - [`engine`] decides. It is a pure state machine: events and time in, actions out. Everything else feeds it.
+//! - [`driver`] owns it: plugins, books on disk, leases, metrics.
 //! - [`books`] is what it must not forget; [`decision`] is what it decided, and why.
 //! - [`config`], [`policy`], [`cron`], [`forecast`] say what it is to do.
 //!
@@ -17,6 +18,7 @@ pub mod books;
 pub mod config;
 pub mod cron;
 pub mod decision;
+pub mod driver;
 pub mod engine;
 pub mod event;
 pub mod forecast;

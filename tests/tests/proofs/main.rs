@@ -10,4 +10,5 @@ mod differential;
 mod faults;
 mod kill;
 mod life;
+mod taskscaler;
 mod uploads;

@@ -51,7 +51,7 @@ use queue::Queue;
 
 pub use lease::{AcquireError, NoCapacity};
 pub use limits::Violation;
-pub use status::{GroupStatus, InstanceStatus, SlotStatus, Status, Tasks, Wait};
+pub use status::{Counts, GroupStatus, InstanceStatus, SlotStatus, Status, Tasks, Wait};
 
 /// See the module.
 #[derive(Debug)]
@@ -78,6 +78,8 @@ pub struct Engine {
     next_number: u64,
     /// Why instances that are missing are not asked for, as it was last told.
     held: Vec<(GroupId, Hold)>,
+    /// The formula's last answer.
+    missing: i64,
     /// Instances to be removed with the next call.
     to_remove: Vec<Index>,
     actions: Vec<Action>,
@@ -128,6 +130,7 @@ impl Engine {
             stopping: false,
             next_number: 1,
             held: Vec::new(),
+            missing: 0,
             to_remove: Vec::new(),
             actions: Vec::new(),
             decisions: Vec::new(),

@@ -66,6 +66,7 @@ pub(super) struct Pool {
     free: BTreeSet<Rank>,
     due: BTreeSet<(Time, Index)>,
     sums: Sums,
+    by_state: [u64; STATES.len()],
     placement: Placement,
     capacity: u32,
     uses_max: Option<u32>,
@@ -81,6 +82,7 @@ impl Pool {
             free: BTreeSet::new(),
             due: BTreeSet::new(),
             sums: Sums::default(),
+            by_state: [0; STATES.len()],
             placement: Placement::Pack,
             capacity,
             uses_max,
@@ -162,6 +164,11 @@ impl Pool {
         self.sums
     }
 
+    /// Instances by the states of `fleeting_provisioner_instances`.
+    pub(super) fn by_state(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        STATES.into_iter().zip(self.by_state)
+    }
+
     /// The instance whose slot is given next.
     pub(super) fn best(&self) -> Option<Index> {
         self.free.first().map(|rank| rank.3)
@@ -209,6 +216,9 @@ impl Pool {
         let Some(instance) = self.all.get(index) else { return };
         let part = instance.part(self.capacity, self.uses_max);
         self.sums.subtract(part);
+        if let Some(count) = self.by_state.get_mut(label(instance)) {
+            *count -= 1;
+        }
         if part.free > 0 {
             let rank = self.rank(index, instance);
             self.free.remove(&rank);
@@ -232,6 +242,9 @@ impl Pool {
         let Some(instance) = self.all.get(index) else { return };
         let part = instance.part(self.capacity, self.uses_max);
         self.sums.add(part);
+        if let Some(count) = self.by_state.get_mut(label(instance)) {
+            *count += 1;
+        }
         if part.free > 0 {
             let rank = self.rank(index, instance);
             self.free.insert(rank);
@@ -256,6 +269,20 @@ impl Instance {
     /// When the change began that the next snapshots may show the end of.
     fn expected_since(&self) -> Time {
         if self.state == State::Booting { self.asked } else { self.since }
+    }
+}
+
+/// States as the peer's metrics name them.
+const STATES: [&str; 6] = ["creating", "running", "suspending", "suspended", "resuming", "deleting"];
+
+fn label(instance: &Instance) -> usize {
+    match instance.state {
+        State::Booting => 0,
+        State::Preparing | State::Ready | State::Draining(_) => 1,
+        State::Suspending => 2,
+        State::Suspended => 3,
+        State::Resuming => 4,
+        State::Deleting(_) => 5,
     }
 }
 

@@ -28,7 +28,8 @@ impl Engine {
             return;
         }
         let inputs = self.inputs(now);
-        match formula::required(&inputs) {
+        self.missing = formula::required(&inputs);
+        match self.missing {
             0 => self.held.clear(),
             missing @ 1.. => self.create(now, missing.unsigned_abs(), inputs),
             surplus => {

@@ -26,6 +26,21 @@ pub struct Tasks {
     pub unavailable: u64,
 }
 
+/// Sums for metrics; taking them takes no time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Counts {
+    /// Instances by the states of `fleeting_provisioner_instances`.
+    pub by_state: Vec<(&'static str, u64)>,
+    /// The most instances of all groups together; none: no limit.
+    pub max: Option<u64>,
+    /// Instances to create (positive) or to remove (negative).
+    pub missing: i64,
+    /// Cost per hour, where prices are known.
+    pub spend_per_hour: f64,
+    /// Instances that nobody here asked for.
+    pub foreign: u64,
+}
+
 /// Everything at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
@@ -128,6 +143,23 @@ impl Engine {
             acquired: sums.held,
             reserved: self.reservations.len() as u64,
             unavailable: sums.unavailable,
+        }
+    }
+
+    /// Sums for metrics.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        let open =
+            |which: fn(&super::Group) -> u32| self.groups.iter().map(|group| u64::from(which(group))).sum::<u64>();
+        let mut by_state: Vec<(&'static str, u64)> = self.pool.by_state().collect();
+        // Of Muster's requests none waits to be sent: all that were made are on their way.
+        by_state.extend([("requested", 0), ("pending", open(super::Group::possible))]);
+        Counts {
+            by_state,
+            max: self.groups.iter().map(|group| group.max().map(u64::from)).sum(),
+            missing: self.missing,
+            spend_per_hour: self.spend_per_hour(),
+            foreign: self.groups.iter().map(|group| group.foreign.len() as u64).sum(),
         }
     }
 

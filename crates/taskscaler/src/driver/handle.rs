@@ -1,0 +1,182 @@
+//! The handle of a running scaler.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+use super::host::{Host, Prepare};
+use super::lease::{Lease, Reservation};
+use super::metrics::{Buckets, Metrics};
+use super::store::{Store, StoreError};
+use super::task::{Command, Shared, Task};
+use crate::config::Config;
+use crate::decision::Decision;
+use crate::engine::{InstanceStatus, NoCapacity, Status, Wait};
+use crate::event::Event;
+use crate::policy::Policies;
+use crate::words::{GroupId, Key};
+use muster_fleeting::model::InstanceId;
+
+/// Why a scaler does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Groups and plugins do not fit.
+    #[error("{groups} groups are configured, and {hosts} plugins run")]
+    Groups {
+        /// Configured.
+        groups: usize,
+        /// Running.
+        hosts: usize,
+    },
+    /// The limit is beyond the plugin's (V1).
+    #[error(
+        "group {group}: max_instances {configured} is greater than the {plugin} that the plugin can have: max size option exceeds instance group's max size"
+    )]
+    MaxSize {
+        /// Which group.
+        group: String,
+        /// The limit.
+        configured: u32,
+        /// The plugin's.
+        plugin: u32,
+    },
+    /// The books cannot be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// A running scaler. Cheap to clone; it runs until [`Scaler::shutdown`], or until its runtime ends.
+#[derive(Debug, Clone)]
+pub struct Scaler {
+    commands: mpsc::UnboundedSender<Command>,
+    metrics: Arc<Metrics>,
+    task: Arc<tokio::sync::Mutex<Option<JoinHandle<()>>>>,
+}
+
+impl Scaler {
+    /// Starts a scaler of `config` on running plugins, one for each group in its order; goes on from the books in `store`.
+    ///
+    /// Leases from before are held until they are claimed ([`Self::claim`]) or [`Self::settled`] is called. `wall` gives
+    /// seconds since 1970.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub async fn start(
+        config: Config,
+        hosts: Vec<Arc<dyn Host>>,
+        prepare: Arc<dyn Prepare>,
+        mut store: Box<dyn Store>,
+        buckets: &Buckets,
+        wall: fn() -> i64,
+    ) -> Result<Self, StartError> {
+        if hosts.len() != config.groups.len() {
+            return Err(StartError::Groups { groups: config.groups.len(), hosts: hosts.len() });
+        }
+        for (group, host) in config.groups.iter().zip(&hosts) {
+            if let super::host::HostStatus::Up { max_size: plugin @ 1.., .. } = *host.status().borrow()
+                && group.instances_max > plugin
+            {
+                let (group, configured) = (group.name.clone(), group.instances_max);
+                return Err(StartError::MaxSize { group, configured, plugin });
+            }
+        }
+        let rows = store.load().await?;
+        let metrics = Arc::new(Metrics::new(&config, buckets));
+        // Not bounded by the channel: each caller waits for its answer, and what is dropped is at most what was handed out.
+        let (commands, received) = mpsc::unbounded_channel();
+        let shared = Arc::new(Shared::new(hosts, commands.clone(), wall));
+        let task = Task::new(config, rows, shared, prepare, store, Arc::clone(&metrics), received);
+        let task = Arc::new(tokio::sync::Mutex::new(Some(tokio::spawn(task.run()))));
+        Ok(Self { commands, metrics, task })
+    }
+
+    /// Promises a slot, before a job is requested.
+    ///
+    /// # Errors
+    /// [`NoCapacity`]: no job should be requested for this runner now, and why. None where the scaler has ended.
+    pub async fn reserve(&self, key: Key) -> Result<Reservation, Option<NoCapacity>> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.commands.send(Command::Reserve { key, reply });
+        answer.await.map_err(|_| None)?.map_err(Some)
+    }
+
+    /// Promises a slot for a job that is here already (taken before a restart, or moved from a lost instance).
+    #[must_use]
+    pub fn admit(&self, key: Key) -> Reservation {
+        let _ = self.commands.send(Command::Admit { key: key.clone() });
+        Reservation { key, commands: self.commands.clone(), used: false }
+    }
+
+    /// The lease that a key has from an earlier start of the manager; none where it has none (any more).
+    pub async fn claim(&self, key: Key) -> Option<Lease> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.commands.send(Command::Claim { key, reply });
+        answer.await.ok().flatten()
+    }
+
+    /// All leases from before that are still wanted have been claimed: the others end, and their instances are removed.
+    pub fn settled(&self) {
+        self.tell(Event::Settled);
+    }
+
+    /// Other policies, from now on.
+    pub fn set_policies(&self, policies: Policies) {
+        self.tell(Event::Policies(policies));
+    }
+
+    /// So many jobs exist that will want a slot, and are not ready yet: instances are made for them ahead.
+    pub fn upcoming(&self, jobs: u32) {
+        self.tell(Event::Upcoming { jobs });
+    }
+
+    /// Removes an instance when its jobs have ended.
+    pub fn remove(&self, group: GroupId, id: InstanceId, why: String) {
+        self.tell(Event::Remove { group, id, why });
+    }
+
+    /// Everything at this moment; none where the scaler has ended.
+    pub async fn status(&self) -> Option<Status> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.commands.send(Command::Status { reply });
+        answer.await.ok()
+    }
+
+    /// Why a request waits; none where it does not.
+    pub async fn why_waiting(&self, key: Key) -> Option<Wait> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.commands.send(Command::WhyWaiting { key, reply });
+        answer.await.ok().flatten()
+    }
+
+    /// The decisions of the last day, the latest last, as far as there is room for them.
+    pub async fn decisions(&self) -> VecDeque<Decision> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.commands.send(Command::Decisions { reply });
+        answer.await.unwrap_or_default()
+    }
+
+    /// Its numbers.
+    #[must_use]
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
+    }
+
+    /// Ends it: nothing more is granted, leases may end within `limit`, what is to be removed is removed within it, then
+    /// the plugins stop. What is left stays in the books for the next start; it is returned.
+    pub async fn shutdown(&self, limit: Duration) -> Vec<InstanceStatus> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.commands.send(Command::Shutdown { limit, reply });
+        let left = answer.await.unwrap_or_default();
+        if let Some(task) = self.task.lock().await.take() {
+            let _ = task.await;
+        }
+        left
+    }
+
+    fn tell(&self, event: Event) {
+        let _ = self.commands.send(Command::Tell(event));
+    }
+}

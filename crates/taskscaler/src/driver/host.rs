@@ -1,0 +1,171 @@
+//! The ports to instance groups, and to what makes an instance ready.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use muster_fleeting::host::{Group, Status};
+use muster_fleeting::model::{ConnectInfo, InstanceId, InstanceState};
+use tokio::sync::watch;
+
+/// Whether a group can be called.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HostStatus {
+    /// It can.
+    Up {
+        /// The most instances it can have; 0: it does not say.
+        max_size: u32,
+        /// It can put instances to sleep.
+        can_suspend: bool,
+    },
+    /// It cannot, for now.
+    Down {
+        /// Why.
+        cause: String,
+    },
+}
+
+/// One instance group. Calls may be made at the same time; each ends within a limit of its own. Errors are for people.
+#[async_trait]
+pub trait Host: Send + Sync + 'static {
+    /// Whether it can be called, and each change of that.
+    fn status(&self) -> watch::Receiver<HostStatus>;
+    /// All instances.
+    async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, String>;
+    /// Asks for `n` more; how many are made.
+    async fn increase(&self, n: u32) -> Result<u32, String>;
+    /// Asks to remove these; those that go.
+    async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String>;
+    /// How to reach an instance.
+    async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, String>;
+    /// Whether an instance is well.
+    async fn heartbeat(&self, id: &InstanceId) -> Result<(), String>;
+    /// Puts an instance to sleep.
+    async fn suspend(&self, id: &InstanceId) -> Result<(), String>;
+    /// Wakes an instance.
+    async fn resume(&self, id: &InstanceId) -> Result<(), String>;
+    /// Ends it, in order. No instance is removed by this.
+    async fn stop(self: Arc<Self>);
+}
+
+/// A running plugin, as a group.
+#[derive(Debug)]
+pub struct Plugin {
+    group: Group,
+    status: watch::Receiver<HostStatus>,
+    follow: tokio::task::JoinHandle<()>,
+}
+
+impl Plugin {
+    /// The group of a started plugin.
+    #[must_use]
+    pub fn new(group: Group) -> Arc<Self> {
+        let (max_size, can_suspend) = (group.info().max_size, group.info().can_suspend);
+        let translate = move |status: &Status| match status {
+            Status::Up { .. } => HostStatus::Up { max_size, can_suspend },
+            Status::Down { cause, .. } => HostStatus::Down { cause: cause.clone() },
+            Status::Stopped => HostStatus::Down { cause: "it was stopped".to_owned() },
+        };
+        let mut plugin = group.status();
+        let (told, status) = watch::channel(translate(&plugin.borrow_and_update()));
+        let follow = tokio::spawn(async move {
+            while plugin.changed().await.is_ok() {
+                told.send_replace(translate(&plugin.borrow_and_update()));
+            }
+        });
+        Arc::new(Self { group, status, follow })
+    }
+}
+
+/// Words of an error with its causes.
+pub(super) fn words(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+#[async_trait]
+impl Host for Plugin {
+    fn status(&self) -> watch::Receiver<HostStatus> {
+        self.status.clone()
+    }
+
+    async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, String> {
+        let snapshot = self.group.update().await.map_err(|error| words(&error))?;
+        let mut list: Vec<_> = snapshot.instances.into_iter().collect();
+        // Which of several new ones belongs to which request does not depend on the order of a map.
+        list.sort_by(|(one, _), (other, _)| one.cmp(other));
+        Ok(list)
+    }
+
+    async fn increase(&self, n: u32) -> Result<u32, String> {
+        self.group.increase(n).await.map_err(|error| words(&error))
+    }
+
+    async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
+        self.group.decrease(ids).await.map_err(|error| words(&error))
+    }
+
+    async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, String> {
+        self.group.connect_info(id).await.map_err(|error| words(&error))
+    }
+
+    async fn heartbeat(&self, id: &InstanceId) -> Result<(), String> {
+        self.group.heartbeat(id).await.map_err(|error| words(&error))
+    }
+
+    async fn suspend(&self, id: &InstanceId) -> Result<(), String> {
+        accepted(self.group.suspend(std::slice::from_ref(id)).await)
+    }
+
+    async fn resume(&self, id: &InstanceId) -> Result<(), String> {
+        accepted(self.group.resume(std::slice::from_ref(id)).await)
+    }
+
+    async fn stop(self: Arc<Self>) {
+        let Some(plugin) = Arc::into_inner(self) else { return };
+        plugin.follow.abort();
+        plugin.group.stop().await;
+    }
+}
+
+fn accepted(answer: Result<Vec<InstanceId>, muster_fleeting::host::CallError>) -> Result<(), String> {
+    match answer {
+        Ok(ids) if ids.is_empty() => Err("the plugin did not accept it".to_owned()),
+        Ok(_) => Ok(()),
+        Err(error) => Err(words(&error)),
+    }
+}
+
+/// An instance that runs and is to be made ready.
+#[derive(Debug, Clone)]
+pub struct Up {
+    /// Its group's name.
+    pub group: String,
+    /// Its name at the provider.
+    pub id: InstanceId,
+    /// How to reach it.
+    pub info: ConnectInfo,
+}
+
+/// Makes an instance ready for jobs: dials it, runs the ready command, puts the agent there. Called once per instance and
+/// start of the manager; bounded by [`crate::config::Config::prepare_deadline`].
+#[async_trait]
+pub trait Prepare: Send + Sync + 'static {
+    /// Ready, or why it cannot be; it is removed then.
+    async fn prepare(&self, up: Up) -> Result<(), String>;
+}
+
+/// An instance is ready as soon as it can be reached by its details.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoPreparation;
+
+#[async_trait]
+impl Prepare for NoPreparation {
+    async fn prepare(&self, _: Up) -> Result<(), String> {
+        Ok(())
+    }
+}

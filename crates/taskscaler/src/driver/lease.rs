@@ -1,0 +1,194 @@
+//! Reservations and leases, as their holders see them.
+
+use std::future::Future;
+use std::time::Duration;
+
+use muster_fleeting::model::{ConnectInfo, InstanceId};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::task::{Command, Shared};
+use crate::engine::{AcquireError, Wait};
+use crate::event::Event;
+use crate::words::{self, GroupId, Key, Loss};
+
+/// Connection details that end within this are asked for again (fleeting.md 2.4).
+const EXPIRES_SOON_S: i64 = 10;
+
+/// Why there is no lease.
+#[derive(Debug, thiserror::Error)]
+pub enum AcquireFailure {
+    /// None in time.
+    #[error("unable to acquire instance within the configured timeout of {}: {why}", in_words(.limit))]
+    Timeout {
+        /// The time it had.
+        limit: Duration,
+        /// What it waited for.
+        why: String,
+    },
+    /// The engine refuses.
+    #[error(transparent)]
+    Refused(#[from] AcquireError),
+    /// The scaler ended.
+    #[error("the taskscaler has ended")]
+    Ended,
+}
+
+/// As gitlab-runner writes durations.
+fn in_words(duration: &Duration) -> String {
+    let (hours, minutes, seconds) = (duration.as_secs() / 3600, duration.as_secs() / 60 % 60, duration.as_secs() % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{seconds}s"),
+        (0, minutes) => format!("{minutes}m{seconds}s"),
+        (hours, minutes) => format!("{hours}h{minutes}m{seconds}s"),
+    }
+}
+
+/// What a request waits for, in words.
+fn reason(wait: Option<Wait>) -> String {
+    let Some(wait) = wait else { return "no instance was ready".to_owned() };
+    let mut parts = vec![format!("{} instances boot, {} requests are before this one", wait.booting, wait.before)];
+    parts.extend(wait.held);
+    parts.join("; ")
+}
+
+/// The promise of a slot. Dropped, it is given back.
+#[derive(Debug)]
+pub struct Reservation {
+    pub(super) key: Key,
+    pub(super) commands: mpsc::UnboundedSender<Command>,
+    pub(super) used: bool,
+}
+
+impl Reservation {
+    /// Its key.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// Waits for a slot, at most for `limit` (`instance_acquire_timeout`). Dropped, it waits no longer, and the reservation
+    /// is given back.
+    ///
+    /// # Errors
+    /// [`AcquireFailure`].
+    pub async fn acquire(mut self, limit: Duration) -> Result<Lease, AcquireFailure> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.commands.send(Command::Acquire { key: self.key.clone(), reply });
+        match tokio::time::timeout(limit, answer).await {
+            Ok(Ok(Ok(lease))) => {
+                self.used = true;
+                Ok(lease)
+            }
+            Ok(Ok(Err(error))) => Err(error.into()),
+            Ok(Err(_)) => Err(AcquireFailure::Ended),
+            Err(_) => {
+                let (reply, answer) = oneshot::channel();
+                let _ = self.commands.send(Command::TimedOut { key: self.key.clone(), reply });
+                Err(AcquireFailure::Timeout { limit, why: reason(answer.await.ok().flatten()) })
+            }
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if !self.used {
+            let _ = self.commands.send(Command::GiveUp { key: self.key.clone() });
+        }
+    }
+}
+
+/// A job's right to one slot of one instance. Dropped, the slot is free.
+#[derive(Debug)]
+pub struct Lease {
+    pub(super) inner: words::Lease,
+    pub(super) group_name: String,
+    pub(super) shared: std::sync::Arc<Shared>,
+    pub(super) lost: watch::Receiver<Option<Loss>>,
+    pub(super) kept: bool,
+}
+
+impl Lease {
+    /// Its key, by which a later start of the manager claims it.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        &self.inner.key
+    }
+
+    /// The instance's group, by its name.
+    #[must_use]
+    pub fn group(&self) -> &str {
+        &self.group_name
+    }
+
+    /// The instance.
+    #[must_use]
+    pub fn instance(&self) -> &InstanceId {
+        &self.inner.instance
+    }
+
+    /// The slot, from 0.
+    #[must_use]
+    pub fn slot(&self) -> u32 {
+        self.inner.slot
+    }
+
+    /// How many jobs the instance has had, with this one.
+    #[must_use]
+    pub fn use_number(&self) -> u32 {
+        self.inner.use_number
+    }
+
+    /// How to reach the instance; asked for again where the details end within ten seconds.
+    ///
+    /// # Errors
+    /// The plugin's words.
+    pub async fn connect_info(&self) -> Result<ConnectInfo, String> {
+        let (group, id) = (self.inner.group, &self.inner.instance);
+        if let Some(info) = self.shared.info(group, id)
+            && info.expires.is_none_or(|expires| expires - (self.shared.wall)() > EXPIRES_SOON_S)
+        {
+            return Ok(info);
+        }
+        let host = self.shared.host(group).ok_or("the taskscaler has ended")?;
+        let info = host.connect_info(id).await?;
+        self.shared.remember(group, id, info.clone());
+        Ok(info)
+    }
+
+    /// Ends when the instance is lost, with how that was seen. A lease that is released or whose scaler ended never is.
+    pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
+        let mut lost = self.lost.clone();
+        async move {
+            let loss = lost.wait_for(Option::is_some).await.ok().and_then(|loss| loss.clone());
+            match loss {
+                Some(loss) => loss,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// The connection to the instance broke: the provider and the instance are asked about it at once.
+    pub fn suspect(&self) {
+        self.shared.tell(Event::Suspect { key: self.inner.key.clone() });
+    }
+
+    /// A job found the instance well, or not; after `failure_threshold` failures in a row it is replaced.
+    pub fn health(&self, result: Result<(), String>) {
+        let (group, id): (GroupId, InstanceId) = (self.inner.group, self.inner.instance.clone());
+        self.shared.tell(Event::Health { group, id, result });
+    }
+
+    /// Leaves the lease to the next start of the manager: the slot stays held, in the books too.
+    pub fn keep(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.shared.tell(Event::Release { key: self.inner.key.clone() });
+        }
+    }
+}

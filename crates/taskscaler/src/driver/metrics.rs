@@ -1,0 +1,432 @@
+//! The scaler's numbers, by the names that dashboards of gitlab-runner know (runner-config 3.5), and some of Muster's own.
+//!
+//! Nothing here knows how they are exposed: [`Metrics::families`] gives them as values.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::config::Config;
+use crate::decision::What;
+use crate::engine::{Engine, NoCapacity};
+use crate::event::Action;
+use crate::words::Removal;
+
+/// Upper bounds of histograms, in seconds; empty: the defaults of `config.toml`.
+#[derive(Debug, Clone, Default)]
+pub struct Buckets {
+    /// `instance_operation_time_buckets`: the fallback of the next four.
+    pub operation: Vec<f64>,
+    /// `instance_creation_time_buckets`.
+    pub creation: Vec<f64>,
+    /// `instance_is_running_time_buckets`.
+    pub is_running: Vec<f64>,
+    /// `instance_deletion_time_buckets`.
+    pub deletion: Vec<f64>,
+    /// `instance_readiness_time_buckets`.
+    pub readiness: Vec<f64>,
+    /// `instance_life_duration_buckets`.
+    pub life: Vec<f64>,
+}
+
+const OPERATION: [f64; 10] = [1.0, 5.0, 10.0, 15.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0];
+const LIFE: [f64; 9] = [60.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 21600.0, 43200.0, 86400.0];
+const WAIT: [f64; 12] = [0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0];
+
+/// What a family is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// It goes up and down.
+    Gauge,
+    /// It only goes up.
+    Counter,
+    /// Observations by size.
+    Histogram,
+}
+
+/// Numbers of one name.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Family {
+    /// Its name.
+    pub name: &'static str,
+    /// What it says.
+    pub help: &'static str,
+    /// What it is.
+    pub kind: Kind,
+    /// The numbers.
+    pub samples: Vec<Sample>,
+}
+
+/// One number, or one histogram.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    /// Label and value; at most one.
+    pub label: Option<(&'static str, String)>,
+    /// The number; of a histogram, the sum.
+    pub value: f64,
+    /// Of a histogram: each bound with the observations up to it; the last bound is infinite.
+    pub buckets: Vec<(f64, u64)>,
+}
+
+#[derive(Debug)]
+struct Histogram {
+    bounds: Vec<f64>,
+    counts: Vec<u64>,
+    sum: f64,
+}
+
+impl Histogram {
+    fn new(candidates: &[&[f64]]) -> Self {
+        let bounds =
+            candidates.iter().find(|bounds| !bounds.is_empty()).map(|bounds| bounds.to_vec()).unwrap_or_default();
+        let counts = vec![0; bounds.len() + 1];
+        Self { bounds, counts, sum: 0.0 }
+    }
+
+    fn observe(&mut self, duration: Duration) {
+        let seconds = duration.as_secs_f64();
+        let place = self.bounds.iter().position(|bound| seconds <= *bound).unwrap_or(self.bounds.len());
+        if let Some(count) = self.counts.get_mut(place) {
+            *count += 1;
+        }
+        self.sum += seconds;
+    }
+
+    fn sample(&self) -> Sample {
+        let mut sum = 0;
+        let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
+        let buckets = bounds.zip(&self.counts).map(|(bound, count)| {
+            sum += count;
+            (bound, sum)
+        });
+        Sample { label: None, value: self.sum, buckets: buckets.collect() }
+    }
+}
+
+type Labelled = BTreeMap<&'static str, u64>;
+
+#[derive(Debug)]
+struct Numbers {
+    gauges: BTreeMap<&'static str, f64>,
+    instances: Labelled,
+    tasks: Labelled,
+    instance_operations: Labelled,
+    internal_operations: Labelled,
+    task_operations: Labelled,
+    scale_operations: Labelled,
+    removals: Labelled,
+    missed: u64,
+    creation_failures: u64,
+    update_failures: u64,
+    lost_jobs: u64,
+    creation: Histogram,
+    is_running: Histogram,
+    deletion: Histogram,
+    life: Histogram,
+    readiness: Histogram,
+    wait: Histogram,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Metrics(Mutex<Numbers>);
+
+fn zeros(names: &[&'static str]) -> Labelled {
+    names.iter().map(|name| (*name, 0)).collect()
+}
+
+impl Metrics {
+    pub(super) fn new(config: &Config, buckets: &Buckets) -> Self {
+        let operation = buckets.operation.as_slice();
+        let histogram = |own: &[f64]| Histogram::new(&[own, operation, &OPERATION]);
+        let mut gauges = BTreeMap::new();
+        gauges.insert(MAX_TASKS, f64::from(config.capacity.get()));
+        gauges.insert(MAX_USES, f64::from(config.uses_max.map_or(0, std::num::NonZeroU32::get)));
+        Self(Mutex::new(Numbers {
+            gauges,
+            instances: BTreeMap::new(),
+            tasks: BTreeMap::new(),
+            instance_operations: zeros(&["create", "delete", "suspend", "resume"]),
+            internal_operations: zeros(&["removal", "reconcile", "provision"]),
+            task_operations: zeros(&[
+                "acquire",
+                "acquire_capacity_failure",
+                "acquire_timeout",
+                "release",
+                "reserve",
+                "reserve_iop_capacity_failure",
+                "reserve_available_capacity_failure",
+                "unreserve",
+            ]),
+            scale_operations: zeros(&["up", "down"]),
+            removals: BTreeMap::new(),
+            missed: 0,
+            creation_failures: 0,
+            update_failures: 0,
+            lost_jobs: 0,
+            creation: histogram(&buckets.creation),
+            is_running: histogram(&buckets.is_running),
+            deletion: histogram(&buckets.deletion),
+            life: Histogram::new(&[&buckets.life, &LIFE]),
+            readiness: histogram(&buckets.readiness),
+            wait: Histogram::new(&[&WAIT]),
+        }))
+    }
+
+    fn numbers(&self) -> std::sync::MutexGuard<'_, Numbers> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn reserved(&self, refused: Option<&NoCapacity>) {
+        let mut numbers = self.numbers();
+        let operation = match refused {
+            None => "reserve",
+            Some(NoCapacity::Immediately { .. }) => "reserve_iop_capacity_failure",
+            Some(NoCapacity::InSight { .. }) => "reserve_available_capacity_failure",
+        };
+        add(&mut numbers.task_operations, operation, 1);
+    }
+
+    pub(super) fn unreserved(&self) {
+        add(&mut self.numbers().task_operations, "unreserve", 1);
+    }
+
+    pub(super) fn acquire_timed_out(&self) {
+        add(&mut self.numbers().task_operations, "acquire_timeout", 1);
+    }
+
+    pub(super) fn called(&self, action: &Action) {
+        let mut numbers = self.numbers();
+        match action {
+            Action::Update { .. } => add(&mut numbers.internal_operations, "reconcile", 1),
+            Action::Increase { .. } => {
+                add(&mut numbers.internal_operations, "provision", 1);
+                add(&mut numbers.scale_operations, "up", 1);
+            }
+            Action::Decrease { ids, .. } => {
+                add(&mut numbers.internal_operations, "removal", 1);
+                add(&mut numbers.instance_operations, "delete", ids.len() as u64);
+            }
+            Action::Suspend { .. } => add(&mut numbers.instance_operations, "suspend", 1),
+            Action::Resume { .. } => add(&mut numbers.instance_operations, "resume", 1),
+            _ => {}
+        }
+    }
+
+    pub(super) fn note(&self, what: &What) {
+        let numbers = &mut *self.numbers();
+        match what {
+            What::Granted { granted, .. } => add(&mut numbers.instance_operations, "create", u64::from(*granted)),
+            What::Appeared { after, .. } => numbers.creation.observe(*after),
+            What::Running { after, .. } => numbers.is_running.observe(*after),
+            What::Ready { after, .. } => numbers.readiness.observe(*after),
+            What::Leased { waited, .. } => {
+                add(&mut numbers.task_operations, "acquire", 1);
+                numbers.wait.observe(*waited);
+            }
+            What::Released { .. } => add(&mut numbers.task_operations, "release", 1),
+            What::Remove { why, .. } => {
+                if matches!(why, Removal::Idle { .. }) {
+                    add(&mut numbers.scale_operations, "down", 1);
+                }
+                add(&mut numbers.removals, removal_label(why), 1);
+            }
+            What::Gone { life, deletion, .. } => {
+                numbers.life.observe(*life);
+                if let Some(took) = deletion {
+                    numbers.deletion.observe(*took);
+                }
+            }
+            What::Missed { .. } => numbers.missed += 1,
+            What::CreationFailed { .. } => numbers.creation_failures += 1,
+            What::UpdateFailed { .. } => numbers.update_failures += 1,
+            What::Lost { jobs, .. } => numbers.lost_jobs += jobs.len() as u64,
+            _ => {}
+        }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "counts of instances are far below 2^52")]
+    pub(super) fn observe(&self, engine: &Engine) {
+        let tasks = engine.tasks();
+        let counts = engine.counts();
+        let mut numbers = self.numbers();
+        numbers.tasks = [
+            ("idle", tasks.idle),
+            ("pending", tasks.pending),
+            ("acquired", tasks.acquired),
+            ("reserved", tasks.reserved),
+            ("unavailable", tasks.unavailable),
+        ]
+        .into();
+        numbers.instances = counts.by_state.into_iter().collect();
+        numbers.gauges.insert(MAX_INSTANCES, counts.max.map_or(0.0, |max| max as f64));
+        numbers.gauges.insert(DESIRED, counts.missing as f64);
+        numbers.gauges.insert(SPEND, counts.spend_per_hour);
+        numbers.gauges.insert(FOREIGN, counts.foreign as f64);
+    }
+
+    /// All numbers, at this moment.
+    #[must_use]
+    pub fn families(&self) -> Vec<Family> {
+        let numbers = self.numbers();
+        let mut families = Vec::new();
+        for (name, help) in GAUGES {
+            families.push(one(name, help, Kind::Gauge, numbers.gauges.get(name).copied().unwrap_or(0.0)));
+        }
+        for (name, help, kind, label, values) in [
+            ("fleeting_provisioner_instances", "Instances by state.", Kind::Gauge, "state", &numbers.instances),
+            (
+                "fleeting_provisioner_instance_operations_total",
+                "Operations on instances.",
+                Kind::Counter,
+                "operation",
+                &numbers.instance_operations,
+            ),
+            (
+                "fleeting_provisioner_internal_operations_total",
+                "Calls of the plugin.",
+                Kind::Counter,
+                "operation",
+                &numbers.internal_operations,
+            ),
+            ("fleeting_taskscaler_tasks", "Slots by state.", Kind::Gauge, "state", &numbers.tasks),
+            (
+                "fleeting_taskscaler_task_operations_total",
+                "Operations on slots.",
+                Kind::Counter,
+                "operation",
+                &numbers.task_operations,
+            ),
+            (
+                "fleeting_taskscaler_scale_operations_total",
+                "Decisions to create or to remove.",
+                Kind::Counter,
+                "operation",
+                &numbers.scale_operations,
+            ),
+            (
+                "muster_taskscaler_removals_total",
+                "Removed instances by reason.",
+                Kind::Counter,
+                "reason",
+                &numbers.removals,
+            ),
+        ] {
+            families.push(Family { name, help, kind, samples: labelled(label, values) });
+        }
+        for (name, help, value) in [
+            (
+                "fleeting_provisioner_missed_updates_total",
+                "Times that a known instance was missing in a list.",
+                numbers.missed,
+            ),
+            (
+                "muster_taskscaler_creation_failures_total",
+                "Creations that failed, or gave nothing that got ready.",
+                numbers.creation_failures,
+            ),
+            ("muster_taskscaler_update_failures_total", "Lists that failed.", numbers.update_failures),
+            ("muster_taskscaler_lost_jobs_total", "Jobs whose instance was lost.", numbers.lost_jobs),
+        ] {
+            families.push(one(name, help, Kind::Counter, to_float(value)));
+        }
+        families.extend(numbers.histograms());
+        families
+    }
+}
+
+impl Numbers {
+    fn histograms(&self) -> Vec<Family> {
+        let all = [
+            (
+                "fleeting_provisioner_instance_creation_time_seconds",
+                "From the request for an instance to its first sight.",
+                &self.creation,
+            ),
+            (
+                "fleeting_provisioner_instance_is_running_time_seconds",
+                "From the request for an instance until it runs.",
+                &self.is_running,
+            ),
+            (
+                "fleeting_provisioner_instance_deletion_time_seconds",
+                "From the first removal of an instance until it is gone.",
+                &self.deletion,
+            ),
+            (
+                "fleeting_provisioner_instance_life_duration_seconds",
+                "From the first sight of an instance until it is gone.",
+                &self.life,
+            ),
+            (
+                "fleeting_taskscaler_task_instance_readiness_time_seconds",
+                "From running until jobs can have an instance.",
+                &self.readiness,
+            ),
+            ("muster_taskscaler_acquire_wait_seconds", "How long jobs waited for a slot.", &self.wait),
+        ];
+        let family = |(name, help, histogram): (_, _, &Histogram)| Family {
+            name,
+            help,
+            kind: Kind::Histogram,
+            samples: vec![histogram.sample()],
+        };
+        all.into_iter().map(family).collect()
+    }
+}
+
+const MAX_TASKS: &str = "fleeting_taskscaler_max_tasks_per_instance";
+const MAX_USES: &str = "fleeting_taskscaler_max_use_count_per_instance";
+const MAX_INSTANCES: &str = "fleeting_provisioner_max_instances";
+const DESIRED: &str = "fleeting_taskscaler_desired_instances";
+const SPEND: &str = "muster_taskscaler_spend_per_hour";
+const FOREIGN: &str = "muster_taskscaler_foreign_instances";
+const GAUGES: [(&str, &str); 6] = [
+    (MAX_INSTANCES, "The most instances; 0: no limit."),
+    (MAX_TASKS, "Slots of an instance."),
+    (MAX_USES, "Jobs of an instance in its life; 0: no limit."),
+    (DESIRED, "Instances to create (positive) or to remove (negative)."),
+    (SPEND, "What the instances cost per hour, by the configured prices."),
+    (FOREIGN, "Instances that nobody here asked for."),
+];
+
+/// A reason without its details.
+fn removal_label(why: &Removal) -> &'static str {
+    match why {
+        Removal::Idle { .. } => "idle",
+        Removal::UsedUp { .. } => "used_up",
+        Removal::Unhealthy { .. } => "unhealthy",
+        Removal::NeverReady { .. } => "never_ready",
+        Removal::NeverRan => "never_ran",
+        Removal::OverMax => "over_max",
+        Removal::Returned => "returned",
+        Removal::Foreign => "foreign",
+        Removal::Provider => "provider",
+        Removal::Unclaimed => "unclaimed",
+        Removal::SleptTooLong => "slept_too_long",
+        Removal::Shutdown => "shutdown",
+        Removal::Operator { .. } => "operator",
+    }
+}
+
+fn add(values: &mut Labelled, name: &'static str, n: u64) {
+    *values.entry(name).or_default() += n;
+}
+
+fn one(name: &'static str, help: &'static str, kind: Kind, value: f64) -> Family {
+    Family { name, help, kind, samples: vec![Sample { label: None, value, buckets: Vec::new() }] }
+}
+
+fn labelled(label: &'static str, values: &Labelled) -> Vec<Sample> {
+    let sample = |(name, value): (&&'static str, &u64)| Sample {
+        label: Some((label, (*name).to_owned())),
+        value: to_float(*value),
+        buckets: Vec::new(),
+    };
+    values.iter().map(sample).collect()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a counter beyond 2^52 is none that anyone reads")]
+fn to_float(value: u64) -> f64 {
+    value as f64
+}

@@ -1,0 +1,85 @@
+//! The port to where the books are kept.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use async_trait::async_trait;
+
+use crate::books::{Change, Row, RowKey};
+
+/// Why the books cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The file system refuses.
+    #[error("books of the taskscaler: cannot {doing} {}", path.display())]
+    File {
+        /// What was tried.
+        doing: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// They are of another program, or damaged.
+    #[error("books of the taskscaler: {}, line {line} cannot be read; move the file away to start with empty books (its instances are foreign then)", path.display())]
+    Format {
+        /// Which file.
+        path: PathBuf,
+        /// Where.
+        line: usize,
+        /// What is wrong.
+        source: serde_json::Error,
+    },
+    /// They are of a later version of this program.
+    #[error("books of the taskscaler: {} has version {found}; this program knows {known}", path.display())]
+    Version {
+        /// Which file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+        /// The latest that is known.
+        known: u32,
+    },
+    /// Another store.
+    #[error("books of the taskscaler: {0}")]
+    Other(String),
+}
+
+/// Keeps rows. What [`Store::apply`] was told is there after the process was killed at any instruction that follows.
+#[async_trait]
+pub trait Store: Send + 'static {
+    /// All rows.
+    async fn load(&mut self) -> Result<Vec<(RowKey, Row)>, StoreError>;
+    /// Makes all of these changes, or none. Called again with the same ones where it failed.
+    async fn apply(&mut self, changes: &[Change]) -> Result<(), StoreError>;
+}
+
+/// Books that end with the process. For tests, and where nothing is to be kept.
+#[derive(Debug, Clone, Default)]
+pub struct MemoryStore {
+    rows: std::sync::Arc<std::sync::Mutex<BTreeMap<RowKey, Row>>>,
+}
+
+impl MemoryStore {
+    fn rows(&self) -> std::sync::MutexGuard<'_, BTreeMap<RowKey, Row>> {
+        self.rows.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+#[async_trait]
+impl Store for MemoryStore {
+    async fn load(&mut self) -> Result<Vec<(RowKey, Row)>, StoreError> {
+        Ok(self.rows().iter().map(|(key, row)| (key.clone(), row.clone())).collect())
+    }
+
+    async fn apply(&mut self, changes: &[Change]) -> Result<(), StoreError> {
+        let mut rows = self.rows();
+        for change in changes {
+            match &change.row {
+                Some(row) => rows.insert(change.key.clone(), row.clone()),
+                None => rows.remove(&change.key),
+            };
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,458 @@
+//! The task that owns the engine.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use muster_fleeting::model::{ConnectInfo, InstanceId};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::host::{Host, HostStatus, Prepare, Up};
+use super::lease::{Lease, Reservation};
+use super::metrics::Metrics;
+use super::store::Store;
+use crate::books::{Row, RowKey};
+use crate::config::Config;
+use crate::decision::{Decision, What};
+use crate::engine::{AcquireError, Engine, InstanceStatus, NoCapacity, Status, Wait};
+use crate::event::{Action, Event};
+use crate::time::{Now, Time};
+use crate::words::{GroupId, Key, Loss};
+
+/// Decisions that are kept for questions,
+const DECISIONS_MAX: usize = 20_000;
+/// for so long.
+const DECISIONS_FOR_S: i64 = 24 * 3600;
+/// Between two attempts to write the books.
+const STORE_AGAIN: Duration = Duration::from_secs(1);
+/// Events that are taken together, with one write.
+const TOGETHER_MAX: usize = 256;
+
+/// What the task is told.
+#[derive(Debug)]
+pub(super) enum Command {
+    Reserve { key: Key, reply: oneshot::Sender<Result<Reservation, NoCapacity>> },
+    Admit { key: Key },
+    Acquire { key: Key, reply: oneshot::Sender<Result<Lease, AcquireError>> },
+    TimedOut { key: Key, reply: oneshot::Sender<Option<Wait>> },
+    GiveUp { key: Key },
+    Claim { key: Key, reply: oneshot::Sender<Option<Lease>> },
+    Tell(Event),
+    Status { reply: oneshot::Sender<Status> },
+    WhyWaiting { key: Key, reply: oneshot::Sender<Option<Wait>> },
+    Decisions { reply: oneshot::Sender<VecDeque<Decision>> },
+    Shutdown { limit: Duration, reply: oneshot::Sender<Vec<InstanceStatus>> },
+}
+
+/// What leases share with the task.
+pub(super) struct Shared {
+    hosts: Mutex<Vec<Arc<dyn Host>>>,
+    commands: mpsc::UnboundedSender<Command>,
+    infos: Mutex<HashMap<(GroupId, InstanceId), ConnectInfo>>,
+    pub(super) wall: fn() -> i64,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub(super) fn new(hosts: Vec<Arc<dyn Host>>, commands: mpsc::UnboundedSender<Command>, wall: fn() -> i64) -> Self {
+        Self { hosts: Mutex::new(hosts), commands, infos: Mutex::default(), wall }
+    }
+
+    pub(super) fn host(&self, group: GroupId) -> Option<Arc<dyn Host>> {
+        self.hosts.lock().unwrap_or_else(PoisonError::into_inner).get(group.0).cloned()
+    }
+
+    pub(super) fn info(&self, group: GroupId, id: &InstanceId) -> Option<ConnectInfo> {
+        self.infos.lock().unwrap_or_else(PoisonError::into_inner).get(&(group, id.clone())).cloned()
+    }
+
+    pub(super) fn remember(&self, group: GroupId, id: &InstanceId, info: ConnectInfo) {
+        self.infos.lock().unwrap_or_else(PoisonError::into_inner).insert((group, id.clone()), info);
+    }
+
+    fn forget(&self, group: GroupId, id: &InstanceId) {
+        self.infos.lock().unwrap_or_else(PoisonError::into_inner).remove(&(group, id.clone()));
+    }
+
+    pub(super) fn tell(&self, event: Event) {
+        let _ = self.commands.send(Command::Tell(event));
+    }
+}
+
+/// The end that is under way.
+struct Ending {
+    until: Instant,
+    reply: oneshot::Sender<Vec<InstanceStatus>>,
+}
+
+/// See the module.
+pub(super) struct Task {
+    engine: Engine,
+    shared: Arc<Shared>,
+    prepare: Arc<dyn Prepare>,
+    store: Box<dyn Store>,
+    metrics: Arc<Metrics>,
+    received: mpsc::UnboundedReceiver<Command>,
+    calls: JoinSet<Event>,
+    /// Each group's status; a task that ended gives it back with the change.
+    watches: JoinSet<(GroupId, watch::Receiver<HostStatus>)>,
+    waiting: HashMap<Key, oneshot::Sender<Result<Lease, AcquireError>>>,
+    losses: HashMap<Key, watch::Sender<Option<Loss>>>,
+    decisions: VecDeque<Decision>,
+    origin: Instant,
+    ending: Option<Ending>,
+}
+
+impl Task {
+    pub(super) fn new(
+        config: Config,
+        rows: Vec<(RowKey, Row)>,
+        shared: Arc<Shared>,
+        prepare: Arc<dyn Prepare>,
+        store: Box<dyn Store>,
+        metrics: Arc<Metrics>,
+        received: mpsc::UnboundedReceiver<Command>,
+    ) -> Self {
+        let origin = Instant::now();
+        let now = Now { at: Time::ZERO, unix: (shared.wall)() };
+        let (engine, unknown) = Engine::restore(config, rows, now);
+        for row in unknown {
+            tracing::warn!(
+                ?row,
+                "the books have an entry of a group that is not configured any more; its instances are left alone"
+            );
+        }
+        Self {
+            engine,
+            shared,
+            prepare,
+            store,
+            metrics,
+            received,
+            calls: JoinSet::new(),
+            watches: JoinSet::new(),
+            waiting: HashMap::new(),
+            losses: HashMap::new(),
+            decisions: VecDeque::new(),
+            origin,
+            ending: None,
+        }
+    }
+
+    fn now(&self) -> Now {
+        let ms = u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Now { at: Time::from_millis(ms), unix: (self.shared.wall)() }
+    }
+
+    pub(super) async fn run(mut self) {
+        for group in (0..self.engine.config().groups.len()).map(GroupId) {
+            if let Some(host) = self.shared.host(group) {
+                let mut status = host.status();
+                let first = status.borrow_and_update().clone();
+                self.status_changed(group, first);
+                self.watch(group, status);
+            }
+        }
+        loop {
+            self.flush().await;
+            if self.is_over() {
+                break;
+            }
+            let now = self.now();
+            let wake = self.engine.next_wake(now).map_or(Duration::from_secs(3600), |at| at.since(now.at));
+            let until = self.ending.as_ref().map(|ending| ending.until);
+            tokio::select! {
+                command = self.received.recv() => match command {
+                    Some(command) => {
+                        self.command(command);
+                        self.more();
+                    }
+                    None => break,
+                },
+                Some(done) = self.calls.join_next() => self.called(done),
+                Some(changed) = self.watches.join_next() => if let Ok((group, mut status)) = changed {
+                    let now = status.borrow_and_update().clone();
+                    self.status_changed(group, now);
+                    self.watch(group, status);
+                },
+                // A wake of 0 ms is one that is due: it is waited for by the smallest step of the clock.
+                () = tokio::time::sleep(wake.max(Duration::from_millis(1))) => self.engine.handle(self.now(), Event::Tick),
+                () = sleep_until(until) => {}
+            }
+        }
+        self.end().await;
+    }
+
+    /// What was told meanwhile, with one write for all.
+    fn more(&mut self) {
+        for _ in 0..TOGETHER_MAX {
+            let Ok(command) = self.received.try_recv() else { return };
+            self.command(command);
+        }
+    }
+
+    fn called(&mut self, done: Result<Event, tokio::task::JoinError>) {
+        match done {
+            Ok(event) => self.engine.handle(self.now(), event),
+            // A defect in an adapter: the call counts as unanswered, and the engine's deadlines go on from there.
+            Err(error) => tracing::error!(%error, "a call of a plugin ended in a panic"),
+        }
+    }
+
+    fn watch(&mut self, group: GroupId, mut status: watch::Receiver<HostStatus>) {
+        self.watches.spawn(async move {
+            if status.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+            (group, status)
+        });
+    }
+
+    fn status_changed(&mut self, group: GroupId, status: HostStatus) {
+        let event = match status {
+            HostStatus::Up { max_size, can_suspend } => Event::GroupUp { group, max_size, can_suspend },
+            HostStatus::Down { cause } => Event::GroupDown { group, cause },
+        };
+        self.engine.handle(self.now(), event);
+    }
+
+    fn command(&mut self, command: Command) {
+        let now = self.now();
+        match command {
+            Command::Reserve { key, reply } => {
+                let reserved = self.engine.reserve(now, key.clone());
+                self.metrics.reserved(reserved.as_ref().err());
+                let commands = self.shared.commands.clone();
+                let _ = reply.send(reserved.map(|()| Reservation { key, commands, used: false }));
+            }
+            Command::Admit { key } => self.engine.admit(key),
+            Command::Acquire { key, reply } => match self.engine.acquire(now, key.clone()) {
+                Ok(()) => {
+                    self.waiting.insert(key, reply);
+                }
+                Err(error) => {
+                    let _ = reply.send(Err(error));
+                }
+            },
+            Command::TimedOut { key, reply } => {
+                self.metrics.acquire_timed_out();
+                let _ = reply.send(self.engine.why_waiting(now, &key));
+                self.give_up(now, key);
+            }
+            Command::GiveUp { key } => self.give_up(now, key),
+            Command::Claim { key, reply } => {
+                let lease = self.engine.claim(&key).and_then(|lease| self.lease(lease));
+                let _ = reply.send(lease);
+            }
+            Command::Tell(event) => {
+                if let Event::Release { key } = &event {
+                    self.losses.remove(key);
+                }
+                self.engine.handle(now, event);
+            }
+            Command::Status { reply } => {
+                let _ = reply.send(self.engine.status(now));
+            }
+            Command::WhyWaiting { key, reply } => {
+                let _ = reply.send(self.engine.why_waiting(now, &key));
+            }
+            Command::Decisions { reply } => {
+                let _ = reply.send(self.decisions.clone());
+            }
+            Command::Shutdown { limit, reply } => {
+                self.engine.handle(now, Event::Stop);
+                for (key, reply) in self.waiting.drain() {
+                    let _ = reply.send(Err(AcquireError::Stopping { key }));
+                }
+                self.ending = Some(Ending { until: Instant::now() + limit, reply });
+            }
+        }
+    }
+
+    fn give_up(&mut self, now: Now, key: Key) {
+        self.waiting.remove(&key);
+        self.engine.handle(now, Event::Cancel { key: key.clone() });
+        self.metrics.unreserved();
+        self.engine.handle(now, Event::Unreserve { key });
+    }
+
+    fn lease(&mut self, inner: crate::words::Lease) -> Option<Lease> {
+        let group_name = self.engine.config().groups.get(inner.group.0)?.name.clone();
+        let losses = self.losses.entry(inner.key.clone()).or_insert_with(|| watch::Sender::new(None));
+        let lost = losses.subscribe();
+        Some(Lease { inner, group_name, shared: Arc::clone(&self.shared), lost, kept: false })
+    }
+
+    /// Stores what is to be stored, then does what is to be done.
+    async fn flush(&mut self) {
+        loop {
+            #[cfg(debug_assertions)]
+            if let Err(violation) = self.engine.check() {
+                debug_assert!(false, "{violation}");
+            }
+            for decision in self.engine.decisions() {
+                self.note(decision);
+            }
+            let changes = self.engine.changes();
+            if !changes.is_empty() {
+                while let Err(error) = self.store.apply(&changes).await {
+                    tracing::error!(error = %super::host::words(&error), "nothing is created, leased or removed until the books can be written");
+                    tokio::time::sleep(STORE_AGAIN).await;
+                }
+            }
+            let actions = self.engine.actions();
+            if actions.is_empty() {
+                break;
+            }
+            for action in actions {
+                self.perform(action);
+            }
+        }
+        self.metrics.observe(&self.engine);
+    }
+
+    fn note(&mut self, decision: Decision) {
+        self.metrics.note(&decision.what);
+        match &decision.what {
+            What::CreationFailed { .. }
+            | What::UpdateFailed { .. }
+            | What::Hold { .. }
+            | What::Lost { .. }
+            | What::Stuck { .. } => {
+                tracing::warn!(decision = %decision.what, "taskscaler");
+            }
+            What::Leased { .. } | What::Released { .. } | What::Granted { .. } | What::Running { .. } => {
+                tracing::debug!(decision = %decision.what, "taskscaler");
+            }
+            _ => tracing::info!(decision = %decision.what, "taskscaler"),
+        }
+        while self.decisions.len() >= DECISIONS_MAX
+            || self.decisions.front().is_some_and(|first| decision.unix - first.unix > DECISIONS_FOR_S)
+        {
+            self.decisions.pop_front();
+        }
+        self.decisions.push_back(decision);
+    }
+
+    fn perform(&mut self, action: Action) {
+        match action {
+            Action::Grant(lease) => {
+                let key = lease.key.clone();
+                let Some(reply) = self.waiting.remove(&key) else {
+                    // Nobody waits any more, or a sleeping lease woke, whose holder has it already.
+                    if !self.losses.contains_key(&key) {
+                        self.engine.handle(self.now(), Event::Release { key });
+                    }
+                    return;
+                };
+                if let Some(lease) = self.lease(lease) {
+                    // Given to nobody, it is dropped, and with that released.
+                    let _ = reply.send(Ok(lease));
+                }
+            }
+            Action::Lost { key, cause } => {
+                if let Some(told) = self.losses.remove(&key) {
+                    told.send_replace(Some(cause));
+                }
+            }
+            Action::Forget { group, id } => self.shared.forget(group, &id),
+            call => self.call(call),
+        }
+    }
+
+    /// A call of a plugin, in a task of its own: none waits for another.
+    fn call(&mut self, action: Action) {
+        let (Action::Update { group, .. }
+        | Action::Increase { group, .. }
+        | Action::Decrease { group, .. }
+        | Action::Prepare { group, .. }
+        | Action::Heartbeat { group, .. }
+        | Action::Suspend { group, .. }
+        | Action::Resume { group, .. }) = action
+        else {
+            return;
+        };
+        let Some(host) = self.shared.host(group) else { return };
+        self.metrics.called(&action);
+        let (shared, prepare) = (Arc::clone(&self.shared), Arc::clone(&self.prepare));
+        let name = self.engine.config().groups.get(group.0).map(|group| group.name.clone()).unwrap_or_default();
+        self.calls.spawn(async move {
+            match action {
+                Action::Update { call, .. } => Event::Updated { group, call, result: host.update().await },
+                Action::Increase { call, n, .. } => Event::Increased { group, call, result: host.increase(n).await },
+                Action::Decrease { ids, .. } => {
+                    let result = host.decrease(&ids).await;
+                    Event::Decreased { group, ids, result }
+                }
+                Action::Prepare { id, .. } => {
+                    let result = make_ready(&*host, &*prepare, &shared, group, &id, name).await;
+                    Event::Prepared { group, id, result }
+                }
+                Action::Heartbeat { id, .. } => {
+                    let result = host.heartbeat(&id).await;
+                    Event::Health { group, id, result }
+                }
+                Action::Suspend { id, .. } => {
+                    let result = host.suspend(&id).await;
+                    Event::Suspended { group, id, result }
+                }
+                Action::Resume { id, .. } => {
+                    let result = host.resume(&id).await;
+                    Event::Resumed { group, id, result }
+                }
+                Action::Grant(_) | Action::Lost { .. } | Action::Forget { .. } => Event::Tick,
+            }
+        });
+    }
+
+    /// Whether the end may come: its time is over, or nothing is left to be done.
+    fn is_over(&self) -> bool {
+        let Some(ending) = &self.ending else { return false };
+        if Instant::now() >= ending.until {
+            return true;
+        }
+        let status = self.engine.status(self.now());
+        let going = |instance: &InstanceStatus| instance.state == "deleting" || instance.state == "draining";
+        status.tasks.acquired == 0 && !status.instances.iter().any(going)
+    }
+
+    async fn end(mut self) {
+        self.calls.shutdown().await;
+        self.watches.shutdown().await;
+        let left = self.engine.status(self.now()).instances;
+        let hosts = std::mem::take(&mut *self.shared.hosts.lock().unwrap_or_else(PoisonError::into_inner));
+        for host in hosts {
+            host.stop().await;
+        }
+        if let Some(ending) = self.ending.take() {
+            let _ = ending.reply.send(left);
+        }
+    }
+}
+
+async fn make_ready(
+    host: &dyn Host,
+    prepare: &dyn Prepare,
+    shared: &Shared,
+    group: GroupId,
+    id: &InstanceId,
+    name: String,
+) -> Result<(), String> {
+    let info = host.connect_info(id).await?;
+    shared.remember(group, id, info.clone());
+    prepare.prepare(Up { group: name, id: id.clone(), info }).await
+}
+
+async fn sleep_until(until: Option<Instant>) {
+    match until {
+        Some(until) => tokio::time::sleep_until(until).await,
+        None => std::future::pending().await,
+    }
+}

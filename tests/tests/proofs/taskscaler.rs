@@ -1,0 +1,171 @@
+//! The taskscaler's driver on real plugins: processes, sockets, instances.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_fleeting::host::{Group, PluginSpec};
+use muster_fleeting::model::InstanceId;
+use muster_taskscaler::config::{Config, GroupConfig};
+use muster_taskscaler::driver::{Buckets, Host, Journal, Lease, NoPreparation, Plugin, Scaler};
+use muster_taskscaler::policy::{Policies, Wanted};
+use muster_taskscaler::words::Key;
+use muster_tests::process::built;
+use serde_json::{Value, json};
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn wall() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    i64::try_from(since.unwrap().as_secs()).unwrap()
+}
+
+/// A configuration of up to `max` instances; idle ones go at once.
+fn config(max: u32, capacity: u32) -> Config {
+    let mut config = Config::new(GroupConfig::new("main", max));
+    config.capacity = capacity.try_into().unwrap();
+    config.policies = Policies::always(Wanted { idle_time: Duration::ZERO, ..Wanted::default() });
+    config.update_interval_when_expecting = Duration::from_millis(200);
+    config
+}
+
+async fn plugin(name: &str, settings: Value) -> Arc<dyn Host> {
+    let mut spec = PluginSpec::new(built(name));
+    spec.config = settings;
+    Plugin::new(Group::start(spec).await.unwrap())
+}
+
+async fn scaler(config: Config, host: Arc<dyn Host>, books: &std::path::Path) -> Scaler {
+    let store = Box::new(Journal::new(books));
+    Scaler::start(config, vec![host], Arc::new(NoPreparation), store, &Buckets::default(), wall).await.unwrap()
+}
+
+/// Reserves as soon as there is capacity in sight, and waits for a slot.
+async fn lease(scaler: &Scaler, name: &str) -> Lease {
+    scaler.admit(Key::new(name)).acquire(LONG).await.unwrap()
+}
+
+/// Waits until the scaler knows of `n` instances.
+async fn instances(scaler: &Scaler, n: usize) {
+    while scaler.status().await.unwrap().instances.len() != n {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_jobs_leave_no_instance() {
+    let books = tempfile::tempdir().unwrap();
+    let mut config = config(20, 2);
+    config.uses_max = std::num::NonZeroU32::new(7);
+    let scaler = scaler(config, plugin("fleeting-plugin-toy", json!({})).await, &books.path().join("books")).await;
+    let mut jobs = tokio::task::JoinSet::new();
+    for job in 0..1000 {
+        let scaler = scaler.clone();
+        jobs.spawn(async move {
+            let lease = lease(&scaler, &job.to_string()).await;
+            assert!(lease.slot() < 2 && (1..=7).contains(&lease.use_number()));
+            assert_eq!(lease.connect_info().await.unwrap().internal_addr, "127.0.0.1");
+        });
+    }
+    while let Some(done) = jobs.join_next().await {
+        done.unwrap();
+    }
+    instances(&scaler, 0).await;
+    let families = scaler.metrics().families();
+    let of = |name: &str, label: &str| {
+        let family = families.iter().find(|family| family.name == name).unwrap();
+        family.samples.iter().find(|sample| sample.label.as_ref().is_some_and(|(_, is)| is == label)).unwrap().value
+    };
+    assert_eq!(of("fleeting_taskscaler_task_operations_total", "acquire"), 1000.0);
+    assert_eq!(of("fleeting_taskscaler_task_operations_total", "release"), 1000.0);
+    assert!(of("fleeting_provisioner_instance_operations_total", "create") >= 143.0);
+    assert_eq!(scaler.shutdown(LONG).await, []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_instance_is_told_to_its_job_and_replaced() {
+    let books = tempfile::tempdir().unwrap();
+    let host = plugin("fleeting-plugin-local", json!({"isolation": "none"})).await;
+    let scaler = scaler(config(3, 1), Arc::clone(&host), &books.path().join("books")).await;
+    let first = lease(&scaler, "one").await;
+    let id: InstanceId = first.instance().clone();
+    host.decrease(std::slice::from_ref(&id)).await.unwrap();
+    first.suspect();
+    let loss = tokio::time::timeout(Duration::from_secs(15), first.lost()).await.expect("within 15 s");
+    assert!(loss.to_string().starts_with("instance unexpectedly removed"), "{loss}");
+    let second = lease(&scaler, "two").await;
+    assert_ne!(*second.instance(), id);
+    drop((first, second));
+    instances(&scaler, 0).await;
+    drop(host);
+    scaler.shutdown(LONG).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_manager_goes_on_with_its_leases() {
+    let books = tempfile::tempdir().unwrap();
+    let books = books.path().join("books");
+    let host = plugin("fleeting-plugin-toy", json!({})).await;
+    let keeping = |host: Arc<dyn Host>| scaler(config(3, 2), host, &books);
+    let first = keeping(Arc::clone(&host)).await;
+    let (kept, dropped) = (lease(&first, "kept").await, lease(&first, "forgotten").await);
+    let id = kept.instance().clone();
+    assert_eq!(*dropped.instance(), id);
+    kept.keep();
+    dropped.keep();
+    // The plugin lives on for the next one, as a cloud does.
+    assert_eq!(first.shutdown(Duration::ZERO).await.len(), 1);
+
+    let second = keeping(host).await;
+    let again = second.claim(Key::new("kept")).await.unwrap();
+    assert_eq!((again.instance(), again.slot(), again.use_number()), (&id, 0, 2));
+    second.settled();
+    assert!(second.claim(Key::new("forgotten")).await.is_none());
+    drop(again);
+    instances(&second, 0).await;
+    second.shutdown(LONG).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_can_leave_within_a_second() {
+    let books = tempfile::tempdir().unwrap();
+    let host = plugin("fleeting-plugin-toy", json!({"max_size": 1})).await;
+    let scaler = scaler(config(1, 1), host, &books.path().join("books")).await;
+    let held = lease(&scaler, "held").await;
+    let waiting = tokio::spawn(scaler.admit(Key::new("waiting")).acquire(LONG));
+    while scaler.why_waiting(Key::new("waiting")).await.is_none() {
+        tokio::task::yield_now().await;
+    }
+    waiting.abort();
+    let gone = async {
+        while scaler.status().await.unwrap().tasks.reserved > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(1), gone).await.expect("R014: freed within one second");
+    let late = scaler.admit(Key::new("late")).acquire(Duration::from_millis(20)).await.unwrap_err().to_string();
+    assert!(
+        late.starts_with("unable to acquire instance within the configured timeout of 0s: 0 instances boot"),
+        "{late}"
+    );
+    assert!(late.contains("group main: it has its 1 instances"), "{late}");
+    drop(held);
+    scaler.shutdown(LONG).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_scalers_with_groups_of_their_own_do_not_touch() {
+    let books = tempfile::tempdir().unwrap();
+    let mut scalers = Vec::new();
+    for name in ["one", "two"] {
+        let host = plugin("fleeting-plugin-toy", json!({ "name": name })).await;
+        scalers.push(scaler(config(2, 1), host, &books.path().join(name)).await);
+    }
+    let first = lease(&scalers[0], "job").await;
+    assert_eq!(scalers[1].status().await.unwrap().instances, []);
+    let second = lease(&scalers[1], "job").await;
+    drop((first, second));
+    for scaler in scalers {
+        instances(&scaler, 0).await;
+        scaler.shutdown(LONG).await;
+    }
+}
