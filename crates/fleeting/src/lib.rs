@@ -3,6 +3,7 @@
 //! - [`host`] runs plugins, in any language, unmodified: handshake, supervision, calls with deadlines.
 //! - [`sdk`] is the other side: one trait, one `main`, and the executable is a plugin that any host of the protocol runs.
 //! - [`connector`] reaches the machines that a plugin made: commands and streams over SSH.
+//! - `install` (feature of that name) brings plugins from registries and finds them; `oci` is what it speaks with.
 //! - [`model`] has the words that both share.
 //!
 //! The protocol is GitLab's *fleeting*, application version 0, over HashiCorp's go-plugin handshake; its facts are those
@@ -10,6 +11,11 @@
 
 pub mod connector;
 pub mod host;
+#[cfg(feature = "install")]
+pub mod install;
+mod layout;
 pub mod model;
+#[cfg(feature = "install")]
+pub mod oci;
 mod protocol;
 pub mod sdk;

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use super::{Provider, config, log, serve};
+use crate::layout::escape;
 use crate::protocol::{COOKIE_KEY, COOKIE_VALUE};
 
 /// Usage errors, as Go's flag package ends.
@@ -152,15 +153,4 @@ fn bootstrap<P: Provider>(repository: Option<&str>) -> Result<String, String> {
     };
     copy().map_err(|error: std::io::Error| format!("cannot copy the plugin to {}: {error}", directory.display()))?;
     Ok(directory.display().to_string())
-}
-
-/// Upper case letters as `!` and the lower case one, so that names differ on every file system.
-fn escape(text: &str) -> String {
-    text.chars().fold(String::new(), |mut escaped, letter| {
-        if letter.is_ascii_uppercase() {
-            escaped.push('!');
-        }
-        escaped.push(letter.to_ascii_lowercase());
-        escaped
-    })
 }

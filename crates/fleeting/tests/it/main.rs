@@ -2,5 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics where it fails")]
 
 mod go;
+#[cfg(feature = "install")]
+mod install;
+#[cfg(feature = "install")]
+mod registry;
 mod start;
 mod toy;

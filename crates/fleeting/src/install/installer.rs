@@ -1,0 +1,272 @@
+//! Brings a plugin from its registry.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::error::InstallError;
+use super::folder::FolderLock;
+use super::lock_file::{Entry, LockFile};
+use super::store::{Installed, Store, discard};
+use super::{EXECUTABLE, unpack};
+use crate::oci::{
+    Constraint, Descriptor, Digest, DockerConfig, Host, LAYER_ANNOTATION, Reference, Registry, RegistryError, TagList,
+    Version,
+};
+
+/// Bytes of a plugin's packed archive; real ones have some 20 MB.
+const LAYER_MAX_BYTES: u64 = 512 * 1024 * 1024;
+/// Versions that an error names.
+const SHOWN: usize = 10;
+/// After this, a download that broke off is not taken up again.
+const PARTIAL_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// How to install.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options {
+    /// Ask the registry even where a version that fits is here.
+    pub upgrade: bool,
+    /// Take other content under a version that was installed before.
+    pub accept_changed: bool,
+}
+
+/// What was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// A version that fits was here; the registry was not asked.
+    Present,
+    /// It was here, and is what the registry has.
+    Unchanged,
+    /// It was brought.
+    Installed,
+    /// It was here, and its files were not what they were when they were installed; it was brought anew.
+    Repaired,
+}
+
+/// A plugin that is here now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Done {
+    /// Which.
+    pub installed: Installed,
+    /// What it took.
+    pub outcome: Outcome,
+}
+
+impl Store {
+    /// Installs a plugin, with the credentials that docker has for its registry.
+    ///
+    /// # Errors
+    /// [`InstallError`]; what was installed before is untouched.
+    pub async fn install(
+        &self,
+        reference: &Reference,
+        options: Options,
+        credentials: Option<&DockerConfig>,
+    ) -> Result<Done, InstallError> {
+        if let Some(installed) = self.find(reference).filter(|_| !options.upgrade && !options.accept_changed) {
+            return Ok(Done { installed, outcome: Outcome::Present });
+        }
+        let registry = open(reference, credentials).await?;
+        let (version, layer) = select(&registry, reference).await?;
+
+        let _held = FolderLock::take(self.folder()).await?;
+        let mut lock = LockFile::read(&self.lock_file())?;
+        let locked = lock.get(&reference.repository, &version);
+        if let Some(locked) = locked.filter(|locked| locked.layer != layer.digest && !options.accept_changed) {
+            return Err(InstallError::Changed {
+                reference: reference.to_string(),
+                version: version.to_string(),
+                locked: locked.layer.clone(),
+                found: layer.digest,
+                lock_file: self.lock_file(),
+            });
+        }
+        let folder = self.version_folder(&reference.repository, &version);
+        let executable = folder.join(EXECUTABLE);
+        let installed = Installed { repository: reference.repository.clone(), version: version.clone(), executable };
+        let is_there = installed.executable.is_file();
+        if is_there && locked.is_some_and(|locked| locked.layer == layer.digest && is_intact(&folder, locked)) {
+            return Ok(Done { installed, outcome: Outcome::Unchanged });
+        }
+
+        let archive = self.fetch(&registry, reference, &layer).await?;
+        let (new, files) = self.unpack(reference, archive.clone()).await?;
+        // Before the files are in their place: a crash between the two leaves a digest that the next try must meet.
+        lock.put(Entry {
+            repository: reference.repository.to_string(),
+            version: version.to_string(),
+            platform: Host::this().to_string(),
+            layer: layer.digest,
+            files: files.into_iter().map(|(name, digest)| (name, digest.to_string())).collect(),
+        });
+        lock.write(&self.lock_file())?;
+        self.put(new, &folder).map_err(|source| InstallError::Folder {
+            path: folder.clone(),
+            what: "put in its place",
+            source,
+        })?;
+        let _ = std::fs::remove_file(archive);
+        Ok(Done { installed, outcome: if is_there { Outcome::Repaired } else { Outcome::Installed } })
+    }
+
+    async fn fetch(
+        &self,
+        registry: &Registry,
+        reference: &Reference,
+        layer: &Descriptor,
+    ) -> Result<PathBuf, InstallError> {
+        let failed = |source| InstallError::Registry { reference: reference.to_string(), source };
+        let nonsense = |what| failed(RegistryError::Nonsense { url: reference.repository.to_string(), what });
+        let digest: Digest = layer.digest.parse().map_err(nonsense)?;
+        if layer.size > LAYER_MAX_BYTES {
+            return Err(failed(RegistryError::TooLarge {
+                url: reference.repository.to_string(),
+                limit: LAYER_MAX_BYTES,
+            }));
+        }
+        let partial = self.folder().join(".partial");
+        std::fs::create_dir_all(&partial).map_err(|source| InstallError::Folder {
+            path: partial.clone(),
+            what: "made",
+            source,
+        })?;
+        prune(&partial);
+        let to = partial.join(digest.to_string().replace(':', "-"));
+        registry.download(layer, &to).await.map_err(failed)?;
+        Ok(to)
+    }
+
+    /// Into a folder beside the place where it will be.
+    async fn unpack(
+        &self,
+        reference: &Reference,
+        archive: PathBuf,
+    ) -> Result<(tempfile::TempDir, BTreeMap<String, Digest>), InstallError> {
+        let beside = self.repository_folder(&reference.repository);
+        let failed = |source| InstallError::Folder { path: beside.clone(), what: "made", source };
+        std::fs::create_dir_all(&beside).map_err(failed)?;
+        let new = tempfile::Builder::new().prefix(".new-").tempdir_in(&beside).map_err(failed)?;
+        let into = new.path().to_owned();
+        let unpacked = tokio::task::spawn_blocking(move || unpack::unpack(&archive, &into)).await;
+        let unpacked = unpacked.unwrap_or_else(|error| Err(std::io::Error::other(error).into()));
+        let files = unpacked.map_err(|source| InstallError::Unpack { reference: reference.to_string(), source })?;
+        Ok((new, files))
+    }
+
+    /// A process that runs the old one goes on with it.
+    fn put(&self, new: tempfile::TempDir, folder: &Path) -> std::io::Result<()> {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(new.path(), std::fs::Permissions::from_mode(0o755))?;
+        if folder.exists() {
+            discard(folder)?;
+        }
+        std::fs::rename(new.path(), folder)?;
+        // It is no temporary folder any more.
+        let _ = new.keep();
+        match folder.parent() {
+            Some(parent) => std::fs::File::open(parent)?.sync_all(),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The repository, with the credentials that there are.
+async fn open(reference: &Reference, credentials: Option<&DockerConfig>) -> Result<Registry, InstallError> {
+    let registry = &reference.repository.registry;
+    let credentials = match credentials {
+        Some(config) => config.get(registry).await,
+        None => Ok(None),
+    };
+    let credentials = credentials.map_err(|source| InstallError::Credentials { registry: registry.clone(), source })?;
+    Registry::new(reference.repository.clone(), credentials)
+        .map_err(|source| InstallError::Registry { reference: reference.to_string(), source })
+}
+
+impl Reference {
+    /// The versions at the registry that will do, the lowest first.
+    ///
+    /// # Errors
+    /// [`InstallError`]; also where the registry does not list them.
+    pub async fn available(&self, credentials: Option<&DockerConfig>) -> Result<Vec<Version>, InstallError> {
+        let failed = |source| InstallError::Registry { reference: self.to_string(), source };
+        let TagList::Tags(tags) = open(self, credentials).await?.tags().await.map_err(failed)? else {
+            let there = "the registry does not list them".to_owned();
+            return Err(InstallError::NoVersion { reference: self.to_string(), there });
+        };
+        let versions = tags.iter().filter_map(|tag| tag.parse().ok());
+        let mut versions: Vec<Version> = versions.filter(|version| self.constraint.matches(version)).collect();
+        versions.sort();
+        versions.dedup();
+        Ok(versions)
+    }
+}
+
+/// The version that fits best, and its archive for this system. Versions are chosen from the list of tags, not from alias
+/// tags: what is installed for a constraint is what the look-up finds for it.
+async fn select(registry: &Registry, reference: &Reference) -> Result<(Version, Descriptor), InstallError> {
+    let text = || reference.to_string();
+    let failed = |source| InstallError::Registry { reference: text(), source };
+    let tag = match &reference.constraint {
+        Constraint::Exact(version) => version.to_string(),
+        constraint => match registry.tags().await.map_err(failed)? {
+            TagList::Tags(tags) => {
+                let versions = || tags.iter().filter_map(|tag| Some((tag.parse::<Version>().ok()?, tag)));
+                let best = versions().filter(|(version, _)| constraint.matches(version)).max();
+                let tag = best.map(|(_, tag)| tag.clone());
+                tag.ok_or_else(|| InstallError::NoVersion {
+                    reference: text(),
+                    there: there(versions().map(|(v, _)| v).collect()),
+                })?
+            }
+            TagList::Unlisted => constraint.to_string(),
+        },
+    };
+    let index = registry.index(&tag).await.map_err(failed)?;
+    let host = Host::this();
+    let Some(entry) = host.select(&index.manifests) else {
+        let platforms = index.manifests.iter().filter_map(|entry| entry.platform.as_ref().map(ToString::to_string));
+        let there = platforms.take(SHOWN).collect::<Vec<_>>().join(", ");
+        let there = if there.is_empty() { "no platform at all".to_owned() } else { there };
+        return Err(InstallError::NoPlatform { reference: text(), host: host.to_string(), there });
+    };
+    let manifest = registry.manifest(entry).await.map_err(failed)?;
+    let annotated = manifest.layers.iter().find_map(|layer| Some((layer, layer.annotations.get(LAYER_ANNOTATION)?)));
+    let Some((layer, version)) = annotated else {
+        let what = format!("none of its layers has the annotation {LAYER_ANNOTATION}");
+        return Err(InstallError::NoPlugin { reference: text(), what });
+    };
+    let version: Version =
+        version.parse().map_err(|error| InstallError::NoPlugin { reference: text(), what: format!("{error}") })?;
+    if !reference.constraint.matches(&version) {
+        let there = format!("its tag {tag} points to version {version}");
+        return Err(InstallError::NoVersion { reference: text(), there });
+    }
+    Ok((version, layer.clone()))
+}
+
+fn there(mut versions: Vec<Version>) -> String {
+    versions.sort();
+    let shown: Vec<String> = versions.iter().rev().take(SHOWN).map(ToString::to_string).collect();
+    match (shown.is_empty(), versions.len().saturating_sub(SHOWN)) {
+        (true, _) => "the registry has none".to_owned(),
+        (false, 0) => format!("the registry has {}", shown.join(", ")),
+        (false, more) => format!("the registry has {}, and {more} older ones", shown.join(", ")),
+    }
+}
+
+fn is_intact(folder: &Path, entry: &Entry) -> bool {
+    let same = |(name, wanted): (&String, &String)| {
+        Digest::of_file(&folder.join(name)).is_ok_and(|found| found.to_string() == *wanted)
+    };
+    entry.files.iter().all(same)
+}
+
+/// Downloads that nobody took up.
+fn prune(partial: &Path) {
+    for entry in partial.read_dir().into_iter().flatten().filter_map(Result::ok) {
+        let age = entry.metadata().and_then(|meta| meta.modified()).map(|time| time.elapsed().unwrap_or_default());
+        if age.is_ok_and(|age| age > PARTIAL_AGE_MAX) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! `plugins.lock`: what was installed under which version, by digest.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::oci::{Host, Repository, Version};
+
+/// Version of the format.
+const FORMAT: u32 = 1;
+const HEAD: &str =
+    "# Digests of installed plugins, kept by `muster plugin`. A version that is installed again must be the same.\n";
+
+/// Why the file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LockFileError {
+    /// The file system.
+    #[error("{}: cannot be {what}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What was to be done.
+        what: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Its content.
+    #[error("{}: {what}; restore it, or remove it to trust the registries anew", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+/// One version for one platform.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// `registry/path`.
+    pub repository: String,
+    /// `MAJOR.MINOR.PATCH[-PRE]`.
+    pub version: String,
+    /// `os/architecture` of the machine that installed it.
+    pub platform: String,
+    /// Digest of the archive.
+    pub layer: String,
+    /// Digest of each file.
+    pub files: BTreeMap<String, String>,
+}
+
+/// The file.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LockFile {
+    version: u32,
+    #[serde(default, rename = "plugin")]
+    entries: Vec<Entry>,
+}
+
+impl LockFile {
+    /// Its name in the folder of plugins.
+    pub const NAME: &'static str = "plugins.lock";
+
+    /// Reads it; one that is not there is empty.
+    ///
+    /// # Errors
+    /// [`LockFileError`].
+    pub fn read(path: &Path) -> Result<Self, LockFileError> {
+        let content = |what: String| LockFileError::Content { path: path.to_owned(), what };
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Self::default()),
+            Err(source) => return Err(LockFileError::File { path: path.to_owned(), what: "read", source }),
+        };
+        let file: Self = toml::from_str(&text).map_err(|error| content(error.to_string().trim().to_owned()))?;
+        if file.version != FORMAT {
+            return Err(content(format!("its format is {}, and this program knows {FORMAT}", file.version)));
+        }
+        Ok(file)
+    }
+
+    /// Writes it, durably, all or nothing.
+    ///
+    /// # Errors
+    /// [`LockFileError::File`].
+    pub fn write(&mut self, path: &Path) -> Result<(), LockFileError> {
+        self.version = FORMAT;
+        self.entries
+            .sort_by(|a, b| (&a.repository, &a.version, &a.platform).cmp(&(&b.repository, &b.version, &b.platform)));
+        let text = toml::to_string_pretty(self)
+            .map_err(|error| LockFileError::Content { path: path.to_owned(), what: error.to_string() })?;
+        let write = || {
+            let folder = path.parent().unwrap_or(Path::new("."));
+            let mut new = tempfile::Builder::new().prefix(".plugins.lock.").tempfile_in(folder)?;
+            new.write_all(HEAD.as_bytes())?;
+            new.write_all(text.as_bytes())?;
+            new.as_file().sync_all()?;
+            new.persist(path).map_err(|error| error.error)?;
+            File::open(folder)?.sync_all()
+        };
+        write().map_err(|source| LockFileError::File { path: path.to_owned(), what: "written", source })
+    }
+
+    /// What was installed under a version on machines like this one.
+    #[must_use]
+    pub fn get(&self, repository: &Repository, version: &Version) -> Option<&Entry> {
+        let key = key(repository, version);
+        self.entries.iter().find(|entry| is(entry, &key))
+    }
+
+    /// Remembers it, in the place of an earlier one.
+    pub fn put(&mut self, entry: Entry) {
+        let key = (entry.repository.clone(), entry.version.clone(), entry.platform.clone());
+        self.entries.retain(|entry| !is(entry, &key));
+        self.entries.push(entry);
+    }
+
+    /// Forgets it.
+    pub fn forget(&mut self, repository: &Repository, version: &Version) {
+        let key = key(repository, version);
+        self.entries.retain(|entry| !is(entry, &key));
+    }
+}
+
+type Key = (String, String, String);
+
+fn key(repository: &Repository, version: &Version) -> Key {
+    (repository.to_string(), version.to_string(), Host::this().to_string())
+}
+
+fn is(entry: &Entry, (repository, version, platform): &Key) -> bool {
+    entry.repository == *repository && entry.version == *version && entry.platform == *platform
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The format of version 1, as it was first written. It is read for ever.
+    const FORMAT_1: &str = r#"# Digests of installed plugins
+version = 1
+
+[[plugin]]
+repository = "registry.gitlab.com/gitlab-org/fleeting/plugins/aws"
+version = "1.2.3"
+platform = "plan9/vax"
+layer = "sha256:0a"
+
+[plugin.files]
+plugin = "sha256:0b"
+"#;
+
+    #[test]
+    fn the_first_format_is_read_and_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("plugins.lock");
+        assert_eq!(LockFile::read(&path).unwrap(), LockFile::default(), "a file that is not there is empty");
+        std::fs::write(&path, FORMAT_1).unwrap();
+        let mut file = LockFile::read(&path).unwrap();
+        assert_eq!(file.entries[0].files["plugin"], "sha256:0b");
+        file.write(&path).unwrap();
+        assert_eq!(LockFile::read(&path).unwrap(), file);
+
+        std::fs::write(&path, "version = 2\n").unwrap();
+        assert!(LockFile::read(&path).unwrap_err().to_string().contains("its format is 2"));
+        std::fs::write(&path, "version = ").unwrap();
+        assert!(LockFile::read(&path).unwrap_err().to_string().contains("remove it to trust the registries anew"));
+    }
+}

@@ -1,0 +1,238 @@
+//! `plugin = "..."`: from what a user wrote to an executable, without the network (fleeting.md 6.6).
+
+use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use super::store::Store;
+use crate::oci::{Reference, ReferenceError};
+
+/// What the executables of plugins are called on `PATH`.
+const PREFIX: &str = "fleeting-plugin-";
+
+/// Where an executable was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found {
+    /// Where the user said.
+    Path(PathBuf),
+    /// On `PATH`.
+    OnPath(PathBuf),
+    /// Installed from a registry.
+    Installed(PathBuf),
+}
+
+impl Found {
+    /// The executable.
+    #[must_use]
+    pub fn executable(&self) -> &Path {
+        match self {
+            Self::Path(path) | Self::OnPath(path) | Self::Installed(path) => path,
+        }
+    }
+}
+
+/// What the look-up knows of its process.
+#[derive(Debug, Clone)]
+pub struct Surroundings {
+    /// Installed plugins.
+    pub store: Store,
+    /// `PATH`.
+    pub path: OsString,
+    /// The working directory.
+    pub directory: PathBuf,
+}
+
+impl Surroundings {
+    /// Those of this process.
+    ///
+    /// # Errors
+    /// [`super::InstallError::NoFolder`].
+    pub fn of_environment() -> Result<Self, super::InstallError> {
+        Ok(Self {
+            store: Store::of_environment()?,
+            path: std::env::var_os("PATH").unwrap_or_default(),
+            directory: std::env::current_dir().unwrap_or_default(),
+        })
+    }
+}
+
+/// Why there is no executable.
+#[derive(Debug, thiserror::Error)]
+pub enum ResolveError {
+    /// A path to nothing that runs.
+    #[error("plugin {path:?}: {why}")]
+    Path {
+        /// The path.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// Not on `PATH`.
+    #[error("plugin not found: {name} is in no folder of PATH")]
+    NotOnPath {
+        /// Its name.
+        name: String,
+    },
+    /// Not installed.
+    #[error("plugin not found: {reference} is not installed in {}{there}; install it with: muster plugin install {plugin}{hint}", folder.display())]
+    NotInstalled {
+        /// What the user wrote.
+        plugin: String,
+        /// In full.
+        reference: String,
+        /// Where it was looked for.
+        folder: PathBuf,
+        /// Other versions that are there, ready to be appended.
+        there: String,
+        /// What else may have been meant, ready to be appended.
+        hint: String,
+    },
+    /// Names nothing.
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
+}
+
+/// The executable of a plugin, by the first of these that applies:
+///
+/// 1. a path: it starts with `/`, `./` or `../`. (The Go host takes any word that names a file of the working directory,
+///    also a directory: a stray `./aws` hides the plugin `aws`.)
+/// 2. `fleeting-plugin-NAME`: on `PATH`.
+/// 3. the highest installed version that fits.
+/// 4. `NAME` alone: `fleeting-plugin-NAME` on `PATH`.
+///
+/// # Errors
+/// [`ResolveError`].
+pub fn resolve(plugin: &str, around: &Surroundings) -> Result<Found, ResolveError> {
+    if ["/", "./", "../"].iter().any(|start| plugin.starts_with(start)) {
+        let path = around.directory.join(plugin);
+        let refuse = |why| Err(ResolveError::Path { path: path.clone(), why });
+        return match path.metadata() {
+            Err(_) => refuse("there is no such file"),
+            Ok(meta) if meta.is_dir() => refuse("it is a directory; name the executable in it"),
+            Ok(meta) if !is_executable(&meta) => refuse("it is not executable; chmod +x helps where it is a program"),
+            Ok(_) => Ok(Found::Path(path)),
+        };
+    }
+    let is_bare = !plugin.contains(['/', ':', '@']);
+    if is_bare && plugin.starts_with(PREFIX) {
+        let found = on_path(plugin, around).map(Found::OnPath);
+        return found.ok_or_else(|| ResolveError::NotOnPath { name: plugin.to_owned() });
+    }
+    let reference: Reference = plugin.parse()?;
+    if let Some(installed) = around.store.find(&reference) {
+        return Ok(Found::Installed(installed.executable));
+    }
+    if let Some(path) = is_bare.then(|| on_path(&format!("{PREFIX}{plugin}"), around)).flatten() {
+        return Ok(Found::OnPath(path));
+    }
+    let others: Vec<String> =
+        around.store.versions(&reference.repository).iter().map(|installed| installed.version.to_string()).collect();
+    let there = if others.is_empty() { String::new() } else { format!(" (there is {})", others.join(", ")) };
+    let is_file = around.directory.join(plugin).is_file();
+    let hint = if is_file { format!(", or write ./{plugin} where you mean that file") } else { String::new() };
+    let (plugin, reference, folder) = (plugin.to_owned(), reference.to_string(), around.store.folder().to_owned());
+    Err(ResolveError::NotInstalled { plugin, reference, folder, there, hint })
+}
+
+fn on_path(name: &str, around: &Surroundings) -> Option<PathBuf> {
+    // A relative folder would be one of wherever the process happens to be.
+    let folders = std::env::split_paths(&around.path).filter(|folder| folder.is_absolute());
+    let mut files = folders.map(|folder| folder.join(name));
+    files.find(|file| file.metadata().is_ok_and(|meta| meta.is_file() && is_executable(&meta)))
+}
+
+fn is_executable(meta: &std::fs::Metadata) -> bool {
+    meta.permissions().mode() & 0o111 != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Here {
+        folder: tempfile::TempDir,
+        around: Surroundings,
+    }
+
+    impl Here {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let at = |name: &str| folder.path().join(name);
+            let around =
+                Surroundings { store: Store::new(at("plugins")), path: at("bin").into(), directory: at("here") };
+            std::fs::create_dir_all(&around.directory).unwrap();
+            Self { folder, around }
+        }
+
+        fn executable(&self, name: &str) -> PathBuf {
+            let path = self.folder.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, "").unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+            path
+        }
+
+        fn installed(&self, name: &str, version: &str) -> PathBuf {
+            self.executable(&format!("plugins/registry.gitlab.com/gitlab-org/fleeting/plugins/{name}/{version}/plugin"))
+        }
+
+        fn resolve(&self, plugin: &str) -> Result<Found, String> {
+            resolve(plugin, &self.around).map_err(|error| error.to_string())
+        }
+    }
+
+    #[test]
+    fn o02_the_highest_installed_version_that_fits_is_used() {
+        let here = Here::new();
+        let paths: Vec<_> = ["1.2.3", "1.10.0", "2.0.0-rc.1"].map(|version| here.installed("aws", version)).into();
+        for (plugin, path) in
+            [("aws", 1), ("aws:1", 1), ("aws:latest", 1), ("aws:1.2", 0), ("aws:2.0.0-rc.1", 2), ("aws:^1.2", 1)]
+        {
+            assert_eq!(here.resolve(plugin), Ok(Found::Installed(paths[path].clone())), "{plugin}");
+        }
+        let error = here.resolve("aws:2").unwrap_err();
+        assert!(error.contains("plugin not found") && error.contains("muster plugin install aws:2"), "{error}");
+        assert!(error.contains("there is 1.10.0") || error.contains("1.10.0"), "{error}");
+        let listed: Vec<String> = here.around.store.list().iter().map(|one| one.version.to_string()).collect();
+        assert_eq!(listed, ["1.2.3", "1.10.0", "2.0.0-rc.1"]);
+    }
+
+    /// Go: `plugin = "aws"` takes the file or directory `./aws` of wherever the manager was started.
+    #[test]
+    fn peers_defect_3_a_file_of_the_working_directory_is_no_plugin() {
+        let here = Here::new();
+        here.executable("here/aws");
+        let error = here.resolve("aws").unwrap_err();
+        assert!(error.contains("or write ./aws where you mean that file"), "{error}");
+        let installed = here.installed("aws", "1.0.0");
+        assert_eq!(here.resolve("aws"), Ok(Found::Installed(installed)));
+        assert_eq!(here.resolve("./aws").unwrap().executable(), here.around.directory.join("./aws"));
+    }
+
+    #[test]
+    fn names_are_looked_up_on_path() {
+        let mut here = Here::new();
+        let path = here.executable("bin/fleeting-plugin-static");
+        assert_eq!(here.resolve("fleeting-plugin-static"), Ok(Found::OnPath(path.clone())));
+        assert_eq!(here.resolve("static"), Ok(Found::OnPath(path)));
+        assert!(here.resolve("fleeting-plugin-other").unwrap_err().contains("is in no folder of PATH"));
+        assert!(here.resolve("static:1").is_err(), "a version is one of a registry's");
+        let installed = here.installed("static", "1.0.0");
+        assert_eq!(here.resolve("static"), Ok(Found::Installed(installed)), "installed ones come first");
+
+        here.executable("here/fleeting-plugin-relative");
+        here.around.path = ".:".into();
+        assert!(here.resolve("fleeting-plugin-relative").is_err(), "relative folders of PATH are not looked at");
+    }
+
+    #[test]
+    fn paths_to_nothing_that_runs_say_why() {
+        let here = Here::new();
+        std::fs::create_dir(here.around.directory.join("folder")).unwrap();
+        std::fs::write(here.around.directory.join("text"), "").unwrap();
+        for (plugin, why) in [("./none", "no such file"), ("./folder", "directory"), ("./text", "not executable")] {
+            let error = here.resolve(plugin).unwrap_err();
+            assert!(error.contains(why), "{plugin}: {error}");
+        }
+    }
+}

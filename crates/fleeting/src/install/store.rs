@@ -1,0 +1,164 @@
+//! The folder of installed plugins.
+
+use std::path::{Path, PathBuf};
+
+use super::EXECUTABLE;
+use super::error::InstallError;
+use super::folder::FolderLock;
+use super::lock_file::LockFile;
+use crate::layout::{escape, unescape};
+use crate::oci::{Constraint, Reference, Repository, Version};
+
+/// Segments of a repository's name.
+const DEPTH_MAX: usize = 16;
+
+/// A folder of plugins.
+#[derive(Debug, Clone)]
+pub struct Store {
+    folder: PathBuf,
+}
+
+/// One version of a plugin.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Installed {
+    /// Which plugin.
+    pub repository: Repository,
+    /// Which version.
+    pub version: Version,
+    /// Its executable.
+    pub executable: PathBuf,
+}
+
+impl Store {
+    /// A folder of one's own.
+    #[must_use]
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into() }
+    }
+
+    /// The user's: `FLEETING_PLUGIN_PATH`, else `.config/fleeting/plugins` in the home directory.
+    ///
+    /// # Errors
+    /// [`InstallError::NoFolder`].
+    pub fn of_environment() -> Result<Self, InstallError> {
+        let set = |key| std::env::var_os(key).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let folder =
+            set("FLEETING_PLUGIN_PATH").or_else(|| set("HOME").map(|home| home.join(".config/fleeting/plugins")));
+        let folder = folder.ok_or(InstallError::NoFolder)?;
+        Ok(Self::new(std::path::absolute(&folder).unwrap_or(folder)))
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The file of digests.
+    #[must_use]
+    pub fn lock_file(&self) -> PathBuf {
+        self.folder.join(LockFile::NAME)
+    }
+
+    pub(super) fn repository_folder(&self, repository: &Repository) -> PathBuf {
+        self.folder.join(escape(&repository.registry)).join(escape(&repository.path))
+    }
+
+    pub(super) fn version_folder(&self, repository: &Repository, version: &Version) -> PathBuf {
+        self.repository_folder(repository).join(escape(&version.to_string()))
+    }
+
+    /// All versions of a plugin that are here.
+    #[must_use]
+    pub fn versions(&self, repository: &Repository) -> Vec<Installed> {
+        let folder = self.repository_folder(repository);
+        let versions = names(&folder).into_iter().filter_map(|name| unescape(&name)?.parse::<Version>().ok());
+        let installed = versions.map(|version| Installed {
+            executable: self.version_folder(repository, &version).join(EXECUTABLE),
+            repository: repository.clone(),
+            version,
+        });
+        installed.filter(|installed| installed.executable.is_file()).collect()
+    }
+
+    /// The highest version here that will do.
+    #[must_use]
+    pub fn find(&self, reference: &Reference) -> Option<Installed> {
+        let fits = |installed: &Installed| reference.constraint.matches(&installed.version);
+        self.versions(&reference.repository).into_iter().filter(fits).max()
+    }
+
+    /// Everything that is here.
+    #[must_use]
+    pub fn list(&self) -> Vec<Installed> {
+        let mut found = Vec::new();
+        for registry in names(&self.folder) {
+            let Some(registry_name) = unescape(&registry) else { continue };
+            self.walk(&registry_name, &mut Vec::new(), &self.folder.join(&registry), &mut found);
+        }
+        found.sort();
+        found
+    }
+
+    fn walk(&self, registry: &str, path: &mut Vec<String>, folder: &Path, found: &mut Vec<Installed>) {
+        if !path.is_empty() {
+            let repository = Repository { registry: registry.to_owned(), path: path.join("/") };
+            found.extend(self.versions(&repository));
+        }
+        if path.len() == DEPTH_MAX {
+            return;
+        }
+        for name in names(folder) {
+            let below = folder.join(&name);
+            let Some(segment) = unescape(&name).filter(|_| !below.join(EXECUTABLE).is_file()) else { continue };
+            path.push(segment);
+            self.walk(registry, path, &below, found);
+            path.pop();
+        }
+    }
+
+    /// Removes the versions that a reference names: all that fit, `:latest` and no constraint meaning every one. Their
+    /// digests are still remembered, unless they are to be forgotten.
+    ///
+    /// # Errors
+    /// [`InstallError`].
+    pub async fn remove(&self, reference: &Reference, forget: bool) -> Result<Vec<Installed>, InstallError> {
+        let _held = FolderLock::take(&self.folder).await?;
+        let mut lock = LockFile::read(&self.lock_file())?;
+        let fits = |installed: &Installed| match reference.constraint {
+            Constraint::Latest | Constraint::Any => true,
+            _ => reference.constraint.matches(&installed.version),
+        };
+        let removed: Vec<Installed> = self.versions(&reference.repository).into_iter().filter(fits).collect();
+        if removed.is_empty() {
+            let (reference, folder) = (reference.to_string(), self.folder.clone());
+            return Err(InstallError::NotInstalled { reference, folder });
+        }
+        for installed in &removed {
+            let folder = self.version_folder(&installed.repository, &installed.version);
+            discard(&folder).map_err(|source| InstallError::Folder { path: folder, what: "removed", source })?;
+            if forget {
+                lock.forget(&installed.repository, &installed.version);
+            }
+        }
+        if forget {
+            lock.write(&self.lock_file())?;
+        }
+        Ok(removed)
+    }
+}
+
+/// Removes a version's folder: at once out of sight, then its files.
+pub(super) fn discard(folder: &Path) -> std::io::Result<()> {
+    let parent = folder.parent().unwrap_or(Path::new("."));
+    let bin = tempfile::Builder::new().prefix(".old-").tempdir_in(parent)?;
+    std::fs::rename(folder, bin.path().join("old"))?;
+    bin.close()
+}
+
+/// Names of folders in a folder, but hidden ones.
+fn names(folder: &Path) -> Vec<String> {
+    let Ok(entries) = folder.read_dir() else { return Vec::new() };
+    let entries = entries.filter_map(Result::ok).filter(|entry| entry.path().is_dir());
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| !name.starts_with('.')).collect()
+}

@@ -1,0 +1,63 @@
+//! Whether what is here is what was installed.
+
+use std::collections::BTreeSet;
+
+use super::error::InstallError;
+use super::lock_file::{Entry, LockFile};
+use super::store::{Installed, Store};
+use crate::oci::Digest;
+
+/// What is to be said of one installed version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// Which.
+    pub installed: Installed,
+    /// What was found.
+    pub verdict: Verdict,
+}
+
+/// Whether a version is what was installed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is.
+    Intact,
+    /// Another program installed it: there is no digest to compare with.
+    Unlocked,
+    /// It is not: these files have changed, are missing, or came later.
+    Changed(Vec<String>),
+}
+
+impl Store {
+    /// Compares the files of each installed version with their digests.
+    ///
+    /// # Errors
+    /// The lock file cannot be read.
+    pub fn verify(&self, installed: Vec<Installed>) -> Result<Vec<Finding>, InstallError> {
+        let lock = LockFile::read(&self.lock_file())?;
+        let finding = |installed: Installed| {
+            let verdict = match lock.get(&installed.repository, &installed.version) {
+                None => Verdict::Unlocked,
+                Some(entry) => self.compare(&installed, entry),
+            };
+            Finding { installed, verdict }
+        };
+        Ok(installed.into_iter().map(finding).collect())
+    }
+
+    fn compare(&self, installed: &Installed, entry: &Entry) -> Verdict {
+        let folder = self.version_folder(&installed.repository, &installed.version);
+        let entries = folder.read_dir().into_iter().flatten().filter_map(Result::ok);
+        let there: BTreeSet<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        let mut changed = Vec::new();
+        for (name, wanted) in &entry.files {
+            match Digest::of_file(&folder.join(name)) {
+                Ok(found) if found.to_string() == *wanted => {}
+                Ok(found) => changed.push(format!("{name} has the digest {found}, and {wanted} was installed")),
+                Err(error) => changed.push(format!("{name} cannot be read: {error}")),
+            }
+        }
+        let added = there.iter().filter(|name| !entry.files.contains_key(*name));
+        changed.extend(added.map(|name| format!("{name} was not installed")));
+        if changed.is_empty() { Verdict::Intact } else { Verdict::Changed(changed) }
+    }
+}

@@ -1,0 +1,58 @@
+//! Names in the folder of installed plugins: `<folder>/<registry>/<path>/<version>/plugin` (fleeting.md 6.5).
+
+/// Upper case letters as `!` and the lower case one, so that names differ on every file system; the colon before a port as
+/// `!` too, since `:` separates paths in variables.
+pub(crate) fn escape(text: &str) -> String {
+    text.chars().fold(String::new(), |mut escaped, letter| {
+        if letter == ':' {
+            escaped.push('!');
+            return escaped;
+        }
+        if letter.is_ascii_uppercase() {
+            escaped.push('!');
+        }
+        escaped.push(letter.to_ascii_lowercase());
+        escaped
+    })
+}
+
+/// The text that was escaped; `None` where none was.
+#[cfg(feature = "install")]
+pub(crate) fn unescape(escaped: &str) -> Option<String> {
+    let mut text = String::new();
+    let mut letters = escaped.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '!' => match letters.peek().copied() {
+                Some(next) if next.is_ascii_lowercase() => {
+                    text.push(next.to_ascii_uppercase());
+                    letters.next();
+                }
+                Some(next) if next.is_ascii_digit() => text.push(':'),
+                _ => return None,
+            },
+            _ if letter.is_ascii_uppercase() || letter == ':' => return None,
+            _ => text.push(letter),
+        }
+    }
+    Some(text)
+}
+
+#[cfg(all(test, feature = "install"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_back_from_the_folder() {
+        for (text, escaped) in [
+            ("registry.gitlab.com", "registry.gitlab.com"),
+            ("Group/P", "!group/!p"),
+            ("localhost:5000", "localhost!5000"),
+        ] {
+            assert_eq!(escape(text), escaped);
+            assert_eq!(unescape(escaped).as_deref(), Some(text));
+        }
+        assert_eq!(unescape("a!"), None);
+        assert_eq!(unescape("A"), None);
+    }
+}

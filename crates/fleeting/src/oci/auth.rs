@@ -1,0 +1,144 @@
+//! How a registry is told who asks: Basic, or a token from where it says.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use http_auth::ChallengeRef;
+use reqwest::header::{HeaderMap, WWW_AUTHENTICATE};
+use serde::Deserialize;
+use url::Url;
+
+use super::client::read_body;
+use super::credentials::Credentials;
+use super::error::{RegistryError, causes};
+
+/// Bytes of a token's answer.
+const TOKEN_MAX_BYTES: u64 = 1024 * 1024;
+
+/// What a registry wants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Challenge {
+    Basic,
+    Bearer { realm: String, service: Option<String>, scope: Option<String> },
+}
+
+/// The strongest challenge of an answer that this client can meet.
+pub(super) fn challenge(headers: &HeaderMap) -> Option<Challenge> {
+    let texts = headers.get_all(WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok());
+    let mut basic = None;
+    for text in texts {
+        for challenge in http_auth::parse_challenges(text).unwrap_or_default() {
+            if challenge.scheme.eq_ignore_ascii_case("bearer")
+                && let Some(realm) = parameter(&challenge, "realm")
+            {
+                let (service, scope) = (parameter(&challenge, "service"), parameter(&challenge, "scope"));
+                return Some(Challenge::Bearer { realm, service, scope });
+            }
+            if challenge.scheme.eq_ignore_ascii_case("basic") {
+                basic = Some(Challenge::Basic);
+            }
+        }
+    }
+    basic
+}
+
+fn parameter(challenge: &ChallengeRef<'_>, name: &str) -> Option<String> {
+    let found = challenge.params.iter().find(|(key, _)| key.eq_ignore_ascii_case(name));
+    found.map(|(_, value)| value.to_unescaped())
+}
+
+/// The value of `Authorization` for Basic.
+pub(super) fn basic(credentials: &Credentials) -> String {
+    format!("Basic {}", STANDARD.encode(format!("{}:{}", credentials.username, credentials.password)))
+}
+
+#[derive(Deserialize)]
+struct Token {
+    #[serde(default)]
+    token: String,
+    #[serde(default)]
+    access_token: String,
+}
+
+/// Gets a token, with credentials or as nobody.
+pub(super) async fn bearer(
+    http: &reqwest::Client,
+    registry: &str,
+    plain_http: bool,
+    challenge: (&str, Option<&str>, &str),
+    credentials: Option<&Credentials>,
+) -> Result<String, RegistryError> {
+    let (realm, service, scope) = challenge;
+    let nonsense = |what: String| RegistryError::Nonsense { url: realm.to_owned(), what };
+    let mut url = Url::parse(realm)
+        .map_err(|error| nonsense(format!("the registry {registry} sends there for a token: {error}")))?;
+    // Credentials go over an unencrypted line only where the registry itself does without (on this machine).
+    if url.scheme() != "https" && !(plain_http && url.scheme() == "http") {
+        return Err(nonsense(format!(
+            "the registry {registry} sends there for a token, which is not safe; https is expected"
+        )));
+    }
+    let mut query = vec![("scope", scope)];
+    query.extend(service.map(|service| ("service", service)));
+    let request = match credentials {
+        Some(credentials) if credentials.is_identity_token => {
+            query.push(("grant_type", "refresh_token"));
+            query.push(("client_id", "muster"));
+            query.push(("refresh_token", &credentials.password));
+            http.post(url.clone()).form(&query)
+        }
+        _ => {
+            url.query_pairs_mut().extend_pairs(&query);
+            let request = http.get(url.clone());
+            match credentials {
+                Some(credentials) => request.header("authorization", basic(credentials)),
+                None => request,
+            }
+        }
+    };
+    let unreachable =
+        |error: &dyn std::error::Error| RegistryError::Unreachable { url: realm.to_owned(), cause: causes(error) };
+    let answer = request.send().await.map_err(|error| unreachable(&error.without_url()))?;
+    let status = answer.status();
+    let body = read_body(answer, realm, TOKEN_MAX_BYTES).await?;
+    if !status.is_success() {
+        let by = credentials
+            .map_or("nobody is logged in".to_owned(), |credentials| format!("as {:?}", credentials.username));
+        let why = format!("{realm} gives no token: {status}, {by}");
+        return Err(RegistryError::Refused { url: realm.to_owned(), registry: registry.to_owned(), why });
+    }
+    let token: Token =
+        serde_json::from_slice(&body).map_err(|error| nonsense(format!("no token in its answer: {error}")))?;
+    let token = if token.token.is_empty() { token.access_token } else { token.token };
+    if token.is_empty() || token.contains(|c: char| c.is_control()) {
+        return Err(nonsense("no token in its answer".to_owned()));
+    }
+    Ok(format!("Bearer {token}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(texts: &[&str]) -> Option<Challenge> {
+        let mut headers = HeaderMap::new();
+        for text in texts {
+            headers.append(WWW_AUTHENTICATE, text.parse().unwrap());
+        }
+        challenge(&headers)
+    }
+
+    #[test]
+    fn challenges_are_read_and_the_token_preferred() {
+        let bearer =
+            r#"Bearer realm="https://auth.example/token",service="r.example",scope="repository:g/p:pull,push""#;
+        let wanted = Challenge::Bearer {
+            realm: "https://auth.example/token".to_owned(),
+            service: Some("r.example".to_owned()),
+            scope: Some("repository:g/p:pull,push".to_owned()),
+        };
+        assert_eq!(read(&["Basic realm=\"x\"", bearer]), Some(wanted));
+        assert_eq!(read(&["basic realm=\"x\""]), Some(Challenge::Basic));
+        assert_eq!(read(&["Digest realm=\"x\", nonce=\"1\""]), None);
+        assert_eq!(read(&["nonsense \"", ""]), None);
+    }
+}

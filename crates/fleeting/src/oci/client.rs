@@ -1,0 +1,435 @@
+//! One repository of a registry, read over HTTP (the distribution specification of OCI).
+
+use std::path::Path;
+use std::time::Duration;
+
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_RANGE, HeaderMap, LINK, RANGE};
+use reqwest::redirect::Policy;
+use reqwest::{Response, StatusCode};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use sha2::{Digest as _, Sha256};
+use tokio::io::{AsyncSeekExt, AsyncWriteExt};
+use tokio::sync::Mutex;
+use url::Url;
+
+use super::auth::{self, Challenge};
+use super::credentials::Credentials;
+use super::digest::{self, Digest};
+use super::error::{RegistryError, causes};
+use super::manifest::{Descriptor, INDEX_TYPES, Index, MANIFEST_TYPES, Manifest};
+use super::reference::Repository;
+
+/// Bytes of an index, a manifest, or a page of tags: what the specification asks registries to take.
+const DOCUMENT_MAX_BYTES: u64 = 4 * 1024 * 1024;
+/// Pages of tags; a page has up to a thousand.
+const TAG_PAGES_MAX: usize = 100;
+/// Tries of a request that had no answer, or a 429 or 5xx.
+const TRIES: u32 = 4;
+/// Between two tries at first; doubles.
+const PAUSE: Duration = Duration::from_millis(250);
+const CONNECT_LIMIT: Duration = Duration::from_secs(20);
+/// A connection on which nothing arrives.
+const SILENCE_LIMIT: Duration = Duration::from_secs(60);
+/// A whole download.
+const DOWNLOAD_LIMIT: Duration = Duration::from_secs(3600);
+/// Redirects of one request.
+const REDIRECTS_MAX: usize = 5;
+
+/// What a registry says of its tags.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TagList {
+    /// These.
+    Tags(Vec<String>),
+    /// It lists none, to nobody or not to this user. A tag may be asked for nevertheless.
+    Unlisted,
+}
+
+/// One repository.
+#[derive(Debug)]
+pub struct Registry {
+    http: reqwest::Client,
+    repository: Repository,
+    base: Url,
+    credentials: Option<Credentials>,
+    /// The value of `Authorization` that worked last.
+    authorization: Mutex<Option<String>>,
+}
+
+impl Registry {
+    /// Nothing is sent yet. Registries on this machine are spoken to without TLS, all others with.
+    ///
+    /// # Errors
+    /// [`RegistryError::Setup`].
+    pub fn new(repository: Repository, credentials: Option<Credentials>) -> Result<Self, RegistryError> {
+        let setup = |error: String| RegistryError::Setup(error);
+        let host = match repository.registry.as_str() {
+            "docker.io" | "index.docker.io" => "registry-1.docker.io",
+            other => other,
+        };
+        let scheme = if is_this_machine(host) { "http" } else { "https" };
+        let base = Url::parse(&format!("{scheme}://{host}/v2/")).map_err(|error| setup(format!("{host}: {error}")))?;
+        let policy = Policy::custom(|attempt| {
+            let from_https = attempt.previous().iter().any(|url| url.scheme() == "https");
+            if from_https && attempt.url().scheme() != "https" {
+                attempt.error("a redirect from https to an unencrypted address")
+            } else if attempt.previous().len() > REDIRECTS_MAX {
+                attempt.error("too many redirects")
+            } else {
+                attempt.follow()
+            }
+        });
+        let http = reqwest::Client::builder()
+            .user_agent(super::USER_AGENT)
+            .connect_timeout(CONNECT_LIMIT)
+            .read_timeout(SILENCE_LIMIT)
+            .redirect(policy)
+            // Digests are those of the bytes as they are sent.
+            .no_gzip()
+            .build()
+            .map_err(|error| setup(causes(&error)))?;
+        Ok(Self { http, repository, base, credentials, authorization: Mutex::default() })
+    }
+
+    /// Which repository.
+    #[must_use]
+    pub fn repository(&self) -> &Repository {
+        &self.repository
+    }
+
+    /// Whether the registry lets these credentials in.
+    ///
+    /// # Errors
+    /// [`RegistryError::Refused`] where not.
+    pub async fn check_login(&self) -> Result<(), RegistryError> {
+        self.get(&self.base.clone(), HeaderMap::new(), None).await.map(drop)
+    }
+
+    /// All tags of the repository.
+    ///
+    /// # Errors
+    /// [`RegistryError`]; that it does not list them is none.
+    pub async fn tags(&self) -> Result<TagList, RegistryError> {
+        #[derive(Deserialize)]
+        struct Page {
+            tags: Option<Vec<String>>,
+        }
+        let mut url = self.url(&["tags", "list"])?;
+        url.set_query(Some("n=1000"));
+        let mut tags = Vec::new();
+        for _ in 0..TAG_PAGES_MAX {
+            let answer = match self.get(&url, HeaderMap::new(), Some(self.repository.to_string())).await {
+                Err(RegistryError::Refused { .. } | RegistryError::Status { status: 405, .. }) if tags.is_empty() => {
+                    return Ok(TagList::Unlisted);
+                }
+                answer => answer?,
+            };
+            let next = next_page(&url, answer.headers());
+            let page: Page = parse(&url, &read_body(answer, url.as_str(), DOCUMENT_MAX_BYTES).await?)?;
+            tags.extend(page.tags.unwrap_or_default());
+            match next {
+                Some(next) => url = next,
+                None => return Ok(TagList::Tags(tags)),
+            }
+        }
+        Err(RegistryError::Nonsense { url: url.to_string(), what: format!("more than {TAG_PAGES_MAX} pages of tags") })
+    }
+
+    /// What a tag points to.
+    ///
+    /// # Errors
+    /// [`RegistryError`]; also where it is no index, since nothing else says for which platform it is.
+    pub async fn index(&self, tag: &str) -> Result<Index, RegistryError> {
+        let url = self.url(&["manifests", tag])?;
+        let what = format!("{}:{tag}", self.repository);
+        let answer = self.get(&url, accept(&[&INDEX_TYPES[..], &MANIFEST_TYPES[..]].concat()), Some(what)).await?;
+        let announced = answer.headers().get("docker-content-digest").and_then(|value| value.to_str().ok());
+        let announced = announced.map(str::to_owned);
+        let body = read_body(answer, url.as_str(), DOCUMENT_MAX_BYTES).await?;
+        if let Some(announced) = announced {
+            check(&url, &announced, Digest::of(&body))?;
+        }
+        let index: Index = parse(&url, &body)?;
+        let is_index = INDEX_TYPES.contains(&index.media_type.as_str()) || !index.manifests.is_empty();
+        if !is_index {
+            let what = "the tag points to an image for one platform without saying which, where an index of platforms is \
+                        expected; publish the plugin with its index";
+            return Err(RegistryError::Nonsense { url: url.to_string(), what: what.to_owned() });
+        }
+        Ok(index)
+    }
+
+    /// One entry of an index.
+    ///
+    /// # Errors
+    /// [`RegistryError`]; also where it is not what its digest says.
+    pub async fn manifest(&self, entry: &Descriptor) -> Result<Manifest, RegistryError> {
+        let url = self.url(&["manifests", &entry.digest])?;
+        let answer = self.get(&url, accept(&MANIFEST_TYPES), Some(entry.digest.clone())).await?;
+        let body = read_body(answer, url.as_str(), DOCUMENT_MAX_BYTES).await?;
+        check(&url, &entry.digest, Digest::of(&body))?;
+        parse(&url, &body)
+    }
+
+    /// Brings a blob into a file. What is in the file already is the start of it, left by a download that broke off; a
+    /// download that breaks off now is gone on with a few times, and what came is left there.
+    ///
+    /// # Errors
+    /// [`RegistryError`]; where the content is not what its digest says, the file is removed.
+    pub async fn download(&self, blob: &Descriptor, to: &Path) -> Result<(), RegistryError> {
+        let url = self.url(&["blobs", &blob.digest])?;
+        let work = self.download_all(&url, blob, to);
+        match tokio::time::timeout(DOWNLOAD_LIMIT, work).await {
+            Ok(done) => done,
+            Err(_) => Err(RegistryError::Unreachable {
+                url: url.to_string(),
+                cause: format!(
+                    "the download took more than {} s; it is taken up there the next time",
+                    DOWNLOAD_LIMIT.as_secs()
+                ),
+            }),
+        }
+    }
+
+    async fn download_all(&self, url: &Url, blob: &Descriptor, to: &Path) -> Result<(), RegistryError> {
+        let failed = |source| RegistryError::File { path: to.to_owned(), source };
+        let mut options = tokio::fs::OpenOptions::new();
+        let mut file = options.create(true).truncate(false).read(true).write(true).open(to).await.map_err(failed)?;
+        let mut part = Part::read(to, blob.size).await.map_err(failed)?;
+        let mut failures = 0;
+        while part.length < blob.size {
+            let before = part.length;
+            match self.download_part(url, blob, (to, &mut file), &mut part).await {
+                Ok(()) => {}
+                Err(Broken::Final(error)) => {
+                    drop(file);
+                    if matches!(error, RegistryError::TooLarge { .. }) {
+                        let _ = tokio::fs::remove_file(to).await;
+                    }
+                    return Err(error);
+                }
+                Err(Broken::Off(cause)) => {
+                    failures = if part.length > before { 0 } else { failures + 1 };
+                    if failures == TRIES {
+                        return Err(RegistryError::Unreachable { url: url.to_string(), cause });
+                    }
+                    tracing::debug!(%url, cause, at = part.length, "download broke off");
+                    tokio::time::sleep(PAUSE * 2_u32.pow(failures)).await;
+                }
+            }
+        }
+        file.sync_all().await.map_err(failed)?;
+        let found = Digest::finish(part.hash);
+        if let Err(error) = check(url, &blob.digest, found) {
+            let _ = tokio::fs::remove_file(to).await;
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    async fn download_part(
+        &self,
+        url: &Url,
+        blob: &Descriptor,
+        (path, file): (&Path, &mut tokio::fs::File),
+        part: &mut Part,
+    ) -> Result<(), Broken> {
+        let mut headers = HeaderMap::new();
+        if part.length > 0
+            && let Ok(range) = format!("bytes={}-", part.length).parse()
+        {
+            headers.insert(RANGE, range);
+        }
+        let mut answer = self.get(url, headers, Some(blob.digest.clone())).await.map_err(Broken::Final)?;
+        let io = |source| Broken::Final(RegistryError::File { path: path.to_owned(), source });
+        if answer.status() != StatusCode::PARTIAL_CONTENT || !starts_at(answer.headers(), part.length) {
+            // The registry cannot go on in the middle.
+            *part = Part::default();
+        }
+        file.set_len(part.length).await.map_err(io)?;
+        file.seek(std::io::SeekFrom::Start(part.length)).await.map_err(io)?;
+        loop {
+            let chunk = answer.chunk().await.map_err(|error| Broken::Off(causes(&error.without_url())))?;
+            let Some(chunk) = chunk else { break };
+            part.length += chunk.len() as u64;
+            if part.length > blob.size {
+                return Err(Broken::Final(RegistryError::TooLarge { url: url.to_string(), limit: blob.size }));
+            }
+            part.hash.update(&chunk);
+            file.write_all(&chunk).await.map_err(io)?;
+        }
+        file.flush().await.map_err(io)?;
+        if part.length < blob.size {
+            return Err(Broken::Off(format!("only {} of {} bytes came", part.length, blob.size)));
+        }
+        Ok(())
+    }
+
+    fn url(&self, parts: &[&str]) -> Result<Url, RegistryError> {
+        let path = format!("{}/{}", self.repository.path, parts.join("/"));
+        self.base
+            .join(&path)
+            .map_err(|error| RegistryError::Nonsense { url: format!("{}{path}", self.base), what: error.to_string() })
+    }
+
+    /// A GET that succeeded. `what` is the name that is wrong where there is no such thing.
+    async fn get(&self, url: &Url, headers: HeaderMap, what: Option<String>) -> Result<Response, RegistryError> {
+        let mut asked = false;
+        let mut tries = 0;
+        loop {
+            let authorization = self.authorization.lock().await.clone();
+            let mut request = self.http.get(url.clone()).headers(headers.clone());
+            if let Some(authorization) = authorization {
+                request = request.header(AUTHORIZATION, authorization);
+            }
+            tries += 1;
+            let answer = match request.send().await {
+                Ok(answer) => answer,
+                Err(error) if tries < TRIES && !error.is_redirect() && !error.is_builder() => {
+                    tokio::time::sleep(PAUSE * 2_u32.pow(tries)).await;
+                    continue;
+                }
+                Err(error) => {
+                    return Err(RegistryError::Unreachable {
+                        url: url.to_string(),
+                        cause: causes(&error.without_url()),
+                    });
+                }
+            };
+            match answer.status() {
+                status if status.is_success() => return Ok(answer),
+                StatusCode::UNAUTHORIZED if !asked => {
+                    asked = true;
+                    self.authorize(url, answer.headers()).await?;
+                }
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                    return Err(self.refused(url, &answer.status().to_string()));
+                }
+                StatusCode::NOT_FOUND => {
+                    let what = what.unwrap_or_else(|| self.repository.to_string());
+                    return Err(RegistryError::NotFound { url: url.to_string(), what });
+                }
+                status if tries < TRIES && (status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error()) => {
+                    tokio::time::sleep(PAUSE * 2_u32.pow(tries)).await;
+                }
+                status => {
+                    let body = read_body(answer, url.as_str(), 64 * 1024).await.unwrap_or_default();
+                    let said = String::from_utf8_lossy(&body).trim().chars().take(200).collect();
+                    return Err(RegistryError::Status { url: url.to_string(), status: status.as_u16(), said });
+                }
+            }
+        }
+    }
+
+    async fn authorize(&self, url: &Url, headers: &HeaderMap) -> Result<(), RegistryError> {
+        let authorization = match (auth::challenge(headers), &self.credentials) {
+            (Some(Challenge::Bearer { realm, service, scope }), credentials) => {
+                let scope = scope.unwrap_or_else(|| format!("repository:{}:pull", self.repository.path));
+                let challenge = (realm.as_str(), service.as_deref(), scope.as_str());
+                let plain = self.base.scheme() == "http";
+                auth::bearer(&self.http, &self.repository.registry, plain, challenge, credentials.as_ref()).await?
+            }
+            (Some(Challenge::Basic), Some(credentials)) => auth::basic(credentials),
+            (Some(Challenge::Basic), None) => return Err(self.refused(url, "it wants a login, and there is none")),
+            (None, _) => return Err(self.refused(url, "it wants a login of a kind that is not known here")),
+        };
+        *self.authorization.lock().await = Some(authorization);
+        Ok(())
+    }
+
+    fn refused(&self, url: &Url, why: &str) -> RegistryError {
+        let by = self.credentials.as_ref().map(|credentials| format!(", as {:?}", credentials.username));
+        let why = format!("{why}{}", by.unwrap_or_default());
+        RegistryError::Refused { url: url.to_string(), registry: self.repository.registry.clone(), why }
+    }
+}
+
+/// How a download stopped.
+enum Broken {
+    /// It may be gone on with.
+    Off(String),
+    Final(RegistryError),
+}
+
+/// What there is of a blob.
+#[derive(Default)]
+struct Part {
+    hash: Sha256,
+    length: u64,
+}
+
+impl Part {
+    /// What an earlier download left; nothing where that is more than all.
+    async fn read(path: &Path, size: u64) -> std::io::Result<Self> {
+        let path = path.to_owned();
+        let read = move || {
+            let mut part = Self::default();
+            part.length = digest::feed(&mut part.hash, &mut std::fs::File::open(path)?)?;
+            Ok(if part.length > size { Self::default() } else { part })
+        };
+        tokio::task::spawn_blocking(read).await.map_err(std::io::Error::other)?
+    }
+}
+
+/// A body up to a limit.
+pub(super) async fn read_body(mut answer: Response, url: &str, limit: u64) -> Result<Vec<u8>, RegistryError> {
+    let mut body = Vec::new();
+    loop {
+        let chunk = answer.chunk().await;
+        let chunk = chunk
+            .map_err(|error| RegistryError::Unreachable { url: url.to_owned(), cause: causes(&error.without_url()) })?;
+        let Some(chunk) = chunk else { return Ok(body) };
+        if body.len() as u64 + chunk.len() as u64 > limit {
+            return Err(RegistryError::TooLarge { url: url.to_owned(), limit });
+        }
+        body.extend_from_slice(&chunk);
+    }
+}
+
+fn parse<T: DeserializeOwned>(url: &Url, body: &[u8]) -> Result<T, RegistryError> {
+    serde_json::from_slice(body).map_err(|error| RegistryError::Nonsense {
+        url: url.to_string(),
+        what: format!("the answer is not what a registry answers: {error}"),
+    })
+}
+
+fn check(url: &Url, wanted: &str, found: Digest) -> Result<(), RegistryError> {
+    let wanted: Digest = wanted.parse().map_err(|what| RegistryError::Nonsense { url: url.to_string(), what })?;
+    if wanted == found {
+        return Ok(());
+    }
+    Err(RegistryError::Digest { url: url.to_string(), wanted: wanted.to_string(), found: found.to_string() })
+}
+
+fn accept(types: &[&str]) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for value in types.iter().filter_map(|kind| kind.parse().ok()) {
+        headers.append(ACCEPT, value);
+    }
+    headers
+}
+
+fn starts_at(headers: &HeaderMap, at: u64) -> bool {
+    let range = headers.get(CONTENT_RANGE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    range.strip_prefix("bytes ").and_then(|range| range.split('-').next()?.parse().ok()) == Some(at)
+}
+
+/// The next page of a list, at the same place only: the login goes there.
+fn next_page(url: &Url, headers: &HeaderMap) -> Option<Url> {
+    let link = headers.get(LINK)?.to_str().ok()?;
+    let (target, rest) = link.strip_prefix('<')?.split_once('>')?;
+    if !rest.contains("next") {
+        return None;
+    }
+    url.join(target).ok().filter(|next| next.origin() == url.origin() && next != url)
+}
+
+/// Whether a registry is reached over the loopback interface.
+fn is_this_machine(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let name = name.trim_matches(['[', ']']);
+    name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}

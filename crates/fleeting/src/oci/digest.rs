@@ -1,0 +1,70 @@
+//! Digests of content.
+
+use std::fmt;
+use std::io::{self, Read};
+use std::path::Path;
+use std::str::FromStr;
+
+use sha2::{Digest as _, Sha256};
+
+/// The SHA-256 of some bytes, written `sha256:` and 64 hexadecimal digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Digest([u8; 32]);
+
+impl Digest {
+    /// Of bytes.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(Sha256::digest(bytes).into())
+    }
+
+    /// Of what was fed so far.
+    pub(crate) fn finish(hash: Sha256) -> Self {
+        Self(hash.finalize().into())
+    }
+
+    /// Of a file.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn of_file(path: &Path) -> io::Result<Self> {
+        let mut hash = Sha256::new();
+        feed(&mut hash, &mut std::fs::File::open(path)?)?;
+        Ok(Self::finish(hash))
+    }
+}
+
+/// All of a reader into a hash; how much it was.
+pub(crate) fn feed(hash: &mut Sha256, from: &mut impl Read) -> io::Result<u64> {
+    let mut buffer = vec![0; 64 * 1024];
+    let mut total = 0;
+    loop {
+        let n = from.read(&mut buffer)?;
+        if n == 0 {
+            return Ok(total);
+        }
+        hash.update(buffer.get(..n).unwrap_or_default());
+        total += n as u64;
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sha256:{}", hex::encode(self.0))
+    }
+}
+
+impl FromStr for Digest {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut bytes = [0; 32];
+        let digits = text.strip_prefix("sha256:").filter(|digits| digits.len() == 64);
+        match digits.map(|digits| hex::decode_to_slice(digits, &mut bytes)) {
+            Some(Ok(())) => Ok(Self(bytes)),
+            _ => Err(format!(
+                "{text:?} is no digest that can be checked: sha256: and 64 hexadecimal digits are expected"
+            )),
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Which of an index's entries runs here (fleeting.md 6.4).
+
+use std::fmt;
+
+use super::manifest::{Descriptor, Platform};
+
+/// The system that a plugin is to run on, in Go's words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    /// `linux`, `darwin`.
+    pub os: String,
+    /// `amd64`, `arm64`, `arm`.
+    pub architecture: String,
+    /// Of `arm`: the highest version that runs, 5 to 8.
+    pub arm: u8,
+}
+
+impl Host {
+    /// This system.
+    #[must_use]
+    pub fn this() -> Self {
+        let os = match std::env::consts::OS {
+            "macos" => "darwin",
+            other => other,
+        };
+        let (architecture, arm) = match std::env::consts::ARCH {
+            "x86_64" => ("amd64", 0),
+            "x86" => ("386", 0),
+            "aarch64" => ("arm64", 8),
+            "arm" => ("arm", 7),
+            "powerpc64" if cfg!(target_endian = "little") => ("ppc64le", 0),
+            other => (other, 0),
+        };
+        Self { os: os.to_owned(), architecture: architecture.to_owned(), arm }
+    }
+
+    /// How well an entry fits: 0 best, none where it does not run.
+    fn rank(&self, entry: &Platform) -> Option<u8> {
+        if entry.os != self.os {
+            return None;
+        }
+        let variant = entry.variant.as_str();
+        let arm = || match variant {
+            "" => Some(7),
+            _ => variant.trim_start_matches('v').parse::<u8>().ok(),
+        };
+        match (self.architecture.as_str(), entry.architecture.as_str()) {
+            // v2 and later need a newer processor than a plugin may count on.
+            ("amd64", "amd64") if matches!(variant, "" | "v1") => Some(0),
+            ("amd64", "386") => Some(1),
+            ("arm64", "arm64") if matches!(variant, "" | "v8" | "8") => Some(0),
+            ("arm64" | "arm", "arm") => {
+                arm().filter(|version| *version <= self.arm).map(|version| 1 + self.arm - version)
+            }
+            ("amd64" | "arm64", _) => None,
+            (mine, its) => (mine == its).then_some(0),
+        }
+    }
+
+    /// The entry that fits best; the first of equal ones.
+    #[must_use]
+    pub fn select<'a>(&self, entries: &'a [Descriptor]) -> Option<&'a Descriptor> {
+        let ranked = entries.iter().filter_map(|entry| Some((self.rank(entry.platform.as_ref()?)?, entry)));
+        ranked.min_by_key(|(rank, _)| *rank).map(|(_, entry)| entry)
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.os, self.architecture)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(os: &str, architecture: &str, variant: &str) -> Descriptor {
+        let platform =
+            Platform { os: os.to_owned(), architecture: architecture.to_owned(), variant: variant.to_owned() };
+        Descriptor { platform: Some(platform), ..Descriptor::default() }
+    }
+
+    fn selected(architecture: &str, arm: u8, entries: &[Descriptor]) -> Option<String> {
+        let host = Host { os: "linux".to_owned(), architecture: architecture.to_owned(), arm };
+        host.select(entries).and_then(|entry| entry.platform.as_ref()).map(ToString::to_string)
+    }
+
+    #[test]
+    fn o03_arm64_falls_back_to_arm_and_not_to_amd64() {
+        let entries = [entry("linux", "amd64", ""), entry("linux", "arm", "v6"), entry("linux", "arm", "v7")];
+        assert_eq!(selected("arm64", 8, &entries).as_deref(), Some("linux/arm/v7"));
+        assert_eq!(selected("arm", 6, &entries).as_deref(), Some("linux/arm/v6"));
+        assert_eq!(selected("arm", 5, &entries), None);
+    }
+
+    #[test]
+    fn the_own_architecture_comes_first() {
+        let entries = [
+            entry("windows", "amd64", ""),
+            entry("linux", "386", ""),
+            entry("linux", "amd64", "v3"),
+            entry("linux", "amd64", ""),
+            entry("linux", "arm64", "v8"),
+        ];
+        assert_eq!(selected("amd64", 0, &entries).as_deref(), Some("linux/amd64"));
+        assert_eq!(selected("amd64", 0, &entries[..3]).as_deref(), Some("linux/386"));
+        assert_eq!(selected("arm64", 8, &entries).as_deref(), Some("linux/arm64/v8"));
+        assert_eq!(selected("riscv64", 0, &entries), None);
+        assert_eq!(selected("386", 0, &entries).as_deref(), Some("linux/386"));
+    }
+}

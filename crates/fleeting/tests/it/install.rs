@@ -1,0 +1,325 @@
+//! Plugins from a real registry: the O cases, and what the peer gets wrong.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use muster_fleeting::install::{Done, InstallError, Options, Outcome, Store, Verdict};
+use muster_fleeting::oci::{Credentials, Digest, DockerConfig, Host, RegistryError};
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::registry::{PASSWORD, Registry, USER, archive, archive_of};
+
+/// A folder of plugins, and a registry without a login.
+struct Here {
+    registry: Registry,
+    folder: TempDir,
+    store: Store,
+}
+
+impl Here {
+    fn new() -> Option<Self> {
+        let registry = Registry::start(false)?;
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::new(folder.path().join("plugins"));
+        Some(Self { registry, folder, store })
+    }
+
+    async fn install(&self, name: &str) -> Result<Done, InstallError> {
+        self.install_with(name, Options::default()).await
+    }
+
+    async fn install_with(&self, name: &str, options: Options) -> Result<Done, InstallError> {
+        self.store.install(&self.registry.reference(name), options, None).await
+    }
+
+    /// Names in the folder of the plugin `name`, hidden ones too.
+    fn names(&self, name: &str) -> Vec<String> {
+        let folder = self.store.folder().join(self.registry.host.replace(':', "!")).join(name);
+        let Ok(entries) = folder.read_dir() else { return Vec::new() };
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+const UPGRADE: Options = Options { upgrade: true, accept_changed: false };
+
+/// An error with its causes.
+fn text(error: &InstallError) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+#[tokio::test]
+async fn o02_constraints_are_met_from_the_list_of_versions() {
+    let Some(here) = Here::new() else { return };
+    for version in ["1.2.3", "1.10.0", "2.0.0-rc.1"] {
+        // Without any alias tag: Go finds nothing then.
+        here.registry.push("g/p", version, &[version], &archive(version.as_bytes())).await;
+    }
+    for (constraint, wanted) in
+        [("1", "1.10.0"), ("latest", "1.10.0"), ("1.2", "1.2.3"), ("2.0.0-rc.1", "2.0.0-rc.1"), ("~1.2.0", "1.2.3")]
+    {
+        let done = here.install(&format!("g/p:{constraint}")).await.unwrap();
+        assert_eq!(done.installed.version.to_string(), wanted, "{constraint}");
+        assert_eq!(std::fs::read(&done.installed.executable).unwrap(), wanted.as_bytes());
+    }
+    assert_eq!(here.names("g/p"), ["1.10.0", "1.2.3", "2.0.0-rc.1"], "side by side, and nothing else");
+    let error = text(&here.install("g/p:2").await.unwrap_err());
+    assert!(error.contains("no version fits; the registry has 2.0.0-rc.1, 1.10.0, 1.2.3"), "{error}");
+    let available = here.registry.reference("g/p:1").available(None).await.unwrap();
+    assert_eq!(available.iter().map(ToString::to_string).collect::<Vec<_>>(), ["1.2.3", "1.10.0"]);
+}
+
+/// Go: the alias `latest` follows pre-releases, and the look-up of `latest` ignores them: what was installed is not found.
+#[tokio::test]
+async fn peers_defect_4_latest_is_the_same_for_install_and_look_up() {
+    let Some(here) = Here::new() else { return };
+    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"release")).await;
+    here.registry.push("g/p", "1.1.0-rc.1", &["1.1.0-rc.1", "latest", "1", "1.1"], &archive(b"candidate")).await;
+    let done = here.install("g/p").await.unwrap();
+    assert_eq!(done.installed.version.to_string(), "1.0.0");
+    let found = here.store.find(&here.registry.reference("g/p:latest"));
+    assert_eq!(found.as_ref(), Some(&done.installed));
+}
+
+#[tokio::test]
+async fn o03_the_entry_for_this_platform_is_taken() {
+    let Some(here) = Here::new() else { return };
+    let this = Host::this();
+    let other = json!({"os": "plan9", "architecture": "vax"});
+    let mine = json!({"os": this.os, "architecture": this.architecture});
+    here.registry.push_for("g/p", "1.0.0", &["1.0.0"], &archive(b"x"), &[other.clone(), mine]).await;
+    assert_eq!(here.install("g/p").await.unwrap().outcome, Outcome::Installed);
+
+    here.registry.push_for("g/q", "1.0.0", &["1.0.0"], &archive(b"x"), &[other]).await;
+    let error = text(&here.install("g/q").await.unwrap_err());
+    assert!(error.contains(&format!("not made for {this}; it is there for plan9/vax")), "{error}");
+
+    here.registry.push_plain_image("g/r", "1.0.0").await;
+    let error = text(&here.install("g/r:1.0.0").await.unwrap_err());
+    assert!(error.contains("an index of platforms is expected"), "{error}");
+}
+
+#[tokio::test]
+async fn o04_content_that_is_not_its_digest_is_thrown_away() {
+    let Some(here) = Here::new() else { return };
+    let packed = archive(b"good");
+    let digest = here.registry.push("g/p", "1.0.0", &["1.0.0"], &packed).await;
+    let mut changed = packed.clone();
+    *changed.last_mut().unwrap() ^= 1;
+    std::fs::write(here.registry.blob(&digest), &changed).unwrap();
+
+    let error = here.install("g/p").await.unwrap_err();
+    assert!(matches!(&error, InstallError::Registry { source: RegistryError::Digest { .. }, .. }), "{error:?}");
+    assert!(text(&error).contains("it was thrown away"), "{error}");
+    assert_eq!(here.names("g/p"), [""; 0], "no target directory is left");
+    assert_eq!(here.store.folder().join(".partial").read_dir().unwrap().count(), 0);
+
+    std::fs::write(here.registry.blob(&digest), &packed).unwrap();
+    assert_eq!(here.install("g/p").await.unwrap().outcome, Outcome::Installed);
+}
+
+#[tokio::test]
+async fn o05_a_second_install_changes_nothing() {
+    let Some(here) = Here::new() else { return };
+    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
+    let first = here.install("g/p").await.unwrap();
+    let inode = |path: &Path| std::os::unix::fs::MetadataExt::ino(&path.metadata().unwrap());
+    let before = inode(&first.installed.executable);
+    assert_eq!(here.install("g/p").await.unwrap().outcome, Outcome::Present);
+    assert_eq!(here.install_with("g/p", UPGRADE).await.unwrap().outcome, Outcome::Unchanged);
+    assert_eq!(inode(&first.installed.executable), before);
+
+    here.registry.push("g/p", "1.1.0", &["1.1.0"], &archive(b"two")).await;
+    assert_eq!(here.install("g/p").await.unwrap().installed.version.to_string(), "1.0.0", "only an upgrade asks again");
+    assert_eq!(here.install_with("g/p", UPGRADE).await.unwrap().installed.version.to_string(), "1.1.0");
+}
+
+#[tokio::test]
+async fn o06_an_archive_that_points_outside_is_refused() {
+    let Some(here) = Here::new() else { return };
+    let packed = archive_of(&[("plugin/plugin", b"x"), ("plugin/../../x", b"y")]);
+    here.registry.push("g/p", "1.0.0", &["1.0.0"], &packed).await;
+    let error = text(&here.install("g/p").await.unwrap_err());
+    assert!(error.contains("\"plugin/../../x\" points out of the folder plugin/"), "{error}");
+    assert_eq!(here.names("g/p"), [""; 0], "nothing is left of it");
+    assert_eq!(here.folder.path().read_dir().unwrap().count(), 1);
+}
+
+#[tokio::test]
+async fn a_changed_digest_under_a_known_version_is_refused_until_it_is_accepted() {
+    let Some(here) = Here::new() else { return };
+    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
+    let done = here.install("g/p").await.unwrap();
+    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"other")).await;
+
+    let error = here.install_with("g/p", UPGRADE).await.unwrap_err();
+    assert!(
+        text(&error).contains("other content under the same version") && text(&error).contains("--accept-changed"),
+        "{error}"
+    );
+    assert_eq!(std::fs::read(&done.installed.executable).unwrap(), b"one");
+    // Removing it does not forget its digest.
+    here.store.remove(&here.registry.reference("g/p"), false).await.unwrap();
+    assert!(matches!(here.install("g/p").await.unwrap_err(), InstallError::Changed { .. }));
+
+    let accept = Options { upgrade: false, accept_changed: true };
+    assert_eq!(here.install_with("g/p", accept).await.unwrap().outcome, Outcome::Installed);
+    assert_eq!(std::fs::read(&done.installed.executable).unwrap(), b"other");
+
+    here.store.remove(&here.registry.reference("g/p:1.0.0"), true).await.unwrap();
+    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"third")).await;
+    assert_eq!(here.install("g/p").await.unwrap().outcome, Outcome::Installed, "forgotten, it is as if it were new");
+    let error = here.store.remove(&here.registry.reference("g/p:2"), false).await.unwrap_err();
+    assert!(matches!(error, InstallError::NotInstalled { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_changed_file_is_found_and_repaired() {
+    let Some(here) = Here::new() else { return };
+    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
+    let installed = here.install("g/p").await.unwrap().installed;
+    let verdict = || here.store.verify(here.store.list()).unwrap().remove(0).verdict;
+    assert_eq!(verdict(), Verdict::Intact);
+    assert_eq!(installed.executable.metadata().unwrap().permissions().mode() & 0o777, 0o755);
+
+    std::fs::write(&installed.executable, b"two").unwrap();
+    std::fs::write(installed.executable.with_file_name("more"), b"").unwrap();
+    let Verdict::Changed(what) = verdict() else { panic!("not found") };
+    assert!(what[0].starts_with("plugin has the digest") && what[1] == "more was not installed", "{what:?}");
+
+    assert_eq!(here.install_with("g/p", UPGRADE).await.unwrap().outcome, Outcome::Repaired);
+    assert_eq!(verdict(), Verdict::Intact);
+}
+
+#[tokio::test]
+async fn a_download_that_broke_off_is_taken_up() {
+    let Some(here) = Here::new() else { return };
+    let content: Vec<u8> = (0..300_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let packed = archive(&content);
+    let digest = here.registry.push("g/p", "1.0.0", &["1.0.0"], &packed).await;
+    // Only its second half can still come from the registry.
+    let half = packed.len() / 2;
+    let mut changed = packed.clone();
+    changed[..half].fill(0);
+    std::fs::write(here.registry.blob(&digest), &changed).unwrap();
+    let partial = here.store.folder().join(".partial");
+    std::fs::create_dir_all(&partial).unwrap();
+    std::fs::write(partial.join(digest.replace(':', "-")), &packed[..half]).unwrap();
+
+    let installed = here.install("g/p").await.unwrap().installed;
+    assert_eq!(Digest::of_file(&installed.executable).unwrap(), Digest::of(&content));
+    assert_eq!(partial.read_dir().unwrap().count(), 0);
+}
+
+/// Passes bytes on to `to` and cuts each connection after so many of the answer's.
+async fn cutting_proxy(to: String, bytes: u64) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let host = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((near, _)) = listener.accept().await {
+            let far = TcpStream::connect(&to).await.unwrap();
+            tokio::spawn(async move {
+                let ((mut near_in, mut near_out), (far_in, mut far_out)) = (near.into_split(), far.into_split());
+                let up = tokio::spawn(async move { tokio::io::copy(&mut near_in, &mut far_out).await });
+                let _ = tokio::io::copy(&mut far_in.take(bytes), &mut near_out).await;
+                let _ = near_out.shutdown().await;
+                up.abort();
+            });
+        }
+    });
+    host
+}
+
+#[tokio::test]
+async fn connections_that_break_do_not_break_an_install() {
+    let Some(here) = Here::new() else { return };
+    let content: Vec<u8> = (0..400_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(&content)).await;
+    let host = cutting_proxy(here.registry.host.clone(), 100_000).await;
+    let done = here.store.install(&format!("{host}/g/p").parse().unwrap(), Options::default(), None).await.unwrap();
+    assert_eq!(Digest::of_file(&done.installed.executable).unwrap(), Digest::of(&content));
+}
+
+#[tokio::test]
+async fn a_registry_that_wants_a_login_gets_one() {
+    let Some(registry) = Registry::start(true) else { return };
+    registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::new(folder.path());
+    let (reference, docker) = (registry.reference("g/p:1.0.0"), registry.credentials());
+    let install = || store.install(&reference, Options::default(), Some(&docker));
+
+    let error = text(&install().await.unwrap_err());
+    assert!(
+        error.contains("there is none") && error.contains(&format!("muster plugin login {}", registry.host)),
+        "{error}"
+    );
+    docker.put(&registry.host, &Credentials::new(USER, "wrong")).await.unwrap();
+    let error = text(&install().await.unwrap_err());
+    assert!(error.contains("refuses access (401 Unauthorized, as \"tester\")") && !error.contains("wrong"), "{error}");
+    docker.put(&registry.host, &Credentials::new(USER, PASSWORD)).await.unwrap();
+    assert_eq!(install().await.unwrap().outcome, Outcome::Installed);
+    assert_eq!(docker.path().metadata().unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[tokio::test]
+async fn credentials_stand_beside_what_else_docker_keeps() {
+    let folder = tempfile::tempdir().unwrap();
+    let docker = DockerConfig::in_directory(folder.path());
+    let old = r#"{"psFormat": "x", "auths": {"https://r.example/v1/": {"auth": "YTpi"}, "other.example": {"identitytoken": "t"}}}"#;
+    std::fs::write(docker.path(), old).unwrap();
+    std::fs::set_permissions(docker.path(), std::fs::Permissions::from_mode(0o644)).unwrap();
+    assert_eq!(docker.get("r.example").await.unwrap(), Some(Credentials::new("a", "b")), "also under its old name");
+    assert!(docker.get("other.example").await.unwrap().unwrap().is_identity_token);
+    assert_eq!(docker.get("nobody.example").await.unwrap(), None);
+
+    docker.put("r.example", &Credentials::new("new", "pass:word")).await.unwrap();
+    assert_eq!(docker.get("r.example").await.unwrap(), Some(Credentials::new("new", "pass:word")));
+    let text = std::fs::read_to_string(docker.path()).unwrap();
+    assert!(text.contains("psFormat") && text.contains("other.example") && !text.contains("/v1/"), "{text}");
+    assert_eq!(docker.path().metadata().unwrap().permissions().mode() & 0o777, 0o600);
+
+    std::fs::write(docker.path(), "{").unwrap();
+    let error = docker.get("r.example").await.unwrap_err().to_string();
+    assert!(error.contains("it is no JSON") && error.contains("config.json"), "{error}");
+    std::fs::write(docker.path(), r#"{"credsStore": "muster-test-none"}"#).unwrap();
+    let error = docker.get("r.example").await.unwrap_err().to_string();
+    assert!(error.contains("docker-credential-muster-test-none: cannot be run"), "{error}");
+    std::fs::write(docker.path(), r#"{"credHelpers": {"r.example": "../evil"}}"#).unwrap();
+    assert!(docker.get("r.example").await.unwrap_err().to_string().contains("no name of a credential helper"));
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_named() {
+    let Some(here) = Here::new() else { return };
+    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
+    for (name, wanted) in [("g/none", "is 127.0.0.1:"), ("g/p:1.0.1", "g/p:1.0.1 spelt right?")] {
+        let error = text(&here.install(name).await.unwrap_err());
+        assert!(error.contains("not found at the registry") && error.contains(wanted), "{name}: {error}");
+    }
+    // A port where nobody listens any more.
+    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let error =
+        here.store.install(&format!("{nobody}/g/p").parse().unwrap(), Options::default(), None).await.unwrap_err();
+    assert!(text(&error).contains("no answer") && text(&error).contains("can it be reached from here?"), "{error}");
+}
+
+#[tokio::test]
+async fn installs_at_the_same_time_do_the_work_once() {
+    let Some(here) = Here::new() else { return };
+    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(&vec![7; 200_000])).await;
+    let done = futures::future::join_all((0..4).map(|_| here.install_with("g/p", UPGRADE))).await;
+    let installed = done.iter().filter(|done| done.as_ref().unwrap().outcome == Outcome::Installed).count();
+    assert_eq!(installed, 1, "{done:?}");
+    assert_eq!(here.names("g/p"), ["1.0.0"]);
+}
