@@ -8,6 +8,7 @@ mod client;
 mod credentials;
 mod digest;
 mod docker_config;
+mod download;
 mod error;
 mod manifest;
 mod platform;

@@ -323,3 +323,79 @@ async fn installs_at_the_same_time_do_the_work_once() {
     assert_eq!(installed, 1, "{done:?}");
     assert_eq!(here.names("g/p"), ["1.0.0"]);
 }
+
+/// A registry that sends for a token, and the place that gives it, on one port. Answers by the request's first line and
+/// its `authorization`.
+async fn token_registry(answer: fn(&str, &str, &str) -> String) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let host = listener.local_addr().unwrap().to_string();
+    let name = host.clone();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") {
+                let Ok(byte) = stream.read_u8().await else { break };
+                request.push(byte);
+            }
+            let request = String::from_utf8(request).unwrap();
+            let line = request.lines().next().unwrap_or_default();
+            let authorization =
+                request.lines().find_map(|line| line.strip_prefix("authorization: ")).unwrap_or_default();
+            let answer = answer(&name, line, authorization);
+            let _ = stream.write_all(format!("HTTP/1.1 {answer}").as_bytes()).await;
+        }
+    });
+    host
+}
+
+fn body(status: &str, headers: &str, body: &str) -> String {
+    format!("{status}\r\n{headers}connection: close\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+}
+
+async fn check_login(host: &str, credentials: Option<Credentials>) -> Result<(), String> {
+    let registry = muster_fleeting::oci::Registry::new(format!("{host}/g/p").parse().unwrap(), credentials).unwrap();
+    registry.check_login().await.map_err(|error| error.to_string())
+}
+
+#[tokio::test]
+async fn a_token_is_fetched_from_where_the_registry_says() {
+    let host = token_registry(|host, line, authorization| {
+        let challenge = format!("www-authenticate: Bearer realm=\"http://{host}/token\",service=\"r\"\r\n");
+        match (line.split(' ').nth(1).unwrap_or_default(), authorization) {
+            // tester:secret word
+            ("/token?scope=repository%3Ag%2Fp%3Apull&service=r", "Basic dGVzdGVyOnNlY3JldCB3b3Jk") => {
+                body("200 OK", "", r#"{"token": "t0ken"}"#)
+            }
+            ("/v2/", "Bearer t0ken") => body("200 OK", "", "{}"),
+            ("/v2/", _) => body("401 Unauthorized", &challenge, ""),
+            _ => body("403 Forbidden", "", ""),
+        }
+    })
+    .await;
+    check_login(&host, Some(Credentials::new(USER, PASSWORD))).await.unwrap();
+    let error = check_login(&host, Some(Credentials::new(USER, "wrong"))).await.unwrap_err();
+    assert!(
+        error.contains("gives no token: 403 Forbidden, as \"tester\"") && error.contains("muster plugin login"),
+        "{error}"
+    );
+    let error = check_login(&host, None).await.unwrap_err();
+    assert!(error.contains("nobody is logged in"), "{error}");
+}
+
+#[tokio::test]
+async fn a_password_goes_nowhere_unsafe_and_answers_have_a_limit() {
+    let host = token_registry(|_, line, _| {
+        assert!(!line.contains("/token"), "a token's place that is no https and not here is not asked");
+        body("401 Unauthorized", "www-authenticate: Bearer realm=\"ftp://r.example/token\"\r\n", "")
+    })
+    .await;
+    let error = check_login(&host, Some(Credentials::new(USER, PASSWORD))).await.unwrap_err();
+    assert!(error.contains("which is not safe; https is expected"), "{error}");
+
+    let host =
+        token_registry(|_, _, _| "200 OK\r\ncontent-length: 9999999999\r\n\r\n".to_owned() + &" ".repeat(5 << 20))
+            .await;
+    let registry = muster_fleeting::oci::Registry::new(format!("{host}/g/p").parse().unwrap(), None).unwrap();
+    let error = registry.tags().await.unwrap_err();
+    assert!(matches!(error, RegistryError::TooLarge { .. }), "{error}");
+}

@@ -37,6 +37,7 @@ impl Drop for Registry {
 
 impl Registry {
     /// `None`, told on stderr, where the program is not installed.
+    #[expect(clippy::print_stderr, reason = "what is skipped is told")]
     pub(crate) fn start(login: bool) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);

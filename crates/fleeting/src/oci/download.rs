@@ -1,0 +1,146 @@
+//! Bringing a blob into a file: in pieces where it must be, and believed by its digest only.
+
+use std::path::Path;
+use std::time::Duration;
+
+use reqwest::StatusCode;
+use reqwest::header::{CONTENT_RANGE, HeaderMap, RANGE};
+use sha2::{Digest as _, Sha256};
+use tokio::io::{AsyncSeekExt, AsyncWriteExt};
+use url::Url;
+
+use super::client::{PAUSE, Registry, TRIES, check};
+use super::digest::{self, Digest};
+use super::error::{RegistryError, causes};
+use super::manifest::Descriptor;
+
+/// A whole download.
+const DOWNLOAD_LIMIT: Duration = Duration::from_secs(3600);
+
+impl Registry {
+    /// Brings a blob into a file. What is in the file already is the start of it, left by a download that broke off; a
+    /// download that breaks off now is gone on with a few times, and what came is left there.
+    ///
+    /// # Errors
+    /// [`RegistryError`]; where the content is not what its digest says, the file is removed.
+    pub async fn download(&self, blob: &Descriptor, to: &Path) -> Result<(), RegistryError> {
+        let url = self.url(&["blobs", &blob.digest])?;
+        let work = self.download_all(&url, blob, to);
+        match tokio::time::timeout(DOWNLOAD_LIMIT, work).await {
+            Ok(done) => done,
+            Err(_) => Err(RegistryError::Unreachable {
+                url: url.to_string(),
+                cause: format!(
+                    "the download took more than {} s; it is taken up there the next time",
+                    DOWNLOAD_LIMIT.as_secs()
+                ),
+            }),
+        }
+    }
+
+    async fn download_all(&self, url: &Url, blob: &Descriptor, to: &Path) -> Result<(), RegistryError> {
+        let failed = |source| RegistryError::File { path: to.to_owned(), source };
+        let mut options = tokio::fs::OpenOptions::new();
+        let mut file = options.create(true).truncate(false).read(true).write(true).open(to).await.map_err(failed)?;
+        let mut part = Part::read(to, blob.size).await.map_err(failed)?;
+        let mut failures = 0;
+        while part.length < blob.size {
+            let before = part.length;
+            match self.download_part(url, blob, (to, &mut file), &mut part).await {
+                Ok(()) => {}
+                Err(Broken::Final(error)) => {
+                    drop(file);
+                    if matches!(error, RegistryError::TooLarge { .. }) {
+                        let _ = tokio::fs::remove_file(to).await;
+                    }
+                    return Err(error);
+                }
+                Err(Broken::Off(cause)) => {
+                    failures = if part.length > before { 0 } else { failures + 1 };
+                    if failures == TRIES {
+                        return Err(RegistryError::Unreachable { url: url.to_string(), cause });
+                    }
+                    tracing::debug!(%url, cause, at = part.length, "download broke off");
+                    tokio::time::sleep(PAUSE * 2_u32.pow(failures)).await;
+                }
+            }
+        }
+        file.sync_all().await.map_err(failed)?;
+        let found = Digest::finish(part.hash);
+        if let Err(error) = check(url, &blob.digest, found) {
+            let _ = tokio::fs::remove_file(to).await;
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    async fn download_part(
+        &self,
+        url: &Url,
+        blob: &Descriptor,
+        (path, file): (&Path, &mut tokio::fs::File),
+        part: &mut Part,
+    ) -> Result<(), Broken> {
+        let mut headers = HeaderMap::new();
+        if part.length > 0
+            && let Ok(range) = format!("bytes={}-", part.length).parse()
+        {
+            headers.insert(RANGE, range);
+        }
+        let mut answer = self.get(url, headers, Some(blob.digest.clone())).await.map_err(Broken::Final)?;
+        let io = |source| Broken::Final(RegistryError::File { path: path.to_owned(), source });
+        if answer.status() != StatusCode::PARTIAL_CONTENT || !starts_at(answer.headers(), part.length) {
+            // The registry cannot go on in the middle.
+            *part = Part::default();
+        }
+        file.set_len(part.length).await.map_err(io)?;
+        file.seek(std::io::SeekFrom::Start(part.length)).await.map_err(io)?;
+        loop {
+            let chunk = answer.chunk().await.map_err(|error| Broken::Off(causes(&error.without_url())))?;
+            let Some(chunk) = chunk else { break };
+            part.length += chunk.len() as u64;
+            if part.length > blob.size {
+                return Err(Broken::Final(RegistryError::TooLarge { url: url.to_string(), limit: blob.size }));
+            }
+            part.hash.update(&chunk);
+            file.write_all(&chunk).await.map_err(io)?;
+        }
+        file.flush().await.map_err(io)?;
+        if part.length < blob.size {
+            return Err(Broken::Off(format!("only {} of {} bytes came", part.length, blob.size)));
+        }
+        Ok(())
+    }
+}
+
+/// How a download stopped.
+enum Broken {
+    /// It may be gone on with.
+    Off(String),
+    Final(RegistryError),
+}
+
+/// What there is of a blob.
+#[derive(Default)]
+struct Part {
+    hash: Sha256,
+    length: u64,
+}
+
+impl Part {
+    /// What an earlier download left; nothing where that is more than all.
+    async fn read(path: &Path, size: u64) -> std::io::Result<Self> {
+        let path = path.to_owned();
+        let read = move || {
+            let mut part = Self::default();
+            part.length = digest::feed(&mut part.hash, &mut std::fs::File::open(path)?)?;
+            Ok(if part.length > size { Self::default() } else { part })
+        };
+        tokio::task::spawn_blocking(read).await.map_err(std::io::Error::other)?
+    }
+}
+
+fn starts_at(headers: &HeaderMap, at: u64) -> bool {
+    let range = headers.get(CONTENT_RANGE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    range.strip_prefix("bytes ").and_then(|range| range.split('-').next()?.parse().ok()) == Some(at)
+}
