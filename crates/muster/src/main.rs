@@ -10,6 +10,7 @@ mod ci;
 mod logging;
 mod manager;
 mod observe;
+mod plugin;
 mod runner;
 mod runtime;
 
@@ -29,6 +30,9 @@ enum Command {
     Manager(Box<manager::Args>),
     /// The commands of gitlab-runner, on its configuration file.
     Runner(Box<runner::Cli>),
+    /// Plugins of instance groups: bring, check, test and make them.
+    #[command(subcommand)]
+    Plugin(plugin::Command),
     /// Execute the steps of jobs; started by a manager.
     #[command(subcommand)]
     Agent(agent::Command),
@@ -44,6 +48,9 @@ fn main() -> ExitCode {
     if runner::is_called(arguments.first()) {
         return runner::main(&arguments);
     }
+    if plugin::is_called(arguments.first()) {
+        return plugin::main(&arguments);
+    }
     let cli = if arguments.get(1).is_some_and(|word| word == "runner") {
         match Cli::try_parse_from(runner::words(&arguments, 2)) {
             Ok(cli) => cli,
@@ -56,6 +63,7 @@ fn main() -> ExitCode {
         Command::Ci(args) => ci::run(*args),
         Command::Manager(args) => manager::run(*args),
         Command::Runner(cli) => runner::run(*cli),
+        Command::Plugin(command) => plugin::run(command),
         Command::Agent(command) => agent::run(command),
         Command::Completions { shell } => {
             let mut text = Vec::new();

@@ -64,7 +64,7 @@ pub(super) async fn bearer(
     http: &reqwest::Client,
     registry: &str,
     plain_http: bool,
-    challenge: (&str, Option<&str>, &str),
+    challenge: (&str, Option<&str>, Option<&str>),
     credentials: Option<&Credentials>,
 ) -> Result<String, RegistryError> {
     let (realm, service, scope) = challenge;
@@ -77,7 +77,7 @@ pub(super) async fn bearer(
             "the registry {registry} sends there for a token, which is not safe; https is expected"
         )));
     }
-    let mut query = vec![("scope", scope)];
+    let mut query: Vec<(&str, &str)> = scope.map(|scope| ("scope", scope)).into_iter().collect();
     query.extend(service.map(|service| ("service", service)));
     let request = match credentials {
         Some(credentials) if credentials.is_identity_token => {

@@ -230,8 +230,10 @@ impl Registry {
     async fn authorize(&self, url: &Url, headers: &HeaderMap) -> Result<(), RegistryError> {
         let authorization = match (auth::challenge(headers), &self.credentials) {
             (Some(Challenge::Bearer { realm, service, scope }), credentials) => {
-                let scope = scope.unwrap_or_else(|| format!("repository:{}:pull", self.repository.path));
-                let challenge = (realm.as_str(), service.as_deref(), scope.as_str());
+                // To log in is no matter of one repository.
+                let pull = (*url != self.base).then(|| format!("repository:{}:pull", self.repository.path));
+                let scope = scope.or(pull);
+                let challenge = (realm.as_str(), service.as_deref(), scope.as_deref());
                 let plain = self.base.scheme() == "http";
                 auth::bearer(&self.http, &self.repository.registry, plain, challenge, credentials.as_ref()).await?
             }

@@ -363,16 +363,22 @@ async fn a_token_is_fetched_from_where_the_registry_says() {
         let challenge = format!("www-authenticate: Bearer realm=\"http://{host}/token\",service=\"r\"\r\n");
         match (line.split(' ').nth(1).unwrap_or_default(), authorization) {
             // tester:secret word
-            ("/token?scope=repository%3Ag%2Fp%3Apull&service=r", "Basic dGVzdGVyOnNlY3JldCB3b3Jk") => {
-                body("200 OK", "", r#"{"token": "t0ken"}"#)
-            }
+            (
+                "/token?service=r" | "/token?scope=repository%3Ag%2Fp%3Apull&service=r",
+                "Basic dGVzdGVyOnNlY3JldCB3b3Jk",
+            ) => body("200 OK", "", r#"{"token": "t0ken"}"#),
             ("/v2/", "Bearer t0ken") => body("200 OK", "", "{}"),
-            ("/v2/", _) => body("401 Unauthorized", &challenge, ""),
+            ("/v2/g/p/tags/list?n=1000", "Bearer t0ken") => body("200 OK", "", r#"{"tags": ["1.0.0"]}"#),
+            ("/v2/" | "/v2/g/p/tags/list?n=1000", _) => body("401 Unauthorized", &challenge, ""),
             _ => body("403 Forbidden", "", ""),
         }
     })
     .await;
-    check_login(&host, Some(Credentials::new(USER, PASSWORD))).await.unwrap();
+    let credentials = Credentials::new(USER, PASSWORD);
+    check_login(&host, Some(credentials.clone())).await.unwrap();
+    let registry =
+        muster_fleeting::oci::Registry::new(format!("{host}/g/p").parse().unwrap(), Some(credentials)).unwrap();
+    assert_eq!(registry.tags().await.unwrap(), muster_fleeting::oci::TagList::Tags(vec!["1.0.0".to_owned()]));
     let error = check_login(&host, Some(Credentials::new(USER, "wrong"))).await.unwrap_err();
     assert!(
         error.contains("gives no token: 403 Forbidden, as \"tester\"") && error.contains("muster plugin login"),

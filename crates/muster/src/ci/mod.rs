@@ -29,7 +29,7 @@ mod shell;
 mod show;
 mod state;
 mod svg;
-mod ui;
+pub(crate) mod ui;
 mod variables;
 
 use std::process::ExitCode;
@@ -64,7 +64,7 @@ pub(crate) fn print(text: &[u8]) -> ExitCode {
 }
 
 /// Tells that the output was not written, if so: what looks complete would not be, so that success is none.
-fn with_output(code: ExitCode) -> ExitCode {
+pub(crate) fn with_output(code: ExitCode) -> ExitCode {
     let Some(error) = ui::output_error() else { return code };
     let problem = CiError::Output(error);
     ui::report(&problem);

@@ -10,20 +10,20 @@ use std::time::Duration;
 use anstyle::{AnsiColor, Style};
 
 /// What passed.
-pub(super) const GOOD: Style = AnsiColor::Green.on_default();
+pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
 /// What failed.
-pub(super) const BAD: Style = AnsiColor::Red.on_default().bold();
+pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
 /// What may fail, and did.
-pub(super) const WARN: Style = AnsiColor::Yellow.on_default();
+pub(crate) const WARN: Style = AnsiColor::Yellow.on_default();
 /// What is under way.
-pub(super) const BUSY: Style = AnsiColor::Cyan.on_default();
+pub(crate) const BUSY: Style = AnsiColor::Cyan.on_default();
 /// What matters less.
-pub(super) const DIM: Style = Style::new().dimmed();
+pub(crate) const DIM: Style = Style::new().dimmed();
 /// Headings.
-pub(super) const BOLD: Style = Style::new().bold();
+pub(crate) const BOLD: Style = Style::new().bold();
 
 /// Text in a style.
-pub(super) fn paint(style: Style, text: &str) -> String {
+pub(crate) fn paint(style: Style, text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("{}{text}{}", style.render(), style.render_reset()) }
 }
 
@@ -32,17 +32,17 @@ static OUTPUT_ERROR: OnceLock<std::io::Error> = OnceLock::new();
 
 /// Prints to standard output. A closed pipe (`muster ci list | head`) is no error; any other is kept for
 /// [`output_error`].
-pub(super) fn out(text: &str) {
+pub(crate) fn out(text: &str) {
     let _ = out_while_read(text);
 }
 
 /// Prints to standard output; `Break` says that nobody reads on.
-pub(super) fn out_while_read(text: &str) -> ControlFlow<()> {
+pub(crate) fn out_while_read(text: &str) -> ControlFlow<()> {
     written(&mut anstream::stdout().lock(), text.as_bytes())
 }
 
 /// As [`out_while_read`], for bytes as they are, colours and all.
-pub(super) fn out_raw_while_read(bytes: &[u8]) -> ControlFlow<()> {
+pub(crate) fn out_raw_while_read(bytes: &[u8]) -> ControlFlow<()> {
     written(&mut std::io::stdout().lock(), bytes)
 }
 
@@ -60,38 +60,38 @@ fn written(stdout: &mut dyn std::io::Write, bytes: &[u8]) -> ControlFlow<()> {
 }
 
 /// Why not all that was said reached standard output; none if it did, or nobody reads it any more.
-pub(super) fn output_error() -> Option<&'static std::io::Error> {
+pub(crate) fn output_error() -> Option<&'static std::io::Error> {
     OUTPUT_ERROR.get()
 }
 
 /// Prints a line to standard output.
-pub(super) fn outln(text: &str) {
+pub(crate) fn outln(text: &str) {
     out(&format!("{text}\n"));
 }
 
 /// Prints a line to standard error.
-pub(super) fn errln(text: &str) {
+pub(crate) fn errln(text: &str) {
     let mut stderr = anstream::stderr().lock();
     let _ = stderr.write_all(format!("{text}\n").as_bytes());
 }
 
 /// Says what went wrong.
-pub(super) fn error(text: &str) {
+pub(crate) fn error(text: &str) {
     errln(&format!("{} {text}", paint(BAD, "error:")));
 }
 
 /// Says what may matter.
-pub(super) fn note(text: &str) {
+pub(crate) fn note(text: &str) {
     errln(&format!("{} {text}", paint(BUSY, "note:")));
 }
 
 /// Says what probably is not as it should be.
-pub(super) fn warning(text: &str) {
+pub(crate) fn warning(text: &str) {
     errln(&format!("{} {text}", paint(WARN, "warning:")));
 }
 
 /// Says an error with its causes, each on its line.
-pub(super) fn report(problem: &dyn std::error::Error) {
+pub(crate) fn report(problem: &dyn std::error::Error) {
     error(&problem.to_string());
     let mut next = problem.source();
     while let Some(cause) = next {
@@ -101,22 +101,22 @@ pub(super) fn report(problem: &dyn std::error::Error) {
 }
 
 /// Whether diagnostics may be shown in colour.
-pub(super) fn stderr_has_colour() -> bool {
+pub(crate) fn stderr_has_colour() -> bool {
     !matches!(anstream::AutoStream::choice(&std::io::stderr()), anstream::ColorChoice::Never)
 }
 
 /// Whether a person looks at the progress.
-pub(super) fn is_interactive() -> bool {
+pub(crate) fn is_interactive() -> bool {
     std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
 /// The width of the terminal; a plain page where there is none.
-pub(super) fn width() -> usize {
+pub(crate) fn width() -> usize {
     terminal_size::terminal_size().map_or(100, |(width, _)| usize::from(width.0))
 }
 
 /// `85ms`, `12.3s`, `4m05s`, `1h02m`.
-pub(super) fn duration(time: Duration) -> String {
+pub(crate) fn duration(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
         0 => format!("{}ms", time.as_millis()),
@@ -127,7 +127,7 @@ pub(super) fn duration(time: Duration) -> String {
 }
 
 /// `830 B`, `12.0 KB`, `3.4 GB`.
-pub(super) fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["KB", "MB", "GB", "TB"];
     if bytes < 1000 {
         return format!("{bytes} B");
@@ -146,12 +146,12 @@ pub(super) fn size(bytes: u64) -> String {
 }
 
 /// Text without control characters, so that a name from a repository cannot steer the terminal.
-pub(super) fn plain(text: &str) -> String {
+pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 /// Text cut to `columns`, with an ellipsis where something was cut.
-pub(super) fn fit(text: &str, columns: usize) -> String {
+pub(crate) fn fit(text: &str, columns: usize) -> String {
     if text.chars().count() <= columns {
         return text.to_owned();
     }
@@ -162,18 +162,18 @@ pub(super) fn fit(text: &str, columns: usize) -> String {
 
 /// Columns of plain cells, aligned; no line ends in blanks.
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(crate) struct Table {
     rows: Vec<Vec<(String, Style)>>,
 }
 
 impl Table {
     /// A table that starts with these headings.
-    pub(super) fn new(headings: &[&str]) -> Self {
+    pub(crate) fn new(headings: &[&str]) -> Self {
         Self { rows: vec![headings.iter().map(|heading| ((*heading).to_owned(), BOLD)).collect()] }
     }
 
     /// Adds a row.
-    pub(super) fn row(&mut self, cells: impl IntoIterator<Item = (String, Style)>) {
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = (String, Style)>) {
         self.rows.push(cells.into_iter().map(|(text, style)| (plain(&text), style)).collect());
     }
 }

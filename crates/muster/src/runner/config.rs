@@ -33,7 +33,7 @@ impl ConfigArg {
     }
 
     /// Reads the file; one that is not there is an empty configuration, and told of.
-    pub(super) fn load(&self) -> Result<Config, ConfigError> {
+    pub(crate) fn load(&self) -> Result<Config, ConfigError> {
         let path = self.path();
         let loaded = config::load(&path, &Facts::of(&path));
         if loaded.problems.iter().any(|problem| problem.code == "C032") {

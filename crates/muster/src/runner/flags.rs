@@ -11,7 +11,7 @@ use muster_manager::lower::go_duration::{self, GoDuration};
 /// The arguments from `first` on, as clap reads them: `-name` is `--name` (a single dash never joins short flags), and
 /// `--n` is `-n`. After a flag that is true or false, a word `true` or `false` is not its value: it is dropped with a
 /// warning, and what follows is read on.
-pub(super) fn as_gitlab_runner_reads(root: &Command, arguments: &[OsString], first: usize) -> Vec<OsString> {
+pub(crate) fn as_gitlab_runner_reads(root: &Command, arguments: &[OsString], first: usize) -> Vec<OsString> {
     let mut read: Vec<OsString> = arguments.iter().take(first).cloned().collect();
     let mut rest = arguments.iter().skip(first);
     let mut command = root;

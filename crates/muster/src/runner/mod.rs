@@ -6,10 +6,10 @@
 
 mod cache_init;
 mod change;
-mod config;
+pub(crate) mod config;
 mod entry;
 mod error;
-mod flags;
+pub(crate) mod flags;
 mod globals;
 mod health_check;
 mod list;
@@ -75,6 +75,9 @@ enum Command {
     Lint(verify_config::Args),
     /// Run the runner as a child that is controlled over gRPC.
     Wrapper(wrapper::Args),
+    /// Bring and find the plugins that the configuration names.
+    #[command(subcommand)]
+    Fleeting(crate::plugin::RunnerCommand),
     /// Wait until a service accepts connections.
     HealthCheck(health_check::Args),
     /// Pack files and send them to GitLab as artifacts (internal).
@@ -142,6 +145,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::VerifyConfig(args) => verify_config::verify_config(&args),
         Command::Lint(args) => verify_config::lint(&args),
         Command::Wrapper(args) => wrapper::run(&args),
+        Command::Fleeting(command) => crate::plugin::run_for_runner(command),
         Command::HealthCheck(args) => health_check::run(&args),
         Command::ArtifactsUploader(args) => transfer::upload(&args),
         Command::ArtifactsDownloader(args) => transfer::download(&args),

@@ -9,4 +9,5 @@
 mod ci;
 mod examples;
 mod manager;
+mod plugin;
 mod runner;

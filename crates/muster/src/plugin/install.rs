@@ -1,0 +1,77 @@
+//! `install`: brings plugins from their registries.
+
+use muster_fleeting::install::{Done, Options, Outcome, Store};
+use muster_fleeting::oci::{DockerConfig, Reference};
+
+use super::error::PluginError;
+use super::runners;
+use crate::ci::ui;
+
+/// Arguments of `install`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Plugins: NAME, GROUP/NAME or REGISTRY/GROUP/NAME, with :VERSION where needed (1, 1.2, 1.2.3, ^1.2). Without any,
+    /// those that the runners of the configuration name.
+    #[arg(value_name = "PLUGIN", conflicts_with = "config")]
+    plugins: Vec<String>,
+    #[command(flatten)]
+    how: How,
+    #[command(flatten)]
+    config: crate::runner::config::ConfigArg,
+}
+
+/// How to install.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub(super) struct How {
+    /// Ask the registry for the newest version that fits, even where one that fits is installed.
+    #[arg(long)]
+    upgrade: bool,
+    /// Take other content under a version that was installed before with another digest.
+    #[arg(long)]
+    accept_changed: bool,
+}
+
+impl How {
+    pub(super) fn upgrades(self) -> bool {
+        self.upgrade || self.accept_changed
+    }
+}
+
+/// Runs the command.
+pub(super) async fn run(args: &Args) -> Result<bool, PluginError> {
+    if args.plugins.is_empty() {
+        return runners::install_all(&args.config, args.how).await;
+    }
+    let store = Store::of_environment()?;
+    let mut all = true;
+    for plugin in &args.plugins {
+        match one(&store, plugin, args.how).await {
+            Ok(done) => ui::outln(&told(plugin, &done)),
+            Err(error) => {
+                ui::report(&error);
+                all = false;
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// Installs one plugin.
+pub(super) async fn one(store: &Store, plugin: &str, how: How) -> Result<Done, PluginError> {
+    let reference: Reference = plugin.parse()?;
+    // Without a home directory there is nobody to log in.
+    let docker = DockerConfig::of_environment().ok();
+    let options = Options { upgrade: how.upgrade, accept_changed: how.accept_changed };
+    Ok(store.install(&reference, options, docker.as_ref()).await?)
+}
+
+fn told(plugin: &str, done: &Done) -> String {
+    let what = match done.outcome {
+        Outcome::Present => "is installed already",
+        Outcome::Unchanged => "is the newest that fits",
+        Outcome::Installed => "is installed",
+        Outcome::Repaired => "was changed, and is installed anew",
+    };
+    let installed = &done.installed;
+    format!("{plugin}: version {} {what}: {}", installed.version, installed.executable.display())
+}

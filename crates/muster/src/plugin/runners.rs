@@ -1,0 +1,91 @@
+//! The plugins that the runners of a configuration name.
+
+use muster_fleeting::install::{Surroundings, resolve};
+
+use super::error::PluginError;
+use super::install::{self, How};
+use crate::ci::ui;
+use crate::runner::config::ConfigArg;
+
+/// Arguments of `gitlab-runner fleeting install`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct InstallArgs {
+    #[command(flatten)]
+    how: How,
+    #[command(flatten)]
+    config: ConfigArg,
+}
+
+/// Arguments of `gitlab-runner fleeting list`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ListArgs {
+    #[command(flatten)]
+    config: ConfigArg,
+}
+
+/// One runner with an autoscaler.
+struct Wanted {
+    runner: String,
+    plugin: String,
+}
+
+fn wanted(config: &ConfigArg) -> Result<Vec<Wanted>, PluginError> {
+    let config = config.load().map_err(|error| PluginError::Config(error.to_string()))?;
+    let with_plugin = config.runners.iter().filter_map(|runner| {
+        let plugin = runner.table.table("autoscaler")?.str("plugin").unwrap_or_default().to_owned();
+        Some(Wanted { runner: runner.name.clone(), plugin })
+    });
+    Ok(with_plugin.collect())
+}
+
+fn tell(wanted: &Wanted, path: &std::path::Path) {
+    ui::outln(&format!("runner: {}, plugin: {}, path: {}", wanted.runner, wanted.plugin, path.display()));
+}
+
+fn fail(wanted: &Wanted, error: &PluginError) -> bool {
+    ui::error(&format!("runner: {}, plugin: {}: {}", wanted.runner, wanted.plugin, crate::logging::chain(error)));
+    false
+}
+
+/// Brings each plugin that is not here. Those that are named by a path or on `PATH` are nobody's to upgrade.
+pub(super) async fn install_all(config: &ConfigArg, how: How) -> Result<bool, PluginError> {
+    let around = Surroundings::of_environment()?;
+    let mut all = true;
+    for wanted in wanted(config)? {
+        use muster_fleeting::install::Found;
+        match resolve(&wanted.plugin, &around) {
+            Ok(Found::Installed(path)) if !how.upgrades() => tell(&wanted, &path),
+            Ok(Found::Path(path) | Found::OnPath(path)) => tell(&wanted, &path),
+            // A path or an executable's name is no registry's.
+            Err(
+                error @ (muster_fleeting::install::ResolveError::Path { .. }
+                | muster_fleeting::install::ResolveError::NotOnPath { .. }),
+            ) => {
+                all = fail(&wanted, &error.into());
+            }
+            Ok(Found::Installed(_)) | Err(_) => match install::one(&around.store, &wanted.plugin, how).await {
+                Ok(done) => tell(&wanted, &done.installed.executable),
+                Err(error) => all = fail(&wanted, &error),
+            },
+        }
+    }
+    Ok(all)
+}
+
+/// `gitlab-runner fleeting install`.
+pub(super) async fn install(args: &InstallArgs) -> Result<bool, PluginError> {
+    install_all(&args.config, args.how).await
+}
+
+/// `gitlab-runner fleeting list`.
+pub(super) fn list(args: &ListArgs) -> Result<bool, PluginError> {
+    let around = Surroundings::of_environment()?;
+    let mut all = true;
+    for wanted in wanted(&args.config)? {
+        match resolve(&wanted.plugin, &around) {
+            Ok(found) => tell(&wanted, found.executable()),
+            Err(error) => all = fail(&wanted, &error.into()),
+        }
+    }
+    Ok(all)
+}

@@ -1,0 +1,71 @@
+//! The executable by its names, with a home of its own.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// A folder that is home and working directory.
+pub(crate) struct Home {
+    folder: tempfile::TempDir,
+}
+
+/// How a command ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Ended {
+    pub(crate) fn of(output: Output) -> Self {
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Self { code: output.status.code().unwrap(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+
+    /// Checks the exit code, and that these words were said.
+    #[track_caller]
+    pub(crate) fn check(self, code: i32, words: &[&str]) -> Self {
+        assert_eq!(self.code, code, "{self:#?}");
+        for word in words {
+            assert!(self.stdout.contains(word) || self.stderr.contains(word), "`{word}` is missing in {self:#?}");
+        }
+        self
+    }
+}
+
+impl Home {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["muster", "fleeting", "gitlab-runner"] {
+            std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_muster"), folder.path().join(name)).unwrap();
+        }
+        Self { folder }
+    }
+
+    pub(crate) fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The program by a name, with these words and none of the tester's settings.
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(self.path(words[0]));
+        command.args(&words[1..]).env_clear().env("HOME", self.folder.path()).current_dir(self.folder.path());
+        command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs it to its end.
+    pub(crate) fn run(&self, words: &[&str]) -> Ended {
+        Ended::of(self.command(words).output().unwrap())
+    }
+
+    /// The same with something on its standard input.
+    pub(crate) fn run_with(&self, words: &[&str], input: &str) -> Ended {
+        let mut command = self.command(words);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        Ended::of(child.wait_with_output().unwrap())
+    }
+}
