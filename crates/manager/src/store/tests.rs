@@ -31,7 +31,7 @@ fn name(runner: &RunnerSettings, id: i64) -> RunName {
 
 fn leased() -> JobState {
     let slot = Slot { id: 0, project_slot: 0, key: SlotKey { project_id: 1 } };
-    JobState::Taken.lease(LeaseRecord { environment: "host".to_owned(), slot, claim: None }).unwrap()
+    JobState::Taken.lease(LeaseRecord { environment: "host".to_owned(), slot, claim: String::new() }).unwrap()
 }
 
 async fn with_state_db(sql: &str) -> tempfile::TempDir {
