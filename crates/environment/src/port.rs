@@ -28,6 +28,12 @@ pub trait Provider: Send + Sync + 'static {
     /// [`EnvironmentError::SlotTaken`] where the record does not fit what is there now; [`EnvironmentError::Lost`] where
     /// the environment is gone.
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, EnvironmentError>;
+
+    /// The environment of a record without its slot, where environment and spool stay without one: a job that has ended
+    /// there can be reported after its slot was given back. Most environments end with their leases: none.
+    fn without_lease(&self, _record: &LeaseRecord) -> Option<Arc<dyn Environment>> {
+        None
+    }
 }
 
 /// How many jobs a provider can have.

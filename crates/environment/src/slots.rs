@@ -1,27 +1,42 @@
 //! Slots: numbers that jobs at the same time do not share (job-execution 2.9).
 
-use std::collections::BTreeMap;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-/// Whose jobs are counted together for `CI_CONCURRENT_PROJECT_ID`.
+/// Whose jobs are counted together: those of a runner for `CI_CONCURRENT_ID`, those of one of its projects for
+/// `CI_CONCURRENT_PROJECT_ID`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SlotKey {
+    /// The runner, as the paths of its jobs name it: the short form of its token. Empty in records of earlier versions,
+    /// and then any.
+    #[serde(default)]
+    pub runner: String,
     /// The project's id at the coordinator.
     pub project_id: i64,
+}
+
+impl SlotKey {
+    fn is_of_runner(&self, other: &Self) -> bool {
+        self.runner == other.runner || self.runner.is_empty() || other.runner.is_empty()
+    }
+
+    fn is_of_project(&self, other: &Self) -> bool {
+        self.is_of_runner(other) && self.project_id == other.project_id
+    }
 }
 
 /// One slot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slot {
-    /// `CI_CONCURRENT_ID`: the lowest number that no other job has.
+    /// `CI_CONCURRENT_ID`: the lowest number that no other job of the runner has.
     pub id: u32,
-    /// `CI_CONCURRENT_PROJECT_ID`: the same among the jobs of one project.
+    /// `CI_CONCURRENT_PROJECT_ID`: the same among the runner's jobs of one project.
     pub project_slot: u32,
-    /// The project.
+    /// Runner and project.
     pub key: SlotKey,
 }
 
@@ -29,7 +44,7 @@ pub struct Slot {
 #[derive(Debug, Clone)]
 pub struct Slots {
     total: usize,
-    taken: Arc<Mutex<BTreeMap<u32, (SlotKey, u32)>>>,
+    taken: Arc<Mutex<Vec<Slot>>>,
     free: watch::Sender<usize>,
 }
 
@@ -61,11 +76,14 @@ impl Slots {
         if taken.len() >= self.total {
             return None;
         }
-        let id = lowest(|id| taken.contains_key(&id));
-        let project_slot = lowest(|slot| taken.values().any(|(other, used)| other == key && *used == slot));
-        taken.insert(id, (key.clone(), project_slot));
+        let of_runner = taken.iter().filter(|slot| slot.key.is_of_runner(key));
+        let of_project = taken.iter().filter(|slot| slot.key.is_of_project(key));
+        let (id, project_slot) =
+            (lowest(of_runner.map(|slot| slot.id)), lowest(of_project.map(|slot| slot.project_slot)));
+        let slot = Slot { id, project_slot, key: key.clone() };
+        taken.push(slot.clone());
         self.free.send_replace(self.total - taken.len());
-        Some(TakenSlot { slots: self.clone(), slot: Slot { id, project_slot, key: key.clone() } })
+        Some(TakenSlot { slots: self.clone(), slot })
     }
 
     /// Takes the slot that a job had before; none where another job has it.
@@ -74,12 +92,12 @@ impl Slots {
     #[must_use]
     pub fn take_again(&self, slot: &Slot) -> Option<TakenSlot> {
         let mut taken = self.taken.lock();
-        let clash = taken.contains_key(&slot.id)
-            || taken.values().any(|(key, used)| *key == slot.key && *used == slot.project_slot);
-        if clash {
+        let same_id = |other: &Slot| other.key.is_of_runner(&slot.key) && other.id == slot.id;
+        let same_place = |other: &Slot| other.key.is_of_project(&slot.key) && other.project_slot == slot.project_slot;
+        if taken.iter().any(|other| same_id(other) || same_place(other)) {
             return None;
         }
-        taken.insert(slot.id, (slot.key.clone(), slot.project_slot));
+        taken.push(slot.clone());
         self.free.send_replace(self.total.saturating_sub(taken.len()));
         Some(TakenSlot { slots: self.clone(), slot: slot.clone() })
     }
@@ -88,14 +106,17 @@ impl Slots {
 impl Drop for TakenSlot {
     fn drop(&mut self) {
         let mut taken = self.slots.taken.lock();
-        taken.remove(&self.slot.id);
+        if let Some(own) = taken.iter().position(|slot| *slot == self.slot) {
+            taken.swap_remove(own);
+        }
         self.slots.free.send_replace(self.slots.total.saturating_sub(taken.len()));
     }
 }
 
 /// The lowest number that is not in use. Ends, since only finitely many are.
-fn lowest(in_use: impl Fn(u32) -> bool) -> u32 {
-    (0..=u32::MAX).find(|number| !in_use(*number)).unwrap_or(u32::MAX)
+fn lowest(in_use: impl Iterator<Item = u32>) -> u32 {
+    let in_use: HashSet<u32> = in_use.collect();
+    (0..=u32::MAX).find(|number| !in_use.contains(number)).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
@@ -103,7 +124,7 @@ mod tests {
     use super::*;
 
     fn key(project_id: i64) -> SlotKey {
-        SlotKey { project_id }
+        SlotKey { runner: "one".to_owned(), project_id }
     }
 
     #[test]
@@ -119,6 +140,21 @@ mod tests {
         assert_eq!(*slots.free().borrow(), 1);
         let again = slots.take(&key(1)).unwrap();
         assert_eq!((again.slot.id, again.slot.project_slot), (0, 0));
+    }
+
+    #[test]
+    fn runners_are_counted_apart_and_what_an_earlier_version_took_counts_for_all() {
+        let other = SlotKey { runner: "other".to_owned(), project_id: 1 };
+        let slots = Slots::new(9);
+        let taken = [slots.take(&key(1)), slots.take(&other), slots.take(&other)].map(Option::unwrap);
+        let numbers = taken.each_ref().map(|taken| (taken.slot.id, taken.slot.project_slot));
+        assert_eq!(numbers, [(0, 0), (0, 0), (1, 1)]);
+        let of_any = SlotKey { runner: String::new(), project_id: 1 };
+        let old = Slot { id: 2, project_slot: 2, key: of_any };
+        let _old = slots.take_again(&old).unwrap();
+        let after = [slots.take(&key(1)), slots.take(&key(1)), slots.take(&other)].map(Option::unwrap);
+        let numbers = after.each_ref().map(|taken| (taken.slot.id, taken.slot.project_slot));
+        assert_eq!(numbers, [(1, 1), (3, 3), (3, 3)]);
     }
 
     #[test]

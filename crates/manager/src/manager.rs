@@ -2,7 +2,7 @@
 
 mod control;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use muster_environment::Provider;
@@ -16,11 +16,12 @@ use tracing::Instrument;
 use url::Url;
 
 use crate::admission::{Admission, Limits, Notice, Pace};
-use crate::job::{self, Context, JobError};
+use crate::job::{self, Context, JobError, Unreported};
 use crate::observe::Observer;
 use crate::providers::Providers;
 use crate::requests::{Answer, Answered, Requests};
 use crate::settings::{RunnerKey, RunnerSettings, Settings};
+use crate::state::JobState;
 use crate::store::{RunName, Store, StoreError, StoredJob};
 
 pub use control::{Control, Figures, Order};
@@ -59,6 +60,11 @@ pub struct Manager {
     observer: Arc<Observer>,
     jobs: JoinSet<Result<(), JobError>>,
     ids: HashMap<Id, (RunName, RunnerKey)>,
+    unreported: Unreported,
+    /// Jobs that gave their slots back.
+    freed: mpsc::UnboundedReceiver<RunName>,
+    /// Jobs without a slot: they do not count any more.
+    without_slot: HashSet<RunName>,
     /// Ends the jobs.
     cancel: CancellationToken,
     phase: Phase,
@@ -73,8 +79,12 @@ impl Manager {
     pub fn new(settings: Settings, store: Store, provider: Arc<dyn Provider>, telemetry: Arc<Telemetry>) -> Self {
         let store = Arc::new(store);
         let observer = Observer::new(telemetry);
+        let (unreported, freed) = Unreported::new(settings.unreported_max);
         Self {
             settings,
+            unreported,
+            freed,
+            without_slot: HashSet::new(),
             requests: Requests::new(Arc::clone(&store), Arc::clone(&observer)),
             observer,
             store,
@@ -119,6 +129,7 @@ impl Manager {
                     }
                 }
                 Some(ended) = self.jobs.join_next_with_id(), if !self.jobs.is_empty() => self.job_ended(ended)?,
+                Some(run) = self.freed.recv() => self.slot_freed(run),
                 () = self.providers.changed(), if self.phase == Phase::Working => {}
                 () = async { sleep_until(wake.unwrap_or_else(Instant::now)).await }, if wake.is_some() => {}
             }
@@ -147,7 +158,11 @@ impl Manager {
                 }
             };
             contexts.push(Arc::clone(&context));
-            self.admission.job_recovered(&runner.key);
+            if matches!(job.state, JobState::Finished { .. }) {
+                self.without_slot.insert(job.run.clone());
+            } else {
+                self.admission.job_recovered(&runner.key);
+            }
             self.spawn(context, job, true);
         }
         Ok(())
@@ -266,6 +281,7 @@ impl Manager {
             agent_grace: self.settings.agent_grace,
             host_name: self.settings.host_name.clone(),
             cancel: self.cancel.clone(),
+            unreported: self.unreported.clone(),
         }))
     }
 
@@ -277,13 +293,24 @@ impl Manager {
         self.ids.insert(handle.id(), (run, key));
     }
 
+    /// A job that still has to be reported counts no more.
+    fn slot_freed(&mut self, run: RunName) {
+        let known = self.ids.values().find(|(known, _)| *known == run);
+        if let Some((_, runner)) = known.filter(|_| !self.without_slot.contains(&run)) {
+            self.admission.job_ended(runner);
+            self.without_slot.insert(run);
+        }
+    }
+
     /// # Errors
     /// [`ManagerError::Store`]: the job would wait for the next start, and so would all that come after it. Better one
     /// that is tried at once, by whoever watches this process.
     fn job_ended(&mut self, ended: Result<(Id, Result<(), JobError>), JoinError>) -> Result<(), ManagerError> {
         let task = ended.as_ref().map_or_else(JoinError::id, |(task, _)| *task);
         let Some((run, runner)) = self.ids.remove(&task) else { return Ok(()) };
-        self.admission.job_ended(&runner);
+        if !self.without_slot.remove(&run) {
+            self.admission.job_ended(&runner);
+        }
         let error = match ended {
             Ok((_, Ok(()))) => {
                 tracing::debug!(job = %run, "job done");

@@ -43,6 +43,8 @@ pub struct Settings {
     pub log_format: Option<String>,
     /// How long a lost agent is hoped for.
     pub agent_grace: Duration,
+    /// Jobs that have ended and wait for the coordinator without a slot, at most. Read at start only.
+    pub unreported_max: usize,
     /// This machine's name, for the trace.
     pub host_name: String,
     /// A coordinator that refuses the token of a runner ends the manager. Else the runner is unhealthy and probed on.
@@ -65,6 +67,8 @@ impl Settings {
             log_level: None,
             log_format: None,
             agent_grace: Duration::from_secs(60),
+            // Each has at most its output limit in the spool: 400 MiB in all, if nobody sets another one.
+            unreported_max: 100,
             host_name: host_name(),
             refusal_is_fatal: false,
             runners: Vec::new(),

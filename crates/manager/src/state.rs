@@ -4,11 +4,13 @@
 //! taken --R2--> leased --R3--> running --R4--> (result in the agent's spool) --R5--> reported --R6--> (row deleted)
 //!   ^             |               |
 //!   +-lease lost--+               +--agent lost for good--> ended (the manager's own words) --R5-->
+//!                                 +--the coordinator does not take the report--> finished, without the slot --R5-->
 //! ```
 //!
 //! Stored is what a successor could not find out by asking: the payload, the lease, whether the agent accepted the job,
 //! and an end that only the manager knows. That the agent finished is in its spool; that the coordinator has everything
-//! is known there. So `finished` and `reported` need no write: a successor in `running` asks both, and goes on.
+//! is known there. So `reported` needs no write, and `finished` only where
+//! the slot is given back before the report is taken: a successor in `running` asks both, and goes on.
 
 use muster_environment::LeaseRecord;
 use muster_job::{Attempt, FailureReason};
@@ -32,6 +34,14 @@ pub enum JobState {
         /// The slot.
         lease: LeaseRecord,
         /// The attempt that was accepted.
+        attempt: Attempt,
+    },
+    /// The agent has its result, and the coordinator did not take it at once: the slot was given back, log and result are
+    /// reported from the spool.
+    Finished {
+        /// The slot that the job had.
+        place: LeaseRecord,
+        /// The attempt that has the result.
         attempt: Attempt,
     },
     /// It ended without a result of an agent's: the manager says why.
@@ -99,13 +109,24 @@ impl JobState {
         }
     }
 
+    /// The agent has the result, and the slot is to be another job's.
+    ///
+    /// # Errors
+    /// [`IllegalMove`] unless running.
+    pub fn finish(self) -> Result<Self, IllegalMove> {
+        match self {
+            Self::Running { lease, attempt } => Ok(Self::Finished { place: lease, attempt }),
+            other => Err(other.refuse("finished")),
+        }
+    }
+
     /// The job ends by the manager's own knowledge.
     ///
     /// # Errors
     /// [`IllegalMove`] if it has ended so before.
     pub fn end(self, end: OwnEnd) -> Result<Self, IllegalMove> {
         let place = match self {
-            Self::Taken => None,
+            Self::Taken | Self::Finished { .. } => None,
             Self::Leased { lease, attempt } | Self::Running { lease, attempt } => Some((lease, attempt)),
             other @ Self::Ended { .. } => return Err(other.refuse("ended")),
         };
@@ -116,7 +137,7 @@ impl JobState {
     #[must_use]
     pub fn held(&self) -> Option<&LeaseRecord> {
         match self {
-            Self::Taken => None,
+            Self::Taken | Self::Finished { .. } => None,
             Self::Leased { lease, .. } | Self::Running { lease, .. } => Some(lease),
             Self::Ended { place, .. } => place.as_ref().map(|(lease, _)| lease),
         }
@@ -129,6 +150,7 @@ impl JobState {
             Self::Taken => "taken",
             Self::Leased { .. } => "leased",
             Self::Running { .. } => "running",
+            Self::Finished { .. } => "finished",
             Self::Ended { .. } => "ended",
         }
     }
@@ -145,7 +167,7 @@ mod tests {
     use super::*;
 
     fn lease() -> LeaseRecord {
-        let slot = Slot { id: 0, project_slot: 0, key: SlotKey { project_id: 1 } };
+        let slot = Slot { id: 0, project_slot: 0, key: SlotKey { runner: String::new(), project_id: 1 } };
         LeaseRecord { environment: "host".to_owned(), slot, claim: String::new() }
     }
 
@@ -161,6 +183,10 @@ mod tests {
         running.clone().lose_lease().unwrap_err();
         running.clone().start().unwrap_err();
         running.clone().lease(lease()).unwrap_err();
+        running.clone().finish().unwrap().start().unwrap_err();
+        let finished = running.clone().finish().unwrap();
+        assert_eq!(finished.held(), None, "its slot is another job's");
+        assert_eq!(finished.end(end()).unwrap().held(), None);
         let ended = running.end(end()).unwrap();
         assert_eq!(ended.held(), Some(&lease()));
         ended.end(end()).unwrap_err();
@@ -172,6 +198,10 @@ mod tests {
             "key":{"project_id":1}}},"attempt":1}"#;
         let running = JobState::Running { lease: lease(), attempt: Attempt(1) };
         assert_eq!(serde_json::from_str::<JobState>(kept).unwrap(), running);
+        let kept = r#"{"state":"finished","place":{"environment":"host","slot":{"id":0,"project_slot":0,
+            "key":{"project_id":1}}},"attempt":1}"#;
+        let finished = JobState::Finished { place: lease(), attempt: Attempt(1) };
+        assert_eq!(serde_json::from_str::<JobState>(kept).unwrap(), finished);
         let kept = r#"{"state":"ended","place":null,"end":{"reason":"runner_system_failure","words":"","at":0}}"#;
         let ended = JobState::Ended { place: None, end: end() };
         assert_eq!(serde_json::from_str::<JobState>(kept).unwrap(), ended);

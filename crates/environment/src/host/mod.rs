@@ -121,6 +121,10 @@ impl Provider for HostProvider {
             slot: record.slot.id,
         })
     }
+
+    fn without_lease(&self, record: &LeaseRecord) -> Option<Arc<dyn Environment>> {
+        (record.environment == HOST).then(|| self.environment())
+    }
 }
 
 /// This machine as an environment.

@@ -129,7 +129,7 @@ fn a_user_that_does_not_exist_is_told_by_name() {
 async fn leases_are_bounded_waited_for_and_restored() {
     let home = tempfile::tempdir().unwrap();
     let provider = provider(home.path(), "/nonexistent");
-    let key = SlotKey { project_id: 3 };
+    let key = SlotKey { runner: "short".to_owned(), project_id: 3 };
     let lease = provider.acquire(&key).await.unwrap();
     assert_eq!(*provider.capacity().borrow(), Capacity::of(1), "jobs that wait are counted by who asks for them");
     let record = lease.record.clone();

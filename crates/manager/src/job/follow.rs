@@ -1,6 +1,6 @@
 //! Copies the agent's log to the coordinator until the job has a result, whatever breaks on the way.
 
-use std::sync::Arc;
+use std::pin::pin;
 use std::time::Duration;
 
 use muster_agent_api::result::JobResult;
@@ -76,11 +76,10 @@ impl Actor {
     }
 
     async fn follow_once(&mut self, seen: &mut Instant, watchdog: Instant) -> Result<Once, AgentError> {
-        let (Some(lease), Some(id)) = (&self.lease, self.run_id()) else {
+        let (Some(environment), Some(id)) = (self.environment(), self.run_id()) else {
             let why = self.no_lease.clone().unwrap_or_else(|| "the slot of the job is lost".to_owned());
             return Err(AgentError::Refused(why));
         };
-        let environment = Arc::clone(&lease.environment);
         let on_connection = async {
             let connection = environment.connect().await?;
             let followed = self.follow_on(&connection, &id, seen, watchdog).await;
@@ -106,6 +105,8 @@ impl Actor {
         *seen = Instant::now();
         let stop = self.context.cancel.clone();
         let mut canceled = false;
+        let mut result = pin!(agent::wait(connection, id));
+        let mut asked = false;
         loop {
             tokio::select! {
                 chunk = log.message(), if self.uploader.has_room() => match chunk? {
@@ -121,6 +122,14 @@ impl Actor {
                     Verdict::Cancel => cancel_once(&mut canceled, connection, id).await?,
                     Verdict::Gone => return Ok(Once::Done(Followed::Gone)),
                 },
+                // The log waits for the coordinator, and the job may have ended: then its slot is another one's.
+                result = &mut result, if self.uploader.must_repeat() && !asked => {
+                    asked = true;
+                    if let Ok(result) = result {
+                        self.ended(&result);
+                        self.give_back().await;
+                    }
+                }
                 () = stop.cancelled(), if !canceled => cancel_once(&mut canceled, connection, id).await?,
                 () = sleep_until(watchdog) => {
                     let message = "the job did not end by its timeout, and the agent did not end it".to_owned();
@@ -131,6 +140,11 @@ impl Actor {
             *seen = Instant::now();
         }
         let result = agent::wait(connection, id).await?;
+        self.executed = true;
+        if self.uploader.must_repeat() {
+            self.ended(&result);
+            self.give_back().await;
+        }
         Ok(match self.drain().await {
             Verdict::Gone => Once::Done(Followed::Gone),
             Verdict::FollowAgain => Once::Again,
@@ -145,6 +159,7 @@ impl Actor {
             self.uploader.pause().await;
             match self.uploader.send().await {
                 // The job has ended: there is nothing left to wind down.
+                Verdict::GoOn | Verdict::Cancel if self.uploader.must_repeat() => self.give_back().await,
                 Verdict::GoOn | Verdict::Cancel => {}
                 verdict => return verdict,
             }

@@ -7,6 +7,7 @@
 //! leased  -> lower, connect, Run                               (R3)
 //! running -> copy the log, wait for the result                 (R4)
 //! ended   -> append the manager's own words
+//! finished  as running, without a slot: the coordinator did not take the end at once
 //! then      final update until acknowledged, Close, row deleted (R5, R6)
 //! ```
 //!
@@ -15,6 +16,7 @@
 
 mod agent;
 mod follow;
+mod give_back;
 mod interrupt;
 mod place;
 mod report;
@@ -37,6 +39,8 @@ use crate::settings::RunnerSettings;
 use crate::state::{IllegalMove, JobState, OwnEnd};
 use crate::store::{RunName, Store, StoreError, StoredJob};
 use follow::Followed;
+use give_back::Afterwards;
+pub(crate) use give_back::Unreported;
 use interrupt::Interruption;
 use uploader::{Uploader, Verdict};
 
@@ -58,6 +62,8 @@ pub(crate) struct Context {
     pub(crate) host_name: String,
     /// The manager wants its jobs to wind down.
     pub(crate) cancel: CancellationToken,
+    /// Jobs without a slot that wait for their report to be taken.
+    pub(crate) unreported: Unreported,
 }
 
 /// Why an actor cannot go on. The row stays: a later start of the manager takes it up.
@@ -89,6 +95,10 @@ struct Actor {
     payload: JobPayload,
     state: JobState,
     lease: Option<Lease>,
+    /// Where the job has ended, after its slot was given back.
+    afterwards: Option<Afterwards>,
+    /// An agent has the job's result.
+    executed: bool,
     /// Why the lease of an earlier start is not there.
     no_lease: Option<String>,
     /// What the trace is to tell of places that were lost before anything was started.
@@ -155,6 +165,8 @@ async fn execute_once(
         payload,
         state,
         lease,
+        afterwards: None,
+        executed: false,
         no_lease,
         moved: Vec::new(),
         lowered: None,
@@ -162,10 +174,11 @@ async fn execute_once(
         places_tried: 0,
         prepare_by: None,
     };
+    actor.find_again();
     actor.prepare_by = actor.prepare_limit().map(|limit| tokio::time::Instant::now() + limit);
     if recovered {
         tracing::info!(state = actor.state.name(), "a job of an earlier start goes on");
-        if matches!(actor.state, JobState::Running { .. }) {
+        if matches!(actor.state, JobState::Running { .. } | JobState::Finished { .. }) {
             actor.watch.found_running();
         }
     }
@@ -209,7 +222,7 @@ impl Actor {
         match &self.state {
             JobState::Taken => self.lease().await,
             JobState::Leased { .. } => self.start().await,
-            JobState::Running { .. } => self.watch().await,
+            JobState::Running { .. } | JobState::Finished { .. } => self.watch().await,
             JobState::Ended { end, .. } => {
                 let end = end.clone();
                 Ok(self.say_own_end(&end).await)
@@ -255,9 +268,7 @@ impl Actor {
         loop {
             match self.follow().await {
                 Followed::Result(result) => {
-                    let interrupted = self.context.cancel.is_cancelled();
-                    let update = crate::failure::of_result(&self.payload, &result, interrupted);
-                    self.watch.ended(&result, update.failure_reason.as_deref(), update.exit_code);
+                    let update = self.ended(&result);
                     match self.report(&update).await {
                         // The coordinator lost the trace: it is sent again from the start.
                         report::Reported::ResendTrace => self.uploader.rewind(0),
@@ -294,7 +305,9 @@ impl Actor {
     fn run_id(&self) -> Option<String> {
         let attempt = match &self.state {
             JobState::Taken => return None,
-            JobState::Leased { attempt, .. } | JobState::Running { attempt, .. } => attempt,
+            JobState::Leased { attempt, .. }
+            | JobState::Running { attempt, .. }
+            | JobState::Finished { attempt, .. } => attempt,
             JobState::Ended { place, .. } => &place.as_ref()?.1,
         };
         Some(self.run.attempt(*attempt))
@@ -303,15 +316,15 @@ impl Actor {
     /// R6: the agent may forget the job, the slot is free, the row is deleted.
     async fn clean_up(mut self) -> Result<(), JobError> {
         self.watch.cleaning();
-        if let (Some(lease), Some(id)) = (&self.lease, self.run_id()) {
-            let closed = agent::close(lease.environment.as_ref(), &id, self.context.agent_grace);
+        if let (Some(environment), Some(id)) = (self.environment(), self.run_id()) {
+            let closed = agent::close(environment.as_ref(), &id, self.context.agent_grace);
             tokio::select! {
                 closed = tokio::time::timeout(CLOSE_LIMIT, closed) => match closed {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => tracing::warn!(%error, "the agent did not close the job; its retention will"),
                     Err(_) => tracing::warn!("the agent did not close the job in time; its retention will"),
                 },
-                why = lease.environment.lost() => tracing::debug!(why, "nothing is left to close"),
+                why = environment.lost() => tracing::debug!(why, "nothing is left to close"),
             }
         }
         if let Some(lease) = self.lease.take() {

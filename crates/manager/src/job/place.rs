@@ -14,7 +14,7 @@ use muster_job::{FailureReason, Secret};
 use super::agent::{self, AgentError};
 use super::interrupt::{Interruption, heard};
 use super::{Actor, JobError, Next};
-use crate::lower::{Certificates, LowerError, Placement, lower};
+use crate::lower::{Certificates, LowerError, Placement, lower, short_token};
 use crate::settings::TlsFiles;
 use crate::state::JobState;
 
@@ -54,7 +54,8 @@ impl From<LowerError> for Handed {
 impl Actor {
     /// R2: waits for a slot. A cancel, or a coordinator that has no use for the job any more, ends the wait.
     pub(super) async fn lease(&mut self) -> Result<Next, JobError> {
-        let key = SlotKey { project_id: self.payload.job_info.project_id };
+        let runner = short_token(self.context.runner.token.expose());
+        let key = SlotKey { runner, project_id: self.payload.job_info.project_id };
         let context = Arc::clone(&self.context);
         let lease = tokio::select! {
             lease = context.provider.acquire(&key) => lease,

@@ -39,11 +39,15 @@ impl Actor {
                 Ok(reply) if matches!(reply.status, Some(JobStatus::Canceled | JobStatus::Failed)) => {
                     return Reported::Done;
                 }
-                Ok(reply) => sleep(reply.interval.unwrap_or(ASK_AGAIN)).await,
+                Ok(reply) => {
+                    self.give_back().await;
+                    sleep(reply.interval.unwrap_or(ASK_AGAIN)).await;
+                }
                 Err(error) => {
                     if self.uploader.failed(&error) == Verdict::Gone {
                         return Reported::Gone;
                     }
+                    self.give_back().await;
                     self.uploader.pause().await;
                 }
             }

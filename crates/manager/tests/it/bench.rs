@@ -202,6 +202,10 @@ impl Provider for FakeProvider {
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, EnvironmentError> {
         Ok(self.lease(self.slots.take_again(&record.slot).expect("a slot of an earlier start is free")))
     }
+
+    fn without_lease(&self, _: &LeaseRecord) -> Option<Arc<dyn Environment>> {
+        Some(self.environment.clone())
+    }
 }
 
 #[async_trait]

@@ -11,3 +11,4 @@ mod limits;
 mod many;
 mod restart;
 mod rotation;
+mod unreported;

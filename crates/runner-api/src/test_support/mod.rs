@@ -150,6 +150,17 @@ impl MemoryCoordinator {
         self.change(|state| state.faults.entry(call).or_default().extend(faults));
     }
 
+    /// Waits until only so many faults of this kind are left, for as long as it has patience.
+    ///
+    /// # Panics
+    /// After that time.
+    pub async fn faults_left(&self, call: Call, left: usize) {
+        let mut changes = self.changed.subscribe();
+        let now = || self.state.lock().faults.get(&call).map_or(0, VecDeque::len);
+        let used = async { while now() > left && changes.changed().await.is_ok() {} };
+        tokio::time::timeout(self.patience, used).await.unwrap_or_else(|_| panic!("{} faults are left", now()));
+    }
+
     /// Calls meet no more faults.
     pub fn heal(&self) {
         self.change(|state| state.faults.clear());

@@ -21,7 +21,7 @@ fn runner() -> RunnerSettings {
 fn placement() -> Placement {
     Placement {
         directories: Directories { builds: "/builds".into(), cache: "/cache".into(), shared: true },
-        slot: Slot { id: 2, project_slot: 1, key: SlotKey { project_id: 5 } },
+        slot: Slot { id: 2, project_slot: 1, key: SlotKey { runner: "short".to_owned(), project_id: 5 } },
         runner: Arc::new(runner()),
         host_name: "host".to_owned(),
         way: Vec::new(),

@@ -60,7 +60,10 @@ impl Bench {
     /// Puts a job in a coordinator's queue: it tells that it began, waits for the file `go-<id>`, and ends.
     pub(crate) fn push(&self, which: usize, id: i64) {
         let go = self.home.path(format!("go-{id}"));
-        let script = format!("echo begun; while [ ! -e '{}' ]; do sleep 0.02; done; echo done", go.display());
+        let script = format!(
+            "echo ids $CI_CONCURRENT_ID $CI_CONCURRENT_PROJECT_ID; echo begun; while [ ! -e '{}' ]; do sleep 0.02; done; echo done",
+            go.display()
+        );
         let variables = [("GIT_STRATEGY", "none"), ("FF_TIMESTAMPS", "false")];
         let payload = json!({
             "id": id, "token": format!("job-secret-{id}"), "job_info": { "name": "test", "project_id": 1 },

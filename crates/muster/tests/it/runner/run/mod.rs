@@ -29,6 +29,24 @@ async fn jobs_of_two_coordinators_run_and_sigquit_lets_them_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn concurrent_ids_count_the_jobs_of_each_runner_by_itself() {
+    let bench = Bench::start(2).await;
+    bench.coordinator(1).add_runner("glrt-other-runner", None);
+    let other = bench.entry(1).replace(muster_runner_api::test_support::RUNNER_TOKEN, "glrt-other-runner");
+    bench.configure(&format!("concurrent = 3\n{}{other}", bench.entry(0)));
+    let _run = bench.run();
+    for (which, id) in [(0, 1), (1, 2), (1, 3)] {
+        bench.push(which, id);
+        bench.begun(which, id).await;
+    }
+    [1, 2, 3].map(|id| bench.let_go(id));
+    for (which, id, ids) in [(0, 1, "ids 0 0\n"), (1, 2, "ids 0 0\n"), (1, 3, "ids 1 1\n")] {
+        let job = bench.ended(which, id).await;
+        assert!(job.text().contains(ids), "{}", job.text());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn sigterm_aborts_the_jobs_and_reports_them() {
     let bench = Bench::start(1).await;
     bench.configure(&bench.entry(0));

@@ -1,0 +1,111 @@
+//! Jobs that have ended, at a coordinator that does not take their logs or ends: their slots are other jobs'.
+
+use muster_agent_api::result::Outcome;
+use muster_job::{JobId, JobStatus};
+use muster_manager::settings::Settings;
+use muster_runner_api::test_support::{Call, Fault};
+use serde_json::json;
+
+use crate::bench::{Bench, Running};
+
+/// A manager with one slot, at a coordinator that takes no logs.
+async fn world(unreported_max: usize) -> (Bench, Running) {
+    let bench = Bench::start().await;
+    bench.coordinator.fail(Call::AppendTrace, [Fault::Before; 10_000]);
+    let settings = Settings { concurrent: 1, unreported_max, ..bench.settings(|_| {}) };
+    let manager = bench.manager_of(settings).await;
+    (bench, manager)
+}
+
+fn push(bench: &Bench, id: i64) {
+    bench.push(&json!({ "id": id, "token": format!("secret-{id}") }));
+}
+
+async fn started(bench: &Bench, id: i64) {
+    bench.agent.wait_for(|spool| spool.started.contains(&format!("{id}-1"))).await;
+}
+
+/// A job that is started, writes a log, and ends.
+async fn run(bench: &Bench, id: i64) {
+    push(bench, id);
+    started(bench, id).await;
+    bench.agent.write(&format!("{id}-1"), "hello\n");
+    bench.agent.finish(&format!("{id}-1"), Outcome::Success);
+}
+
+async fn reported(bench: &Bench, id: i64) {
+    let job = bench.coordinator.wait_for_end(JobId(id)).await;
+    assert_eq!((job.status, job.text().as_str(), job.handouts), (JobStatus::Success, "hello\n", 1));
+    bench.agent.wait_for(|spool| spool.closed.contains(&format!("{id}-1"))).await;
+}
+
+async fn end(bench: &Bench, manager: Running) {
+    manager.drain().await;
+    manager.ended().await.unwrap();
+    bench.check_forgotten().await;
+}
+
+#[tokio::test]
+async fn an_ended_job_that_cannot_be_reported_gives_its_slot_to_another_one() {
+    let (bench, manager) = world(100).await;
+    run(&bench, 1).await;
+    run(&bench, 2).await;
+    push(&bench, 3);
+    started(&bench, 3).await;
+    manager.wait_for(|figures| figures.jobs == 1).await;
+    bench.coordinator.heal();
+    reported(&bench, 1).await;
+    reported(&bench, 2).await;
+    bench.agent.finish("3-1", Outcome::Success);
+    bench.coordinator.wait_for_end(JobId(3)).await;
+    end(&bench, manager).await;
+}
+
+#[tokio::test]
+async fn a_job_whose_report_is_refused_gives_its_slot_back_too() {
+    let bench = Bench::start().await;
+    let settings = Settings { concurrent: 1, ..bench.settings(|_| {}) };
+    let manager = bench.manager_of(settings).await;
+    push(&bench, 1);
+    started(&bench, 1).await;
+    bench.coordinator.fail(Call::UpdateJob, [Fault::Before; 3]);
+    bench.agent.finish("1-1", Outcome::Success);
+    manager.wait_for(|figures| figures.jobs == 0).await;
+    bench.coordinator.wait_for_end(JobId(1)).await;
+    end(&bench, manager).await;
+}
+
+#[tokio::test]
+async fn no_more_of_them_wait_than_allowed() {
+    let (bench, manager) = world(1).await;
+    run(&bench, 1).await;
+    run(&bench, 2).await;
+    push(&bench, 3);
+    // The second job is tried again and again, and keeps the slot.
+    bench.coordinator.faults_left(Call::AppendTrace, 10_000 - 8).await;
+    assert_eq!(bench.agent.spool().started, ["1-1", "2-1"]);
+    bench.coordinator.heal();
+    reported(&bench, 1).await;
+    reported(&bench, 2).await;
+    started(&bench, 3).await;
+    bench.agent.finish("3-1", Outcome::Success);
+    bench.coordinator.wait_for_end(JobId(3)).await;
+    end(&bench, manager).await;
+}
+
+#[tokio::test]
+async fn a_manager_that_is_killed_meanwhile_leaves_them_to_the_next_one_without_a_slot() {
+    let (bench, manager) = world(100).await;
+    run(&bench, 1).await;
+    push(&bench, 2);
+    started(&bench, 2).await;
+    manager.kill().await;
+    let manager = bench.manager_of(Settings { concurrent: 1, ..bench.settings(|_| {}) }).await;
+    manager.wait_for(|figures| figures.jobs == 1).await;
+    bench.coordinator.heal();
+    reported(&bench, 1).await;
+    bench.agent.finish("2-1", Outcome::Success);
+    bench.coordinator.wait_for_end(JobId(2)).await;
+    assert_eq!(bench.agent.spool().started, ["1-1", "2-1"], "none is started twice");
+    end(&bench, manager).await;
+}
