@@ -33,5 +33,6 @@ pub mod store;
 mod system_id;
 
 pub use admission::RunnerFigures;
-pub use manager::{Control, Figures, Manager, ManagerError, Order};
+pub use manager::{Control, Figures, Manager, ManagerError, Order, Quota};
+pub use requests::info;
 pub use system_id::system_id;

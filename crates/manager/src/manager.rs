@@ -1,6 +1,7 @@
 //! The manager's main loop: takes up the jobs of an earlier start, asks for new ones, and stops in order.
 
 mod control;
+mod quota;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -25,6 +26,8 @@ use crate::state::JobState;
 use crate::store::{RunName, Store, StoreError, StoredJob};
 
 pub use control::{Control, Figures, Order};
+use quota::Ledger;
+pub use quota::Quota;
 
 /// Why the manager ended other than by being asked.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +71,7 @@ pub struct Manager {
     /// Ends the jobs.
     cancel: CancellationToken,
     phase: Phase,
+    ledger: Ledger,
     /// The settings that each runner asks with, numbered.
     generations: HashMap<RunnerKey, (Arc<RunnerSettings>, u64)>,
     generation: u64,
@@ -94,12 +98,19 @@ impl Manager {
             ids: HashMap::new(),
             cancel: CancellationToken::new(),
             phase: Phase::Working,
+            ledger: Ledger::new(Quota::default()),
             generations: HashMap::new(),
             generation: 0,
         }
     }
 
-    /// Works until it is ordered to stop, and then until its jobs are reported. Dropped, it stops at once: the jobs go on
+    /// The same manager, which ends when it has done its quota.
+    #[must_use]
+    pub fn with_quota(self, quota: Quota) -> Self {
+        Self { ledger: Ledger::new(quota), ..self }
+    }
+
+    /// Works until it is ordered to stop, or has done its quota, and then until its jobs are reported. Dropped, it stops at once: the jobs go on
     /// at their agents, and a later start takes them up.
     ///
     /// # Errors
@@ -109,6 +120,7 @@ impl Manager {
         self.take_up().await?;
         self.configure(self.settings.clone());
         self.observer.telemetry().life.reach(ProcessState::Running);
+        self.ledger.rest();
         let mut refused = None;
         let mut ordered = true;
         while self.phase == Phase::Working || !self.jobs.is_empty() || !self.requests.is_empty() {
@@ -116,6 +128,7 @@ impl Manager {
                 self.admission.set_capacity(&runner, capacity.jobs);
             }
             let wake = self.admit();
+            let idle_until = self.idle_until();
             // Each branch is cancel-safe: it only waits.
             tokio::select! {
                 order = orders.recv(), if ordered => match order {
@@ -131,6 +144,10 @@ impl Manager {
                 Some(ended) = self.jobs.join_next_with_id(), if !self.jobs.is_empty() => self.job_ended(ended)?,
                 Some(run) = self.freed.recv() => self.slot_freed(run),
                 () = self.providers.changed(), if self.phase == Phase::Working => {}
+                () = async { sleep_until(idle_until.unwrap_or_else(Instant::now)).await }, if idle_until.is_some() => {
+                    tracing::info!("This runner has not received a job in its time to wait, so now exiting");
+                    self.stop_asking(Phase::Draining);
+                }
                 () = async { sleep_until(wake.unwrap_or_else(Instant::now)).await }, if wake.is_some() => {}
             }
         }
@@ -228,6 +245,7 @@ impl Manager {
         if self.phase != Phase::Working {
             return None;
         }
+        self.admission.set_left(self.ledger.left());
         let decisions = self.admission.decide(Instant::now());
         for poll in decisions.cut {
             self.requests.cut(poll);
@@ -236,6 +254,11 @@ impl Manager {
             self.requests.start(poll, &runner);
         }
         decisions.wake
+    }
+
+    /// When the wait for a job is over; none where nobody waits.
+    fn idle_until(&self) -> Option<Instant> {
+        self.ledger.idle_until().filter(|_| self.phase == Phase::Working && self.jobs.is_empty())
     }
 
     /// # Errors
@@ -286,6 +309,11 @@ impl Manager {
     }
 
     fn spawn(&mut self, context: Arc<Context>, job: StoredJob, recovered: bool) {
+        self.ledger.took();
+        if self.ledger.left() == 0 {
+            tracing::info!("This runner has taken its last job, and exits after it");
+            self.stop_asking(Phase::Draining);
+        }
         let (run, key) = (job.run.clone(), context.runner.key.clone());
         let span = tracing::info_span!("job", job = job.payload.id.0);
         let watch = span.in_scope(|| self.observer.job(&context.runner, &job, recovered));
@@ -311,6 +339,7 @@ impl Manager {
         if !self.without_slot.remove(&run) {
             self.admission.job_ended(&runner);
         }
+        self.ledger.rest();
         let error = match ended {
             Ok((_, Ok(()))) => {
                 tracing::debug!(job = %run, "job done");

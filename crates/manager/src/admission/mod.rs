@@ -72,6 +72,8 @@ struct Poll {
 #[derive(Debug)]
 pub(crate) struct Admission {
     concurrent: usize,
+    /// Jobs that may still be taken.
+    left: usize,
     pace: Pace,
     /// In the order of the file.
     entries: Vec<Entry>,
@@ -90,6 +92,7 @@ impl Admission {
     pub(crate) fn new(seed: u64) -> Self {
         Self {
             concurrent: 0,
+            left: usize::MAX,
             pace: Pace { check_interval: Duration::ZERO, cut_after: CUT_AFTER },
             entries: Vec::new(),
             polls: BTreeMap::new(),
@@ -113,6 +116,11 @@ impl Admission {
             entry.configure(limits);
             self.entries.push(entry);
         }
+    }
+
+    /// So many jobs may still be taken, whatever there is room for.
+    pub(crate) fn set_left(&mut self, left: usize) {
+        self.left = left;
     }
 
     /// The most jobs that the runner's provider can have.
@@ -256,7 +264,7 @@ impl Admission {
 
     /// Places for requests, taken or not.
     fn places(&self) -> usize {
-        self.concurrent.saturating_sub(self.jobs())
+        self.concurrent.saturating_sub(self.jobs()).min(self.left)
     }
 
     /// Whether the runner has anything to ask for, once its wait is over.

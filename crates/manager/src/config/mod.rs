@@ -36,7 +36,7 @@ pub use load::{Config, FILE_SIZE_MAX, Loaded, load, parse};
 pub use problem::{Place, Problem, Severity};
 pub use runners::Runner;
 pub(crate) use settings::base_url;
-pub use settings::{Surroundings, settings};
+pub use settings::{Surroundings, runner_settings, settings};
 pub(crate) use walk::has_secret;
 
 #[cfg(test)]

@@ -58,6 +58,12 @@ pub fn settings(config: &Config, around: &Surroundings) -> Settings {
     .with_unique_keys()
 }
 
+/// The settings of one entry of a configuration; none without a usable URL.
+#[must_use]
+pub fn runner_settings(config: &Config, entry: &Runner, around: &Surroundings) -> Option<RunnerSettings> {
+    runner(&config.tree, entry, around)
+}
+
 fn runner(tree: &Table, entry: &Runner, around: &Surroundings) -> Option<RunnerSettings> {
     let table = &entry.table;
     let url = base_url(&entry.url)?;

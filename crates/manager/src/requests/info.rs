@@ -1,4 +1,5 @@
-//! What a runner is and can do, as it is told with each job request (runner-api 2.2).
+//! What a runner is and can do, as it is told with each job request, and when it is registered or verified (runner-api
+//! 1.4, 2.2).
 
 use muster_runner_api::wire::Info;
 
@@ -28,7 +29,8 @@ const FEATURES: &[&str] = &[
 ];
 
 /// What the runner of these settings is and can do.
-pub(super) fn info(runner: &RunnerSettings) -> Info {
+#[must_use]
+pub fn info(runner: &RunnerSettings) -> Info {
     Info {
         name: "muster".to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),

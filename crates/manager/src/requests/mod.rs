@@ -5,6 +5,8 @@
 
 mod info;
 
+pub use info::info;
+
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -233,7 +235,7 @@ impl Request {
         };
         let known = self.last_update.lock().clone();
         let request = JobRequest {
-            info: info::info(&self.runner),
+            info: info(&self.runner),
             token: self.runner.token.expose().to_owned(),
             system_id: self.runner.system_id.clone(),
             last_update: known.clone(),

@@ -12,7 +12,7 @@ use muster_environment::{
 use muster_job::{JobId, Secret};
 use muster_manager::settings::{RunnerSettings, Settings};
 use muster_manager::store::{Store, StoreError};
-use muster_manager::{Control, Figures, Manager, ManagerError, Order};
+use muster_manager::{Control, Figures, Manager, ManagerError, Order, Quota};
 use muster_runner_api::test_support::{Job, MemoryCoordinator, RUNNER_TOKEN, Served, serve};
 use muster_telemetry::spans::SpanSettings;
 use muster_telemetry::{Build, Telemetry};
@@ -124,13 +124,18 @@ impl Bench {
 
     /// A manager of any runners, on the same state and agent.
     pub(crate) async fn manager_of(&self, settings: Settings) -> Running {
+        self.manager_with_quota(settings, Quota::default()).await
+    }
+
+    /// One that ends by itself.
+    pub(crate) async fn manager_with_quota(&self, settings: Settings, quota: Quota) -> Running {
         let store = self.store().await;
         let state_limit = store.limit();
         let provider = FakeProvider::new(self.home.path(), SLOTS);
         let telemetry = Telemetry::new(&Build::default(), &Arc::default(), SpanSettings::default());
         let manager = Manager::new(settings, store, Arc::new(provider), telemetry);
         let (control, orders) = Control::new();
-        Running { task: tokio::spawn(manager.run(orders)), control, state_limit }
+        Running { task: tokio::spawn(manager.with_quota(quota).run(orders)), control, state_limit }
     }
 
     /// Opens state.log, as soon as the last task of an aborted manager is gone.

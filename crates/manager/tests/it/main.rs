@@ -9,6 +9,7 @@ mod config_docs;
 mod faults;
 mod limits;
 mod many;
+mod quota;
 mod restart;
 mod rotation;
 mod unreported;

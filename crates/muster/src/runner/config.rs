@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use muster_manager::config::{self, Config, Facts, Severity};
+use muster_manager::config::{self, Config, Facts, Severity, Surroundings};
 use muster_manager::{config::Runner, system_id};
 use muster_runner_api::client::{Client, ClientError, TlsFiles};
 use muster_runner_api::wire::{Info, TokenRequest};
@@ -70,19 +70,14 @@ pub(super) fn client_of(runner: &Runner) -> Result<Client, ClientError> {
 }
 
 /// What a call about a runner says of its sender.
-pub(super) fn token_request(token: &str, system_id: &str) -> TokenRequest {
-    TokenRequest { token: token.to_owned(), system_id: system_id.to_owned(), info: Some(info()) }
+pub(super) fn token_request(token: &str, system_id: &str, info: Info) -> TokenRequest {
+    TokenRequest { token: token.to_owned(), system_id: system_id.to_owned(), info: Some(info) }
 }
 
-/// Who speaks, without any runner's configuration (runner-api 1.4).
-pub(super) fn info() -> Info {
-    Info {
-        name: "muster".to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        platform: std::env::consts::OS.to_owned(),
-        architecture: super::globals::architecture().to_owned(),
-        ..Info::default()
-    }
+/// Who speaks, and what it can do: the same that it says with each job request (runner-api 1.4, 2.2).
+pub(super) fn info(config: &Config, runner: &Runner) -> Info {
+    let settings = config::runner_settings(config, runner, &Surroundings::default());
+    settings.map(|settings| muster_manager::info(&settings)).unwrap_or_default()
 }
 
 /// Whether the token is one of a runner that was made at the server: it is verified, never registered.

@@ -18,6 +18,7 @@ mod read_logs;
 mod register;
 mod reset_token;
 mod run;
+mod select;
 mod service;
 mod tls;
 mod transfer;
@@ -57,6 +58,8 @@ enum Command {
     ResetToken(reset_token::Args),
     /// Request jobs and run them, until a signal ends it.
     Run(Box<run::Args>),
+    /// Run the jobs of one runner, which the flags describe, one after the other.
+    RunSingle(Box<run::single::Args>),
     /// Install the runner as a service of systemd.
     Install(service::InstallArgs),
     /// Remove the service.
@@ -136,6 +139,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Unregister(args) => unregister::run(&args),
         Command::ResetToken(args) => reset_token::run(&args),
         Command::Run(args) => run::run(*args),
+        Command::RunSingle(args) => run::single::run(&args),
         Command::Install(args) => service::install(&args),
         Command::Uninstall(args) => service::uninstall(&args),
         Command::Start(args) => service::control(service::Verb::Start, &args),

@@ -9,19 +9,14 @@ use muster_runner_api::client::ClientError;
 use muster_runner_api::wire::RunnerCredentials;
 use time::OffsetDateTime;
 
-use super::config::{ConfigArg, ConfigError, client_of, tell_mode};
+use super::config::{ConfigError, client_of, tell_mode};
+use super::select::{SelectArgs, same_url};
 
 /// Arguments of `reset-token`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    config: ConfigArg,
-    /// The runner of this name.
-    #[arg(short, long)]
-    name: Option<String>,
-    /// With --id: the runner with this URL.
-    #[arg(short, long)]
-    url: Option<String>,
+    select: SelectArgs,
     /// With --url: the runner with this id at the server.
     #[arg(short, long)]
     id: Option<i64>,
@@ -61,7 +56,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
 
 async fn reset(args: &Args) -> Result<(), ResetError> {
     tell_mode();
-    let runners = args.config.load()?.runners;
+    let runners = args.select.config.load()?.runners;
     if args.all_runners {
         tracing::warn!("Resetting all runner authentication tokens");
         for runner in &runners {
@@ -74,13 +69,13 @@ async fn reset(args: &Args) -> Result<(), ResetError> {
         }
         return Ok(());
     }
-    one(args, &args.select(runners)?).await
+    one(args, args.selected(&runners)?).await
 }
 
 /// The new token is in the file before anything else is asked: the old one is worth nothing any more.
 async fn one(args: &Args, runner: &Runner) -> Result<(), ResetError> {
     let name = || runner.name.clone();
-    let path = args.config.path();
+    let path = args.select.config.path();
     // Locked, and proven to be readable, before the old token is given up.
     let mut file = ConfigFile::open(&path)?;
     let gone = || ResetError::Vanished { name: name() };
@@ -107,15 +102,14 @@ async fn ask(args: &Args, runner: &Runner) -> Result<RunnerCredentials, ResetErr
 }
 
 impl Args {
-    fn select(&self, runners: Vec<Runner>) -> Result<Runner, ResetError> {
-        let mut runners = runners.into_iter();
-        let filled = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-        match (filled(&self.name), filled(&self.url), self.id) {
+    fn selected<'a>(&self, runners: &'a [Runner]) -> Result<&'a Runner, ResetError> {
+        let mut runners = runners.iter();
+        match (self.select.name(), self.select.url(), self.id) {
             (Some(name), ..) => runners
                 .find(|runner| runner.name == name)
                 .ok_or_else(|| ResetError::NoMatch(format!("the name '{name}'"))),
             (None, Some(url), Some(id)) => runners
-                .find(|runner| runner.url.trim_end_matches('/') == url.trim_end_matches('/') && runner.id == id)
+                .find(|runner| same_url(&runner.url, url) && runner.id == id)
                 .ok_or_else(|| ResetError::NoMatch(format!("the URL {url} and the id {id}"))),
             _ => Err(ResetError::NoSelector),
         }

@@ -2,28 +2,24 @@
 
 use std::process::ExitCode;
 
-use muster_manager::config::Runner;
 use muster_manager::config::edit::EditError;
+use muster_manager::config::{Config, Runner};
 use muster_manager::lower::short_token;
 use muster_runner_api::client::{Client, ClientError, TlsFiles};
 use url::Url;
 
-use super::config::{ConfigArg, ConfigError, client_of, is_made_at_server, tell_mode, token_request};
+use super::config::{ConfigError, client_of, info, is_made_at_server, tell_mode, token_request};
+use super::select::{SelectArgs, filled, same_url};
 
 /// Arguments of `unregister`.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("url", |url| url.env("CI_SERVER_URL").hide_env_values(true)))]
 pub(crate) struct Args {
     #[command(flatten)]
-    config: ConfigArg,
-    /// The runner of this name.
-    #[arg(short, long)]
-    name: Option<String>,
+    select: SelectArgs,
     /// The runner with this token.
     #[arg(short, long, env = "CI_SERVER_TOKEN", hide_env_values = true)]
     token: Option<String>,
-    /// With --name or --token: the runner with this URL.
-    #[arg(short, long, env = "CI_SERVER_URL", hide_env_values = true)]
-    url: Option<String>,
     #[command(flatten)]
     tls: super::tls::TlsArgs,
     /// All runners of the file; those that cannot be unregistered stay in it.
@@ -52,30 +48,31 @@ pub(super) fn run(args: &Args) -> ExitCode {
 
 async fn unregister(args: &Args) -> Result<(), UnregisterError> {
     tell_mode();
-    let runners = args.config.load()?.runners;
+    let config = args.select.config.load()?;
     let mut gone = Vec::new();
     if args.all_runners {
         tracing::warn!("Unregistering all runners");
-        for runner in runners {
-            match one(args, &runner).await {
-                Ok(()) => gone.push(runner),
+        for runner in &config.runners {
+            match one(args, &config, runner).await {
+                Ok(()) => gone.push(runner.clone()),
                 Err(error) => tracing::error!(%error, "Failed to unregister runner {}", runner.name),
             }
         }
     } else {
-        let runner = args.select(runners)?;
+        let runner = args.selected(&config.runners)?.clone();
         let name = runner.name.clone();
-        one(args, &runner).await.map_err(|source| UnregisterError::Failed { name, source })?;
+        one(args, &config, &runner).await.map_err(|source| UnregisterError::Failed { name, source })?;
         gone.push(runner);
     }
-    Ok(super::change::remove(&args.config.path(), &gone)?)
+    Ok(super::change::remove(&args.select.config.path(), &gone)?)
 }
 
-async fn one(args: &Args, runner: &Runner) -> Result<(), ClientError> {
+async fn one(args: &Args, config: &Config, runner: &Runner) -> Result<(), ClientError> {
     let token = runner.token.expose();
     let client = args.client(runner)?;
     if is_made_at_server(token) {
-        client.unregister_manager(&token_request(token, &args.config.system_id())).await?;
+        let request = token_request(token, &args.select.config.system_id(), info(config, runner));
+        client.unregister_manager(&request).await?;
     } else {
         client.unregister(token).await?;
     }
@@ -85,22 +82,20 @@ async fn one(args: &Args, runner: &Runner) -> Result<(), ClientError> {
 
 impl Args {
     /// The first runner that is all that was said.
-    fn select(&self, runners: Vec<Runner>) -> Result<Runner, UnregisterError> {
-        let filled = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-        let (name, token, url) = (filled(&self.name), filled(&self.token), filled(&self.url));
+    fn selected<'a>(&self, runners: &'a [Runner]) -> Result<&'a Runner, UnregisterError> {
+        let (name, token, url) = (self.select.name(), filled(&self.token), self.select.url());
         if name.is_none() && token.is_none() {
             return Err(UnregisterError::NoSelector);
         }
-        let same_url = |one: &str, other: &str| one.trim_end_matches('/') == other.trim_end_matches('/');
-        let found = runners.into_iter().find(|runner| {
-            name.as_ref().is_none_or(|name| runner.name == *name)
-                && token.as_ref().is_none_or(|token| runner.token.expose() == token)
-                && url.as_ref().is_none_or(|url| same_url(&runner.url, url))
+        let found = runners.iter().find(|runner| {
+            name.is_none_or(|name| runner.name == name)
+                && token.is_none_or(|token| runner.token.expose() == token)
+                && url.is_none_or(|url| same_url(&runner.url, url))
         });
         found.ok_or_else(|| {
             let mut words = Vec::new();
             words.extend(name.map(|name| format!("the name '{name}'")));
-            words.extend(token.map(|token| format!("the token '{}'", short_token(&token))));
+            words.extend(token.map(|token| format!("the token '{}'", short_token(token))));
             words.extend(url.map(|url| format!("the URL {url}")));
             UnregisterError::NoMatch(words.join(" and "))
         })

@@ -6,8 +6,10 @@ use futures::StreamExt as _;
 use muster_manager::config::Runner;
 use muster_manager::config::edit::EditError;
 use muster_manager::lower::short_token;
+use muster_runner_api::wire::TokenRequest;
 
-use super::config::{ConfigArg, ConfigError, client_of, is_made_at_server, tell_mode, token_request};
+use super::config::{ConfigError, client_of, info, is_made_at_server, tell_mode, token_request};
+use super::select::{SelectArgs, filled};
 
 /// Runners that are verified at the same time.
 const AT_ONCE: usize = 8;
@@ -17,14 +19,8 @@ const AT_ONCE: usize = 8;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    config: ConfigArg,
-    /// Only the runners of this name.
-    #[arg(short, long)]
-    name: Option<String>,
-    /// With --token: only runners with this URL; `*` is any.
-    #[arg(short, long)]
-    url: Option<String>,
-    /// Only the runners with this token.
+    select: SelectArgs,
+    /// Only the runners with this token; with --url `*` at any server.
     #[arg(short, long)]
     token: Option<String>,
     /// Remove the runners that the server does not know any more from the file.
@@ -51,14 +47,18 @@ pub(super) fn run(args: &Args) -> ExitCode {
 
 async fn verify(args: &Args) -> Result<(), VerifyError> {
     tell_mode();
-    let runners = args.config.load()?.runners;
-    let is_selective = [&args.name, &args.url, &args.token].into_iter().any(|given| filled(given).is_some());
-    let selected: Vec<Runner> = runners.into_iter().filter(|runner| !is_selective || args.selects(runner)).collect();
+    let config = args.select.config.load()?;
+    let given = [args.select.name(), args.select.url(), filled(&args.token)];
+    let is_selective = given.into_iter().any(|given| given.is_some());
+    let selects = |runner: &&Runner| !is_selective || args.selects(runner);
+    let selected: Vec<Runner> = config.runners.iter().filter(selects).cloned().collect();
     if is_selective && selected.is_empty() {
         return Err(VerifyError::NoMatch);
     }
-    let system_id = args.config.system_id();
-    let checks = selected.iter().map(|runner| is_dead(runner, &system_id));
+    let system_id = args.select.config.system_id();
+    let request = |runner: &Runner| token_request(runner.token.expose(), &system_id, info(&config, runner));
+    let requests: Vec<TokenRequest> = selected.iter().map(request).collect();
+    let checks = selected.iter().zip(&requests).map(|(runner, request)| is_dead(runner, request));
     let dead: Vec<bool> = futures::stream::iter(checks).buffered(AT_ONCE).collect().await;
     let dead: Vec<Runner> =
         selected.into_iter().zip(dead).filter(|(_, dead)| *dead).map(|(runner, _)| runner).collect();
@@ -69,15 +69,14 @@ async fn verify(args: &Args) -> Result<(), VerifyError> {
         let names: Vec<String> = dead.iter().map(|runner| format!("`{}`", runner.name)).collect();
         return Err(VerifyError::Dead(names.join(", ")));
     }
-    Ok(super::change::remove(&args.config.path(), &dead)?)
+    Ok(super::change::remove(&args.select.config.path(), &dead)?)
 }
 
 /// Only a refusal of the token means that the runner is gone; whatever else goes wrong says nothing of it.
-async fn is_dead(runner: &Runner, system_id: &str) -> bool {
+async fn is_dead(runner: &Runner, request: &TokenRequest) -> bool {
     let short = short_token(runner.token.expose());
-    let request = token_request(runner.token.expose(), system_id);
     let answer = match client_of(runner) {
-        Ok(client) => client.verify(&request).await,
+        Ok(client) => client.verify(request).await,
         Err(error) => Err(error),
     };
     let made_at_server = is_made_at_server(runner.token.expose());
@@ -102,14 +101,9 @@ async fn is_dead(runner: &Runner, system_id: &str) -> bool {
 impl Args {
     /// The name fits, or the token does and the URL does not contradict.
     fn selects(&self, runner: &Runner) -> bool {
-        let url = filled(&self.url);
-        let by_token = filled(&self.token).is_some_and(|token| {
-            runner.token.expose() == token && url.is_none_or(|url| url == "*" || url == runner.url)
-        });
-        by_token || filled(&self.name).is_some_and(|name| runner.name == name)
+        let fits = |url: &str| url == "*" || url == runner.url;
+        let by_token = filled(&self.token)
+            .is_some_and(|token| runner.token.expose() == token && self.select.url().is_none_or(fits));
+        by_token || self.select.name().is_some_and(|name| runner.name == name)
     }
-}
-
-fn filled(text: &Option<String>) -> Option<&str> {
-    text.as_deref().filter(|text| !text.is_empty())
 }

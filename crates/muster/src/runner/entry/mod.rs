@@ -9,7 +9,7 @@ use clap::error::ErrorKind;
 use clap::{ArgMatches, Command, FromArgMatches};
 use toml_edit::Table;
 
-pub(super) use template::{TemplateError, merge, template};
+pub(super) use template::{TemplateError, entries, merge, template};
 
 /// What the flags, and the variables of the environment where a flag is missing, say of an entry.
 #[derive(Debug, Clone, Default)]

@@ -1,4 +1,5 @@
-//! `--template-config`: what an entry lacks is taken from the one entry of another file (runner-config 2.4).
+//! What an entry lacks is taken from one of a file: from the one of `--template-config` (runner-config 2.4), or from that
+//! which `run-single --runner` names.
 
 use std::path::{Path, PathBuf};
 
@@ -9,9 +10,9 @@ use toml_edit::{DocumentMut, Item, Table, TableLike, Value};
 /// Why a template cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TemplateError {
-    #[error("cannot read the configuration template file {}", path.display())]
+    #[error("cannot read the configuration file {}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("couldn't load configuration template file {}:\n{problems}", path.display())]
+    #[error("couldn't load configuration file {}:\n{problems}", path.display())]
     Invalid { path: PathBuf, problems: String },
     #[error(
         "configuration template {} must contain exactly one [[runners]] entry, and it has {count}", path.display()
@@ -21,6 +22,17 @@ pub(crate) enum TemplateError {
 
 /// The entry of the template, without its token. Its globals are of no use here.
 pub(crate) fn template(path: &Path) -> Result<Table, TemplateError> {
+    let mut entries = entries(path)?;
+    let count = entries.len();
+    let (Some(mut entry), 1) = (entries.pop(), count) else {
+        return Err(TemplateError::Entries { path: path.to_owned(), count });
+    };
+    entry.remove("token");
+    Ok(entry)
+}
+
+/// All entries of a file, with the names of the documentation.
+pub(crate) fn entries(path: &Path) -> Result<Vec<Table>, TemplateError> {
     let text = std::fs::read_to_string(path).map_err(|source| TemplateError::Read { path: path.to_owned(), source })?;
     let loaded = config::parse(&text, &Facts::of(path));
     let fatal: String = loaded
@@ -33,7 +45,7 @@ pub(crate) fn template(path: &Path) -> Result<Table, TemplateError> {
         return Err(TemplateError::Invalid { path: path.to_owned(), problems: fatal });
     };
     let named = document.iter().find(|(name, _)| name.eq_ignore_ascii_case("runners"));
-    let mut entries: Vec<Table> = match named.map(|(_, item)| item) {
+    let entries: Vec<Table> = match named.map(|(_, item)| item) {
         Some(Item::ArrayOfTables(tables)) => tables.iter().cloned().collect(),
         Some(Item::Value(Value::Array(list))) => {
             list.iter().filter_map(Value::as_inline_table).map(|table| table.clone().into_table()).collect()
@@ -41,14 +53,12 @@ pub(crate) fn template(path: &Path) -> Result<Table, TemplateError> {
         Some(Item::Table(table)) => vec![table.clone()],
         _ => Vec::new(),
     };
-    let count = entries.len();
-    let (Some(entry), 1) = (entries.pop(), count) else {
-        return Err(TemplateError::Entries { path: path.to_owned(), count });
+    let normal = |entry: &Table| {
+        let mut normal = Table::new();
+        merge(&mut normal, entry, "runners");
+        normal
     };
-    let mut normal = Table::new();
-    merge(&mut normal, &entry, "runners");
-    normal.remove("token");
-    Ok(normal)
+    Ok(entries.iter().map(normal).collect())
 }
 
 /// Fills in what is missing, zero, false or empty in `target`. Lists are taken whole; tables and maps key by key.

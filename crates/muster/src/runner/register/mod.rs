@@ -15,14 +15,15 @@ use muster_manager::config::schema::schema;
 use muster_manager::config::{self, Facts, Problem};
 use muster_manager::settings::host_name;
 use muster_runner_api::client::ClientError;
+use muster_runner_api::wire::Info;
 use time::OffsetDateTime;
 use toml_edit::{Item, Table};
 
 pub(crate) use args::Args;
 use ask::{AskError, Asker, Question};
-use server::Known;
+use server::{Known, Server};
 
-use super::config::{ConfigError, client, is_made_at_server, tell_mode};
+use super::config::{ConfigError, client, client_of, info, is_made_at_server, tell_mode};
 use super::entry::{TemplateError, merge, template};
 
 /// Why nothing was registered.
@@ -144,17 +145,19 @@ impl Registration {
         entries.push(self.entry.clone());
         document.insert("runners", Item::ArrayOfTables(entries));
         let read = config::parse(&document.to_string(), &Facts::of(&self.path)).config;
-        let read = read.and_then(|config| config.runners.into_iter().next());
-        let (url, table) =
-            read.map_or_else(|| (self.text("url"), config::tree::Table::default()), |one| (one.url, one.table));
-        let client = client(&url, &table).map_err(RegisterError::Verify)?;
-        let system_id = args.config.system_id();
+        let read = read.and_then(|config| Some((config.runners.first().cloned()?, config)));
+        let (client, info) = match &read {
+            Some((runner, config)) => (client_of(runner), info(config, runner)),
+            None => (client(&self.text("url"), &config::tree::Table::default()), Info::default()),
+        };
+        let client = client.map_err(RegisterError::Verify)?;
+        let server = Server { client, system_id: args.config.system_id(), info };
         let token = self.text("token");
         if !token.is_empty() && !is_made_at_server(&token) {
             tracing::info!("Token specified trying to verify runner...");
             tracing::warn!("If you want to register use the '-r' instead of '-t'.");
             self.name_by_default();
-            return match server::verify(&client, &token, &system_id).await {
+            return match server.verify(&token).await {
                 Err(error) if error.is_unknown_token() || matches!(error, ClientError::Setup(_)) => {
                     Err(RegisterError::Verify(error))
                 }
@@ -188,8 +191,8 @@ impl Registration {
                     problem.message
                 );
             }
-            let credentials = server::verify(&client, &given, &system_id).await.map_err(RegisterError::Verify)?;
-            self.known = Some(Known { client, token: Secret::new(given.as_str()), system_id });
+            let credentials = server.verify(&given).await.map_err(RegisterError::Verify)?;
+            self.known = Some(Known { server, token: Secret::new(given.as_str()) });
             if credentials.id == 0 {
                 return Err(RegisterError::NoId);
             }
@@ -197,7 +200,7 @@ impl Registration {
             self.ask_into("name", text, &host_name(), false).await?;
             muster_runner_api::wire::RunnerCredentials { token: given, ..credentials }
         } else {
-            self.register_by_token(args, client, system_id, &given).await?
+            self.register_by_token(args, server, &given).await?
         };
         let id = Some(credentials.id);
         Ok(Some(NewToken { id, ..NewToken::of(&credentials, OffsetDateTime::now_utc()) }))
@@ -206,8 +209,7 @@ impl Registration {
     async fn register_by_token(
         &mut self,
         args: &Args,
-        client: muster_runner_api::client::Client,
-        system_id: String,
+        server: Server,
         token: &str,
     ) -> Result<muster_runner_api::wire::RunnerCredentials, RegisterError> {
         self.ask_into("name", "Enter a description for the runner:", &host_name(), false).await?;
@@ -224,8 +226,8 @@ impl Registration {
              the server, and pass its authentication token with --token."
         );
         let name = self.text("name");
-        let credentials = server::register(&client, token, &name, &answers).await.map_err(RegisterError::Register)?;
-        self.known = Some(Known { client, token: Secret::new(credentials.token.as_str()), system_id });
+        let credentials = server.register(token, &name, &answers).await.map_err(RegisterError::Register)?;
+        self.known = Some(Known { server, token: Secret::new(credentials.token.as_str()) });
         Ok(credentials)
     }
 

@@ -9,7 +9,9 @@
 //! the same configuration takes them up.
 
 mod problems;
+mod running;
 mod signals;
+pub(super) mod single;
 mod state_dir;
 
 use std::path::{Path, PathBuf};
@@ -18,22 +20,18 @@ use std::sync::Arc;
 
 use muster_environment::Directories;
 use muster_environment::host::{HostOptions, HostProvider};
-use muster_manager::clock::SystemClock;
 use muster_manager::config::edit::{self, EditError};
-use muster_manager::config::{Severity, Surroundings, runtime};
-use muster_manager::reload::{ConfigWatch, Reload};
-use muster_manager::rotation::Rotation;
+use muster_manager::config::{Severity, Surroundings};
+use muster_manager::reload::ConfigWatch;
 use muster_manager::settings::Settings;
 use muster_manager::store::{Store, StoreError};
-use muster_manager::{Control, Manager, ManagerError, Order, system_id};
-use muster_telemetry::Telemetry;
-use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep_until};
+use muster_manager::{Control, Manager, ManagerError, Quota};
 
 use super::config::ConfigArg;
 use super::{flags, paths};
 use crate::observe::Observed;
-use signals::{Signal, Signals};
+use running::{Running, Source};
+use signals::Signals;
 
 /// Slots of this host: what limits its jobs is the configuration.
 const SLOTS: usize = usize::MAX;
@@ -114,7 +112,7 @@ async fn work(args: Args) -> Result<ExitCode, RunError> {
     let config = absolute(&args.config.path())?;
     let _held = edit::hold(&config).map_err(RunError::InUse)?;
     let around = Surroundings {
-        system_id: system_id(config.parent().unwrap_or(Path::new("."))),
+        system_id: args.config.system_id(),
         user: args.user.clone(),
         certificates: Some(paths::certificates()),
         default_shell: None,
@@ -124,194 +122,72 @@ async fn work(args: Args) -> Result<ExitCode, RunError> {
     if loaded.config.is_none() || loaded.has(Severity::Fatal) {
         return Err(RunError::Configuration { path: config });
     }
-    let settings = settings(&watch, &args);
     let state_dir = match flags::filled(&args.state_dir) {
         Some(path) => absolute(&path)?,
         None => state_dir::of(&config).ok_or(RunError::NoStateDir)?,
     };
     let store = Store::open(&state_dir).await?;
-    let observed = Observed::start(settings.listen_address.as_deref()).await?;
-    let telemetry = Arc::clone(&observed.telemetry);
-    telemetry.metrics.configuration_loaded(true);
-    let manager = Manager::new(settings.clone(), store, Arc::new(provider(&state_dir, &args)?), Arc::clone(&telemetry));
+    let source = Source { watch, config, listen_address: args.listen_address };
+    let settings = source.settings();
     tracing::info!(
-        config = %config.display(),
+        config = %source.config.display(),
         state = %state_dir.display(),
         service = args.service,
         runners = settings.runners.len(),
         concurrent = settings.concurrent,
-        "Starting multi-runner from {}...", config.display()
+        "Starting multi-runner from {}...", source.config.display()
     );
+    let host = Host { state_dir, user: args.user.filter(|user| !user.is_empty()), until_pid: None };
+    manage(Work { settings, source: Some(source), store, host, quota: Quota::default() }, signals).await
+}
+
+/// What a manager is made of.
+struct Work {
+    settings: Settings,
+    source: Option<Source>,
+    store: Store,
+    host: Host,
+    quota: Quota,
+}
+
+/// This host, as the place of jobs.
+struct Host {
+    state_dir: PathBuf,
+    /// Whose commands they are; none is the user of this process.
+    user: Option<String>,
+    /// Whom the agent does not outlive.
+    until_pid: Option<i32>,
+}
+
+/// Works until it has ended, by itself or by a signal.
+async fn manage(work: Work, signals: Signals) -> Result<ExitCode, RunError> {
+    let observed = Observed::start(work.settings.listen_address.as_deref()).await?;
+    let telemetry = Arc::clone(&observed.telemetry);
+    telemetry.metrics.configuration_loaded(true);
+    let provider = Arc::new(provider(work.host)?);
+    let manager = Manager::new(work.settings.clone(), work.store, provider, Arc::clone(&telemetry));
     let (control, orders) = Control::new();
-    let manager = tokio::spawn(manager.run(orders));
-    let rotation = Rotation::start(config.clone(), Arc::new(SystemClock), &telemetry, settings.clone());
-    let running =
-        Running { args, config, watch, settings, control, manager, telemetry, rotation, stopping: Stopping::No };
-    let ended = running.until_end(signals).await;
+    let manager = tokio::spawn(manager.with_quota(work.quota).run(orders));
+    let ended = Running::new(work.source, work.settings, control, manager, telemetry).until_end(signals).await;
     observed.stop().await;
     ended
 }
 
-/// The settings of the configuration in force, with what the command line says instead.
-fn settings(watch: &ConfigWatch, args: &Args) -> Settings {
-    let mut settings = watch.settings();
-    if let Some(address) = &args.listen_address {
-        settings.listen_address = Some(address.clone());
-    }
-    let level = settings.log_level.as_deref();
-    crate::logging::configure(level, settings.log_format.as_deref());
-    settings
-}
-
-fn provider(state_dir: &Path, args: &Args) -> Result<HostProvider, RunError> {
+fn provider(host: Host) -> Result<HostProvider, RunError> {
     let executable =
         std::env::current_exe().map_err(|source| RunError::Path { path: PathBuf::from("/proc/self/exe"), source })?;
     let directories =
         Directories { builds: absolute(Path::new("builds"))?, cache: absolute(Path::new("cache"))?, shared: true };
     Ok(HostProvider::new(HostOptions {
-        state_dir: state_dir.to_owned(),
+        state_dir: host.state_dir,
         directories,
         slots: SLOTS,
         executable,
-        until_pid: None,
-        user: args.user.clone().filter(|user| !user.is_empty()),
+        until_pid: host.until_pid,
+        user: host.user,
     })?)
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, RunError> {
     std::path::absolute(path).map_err(|source| RunError::Path { path: path.to_owned(), source })
-}
-
-/// How far the end is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stopping {
-    No,
-    /// Jobs end by themselves.
-    Draining,
-    /// Jobs are aborted, until then.
-    Aborting(Instant),
-}
-
-/// A manager at work.
-struct Running {
-    args: Args,
-    config: PathBuf,
-    watch: ConfigWatch,
-    settings: Settings,
-    control: Control,
-    manager: JoinHandle<Result<(), ManagerError>>,
-    telemetry: Arc<Telemetry>,
-    rotation: Rotation,
-    stopping: Stopping,
-}
-
-impl Running {
-    async fn until_end(mut self, signals: Signals) -> Result<ExitCode, RunError> {
-        let ended = self.work(signals).await;
-        self.rotation.stop().await;
-        ended
-    }
-
-    async fn work(&mut self, mut signals: Signals) -> Result<ExitCode, RunError> {
-        loop {
-            let deadline = match self.stopping {
-                Stopping::Aborting(deadline) => Some(deadline),
-                Stopping::No | Stopping::Draining => None,
-            };
-            tokio::select! {
-                ended = &mut self.manager => {
-                    ended.map_err(RunError::Died)??;
-                    tracing::info!("All workers stopped. Can exit now");
-                    return Ok(ExitCode::SUCCESS);
-                }
-                signal = signals.next() => {
-                    if let Some(code) = self.obey(signal).await {
-                        return Ok(code);
-                    }
-                }
-                reload = self.watch.changed(), if self.stopping == Stopping::No => self.reloaded(reload).await,
-                // The file has a new token, or would have if it could be saved.
-                () = self.rotation.changed(), if self.stopping == Stopping::No => {
-                    let reload = self.watch.reload();
-                    self.reloaded(reload).await;
-                }
-                () = async { sleep_until(deadline.unwrap_or_else(Instant::now)).await }, if deadline.is_some() => {
-                    let seconds = self.settings.shutdown_timeout.as_secs();
-                    tracing::error!(
-                        "shutdown_timeout of {seconds} s is over before all jobs ended: their agent winds them down, and \
-                         the next start reports them"
-                    );
-                    return Ok(self.leave(ExitCode::FAILURE).await);
-                }
-            }
-        }
-    }
-
-    /// Does what a signal asks for; how the process ends, if it ends at once.
-    async fn obey(&mut self, signal: Signal) -> Option<ExitCode> {
-        match (signal, self.stopping) {
-            (Signal::Reload, Stopping::No) => {
-                let reload = self.watch.reload();
-                self.reloaded(reload).await;
-            }
-            (Signal::Reload, _) => tracing::info!("the manager is stopping, its configuration is not read again"),
-            (Signal::Leave, _) => {
-                tracing::info!("the manager ends at once; jobs go on at their agent, and the next start takes them up");
-                return Some(self.leave(ExitCode::SUCCESS).await);
-            }
-            (Signal::Drain | Signal::Abort(_), Stopping::Aborting(_)) => {
-                tracing::error!("a second signal: the manager ends at once; the next start reports its jobs");
-                return Some(self.leave(ExitCode::FAILURE).await);
-            }
-            (Signal::Drain, _) => {
-                let jobs = self.jobs().await;
-                tracing::warn!("Starting graceful shutdown, waiting for {jobs} jobs to end");
-                self.stopping = Stopping::Draining;
-                self.control.give(Order::Drain).await;
-            }
-            (Signal::Abort(name), _) => {
-                let (jobs, limit) = (self.jobs().await, self.settings.shutdown_timeout);
-                match runtime::forced_stop(name, jobs, limit) {
-                    Some(problem) => problems::tell(&[problem], &self.config),
-                    None => tracing::info!("stop requested by {name}: no job is under way"),
-                }
-                self.stopping = Stopping::Aborting(Instant::now() + limit);
-                self.control.give(Order::Abort).await;
-            }
-        }
-        None
-    }
-
-    async fn jobs(&self) -> usize {
-        self.control.figures().await.map_or(0, |figures| figures.jobs)
-    }
-
-    async fn reloaded(&mut self, reload: Reload) {
-        self.telemetry.metrics.configuration_loaded(matches!(reload, Reload::Applied { .. }));
-        match reload {
-            Reload::Applied { problems, changes, .. } => {
-                problems::tell(&problems, &self.config);
-                self.settings = self.rotation.follow(settings(&self.watch, &self.args));
-                let changes = if changes.is_empty() { "nothing is different".to_owned() } else { changes.join("; ") };
-                tracing::info!(runners = self.settings.runners.len(), "Configuration loaded: {changes}");
-                self.control.give(Order::Reload(Box::new(self.settings.clone()))).await;
-            }
-            Reload::Refused { problems } => {
-                problems::tell(&problems, &self.config);
-                tracing::error!("Failed to load {}: the configuration before it stays in force", self.config.display());
-            }
-            Reload::Gone => tracing::error!(
-                "{} is gone: the configuration in force stays so, but a restart would find no runner",
-                self.config.display()
-            ),
-        }
-    }
-
-    /// Ends between two instructions of the manager, as a kill does: that is what its state is for.
-    async fn leave(&mut self, code: ExitCode) -> ExitCode {
-        self.manager.abort();
-        // Only that it is over counts: then nothing of it writes any more.
-        let _ = (&mut self.manager).await;
-        code
-    }
 }

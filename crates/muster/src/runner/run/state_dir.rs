@@ -21,8 +21,17 @@ fn name(config: &Path, default: &Path) -> String {
         return "runner".to_owned();
     }
     // The path and not what its links lead to: a ConfigMap leads elsewhere after each change.
-    let digest = format!("{:x}", Sha256::digest(config.as_os_str().as_encoded_bytes()));
-    format!("runner-{}", digest.get(..DIGITS).unwrap_or(&digest))
+    format!("runner-{}", digest(config.as_os_str().as_encoded_bytes()))
+}
+
+/// The state of a runner that is in no file: by what it is known as at its server.
+pub(super) fn of_runner(runner: &str) -> Option<PathBuf> {
+    Some(base()?.join(format!("single-{}", digest(runner.as_bytes()))))
+}
+
+fn digest(bytes: &[u8]) -> String {
+    let digest = format!("{:x}", Sha256::digest(bytes));
+    digest.get(..DIGITS).map_or(digest.clone(), str::to_owned)
 }
 
 /// /var/lib/muster for root, else the user's state directory.

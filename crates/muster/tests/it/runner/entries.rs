@@ -3,7 +3,8 @@
 use muster_runner_api::test_support::{Call, Fault, PERSONAL_TOKEN, RUNNER_TOKEN};
 
 use super::server::{Bench, undated};
-use super::support::Ended;
+use super::support::{Ended, Home};
+use super::transfer::store::Store;
 
 const TWO: &str = r#"# the team's
 concurrent = 2 # as many as there are cores
@@ -126,4 +127,27 @@ async fn reset_token_fails_for_one_and_goes_on_for_all() {
     bench.run("reset-token", &["--all-runners"]).check(0, &["runner `one`", "403", "succeeded"]);
     let config = bench.config();
     assert!(config.contains("\"glrt-memory-coordinator\"") && config.contains("\"old-two-reset-1\""), "{config}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_server_is_told_the_same_of_a_runner_as_with_its_job_requests() {
+    let (store, home) = (Store::start().await, Home::new());
+    let answer = "{\"id\": 7, \"token\": \"glrt-x\", \"token_expires_at\": null}";
+    let config = home.path("config.toml").display().to_string();
+    let own = ["--config", &config];
+    let json = [("content-type", "application/json".to_owned())];
+    store.answer_with(200, &json, answer);
+    let entry = ["--url", &store.url, "--token", "glrt-x", "--executor", "shell", "--shell", "sh", "--name", "n", "-n"];
+    home.run(&[&["register"][..], &own, &entry].concat()).check(0, &["Runner registered successfully"]);
+    store.answer_with(200, &json, answer);
+    home.run(&[&["verify"][..], &own].concat()).check(0, &["is valid"]);
+    let told = store.seen();
+    assert_eq!(told.len(), 2);
+    for call in told {
+        let body: serde_json::Value = serde_json::from_slice(&call.body).unwrap();
+        let info = &body["info"];
+        assert_eq!((&info["executor"], &info["shell"]), (&"shell".into(), &"sh".into()), "{body}");
+        assert_eq!(info["features"]["two_phase_job_commit"], true, "{body}");
+        assert_eq!(body["system_id"], std::fs::read_to_string(home.path(".runner_system_id")).unwrap().trim());
+    }
 }

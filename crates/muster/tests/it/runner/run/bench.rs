@@ -91,11 +91,25 @@ impl Bench {
 
     /// `gitlab-runner run` on the configuration, its log in a file.
     pub(crate) fn run(&self) -> Run {
+        self.process("run", &["--working-directory", self.home.path("").to_str().unwrap()])
+    }
+
+    /// `gitlab-runner run-single` with these flags.
+    pub(crate) fn single(&self, flags: &[&str]) -> Run {
+        self.process("run-single", flags)
+    }
+
+    /// The flags for a coordinator's runner.
+    pub(crate) fn flags(&self, which: usize) -> [&str; 8] {
+        ["--url", self.places[which].1.url.as_str(), "--token", RUNNER_TOKEN, "--executor", "shell", "--shell", "sh"]
+    }
+
+    fn process(&self, name: &str, flags: &[&str]) -> Run {
         let log = self.home.path("run.log");
         let file = std::fs::File::options().create(true).append(true).open(&log).unwrap();
         let config = self.config();
-        let mut command = self.home.command(&["run", "--config", config.to_str().unwrap()]);
-        command.arg("--working-directory").arg(self.home.path("")).arg("--state-dir").arg(self.home.path("state"));
+        let mut command = self.home.command(&[name, "--config", config.to_str().unwrap()]);
+        command.args(flags).arg("--state-dir").arg(self.home.path("state"));
         Run { child: command.stdout(Stdio::null()).stderr(file).spawn().unwrap(), log }
     }
 }

@@ -1,6 +1,7 @@
 //! `gitlab-runner run`: jobs of several runners, signals, reloads, and starts that must not be.
 
 mod bench;
+mod single;
 
 use muster_job::JobStatus;
 use rustix::process::Signal;
@@ -39,7 +40,7 @@ async fn concurrent_ids_count_the_jobs_of_each_runner_by_itself() {
         bench.push(which, id);
         bench.begun(which, id).await;
     }
-    [1, 2, 3].map(|id| bench.let_go(id));
+    (1..=3).for_each(|id| bench.let_go(id));
     for (which, id, ids) in [(0, 1, "ids 0 0\n"), (1, 2, "ids 0 0\n"), (1, 3, "ids 1 1\n")] {
         let job = bench.ended(which, id).await;
         assert!(job.text().contains(ids), "{}", job.text());

@@ -2,7 +2,7 @@
 
 mod artifacts;
 mod cache;
-mod store;
+pub(super) mod store;
 
 use std::collections::BTreeMap;
 use std::io::Read;

@@ -14,12 +14,16 @@ use std::sync::Mutex;
 pub(crate) struct Seen {
     pub(crate) target: String,
     pub(crate) headers: HashMap<String, String>,
+    pub(crate) body: Vec<u8>,
 }
+
+/// Status, headers, body.
+type Answer = (u16, Vec<(&'static str, String)>, &'static str);
 
 #[derive(Default)]
 struct State {
     objects: HashMap<String, (Vec<u8>, String)>,
-    answers: VecDeque<(u16, Vec<(&'static str, String)>, &'static str)>,
+    answers: VecDeque<Answer>,
     seen: Vec<Seen>,
 }
 
@@ -73,7 +77,7 @@ async fn answer(state: Arc<Mutex<State>>, request: Request) -> Response {
     let text = |value: &axum::http::HeaderValue| value.to_str().unwrap().to_owned();
     let headers = head.headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect();
     let mut state = state.lock().unwrap();
-    state.seen.push(Seen { target: head.uri.to_string(), headers });
+    state.seen.push(Seen { target: head.uri.to_string(), headers, body: body.to_vec() });
     if let Some((status, headers, body)) = state.answers.pop_front() {
         let mut response = Response::builder().status(status);
         for (name, value) in headers {

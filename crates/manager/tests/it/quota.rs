@@ -1,0 +1,50 @@
+//! Managers whose end is set beforehand.
+
+use std::time::Duration;
+
+use muster_agent_api::result::Outcome;
+use muster_job::{JobId, JobStatus};
+use muster_manager::Quota;
+use serde_json::json;
+
+use crate::bench::{Bench, JOB, RUN};
+
+#[tokio::test]
+async fn no_more_jobs_are_taken_than_the_quota_however_many_fit() {
+    let bench = Bench::start().await;
+    for id in [JOB.0, JOB.0 + 1, JOB.0 + 2] {
+        bench.push(&json!({ "id": id, "token": format!("secret-{id}") }));
+    }
+    // Room for two jobs at once, and for two requests.
+    let mut settings = bench.settings(|runner| runner.request_concurrency = 2);
+    settings.concurrent = 2;
+    let manager = bench.manager_with_quota(settings, Quota { jobs: Some(1), idle: None }).await;
+    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    bench.agent.finish(RUN, Outcome::Success);
+    manager.ended().await.unwrap();
+    let status = |id: i64| bench.coordinator.job(JobId(id)).unwrap().status;
+    assert_eq!(status(JOB.0), JobStatus::Success);
+    assert_eq!([status(JOB.0 + 1), status(JOB.0 + 2)], [JobStatus::Pending; 2]);
+}
+
+#[tokio::test]
+async fn a_job_of_an_earlier_start_counts() {
+    let bench = Bench::start().await;
+    bench.push(&json!({}));
+    let manager = bench.manager().await;
+    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    manager.kill().await;
+    bench.push(&json!({ "id": JOB.0 + 1, "token": "other" }));
+    let manager = bench.manager_with_quota(bench.settings(|_| {}), Quota { jobs: Some(1), idle: None }).await;
+    bench.agent.finish(RUN, Outcome::Success);
+    manager.ended().await.unwrap();
+    assert_eq!(bench.coordinator.job(JobId(JOB.0 + 1)).unwrap().handouts, 0);
+}
+
+#[tokio::test]
+async fn a_wait_that_is_too_long_ends_it() {
+    let bench = Bench::start().await;
+    let quota = Quota { jobs: None, idle: Some(Duration::from_millis(50)) };
+    let manager = bench.manager_with_quota(bench.settings(|_| {}), quota).await;
+    manager.ended().await.unwrap();
+}

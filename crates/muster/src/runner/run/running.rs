@@ -1,0 +1,218 @@
+//! A manager at work: signals, changes of the file, and the end.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use muster_manager::clock::SystemClock;
+use muster_manager::config::runtime;
+use muster_manager::reload::{ConfigWatch, Reload};
+use muster_manager::rotation::Rotation;
+use muster_manager::settings::Settings;
+use muster_manager::{Control, ManagerError, Order};
+use muster_telemetry::Telemetry;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
+
+use super::signals::{Signal, Signals};
+use super::{RunError, problems};
+
+/// How far the end is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stopping {
+    No,
+    /// Jobs end by themselves.
+    Draining,
+    /// Jobs are aborted, until then.
+    Aborting(Instant),
+}
+
+/// Where settings come from while the manager works.
+pub(super) struct Source {
+    pub(super) watch: ConfigWatch,
+    pub(super) config: PathBuf,
+    /// What the command line says instead of the file.
+    pub(super) listen_address: Option<String>,
+}
+
+impl Source {
+    /// The settings of the configuration in force, with what the command line says instead.
+    pub(super) fn settings(&self) -> Settings {
+        let mut settings = self.watch.settings();
+        if let Some(address) = &self.listen_address {
+            settings.listen_address = Some(address.clone());
+        }
+        crate::logging::configure(settings.log_level.as_deref(), settings.log_format.as_deref());
+        settings
+    }
+}
+
+/// A manager at work.
+pub(super) struct Running {
+    /// None where the settings stay as they are.
+    source: Option<Source>,
+    settings: Settings,
+    control: Control,
+    manager: JoinHandle<Result<(), ManagerError>>,
+    telemetry: Arc<Telemetry>,
+    /// Of the file's tokens.
+    rotation: Option<Rotation>,
+    stopping: Stopping,
+}
+
+impl Running {
+    pub(super) fn new(
+        source: Option<Source>,
+        settings: Settings,
+        control: Control,
+        manager: JoinHandle<Result<(), ManagerError>>,
+        telemetry: Arc<Telemetry>,
+    ) -> Self {
+        let rotate = |source: &Source| {
+            Rotation::start(source.config.clone(), Arc::new(SystemClock), &telemetry, settings.clone())
+        };
+        let rotation = source.as_ref().map(rotate);
+        Self { source, settings, control, manager, telemetry, rotation, stopping: Stopping::No }
+    }
+
+    pub(super) async fn until_end(mut self, signals: Signals) -> Result<ExitCode, RunError> {
+        let ended = self.work(signals).await;
+        if let Some(rotation) = self.rotation {
+            rotation.stop().await;
+        }
+        ended
+    }
+
+    async fn work(&mut self, mut signals: Signals) -> Result<ExitCode, RunError> {
+        loop {
+            let deadline = match self.stopping {
+                Stopping::Aborting(deadline) => Some(deadline),
+                Stopping::No | Stopping::Draining => None,
+            };
+            tokio::select! {
+                ended = &mut self.manager => {
+                    ended.map_err(RunError::Died)??;
+                    tracing::info!("All workers stopped. Can exit now");
+                    return Ok(ExitCode::SUCCESS);
+                }
+                signal = signals.next() => {
+                    if let Some(code) = self.obey(signal).await {
+                        return Ok(code);
+                    }
+                }
+                reload = changed(&mut self.source), if self.stopping == Stopping::No => self.reloaded(reload).await,
+                // The file has a new token, or would have if it could be saved.
+                () = rotated(&mut self.rotation), if self.stopping == Stopping::No => self.read_again().await,
+                () = async { sleep_until(deadline.unwrap_or_else(Instant::now)).await }, if deadline.is_some() => {
+                    let seconds = self.settings.shutdown_timeout.as_secs();
+                    tracing::error!(
+                        "shutdown_timeout of {seconds} s is over before all jobs ended: their agent winds them down, and \
+                         the next start reports them"
+                    );
+                    return Ok(self.leave(ExitCode::FAILURE).await);
+                }
+            }
+        }
+    }
+
+    /// Does what a signal asks for; how the process ends, if it ends at once.
+    async fn obey(&mut self, signal: Signal) -> Option<ExitCode> {
+        match (signal, self.stopping) {
+            (Signal::Reload, Stopping::No) => self.read_again().await,
+            (Signal::Reload, _) => tracing::info!("the manager is stopping, its configuration is not read again"),
+            (Signal::Leave, _) => {
+                tracing::info!("the manager ends at once; jobs go on at their agent, and the next start takes them up");
+                return Some(self.leave(ExitCode::SUCCESS).await);
+            }
+            (Signal::Drain | Signal::Abort(_), Stopping::Aborting(_)) => {
+                tracing::error!("a second signal: the manager ends at once; the next start reports its jobs");
+                return Some(self.leave(ExitCode::FAILURE).await);
+            }
+            (Signal::Drain, _) => {
+                let jobs = self.jobs().await;
+                tracing::warn!("Starting graceful shutdown, waiting for {jobs} jobs to end");
+                self.stopping = Stopping::Draining;
+                self.control.give(Order::Drain).await;
+            }
+            (Signal::Abort(name), _) => {
+                let (jobs, limit) = (self.jobs().await, self.settings.shutdown_timeout);
+                match runtime::forced_stop(name, jobs, limit) {
+                    Some(problem) => problems::tell(&[problem], self.config()),
+                    None => tracing::info!("stop requested by {name}: no job is under way"),
+                }
+                self.stopping = Stopping::Aborting(Instant::now() + limit);
+                self.control.give(Order::Abort).await;
+            }
+        }
+        None
+    }
+
+    async fn jobs(&self) -> usize {
+        self.control.figures().await.map_or(0, |figures| figures.jobs)
+    }
+
+    /// The file; what the flags are called where there is none.
+    fn config(&self) -> &Path {
+        self.source.as_ref().map_or(Path::new("run-single"), |source| &source.config)
+    }
+
+    async fn read_again(&mut self) {
+        match self.source.as_mut().map(|source| source.watch.reload()) {
+            Some(reload) => self.reloaded(reload).await,
+            None => tracing::info!("there is no configuration file to read again"),
+        }
+    }
+
+    async fn reloaded(&mut self, reload: Reload) {
+        self.telemetry.metrics.configuration_loaded(matches!(reload, Reload::Applied { .. }));
+        let Some(source) = &self.source else { return };
+        match reload {
+            Reload::Applied { problems, changes, .. } => {
+                problems::tell(&problems, &source.config);
+                let settings = source.settings();
+                self.settings = match &self.rotation {
+                    Some(rotation) => rotation.follow(settings),
+                    None => settings,
+                };
+                let changes = if changes.is_empty() { "nothing is different".to_owned() } else { changes.join("; ") };
+                tracing::info!(runners = self.settings.runners.len(), "Configuration loaded: {changes}");
+                self.control.give(Order::Reload(Box::new(self.settings.clone()))).await;
+            }
+            Reload::Refused { problems } => {
+                problems::tell(&problems, &source.config);
+                tracing::error!(
+                    "Failed to load {}: the configuration before it stays in force",
+                    source.config.display()
+                );
+            }
+            Reload::Gone => tracing::error!(
+                "{} is gone: the configuration in force stays so, but a restart would find no runner",
+                source.config.display()
+            ),
+        }
+    }
+
+    /// Ends between two instructions of the manager, as a kill does: that is what its state is for.
+    async fn leave(&mut self, code: ExitCode) -> ExitCode {
+        self.manager.abort();
+        // Only that it is over counts: then nothing of it writes any more.
+        let _ = (&mut self.manager).await;
+        code
+    }
+}
+
+/// Waits until the file has changed; for ever where there is none. Cancel-safe.
+async fn changed(source: &mut Option<Source>) -> Reload {
+    match source {
+        Some(source) => source.watch.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until the file has a new token; for ever where there is none. Cancel-safe.
+async fn rotated(rotation: &mut Option<Rotation>) {
+    match rotation {
+        Some(rotation) => rotation.changed().await,
+        None => std::future::pending().await,
+    }
+}
