@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::running;
-use crate::spool::{Entry, LogFile, Spool};
+use crate::spool::{Entry, Journal, LogFile, Spool};
 
 /// How long `Close` waits for a job that it ended.
 const CLOSE_LIMIT: Duration = Duration::from_secs(60);
@@ -43,6 +43,7 @@ pub(crate) enum Refusal {
 pub(crate) struct Job {
     pub(crate) id: String,
     pub(crate) entry: Entry,
+    pub(crate) journal: Arc<Journal>,
     pub(crate) log: Arc<LogFile>,
     pub(crate) brakes: Brakes,
     pub(crate) started: SystemTime,
@@ -58,11 +59,12 @@ pub(crate) struct Finished {
 }
 
 impl Job {
-    pub(crate) fn new(entry: Entry, log: LogFile, finished: Option<Finished>) -> Self {
+    pub(crate) fn new(entry: Entry, journal: Journal, log: LogFile, finished: Option<Finished>) -> Self {
         let started = SystemTime::now();
         Self {
             id: entry.id.clone(),
             entry,
+            journal: Arc::new(journal),
             log: Arc::new(log),
             brakes: Brakes::default(),
             started,
@@ -122,9 +124,9 @@ impl Agent {
             return Err(Refusal::Draining);
         }
         let work = running::parse(&request).map_err(Refusal::BadSteps)?;
-        entry.create(&request).map_err(Refusal::Spool)?;
+        let journal = entry.create(&request).map_err(Refusal::Spool)?;
         let log = entry.log().map_err(Refusal::Spool)?;
-        let job = Arc::new(Job::new(entry, log, None));
+        let job = Arc::new(Job::new(entry, journal, log, None));
         state.jobs.insert(job.id.clone(), Arc::clone(&job));
         state.tasks.spawn(running::execute(Arc::clone(self), job, request, work));
         Ok(())

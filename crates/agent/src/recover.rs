@@ -30,18 +30,18 @@ pub(crate) async fn recover(agent: &Arc<Agent>) -> std::io::Result<()> {
 }
 
 async fn recover_one(agent: &Arc<Agent>, entry: &Entry) -> std::io::Result<()> {
-    if let Some(result) = entry.result() {
+    let past = entry.past()?;
+    if let Some(result) = past.result {
         let ended = SystemTime::now().checked_sub(entry.age()).unwrap_or(SystemTime::UNIX_EPOCH);
         let log = entry.log()?;
         log.close();
-        agent.adopt(Job::new(entry.clone(), log, Some(Finished { result, ended })));
+        agent.adopt(Job::new(entry.clone(), entry.journal()?, log, Some(Finished { result, ended })));
         return Ok(());
     }
-    let Some(request) = entry.request() else {
+    let Some(request) = past.request else {
         // `Run` was never answered, so nobody knows of it.
         return entry.remove();
     };
-    let past = entry.past();
     let rebooted = past.boot.as_ref().is_some_and(|boot| *boot != agent.boot_id);
     // Of an earlier start of the system nothing is left, and its process ids are others' by now.
     if !rebooted {
@@ -56,7 +56,7 @@ async fn recover_one(agent: &Arc<Agent>, entry: &Entry) -> std::io::Result<()> {
         tracing::info!(job = entry.id, "the job had not started its first command: it may be run again");
         return Ok(());
     }
-    let job = Job::new(entry.clone(), entry.log()?, None);
+    let job = Job::new(entry.clone(), entry.journal()?, entry.log()?, None);
     let gap = if job.log.ends_a_line() { "" } else { "\n" };
     let lost = if rebooted { REBOOTED } else { LOST };
     let line = style::error(&format!("Job failed (system failure): {lost}"));

@@ -48,9 +48,9 @@ pub(crate) fn settle(agent: &Agent, job: &Job, end: JobEnd) {
         log_crc32: job.log.crc32(),
         tree: end.tree,
     };
-    if let Err(error) = job.entry.write_result(&result) {
+    if let Err(error) = job.journal.result(&result) {
         agent.spool.release_reserve();
-        if let Err(again) = job.entry.write_result(&result) {
+        if let Err(again) = job.journal.result(&result) {
             // It is told all the same: the manager can still make it durable at the coordinator.
             tracing::error!(job = job.id, %error, %again, "the result cannot be written to the spool");
         }
@@ -65,8 +65,8 @@ async fn run(
     request: RunRequest,
     plan: &JobPlan,
 ) -> Result<JobEnd, std::io::Error> {
-    let journal = Arc::new(job.entry.journal(&agent.boot_id)?);
-    let recorder = Arc::clone(&journal);
+    let (journal, recorder) = (Arc::clone(&job.journal), Arc::clone(&job.journal));
+    journal.boot(&agent.boot_id)?;
     let nonce = format!("{:016x}", rand::rng().random::<u64>());
     let processes = agent.host.job(&job.id, &nonce, Arc::new(move |trail| recorder.started(trail)))?;
     let variables = Variables::new(variables(request));
@@ -85,6 +85,11 @@ async fn run(
         tracing::error!(job = full_job.id, %error, "the log of a job cannot be written: the job is ended");
         full_agent.spool.release_reserve();
         full_job.brakes.stop.stop(EndCause::ResourceExhausted);
+        if error.kind() == std::io::ErrorKind::QuotaExceeded {
+            // Of the last words, which always fit: whose limit it is.
+            let line = style::warning(&format!("The log ends here: {error}"));
+            let _ = full_job.log.append(format!("\n{line}").as_bytes());
+        }
     });
     let already = job.log.bytes();
     let trace = Arc::new(Trace::new(&options, Box::new(LogSink(Arc::clone(&job.log))), already, on_fault));

@@ -46,6 +46,8 @@ pub struct Options {
     pub ready: Option<oneshot::Sender<()>>,
     /// How long a finished job that nobody closes is kept.
     pub retention: Duration,
+    /// The bytes that the requests and logs of all jobs may have together.
+    pub spool_limit: u64,
     /// Which start of the system this is: jobs of an earlier one died with it.
     pub boot_id: String,
     /// How the processes of a job are kept together.
@@ -96,7 +98,7 @@ pub enum ServeError {
 /// Runs an agent until it is told to end, by SIGTERM, SIGINT, [`Options::shutdown`] or the end of
 /// [`Options::until_pid`]. Then it takes no new jobs, ends those that run, and returns when all have their result.
 pub async fn serve(options: Options) -> Result<(), ServeError> {
-    let spool = Spool::open(&options.spool)?;
+    let spool = Spool::open(&options.spool, options.spool_limit)?;
     let failed = |doing, path: &Path| {
         let path = path.to_owned();
         move |source| ServeError::Io { doing, path, source }

@@ -24,7 +24,9 @@ impl From<Refusal> for Status {
             Refusal::BadId(_) | Refusal::BadSteps(_) => Status::invalid_argument(text),
             Refusal::Unknown(_) => Status::not_found(text),
             Refusal::Draining => Status::unavailable(text),
-            Refusal::Spool(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+            Refusal::Spool(error)
+                if matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded) =>
+            {
                 Status::resource_exhausted(text)
             }
             Refusal::Spool(_) | Refusal::Stuck => Status::failed_precondition(text),

@@ -29,6 +29,9 @@ pub(crate) struct ServeArgs {
     /// Directory that keeps logs and results.
     #[arg(long, value_name = "DIR")]
     spool: PathBuf,
+    /// MiB that the logs of all jobs may have together in that directory; a job that finds no room fails.
+    #[arg(long, value_name = "MIB", env = "MUSTER_SPOOL_LIMIT", default_value_t = 16 * 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
+    spool_limit: u64,
     /// End, with all jobs, when this process has ended.
     #[arg(long, value_name = "PID")]
     until_pid: Option<i32>,
@@ -55,6 +58,7 @@ pub(crate) fn run(command: Command) -> ExitCode {
             until_pid: args.until_pid,
             ready: Some(ready),
             retention: RETENTION,
+            spool_limit: args.spool_limit << 20,
             boot_id: muster_agent::boot_id(),
             containment: if args.cgroups { Containment::Cgroups } else { Containment::Descent },
             shutdown: CancellationToken::new(),

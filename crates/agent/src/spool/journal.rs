@@ -1,36 +1,79 @@
-//! What was started for a job, in the order in which it was: one JSON object per line.
+//! One job's journal: what was asked, what was started for it, and how it ended, in that order.
+//!
+//! ```text
+//! muster job 2 <length>            the request's length in bytes
+//! <request>                        the `Run`, as it came
+//! {"boot":".."}                    a JSON object per line: the system's start that the lines after it belong to
+//! {"started":{..}}
+//! "user_code"
+//! {"result":{..}}
+//! ```
+//! What was not written whole counts as not written, but for the lines: whatever a torn one wanted to say may be true.
+//!
+//! Version 1 had the request and the result in files of their own, and the journal began with a line with its version.
+//! What an agent of that version left is read, and ended in its form.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use muster_agent_api::result::JobResult;
+use muster_agent_api::step_runner::RunRequest;
 use muster_steps::process::Trail;
+use prost::Message;
 use serde::{Deserialize, Serialize};
 
-const VERSION: u32 = 1;
+use super::{JOURNAL, OLD_REQUEST, OLD_RESULT};
+
+/// What stands before the length; with the version of the format.
+const HEAD: &str = "muster job 2 ";
+/// First line of a request file of version 1.
+const OLD_HEAD: &[u8] = b"muster request 1\n";
+const OLD_VERSION: u32 = 1;
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {
+    /// Of version 1.
     Version(u32),
     /// The system's start that the lines after this belong to.
     Boot(String),
     Started(Trail),
     /// From here on the user's own commands may have run.
     UserCode,
+    Result(Box<JobResult>),
 }
 
-/// The journal of a running job.
+/// The result file of version 1.
+#[derive(Deserialize)]
+struct OldResult {
+    version: u32,
+    result: JobResult,
+}
+
+/// The journal of a job, to be added to.
 #[derive(Debug)]
 pub(crate) struct Journal(File);
 
 impl Journal {
-    pub(super) fn open(path: &Path, boot: &str) -> io::Result<Self> {
-        let journal = Self(File::options().append(true).create(true).mode(0o600).open(path)?);
-        journal.add(&Line::Version(VERSION))?;
-        journal.add(&Line::Boot(boot.to_owned()))?;
+    /// Makes the journal of a request, where none is, or an empty one.
+    pub(super) fn create(path: &Path, request: &RunRequest) -> io::Result<Self> {
+        let journal = Self::open(path)?;
+        let body = request.encode_to_vec();
+        let mut bytes = format!("{HEAD}{}\n", body.len()).into_bytes();
+        bytes.extend(body);
+        bytes.push(b'\n');
+        (&journal.0).write_all(&bytes)?;
         Ok(journal)
+    }
+
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        Ok(Self(File::options().append(true).create(true).mode(0o600).open(path)?))
+    }
+
+    pub(crate) fn boot(&self, boot: &str) -> io::Result<()> {
+        self.add(&Line::Boot(boot.to_owned()))
     }
 
     pub(crate) fn started(&self, trail: &Trail) -> io::Result<()> {
@@ -41,6 +84,13 @@ impl Journal {
         self.add(&Line::UserCode)
     }
 
+    /// The result. May be tried again where the disk was full.
+    pub(crate) fn result(&self, result: &JobResult) -> io::Result<()> {
+        // What was torn before ends here.
+        (&self.0).write_all(b"\n")?;
+        self.add(&Line::Result(Box::new(result.clone())))
+    }
+
     fn add(&self, line: &Line) -> io::Result<()> {
         let mut text = serde_json::to_vec(line)?;
         text.push(b'\n');
@@ -49,38 +99,79 @@ impl Journal {
 }
 
 /// What a journal says.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq)]
 pub(crate) struct Past {
-    /// The system's start that it is of; none where the journal does not tell.
+    /// The `Run`; none if it was not written whole, so that it was never answered.
+    pub(crate) request: Option<RunRequest>,
+    /// The system's start that the trail is of; none where the journal does not tell.
     pub(crate) boot: Option<String>,
     /// The processes that were started since then.
     pub(crate) trail: Vec<Trail>,
     /// The user's own commands may have run.
     pub(crate) user_code: bool,
+    /// How the job ended.
+    pub(crate) result: Option<JobResult>,
 }
 
 impl Past {
-    pub(super) fn read(path: &Path) -> Self {
-        let text = match std::fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Self::default(),
-            // What cannot be read may have said anything: assume the worst.
-            Err(_) => return Self { user_code: true, ..Self::default() },
+    /// Reads what the directory of a job says.
+    pub(super) fn read(dir: &Path) -> io::Result<Self> {
+        let journal = read_if_there(&dir.join(JOURNAL))?;
+        match read_if_there(&dir.join(OLD_REQUEST))? {
+            Some(request) => Self::version_1(&request, journal.as_deref(), &dir.join(OLD_RESULT)),
+            None => journal.map_or_else(|| Ok(Self::default()), |journal| Self::parse(&journal)),
+        }
+    }
+
+    fn parse(bytes: &[u8]) -> io::Result<Self> {
+        let nothing = Ok(Self::default());
+        let Some(end) = bytes.iter().position(|byte| *byte == b'\n') else { return nothing };
+        let (head, rest) = (bytes.get(..end).unwrap_or_default(), bytes.get(end + 1..).unwrap_or_default());
+        let length = std::str::from_utf8(head).ok().and_then(|head| head.strip_prefix(HEAD)?.parse().ok());
+        let Some(length) = length else {
+            let message = format!("`{}` is not a journal of this version", String::from_utf8_lossy(head));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         };
-        let mut past = Self::default();
-        for line in text.lines() {
-            match serde_json::from_str(line) {
-                Ok(Line::Version(VERSION)) => {}
+        let Some((body, lines)) = rest.split_at_checked(length).filter(|(_, lines)| lines.first() == Some(&b'\n'))
+        else {
+            return nothing;
+        };
+        let mut past = Self { request: Some(RunRequest::decode(body).map_err(io::Error::other)?), ..Self::default() };
+        past.lines(lines);
+        Ok(past)
+    }
+
+    fn version_1(request: &[u8], journal: Option<&[u8]>, result: &Path) -> io::Result<Self> {
+        let request = request.strip_prefix(OLD_HEAD).and_then(|body| RunRequest::decode(body).ok());
+        let mut past = Self { request, ..Self::default() };
+        past.lines(journal.unwrap_or_default());
+        let result = read_if_there(result)?.and_then(|text| serde_json::from_slice::<OldResult>(&text).ok());
+        past.result = result.filter(|file| file.version == OLD_VERSION).map(|file| file.result).or(past.result);
+        Ok(past)
+    }
+
+    fn lines(&mut self, text: &[u8]) {
+        for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            match serde_json::from_slice(line) {
+                Ok(Line::Version(OLD_VERSION)) => {}
                 Ok(Line::Boot(boot)) => {
-                    if past.boot.as_ref().is_some_and(|known| *known != boot) {
-                        past.trail.clear();
+                    if self.boot.as_ref().is_some_and(|known| *known != boot) {
+                        self.trail.clear();
                     }
-                    past.boot = Some(boot);
+                    self.boot = Some(boot);
                 }
-                Ok(Line::Started(trail)) => past.trail.push(trail),
-                Ok(Line::UserCode | Line::Version(_)) | Err(_) => past.user_code = true,
+                Ok(Line::Started(trail)) => self.trail.push(trail),
+                Ok(Line::Result(result)) => self.result = Some(*result),
+                Ok(Line::UserCode | Line::Version(_)) | Err(_) => self.user_code = true,
             }
         }
-        past
+    }
+}
+
+fn read_if_there(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
     }
 }

@@ -12,6 +12,8 @@ use muster_builtins::trace::Sink;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use super::quota::Share;
+
 /// Bytes given to a reader at once.
 const CHUNK: usize = 256 * 1024;
 
@@ -29,15 +31,18 @@ pub(crate) struct LogFile {
     file: File,
     progress: watch::Sender<Progress>,
     crc: Mutex<crc32fast::Hasher>,
+    /// What it may take of the spool.
+    share: Share,
 }
 
 impl LogFile {
     /// Opens a log for reading and appending, making it where there is none.
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
+    pub(super) fn open(path: &Path, share: Share) -> io::Result<Self> {
         let mut file = File::options().read(true).append(true).create(true).mode(0o600).open(path)?;
         let mut crc = crc32fast::Hasher::new();
         let mut bytes = 0;
-        let mut buffer = vec![0; CHUNK];
+        // A new one is empty: nothing to make room for.
+        let mut buffer = vec![0; if file.metadata()?.len() == 0 { 1 } else { CHUNK }];
         loop {
             let length = file.read(&mut buffer)?;
             if length == 0 {
@@ -47,7 +52,7 @@ impl LogFile {
             bytes += length as u64;
         }
         let (progress, _) = watch::channel(Progress { bytes, closed: false });
-        Ok(Self { file, progress, crc: Mutex::new(crc) })
+        Ok(Self { file, progress, crc: Mutex::new(crc), share })
     }
 
     /// Length in bytes.
@@ -76,6 +81,7 @@ impl LogFile {
 
     /// Appends, and wakes the readers. On an error, what could be written counts.
     pub(crate) fn append(&self, bytes: &[u8]) -> io::Result<()> {
+        self.share.take(bytes.len() as u64)?;
         let mut rest = bytes;
         let mut result = Ok(());
         while !rest.is_empty() {

@@ -4,36 +4,42 @@
 //! spool/
 //!   agent.lock          held by the agent that owns the spool; its process id
 //!   reserve             space that is given back when the disk is full, for last words and results
-//!   <job>/request       the `Run`, written before anything starts (0600: it holds the job's secrets)
-//!   <job>/journal       what was started, line by line, before it runs the user's code
+//!   <job>/journal       the `Run`, written before anything starts (0600: it holds the job's secrets); what was
+//!                       started; how it ended, written before anyone is told
 //!   <job>/log           the trace, byte for byte
-//!   <job>/result.json   how it ended; written before anyone is told
+//!   .free/              directories of jobs that are over, emptied
 //! ```
-//! Each file but the log starts with, or holds, the version of its format. Nothing is synced: after a loss of power
-//! the last second may be missing, and what cannot be read counts as not written.
+//! The journal starts with the version of its format. Nothing is synced: after a loss of power the last second may be
+//! missing, and what cannot be read counts as not written.
 
 mod journal;
 mod log;
+mod quota;
+mod recycle;
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use muster_agent_api::result::JobResult;
 use muster_agent_api::step_runner::RunRequest;
 use prost::Message;
 use rustix::fs::FlockOperation;
-use serde::{Deserialize, Serialize};
 
 pub(crate) use journal::{Journal, Past};
 pub(crate) use log::{LogFile, LogSink};
+use quota::{Quota, Share};
+use recycle::Recycler;
 
-/// First line of a request file.
-const REQUEST_HEAD: &[u8] = b"muster request 1\n";
-/// Version of the result file.
-const RESULT_VERSION: u32 = 1;
+const JOURNAL: &str = "journal";
+const LOG: &str = "log";
+/// What an entry holds.
+const FILES: [&str; 2] = [JOURNAL, LOG];
+/// What version 1 had besides.
+const OLD_REQUEST: &str = "request";
+const OLD_RESULT: &str = "result.json";
 /// Space held back for the results of jobs that run when the disk becomes full.
 const RESERVE: usize = 128 * 1024;
 /// The longest id of a job.
@@ -65,19 +71,15 @@ pub enum SpoolError {
 #[derive(Debug)]
 pub(crate) struct Spool {
     root: PathBuf,
+    recycler: Arc<Recycler>,
+    quota: Arc<Quota>,
     /// Held as long as the agent lives.
     _lock: File,
 }
 
-#[derive(Serialize, Deserialize)]
-struct ResultFile {
-    version: u32,
-    result: JobResult,
-}
-
 impl Spool {
-    /// Takes a spool, making it where there is none.
-    pub(crate) fn open(root: &Path) -> Result<Self, SpoolError> {
+    /// Takes a spool, making it where there is none. All jobs together may keep `limit` bytes in it.
+    pub(crate) fn open(root: &Path, limit: u64) -> Result<Self, SpoolError> {
         let failed = |source| SpoolError::Io { path: root.to_owned(), source };
         fs::DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(failed)?;
         let path = root.join("agent.lock");
@@ -89,7 +91,11 @@ impl Spool {
             return Err(SpoolError::Taken { pid: pid.trim().to_owned(), path: root.to_owned() });
         }
         lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(failed)?;
-        let spool = Self { root: root.to_owned(), _lock: lock };
+        let recycler = Arc::new(Recycler::open(root.join(".free")).map_err(failed)?);
+        let spool = Self { root: root.to_owned(), recycler, quota: Quota::new(limit), _lock: lock };
+        for entry in spool.entries().map_err(failed)? {
+            entry.share.found(&entry.id, entry.bytes());
+        }
         spool.make_reserve();
         Ok(spool)
     }
@@ -107,7 +113,13 @@ impl Spool {
             && id.chars().all(fits)
             && !id.starts_with('.')
             && !matches!(id, "agent.lock" | "reserve");
-        good.then(|| Entry { id: id.to_owned(), dir: self.root.join(id) })
+        good.then(|| Entry {
+            id: id.to_owned(),
+            dir: self.root.join(id),
+            recycler: Arc::clone(&self.recycler),
+            quota: Arc::clone(&self.quota),
+            share: self.quota.share(id),
+        })
     }
 
     /// Every entry, in the order of their names.
@@ -148,72 +160,75 @@ impl Spool {
 pub(crate) struct Entry {
     pub(crate) id: String,
     dir: PathBuf,
+    recycler: Arc<Recycler>,
+    quota: Arc<Quota>,
+    share: Share,
 }
 
 impl Entry {
     /// Writes the request, whole or not at all. What an earlier attempt that started nothing has logged stays.
-    pub(crate) fn create(&self, request: &RunRequest) -> io::Result<()> {
-        match fs::DirBuilder::new().mode(0o700).create(&self.dir) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
+    pub(crate) fn create(&self, request: &RunRequest) -> io::Result<Journal> {
+        if !self.recycler.take(&self.dir) {
+            match fs::DirBuilder::new().mode(0o700).create(&self.dir) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                Err(_) => [JOURNAL, OLD_REQUEST, OLD_RESULT]
+                    .iter()
+                    .try_for_each(|name| remove_if_there(&self.dir.join(name)))?,
+                Ok(()) => {}
+            }
         }
-        let mut bytes = REQUEST_HEAD.to_vec();
-        bytes.extend(request.encode_to_vec());
-        self.write_whole("request", &bytes)
+        self.share.found(&self.id, self.bytes());
+        let made = self
+            .share
+            .take(request.encoded_len() as u64)
+            .and_then(|()| Journal::create(&self.dir.join(JOURNAL), request));
+        if made.is_err() {
+            // `Run` is refused, so nobody will close the job.
+            let _ = self.remove();
+        }
+        made
     }
 
-    /// The request, if there is a whole one.
-    pub(crate) fn request(&self) -> Option<RunRequest> {
-        let bytes = fs::read(self.dir.join("request")).ok()?;
-        RunRequest::decode(bytes.strip_prefix(REQUEST_HEAD)?).ok()
+    /// The journal, to go on with.
+    pub(crate) fn journal(&self) -> io::Result<Journal> {
+        Journal::open(&self.dir.join(JOURNAL))
     }
 
-    pub(crate) fn journal(&self, boot: &str) -> io::Result<Journal> {
-        Journal::open(&self.dir.join("journal"), boot)
-    }
-
-    /// What an agent before this one wrote to the journal.
-    pub(crate) fn past(&self) -> Past {
-        Past::read(&self.dir.join("journal"))
+    /// What the journal says.
+    pub(crate) fn past(&self) -> io::Result<Past> {
+        Past::read(&self.dir)
     }
 
     pub(crate) fn log(&self) -> io::Result<LogFile> {
-        LogFile::open(&self.dir.join("log"))
-    }
-
-    pub(crate) fn write_result(&self, result: &JobResult) -> io::Result<()> {
-        let file = ResultFile { version: RESULT_VERSION, result: result.clone() };
-        self.write_whole("result.json", &serde_json::to_vec(&file)?)
-    }
-
-    pub(crate) fn result(&self) -> Option<JobResult> {
-        let file: ResultFile = serde_json::from_slice(&fs::read(self.dir.join("result.json")).ok()?).ok()?;
-        (file.version == RESULT_VERSION).then_some(file.result)
+        LogFile::open(&self.dir.join(LOG), self.share.clone())
     }
 
     /// How long ago the job ended, or the entry was touched last.
     pub(crate) fn age(&self) -> Duration {
-        let touched = fs::metadata(self.dir.join("result.json")).or_else(|_| fs::metadata(&self.dir));
-        let touched = touched.and_then(|metadata| metadata.modified()).unwrap_or(SystemTime::now());
+        let files = [OLD_RESULT, JOURNAL].map(|name| self.dir.join(name));
+        let touched = files.iter().chain([&self.dir]).find_map(|path| fs::metadata(path).ok());
+        let touched = touched.and_then(|metadata| metadata.modified().ok()).unwrap_or(SystemTime::now());
         SystemTime::now().duration_since(touched).unwrap_or_default()
     }
 
     /// Removes the entry; it is no error if there is none.
     pub(crate) fn remove(&self) -> io::Result<()> {
-        match fs::remove_dir_all(&self.dir) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        self.recycler.give(&self.dir)?;
+        self.quota.give_back(&self.id);
+        Ok(())
     }
 
-    fn write_whole(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        let part = self.dir.join(format!("{name}.part"));
-        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&part)?;
-        let written = file.write_all(bytes).and_then(|()| fs::rename(&part, self.dir.join(name)));
-        if written.is_err() {
-            let _ = fs::remove_file(&part);
-        }
-        written
+    /// The bytes of what counts.
+    fn bytes(&self) -> u64 {
+        let files = [JOURNAL, LOG, OLD_REQUEST].map(|name| fs::metadata(self.dir.join(name)));
+        files.into_iter().flatten().map(|metadata| metadata.len()).sum()
+    }
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 

@@ -36,6 +36,7 @@ pub(crate) fn options(dir: &Path) -> Options {
         until_pid: None,
         ready: None,
         retention: Duration::from_secs(3600),
+        spool_limit: 1 << 30,
         boot_id: "first".to_owned(),
         containment: Containment::Descent,
         shutdown: CancellationToken::new(),
