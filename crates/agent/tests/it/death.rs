@@ -180,8 +180,7 @@ fn leave_version_1(spool: &Path, plan: &muster_agent_api::builtin::JobPlan) {
 
 #[tokio::test]
 async fn jobs_that_an_agent_of_the_version_before_left_are_served_ended_or_begun() {
-    let dir = Agent::start().await.stop().await;
-    let agent = Agent::start_in(dir).await;
+    let agent = Agent::start().await;
     let plan = agent.plan(vec![script(&["echo done now"])]);
     let dir = agent.stop().await;
     leave_version_1(&options(dir.path()).spool, &plan);

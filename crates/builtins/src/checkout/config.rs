@@ -16,30 +16,27 @@ const TOKEN_USER: &str = "gitlab-ci-token";
 /// Answers git's question for a password, from the environment of the job.
 const HELPER: &str = "!f(){ test \"$1\" = get && printf 'password=%s\\n' \"$CI_JOB_TOKEN\"; }; f";
 
-/// What is written for a job.
-pub(super) struct Written {
-    /// What the repository includes.
-    pub(super) external: PathBuf,
-    /// What `git init` copies.
-    pub(super) template: PathBuf,
-}
-
 /// Where the included file is.
 pub(super) fn external_path(context: &Context) -> PathBuf {
     context.temp_dir.join(".gitlab-runner.ext.conf")
 }
 
-/// Writes the files anew.
-pub(super) fn write(context: &Context, checkout: &Checkout) -> io::Result<Written> {
+/// Writes what git reads in the job anew, and says where the file is that a repository includes.
+pub(super) fn write(context: &Context, checkout: &Checkout) -> io::Result<PathBuf> {
     let external = external_path(context);
     private(&external, &external_text(context, checkout))?;
     if checkout.credential_helper {
         private(&context.temp_dir.join(GLOBAL_GIT_CONFIG), &global_text(context, &external))?;
     }
+    Ok(external)
+}
+
+/// Writes what `git init` copies, and says where it is.
+pub(super) fn write_template(context: &Context, checkout: &Checkout) -> io::Result<PathBuf> {
     let template = context.temp_dir.join("git-template");
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&template)?;
-    private(&template.join("config"), &template_text(checkout, &external))?;
-    Ok(Written { external, template })
+    private(&template.join("config"), &template_text(checkout, &external_path(context)))?;
+    Ok(template)
 }
 
 /// Made anew, so that the mode is right and no link is followed.

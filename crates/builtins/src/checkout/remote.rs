@@ -9,7 +9,7 @@ use muster_steps::process::Command;
 use muster_steps::stop::Stop;
 
 use super::cleanup::{remove_config, remove_leftovers};
-use super::config::{self, Written, host};
+use super::config::{self, host};
 use super::{clear, short, submodules, without_credentials};
 use crate::context::Context;
 use crate::failure::Failure;
@@ -26,8 +26,8 @@ pub(super) async fn check_out(context: &Context, checkout: &Checkout, stop: &Sto
     if checkout.clean_config {
         remove_config(project, with_submodules);
     }
-    let written = config::write(context, checkout).map_err(Failure::io(super::WRITING))?;
-    fetch(context, checkout, &written, stop).await?;
+    let external = config::write(context, checkout).map_err(Failure::io(super::WRITING))?;
+    fetch(context, checkout, &external, stop).await?;
     if checkout.checkout {
         files(context, checkout, stop).await?;
     } else {
@@ -41,7 +41,7 @@ pub(super) async fn check_out(context: &Context, checkout: &Checkout, stop: &Sto
     }
 }
 
-async fn fetch(context: &Context, checkout: &Checkout, written: &Written, stop: &Stop) -> Result<(), Failure> {
+async fn fetch(context: &Context, checkout: &Checkout, external: &Path, stop: &Stop) -> Result<(), Failure> {
     let project = &context.project_dir;
     context.say(&style::info(&match checkout.depth {
         depth @ 1.. => format!("Fetching changes with git depth set to {depth}..."),
@@ -56,7 +56,8 @@ async fn fetch(context: &Context, checkout: &Checkout, written: &Written, stop: 
     fs::create_dir_all(project).map_err(Failure::io("cannot make the project directory"))?;
     let fresh = !project.join(".git").exists();
     if fresh || checkout.clean_config {
-        let template = written.template.to_string_lossy();
+        let template = config::write_template(context, checkout).map_err(Failure::io(super::WRITING))?;
+        let template = template.to_string_lossy();
         let mut args = vec!["init", "--quiet", "--template", &template];
         if !matches!(checkout.object_format.as_str(), "" | "sha1") {
             args.extend(["--object-format", &checkout.object_format]);
@@ -66,7 +67,7 @@ async fn fetch(context: &Context, checkout: &Checkout, written: &Written, stop: 
     if fresh {
         context.say(&style::info("Created fresh repository."));
     } else {
-        let (url, include) = (without_credentials(&checkout.repo_url), written.external.to_string_lossy());
+        let (url, include) = (without_credentials(&checkout.repo_url), external.to_string_lossy());
         for (key, value) in [("remote.origin.url", url.as_str()), ("include.path", &*include)] {
             git(context, &["config", "--replace-all", key, value], project, stop).await?;
         }

@@ -53,9 +53,7 @@ pub(super) fn text(frame: &Frame<'_>, bash: bool, exports: &[(String, String)]) 
     if script.debug {
         body.push_str("set -o xtrace\n");
     }
-    for (key, value) in exports.iter().filter(|(key, _)| can_be_set(key)) {
-        let _ = writeln!(body, "export {key}={}", quote(value));
-    }
+    export(&mut body, exports, script.debug);
     let _ = writeln!(body, "cd {}", quote(&frame.directory.to_string_lossy()));
     for (section, command) in frame.commands() {
         match command {
@@ -76,6 +74,18 @@ pub(super) fn text(frame: &Frame<'_>, bash: bool, exports: &[(String, String)]) 
         "{mark}trap 'exit 1' TERM\n{pipefail}\nset -o errexit\nset +o noclobber\neval {} </dev/null\nexit 0\n",
         quote(&body)
     )
+}
+
+/// One command for all, which is a tenth of what the smallest script costs the shell; but to be looked at, one for each.
+fn export(body: &mut String, exports: &[(String, String)], debug: bool) {
+    let mut exports = exports.iter().filter(|(key, _)| can_be_set(key)).peekable();
+    while let Some((key, value)) = exports.next() {
+        let _ = write!(body, "export {key}={}", quote(value));
+        while let Some((key, value)) = exports.next_if(|_| !debug) {
+            let _ = write!(body, " {key}={}", quote(value));
+        }
+        body.push('\n');
+    }
 }
 
 fn can_be_set(key: &str) -> bool {
