@@ -302,6 +302,7 @@ impl Manager {
             store: Arc::clone(&self.store),
             provider: self.providers.of(runner),
             agent_grace: self.settings.agent_grace,
+            state_patience: self.settings.state_patience,
             host_name: self.settings.host_name.clone(),
             cancel: self.cancel.clone(),
             unreported: self.unreported.clone(),

@@ -45,6 +45,8 @@ pub struct Settings {
     pub agent_grace: Duration,
     /// Jobs that have ended and wait for the coordinator without a slot, at most. Read at start only.
     pub unreported_max: usize,
+    /// How long a state that cannot be stored is tried, before the manager ends.
+    pub state_patience: Duration,
     /// This machine's name, for the trace.
     pub host_name: String,
     /// A coordinator that refuses the token of a runner ends the manager. Else the runner is unhealthy and probed on.
@@ -67,6 +69,7 @@ impl Settings {
             log_level: None,
             log_format: None,
             agent_grace: Duration::from_secs(60),
+            state_patience: Duration::from_secs(300),
             // Each has at most its output limit in the spool: 400 MiB in all, if nobody sets another one.
             unreported_max: 100,
             host_name: host_name(),

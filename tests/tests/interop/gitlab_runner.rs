@@ -2,8 +2,8 @@
 //!
 //! `MUSTER_TEST_GITLAB_RUNNER` names its binary; where it does not, the test says that it did nothing.
 
-use std::ffi::OsString;
-use std::path::Path;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -56,46 +56,77 @@ pub(crate) fn stock_runner() -> Option<OsString> {
     runner
 }
 
-pub(crate) fn clean(program: impl AsRef<std::ffi::OsStr>, home: &Path) -> Command {
+pub(crate) fn clean(program: impl AsRef<OsStr>, home: &Path) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("HOME", home).env("PATH", std::env::var_os("PATH").unwrap()).current_dir(home);
     command
+}
+
+/// A coordinator of ours that waits for a runner, and a stock one that is registered there.
+pub(crate) struct Registered {
+    pub(crate) home: PathBuf,
+    pub(crate) project: PathBuf,
+    /// `muster ci run --executor external`.
+    pub(crate) coordinator: Running,
+    pub(crate) url: String,
+    /// What `register` wrote.
+    pub(crate) config: PathBuf,
+}
+
+impl Registered {
+    /// In `place`, with a repository that has this pipeline.
+    pub(crate) fn start(peer: &OsStr, place: &Path, executor: &str, pipeline: &str) -> Self {
+        let (home, project) = (place.join("home"), place.join("project"));
+        std::fs::create_dir(&home).unwrap();
+        repository(&project, &[(".gitlab-ci.yml", pipeline)]);
+        let mut ours = clean(muster(), &home);
+        ours.args(["ci", "run", "--executor", "external", "--output", "json", "--var", "SECRET=plain"])
+            .current_dir(&project);
+        let mut coordinator = Running::start(ours);
+        let line = coordinator.line("the address", |line| line.contains("waiting_for_runner"));
+        let waiting: Value = serde_json::from_str(&line).unwrap();
+        let (url, token) = (waiting["url"].as_str().unwrap(), waiting["registration_token"].as_str().unwrap());
+        let config = home.join("config.toml");
+        let mut register = clean(peer, &home);
+        register.args(["register", "--non-interactive", "--executor", executor, "--shell", "bash", "--name", "peer"]);
+        register.args(["--url", url, "--registration-token", token, "--config"]).arg(&config);
+        let output = register.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Self { url: url.to_owned(), home, project, coordinator, config }
+    }
+
+    /// The stock runner at work.
+    pub(crate) fn run(&self, peer: &OsStr) -> Running {
+        let mut run = clean(peer, &self.home);
+        run.args(["run", "--config"]).arg(&self.config).arg("--working-directory").arg(&self.home);
+        Running::start(run)
+    }
+
+    /// What `muster ci show` prints of the run.
+    pub(crate) fn show(home: &Path, project: &Path, arguments: &[&str]) -> String {
+        let mut command = clean(muster(), home);
+        let output = command.args(["ci", "show", "1"]).args(arguments).current_dir(project).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
 }
 
 #[test]
 fn a_stock_runner_registers_takes_jobs_and_uploads_traces_and_artifacts() {
     let Some(peer) = stock_runner() else { return };
     let place = tempfile::tempdir().unwrap();
-    let home = place.path().join("home");
-    std::fs::create_dir(&home).unwrap();
-    let project = place.path().join("project");
-    repository(&project, &[(".gitlab-ci.yml", PIPELINE)]);
-
-    let mut ours = clean(muster(), &home);
-    ours.args(["ci", "run", "--executor", "external", "--output", "json", "--var", "SECRET=plain"])
-        .current_dir(&project);
-    let mut ours = Running::start(ours);
-    let waiting: Value =
-        serde_json::from_str(&ours.line("the address", |line| line.contains("waiting_for_runner"))).unwrap();
-    let (url, token) = (waiting["url"].as_str().unwrap(), waiting["registration_token"].as_str().unwrap());
-
-    let config = home.join("config.toml");
-    let mut register = clean(&peer, &home);
-    register.args(["register", "--non-interactive", "--executor", "shell", "--shell", "bash", "--name", "peer"]);
-    register.args(["--url", url, "--registration-token", token, "--config"]).arg(&config);
-    let output = register.output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let text = std::fs::read_to_string(&config).unwrap();
+    let world = Registered::start(&peer, place.path(), "shell", PIPELINE);
+    let config = &world.config;
+    let text = std::fs::read_to_string(config).unwrap();
     std::fs::write(
-        &config,
+        config,
         text.replace("concurrent = 1", "concurrent = 3").replace("check_interval = 0", "check_interval = 1"),
     )
     .unwrap();
-    let mut run = clean(&peer, &home);
-    run.args(["run", "--config"]).arg(&config).arg("--working-directory").arg(&home);
-    let runner = Running::start(run);
+    let runner = world.run(&peer);
+    let Registered { home, project, coordinator, .. } = world;
 
-    let (lines, status) = ours.finish();
+    let (lines, status) = coordinator.finish();
     drop(runner);
     println!("{}", lines.join("\n"));
     assert_eq!(status, Some(1), "the last job fails");
@@ -110,12 +141,7 @@ fn a_stock_runner_registers_takes_jobs_and_uploads_traces_and_artifacts() {
     assert_eq!((job("warns")["exit_code"].as_i64(), job("last")["exit_code"].as_i64()), (Some(42), Some(7)));
     assert_eq!(job("last")["failure_reason"], "script_failure");
 
-    let show = |arguments: &[&str]| {
-        let mut command = clean(muster(), &home);
-        let output = command.args(["ci", "show", "1"]).args(arguments).current_dir(&project).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    };
+    let show = |arguments: &[&str]| Registered::show(&home, &project, arguments);
     assert!(show(&["use"]).contains("after success"), "{}", show(&["use"]));
     let line = "x".repeat(100);
     assert_eq!(show(&["large", "--log"]).lines().filter(|shown| *shown == line).count(), 30_000);

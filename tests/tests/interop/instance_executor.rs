@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use crate::gitlab_runner::{clean, stock_runner};
-use muster_tests::process::{Running, muster, plugin_local, repository};
+use crate::gitlab_runner::{Registered, stock_runner};
+use muster_tests::process::plugin_local;
 
 const JOBS: usize = 20;
 
@@ -11,27 +11,11 @@ const JOBS: usize = 20;
 fn a_stock_runner_scales_with_our_plugin() {
     let Some(peer) = stock_runner() else { return };
     let place = tempfile::tempdir().unwrap();
-    let home = place.path().join("home");
-    std::fs::create_dir(&home).unwrap();
-    let project = place.path().join("project");
     let job = |n| format!("job {n}:\n  script: ['echo \"this is $HOME of {n}\"']\n");
-    repository(&project, &[(".gitlab-ci.yml", &(0..JOBS).map(job).collect::<String>())]);
-
-    let mut ours = clean(muster(), &home);
-    ours.args(["ci", "run", "--executor", "external", "--output", "json"]).current_dir(&project);
-    let mut ours = Running::start(ours);
-    let waiting: Value =
-        serde_json::from_str(&ours.line("the address", |line| line.contains("waiting_for_runner"))).unwrap();
-    let (url, token) = (waiting["url"].as_str().unwrap(), waiting["registration_token"].as_str().unwrap());
-
     // The stock runner registers any executor, and knows the scaling keys only in the file.
-    let config = home.join("config.toml");
-    let mut register = clean(&peer, &home);
-    register.args(["register", "--non-interactive", "--executor", "instance", "--shell", "bash", "--name", "peer"]);
-    register.args(["--url", url, "--registration-token", token, "--config"]).arg(&config);
-    let output = register.output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let text = std::fs::read_to_string(&config).unwrap();
+    let world = Registered::start(&peer, place.path(), "instance", &(0..JOBS).map(job).collect::<String>());
+    let (url, config) = (&world.url, &world.config);
+    let text = std::fs::read_to_string(config).unwrap();
     let token = text.lines().find_map(|line| line.trim().strip_prefix("token = ")).expect("a token");
     let scaling = format!(
         "concurrent = 10\ncheck_interval = 1\n[[runners]]\n  url = \"{url}\"\n  token = {token}\n  executor = \"instance\"\n  \
@@ -41,12 +25,11 @@ fn a_stock_runner_scales_with_our_plugin() {
          [[runners.autoscaler.policy]]\n      idle_count = 5\n      idle_time = \"10s\"\n",
         plugin_local()
     );
-    std::fs::write(&config, scaling).unwrap();
-    let mut run = clean(&peer, &home);
-    run.args(["run", "--config"]).arg(&config).arg("--working-directory").arg(&home);
-    let runner = Running::start(run);
+    std::fs::write(config, scaling).unwrap();
+    let runner = world.run(&peer);
+    let Registered { home, project, coordinator, .. } = world;
 
-    let (lines, status) = ours.finish();
+    let (lines, status) = coordinator.finish();
     drop(runner);
     assert_eq!(status, Some(0), "{}", lines.join("\n"));
     let last: Value = lines.iter().rev().find_map(|line| serde_json::from_str(line).ok()).unwrap();
@@ -57,10 +40,7 @@ fn a_stock_runner_scales_with_our_plugin() {
     // Each had a machine of its own.
     let mut homes: Vec<String> = (0..JOBS)
         .map(|n| {
-            let mut show = clean(muster(), &home);
-            let output =
-                show.args(["ci", "show", "1", &format!("job {n}"), "--log"]).current_dir(&project).output().unwrap();
-            let log = String::from_utf8(output.stdout).unwrap();
+            let log = Registered::show(&home, &project, &[&format!("job {n}"), "--log"]);
             let line = log.lines().find(|line| line.starts_with("this is /") && line.ends_with(&format!(" of {n}")));
             let line = line.unwrap_or_else(|| panic!("no line of the script in {log}"));
             line.split_whitespace().nth(2).unwrap().to_owned()

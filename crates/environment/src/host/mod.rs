@@ -27,6 +27,7 @@ use crate::{
 
 pub use socket::socket_path;
 pub use start::READY_MARKER;
+pub use user::private_directory;
 
 /// The id of the one environment that this provider has.
 const HOST: &str = "host";
@@ -67,9 +68,13 @@ impl HostProvider {
             move |source| EnvironmentError::File { action: "create directory", path, source }
         };
         let agent_dir = user::agent_dir(&options);
-        std::fs::create_dir_all(&options.state_dir).map_err(failed(&options.state_dir))?;
+        user::private_directory(&options.state_dir).map_err(failed(&options.state_dir))?;
         let owner = options.user.as_deref().map(user::Owner::of).transpose()?;
-        for path in [&agent_dir, &options.directories.builds, &options.directories.cache] {
+        if owner.is_some() {
+            user::let_pass(&options.state_dir).map_err(failed(&options.state_dir))?;
+        }
+        user::create_private_directory(&agent_dir, owner).map_err(failed(&agent_dir))?;
+        for path in [&options.directories.builds, &options.directories.cache] {
             user::create_directory(path, owner).map_err(failed(path))?;
         }
         let socket = socket_path(&agent_dir)?;

@@ -113,6 +113,29 @@ fn jobs_of_another_user_have_an_agent_of_that_user() {
 }
 
 #[test]
+fn the_state_is_private_and_the_agent_of_another_user_is_let_pass() {
+    let home = tempfile::tempdir().unwrap();
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    provider(home.path(), "/nonexistent");
+    assert_eq!(mode(&home.path().join("state")), 0o700);
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let directories = Directories { builds: home.path().join("b"), cache: home.path().join("c"), shared: true };
+    let (state_dir, user) = (home.path().join("other"), Some("nobody".to_owned()));
+    let options = HostOptions {
+        state_dir: state_dir.clone(),
+        directories,
+        slots: 1,
+        executable: "/nonexistent".into(),
+        until_pid: None,
+        user,
+    };
+    HostProvider::new(options).unwrap();
+    assert_eq!((mode(&state_dir), mode(&state_dir.join("agent-nobody"))), (0o711, 0o700));
+}
+
+#[test]
 fn a_user_that_does_not_exist_is_told_by_name() {
     let home = tempfile::tempdir().unwrap();
     for name in ["nobody-of-this-name", "-u", "../root", ""] {

@@ -1,8 +1,10 @@
 //! Another user for the agent, and so for the jobs (job-execution 4.6).
 
 use std::ffi::OsString;
+use std::fs::{DirBuilder, Permissions};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -44,10 +46,40 @@ impl Owner {
     }
 }
 
+/// Makes a directory that only its owner may look into, with those above it, which are as usual. One that was there is left
+/// as it is.
+///
+/// # Errors
+/// The system's.
+pub fn private_directory(path: &Path) -> io::Result<()> {
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        made => made,
+    }
+}
+
+/// Lets others pass through a directory to what is theirs below it; what is in it they cannot list.
+pub(super) fn let_pass(path: &Path) -> io::Result<()> {
+    let mode = std::fs::metadata(path)?.permissions().mode();
+    std::fs::set_permissions(path, Permissions::from_mode(mode | 0o111))
+}
+
 /// Makes a directory with those above it. One that is new is its owner's; one that was there is left as it is.
 pub(super) fn create_directory(path: &Path, owner: Option<Owner>) -> io::Result<()> {
+    own(path, owner, |path| std::fs::create_dir_all(path))
+}
+
+/// The same, with [`private_directory`].
+pub(super) fn create_private_directory(path: &Path, owner: Option<Owner>) -> io::Result<()> {
+    own(path, owner, private_directory)
+}
+
+fn own(path: &Path, owner: Option<Owner>, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     let is_new = !path.exists();
-    std::fs::create_dir_all(path)?;
+    make(path)?;
     if let Some(owner) = owner.filter(|_| is_new) {
         rustix::fs::chown(path, Some(owner.user), Some(owner.group))?;
     }

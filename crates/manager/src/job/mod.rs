@@ -58,6 +58,8 @@ pub(crate) struct Context {
     pub(crate) provider: Arc<dyn Provider>,
     /// How long a lost agent is hoped for.
     pub(crate) agent_grace: Duration,
+    /// How long a state that cannot be stored is tried.
+    pub(crate) state_patience: Duration,
     /// This machine's name, for the trace.
     pub(crate) host_name: String,
     /// The manager wants its jobs to wind down.
@@ -111,7 +113,9 @@ struct Actor {
 }
 
 /// Brings one job to its end, also where `state.log` cannot be written for a while: then it is taken up from its row, as
-/// after a start. Without this the job would be reported by nobody as long as this manager lives (J1).
+/// after a start. Without this the job would be reported by nobody as long as this manager lives (J1). Where nothing can
+/// be written for [`Context::state_patience`] the manager is to end: its exit code tells whoever watches over it, and the
+/// job goes on at its agent.
 pub(crate) async fn execute(
     context: Arc<Context>,
     watch: Arc<JobWatch>,
@@ -120,8 +124,20 @@ pub(crate) async fn execute(
 ) -> Result<(), JobError> {
     let run = job.run.clone();
     let mut backoff = Backoff::new(STORE_AGAIN);
+    let mut began = tokio::time::Instant::now();
+    let mut failing_since: Option<tokio::time::Instant> = None;
     let mut result = execute_once(Arc::clone(&context), &watch, job, recovered).await;
     while let Err(JobError::Store(error)) = result {
+        let now = tokio::time::Instant::now();
+        if now.duration_since(began) > STORE_AGAIN.cap {
+            // It went on in between.
+            failing_since = None;
+            backoff.reset();
+        }
+        let since = *failing_since.get_or_insert(now);
+        if now.duration_since(since) >= context.state_patience {
+            return Err(error.into());
+        }
         let wait = backoff.next_wait(None).unwrap_or(STORE_AGAIN.cap);
         tracing::error!(
             error = &error as &dyn std::error::Error,
@@ -129,6 +145,7 @@ pub(crate) async fn execute(
             "the job is taken up again"
         );
         tokio::time::sleep(wait).await;
+        began = tokio::time::Instant::now();
         result = match context.store.job(&run, &context.runner) {
             Ok(Some(job)) => execute_once(Arc::clone(&context), &watch, job, true).await,
             Ok(None) => Ok(()),

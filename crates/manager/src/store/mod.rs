@@ -112,13 +112,13 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens `<directory>/state.log`, makes it if need be, and takes over what an earlier version left.
+    /// Opens `<directory>/state.log`, makes it if need be (a new directory is its owner's only), and takes over what an earlier version left.
     ///
     /// # Errors
     /// [`StoreError`].
     pub async fn open(directory: &Path) -> Result<Self, StoreError> {
         let failed = |source| StoreError::Directory { path: directory.to_owned(), source };
-        std::fs::create_dir_all(directory).map_err(failed)?;
+        muster_environment::host::private_directory(directory).map_err(failed)?;
         let lock = private_file(&directory.join("manager.lock")).map_err(failed)?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
             rustix::io::Errno::WOULDBLOCK => StoreError::InUse(directory.to_owned()),

@@ -88,6 +88,23 @@ async fn what_is_stored_is_there_after_a_new_start_with_its_runner() {
 }
 
 #[tokio::test]
+async fn only_its_owner_looks_into_a_new_state_directory_and_one_that_was_there_stays_as_it_is() {
+    let home = tempfile::tempdir().unwrap();
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let state = home.path().join("above/state");
+    drop(Store::open(&state).await.unwrap());
+    assert_eq!(mode(&state), 0o700);
+    let shared = home.path().join("shared");
+    std::fs::create_dir(&shared).unwrap();
+    std::fs::set_permissions(&shared, std::fs::Permissions::from_mode(0o755)).unwrap();
+    drop(Store::open(&shared).await.unwrap());
+    assert_eq!(mode(&shared), 0o755, "someone may need it so");
+    for entry in std::fs::read_dir(&shared).unwrap() {
+        assert_eq!(mode(&entry.unwrap().path()) & 0o077, 0);
+    }
+}
+
+#[tokio::test]
 async fn version_1_of_state_db_is_taken_over_once() {
     let home = with_state_db(DB_1).await;
     for _ in 0..2 {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use muster_agent_api::result::Outcome;
 use muster_job::{EndCause, FailureReason, JobStatus};
+use muster_manager::settings::Settings;
 use muster_manager::{ManagerError, Order};
 use muster_runner_api::test_support::{Call, Fault};
 use serde_json::json;
@@ -175,6 +176,26 @@ async fn a_job_goes_on_once_its_state_can_be_stored_again() {
     bench.coordinator.wait_for_end(JOB).await;
     manager.drain().await;
     manager.ended().await.unwrap();
+    assert_eq!(bench.agent.spool().started, [RUN]);
+    bench.check_forgotten().await;
+}
+
+#[tokio::test]
+async fn a_state_that_cannot_be_stored_for_too_long_ends_the_manager_and_the_next_start_goes_on() {
+    let bench = Bench::start().await;
+    let settings = bench.settings(|_| {});
+    let manager = bench.manager_of(Settings { state_patience: Duration::from_millis(400), ..settings }).await;
+    bench.push(&json!({}));
+    started(&bench).await;
+    let limit = manager.state_limit.swap(0, Ordering::Relaxed);
+    bench.agent.finish(RUN, Outcome::Success);
+    let error = manager.ended().await.unwrap_err();
+    assert!(matches!(error, ManagerError::Store(_)), "{error}");
+    assert!(limit > 0);
+    let next = bench.manager().await;
+    assert_eq!(bench.coordinator.wait_for_end(JOB).await.handouts, 1);
+    next.drain().await;
+    next.ended().await.unwrap();
     assert_eq!(bench.agent.spool().started, [RUN]);
     bench.check_forgotten().await;
 }

@@ -1,5 +1,6 @@
-//! A stock gitlab-runner v16.6.0 and Muster run the same payloads against the same coordinator, and what came of each
-//! is compared: state, failure reason, exit code, artifacts, trace.
+//! A stock gitlab-runner v16.6.0 and Muster run the same payloads against the same coordinator, both started as an operator
+//! starts them, `run` on the same `config.toml`; and what came of each is compared: state, failure reason, exit code,
+//! artifacts, trace.
 //!
 //! ```text
 //! differential/cases/*.toml      the payloads

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,6 +37,23 @@ impl Drop for Owned {
     }
 }
 
+/// Muster's agent, which outlives its manager: ended with its owner.
+struct Agent {
+    state: PathBuf,
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // Its lock names it.
+        let pid = std::fs::read_to_string(self.state.join("spool/agent.lock")).unwrap_or_default();
+        let pid = pid.trim();
+        let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        if !pid.is_empty() && command.contains("agent") {
+            let _ = Command::new("kill").arg(pid).status();
+        }
+    }
+}
+
 impl<'a> World<'a> {
     pub(super) fn new(cases: &'a [Case]) -> Self {
         let home = tempfile::tempdir().unwrap();
@@ -52,24 +69,28 @@ impl<'a> World<'a> {
         Self { cases, coordinator, home, sources }
     }
 
-    /// What Muster makes of the cases.
+    /// What Muster makes of the cases, as an operator has it run: `muster runner run` on the same `config.toml`.
     pub(super) async fn muster(self) -> Observations {
         let served = serve(self.coordinator.clone()).await.unwrap();
-        std::fs::write(self.home.path().join("token"), RUNNER_TOKEN).unwrap();
         let mut command = self.command(&muster());
-        command.args(["manager", "--url", served.url.as_str(), "--name", "peer", "--login"]);
-        command.args(["--concurrent", &CONCURRENT.to_string(), "--until-pid", &std::process::id().to_string()]);
-        for (flag, name) in
-            [("--token-file", "token"), ("--state-dir", "state"), ("--builds-dir", "builds"), ("--cache-dir", "cache")]
-        {
-            command.arg(flag).arg(self.home.path().join(name));
-        }
+        command.arg("runner");
+        self.run(&served, &mut command);
+        let state = self.home.path().join("state");
+        command.arg("--state-dir").arg(&state);
+        let _agent = Agent { state };
         self.observe(served, command).await
     }
 
     /// What a stock runner makes of them.
     pub(super) async fn stock(self, binary: &OsStr) -> Observations {
         let served = serve(self.coordinator.clone()).await.unwrap();
+        let mut command = self.command(Path::new(binary));
+        self.run(&served, &mut command);
+        self.observe(served, command).await
+    }
+
+    /// The command that both are started with.
+    fn run(&self, served: &Served, command: &mut Command) {
         let config = self.home.path().join("config.toml");
         let text = format!(
             "concurrent = {CONCURRENT}\ncheck_interval = 1\n[[runners]]\nname = \"peer\"\nid = 1\n\
@@ -77,9 +98,7 @@ impl<'a> World<'a> {
             served.url
         );
         std::fs::write(&config, text).unwrap();
-        let mut command = self.command(Path::new(binary));
         command.arg("run").arg("--config").arg(config).arg("--working-directory").arg(self.home.path());
-        self.observe(served, command).await
     }
 
     /// A program with nothing of this process's environment but the path.
