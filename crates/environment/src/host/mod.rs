@@ -1,4 +1,5 @@
-//! The host adapter: jobs run on this machine, served by one agent process per state directory.
+//! The host adapter: jobs run on this machine, served by one agent process per state directory; after an upgrade by one more,
+//! until the jobs of the older one have ended.
 //!
 //! The agent is this very executable, in a session of its own. It outlives the manager: a manager that starts again
 //! finds it by its socket and goes on. An agent that died is started anew and picks its jobs up from its spool.
@@ -9,6 +10,7 @@
 //! Files below the state directory: `spool/` is the agent's; `agent.log` has what the agent says; `agent.lock` keeps two
 //! managers from starting two agents. The socket is there too, unless its path would be too long for one.
 
+mod agents;
 mod socket;
 mod start;
 #[cfg(test)]
@@ -22,15 +24,15 @@ use async_trait::async_trait;
 use tokio::sync::{Mutex, watch};
 
 use crate::{
-    AgentConnection, Capacity, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey, Slots,
+    AgentConnection, Capacity, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey,
+    Slots, TakenSlot,
 };
 
 pub use socket::socket_path;
 pub use start::READY_MARKER;
 pub use user::private_directory;
 
-/// The id of the one environment that this provider has.
-const HOST: &str = "host";
+use agents::Agents;
 
 /// How this machine is used.
 #[derive(Debug, Clone)]
@@ -52,7 +54,7 @@ pub struct HostOptions {
 /// This machine as a provider: one environment, a fixed number of slots.
 #[derive(Debug)]
 pub struct HostProvider {
-    environment: Arc<HostEnvironment>,
+    agents: Agents,
     slots: Slots,
     capacity: watch::Sender<Capacity>,
 }
@@ -77,26 +79,14 @@ impl HostProvider {
         for path in [&options.directories.builds, &options.directories.cache] {
             user::create_directory(path, owner).map_err(failed(path))?;
         }
-        let socket = socket_path(&agent_dir)?;
-        if let Some(name) = options.user.as_ref().filter(|_| !socket.starts_with(&agent_dir)) {
-            let message = format!("the path {} is too long for a socket in it", agent_dir.display());
-            return Err(EnvironmentError::User { name: name.clone(), message });
-        }
         let slots = Slots::new(options.slots);
         let capacity = watch::Sender::new(Capacity::of(options.slots));
-        let environment = HostEnvironment { options, socket, current: Mutex::new(None) };
-        Ok(Self { environment: Arc::new(environment), slots, capacity })
+        Ok(Self { agents: Agents::new(options)?, slots, capacity })
     }
 
-    /// The environment: this machine.
-    #[must_use]
-    pub fn environment(&self) -> Arc<dyn Environment> {
-        self.environment.clone()
-    }
-
-    fn lease(&self, taken: crate::slots::TakenSlot) -> Lease {
-        let record = LeaseRecord { environment: HOST.to_owned(), slot: taken.slot.clone(), claim: String::new() };
-        Lease::new(record, self.environment(), Box::new(taken))
+    fn lease(name: String, environment: Arc<HostEnvironment>, taken: TakenSlot) -> Lease {
+        let record = LeaseRecord { environment: name, slot: taken.slot.clone(), claim: String::new() };
+        Lease::new(record, environment, Box::new(taken))
     }
 }
 
@@ -110,7 +100,8 @@ impl Provider for HostProvider {
         let mut free = self.slots.free();
         loop {
             if let Some(taken) = self.slots.take(key) {
-                return Ok(self.lease(taken));
+                let (name, environment) = self.agents.current().await?;
+                return Ok(Self::lease(name, environment, taken));
             }
             // The sender lives in `self.slots`; should it be gone, no slot ever comes, and the caller's cancel ends it.
             if free.changed().await.is_err() {
@@ -120,25 +111,36 @@ impl Provider for HostProvider {
     }
 
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, EnvironmentError> {
-        let taken = (record.environment == HOST).then(|| self.slots.take_again(&record.slot)).flatten();
-        taken.map(|taken| self.lease(taken)).ok_or_else(|| EnvironmentError::SlotTaken {
+        let environment = self.agents.named(&record.environment);
+        let taken = environment.as_ref().and_then(|_| self.slots.take_again(&record.slot));
+        let lease = environment
+            .zip(taken)
+            .map(|(environment, taken)| Self::lease(record.environment.clone(), environment, taken));
+        lease.ok_or_else(|| EnvironmentError::SlotTaken {
             environment: record.environment.clone(),
             slot: record.slot.id,
         })
     }
 
     fn without_lease(&self, record: &LeaseRecord) -> Option<Arc<dyn Environment>> {
-        (record.environment == HOST).then(|| self.environment())
+        self.agents.named(&record.environment).map(|environment| environment as Arc<dyn Environment>)
     }
 }
 
-/// This machine as an environment.
+/// This machine as an environment: one of its agents.
 #[derive(Debug)]
 struct HostEnvironment {
     options: HostOptions,
     socket: PathBuf,
+    spool: PathBuf,
     /// The connection in use. Held across connecting, so that jobs that lost it together mend it once.
     current: Mutex<Option<AgentConnection>>,
+}
+
+impl HostEnvironment {
+    fn new(options: HostOptions, socket: PathBuf, spool: PathBuf) -> Self {
+        Self { options, socket, spool, current: Mutex::new(None) }
+    }
 }
 
 #[async_trait]
@@ -155,7 +157,7 @@ impl Environment for HostEnvironment {
             }
         }
         *current = None;
-        let connection = start::find_or_start(&self.options, &self.socket).await?;
+        let connection = start::find_or_start(&self.options, &self.socket, &self.spool).await?;
         *current = Some(connection.clone());
         Ok(connection)
     }

@@ -12,12 +12,13 @@ use crate::EnvironmentError;
 /// The system takes 107 bytes; some room is left for a temporary neighbour.
 const PATH_MAX_BYTES: usize = 100;
 
-/// The agent's socket for `state_dir`: in it, or, where that path is too long, in a private directory of this user's.
+/// The socket of agent `number` for `state_dir`: in it, or, where that path is too long, in a private directory of this user's.
 ///
 /// # Errors
 /// [`EnvironmentError::File`] where that directory cannot be made, or belongs to someone else.
-pub fn socket_path(state_dir: &Path) -> Result<PathBuf, EnvironmentError> {
-    let near = state_dir.join("agent.sock");
+pub fn socket_path(state_dir: &Path, number: u32) -> Result<PathBuf, EnvironmentError> {
+    let dotted = if number == 0 { String::new() } else { format!(".{number}") };
+    let near = state_dir.join(format!("agent{dotted}.sock"));
     if near.as_os_str().as_bytes().len() <= PATH_MAX_BYTES {
         return Ok(near);
     }
@@ -34,7 +35,7 @@ pub fn socket_path(state_dir: &Path) -> Result<PathBuf, EnvironmentError> {
     // The same hash in every start of the same build; another build's agent has another spool format anyway.
     let mut hasher = DefaultHasher::new();
     state_dir.as_os_str().as_bytes().hash(&mut hasher);
-    Ok(directory.join(format!("{:016x}.sock", hasher.finish())))
+    Ok(directory.join(format!("{:016x}{dotted}.sock", hasher.finish())))
 }
 
 /// Makes the directory, or checks that it is this user's and closed to others: /tmp is everyone's.

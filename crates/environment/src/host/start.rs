@@ -24,7 +24,11 @@ const START_LIMIT: Duration = Duration::from_secs(20);
 const LOG_TAIL_BYTES: usize = 1000;
 
 /// The agent that answers on the socket; where none does, a new one.
-pub(super) async fn find_or_start(options: &HostOptions, socket: &Path) -> Result<AgentConnection, EnvironmentError> {
+pub(super) async fn find_or_start(
+    options: &HostOptions,
+    socket: &Path,
+    spool: &Path,
+) -> Result<AgentConnection, EnvironmentError> {
     if let Ok(connection) = AgentConnection::open(socket).await {
         return Ok(connection);
     }
@@ -33,7 +37,7 @@ pub(super) async fn find_or_start(options: &HostOptions, socket: &Path) -> Resul
     if let Ok(connection) = AgentConnection::open(socket).await {
         return Ok(connection);
     }
-    start(options, socket).await?;
+    start(options, socket, spool).await?;
     let connection = AgentConnection::open(socket).await?;
     tracing::info!(pid = connection.identity().pid, "agent started");
     Ok(connection)
@@ -53,12 +57,12 @@ async fn lock(path: PathBuf) -> Result<File, EnvironmentError> {
     locked.await.unwrap_or_else(|error| Err(std::io::Error::other(error))).map_err(failed)
 }
 
-async fn start(options: &HostOptions, socket: &Path) -> Result<(), EnvironmentError> {
+async fn start(options: &HostOptions, socket: &Path, spool: &Path) -> Result<(), EnvironmentError> {
     let log_path = options.state_dir.join("agent.log");
     let failed = |message: String| EnvironmentError::Start { message, log: log_path.clone() };
     let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&log_path);
     let log = log.map_err(|source| EnvironmentError::File { action: "write", path: log_path.clone(), source })?;
-    let mut command = Command::from(command(options, socket));
+    let mut command = Command::from(command(options, socket, spool));
     command.current_dir(user::agent_dir(options)).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
     // It leaves this session by itself as its first act. The child is dropped on purpose: it outlives this process,
     // and the runtime reaps it should it end earlier.
@@ -75,9 +79,8 @@ async fn start(options: &HostOptions, socket: &Path) -> Result<(), EnvironmentEr
 }
 
 /// What is started: the agent, or `su` that starts it as another user.
-pub(super) fn command(options: &HostOptions, socket: &Path) -> std::process::Command {
+pub(super) fn command(options: &HostOptions, socket: &Path, spool: &Path) -> std::process::Command {
     let mut agent = std::process::Command::new(&options.executable);
-    let spool = user::agent_dir(options).join("spool");
     agent.args(["agent", "serve", "--socket"]).arg(socket).arg("--spool").arg(spool);
     if let Some(pid) = options.until_pid {
         agent.arg("--until-pid").arg(pid.to_string());

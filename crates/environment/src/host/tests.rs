@@ -11,6 +11,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
 use super::*;
+use crate::Slot;
 
 struct Stub {
     pid: i64,
@@ -48,6 +49,11 @@ fn provider(home: &Path, executable: impl Into<PathBuf>) -> HostProvider {
     HostProvider::new(options).unwrap()
 }
 
+/// The environment of the first agent.
+fn environment(provider: &HostProvider) -> Arc<HostEnvironment> {
+    provider.agents.named("host").unwrap()
+}
+
 /// An executable that does `script` instead of being an agent.
 fn executable(home: &Path, script: &str) -> PathBuf {
     let path = home.join("agent");
@@ -62,7 +68,7 @@ async fn an_agent_that_answers_is_used_and_its_successor_is_found() {
     let provider = provider(home.path(), "/nonexistent");
     let socket = home.path().join("state/agent.sock");
     let first = serve(&socket, 1);
-    let environment = provider.environment();
+    let environment = environment(&provider);
     assert_eq!(environment.connect().await.unwrap().identity().pid, 1);
     assert_eq!(environment.connect().await.unwrap().identity().pid, 1);
     first.shutdown_background();
@@ -80,7 +86,7 @@ async fn an_agent_that_answers_is_used_and_its_successor_is_found() {
 async fn an_agent_that_ends_before_it_listens_is_an_error_with_its_last_words() {
     let home = tempfile::tempdir().unwrap();
     let agent = executable(home.path(), "echo 'no space left' >&2; exit 1");
-    let error = provider(home.path(), agent).environment().connect().await.unwrap_err();
+    let error = environment(&provider(home.path(), agent)).connect().await.unwrap_err();
     let text = error.to_string();
     assert!(text.contains("ended before it listened: no space left") && text.contains("agent.log"), "{text}");
 }
@@ -89,7 +95,7 @@ async fn an_agent_that_ends_before_it_listens_is_an_error_with_its_last_words() 
 async fn the_agent_is_told_where_to_listen_and_whom_to_outlive() {
     let home = tempfile::tempdir().unwrap();
     let agent = executable(home.path(), "echo \"$@\" > args; echo \"step-runner is listening on socket $4\"");
-    let error = provider(home.path(), agent).environment().connect().await.unwrap_err();
+    let error = environment(&provider(home.path(), agent)).connect().await.unwrap_err();
     assert!(matches!(error, EnvironmentError::Unreachable { .. }), "{error}");
     let args = std::fs::read_to_string(home.path().join("state/args")).unwrap();
     let state = home.path().join("state");
@@ -106,7 +112,7 @@ fn jobs_of_another_user_have_an_agent_of_that_user() {
         until_pid: None,
         user: Some("ci".to_owned()),
     };
-    let command = start::command(&options, Path::new("/s/agent.sock"));
+    let command = start::command(&options, Path::new("/s/agent.sock"), Path::new("/var/lib/muster/agent-ci/spool"));
     let words: Vec<_> = command.get_args().map(|word| word.to_str().unwrap()).collect();
     let line = r"exec '/opt/it'\''s/muster' 'agent' 'serve' '--socket' '/s/agent.sock' '--spool' '/var/lib/muster/agent-ci/spool'";
     assert_eq!((command.get_program().to_str().unwrap(), words), ("su", vec!["-s", "/bin/sh", "ci", "-c", line]));
@@ -165,9 +171,32 @@ async fn leases_are_bounded_waited_for_and_restored() {
 #[test]
 fn a_long_state_directory_has_its_socket_elsewhere_and_always_there() {
     let short = Path::new("/var/lib/muster");
-    assert_eq!(socket_path(short).unwrap(), short.join("agent.sock"));
+    assert_eq!(socket_path(short, 0).unwrap(), short.join("agent.sock"));
     let long = PathBuf::from(format!("/var/lib/{}", "x".repeat(120)));
-    let socket = socket_path(&long).unwrap();
+    let socket = socket_path(&long, 0).unwrap();
     assert!(socket.as_os_str().len() < 100, "{}", socket.display());
-    assert_eq!(socket_path(&long).unwrap(), socket);
+    assert_eq!(socket_path(&long, 0).unwrap(), socket);
+    assert_ne!(socket_path(&long, 1).unwrap(), socket);
+    assert_eq!(socket_path(short, 1).unwrap(), short.join("agent.1.sock"));
+}
+
+#[tokio::test]
+async fn a_new_job_never_goes_to_an_agent_of_another_version_and_a_job_that_is_there_stays() {
+    let home = tempfile::tempdir().unwrap();
+    let provider = provider(home.path(), "/nonexistent");
+    let old = serve(&home.path().join("state/agent.sock"), 1);
+    let key = SlotKey { runner: "short".to_owned(), project_id: 3 };
+    let lease = provider.acquire(&key).await.unwrap();
+    assert_eq!(lease.record.environment, "host-1", "the agent that answers says another version");
+    let error = lease.environment.connect().await.unwrap_err();
+    assert!(error.to_string().contains("agent.log"), "a new one is to be started: {error}");
+    lease.release();
+    let record = LeaseRecord {
+        environment: "host".to_owned(),
+        slot: Slot { id: 0, project_slot: 0, key },
+        claim: String::new(),
+    };
+    let lease = provider.restore(&record).await.unwrap();
+    assert_eq!(lease.environment.connect().await.unwrap().identity().pid, 1);
+    old.shutdown_background();
 }

@@ -114,16 +114,27 @@ impl Bench {
     }
 }
 
-impl Drop for Bench {
-    fn drop(&mut self) {
-        // The agent outlives its managers: it is found by its spool.
+impl Bench {
+    /// The agents of this bench: their process ids and executables. They outlive their managers: each is found by its spool.
+    pub(crate) fn agents(&self) -> Vec<(Pid, PathBuf)> {
         let home = self.home.path("state").into_os_string().into_encoded_bytes();
+        let mut agents = Vec::new();
         for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
             let arguments = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let is_agent = arguments.windows(6).any(|part| part == b"\0serve");
             let pid = entry.file_name().to_string_lossy().parse().ok().and_then(Pid::from_raw);
-            if let Some(pid) = pid.filter(|_| arguments.windows(home.len()).any(|part| part == home)) {
-                let _ = kill_process(pid, Signal::TERM);
+            if let Some(pid) = pid.filter(|_| is_agent && arguments.windows(home.len()).any(|part| part == home)) {
+                agents.push((pid, std::fs::read_link(entry.path().join("exe")).unwrap_or_default()));
             }
+        }
+        agents
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        for (pid, _) in self.agents() {
+            let _ = kill_process(pid, Signal::TERM);
         }
     }
 }

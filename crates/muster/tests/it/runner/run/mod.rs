@@ -102,6 +102,41 @@ async fn sigusr2_leaves_the_jobs_to_the_next_start() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn after_an_upgrade_jobs_end_at_the_old_agent_and_new_ones_have_a_new_one() {
+    let bench = Bench::start(1).await;
+    let link = bench.home.path("gitlab-runner");
+    let old = bench.home.path("old-muster");
+    std::fs::copy(std::fs::canonicalize(&link).unwrap(), &old).unwrap();
+    let new = std::fs::read_link(&link).unwrap();
+    std::fs::remove_file(&link).unwrap();
+    std::os::unix::fs::symlink(&old, &link).unwrap();
+    bench.configure(&format!("concurrent = 2\n{}", bench.entry(0)));
+    let run = bench.run();
+    bench.push(0, 1);
+    bench.begun(0, 1).await;
+    run.signal(Signal::USR2);
+    assert_eq!(run.code().await, 0);
+    std::fs::remove_file(&link).unwrap();
+    std::os::unix::fs::symlink(new, &link).unwrap();
+    let run = bench.run();
+    bench.push(0, 2);
+    bench.begun(0, 2).await;
+    let executables = || bench.agents().into_iter().map(|(_, executable)| executable == old).collect::<Vec<_>>();
+    let mut both = executables();
+    both.sort_unstable();
+    assert_eq!(both, [false, true], "{}", run.log());
+    for id in [1, 2] {
+        bench.let_go(id);
+        let job = bench.ended(0, id).await;
+        assert_eq!((job.status, job.handouts), (JobStatus::Success, 1), "{}", job.text());
+        assert_eq!(job.text().matches("begun\n").count(), 1, "{}", job.text());
+    }
+    run.logged("an older agent has no job left and was ended", 1).await;
+    run.signal(Signal::QUIT);
+    assert_eq!(run.code().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_changed_file_is_taken_up_while_a_job_runs_and_a_bad_one_changes_nothing() {
     let bench = Bench::start(2).await;
     bench.configure(&format!("concurrent = 1\n{}", bench.entry(0)));

@@ -1,0 +1,191 @@
+//! The agents of this host: one is for new jobs, and older ones, whose executable was replaced by an upgrade, end their own.
+//!
+//! ```text
+//! number 0: agent.sock, spool      environment `host`
+//! number n: agent.<n>.sock, spool.<n>          `host-<n>`
+//! ```
+//!
+//! New jobs go to the agent that runs this very executable; where none does, to the first number that no agent answers on,
+//! which starts one. A job stays with its agent: its lease names it. An agent that died is started again on its own spool,
+//! whatever its number. An older one is ended when its spool is empty.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_agent_api::agent::ListRequest;
+use parking_lot::Mutex;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::task::JoinHandle;
+
+use super::{HostEnvironment, HostOptions, socket_path, user};
+use crate::{AgentConnection, EnvironmentError, Identity};
+
+/// The environment of number 0, and what the names of the others begin with.
+const HOST: &str = "host";
+/// Upgrades whose agents may be at work at the same time.
+const NUMBERS: std::ops::Range<u32> = 0..16;
+/// Between two looks whether an older agent has no job left: it has no event for that.
+const LOOK_PERIOD: Duration = Duration::from_secs(2);
+
+/// The agents of one state directory.
+#[derive(Debug)]
+pub(super) struct Agents {
+    options: HostOptions,
+    known: Mutex<BTreeMap<u32, Arc<HostEnvironment>>>,
+    /// The number for new jobs, once it is known: held while it is found out.
+    current: tokio::sync::Mutex<Option<u32>>,
+    /// Ends the older ones.
+    retiring: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Drop for Agents {
+    fn drop(&mut self) {
+        // The next manager looks after them.
+        if let Some(task) = self.retiring.lock().take() {
+            task.abort();
+        }
+    }
+}
+
+impl Agents {
+    /// # Errors
+    /// [`EnvironmentError::File`] where there is no place for the socket.
+    pub(super) fn new(options: HostOptions) -> Result<Self, EnvironmentError> {
+        let agents = Self { options, known: Mutex::default(), current: Default::default(), retiring: Mutex::default() };
+        agents.numbered(0)?;
+        Ok(agents)
+    }
+
+    /// The environment of that name; none where this host has none of it.
+    pub(super) fn named(&self, name: &str) -> Option<Arc<HostEnvironment>> {
+        let number = NUMBERS.into_iter().find(|number| self::name(*number) == name)?;
+        self.numbered(number).ok()
+    }
+
+    /// The environment for new jobs, and its name.
+    ///
+    /// # Errors
+    /// [`EnvironmentError`] where there is none.
+    pub(super) async fn current(&self) -> Result<(String, Arc<HostEnvironment>), EnvironmentError> {
+        let mut current = self.current.lock().await;
+        let number = match *current {
+            Some(number) => number,
+            None => *current.insert(self.choose().await?),
+        };
+        Ok((name(number), self.numbered(number)?))
+    }
+
+    fn numbered(&self, number: u32) -> Result<Arc<HostEnvironment>, EnvironmentError> {
+        let mut known = self.known.lock();
+        if let Some(environment) = known.get(&number) {
+            return Ok(Arc::clone(environment));
+        }
+        let agent_dir = user::agent_dir(&self.options);
+        let socket = socket_path(&agent_dir, number)?;
+        if let Some(name) = self.options.user.as_ref().filter(|_| !socket.starts_with(&agent_dir)) {
+            let message = format!("the path {} is too long for a socket in it", agent_dir.display());
+            return Err(EnvironmentError::User { name: name.clone(), message });
+        }
+        let spool = agent_dir.join(if number == 0 { "spool".to_owned() } else { format!("spool.{number}") });
+        let environment = Arc::new(HostEnvironment::new(self.options.clone(), socket, spool));
+        known.insert(number, Arc::clone(&environment));
+        Ok(environment)
+    }
+
+    /// Looks who answers. The agent of this executable is the one for new jobs; else a free number is.
+    async fn choose(&self) -> Result<u32, EnvironmentError> {
+        let (mut own, mut free, mut older) = (None, None, Vec::new());
+        for number in NUMBERS {
+            let environment = self.numbered(number)?;
+            if number > 0 && free.is_some() && !environment.spool.exists() {
+                continue;
+            }
+            match AgentConnection::open(&environment.socket).await {
+                Ok(connection) if is_of_this_executable(connection.identity(), &self.options.executable) => {
+                    own.get_or_insert(number);
+                }
+                Ok(connection) => older.push((number, connection)),
+                Err(_) => drop(free.get_or_insert(number)),
+            }
+        }
+        for (number, connection) in &older {
+            let Identity { version, pid } = connection.identity();
+            tracing::info!(
+                environment = name(*number),
+                pid,
+                version,
+                "an agent of another executable ends its jobs; new ones have an agent of this one"
+            );
+        }
+        if !older.is_empty() {
+            let older = older.into_iter().filter_map(|(number, connection)| {
+                Some(Older { environment: self.numbered(number).ok()?, connection })
+            });
+            *self.retiring.lock() = Some(tokio::spawn(retire(older.collect())));
+        }
+        own.or(free).ok_or_else(|| EnvironmentError::Start {
+            message: format!("{} agents of earlier executables have jobs: wait for one to end", NUMBERS.len()),
+            log: self.options.state_dir.join("agent.log"),
+        })
+    }
+}
+
+/// The name of an environment in leases.
+fn name(number: u32) -> String {
+    if number == 0 { HOST.to_owned() } else { format!("{HOST}-{number}") }
+}
+
+/// Whether the agent runs the file that a new one would be started from. A file that was replaced is another one, also
+/// where it has the same version; where the system does not tell, the version does.
+fn is_of_this_executable(agent: &Identity, executable: &Path) -> bool {
+    let same_version = agent.version == env!("CARGO_PKG_VERSION");
+    let id = |path: &Path| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
+    match (id(Path::new(&format!("/proc/{}/exe", agent.pid))), id(executable)) {
+        (Some(running), Some(new)) => same_version && running == new,
+        _ => same_version,
+    }
+}
+
+/// An agent of another executable.
+struct Older {
+    environment: Arc<HostEnvironment>,
+    connection: AgentConnection,
+}
+
+impl Older {
+    /// Whether no job of this manager is with it: those hold its environment, beside the list of all and this.
+    fn is_free(&self) -> bool {
+        Arc::strong_count(&self.environment) <= 2
+    }
+}
+
+/// Ends agents, each as soon as it has no job any more.
+async fn retire(mut agents: Vec<Older>) {
+    while !agents.is_empty() {
+        // First of all: jobs of an earlier start are being taken up just now.
+        tokio::time::sleep(LOOK_PERIOD).await;
+        let mut left = Vec::new();
+        for agent in agents {
+            match agent.connection.agent().list(ListRequest {}).await {
+                Ok(answer) if answer.get_ref().jobs.is_empty() && agent.is_free() => end(agent.connection.identity()),
+                Ok(_) => left.push(agent),
+                // It has ended, and if it is needed it is started again, as one of this executable.
+                Err(error) => tracing::debug!(%error, "an older agent is gone"),
+            }
+        }
+        agents = left;
+    }
+}
+
+/// Asks an agent without jobs to end.
+fn end(agent: &Identity) {
+    let pid = i32::try_from(agent.pid).ok().and_then(Pid::from_raw);
+    match pid.map(|pid| kill_process(pid, Signal::TERM)) {
+        Some(Ok(())) => tracing::info!(pid = agent.pid, "an older agent has no job left and was ended"),
+        Some(Err(error)) => tracing::warn!(pid = agent.pid, %error, "an older agent without jobs cannot be ended"),
+        None => {}
+    }
+}
