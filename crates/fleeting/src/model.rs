@@ -279,4 +279,6 @@ pub struct GroupInfo {
     pub build_info: String,
     /// It can put instances to sleep.
     pub can_suspend: bool,
+    /// What it offers beside the protocol.
+    pub features: crate::extension::Features,
 }

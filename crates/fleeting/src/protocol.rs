@@ -38,6 +38,12 @@ pub(crate) mod plugin {
     tonic::include_proto!("plugin");
 }
 
+/// What is offered beside the protocol.
+#[expect(unreachable_pub, clippy::too_many_lines, reason = "generated")]
+pub(crate) mod extension {
+    tonic::include_proto!("muster.fleeting.v1");
+}
+
 /// gRPC's health service.
 #[expect(unreachable_pub, reason = "generated")]
 pub(crate) mod health {

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::cgroup::Limits;
+
 /// Settings of the plugin; all have defaults.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -31,6 +33,24 @@ pub(crate) struct Config {
     pub(crate) boot_failure_rate: f64,
     /// Running instances lost in a minute, on average, of each one.
     pub(crate) losses_per_minute: f64,
+    /// Seconds from the notice of a loss to the loss; 0: lost without notice.
+    pub(crate) notice_s: f64,
+    /// Instances that the cloud has at the same time; 0: no limit but `max_size`. A request beyond is out of stock.
+    pub(crate) stock: u32,
+    /// Price of an instance, in millionths of `currency` for an hour; 0: not told.
+    pub(crate) price_micros_per_hour: u64,
+    /// Currency of the price, ISO 4217.
+    pub(crate) currency: String,
+    /// Memory that an instance may use, in MiB, by cgroup; 0: no limit.
+    pub(crate) memory_max_mib: u64,
+    /// Processors that an instance may use, by cgroup; 0: no limit.
+    pub(crate) cpus_max: f64,
+    /// Processes that an instance may have, by cgroup; 0: no limit.
+    pub(crate) processes_max: u32,
+    /// Program on this host before each job, with its first arguments; the instance and the job follow.
+    pub(crate) prepare_command: Vec<String>,
+    /// Program on this host after each job, likewise.
+    pub(crate) finish_command: Vec<String>,
     /// Seed of all that is left to chance; 0: another one each time.
     pub(crate) seed: u64,
 }
@@ -49,6 +69,15 @@ impl Default for Config {
             request_failure_rate: 0.0,
             boot_failure_rate: 0.0,
             losses_per_minute: 0.0,
+            notice_s: 0.0,
+            stock: 0,
+            price_micros_per_hour: 0,
+            currency: "USD".to_owned(),
+            memory_max_mib: 0,
+            cpus_max: 0.0,
+            processes_max: 0,
+            prepare_command: Vec::new(),
+            finish_command: Vec::new(),
             seed: 0,
         }
     }
@@ -85,6 +114,17 @@ impl Config {
         if !self.losses_per_minute.is_finite() || self.losses_per_minute < 0.0 {
             return Err(format!("losses_per_minute = {} must be 0 or more", self.losses_per_minute));
         }
+        if !(0.0..=86_400.0).contains(&self.notice_s) {
+            return Err(format!("notice_s = {} must be 0 to 86400", self.notice_s));
+        }
+        if !(0.0..=65_536.0).contains(&self.cpus_max) {
+            return Err(format!("cpus_max = {} must be 0 to 65536", self.cpus_max));
+        }
         Ok(())
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        let memory_bytes = self.memory_max_mib.saturating_mul(1024 * 1024);
+        Limits { memory_bytes, cpus: self.cpus_max, processes: self.processes_max }
     }
 }

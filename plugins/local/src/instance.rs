@@ -11,11 +11,12 @@ use std::process::{ExitCode, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use russh::keys::{Algorithm, PrivateKey, PublicKey};
+use russh::keys::{Algorithm, HashAlg, PrivateKey, PublicKey};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::process::{Child, ChildStdin, Command};
 
+use crate::cgroup::Group;
 use crate::server;
 
 /// What makes this executable the plugin.
@@ -42,6 +43,8 @@ pub(crate) struct Running {
     _alive: ChildStdin,
     /// Where it listens.
     pub(crate) port: u16,
+    /// Fingerprint of its host key.
+    pub(crate) host_key: String,
 }
 
 /// Whether namespaces can be made here.
@@ -56,7 +59,12 @@ impl Running {
     ///
     /// # Errors
     /// What went wrong, as text.
-    pub(crate) async fn start(directory: &Path, key: &PublicKey, namespaces: bool) -> Result<Self, String> {
+    pub(crate) async fn start(
+        directory: &Path,
+        key: &PublicKey,
+        namespaces: bool,
+        cgroup: Option<&Group>,
+    ) -> Result<Self, String> {
         let own = std::env::current_exe().map_err(|error| format!("cannot find the plugin's executable: {error}"))?;
         let mut command = if namespaces {
             let [program, arguments @ ..] = UNSHARE;
@@ -87,20 +95,30 @@ impl Running {
         let (Some(mut stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             return Err("an instance without pipes".to_owned());
         };
+        // It starts nothing before it has its key: all that runs in it is under its limits.
+        if let (Some(cgroup), Some(pid)) = (cgroup, child.id()) {
+            cgroup.join(pid)?;
+        }
         let line = key.to_openssh().map_err(|error| error.to_string())?;
         stdin
             .write_all(format!("{line}\n").as_bytes())
             .await
             .map_err(|error| format!("the instance ended: {error}"))?;
         let mut said = String::new();
-        let mut stdout = BufReader::new(stdout).take(64);
+        let mut stdout = BufReader::new(stdout).take(128);
         match tokio::time::timeout(START_LIMIT, stdout.read_line(&mut said)).await {
             Err(_) => return Err(format!("the instance did not come up within {} s", START_LIMIT.as_secs())),
             Ok(Err(error)) => return Err(format!("the instance cannot be heard: {error}")),
             Ok(Ok(_)) => {}
         }
-        let port = said.trim().parse().map_err(|_| format!("the instance said {said:?} instead of its port"))?;
-        Ok(Self { child, _alive: stdin, port })
+        let (port, host_key) = said.trim().split_once(' ').unwrap_or((said.trim(), ""));
+        let port = port.parse().map_err(|_| format!("the instance said {said:?} instead of its port"))?;
+        Ok(Self { child, _alive: stdin, port, host_key: host_key.to_owned() })
+    }
+
+    /// Its process; 0 once it has ended.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id().unwrap_or(0)
     }
 
     /// Waits until it has ended by itself. Cancel-safe.
@@ -146,7 +164,8 @@ async fn serve() -> std::io::Result<()> {
         PrivateKey::random(&mut russh::keys::key::safe_rng(), Algorithm::Ed25519).map_err(std::io::Error::other)?;
     let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
     let mut stdout = tokio::io::stdout();
-    stdout.write_all(format!("{}\n", listener.local_addr()?.port()).as_bytes()).await?;
+    let fingerprint = host_key.public_key().fingerprint(HashAlg::Sha256);
+    stdout.write_all(format!("{} {fingerprint}\n", listener.local_addr()?.port()).as_bytes()).await?;
     stdout.flush().await?;
     let commands = server::Commands::default();
     tokio::select! {

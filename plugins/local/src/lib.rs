@@ -3,11 +3,14 @@
 //!
 //! It is also a cloud for demonstrations and tests: boot time, API rate, failures, short grants and losses are settings.
 
+mod cgroup;
 mod clouds_mood;
 mod config;
+mod extension;
 mod instance;
 mod provider;
 pub mod server;
+mod usage;
 
 use std::process::ExitCode;
 

@@ -3,19 +3,24 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use muster_fleeting::sdk::{
-    ConnectInfo, ConnectorConfig, Error, Init, InstanceId, InstanceState, Partial, Provider, Settings,
+    ConnectInfo, ConnectorConfig, Error, Extension, Init, InstanceId, InstanceState, Notice, Partial, Provider,
+    Settings,
 };
 use russh::keys::ssh_key::LineEnding;
 use russh::keys::{Algorithm, PrivateKey};
 use tempfile::TempDir;
+use tokio::sync::broadcast;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::cgroup::{self, Cgroups};
 use crate::clouds_mood::Mood;
 use crate::config::{Config, Isolation};
+use crate::extension::{self, OFFER};
 use crate::instance::{self, Running};
 
 /// A group of instances on this host. They end with the plugin.
@@ -30,6 +35,8 @@ struct Inner {
     root: PathBuf,
     /// Keeps the directory where it is a temporary one.
     _temporary: Option<TempDir>,
+    cgroups: Option<Cgroups>,
+    notices: broadcast::Sender<Notice>,
     group: Mutex<Group>,
 }
 
@@ -37,17 +44,65 @@ struct Group {
     instances: BTreeMap<InstanceId, Entry>,
     made: u64,
     mood: Mood,
+    /// The last request was beyond the stock.
+    out_of_stock: bool,
 }
 
 struct Entry {
     state: InstanceState,
-    /// Where it listens, and the key that lets in, once it runs.
-    reach: Option<(u16, Vec<u8>)>,
+    /// Once it runs.
+    reach: Option<Reach>,
     /// Ends it.
     end: CancellationToken,
 }
 
+/// How an instance is reached.
+#[derive(Clone)]
+struct Reach {
+    port: u16,
+    /// The key that lets in.
+    key: Vec<u8>,
+    host_key: String,
+    pid: u32,
+}
+
+impl Local {
+    pub(crate) fn config(&self) -> &Config {
+        &self.inner.config
+    }
+
+    /// Hears of notices from now on.
+    pub(crate) fn heard(&self) -> broadcast::Receiver<Notice> {
+        self.inner.notices.subscribe()
+    }
+
+    /// How many instances can be had at the moment.
+    pub(crate) fn available(&self) -> u32 {
+        self.inner.room(&self.inner.group())
+    }
+
+    pub(crate) fn pid(&self, id: &InstanceId) -> Option<u32> {
+        self.inner.group().instances.get(id).and_then(|entry| entry.reach.as_ref()).map(|reach| reach.pid)
+    }
+
+    pub(crate) fn host_key(&self, id: &InstanceId) -> Option<String> {
+        self.inner.group().instances.get(id).and_then(|entry| entry.reach.as_ref()).map(|reach| reach.host_key.clone())
+    }
+}
+
 impl Inner {
+    /// Below `max_size` and stock.
+    fn room(&self, group: &Group) -> u32 {
+        let used = u32::try_from(group.instances.len()).unwrap_or(u32::MAX);
+        let stock = if self.config.stock == 0 { u32::MAX } else { self.config.stock };
+        self.config.max_size.min(stock).saturating_sub(used)
+    }
+
+    fn tell(&self, notice: Notice) {
+        // Without a host that listens, nobody has to know.
+        let _ = self.notices.send(notice);
+    }
+
     fn group(&self) -> MutexGuard<'_, Group> {
         self.group.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -64,8 +119,8 @@ impl Inner {
             () = tokio::time::sleep(delay) => {}
         }
         let started = if fails { Err("it does not boot (boot_failure_rate)".into()) } else { self.start(&id).await };
-        let mut running = match started {
-            Ok(running) => running,
+        let (mut running, cgroup) = match started {
+            Ok(started) => started,
             Err(error) => {
                 tracing::error!(%id, error = error.to_string(), "the instance did not come up");
                 let _ = std::fs::remove_dir_all(&directory);
@@ -73,9 +128,15 @@ impl Inner {
             }
         };
         let lost = async {
-            match loss {
-                Some(after) => tokio::time::sleep(after).await,
-                None => std::future::pending().await,
+            let Some(after) = loss else { return std::future::pending().await };
+            let notice = Duration::from_secs_f64(self.config.notice_s);
+            tokio::time::sleep(after.saturating_sub(notice)).await;
+            if !notice.is_zero() {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let at = i64::try_from((now + notice).as_secs()).ok();
+                let reason = "the cloud takes it back (losses_per_minute)".to_owned();
+                self.tell(Notice::Interruption { instance: id.clone(), at, reason });
+                tokio::time::sleep(notice).await;
             }
         };
         tokio::select! {
@@ -84,26 +145,39 @@ impl Inner {
             () = running.ended() => tracing::warn!(%id, "the instance ended by itself"),
         }
         running.end().await;
+        if let Some(cgroup) = cgroup {
+            cgroup.remove().await;
+        }
         if let Err(error) = std::fs::remove_dir_all(&directory) {
             tracing::warn!(%id, %error, directory = %directory.display(), "the instance's directory is left");
         }
         self.gone(&id);
     }
 
-    async fn start(&self, id: &InstanceId) -> Result<Running, Error> {
+    async fn start(&self, id: &InstanceId) -> Result<(Running, Option<cgroup::Group>), Error> {
         let directory = self.root.join(id.as_str());
         std::fs::create_dir(&directory)?;
         let key = PrivateKey::random(&mut russh::keys::key::safe_rng(), Algorithm::Ed25519)?;
-        let running = Running::start(&directory, key.public_key(), self.namespaces).await?;
+        let cgroup = self.cgroups.as_ref().map(|cgroups| cgroups.group(id.as_str())).transpose()?;
+        let running = match Running::start(&directory, key.public_key(), self.namespaces, cgroup.as_ref()).await {
+            Ok(running) => running,
+            Err(error) => {
+                if let Some(cgroup) = cgroup {
+                    cgroup.remove().await;
+                }
+                return Err(error.into());
+            }
+        };
         let private = key.to_openssh(LineEnding::LF)?.as_bytes().to_vec();
         let mut group = self.group();
         if let Some(entry) = group.instances.get_mut(id) {
-            entry.reach = Some((running.port, private));
+            let (port, pid) = (running.port, running.pid());
+            entry.reach = Some(Reach { port, key: private, host_key: running.host_key.clone(), pid });
             if entry.state == InstanceState::Creating {
                 entry.state = InstanceState::Running;
             }
         }
-        Ok(running)
+        Ok((running, cgroup))
     }
 
     fn set(&self, id: &InstanceId, state: InstanceState) {
@@ -113,7 +187,35 @@ impl Inner {
     }
 
     fn gone(&self, id: &InstanceId) {
-        self.group().instances.remove(id);
+        let mut group = self.group();
+        group.instances.remove(id);
+        self.restock(&mut group);
+    }
+
+    /// What went out of stock is back as soon as there is room.
+    fn restock(&self, group: &mut Group) {
+        if group.out_of_stock && self.room(group) > 0 {
+            group.out_of_stock = false;
+            self.tell(Notice::Stock { offer: OFFER.to_owned(), available: true });
+        }
+    }
+}
+
+/// The groups for limits, where some are wanted and possible.
+fn limits(config: &Config) -> Option<Cgroups> {
+    let limits = config.limits();
+    if limits.is_none() {
+        return None;
+    }
+    match Cgroups::new(limits) {
+        Ok(cgroups) => Some(cgroups),
+        Err(error) => {
+            tracing::warn!(
+                error,
+                "memory_max_mib, cpus_max and processes_max are NOT in force: no cgroups can be made here"
+            );
+            None
+        }
     }
 }
 
@@ -150,8 +252,11 @@ impl Provider for Local {
         let init = Init { id: format!("local/{}", config.name), max_size: config.max_size, can_suspend: false };
         tracing::info!(group = init.id, namespaces, directory = %root.display(), "ready");
         let mood = Mood::new(config.clone());
-        let group = Mutex::new(Group { instances: BTreeMap::new(), made: 0, mood });
-        Ok((Self { inner: Arc::new(Inner { config, settings, namespaces, root, _temporary: temporary, group }) }, init))
+        let cgroups = limits(&config);
+        let group = Mutex::new(Group { instances: BTreeMap::new(), made: 0, mood, out_of_stock: false });
+        let notices = extension::channel();
+        let inner = Inner { config, settings, namespaces, root, _temporary: temporary, cgroups, notices, group };
+        Ok((Self { inner: Arc::new(inner) }, init))
     }
 
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, Error> {
@@ -159,15 +264,24 @@ impl Provider for Local {
         let seen = group.instances.iter().map(|(id, entry)| (id.clone(), entry.state)).collect();
         // One that never came up is told once.
         group.instances.retain(|_, entry| entry.state != InstanceState::Timeout);
+        self.inner.restock(&mut group);
         Ok(seen)
     }
 
     async fn increase(&self, n: u32) -> Result<u32, Partial<u32>> {
         let mut group = self.inner.group();
-        let used = u32::try_from(group.instances.len()).unwrap_or(u32::MAX);
-        let room = self.inner.config.max_size.saturating_sub(used);
+        let room = self.inner.room(&group);
+        let config = &self.inner.config;
+        if n > room && config.stock > 0 && config.stock < config.max_size && !group.out_of_stock {
+            group.out_of_stock = true;
+            self.inner.tell(Notice::Stock { offer: OFFER.to_owned(), available: false });
+        }
         if room == 0 {
-            return Err(Partial::nothing(format!("the group is full: max_size = {}", self.inner.config.max_size)));
+            return Err(Partial::nothing(if group.out_of_stock {
+                format!("the cloud is out of stock: stock = {}", config.stock)
+            } else {
+                format!("the group is full: max_size = {}", config.max_size)
+            }));
         }
         let granted = group.mood.grant(n.min(room), Instant::now()).map_err(Partial::nothing)?;
         for _ in 0..granted {
@@ -194,7 +308,7 @@ impl Provider for Local {
     async fn connect_info(&self, id: InstanceId) -> Result<ConnectInfo, Error> {
         let group = self.inner.group();
         let entry = group.instances.get(&id).ok_or_else(|| format!("there is no instance {id}"))?;
-        let (port, key) =
+        let Reach { port, key, .. } =
             entry.reach.clone().ok_or_else(|| format!("instance {id} is {} and cannot be reached", entry.state))?;
         let set = &self.inner.settings.connector;
         let or = |set: &str, own: &str| if set.is_empty() { own.to_owned() } else { set.to_owned() };
@@ -212,6 +326,10 @@ impl Provider for Local {
             internal_addr: address,
             expires: None,
         })
+    }
+
+    fn extension(&self) -> Option<&dyn Extension> {
+        Some(self)
     }
 
     async fn heartbeat(&self, id: InstanceId) -> Result<(), Error> {

@@ -92,7 +92,7 @@ async fn command(
     let instance = InstanceId::new(machine.name.clone());
     let hosts = KnownHosts::default();
     if !machine.host_key.is_empty() {
-        hosts.pin(&instance, &machine.host_key);
+        hosts.pin(&instance, std::slice::from_ref(&machine.host_key));
     }
     let session =
         dial(&Target { instance, info, use_external_addr }, &hosts).await.map_err(|error| error.to_string())?;

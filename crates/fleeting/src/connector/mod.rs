@@ -1,12 +1,16 @@
 //! Connectors: how commands and streams reach an instance.
 //!
-//! One port, [`Session`], and an adapter for each protocol: [`ssh`] for machines, [`local`] for this host. A machine with
-//! the protocol `winrm` is a clear error so far.
+//! One port, [`Session`], and an adapter for each protocol: [`ssh`] for machines, `winrm` (feature of that name) for Windows
+//! machines without an SSH server, [`local`] for this host.
 
 mod address;
+mod hosts;
 pub mod local;
 mod output;
+mod retry;
 pub mod ssh;
+#[cfg(feature = "winrm")]
+pub mod winrm;
 
 use std::time::Duration;
 
@@ -17,8 +21,8 @@ use tokio_util::sync::CancellationToken;
 use crate::model::{ConnectInfo, InstanceId};
 
 pub use address::{AddressError, address};
+pub use hosts::KnownHosts;
 pub use output::Tail;
-pub use ssh::KnownHosts;
 
 /// How a remote command ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,9 +101,9 @@ pub enum DialError {
         /// Why.
         cause: String,
     },
-    /// Another machine answers than at the first time.
+    /// Another machine answers than was pinned, or than at the first time.
     #[error(
-        "instance {instance}: the host key of {address} is {found}, and was {known} at first: another machine answers there; \
+        "instance {instance}: the host key of {address} is {found}, and should be {known}: another machine answers there; \
          nothing was sent to it"
     )]
     HostKey {
@@ -109,7 +113,7 @@ pub enum DialError {
         address: String,
         /// Its key's fingerprint.
         found: String,
-        /// The one of the first time.
+        /// Those that were pinned, or the one of the first time.
         known: String,
     },
     /// The credentials have expired meanwhile.
@@ -133,7 +137,7 @@ pub enum DialError {
         cause: String,
     },
     /// A protocol that this host cannot speak.
-    #[error("instance {instance}: protocol {protocol:?} is not supported yet; use ssh")]
+    #[error("instance {instance}: protocol {protocol:?} is not known to this program; use ssh")]
     Protocol {
         /// The instance.
         instance: InstanceId,
@@ -213,6 +217,8 @@ pub struct Target {
 pub async fn dial(target: &Target, hosts: &KnownHosts) -> Result<Box<dyn Session>, DialError> {
     match target.info.connector.protocol.as_str() {
         "" | "ssh" => Ok(Box::new(ssh::connect(target, hosts).await?)),
+        #[cfg(feature = "winrm")]
+        "winrm" | "winrm+https" => Ok(Box::new(winrm::connect(target, hosts).await?)),
         other => Err(DialError::Protocol { instance: target.instance.clone(), protocol: other.to_owned() }),
     }
 }

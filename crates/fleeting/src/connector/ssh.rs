@@ -1,53 +1,21 @@
 //! SSH (fleeting.md 4.2).
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
-use rand::Rng;
 use russh::client::{self, AuthResult, Handle};
-use russh::keys::{HashAlg, PrivateKey, PrivateKeyWithHashAlg, PublicKeyOrCertificate, decode_secret_key};
+use russh::keys::{Certificate, HashAlg, PrivateKey, PrivateKeyWithHashAlg, PublicKeyOrCertificate, decode_secret_key};
 use russh::{Channel, ChannelMsg, Disconnect, Sig};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::Instant;
 
 use super::address::address;
-use super::{DialError, Exit, Outcome, Run, RunError, Session, Stream, Tail, Target};
+use super::retry::{Failed, retry};
+use super::{DialError, Exit, KnownHosts, Outcome, Run, RunError, Session, Stream, Tail, Target};
 use crate::model::InstanceId;
 
-/// The first pause between two tries to connect; it doubles up to [`PAUSE_CAP`]. The Go host makes none (C5).
-const PAUSE_FIRST: Duration = Duration::from_millis(50);
-const PAUSE_CAP: Duration = Duration::from_secs(2);
-/// One try: a machine that boots may swallow packets.
-const TRY_LIMIT: Duration = Duration::from_secs(20);
 /// Signs of life without an answer before a connection is given up.
 const SILENT_MAX: usize = 3;
-
-/// The host keys of instances, each as it was at the first connection. A machine is new, so its first key is believed;
-/// from then on only that one.
-#[derive(Debug, Clone, Default)]
-pub struct KnownHosts(Arc<Mutex<HashMap<InstanceId, String>>>);
-
-impl KnownHosts {
-    /// The key's fingerprint at the first time, where it differs.
-    fn differs(&self, instance: &InstanceId, found: &str) -> Option<String> {
-        let mut hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = hosts.entry(instance.clone()).or_insert_with(|| found.to_owned());
-        (known != found).then(|| known.clone())
-    }
-
-    /// The key that the instance must have, where it is known from elsewhere: its fingerprint, `SHA256:...`.
-    pub fn pin(&self, instance: &InstanceId, fingerprint: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(instance.clone(), fingerprint.to_owned());
-    }
-
-    /// The instance is gone: its name may come back with another machine.
-    pub fn forget(&self, instance: &InstanceId) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(instance);
-    }
-}
 
 /// Looks at the host key.
 struct Gate {
@@ -98,41 +66,13 @@ pub async fn connect(target: &Target, hosts: &KnownHosts) -> Result<SshSession, 
         nodelay: true,
         ..client::Config::default()
     });
-    let end = Instant::now() + connector.timeout;
-    let mut tries = 0;
-    let mut pause = PAUSE_FIRST;
-    loop {
-        tries += 1;
-        let limit = TRY_LIMIT.min(end.saturating_duration_since(Instant::now()));
-        let once = try_once(target, &address, key.as_ref(), hosts, Arc::clone(&config));
-        let cause = match tokio::time::timeout(limit, once).await {
-            Ok(Ok(session)) => return Ok(session),
-            Ok(Err(Failed::ForGood(error))) => return Err(error),
-            Ok(Err(Failed::ForNow(cause))) => cause,
-            Err(_) => "no answer".to_owned(),
-        };
-        if target.info.expires.is_some_and(is_past) {
-            return Err(DialError::Expired { instance });
-        }
-        let wait = pause.mul_f64(rand::rng().random_range(0.75..1.25));
-        if Instant::now() + wait >= end {
-            return Err(DialError::Unreachable { instance, address, limit: connector.timeout, tries, cause });
-        }
-        tracing::debug!(%instance, address, tries, cause, "no connection yet");
-        tokio::time::sleep(wait).await;
-        pause = (pause * 2).min(PAUSE_CAP);
-    }
-}
-
-enum Failed {
-    ForGood(DialError),
-    ForNow(String),
+    retry(target, &address, || try_once(target, &address, key.clone(), hosts, Arc::clone(&config))).await
 }
 
 async fn try_once(
     target: &Target,
     address: &str,
-    key: Option<&Arc<PrivateKey>>,
+    key: Option<Key>,
     hosts: &KnownHosts,
     config: Arc<client::Config>,
 ) -> Result<SshSession, Failed> {
@@ -159,9 +99,13 @@ async fn try_once(
     let connector = &target.info.connector;
     let (method, answer) = match key {
         // A key is the only thing that is offered: the plugin put it there (C3).
-        Some(key) => {
+        Some(Key { private, certificate: Some(certificate) }) => {
+            let user = connector.username.as_str();
+            ("certificate", handle.authenticate_openssh_cert(user, private, certificate).await)
+        }
+        Some(Key { private, certificate: None }) => {
             let hash = handle.best_supported_rsa_hash().await.map_err(|error| for_now(&error))?.flatten();
-            let key = PrivateKeyWithHashAlg::new(Arc::clone(key), hash);
+            let key = PrivateKeyWithHashAlg::new(private, hash);
             ("key", handle.authenticate_publickey(connector.username.as_str(), key).await)
         }
         None => {
@@ -181,17 +125,28 @@ async fn try_once(
     }
 }
 
-fn private_key(bytes: &[u8]) -> Result<Option<Arc<PrivateKey>>, String> {
+/// What is offered instead of a password.
+#[derive(Clone)]
+struct Key {
+    private: Arc<PrivateKey>,
+    certificate: Option<Certificate>,
+}
+
+/// A private key, and after it, on a line of its own, its certificate (`ssh-ed25519-cert-v01@openssh.com AAAA...`), where it
+/// has one: the protocol has one field for both.
+fn private_key(bytes: &[u8]) -> Result<Option<Key>, String> {
     if bytes.is_empty() {
         return Ok(None);
     }
     let text = std::str::from_utf8(bytes).map_err(|_| "it is no text".to_owned())?;
-    decode_secret_key(text, None).map(|key| Some(Arc::new(key))).map_err(|error| error.to_string())
-}
-
-fn is_past(seconds: i64) -> bool {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    i64::try_from(now).is_ok_and(|now| now >= seconds)
+    let is_certificate =
+        |line: &&str| line.split(' ').next().is_some_and(|word| word.ends_with("-cert-v01@openssh.com"));
+    let line = text.lines().find(is_certificate);
+    let certificate =
+        line.map(|line| Certificate::from_openssh(line.trim()).map_err(|error| format!("its certificate: {error}")));
+    let pem = line.and_then(|line| text.split(line).next()).unwrap_or(text);
+    let private = decode_secret_key(pem, None).map_err(|error| error.to_string())?;
+    Ok(Some(Key { private: Arc::new(private), certificate: certificate.transpose()? }))
 }
 
 fn lost(cause: impl ToString) -> RunError {

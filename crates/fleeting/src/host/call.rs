@@ -112,6 +112,7 @@ impl Caller {
             version: answer.version,
             build_info: answer.build_info,
             can_suspend: answer.capabilities.iter().any(|capability| capability == SUSPEND_RESUME),
+            features: self.features().await,
         })
     }
 
@@ -255,7 +256,7 @@ impl Caller {
         CallError::Nonsense { plugin: self.plugin.clone(), call, what }
     }
 
-    async fn timed<T>(
+    pub(super) async fn timed<T>(
         &self,
         call: &'static str,
         limit: Duration,
@@ -264,7 +265,7 @@ impl Caller {
         self.raw(call, limit, work).await.map_err(|error| self.judge(call, error))
     }
 
-    async fn raw<T>(
+    pub(super) async fn raw<T>(
         &self,
         call: &'static str,
         limit: Duration,
@@ -281,7 +282,7 @@ impl Caller {
         }
     }
 
-    fn judge(&self, call: &'static str, error: Ended) -> CallError {
+    pub(super) fn judge(&self, call: &'static str, error: Ended) -> CallError {
         let plugin = self.plugin.clone();
         match error {
             Ended::Late(limit) => CallError::Deadline { plugin, call, limit },
@@ -294,7 +295,7 @@ impl Caller {
 }
 
 /// How a call ended without a result.
-enum Ended {
+pub(super) enum Ended {
     Late(Duration),
     Status(Status),
 }

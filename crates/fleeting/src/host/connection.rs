@@ -8,6 +8,7 @@ use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
 
 use super::handshake::Address;
+use crate::protocol::extension::instance_group_extension_client::InstanceGroupExtensionClient;
 use crate::protocol::group::instance_group_client::InstanceGroupClient;
 use crate::protocol::plugin::grpc_broker_client::GrpcBrokerClient;
 use crate::protocol::plugin::grpc_controller_client::GrpcControllerClient;
@@ -75,6 +76,10 @@ impl Connection {
         InstanceGroupClient::new(self.channel.clone())
             .max_decoding_message_size(MESSAGE_MAX_BYTES)
             .max_encoding_message_size(MESSAGE_MAX_BYTES)
+    }
+
+    pub(super) fn extension(&self) -> InstanceGroupExtensionClient<Channel> {
+        InstanceGroupExtensionClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_MAX_BYTES)
     }
 
     /// Tells the process to end. A plugin may lack the service.

@@ -163,7 +163,7 @@ impl Group {
         Err(CallError::NoCapability { plugin: self.name.clone(), capability: SUSPEND_RESUME })
     }
 
-    fn caller(&self) -> Result<Arc<Callable>, CallError> {
+    pub(super) fn caller(&self) -> Result<Arc<Callable>, CallError> {
         if let Running::Up(callable) = &*self.running.borrow() {
             return Ok(Arc::clone(callable));
         }
@@ -176,7 +176,7 @@ impl Group {
 
     /// A call without an answer means a plugin that hangs: its process is replaced.
     #[expect(clippy::unused_self, reason = "reads as a sentence")]
-    fn heed<T>(&self, callable: &Callable, answer: Result<T, CallError>) -> Result<T, CallError> {
+    pub(super) fn heed<T>(&self, callable: &Callable, answer: Result<T, CallError>) -> Result<T, CallError> {
         if let Err(CallError::Deadline { .. } | CallError::Broken { .. }) = &answer {
             callable.hung.cancel();
         }

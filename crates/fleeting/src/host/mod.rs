@@ -13,6 +13,7 @@
 mod call;
 mod connection;
 mod error;
+mod extension;
 mod group;
 mod handshake;
 #[cfg(test)]

@@ -29,6 +29,7 @@
 
 mod command_line;
 mod config;
+mod extension;
 mod log;
 mod parent;
 pub mod program;
@@ -40,9 +41,11 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+pub use crate::extension::{Features, Notice, Offer, Price, Resources};
 pub use crate::model::{ConnectInfo, ConnectorConfig, InstanceId, InstanceState};
 pub use command_line::{main, main_with};
 pub use config::{ConfigError, reference};
+pub use extension::{Extension, Notices};
 
 /// Whatever went wrong at the provider. Its text, with its causes, is what the operator reads.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -96,7 +99,7 @@ pub struct NoConfig {}
 
 /// A source of machines.
 ///
-/// `update`, `increase` and `decrease` come one after the other; `connect_info` and `heartbeat` may come beside them,
+/// `update`, `increase` and `decrease` come one after the other; `connect_info`, `heartbeat` and the extension's calls may come beside them,
 /// hence `&self`.
 #[async_trait]
 pub trait Provider: Sized + Send + Sync + 'static {
@@ -159,6 +162,11 @@ pub trait Provider: Sized + Send + Sync + 'static {
     /// With those that were accepted.
     async fn resume(&self, _ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
         Err(Partial::nothing("this plugin cannot resume"))
+    }
+
+    /// What the provider offers beside the protocol: prices, notices, resource use, hooks. Most have nothing.
+    fn extension(&self) -> Option<&dyn Extension> {
+        None
     }
 
     /// The manager ends: removes what the plugin made for itself, such as keys. Instances stay.

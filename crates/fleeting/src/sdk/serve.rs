@@ -17,7 +17,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::parent::Host;
 use super::service::Service;
-use super::{Error, Provider};
+use super::{Error, Provider, extension};
+use crate::protocol::extension::instance_group_extension_server::InstanceGroupExtensionServer;
 use crate::protocol::group::instance_group_server::InstanceGroupServer;
 use crate::protocol::health::health_server::{Health, HealthServer};
 use crate::protocol::health::{HealthCheckRequest, HealthCheckResponse, health_check_response::ServingStatus};
@@ -53,13 +54,15 @@ pub(super) async fn serve<P: Provider>() -> Result<ExitCode, Error> {
     let stop = CancellationToken::new();
     let host = Host::default();
     let services = Services { stop: stop.clone(), host: host.clone() };
+    let group = Service::<P>::default();
     let server = Server::builder()
         .add_service(HealthServer::new(Healthy))
         .add_service(GrpcControllerServer::new(services.clone()))
         .add_service(GrpcStdioServer::new(services.clone()))
         .add_service(GrpcBrokerServer::new(services))
+        .add_service(InstanceGroupExtensionServer::new(extension::Service { provider: group.shared() }))
         .add_service(
-            InstanceGroupServer::new(Service::<P>::default())
+            InstanceGroupServer::new(group)
                 .max_decoding_message_size(MESSAGE_MAX_BYTES)
                 .max_encoding_message_size(MESSAGE_MAX_BYTES),
         )

@@ -31,6 +31,11 @@ impl<P> Default for Service<P> {
 }
 
 impl<P: Provider> Service<P> {
+    /// Where the provider will be, for the other services.
+    pub(super) fn shared(&self) -> Arc<OnceLock<P>> {
+        Arc::clone(&self.provider)
+    }
+
     fn provider(&self) -> Result<&P, Status> {
         self.provider.get().ok_or_else(|| Status::failed_precondition("Init was not called"))
     }

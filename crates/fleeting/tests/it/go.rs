@@ -1,5 +1,6 @@
 //! A real Go plugin, unmodified: fleeting's own dummy, built by `scripts/test` through the Go module proxy.
 
+use muster_fleeting::extension::Features;
 use muster_fleeting::host::{CallError, Group, PluginSpec};
 use muster_fleeting::model::{InstanceId, InstanceState};
 use serde_json::json;
@@ -16,6 +17,10 @@ async fn the_dummy_of_fleeting_runs_under_our_host() {
     assert_eq!(group.info().id, "dummy/dummy");
     assert_eq!(group.info().max_size, 7);
     assert!(group.info().can_suspend);
+    assert_eq!(group.features(), Features::default(), "it never heard of an extension");
+    let error = group.offers().await.unwrap_err();
+    assert!(matches!(error, CallError::NoCapability { capability: "offers", .. }), "{error}");
+    group.prepare(&InstanceId::new("any"), "job").await.unwrap();
 
     assert_eq!(group.increase(2).await.unwrap(), 2);
     let mut ids: Vec<InstanceId> = group.update().await.unwrap().instances.into_keys().collect();

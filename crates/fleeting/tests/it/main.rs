@@ -6,5 +6,9 @@ mod go;
 mod install;
 #[cfg(feature = "install")]
 mod registry;
+mod ssh;
+mod ssh_server;
 mod start;
 mod toy;
+#[cfg(feature = "winrm")]
+mod winrm;

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use muster_fleeting::extension::Features;
 use muster_fleeting::host::{CallError, Group, PluginSpec, Status};
 use muster_fleeting::model::{InstanceId, InstanceState};
 use rustix::process::{Pid, Signal, kill_process};
@@ -97,6 +98,19 @@ async fn h13_a_capability_that_is_not_there_is_not_called() {
     let group = toy(json!({})).await;
     let error = group.suspend(&[id("toy-1")]).await.unwrap_err();
     assert!(error.to_string().ends_with("capability not supported: suspend_resume"), "{error}");
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn a_plugin_without_an_extension_is_a_plugin_like_any_other() {
+    let group = toy(json!({})).await;
+    assert_eq!(group.features(), Features::default());
+    assert!(matches!(group.offers().await, Err(CallError::NoCapability { capability: "offers", .. })));
+    assert!(matches!(group.notices().await.err(), Some(CallError::NoCapability { capability: "notices", .. })));
+    assert!(matches!(group.resources(&[]).await, Err(CallError::NoCapability { capability: "resources", .. })));
+    assert_eq!(group.host_keys(&id("any")).await.unwrap(), Vec::<String>::new());
+    group.prepare(&id("any"), "1").await.unwrap();
+    group.finish(&id("any"), "1").await.unwrap();
     group.stop().await;
 }
 

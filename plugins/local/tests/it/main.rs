@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
+mod extension;
+
 use std::path::Path;
 use std::time::Duration;
 

@@ -1,0 +1,59 @@
+//! Tries until a machine answers.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rand::Rng;
+use tokio::time::Instant;
+
+use super::{DialError, Target};
+
+/// The first pause between two tries to connect; it doubles up to [`PAUSE_CAP`]. The Go host makes none (C5).
+const PAUSE_FIRST: Duration = Duration::from_millis(50);
+const PAUSE_CAP: Duration = Duration::from_secs(2);
+/// One try: a machine that boots may swallow packets.
+const TRY_LIMIT: Duration = Duration::from_secs(20);
+
+/// Why a try failed.
+pub(super) enum Failed {
+    /// Another one would not help.
+    ForGood(DialError),
+    /// The machine may not be ready.
+    ForNow(String),
+}
+
+/// Tries with growing pauses, within the target's timeout.
+pub(super) async fn retry<T, F: Future<Output = Result<T, Failed>>>(
+    target: &Target,
+    address: &str,
+    once: impl Fn() -> F,
+) -> Result<T, DialError> {
+    let (instance, limit) = (target.instance.clone(), target.info.connector.timeout);
+    let end = Instant::now() + limit;
+    let mut tries = 0;
+    let mut pause = PAUSE_FIRST;
+    loop {
+        tries += 1;
+        let one = TRY_LIMIT.min(end.saturating_duration_since(Instant::now()));
+        let cause = match tokio::time::timeout(one, once()).await {
+            Ok(Ok(session)) => return Ok(session),
+            Ok(Err(Failed::ForGood(error))) => return Err(error),
+            Ok(Err(Failed::ForNow(cause))) => cause,
+            Err(_) => "no answer".to_owned(),
+        };
+        if target.info.expires.is_some_and(is_past) {
+            return Err(DialError::Expired { instance });
+        }
+        let wait = pause.mul_f64(rand::rng().random_range(0.75..1.25));
+        if Instant::now() + wait >= end {
+            return Err(DialError::Unreachable { instance, address: address.to_owned(), limit, tries, cause });
+        }
+        tracing::debug!(%instance, address, tries, cause, "no connection yet");
+        tokio::time::sleep(wait).await;
+        pause = (pause * 2).min(PAUSE_CAP);
+    }
+}
+
+fn is_past(seconds: i64) -> bool {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    i64::try_from(now).is_ok_and(|now| now >= seconds)
+}

@@ -1,0 +1,176 @@
+//! The SSH connector, case by case (fleeting.md 9, C; "want" where the Go host differs).
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use muster_fleeting::connector::{DialError, Exit, KnownHosts, Run, RunError, Session, Target, dial};
+use russh::keys::ssh_key::{LineEnding, certificate};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::ssh_server::{Believes, Server, key, target};
+
+fn with_password(mut target: Target, password: &str) -> Target {
+    target.info.connector.password = password.to_owned();
+    target
+}
+
+async fn logged_in(target: &Target) -> Result<Box<dyn Session>, DialError> {
+    dial(target, &KnownHosts::default()).await
+}
+
+async fn password_server() -> (Server, Target) {
+    let server = Server::start(Believes { password: Some("secret".to_owned()), ..Believes::default() }).await;
+    let target = with_password(server.target(), "secret");
+    (server, target)
+}
+
+#[tokio::test]
+async fn c03_a_key_is_the_only_thing_that_is_offered() {
+    let login = key();
+    let server = Server::start(Believes {
+        key: Some(login.public_key().clone()),
+        password: Some("secret".to_owned()),
+        ..Believes::default()
+    })
+    .await;
+    let mut target = with_password(server.target(), "secret");
+    target.info.connector.key = login.to_openssh(LineEnding::LF).unwrap().as_bytes().to_vec();
+    logged_in(&target).await.unwrap();
+    target.info.connector.key = key().to_openssh(LineEnding::LF).unwrap().as_bytes().to_vec();
+    let error = logged_in(&target).await.err().unwrap();
+    assert!(matches!(error, DialError::Auth { method: "key", .. }), "the password is not tried then: {error}");
+}
+
+#[tokio::test]
+async fn c04_a_wrong_password_is_told_within_one_handshake() {
+    let (server, target) = password_server().await;
+    logged_in(&target).await.unwrap();
+    let before = server.tries.load(Ordering::Relaxed);
+    let mut wrong = with_password(server.target(), "wrong");
+    wrong.info.connector.timeout = Duration::from_secs(3600);
+    let error = logged_in(&wrong).await.err().unwrap();
+    assert!(matches!(error, DialError::Auth { method: "password", .. }), "{error}");
+    assert_eq!(server.tries.load(Ordering::Relaxed), before + 1, "the Go host tries until the timeout");
+}
+
+#[tokio::test]
+async fn c04_a_certificate_stands_behind_its_key() {
+    let (login, authority) = (key(), key());
+    let server =
+        Server::start(Believes { authority: Some(authority.public_key().clone()), ..Believes::default() }).await;
+    let certificate = |user: &str| {
+        let mut builder = certificate::Builder::new_with_random_nonce(
+            &mut russh::keys::key::safe_rng(),
+            login.public_key().clone(),
+            0,
+            u64::from(u32::MAX),
+        )
+        .unwrap();
+        builder.valid_principal(user).unwrap();
+        let signed = builder.sign(&authority).unwrap();
+        format!("{}\n{}\n", login.to_openssh(LineEnding::LF).unwrap().as_str().trim_end(), signed.to_openssh().unwrap())
+    };
+    let mut target = server.target();
+    target.info.connector.key = certificate("ci").into_bytes();
+    logged_in(&target).await.unwrap();
+    target.info.connector.key = certificate("somebody-else").into_bytes();
+    let error = logged_in(&target).await.err().unwrap();
+    assert!(matches!(error, DialError::Auth { method: "certificate", .. }), "{error}");
+    target.info.connector.key.extend_from_slice(b"ssh-ed25519-cert-v01@openssh.com nonsense\n");
+    logged_in(&target).await.err().unwrap();
+}
+
+#[tokio::test]
+async fn c05_a_port_that_refuses_is_no_storm() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut target = target(listener.local_addr().unwrap());
+    drop(listener);
+    target.info.connector.timeout = Duration::from_secs(2);
+    let error = logged_in(&target).await.err().unwrap();
+    let DialError::Unreachable { tries, .. } = error else { panic!("{error}") };
+    assert!((2..40).contains(&tries), "{tries} tries in 2 s, where the Go host makes 86,000");
+}
+
+#[tokio::test]
+async fn c05_expired_credentials_are_told_instead_of_tried() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut target = target(listener.local_addr().unwrap());
+    drop(listener);
+    target.info.expires = Some(1);
+    assert!(matches!(logged_in(&target).await.err().unwrap(), DialError::Expired { .. }));
+}
+
+#[tokio::test]
+async fn c06_the_exit_status_is_always_right() {
+    let (_server, target) = password_server().await;
+    let session = logged_in(&target).await.unwrap();
+    for (command, wanted) in [
+        ("0", Exit::Code(0)),
+        ("7", Exit::Code(7)),
+        ("255", Exit::Code(255)),
+        ("3221225786", Exit::Code(3_221_225_786)),
+        ("signal", Exit::Signal("SEGV".to_owned())),
+    ] {
+        let mut stdout = Vec::new();
+        let outcome = session.run(Run { stdout: Some(&mut stdout), ..Run::new(command) }).await.unwrap();
+        assert_eq!((outcome.exit, stdout.as_slice()), (wanted, command.as_bytes()));
+    }
+    let silent = session.run(Run::new("silent")).await.unwrap_err();
+    assert!(matches!(silent, RunError::Lost { .. }), "no status is not 0, as with the Go host: {silent}");
+    let lost = session.run(Run::new("lost")).await.unwrap_err();
+    assert!(matches!(lost, RunError::Lost { .. }), "{lost}");
+    let after = session.run(Run::new("0")).await.unwrap_err();
+    assert!(matches!(after, RunError::Lost { .. }), "{after}");
+}
+
+#[tokio::test]
+async fn keepalive_finds_a_machine_that_is_gone_without_a_word() {
+    let (server, mut target) = password_server().await;
+    // A network between that swallows everything from some moment on.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    target.info.internal_addr = listener.local_addr().unwrap().to_string();
+    target.info.connector.keepalive = Duration::from_millis(50);
+    let (cut, is_cut) = tokio::sync::oneshot::channel::<()>();
+    let network = tokio::spawn(async move {
+        let (mut near, _) = listener.accept().await.unwrap();
+        let mut far = TcpStream::connect(server.address).await.unwrap();
+        tokio::select! {
+            _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
+            _ = is_cut => {}
+        }
+        // Both stay open, and nothing goes through.
+        std::future::pending::<()>().await;
+    });
+    let session = logged_in(&target).await.unwrap();
+    let (mut reader, mut writer) = tokio::io::duplex(64);
+    let run = session.run(Run { stdout: Some(&mut writer), ..Run::new("waits") });
+    let watch = async {
+        let mut said = [0; 5];
+        tokio::io::AsyncReadExt::read_exact(&mut reader, &mut said).await.unwrap();
+        cut.send(()).unwrap();
+    };
+    let (outcome, ()) = tokio::join!(run, watch);
+    assert!(matches!(outcome.unwrap_err(), RunError::Lost { .. }), "the Go host waits for ever");
+    network.abort();
+}
+
+#[tokio::test]
+async fn host_keys_are_pinned_or_believed_once() {
+    let (server, target) = password_server().await;
+    let (other, _) = password_server().await;
+    let mut impostor = target.clone();
+    impostor.info.internal_addr = other.address.to_string();
+
+    let first_use = KnownHosts::default();
+    dial(&target, &first_use).await.unwrap();
+    dial(&target, &first_use).await.unwrap();
+    let error = dial(&impostor, &first_use).await.err().unwrap();
+    assert!(matches!(&error, DialError::HostKey { known, .. } if *known == server.fingerprint), "{error}");
+    assert_eq!(other.tries.load(Ordering::Relaxed), 0, "no password was sent to it");
+
+    let pinned = KnownHosts::default();
+    pinned.pin(&target.instance, std::slice::from_ref(&server.fingerprint));
+    dial(&target, &pinned).await.unwrap();
+    let error = dial(&impostor, &pinned).await.err().unwrap();
+    assert!(matches!(error, DialError::HostKey { .. }), "{error}");
+}

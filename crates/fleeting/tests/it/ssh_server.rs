@@ -1,0 +1,125 @@
+//! An SSH server that does what a test wants.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use muster_fleeting::connector::Target;
+use muster_fleeting::model::{ConnectInfo, ConnectorConfig, InstanceId};
+use russh::keys::{Algorithm, Certificate, HashAlg, PrivateKey, PublicKey};
+use russh::server::{Auth, ChannelOpenHandle, Config, Handler, Msg, Session, VerifiedPublicKey};
+use russh::{Channel, ChannelId, Sig};
+use tokio::net::TcpListener;
+
+/// What the server believes.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Believes {
+    pub(crate) key: Option<PublicKey>,
+    pub(crate) password: Option<String>,
+    /// Of user certificates.
+    pub(crate) authority: Option<PublicKey>,
+}
+
+/// A server; it ends with the test.
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    pub(crate) fingerprint: String,
+    /// Log-ins that were tried.
+    pub(crate) tries: Arc<AtomicU32>,
+}
+
+pub(crate) fn key() -> PrivateKey {
+    PrivateKey::random(&mut russh::keys::key::safe_rng(), Algorithm::Ed25519).unwrap()
+}
+
+impl Server {
+    pub(crate) async fn start(believes: Believes) -> Self {
+        let host_key = key();
+        let fingerprint = host_key.public_key().fingerprint(HashAlg::Sha256).to_string();
+        let config =
+            Config { keys: vec![host_key], auth_rejection_time: std::time::Duration::ZERO, ..Config::default() };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, tries) = (listener.local_addr().unwrap(), Arc::new(AtomicU32::new(0)));
+        let (config, counted) = (Arc::new(config), Arc::clone(&tries));
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let login = Login { believes: believes.clone(), tries: Arc::clone(&counted) };
+                let config = Arc::clone(&config);
+                tokio::spawn(async move {
+                    if let Ok(session) = russh::server::run_stream(config, stream, login).await {
+                        let _ = session.await;
+                    }
+                });
+            }
+        });
+        Self { address, fingerprint, tries }
+    }
+
+    pub(crate) fn target(&self) -> Target {
+        target(self.address)
+    }
+}
+
+pub(crate) fn target(address: SocketAddr) -> Target {
+    let connector = ConnectorConfig { username: "ci".to_owned(), ..ConnectorConfig::default() };
+    let info =
+        ConnectInfo { connector, external_addr: String::new(), internal_addr: address.to_string(), expires: None };
+    Target { instance: InstanceId::new("vm-1"), info, use_external_addr: false }
+}
+
+struct Login {
+    believes: Believes,
+    tries: Arc<AtomicU32>,
+}
+
+impl Login {
+    fn answer(&self, yes: bool) -> Result<Auth, russh::Error> {
+        self.tries.fetch_add(1, Ordering::Relaxed);
+        Ok(if yes { Auth::Accept } else { Auth::reject() })
+    }
+}
+
+impl Handler for Login {
+    type Error = russh::Error;
+
+    async fn auth_publickey(&mut self, _: &str, key: VerifiedPublicKey<'_>) -> Result<Auth, russh::Error> {
+        self.answer(self.believes.key.as_ref().is_some_and(|known| known.key_data() == key.public_key.key_data()))
+    }
+
+    async fn auth_password(&mut self, _: &str, password: &str) -> Result<Auth, russh::Error> {
+        self.answer(self.believes.password.as_deref() == Some(password))
+    }
+
+    async fn auth_openssh_certificate(&mut self, user: &str, given: &Certificate) -> Result<Auth, russh::Error> {
+        let signed = |known: &PublicKey| known.key_data() == given.signature_key();
+        let is_for = given.valid_principals().iter().any(|principal| principal == user);
+        self.answer(is_for && self.believes.authority.as_ref().is_some_and(signed))
+    }
+
+    async fn channel_open_session(
+        &mut self,
+        _: Channel<Msg>,
+        reply: ChannelOpenHandle,
+        _: &mut Session,
+    ) -> Result<(), russh::Error> {
+        reply.accept().await;
+        Ok(())
+    }
+
+    /// The command says how it ends.
+    async fn exec_request(&mut self, id: ChannelId, line: &[u8], session: &mut Session) -> Result<(), russh::Error> {
+        session.channel_success(id)?;
+        session.data(id, line.to_vec())?;
+        match line {
+            b"signal" => session.exit_signal_request(id, Sig::SEGV, false, "", "")?,
+            b"silent" => {}
+            b"waits" => return Ok(()),
+            b"lost" => return Err(russh::Error::Disconnect),
+            status => {
+                let status = std::str::from_utf8(status).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
+                session.exit_status_request(id, status)?;
+            }
+        }
+        session.close(id)
+    }
+}

@@ -1,0 +1,227 @@
+//! The WinRM connector against a server that speaks as much of WinRM as a command needs. No Windows machine has seen it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::post;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use muster_fleeting::connector::{DialError, Exit, KnownHosts, Run, RunError, Session, Target, dial};
+use roxmltree::Document;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::ssh_server::target;
+
+/// What the server has: shells, and their command's output that was not told yet.
+#[derive(Default)]
+struct Machine {
+    made: u32,
+    shells: HashMap<String, Option<Command>>,
+    /// `nothing yet` answers before the first output.
+    slow: u32,
+}
+
+struct Command {
+    line: String,
+    input: Vec<u8>,
+    has_end: bool,
+    ended: bool,
+}
+
+type Shared = Arc<Mutex<Machine>>;
+
+fn text(document: &Document<'_>, name: &str) -> Option<String> {
+    document.descendants().find(|node| node.tag_name().name() == name).and_then(|node| node.text()).map(str::to_owned)
+}
+
+fn fault(code: &str, words: &str) -> (StatusCode, String) {
+    let body = format!("<e><Fault><WSManFault Code=\"{code}\"><Message>{words}</Message></WSManFault></Fault></e>");
+    (StatusCode::INTERNAL_SERVER_ERROR, body)
+}
+
+async fn wsman(State(machine): State<Shared>, headers: HeaderMap, body: String) -> (StatusCode, String) {
+    let wanted = format!("Basic {}", STANDARD.encode("Administrator:secret"));
+    if headers.get("authorization").and_then(|value| value.to_str().ok()) != Some(&wanted) {
+        return (StatusCode::UNAUTHORIZED, String::new());
+    }
+    let document = Document::parse(&body).unwrap();
+    let action = text(&document, "Action").unwrap();
+    let shell = text(&document, "Selector").unwrap_or_default();
+    let mut machine = machine.lock().unwrap();
+    let answer = match action.rsplit('/').next().unwrap() {
+        "Create" => {
+            machine.made += 1;
+            let id = format!("shell-{}", machine.made);
+            machine.shells.insert(id.clone(), None);
+            format!("<e><Selector Name=\"ShellId\">{id}</Selector></e>")
+        }
+        "Delete" => {
+            machine.shells.remove(&shell);
+            "<e/>".to_owned()
+        }
+        "Command" => {
+            let line = text(&document, "Command").unwrap();
+            if line == "forbidden" {
+                return fault("5", "Access is denied.");
+            }
+            let command = Command { line, input: Vec::new(), has_end: false, ended: false };
+            machine.shells.insert(shell, Some(command));
+            "<e><CommandId>c-1</CommandId></e>".to_owned()
+        }
+        "Send" => {
+            let Some(Some(command)) = machine.shells.get_mut(&shell) else { return fault("2150858843", "no shell") };
+            let node = document.descendants().find(|node| node.tag_name().name() == "Stream").unwrap();
+            command.input.extend(STANDARD.decode(node.text().unwrap_or_default()).unwrap());
+            command.has_end |= node.attribute("End") == Some("true");
+            "<e/>".to_owned()
+        }
+        "Signal" => {
+            let Some(Some(command)) = machine.shells.get_mut(&shell) else { return fault("2150858843", "no shell") };
+            command.ended = true;
+            "<e/>".to_owned()
+        }
+        "Receive" => return receive(&mut machine, &shell),
+        other => panic!("{other}"),
+    };
+    (StatusCode::OK, answer)
+}
+
+fn receive(machine: &mut Machine, shell: &str) -> (StatusCode, String) {
+    let nothing_yet = fault("2150858793", "timed out");
+    if machine.slow > 0 {
+        machine.slow -= 1;
+        return nothing_yet;
+    }
+    let Some(Some(command)) = machine.shells.get_mut(shell) else {
+        return fault("2150858843", "The shell was not found.");
+    };
+    let stream = |name: &str, bytes: &[u8]| format!("<Stream Name=\"{name}\">{}</Stream>", STANDARD.encode(bytes));
+    let done =
+        |exit: &str| format!("<CommandState State=\"s/CommandState/Done\"><ExitCode>{exit}</ExitCode></CommandState>");
+    let inner = match command.line.as_str() {
+        "count" if !command.has_end => return nothing_yet,
+        "count" => stream("stdout", command.input.len().to_string().as_bytes()) + &done("0"),
+        "both & <more>" => stream("stdout", b"out") + &stream("stderr", b"err") + &done("3"),
+        "crash" => done("-1073741510"),
+        "waits" if command.ended => done("1"),
+        "waits" => stream("stdout", b"up"),
+        "vanish" => {
+            machine.shells.clear();
+            return fault("2150858843", "The shell was not found.");
+        }
+        _ => "<CommandState State=\"s/CommandState/Done\"/>".to_owned(),
+    };
+    (StatusCode::OK, format!("<e>{inner}</e>"))
+}
+
+async fn machine() -> (Shared, Target) {
+    let shared = Shared::default();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut target = target(listener.local_addr().unwrap());
+    let app = Router::new().route("/wsman", post(wsman)).with_state(Arc::clone(&shared));
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    target.info.connector.protocol = "winrm".to_owned();
+    target.info.connector.username = "Administrator".to_owned();
+    target.info.connector.password = "secret".to_owned();
+    (shared, target)
+}
+
+async fn session(target: &Target) -> Box<dyn Session> {
+    dial(target, &KnownHosts::default()).await.unwrap()
+}
+
+/// Shells are deleted after the command's end was told.
+async fn no_shells(machine: &Shared) {
+    while !machine.lock().unwrap().shells.is_empty() {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn output_errors_and_status_of_a_command_arrive() {
+    let (machine, target) = machine().await;
+    let session = session(&target).await;
+    machine.lock().unwrap().slow = 2;
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let run = Run { stdout: Some(&mut stdout), stderr: Some(&mut stderr), ..Run::new("both & <more>") };
+    assert_eq!(session.run(run).await.unwrap().exit, Exit::Code(3));
+    assert_eq!((stdout.as_slice(), stderr.as_slice()), (b"out".as_slice(), b"err".as_slice()));
+    let outcome = session.run(Run::new("both & <more>")).await.unwrap();
+    assert_eq!(outcome.stderr.to_string(), "err", "C8");
+    assert_eq!(
+        session.run(Run::new("crash")).await.unwrap().exit,
+        Exit::Code(0xC000_013A),
+        "32 bits, as Windows has them"
+    );
+    no_shells(&machine).await;
+}
+
+#[tokio::test]
+async fn input_goes_in_whole_and_ends() {
+    let (machine, target) = machine().await;
+    let session = session(&target).await;
+    let input = vec![b'x'; 200_000];
+    let (mut stdin, mut stdout) = (input.as_slice(), Vec::new());
+    let run = Run { stdin: Some(&mut stdin), stdout: Some(&mut stdout), ..Run::new("count") };
+    assert_eq!(session.run(run).await.unwrap().exit, Exit::Code(0));
+    assert_eq!(stdout, b"200000");
+    let mut stream = session.dial_run("count").await.unwrap();
+    stream.write_all(b"12345").await.unwrap();
+    stream.shutdown().await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    assert_eq!(text, "5");
+    no_shells(&machine).await;
+}
+
+#[tokio::test]
+async fn a_command_can_be_stopped_and_a_lost_one_has_no_status() {
+    let (machine, target) = machine().await;
+    let session = session(&target).await;
+    let stop = CancellationToken::new();
+    let (mut reader, mut writer) = tokio::io::duplex(1 << 20);
+    let run = Run { stdout: Some(&mut writer), stop: stop.clone(), ..Run::new("waits") };
+    let watch = async {
+        reader.read_u8().await.unwrap();
+        stop.cancel();
+    };
+    let (outcome, ()) = tokio::join!(session.run(run), watch);
+    assert_eq!(outcome.unwrap().exit, Exit::Code(1));
+    let lost = session.run(Run::new("vanish")).await.unwrap_err();
+    assert!(matches!(&lost, RunError::Lost { cause } if cause == "The shell was not found."), "{lost}");
+    let silent = session.run(Run::new("no status")).await.unwrap_err();
+    assert!(matches!(silent, RunError::Lost { .. }), "C6: {silent}");
+    let refused = session.run(Run::new("forbidden")).await.unwrap_err();
+    assert!(matches!(&refused, RunError::Refused { cause, .. } if cause == "Access is denied."), "{refused}");
+    no_shells(&machine).await;
+}
+
+#[tokio::test]
+async fn refused_credentials_are_told_at_once_and_silence_is_tried_again() {
+    let (_machine, mut target) = machine().await;
+    target.info.connector.password = "wrong".to_owned();
+    target.info.connector.timeout = Duration::from_secs(3600);
+    let error = dial(&target, &KnownHosts::default()).await.err().unwrap();
+    assert!(matches!(error, DialError::Auth { .. }), "{error}");
+    assert!(error.to_string().contains("Basic authentication must be allowed"), "{error}");
+
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    target.info.internal_addr = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    target.info.connector.timeout = Duration::from_secs(1);
+    let error = dial(&target, &KnownHosts::default()).await.err().unwrap();
+    assert!(matches!(error, DialError::Unreachable { tries: 2.., .. }), "{error}");
+}
+
+#[tokio::test]
+async fn connections_are_refused_with_the_way_out() {
+    let (_machine, target) = machine().await;
+    let error = session(&target).await.dial("unix", "/var/run/docker.sock").await.err().unwrap();
+    assert!(error.to_string().contains("WinRM carries commands only; use ssh"), "{error}");
+}

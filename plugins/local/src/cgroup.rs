@@ -1,0 +1,256 @@
+//! Limits of an instance by cgroups, version 1 and 2, where this process may make them.
+//!
+//! ```text
+//! <own cgroup>/muster-local-<process>/<instance>     one for each controller (v1), or one (v2)
+//! ```
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Where systems mount them.
+const MOUNT: &str = "/sys/fs/cgroup";
+/// Of the quota of processors.
+const PERIOD_US: u64 = 100_000;
+/// Until the last process of an instance has left its group.
+const REMOVE_TRIES: u32 = 40;
+const REMOVE_PAUSE: Duration = Duration::from_millis(50);
+
+/// What an instance may use; 0: no limit.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Limits {
+    pub(crate) memory_bytes: u64,
+    pub(crate) cpus: f64,
+    pub(crate) processes: u32,
+}
+
+impl Limits {
+    pub(crate) fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Controllers with files and values, in the words of each version.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to be positive and small")]
+    fn settings(&self, version: Version) -> Vec<(&'static str, &'static str, String)> {
+        let mut settings = Vec::new();
+        let quota = (self.cpus * PERIOD_US as f64) as u64;
+        match version {
+            Version::V1 => {
+                if self.memory_bytes > 0 {
+                    settings.push(("memory", "memory.limit_in_bytes", self.memory_bytes.to_string()));
+                }
+                if self.cpus > 0.0 {
+                    settings.push(("cpu", "cpu.cfs_period_us", PERIOD_US.to_string()));
+                    settings.push(("cpu", "cpu.cfs_quota_us", quota.to_string()));
+                }
+            }
+            Version::V2 => {
+                if self.memory_bytes > 0 {
+                    settings.push(("memory", "memory.max", self.memory_bytes.to_string()));
+                }
+                if self.cpus > 0.0 {
+                    settings.push(("cpu", "cpu.max", format!("{quota} {PERIOD_US}")));
+                }
+            }
+        }
+        if self.processes > 0 {
+            settings.push(("pids", "pids.max", self.processes.to_string()));
+        }
+        settings
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Version {
+    V1,
+    V2,
+}
+
+/// Where this plugin's instances have their groups.
+#[derive(Debug)]
+pub(crate) struct Cgroups {
+    version: Version,
+    limits: Limits,
+    /// By controller; with version 2 one for all.
+    bases: Vec<(&'static str, PathBuf)>,
+}
+
+/// The groups of one instance.
+#[derive(Debug)]
+pub(crate) struct Group(Vec<PathBuf>);
+
+impl Cgroups {
+    /// Makes the plugin's own groups.
+    ///
+    /// # Errors
+    /// Why limits cannot be set here, and what would permit them.
+    pub(crate) fn new(limits: Limits) -> Result<Self, String> {
+        let own =
+            std::fs::read_to_string("/proc/self/cgroup").map_err(|error| format!("/proc/self/cgroup: {error}"))?;
+        Self::below(Path::new(MOUNT), &own, limits)
+    }
+
+    fn below(mount: &Path, own: &str, limits: Limits) -> Result<Self, String> {
+        let version = if mount.join("cgroup.controllers").exists() { Version::V2 } else { Version::V1 };
+        let mut controllers: Vec<&'static str> =
+            limits.settings(version).into_iter().map(|(controller, ..)| controller).collect();
+        controllers.dedup();
+        let name = format!("muster-local-{}", std::process::id());
+        let mut bases = Vec::new();
+        match version {
+            Version::V1 => {
+                for controller in controllers {
+                    let base = existing(&mount.join(controller), path_of(own, controller)).join(&name);
+                    make(&base)?;
+                    bases.push((controller, base));
+                }
+            }
+            Version::V2 => {
+                let home = existing(mount, path_of(own, ""));
+                enable(&home, &controllers)?;
+                let base = home.join(&name);
+                make(&base)?;
+                enable(&base, &controllers)?;
+                bases.push(("", base));
+            }
+        }
+        Ok(Self { version, limits, bases })
+    }
+
+    /// The groups of an instance, with its limits.
+    pub(crate) fn group(&self, instance: &str) -> Result<Group, String> {
+        let group = Group(self.bases.iter().map(|(_, base)| base.join(instance)).collect());
+        for path in &group.0 {
+            make(path)?;
+        }
+        for (controller, file, value) in self.limits.settings(self.version) {
+            let base = self.bases.iter().find(|(of, _)| of.is_empty() || *of == controller);
+            if let Some((_, base)) = base {
+                write(&base.join(instance).join(file), &value)?;
+            }
+        }
+        Ok(group)
+    }
+}
+
+impl Drop for Cgroups {
+    fn drop(&mut self) {
+        for (_, base) in &self.bases {
+            let _ = std::fs::remove_dir(base);
+        }
+    }
+}
+
+impl Group {
+    /// Moves a process, and its children that are there already, into the groups.
+    pub(crate) fn join(&self, pid: u32) -> Result<(), String> {
+        let all = |pid: u32| self.0.iter().try_for_each(|path| write(&path.join("cgroup.procs"), &pid.to_string()));
+        all(pid)?;
+        // What it starts from now on is in the groups by itself.
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        // A child that has ended meanwhile needs no limit.
+        children.split_whitespace().filter_map(|child| child.parse().ok()).for_each(|child| drop(all(child)));
+        Ok(())
+    }
+
+    /// Removes the groups, once the last process is gone.
+    pub(crate) async fn remove(self) {
+        for path in self.0 {
+            for attempt in 1..=REMOVE_TRIES {
+                match std::fs::remove_dir(&path) {
+                    Err(error) if error.kind() != std::io::ErrorKind::NotFound && attempt < REMOVE_TRIES => {
+                        tokio::time::sleep(REMOVE_PAUSE).await;
+                    }
+                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                        tracing::warn!(path = %path.display(), %error, "a cgroup of an instance is left");
+                    }
+                    _ => break,
+                }
+            }
+        }
+    }
+}
+
+/// The path of a controller in `/proc/self/cgroup`; the empty one is version 2's.
+fn path_of<'a>(own: &'a str, controller: &str) -> &'a str {
+    let path = own.lines().find_map(|line| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        controllers.split(',').any(|of| of == controller).then_some(path)
+    });
+    path.unwrap_or("/")
+}
+
+/// In a container, the path may be the host's: then the mount is what is there.
+fn existing(mount: &Path, path: &str) -> PathBuf {
+    let whole = mount.join(path.trim_start_matches('/'));
+    if whole.is_dir() { whole } else { mount.to_owned() }
+}
+
+fn enable(group: &Path, controllers: &[&str]) -> Result<(), String> {
+    let words: Vec<String> = controllers.iter().map(|controller| format!("+{controller}")).collect();
+    write(&group.join("cgroup.subtree_control"), &words.join(" ")).map_err(|error| {
+        format!("{error}; run the manager in a cgroup of its own that is delegated to it (systemd: Delegate=yes and DelegateSubgroup=manager)")
+    })
+}
+
+fn make(path: &Path) -> Result<(), String> {
+    match std::fs::create_dir(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(format!("{}: {error}", path.display())),
+        _ => Ok(()),
+    }
+}
+
+fn write(path: &Path, value: &str) -> Result<(), String> {
+    std::fs::write(path, value).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { memory_bytes: 64 << 20, cpus: 1.5, processes: 20 };
+
+    fn read(path: PathBuf) -> String {
+        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    #[test]
+    fn version_2_has_one_group_for_all() {
+        let mount = tempfile::tempdir().unwrap();
+        std::fs::write(mount.path().join("cgroup.controllers"), "cpu memory pids").unwrap();
+        std::fs::create_dir_all(mount.path().join("system.slice/manager")).unwrap();
+        let groups = Cgroups::below(mount.path(), "0::/system.slice/manager\n", LIMITS).unwrap();
+        groups.group("local-1").unwrap();
+        let home = mount.path().join("system.slice/manager");
+        assert_eq!(read(home.join("cgroup.subtree_control")), "+memory +cpu +pids");
+        let group = home.join(format!("muster-local-{}/local-1", std::process::id()));
+        assert_eq!(read(group.join("memory.max")), (64 << 20).to_string());
+        assert_eq!(read(group.join("cpu.max")), "150000 100000");
+        assert_eq!(read(group.join("pids.max")), "20");
+    }
+
+    #[test]
+    fn version_1_has_one_for_each_controller() {
+        let mount = tempfile::tempdir().unwrap();
+        for directory in ["memory/ci", "cpu", "pids"] {
+            std::fs::create_dir_all(mount.path().join(directory)).unwrap();
+        }
+        let own = "4:memory:/ci\n2:cpu,cpuacct:/of-the-host\n3:pids:/\n0::/\n";
+        let groups = Cgroups::below(mount.path(), own, LIMITS).unwrap();
+        groups.group("local-1").unwrap();
+        let group = |base: &str| mount.path().join(base).join(format!("muster-local-{}/local-1", std::process::id()));
+        assert_eq!(read(group("memory/ci").join("memory.limit_in_bytes")), (64 << 20).to_string());
+        assert_eq!(read(group("cpu").join("cpu.cfs_quota_us")), "150000");
+        assert_eq!(read(group("pids").join("pids.max")), "20");
+    }
+
+    #[test]
+    fn where_groups_cannot_be_made_the_reason_and_the_remedy_are_told() {
+        let mount = tempfile::tempdir().unwrap();
+        let error = Cgroups::below(mount.path(), "", LIMITS).unwrap_err();
+        assert!(error.contains("memory"), "{error}");
+        std::fs::write(mount.path().join("cgroup.controllers"), "").unwrap();
+        std::fs::create_dir(mount.path().join("cgroup.subtree_control")).unwrap();
+        let error = Cgroups::below(mount.path(), "0::/\n", LIMITS).unwrap_err();
+        assert!(error.contains("Delegate=yes"), "{error}");
+    }
+}

@@ -1,0 +1,92 @@
+//! What this cloud offers beside the protocol: a price, stock, notices, resource use, host keys, hooks.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::StreamExt;
+use muster_fleeting::sdk::{Error, Extension, Features, InstanceId, Notice, Notices, Offer, Price, Resources, program};
+use tokio::process::Command;
+use tokio::sync::broadcast;
+use tokio_stream::wrappers::BroadcastStream;
+
+use crate::provider::Local;
+use crate::usage;
+
+/// The name of the one offer.
+pub(crate) const OFFER: &str = "local";
+/// Notices that a host may be behind; older ones are dropped.
+const NOTICES_MAX: usize = 256;
+/// For a hook.
+const HOOK_LIMIT: Duration = Duration::from_secs(60);
+
+/// Who hears of notices.
+pub(crate) fn channel() -> broadcast::Sender<Notice> {
+    broadcast::channel(NOTICES_MAX).0
+}
+
+async fn hook(command: &[String], key: &str, id: &InstanceId, job: &str) -> Result<(), Error> {
+    let Some((executable, arguments)) = command.split_first() else { return Ok(()) };
+    let mut command = Command::new(executable);
+    command.args(arguments).args([id.as_str(), job]);
+    program::run(command, key, b"", HOOK_LIMIT).await?.success(key)?;
+    Ok(())
+}
+
+#[async_trait]
+impl Extension for Local {
+    fn features(&self) -> Features {
+        let config = self.config();
+        let hooks = !config.prepare_command.is_empty() || !config.finish_command.is_empty();
+        Features { offers: true, notices: true, resources: true, host_keys: true, hooks }
+    }
+
+    async fn offers(&self) -> Result<Vec<Offer>, Error> {
+        let config = self.config();
+        let price = Price {
+            micros_per_hour: config.price_micros_per_hour,
+            currency: config.currency.clone(),
+            minimum: Duration::ZERO,
+        };
+        Ok(vec![Offer {
+            name: OFFER.to_owned(),
+            zone: "localhost".to_owned(),
+            interruptible: config.losses_per_minute > 0.0,
+            available: Some(self.available()),
+            price: (config.price_micros_per_hour > 0).then_some(price),
+            cpus: std::thread::available_parallelism().ok().and_then(|n| u32::try_from(n.get()).ok()).unwrap_or(0),
+            memory_bytes: config.limits().memory_bytes,
+        }])
+    }
+
+    fn notices(&self) -> Notices {
+        // A host that is too slow misses some, and hears of the next ones.
+        Box::pin(BroadcastStream::new(self.heard()).filter_map(|notice| std::future::ready(notice.ok())))
+    }
+
+    async fn resources(&self, ids: Vec<InstanceId>) -> Result<Vec<Resources>, Error> {
+        let limit = Some(self.config().limits().memory_bytes).filter(|bytes| *bytes > 0);
+        let one = |instance: InstanceId| {
+            let usage = usage::of(self.pid(&instance)?)?;
+            Some(Resources {
+                instance,
+                cpu_seconds: usage.cpu_seconds,
+                memory_bytes: usage.memory_bytes,
+                memory_limit_bytes: limit,
+                processes: usage.processes,
+            })
+        };
+        Ok(ids.into_iter().filter_map(one).collect())
+    }
+
+    async fn host_keys(&self, id: InstanceId) -> Result<Vec<String>, Error> {
+        Ok(vec![self.host_key(&id).ok_or_else(|| format!("there is no instance {id} that can be reached"))?])
+    }
+
+    async fn prepare(&self, id: InstanceId, job: String) -> Result<(), Error> {
+        hook(&self.config().prepare_command, "prepare_command", &id, &job).await
+    }
+
+    async fn finish(&self, id: InstanceId, job: String) -> Result<(), Error> {
+        hook(&self.config().finish_command, "finish_command", &id, &job).await
+    }
+}

@@ -1,0 +1,73 @@
+//! What a tree of processes uses, by /proc.
+
+use std::collections::HashMap;
+
+/// Of all processes below one, and itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Usage {
+    pub(crate) cpu_seconds: f64,
+    pub(crate) memory_bytes: u64,
+    pub(crate) processes: u32,
+}
+
+struct Stat {
+    parent: u32,
+    ticks: u64,
+    pages: u64,
+}
+
+/// Fields of `/proc/PID/stat` after the name, which may hold anything: state, parent, ...
+fn parse(text: &str) -> Option<Stat> {
+    let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
+    let number = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok());
+    // utime, stime, and those of children that were waited for.
+    let ticks = (11..=14).map(number).sum::<Option<u64>>()?;
+    Some(Stat { parent: u32::try_from(number(1)?).ok()?, ticks, pages: number(21)? })
+}
+
+/// `None`: the process is gone.
+#[expect(clippy::cast_precision_loss, reason = "ticks of years fit")]
+pub(crate) fn of(root: u32) -> Option<Usage> {
+    let mut all: HashMap<u32, Stat> = HashMap::new();
+    for entry in std::fs::read_dir("/proc").ok()?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        if let Some(stat) = std::fs::read_to_string(entry.path().join("stat")).ok().as_deref().and_then(parse) {
+            all.insert(pid, stat);
+        }
+    }
+    all.contains_key(&root).then_some(())?;
+    let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
+    for (pid, stat) in &all {
+        children.entry(stat.parent).or_default().push(*pid);
+    }
+    let (mut usage, mut ticks, mut left) = (Usage::default(), 0, vec![root]);
+    while let Some(pid) = left.pop() {
+        if let Some(stat) = all.remove(&pid) {
+            usage.processes += 1;
+            usage.memory_bytes += stat.pages * rustix::param::page_size() as u64;
+            ticks += stat.ticks;
+            left.extend(children.remove(&pid).unwrap_or_default());
+        }
+    }
+    usage.cpu_seconds = ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
+    Some(usage)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_brackets_confuses_nobody() {
+        let stat = parse("7 (a) b) S 3 7 7 0 -1 4 0 0 0 0 10 20 3 4 20 0 1 0 99 1000 42 18446744073709551615").unwrap();
+        assert_eq!((stat.parent, stat.ticks, stat.pages), (3, 37, 42));
+        assert!(parse("7 (a").is_none());
+    }
+
+    #[test]
+    fn this_process_uses_something_and_one_that_is_gone_does_not() {
+        let usage = of(std::process::id()).unwrap();
+        assert!(usage.processes >= 1 && usage.memory_bytes > 0, "{usage:?}");
+        assert_eq!(of(u32::MAX), None);
+    }
+}

@@ -1,0 +1,119 @@
+//! What the plugin offers beside the protocol, as Muster's host sees it.
+
+use futures::StreamExt;
+use muster_fleeting::connector::{DialError, Exit, KnownHosts, Run, dial};
+use muster_fleeting::extension::Notice;
+use muster_fleeting::host::CallError;
+use muster_fleeting::model::{InstanceId, InstanceState};
+use serde_json::json;
+
+use super::{group, one, output, wait};
+
+#[tokio::test]
+async fn prices_and_stock_are_told_and_a_stock_out_is_a_notice() {
+    let config = json!({"price_micros_per_hour": 96_000, "currency": "EUR", "stock": 2, "losses_per_minute": 0.001});
+    let group = group(config).await;
+    let offer = group.offers().await.unwrap().remove(0);
+    let price = offer.price.unwrap();
+    assert_eq!((price.micros_per_hour, price.currency.as_str()), (96_000, "EUR"));
+    assert_eq!((offer.available, offer.interruptible), (Some(2), true));
+
+    let mut notices = group.notices().await.unwrap();
+    assert_eq!(group.increase(5).await.unwrap(), 2);
+    assert_eq!(notices.next().await, Some(Notice::Stock { offer: "local".to_owned(), available: false }));
+    let error = group.increase(1).await.unwrap_err().to_string();
+    assert!(error.contains("the cloud is out of stock: stock = 2"), "{error}");
+    assert_eq!(group.offers().await.unwrap()[0].available, Some(0));
+    let ids = wait(&group, InstanceState::Running, 2).await;
+    group.decrease(&ids[..1]).await.unwrap();
+    assert_eq!(notices.next().await, Some(Notice::Stock { offer: "local".to_owned(), available: true }));
+    group.stop().await;
+    assert_eq!(notices.next().await, None, "they end with the plugin");
+}
+
+#[tokio::test]
+async fn an_interruption_is_told_before_the_instance_is_lost() {
+    let group = group(json!({"losses_per_minute": 60_000.0, "notice_s": 1.0})).await;
+    let mut notices = group.notices().await.unwrap();
+    group.increase(1).await.unwrap();
+    let Some(Notice::Interruption { instance, at, reason }) = notices.next().await else { panic!("a notice") };
+    assert!(at.is_some() && reason.contains("losses_per_minute"), "{at:?} {reason}");
+    assert_eq!(group.update().await.unwrap().instances[&instance], InstanceState::Running, "it still runs");
+    wait(&group, InstanceState::Running, 0).await;
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn what_an_instance_uses_is_measured() {
+    let (group, target, session) = one(json!({})).await;
+    let busy = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; exec sleep 600";
+    let watch = async {
+        loop {
+            let resources = group.resources(std::slice::from_ref(&target.instance)).await.unwrap().remove(0);
+            if resources.cpu_seconds > 0.0 && resources.processes >= 2 {
+                return resources;
+            }
+        }
+    };
+    let resources = tokio::select! {
+        resources = watch => resources,
+        outcome = session.run(Run::new(busy)) => panic!("it ended: {outcome:?}"),
+    };
+    assert!(resources.memory_bytes > 0, "{resources:?}");
+    let none = group.resources(&[InstanceId::new("nobody")]).await.unwrap();
+    assert_eq!(none, []);
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn a_host_key_is_pinned_from_the_plugin() {
+    let (group, target, session) = one(json!({})).await;
+    session.close().await;
+    let keys = group.host_keys(&target.instance).await.unwrap();
+    assert!(keys[0].starts_with("SHA256:"), "{keys:?}");
+    let hosts = KnownHosts::default();
+    hosts.pin(&target.instance, &keys);
+    dial(&target, &hosts).await.unwrap();
+    hosts.pin(&target.instance, &["SHA256:another".to_owned()]);
+    let error = dial(&target, &hosts).await.err().unwrap();
+    assert!(matches!(error, DialError::HostKey { .. }), "{error}");
+    assert!(error.to_string().contains("should be SHA256:another"), "{error}");
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn hooks_run_around_a_job_and_their_failure_has_its_own_words() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("said");
+    let script = format!("echo \"$0 $1\" >>{}; case $1 in bad) echo disk is full >&2; exit 3;; esac", file.display());
+    let (group, target, _session) = one(json!({"prepare_command": ["sh", "-c", script]})).await;
+    group.prepare(&target.instance, "17").await.unwrap();
+    group.finish(&target.instance, "17").await.unwrap();
+    let error = group.prepare(&target.instance, "bad").await.unwrap_err();
+    assert!(matches!(&error, CallError::Refused { call: "Prepare", .. }), "{error}");
+    assert!(
+        error.to_string().ends_with("Prepare failed: prepare_command failed (exit status: 3): disk is full"),
+        "{error}"
+    );
+    let said = std::fs::read_to_string(file).unwrap();
+    assert_eq!(said, format!("{0} 17\n{0} bad\n", target.instance));
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn limits_are_in_force_where_cgroups_can_be_made() {
+    let (group, _, session) = one(json!({"memory_max_mib": 64, "processes_max": 30, "cpus_max": 0.5})).await;
+    let (_, groups, _) = output(&*session, "cat /proc/self/cgroup").await;
+    if !groups.contains("/muster-local-") {
+        eprintln!("skipped: no cgroups can be made here");
+        return group.stop().await;
+    }
+    let (exit, ..) = output(&*session, "head -c 200m /dev/zero | tail -c 200m | wc -c").await;
+    assert_ne!(exit, Exit::Signal(String::new()));
+    let (_, much, _) = output(&*session, "head -c 200m /dev/zero | tail -c 200m 2>/dev/null | wc -c").await;
+    assert_ne!(much.trim(), "209715200", "200 MiB do not fit into 64");
+    let (_, many, _) =
+        output(&*session, "for i in $(seq 60); do sleep 5 & done 2>/dev/null; jobs | wc -l; kill $(jobs -p)").await;
+    assert!(many.trim().parse::<u32>().unwrap_or(0) < 30, "60 processes do not fit into 30: {many}");
+    group.stop().await;
+}
