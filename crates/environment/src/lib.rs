@@ -5,8 +5,8 @@
 //! ```
 //!
 //! A [`Provider`] makes environments of one kind and says how many more leases it can give (back-pressure). A [`Lease`]
-//! is one job's right to one slot of one environment; dropped, the slot is free. [`host`] is the adapter for this
-//! machine: one agent process, apart from the manager, serves all local jobs.
+//! is one job's right to one slot of one environment. [`host`] is the adapter for this machine: one agent process, apart from
+//! the manager, serves all local jobs. [`instance`] is the one for machines that come and go.
 //!
 //! Invariants: at most one unreleased lease per slot (life-of-a-job R2); an agent is never started while one answers on
 //! the same socket; nothing here knows what a job does.
@@ -14,10 +14,11 @@
 mod connection;
 mod error;
 pub mod host;
+pub mod instance;
 mod port;
 mod slots;
 
 pub use connection::{AgentConnection, Identity};
 pub use error::EnvironmentError;
-pub use port::{Capacity, Directories, Environment, Lease, LeaseRecord, Provider, SlotGuard};
+pub use port::{Capacity, Directories, Environment, Guard, Lease, LeaseRecord, Provider, SlotGuard};
 pub use slots::{Slot, SlotKey, Slots, TakenSlot};

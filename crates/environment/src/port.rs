@@ -34,6 +34,12 @@ pub trait Provider: Send + Sync + 'static {
     fn without_lease(&self, _record: &LeaseRecord) -> Option<Arc<dyn Environment>> {
         None
     }
+
+    /// This lease of an earlier start will be restored: until then it is held.
+    fn expect(&self, _record: &LeaseRecord) {}
+
+    /// All leases of an earlier start that are still wanted have been expected.
+    fn expected_all(&self) {}
 }
 
 /// How many jobs a provider can have.
@@ -105,7 +111,10 @@ pub struct LeaseRecord {
     pub claim: String,
 }
 
-/// One job's right to one slot of one environment. Dropped, the slot is free again.
+/// One job's right to one slot of one environment.
+///
+/// Given up with [`Lease::release`]. Dropped without it, the job is not over as far as anyone knows: a provider whose
+/// environments outlive the manager keeps the slot for the manager's next start.
 pub struct Lease {
     /// What to store.
     pub record: LeaseRecord,
@@ -114,8 +123,14 @@ pub struct Lease {
     guard: SlotGuard,
 }
 
-/// Gives the slot back when it is dropped.
-pub type SlotGuard = Box<dyn Send + Sync>;
+/// Holds a slot.
+pub trait Guard: Send + Sync {
+    /// The job has no more use for the slot.
+    fn release(self: Box<Self>);
+}
+
+/// A slot that is held.
+pub type SlotGuard = Box<dyn Guard>;
 
 impl Lease {
     /// A lease that holds `guard`.
@@ -126,7 +141,7 @@ impl Lease {
 
     /// Gives the slot back.
     pub fn release(self) {
-        drop(self.guard);
+        self.guard.release();
     }
 }
 

@@ -103,6 +103,12 @@ impl Slots {
     }
 }
 
+impl crate::Guard for TakenSlot {
+    fn release(self: Box<Self>) {
+        // Dropped, it is free.
+    }
+}
+
 impl Drop for TakenSlot {
     fn drop(&mut self) {
         let mut taken = self.slots.taken.lock();

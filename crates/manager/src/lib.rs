@@ -34,5 +34,6 @@ mod system_id;
 
 pub use admission::RunnerFigures;
 pub use manager::{Control, Figures, Manager, ManagerError, Order, Quota};
+pub use providers::Instances;
 pub use requests::info;
 pub use system_id::system_id;

@@ -19,7 +19,7 @@ use url::Url;
 use crate::admission::{Admission, Limits, Notice, Pace};
 use crate::job::{self, Context, JobError, Unreported};
 use crate::observe::Observer;
-use crate::providers::Providers;
+use crate::providers::{Instances, Providers};
 use crate::requests::{Answer, Answered, Requests};
 use crate::settings::{RunnerKey, RunnerSettings, Settings};
 use crate::state::JobState;
@@ -104,6 +104,13 @@ impl Manager {
         }
     }
 
+    /// Jobs of the executor `instance` can run too.
+    #[must_use]
+    pub fn with_instances(mut self, instances: Instances) -> Self {
+        self.providers.allow(instances);
+        self
+    }
+
     /// The same manager, which ends when it has done its quota.
     #[must_use]
     pub fn with_quota(self, quota: Quota) -> Self {
@@ -117,7 +124,9 @@ impl Manager {
     /// [`ManagerError`]; jobs that are under way are brought to their end before, unless the store has failed: then
     /// nothing about them could be kept, and the next start goes on.
     pub async fn run(mut self, mut orders: mpsc::Receiver<Order>) -> Result<(), ManagerError> {
+        self.providers.configure(&self.settings.runners, |_| true);
         self.take_up().await?;
+        self.providers.expected_all();
         self.configure(self.settings.clone());
         self.observer.telemetry().life.reach(ProcessState::Running);
         self.ledger.rest();
@@ -151,6 +160,7 @@ impl Manager {
                 () = async { sleep_until(wake.unwrap_or_else(Instant::now)).await }, if wake.is_some() => {}
             }
         }
+        self.providers.stop(self.settings.shutdown_timeout).await;
         refused.map_or(Ok(()), Err)
     }
 
@@ -174,6 +184,9 @@ impl Manager {
                     continue;
                 }
             };
+            if let Some(held) = job.state.held() {
+                context.provider.expect(held);
+            }
             contexts.push(Arc::clone(&context));
             if matches!(job.state, JobState::Finished { .. }) {
                 self.without_slot.insert(job.run.clone());
@@ -188,6 +201,8 @@ impl Manager {
     /// Applies settings. A runner that is as it was keeps its requests in flight.
     fn configure(&mut self, settings: Settings) {
         self.settings = settings.following(&self.settings);
+        let admission = &self.admission;
+        self.providers.configure(&self.settings.runners, |runner| admission.has_jobs(runner));
         let known = std::mem::take(&mut self.generations);
         let mut all = Vec::new();
         for runner in &self.settings.runners {
@@ -200,11 +215,10 @@ impl Manager {
                 |(_, generation)| *generation,
             );
             self.generations.insert(runner.key.clone(), (Arc::clone(runner), generation));
-            all.push(limits(runner, generation, self.providers.has(&runner.executor)));
+            all.push(limits(runner, generation, self.providers.has(runner)));
         }
         let pace = Pace { check_interval: self.settings.check_interval, cut_after: self.settings.cut_after };
         self.admission.configure(self.settings.concurrent, pace, all);
-        self.providers.configure();
         self.requests.configure(&self.settings.runners, self.settings.connection_max_age);
         self.observer.configure(&self.settings);
     }

@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use muster_environment::instance::AutoscalerSettings;
 use muster_job::{Secret, Variable};
 pub use muster_runner_api::client::{ConnectionAge, TlsFiles};
 use serde::{Deserialize, Serialize};
@@ -261,6 +262,9 @@ pub struct RunnerSettings {
     /// Limits of an artifact upload.
     #[serde(default)]
     pub artifact: ArtifactTimeouts,
+    /// `[runners.autoscaler]`. Not stored with a job: what makes instances is the file's to say, and has secrets.
+    #[serde(skip)]
+    pub autoscaler: Option<Arc<AutoscalerSettings>>,
 }
 
 impl RunnerSettings {
@@ -302,6 +306,7 @@ impl RunnerSettings {
             custom_build_dir: None,
             feature_flags: BTreeMap::new(),
             artifact: ArtifactTimeouts::default(),
+            autoscaler: None,
         }
     }
 

@@ -1,12 +1,14 @@
 //! `muster agent serve`: executes the steps of jobs; started by a manager's environment.
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use muster_agent::Containment;
-use muster_environment::host::READY_MARKER;
+use muster_environment::host::{HostOptions, READY_MARKER, agent_socket};
+use muster_environment::instance::{self, CONNECTED, FAILED, MARK};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
@@ -18,6 +20,8 @@ const RETENTION: Duration = Duration::from_secs(7 * 24 * 3600);
 pub(crate) enum Command {
     /// Serve the agent's API on a unix socket.
     Serve(ServeArgs),
+    /// Connect stdin and stdout to the agent of a directory; where none runs, it is started, and stays.
+    Connect(ConnectArgs),
 }
 
 /// Arguments of `muster agent serve`.
@@ -40,9 +44,88 @@ pub(crate) struct ServeArgs {
     cgroups: bool,
 }
 
+/// Arguments of `muster agent connect`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ConnectArgs {
+    /// The agent's directory: its socket, spool, lock and log.
+    #[arg(long, value_name = "DIR")]
+    dir: PathBuf,
+}
+
 /// Runs the subcommand.
 pub(crate) fn run(command: Command) -> ExitCode {
-    let Command::Serve(args) = command;
+    match command {
+        Command::Serve(args) => serve(args),
+        Command::Connect(args) => connect(args),
+    }
+}
+
+/// The first line of the output says whether there is an agent; what follows is the agent's own.
+fn connect(args: ConnectArgs) -> ExitCode {
+    crate::logging::of_service();
+    crate::runtime::block_on_one_thread(async {
+        let said = match reach(args.dir).await {
+            Ok((socket, home)) => return relay(socket, &home),
+            Err(error) => writeln!(std::io::stdout(), "{MARK}{FAILED}{}", error.replace('\n', "; ")),
+        };
+        // Nobody may be there any more to read it.
+        drop(said);
+        ExitCode::FAILURE
+    })
+}
+
+/// Copies both ways until either end is closed. Blocks: nothing else is to be done in this process.
+fn relay(socket: UnixStream, home: &Path) -> ExitCode {
+    let mut stdout = std::io::stdout();
+    let told = writeln!(stdout, "{MARK}{CONNECTED}{}", home.display()).and_then(|()| stdout.flush());
+    let (Ok(()), Ok(mut to_agent)) = (told, socket.try_clone()) else { return ExitCode::FAILURE };
+    // A thread that still waits for the other end ends with the process.
+    let (over, is_over) = std::sync::mpsc::channel();
+    let also_over = over.clone();
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut to_agent);
+        let _ = over.send(());
+    });
+    std::thread::spawn(move || {
+        let _ = copy_at_once(socket, std::io::stdout());
+        let _ = also_over.send(());
+    });
+    let _ = is_over.recv();
+    ExitCode::SUCCESS
+}
+
+/// Copies, and holds nothing back: standard output by itself waits for the end of a line.
+fn copy_at_once(mut from: UnixStream, mut to: std::io::Stdout) -> std::io::Result<()> {
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        match from.read(&mut buffer)? {
+            0 => return Ok(()),
+            n => to.write_all(buffer.get(..n).unwrap_or_default()).and_then(|()| to.flush())?,
+        }
+    }
+}
+
+/// The agent of the directory and this user's home; jobs have their places below that.
+async fn reach(dir: PathBuf) -> Result<(UnixStream, PathBuf), String> {
+    let text = |error: &dyn std::error::Error| crate::logging::chain(error);
+    let home = std::env::home_dir().filter(|home| home.is_absolute());
+    let home = home.ok_or("this user has no home directory: set HOME, or give the user one")?;
+    let dir = std::path::absolute(&dir).map_err(|error| text(&error))?;
+    let executable = std::env::current_exe().map_err(|error| text(&error))?;
+    let options = HostOptions {
+        state_dir: dir,
+        directories: instance::directories(&home),
+        slots: 0,
+        executable,
+        until_pid: None,
+        user: None,
+    };
+    let socket = agent_socket(options).await.map_err(|error| text(&error))?;
+    let stream = UnixStream::connect(&socket).map_err(|error| format!("{}: {error}", socket.display()))?;
+    Ok((stream, home))
+}
+
+fn serve(args: ServeArgs) -> ExitCode {
     crate::logging::of_service();
     // Out of the manager's session: what a terminal or a supervisor sends to that one does not end the jobs. Fails only
     // where this process leads a group already, that is, where someone gave it one of its own.

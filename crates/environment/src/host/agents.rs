@@ -59,6 +59,14 @@ impl Agents {
         Ok(agents)
     }
 
+    /// The environment of number 0.
+    ///
+    /// # Errors
+    /// [`EnvironmentError::File`] where there is no place for the socket.
+    pub(super) fn first(&self) -> Result<Arc<HostEnvironment>, EnvironmentError> {
+        self.numbered(0)
+    }
+
     /// The environment of that name; none where this host has none of it.
     pub(super) fn named(&self, name: &str) -> Option<Arc<HostEnvironment>> {
         let number = NUMBERS.into_iter().find(|number| self::name(*number) == name)?;

@@ -127,6 +127,16 @@ impl Provider for HostProvider {
     }
 }
 
+/// The socket of the agent of a state directory that has only one, whatever its executable; started where none answers.
+///
+/// # Errors
+/// [`EnvironmentError`].
+pub async fn agent_socket(options: HostOptions) -> Result<PathBuf, EnvironmentError> {
+    let environment = HostProvider::new(options)?.agents.first()?;
+    environment.connect().await?;
+    Ok(environment.socket.clone())
+}
+
 /// This machine as an environment: one of its agents.
 #[derive(Debug)]
 struct HostEnvironment {

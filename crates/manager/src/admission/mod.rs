@@ -184,6 +184,11 @@ impl Admission {
         self.polls.len()
     }
 
+    /// Whether jobs of the runner are under way.
+    pub(crate) fn has_jobs(&self, runner: &RunnerKey) -> bool {
+        self.jobs_of(runner) > 0
+    }
+
     /// Jobs under way.
     pub(crate) fn jobs(&self) -> usize {
         self.jobs.values().sum()

@@ -13,6 +13,7 @@
 //! Invariants: no secret of the file is in any [`Problem`]; a place always points into the text; no input panics; a save
 //! leaves either the old file or the new one, also when the disk is full or the process is killed.
 
+mod autoscaler;
 mod checks;
 pub mod codes;
 pub mod edit;

@@ -98,7 +98,7 @@ impl Walk {
         let full = if path.is_empty() { known.name.to_owned() } else { format!("{path}.{}", known.name) };
         let value = match known.kind {
             Kind::Any => match item.as_table_like() {
-                Some(_) => Ok(Value::Any(item.to_string())),
+                Some(_) => Ok(Value::Any(whole(item))),
                 None => Err(found(item)),
             },
             Kind::Map | Kind::MapBool | Kind::MapInt | Kind::MapList => {
@@ -294,4 +294,11 @@ fn duration_hint(text: &str) -> Option<String> {
         .into_iter()
         .find(|text| text.len() < 20 && parse_duration(text).is_some())
         .map(|text| format!("did you mean \"{text}\"?"))
+}
+/// A table's text with that of the tables below it, whose headers are told from it.
+fn whole(item: &Item) -> String {
+    let Some(table) = item.as_table() else { return item.to_string() };
+    let mut document = toml_edit::DocumentMut::new();
+    *document.as_table_mut() = table.clone();
+    document.to_string()
 }

@@ -116,7 +116,9 @@ impl Actor {
         self.lowered = None;
         let next = self.state.clone().lose_lease()?;
         let moved = self.move_to(next).await;
-        self.lease = None;
+        if let Some(lease) = self.lease.take() {
+            lease.release();
+        }
         moved
     }
 

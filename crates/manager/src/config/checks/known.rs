@@ -17,7 +17,7 @@ pub const EXECUTORS: [(&str, bool); 11] = [
     ("docker-windows", false),
     ("docker+machine", false),
     ("docker-autoscaler", false),
-    ("instance", false),
+    ("instance", true),
     ("kubernetes", false),
     ("ssh", false),
     ("parallels", false),

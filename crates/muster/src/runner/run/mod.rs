@@ -20,12 +20,14 @@ use std::sync::Arc;
 
 use muster_environment::Directories;
 use muster_environment::host::{HostOptions, HostProvider};
+use muster_environment::instance::Executable;
+use muster_fleeting::install;
 use muster_manager::config::edit::{self, EditError};
 use muster_manager::config::{Severity, Surroundings};
 use muster_manager::reload::ConfigWatch;
 use muster_manager::settings::Settings;
 use muster_manager::store::{Store, StoreError};
-use muster_manager::{Control, Manager, ManagerError, Quota};
+use muster_manager::{Control, Instances, Manager, ManagerError, Quota};
 
 use super::config::ConfigArg;
 use super::{flags, paths};
@@ -164,10 +166,11 @@ async fn manage(work: Work, signals: Signals) -> Result<ExitCode, RunError> {
     let observed = Observed::start(work.settings.listen_address.as_deref()).await?;
     let telemetry = Arc::clone(&observed.telemetry);
     telemetry.metrics.configuration_loaded(true);
+    let instances = instances(&work.host.state_dir)?;
     let provider = Arc::new(provider(work.host)?);
     let manager = Manager::new(work.settings.clone(), work.store, provider, Arc::clone(&telemetry));
     let (control, orders) = Control::new();
-    let manager = tokio::spawn(manager.with_quota(work.quota).run(orders));
+    let manager = tokio::spawn(manager.with_instances(instances).with_quota(work.quota).run(orders));
     let ended = Running::new(work.source, work.settings, control, manager, telemetry).until_end(signals).await;
     observed.stop().await;
     ended
@@ -186,6 +189,21 @@ fn provider(host: Host) -> Result<HostProvider, RunError> {
         until_pid: host.until_pid,
         user: host.user,
     })?)
+}
+
+/// What instances need: their books beside the manager's state, this executable as their agent, plugins by name.
+fn instances(state_dir: &Path) -> Result<Instances, RunError> {
+    let executable =
+        Executable::own().map_err(|source| RunError::Path { path: PathBuf::from("/proc/self/exe"), source })?;
+    Ok(Instances { books: state_dir.join("instances"), executable: Arc::new(executable), find_plugin })
+}
+
+/// The executable of a plugin, as `[runners.autoscaler]` names it.
+fn find_plugin(plugin: &str) -> Result<PathBuf, String> {
+    let chain = |error: &dyn std::error::Error| crate::logging::chain(error);
+    let around = install::Surroundings::of_environment().map_err(|error| chain(&error))?;
+    let found = install::resolve(plugin, &around).map_err(|error| chain(&error))?;
+    Ok(found.executable().to_owned())
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, RunError> {

@@ -1,0 +1,148 @@
+//! The agent's executable, as it is brought to an instance: known by its hash, and packed as far as the way is slow.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use sha2::{Digest, Sha256};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::sync::OnceCell;
+use tokio::time::Instant;
+
+/// What is packed at once, as one member of a gzip file.
+const MEMBER_BYTES: usize = 1024 * 1024;
+/// What is on its way at most, beside the connector's own window.
+const PIPE_BYTES: usize = 512 * 1024;
+/// So much is sent before the way is judged.
+const JUDGED_BYTES: u64 = 4 * 1024 * 1024;
+/// A way with fewer bytes per second is slow: packing is then faster than sending what it saves.
+const SLOW_BYTES_PER_SECOND: f64 = 24.0 * 1024.0 * 1024.0;
+
+/// The executable.
+#[derive(Debug)]
+pub struct Executable {
+    /// Where it is read.
+    content: PathBuf,
+    /// Where it is by name: an instance that has the same file there needs no other.
+    name: PathBuf,
+    hash: OnceCell<String>,
+}
+
+impl Executable {
+    /// The file at `path`.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        let path = path.into();
+        Self { content: path.clone(), name: path, hash: OnceCell::new() }
+    }
+
+    /// This process's own. It is read through the process, so that an upgrade of the file does not change what is sent.
+    ///
+    /// # Errors
+    /// The system does not tell where it is.
+    pub fn own() -> io::Result<Self> {
+        let name = std::env::current_exe()?;
+        Ok(Self { content: PathBuf::from("/proc/self/exe"), name, hash: OnceCell::new() })
+    }
+
+    /// Where it is on this machine, by name.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.name
+    }
+
+    /// SHA-256 in hexadecimal digits; computed once.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub async fn hash(&self) -> io::Result<&str> {
+        let compute = || async {
+            let path = self.content.clone();
+            let hash = tokio::task::spawn_blocking(move || {
+                let mut hasher = Sha256::new();
+                io::copy(&mut std::fs::File::open(path)?, &mut hasher)?;
+                Ok(format!("{:x}", hasher.finalize()))
+            });
+            hash.await.unwrap_or_else(|error| Err(io::Error::other(error)))
+        };
+        self.hash.get_or_try_init(compute).await.map(String::as_str)
+    }
+
+    /// The file as gzip members, the first ones without compression. A file that cannot be read ends early, which the
+    /// other side's look at the hash finds.
+    pub(super) fn packed(&self) -> DuplexStream {
+        let (mut write, read) = tokio::io::duplex(PIPE_BYTES);
+        let path = self.content.clone();
+        // Ends with the reader, whose end of the pipe it then misses.
+        tokio::spawn(async move {
+            if let Err(error) = pack(&path, &mut write).await {
+                tracing::debug!(%error, path = %path.display(), "the executable was not sent to its end");
+            }
+        });
+        read
+    }
+}
+
+async fn pack(path: &Path, to: &mut DuplexStream) -> io::Result<()> {
+    let mut file = tokio::fs::File::open(path).await?;
+    let began = Instant::now();
+    let mut sent: u64 = 0;
+    loop {
+        let mut chunk = Vec::with_capacity(MEMBER_BYTES);
+        let mut part = (&mut file).take(MEMBER_BYTES as u64);
+        if part.read_to_end(&mut chunk).await? == 0 {
+            return Ok(());
+        }
+        let level = level(sent, began.elapsed());
+        let member = tokio::task::spawn_blocking(move || member(&chunk, level)).await.map_err(io::Error::other)??;
+        to.write_all(&member).await?;
+        sent += member.len() as u64;
+    }
+}
+
+fn member(chunk: &[u8], level: Compression) -> io::Result<Vec<u8>> {
+    let mut encoder = GzEncoder::new(Vec::with_capacity(chunk.len() + 1024), level);
+    encoder.write_all(chunk)?;
+    encoder.finish()
+}
+
+/// By how the way has been so far.
+fn level(sent: u64, took: Duration) -> Compression {
+    #[expect(clippy::cast_precision_loss, reason = "an executable is far smaller than 2^52 bytes")]
+    let slow = sent >= JUDGED_BYTES && (sent as f64) < SLOW_BYTES_PER_SECOND * took.as_secs_f64();
+    if slow { Compression::new(6) } else { Compression::none() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_packed_is_the_file_and_its_hash_the_known_one() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("agent");
+        let content: Vec<u8> = (0..3_000_000_u32).map(|n| n.to_le_bytes()[0]).collect();
+        std::fs::write(&path, &content).unwrap();
+        let executable = Executable::new(&path);
+        let mut packed = Vec::new();
+        executable.packed().read_to_end(&mut packed).await.unwrap();
+        let mut unpacked = Vec::new();
+        flate2::read::MultiGzDecoder::new(packed.as_slice()).read_to_end(&mut unpacked).unwrap();
+        assert!(unpacked == content);
+        std::fs::write(&path, "abc").unwrap();
+        let known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(executable.hash().await.unwrap(), known);
+    }
+
+    #[test]
+    fn only_a_slow_way_pays_for_packing() {
+        let second = Duration::from_secs(1);
+        assert_eq!(level(0, second), Compression::none(), "not known yet");
+        assert_eq!(level(5 * 1024 * 1024, second), Compression::new(6));
+        assert_eq!(level(100 * 1024 * 1024, second), Compression::none());
+    }
+}

@@ -1,0 +1,95 @@
+//! A job's slot on an instance, as an environment.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use async_trait::async_trait;
+use muster_fleeting::connector::Session;
+use muster_taskscaler::driver::Lease as Slot;
+
+use super::provider::{Shared, UnderWay};
+use super::reach::{Addresses, Dial, Instance, directories};
+use crate::{AgentConnection, Directories, Environment, EnvironmentError, Guard, SlotGuard, TakenSlot};
+
+/// The scaler's lease. Given back when the job said so, and else left to the manager's next start: the instance of a job
+/// that may still run must not be removed.
+struct Held {
+    slot: Option<Slot>,
+    over: AtomicBool,
+    /// Dropped after the slot: then it is free when the next job is asked for.
+    _counted: (TakenSlot, UnderWay),
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot.take()
+            && !self.over.load(Ordering::Relaxed)
+        {
+            slot.keep();
+        }
+    }
+}
+
+/// The environment of one lease; its instance may have others.
+struct Leased {
+    held: Arc<Held>,
+    instance: Arc<Instance>,
+    shared: Arc<Shared>,
+}
+
+struct HeldGuard(Arc<Held>);
+
+impl Guard for HeldGuard {
+    fn release(self: Box<Self>) {
+        self.0.over.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A lease's environment, and what holds its slot.
+pub(super) fn leased(
+    slot: Slot,
+    instance: Arc<Instance>,
+    shared: Arc<Shared>,
+    number: TakenSlot,
+    counted: UnderWay,
+) -> (Arc<dyn Environment>, SlotGuard) {
+    let held = Arc::new(Held { slot: Some(slot), over: AtomicBool::new(false), _counted: (number, counted) });
+    let guard = HeldGuard(Arc::clone(&held));
+    (Arc::new(Leased { held, instance, shared }), Box::new(guard))
+}
+
+#[async_trait]
+impl Dial for Leased {
+    async fn dial(&self) -> Result<(Box<dyn Session>, Addresses), String> {
+        let slot = self.held.slot.as_ref().ok_or("the slot was given back")?;
+        let info = slot.connect_info().await?;
+        self.shared.dial(slot.instance().as_str(), info).await
+    }
+
+    fn doubt(&self) {
+        if let Some(slot) = &self.held.slot {
+            slot.suspect();
+        }
+    }
+}
+
+#[async_trait]
+impl Environment for Leased {
+    async fn connect(&self) -> Result<AgentConnection, EnvironmentError> {
+        Ok(self.instance.connect(self).await?.0)
+    }
+
+    async fn directories(&self) -> Result<Directories, EnvironmentError> {
+        Ok(directories(&self.instance.connect(self).await?.1))
+    }
+
+    fn words(&self) -> Vec<String> {
+        self.instance.words()
+    }
+
+    async fn lost(&self) -> String {
+        let Some(slot) = &self.held.slot else { return std::future::pending().await };
+        let loss = slot.lost().await;
+        format!("instance {} was lost: {loss}", slot.instance())
+    }
+}

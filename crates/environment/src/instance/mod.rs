@@ -1,0 +1,29 @@
+//! The instance adapter: jobs run on machines that a fleeting plugin makes, served by one agent on each.
+//!
+//! ```text
+//! taskscaler --lease--> Instance --session (SSH)--> sh: muster agent connect --unix socket--> muster agent serve
+//! ```
+//!
+//! The agent is this very executable. It is placed on the instance where it is missing, by its hash, and kept; it is
+//! started away from the session that started it, so a connection that breaks, or a manager that dies, ends no job. The
+//! tunnel is the relay's standard input and output, so an SSH server needs no forwarding, and one session serves all jobs
+//! of an instance.
+//!
+//! A connection that breaks is mended while the instance lives. Whether it lives is the scaler's to say: it is told of the
+//! doubt at once, and asks the provider.
+
+mod executable;
+mod lease;
+mod place;
+mod provider;
+mod reach;
+mod settings;
+mod shell;
+#[cfg(test)]
+mod tests;
+
+pub use executable::Executable;
+pub use provider::{InstanceOptions, InstanceProvider};
+pub use reach::{Addresses, Dial, Told, directories};
+pub use settings::{AutoscalerSettings, ConnectorSettings, PolicySettings, SettingsError};
+pub use shell::{CONNECTED, FAILED, MARK};

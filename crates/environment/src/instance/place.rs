@@ -1,0 +1,105 @@
+//! Placing the agent on an instance, and the way to it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use muster_fleeting::connector::{Exit, Run, Session, Stream};
+use tokio::io::AsyncReadExt;
+
+use super::executable::Executable;
+use super::shell::{self, ABSENT, CONNECTED, FAILED, MARK, PLACED};
+
+/// From the command to its answer: an agent that starts reads its spool first.
+const ANSWER_LIMIT: Duration = Duration::from_secs(40);
+/// For the executable on its way.
+const PLACE_LIMIT: Duration = Duration::from_secs(600);
+/// The longest line of an answer, and how many lines a profile may print before it.
+const LINE_MAX_BYTES: usize = 8 * 1024;
+const LINES_MAX: usize = 100;
+
+/// The way to an agent.
+pub(super) struct Tunnel {
+    /// Bytes to and from the agent.
+    pub(super) stream: Box<dyn Stream>,
+    /// The home directory there.
+    pub(super) home: PathBuf,
+}
+
+/// A way to the instance's agent; the executable is placed where it is missing, and the agent started where none runs.
+///
+/// # Errors
+/// Why not, for people.
+pub(super) async fn tunnel(session: &dyn Session, executable: &Executable) -> Result<Tunnel, String> {
+    let unread = |error| format!("the agent's executable {} cannot be read: {error}", executable.path().display());
+    let hash = executable.hash().await.map_err(unread)?;
+    let command = shell::connect(hash, &executable.path().to_string_lossy());
+    if let Some(tunnel) = ask(session, &command).await? {
+        return Ok(tunnel);
+    }
+    tokio::time::timeout(PLACE_LIMIT, place(session, executable, hash))
+        .await
+        .map_err(|_| format!("the agent's executable was not placed within {} s", PLACE_LIMIT.as_secs()))??;
+    ask(session, &command).await?.ok_or_else(|| {
+        "the agent's executable was placed, and is not there, or cannot be executed: is the home directory of the instance \
+         kept, and not mounted noexec?"
+            .to_owned()
+    })
+}
+
+/// None where the executable is missing.
+async fn ask(session: &dyn Session, command: &str) -> Result<Option<Tunnel>, String> {
+    let asked = async {
+        let mut stream = session.dial_run(command).await.map_err(|error| error.to_string())?;
+        let answer = answer(&mut *stream).await?;
+        if answer == ABSENT {
+            return Ok(None);
+        }
+        if let Some(home) = answer.strip_prefix(CONNECTED) {
+            return Ok(Some(Tunnel { stream, home: PathBuf::from(home) }));
+        }
+        Err(answer.strip_prefix(FAILED).map_or_else(|| format!("it said {answer:?}"), str::to_owned))
+    };
+    let late = |_| Err(format!("no answer from the instance's shell within {} s", ANSWER_LIMIT.as_secs()));
+    tokio::time::timeout(ANSWER_LIMIT, asked).await.unwrap_or_else(late)
+}
+
+/// The first line with the mark, without it. Nothing after the line is read.
+async fn answer(stream: &mut dyn Stream) -> Result<String, String> {
+    let mut seen = String::new();
+    for _ in 0..LINES_MAX {
+        let mut line = Vec::new();
+        loop {
+            let ended = || match seen.trim() {
+                "" => "the instance's shell ended without a word: sh, sha256sum and a home directory are needed"
+                    .to_owned(),
+                said => format!("the instance's shell ended: {said}"),
+            };
+            match stream.read_u8().await {
+                Ok(b'\n') => break,
+                Ok(byte) if line.len() < LINE_MAX_BYTES => line.push(byte),
+                Ok(_) => return Err("the instance's shell prints more than an answer".to_owned()),
+                Err(_) => return Err(ended()),
+            }
+        }
+        let line = String::from_utf8_lossy(&line).into_owned();
+        if let Some(answer) = line.strip_prefix(MARK) {
+            return Ok(answer.trim_end().to_owned());
+        }
+        seen = line;
+    }
+    Err(format!("the instance's shell prints more than an answer; the last was: {seen}"))
+}
+
+async fn place(session: &dyn Session, executable: &Executable, hash: &str) -> Result<(), String> {
+    let mut packed = executable.packed();
+    let mut said = Vec::new();
+    let command = shell::place(hash);
+    let run = Run { stdin: Some(&mut packed), stdout: Some(&mut said), ..Run::new(&command) };
+    let outcome = session.run(run).await.map_err(|error| format!("the agent's executable was not placed: {error}"))?;
+    let said = String::from_utf8_lossy(&said);
+    if outcome.exit == Exit::Code(0) && said.lines().any(|line| line.strip_prefix(MARK) == Some(PLACED)) {
+        tracing::info!(hash, "the agent's executable was placed");
+        return Ok(());
+    }
+    Err(format!("the agent's executable was not placed ({:?}): {}", outcome.exit, outcome.stderr))
+}

@@ -1,0 +1,217 @@
+//! One instance: how it is reached, and the one connection that its jobs share.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use muster_fleeting::connector::{self, KnownHosts, Session, Target};
+use muster_fleeting::model::{ConnectInfo, InstanceId};
+use parking_lot::Mutex as Lock;
+use tokio::sync::Mutex;
+
+use super::executable::Executable;
+use super::place;
+use crate::{AgentConnection, Directories, EnvironmentError};
+
+/// Opens sessions on an instance.
+#[async_trait]
+pub trait Dial: Send + Sync {
+    /// A new session, and how the instance was reached.
+    ///
+    /// # Errors
+    /// Why there is none, for people.
+    async fn dial(&self) -> Result<(Box<dyn Session>, Addresses), String>;
+
+    /// The instance could not be reached, or a connection to it broke: who can find out why is told.
+    fn doubt(&self) {}
+}
+
+/// The addresses of an instance.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Addresses {
+    /// From its own network.
+    pub internal: String,
+    /// From outside.
+    pub external: String,
+}
+
+impl Addresses {
+    /// Those of a plugin's answer.
+    #[must_use]
+    pub fn of(info: &ConnectInfo) -> Self {
+        Self { internal: info.internal_addr.clone(), external: info.external_addr.clone() }
+    }
+}
+
+/// What the trace tells of an instance.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Told {
+    /// `log_internal_ip`.
+    pub internal: bool,
+    /// `log_external_ip`.
+    pub external: bool,
+}
+
+/// A connection as a plugin's details say.
+///
+/// # Errors
+/// Why there is none.
+pub(super) async fn dial(
+    id: &str,
+    info: ConnectInfo,
+    use_external_addr: bool,
+    hosts: &KnownHosts,
+) -> Result<(Box<dyn Session>, Addresses), String> {
+    check_platform(id, &info)?;
+    let addresses = Addresses::of(&info);
+    let target = Target { instance: InstanceId::new(id), info, use_external_addr };
+    let session = connector::dial(&target, hosts).await.map_err(|error| error.to_string())?;
+    Ok((session, addresses))
+}
+
+/// The agent is this very executable: it runs where this one does.
+fn check_platform(id: &str, info: &ConnectInfo) -> Result<(), String> {
+    let own = (std::env::consts::OS, if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" });
+    let theirs = (info.connector.os.as_str(), info.connector.arch.as_str());
+    let fits = |own: &str, theirs: &str| theirs.is_empty() || own == theirs;
+    if fits(own.0, theirs.0) && fits(own.1, theirs.1) {
+        return Ok(());
+    }
+    Err(format!(
+        "instance {id} is {}/{}, and this manager's agent is for {}/{}: run the manager on a machine of the same kind, or \
+         correct os and arch in connector_config",
+        theirs.0, theirs.1, own.0, own.1
+    ))
+}
+
+struct Reached {
+    session: Box<dyn Session>,
+    connection: AgentConnection,
+    home: PathBuf,
+}
+
+/// An instance. Its jobs share one session and one agent.
+pub(super) struct Instance {
+    id: String,
+    executable: Arc<Executable>,
+    told: Told,
+    /// Held across connecting, so that jobs that lost it together mend it once, and the executable is sent once.
+    reached: Mutex<Option<Reached>>,
+    words: Lock<Vec<String>>,
+}
+
+impl Instance {
+    pub(super) fn new(id: &str, executable: Arc<Executable>, told: Told) -> Self {
+        let (reached, words) = (Mutex::new(None), Lock::default());
+        Self { id: id.to_owned(), executable, told, reached, words }
+    }
+
+    pub(super) fn words(&self) -> Vec<String> {
+        self.words.lock().clone()
+    }
+
+    /// A connection to the agent that is believed to work, and the home directory.
+    pub(super) async fn connect(&self, dial: &dyn Dial) -> Result<(AgentConnection, PathBuf), EnvironmentError> {
+        let mut reached = self.reached.lock().await;
+        if let Some(known) = &*reached {
+            if !known.connection.is_in_doubt() {
+                return Ok((known.connection.clone(), known.home.clone()));
+            }
+            match known.connection.check().await {
+                Ok(()) => return Ok((known.connection.clone(), known.home.clone())),
+                Err(error) => tracing::warn!(instance = self.id, %error, "the connection to the agent is lost"),
+            }
+        }
+        if let Some(known) = reached.take() {
+            dial.doubt();
+            known.session.close().await;
+        }
+        let new = match self.reach(dial).await {
+            Ok(new) => new,
+            Err(error) => {
+                dial.doubt();
+                return Err(error);
+            }
+        };
+        let answer = (new.connection.clone(), new.home.clone());
+        *reached = Some(new);
+        Ok(answer)
+    }
+
+    async fn reach(&self, dial: &dyn Dial) -> Result<Reached, EnvironmentError> {
+        let place = || format!("instance {}", self.id);
+        let unreachable = |message| EnvironmentError::Unreachable { place: place(), message };
+        let (session, addresses) = dial.dial().await.map_err(unreachable)?;
+        let tunnel = place::tunnel(session.as_ref(), &self.executable).await.map_err(unreachable)?;
+        let connection = AgentConnection::over(place(), tunnel.stream).await?;
+        tracing::info!(instance = self.id, pid = connection.identity().pid, "connected to the agent");
+        *self.words.lock() = words(&self.id, &addresses, self.told);
+        Ok(Reached { session, connection, home: tunnel.home })
+    }
+}
+
+/// Runs a command on an instance to its end, as `instance_ready_command` is.
+///
+/// # Errors
+/// How it failed, with the end of what it said.
+pub(super) async fn run(dial: &dyn Dial, command: &str) -> Result<(), String> {
+    let (session, _) = dial.dial().await?;
+    let outcome = session.run(connector::Run::new(command)).await;
+    session.close().await;
+    match outcome {
+        Ok(outcome) if outcome.exit == connector::Exit::Code(0) => Ok(()),
+        Ok(outcome) => Err(format!("it ended with {:?}: {}", outcome.exit, outcome.stderr)),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// job-execution 7.2.
+fn words(id: &str, addresses: &Addresses, told: Told) -> Vec<String> {
+    let shown = [(told.internal, &addresses.internal), (told.external, &addresses.external)];
+    let shown: String = shown
+        .into_iter()
+        .filter(|(told, address)| *told && !address.is_empty())
+        .map(|(_, address)| format!(", {address}"))
+        .collect();
+    vec![
+        "Preparing instance...".to_owned(),
+        format!("Dialing instance {id}{shown}..."),
+        format!("Instance {id} connected"),
+    ]
+}
+
+/// job-execution 7.4: below the home directory there, for jobs of all projects.
+#[must_use]
+pub fn directories(home: &std::path::Path) -> Directories {
+    Directories { builds: home.join("builds"), cache: home.join("cache"), shared: true }
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_fleeting::model::ConnectorConfig;
+
+    use super::*;
+
+    #[test]
+    fn addresses_are_told_only_where_the_configuration_says_so() {
+        let addresses = Addresses { internal: "10.0.0.5".to_owned(), external: "192.0.2.1".to_owned() };
+        let dialing = |internal, external| words("i-1", &addresses, Told { internal, external }).remove(1);
+        assert_eq!(dialing(false, false), "Dialing instance i-1...");
+        assert_eq!(dialing(true, false), "Dialing instance i-1, 10.0.0.5...");
+        assert_eq!(dialing(true, true), "Dialing instance i-1, 10.0.0.5, 192.0.2.1...");
+    }
+
+    #[test]
+    fn a_machine_of_another_kind_is_told_before_anything_is_sent() {
+        let info = |os: &str| ConnectInfo {
+            connector: ConnectorConfig { os: os.to_owned(), ..ConnectorConfig::default() },
+            external_addr: String::new(),
+            internal_addr: "10.0.0.5".to_owned(),
+            expires: None,
+        };
+        check_platform("i-1", &info("")).unwrap();
+        check_platform("i-1", &info("linux")).unwrap();
+        let error = check_platform("i-1", &info("windows")).unwrap_err();
+        assert!(error.contains("instance i-1 is windows/") && error.contains("connector_config"), "{error}");
+    }
+}

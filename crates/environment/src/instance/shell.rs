@@ -1,0 +1,59 @@
+//! The commands on an instance: text that any POSIX shell takes, and any login shell passes on.
+//!
+//! ```text
+//! ~/.muster/bin/<sha256>    the executable: placed at once, by its hash, and kept
+//! ~/.muster/agent/          the agent's socket, spool, lock and log
+//! ```
+//!
+//! Each answers with a line that begins with [`MARK`]; what a profile prints before does not matter.
+
+/// What an answer begins with.
+pub const MARK: &str = "muster: ";
+/// The answer of an instance that has not the executable.
+pub(super) const ABSENT: &str = "absent";
+/// The answer of an instance that has got it.
+pub(super) const PLACED: &str = "placed";
+/// The answer of a relay that speaks to the agent; the home directory follows. From then on the bytes are the agent's.
+pub const CONNECTED: &str = "connected ";
+/// The answer of a relay that cannot; why follows.
+pub const FAILED: &str = "failed ";
+
+/// Starts a relay to the agent, and the agent where there is none. `at` is a path where the file may be found too.
+///
+/// While an agent listens, the executable is only the relay; before it becomes an agent its hash is looked at.
+pub(super) fn connect(hash: &str, at: &str) -> String {
+    let at = if is_plain(at) { at } else { "/nonexistent" };
+    wrapped(&format!(
+        r#"u=$(umask); umask 077; d=$HOME/.muster; f=$d/bin/{hash}; ok() {{ test -x "$1" && test "$(sha256sum <"$1" 2>/dev/null)" = "{hash}  -"; }}; have() {{ ok "$1" && mkdir -p "$d/bin" && ln -sf "$1" "$f"; }}; if test -S "$d/agent/agent.sock" && test -x "$f" || ok "$f" || have "$(command -v muster)" || have {at}; then umask "$u"; exec "$f" agent connect --dir "$d/agent"; else echo "{MARK}{ABSENT}"; fi"#
+    ))
+}
+
+/// Takes the executable, packed, from its input. What others left half done for an hour is removed.
+pub(super) fn place(hash: &str) -> String {
+    wrapped(&format!(
+        r#"umask 077; d=$HOME/.muster/bin; mkdir -p "$d" && find "$d" -name ".part-*" -mmin +60 -exec rm -f {{}} +; t=$(mktemp "$d/.part-XXXXXX") || exit 1; trap "rm -f $t" EXIT; gzip -dc >"$t" && if test "$(sha256sum <"$t")" = "{hash}  -"; then chmod 700 "$t" && mv -f "$t" "$d/{hash}" && echo "{MARK}{PLACED}"; else echo "what arrived is not what was sent" >&2; exit 1; fi"#
+    ))
+}
+
+/// For `sh`, whatever the login shell is: without quotes, exclamation marks and line breaks inside.
+fn wrapped(script: &str) -> String {
+    debug_assert!(!script.contains(['\'', '!', '\n']), "{script}");
+    format!("exec sh -c '{script}'")
+}
+
+fn is_plain(path: &str) -> bool {
+    path.starts_with('/') && path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-+".contains(&byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_that_a_shell_would_read_is_not_looked_at() {
+        assert!(connect("ab", "/usr/bin/muster").contains("have /usr/bin/muster"));
+        for odd in ["/opt/$(reboot)", "muster", "/a b", "/a'b", ""] {
+            assert!(connect("ab", odd).contains("have /nonexistent"), "{odd}");
+        }
+    }
+}

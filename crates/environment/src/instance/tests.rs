@@ -1,0 +1,190 @@
+//! Placing an agent and reaching it, over a session whose commands run here with a home directory of their own. The
+//! executable is a stand-in that relays to an agent in memory; the real one is started by the tests of whole systems.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use async_trait::async_trait;
+use muster_agent_api::agent::agent_server::{Agent, AgentServer};
+use muster_agent_api::agent::{HelloRequest, HelloResponse, ListRequest, ListResponse, WaitRequest, WaitResponse};
+use muster_fleeting::connector::local::LocalSession;
+use muster_fleeting::connector::{Outcome, Run, RunError, Session, Stream};
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status};
+
+use super::reach::{Instance, run};
+use std::sync::Arc;
+
+use super::*;
+
+struct Stub;
+
+#[async_trait]
+impl Agent for Stub {
+    async fn hello(&self, _: Request<HelloRequest>) -> Result<Response<HelloResponse>, Status> {
+        Ok(Response::new(HelloResponse { version: "stub".to_owned(), pid: 7 }))
+    }
+    async fn wait(&self, _: Request<WaitRequest>) -> Result<Response<WaitResponse>, Status> {
+        Err(Status::not_found("no such job"))
+    }
+    async fn list(&self, _: Request<ListRequest>) -> Result<Response<ListResponse>, Status> {
+        Ok(Response::new(ListResponse { jobs: Vec::new() }))
+    }
+}
+
+/// This host as an instance. A relay's stream leads to the agent in memory.
+struct Machine {
+    home: tempfile::TempDir,
+    dials: AtomicUsize,
+    doubts: AtomicUsize,
+}
+
+struct Login {
+    home: std::path::PathBuf,
+}
+
+impl Login {
+    fn at_home(&self, command: &str) -> String {
+        format!("export HOME='{}'; {command}", self.home.display())
+    }
+}
+
+#[async_trait]
+impl Session for Login {
+    async fn run(&self, run: Run<'_>) -> Result<Outcome, RunError> {
+        let command = self.at_home(run.command);
+        let Run { stdin, stdout, stderr, stop, .. } = run;
+        let mut here = Run { stop, ..Run::new(&command) };
+        if let Some(stdin) = stdin {
+            here.stdin = Some(stdin);
+        }
+        if let Some(stdout) = stdout {
+            here.stdout = Some(stdout);
+        }
+        if let Some(stderr) = stderr {
+            here.stderr = Some(stderr);
+        }
+        LocalSession.run(here).await
+    }
+    async fn dial(&self, network: &str, address: &str) -> Result<Box<dyn Stream>, RunError> {
+        LocalSession.dial(network, address).await
+    }
+    async fn dial_run(&self, command: &str) -> Result<Box<dyn Stream>, RunError> {
+        LocalSession.dial_run(&self.at_home(command)).await
+    }
+    async fn close(&self) {}
+}
+
+#[async_trait]
+impl Dial for Machine {
+    async fn dial(&self) -> Result<(Box<dyn Session>, Addresses), String> {
+        self.dials.fetch_add(1, Ordering::Relaxed);
+        Ok((Box::new(Login { home: self.home.path().to_owned() }), Addresses::default()))
+    }
+    fn doubt(&self) {
+        self.doubts.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Machine {
+    fn new() -> Self {
+        Self { home: tempfile::tempdir().unwrap(), dials: AtomicUsize::new(0), doubts: AtomicUsize::new(0) }
+    }
+
+    /// An agent that listens where the stand-in's relay goes.
+    fn agent(&self) {
+        let incoming = UnixListenerStream::new(UnixListener::bind(self.home.path().join("agent.sock")).unwrap());
+        let server = tonic::transport::Server::builder().add_service(AgentServer::new(Stub));
+        tokio::spawn(async move { server.serve_with_incoming(incoming).await.unwrap() });
+    }
+
+    fn placed(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.home.path().join(".muster/bin")).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+}
+
+/// An executable that answers as `muster agent connect` does, after what a profile may print.
+fn stand_in(place: &Path, then: &str) -> Arc<Executable> {
+    let path = place.join("muster");
+    std::fs::write(&path, format!("#!/bin/sh\necho welcome\n{then}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    Arc::new(Executable::new(path))
+}
+
+const RELAY: &str = r#"echo "muster: connected $HOME"
+exec python3 -c 'import os, socket, threading
+s = socket.socket(socket.AF_UNIX); s.connect(os.environ["HOME"] + "/agent.sock")
+def up():
+    while data := os.read(0, 65536): s.sendall(data)
+    os._exit(0)
+threading.Thread(target=up, daemon=True).start()
+while data := s.recv(65536): os.write(1, data)'"#;
+
+#[tokio::test]
+async fn the_agent_is_placed_once_and_a_broken_connection_is_mended() {
+    let (machine, place) = (Machine::new(), tempfile::tempdir().unwrap());
+    machine.agent();
+    let executable = stand_in(place.path(), RELAY);
+    let instance = Instance::new("i-1", Arc::clone(&executable), Told::default());
+    let (connection, home) = instance.connect(&machine).await.unwrap();
+    assert_eq!((connection.identity().pid, home.as_path()), (7, machine.home.path()));
+    assert_eq!(machine.placed(), [executable.hash().await.unwrap()]);
+    assert_eq!(instance.words().last().unwrap(), "Instance i-1 connected");
+
+    // Jobs share the connection; one that finds it broken has it mended, without sending anything again.
+    instance.connect(&machine).await.unwrap();
+    assert_eq!(machine.dials.load(Ordering::Relaxed), 1);
+    std::fs::write(place.path().join("muster"), "another one").unwrap();
+    let agent = machine.home.path().join("agent.sock");
+    std::fs::remove_file(&agent).unwrap();
+    machine.agent();
+    connection.doubt();
+    instance.connect(&machine).await.unwrap();
+    assert_eq!(machine.placed().len(), 1);
+}
+
+#[tokio::test]
+async fn what_is_on_the_instance_by_another_name_is_used_where_it_is_the_same() {
+    let (machine, place) = (Machine::new(), tempfile::tempdir().unwrap());
+    machine.agent();
+    let executable = stand_in(place.path(), RELAY);
+    std::fs::set_permissions(executable.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    Instance::new("i-1", Arc::clone(&executable), Told::default()).connect(&machine).await.unwrap();
+    let placed = machine.home.path().join(".muster/bin").join(executable.hash().await.unwrap());
+    assert_eq!(std::fs::read_link(placed).unwrap(), executable.path());
+}
+
+#[tokio::test]
+async fn an_executable_that_was_damaged_is_replaced() {
+    let (machine, place) = (Machine::new(), tempfile::tempdir().unwrap());
+    machine.agent();
+    let executable = stand_in(place.path(), RELAY);
+    let bin = machine.home.path().join(".muster/bin");
+    std::fs::create_dir_all(&bin).unwrap();
+    let damaged = bin.join(executable.hash().await.unwrap());
+    std::fs::write(&damaged, "#!/bin/sh\necho 'muster: connected /elsewhere'\n").unwrap();
+    std::fs::set_permissions(&damaged, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let (_, home) = Instance::new("i-1", Arc::clone(&executable), Told::default()).connect(&machine).await.unwrap();
+    assert_eq!(home, machine.home.path());
+    assert_eq!(std::fs::read(damaged).unwrap(), std::fs::read(executable.path()).unwrap());
+}
+
+#[tokio::test]
+async fn an_agent_that_cannot_start_tells_why_and_the_instance_is_doubted() {
+    let (machine, place) = (Machine::new(), tempfile::tempdir().unwrap());
+    let executable = stand_in(place.path(), "echo 'muster: failed no space left; its log is /x'; exit 1");
+    let error = Instance::new("i-9", executable, Told::default()).connect(&machine).await.unwrap_err();
+    assert_eq!(error.to_string(), "no agent answers on instance i-9: no space left; its log is /x");
+    assert_eq!(machine.doubts.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test]
+async fn a_ready_command_that_fails_tells_its_last_words() {
+    let machine = Machine::new();
+    run(&machine, "test -d \"$HOME\"").await.unwrap();
+    let error = run(&machine, "echo no docker here >&2; exit 3").await.unwrap_err();
+    assert!(error.contains("Code(3)") && error.contains("no docker here"), "{error}");
+}

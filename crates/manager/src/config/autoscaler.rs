@@ -1,0 +1,217 @@
+//! From `[runners.autoscaler]` to what the instances of a runner are made by.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use muster_environment::instance::{AutoscalerSettings, ConnectorSettings, PolicySettings};
+
+use super::tree::{Table, Value};
+use crate::lower::go_duration::GoDuration;
+
+/// The settings of an entry, if it has the table. What is out of range is as if it were not there: its problem has told.
+pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
+    let table = runner.table("autoscaler")?;
+    let defaults = AutoscalerSettings::default();
+    let owned = |name: &str| table.str(name).map(str::to_owned);
+    let count = |name: &str, default: u32| count(table, name).unwrap_or(default);
+    let positive = |name: &str, default: Duration| duration(table, name).unwrap_or(default);
+    let on = |name: &str, default: bool| table.bool(name).unwrap_or(default);
+    Some(AutoscalerSettings {
+        plugin: owned("plugin").unwrap_or_default(),
+        plugin_config: match table.node("plugin_config").map(|node| &node.value) {
+            Some(Value::Any(text)) => json(text),
+            _ => serde_json::Value::Null,
+        },
+        connector: table.table("connector_config").map(connector).unwrap_or_default(),
+        capacity_per_instance: count("capacity_per_instance", 1).max(1),
+        max_use_count: count("max_use_count", 0),
+        max_instances: count("max_instances", 0),
+        instance_ready_command: owned("instance_ready_command"),
+        instance_acquire_timeout: positive("instance_acquire_timeout", defaults.instance_acquire_timeout),
+        update_interval: positive("update_interval", defaults.update_interval),
+        update_interval_when_expecting: positive(
+            "update_interval_when_expecting",
+            defaults.update_interval_when_expecting,
+        ),
+        deletion_retry_interval: positive("deletion_retry_interval", defaults.deletion_retry_interval),
+        failure_threshold: match count("failure_threshold", 0) {
+            0 => defaults.failure_threshold,
+            threshold => threshold,
+        },
+        reservation_throttling: on("reservation_throttling", defaults.reservation_throttling),
+        log_internal_ip: on("log_internal_ip", false),
+        log_external_ip: on("log_external_ip", false),
+        delete_instances_on_shutdown: on("delete_instances_on_shutdown", false),
+        throttle_limit: table.int("scale_throttle.limit").unwrap_or_default(),
+        throttle_burst: count("scale_throttle.burst", 0),
+        policies: table.tables("policy").iter().map(policy).collect(),
+    })
+}
+
+fn connector(table: &Table) -> ConnectorSettings {
+    let text = |name: &str| table.str(name).unwrap_or_default().to_owned();
+    ConnectorSettings {
+        os: text("os"),
+        arch: text("arch"),
+        protocol: text("protocol"),
+        protocol_port: table.int("protocol_port").and_then(|port| u16::try_from(port).ok()).unwrap_or_default(),
+        username: text("username"),
+        password: text("password"),
+        key_path: table.str("key_path").map(PathBuf::from),
+        use_static_credentials: table.bool("use_static_credentials").unwrap_or_default(),
+        keepalive: duration(table, "keepalive"),
+        timeout: duration(table, "timeout"),
+        use_external_addr: table.bool("use_external_addr").unwrap_or_default(),
+    }
+}
+
+fn policy(table: &Table) -> PolicySettings {
+    PolicySettings {
+        periods: table.strings("periods").map(|(period, _)| period.to_owned()).collect(),
+        timezone: table.str("timezone").unwrap_or_default().to_owned(),
+        idle_count: count(table, "idle_count").unwrap_or_default(),
+        idle_time: duration(table, "idle_time").unwrap_or_default(),
+        scale_factor: match table.node("scale_factor").map(|node| &node.value) {
+            Some(Value::Float(factor)) if *factor > 0.0 => *factor,
+            _ => 0.0,
+        },
+        scale_factor_limit: count(table, "scale_factor_limit").unwrap_or_default(),
+        preemptive_mode: table.bool("preemptive_mode"),
+    }
+}
+
+fn count(table: &Table, name: &str) -> Option<u32> {
+    table.int(name).and_then(|value| u32::try_from(value).ok())
+}
+
+/// A duration above 0.
+fn duration(table: &Table, name: &str) -> Option<Duration> {
+    match table.duration(name)? {
+        GoDuration::Positive(duration) if !duration.is_zero() => Some(duration),
+        _ => None,
+    }
+}
+
+/// A table's text as JSON: what the protocol passes on.
+fn json(text: &str) -> serde_json::Value {
+    let inline = text.trim_start().starts_with('{');
+    let document = if inline { format!("table = {}", text.trim()) } else { text.to_owned() };
+    let Ok(mut table) = document.parse::<toml::Table>() else { return serde_json::Value::Null };
+    let table = if inline { table.remove("table") } else { Some(toml::Value::Table(table)) };
+    serde_json::to_value(table).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Surroundings, parse, settings};
+
+    fn of(text: &str) -> AutoscalerSettings {
+        let runner = "[[runners]]\nurl = \"https://one.example\"\ntoken = \"glrt-x\"\nexecutor = \"instance\"\n";
+        let loaded = parse(&format!("{runner}{text}"), &crate::config::Facts::default());
+        let settings = settings(&loaded.config.unwrap(), &Surroundings::default());
+        (**settings.runners[0].autoscaler.as_ref().unwrap()).clone()
+    }
+
+    #[test]
+    fn every_key_of_the_autoscaler_reaches_the_instances() {
+        let found = of(r#"
+[runners.autoscaler]
+plugin = "aws:1.x"
+capacity_per_instance = 2
+max_use_count = 3
+max_instances = 4
+instance_ready_command = "docker info"
+instance_acquire_timeout = "20m0s"
+update_interval = "30s"
+update_interval_when_expecting = "1s"
+deletion_retry_interval = "2m"
+failure_threshold = 5
+reservation_throttling = false
+log_internal_ip = true
+log_external_ip = true
+delete_instances_on_shutdown = true
+[runners.autoscaler.scale_throttle]
+limit = -1
+burst = 7
+[runners.autoscaler.plugin_config]
+name = "group"
+sizes = [1, 2]
+[runners.autoscaler.plugin_config.tags]
+team = "ci"
+[runners.autoscaler.connector_config]
+os = "linux"
+username = "ci"
+password = "secret"
+key_path = "/etc/key"
+protocol_port = 2222
+keepalive = "5s"
+timeout = "1m"
+use_external_addr = true
+[[runners.autoscaler.policy]]
+periods = ["* * * * *"]
+timezone = "Europe/Berlin"
+idle_count = 2
+idle_time = "5m"
+scale_factor = 1.5
+scale_factor_limit = 9
+preemptive_mode = false
+"#);
+        let connector = ConnectorSettings {
+            os: "linux".to_owned(),
+            username: "ci".to_owned(),
+            password: "secret".to_owned(),
+            key_path: Some("/etc/key".into()),
+            protocol_port: 2222,
+            keepalive: Some(Duration::from_secs(5)),
+            timeout: Some(Duration::from_secs(60)),
+            use_external_addr: true,
+            ..ConnectorSettings::default()
+        };
+        let policy = PolicySettings {
+            periods: vec!["* * * * *".to_owned()],
+            timezone: "Europe/Berlin".to_owned(),
+            idle_count: 2,
+            idle_time: Duration::from_secs(300),
+            scale_factor: 1.5,
+            scale_factor_limit: 9,
+            preemptive_mode: Some(false),
+        };
+        let wanted = AutoscalerSettings {
+            plugin: "aws:1.x".to_owned(),
+            plugin_config: serde_json::json!({ "name": "group", "sizes": [1, 2], "tags": { "team": "ci" } }),
+            connector,
+            capacity_per_instance: 2,
+            max_use_count: 3,
+            max_instances: 4,
+            instance_ready_command: Some("docker info".to_owned()),
+            instance_acquire_timeout: Duration::from_secs(1200),
+            update_interval: Duration::from_secs(30),
+            update_interval_when_expecting: Duration::from_secs(1),
+            deletion_retry_interval: Duration::from_secs(120),
+            failure_threshold: 5,
+            reservation_throttling: false,
+            log_internal_ip: true,
+            log_external_ip: true,
+            delete_instances_on_shutdown: true,
+            throttle_limit: -1,
+            throttle_burst: 7,
+            policies: vec![policy],
+        };
+        assert!(found == wanted, "{found:?}");
+    }
+
+    #[test]
+    fn a_table_in_one_line_is_passed_on_too() {
+        let found = of("[runners.autoscaler]\nplugin = \"local\"\nplugin_config = { max_size = 3 }\n");
+        assert_eq!(found.plugin_config, serde_json::json!({ "max_size": 3 }));
+        assert!(
+            found
+                == AutoscalerSettings {
+                    plugin: "local".to_owned(),
+                    plugin_config: serde_json::json!({ "max_size": 3 }),
+                    ..AutoscalerSettings::default()
+                }
+        );
+    }
+}
