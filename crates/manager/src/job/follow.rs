@@ -105,8 +105,10 @@ impl Actor {
         *seen = Instant::now();
         let stop = self.context.cancel.clone();
         let mut canceled = false;
+        // Asked for at once: it then comes together with the end of the log.
         let mut result = pin!(agent::wait(connection, id));
-        let mut asked = false;
+        let mut early: Option<Result<JobResult, AgentError>> = None;
+        let mut given_back = false;
         loop {
             tokio::select! {
                 chunk = log.message(), if self.uploader.has_room() => match chunk? {
@@ -122,14 +124,7 @@ impl Actor {
                     Verdict::Cancel => cancel_once(&mut canceled, connection, id).await?,
                     Verdict::Gone => return Ok(Once::Done(Followed::Gone)),
                 },
-                // The log waits for the coordinator, and the job may have ended: then its slot is another one's.
-                result = &mut result, if self.uploader.must_repeat() && !asked => {
-                    asked = true;
-                    if let Ok(result) = result {
-                        self.ended(&result);
-                        self.give_back().await;
-                    }
-                }
+                answer = &mut result, if early.is_none() => early = Some(answer),
                 () = stop.cancelled(), if !canceled => cancel_once(&mut canceled, connection, id).await?,
                 () = sleep_until(watchdog) => {
                     let message = "the job did not end by its timeout, and the agent did not end it".to_owned();
@@ -138,8 +133,18 @@ impl Actor {
             }
             // The agent's silence is no loss while the connection stands: tonic's pings watch it.
             *seen = Instant::now();
+            // The log waits for the coordinator, and the job has ended: its slot is another one's.
+            if let (Some(Ok(result)), true, false) = (&early, self.uploader.must_repeat(), given_back) {
+                given_back = true;
+                self.ended(result);
+                self.give_back().await;
+            }
         }
-        let result = agent::wait(connection, id).await?;
+        let result = match early {
+            None => result.await?,
+            Some(Ok(result)) => result,
+            Some(Err(_)) => agent::wait(connection, id).await?,
+        };
         self.executed = true;
         if self.uploader.must_repeat() {
             self.ended(&result);
