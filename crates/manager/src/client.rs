@@ -11,3 +11,11 @@ use crate::settings::RunnerSettings;
 pub(crate) fn of(runner: &RunnerSettings, age: ConnectionAge) -> Result<Client, ClientError> {
     Client::aging(&runner.url, &runner.tls, age)
 }
+
+/// The same for jobs that are there already: where the certificates are not usable, they are waited for.
+///
+/// # Errors
+/// [`ClientError::Setup`] where the URL is not usable.
+pub(crate) fn patient(runner: &RunnerSettings, age: ConnectionAge) -> Result<Client, ClientError> {
+    Client::patient(&runner.url, &runner.tls, age)
+}

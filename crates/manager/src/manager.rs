@@ -178,8 +178,7 @@ impl Manager {
                 Err(error) => {
                     tracing::error!(
                         job = %job.run, runner = runner.name, %error,
-                        "a job of an earlier start cannot be reported; it is taken up by a start that has the runner's \
-                         certificates"
+                        "a job of an earlier start cannot be reported: it is left alone"
                     );
                     continue;
                 }
@@ -191,7 +190,7 @@ impl Manager {
             if matches!(job.state, JobState::Finished { .. }) {
                 self.without_slot.insert(job.run.clone());
             } else {
-                self.admission.job_recovered(&runner.key);
+                self.admission.job_recovered(self.settings.key_of(&runner));
             }
             self.spawn(context, job, true);
         }
@@ -308,7 +307,7 @@ impl Manager {
 
     fn context(&self, runner: &Arc<RunnerSettings>, client: Option<Client>) -> Result<Arc<Context>, ClientError> {
         let age = self.settings.connection_max_age;
-        let made = || crate::client::of(runner, age).map(|client| self.observer.counted(client, runner));
+        let made = || crate::client::patient(runner, age).map(|client| self.observer.counted(client, runner));
         let client = client.map_or_else(made, Ok)?;
         Ok(Arc::new(Context {
             client,
@@ -329,7 +328,7 @@ impl Manager {
             tracing::info!("This runner has taken its last job, and exits after it");
             self.stop_asking(Phase::Draining);
         }
-        let (run, key) = (job.run.clone(), context.runner.key.clone());
+        let (run, key) = (job.run.clone(), self.settings.key_of(&context.runner).clone());
         let span = tracing::info_span!("job", job = job.payload.id.0);
         let watch = span.in_scope(|| self.observer.job(&context.runner, &job, recovered));
         let handle = self.jobs.spawn(job::execute(context, watch, job, recovered).instrument(span));

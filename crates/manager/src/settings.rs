@@ -102,6 +102,19 @@ impl Settings {
         self
     }
 
+    /// The key that a runner of an earlier start, or of earlier settings, has in these: its own, or that of the entry that
+    /// came in its place with a new token.
+    #[must_use]
+    pub fn key_of<'a>(&'a self, runner: &'a RunnerSettings) -> &'a RunnerKey {
+        let has = |key: &RunnerKey| self.runners.iter().any(|known| known.key == *key);
+        if runner.id > 0 || runner.name.is_empty() || has(&runner.key) {
+            return &runner.key;
+        }
+        let successor =
+            self.runners.iter().find(|known| known.id == 0 && known.name == runner.name && known.url == runner.url);
+        successor.map_or(&runner.key, |known| &known.key)
+    }
+
     /// Gives each runner that has no key of its own yet one that no other runner of the file has.
     ///
     /// Runners of one file that share url and token (C025) are told apart by their order.

@@ -126,7 +126,8 @@ pub(crate) async fn execute(
     let mut backoff = Backoff::new(STORE_AGAIN);
     let mut began = tokio::time::Instant::now();
     let mut failing_since: Option<tokio::time::Instant> = None;
-    let mut result = execute_once(Arc::clone(&context), &watch, job, recovered).await;
+    let mut kept = None;
+    let mut result = execute_once(Arc::clone(&context), &watch, job, recovered, &mut kept).await;
     while let Err(JobError::Store(error)) = result {
         let now = tokio::time::Instant::now();
         if now.duration_since(began) > STORE_AGAIN.cap {
@@ -147,7 +148,7 @@ pub(crate) async fn execute(
         tokio::time::sleep(wait).await;
         began = tokio::time::Instant::now();
         result = match context.store.job(&run, &context.runner) {
-            Ok(Some(job)) => execute_once(Arc::clone(&context), &watch, job, true).await,
+            Ok(Some(job)) => execute_once(Arc::clone(&context), &watch, job, true, &mut kept).await,
             Ok(None) => Ok(()),
             Err(error) => Err(error.into()),
         };
@@ -155,17 +156,21 @@ pub(crate) async fn execute(
     result
 }
 
-/// Brings one job from where its row stands to its end, and deletes the row.
+/// Brings one job from where its row stands to its end, and deletes the row. `kept` is the slot that the job has although
+/// its last state could not be stored: nobody else must get it meanwhile.
 async fn execute_once(
     context: Arc<Context>,
     watch: &Arc<JobWatch>,
     job: StoredJob,
     recovered: bool,
+    kept: &mut Option<Lease>,
 ) -> Result<(), JobError> {
     let StoredJob { run, payload, state, .. } = job;
     let uploader = Uploader::new(context.client.clone(), payload.clone(), Arc::clone(watch), &context.runner);
+    let still = kept.take();
     let (lease, no_lease) = match state.held() {
         None => (None, None),
+        Some(record) if still.as_ref().is_some_and(|lease| lease.record == *record) => (still, None),
         Some(record) => match context.provider.restore(record).await {
             Ok(lease) => (Some(lease), None),
             Err(error) => {
@@ -205,16 +210,20 @@ async fn execute_once(
     }
     loop {
         let next = match refused.take() {
-            Some(why) => actor.interrupted(why).await?,
-            None => actor.advance().await?,
+            Some(why) => actor.interrupted(why).await,
+            None => actor.advance().await,
         };
         match next {
-            Next::State => {}
-            Next::Reported => {
+            Ok(Next::State) => {}
+            Ok(Next::Reported) => {
                 tracing::info!("job reported");
                 return actor.clean_up().await;
             }
-            Next::Gone => return actor.clean_up().await,
+            Ok(Next::Gone) => return actor.clean_up().await,
+            Err(error) => {
+                *kept = actor.lease.take();
+                return Err(error);
+            }
         }
     }
 }

@@ -97,10 +97,15 @@ impl Actor {
             Handed::NotReached { message, asked } | Handed::Lost { message, asked } if asked && elsewhere => {
                 return self.system_failure(&message).await;
             }
-            Handed::NotReached { message, .. } => {
+            Handed::NotReached { message, asked } => {
                 self.places_tried += 1;
                 if self.places_tried >= PLACES_MAX {
                     return self.system_failure(&message).await;
+                }
+                if asked {
+                    // The agent may have the job by now, in the directory of this slot: no other job must get it.
+                    tracing::warn!(%message, tried = self.places_tried, "the agent does not answer, it is asked again");
+                    return Ok(Next::State);
                 }
                 tracing::warn!(%message, tried = self.places_tried, "no agent reached, nothing started: another slot is tried");
                 self.moved.extend(elsewhere.then(|| moved(&message)));

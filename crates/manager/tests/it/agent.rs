@@ -36,6 +36,8 @@ pub(crate) struct Spool {
     pub(crate) refuse: Option<String>,
     /// The next `Run` starts its job, and its answer is lost.
     pub(crate) lose_answer: bool,
+    /// So does each.
+    pub(crate) lose_answers: bool,
 }
 
 /// The agent: a spool, and a process that can be killed and started again.
@@ -153,7 +155,7 @@ impl proto::step_runner_server::StepRunner for Service {
                 spool.jobs.insert(id.clone(), FakeJob::default());
                 spool.started.push(id);
             }
-            if std::mem::take(&mut spool.lose_answer) {
+            if std::mem::take(&mut spool.lose_answer) || spool.lose_answers {
                 answer = Err(Status::unavailable("the answer is lost"));
             }
         });

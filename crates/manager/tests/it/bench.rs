@@ -35,6 +35,7 @@ pub(crate) struct Bench {
     pub(crate) agent: FakeAgent,
     served: Served,
     home: tempfile::TempDir,
+    given: watch::Sender<Vec<u32>>,
 }
 
 /// A manager at work. Dropped or killed, it stops between two instructions, as a process does.
@@ -80,7 +81,7 @@ impl Bench {
         let served = serve(coordinator.clone()).await.unwrap();
         let home = tempfile::tempdir().unwrap();
         let agent = FakeAgent::start(&home.path().join("agent.sock"));
-        Self { coordinator, agent, served, home }
+        Self { coordinator, agent, served, home, given: watch::Sender::default() }
     }
 
     /// Puts job [`JOB`] in the queue, with `more` in its payload.
@@ -94,6 +95,18 @@ impl Bench {
             payload[key] = value.clone();
         }
         self.coordinator.push(serde_json::from_value(payload).unwrap());
+    }
+
+    /// The slots that were given to jobs so far, in order.
+    pub(crate) fn slots_given(&self) -> Vec<u32> {
+        self.given.borrow().clone()
+    }
+
+    /// Waits until so many were.
+    pub(crate) async fn wait_for_slots(&self, count: usize) {
+        let mut given = self.given.subscribe();
+        let given = given.wait_for(|given| given.len() >= count);
+        tokio::time::timeout(Duration::from_secs(20), given).await.expect("no slot was given").unwrap();
     }
 
     pub(crate) async fn manager(&self) -> Running {
@@ -131,7 +144,7 @@ impl Bench {
     pub(crate) async fn manager_with_quota(&self, settings: Settings, quota: Quota) -> Running {
         let store = self.store().await;
         let state_limit = store.limit();
-        let provider = FakeProvider::new(self.home.path(), SLOTS);
+        let provider = FakeProvider::new(self.home.path(), SLOTS, self.given.clone());
         let telemetry = Telemetry::new(&Build::default(), &Arc::default(), SpanSettings::default());
         let manager = Manager::new(settings, store, Arc::new(provider), telemetry);
         let (control, orders) = Control::new();
@@ -174,6 +187,7 @@ struct FakeProvider {
     slots: Slots,
     capacity: watch::Sender<Capacity>,
     environment: Arc<FakeEnvironment>,
+    given: watch::Sender<Vec<u32>>,
 }
 
 struct FakeEnvironment {
@@ -182,10 +196,10 @@ struct FakeEnvironment {
 }
 
 impl FakeProvider {
-    fn new(home: &Path, slots: usize) -> Self {
+    fn new(home: &Path, slots: usize, given: watch::Sender<Vec<u32>>) -> Self {
         let directories = Directories { builds: home.join("builds"), cache: home.join("cache"), shared: true };
         let environment = Arc::new(FakeEnvironment { directories, socket: home.join("agent.sock") });
-        Self { slots: Slots::new(slots), capacity: watch::Sender::new(Capacity::of(slots)), environment }
+        Self { slots: Slots::new(slots), capacity: watch::Sender::new(Capacity::of(slots)), environment, given }
     }
 
     fn lease(&self, taken: muster_environment::TakenSlot) -> Lease {
@@ -201,7 +215,9 @@ impl Provider for FakeProvider {
     }
 
     async fn acquire(&self, key: &SlotKey) -> Result<Lease, EnvironmentError> {
-        Ok(self.lease(self.slots.take(key).expect("a manager takes no more jobs than there are slots")))
+        let lease = self.lease(self.slots.take(key).expect("a manager takes no more jobs than there are slots"));
+        self.given.send_modify(|given| given.push(lease.record.slot.id));
+        Ok(lease)
     }
 
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, EnvironmentError> {

@@ -12,4 +12,5 @@ mod many;
 mod quota;
 mod restart;
 mod rotation;
+mod slots;
 mod unreported;

@@ -83,6 +83,17 @@ impl Client {
         Self { base: base_url(place).unwrap_or_else(|_| self.base.clone()), ..self.clone() }
     }
 
+    /// The same, also where a file of certificates cannot be used at the moment: calls go without it, and fail where it is
+    /// needed, until the file changes.
+    ///
+    /// # Errors
+    /// [`ClientError::Setup`] where the URL cannot be used.
+    pub fn patient(url: &Url, tls: &TlsFiles, age: ConnectionAge) -> Result<Self, ClientError> {
+        let base = base_url(url)?;
+        let transport = Arc::new(Transport::patient(base.clone(), tls.clone(), age)?);
+        Ok(Self { transport, base, observer: None })
+    }
+
     /// `POST /jobs/request`: may be held by the coordinator until there is a job.
     ///
     /// # Errors

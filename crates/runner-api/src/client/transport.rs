@@ -72,6 +72,19 @@ impl Transport {
         Ok(Self { base, tls, age, current })
     }
 
+    /// One that waits for files of certificates that can be used.
+    ///
+    /// # Errors
+    /// [`ClientError::Setup`] where there is no client without such files either.
+    pub(super) fn patient(base: Url, tls: TlsFiles, age: ConnectionAge) -> Result<Self, ClientError> {
+        let stamps = stamps(&tls);
+        let http = build(&base, &tls, age).or_else(|error| {
+            tracing::error!(%error, "the runner's certificates cannot be used, they are read when they change");
+            build(&base, &TlsFiles::default(), age)
+        })?;
+        Ok(Self { base, tls, age, current: Mutex::new(Current { http, made: Instant::now(), stamps }) })
+    }
+
     /// What the next call goes over.
     pub(super) fn http(&self) -> reqwest::Client {
         let mut current = self.current.lock();

@@ -104,6 +104,20 @@ async fn certificates_are_read_again_when_their_file_changes_and_a_bad_file_chan
     other.abort();
 }
 
+#[tokio::test]
+async fn a_patient_client_waits_for_its_certificates() {
+    let (url, authority, server) = server_with_authority().await;
+    let folder = tempfile::tempdir().unwrap();
+    let ca = folder.path().join("ca.pem");
+    let tls = TlsFiles { ca: Some(ca.clone()), ..TlsFiles::default() };
+    Client::with_tls(&url, &tls).unwrap_err();
+    let client = Client::patient(&url, &tls, ConnectionAge::Any).unwrap();
+    client.request_job(&JobRequest::default()).await.unwrap_err();
+    replace(&ca, &authority);
+    client.request_job(&JobRequest::default()).await.unwrap();
+    server.abort();
+}
+
 /// As a renewal does it: a new file in the place of the old one.
 fn replace(path: &Path, text: &str) {
     let new = path.with_extension("new");

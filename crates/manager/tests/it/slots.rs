@@ -1,0 +1,98 @@
+//! The slot of a job that may run, or does, is no other job's, whatever breaks.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use muster_agent_api::result::Outcome;
+use muster_job::{JobId, JobStatus, Secret};
+use muster_manager::settings::{RunnerSettings, Settings};
+use muster_runner_api::test_support::{Call, Fault};
+use serde_json::json;
+
+use crate::bench::{Bench, JOB};
+
+fn push(bench: &Bench, id: i64) {
+    bench.push(&json!({ "id": id, "token": format!("secret-{id}") }));
+}
+
+async fn started(bench: &Bench, id: i64) {
+    bench.agent.wait_for(|spool| spool.started.contains(&format!("{id}-1"))).await;
+}
+
+async fn finish(bench: &Bench, id: i64) {
+    bench.agent.finish(&format!("{id}-1"), Outcome::Success);
+    let job = bench.coordinator.wait_for_end(JobId(id)).await;
+    assert_eq!((job.status, job.handouts), (JobStatus::Success, 1), "{}", job.text());
+}
+
+#[tokio::test]
+async fn an_agent_that_does_not_answer_is_asked_for_the_same_slot_again() {
+    let bench = Bench::start().await;
+    bench.agent.change(|spool| spool.lose_answers = true);
+    bench.push(&json!({}));
+    let manager = bench.manager_with(Duration::from_millis(100)).await;
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("runner_system_failure"));
+    manager.drain().await;
+    manager.ended().await.unwrap();
+    assert_eq!(bench.slots_given(), [0], "the agent may have had the job all the time");
+    assert_eq!(bench.agent.spool().started, ["7-1"]);
+}
+
+#[tokio::test]
+async fn a_job_keeps_its_slot_while_its_state_cannot_be_stored() {
+    let bench = Bench::start().await;
+    bench.agent.kill();
+    push(&bench, 1);
+    let manager = bench.manager_of(bench.settings(|_| {})).await;
+    bench.wait_for_slots(1).await;
+    // The second job is stored, and not accepted yet.
+    bench.coordinator.fail(Call::UpdateJob, [Fault::Before; 1000]);
+    push(&bench, 2);
+    bench.coordinator.faults_left(Call::UpdateJob, 998).await;
+    let limit = manager.state_limit.swap(0, Ordering::Relaxed);
+    bench.agent.restart();
+    started(&bench, 1).await;
+    // The answer is on its way, and that the job runs cannot be stored.
+    for _ in 0..100 {
+        manager.control.figures().await.unwrap();
+        tokio::task::yield_now().await;
+    }
+    manager.state_limit.store(limit, Ordering::Relaxed);
+    bench.coordinator.heal();
+    started(&bench, 2).await;
+    finish(&bench, 1).await;
+    finish(&bench, 2).await;
+    assert_eq!(bench.slots_given(), [0, 1]);
+    manager.drain().await;
+    manager.ended().await.unwrap();
+    bench.check_forgotten().await;
+}
+
+#[tokio::test]
+async fn a_job_counts_for_its_runner_also_after_a_restart_with_a_new_token() {
+    let bench = Bench::start().await;
+    bench.coordinator.add_runner("glrt-new", None);
+    let settings = |token: &str| {
+        let settings = bench.settings(|runner| {
+            let (url, name) = (runner.url.clone(), runner.name.clone());
+            let new = RunnerSettings::new(url, Secret::new(token), 0);
+            *runner = RunnerSettings { name, limit: Some(1), ..new };
+        });
+        Settings { concurrent: 5, ..settings }
+    };
+    let manager = bench.manager_of(settings(muster_runner_api::test_support::RUNNER_TOKEN)).await;
+    push(&bench, 1);
+    started(&bench, 1).await;
+    manager.kill().await;
+    push(&bench, 2);
+    let manager = bench.manager_of(settings("glrt-new")).await;
+    manager.wait_for(|figures| figures.jobs == 1).await;
+    let figures = manager.control.figures().await.unwrap();
+    assert_eq!((figures.runners[0].jobs, figures.runners[0].requests), (1, 0), "its limit is used up");
+    finish(&bench, 1).await;
+    started(&bench, 2).await;
+    finish(&bench, 2).await;
+    manager.drain().await;
+    manager.ended().await.unwrap();
+}
