@@ -14,6 +14,8 @@ mod globals;
 mod health_check;
 mod list;
 pub(crate) mod paths;
+#[cfg(test)]
+mod peer;
 mod read_logs;
 mod register;
 mod reset_token;

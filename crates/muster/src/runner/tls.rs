@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use muster_runner_api::client::TlsFiles;
+use muster_manager::config::Runner;
+use muster_runner_api::client::{Client, ClientError, TlsFiles};
+use url::Url;
 
 use super::flags::{filled, path};
 
@@ -27,5 +29,17 @@ impl From<&TlsArgs> for TlsFiles {
             certificate: filled(&args.tls_cert_file),
             key: filled(&args.tls_key_file),
         }
+    }
+}
+
+impl TlsArgs {
+    /// A client for an entry of the file, with the certificates of the flags where there are any.
+    pub(super) fn client_of(&self, runner: &Runner) -> Result<Client, ClientError> {
+        let tls = TlsFiles::from(self);
+        if tls.is_empty() {
+            return super::config::client_of(runner);
+        }
+        let url = Url::parse(&runner.url).map_err(|error| ClientError::Setup(format!("`{}`: {error}", runner.url)))?;
+        Client::with_tls(&url, &tls)
     }
 }

@@ -5,10 +5,9 @@ use std::process::ExitCode;
 use muster_manager::config::edit::EditError;
 use muster_manager::config::{Config, Runner};
 use muster_manager::lower::short_token;
-use muster_runner_api::client::{Client, ClientError, TlsFiles};
-use url::Url;
+use muster_runner_api::client::ClientError;
 
-use super::config::{ConfigError, client_of, info, is_made_at_server, tell_mode, token_request};
+use super::config::{ConfigError, info, is_made_at_server, tell_mode, token_request};
 use super::select::{SelectArgs, filled, same_url};
 
 /// Arguments of `unregister`.
@@ -69,7 +68,7 @@ async fn unregister(args: &Args) -> Result<(), UnregisterError> {
 
 async fn one(args: &Args, config: &Config, runner: &Runner) -> Result<(), ClientError> {
     let token = runner.token.expose();
-    let client = args.client(runner)?;
+    let client = args.tls.client_of(runner)?;
     if is_made_at_server(token) {
         let request = token_request(token, &args.select.config.system_id(), info(config, runner));
         client.unregister_manager(&request).await?;
@@ -99,15 +98,5 @@ impl Args {
             words.extend(url.map(|url| format!("the URL {url}")));
             UnregisterError::NoMatch(words.join(" and "))
         })
-    }
-
-    /// With the certificates of the flags, where there are any.
-    fn client(&self, runner: &Runner) -> Result<Client, ClientError> {
-        let tls = TlsFiles::from(&self.tls);
-        if tls.is_empty() {
-            return client_of(runner);
-        }
-        let url = Url::parse(&runner.url).map_err(|error| ClientError::Setup(format!("`{}`: {error}", runner.url)))?;
-        Client::with_tls(&url, &tls)
     }
 }

@@ -2,14 +2,16 @@
 
 use std::process::ExitCode;
 
+use clap::builder::Resettable;
 use futures::StreamExt as _;
 use muster_manager::config::Runner;
 use muster_manager::config::edit::EditError;
 use muster_manager::lower::short_token;
 use muster_runner_api::wire::TokenRequest;
 
-use super::config::{ConfigError, client_of, info, is_made_at_server, tell_mode, token_request};
+use super::config::{ConfigError, info, is_made_at_server, tell_mode, token_request};
 use super::select::{SelectArgs, filled};
+use super::tls::TlsArgs;
 
 /// Runners that are verified at the same time.
 const AT_ONCE: usize = 8;
@@ -17,15 +19,23 @@ const AT_ONCE: usize = 8;
 /// Arguments of `verify`. They have no variables of the environment, so that one that is set for something else selects
 /// nothing.
 #[derive(Debug, clap::Args)]
+#[command(mut_args(without_variable))]
 pub(crate) struct Args {
     #[command(flatten)]
     select: SelectArgs,
+    #[command(flatten)]
+    tls: TlsArgs,
     /// Only the runners with this token; with --url `*` at any server.
     #[arg(short, long)]
     token: Option<String>,
     /// Remove the runners that the server does not know any more from the file.
     #[arg(long)]
     delete: bool,
+}
+
+/// Certificates are flags only, too.
+fn without_variable(argument: clap::Arg) -> clap::Arg {
+    if argument.get_id().as_str().starts_with("tls_") { argument.env(Resettable::Reset) } else { argument }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -58,7 +68,7 @@ async fn verify(args: &Args) -> Result<(), VerifyError> {
     let system_id = args.select.config.system_id();
     let request = |runner: &Runner| token_request(runner.token.expose(), &system_id, info(&config, runner));
     let requests: Vec<TokenRequest> = selected.iter().map(request).collect();
-    let checks = selected.iter().zip(&requests).map(|(runner, request)| is_dead(runner, request));
+    let checks = selected.iter().zip(&requests).map(|(runner, request)| is_dead(args, runner, request));
     let dead: Vec<bool> = futures::stream::iter(checks).buffered(AT_ONCE).collect().await;
     let dead: Vec<Runner> =
         selected.into_iter().zip(dead).filter(|(_, dead)| *dead).map(|(runner, _)| runner).collect();
@@ -73,9 +83,9 @@ async fn verify(args: &Args) -> Result<(), VerifyError> {
 }
 
 /// Only a refusal of the token means that the runner is gone; whatever else goes wrong says nothing of it.
-async fn is_dead(runner: &Runner, request: &TokenRequest) -> bool {
+async fn is_dead(args: &Args, runner: &Runner, request: &TokenRequest) -> bool {
     let short = short_token(runner.token.expose());
-    let answer = match client_of(runner) {
+    let answer = match args.tls.client_of(runner) {
         Ok(client) => client.verify(request).await,
         Err(error) => Err(error),
     };
