@@ -146,8 +146,11 @@ async fn a_file_that_is_replaced_or_comes_too_late_is_not_left() {
     assert_eq!(files(&house), kept);
     // Its last bytes come when the job has ended.
     let (ended, mut end) = tokio::sync::oneshot::channel::<()>();
+    let (asked, begun) = tokio::sync::oneshot::channel::<()>();
     let query = ArtifactQuery { artifact_type: Some("sast".to_owned()), ..raw() };
     let body = futures::stream::once(async move {
+        // Its bytes are asked for when there is a file for them.
+        let _ = asked.send(());
         let _ = (&mut end).await;
         Ok(bytes::Bytes::from_static(b"late"))
     });
@@ -155,9 +158,8 @@ async fn a_file_that_is_replaced_or_comes_too_late_is_not_left() {
         let (coordinator, token, id) = (std::sync::Arc::clone(&house.coordinator), taken.token.clone(), taken.id);
         async move { coordinator.upload_artifact(id, &token, query, "s.json".to_owned(), body.boxed()).await }
     });
-    while !files(&house).iter().any(|file| file.contains(".upload-")) {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    begun.await.expect("the upload has begun");
+    assert!(files(&house).iter().any(|file| file.contains(".upload-")));
     manager.succeed(&taken).await;
     ended.send(()).expect("it waits");
     assert_eq!(forbidden(uploading.await.expect("no panic")), Some(JobStatus::Success));

@@ -151,6 +151,18 @@ impl Run {
         kill_process(pid, signal).unwrap();
     }
 
+    /// The command lines of its own processes.
+    pub(crate) fn children(&self) -> Vec<String> {
+        let read = |path: String| std::fs::read(path).unwrap_or_default();
+        let of_thread = |thread: std::fs::DirEntry| {
+            let children = read(thread.path().join("children").display().to_string());
+            String::from_utf8_lossy(&children).split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap().flatten();
+        let line = |pid: String| String::from_utf8_lossy(&read(format!("/proc/{pid}/cmdline"))).replace('\0', " ");
+        threads.flat_map(of_thread).map(line).collect()
+    }
+
     /// Waits until the log has the words, so many times.
     pub(crate) async fn logged(&self, words: &str, times: usize) {
         let deadline = Instant::now() + LIMIT;

@@ -30,6 +30,19 @@ async fn jobs_of_two_coordinators_run_and_sigquit_lets_them_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_manager_itself_runs_no_job_its_agent_does() {
+    let bench = Bench::start(1).await;
+    bench.configure(&bench.entry(0));
+    let run = bench.run();
+    bench.push(0, 1);
+    bench.begun(0, 1).await;
+    let children = run.children();
+    assert!(children.len() == 1 && children[0].contains(" agent serve "), "{children:?}");
+    bench.let_go(1);
+    assert_eq!(bench.ended(0, 1).await.status, JobStatus::Success);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn concurrent_ids_count_the_jobs_of_each_runner_by_itself() {
     let bench = Bench::start(2).await;
     bench.coordinator(1).add_runner("glrt-other-runner", None);
