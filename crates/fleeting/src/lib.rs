@@ -2,6 +2,7 @@
 //!
 //! - [`host`] runs plugins, in any language, unmodified: handshake, supervision, calls with deadlines.
 //! - [`sdk`] is the other side: one trait, one `main`, and the executable is a plugin that any host of the protocol runs.
+//! - [`conformance`] tests any plugin, in any language.
 //! - [`connector`] reaches the machines that a plugin made: commands and streams over SSH.
 //! - `install` (feature of that name) brings plugins from registries and finds them; `oci` is what it speaks with.
 //! - [`extension`] has what a plugin may offer beside the protocol: prices, notices, resource use, hooks.
@@ -10,6 +11,7 @@
 //! The protocol is GitLab's *fleeting*, application version 0, over HashiCorp's go-plugin handshake; its facts are those
 //! of the specification `fleeting.md`, whose sections the code cites.
 
+pub mod conformance;
 pub mod connector;
 pub mod extension;
 pub mod host;

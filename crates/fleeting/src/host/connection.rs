@@ -4,6 +4,7 @@ use futures::StreamExt;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinHandle;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
 
@@ -20,17 +21,21 @@ const MESSAGE_MAX_BYTES: usize = 16 * 1024 * 1024;
 
 /// A connection. Clones share it.
 #[derive(Debug, Clone)]
-pub(super) struct Connection {
+pub(crate) struct Connection {
     channel: Channel,
 }
 
 /// The streams that are kept open; they end with this.
 #[derive(Debug)]
-pub(super) struct Streams(Vec<JoinHandle<()>>);
+pub(crate) struct Streams {
+    tasks: Vec<JoinHandle<()>>,
+    /// Ends this side's half of the broker's stream: dropped alone, it would keep the connection open.
+    _broker: DropGuard,
+}
 
 impl Drop for Streams {
     fn drop(&mut self) {
-        for task in &self.0 {
+        for task in &self.tasks {
             task.abort();
         }
     }
@@ -41,7 +46,7 @@ impl Connection {
     ///
     /// # Errors
     /// The cause, as text.
-    pub(super) async fn open(address: &Address) -> Result<Self, String> {
+    pub(crate) async fn open(address: &Address) -> Result<Self, String> {
         // The Go host's authority; the connector goes to the socket.
         let endpoint = Endpoint::from_static("http://unused");
         let channel = match address.clone() {
@@ -65,14 +70,16 @@ impl Connection {
 
     /// Opens the streams that go-plugin opens: the plugin's output, which is logged (a plugin whose output nobody reads
     /// would stop), and the broker's, which stays silent. A plugin may lack both.
-    pub(super) fn open_streams(&self, plugin: &str) -> Streams {
-        Streams(vec![
+    pub(crate) fn open_streams(&self, plugin: &str) -> Streams {
+        let stop = CancellationToken::new();
+        let tasks = vec![
             tokio::spawn(copy_output(self.channel.clone(), plugin.to_owned())),
-            tokio::spawn(hold_broker(self.channel.clone())),
-        ])
+            tokio::spawn(hold_broker(self.channel.clone(), stop.clone())),
+        ];
+        Streams { tasks, _broker: stop.drop_guard() }
     }
 
-    pub(super) fn group(&self) -> InstanceGroupClient<Channel> {
+    pub(crate) fn group(&self) -> InstanceGroupClient<Channel> {
         InstanceGroupClient::new(self.channel.clone())
             .max_decoding_message_size(MESSAGE_MAX_BYTES)
             .max_encoding_message_size(MESSAGE_MAX_BYTES)
@@ -82,9 +89,14 @@ impl Connection {
         InstanceGroupExtensionClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_MAX_BYTES)
     }
 
+    /// The service that ends the process.
+    pub(crate) fn controller(&self) -> GrpcControllerClient<Channel> {
+        GrpcControllerClient::new(self.channel.clone())
+    }
+
     /// Tells the process to end. A plugin may lack the service.
     pub(super) async fn end_process(&self) {
-        let _ = GrpcControllerClient::new(self.channel.clone()).shutdown(Empty {}).await;
+        let _ = self.controller().shutdown(Empty {}).await;
     }
 }
 
@@ -97,14 +109,15 @@ async fn copy_output(channel: Channel, plugin: String) {
     }
 }
 
-async fn hold_broker(channel: Channel) {
-    let Ok(answer) = GrpcBrokerClient::new(channel).start_stream(futures::stream::pending()).await else { return };
+async fn hold_broker(channel: Channel, stop: CancellationToken) {
+    let silence = futures::stream::pending().take_until(stop.cancelled_owned());
+    let Ok(answer) = GrpcBrokerClient::new(channel).start_stream(silence).await else { return };
     let mut stream = answer.into_inner();
     while let Some(Ok(_)) = stream.next().await {}
 }
 
 /// The error with its causes, which tonic keeps out of its own text.
-pub(super) fn causes(error: &dyn std::error::Error) -> String {
+pub(crate) fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

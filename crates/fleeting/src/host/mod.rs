@@ -11,7 +11,7 @@
 //! the provider's truth, which the next snapshot brings; nothing of it is lost with a process (fleeting.md 1.10).
 
 mod call;
-mod connection;
+pub(crate) mod connection;
 mod error;
 mod extension;
 mod group;
@@ -19,7 +19,7 @@ mod handshake;
 #[cfg(test)]
 mod hostile;
 mod log;
-mod process;
+pub(crate) mod process;
 mod supervisor;
 mod sys;
 

@@ -147,7 +147,8 @@ impl Process {
     }
 }
 
-fn command(path: &Path, sockets: &Path) -> Command {
+/// A plugin's process as a host starts it, without arguments.
+pub(crate) fn command(path: &Path, sockets: &Path) -> Command {
     let mut command = Command::new(path);
     // A stray PLUGIN_CLIENT_CERT or PLUGIN_MULTIPLEX_GRPC would make a plugin speak TLS or yamux (fleeting.md 1.2).
     for (key, _) in std::env::vars_os() {
@@ -170,7 +171,7 @@ fn command(path: &Path, sockets: &Path) -> Command {
 }
 
 /// The first line, or what there is of it where it is too long; `None` where the pipe ended before.
-async fn first_line(stdout: &mut ChildStdout) -> Option<String> {
+pub(crate) async fn first_line(stdout: &mut ChildStdout) -> Option<String> {
     let mut line = Vec::new();
     loop {
         match stdout.read_u8().await {

@@ -1,0 +1,142 @@
+//! The report of a run: for people, as JSON, as JUnit.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use super::verdict::{Outcome, Verdict};
+
+/// All verdicts on a plugin.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// Its executable.
+    pub plugin: String,
+    /// One for each case.
+    pub verdicts: Vec<Verdict>,
+}
+
+impl Outcome {
+    /// `pass`, `warn`, `fail` or `skip`.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Pass => "pass",
+            Self::Warn(_) => "warn",
+            Self::Fail(_) => "fail",
+            Self::Skip(_) => "skip",
+        }
+    }
+
+    /// Why it is not a pass.
+    #[must_use]
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Pass => None,
+            Self::Warn(reason) | Self::Fail(reason) | Self::Skip(reason) => Some(reason),
+        }
+    }
+}
+
+impl Report {
+    /// How many cases ended with this word.
+    #[must_use]
+    pub fn count(&self, word: &str) -> usize {
+        self.verdicts.iter().filter(|verdict| verdict.outcome.word() == word).count()
+    }
+
+    /// How a case ended.
+    #[must_use]
+    pub fn outcome(&self, id: &str) -> Option<&Outcome> {
+        self.verdicts.iter().find(|verdict| verdict.case.id == id).map(|verdict| &verdict.outcome)
+    }
+
+    /// Whether no case failed.
+    #[must_use]
+    pub fn passed(&self) -> bool {
+        self.count("fail") == 0
+    }
+
+    /// `34 cases: 30 pass, 2 warn, 0 fail, 2 skip`.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let counts = ["pass", "warn", "fail", "skip"].map(|word| format!("{} {word}", self.count(word)));
+        format!("{} cases: {}", self.verdicts.len(), counts.join(", "))
+    }
+
+    /// Version 1 of the format.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        let case = |verdict: &Verdict| {
+            json!({
+                "id": verdict.case.id,
+                "title": verdict.case.title,
+                "outcome": verdict.outcome.word(),
+                "reason": verdict.outcome.reason(),
+                "took_ms": u64::try_from(verdict.took.as_millis()).unwrap_or(u64::MAX),
+            })
+        };
+        json!({
+            "version": 1,
+            "plugin": self.plugin,
+            "passed": self.passed(),
+            "cases": self.verdicts.iter().map(case).collect::<Vec<_>>(),
+        })
+    }
+
+    /// One test suite, one test case per case; a warning is its output.
+    #[must_use]
+    pub fn junit(&self) -> String {
+        let mut xml = format!(
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n  <testsuite name=\"{}\" tests=\"{}\" failures=\"{}\" \
+             skipped=\"{}\">\n",
+            escaped(&self.plugin),
+            self.verdicts.len(),
+            self.count("fail"),
+            self.count("skip")
+        );
+        for verdict in &self.verdicts {
+            let name = escaped(&format!("{} {}", verdict.case.id, verdict.case.title));
+            let (took, plugin) = (verdict.took.as_secs_f64(), escaped(&self.plugin));
+            let _ = write!(xml, "    <testcase name=\"{name}\" classname=\"{plugin}\" time=\"{took:.3}\">");
+            let _ = match &verdict.outcome {
+                Outcome::Pass => Ok(()),
+                Outcome::Warn(reason) => write!(xml, "<system-out>{}</system-out>", escaped(reason)),
+                Outcome::Fail(reason) => write!(xml, "<failure message=\"{}\"/>", escaped(reason)),
+                Outcome::Skip(reason) => write!(xml, "<skipped message=\"{}\"/>", escaped(reason)),
+            };
+            xml.push_str("</testcase>\n");
+        }
+        xml.push_str("  </testsuite>\n</testsuites>\n");
+        xml
+    }
+}
+
+/// Text for XML, without the characters that XML cannot hold.
+fn escaped(text: &str) -> String {
+    let allowed = text.chars().filter(|c| !c.is_control() && !matches!(c, '\u{fffe}' | '\u{ffff}'));
+    let allowed: String = allowed.collect();
+    allowed.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::cases::CASES;
+    use super::*;
+
+    #[test]
+    fn reports_say_the_same_in_each_form() {
+        let outcomes = [Outcome::Pass, Outcome::Fail("a <b> & \"c\"\u{7}".to_owned()), Outcome::Skip("no".to_owned())];
+        let verdicts = CASES.iter().zip(outcomes);
+        let verdicts = verdicts.map(|(case, outcome)| Verdict { case: *case, outcome, took: Duration::from_millis(5) });
+        let report = Report { plugin: "mine".to_owned(), verdicts: verdicts.collect() };
+        assert_eq!(report.summary(), "3 cases: 1 pass, 0 warn, 1 fail, 1 skip");
+        assert!(!report.passed());
+        let junit = report.junit();
+        assert!(junit.contains("tests=\"3\" failures=\"1\" skipped=\"1\""), "{junit}");
+        assert!(junit.contains("<failure message=\"a &lt;b&gt; &amp; &quot;c&quot;\"/>"), "{junit}");
+        let json = report.json();
+        assert_eq!((&json["passed"], &json["cases"][1]["outcome"]), (&json!(false), &json!("fail")));
+    }
+}

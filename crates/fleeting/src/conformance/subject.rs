@@ -1,0 +1,303 @@
+//! One process of the plugin that is tested.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::{ExitStatus, Output};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio::task::JoinHandle;
+use tonic::{Code, Status};
+
+use super::plan::Plan;
+use crate::host::connection::{Connection, Streams, causes};
+use crate::host::process::{command, first_line};
+use crate::host::{Address, Handshake};
+use crate::model::ConnectorConfig;
+use crate::protocol::group::{InitRequest, InitResponse, Settings};
+
+/// Lines of a process's log that are kept.
+const LINES_MAX: usize = 2_000;
+/// Bytes of a line that are kept.
+const LINE_MAX: usize = 64 * 1024;
+/// Bytes of the output of a command line.
+const OUTPUT_MAX: u64 = 1024 * 1024;
+
+/// How a call ended without an answer.
+#[derive(Debug, Clone)]
+pub(super) enum Missing {
+    /// Not in time.
+    Late(Duration),
+    /// The process, or the connection to it, broke.
+    Broken(String),
+    /// The plugin says no.
+    Refused(Box<Status>),
+}
+
+impl Missing {
+    /// For people: `Update had no answer within 60 s`.
+    pub(super) fn text(&self, call: &str) -> String {
+        match self {
+            Self::Late(limit) => format!("{call} had no answer within {:.1} s", limit.as_secs_f64()),
+            Self::Broken(cause) => format!("the connection broke in {call}: {cause}"),
+            Self::Refused(status) => format!("{call} failed: {:?}: {}", status.code(), status.message()),
+        }
+    }
+
+    pub(super) fn is_unimplemented(&self) -> bool {
+        matches!(self, Self::Refused(status) if status.code() == Code::Unimplemented)
+    }
+}
+
+/// A running plugin.
+pub(super) struct Subject {
+    process: Process,
+    pub(super) connection: Connection,
+    _streams: Streams,
+    limit: Duration,
+}
+
+/// Its process.
+pub(super) struct Process {
+    child: Child,
+    pid: Option<Pid>,
+    log: Log,
+    _directory: TempDir,
+}
+
+impl Process {
+    pub(super) fn signal(&self, signal: Signal) {
+        if let Some(pid) = self.pid {
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    /// Waits for its end.
+    pub(super) async fn ended(&mut self, limit: Duration) -> Option<ExitStatus> {
+        tokio::time::timeout(limit, self.child.wait()).await.ok().and_then(Result::ok)
+    }
+
+    /// Ends it, at once; what it wrote to stderr.
+    pub(super) async fn end(mut self) -> Vec<String> {
+        kill(&mut self.child, self.pid.take());
+        let _ = self.child.wait().await;
+        std::mem::take(&mut self.log.lines())
+    }
+}
+
+/// What a process wrote to stderr.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+impl Log {
+    fn lines(&self) -> std::sync::MutexGuard<'_, Vec<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its last words, ready to be appended.
+    fn said(&self) -> String {
+        let lines = self.lines();
+        let last: Vec<String> = lines.iter().rev().take(3).rev().map(|line| line.chars().take(300).collect()).collect();
+        if last.is_empty() { String::new() } else { format!("; it said: {}", last.join(" / ")) }
+    }
+}
+
+/// Kills the process and what it started.
+fn kill(child: &mut Child, pid: Option<Pid>) {
+    if let Some(pid) = pid {
+        let _ = kill_process_group(pid, Signal::KILL);
+    }
+    let _ = child.start_kill();
+}
+
+fn pid_of(child: &Child) -> Option<Pid> {
+    child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw)
+}
+
+/// The plugin as a host starts it, with its arguments and more.
+fn started(plan: &Plan, sockets: &Path, more: &[&str]) -> Command {
+    let mut command = command(&plan.executable, sockets);
+    command.args(&plan.arguments).args(more.iter().map(OsStr::new)).kill_on_drop(true);
+    command
+}
+
+/// Runs the plugin's command line to its end; `None` where it does not end.
+pub(super) async fn command_line(plan: &Plan, words: &[&str]) -> Result<Option<Output>, String> {
+    let directory = directory()?;
+    let mut command = started(plan, directory.path(), words);
+    // Started by a person.
+    for key in [crate::protocol::COOKIE_KEY, crate::protocol::VERSIONS_KEY, "PLUGIN_MIN_PORT", "PLUGIN_MAX_PORT"] {
+        command.env_remove(key);
+    }
+    let mut child = command.spawn().map_err(|error| format!("it cannot be run: {error}"))?;
+    let pid = pid_of(&child);
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let work = async {
+        let (stdout, stderr, status) = tokio::join!(read(stdout), read(stderr), child.wait());
+        status.map(|status| Output { status, stdout, stderr })
+    };
+    let ended = tokio::time::timeout(plan.exit_limit, work).await;
+    match ended {
+        Ok(Ok(output)) => Ok(Some(output)),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => {
+            kill(&mut child, pid);
+            let _ = child.wait().await;
+            Ok(None)
+        }
+    }
+}
+
+async fn read(from: Option<impl tokio::io::AsyncRead + Unpin>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    if let Some(from) = from {
+        // What broke off is what there is.
+        let _ = from.take(OUTPUT_MAX).read_to_end(&mut bytes).await;
+    }
+    bytes
+}
+
+fn directory() -> Result<TempDir, String> {
+    let directory = tempfile::Builder::new().prefix("muster-kit-").tempdir();
+    directory.map_err(|error| format!("no directory for its socket can be made: {error}"))
+}
+
+impl Subject {
+    /// Starts it, reads its handshake, connects. `change` may change its variables.
+    pub(super) async fn start(plan: &Plan, more: &[&str], change: impl FnOnce(&mut Command)) -> Result<Self, String> {
+        let directory = directory()?;
+        let mut command = started(plan, directory.path(), more);
+        change(&mut command);
+        let mut child = command.spawn().map_err(|error| format!("it cannot be run: {error}"))?;
+        let pid = pid_of(&child);
+        let log = Log::default();
+        if let Some(stderr) = child.stderr.take() {
+            tokio::spawn(keep(stderr, log.clone()));
+        }
+        match connect(plan, &mut child, &log).await {
+            Ok(connection) => {
+                let streams = connection.open_streams("plugin");
+                let process = Process { child, pid, log, _directory: directory };
+                Ok(Self { process, connection, _streams: streams, limit: plan.call_limit })
+            }
+            Err(error) => {
+                kill(&mut child, pid);
+                let _ = child.wait().await;
+                Err(format!("{error}{}", log.said()))
+            }
+        }
+    }
+
+    /// A call with its limit.
+    pub(super) async fn call<T>(&mut self, work: impl Future<Output = Result<T, Status>>) -> Result<T, Missing> {
+        let ended = tokio::time::timeout(self.limit, work).await;
+        match ended {
+            Err(_) => Err(Missing::Late(self.limit)),
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(status)) if status.code() == Code::Unavailable || std::error::Error::source(&status).is_some() => {
+                // A process that ended is the better reason, and its end may be a moment away.
+                let ended = tokio::time::timeout(Duration::from_millis(500), self.process.child.wait()).await;
+                let cause = match ended {
+                    Ok(Ok(status)) => format!("the plugin's process ended ({status}){}", self.process.log.said()),
+                    _ => causes(&status),
+                };
+                Err(Missing::Broken(cause))
+            }
+            Ok(Err(status)) => Err(Missing::Refused(Box::new(status))),
+        }
+    }
+
+    /// `Init` with these settings, as JSON or whatever.
+    pub(super) async fn init(
+        &mut self,
+        config: Vec<u8>,
+        connector: Option<&ConnectorConfig>,
+    ) -> Result<InitResponse, Missing> {
+        let settings = connector.map(|connector| Settings { connector_config: Some(connector.to_wire()) });
+        let mut group = self.connection.group();
+        let answer = self.call(async move { group.init(InitRequest { config, settings }).await }).await;
+        answer.map(tonic::Response::into_inner)
+    }
+
+    /// `Init` as the plan says.
+    pub(super) async fn init_as_planned(&mut self, plan: &Plan) -> Result<InitResponse, Missing> {
+        self.init(bytes(&plan.config), Some(&plan.connector)).await
+    }
+
+    pub(super) fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// Closes the connection, and leaves the process.
+    pub(super) fn hang_up(self) -> Process {
+        self.process
+    }
+
+    /// Ends it, at once; what it wrote to stderr.
+    pub(super) async fn end(self) -> Vec<String> {
+        self.process.end().await
+    }
+}
+
+/// Settings as a host sends them.
+pub(super) fn bytes(config: &Value) -> Vec<u8> {
+    config.to_string().into_bytes()
+}
+
+async fn connect(plan: &Plan, child: &mut Child, log: &Log) -> Result<Connection, String> {
+    let Some(mut stdout) = child.stdout.take() else { return Err("it has no stdout".to_owned()) };
+    let line = tokio::time::timeout(plan.call_limit, first_line(&mut stdout)).await;
+    let line = line.map_err(|_| format!("no handshake within {:.1} s", plan.call_limit.as_secs_f64()))?;
+    let Some(line) = line else {
+        let ended = tokio::time::timeout(plan.exit_limit, child.wait()).await;
+        // Its last words are on their way.
+        let _ = tokio::time::timeout(Duration::from_millis(500), log_is_read(log)).await;
+        return Err(match ended {
+            Ok(Ok(status)) => format!("it exited before the handshake ({status})"),
+            _ => "it closed its stdout before the handshake".to_owned(),
+        });
+    };
+    // What else it prints is not looked at, but must be read: a full pipe would stop it.
+    let drain: JoinHandle<_> = tokio::spawn(async move { tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await });
+    let Handshake { address } = Handshake::parse(&line).map_err(|error| {
+        drain.abort();
+        error.to_string()
+    })?;
+    let shown = match &address {
+        Address::Unix(path) => path.display().to_string(),
+        Address::Tcp(address) => address.clone(),
+    };
+    match tokio::time::timeout(plan.call_limit, Connection::open(&address)).await {
+        Ok(opened) => opened.map_err(|cause| format!("nobody answers at {shown}: {cause}")),
+        Err(_) => Err(format!("nobody answers at {shown} within {:.1} s", plan.call_limit.as_secs_f64())),
+    }
+}
+
+/// Until the log has a line.
+async fn log_is_read(log: &Log) {
+    while log.lines().is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn keep(stderr: impl tokio::io::AsyncRead + Unpin, log: Log) {
+    let mut stderr = BufReader::new(stderr);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let mut bounded = (&mut stderr).take(LINE_MAX as u64);
+        match bounded.read_until(b'\n', &mut line).await {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        let mut lines = log.lines();
+        if lines.len() < LINES_MAX {
+            lines.push(String::from_utf8_lossy(&line).trim_end().to_owned());
+        }
+    }
+}
