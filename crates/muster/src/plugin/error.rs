@@ -1,5 +1,7 @@
 //! Why a command about plugins failed.
 
+use std::path::PathBuf;
+
 use muster_fleeting::install::{InstallError, ResolveError};
 use muster_fleeting::oci::{CredentialsError, ReferenceError, RegistryError};
 
@@ -20,6 +22,12 @@ pub(crate) enum PluginError {
     Config(String),
     #[error("the password cannot be read from standard input")]
     Password(#[source] std::io::Error),
+    #[error("{}: it is there already; nothing was written", .0.display())]
+    Exists(PathBuf),
+    #[error("{}: there is no Cargo.toml; name the folder of the crate muster-fleeting", .0.display())]
+    NoSdk(PathBuf),
+    #[error("{}", path.display())]
+    File { path: PathBuf, source: std::io::Error },
     #[error("{0}")]
     Words(&'static str),
 }

@@ -9,8 +9,11 @@ mod install;
 mod list;
 mod login;
 mod look_path;
+mod new;
 mod remove;
 mod runners;
+mod test;
+mod test_config;
 mod verify;
 
 use std::ffi::OsString;
@@ -48,6 +51,10 @@ pub(crate) enum Command {
     /// Print the executable that a name in `plugin = "..."` stands for.
     #[command(visible_alias = "lookpath")]
     LookPath(look_path::Args),
+    /// Test a plugin in any language against the protocol.
+    Test(test::Args),
+    /// Make a project of a plugin that builds and passes `test`.
+    New(new::Args),
 }
 
 /// What gitlab-runner does with the plugins of its configuration.
@@ -83,6 +90,10 @@ pub(crate) fn run(command: Command) -> ExitCode {
         Command::Verify(args) => ended(async { verify::run(&args) }),
         Command::Remove(args) => ended(remove::run(&args)),
         Command::LookPath(args) => ended(async { look_path::run(&args) }),
+        Command::Test(args) => {
+            crate::runtime::block_on_one_thread(async { crate::ci::with_output(test::run(&args).await) })
+        }
+        Command::New(args) => ended(async { new::run(&args) }),
     }
 }
 

@@ -1,8 +1,10 @@
 //! `muster plugin`, by all its names.
 
 // The one of the tests of `crates/fleeting`.
+mod new;
 #[path = "../../../../fleeting/tests/it/registry.rs"]
 #[expect(dead_code, reason = "more of it is used there")]
 mod registry;
 mod store;
 mod support;
+mod test;

@@ -69,3 +69,13 @@ impl Home {
         Ended::of(child.wait_with_output().unwrap())
     }
 }
+
+/// An executable that Cargo builds beside this one; `None`, told on stderr, where it has not (a build of this crate alone).
+pub(crate) fn sibling(name: &str) -> Option<PathBuf> {
+    let path = Path::new(env!("CARGO_BIN_EXE_muster")).with_file_name(name);
+    if path.is_file() {
+        return Some(path);
+    }
+    eprintln!("skipped: {} is not built; cargo build --workspace does", path.display());
+    None
+}

@@ -1,0 +1,130 @@
+//! `test`: the conformance kit, on any plugin.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use muster_fleeting::conformance::{self, Outcome, Plan, Report, Verdict};
+use muster_fleeting::install::{Surroundings, resolve};
+
+use super::error::PluginError;
+use super::test_config::{self, TestConfig};
+use crate::ci::ui;
+
+/// What cannot be tested at all.
+const UNTESTED: u8 = 2;
+
+/// Arguments of `test`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The plugin, as in `plugin = "..."`, and its arguments where it needs an interpreter. Without any, `plugin` and
+    /// `arguments` of the file.
+    #[arg(value_name = "PLUGIN", trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+    /// File with plugin_config and connector_config, as in [runners.autoscaler], and a table [test].
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// How many instances to make at once; instead of `instances` of the file.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    instances: Option<u32>,
+    /// Print the report as JSON.
+    #[arg(long, conflicts_with = "junit")]
+    json: bool,
+    /// Print the report as JUnit XML.
+    #[arg(long)]
+    junit: bool,
+    /// Warnings count as failures.
+    #[arg(long)]
+    strict: bool,
+    /// List the cases, and test nothing.
+    #[arg(long)]
+    cases: bool,
+}
+
+/// Runs the command: 0 where no case failed, 1 where one did, 2 where nothing could be tested.
+pub(super) async fn run(args: &Args) -> ExitCode {
+    if args.cases {
+        for case in conformance::CASES {
+            ui::outln(&format!("{:<4} {}", case.id, case.title));
+        }
+        return ExitCode::SUCCESS;
+    }
+    let plan = match plan(args) {
+        Ok(plan) => plan,
+        Err(error) => {
+            ui::report(&error);
+            return UNTESTED.into();
+        }
+    };
+    let for_people = !args.json && !args.junit;
+    let report = conformance::run(&plan, &mut |verdict| {
+        if for_people {
+            tell(verdict);
+        }
+    })
+    .await;
+    if args.json {
+        ui::outln(&report.json().to_string());
+    } else if args.junit {
+        ui::out(&report.junit());
+    } else {
+        ui::outln(&format!("\n{}: {}", report.plugin, report.summary()));
+    }
+    if passed(&report, args.strict) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn passed(report: &Report, strict: bool) -> bool {
+    report.passed() && !(strict && report.count("warn") > 0)
+}
+
+fn tell(verdict: &Verdict) {
+    let style = match verdict.outcome {
+        Outcome::Pass => ui::GOOD,
+        Outcome::Warn(_) => ui::WARN,
+        Outcome::Fail(_) => ui::BAD,
+        Outcome::Skip(_) => ui::DIM,
+    };
+    let (word, case) = (ui::paint(style, verdict.outcome.word()), verdict.case);
+    ui::outln(&format!("{word}  {:<4} {} ({:.2} s)", case.id, case.title, verdict.took.as_secs_f64()));
+    if let Some(reason) = verdict.outcome.reason() {
+        ui::outln(&format!("           {reason}"));
+    }
+}
+
+fn plan(args: &Args) -> Result<Plan, PluginError> {
+    let config = match &args.config {
+        Some(path) => test_config::read(path)?,
+        None => TestConfig::default(),
+    };
+    let mut words = args.command.iter();
+    let (plugin, arguments) = match words.next() {
+        Some(plugin) => (plugin.to_string_lossy().into_owned(), words.cloned().collect()),
+        None => {
+            let plugin = config
+                .plugin
+                .clone()
+                .ok_or(PluginError::Words("which plugin? Name it, or set `plugin` in the file of --config"))?;
+            (plugin, config.arguments.iter().map(OsString::from).collect())
+        }
+    };
+    let mut plan = Plan::new(executable(&plugin)?);
+    plan.arguments = arguments;
+    config.apply(&mut plan)?;
+    if let Some(instances) = args.instances {
+        plan.instances = instances;
+    }
+    Ok(plan)
+}
+
+/// As the manager finds it; a program of `PATH` too, since an interpreter is one.
+fn executable(plugin: &str) -> Result<PathBuf, PluginError> {
+    let error = match resolve(plugin, &Surroundings::of_environment()?) {
+        Ok(found) => return Ok(found.executable().to_owned()),
+        Err(error) => error,
+    };
+    let is_program = |path: &PathBuf| Path::is_file(path);
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let on_path = (!plugin.contains(['/', ':']))
+        .then(|| std::env::split_paths(&folders).map(|folder| folder.join(plugin)).find(is_program));
+    on_path.flatten().ok_or_else(|| error.into())
+}

@@ -1,0 +1,95 @@
+//! `muster plugin new`: the projects that it makes build, and pass `muster plugin test`.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::support::{Ended, Home, sibling};
+
+/// Makes a project and runs the kit in its folder; `folder` is on `PATH`.
+fn made_and_tested(home: &Home, words: &[&str], build: impl FnOnce(&Path), folder: &Path) -> Ended {
+    home.run(&[&["muster", "plugin", "new", "box-office"], words].concat()).check(0, &["muster plugin test"]);
+    let project = home.path("fleeting-plugin-box-office");
+    build(&project);
+    let mut test = home.command(&["muster", "plugin", "test", "--config", "plugin.toml"]);
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+    Ended::of(test.current_dir(project).env("PATH", path).output().unwrap())
+}
+
+fn count(ended: &Ended, word: &str) -> usize {
+    ended.stdout.lines().filter(|line| line.starts_with(&format!("{word}  "))).count()
+}
+
+#[test]
+fn a_project_in_shell_or_python_passes() {
+    let Some(script) = sibling("fleeting-plugin-script") else { return };
+    for language in ["shell", "python"] {
+        let home = Home::new();
+        let ended = made_and_tested(&home, &["--lang", language], |_| {}, script.parent().unwrap());
+        let ended = ended.check(0, &[]);
+        assert_eq!((count(&ended, "fail"), count(&ended, "warn")), (0, 0), "{language}: {}", ended.stdout);
+        assert!(ended.stdout.contains("pass  L11 "), "its instances outlive a crash: {}", ended.stdout);
+        let program = std::fs::read_to_string(home.path("fleeting-plugin-box-office/plugin.toml")).unwrap();
+        assert!(program.contains("fleeting-plugin-script"), "{program}");
+    }
+}
+
+#[test]
+fn a_project_in_rust_is_what_was_built_and_passes() {
+    // Its source is built with the SDK's crate, under the name that stands in it.
+    let Some(built) = sibling("fleeting-plugin-my-plugin") else { return };
+    let home = Home::new();
+    let sdk = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fleeting");
+    let build = |project: &Path| {
+        let mut metadata = Command::new(env!("CARGO"));
+        metadata.args(["metadata", "--offline", "--no-deps", "--format-version", "1"]).current_dir(project);
+        let metadata: serde_json::Value = serde_json::from_slice(&metadata.output().unwrap().stdout).unwrap();
+        assert_eq!(metadata["packages"][0]["name"], "fleeting-plugin-box-office");
+        let sdk_found = metadata["packages"][0]["dependencies"].as_array().unwrap().iter().any(|dependency| {
+            dependency["name"] == "muster-fleeting"
+                && dependency["path"] == sdk.canonicalize().unwrap().to_str().unwrap()
+        });
+        assert!(sdk_found, "{metadata}");
+        let source = std::fs::read_to_string(project.join("src/main.rs")).unwrap();
+        let template = std::fs::read_to_string(sdk.join("templates/rust/src/main.rs")).unwrap();
+        assert_eq!(source.replace("box-office", "my-plugin"), template);
+        assert!(source.lines().count() < 150, "a plugin is under 150 lines");
+        std::fs::create_dir_all(project.join("target/debug")).unwrap();
+        std::os::unix::fs::symlink(&built, project.join("target/debug/fleeting-plugin-box-office")).unwrap();
+    };
+    let ended = made_and_tested(&home, &["--sdk", sdk.to_str().unwrap()], build, Path::new("/nowhere"));
+    let ended = ended.check(0, &[]);
+    assert_eq!((count(&ended, "fail"), count(&ended, "warn")), (0, 0), "{}", ended.stdout);
+}
+
+#[test]
+fn a_project_in_go_builds_and_passes() {
+    if std::env::var_os("MUSTER_TEST_FLEETING_DUMMY").is_none() {
+        eprintln!("skipped: MUSTER_TEST_FLEETING_DUMMY does not say that Go and its modules are there");
+        return;
+    }
+    let home = Home::new();
+    let build = |project: &Path| {
+        // The sums of the modules that scripts/test has fetched.
+        let sums = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/go/go.sum");
+        std::fs::copy(sums, project.join("go.sum")).unwrap();
+        let go = Command::new("go").args(["build", "-mod=mod"]).current_dir(project).output().unwrap();
+        assert!(go.status.success(), "{}", String::from_utf8_lossy(&go.stderr));
+    };
+    let ended = made_and_tested(&home, &["--lang", "go"], build, Path::new("/nowhere")).check(0, &[" 0 fail"]);
+    for id in ["P8", "P15"] {
+        assert!(ended.stdout.contains(&format!("warn  {id:<4} ")), "{}", ended.stdout);
+    }
+}
+
+#[test]
+fn what_is_there_stays_and_names_have_a_form() {
+    let home = Home::new();
+    let new = |name: &str| home.run(&["muster", "plugin", "new", name, "--lang", "shell"]);
+    new("mine").check(0, &["cd fleeting-plugin-mine"]);
+    new("mine").check(1, &["it is there already; nothing was written"]);
+    new("fleeting-plugin-other").check(0, &["cd fleeting-plugin-other && muster plugin test"]);
+    for name in ["Mine", "a/b", "1st", "..", "a b", ""] {
+        new(name).check(1, &["lower case letters, digits and dashes"]);
+    }
+    home.run(&["muster", "plugin", "new", "x", "--sdk", "nowhere"]).check(1, &["there is no Cargo.toml"]);
+}
