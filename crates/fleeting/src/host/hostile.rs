@@ -61,7 +61,11 @@ const BODIES: [&str; 4] = [
 struct Hostile {
     manner: Manner,
     pid_file: PathBuf,
+    asked: Asked,
 }
+
+/// The last `Init` that it was asked.
+type Asked = Arc<std::sync::Mutex<Option<InitRequest>>>;
 
 impl Hostile {
     async fn behave<T>(&self, well: T, nonsense: T) -> Result<Response<T>, GrpcStatus> {
@@ -91,7 +95,8 @@ impl Hostile {
 impl InstanceGroup for Hostile {
     type UpdateStream = Pin<Box<dyn Stream<Item = Result<UpdateResponse, GrpcStatus>> + Send>>;
 
-    async fn init(&self, _: Request<InitRequest>) -> Result<Response<InitResponse>, GrpcStatus> {
+    async fn init(&self, request: Request<InitRequest>) -> Result<Response<InitResponse>, GrpcStatus> {
+        *self.asked.lock().unwrap() = Some(request.into_inner());
         let capabilities = vec!["suspend_resume".to_owned(), "flying".to_owned()];
         Ok(Response::new(InitResponse {
             id: "hostile".to_owned(),
@@ -156,6 +161,7 @@ impl InstanceGroup for Hostile {
 
 /// A plugin whose process is a script and whose service is here.
 struct Fake {
+    asked: Asked,
     directory: TempDir,
     server: JoinHandle<()>,
 }
@@ -174,12 +180,13 @@ impl Fake {
         std::fs::write(&script, text).unwrap();
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
         let listener = UnixListener::bind(&socket).unwrap();
-        let service = InstanceGroupServer::new(Hostile { manner, pid_file })
+        let asked = Asked::default();
+        let service = InstanceGroupServer::new(Hostile { manner, pid_file, asked: Arc::clone(&asked) })
             .max_encoding_message_size(usize::MAX)
             .max_decoding_message_size(usize::MAX);
         let server = tonic::transport::Server::builder().add_service(service);
         let serve = async { server.serve_with_incoming(UnixListenerStream::new(listener)).await.unwrap() };
-        Self { server: tokio::spawn(serve), directory }
+        Self { asked, server: tokio::spawn(serve), directory }
     }
 
     async fn start(&self) -> Group {
@@ -216,12 +223,22 @@ async fn with<T>(manner: Manner, calls: impl AsyncFnOnce(&Group) -> T) -> T {
     let group = fake.start().await;
     let result = calls(&group).await;
     group.stop().await;
-    assert!(!fake.is_alive(), "H10: without a controller it is killed");
+    assert!(!fake.is_alive(), "H10: without a controller it is killed when its time is up");
     result
 }
 
 #[tokio::test]
-async fn h12_calls_that_a_plugin_lacks_are_fine_where_the_protocol_says_so() {
+async fn h18_settings_that_are_not_there_are_null_and_the_connectors_have_their_defaults() {
+    let fake = Fake::new(Manner::Well, BODIES[0]);
+    fake.start().await.stop().await;
+    let request = fake.asked.lock().unwrap().take().unwrap();
+    assert_eq!(request.config, b"null");
+    let connector = request.settings.unwrap().connector_config.unwrap();
+    assert_eq!((connector.keepalive, connector.timeout), (30_000_000_000, 600_000_000_000));
+}
+
+#[tokio::test]
+async fn h10_h12_calls_that_a_plugin_lacks_are_fine_where_the_protocol_says_so() {
     with(Manner::Lacks, async |group| {
         group.heartbeat(&id("i1")).await.unwrap();
         let error = group.suspend(&[id("i1")]).await.unwrap_err();

@@ -39,8 +39,11 @@ fn ids(report: &Report, word: &str) -> Vec<&'static str> {
     report.verdicts.iter().filter(|verdict| verdict.outcome.word() == word).map(|verdict| verdict.case.id).collect()
 }
 
+/// What Muster wants of plugins, its own have: P7 an error without a byte of settings, and none for `null` and `{}`; P8 a
+/// host without settings means empty ones (Go: the process dies); P9 SIGINT stays, SIGTERM ends; P14 what is gone is gone;
+/// P15 it ends with its host (Go: it stays behind).
 #[tokio::test]
-async fn the_toy_passes() {
+async fn p2_p7_p8_p9_p14_p15_the_toy_passes() {
     let mut plan = plan(TOY);
     plan.config = json!({"name": "kit", "suspendable": true});
     let report = run(&plan).await;
@@ -208,4 +211,14 @@ async fn broken_ends_are_found() {
     fails("$toy \"$@\" & wait $!", "P9", "SIGINT ends it").await;
     fails("trap '' TERM INT; $toy \"$@\"", "P9", "it still ran 2.0 s after SIGTERM").await;
     fails("echo '{\"@level\":3,\"@message\":\"m\"}' >&2; exec $toy \"$@\"", "H16", "the Go host dies of it").await;
+}
+
+#[test]
+fn the_reference_lists_every_case() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/plugin-commands.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    for case in CASES {
+        let line = format!("| {} | {} |", case.id, case.title);
+        assert!(page.contains(&line), "{line}");
+    }
 }
