@@ -208,7 +208,9 @@ async fn broken_starts_are_found() {
 async fn broken_ends_are_found() {
     fails("$toy \"$@\"; exit 3", "H11", "it ended with exit status: 3").await;
     fails("$toy \"$@\"; [ $# = 0 ] && exec sleep 60", "H11", "it still ran after 2.0 s").await;
-    fails("$toy \"$@\" & wait $!", "P9", "SIGINT ends it").await;
+    // In a shell's background job SIGINT is ignored: here it counts.
+    let interrupted = "exec env --default-signal=INT sh -c '\"$0\" \"$@\" & wait $!' $toy \"$@\"";
+    fails(interrupted, "P9", "SIGINT ends it").await;
     fails("trap '' TERM INT; $toy \"$@\"", "P9", "it still ran 2.0 s after SIGTERM").await;
     fails("echo '{\"@level\":3,\"@message\":\"m\"}' >&2; exec $toy \"$@\"", "H16", "the Go host dies of it").await;
 }

@@ -71,6 +71,7 @@ impl Home {
 }
 
 /// An executable that Cargo builds beside this one; `None`, told on stderr, where it has not (a build of this crate alone).
+#[expect(clippy::print_stderr, reason = "what is skipped is told")]
 pub(crate) fn sibling(name: &str) -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_BIN_EXE_muster")).with_file_name(name);
     if path.is_file() {
