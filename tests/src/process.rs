@@ -65,6 +65,12 @@ impl Running {
         panic!("waited in vain for {what}; the output was:\n{}", self.seen.join("\n"));
     }
 
+    /// Sends it a signal, by its name without the `SIG`.
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+    }
+
     /// Everything until the process ends, and its exit status.
     pub fn finish(mut self) -> (Vec<String>, Option<i32>) {
         let deadline = Instant::now() + LIMIT;

@@ -1,9 +1,13 @@
-//! A stock gitlab-runner v16.6.0 with executor `instance` runs jobs on the machines of `fleeting-plugin-local`.
+//! Executor `instance` on the machines of `fleeting-plugin-local`: a stock gitlab-runner v16.6.0, and Muster's own.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::gitlab_runner::{Registered, stock_runner};
-use muster_tests::process::plugin_local;
+use crate::gitlab_runner::{Registered, clean, stock_runner};
+use muster_tests::process::{Running, muster, plugin_local, repository};
 
 const JOBS: usize = 20;
 
@@ -49,4 +53,134 @@ fn a_stock_runner_scales_with_our_plugin() {
     homes.sort();
     homes.dedup();
     assert_eq!(homes.len(), JOBS, "max_use_count = 1: {homes:?}");
+}
+
+/// A pipeline of this host, and Muster's runner with instances for it.
+struct Fleet {
+    _place: tempfile::TempDir,
+    home: PathBuf,
+    project: PathBuf,
+    machines: PathBuf,
+    pipeline: Running,
+    runner: Running,
+}
+
+impl Fleet {
+    fn start(yaml: &str, autoscaler: &str) -> Self {
+        let place = tempfile::tempdir().unwrap();
+        let [home, project, machines] = ["home", "project", "machines"].map(|name| place.path().join(name));
+        std::fs::create_dir(&home).unwrap();
+        repository(&project, &[(".gitlab-ci.yml", yaml)]);
+        let mut pipeline = clean(muster(), &home);
+        pipeline.args(["ci", "run", "--executor", "external", "--output", "json"]).current_dir(&project);
+        let mut pipeline = Running::start(pipeline);
+        let waiting = pipeline.line("the address", |line| line.contains("waiting_for_runner"));
+        let waiting: Value = serde_json::from_str(&waiting).unwrap();
+        let (url, token) = (waiting["url"].as_str().unwrap(), waiting["registration_token"].as_str().unwrap());
+        let config = home.join("config.toml");
+        let mut register = clean(muster(), &home);
+        register.args(["runner", "register", "--non-interactive", "--executor", "instance", "--name", "ours"]);
+        register.args(["--url", url, "--registration-token", token, "--config"]).arg(&config);
+        assert!(register.output().unwrap().status.success());
+        let text = std::fs::read_to_string(&config).unwrap();
+        let token = text.lines().find_map(|line| line.trim().strip_prefix("token = ")).expect("a token");
+        let text = format!(
+            "concurrent = 20\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = \"{url}\"\n  token = {token}\n  \
+             executor = \"instance\"\n  shell = \"bash\"\n  request_concurrency = 20\n  [runners.autoscaler]\n    \
+             plugin = {:?}\n    delete_instances_on_shutdown = true\n{autoscaler}    \
+             [runners.autoscaler.plugin_config]\n      directory = {machines:?}\n      boot_delay_ms = 300\n",
+            plugin_local()
+        );
+        std::fs::write(&config, text).unwrap();
+        let mut run = clean(muster(), &home);
+        run.args(["runner", "run", "--config"]).arg(&config).arg("--state-dir").arg(place.path().join("state"));
+        let runner = Running::start(run);
+        Self { _place: place, home, project, machines, pipeline, runner }
+    }
+
+    /// The jobs when all have ended, and their logs; nothing is left of the instances.
+    fn finish(self, jobs: &[String]) -> (Value, Vec<String>) {
+        let (lines, status) = self.pipeline.finish();
+        self.runner.signal("QUIT");
+        let (log, ended) = self.runner.finish();
+        assert_eq!(status, Some(0), "{}\n{}", lines.join("\n"), log.join("\n"));
+        assert_eq!(ended, Some(0), "{}", log.join("\n"));
+        assert!(log.iter().any(|line| line.contains("no instance is left")), "{}", log.join("\n"));
+        let left = std::fs::read_dir(&self.machines).unwrap().count();
+        assert_eq!(left, 0, "directories of instances; {}", log.join("\n"));
+        let last = lines.iter().rev().find_map(|line| serde_json::from_str(line).ok()).unwrap();
+        let logs = jobs.iter().map(|job| {
+            let mut show = clean(muster(), &self.home);
+            let output = show.args(["ci", "show", "1", job, "--log"]).current_dir(&self.project).output().unwrap();
+            String::from_utf8(output.stdout).unwrap()
+        });
+        (last, logs.collect())
+    }
+}
+
+#[test]
+fn jobs_run_on_instances_of_their_own_and_no_instance_is_left() {
+    let names: Vec<String> = (0..JOBS).map(|n| format!("job {n}")).collect();
+    let job = |name: &String| format!("{name}:\n  script: ['echo \"this is $HOME of $CI_PROJECT_DIR\"']\n");
+    let yaml: String = names.iter().map(job).collect();
+    let fleet = Fleet::start(&yaml, "    max_use_count = 1\n    max_instances = 10\n");
+    let (last, logs) = fleet.finish(&names);
+    assert!(last["jobs"].as_array().unwrap().iter().all(|job| job["status"] == "success"), "{last}");
+    let mut homes = Vec::new();
+    for log in &logs {
+        let line = log.lines().find(|line| line.starts_with("this is /")).unwrap_or_else(|| panic!("{log}"));
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let home = Path::new(words[2]);
+        assert!(Path::new(words[4]).starts_with(home.join("builds")), "{line}");
+        let instance = home.file_name().unwrap().to_str().unwrap();
+        for told in [
+            "Preparing instance...",
+            &format!("Dialing instance {instance}..."),
+            &format!("Instance {instance} connected"),
+        ] {
+            assert!(log.contains(told), "{told}: {log}");
+        }
+        homes.push(home.to_owned());
+    }
+    homes.sort();
+    homes.dedup();
+    assert_eq!(homes.len(), JOBS, "max_use_count = 1: {homes:?}");
+}
+
+#[test]
+fn a_job_whose_instance_dies_ends_at_once_with_the_reason_and_is_tried_again() {
+    let place = tempfile::tempdir().unwrap();
+    let mark = place.path().join("mark");
+    let yaml = format!(
+        "lost:\n  retry: {{max: 1, when: runner_system_failure}}\n  script:\n    \
+         - 'if test -e {0}; then echo once more; else touch {0}; sleep 600; fi'\n",
+        mark.display()
+    );
+    let mut fleet = Fleet::start(&yaml, "    max_instances = 2\n");
+    let deadline = Instant::now() + muster_tests::process::LIMIT;
+    while !mark.exists() {
+        assert!(Instant::now() < deadline, "the job does not start");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    kill_instances(&fleet.machines);
+    let killed = Instant::now();
+    let failed = fleet.pipeline.line("the failure", |line| line.contains("runner_system_failure"));
+    assert!(killed.elapsed() < Duration::from_secs(15), "{:?}: {failed}", killed.elapsed());
+    let (last, logs) = fleet.finish(&["lost".to_owned()]);
+    assert!(logs[0].contains("once more"), "{last}\n{}", logs[0]);
+}
+
+/// SIGKILL for the processes that are the instances below a directory.
+fn kill_instances(machines: &Path) {
+    let mut killed = 0;
+    for process in std::fs::read_dir("/proc").unwrap().flatten() {
+        let inside = std::fs::read_link(process.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(machines));
+        let words = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        if inside && words.ends_with(b"instance\0") {
+            let pid = process.file_name().into_string().unwrap();
+            let _ = Command::new("kill").args(["-9", &pid]).status();
+            killed += 1;
+        }
+    }
+    assert!(killed > 0, "there is no instance");
 }
