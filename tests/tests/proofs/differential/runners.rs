@@ -27,23 +27,16 @@ pub(super) struct World<'a> {
     sources: Sources,
 }
 
-/// A process that is killed with its owner.
-struct Owned(std::process::Child);
-
-impl Drop for Owned {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Muster's agent, which outlives its manager: ended with its owner.
-struct Agent {
+/// A runner that is ended with its owner, and with it Muster's agent, which outlives its manager.
+struct Owned {
+    runner: std::process::Child,
     state: PathBuf,
 }
 
-impl Drop for Agent {
+impl Drop for Owned {
     fn drop(&mut self) {
+        let _ = self.runner.kill();
+        let _ = self.runner.wait();
         // Its lock names it.
         let pid = std::fs::read_to_string(self.state.join("spool/agent.lock")).unwrap_or_default();
         let pid = pid.trim();
@@ -75,9 +68,7 @@ impl<'a> World<'a> {
         let mut command = self.command(&muster());
         command.arg("runner");
         self.run(&served, &mut command);
-        let state = self.home.path().join("state");
-        command.arg("--state-dir").arg(&state);
-        let _agent = Agent { state };
+        command.arg("--state-dir").arg(self.state());
         self.observe(served, command).await
     }
 
@@ -87,6 +78,10 @@ impl<'a> World<'a> {
         let mut command = self.command(Path::new(binary));
         self.run(&served, &mut command);
         self.observe(served, command).await
+    }
+
+    fn state(&self) -> PathBuf {
+        self.home.path().join("state")
     }
 
     /// The command that both are started with.
@@ -111,7 +106,8 @@ impl<'a> World<'a> {
     }
 
     async fn observe(self, _served: Served, mut runner: Command) -> Observations {
-        let _runner = Owned(runner.spawn().unwrap());
+        // Dropped before the home is: there is what names the agent.
+        let _runner = Owned { runner: runner.spawn().unwrap(), state: self.state() };
         let chains = self.cases.iter().filter(|case| case.after.is_none()).map(|first| self.chain(first));
         match tokio::time::timeout(PATIENCE, join_all(chains)).await {
             Ok(observations) => observations.into_iter().flatten().collect(),
