@@ -41,7 +41,8 @@ def renew(name: str, results: dict) -> dict:
     data.parent.mkdir(exist_ok=True)
     kept = json.loads(data.read_text()) if data.exists() else {}
     kept.update(results)
-    data.write_text(json.dumps(kept, indent=1) + "\n")
+    if results:
+        data.write_text(json.dumps(kept, indent=1) + "\n")
     return kept
 
 

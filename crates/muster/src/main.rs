@@ -13,6 +13,7 @@ mod observe;
 mod plugin;
 mod runner;
 mod runtime;
+mod startup;
 
 /// Muster: a CI runner and its fleet in one program.
 #[derive(Debug, Parser)]

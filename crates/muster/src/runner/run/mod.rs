@@ -170,6 +170,7 @@ async fn manage(work: Work, signals: Signals) -> Result<ExitCode, RunError> {
     let provider = Arc::new(provider(work.host)?);
     let manager = Manager::new(work.settings.clone(), work.store, provider, Arc::clone(&telemetry));
     let (control, orders) = Control::new();
+    crate::startup::give_back_code();
     let manager = tokio::spawn(manager.with_instances(instances).with_quota(work.quota).run(orders));
     let ended = Running::new(work.source, work.settings, control, manager, telemetry).until_end(signals).await;
     observed.stop().await;
