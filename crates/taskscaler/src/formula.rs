@@ -37,15 +37,27 @@ pub fn idle(inputs: &Inputs) -> u64 {
 /// Instances to create (positive) or to remove (negative), before limits. Reservations never create; they only keep.
 #[must_use]
 pub fn required(inputs: &Inputs) -> i64 {
-    let (capacity, usable) = (inputs.capacity.max(1), inputs.usable.max(1));
-    let have = inputs.instances * capacity;
+    let (have, want) = slots(inputs);
+    if want >= have {
+        return signed((want - have).div_ceil(inputs.usable.max(1)));
+    }
+    -signed(surplus(inputs) / inputs.capacity.max(1))
+}
+
+/// Slots that are neither wanted nor promised. An instance without jobs is too much when it gives no more than these:
+/// counted in slots, one with used-up slots can go where, counted in instances as the peer does, it would stay for ever.
+#[must_use]
+pub fn surplus(inputs: &Inputs) -> u64 {
+    let (have, want) = slots(inputs);
+    have.saturating_sub(want + inputs.reserved)
+}
+
+/// Slots that there are, and those that are wanted or used up.
+fn slots(inputs: &Inputs) -> (u64, u64) {
+    let have = inputs.instances * inputs.capacity.max(1);
     // Slots that are used up belong to instances; without those they are no demand (taskscaler !49).
     let unavailable = inputs.unavailable.min(have.saturating_sub(inputs.acquired));
-    let want = inputs.acquired + inputs.waiting + idle(inputs) + unavailable;
-    if want >= have {
-        return signed((want - have).div_ceil(usable));
-    }
-    -signed(have.saturating_sub(want + inputs.reserved) / capacity)
+    (have, inputs.acquired + inputs.waiting + idle(inputs) + unavailable)
 }
 
 fn signed(value: u64) -> i64 {

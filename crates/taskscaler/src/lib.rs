@@ -3,6 +3,7 @@
 //! - [`engine`] decides. It is a pure state machine: events and time in, actions out. Everything else feeds it.
 //! - [`driver`] owns it: plugins, books on disk, leases, metrics.
 //! - [`books`] is what it must not forget; [`decision`] is what it decided, and why.
+//! - [`sim`] is a world to try it in.
 //! - [`config`], [`policy`], [`cron`], [`forecast`] say what it is to do.
 //!
 //! Five concerns are apart: what a machine is and how it is made stays in the plugin (`crates/fleeting`); its life in
@@ -24,6 +25,8 @@ pub mod event;
 pub mod forecast;
 pub mod formula;
 pub mod policy;
+pub mod settings;
+pub mod sim;
 mod throttle;
 pub mod time;
 pub mod words;

@@ -16,7 +16,7 @@ pub(super) const CALLS_BURST: f64 = 10.0;
 /// After a call that failed, its instances may appear for so long; they count until then.
 pub(super) const DOUBT: Duration = Duration::from_secs(60);
 /// What appears so long after a failed call was given up is still ours.
-const OWED_AFTER_FAILURE: Duration = Duration::from_secs(600);
+const OWED_AFTER_FAILURE: Duration = Duration::from_secs(1800);
 /// What was granted and did not appear in time is ours whenever it appears within this.
 const OWED_AFTER_GRANT: Duration = Duration::from_secs(24 * 3600);
 /// Ids of instances that are gone are known for so long: a list may be old.
@@ -69,6 +69,8 @@ pub(super) enum AskState {
 /// Listing.
 #[derive(Debug)]
 pub(super) struct Updates {
+    /// When the newest list that was applied was asked for.
+    pub(super) applied: Time,
     /// Calls under way, the oldest first.
     pub(super) under_way: VecDeque<(u64, Time)>,
     /// When the last one was started.
@@ -137,6 +139,7 @@ impl Group {
             gone: HashMap::new(),
             gone_order: VecDeque::new(),
             updates: Updates {
+                applied: Time::ZERO,
                 under_way: VecDeque::new(),
                 last: None,
                 urgent: Some(at),
@@ -213,15 +216,17 @@ impl Group {
     }
 
     /// Lets time pass over the requests: how many that were granted have not appeared in time, and which records changed.
+    ///
+    /// Only a list that was asked for after its time shows that something did not appear.
     pub(super) fn expire(&mut self, at: Time) -> (u32, Vec<u64>) {
-        let (mut overdue, mut changed) = (0, Vec::new());
+        let (mut overdue, mut changed, listed) = (0, Vec::new(), self.updates.applied);
         for ask in &mut self.asks {
             let next = match ask.state {
-                AskState::Granted { until } if ask.open > 0 && until <= at => {
+                AskState::Granted { until } if ask.open > 0 && until <= listed => {
                     overdue += ask.open;
                     AskState::Owed { until: at + OWED_AFTER_GRANT }
                 }
-                AskState::Doubtful { until } if until <= at => AskState::Owed { until: at + OWED_AFTER_FAILURE },
+                AskState::Doubtful { until } if until <= listed => AskState::Owed { until: at + OWED_AFTER_FAILURE },
                 AskState::Owed { until } if until <= at => {
                     ask.open = 0;
                     ask.state
@@ -240,7 +245,16 @@ impl Group {
         (overdue, changed)
     }
 
-    /// When the first request changes by itself.
+    /// Whether [`Self::expire`] would change something.
+    pub(super) fn has_expired(&self, at: Time) -> bool {
+        self.asks.iter().any(|ask| match ask.state {
+            AskState::Asked => false,
+            AskState::Granted { until } | AskState::Doubtful { until } => until <= self.updates.applied,
+            AskState::Owed { until } => until <= at,
+        })
+    }
+
+    /// When the first request may change by itself.
     pub(super) fn next_expiry(&self) -> Option<Time> {
         (self.asks.iter())
             .filter_map(|ask| match ask.state {

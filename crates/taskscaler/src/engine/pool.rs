@@ -1,6 +1,7 @@
 //! All instances, with the sums and orders over them. Each change goes through [`Pool::change`], so that they agree.
 
 use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
 
 use muster_fleeting::model::InstanceId;
 use slab::Slab;
@@ -176,6 +177,26 @@ impl Pool {
 
     pub(super) fn longest_idle(&self, group: GroupId) -> Option<(Time, Index)> {
         self.of.get(group.0)?.idle.first().copied()
+    }
+
+    /// Instances that have been idle for `idle_time`, the longest first, and since when.
+    pub(super) fn idle(&self, group: GroupId, at: Time, idle_time: Duration, most: usize) -> Vec<(Time, Index)> {
+        let idle = self.of.get(group.0).into_iter().flat_map(|of| &of.idle);
+        idle.take_while(|(since, _)| at.since(*since) >= idle_time).take(most).copied().collect()
+    }
+
+    /// When the next one will have been idle for so long.
+    pub(super) fn next_idle(&self, group: GroupId, at: Time, idle_time: Duration) -> Option<Time> {
+        // Those that are idle for as long already were looked at.
+        let after = Time::from_millis((at.as_millis() + 1).saturating_sub(u64::try_from(idle_time.as_millis()).ok()?));
+        let next = self.of.get(group.0)?.idle.range((after, 0)..).next()?;
+        Some(next.0 + idle_time).filter(|wake| *wake > at)
+    }
+
+    /// Slots that an instance gives.
+    pub(super) fn gives(&self, index: Index) -> u64 {
+        let Some(instance) = self.all.get(index) else { return 0 };
+        u64::from(instance.part(self.capacity, self.uses_max).free)
     }
 
     /// When the first and the last of what is expected of a group began.

@@ -35,6 +35,7 @@ impl Engine {
                 let took = now.at.since(started);
                 updates.cost = (updates.cost * 3 + took) / 4;
                 updates.backoff.succeed();
+                updates.applied = started;
                 group.listed = true;
                 self.reconcile(now, id, call, list);
             }

@@ -14,6 +14,8 @@ use crate::words::{GroupId, Removal};
 const READINESS_FAILURES_MAX: u32 = 3;
 /// Room of a group without a limit.
 const UNBOUNDED: u64 = 1_000_000_000;
+/// Idle instances of a group that are looked at in one step.
+const CANDIDATES_MAX: usize = 1000;
 /// A limit on the size of requests that grew beyond this is none any more.
 const ASK_MAX: u32 = 1024;
 
@@ -32,11 +34,9 @@ impl Engine {
         match self.missing {
             0 => self.held.clear(),
             missing @ 1.. => self.create(now, missing.unsigned_abs(), inputs),
-            surplus => {
-                self.held.clear();
-                self.shrink(now, surplus.unsigned_abs());
-            }
+            _ => self.held.clear(),
         }
+        self.shrink(now, formula::surplus(&inputs));
         self.remove_over_max(now);
     }
 
@@ -189,39 +189,43 @@ impl Engine {
         ((max - self.spend_per_hour()).max(0.0) / group.config.price_per_hour + 1e-9) as u64
     }
 
-    /// What the instances cost per hour, with those that may yet appear.
+    /// What the instances cost per hour, with foreign ones and those that may yet appear.
     #[expect(clippy::cast_precision_loss, reason = "counts of instances are far below 2^52")]
     pub(super) fn spend_per_hour(&self) -> f64 {
         let costs = self.groups.iter().enumerate().map(|(index, group)| {
-            (self.pool.count(GroupId(index)) + group.possible() as usize) as f64 * group.config.price_per_hour
+            let there = self.pool.count(GroupId(index)) + group.foreign.len() + group.possible() as usize;
+            there as f64 * group.config.price_per_hour
         });
         costs.sum()
     }
 
-    /// Removes up to `surplus` instances that were idle for long enough: the dearest groups first, then the longest idle.
+    /// Removes instances that give up to `surplus` slots and were idle for long enough: the dearest groups first, then the
+    /// longest idle.
     fn shrink(&mut self, now: Now, mut surplus: u64) {
+        if surplus == 0 {
+            return;
+        }
         let idle_time = self.wanted.idle_time;
         for group in self.order.clone().into_iter().rev() {
-            while surplus > 0 {
-                let Some((since, index)) = self.pool.longest_idle(group) else { break };
-                let idle = now.at.since(since);
-                if idle < idle_time {
-                    break;
+            for (since, index) in self.pool.idle(group, now.at, idle_time, CANDIDATES_MAX) {
+                let gives = self.pool.gives(index);
+                if gives > surplus {
+                    continue;
                 }
-                let idle_ms = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
+                let idle_ms = u64::try_from(now.at.since(since).as_millis()).unwrap_or(u64::MAX);
                 self.delete(now, index, Removal::Idle { idle_ms });
-                surplus -= 1;
+                surplus -= gives;
             }
         }
     }
 
     /// When the next instance has been idle for long enough.
     pub(super) fn idle_wake(&self, now: Now) -> Option<Time> {
-        if self.stopping || formula::required(&self.inputs(now)) >= 0 {
+        if self.stopping || formula::surplus(&self.inputs(now)) == 0 {
             return None;
         }
         let groups = (0..self.groups.len()).map(GroupId);
-        groups.filter_map(|group| Some(self.pool.longest_idle(group)?.0 + self.wanted.idle_time)).min()
+        groups.filter_map(|group| self.pool.next_idle(group, now.at, self.wanted.idle_time)).min()
     }
 
     /// A provider gave more than it said, or later than it should have: what no job holds goes.
@@ -240,7 +244,7 @@ impl Engine {
     /// Requests that have waited for too long for what they were granted.
     fn expire_asks(&mut self, now: Now, id: GroupId) {
         let Some(group) = self.groups.get_mut(id.0) else { return };
-        if group.next_expiry().is_none_or(|next| next > now.at) {
+        if !group.has_expired(now.at) {
             return;
         }
         let (overdue, changed) = group.expire(now.at);

@@ -86,7 +86,8 @@ impl Engine {
     /// When time alone changes something in a group.
     pub(super) fn group_wakes(&self, now: Now, id: GroupId) -> Vec<Time> {
         let Some(group) = self.group(id) else { return Vec::new() };
-        let mut wakes: Vec<Time> = self.next_update(id).into_iter().chain(group.next_expiry()).collect();
+        let expiry = group.next_expiry().filter(|expiry| *expiry > now.at);
+        let mut wakes: Vec<Time> = self.next_update(id).into_iter().chain(expiry).collect();
         for (_, hold) in self.held.iter().filter(|(held, _)| *held == id) {
             match hold {
                 Hold::BackOff { .. } => {

@@ -1,0 +1,148 @@
+//! How long one decision of a large fleet takes, and what a waiting job and an instance weigh.
+//!
+//!     cargo bench -p muster-taskscaler
+//!
+//! 5,000 instances of one slot, all in use, and 20,000 jobs that wait: what the largest fleet is asked all day. Each figure is
+//! one event with everything that follows from it (a slot that is freed goes to who waits longest; what is missing is asked
+//! for), its decisions, its rows for the store.
+
+#![expect(clippy::print_stdout, reason = "a bench tells its figures")]
+#![expect(clippy::unwrap_used, reason = "a bench panics where it fails")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::hint::black_box;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use muster_taskscaler::config::{Config, GroupConfig, Throttle};
+use muster_taskscaler::engine::Engine;
+use muster_taskscaler::event::{Action, Event};
+use muster_taskscaler::time::{Now, Time};
+use muster_taskscaler::words::{GroupId, Key};
+use muster_taskscaler::{InstanceId, InstanceState};
+
+const INSTANCES: u32 = 5_000;
+const WAITING: usize = 20_000;
+const G: GroupId = GroupId(0);
+
+/// Counts what is allocated.
+struct Counting;
+
+static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+
+#[expect(unsafe_code, reason = "an allocator that counts hands everything on to the system's")]
+// SAFETY: every call is the system allocator's with the same arguments.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+struct Fleet {
+    engine: Engine,
+    at: u64,
+    call: u64,
+}
+
+impl Fleet {
+    fn now(&mut self) -> Now {
+        self.at += 1;
+        Now::steady(Time::from_millis(self.at), 1_772_409_600)
+    }
+
+    /// One event with all that follows.
+    fn tell(&mut self, event: Event) -> Vec<Action> {
+        let now = self.now();
+        self.engine.handle(now, event);
+        self.drain()
+    }
+
+    fn drain(&mut self) -> Vec<Action> {
+        black_box(self.engine.decisions());
+        black_box(self.engine.changes());
+        let actions = self.engine.actions();
+        for action in &actions {
+            if let Action::Update { call, .. } = action {
+                self.call = *call;
+            }
+        }
+        actions
+    }
+
+    fn want(&mut self, job: usize) {
+        let (now, key) = (self.now(), Key::new(format!("runner-{job:016}")));
+        self.engine.admit(key.clone());
+        self.engine.acquire(now, key).unwrap();
+        self.drain();
+    }
+}
+
+fn list() -> Vec<(InstanceId, InstanceState)> {
+    (0..INSTANCES)
+        .map(|n| (InstanceId::new(format!("projects/p/zones/z/instances/runner-{n:08}")), InstanceState::Running))
+        .collect()
+}
+
+fn figures(name: &str, mut times: Vec<Duration>) {
+    times.sort_unstable();
+    let at = |quantile: usize| times[(times.len() - 1) * quantile / 100];
+    println!("{name:<44} median {:>9.1?}  p99 {:>9.1?}  max {:>9.1?}", at(50), at(99), at(100));
+}
+
+fn timed<T>(work: impl FnOnce() -> T) -> (Duration, T) {
+    let start = Instant::now();
+    let result = work();
+    (start.elapsed(), result)
+}
+
+fn main() {
+    let mut config =
+        Config::new(GroupConfig { throttle: Throttle { limit: -1, burst: 0 }, ..GroupConfig::new("main", INSTANCES) });
+    config.foreign = muster_taskscaler::config::Foreign::Adopt;
+    let engine = Engine::new(config, Now::steady(Time::ZERO, 1_772_409_600));
+    let mut fleet = Fleet { engine, at: 0, call: 0 };
+    let before = ALLOCATED.load(Ordering::Relaxed);
+    fleet.tell(Event::GroupUp { group: G, max_size: 0, can_suspend: false });
+    let call = fleet.call;
+    fleet.tell(Event::Updated { group: G, call, result: Ok(list()) });
+    for (id, _) in list() {
+        fleet.tell(Event::Prepared { group: G, id, result: Ok(()) });
+    }
+    let instances = ALLOCATED.load(Ordering::Relaxed) - before;
+    (0..INSTANCES as usize).for_each(|job| fleet.want(job));
+    let before = ALLOCATED.load(Ordering::Relaxed);
+    let waits: Vec<Duration> = (0..WAITING).map(|job| timed(|| fleet.want(INSTANCES as usize + job)).0).collect();
+    let waiting = ALLOCATED.load(Ordering::Relaxed) - before;
+    println!("{INSTANCES} instances in use, {WAITING} jobs wait");
+    figures("a job comes and waits", waits);
+    let ends: Vec<Duration> = (0..10_000)
+        .map(|job| timed(|| fleet.tell(Event::Release { key: Key::new(format!("runner-{job:016}")) })).0)
+        .collect();
+    figures("a job ends, the next has its slot", ends);
+    let leaves: Vec<Duration> = (0..5_000)
+        .map(|job| timed(|| fleet.tell(Event::Cancel { key: Key::new(format!("runner-{:016}", 24_000 - job)) })).0)
+        .collect();
+    figures("a waiting job is cancelled", leaves);
+    let ticks: Vec<Duration> = (0..1_000).map(|_| timed(|| fleet.tell(Event::Tick)).0).collect();
+    figures("time passes", ticks);
+    let mut lists = Vec::new();
+    for _ in 0..50 {
+        fleet.at += 120_000;
+        fleet.tell(Event::Tick);
+        let (call, all) = (fleet.call, list());
+        lists.push(timed(|| fleet.tell(Event::Updated { group: G, call, result: Ok(all) })).0);
+    }
+    figures("a list of all instances, nothing new", lists);
+    println!("bytes per instance {}, per waiting job {}", instances / INSTANCES as usize, waiting / WAITING);
+}

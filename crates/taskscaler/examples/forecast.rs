@@ -1,0 +1,164 @@
+//! The forecast against the best fixed policies that a search finds, on days that are alike but not the same.
+//!
+//!     cargo run --release -p muster-taskscaler --example forecast [SEED ...]
+//!
+//! For each seed: 12 days of jobs, of which the last 5 count. The fixed policies are a grid of day hours, idle slots by day and
+//! by night, idle times and scale factors, 160 of them. Those that no other fixed one beats in both wait and cost are the curve
+//! to be beaten. A forecast beats a point of it when it waits less and costs less.
+
+#![expect(
+    clippy::print_stdout,
+    clippy::expect_used,
+    reason = "an experiment tells its figures, and panics where it fails"
+)]
+
+use std::num::NonZeroU32;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use jiff::tz::TimeZone;
+use muster_taskscaler::config::{Config, GroupConfig};
+use muster_taskscaler::forecast::ForecastConfig;
+use muster_taskscaler::policy::{Policies, Policy, Wanted};
+use muster_taskscaler::sim::cloud::{CloudConfig, Spread};
+use muster_taskscaler::sim::scenario::Scenario;
+use muster_taskscaler::sim::trace::{Job, Pattern, Shape};
+use muster_taskscaler::sim::world::World;
+use muster_taskscaler::time::Time;
+
+const DAYS: u32 = 12;
+const LEARN: u64 = 7;
+
+/// A policy, and what came of it.
+#[derive(Debug, Clone)]
+struct Point {
+    name: String,
+    p95: f64,
+    mean: f64,
+    cost: f64,
+}
+
+fn base() -> Config {
+    let mut config = Config::new(GroupConfig { price_per_hour: 0.1, ..GroupConfig::new("main", 0) });
+    config.capacity = NonZeroU32::MIN;
+    config
+}
+
+fn wanted(idle_count: u32, idle_time_s: u64, scale_factor: f64) -> Wanted {
+    let idle_time = Duration::from_secs(idle_time_s);
+    Wanted { idle_count, idle_time, scale_factor, ..Wanted::default() }
+}
+
+fn fixed() -> Vec<(String, Config)> {
+    let mut all = Vec::new();
+    for hours in ["7-17", "8-21"] {
+        for day in [0, 3, 6, 10, 15] {
+            for night in [0, 1] {
+                for idle_time in [60, 300] {
+                    for factor in [0.0, 0.3, 0.6, 1.0] {
+                        let policy = |periods: String, wanted| Policy {
+                            periods: periods.parse().into_iter().collect(),
+                            zone: TimeZone::UTC,
+                            wanted,
+                        };
+                        let mut config = base();
+                        config.policies = Policies::new(vec![
+                            policy("* * * * *".to_owned(), wanted(night, idle_time, factor)),
+                            policy(format!("* {hours} * * *"), wanted(day, idle_time, factor)),
+                        ]);
+                        all.push((format!("{hours} h: {day}, else {night}; {idle_time} s; x{factor}"), config));
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+fn predictive() -> Vec<(String, Config)> {
+    let mut all = Vec::new();
+    for quantile in [0.5, 0.8, 1.0] {
+        for margin in [0.8, 1.0, 1.2, 1.5, 2.0] {
+            for idle_time in [60, 300] {
+                let mut config = base();
+                config.policies = Policies::always(wanted(0, idle_time, 0.0));
+                config.forecast = Some(ForecastConfig { quantile, margin, ..ForecastConfig::default() });
+                all.push((format!("q{quantile} x{margin}; {idle_time} s"), config));
+            }
+        }
+    }
+    all
+}
+
+fn judge(name: &str, config: &Config, jobs: &[Job], seed: u64) -> Point {
+    let end = Time::ZERO + Duration::from_secs(u64::from(DAYS) * 86_400);
+    let cloud = CloudConfig { boot: Spread::new(90.0, 1.5), ..CloudConfig::default() };
+    let mut scenario = Scenario::honest(config.clone(), vec![cloud], seed, end);
+    scenario.measured_from = Time::ZERO + Duration::from_secs(LEARN * 86_400);
+    let report = World::new(&scenario, jobs).run().expect("an honest world breaks no invariant");
+    Point {
+        name: name.to_owned(),
+        p95: report.wait(0.95).as_secs_f64(),
+        mean: report.mean_wait().as_secs_f64(),
+        cost: report.cost,
+    }
+}
+
+fn judge_all(candidates: &[(String, Config)], jobs: &[Job], seed: u64) -> Vec<Point> {
+    let (next, points) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get) {
+            scope.spawn(|| {
+                while let Some((name, config)) = candidates.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let point = judge(name, config, jobs, seed);
+                    points.lock().expect("no thread panicked").push(point);
+                }
+            });
+        }
+    });
+    points.into_inner().expect("no thread panicked")
+}
+
+/// Those that none beats in both, the cheapest first.
+fn curve(mut points: Vec<Point>, wait: fn(&Point) -> f64) -> Vec<Point> {
+    points.sort_by(|one, other| one.cost.total_cmp(&other.cost).then(wait(one).total_cmp(&wait(other))));
+    let mut best = f64::INFINITY;
+    points.retain(|point| {
+        let kept = wait(point) < best;
+        best = best.min(wait(point));
+        kept
+    });
+    points
+}
+
+fn main() {
+    let seeds: Vec<u64> = std::env::args().skip(1).filter_map(|seed| seed.parse().ok()).collect();
+    for seed in if seeds.is_empty() { vec![1, 2, 3] } else { seeds } {
+        let pattern = Pattern { shape: Shape::Day, days: DAYS, varies: 1.6, ..Pattern::default() };
+        let jobs = pattern.jobs(seed);
+        let (fixed, predictive) = (judge_all(&fixed(), &jobs, seed), judge_all(&predictive(), &jobs, seed));
+        println!("\nseed {seed}: {} jobs, {} fixed policies, {} forecasts", jobs.len(), fixed.len(), predictive.len());
+        for (what, wait) in [("mean", (|point| point.mean) as fn(&Point) -> f64), ("p95", |point| point.p95)] {
+            let (fixed, predictive) = (curve(fixed.clone(), wait), curve(predictive.clone(), wait));
+            let beaten =
+                |point: &&Point| predictive.iter().any(|other| other.cost <= point.cost && wait(other) < wait(point));
+            println!(
+                "by {what} wait: {} of {} points of the fixed curve are beaten",
+                fixed.iter().filter(beaten).count(),
+                fixed.len()
+            );
+            for (kind, points) in [("fixed", &fixed), ("forecast", &predictive)] {
+                for point in points.iter() {
+                    let mark = if kind == "fixed" && !beaten(&point) { "  not beaten" } else { "" };
+                    println!(
+                        "  {kind:<8} cost {:>7.2}  {what} {:>6.1} s  {}{mark}",
+                        point.cost,
+                        wait(point),
+                        point.name
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! `[runners.autoscaler]` as text has it, and the way from there to a checked [`Config`], which tells all problems at once.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use jiff::SignedDuration;
+use jiff::tz::TimeZone;
+use serde::Deserialize;
+
+use crate::config::{Config, Foreign, GroupConfig, GroupOrder, Throttle};
+use crate::driver::Buckets;
+use crate::forecast::ForecastConfig;
+use crate::policy::{Placement, Policies, Policy, Wanted};
+
+/// The keys of the table that a scaler acts on. Others (the plugin's, the connector's) belong to who starts the plugin.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    capacity_per_instance: i64,
+    max_use_count: i64,
+    max_instances: i64,
+    update_interval: Option<String>,
+    update_interval_when_expecting: Option<String>,
+    deletion_retry_interval: Option<String>,
+    failure_threshold: i64,
+    reservation_throttling: Option<bool>,
+    delete_instances_on_shutdown: bool,
+    scale_throttle: ThrottleSettings,
+    policy: Vec<PolicySettings>,
+    instance_operation_time_buckets: Vec<f64>,
+    instance_creation_time_buckets: Vec<f64>,
+    instance_is_running_time_buckets: Vec<f64>,
+    instance_deletion_time_buckets: Vec<f64>,
+    instance_readiness_time_buckets: Vec<f64>,
+    instance_life_duration_buckets: Vec<f64>,
+    // Muster's own.
+    groups: Vec<GroupSettings>,
+    group_order: Option<String>,
+    price_per_hour: f64,
+    spend_max_per_hour: Option<f64>,
+    foreign_instances: Option<String>,
+    create_deadline: Option<String>,
+    boot_deadline: Option<String>,
+    prepare_deadline: Option<String>,
+    heartbeat_interval: Option<String>,
+    forecast: Option<ForecastSettings>,
+}
+
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(default)]
+struct ThrottleSettings {
+    limit: i64,
+    burst: i64,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct PolicySettings {
+    periods: Vec<String>,
+    timezone: String,
+    idle_count: i64,
+    idle_time: Option<String>,
+    scale_factor: f64,
+    scale_factor_limit: i64,
+    preemptive_mode: Option<bool>,
+    placement: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct GroupSettings {
+    name: String,
+    max_instances: i64,
+    price_per_hour: f64,
+    scale_throttle: ThrottleSettings,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct ForecastSettings {
+    days: Option<i64>,
+    quantile: Option<f64>,
+    margin: Option<f64>,
+    by_weekday: bool,
+    lead: Option<String>,
+    idle_hours_per_day_max: Option<f64>,
+}
+
+/// A value that cannot be acted on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Its key, below `[runners.autoscaler]`.
+    pub key: String,
+    /// What is wrong, and what to write instead.
+    pub message: String,
+}
+
+impl std::fmt::Display for Problem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.key, self.message)
+    }
+}
+
+/// Collects problems, and gives a default in the place of each.
+#[derive(Default)]
+struct Check(Vec<Problem>);
+
+impl Check {
+    fn problem(&mut self, key: impl Into<String>, message: impl Into<String>) {
+        self.0.push(Problem { key: key.into(), message: message.into() });
+    }
+
+    /// Go's words for durations: `1h30m`, `20m0s`, `500ms`.
+    fn duration(&mut self, key: &str, text: Option<&String>, default: Duration) -> Duration {
+        let Some(text) = text else { return default };
+        match text.parse::<SignedDuration>().ok().and_then(|found| Duration::try_from(found).ok()) {
+            // The peer's zero is its default, and so is ours.
+            Some(Duration::ZERO) => default,
+            Some(found) => found,
+            None => {
+                self.problem(key, format!("`{text}` is no duration; write for example 20m0s or 500ms"));
+                default
+            }
+        }
+    }
+
+    fn count(&mut self, key: &str, value: i64) -> u32 {
+        u32::try_from(value).unwrap_or_else(|_| {
+            self.problem(key, format!("{value} is not from 0 to {}", u32::MAX));
+            0
+        })
+    }
+
+    fn positive(&mut self, key: &str, value: f64) -> f64 {
+        if value.is_finite() && value >= 0.0 {
+            return value;
+        }
+        self.problem(key, format!("{value} is not a number from 0 on"));
+        0.0
+    }
+
+    fn one_of<T: Copy>(&mut self, key: &str, value: Option<&String>, words: &[(&str, T)]) -> Option<T> {
+        let value = value?;
+        let found = words.iter().find(|(word, _)| word == value);
+        if found.is_none() {
+            let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+            self.problem(key, format!("`{value}` is not known; write {}", known.join(" or ")));
+        }
+        found.map(|(_, value)| *value)
+    }
+}
+
+impl Settings {
+    /// The checked configuration; `name` is that of the group where none is listed.
+    ///
+    /// # Errors
+    /// All problems.
+    pub fn config(&self, name: &str) -> Result<Config, Vec<Problem>> {
+        let check = &mut Check::default();
+        let mut config = Config::new(GroupConfig::new(name, 0));
+        config.capacity = NonZeroU32::new(u32::try_from(self.capacity_per_instance.max(1)).unwrap_or(u32::MAX))
+            .unwrap_or(NonZeroU32::MIN);
+        config.uses_max = NonZeroU32::new(check.count("max_use_count", self.max_use_count));
+        config.groups = self.groups(check, name);
+        let orders = [("listed", GroupOrder::Listed), ("price", GroupOrder::Price)];
+        config.order = check.one_of("group_order", self.group_order.as_ref(), &orders).unwrap_or_default();
+        config.policies = Policies::new(self.policies(check));
+        config.forecast = self.forecast.as_ref().map(|forecast| forecast.config(check));
+        if self.failure_threshold > 0 {
+            config.failure_threshold = check.count("failure_threshold", self.failure_threshold);
+        }
+        for (key, text, place) in [
+            ("update_interval", &self.update_interval, &mut config.update_interval),
+            (
+                "update_interval_when_expecting",
+                &self.update_interval_when_expecting,
+                &mut config.update_interval_when_expecting,
+            ),
+            ("deletion_retry_interval", &self.deletion_retry_interval, &mut config.deletion_retry_interval),
+            ("create_deadline", &self.create_deadline, &mut config.create_deadline),
+            ("boot_deadline", &self.boot_deadline, &mut config.boot_deadline),
+            ("prepare_deadline", &self.prepare_deadline, &mut config.prepare_deadline),
+        ] {
+            *place = check.duration(key, text.as_ref(), *place);
+        }
+        config.heartbeat_interval = match self.heartbeat_interval.as_deref() {
+            Some("0" | "0s") => None,
+            _ => config
+                .heartbeat_interval
+                .map(|default| check.duration("heartbeat_interval", self.heartbeat_interval.as_ref(), default)),
+        };
+        config.reservation_throttling = self.reservation_throttling.unwrap_or(true);
+        config.spend_max_per_hour = self.spend_max_per_hour.map(|max| check.positive("spend_max_per_hour", max));
+        let foreign = [("leave", Foreign::Leave), ("adopt", Foreign::Adopt), ("delete", Foreign::Delete)];
+        config.foreign =
+            check.one_of("foreign_instances", self.foreign_instances.as_ref(), &foreign).unwrap_or_default();
+        config.delete_on_shutdown = self.delete_instances_on_shutdown;
+        if check.0.is_empty() { Ok(config) } else { Err(std::mem::take(&mut check.0)) }
+    }
+
+    /// The bounds of the histograms.
+    #[must_use]
+    pub fn buckets(&self) -> Buckets {
+        Buckets {
+            operation: self.instance_operation_time_buckets.clone(),
+            creation: self.instance_creation_time_buckets.clone(),
+            is_running: self.instance_is_running_time_buckets.clone(),
+            deletion: self.instance_deletion_time_buckets.clone(),
+            readiness: self.instance_readiness_time_buckets.clone(),
+            life: self.instance_life_duration_buckets.clone(),
+        }
+    }
+
+    fn groups(&self, check: &mut Check, name: &str) -> Vec<GroupConfig> {
+        let own = GroupSettings {
+            name: name.to_owned(),
+            max_instances: self.max_instances,
+            price_per_hour: self.price_per_hour,
+            scale_throttle: self.scale_throttle,
+        };
+        let listed = if self.groups.is_empty() { std::slice::from_ref(&own) } else { &self.groups };
+        let mut groups: Vec<GroupConfig> = Vec::new();
+        for (index, group) in listed.iter().enumerate() {
+            let key = |key: &str| {
+                if self.groups.is_empty() { key.to_owned() } else { format!("groups[{}].{key}", index + 1) }
+            };
+            if groups.iter().any(|other| other.name == group.name) {
+                check.problem(key("name"), format!("`{}` is the name of another group", group.name));
+            }
+            groups.push(GroupConfig {
+                name: group.name.clone(),
+                instances_max: check.count(&key("max_instances"), group.max_instances),
+                price_per_hour: check.positive(&key("price_per_hour"), group.price_per_hour),
+                throttle: Throttle {
+                    limit: group.scale_throttle.limit,
+                    burst: check.count(&key("scale_throttle.burst"), group.scale_throttle.burst),
+                },
+            });
+        }
+        groups
+    }
+
+    fn policies(&self, check: &mut Check) -> Vec<Policy> {
+        let policy = |(index, policy): (usize, &PolicySettings)| {
+            let key = |key: &str| format!("policy[{}].{key}", index + 1);
+            let always = ["* * * * *".to_owned()];
+            let texts = if policy.periods.is_empty() { always.as_slice() } else { &policy.periods };
+            let mut periods = Vec::new();
+            for text in texts {
+                match text.parse() {
+                    Ok(period) => periods.push(period),
+                    Err(error) => check.problem(key("periods"), format!("{error}")),
+                }
+            }
+            let zone = match policy.timezone.as_str() {
+                "" | "Local" => TimeZone::system(),
+                name => TimeZone::get(name).unwrap_or_else(|_| {
+                    check
+                        .problem(key("timezone"), format!("`{name}` is no time zone; write for example Europe/Berlin"));
+                    TimeZone::UTC
+                }),
+            };
+            let idle_count = check.count(&key("idle_count"), policy.idle_count);
+            let placements = [("pack", Placement::Pack), ("spread", Placement::Spread)];
+            let wanted = Wanted {
+                idle_count,
+                idle_time: check.duration(&key("idle_time"), policy.idle_time.as_ref(), Duration::ZERO),
+                scale_factor: check.positive(&key("scale_factor"), policy.scale_factor),
+                scale_factor_limit: check.count(&key("scale_factor_limit"), policy.scale_factor_limit),
+                preemptive: policy.preemptive_mode.unwrap_or(idle_count > 0),
+                placement: check.one_of(&key("placement"), policy.placement.as_ref(), &placements).unwrap_or_default(),
+            };
+            Policy { periods, zone, wanted }
+        };
+        self.policy.iter().enumerate().map(policy).collect()
+    }
+}
+
+impl ForecastSettings {
+    fn config(&self, check: &mut Check) -> ForecastConfig {
+        let default = ForecastConfig::default();
+        let mut days = self.days.map_or(default.days, |days| check.count("forecast.days", days));
+        if days == 0 || days > 60 {
+            check.problem("forecast.days", format!("{days} is not from 1 to 60"));
+            days = default.days;
+        }
+        let quantile = self.quantile.unwrap_or(default.quantile);
+        if !(0.0..=1.0).contains(&quantile) {
+            check.problem("forecast.quantile", format!("{quantile} is not from 0 to 1"));
+        }
+        ForecastConfig {
+            days,
+            quantile,
+            margin: check.positive("forecast.margin", self.margin.unwrap_or(default.margin)),
+            by_weekday: self.by_weekday,
+            lead: check.duration("forecast.lead", self.lead.as_ref(), default.lead),
+            idle_hours_per_day_max: self
+                .idle_hours_per_day_max
+                .map(|max| check.positive("forecast.idle_hours_per_day_max", max)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(text: &str) -> Settings {
+        toml::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn every_key_reaches_the_engine() {
+        let text = r#"
+            capacity_per_instance = 4
+            max_use_count = 10
+            max_instances = 20
+            update_interval = "1m30s"
+            failure_threshold = 5
+            reservation_throttling = false
+            scale_throttle = { limit = 3, burst = 7 }
+            plugin = "aws"
+            [[policy]]
+            idle_count = 8
+            idle_time = "20m0s"
+            scale_factor = 0.5
+            scale_factor_limit = 12
+            [[policy]]
+            periods = ["* 8-18 * * mon-fri", "* 10-12 * * sat"]
+            timezone = "Europe/Berlin"
+            placement = "spread"
+            [forecast]
+            days = 14
+            lead = "5m"
+        "#;
+        let config = settings(text).config("main").unwrap();
+        assert_eq!((config.capacity.get(), config.uses_max.unwrap().get()), (4, 10));
+        assert_eq!((config.update_interval.as_secs(), config.failure_threshold), (90, 5));
+        assert!(!config.reservation_throttling);
+        assert_eq!(config.groups[0].throttle, Throttle { limit: 3, burst: 7 });
+        assert_eq!((config.groups[0].name.as_str(), config.groups[0].instances_max), ("main", 20));
+        let (index, wanted) = config.policies.at(1_772_409_600);
+        assert_eq!((index, wanted.idle_count, wanted.idle_time.as_secs(), wanted.preemptive), (Some(0), 8, 1200, true));
+        let monday_noon = 1_772_409_600 + 12 * 3600;
+        let (index, wanted) = config.policies.at(monday_noon);
+        assert_eq!((index, wanted.placement, wanted.idle_time), (Some(1), Placement::Spread, Duration::ZERO));
+        assert_eq!(config.forecast.unwrap().lead.as_secs(), 300);
+    }
+
+    #[test]
+    fn all_problems_are_told_at_once() {
+        let text = r#"
+            max_instances = -1
+            update_interval = "soon"
+            foreign_instances = "eat"
+            [[policy]]
+            periods = ["@daily"]
+            timezone = "Mars/Olympus"
+            [[policy]]
+            scale_factor = -1.0
+        "#;
+        let problems = settings(text).config("main").unwrap_err();
+        let text: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            text,
+            [
+                "max_instances: -1 is not from 0 to 4294967295",
+                "policy[1].periods: period `@daily`: has 1 fields; it needs five: minute, hour, day, month, weekday",
+                "policy[1].timezone: `Mars/Olympus` is no time zone; write for example Europe/Berlin",
+                "policy[2].scale_factor: -1 is not a number from 0 on",
+                "update_interval: `soon` is no duration; write for example 20m0s or 500ms",
+                "foreign_instances: `eat` is not known; write leave or adopt or delete",
+            ]
+        );
+    }
+}

@@ -1,0 +1,120 @@
+//! What must hold in the world, whatever the provider does: the invariants that the engine's own books cannot show.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use super::cloud::Cloud;
+use crate::InstanceId;
+use crate::config::Config;
+use crate::engine::Violation;
+use crate::time::Time;
+use crate::words::{GroupId, Key, Lease};
+
+/// Calls of `Increase` in a minute: ten at once, then ten per second (I6).
+const CALLS_PER_MINUTE: usize = 610;
+
+/// Who watches.
+#[derive(Debug, Default)]
+pub struct Watch {
+    /// Who runs where.
+    slots: HashMap<(GroupId, InstanceId, u32), Key>,
+    jobs: HashMap<(GroupId, InstanceId), u32>,
+    uses: HashMap<(GroupId, InstanceId), u32>,
+    /// Calls of the last minute.
+    increases: VecDeque<Time>,
+}
+
+impl Watch {
+    /// A lease begins.
+    ///
+    /// # Errors
+    /// J4: a slot twice, or more slots or uses than there may be.
+    pub fn granted(&mut self, lease: &Lease, config: &Config) -> Result<(), Violation> {
+        let place = (lease.group, lease.instance.clone());
+        let slot = (lease.group, lease.instance.clone(), lease.slot);
+        if let Some(other) = self.slots.insert(slot, lease.key.clone()) {
+            return Err(Violation::new(
+                "J4",
+                format!("slot {} of {} is given to {} and {other}", lease.slot, lease.instance, lease.key),
+            ));
+        }
+        let jobs = self.jobs.entry(place.clone()).or_default();
+        *jobs += 1;
+        if *jobs > config.capacity.get() || lease.slot >= config.capacity.get() {
+            return Err(Violation::new("J4", format!("{jobs} jobs on {}", lease.instance)));
+        }
+        let uses = self.uses.entry(place).or_default();
+        *uses += 1;
+        if config.uses_max.is_some_and(|max| *uses > max.get()) {
+            return Err(Violation::new("J4", format!("{} has its job number {uses}", lease.instance)));
+        }
+        Ok(())
+    }
+
+    /// A lease ends.
+    pub fn ended(&mut self, group: GroupId, instance: &InstanceId, slot: u32) {
+        if self.slots.remove(&(group, instance.clone(), slot)).is_some()
+            && let Some(jobs) = self.jobs.get_mut(&(group, instance.clone()))
+        {
+            *jobs -= 1;
+        }
+    }
+
+    /// Instances are removed.
+    ///
+    /// # Errors
+    /// I4: one of them has a job.
+    pub fn removed(&self, group: GroupId, ids: &[InstanceId]) -> Result<(), Violation> {
+        for id in ids {
+            if let Some(jobs @ 1..) = self.jobs.get(&(group, id.clone())) {
+                return Err(Violation::new("I4", format!("{id} is removed under {jobs} jobs")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Instances are asked for.
+    ///
+    /// # Errors
+    /// I6: too many calls.
+    pub fn asked(&mut self, at: Time) -> Result<(), Violation> {
+        self.increases.push_back(at);
+        while self.increases.front().is_some_and(|first| at.since(*first) >= Duration::from_secs(60)) {
+            self.increases.pop_front();
+        }
+        if self.increases.len() > CALLS_PER_MINUTE {
+            return Err(Violation::new("I6", format!("{} creation calls in a minute", self.increases.len())));
+        }
+        Ok(())
+    }
+
+    /// The machines of a group, as they really are. Those that the provider lied about do not count: nobody can know of
+    /// them.
+    ///
+    /// # Errors
+    /// I1: more than allowed.
+    pub fn made(&self, cloud: &Cloud, at: Time, max: u32) -> Result<(), Violation> {
+        let live = cloud.live(at).filter(|(_, machine)| machine.honest).count();
+        if max > 0 && live > max as usize {
+            return Err(Violation::new("I1", format!("{live} machines, of at most {max}")));
+        }
+        Ok(())
+    }
+
+    /// What the machines cost per hour.
+    ///
+    /// # Errors
+    /// I6: more than allowed.
+    #[expect(clippy::cast_precision_loss, reason = "counts of machines")]
+    pub fn spent(&self, clouds: &[Cloud], config: &Config, at: Time) -> Result<(), Violation> {
+        let Some(max) = config.spend_max_per_hour else { return Ok(()) };
+        let costs = clouds.iter().zip(&config.groups).map(|(cloud, group)| {
+            cloud.live(at).filter(|(_, machine)| machine.honest).count() as f64 * group.price_per_hour
+        });
+        let spend: f64 = costs.sum();
+        if spend > max + 1e-6 {
+            return Err(Violation::new("I6", format!("{spend} per hour, of at most {max}")));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,15 @@
+//! The engine in a modelled world: a cloud that makes, lists and loses machines, and jobs that come and go. Days pass in
+//! milliseconds, and a seed says all that happens.
+//!
+//! - [`cloud`] is the provider: boot times, rate limits, quotas, stock-outs, spot losses, prices; and, where it is told to,
+//!   lies: lists that are old or lack something, errors after success, grants that are short or late.
+//! - [`world`] runs an engine in it, with jobs, restarts of the manager, and the invariants after every event.
+//! - [`trace`] are jobs: read from a file, or generated.
+//! - [`report`] is what came of it: waits, cost, idle share, a timeline.
+
+pub mod check;
+pub mod cloud;
+pub mod report;
+pub mod scenario;
+pub mod trace;
+pub mod world;

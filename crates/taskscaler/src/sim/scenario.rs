@@ -1,0 +1,287 @@
+//! What happens in a world: a configuration, providers, faults. One seed makes all of it, for tests.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::cloud::{CloudConfig, Lies, Spread, chance};
+use super::report::Report;
+use super::trace::Job;
+use super::world::World;
+use crate::config::{Config, GroupConfig, GroupOrder, Throttle};
+use crate::engine::Violation;
+use crate::policy::{Placement, Policies, Wanted};
+use crate::time::Time;
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    /// Where the randomness comes from.
+    pub seed: u64,
+    /// The engine's.
+    pub config: Config,
+    /// A provider for each group.
+    pub clouds: Vec<CloudConfig>,
+    /// The wall clock at the beginning.
+    pub origin: i64,
+    /// The manager is killed, and starts again at once.
+    pub kills: Vec<Time>,
+    /// It is killed with this probability before it does what it has written down.
+    pub killed_before_acting: f64,
+    /// A person makes a machine in the first group.
+    pub foreign: Vec<Time>,
+    /// From then on nothing is wrong.
+    pub heals: Time,
+    /// The last moment; all jobs are done before.
+    pub end: Time,
+    /// It goes on for so long after the last job, or after all is well, to see the fleet shrink.
+    pub quiet: Option<Duration>,
+    /// Invariants are checked after every event, and at the end.
+    pub checked: bool,
+    /// It ends with the last job.
+    pub stop_when_done: bool,
+    /// Waits and costs count from then on: what is before is for the engine to learn from.
+    pub measured_from: Time,
+    /// The fleet is recorded so often.
+    pub sample_every: Option<Duration>,
+}
+
+/// A scenario with its jobs, as a seed makes it.
+#[derive(Debug, Clone)]
+pub struct Case {
+    /// Everything but the jobs.
+    pub scenario: Scenario,
+    /// The jobs.
+    pub jobs: Vec<Job>,
+}
+
+/// 2026-03-02 00:00 UTC, a Monday.
+pub const MONDAY: i64 = 1_772_409_600;
+
+impl Scenario {
+    /// An honest world for `config`, in which nothing is checked: what a policy is judged in.
+    #[must_use]
+    pub fn honest(config: Config, clouds: Vec<CloudConfig>, seed: u64, end: Time) -> Self {
+        Self {
+            seed,
+            config,
+            clouds,
+            origin: MONDAY,
+            kills: Vec::new(),
+            killed_before_acting: 0.0,
+            foreign: Vec::new(),
+            heals: Time::from_millis(u64::MAX),
+            end,
+            quiet: None,
+            checked: false,
+            stop_when_done: false,
+            measured_from: Time::ZERO,
+            sample_every: None,
+        }
+    }
+
+    /// Instances that the policy keeps at the end, at most.
+    #[must_use]
+    pub fn instances_kept(&self) -> u64 {
+        let unix = self.origin + i64::try_from(self.end.as_millis() / 1000).unwrap_or(0);
+        let (_, wanted) = self.config.policies.at(unix);
+        // One that was used before may give as little as one slot.
+        let least = if self.config.uses_max.is_some() { 1 } else { self.config.capacity.get() };
+        u64::from(wanted.idle_count).div_ceil(u64::from(least))
+    }
+}
+
+impl Case {
+    /// The case of a seed: small, and nasty.
+    #[must_use]
+    pub fn random(seed: u64) -> Self {
+        let random = &mut ChaCha8Rng::seed_from_u64(seed ^ 0x5eed);
+        let groups: Vec<GroupConfig> = (0..random.random_range(1..=3u32)).map(|number| group(number, random)).collect();
+        let clouds: Vec<CloudConfig> = groups.iter().map(|_| cloud(random)).collect();
+        let heals = Time::from_millis(random.random_range(5..60) * 60_000);
+        let within = |random: &mut ChaCha8Rng| Time::from_millis(random.random_range(0..heals.as_millis()));
+        let times = |random: &mut ChaCha8Rng, most: usize| -> Vec<Time> {
+            let n = if chance(random, 0.5) { random.random_range(0..=most) } else { 0 };
+            (0..n).map(|_| within(random)).collect()
+        };
+        let (kills, foreign): (Vec<Time>, Vec<Time>) = (times(random, 4), times(random, 2));
+        let jobs: Vec<Job> = (0..random.random_range(1..60))
+            .map(|_| Job { at: within(random), duration: Duration::from_millis(random.random_range(100..600_000)) })
+            .collect();
+        // As if all had to wait for each other, each for an instance of its own.
+        let end = jobs
+            .iter()
+            .fold(heals + Duration::from_secs(7200), |end, job| end + job.duration + Duration::from_secs(600));
+        let mut config = config(groups, random);
+        // Two machines for each of a person's: that one, and one of ours that the protocol cannot tell from it.
+        let more = 2 * u32::try_from(foreign.len()).unwrap_or(0);
+        if let Some(first) = config.groups.first_mut() {
+            first.instances_max += more;
+            config.spend_max_per_hour =
+                config.spend_max_per_hour.map(|max| max + f64::from(more) * first.price_per_hour);
+        }
+        config.jitter_seed = seed;
+        let killed_before_acting = if chance(random, 0.3) { 0.02 } else { 0.0 };
+        let scenario = Scenario {
+            seed,
+            config,
+            clouds,
+            origin: MONDAY + random.random_range(0..86_400),
+            kills,
+            killed_before_acting,
+            foreign,
+            heals,
+            end,
+            quiet: Some(Duration::from_secs(3600)),
+            checked: true,
+            stop_when_done: false,
+            measured_from: Time::ZERO,
+            sample_every: None,
+        };
+        Self { scenario, jobs }
+    }
+
+    /// Lets it happen.
+    ///
+    /// # Errors
+    /// The first [`Violation`].
+    pub fn run(&self) -> Result<Report, Violation> {
+        World::new(&self.scenario, &self.jobs).run()
+    }
+
+    /// A smaller case that breaks the same invariant: nothing can be left out of it.
+    #[must_use]
+    pub fn shrunk(&self, violation: &Violation) -> Self {
+        let mut best = self.clone();
+        loop {
+            let fails = |case: &Self| case.run().is_err_and(|found| found.invariant == violation.invariant);
+            let Some(smaller) = best.smaller().into_iter().find(fails) else { return best };
+            best = smaller;
+        }
+    }
+
+    /// Cases with a little less of something.
+    fn smaller(&self) -> Vec<Self> {
+        let mut cases = Vec::new();
+        let mut with = |change: &dyn Fn(&mut Self)| {
+            let mut case = self.clone();
+            change(&mut case);
+            if format!("{case:?}") != format!("{self:?}") {
+                cases.push(case);
+            }
+        };
+        let half = self.jobs.len() / 2;
+        if half > 0 {
+            with(&|case| case.jobs.truncate(half));
+            with(&|case| case.jobs = case.jobs.split_off(half));
+        }
+        with(&|case| {
+            case.jobs.pop();
+        });
+        with(&|case| {
+            case.scenario.kills.pop();
+        });
+        with(&|case| {
+            case.scenario.foreign.pop();
+        });
+        with(&|case| case.scenario.killed_before_acting = 0.0);
+        with(&|case| {
+            if case.scenario.clouds.len() > 1 {
+                case.scenario.clouds.pop();
+                case.scenario.config.groups.pop();
+            }
+        });
+        for index in 0..self.scenario.clouds.len() {
+            for lie in LIES {
+                with(&|case| {
+                    if let Some(cloud) = case.scenario.clouds.get_mut(index) {
+                        *lie(&mut cloud.lies) = 0.0;
+                    }
+                });
+            }
+            with(&|case| {
+                if let Some(cloud) = case.scenario.clouds.get_mut(index) {
+                    (cloud.spot_loss_per_hour, cloud.quota, cloud.creations_per_second) = (0.0, None, None);
+                }
+            });
+        }
+        cases
+    }
+}
+
+type Lie = fn(&mut Lies) -> &mut f64;
+const LIES: [Lie; 13] = [
+    |lies| &mut lies.refused,
+    |lies| &mut lies.failed_after_success,
+    |lies| &mut lies.short,
+    |lies| &mut lies.late,
+    |lies| &mut lies.never,
+    |lies| &mut lies.stuck,
+    |lies| &mut lies.unready,
+    |lies| &mut lies.hidden,
+    |lies| &mut lies.stale,
+    |lies| &mut lies.twice,
+    |lies| &mut lies.slow,
+    |lies| &mut lies.undeleted,
+    |lies| &mut lies.unwell,
+];
+
+fn group(number: u32, random: &mut ChaCha8Rng) -> GroupConfig {
+    let mut group = GroupConfig::new(format!("g{number}"), random.random_range(1..12));
+    group.price_per_hour = random.random_range(1..5u32).into();
+    if chance(random, 0.3) {
+        group.throttle = Throttle { limit: random.random_range(1..5), burst: random.random_range(0..3) };
+    }
+    group
+}
+
+fn cloud(random: &mut ChaCha8Rng) -> CloudConfig {
+    let mut cloud = CloudConfig {
+        boot: Spread::new(random.random_range(0.3..90.0), random.random_range(1.0..3.0)),
+        prepare: Spread::new(random.random_range(0.1..10.0), 2.0),
+        call: Spread::new(random.random_range(0.01..3.0), 3.0),
+        deletion: Spread::new(random.random_range(0.1..60.0), 2.0),
+        ..CloudConfig::default()
+    };
+    // Most providers lie about some things, and none about all.
+    for lie in LIES {
+        if chance(random, 0.25) {
+            *lie(&mut cloud.lies) = random.random_range(0.0..0.4);
+        }
+    }
+    if chance(random, 0.3) {
+        cloud.spot_loss_per_hour = random.random_range(0.1..6.0);
+    }
+    if chance(random, 0.2) {
+        cloud.quota = Some(random.random_range(0..6));
+    }
+    if chance(random, 0.2) {
+        cloud.creations_per_second = Some(random.random_range(0.05..2.0));
+    }
+    cloud
+}
+
+fn config(groups: Vec<GroupConfig>, random: &mut ChaCha8Rng) -> Config {
+    let mut config = Config::new(GroupConfig::new("", 0));
+    config.groups = groups;
+    config.capacity = NonZeroU32::MIN.saturating_add(random.random_range(0..4));
+    config.uses_max = if chance(random, 0.4) { NonZeroU32::new(random.random_range(1..6)) } else { None };
+    let idle_count = if chance(random, 0.4) { random.random_range(1..6) } else { 0 };
+    config.policies = Policies::always(Wanted {
+        idle_count,
+        idle_time: Duration::from_secs(random.random_range(0..600)),
+        scale_factor: if chance(random, 0.2) { random.random_range(0.0..2.0) } else { 0.0 },
+        scale_factor_limit: random.random_range(0..5),
+        preemptive: chance(random, 0.5),
+        placement: if chance(random, 0.5) { Placement::Pack } else { Placement::Spread },
+    });
+    config.order = if chance(random, 0.5) { GroupOrder::Price } else { GroupOrder::Listed };
+    config.reservation_throttling = chance(random, 0.5);
+    config.create_deadline = Duration::from_secs(random.random_range(60..600));
+    config.boot_deadline = Duration::from_secs(random.random_range(300..900));
+    config.prepare_deadline = Duration::from_secs(300);
+    config.spend_max_per_hour = chance(random, 0.2).then(|| random.random_range(4.0..20.0));
+    config
+}
