@@ -7,6 +7,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 mod agent;
 mod ci;
+mod fleet;
 mod logging;
 mod manager;
 mod observe;
@@ -34,6 +35,9 @@ enum Command {
     /// Plugins of instance groups: bring, check, test and make them.
     #[command(subcommand)]
     Plugin(plugin::Command),
+    /// Instances for jobs: try a policy before it costs anything.
+    #[command(subcommand)]
+    Fleet(fleet::Command),
     /// Execute the steps of jobs; started by a manager.
     #[command(subcommand)]
     Agent(agent::Command),
@@ -65,6 +69,7 @@ fn main() -> ExitCode {
         Command::Manager(args) => manager::run(*args),
         Command::Runner(cli) => runner::run(*cli),
         Command::Plugin(command) => plugin::run(command),
+        Command::Fleet(command) => fleet::run(command),
         Command::Agent(command) => agent::run(command),
         Command::Completions { shell } => {
             let mut text = Vec::new();

@@ -8,6 +8,7 @@
 
 mod ci;
 mod examples;
+mod fleet;
 mod manager;
 mod plugin;
 mod runner;

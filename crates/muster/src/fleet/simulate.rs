@@ -1,0 +1,246 @@
+//! `muster fleet simulate`.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args as ClapArgs, ValueEnum};
+use muster_taskscaler::settings::Settings;
+use muster_taskscaler::sim::cloud::{CloudConfig, Spread};
+use muster_taskscaler::sim::report::Report;
+use muster_taskscaler::sim::scenario::Scenario;
+use muster_taskscaler::sim::trace::{self, Job, Pattern, Shape};
+use muster_taskscaler::sim::world::World;
+use muster_taskscaler::time::Time;
+
+use crate::ci::{self, ui};
+
+/// Points of a timeline in the picture.
+const POINTS: u64 = 600;
+/// After the last job the fleet is looked at for so long.
+const AFTER: Duration = Duration::from_secs(1800);
+/// Jobs of one simulation: more would take gigabytes.
+const JOBS_MAX: usize = 5_000_000;
+
+/// What is simulated.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Args {
+    /// A policy, in TOML, with the keys of `[runners.autoscaler]`; several are compared.
+    #[arg(long = "policy", value_name = "FILE", required = true)]
+    policies: Vec<PathBuf>,
+    /// Jobs: a table `ARRIVAL,DURATION` in seconds, or JSON `[{"arrival_s": .., "duration_s": ..}]`.
+    #[arg(long, value_name = "FILE", conflicts_with = "pattern")]
+    trace: Option<PathBuf>,
+    /// Generated jobs, where there is no trace.
+    #[arg(long, value_enum, default_value_t = PatternName::Day)]
+    pattern: PatternName,
+    /// Days of generated jobs.
+    #[arg(long, default_value_t = 1)]
+    days: u32,
+    /// Generated jobs in an hour at the busiest time.
+    #[arg(long, default_value_t = 300.0)]
+    peak: f64,
+    /// Generated jobs in an hour at the quietest time.
+    #[arg(long, default_value_t = 10.0)]
+    quiet: f64,
+    /// How long half of the generated jobs run, in seconds.
+    #[arg(long, default_value_t = 180.0)]
+    duration: f64,
+    /// Generated jobs that come together, on average.
+    #[arg(long, default_value_t = 1)]
+    burst: u32,
+    /// Generated days differ by this factor: at 1.6, one of forty has more than 1.6 times the usual jobs.
+    #[arg(long, default_value_t = 1.0)]
+    varies: f64,
+    /// The cloud, in TOML: boot times, limits, quota, stock-outs, spot losses; without it 40 s of boot, and no limits.
+    #[arg(long, value_name = "FILE")]
+    cloud: Option<PathBuf>,
+    /// Days at the beginning that do not count: for a forecast to learn from.
+    #[arg(long, default_value_t = 0)]
+    skip_days: u32,
+    /// Where the randomness comes from: the same seed, the same result.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Writes a picture of waiting jobs, running jobs and machines over time.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Prints JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum PatternName {
+    /// As people work, the same each day.
+    Day,
+    /// With quiet weekends.
+    Week,
+    /// Pipelines of many jobs at once, at any time.
+    Burst,
+    /// Always the same.
+    Flat,
+}
+
+/// Why nothing was simulated.
+#[derive(Debug, thiserror::Error)]
+enum SimulateError {
+    #[error("cannot read {}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("cannot write {}", path.display())]
+    Write { path: PathBuf, source: std::io::Error },
+    #[error("{} is not what it should be", path.display())]
+    Toml { path: PathBuf, source: toml::de::Error },
+    #[error("{}:\n  {}", path.display(), problems.join("\n  "))]
+    Policy { path: PathBuf, problems: Vec<String> },
+    #[error("{} is no trace", path.display())]
+    Trace { path: PathBuf, source: trace::TraceError },
+    #[error("{what} {value} is not {wanted}")]
+    Number { what: &'static str, value: String, wanted: &'static str },
+    #[error("the pattern gives no job, or more than {JOBS_MAX}; change --peak, --quiet, --days or --burst")]
+    Jobs,
+    #[error("a defect of the engine, please report it with the policy and the seed")]
+    Engine(#[from] muster_taskscaler::engine::Violation),
+}
+
+/// One policy and what came of it.
+pub(super) struct Outcome {
+    pub(super) name: String,
+    pub(super) report: Report,
+}
+
+pub(super) fn run(args: &Args) -> ExitCode {
+    match simulate(args) {
+        Ok(text) => ci::print(text.as_bytes()),
+        Err(error) => {
+            ui::report(&error);
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn simulate(args: &Args) -> Result<String, SimulateError> {
+    let jobs = jobs(args)?;
+    let cloud: CloudConfig = match &args.cloud {
+        Some(path) => {
+            toml::from_str(&read(path)?).map_err(|source| SimulateError::Toml { path: path.clone(), source })?
+        }
+        None => CloudConfig::default(),
+    };
+    let mut outcomes = Vec::new();
+    for path in &args.policies {
+        let settings: Settings =
+            toml::from_str(&read(path)?).map_err(|source| SimulateError::Toml { path: path.clone(), source })?;
+        let config = settings.config("main").map_err(|problems| SimulateError::Policy {
+            path: path.clone(),
+            problems: problems.iter().map(ToString::to_string).collect(),
+        })?;
+        let clouds = vec![cloud.clone(); config.groups.len()];
+        let last = jobs.last().map_or(Time::ZERO, |job| job.at);
+        let mut scenario = Scenario::honest(config, clouds, args.seed, last + Duration::from_secs(86_400));
+        scenario.quiet = Some(AFTER);
+        scenario.heals = last;
+        scenario.measured_from = Time::ZERO + Duration::from_secs(u64::from(args.skip_days) * 86_400);
+        scenario.sample_every = Some(Duration::from_millis((last.as_millis() / POINTS).max(1000)));
+        let report = World::new(&scenario, &jobs).run()?;
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        outcomes.push(Outcome { name, report });
+    }
+    if let Some(path) = &args.svg {
+        let write = |source| SimulateError::Write { path: path.clone(), source };
+        std::fs::write(path, super::svg::svg(&outcomes)).map_err(write)?;
+    }
+    Ok(if args.json { json(&outcomes, args, jobs.len()) } else { table(&outcomes, args, jobs.len()) })
+}
+
+fn read(path: &Path) -> Result<String, SimulateError> {
+    std::fs::read_to_string(path).map_err(|source| SimulateError::Read { path: path.to_owned(), source })
+}
+
+fn jobs(args: &Args) -> Result<Vec<Job>, SimulateError> {
+    if let Some(path) = &args.trace {
+        return trace::read(&read(path)?).map_err(|source| SimulateError::Trace { path: path.clone(), source });
+    }
+    for (what, value) in
+        [("--peak", args.peak), ("--quiet", args.quiet), ("--duration", args.duration), ("--varies", args.varies)]
+    {
+        if !(value.is_finite() && (0.0..=1e6).contains(&value)) {
+            return Err(SimulateError::Number { what, value: value.to_string(), wanted: "from 0 to 1000000" });
+        }
+    }
+    if !(1..=365).contains(&args.days) {
+        return Err(SimulateError::Number { what: "--days", value: args.days.to_string(), wanted: "from 1 to 365" });
+    }
+    let shape = match args.pattern {
+        PatternName::Day => Shape::Day,
+        PatternName::Week => Shape::Week,
+        PatternName::Burst => Shape::Burst,
+        PatternName::Flat => Shape::Flat,
+    };
+    let burst = if args.pattern == PatternName::Burst { args.burst.max(20) } else { args.burst };
+    let duration = Spread::new(args.duration.max(0.1), 4.0);
+    let (peak_per_hour, quiet_per_hour) = (args.peak, args.quiet);
+    if args.peak.max(args.quiet) * 24.0 * f64::from(args.days) > JOBS_MAX as f64 {
+        return Err(SimulateError::Jobs);
+    }
+    let pattern =
+        Pattern { shape, days: args.days, peak_per_hour, quiet_per_hour, duration, burst, varies: args.varies };
+    let jobs = pattern.jobs(args.seed);
+    if jobs.is_empty() || jobs.len() > JOBS_MAX { Err(SimulateError::Jobs) } else { Ok(jobs) }
+}
+
+fn seconds(duration: Duration) -> String {
+    let seconds = duration.as_secs_f64();
+    if seconds >= 120.0 { format!("{:.1} min", seconds / 60.0) } else { format!("{seconds:.1} s") }
+}
+
+fn table(outcomes: &[Outcome], args: &Args, jobs: usize) -> String {
+    let heading = ["policy", "done", "wait p50", "p95", "p99", "max", "cost", "machine h", "idle", "machines", "moved"];
+    let mut rows = vec![heading.map(str::to_owned).to_vec()];
+    for Outcome { name, report } in outcomes {
+        rows.push(vec![
+            name.clone(),
+            report.done.to_string(),
+            seconds(report.wait(0.5)),
+            seconds(report.wait(0.95)),
+            seconds(report.wait(0.99)),
+            seconds(report.wait(1.0)),
+            format!("{:.2}", report.cost),
+            format!("{:.1}", report.machine_hours),
+            format!("{:.0} %", report.idle_share() * 100.0),
+            report.machines.to_string(),
+            report.moved.to_string(),
+        ]);
+    }
+    let widths: Vec<usize> = (0..heading.len())
+        .map(|column| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0))
+        .collect();
+    let mut text = format!("{jobs} jobs, seed {}\n", args.seed);
+    for row in rows {
+        let cells: Vec<String> = (row.iter().zip(&widths).enumerate())
+            .map(
+                |(column, (cell, width))| {
+                    if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+                },
+            )
+            .collect();
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+fn json(outcomes: &[Outcome], args: &Args, jobs: usize) -> String {
+    let policies: Vec<serde_json::Value> = outcomes
+        .iter()
+        .map(|Outcome { name, report }| {
+            let wait = |quantile| report.wait(quantile).as_secs_f64();
+            serde_json::json!({
+                "policy": name,
+                "wait_s": { "mean": report.mean_wait().as_secs_f64(), "p50": wait(0.5), "p95": wait(0.95), "p99": wait(0.99), "max": wait(1.0) },
+                "idle_share": report.idle_share(),
+                "report": report,
+            })
+        })
+        .collect();
+    format!("{:#}\n", serde_json::json!({ "seed": args.seed, "jobs": jobs, "policies": policies }))
+}

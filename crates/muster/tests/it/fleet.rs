@@ -1,0 +1,80 @@
+//! `muster fleet`.
+
+use std::path::Path;
+use std::process::Output;
+
+fn muster(directory: &Path, arguments: &[&str]) -> Output {
+    let mut command = assert_cmd::Command::cargo_bin("muster").unwrap();
+    command.current_dir(directory).env("HOME", directory).args(arguments).output().unwrap()
+}
+
+fn policies() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
+    write("on-demand.toml", "max_instances = 50\nprice_per_hour = 0.1\n[[policy]]\nidle_time = \"5m0s\"\n");
+    write(
+        "floor.toml",
+        "max_instances = 50\nprice_per_hour = 0.1\n[[policy]]\nidle_count = 10\nidle_time = \"5m0s\"\n",
+    );
+    write("jobs.csv", "arrival_s,duration_s\n0,60\n10,60\n2000,30\n");
+    directory
+}
+
+#[test]
+fn policies_are_compared_side_by_side_and_drawn() {
+    let directory = policies();
+    let arguments = [
+        "fleet",
+        "simulate",
+        "--pattern",
+        "day",
+        "--seed",
+        "7",
+        "--policy",
+        "on-demand.toml",
+        "--policy",
+        "floor.toml",
+        "--svg",
+        "picture.svg",
+        "--json",
+    ];
+    let output = muster(directory.path(), &arguments);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let result: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let of = |policy: usize, pointer: &str| result["policies"][policy].pointer(pointer).unwrap().as_f64().unwrap();
+    assert_eq!(of(0, "/report/done"), result["jobs"].as_f64().unwrap());
+    assert!(of(1, "/wait_s/mean") < of(0, "/wait_s/mean") / 2.0, "a floor of idle machines makes waits short,");
+    assert!(of(1, "/report/cost") > of(0, "/report/cost"), "and costs more");
+    let picture = std::fs::read_to_string(directory.path().join("picture.svg")).unwrap();
+    assert!(picture.contains(">floor: wait p95") && picture.ends_with("</svg>\n"));
+    let again = muster(directory.path(), &arguments);
+    assert_eq!(output.stdout, again.stdout, "the same seed, the same result");
+}
+
+#[test]
+fn a_trace_is_replayed() {
+    let directory = policies();
+    let output = muster(directory.path(), &["fleet", "simulate", "--trace", "jobs.csv", "--policy", "on-demand.toml"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.starts_with("3 jobs, seed 1\npolicy "), "{text}");
+    assert!(text.lines().nth(2).unwrap().starts_with("on-demand     3 "), "{text}");
+}
+
+#[test]
+fn what_cannot_be_simulated_is_told() {
+    let directory = policies();
+    std::fs::write(directory.path().join("bad.toml"), "max_instances = -1\n[[policy]]\nperiods = [\"@daily\"]\n")
+        .unwrap();
+    std::fs::write(directory.path().join("bad.csv"), "1,2\nsoon,3\n").unwrap();
+    for (arguments, wanted) in [
+        (["--trace", "jobs.csv", "--policy", "bad.toml"], "policy[1].periods: period `@daily`"),
+        (["--trace", "bad.csv", "--policy", "floor.toml"], "line 2: `soon` is no number"),
+        (["--trace", "none.csv", "--policy", "floor.toml"], "cannot read none.csv"),
+        (["--days", "0", "--policy", "floor.toml"], "--days 0 is not from 1 to 365"),
+    ] {
+        let output = muster(directory.path(), &[["fleet", "simulate"].as_slice(), &arguments].concat());
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(error.contains(wanted), "{error}");
+    }
+}
