@@ -83,7 +83,7 @@ impl Fleet {
         register.args(["--url", url, "--registration-token", token, "--config"]).arg(&config);
         assert!(register.output().unwrap().status.success());
         let text = std::fs::read_to_string(&config).unwrap();
-        let token = text.lines().find_map(|line| line.trim().strip_prefix("token = ")).expect("a token");
+        let token = text.lines().find_map(|line| line.trim().strip_prefix("token = ")).unwrap();
         let text = format!(
             "concurrent = 20\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = \"{url}\"\n  token = {token}\n  \
              executor = \"instance\"\n  shell = \"bash\"\n  request_concurrency = 20\n  [runners.autoscaler]\n    \
