@@ -127,8 +127,6 @@ fn has_six_digits(time: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     #[test]
     fn log_lines_that_hosts_stumble_over_are_told() {
         let log = |line: &str| super::log(&[line.to_owned()]).word();
