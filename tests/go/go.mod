@@ -2,7 +2,10 @@ module muster/tests/go
 
 go 1.26.0
 
-require gitlab.com/gitlab-org/fleeting/fleeting v0.0.0-20260806052839-61cd53f4cb21
+require (
+	gitlab.com/gitlab-org/fleeting/fleeting v0.0.0-20260806052839-61cd53f4cb21
+	gitlab.com/gitlab-org/fleeting/nesting v0.1.1-0.20230410214021-ab545632193b
+)
 
 require (
 	github.com/Azure/go-ntlmssp v0.1.0 // indirect

@@ -36,3 +36,22 @@ func TestScriptPassesTheProvisioningSuite(t *testing.T) {
 		"settings": map[string]any{"directory": filepath.Join(t.TempDir(), "group")},
 	})
 }
+
+// The examples in other languages, each a plugin by itself.
+func TestExamplesPassTheProvisioningSuite(t *testing.T) {
+	if _, err := os.Stat("/usr/sbin/sshd"); err != nil {
+		t.Skip("there is no /usr/sbin/sshd (Debian: openssh-server)")
+	}
+	for language, variable := range map[string]string{
+		"Go":     "MUSTER_TEST_GO_EXAMPLE",
+		"Python": "MUSTER_TEST_PYTHON_EXAMPLE",
+		"Rust":   "MUSTER_TEST_RUST_EXAMPLE",
+	} {
+		t.Run(language, func(t *testing.T) {
+			if os.Getenv(variable) == "" {
+				t.Skipf("%s does not name the executable", variable)
+			}
+			suite(t, variable, map[string]any{"max_size": 3})
+		})
+	}
+}

@@ -6,6 +6,7 @@
 //! - [`connector`] reaches the machines that a plugin made: commands and streams over SSH.
 //! - `install` (feature of that name) brings plugins from registries and finds them; `oci` is what it speaks with.
 //! - [`extension`] has what a plugin may offer beside the protocol: prices, notices, resource use, hooks.
+//! - [`nesting`] makes virtual machines on an instance, by the hypervisor daemon there.
 //! - [`model`] has the words that both share.
 //!
 //! The protocol is GitLab's *fleeting*, application version 0, over HashiCorp's go-plugin handshake; its facts are those
@@ -19,6 +20,7 @@ pub mod host;
 pub mod install;
 mod layout;
 pub mod model;
+pub mod nesting;
 #[cfg(feature = "install")]
 pub mod oci;
 mod protocol;

@@ -44,6 +44,12 @@ pub(crate) mod extension {
     tonic::include_proto!("muster.fleeting.v1");
 }
 
+/// The hypervisor daemon of nested machines.
+#[expect(unreachable_pub, clippy::too_many_lines, reason = "generated")]
+pub(crate) mod nesting {
+    tonic::include_proto!("nesting");
+}
+
 /// gRPC's health service.
 #[expect(unreachable_pub, reason = "generated")]
 pub(crate) mod health {

@@ -50,10 +50,11 @@ enum Command {
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    if runner::is_called(arguments.first()) {
+    // By this word a plugin is started, also where the file has another name.
+    if !plugin::serve::is_asked(&arguments) && runner::is_called(arguments.first()) {
         return runner::main(&arguments);
     }
-    if plugin::is_called(arguments.first()) {
+    if !plugin::serve::is_asked(&arguments) && plugin::is_called(arguments.first()) {
         return plugin::main(&arguments);
     }
     let cli = if arguments.get(1).is_some_and(|word| word == "runner") {

@@ -37,8 +37,10 @@ use crate::model::ConnectorConfig;
 /// A plugin to run.
 #[derive(Debug, Clone)]
 pub struct PluginSpec {
-    /// The executable; started without arguments.
+    /// The executable.
     pub executable: PathBuf,
+    /// Its arguments: none, unless the plugin is a part of a program whose last argument names it.
+    pub arguments: Vec<String>,
     /// `plugin_config`, as JSON; `null` where the user gave none.
     pub config: serde_json::Value,
     /// `connector_config`, with its defaults.
@@ -53,15 +55,19 @@ impl PluginSpec {
     pub fn new(executable: impl Into<PathBuf>) -> Self {
         Self {
             executable: executable.into(),
+            arguments: Vec::new(),
             config: serde_json::Value::Null,
             connector: ConnectorConfig::default(),
             limits: Limits::default(),
         }
     }
 
-    /// The plugin's name for people: the executable's, without `fleeting-plugin-`.
+    /// The plugin's name for people: the executable's, without `fleeting-plugin-`, or the last argument.
     #[must_use]
     pub fn name(&self) -> String {
+        if let Some(name) = self.arguments.last() {
+            return name.clone();
+        }
         let file = self.executable.file_name().unwrap_or_default().to_string_lossy();
         file.strip_prefix("fleeting-plugin-").unwrap_or(&file).to_owned()
     }

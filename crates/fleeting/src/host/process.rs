@@ -63,6 +63,7 @@ impl Process {
             .tempdir()
             .map_err(|source| StartError::Directory { path: path.clone(), source })?;
         let mut child = command(path, directory.path())
+            .args(&spec.arguments)
             .spawn()
             .map_err(|source| StartError::Spawn { path: path.clone(), source })?;
         let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
@@ -147,7 +148,7 @@ impl Process {
     }
 }
 
-/// A plugin's process as a host starts it, without arguments.
+/// A plugin's process as a host starts it, without arguments so far.
 pub(crate) fn command(path: &Path, sockets: &Path) -> Command {
     let mut command = Command::new(path);
     // A stray PLUGIN_CLIENT_CERT or PLUGIN_MULTIPLEX_GRPC would make a plugin speak TLS or yamux (fleeting.md 1.2).

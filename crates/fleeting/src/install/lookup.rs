@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use super::store::Store;
+use crate::host::PluginSpec;
 use crate::oci::{Reference, ReferenceError};
 
 /// What the executables of plugins are called on `PATH`.
@@ -19,6 +20,22 @@ pub enum Found {
     OnPath(PathBuf),
     /// Installed from a registry.
     Installed(PathBuf),
+    /// Built into this program.
+    BuiltIn {
+        /// The program.
+        executable: PathBuf,
+        /// The plugin.
+        name: String,
+    },
+}
+
+/// The plugins that are built into this program, which serves them as `plugin serve NAME`.
+#[derive(Debug, Clone)]
+pub struct BuiltIn {
+    /// The program.
+    pub executable: PathBuf,
+    /// The plugins.
+    pub names: &'static [&'static str],
 }
 
 impl Found {
@@ -27,7 +44,23 @@ impl Found {
     pub fn executable(&self) -> &Path {
         match self {
             Self::Path(path) | Self::OnPath(path) | Self::Installed(path) => path,
+            Self::BuiltIn { executable, .. } => executable,
         }
+    }
+
+    /// What it is started with; hosts of the protocol start plugins without arguments.
+    #[must_use]
+    pub fn arguments(&self) -> Vec<String> {
+        match self {
+            Self::BuiltIn { name, .. } => ["plugin", "serve", name].map(str::to_owned).to_vec(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// A plugin to run, with the usual limits and no settings yet.
+    #[must_use]
+    pub fn spec(&self) -> PluginSpec {
+        PluginSpec { arguments: self.arguments(), ..PluginSpec::new(self.executable()) }
     }
 }
 
@@ -40,6 +73,8 @@ pub struct Surroundings {
     pub path: OsString,
     /// The working directory.
     pub directory: PathBuf,
+    /// What this program can be itself.
+    pub built_in: Option<BuiltIn>,
 }
 
 impl Surroundings {
@@ -52,6 +87,7 @@ impl Surroundings {
             store: Store::of_environment()?,
             path: std::env::var_os("PATH").unwrap_or_default(),
             directory: std::env::current_dir().unwrap_or_default(),
+            built_in: None,
         })
     }
 }
@@ -99,6 +135,7 @@ pub enum ResolveError {
 /// 2. `fleeting-plugin-NAME`: on `PATH`.
 /// 3. the highest installed version that fits.
 /// 4. `NAME` alone: `fleeting-plugin-NAME` on `PATH`.
+/// 5. either form: the plugin of that name that is built into this program.
 ///
 /// # Errors
 /// [`ResolveError`].
@@ -115,7 +152,7 @@ pub fn resolve(plugin: &str, around: &Surroundings) -> Result<Found, ResolveErro
     }
     let is_bare = !plugin.contains(['/', ':', '@']);
     if is_bare && plugin.starts_with(PREFIX) {
-        let found = on_path(plugin, around).map(Found::OnPath);
+        let found = on_path(plugin, around).map(Found::OnPath).or_else(|| built_in(plugin, around));
         return found.ok_or_else(|| ResolveError::NotOnPath { name: plugin.to_owned() });
     }
     let reference: Reference = plugin.parse()?;
@@ -125,6 +162,9 @@ pub fn resolve(plugin: &str, around: &Surroundings) -> Result<Found, ResolveErro
     if let Some(path) = is_bare.then(|| on_path(&format!("{PREFIX}{plugin}"), around)).flatten() {
         return Ok(Found::OnPath(path));
     }
+    if let Some(found) = is_bare.then(|| built_in(plugin, around)).flatten() {
+        return Ok(found);
+    }
     let others: Vec<String> =
         around.store.versions(&reference.repository).iter().map(|installed| installed.version.to_string()).collect();
     let there = if others.is_empty() { String::new() } else { format!(" (there is {})", others.join(", ")) };
@@ -132,6 +172,12 @@ pub fn resolve(plugin: &str, around: &Surroundings) -> Result<Found, ResolveErro
     let hint = if is_file { format!(", or write ./{plugin} where you mean that file") } else { String::new() };
     let (plugin, reference, folder) = (plugin.to_owned(), reference.to_string(), around.store.folder().to_owned());
     Err(ResolveError::NotInstalled { plugin, reference, folder, there, hint })
+}
+
+fn built_in(plugin: &str, around: &Surroundings) -> Option<Found> {
+    let name = plugin.strip_prefix(PREFIX).unwrap_or(plugin);
+    let BuiltIn { executable, names } = around.built_in.as_ref()?;
+    names.contains(&name).then(|| Found::BuiltIn { executable: executable.clone(), name: name.to_owned() })
 }
 
 fn on_path(name: &str, around: &Surroundings) -> Option<PathBuf> {
@@ -158,8 +204,12 @@ mod tests {
         fn new() -> Self {
             let folder = tempfile::tempdir().unwrap();
             let at = |name: &str| folder.path().join(name);
-            let around =
-                Surroundings { store: Store::new(at("plugins")), path: at("bin").into(), directory: at("here") };
+            let around = Surroundings {
+                store: Store::new(at("plugins")),
+                path: at("bin").into(),
+                directory: at("here"),
+                built_in: None,
+            };
             std::fs::create_dir_all(&around.directory).unwrap();
             Self { folder, around }
         }
@@ -207,6 +257,22 @@ mod tests {
         let installed = here.installed("aws", "1.0.0");
         assert_eq!(here.resolve("aws"), Ok(Found::Installed(installed)));
         assert_eq!(here.resolve("./aws").unwrap().executable(), here.around.directory.join("./aws"));
+    }
+
+    #[test]
+    fn a_plugin_of_this_program_is_the_last_that_is_found() {
+        let mut here = Here::new();
+        here.around.built_in = Some(BuiltIn { executable: "/bin/muster".into(), names: &["static"] });
+        for plugin in ["static", "fleeting-plugin-static"] {
+            let found = here.resolve(plugin).unwrap();
+            let spec = found.spec();
+            assert_eq!((spec.executable.as_path(), spec.name().as_str()), (Path::new("/bin/muster"), "static"));
+            assert_eq!(spec.arguments, ["plugin", "serve", "static"]);
+        }
+        assert!(here.resolve("static:1").is_err(), "a version is one of a registry's");
+        assert!(here.resolve("aws").is_err());
+        let path = here.executable("bin/fleeting-plugin-static");
+        assert_eq!(here.resolve("static"), Ok(Found::OnPath(path)));
     }
 
     #[test]

@@ -21,7 +21,7 @@ mod unpack;
 pub use error::InstallError;
 pub use installer::{Done, Options, Outcome};
 pub use lock_file::{Entry, LockFile, LockFileError};
-pub use lookup::{Found, ResolveError, Surroundings, resolve};
+pub use lookup::{BuiltIn, Found, ResolveError, Surroundings, resolve};
 pub use store::{Installed, Store};
 pub use unpack::UnpackError;
 

@@ -1,8 +1,9 @@
 //! `look-path`: the executable that a name stands for.
 
-use muster_fleeting::install::{Surroundings, resolve};
+use muster_fleeting::install::resolve;
 
 use super::error::PluginError;
+use super::serve::surroundings;
 use crate::ci::ui;
 
 /// Arguments of `look-path`.
@@ -15,7 +16,8 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(super) fn run(args: &Args) -> Result<bool, PluginError> {
-    let found = resolve(&args.plugin, &Surroundings::of_environment()?)?;
-    ui::outln(&found.executable().display().to_string());
+    let found = resolve(&args.plugin, &surroundings()?)?;
+    let words = [found.executable().display().to_string()].into_iter().chain(found.arguments());
+    ui::outln(&words.collect::<Vec<_>>().join(" "));
     Ok(true)
 }

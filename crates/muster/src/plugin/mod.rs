@@ -14,6 +14,7 @@ mod remove;
 mod runners;
 mod test;
 mod test_config;
+pub(crate) mod serve;
 mod verify;
 
 use std::ffi::OsString;
@@ -55,6 +56,8 @@ pub(crate) enum Command {
     Test(test::Args),
     /// Make a project of a plugin that builds and passes `test`.
     New(new::Args),
+    /// Be one of the plugins that come with Muster; started by a manager.
+    Serve(serve::Args),
 }
 
 /// What gitlab-runner does with the plugins of its configuration.
@@ -82,7 +85,10 @@ pub(crate) fn main(arguments: &[OsString]) -> ExitCode {
 
 /// Runs a command.
 pub(crate) fn run(command: Command) -> ExitCode {
-    crate::logging::of_command(LOG);
+    // A plugin's stdout and log are the host's.
+    if !matches!(command, Command::Serve(_)) {
+        crate::logging::of_command(LOG);
+    }
     match command {
         Command::Install(args) => ended(install::run(&args)),
         Command::List(args) => ended(list::run(&args)),
@@ -94,6 +100,7 @@ pub(crate) fn run(command: Command) -> ExitCode {
             crate::runtime::block_on_one_thread(async { crate::ci::with_output(test::run(&args).await) })
         }
         Command::New(args) => ended(async { new::run(&args) }),
+        Command::Serve(args) => serve::run(&args),
     }
 }
 

@@ -1,9 +1,10 @@
 //! The plugins that the runners of a configuration name.
 
-use muster_fleeting::install::{Surroundings, resolve};
+use muster_fleeting::install::resolve;
 
 use super::error::PluginError;
 use super::install::{self, How};
+use super::serve::surroundings;
 use crate::ci::ui;
 use crate::runner::config::ConfigArg;
 
@@ -49,13 +50,15 @@ fn fail(wanted: &Wanted, error: &PluginError) -> bool {
 
 /// Brings each plugin that is not here. Those that are named by a path or on `PATH` are nobody's to upgrade.
 pub(super) async fn install_all(config: &ConfigArg, how: How) -> Result<bool, PluginError> {
-    let around = Surroundings::of_environment()?;
+    let around = surroundings()?;
     let mut all = true;
     for wanted in wanted(config)? {
         use muster_fleeting::install::Found;
         match resolve(&wanted.plugin, &around) {
             Ok(Found::Installed(path)) if !how.upgrades() => tell(&wanted, &path),
             Ok(Found::Path(path) | Found::OnPath(path)) => tell(&wanted, &path),
+            // It comes with this program.
+            Ok(Found::BuiltIn { executable, .. }) => tell(&wanted, &executable),
             // A path or an executable's name is no registry's.
             Err(
                 error @ (muster_fleeting::install::ResolveError::Path { .. }
@@ -79,7 +82,7 @@ pub(super) async fn install(args: &InstallArgs) -> Result<bool, PluginError> {
 
 /// `gitlab-runner fleeting list`.
 pub(super) fn list(args: &ListArgs) -> Result<bool, PluginError> {
-    let around = Surroundings::of_environment()?;
+    let around = surroundings()?;
     let mut all = true;
     for wanted in wanted(&args.config)? {
         match resolve(&wanted.plugin, &around) {

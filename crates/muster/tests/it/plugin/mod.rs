@@ -5,6 +5,7 @@ mod new;
 #[path = "../../../../fleeting/tests/it/registry.rs"]
 #[expect(dead_code, reason = "more of it is used there")]
 mod registry;
+mod serve;
 mod store;
 mod support;
 mod test;

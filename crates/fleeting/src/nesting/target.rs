@@ -1,0 +1,58 @@
+//! `nesting_host`: where the daemon listens (fleeting.md 8.3).
+
+/// An address as the daemon's host sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Daemon {
+    pub(super) network: String,
+    pub(super) address: String,
+}
+
+impl Daemon {
+    /// A URL: its scheme is the network, its path (or host, where it has no path) the address. `unix:PATH`. Else TCP.
+    pub(super) fn parse(text: &str) -> Self {
+        let (network, address) = match text.split_once(":/") {
+            Some((scheme, rest)) => {
+                // `unix:///a b` and `unix:/a b`; `tcp://host:port`.
+                let address = match rest.strip_prefix('/') {
+                    None => format!("/{rest}"),
+                    Some(authority) => match authority.find('/') {
+                        Some(path) => authority.get(path..).unwrap_or_default().to_owned(),
+                        None => authority.to_owned(),
+                    },
+                };
+                (scheme, address)
+            }
+            None => match text.split_once(':') {
+                Some(("unix", path)) => ("unix", path.to_owned()),
+                _ => ("tcp", text.to_owned()),
+            },
+        };
+        Self { network: network.to_owned(), address }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_is_named_in_each_way_that_the_go_host_takes() {
+        for (text, network, address) in [
+            (
+                "unix:///Users/ec2-user/Library/Application Support/nesting.sock",
+                "unix",
+                "/Users/ec2-user/Library/Application Support/nesting.sock",
+            ),
+            ("unix:/run/nesting.sock", "unix", "/run/nesting.sock"),
+            ("unix:nesting.sock", "unix", "nesting.sock"),
+            ("tcp://10.0.0.1:7000", "tcp", "10.0.0.1:7000"),
+            ("10.0.0.1:7000", "tcp", "10.0.0.1:7000"),
+        ] {
+            assert_eq!(
+                Daemon::parse(text),
+                Daemon { network: network.to_owned(), address: address.to_owned() },
+                "{text}"
+            );
+        }
+    }
+}

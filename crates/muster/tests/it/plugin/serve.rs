@@ -1,0 +1,51 @@
+//! The plugins that come with the program.
+
+use muster_fleeting::connector::{Exit, KnownHosts, Run, Target, dial};
+use muster_fleeting::host::{Group, PluginSpec};
+use muster_fleeting::model::InstanceState;
+
+use super::support::Home;
+
+#[test]
+fn each_plugin_says_what_it_is_under_every_name_of_the_program() {
+    let home = Home::new();
+    for (plugin, setting) in
+        [("local", "boot_delay_ms"), ("static", "machines"), ("script", "command"), ("docker-machine", "MachineDriver")]
+    {
+        let name = format!("fleeting-plugin-{plugin}");
+        home.run(&["muster", "plugin", "serve", plugin, "-version"]).check(0, &[&name]);
+        home.run(&["gitlab-runner", "plugin", "serve", plugin, "settings"]).check(0, &[setting]);
+        home.run(&["muster", "plugin", "serve", plugin]).check(1, &["not meant to be executed directly"]);
+    }
+    home.run(&["muster", "plugin", "serve", "aws"]).check(2, &["there are docker-machine, local, script, static"]);
+}
+
+#[test]
+fn a_plugin_of_the_program_is_found_where_no_other_has_its_name() {
+    let home = Home::new();
+    let mut command = home.command(&["muster", "plugin", "look-path", "local"]);
+    let output = command.env("PATH", "/nowhere").output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.trim().ends_with(" plugin serve local"), "{said}");
+    home.run(&["muster", "plugin", "look-path", "aws"]).check(1, &["plugin not found"]);
+}
+
+#[tokio::test]
+async fn the_local_plugin_of_the_program_makes_instances() {
+    let mut spec = PluginSpec::new(env!("CARGO_BIN_EXE_muster"));
+    spec.arguments = ["plugin", "serve", "local"].map(str::to_owned).to_vec();
+    let group = Group::start(spec).await.unwrap();
+    assert_eq!((group.name(), group.info().id.as_str()), ("local", "local/local"));
+    assert_eq!(group.increase(1).await.unwrap(), 1);
+    let id = loop {
+        let instances = group.update().await.unwrap().instances;
+        if let Some((id, _)) = instances.into_iter().find(|(_, state)| *state == InstanceState::Running) {
+            break id;
+        }
+    };
+    let info = group.connect_info(&id).await.unwrap();
+    let target = Target { instance: id, info, use_external_addr: false };
+    let session = dial(&target, &KnownHosts::default()).await.unwrap();
+    assert_eq!(session.run(Run::new("exit 4")).await.unwrap().exit, Exit::Code(4));
+    group.stop().await;
+}

@@ -1,0 +1,161 @@
+// An instance group in Go: each instance is an OpenSSH server on this host.
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"gitlab.com/gitlab-org/fleeting/fleeting/plugin"
+	"gitlab.com/gitlab-org/fleeting/fleeting/provider"
+)
+
+// Group holds the settings, whose fields are the keys of plugin_config, and the instances.
+type Group struct {
+	MaxSize int `json:"max_size"`
+
+	settings  provider.Settings
+	root      string
+	mu        sync.Mutex
+	made      int
+	instances map[string]*instance
+}
+
+type instance struct {
+	addr string
+	sshd *exec.Cmd
+	done chan struct{}
+}
+
+func (g *Group) Init(_ context.Context, _ hclog.Logger, settings provider.Settings) (provider.ProviderInfo, error) {
+	if g.MaxSize == 0 {
+		g.MaxSize = 10
+	}
+	_ = os.Mkdir("/run/sshd", 0o755)
+	g.settings, g.instances = settings, map[string]*instance{}
+	root, err := os.MkdirTemp("", "sshd-group-")
+	g.root = root
+	return provider.ProviderInfo{ID: "sshd/go", MaxSize: g.MaxSize, Version: "0.1.0"}, err
+}
+
+func (g *Group) Update(_ context.Context, tell func(string, provider.State)) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for id, one := range g.instances {
+		select {
+		case <-one.done:
+			tell(id, provider.StateTimeout)
+			delete(g.instances, id)
+		default:
+			tell(id, provider.StateRunning)
+		}
+	}
+	return nil
+}
+
+func (g *Group) Increase(_ context.Context, n int) (int, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for made := 0; made < n; made++ {
+		if len(g.instances) >= g.MaxSize {
+			return made, nil
+		}
+		if err := g.create(); err != nil {
+			return made, err
+		}
+	}
+	return n, nil
+}
+
+func (g *Group) create() error {
+	g.made++
+	id := fmt.Sprintf("go-%d-%d", os.Getpid(), g.made)
+	home := filepath.Join(g.root, id)
+	if err := os.Mkdir(home, 0o700); err != nil {
+		return err
+	}
+	for _, key := range []string{"host", "login"} {
+		if err := exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", filepath.Join(home, key)).Run(); err != nil {
+			return err
+		}
+	}
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	addr := free.Addr().String()
+	_, port, _ := net.SplitHostPort(addr)
+	free.Close()
+	one := &instance{addr: addr, done: make(chan struct{}), sshd: exec.Command("/usr/sbin/sshd", "-D", "-f", "/dev/null", "-p", port,
+		"-h", filepath.Join(home, "host"), "-E", filepath.Join(home, "log"), "-oListenAddress=127.0.0.1", "-oStrictModes=no",
+		"-oAuthorizedKeysFile="+filepath.Join(home, "login.pub"), "-oPidFile=none", "-oPasswordAuthentication=no", "-oMaxSessions=100")}
+	if err := one.sshd.Start(); err != nil {
+		return err
+	}
+	go func() { _ = one.sshd.Wait(); close(one.done) }()
+	g.instances[id] = one
+	return nil
+}
+
+func (g *Group) Decrease(_ context.Context, ids []string) ([]string, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, id := range ids {
+		if one := g.instances[id]; one != nil {
+			_ = one.sshd.Process.Kill()
+			delete(g.instances, id)
+			_ = os.RemoveAll(filepath.Join(g.root, id))
+		}
+	}
+	return ids, nil
+}
+
+func (g *Group) ConnectInfo(_ context.Context, id string) (provider.ConnectInfo, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	one := g.instances[id]
+	if one == nil {
+		return provider.ConnectInfo{}, fmt.Errorf("there is no instance %s", id)
+	}
+	key, err := os.ReadFile(filepath.Join(g.root, id, "login"))
+	info := provider.ConnectInfo{ConnectorConfig: g.settings.ConnectorConfig, ID: id, InternalAddr: one.addr, ExternalAddr: one.addr}
+	if current, err := user.Current(); info.Username == "" && err == nil {
+		info.Username = current.Username
+	}
+	info.Key = key
+	return info, err
+}
+
+func (g *Group) Heartbeat(_ context.Context, id string) error {
+	_, err := g.ConnectInfo(context.Background(), id)
+	return err
+}
+
+func (g *Group) Suspend(context.Context, []string) ([]string, error) { return nil, fmt.Errorf("not supported") }
+
+func (g *Group) Resume(context.Context, []string) ([]string, error) { return nil, fmt.Errorf("not supported") }
+
+// Shutdown ends what would be left: these instances end with their plugin.
+func (g *Group) Shutdown(ctx context.Context) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, one := range g.instances {
+		_ = one.sshd.Process.Kill()
+		select {
+		case <-one.done:
+		case <-time.After(time.Second):
+		}
+	}
+	return os.RemoveAll(g.root)
+}
+
+func main() {
+	plugin.Main(&Group{}, plugin.VersionInfo{Name: "fleeting-plugin-sshd", Version: "0.1.0"})
+}
