@@ -11,7 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::FutureExt;
 use futures::future::{join_all, select_all};
-use muster_environment::instance::{Executable, InstanceOptions, InstanceProvider};
+use muster_environment::instance::{Executable, InstanceOptions, InstanceProvider, PluginSpec};
 use muster_environment::{Capacity, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey};
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
@@ -32,8 +32,8 @@ pub struct Instances {
     pub books: PathBuf,
     /// What the agent on an instance is.
     pub executable: Arc<Executable>,
-    /// The executable of a plugin, by what `plugin` says; or why there is none.
-    pub find_plugin: fn(&str) -> Result<PathBuf, String>,
+    /// How to run a plugin, by what `plugin` says; or why there is none.
+    pub find_plugin: fn(&str) -> Result<PluginSpec, String>,
 }
 
 struct Fleet {

@@ -23,6 +23,7 @@ mod shell;
 mod tests;
 
 pub use executable::Executable;
+pub use muster_fleeting::host::PluginSpec;
 pub use provider::{InstanceOptions, InstanceProvider};
 pub use reach::{Addresses, Dial, Told, directories};
 pub use settings::{AutoscalerSettings, ConnectorSettings, PolicySettings, SettingsError};

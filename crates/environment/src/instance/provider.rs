@@ -46,8 +46,8 @@ pub struct InstanceOptions {
     pub name: String,
     /// `[runners.autoscaler]`.
     pub settings: Arc<AutoscalerSettings>,
-    /// The plugin's executable.
-    pub plugin: PathBuf,
+    /// The plugin; its settings are those of the entry.
+    pub plugin: PluginSpec,
     /// Job requests that may be in flight.
     pub requests: usize,
     /// The scaler's books; their directory exists.
@@ -336,7 +336,7 @@ async fn started(shared: &Arc<Shared>) -> Scaler {
         };
         tracing::error!(
             runner = shared.options.name,
-            plugin = %shared.options.plugin.display(),
+            plugin = shared.options.plugin.name(),
             error,
             wait_ms = wait.as_millis(),
             "no instances can be had, and no jobs are requested, until this is mended; it is tried again"
@@ -352,7 +352,7 @@ async fn start(shared: &Arc<Shared>) -> Result<Scaler, String> {
     let text = |error: &dyn std::error::Error| causes(error);
     let config = settings.scaling(name, rand::random()).map_err(|error| text(&error))?;
     let connector = settings.connector().map_err(|error| text(&error))?;
-    let spec = PluginSpec { config: settings.plugin_config.clone(), connector, ..PluginSpec::new(plugin) };
+    let spec = PluginSpec { config: settings.plugin_config.clone(), connector, ..plugin.clone() };
     let group = Group::start(spec).await.map_err(|error| text(&error))?;
     let ready = Arc::new(Ready(Arc::downgrade(shared)));
     let store = Box::new(Journal::new(books));

@@ -11,25 +11,19 @@ use serde::Deserialize;
 
 /// Settings of the toy.
 #[derive(Debug, Deserialize, JsonSchema)]
+#[serde(default)]
 struct Config {
     /// The group's name.
-    #[serde(default = "Config::name")]
     name: String,
     /// The most instances.
-    #[serde(default = "Config::max_size")]
     max_size: u32,
     /// Instances can be put to sleep.
-    #[serde(default)]
     suspendable: bool,
 }
 
-impl Config {
-    fn name() -> String {
-        "toy".to_owned()
-    }
-
-    fn max_size() -> u32 {
-        100
+impl Default for Config {
+    fn default() -> Self {
+        Self { name: "toy".to_owned(), max_size: 100, suspendable: false }
     }
 }
 

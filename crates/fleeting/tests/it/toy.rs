@@ -182,6 +182,11 @@ fn p15_a_plugin_ends_with_its_host() {
 }
 
 #[test]
+fn the_toy_is_under_150_lines() {
+    assert!(include_str!("../../src/bin/toy.rs").lines().count() < 150);
+}
+
+#[test]
 fn p1_started_by_a_person_it_says_what_it_is() {
     let output = Command::new(TOY).output().unwrap();
     assert_eq!(output.status.code(), Some(1));

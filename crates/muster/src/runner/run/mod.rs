@@ -21,6 +21,7 @@ use std::sync::Arc;
 use muster_environment::Directories;
 use muster_environment::host::{HostOptions, HostProvider};
 use muster_environment::instance::Executable;
+use muster_fleeting::host::PluginSpec;
 use muster_fleeting::install;
 use muster_manager::config::edit::{self, EditError};
 use muster_manager::config::{Severity, Surroundings};
@@ -199,12 +200,12 @@ fn instances(state_dir: &Path) -> Result<Instances, RunError> {
     Ok(Instances { books: state_dir.join("instances"), executable: Arc::new(executable), find_plugin })
 }
 
-/// The executable of a plugin, as `[runners.autoscaler]` names it.
-fn find_plugin(plugin: &str) -> Result<PathBuf, String> {
+/// The plugin that `[runners.autoscaler]` names; the ones that come with this program are the last that are found.
+fn find_plugin(plugin: &str) -> Result<PluginSpec, String> {
     let chain = |error: &dyn std::error::Error| crate::logging::chain(error);
-    let around = install::Surroundings::of_environment().map_err(|error| chain(&error))?;
+    let around = crate::plugin::serve::surroundings().map_err(|error| chain(&error))?;
     let found = install::resolve(plugin, &around).map_err(|error| chain(&error))?;
-    Ok(found.executable().to_owned())
+    Ok(found.spec())
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, RunError> {
