@@ -12,9 +12,9 @@ mod look_path;
 mod new;
 mod remove;
 mod runners;
+pub(crate) mod serve;
 mod test;
 mod test_config;
-pub(crate) mod serve;
 mod verify;
 
 use std::ffi::OsString;
