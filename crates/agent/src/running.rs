@@ -9,9 +9,9 @@ use muster_agent_api::builtin::{JobPlan, job_plan};
 use muster_agent_api::result::{JobResult, Outcome, StepNode, StepStatus};
 use muster_agent_api::step_runner::RunRequest;
 use muster_builtins::job::{self, JobEnd};
-use muster_builtins::mask::Secrets;
 use muster_builtins::trace::{Trace, TraceOptions, style};
 use muster_builtins::{Context, JobVariable, Variables};
+use muster_job::mask::Secrets;
 use muster_job::{EndCause, FailureReason};
 use rand::Rng;
 

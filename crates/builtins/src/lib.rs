@@ -12,7 +12,6 @@ mod context;
 mod failure;
 mod files;
 pub mod job;
-pub mod mask;
 mod script;
 mod site;
 pub mod trace;

@@ -1,4 +1,5 @@
-//! The domain's words as types, shared by every room: ids, states and their legal moves, variables, reasons.
+//! The domain's words as types, shared by every room: ids, states and their legal moves, variables, reasons,
+//! and what a trace must not show ([`mask`]).
 //!
 //! No I/O and no async here, and no wire formats: `runner-api` and `agent-api` convert at their edge.
 //!
@@ -8,6 +9,7 @@ mod failure;
 mod go_duration;
 mod id;
 pub mod invariants;
+pub mod mask;
 mod status;
 mod variable;
 

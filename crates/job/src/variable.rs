@@ -2,26 +2,33 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// `null` reads as the default (runner-api 2.5).
+fn null_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<T, D::Error> {
+    Ok(Option::<T>::deserialize(from)?.unwrap_or_default())
+}
 
 /// A variable with the flags that the runner API knows (runner-api 2.5.4).
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Variable {
     /// Its name.
+    #[serde(default, deserialize_with = "null_default")]
     pub key: String,
     /// Its value; of a file variable, the content.
+    #[serde(default, deserialize_with = "null_default")]
     pub value: String,
     /// Services and debug output may see it.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_default")]
     pub public: bool,
     /// Its value must not appear in a log.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_default")]
     pub masked: bool,
     /// Its value is written to a file, and the job sees the path.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_default")]
     pub file: bool,
     /// Its value is taken as it is, references are not expanded.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_default")]
     pub raw: bool,
 }
 

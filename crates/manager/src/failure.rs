@@ -1,6 +1,7 @@
 //! How an end is reported: the one place that turns outcomes into updates (job-execution 11.1, 11.2).
 
 use muster_agent_api::result::{JobResult, Outcome};
+use muster_job::mask::{Masker, Secrets};
 use muster_job::{EndCause, FailureReason};
 use muster_runner_api::payload::JobPayload;
 use muster_runner_api::wire::{Output, UpdateRequest};
@@ -46,6 +47,14 @@ pub(crate) fn running(payload: &JobPayload) -> UpdateRequest {
 pub(crate) fn last_words(reason: FailureReason, message: &str) -> String {
     let kind = if reason == FailureReason::RunnerSystemFailure { " (system failure)" } else { "" };
     format!("\x1b[31;1mERROR: Job failed{kind}: {message}\x1b[0;m\n")
+}
+
+/// A text of the manager without what must not be shown.
+pub(crate) fn masked(text: &str, secrets: &Secrets) -> String {
+    let (mut masker, mut out) = (Masker::new(secrets), Vec::new());
+    masker.push(text.as_bytes(), &mut out);
+    masker.finish(&mut out);
+    String::from_utf8_lossy(&out).into_owned()
 }
 
 fn update(payload: &JobPayload, state: &str, reason: Option<FailureReason>, exit_code: Option<i32>) -> UpdateRequest {

@@ -52,6 +52,8 @@ pub struct Settings {
     pub host_name: String,
     /// A coordinator that refuses the token of a runner ends the manager. Else the runner is unhealthy and probed on.
     pub refusal_is_fatal: bool,
+    /// Variables of this process's environment that hold the token of a runner (`token = "$NAME"`): no job gets them.
+    pub token_variables: Vec<String>,
     /// The `[[runners]]`, in the order of the file.
     pub runners: Vec<Arc<RunnerSettings>>,
 }
@@ -75,6 +77,7 @@ impl Settings {
             unreported_max: 100,
             host_name: host_name(),
             refusal_is_fatal: false,
+            token_variables: Vec::new(),
             runners: Vec::new(),
         }
     }

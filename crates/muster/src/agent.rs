@@ -119,6 +119,7 @@ async fn reach(dir: PathBuf) -> Result<(UnixStream, PathBuf), String> {
         executable,
         until_pid: None,
         user: None,
+        hidden: Vec::new(),
     };
     let socket = agent_socket(options).await.map_err(|error| text(&error))?;
     let stream = UnixStream::connect(&socket).map_err(|error| format!("{}: {error}", socket.display()))?;

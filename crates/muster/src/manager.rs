@@ -147,6 +147,7 @@ async fn build(args: Args, telemetry: Arc<Telemetry>) -> Result<Manager, RunErro
         executable,
         until_pid: args.until_pid,
         user: None,
+        hidden: Vec::new(),
     })?;
     let runner = RunnerSettings {
         name: args.name,

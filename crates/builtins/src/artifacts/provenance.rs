@@ -1,7 +1,8 @@
 //! The statement of where artifacts come from: SLSA provenance 1, as an in-toto statement (job-execution 9.8).
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use muster_steps::stop::Stop;
@@ -40,7 +41,8 @@ pub struct Provenance {
 }
 
 impl Provenance {
-    /// Writes the statement of `files` beside them, as `<name>-metadata.json`; the files with it.
+    /// Writes the statement of `files` into the project, as `<name>-metadata.json`; the files with it. `name` is a file's
+    /// name, without directories. What is at that place is replaced, and a link there is not followed.
     pub(super) async fn add(
         &self,
         site: &dyn Site,
@@ -57,7 +59,7 @@ impl Provenance {
             let mut serializer = serde_json::Serializer::with_formatter(&mut text, format);
             serde::Serialize::serialize(&statement, &mut serializer)
                 .map_err(io::Error::from)
-                .and_then(|()| File::create(root.join(&file))?.write_all(&text))
+                .and_then(|()| replace(&root, &file, &text))
                 .map_err(Failure::io(format!("cannot write `{}`", file.display())))?;
             if let Err(place) = files.binary_search(&file) {
                 files.insert(place, file);
@@ -103,6 +105,15 @@ impl Provenance {
             },
         })
     }
+}
+
+/// Puts the file into the directory, in one step.
+fn replace(directory: &Path, name: &Path, text: &[u8]) -> io::Result<()> {
+    let readable = Permissions::from_mode(0o644);
+    let mut fresh = tempfile::Builder::new().prefix(".metadata_").permissions(readable).tempfile_in(directory)?;
+    fresh.write_all(text)?;
+    fresh.persist(directory.join(name))?;
+    Ok(())
 }
 
 /// The regular files with their digests.

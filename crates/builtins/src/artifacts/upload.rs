@@ -83,7 +83,7 @@ impl Upload<'_> {
         let name = if what.name.is_empty() { "artifacts".to_owned() } else { expand(&what.name, &env) };
         if let Some(provenance) = self.provenance {
             site.tell(Tone::Plain, "Generating artifacts metadata");
-            files = provenance.add(site, &name, files, stop).await?;
+            files = provenance.add(site, base(&name), files, stop).await?;
         }
         if files.is_empty() {
             site.tell(Tone::Error, "No files to upload");
@@ -178,9 +178,15 @@ fn open(site: &dyn Site, path: &Path) -> io::Result<(ByteStream, u64)> {
 
 /// The name of the file at the coordinator (job-execution 9.3).
 fn filename(name: &str, format: Format) -> String {
-    let base = Path::new(name).file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let base = if matches!(base, "" | ".") { "default" } else { base };
-    format!("{base}{}", format.suffix())
+    format!("{}{}", base(name), format.suffix())
+}
+
+/// The name without its directories: it says how the archive is called, never where a file is.
+fn base(name: &str) -> &str {
+    match Path::new(name).file_name().and_then(|name| name.to_str()).unwrap_or_default() {
+        "" | "." => "default",
+        base => base,
+    }
 }
 
 #[cfg(test)]

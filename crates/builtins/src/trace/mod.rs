@@ -7,10 +7,10 @@ pub mod style;
 
 use std::io;
 
+use muster_job::mask::{Masker, Secrets};
 use muster_steps::log::{Log, Stream};
 use parking_lot::Mutex;
 
-use crate::mask::{Masker, Secrets};
 use limit::Limiter;
 use stamp::Stamper;
 

@@ -173,6 +173,7 @@ fn extension(input: &PayloadInput<'_>) -> wire::Extension {
         local_repository: path.map(|path| path.to_string_lossy().into_owned()),
         trace_interval_ms: u64::try_from(input.trace_interval.as_millis()).ok(),
         result_tree: true,
+        unreadable: None,
     }
 }
 

@@ -49,6 +49,8 @@ pub struct HostOptions {
     pub until_pid: Option<i32>,
     /// The user whom jobs run as, and with them the agent; none means that of this process. Another user needs root.
     pub user: Option<String>,
+    /// Variables of this process that the agent, and with it the jobs, do not get: they hold secrets of the manager.
+    pub hidden: Vec<String>,
 }
 
 /// This machine as a provider: one environment, a fixed number of slots.

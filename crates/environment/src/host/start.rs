@@ -85,10 +85,14 @@ pub(super) fn command(options: &HostOptions, socket: &Path, spool: &Path) -> std
     if let Some(pid) = options.until_pid {
         agent.arg("--until-pid").arg(pid.to_string());
     }
-    match &options.user {
+    let mut command = match &options.user {
         Some(user) => user::as_user(user, &agent),
         None => agent,
+    };
+    for name in &options.hidden {
+        command.env_remove(name);
     }
+    command
 }
 
 /// Whether the marker came before the end of the output.

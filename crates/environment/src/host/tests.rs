@@ -45,7 +45,8 @@ fn serve(socket: &Path, pid: i64) -> Runtime {
 fn provider(home: &Path, executable: impl Into<PathBuf>) -> HostProvider {
     let directories = Directories { builds: home.join("builds"), cache: home.join("cache"), shared: true };
     let (state_dir, executable) = (home.join("state"), executable.into());
-    let options = HostOptions { state_dir, directories, slots: 1, executable, until_pid: None, user: None };
+    let options =
+        HostOptions { state_dir, directories, slots: 1, executable, until_pid: None, user: None, hidden: Vec::new() };
     HostProvider::new(options).unwrap()
 }
 
@@ -111,8 +112,14 @@ fn jobs_of_another_user_have_an_agent_of_that_user() {
         executable: "/opt/it's/muster".into(),
         until_pid: None,
         user: Some("ci".to_owned()),
+        hidden: vec!["TOKEN".to_owned()],
     };
     let command = start::command(&options, Path::new("/s/agent.sock"), Path::new("/var/lib/muster/agent-ci/spool"));
+    assert_eq!(
+        command.get_envs().collect::<Vec<_>>(),
+        [("TOKEN".as_ref(), None)],
+        "the manager's secrets are not handed on"
+    );
     let words: Vec<_> = command.get_args().map(|word| word.to_str().unwrap()).collect();
     let line = r"exec '/opt/it'\''s/muster' 'agent' 'serve' '--socket' '/s/agent.sock' '--spool' '/var/lib/muster/agent-ci/spool'";
     assert_eq!((command.get_program().to_str().unwrap(), words), ("su", vec!["-s", "/bin/sh", "ci", "-c", line]));
@@ -136,6 +143,7 @@ fn the_state_is_private_and_the_agent_of_another_user_is_let_pass() {
         executable: "/nonexistent".into(),
         until_pid: None,
         user,
+        hidden: Vec::new(),
     };
     HostProvider::new(options).unwrap();
     assert_eq!((mode(&state_dir), mode(&state_dir.join("agent-nobody"))), (0o711, 0o700));
@@ -148,7 +156,8 @@ fn a_user_that_does_not_exist_is_told_by_name() {
         let directories = Directories { builds: home.path().into(), cache: home.path().into(), shared: true };
         let user = Some(name.to_owned());
         let (state_dir, executable) = (home.path().join("state"), "/nonexistent".into());
-        let options = HostOptions { state_dir, directories, slots: 1, executable, until_pid: None, user };
+        let options =
+            HostOptions { state_dir, directories, slots: 1, executable, until_pid: None, user, hidden: Vec::new() };
         let error = HostProvider::new(options).unwrap_err();
         assert!(error.to_string().contains(&format!("jobs cannot run as user `{name}`")), "{error}");
     }

@@ -112,6 +112,8 @@ pub(super) struct Entry {
     not_before: Option<Instant>,
     /// The last empty answer was followed by a request without a wait.
     eager: bool,
+    /// The last answer was a job that was here already.
+    repeated: bool,
     backoff: Backoff,
     probes: Backoff,
     refusals: u32,
@@ -130,6 +132,7 @@ impl Entry {
             adaptive: 1,
             not_before: None,
             eager: false,
+            repeated: false,
             backoff: Backoff::seeded(BACKOFF, seed),
             probes: Backoff::seeded(PROBE, seed),
             refusals: 0,
@@ -220,8 +223,17 @@ impl Entry {
                     self.pause(now, check_interval);
                 }
             }
+            // Once: it is the answer to a request whose first answer was lost. A coordinator that says nothing else is one that
+            // holds nothing.
+            Outcome::Repeated => {
+                let held = now.saturating_duration_since(started) >= HELD;
+                if !held && self.repeated {
+                    self.pause(now, check_interval);
+                }
+            }
             _ => {}
         }
+        self.repeated = matches!(outcome, Outcome::Repeated);
         (failures > 0).then_some(Notice::Recovered { failures })
     }
 

@@ -191,6 +191,19 @@ fn a_held_request_is_repeated_at_once_and_one_after_a_change_too() {
 }
 
 #[test]
+fn a_coordinator_that_gives_the_same_job_again_and_again_is_not_asked_at_full_speed() {
+    let now = Instant::now();
+    let mut engine = engine(1, vec![runner("a")]);
+    let (poll, _) = engine.decide(now).start[0];
+    engine.answered(poll, Outcome::Repeated, now);
+    let (poll, _) = engine.decide(now).start[0];
+    engine.answered(poll, Outcome::Repeated, now);
+    let decisions = engine.decide(now);
+    assert_eq!(decisions.start, [], "the first one was the answer to a request whose answer was lost");
+    assert!(decisions.wake.unwrap() >= now + CHECK.mul_f64(0.9));
+}
+
+#[test]
 fn a_strict_check_interval_is_kept_after_a_job() {
     let now = Instant::now();
     let mut engine = engine(9, vec![Limits { strict: true, ..runner("a") }]);

@@ -24,6 +24,8 @@ pub struct Runner {
     pub token: Secret,
     /// `url` and `token` name variables of the environment that are not set.
     pub unset: Vec<(&'static str, String)>,
+    /// The variables of the environment that `token` names.
+    pub token_variables: Vec<String>,
     /// `token` is a reference to the environment.
     pub token_is_reference: bool,
     /// `id`; 0 where there is none.
@@ -64,6 +66,11 @@ fn runner(index: usize, table: &Table, facts: &Facts) -> Runner {
         })
     };
     let (url, token) = (expanded("url"), Secret::new(expanded("token")));
+    let token_variables = RefCell::new(Vec::new());
+    let _only_names = expand(text("token"), |name| {
+        token_variables.borrow_mut().push(name.to_owned());
+        String::new()
+    });
     // Go writes its zero time where there is none.
     let date = |name: &str| table.datetime(name).filter(|date| date.year() > 1);
     Runner {
@@ -73,6 +80,7 @@ fn runner(index: usize, table: &Table, facts: &Facts) -> Runner {
         token_is_reference: token.expose() != text("token"),
         token,
         unset: unset.into_inner(),
+        token_variables: token_variables.into_inner(),
         id: table.int("id").unwrap_or_default(),
         executor: text("executor").to_owned(),
         token_obtained_at: date("token_obtained_at"),

@@ -52,6 +52,7 @@ pub fn settings(config: &Config, around: &Surroundings) -> Settings {
         listen_address: owned("listen_address"),
         log_level: owned("log_level"),
         log_format: owned("log_format"),
+        token_variables: config.runners.iter().flat_map(|entry| entry.token_variables.iter().cloned()).collect(),
         runners: config.runners.iter().filter_map(|entry| runner(tree, entry, around)).map(Arc::new).collect(),
         ..defaults
     }

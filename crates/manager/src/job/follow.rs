@@ -37,6 +37,30 @@ enum Once {
     Again,
 }
 
+/// Slows down what is repeated and brings nothing: a coordinator that wants the same again and again is not to be asked at
+/// full speed.
+pub(super) struct Pace {
+    reached: u64,
+    wait: Duration,
+}
+
+impl Pace {
+    /// From this acknowledged length on.
+    pub(super) fn new(reached: u64) -> Self {
+        Self { reached, wait: RECONNECT.0 }
+    }
+
+    /// How long to wait where no more was ever acknowledged than before; each such wait is twice the one before.
+    pub(super) fn pause(&mut self, acknowledged: u64) -> Duration {
+        if acknowledged > self.reached {
+            *self = Self::new(acknowledged);
+            return Duration::ZERO;
+        }
+        let longer = (self.wait * 2).min(RECONNECT.1);
+        std::mem::replace(&mut self.wait, longer)
+    }
+}
+
 impl Actor {
     /// Follows the job to its end. Reconnects to a lost agent for the time of grace, counted from the last sign of it.
     pub(super) async fn follow(&mut self) -> Followed {
@@ -44,10 +68,18 @@ impl Actor {
         let watchdog = Instant::now() + limit;
         let mut seen = Instant::now();
         let mut wait = RECONNECT.0;
+        let mut pace = Pace::new(self.uploader.acknowledged());
         loop {
             let error = match self.follow_once(&mut seen, watchdog).await {
                 Ok(Once::Done(followed)) => return followed,
-                Ok(Once::Again) => continue,
+                Ok(Once::Again) => {
+                    let stopping = self.context.cancel.is_cancelled();
+                    tokio::select! {
+                        () = tokio::time::sleep(pace.pause(self.uploader.acknowledged())) => {}
+                        () = self.context.cancel.cancelled(), if !stopping => {}
+                    }
+                    continue;
+                }
                 Err(AgentError::Refused(message)) => return Followed::Lost(message),
                 // A restarted agent waits for `Run` where the user's first command had not started (R3, J2).
                 Err(AgentError::Unknown) => match self.hand_over().await {
@@ -118,12 +150,22 @@ impl Actor {
                     }
                     None => break,
                 },
-                () = sleep_until(self.uploader.due()) => match self.uploader.send().await {
-                    Verdict::GoOn => {}
-                    Verdict::FollowAgain => return Ok(Once::Again),
-                    Verdict::Cancel => cancel_once(&mut canceled, connection, id).await?,
-                    Verdict::Gone => return Ok(Once::Done(Followed::Gone)),
-                },
+                () = sleep_until(self.uploader.due()) => {
+                    let mut sending = pin!(self.uploader.send());
+                    // A call may hang for a minute; a stop must not wait for it.
+                    let verdict = loop {
+                        tokio::select! {
+                            verdict = &mut sending => break verdict,
+                            () = stop.cancelled(), if !canceled => cancel_once(&mut canceled, connection, id).await?,
+                        }
+                    };
+                    match verdict {
+                        Verdict::GoOn => {}
+                        Verdict::FollowAgain => return Ok(Once::Again),
+                        Verdict::Cancel => cancel_once(&mut canceled, connection, id).await?,
+                        Verdict::Gone => return Ok(Once::Done(Followed::Gone)),
+                    }
+                }
                 answer = &mut result, if early.is_none() => early = Some(answer),
                 () = stop.cancelled(), if !canceled => cancel_once(&mut canceled, connection, id).await?,
                 () = sleep_until(watchdog) => {
@@ -139,6 +181,11 @@ impl Actor {
                 self.ended(result);
                 self.give_back().await;
             }
+            if self.uploader.is_trace_refused()
+                && let Some(Ok(result)) = early.take_if(|early| early.is_ok())
+            {
+                return Ok(Once::Done(Followed::Result(Box::new(result))));
+            }
         }
         let result = match early {
             None => result.await?,
@@ -146,12 +193,14 @@ impl Actor {
             Some(Err(_)) => agent::wait(connection, id).await?,
         };
         self.executed = true;
+        self.uploader.ending();
         if self.uploader.must_repeat() {
             self.ended(&result);
             self.give_back().await;
         }
         Ok(match self.drain().await {
             Verdict::Gone => Once::Done(Followed::Gone),
+            _ if self.uploader.is_trace_refused() => Once::Done(Followed::Result(Box::new(result))),
             Verdict::FollowAgain => Once::Again,
             _ if self.uploader.end() < result.log_bytes => Once::Again,
             _ => Once::Done(Followed::Result(Box::new(result))),
@@ -160,12 +209,20 @@ impl Actor {
 
     /// Sends what is held, at once: nothing follows for now.
     pub(super) async fn drain(&mut self) -> Verdict {
+        let mut pace = Pace::new(self.uploader.acknowledged());
         while !self.uploader.is_empty() {
             self.uploader.pause().await;
             match self.uploader.send().await {
                 // The job has ended: there is nothing left to wind down.
+                Verdict::GoOn | Verdict::Cancel if self.uploader.is_trace_refused() => break,
                 Verdict::GoOn | Verdict::Cancel if self.uploader.must_repeat() => self.give_back().await,
-                Verdict::GoOn | Verdict::Cancel => {}
+                Verdict::GoOn | Verdict::Cancel => {
+                    let wait = pace.pause(self.uploader.acknowledged());
+                    if !wait.is_zero() {
+                        self.give_back().await;
+                        tokio::time::sleep(wait).await;
+                    }
+                }
                 verdict => return verdict,
             }
         }

@@ -60,6 +60,7 @@ impl Actor {
     /// The job has a result: its watchers hear of it. What is to be reported.
     pub(super) fn ended(&mut self, result: &JobResult) -> UpdateRequest {
         self.executed = true;
+        self.uploader.ending();
         let update = crate::failure::of_result(&self.payload, result, self.context.cancel.is_cancelled());
         self.watch.ended(result, update.failure_reason.as_deref(), update.exit_code);
         update

@@ -25,8 +25,12 @@ pub(super) enum Interruption {
 /// May be dropped at any time: bytes that were on their way are told apart by the coordinator's length.
 pub(super) async fn heard(uploader: &mut Uploader, stop: &CancellationToken, by: Option<Instant>) -> Interruption {
     loop {
+        let contact = async {
+            sleep_until(uploader.due()).await;
+            uploader.send().await
+        };
         tokio::select! {
-            () = tokio::time::sleep_until(uploader.due()) => match uploader.send().await {
+            verdict = contact => match verdict {
                 Verdict::Cancel => return Interruption::Canceled,
                 Verdict::Gone => return Interruption::Gone,
                 Verdict::GoOn | Verdict::FollowAgain => {}

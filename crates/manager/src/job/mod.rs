@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use muster_environment::{Lease, Provider};
+use muster_job::mask::Secrets;
 use muster_job::{FailureReason, JobId};
 use muster_runner_api::client::Client;
 use muster_runner_api::payload::JobPayload;
@@ -126,6 +127,7 @@ pub(crate) async fn execute(
     let mut backoff = Backoff::new(STORE_AGAIN);
     let mut began = tokio::time::Instant::now();
     let mut failing_since: Option<tokio::time::Instant> = None;
+    // The slot stays the job's between two tries: nobody else may have it while its place is in use (J4, J5).
     let mut kept = None;
     let mut result = execute_once(Arc::clone(&context), &watch, job, recovered, &mut kept).await;
     while let Err(JobError::Store(error)) = result {
@@ -156,8 +158,7 @@ pub(crate) async fn execute(
     result
 }
 
-/// Brings one job from where its row stands to its end, and deletes the row. `kept` is the slot that the job has although
-/// its last state could not be stored: nobody else must get it meanwhile.
+/// Brings one job from where its row stands to its end, and deletes the row. Where it fails, its lease is left in `kept`.
 async fn execute_once(
     context: Arc<Context>,
     watch: &Arc<JobWatch>,
@@ -167,10 +168,10 @@ async fn execute_once(
 ) -> Result<(), JobError> {
     let StoredJob { run, payload, state, .. } = job;
     let uploader = Uploader::new(context.client.clone(), payload.clone(), Arc::clone(watch), &context.runner);
-    let still = kept.take();
+    let own = kept.take().filter(|lease| state.held() == Some(&lease.record));
     let (lease, no_lease) = match state.held() {
         None => (None, None),
-        Some(record) if still.as_ref().is_some_and(|lease| lease.record == *record) => (still, None),
+        Some(_) if own.is_some() => (own, None),
         Some(record) => match context.provider.restore(record).await {
             Ok(lease) => (Some(lease), None),
             Err(error) => {
@@ -196,39 +197,42 @@ async fn execute_once(
         places_tried: 0,
         prepare_by: None,
     };
-    actor.find_again();
-    actor.prepare_by = actor.prepare_limit().map(|limit| tokio::time::Instant::now() + limit);
-    if recovered {
-        tracing::info!(state = actor.state.name(), "a job of an earlier start goes on");
-        if matches!(actor.state, JobState::Running { .. } | JobState::Finished { .. }) {
-            actor.watch.found_running();
-        }
-    }
-    let mut refused = actor.accept().await;
-    if refused.is_none() && recovered && actor.ask().await == Verdict::Gone {
-        refused = Some(Interruption::Gone);
-    }
-    loop {
-        let next = match refused.take() {
-            Some(why) => actor.interrupted(why).await,
-            None => actor.advance().await,
-        };
-        match next {
-            Ok(Next::State) => {}
-            Ok(Next::Reported) => {
-                tracing::info!("job reported");
-                return actor.clean_up().await;
-            }
-            Ok(Next::Gone) => return actor.clean_up().await,
-            Err(error) => {
-                *kept = actor.lease.take();
-                return Err(error);
-            }
-        }
-    }
+    let result = actor.live(recovered).await;
+    *kept = actor.lease.take();
+    result
 }
 
 impl Actor {
+    /// From where the row stands to the end.
+    async fn live(&mut self, recovered: bool) -> Result<(), JobError> {
+        self.find_again();
+        self.prepare_by = self.prepare_limit().map(|limit| tokio::time::Instant::now() + limit);
+        if recovered {
+            tracing::info!(state = self.state.name(), "a job of an earlier start goes on");
+            if matches!(self.state, JobState::Running { .. } | JobState::Finished { .. }) {
+                self.watch.found_running();
+            }
+        }
+        let mut refused = self.accept().await;
+        if refused.is_none() && recovered && self.ask().await == Verdict::Gone {
+            refused = Some(Interruption::Gone);
+        }
+        loop {
+            let next = match refused.take() {
+                Some(why) => self.interrupted(why).await?,
+                None => self.advance().await?,
+            };
+            match next {
+                Next::State => {}
+                Next::Reported => {
+                    tracing::info!("job reported");
+                    return self.clean_up().await;
+                }
+                Next::Gone => return self.clean_up().await,
+            }
+        }
+    }
+
     fn id(&self) -> JobId {
         self.payload.id
     }
@@ -246,7 +250,10 @@ impl Actor {
     /// Does what comes next in the job's life.
     async fn advance(&mut self) -> Result<Next, JobError> {
         match &self.state {
-            JobState::Taken => self.lease().await,
+            JobState::Taken => match self.payload.unreadable().map(str::to_owned) {
+                Some(why) => self.system_failure(&why).await,
+                None => self.lease().await,
+            },
             JobState::Leased { .. } => self.start().await,
             JobState::Running { .. } | JobState::Finished { .. } => self.watch().await,
             JobState::Ended { end, .. } => {
@@ -265,10 +272,16 @@ impl Actor {
             return None;
         }
         loop {
-            match self.uploader.send().await {
+            let verdict = tokio::select! {
+                verdict = self.uploader.send() => verdict,
+                () = self.context.cancel.cancelled() => return Some(Interruption::Stopping),
+            };
+            match verdict {
                 Verdict::Cancel => return Some(Interruption::Canceled),
                 Verdict::Gone => return Some(Interruption::Gone),
                 Verdict::GoOn | Verdict::FollowAgain if !self.uploader.must_repeat() => return None,
+                // It has heard it, and has no such call: the job runs all the same (runner-api 2.6).
+                Verdict::GoOn | Verdict::FollowAgain if self.uploader.was_rejected() => return None,
                 Verdict::GoOn | Verdict::FollowAgain => {}
             }
             tokio::select! {
@@ -282,7 +295,7 @@ impl Actor {
     async fn ask(&mut self) -> Verdict {
         loop {
             let verdict = self.uploader.ask().await;
-            if verdict == Verdict::Gone || !self.uploader.must_repeat() {
+            if verdict == Verdict::Gone || !self.uploader.must_repeat() || self.uploader.is_trace_refused() {
                 return verdict;
             }
             self.uploader.pause().await;
@@ -315,7 +328,10 @@ impl Actor {
 
     /// The job ends by what the manager knows. Where the words go is stored first, so that they stand there once.
     async fn end(&mut self, reason: FailureReason, exit_code: Option<i32>, message: &str) -> Result<Next, JobError> {
+        // J6: it may quote what the job's author wrote, with a masked value in it.
+        let message = &*crate::failure::masked(message, &self.secrets());
         tracing::warn!(%reason, message, "the job ends without a result of an agent");
+        self.uploader.ending();
         if self.drain().await == Verdict::Gone || self.ask().await == Verdict::Gone {
             return Ok(Next::Gone);
         }
@@ -325,6 +341,12 @@ impl Actor {
         self.watch.ended_by_manager(reason, exit_code);
         let next = self.state.clone().end(OwnEnd { reason, exit_code, words, at })?;
         self.move_to(next).await
+    }
+
+    /// What the manager's own words must not show.
+    fn secrets(&self) -> Secrets {
+        let lowered = self.lowered.as_ref().map(|lowered| lowered.variables.as_slice()).unwrap_or_default();
+        crate::lower::secrets(&self.payload, lowered)
     }
 
     /// The run id at the agent.
@@ -340,9 +362,11 @@ impl Actor {
     }
 
     /// R6: the agent may forget the job, the slot is free, the row is deleted.
-    async fn clean_up(mut self) -> Result<(), JobError> {
+    async fn clean_up(&mut self) -> Result<(), JobError> {
         self.watch.cleaning();
-        if let (Some(environment), Some(id)) = (self.environment(), self.run_id()) {
+        // Also where the slot is another one's by now: an agent closes a job by its id.
+        let place = || self.state.held().and_then(|record| self.context.provider.without_lease(record));
+        if let (Some(environment), Some(id)) = (self.environment().or_else(place), self.run_id()) {
             let closed = agent::close(environment.as_ref(), &id, self.context.agent_grace);
             tokio::select! {
                 closed = tokio::time::timeout(CLOSE_LIMIT, closed) => match closed {

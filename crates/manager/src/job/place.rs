@@ -198,7 +198,9 @@ impl Actor {
             way: self.moved.iter().cloned().chain(words).collect(),
             certificates: certificates(&runner.tls),
         };
-        let mut lowered = lower(&self.payload, &placement)?;
+        let lowered = lower(&self.payload, &placement);
+        self.watch.lowered(&lowered);
+        let mut lowered = lowered?;
         // A job's own word for the trace that it belongs to stands.
         let own = self.watch.traceparent().filter(|own| lowered.variables.iter().all(|known| known.key != own.key));
         lowered.variables.extend(own);

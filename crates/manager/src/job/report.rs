@@ -6,6 +6,7 @@ use muster_job::JobStatus;
 use muster_runner_api::wire::UpdateRequest;
 use tokio::time::sleep;
 
+use super::follow::Pace;
 use super::uploader::Verdict;
 use super::{Actor, Next};
 use crate::failure;
@@ -44,7 +45,7 @@ impl Actor {
                     sleep(reply.interval.unwrap_or(ASK_AGAIN)).await;
                 }
                 Err(error) => {
-                    if self.uploader.failed(&error) == Verdict::Gone {
+                    if self.uploader.report_failed(&error) == Verdict::Gone {
                         return Reported::Gone;
                     }
                     self.give_back().await;
@@ -56,9 +57,14 @@ impl Actor {
 
     /// Appends the manager's own words where they belong, as far as they are not there yet, and reports.
     pub(super) async fn say_own_end(&mut self, end: &OwnEnd) -> Next {
+        self.uploader.ending();
+        let mut pace = Pace::new(self.uploader.acknowledged());
         loop {
             if self.ask().await == Verdict::Gone {
                 return Next::Gone;
+            }
+            if self.uploader.is_trace_refused() {
+                break;
             }
             let said = self.uploader.end().checked_sub(end.at).and_then(|said| usize::try_from(said).ok());
             let left = said.and_then(|said| end.words.as_bytes().get(said..)).unwrap_or_default();
@@ -70,6 +76,7 @@ impl Actor {
                 Verdict::Gone => return Next::Gone,
                 _ => self.uploader.pause().await,
             }
+            sleep(pace.pause(self.uploader.acknowledged())).await;
         }
         match self.report(&failure::of_own_end(&self.payload, end)).await {
             // The rest of the trace is with an agent that is lost: what the coordinator has is all there is.

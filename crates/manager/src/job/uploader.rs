@@ -59,6 +59,12 @@ pub(super) struct Uploader {
     not_before: Option<Instant>,
     backoff: Backoff,
     rejections: u32,
+    /// The last call was one that the coordinator takes for wrong.
+    rejected_last: bool,
+    /// The job has ended: what is left is to report it.
+    ending: bool,
+    /// The coordinator takes no more of the trace, but may take the report.
+    trace_refused: bool,
     /// Times that the coordinator may say that a call is wrong, before it is taken for final.
     rejections_max: u32,
     debug_trace: bool,
@@ -85,6 +91,9 @@ impl Uploader {
             not_before: None,
             backoff: Backoff::new(Policy::UNTIL_ACKNOWLEDGED),
             rejections: 0,
+            rejected_last: false,
+            ending: false,
+            trace_refused: false,
             rejections_max: runner.final_update_retry_limit.max(1),
             debug_trace,
             watch,
@@ -95,6 +104,26 @@ impl Uploader {
     /// Where the next byte of the log belongs.
     pub(super) fn end(&self) -> u64 {
         self.acknowledged + self.held.len() as u64
+    }
+
+    /// Whether the coordinator took the last call for wrong.
+    pub(super) fn was_rejected(&self) -> bool {
+        self.must_repeat() && self.rejected_last
+    }
+
+    /// The length that the coordinator has acknowledged.
+    pub(super) fn acknowledged(&self) -> u64 {
+        self.acknowledged
+    }
+
+    /// The job has ended. From now on refusals count: somebody has to hear of the end.
+    pub(super) fn ending(&mut self) {
+        self.ending = true;
+    }
+
+    /// The job has ended, and its trace is not taken any more: what is left to do is the final update.
+    pub(super) fn is_trace_refused(&self) -> bool {
+        self.ending && self.trace_refused
     }
 
     /// Whether more bytes may be pushed: else the agent's stream has to wait.
@@ -146,13 +175,14 @@ impl Uploader {
         self.sent_at = Instant::now();
         match answer {
             Ok(reply) => {
+                self.trace_refused = false;
                 let reached = self.acknowledge(reply.size);
                 match self.heard(reply.status, reply.interval) {
                     Verdict::GoOn if !reached => Verdict::FollowAgain,
                     verdict => verdict,
                 }
             }
-            Err(error) => self.failed(&error),
+            Err(error) => self.trace_failed(&error),
         }
     }
 
@@ -161,10 +191,11 @@ impl Uploader {
         let (id, token) = (self.payload.id, &self.payload.token);
         match self.client.patch_trace(id, token, 0, bytes::Bytes::new(), self.debug_trace).await {
             Ok(reply) => {
+                self.trace_refused = false;
                 self.rewind(reply.size);
                 self.heard(reply.status, reply.interval)
             }
-            Err(error) => self.failed(&error),
+            Err(error) => self.trace_failed(&error),
         }
     }
 
@@ -217,24 +248,45 @@ impl Uploader {
         }
     }
 
+    /// Sorts a failed final update. One that the coordinator takes for wrong again and again is given up: nobody else would
+    /// end it (runner-api 3.4).
+    pub(super) fn report_failed(&mut self, error: &ClientError) -> Verdict {
+        if self.rejected(error) {
+            tracing::error!(
+                %error,
+                refusals = self.rejections,
+                "the coordinator takes no more reports of the job, giving it up; \
+                 job_status_final_update_retry_limit says after how many"
+            );
+            return Verdict::Gone;
+        }
+        self.failed(error)
+    }
+
+    /// Sorts a failed upload of the trace: one of a job that runs is repeated, whatever was answered (runner-api 3.1); that
+    /// of a job that has ended must not stand in the way of its report.
+    fn trace_failed(&mut self, error: &ClientError) -> Verdict {
+        if self.ending && (error.is_missing() || self.rejected(error)) {
+            tracing::error!(%error, at = self.acknowledged, "the coordinator takes no more of the trace, the rest is left out");
+            self.trace_refused = true;
+            self.rejections = 0;
+        }
+        self.failed(error)
+    }
+
+    /// Counts a refusal; whether there were enough of them.
+    fn rejected(&mut self, error: &ClientError) -> bool {
+        self.rejections += u32::from(error.transient().is_none() && !error.is_gone());
+        self.rejections >= self.rejections_max
+    }
+
     /// Sorts a failed call: gone, or to be repeated after a while.
-    pub(super) fn failed(&mut self, error: &ClientError) -> Verdict {
+    fn failed(&mut self, error: &ClientError) -> Verdict {
         if error.is_gone() {
             tracing::info!(%error, "the coordinator has no use for the job any more");
             return Verdict::Gone;
         }
-        if error.transient().is_none() {
-            self.rejections += 1;
-            if self.rejections >= self.rejections_max {
-                tracing::error!(
-                    %error,
-                    refusals = self.rejections,
-                    "the coordinator takes no more reports of the job, giving it up; \
-                     job_status_final_update_retry_limit says after how many"
-                );
-                return Verdict::Gone;
-            }
-        }
+        self.rejected_last = error.transient().is_none();
         self.watch.repeated();
         // No longer than between two uploads: then a coordinator that is back has everything within one interval, and one
         // that is in trouble is asked no more often than one that is well.

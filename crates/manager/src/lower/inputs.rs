@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use muster_runner_api::payload::{Image, JobInput, JobPayload};
+use muster_telemetry::metrics::InputFailure;
 use serde_json::Value;
 
 use super::LowerError;
@@ -11,25 +12,29 @@ use super::LowerError;
 /// What the name of an input stands behind.
 const NAMESPACE: &str = "job.inputs.";
 
-/// The payload with its inputs put in. Other expressions in a script are the script's own affair.
-pub(super) fn put_in(payload: &JobPayload, wanted: bool) -> Result<Cow<'_, JobPayload>, LowerError> {
+/// The payload with its inputs put in, and the number of its texts that this changed. Other expressions in a script are
+/// the script's own affair.
+pub(super) fn put_in(payload: &JobPayload, wanted: bool) -> Result<(Cow<'_, JobPayload>, u64), LowerError> {
     if payload.inputs.is_empty() || !wanted {
-        return Ok(Cow::Borrowed(payload));
+        return Ok((Cow::Borrowed(payload), 0));
     }
     let inputs = read(&payload.inputs)?;
     let mut payload = payload.clone();
+    let mut changed = 0;
     for text in texts(&mut payload) {
         if text.contains("${{") {
-            *text = interpolate(text, &inputs)?;
+            let with_inputs = interpolate(text, &inputs)?;
+            changed += u64::from(with_inputs != *text);
+            *text = with_inputs;
         }
     }
-    Ok(Cow::Owned(payload))
+    Ok((Cow::Owned(payload), changed))
 }
 
 /// The inputs by name, as text.
 fn read(inputs: &[JobInput]) -> Result<HashMap<&str, String>, LowerError> {
     let one = |input: &'_ JobInput| {
-        let fail = |what: &str| LowerError::configuration(format!("the job's input `{}` {what}", input.key));
+        let fail = |kind, what: &str| LowerError::of_inputs(kind, format!("the job's input `{}` {what}", input.key));
         let (kind, content) = (input.value.kind.as_str(), &input.value.content);
         let fits = match content {
             Value::String(_) => kind == "string",
@@ -37,13 +42,14 @@ fn read(inputs: &[JobInput]) -> Result<HashMap<&str, String>, LowerError> {
             Value::Bool(_) => kind == "boolean",
             Value::Array(_) => kind == "array",
             Value::Object(_) => kind == "struct",
-            Value::Null => return Err(fail("has no value")),
+            Value::Null => return Err(fail(InputFailure::Parse, "has no value")),
         };
         if !fits {
-            return Err(fail(&format!("has a value that is no {kind}")));
+            return Err(fail(InputFailure::Parse, &format!("has a value that is no {kind}")));
         }
         if input.value.sensitive {
-            return Err(fail("is sensitive, and cannot be put into the job's text"));
+            let what = "is sensitive, and cannot be put into the job's text";
+            return Err(fail(InputFailure::SensitiveUnsupported, what));
         }
         Ok(content.as_str().map_or_else(|| content.to_string(), str::to_owned))
     };
@@ -63,9 +69,8 @@ fn interpolate(text: &str, inputs: &HashMap<&str, String>) -> Result<String, Low
             continue;
         };
         let value = inputs.get(name.trim()).ok_or_else(|| {
-            LowerError::configuration(format!(
-                "the job has no input `{name}`, which `${{{{ {NAMESPACE}{name} }}}}` names"
-            ))
+            let what = format!("the job has no input `{name}`, which `${{{{ {NAMESPACE}{name} }}}}` names");
+            LowerError::of_inputs(InputFailure::Evaluation, what)
         })?;
         out.push_str(value);
         rest = behind;

@@ -25,8 +25,10 @@ use std::sync::Arc;
 
 use muster_agent_api::builtin::{Coordinator, JobPlan};
 use muster_environment::{Directories, Slot};
+use muster_job::mask::Secrets;
 use muster_job::{FailureReason, Secret, Variable};
 use muster_runner_api::payload::JobPayload;
+use muster_telemetry::metrics::InputFailure;
 
 use crate::settings::RunnerSettings;
 
@@ -69,6 +71,8 @@ pub struct LoweredJob {
     pub plan: JobPlan,
     /// The job's variables, expanded; of equal names only the last is left.
     pub variables: Vec<Variable>,
+    /// Texts of the payload into which inputs were put.
+    pub inputs_put_in: u64,
 }
 
 /// Why no plan can be made of a payload. The text is the job's last line.
@@ -81,16 +85,24 @@ pub struct LowerError {
     pub reason: FailureReason,
     /// The exit code to report, where the rules have one.
     pub exit_code: Option<i32>,
+    /// It is about the job's inputs, in this way.
+    pub inputs: Option<InputFailure>,
 }
 
 impl LowerError {
     fn configuration(message: impl Into<String>) -> Self {
-        Self { message: message.into(), reason: FailureReason::RunnerConfigurationError, exit_code: None }
+        let reason = FailureReason::RunnerConfigurationError;
+        Self { message: message.into(), reason, exit_code: None, inputs: None }
+    }
+
+    fn of_inputs(kind: InputFailure, message: impl Into<String>) -> Self {
+        Self { inputs: Some(kind), ..Self::configuration(message) }
     }
 
     /// An option that this manager cannot honour (job-execution 1.11).
     fn unsupported(message: impl Into<String>) -> Self {
-        Self { message: message.into(), reason: FailureReason::RunnerSystemFailure, exit_code: Some(3) }
+        let reason = FailureReason::RunnerSystemFailure;
+        Self { message: message.into(), reason, exit_code: Some(3), inputs: None }
     }
 }
 
@@ -101,7 +113,8 @@ impl LowerError {
 pub fn lower(payload: &JobPayload, placement: &Placement) -> Result<LoweredJob, LowerError> {
     refusals::check(payload)?;
     let flags = flags::Flags::resolve(payload, &placement.runner);
-    let payload = &*inputs::put_in(payload, flags.is_on("FF_ENABLE_JOB_INPUTS_INTERPOLATION"))?;
+    let (payload, inputs_put_in) = inputs::put_in(payload, flags.is_on("FF_ENABLE_JOB_INPUTS_INTERPOLATION"))?;
+    let payload = &*payload;
     let paths = paths::Paths::of(payload, placement)?;
     let variables = variables::Variables::join(payload, placement, &paths, &flags);
     let (settings, problems) = settings::Settings::read(payload, placement, &variables, &flags);
@@ -127,7 +140,20 @@ pub fn lower(payload: &JobPayload, placement: &Placement) -> Result<LoweredJob, 
         coordinator: coordinator(payload, placement, &variables, &flags),
         ..JobPlan::default()
     };
-    Ok(LoweredJob { plan, variables: variables.into_list() })
+    Ok(LoweredJob { plan, variables: variables.into_list(), inputs_put_in })
+}
+
+/// What a trace of the job must not show: the masked values of the payload, as they are written there and expanded, those
+/// of `lowered`, as far as there is a plan, and the job's token.
+pub(crate) fn secrets(payload: &JobPayload, lowered: &[Variable]) -> Secrets {
+    let value = |name: &str| payload.variables.iter().rfind(|known| known.key == name).map(|known| known.value.clone());
+    let masked = || payload.variables.iter().filter(|variable| variable.masked);
+    let expanded: Vec<String> =
+        masked().map(|variable| expand(&variable.value, |name| value(name).unwrap_or_default())).collect();
+    let lowered = lowered.iter().filter(|variable| variable.masked).map(|variable| variable.value.as_str());
+    let written = masked().map(|variable| variable.value.as_str());
+    let values = written.chain(expanded.iter().map(String::as_str)).chain(lowered).chain([payload.token.as_str()]);
+    Secrets::new(values, payload.features.token_mask_prefixes.iter().map(String::as_str))
 }
 
 /// The door for artifacts.

@@ -11,6 +11,8 @@ use super::{LowerError, Placement};
 use crate::config::runtime::stage_timeout;
 
 const JOB_TIMEOUT_DEFAULT: Duration = Duration::from_secs(7200);
+/// A limit beyond this is none for a job, and a clock cannot count to any.
+const JOB_TIMEOUT_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
 const AFTER_SCRIPT_TIMEOUT_DEFAULT: Duration = Duration::from_secs(300);
 const ATTEMPTS_MAX: u32 = 10;
 
@@ -202,7 +204,7 @@ impl Reader<'_> {
 /// The limit of the whole job.
 pub(crate) fn job_timeout(payload: &JobPayload) -> Duration {
     match u64::try_from(payload.runner_info.timeout) {
-        Ok(seconds) if seconds > 0 => Duration::from_secs(seconds),
+        Ok(seconds) if seconds > 0 => Duration::from_secs(seconds).min(JOB_TIMEOUT_MAX),
         _ => JOB_TIMEOUT_DEFAULT,
     }
 }

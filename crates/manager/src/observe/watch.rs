@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use super::stages::{Marks, known};
 use super::trace::{self, JobTrace};
 use super::{Observer, labels};
+use crate::lower::{LowerError, LoweredJob};
 use crate::settings::RunnerSettings;
 use crate::store::StoredJob;
 
@@ -86,7 +87,7 @@ impl JobWatch {
             runner: Arc::clone(runner),
             record,
             recovered,
-            stages_wanted: stages_wanted(runner, payload),
+            stages_wanted: stages_wanted(runner),
             trace: JobTrace::of(observer, runner, payload),
             attributes: trace::attributes(runner, payload),
             progress: Mutex::new(progress),
@@ -98,6 +99,15 @@ impl JobWatch {
     pub(crate) fn traceparent(&self) -> Option<Variable> {
         let context = self.trace.context?;
         Some(Variable::public(TRACEPARENT, context.traceparent()))
+    }
+
+    /// A plan was made of the payload, or none can be made.
+    pub(crate) fn lowered(&self, lowered: &Result<LoweredJob, LowerError>) {
+        match lowered {
+            Ok(job) => self.telemetry.metrics.inputs_put_in(job.inputs_put_in),
+            Err(LowerError { inputs: Some(kind), .. }) => self.telemetry.metrics.inputs_failed(*kind),
+            Err(_) => {}
+        }
     }
 
     /// An agent has the job.
@@ -327,12 +337,9 @@ fn without_credentials(text: &str) -> String {
     url.into()
 }
 
-fn stages_wanted(runner: &RunnerSettings, payload: &JobPayload) -> bool {
-    let of_job = || payload.variables.iter().rfind(|variable| variable.key == STAGES_WANTED);
-    let known = runner.feature_flags.get(STAGES_WANTED).copied();
-    known.unwrap_or_else(|| {
-        of_job().is_some_and(|variable| matches!(&*variable.value, "1" | "t" | "true" | "TRUE" | "True"))
-    })
+/// Whether the stages of the runner's jobs are told. What it costs is the operator's to decide, not a job's.
+fn stages_wanted(runner: &RunnerSettings) -> bool {
+    runner.feature_flags.get(STAGES_WANTED).copied().unwrap_or(false)
 }
 
 fn now_ms() -> u64 {

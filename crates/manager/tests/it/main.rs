@@ -3,6 +3,7 @@
 
 mod acceptance;
 mod agent;
+mod answers;
 mod bench;
 mod config_disk;
 mod config_docs;
@@ -13,4 +14,5 @@ mod quota;
 mod restart;
 mod rotation;
 mod slots;
+mod unfit;
 mod unreported;

@@ -91,6 +91,12 @@ impl ClientError {
         }
     }
 
+    /// 404 on a trace: it does not go there, for now or for good (runner-api 3.1).
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        matches!(self, Self::Transient { code: Some(404), .. })
+    }
+
     /// 403: the token is not, or no longer, that of a runner.
     #[must_use]
     pub fn is_unknown_token(&self) -> bool {

@@ -24,7 +24,6 @@ use reqwest::{RequestBuilder, Response};
 use serde::Serialize;
 use url::Url;
 
-use crate::payload::JobPayload;
 use crate::wire::{JobRequest, UpdateRequest};
 
 pub use artifacts::UploadLimits;
@@ -97,7 +96,9 @@ impl Client {
     /// `POST /jobs/request`: may be held by the coordinator until there is a job.
     ///
     /// # Errors
-    /// [`ClientError`]; with [`ClientError::Protocol`] the coordinator may have given a job away that nobody can read.
+    /// [`ClientError`]; with [`ClientError::Protocol`] the coordinator may have given a job away whose id nobody can read. A
+    /// job whose id and token can be read comes as one that says why it cannot be done
+    /// ([`crate::payload::JobPayload::unreadable`]).
     pub async fn request_job(&self, request: &JobRequest) -> Result<JobOffer, ClientError> {
         const CALL: &str = "job request";
         let call = self
@@ -108,7 +109,7 @@ impl Client {
         let last_update = reply::text_header(response.headers(), "x-gitlab-last-update");
         let job = match response.status() {
             StatusCode::NO_CONTENT => None,
-            _ => Some(Box::new(reply::decode::<JobPayload>(CALL, response, &[StatusCode::CREATED]).await?)),
+            _ => Some(Box::new(reply::job(CALL, response).await?)),
         };
         Ok(JobOffer { job, last_update })
     }

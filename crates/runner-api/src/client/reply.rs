@@ -14,6 +14,8 @@ use crate::payload::JobPayload;
 
 /// The longest interval between trace uploads that is obeyed (runner-api 3.2).
 const INTERVAL_MAX: Duration = Duration::from_secs(15 * 60);
+/// Bytes of an answer that are read: far beyond what a job's payload, with all its variables, can be.
+const BODY_MAX: usize = 64 * 1024 * 1024;
 /// Bytes of an error body that are read.
 const ERROR_BODY_MAX: usize = 16 * 1024;
 
@@ -58,6 +60,17 @@ pub(super) async fn decode<T: DeserializeOwned>(
     response: Response,
     expected: &[StatusCode],
 ) -> Result<T, ClientError> {
+    let body = json(call, response, expected).await?;
+    serde_json::from_slice(&body).map_err(|error| ClientError::Protocol { call, message: error.to_string() })
+}
+
+/// The job of a 201.
+pub(super) async fn job(call: &'static str, response: Response) -> Result<JobPayload, ClientError> {
+    let body = json(call, response, &[StatusCode::CREATED]).await?;
+    JobPayload::read(&body).map_err(|message| ClientError::Protocol { call, message })
+}
+
+async fn json(call: &'static str, mut response: Response, expected: &[StatusCode]) -> Result<Vec<u8>, ClientError> {
     if !expected.contains(&response.status()) {
         return Err(refusal(call, response).await);
     }
@@ -65,15 +78,25 @@ pub(super) async fn decode<T: DeserializeOwned>(
     if kind.split(';').next().map(str::trim) != Some("application/json") {
         return Err(ClientError::Protocol { call, message: format!("content type `{kind}` instead of JSON") });
     }
-    let body = response.bytes().await.map_err(|error| ClientError::unreachable(call, chain(&error.without_url())))?;
-    serde_json::from_slice(&body).map_err(|error| ClientError::Protocol { call, message: error.to_string() })
+    let mut body = Vec::new();
+    loop {
+        let chunk = response.chunk().await;
+        match chunk.map_err(|error| ClientError::unreachable(call, chain(&error.without_url())))? {
+            None => return Ok(body),
+            Some(chunk) if body.len() + chunk.len() > BODY_MAX => {
+                let message = format!("it is longer than {} MiB", BODY_MAX / (1024 * 1024));
+                return Err(ClientError::Protocol { call, message });
+            }
+            Some(chunk) => body.extend_from_slice(&chunk),
+        }
+    }
 }
 
 /// Reads the answer to `PUT /jobs/:id`.
 pub(super) async fn update(response: Response) -> Result<UpdateReply, ClientError> {
     let code = response.status();
     if !matches!(code, StatusCode::OK | StatusCode::ACCEPTED | StatusCode::PRECONDITION_FAILED) {
-        return Err(refusal("job update", response).await);
+        return Err(only_403_and_404_are_final(refusal("job update", response).await));
     }
     let headers = response.headers();
     Ok(UpdateReply {
@@ -96,7 +119,29 @@ pub(super) async fn trace(response: Response, end: u64) -> Result<TraceReply, Cl
         StatusCode::RANGE_NOT_SATISFIABLE => {
             Ok(TraceReply { size: told.unwrap_or(0), accepted: false, status, interval })
         }
-        _ => Err(refusal("trace upload", response).await),
+        _ => Err(only_403_is_final(refusal("trace upload", response).await)),
+    }
+}
+
+/// On an update 404 is final too, and nothing else is (runner-api 2.6, 4.2).
+fn only_403_and_404_are_final(error: ClientError) -> ClientError {
+    match error {
+        ClientError::Forbidden { call, code, status: None, message } if !matches!(code, 403 | 404) => {
+            ClientError::Rejected { call, code, message }
+        }
+        error => error,
+    }
+}
+
+/// Whether a job goes on is told by 403 and by `Job-Status` only (runner-api 3.1): a 404 may be that of a load balancer, and
+/// nothing but a repetition tells them apart.
+fn only_403_is_final(error: ClientError) -> ClientError {
+    match error {
+        ClientError::Forbidden { call, code, status, message } if code != 403 => {
+            let message = format!("{code} {message}");
+            ClientError::Transient { call, code: Some(code), retry_after: None, status, message }
+        }
+        error => error,
     }
 }
 

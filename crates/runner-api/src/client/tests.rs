@@ -196,6 +196,28 @@ async fn answers_of_other_servers_are_told_apart() {
 }
 
 #[tokio::test]
+async fn a_job_that_cannot_be_read_is_not_lost_and_an_endless_answer_is_not_read() {
+    let headers = [("Content-Type", "application/json")];
+    let (client, server) = answering(201, &headers, r#"{"id":7,"token":"t","steps":"none"}"#).await;
+    let job = client.request_job(&request()).await.unwrap().job.unwrap();
+    assert_eq!(job.id, JOB);
+    assert!(job.unreadable().unwrap().contains("`steps`"), "{job:?}");
+    server.abort();
+
+    let endless = any(|| async {
+        let spaces = Bytes::from(vec![b' '; 1024 * 1024]);
+        let body = axum::body::Body::from_stream(futures::stream::repeat(spaces).map(Ok::<_, std::io::Error>));
+        (StatusCode::CREATED, [("Content-Type", "application/json")], body)
+    });
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+    let server = tokio::spawn(async move { axum::serve(listener, Router::new().fallback(endless)).await.unwrap() });
+    let error = Client::new(&url).unwrap().request_job(&request()).await.unwrap_err();
+    assert!(error.to_string().contains("longer than 64 MiB"), "{error}");
+    server.abort();
+}
+
+#[tokio::test]
 async fn nobody_there_is_transient_and_tells_no_token() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();

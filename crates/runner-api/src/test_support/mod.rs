@@ -49,6 +49,12 @@ pub enum Fault {
     After,
     /// It is refused with 400: the coordinator takes it for wrong.
     Refused,
+    /// It is refused with 404, as by something in front of the coordinator that does not know it.
+    Missing,
+    /// It is never answered. Of traces only.
+    Hung,
+    /// It is refused, and the length of the trace is said to be 0. Of traces only.
+    Emptied,
 }
 
 /// What the coordinator knows of one job.

@@ -31,7 +31,8 @@ impl MemoryCoordinator {
         effect: impl FnOnce(&mut State) -> Result<T, ServiceError>,
     ) -> Result<T, ServiceError> {
         self.change(|state| match state.faults.get_mut(&call).and_then(std::collections::VecDeque::pop_front) {
-            Some(Fault::Before) => Err(lost()),
+            Some(Fault::Before | Fault::Hung | Fault::Emptied) => Err(lost()),
+            Some(Fault::Missing) => Err(ServiceError::NotFound("a fault was asked for".to_owned())),
             Some(Fault::Refused) => Err(ServiceError::BadRequest("a fault was asked for".to_owned())),
             Some(Fault::After) => effect(state).and(Err(lost())),
             None => effect(state),
@@ -142,6 +143,18 @@ impl RunnerService for MemoryCoordinator {
         start: u64,
         bytes: Bytes,
     ) -> Result<TraceAnswer, ServiceError> {
+        let special = self.change(|state| {
+            let faults = state.faults.get_mut(&Call::AppendTrace)?;
+            matches!(faults.front()?, Fault::Hung | Fault::Emptied).then(|| faults.pop_front()).flatten()
+        });
+        match special {
+            Some(Fault::Hung) => std::future::pending().await,
+            Some(_) => {
+                let status = running(&mut self.state.lock(), id, token)?.status;
+                return Ok(TraceAnswer { accepted: false, size: 0, status, update_interval: self.interval });
+            }
+            None => {}
+        }
         self.with_faults(Call::AppendTrace, |state| {
             let job = running(state, id, token)?;
             let accepted = job.trace.len() as u64 == start;

@@ -149,10 +149,12 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
         .find(|file| rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file())
 }
 
-/// Muster's own settings, and what names the agent's socket, are no business of a job's.
+/// Muster's own settings, what names the agent's socket, and the variables by which a runner's tokens are given to its
+/// commands, are no business of a job's (invariant J6). gitlab-runner hands the tokens on.
 fn is_for_jobs(key: &std::ffi::OsStr) -> bool {
     let key = key.as_encoded_bytes();
-    !key.starts_with(b"MUSTER_") && key != b"STEP_RUNNER_SOCKET"
+    let own: [&[u8]; 3] = [b"STEP_RUNNER_SOCKET", b"CI_SERVER_TOKEN", b"REGISTRATION_TOKEN"];
+    !key.starts_with(b"MUSTER_") && !own.contains(&key)
 }
 
 /// The processes of one job. [`Processes::finish`] must be called before it is dropped.

@@ -176,3 +176,12 @@ async fn a_process_without_mark_and_group_is_found_as_a_stranger() {
     assert!(!alive(pid));
     processes.finish(GRACE).await;
 }
+
+#[test]
+fn a_job_does_not_get_the_tokens_of_its_runner() {
+    let handed_on = |key: &str| is_for_jobs(std::ffi::OsStr::new(key));
+    for own in ["CI_SERVER_TOKEN", "REGISTRATION_TOKEN", "MUSTER_STATE_DIR", "STEP_RUNNER_SOCKET"] {
+        assert!(!handed_on(own), "{own}");
+    }
+    assert!(handed_on("PATH") && handed_on("CI_SERVER_URL") && handed_on("MY_CI_SERVER_TOKEN"));
+}

@@ -22,8 +22,8 @@ pub struct EntryLabels {
 /// The metrics of one entry. While anyone holds this, its series are exposed.
 pub struct EntryMetrics {
     group: Group,
-    no_system_id: Group,
     pub(super) token: Arc<TokenMetrics>,
+    pub(super) name: Arc<NameMetrics>,
     pub(super) limit: IntGauge,
     pub(super) jobs: IntGaugeVec,
     pub(super) jobs_total: IntCounter,
@@ -36,7 +36,6 @@ pub struct EntryMetrics {
     feed_failures: IntCounter,
     pub(super) processing_failures: IntCounterVec,
     health_check_failures: IntCounter,
-    pub(super) failed_jobs: IntCounterVec,
     handover: Histogram,
     recovered: IntCounter,
     pub(super) unreported: IntGauge,
@@ -69,12 +68,18 @@ impl ProcessingFailure {
 }
 
 impl EntryMetrics {
-    pub(super) fn new(registry: &Registry, labels: &EntryLabels, token: Arc<TokenMetrics>) -> Self {
-        let (runner, name) = (("runner", &*labels.runner), ("runner_name", &*labels.runner_name));
-        let mut no_system_id = Group::new(registry, &[runner, name]);
-        let mut group = Group::new(registry, &[runner, name, ("system_id", &labels.system_id)]);
+    pub(super) fn new(
+        registry: &Registry,
+        labels: &EntryLabels,
+        token: Arc<TokenMetrics>,
+        name: Arc<NameMetrics>,
+    ) -> Self {
+        let fixed =
+            [("runner", &*labels.runner), ("runner_name", &*labels.runner_name), ("system_id", &*labels.system_id)];
+        let mut group = Group::new(registry, &fixed);
         let entry = Self {
             token,
+            name,
             limit: group.gauge(&names::LIMIT),
             jobs: group.gauges(&names::JOBS),
             jobs_total: group.counter(&names::JOBS_TOTAL),
@@ -87,7 +92,6 @@ impl EntryMetrics {
             feed_failures: group.counter(&names::WORKER_FEED_FAILURES),
             processing_failures: group.counters(&names::WORKER_PROCESSING_FAILURES),
             health_check_failures: group.counter(&names::WORKER_HEALTH_CHECK_FAILURES),
-            failed_jobs: no_system_id.counters(&names::FAILED_JOBS),
             handover: group.histogram(&names::HANDOVER),
             recovered: group.counter(&names::RECOVERED),
             unreported: group.gauge(&names::UNREPORTED),
@@ -95,7 +99,6 @@ impl EntryMetrics {
             trace_waiting: group.gauge(&names::TRACE_WAITING),
             report_retries: group.counter(&names::REPORT_RETRIES),
             group,
-            no_system_id,
         };
         // From the first scrape on there is a series whose rise can be seen.
         for failure in ProcessingFailure::ALL {
@@ -106,7 +109,6 @@ impl EntryMetrics {
 
     pub(super) fn unregister(&mut self) {
         self.group.unregister();
-        self.no_system_id.unregister();
     }
 
     /// The metrics of the entry's token.
@@ -164,6 +166,24 @@ impl EntryMetrics {
     /// The server has so many more bytes of a job's log.
     pub fn trace_acknowledged(&self, bytes: u64) {
         self.trace_bytes.inc_by(bytes);
+    }
+}
+
+/// The metrics that leave the system id out: entries that differ in nothing else share them, as those of a job that was
+/// taken under an earlier id do.
+pub(super) struct NameMetrics {
+    group: Group,
+    pub(super) failed_jobs: IntCounterVec,
+}
+
+impl NameMetrics {
+    pub(super) fn new(registry: &Registry, labels: &EntryLabels) -> Self {
+        let mut group = Group::new(registry, &[("runner", &labels.runner), ("runner_name", &labels.runner_name)]);
+        Self { failed_jobs: group.counters(&names::FAILED_JOBS), group }
+    }
+
+    pub(super) fn unregister(&mut self) {
+        self.group.unregister();
     }
 }
 

@@ -206,7 +206,7 @@ impl JobRecord {
 
     /// The job failed, and this reason is reported.
     pub fn failed(&self, reason: &str) {
-        self.entry.failed_jobs.with_label_values(&[reason, self.mode.label()]).inc();
+        self.entry.name.failed_jobs.with_label_values(&[reason, self.mode.label()]).inc();
         self.entry.failed_to_process(ProcessingFailure::Job);
     }
 

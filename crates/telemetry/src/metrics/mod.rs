@@ -27,6 +27,7 @@ use crate::state::ProcessState;
 use group::Group;
 use process::ProcessMetrics;
 
+use entry::NameMetrics;
 pub use entry::{EntryLabels, EntryMetrics, OpenRequest, ProcessingFailure, TokenMetrics};
 pub use jobs::{ExecutorStage, JobFacts, JobRecord, Mode, State};
 
@@ -51,14 +52,42 @@ pub struct Metrics {
     saved: [IntCounter; 2],
     stage: HistogramVec,
     store: HistogramVec,
+    interpolations: IntCounter,
+    interpolation_failures: IntCounterVec,
     spans: IntCounterVec,
     process: ProcessMetrics,
+}
+
+/// Why a job's inputs could not be put into its texts (runner-config 3.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InputFailure {
+    /// The input itself is not what it is to be.
+    Parse,
+    /// A text names an input that the job does not have.
+    Evaluation,
+    /// The input is sensitive.
+    SensitiveUnsupported,
+}
+
+impl InputFailure {
+    const ALL: [Self; 3] = [Self::Parse, Self::Evaluation, Self::SensitiveUnsupported];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Parse => "parse",
+            Self::Evaluation => "evaluation",
+            Self::SensitiveUnsupported => "sensitive_unsupported",
+        }
+    }
 }
 
 #[derive(Default)]
 struct Entries {
     by_labels: HashMap<EntryLabels, Arc<EntryMetrics>>,
+    /// By `runner` and `system_id`.
     by_token: HashMap<(String, String), Arc<TokenMetrics>>,
+    /// By `runner` and `runner_name`.
+    by_name: HashMap<(String, String), Arc<NameMetrics>>,
 }
 
 impl Metrics {
@@ -77,6 +106,10 @@ impl Metrics {
         for operation in ["started", "stopped"] {
             slot_operations.with_label_values(&[operation]);
         }
+        let interpolation_failures = group.counters(&names::INPUTS_INTERPOLATION_FAILURES);
+        for kind in InputFailure::ALL {
+            interpolation_failures.with_label_values(&[kind.label()]);
+        }
         Self {
             concurrent: group.gauge(&names::CONCURRENT),
             slots: group.gauge(&names::WORKER_SLOTS),
@@ -87,6 +120,8 @@ impl Metrics {
             saved: [group.counter(&names::CONFIGURATION_SAVING_ERROR), group.counter(&names::CONFIGURATION_SAVED)],
             stage: group.histograms(&names::STAGE),
             store: group.histograms(&names::STORE),
+            interpolations: group.counter(&names::INPUTS_INTERPOLATIONS),
+            interpolation_failures,
             spans: group.counters(&names::SPANS),
             process: ProcessMetrics::new(&mut group),
             log: Arc::clone(log),
@@ -100,12 +135,15 @@ impl Metrics {
     pub fn entry(&self, labels: &EntryLabels) -> Arc<EntryMetrics> {
         let mut entries = self.entries.lock();
         entries.forget_unused();
-        let Entries { by_labels, by_token } = &mut *entries;
+        let Entries { by_labels, by_token, by_name } = &mut *entries;
         let entry = by_labels.entry(labels.clone()).or_insert_with(|| {
             let token = by_token
                 .entry((labels.runner.clone(), labels.system_id.clone()))
                 .or_insert_with(|| Arc::new(TokenMetrics::new(&self.registry, labels)));
-            Arc::new(EntryMetrics::new(&self.registry, labels, Arc::clone(token)))
+            let name = by_name
+                .entry((labels.runner.clone(), labels.runner_name.clone()))
+                .or_insert_with(|| Arc::new(NameMetrics::new(&self.registry, labels)));
+            Arc::new(EntryMetrics::new(&self.registry, labels, Arc::clone(token), Arc::clone(name)))
         });
         Arc::clone(entry)
     }
@@ -152,6 +190,16 @@ impl Metrics {
         self.store.with_label_values(&[operation]).observe(took.as_secs_f64());
     }
 
+    /// Inputs were put into so many texts of a job.
+    pub fn inputs_put_in(&self, texts: u64) {
+        self.interpolations.inc_by(texts);
+    }
+
+    /// A job's inputs could not be put in.
+    pub fn inputs_failed(&self, kind: InputFailure) {
+        self.interpolation_failures.with_label_values(&[kind.label()]).inc();
+    }
+
     /// So many spans were `exported`, `refused` or `dropped`; `result` is one of these.
     pub fn spans(&self, result: &str, count: usize) {
         self.spans.with_label_values(&[result]).inc_by(count as u64);
@@ -190,6 +238,7 @@ impl Entries {
     fn forget_unused(&mut self) {
         self.by_labels.retain(|_, entry| Arc::get_mut(entry).map(EntryMetrics::unregister).is_none());
         self.by_token.retain(|_, token| Arc::get_mut(token).map(TokenMetrics::unregister).is_none());
+        self.by_name.retain(|_, name| Arc::get_mut(name).map(NameMetrics::unregister).is_none());
     }
 }
 

@@ -79,7 +79,7 @@ metrics! {
     JOBS = Kind::Gauge, Entry, "gitlab_runner_jobs", ["state", "stage", "executor_stage"], "Jobs that are under way now.";
     JOBS_TOTAL = Kind::Counter, Entry, "gitlab_runner_jobs_total", [], "Jobs taken.";
     JOB_DURATION = Kind::Histogram(JOB_SECONDS), Entry, "gitlab_runner_job_duration_seconds", ["mode"], "From taking a job to having reported it.";
-    JOB_STAGE_DURATION = Kind::Histogram(QUEUE_SECONDS), Entry, "gitlab_runner_job_stage_duration_seconds", ["stage"], "Time of each stage, for jobs with FF_EXPORT_HIGH_CARDINALITY_METRICS.";
+    JOB_STAGE_DURATION = Kind::Histogram(QUEUE_SECONDS), Entry, "gitlab_runner_job_stage_duration_seconds", ["stage"], "Time of each stage, for runners with FF_EXPORT_HIGH_CARDINALITY_METRICS.";
     JOB_EXECUTION_MODE = Kind::Counter, Process, "gitlab_runner_job_execution_mode_total", ["mode", "executor"], "Jobs by the form in which their work is written.";
     JOB_QUEUE_DURATION = Kind::Histogram(QUEUE_SECONDS), Entry, "gitlab_runner_job_queue_duration_seconds", ["project_jobs_running"], "Time in the server's queue, as the server says.";
     JOB_QUEUE_SIZE = Kind::Gauge, Entry, "gitlab_runner_job_queue_size", [], "Queue size that came with the last job.";
@@ -119,6 +119,8 @@ metrics! {
     TRACE_BYTES = Kind::Counter, Entry, "muster_trace_bytes_total", [], "Bytes of job logs that the server has acknowledged.";
     TRACE_WAITING = Kind::Gauge, Entry, "muster_trace_waiting_bytes", [], "Bytes of job logs that were read from agents and not yet acknowledged by the server.";
     REPORT_RETRIES = Kind::Counter, Entry, "muster_report_retries_total", [], "Uploads of logs and states that failed and are repeated.";
+    INPUTS_INTERPOLATIONS = Kind::Counter, Process, "gitlab_runner_job_inputs_interpolations_total", [], "Texts of jobs into which inputs were put.";
+    INPUTS_INTERPOLATION_FAILURES = Kind::Counter, Process, "gitlab_runner_job_inputs_interpolation_failures_total", ["error_type"], "Jobs that failed since their inputs could not be put in.";
     STORE = Kind::Histogram(FINE_SECONDS), Process, "muster_store_seconds", ["operation"], "Time of each write to the manager's own state.";
     SPANS = Kind::Counter, Process, "muster_spans_total", ["result"], "Spans that were exported, refused, or dropped since the exporter could not keep up.";
 }

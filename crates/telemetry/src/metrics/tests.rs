@@ -39,6 +39,8 @@ fn busy() -> (Arc<Telemetry>, Arc<EntryMetrics>, JobRecord) {
     metrics.configuration_saved(false);
     metrics.stored("take", Duration::from_micros(300));
     metrics.spans("exported", 3);
+    metrics.inputs_put_in(2);
+    metrics.inputs_failed(InputFailure::Evaluation);
     let entry = metrics.entry(&labels("one"));
     entry.set_limit(2);
     entry.handed_over(Duration::from_millis(3));
@@ -97,6 +99,9 @@ fn series_read_as_those_of_gitlab_runner() {
         r#"gitlab_runner_api_request_duration_seconds_bucket{endpoint="request_job",method="post",runner="abcdefghi",status_class="2xx",system_id="s_1",le="0.1"} 0"#,
         r#"gitlab_runner_worker_slot_operations_total{operation="started"} 4"#,
         r#"gitlab_runner_errors_total{level="warning"} 0"#,
+        "gitlab_runner_job_inputs_interpolations_total 2",
+        r#"gitlab_runner_job_inputs_interpolation_failures_total{error_type="evaluation"} 1"#,
+        r#"gitlab_runner_job_inputs_interpolation_failures_total{error_type="parse"} 0"#,
         r#"gitlab_runner_process_state_info{state="running"} 1"#,
         "muster_trace_waiting_bytes{runner=\"abcdefghi\",runner_name=\"one\",system_id=\"s_1\"} 2",
     ] {
@@ -134,6 +139,27 @@ fn the_series_of_an_entry_leave_with_it_and_its_last_job() {
     // It may come back.
     let _again = telemetry.metrics.entry(&labels("one"));
     assert!(text(&telemetry).contains("runner_name=\"one\""));
+}
+
+#[test]
+fn entries_that_differ_in_their_system_id_only_live_side_by_side() {
+    let telemetry = telemetry();
+    let now = telemetry.metrics.entry(&labels("one"));
+    let earlier = telemetry.metrics.entry(&EntryLabels { system_id: "r_2".to_owned(), ..labels("one") });
+    for entry in [&now, &earlier] {
+        telemetry.metrics.job(entry, facts()).failed("script_failure");
+    }
+    let failed = |count| {
+        format!(
+            "gitlab_runner_failed_jobs_total{{failure_reason=\"script_failure\",mode=\"traditional\",\
+             runner=\"abcdefghi\",runner_name=\"one\"}} {count}\n"
+        )
+    };
+    let both = text(&telemetry);
+    assert!(both.contains(&failed(2)) && both.contains("system_id=\"r_2\""), "{both}");
+    drop(earlier);
+    let rest = text(&telemetry);
+    assert!(rest.contains(&failed(2)) && !rest.contains("r_2"), "{rest}");
 }
 
 #[test]

@@ -168,7 +168,7 @@ async fn manage(work: Work, signals: Signals) -> Result<ExitCode, RunError> {
     let telemetry = Arc::clone(&observed.telemetry);
     telemetry.metrics.configuration_loaded(true);
     let instances = instances(&work.host.state_dir)?;
-    let provider = Arc::new(provider(work.host)?);
+    let provider = Arc::new(provider(work.host, work.settings.token_variables.clone())?);
     let manager = Manager::new(work.settings.clone(), work.store, provider, Arc::clone(&telemetry));
     let (control, orders) = Control::new();
     crate::startup::give_back_code();
@@ -178,7 +178,7 @@ async fn manage(work: Work, signals: Signals) -> Result<ExitCode, RunError> {
     ended
 }
 
-fn provider(host: Host) -> Result<HostProvider, RunError> {
+fn provider(host: Host, hidden: Vec<String>) -> Result<HostProvider, RunError> {
     let executable =
         std::env::current_exe().map_err(|source| RunError::Path { path: PathBuf::from("/proc/self/exe"), source })?;
     let directories =
@@ -190,6 +190,7 @@ fn provider(host: Host) -> Result<HostProvider, RunError> {
         executable,
         until_pid: host.until_pid,
         user: host.user,
+        hidden,
     })?)
 }
 

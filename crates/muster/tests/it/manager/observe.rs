@@ -93,7 +93,9 @@ async fn metrics_tell_of_jobs_while_they_run_and_after() {
     let bench = Bench::start().await;
     let (_manager, log) = bench.manager_logged(&["--listen-address", "127.0.0.1:0", "--concurrent", "3"], &[]);
     let address = address(&log).await;
-    push(&bench, 1, HELD, &json!({}));
+    // What is exported is the operator's to say, not a job's.
+    let wish = json!({ "key": "FF_EXPORT_HIGH_CARDINALITY_METRICS", "value": "true" });
+    push(&bench, 1, HELD, &json!({ "variables": [wish] }));
     bench.coordinator.wait_for(JobId(1), |job| job.text().contains("begun\n")).await;
     let now = scrape_until(&address, "gitlab_runner_jobs{executor_stage=\"prepare\"", "1").await;
     assert_eq!(value(&now, "gitlab_runner_concurrent"), 3.0);
@@ -124,6 +126,7 @@ async fn metrics_tell_of_jobs_while_they_run_and_after() {
     ] {
         assert_eq!(value(&after, series), expected, "{series} in:\n{after}");
     }
+    assert!(!after.contains("gitlab_runner_job_stage_duration_seconds_count"), "{after}");
     for (endpoint, method, status) in
         [("request_job", "post", "201"), ("patch_trace", "patch", "202"), ("update_job", "put", "200")]
     {

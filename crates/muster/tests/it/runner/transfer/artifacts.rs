@@ -148,6 +148,16 @@ async fn a_statement_of_provenance_is_packed_with_the_files() {
     assert_eq!(statement["predicate"]["runDetails"]["builder"]["id"], "https://g/p/-/runners/7");
     let external = &statement["predicate"]["buildDefinition"]["externalParameters"];
     assert_eq!(*external, json!({ "CI": "", "entryPoint": "make", "source": "https://g/p" }));
+    // A name says where nothing is: neither by `..`, nor by a link at its place.
+    let outside = home.path("outside");
+    std::fs::write(&outside, "as it was").unwrap();
+    std::os::unix::fs::symlink(&outside, home.path("project/escape-metadata.json")).unwrap();
+    let above =
+        [&["--path", "out", "--name", "../../escape", "--generate-artifacts-metadata"][..], &repo, &times].concat();
+    command(&home, "project", "artifacts-uploader", url, &above).check(0, &["Generating artifacts metadata"]);
+    assert_eq!(std::fs::read_to_string(&outside).unwrap(), "as it was");
+    let packed = zip_files(&coordinator.job(JobId(1)).unwrap().artifacts["escape.zip"]);
+    assert!(packed["escape-metadata.json"].contains("slsa"), "{packed:?}");
     let wrong = ["--path", "out", "--generate-artifacts-metadata", "--started-at", "today"];
     command(&home, "project", "artifacts-uploader", url, &wrong).check(1, &["--started-at `today` is no time"]);
 }

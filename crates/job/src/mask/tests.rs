@@ -36,6 +36,27 @@ fn the_longest_value_wins_and_values_are_trimmed() {
 }
 
 #[test]
+fn values_that_overlap_are_replaced_as_one() {
+    assert_eq!(whole(&["abcd", "cdef"], "xabcdefx abcdabcd"), "x[MASKED]x [MASKED][MASKED]");
+    assert_eq!(whole(&["abab"], "cabababc"), "c[MASKED]c");
+    assert_eq!(whole(&["abcde", "cdx", "bc"], "abcdx bcabcde"), "a[MASKED] [MASKED][MASKED]");
+    assert_eq!(whole(&["bc", "abcde", "defg"], "abcdefg"), "[MASKED]");
+}
+
+/// Each of these took a step for every pair of a byte of the log and a byte of a value: hours for a log of some megabytes.
+#[test]
+fn values_that_have_much_in_common_with_a_log_cost_no_more_than_others() {
+    let log = vec![b'a'; 512 * 1024];
+    let lines: Vec<String> = (0..1500).map(|number| format!("{}{number}", "a".repeat(60))).collect();
+    let long = format!("{}b", "a".repeat(5000));
+    for value in [lines.join("\n"), long.clone(), format!("{}\n{long}", "a".repeat(8))] {
+        let shown = mask(&Secrets::new([value.as_str()], []), &log.chunks(64 * 1024).collect::<Vec<_>>());
+        let expected = if value.starts_with("aaaaaaaa\n") { "[MASKED]".len() } else { log.len() };
+        assert_eq!(shown.len(), expected);
+    }
+}
+
+#[test]
 fn a_value_over_lines_is_replaced() {
     assert_eq!(whole(&["line1\nline2"], "> line1\nline2 <"), "> [MASKED] <");
 }
@@ -69,7 +90,7 @@ fn colours_inside_a_value_do_not_show_it() {
     assert_eq!(whole(&["s3cr3t-value"], grep), "\x1b[01;31m\x1b[K[MASKED]\x1b[0m\n");
     assert_eq!(whole(&["s3cr3t-value"], "s3cr3t-\x1b(B\x1b[mvalue\x1b[m"), "[MASKED]\x1b[0m\x1b[m");
     assert_eq!(whole(&["s3cr3t-value"], "s3cr3t-\x1b[mother\x1b[1"), "s3cr3t-\x1b[mother\x1b[1");
-    assert_eq!(whole(&["a\x1b[1mb"], "a\x1b[1mb a\x1b[1m\x1b[mb"), "[MASKED] [MASKED]\x1b[0m");
+    assert_eq!(whole(&["a\x1b[1mb"], "a\x1b[1mb a\x1b[1m\x1b[mb"), "[MASKED]\x1b[0m [MASKED]\x1b[0m");
     assert_eq!(
         whole(&[], "\x1b[31mglpat-\x1b[m\x1b[Kab\x1b[1mc\x1b[m d"),
         "\x1b[31mglpat-\x1b[m\x1b[K[MASKED]\x1b[1m\x1b[m d"

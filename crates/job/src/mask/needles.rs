@@ -1,4 +1,4 @@
-//! Finding any of several texts in a stream, longest first, without ever depending on where the stream was split. Escape
+//! Finding any of a few short texts in a stream, longest first, without ever depending on where the stream was split. Escape
 //! sequences may stand between their bytes.
 
 use super::escape::{Escape, GAP_MAX, escape};
@@ -21,12 +21,8 @@ pub(super) enum Found {
     Undecided(usize),
     /// A text.
     At {
-        /// Its first byte.
-        start: usize,
-        /// Behind its last.
+        /// Behind its last byte.
         end: usize,
-        /// Whether escape sequences stand inside.
-        escapes: bool,
     },
 }
 
@@ -48,10 +44,6 @@ impl Needles {
         Self { texts, starts, ignore_case }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.texts.is_empty()
-    }
-
     /// The first text at or after `from`; of several at one place the longest. `last` says that nothing follows.
     pub(super) fn find(&self, bytes: &[u8], from: usize, last: bool) -> Found {
         let mut at = from;
@@ -64,7 +56,7 @@ impl Needles {
             for text in &self.texts {
                 match self.compare(text, rest) {
                     Compared::Equal(length) => {
-                        return Found::At { start: at, end: at + length, escapes: length > text.len() };
+                        return Found::At { end: at + length };
                     }
                     Compared::Undecided if !last => return Found::Undecided(at),
                     Compared::Undecided | Compared::Different => {}

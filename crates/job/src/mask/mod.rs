@@ -7,8 +7,11 @@
 mod escape;
 mod filters;
 mod needles;
+mod phrases;
+mod trie;
 
-use filters::{Filter, Following, Phrases};
+use filters::{Filter, Following};
+use phrases::Phrases;
 
 /// Query parameters whose value is a secret.
 const URL_PARAMETERS: [&str; 6] =

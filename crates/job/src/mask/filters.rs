@@ -1,13 +1,9 @@
-//! The filters of the masking pipeline. Each takes a stream in pieces of any size and gives the same bytes whatever
+//! The filters of the masking pipeline, and the one that goes by what stands before a secret. Each takes a stream in pieces of any size and gives the same bytes whatever
 //! the pieces are; each holds back no more than the longest text that it looks for, with the escape sequences inside.
 
 use super::escape::{Escape, escape};
 use super::needles::{Found, Needles};
-
-/// What stands for a secret.
-const MASKED: &[u8] = b"[MASKED]";
-/// Behind a secret that had escape sequences inside. They are dropped with it, and one may have ended a colour.
-const RESET: &[u8] = b"\x1b[0m";
+use super::phrases::MASKED;
 
 /// A filter of a byte stream.
 pub(super) trait Filter: Send {
@@ -15,62 +11,6 @@ pub(super) trait Filter: Send {
     fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>);
     /// The stream ends: appends what was held back.
     fn finish(&mut self, out: &mut Vec<u8>);
-}
-
-/// Replaces phrases as a whole.
-pub(super) struct Phrases {
-    needles: Needles,
-    held: Vec<u8>,
-}
-
-impl Phrases {
-    pub(super) fn new(phrases: impl IntoIterator<Item = Vec<u8>>) -> Self {
-        Self { needles: Needles::new(phrases, false), held: Vec::new() }
-    }
-
-    fn run(&mut self, last: bool, out: &mut Vec<u8>) {
-        let bytes = std::mem::take(&mut self.held);
-        let mut from = 0;
-        loop {
-            match self.needles.find(&bytes, from, last) {
-                Found::Nothing => {
-                    out.extend_from_slice(bytes.get(from..).unwrap_or_default());
-                    // Keeps the allocation.
-                    self.held = bytes;
-                    self.held.clear();
-                    return;
-                }
-                Found::Undecided(start) => {
-                    out.extend_from_slice(bytes.get(from..start).unwrap_or_default());
-                    self.held = bytes.get(start..).unwrap_or_default().to_vec();
-                    return;
-                }
-                Found::At { start, end, escapes } => {
-                    out.extend_from_slice(bytes.get(from..start).unwrap_or_default());
-                    out.extend_from_slice(MASKED);
-                    if escapes {
-                        out.extend_from_slice(RESET);
-                    }
-                    from = end;
-                }
-            }
-        }
-    }
-}
-
-impl Filter for Phrases {
-    fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
-        if self.needles.is_empty() {
-            out.extend_from_slice(bytes);
-            return;
-        }
-        self.held.extend_from_slice(bytes);
-        self.run(false, out);
-    }
-
-    fn finish(&mut self, out: &mut Vec<u8>) {
-        self.run(true, out);
-    }
 }
 
 /// Keeps a leading text, and replaces the run of bytes behind it. Escape sequences do not end the run, and are kept.
@@ -138,7 +78,7 @@ impl Following {
                     self.held = bytes.get(start..).unwrap_or_default().to_vec();
                     return;
                 }
-                Found::At { end, .. } => {
+                Found::At { end } => {
                     out.extend_from_slice(bytes.get(from..end).unwrap_or_default());
                     self.state = State::Behind;
                     from = end;

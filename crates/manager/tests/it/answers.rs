@@ -1,0 +1,121 @@
+//! Answers of a coordinator, or of what stands before it, that must not end a job.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use muster_agent_api::result::Outcome;
+use muster_job::JobStatus;
+use muster_manager::Order;
+use muster_runner_api::test_support::{Call, Fault};
+use serde_json::json;
+
+use crate::bench::{Bench, JOB, RUN};
+
+async fn started(bench: &Bench, jobs: usize) {
+    bench.agent.wait_for(|spool| spool.started.len() == jobs).await;
+}
+
+#[tokio::test]
+async fn a_404_on_a_trace_ends_no_job() {
+    let bench = Bench::start().await;
+    bench.push(&json!({}));
+    let _manager = bench.manager().await;
+    started(&bench, 1).await;
+    bench.coordinator.fail(Call::AppendTrace, [Fault::Missing; 3]);
+    bench.agent.write(RUN, "log\n");
+    bench.trace_has("log\n").await;
+    bench.agent.finish(RUN, Outcome::Success);
+    assert_eq!(bench.coordinator.wait_for_end(JOB).await.status, JobStatus::Success);
+}
+
+#[tokio::test]
+async fn a_job_runs_also_where_its_acceptance_is_taken_for_wrong() {
+    let bench = Bench::start().await;
+    bench.coordinator.fail(Call::UpdateJob, [Fault::Refused]);
+    bench.push(&json!({}));
+    let _manager = bench.manager_of(bench.settings(|runner| runner.final_update_retry_limit = 1)).await;
+    started(&bench, 1).await;
+    bench.agent.finish(RUN, Outcome::Success);
+    assert_eq!(bench.coordinator.wait_for_end(JOB).await.status, JobStatus::Success);
+}
+
+#[tokio::test]
+async fn refusals_of_a_trace_end_no_job_and_do_not_stand_in_the_way_of_its_report() {
+    for refusal in [Fault::Refused, Fault::Missing] {
+        let bench = Bench::start().await;
+        bench.push(&json!({}));
+        let _manager = bench.manager_of(bench.settings(|runner| runner.final_update_retry_limit = 2)).await;
+        started(&bench, 1).await;
+        bench.coordinator.fail(Call::AppendTrace, [refusal; 100]);
+        bench.agent.write(RUN, "log\n");
+        // More than would be allowed to a report.
+        bench.coordinator.faults_left(Call::AppendTrace, 97).await;
+        assert!(!bench.agent.spool().jobs[RUN].canceled);
+        bench.agent.finish(RUN, Outcome::Success);
+        let job = bench.coordinator.wait_for_end(JOB).await;
+        assert_eq!((job.status, job.reports().count(), job.text()), (JobStatus::Success, 1, String::new()));
+        bench.agent.wait_for(|spool| spool.closed == [RUN]).await;
+    }
+}
+
+#[tokio::test]
+async fn a_timeout_beyond_all_clocks_is_a_long_one() {
+    let bench = Bench::start().await;
+    bench.push(&json!({ "runner_info": { "timeout": i64::MAX } }));
+    let _manager = bench.manager().await;
+    started(&bench, 1).await;
+    bench.agent.finish(RUN, Outcome::Success);
+    assert_eq!(bench.coordinator.wait_for_end(JOB).await.status, JobStatus::Success);
+}
+
+#[tokio::test]
+async fn a_stop_is_heard_while_an_upload_hangs() {
+    let bench = Bench::start().await;
+    bench.push(&json!({}));
+    let manager = bench.manager().await;
+    started(&bench, 1).await;
+    bench.coordinator.fail(Call::AppendTrace, [Fault::Hung]);
+    bench.agent.write(RUN, "log\n");
+    bench.coordinator.faults_left(Call::AppendTrace, 0).await;
+    manager.control.give(Order::Abort).await;
+    bench.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
+}
+
+#[tokio::test]
+async fn a_coordinator_that_wants_the_same_again_and_again_is_asked_ever_less_often() {
+    let bench = Bench::start().await;
+    bench.push(&json!({}));
+    let _manager = bench.manager().await;
+    started(&bench, 1).await;
+    let began = Instant::now();
+    bench.coordinator.fail(Call::AppendTrace, [Fault::Emptied; 6]);
+    bench.agent.write(RUN, "log\n");
+    bench.agent.finish(RUN, Outcome::Success);
+    assert_eq!(bench.coordinator.wait_for_end(JOB).await.text(), "log\n");
+    let took = began.elapsed();
+    assert!(took > Duration::from_millis(300), "the waits double from 50 ms on: {took:?}");
+}
+
+#[tokio::test]
+async fn a_slot_stays_that_of_its_job_while_the_jobs_state_cannot_be_stored() {
+    let bench = Bench::start().await;
+    bench.push(&json!({}));
+    let manager = bench.manager().await;
+    started(&bench, 1).await;
+    bench.agent.write(RUN, "log\n");
+    bench.trace_has("log\n").await;
+    let limit = manager.state_limit.swap(0, Ordering::Relaxed);
+    bench.agent.finish(RUN, Outcome::Success);
+    bench.coordinator.wait_for_end(JOB).await;
+    // The end is reported, and cannot be noted.
+    bench.agent.wait_for(|spool| spool.closed == [RUN]).await;
+    manager.state_limit.store(limit, Ordering::Relaxed);
+    // This one would get the slot, and the first job's next try would not find it any more.
+    let next = json!({ "id": 8, "token": "secret", "steps": [{ "name": "script", "script": ["true"] }] });
+    bench.coordinator.push(serde_json::from_value(next).unwrap());
+    started(&bench, 2).await;
+    bench.agent.finish("8-1", Outcome::Success);
+    manager.drain().await;
+    manager.ended().await.unwrap();
+    bench.check_forgotten().await;
+}

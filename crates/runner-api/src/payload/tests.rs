@@ -1,0 +1,109 @@
+//! Payloads as GitLab sends them, and as nobody should.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+/// A job with something in every member.
+fn full() -> Value {
+    json!({
+        "id": 7, "token": "glcbt-1", "allow_git_fetch": true,
+        "job_info": {
+            "id": 7, "name": "test", "stage": "test", "pipeline_id": 1, "project_id": 2, "project_name": "p",
+            "project_full_path": "g/p", "namespace_id": 3, "root_namespace_id": 3, "time_in_queue_seconds": 0.5,
+            "project_jobs_running_on_instance_runners_count": "0", "queue_size": 1, "queue_depth": 1
+        },
+        "git_info": {
+            "repo_url": "https://g.example/g/p.git", "repo_object_format": "sha1", "ref": "main", "sha": "ab",
+            "before_sha": "00", "ref_type": "branch", "refspecs": ["+refs/heads/main:refs/heads/main"], "depth": 20,
+            "protected": true
+        },
+        "runner_info": { "timeout": 3600 },
+        "variables": [{ "key": "K", "value": "v", "public": true, "masked": true, "file": true, "raw": true }],
+        "steps": [{ "name": "script", "script": ["true"], "timeout": 9, "when": "always", "allow_failure": true }],
+        "image": {
+            "name": "busybox", "alias": "a", "command": ["c"], "entrypoint": ["e"], "pull_policy": ["always"],
+            "variables": [{ "key": "K", "value": "v" }], "executor_opts": { "docker": { "user": "u" } }
+        },
+        "services": [{ "name": "redis" }],
+        "artifacts": [{
+            "name": "n", "untracked": true, "paths": ["out"], "exclude": ["x"], "when": "always",
+            "artifact_type": "archive", "artifact_format": "zip", "expire_in": "1 day"
+        }],
+        "cache": [{
+            "key": "k", "untracked": true, "policy": "pull", "paths": ["p"], "when": "always", "fallback_keys": ["f"]
+        }],
+        "credentials": [{ "type": "registry", "url": "r.example", "username": "u", "password": "p" }],
+        "dependencies": [{ "id": 1, "token": "t", "name": "n", "artifacts_file": { "filename": "f", "size": 1 } }],
+        "features": {
+            "trace_sections": true, "token_mask_prefixes": ["acme-"], "failure_reasons": ["unknown_failure"],
+            "tracing": { "trace_id": "t", "span_parent_id": "s", "otel_endpoints": [{ "url": "u", "auth": {} }] }
+        },
+        "hooks": [{ "name": "pre_get_sources_script", "script": ["true"] }],
+        "inputs": [{ "key": "i", "value": { "type": "string", "content": "c", "sensitive": true } }],
+        "secrets": { "S": { "vault": {} } },
+        "policy_options": {
+            "execution_policy_job": true, "policy_name": "p", "policy_variables_override_allowed": true,
+            "policy_variables_override_exceptions": ["E"]
+        }
+    })
+}
+
+/// Every place in the text at which a value stands.
+fn places(value: &Value, at: &str, all: &mut Vec<String>) {
+    let below: Vec<(String, &Value)> = match value {
+        Value::Object(members) => members.iter().map(|(name, member)| (format!("{at}/{name}"), member)).collect(),
+        Value::Array(items) => items.iter().enumerate().map(|(index, item)| (format!("{at}/{index}"), item)).collect(),
+        _ => Vec::new(),
+    };
+    for (place, value) in below {
+        places(value, &place, all);
+        all.push(place);
+    }
+}
+
+#[test]
+fn null_is_accepted_at_every_place_but_those_that_say_whose_job_it_is() {
+    let mut all = Vec::new();
+    places(&full(), "", &mut all);
+    assert!(all.len() > 90, "{all:?}");
+    for place in all.iter().filter(|place| !matches!(place.as_str(), "/id" | "/token")) {
+        let mut payload = full();
+        *payload.pointer_mut(place).unwrap() = Value::Null;
+        let read = JobPayload::read(payload.to_string().as_bytes()).unwrap();
+        assert_eq!((read.id.0, read.unreadable()), (7, None), "{place}");
+    }
+}
+
+#[test]
+fn what_gitlab_sends_for_what_an_author_did_not_write_is_the_default() {
+    let body = json!({
+        "id": 7, "token": "glcbt-1", "services": null, "cache": null,
+        "image": { "name": "busybox", "entrypoint": null, "pull_policy": null, "executor_opts": null, "ports": null },
+        "artifacts": [{ "name": null, "untracked": null, "paths": ["out"], "when": null, "expire_in": null }]
+    });
+    let read = JobPayload::read(body.to_string().as_bytes()).unwrap();
+    let plain = Artifact { paths: vec!["out".to_owned()], ..Artifact::default() };
+    assert_eq!((read.unreadable(), read.artifacts.as_slice()), (None, &[plain][..]));
+    assert_eq!(read.image, Some(Image { name: "busybox".to_owned(), ..Image::default() }));
+}
+
+#[test]
+fn a_job_that_cannot_be_read_is_a_job_that_says_where_and_shows_no_value() {
+    let mut body = full();
+    body["variables"][0]["value"] = json!({ "glpat-secret": "glpat-secret" });
+    let read = JobPayload::read(body.to_string().as_bytes()).unwrap();
+    assert_eq!((read.id.0, read.token.as_str(), read.job_info.name.as_str()), (7, "glcbt-1", "test"));
+    assert_eq!(read.features.failure_reasons, ["unknown_failure"], "a report needs them");
+    let why = read.unreadable().unwrap();
+    assert!(why.contains("`variables[0].value`") && !why.contains("glpat"), "{why}");
+    // It is kept in the manager's state like any other.
+    let kept: JobPayload = serde_json::from_str(&serde_json::to_string(&read).unwrap()).unwrap();
+    assert_eq!(kept, read);
+
+    body["features"] = json!("none");
+    assert!(JobPayload::read(body.to_string().as_bytes()).unwrap().unreadable().is_some());
+    body["id"] = json!("seven");
+    assert!(JobPayload::read(body.to_string().as_bytes()).unwrap_err().contains("`id`"));
+    assert!(JobPayload::read(b"{\"id\": 7").unwrap_err().contains("line 1"));
+}
