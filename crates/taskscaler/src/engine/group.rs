@@ -188,7 +188,7 @@ impl Group {
     }
 
     /// An instance appeared: the request that it belongs to, the likeliest first, and whether that was given up.
-    pub(super) fn consume(&mut self) -> Option<(Ask, bool)> {
+    pub(super) fn consume(&mut self, at: Time) -> Option<(Ask, bool)> {
         let rank = |state: &AskState| match state {
             AskState::Granted { .. } => 0,
             AskState::Asked => 1,
@@ -198,7 +198,14 @@ impl Group {
         let ask = self.asks.iter_mut().filter(|ask| ask.open > 0).min_by_key(|ask| rank(&ask.state))?;
         ask.open -= 1;
         let late = matches!(ask.state, AskState::Doubtful { .. } | AskState::Owed { .. });
-        Some((ask.clone(), late))
+        let found = ask.clone();
+        // It may as well have been one that was given up; then this one's own is still to come.
+        for other in &mut self.asks {
+            if let AskState::Owed { until } = &mut other.state {
+                *until = (*until).max(at + OWED_AFTER_FAILURE);
+            }
+        }
+        Some((found, late))
     }
 
     /// The answer to a request: how many of it are still to appear, or none where it is not known.

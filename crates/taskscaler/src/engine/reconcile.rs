@@ -115,7 +115,7 @@ impl Engine {
             }
             return;
         }
-        let ask = if state == InstanceState::Deleting { None } else { of.consume() };
+        let ask = if state == InstanceState::Deleting { None } else { of.consume(now.at) };
         if let Some((ask, late)) = ask {
             let cause = if late { Cause::Late } else { Cause::Requested };
             let index = self.adopt(now, group, id.clone(), false);
