@@ -199,10 +199,17 @@ impl Group {
         ask.open -= 1;
         let late = matches!(ask.state, AskState::Doubtful { .. } | AskState::Owed { .. });
         let found = ask.clone();
-        // It may as well have been one that was given up; then this one's own is still to come.
+        // It may as well have been one that is in doubt or was given up; then this one's own is still to come, and the
+        // other request must stand for it as long.
+        let own = match found.state {
+            AskState::Granted { until } => until,
+            _ => at + DOUBT,
+        };
         for other in &mut self.asks {
-            if let AskState::Owed { until } = &mut other.state {
-                *until = (*until).max(at + OWED_AFTER_FAILURE);
+            match &mut other.state {
+                AskState::Doubtful { until } => *until = (*until).max(own),
+                AskState::Owed { until } => *until = (*until).max(at + OWED_AFTER_FAILURE),
+                AskState::Asked | AskState::Granted { .. } => {}
             }
         }
         Some((found, late))
