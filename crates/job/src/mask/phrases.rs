@@ -1,5 +1,7 @@
 //! Replaces phrases as a whole, wherever they stand and whatever escape sequences are inside. Every occurrence counts, also
 //! one that begins within another: those that overlap become one, and no part of any is left.
+//!
+//! A stream is looked at twice: as it is, and as people see it. Bytes of an escape sequence may be those of a phrase as well.
 
 use std::collections::VecDeque;
 
@@ -32,7 +34,10 @@ struct Open {
 /// Positions are counted from the start of the stream.
 pub(super) struct Phrases {
     trie: Trie,
+    /// In what people see.
     place: Place,
+    /// In the stream as it is.
+    plain: Place,
     /// From the first byte of what may be a phrase on.
     held: VecDeque<Held>,
     /// Where the first held byte stands.
@@ -50,10 +55,11 @@ pub(super) struct Phrases {
 
 impl Phrases {
     pub(super) fn new(phrases: impl IntoIterator<Item = Vec<u8>>) -> Self {
-        let phrases: Vec<Vec<u8>> = phrases.into_iter().map(|phrase| visible(&phrase)).collect();
+        let phrases: Vec<Vec<u8>> = phrases.into_iter().flat_map(|phrase| [visible(&phrase), phrase]).collect();
         Self {
             trie: Trie::new(phrases.iter().map(Vec::as_slice)),
             place: NOWHERE,
+            plain: NOWHERE,
             held: VecDeque::new(),
             held_at: 0,
             seen: VecDeque::new(),
@@ -69,7 +75,7 @@ impl Phrases {
         while let Some(byte) = rest.first() {
             let mut length = 1;
             if self.place == NOWHERE {
-                let idle = self.trie.idle(rest);
+                let idle = if self.plain == NOWHERE { self.trie.idle(rest) } else { 0 };
                 if idle > 0 {
                     self.pass(rest.get(..idle).unwrap_or_default(), out);
                     rest = rest.get(idle..).unwrap_or_default();
@@ -102,8 +108,7 @@ impl Phrases {
 
     /// One more byte that is seen.
     fn take(&mut self, byte: u8, out: &mut Vec<u8>) {
-        let at = self.held_at + self.held.len() as u64;
-        self.held.push_back(Held { byte, escape: false });
+        let at = self.hold(byte, false);
         self.seen.push_back(at);
         self.gap = 0;
         self.place = self.trie.next(self.place, byte);
@@ -115,21 +120,44 @@ impl Phrases {
         if let Some(start) = first.copied() {
             self.find(start, at + 1);
         }
-        self.release(self.seen.front().copied().unwrap_or(at + 1), out);
+        self.release_decided(out);
     }
 
     /// An escape sequence inside what may be a phrase. More than some of them, and it is none.
     fn skip(&mut self, sequence: &[u8], out: &mut Vec<u8>) {
-        self.held.extend(sequence.iter().map(|byte| Held { byte: *byte, escape: true }));
+        for byte in sequence {
+            self.hold(*byte, true);
+        }
         self.gap += sequence.len();
         if self.gap > GAP_MAX {
-            self.forget(out);
+            self.place = NOWHERE;
+            self.seen.clear();
+            self.gap = 0;
+            self.release_decided(out);
         }
+    }
+
+    /// One more byte of the stream as it is; where it stands.
+    fn hold(&mut self, byte: u8, escape: bool) -> u64 {
+        let at = self.held_at + self.held.len() as u64;
+        self.held.push_back(Held { byte, escape });
+        self.plain = self.trie.next(self.plain, byte);
+        if let Some(length) = self.trie.longest(self.plain) {
+            self.find((at + 1).saturating_sub(length as u64), at + 1);
+        }
+        at
+    }
+
+    /// Lets go of what no phrase can begin in any more.
+    fn release_decided(&mut self, out: &mut Vec<u8>) {
+        let end = self.held_at + self.held.len() as u64;
+        let plain = end.saturating_sub(self.trie.depth(self.plain) as u64);
+        self.release(self.seen.front().map_or(plain, |seen| plain.min(*seen)), out);
     }
 
     /// What is held will not become a phrase.
     fn forget(&mut self, out: &mut Vec<u8>) {
-        self.place = NOWHERE;
+        (self.place, self.plain) = (NOWHERE, NOWHERE);
         self.seen.clear();
         self.gap = 0;
         self.release(self.held_at + self.held.len() as u64, out);

@@ -99,6 +99,13 @@ fn colours_inside_a_value_do_not_show_it() {
 }
 
 #[test]
+fn a_value_that_begins_within_an_escape_sequence_is_replaced_too() {
+    assert_eq!(whole(&["aa"], "aa\x1b[aa"), "[MASKED]\x1b[0m");
+    assert_eq!(whole(&["maab", "xy"], "x\x1b[1maab"), "x\x1b[1[MASKED]\x1b[0m");
+    assert_eq!(whole(&["a\x1b["], "a\x1b[1m"), "[MASKED]\x1b[0m1m");
+}
+
+#[test]
 fn what_is_held_for_escapes_is_bounded() {
     let mut masker = Masker::new(&Secrets::new(["hunter22"], []));
     let (mut out, mut given) = (Vec::new(), 0);
