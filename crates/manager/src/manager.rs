@@ -123,7 +123,14 @@ impl Manager {
     /// # Errors
     /// [`ManagerError`]; jobs that are under way are brought to their end before, unless the store has failed: then
     /// nothing about them could be kept, and the next start goes on.
-    pub async fn run(mut self, mut orders: mpsc::Receiver<Order>) -> Result<(), ManagerError> {
+    pub async fn run(mut self, orders: mpsc::Receiver<Order>) -> Result<(), ManagerError> {
+        let result = self.work(orders).await;
+        // A job that a request holds must not go with it.
+        self.requests.finish().await;
+        result
+    }
+
+    async fn work(&mut self, mut orders: mpsc::Receiver<Order>) -> Result<(), ManagerError> {
         self.providers.configure(&self.settings.runners, |_| true);
         self.take_up().await?;
         self.providers.expected_all();
@@ -255,7 +262,7 @@ impl Manager {
 
     /// Does what admission says; when to ask it again.
     fn admit(&mut self) -> Option<Instant> {
-        if self.phase != Phase::Working {
+        if self.phase != Phase::Working || self.requests.cannot_store() {
             return None;
         }
         self.admission.set_left(self.ledger.left());

@@ -3,12 +3,13 @@
 //! What may be asked, and when, is [`crate::admission`]'s to say; this module does it. A request that is given up is
 //! told so, and ends by itself: what it brought by then is stored and counts.
 
+mod held;
 mod info;
 
 pub use info::info;
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use muster_runner_api::client::{Client, ClientError, ConnectionAge};
 use muster_runner_api::payload::JobPayload;
@@ -22,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admission::{Outcome, PollId};
 use crate::observe::Observer;
 use crate::settings::{RunnerKey, RunnerSettings};
-use crate::store::{Store, StoreError, StoredJob};
+use crate::store::{NotTaken, Store, StoreError, StoredJob};
 
 /// What one request came to.
 pub(crate) enum Answer {
@@ -36,7 +37,7 @@ pub(crate) enum Answer {
     Cut,
     /// No usable answer.
     Failed(ClientError),
-    /// The manager's own state cannot be written.
+    /// The manager's own state cannot be written. A job that it brought is reported.
     Store(StoreError),
 }
 
@@ -111,12 +112,22 @@ pub(crate) struct Requests {
     age: ConnectionAge,
     tasks: JoinSet<Answer>,
     flights: HashMap<Id, Flight>,
+    /// Shared with each request whose job cannot be stored for the moment.
+    waiting: Arc<()>,
 }
 
 impl Requests {
     pub(crate) fn new(store: Arc<Store>, observer: Arc<Observer>) -> Self {
         let (tasks, flights) = (JoinSet::new(), HashMap::new());
-        Self { store, observer, runners: HashMap::new(), age: ConnectionAge::default(), tasks, flights }
+        Self {
+            store,
+            observer,
+            runners: HashMap::new(),
+            age: ConnectionAge::default(),
+            tasks,
+            flights,
+            waiting: Arc::default(),
+        }
     }
 
     /// New settings. Requests in flight go on with theirs; admission has them cut.
@@ -164,6 +175,7 @@ impl Requests {
             last_update: Arc::clone(&lanes.last_update),
             lane,
             cut: cut.clone(),
+            waiting: Arc::downgrade(&self.waiting),
         };
         let task = self.tasks.spawn(async move {
             match client {
@@ -189,6 +201,19 @@ impl Requests {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.flights.is_empty()
+    }
+
+    /// A job is here that cannot be stored: another one could not be either.
+    pub(crate) fn cannot_store(&self) -> bool {
+        Arc::strong_count(&self.waiting) > 1
+    }
+
+    /// Gives all requests up and waits for their ends. A job that one of them brought is stored or reported by then.
+    pub(crate) async fn finish(&mut self) {
+        self.cut_all();
+        while !self.is_empty() {
+            self.next().await;
+        }
     }
 
     /// Waits until a request is over; for ever where there is none. Cancel-safe.
@@ -224,6 +249,8 @@ struct Request {
     last_update: Arc<Mutex<String>>,
     lane: u32,
     cut: CancellationToken,
+    /// Of [`Requests::cannot_store`].
+    waiting: Weak<()>,
 }
 
 impl Request {
@@ -256,19 +283,27 @@ impl Request {
             *self.last_update.lock() = version;
         }
         match offer.job {
-            Some(payload) => self.store(*payload).await,
+            Some(payload) => self.store(client, *payload).await,
             None => Answer::Empty { changed },
         }
     }
 
-    async fn store(&self, payload: JobPayload) -> Answer {
-        let began = Instant::now();
-        let taken = self.store.take(&self.runner, self.lane, payload);
-        self.observer.telemetry().metrics.stored("take", began.elapsed());
+    async fn store(&self, client: &Client, payload: JobPayload) -> Answer {
+        let taken = match self.take(payload) {
+            Ok(taken) => Ok(taken),
+            Err(failed) => self.take_again(client, failed).await,
+        };
         match taken {
             Ok(Some(job)) => Answer::Job(Box::new(job)),
             Ok(None) => Answer::Repeated,
             Err(error) => Answer::Store(error),
         }
+    }
+
+    fn take(&self, payload: JobPayload) -> Result<Option<StoredJob>, Box<NotTaken>> {
+        let began = Instant::now();
+        let taken = self.store.take(&self.runner, self.lane, payload);
+        self.observer.telemetry().metrics.stored("take", began.elapsed());
+        taken
     }
 }

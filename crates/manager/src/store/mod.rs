@@ -101,6 +101,18 @@ pub struct StoredJob {
     pub state: JobState,
 }
 
+/// A job that could not be stored.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct NotTaken {
+    /// Why.
+    pub error: StoreError,
+    /// The job, as it came.
+    pub payload: JobPayload,
+    /// It was stored before: only its lane's new key was not.
+    pub known: bool,
+}
+
 /// The manager's durable state.
 #[derive(Debug)]
 pub struct Store {
@@ -174,27 +186,45 @@ impl Store {
     /// None where the job was stored before: it has its actor, and this answer is a repetition.
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// [`NotTaken`], with the job.
     pub fn take(
         &self,
         runner: &Arc<RunnerSettings>,
         lane: u32,
         payload: JobPayload,
-    ) -> Result<Option<StoredJob>, StoreError> {
+    ) -> Result<Option<StoredJob>, Box<NotTaken>> {
         let run = RunName::new(payload.id, &runner.url);
+        let taken = self.write_taken(runner, lane, &run, &payload);
+        match taken {
+            Ok(true) => Ok(Some(StoredJob { run, runner: Some(Arc::clone(runner)), payload, state: JobState::Taken })),
+            Ok(false) => Ok(None),
+            Err(error) => {
+                let known = self.books.lock().knows(&run);
+                Err(Box::new(NotTaken { error, payload, known }))
+            }
+        }
+    }
+
+    /// Whether the job is a new one.
+    fn write_taken(
+        &self,
+        runner: &Arc<RunnerSettings>,
+        lane: u32,
+        run: &RunName,
+        payload: &JobPayload,
+    ) -> Result<bool, StoreError> {
         let digest = self.digest(runner)?;
         let lane = Lane { runner: runner.key.clone(), lane, key: new_key() };
-        let new = self.add(|books| {
-            if books.knows(&run) {
+        self.add(|books| {
+            if books.knows(run) {
                 return books.add(&Record::Lane(&lane)).map(|()| false);
             }
             if !books.has_runner(&digest) {
                 books.add(&Record::Runner { digest: &digest, settings: runner })?;
             }
             let (runner, lane) = (Some(digest.as_str()), Some(&lane));
-            books.add(&Record::Job { run: &run, runner, taken_ms: now_ms(), lane, payload: &payload }).map(|()| true)
-        })?;
-        Ok(new.then(|| StoredJob { run, runner: Some(Arc::clone(runner)), payload, state: JobState::Taken }))
+            books.add(&Record::Job { run, runner, taken_ms: now_ms(), lane, payload }).map(|()| true)
+        })
     }
 
     /// Stores where a job stands.

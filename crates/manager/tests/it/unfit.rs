@@ -1,9 +1,15 @@
-//! Jobs of which no plan can be made: each is reported, and says no secret while it does.
+//! Jobs of which no plan can be made, or that cannot be stored: each is reported, and says no secret while it does.
 
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use muster_agent_api::result::Outcome;
+use muster_job::{JobId, JobStatus};
+use muster_manager::ManagerError;
 use muster_runner_api::test_support::Job;
 use serde_json::{Value, json};
 
-use crate::bench::{Bench, JOB};
+use crate::bench::{Bench, JOB, RUN, Running};
 
 /// How a job with this in its payload ends. It is never started.
 async fn ended(more: &Value) -> Job {
@@ -38,4 +44,59 @@ async fn what_the_manager_says_of_a_job_shows_no_masked_value() {
     assert!(!text.contains("glpat-abcdefgh") && !text.contains("key-of-"), "{text}");
     let report = job.reports().next().unwrap();
     assert_eq!(report.output.bytesize, Some(job.trace.len() as u64), "the words' length is that of what is shown");
+}
+
+/// A manager with two requests at the coordinator, whose disk is full from now on, and how much there was room for before.
+async fn full(bench: &Bench) -> (Running, u64) {
+    let settings = bench.settings(|runner| {
+        runner.request_concurrency = 2;
+        runner.feature_flags.insert("FF_USE_ADAPTIVE_REQUEST_CONCURRENCY".to_owned(), false);
+    });
+    let manager = bench.manager_of(settings).await;
+    manager.wait_for(|_| bench.coordinator.requests() == 2).await;
+    let limit = manager.state_limit.swap(0, Ordering::Relaxed);
+    (manager, limit)
+}
+
+#[tokio::test]
+async fn a_job_that_cannot_be_stored_at_first_is_kept_until_it_can() {
+    let bench = Bench::start().await;
+    let (manager, limit) = full(&bench).await;
+    bench.push(&json!({}));
+    bench.coordinator.wait_for(JOB, |job| job.handouts == 1).await;
+    // Longer than the first try takes.
+    let started = bench.agent.wait_for(|spool| !spool.started.is_empty());
+    assert!(tokio::time::timeout(Duration::from_millis(300), started).await.is_err());
+    assert_eq!(bench.coordinator.requests(), 2, "no more is asked for meanwhile");
+    manager.state_limit.store(limit, Ordering::Relaxed);
+    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    bench.agent.finish(RUN, Outcome::Success);
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    assert_eq!((job.status, job.handouts), (JobStatus::Success, 1));
+    manager.drain().await;
+    manager.ended().await.unwrap();
+    bench.check_forgotten().await;
+}
+
+#[tokio::test]
+async fn jobs_that_cannot_be_stored_are_all_reported_before_the_manager_ends() {
+    let bench = Bench::start().await;
+    let (manager, _) = full(&bench).await;
+    let other = JobId(8);
+    bench.push(&json!({}));
+    bench.push(&json!({ "id": other.0 }));
+    let error = manager.ended().await.unwrap_err();
+    assert!(matches!(error, ManagerError::Store(_)), "{error}");
+    for id in [JOB, other] {
+        let job = bench.coordinator.job(id).unwrap();
+        let text = job.text();
+        assert_eq!(job.status, JobStatus::Failed, "{text}");
+        assert!(text.contains(&format!("(system failure): the job cannot be stored: {error}")), "{text}");
+        assert!(text.contains("/state.log: "), "{text}");
+        let report = job.reports().next().unwrap();
+        assert_eq!(report.failure_reason.as_deref(), Some("runner_system_failure"));
+        assert_eq!(report.output.bytesize, Some(job.trace.len() as u64));
+    }
+    assert_eq!(bench.coordinator.requests(), 2, "no more was asked for");
+    assert!(bench.agent.spool().started.is_empty());
 }
