@@ -109,10 +109,11 @@ impl Bench {
         self.coordinator.push(serde_json::from_value(payload).unwrap());
     }
 
-    /// Results that wait in the agent's spool.
+    /// Results that wait in the agent's spool: each is a line of its job's journal.
     pub fn results(&self) -> usize {
         let jobs = std::fs::read_dir(self.path("state/spool")).into_iter().flatten().flatten();
-        jobs.filter(|job| job.path().join("result.json").exists()).count()
+        let journals = jobs.filter_map(|job| std::fs::read(job.path().join("journal")).ok());
+        journals.filter(|text| text.split(|byte| *byte == b'\n').any(|line| line.starts_with(b"{\"result\":"))).count()
     }
 
     /// How often the script of a job has noted its start.
