@@ -22,6 +22,8 @@ use url::Url;
 
 /// Hexadecimal digits of a token's hash in a key.
 const TOKEN_DIGITS: usize = 12;
+/// Ten years: a limit beyond this is none, and a clock cannot count to any.
+pub const WAIT_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
 
 /// Everything that one manager works by.
 #[derive(Debug, Clone)]

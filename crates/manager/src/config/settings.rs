@@ -11,7 +11,7 @@ use super::load::Config;
 use super::runners::Runner;
 use super::tree::{Table, Value};
 use crate::lower::go_duration::GoDuration;
-use crate::settings::{ArtifactTimeouts, ConnectionAge, RunnerScripts, RunnerSettings, Settings, TlsFiles};
+use crate::settings::{ArtifactTimeouts, ConnectionAge, RunnerScripts, RunnerSettings, Settings, TlsFiles, WAIT_MAX};
 
 /// What settings depend on beside the file.
 #[derive(Debug, Clone, Default)]
@@ -35,7 +35,7 @@ pub fn settings(config: &Config, around: &Surroundings) -> Settings {
         tree.int(name)
             .and_then(|value| u64::try_from(value).ok())
             .filter(|value| *value > 0)
-            .map_or(default, Duration::from_secs)
+            .map_or(default, |value| Duration::from_secs(value).min(WAIT_MAX))
     };
     let owned = |name: &str| tree.str(name).map(str::to_owned);
     Settings {

@@ -43,6 +43,15 @@ fn a_configuration_becomes_settings_with_defaults_filled_in() {
 }
 
 #[test]
+fn times_that_no_clock_can_count_to_are_ten_years() {
+    let huge = i64::MAX;
+    let text = format!("shutdown_timeout = {huge}\ncheck_interval = {huge}\n{RUNNER}");
+    let settings = settings(&config(&text), &Surroundings::default());
+    let ten_years = Duration::from_secs(3660 * 24 * 60 * 60);
+    assert_eq!((settings.shutdown_timeout, settings.check_interval), (ten_years, ten_years));
+}
+
+#[test]
 fn url_and_token_are_taken_from_the_environment_and_nothing_else_is() {
     let text =
         "[[runners]]\nname = \"$HOST\"\nurl = \"https://${HOST}/ci\"\ntoken = \"$TOKEN\"\nexecutor = \"shell\"\n";

@@ -41,6 +41,8 @@ pub fn parse(text: &str) -> Option<GoDuration> {
         total = total.checked_add(Duration::try_from_secs_f64(value * nanoseconds / 1e9).ok()?)?;
         rest = tail;
     }
+    // Go counts nanoseconds in 64 bits: some 292 years.
+    i64::try_from(total.as_nanos()).ok()?;
     match (text.is_empty(), negative && !total.is_zero()) {
         (true, _) => None,
         (false, true) => Some(GoDuration::Negative),
@@ -69,6 +71,7 @@ mod tests {
             ("5d", None),
             ("1..5s", None),
             ("99999999999999999999h", None),
+            ("9999999h", None),
         ] {
             assert_eq!(parse(text), duration, "{text}");
         }

@@ -9,10 +9,9 @@ use super::go_duration::{GoDuration, parse};
 use super::variables::Variables;
 use super::{LowerError, Placement};
 use crate::config::runtime::stage_timeout;
+use crate::settings::WAIT_MAX;
 
 const JOB_TIMEOUT_DEFAULT: Duration = Duration::from_secs(7200);
-/// A limit beyond this is none for a job, and a clock cannot count to any.
-const JOB_TIMEOUT_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
 const AFTER_SCRIPT_TIMEOUT_DEFAULT: Duration = Duration::from_secs(300);
 const ATTEMPTS_MAX: u32 = 10;
 
@@ -204,7 +203,7 @@ impl Reader<'_> {
 /// The limit of the whole job.
 pub(crate) fn job_timeout(payload: &JobPayload) -> Duration {
     match u64::try_from(payload.runner_info.timeout) {
-        Ok(seconds) if seconds > 0 => Duration::from_secs(seconds).min(JOB_TIMEOUT_MAX),
+        Ok(seconds) if seconds > 0 => Duration::from_secs(seconds).min(WAIT_MAX),
         _ => JOB_TIMEOUT_DEFAULT,
     }
 }

@@ -84,7 +84,7 @@ fn pace(check: &mut Check<'_>) {
         .and_then(|seconds| usize::try_from(seconds).ok())
         .filter(|seconds| *seconds > 0);
     let (seconds, runners) = (seconds.unwrap_or(3), check.runners.len());
-    if runners > seconds * REQUESTS_PER_SECOND_MAX {
+    if runners > seconds.saturating_mul(REQUESTS_PER_SECOND_MAX) {
         let message = format!(
             "{runners} runners polled within {seconds} s, one each {} ms; expect HTTP 429 from the server",
             seconds * 1000 / runners
@@ -147,5 +147,6 @@ mod tests {
     fn c007_many_runners_and_a_small_interval() {
         assert!(found_with("C007", &format!("check_interval = 1\n{}", runners(20, "")), |_| ()).contains("50 ms"));
         clean("C007", &format!("check_interval = 3\n{}", runners(20, "")));
+        clean("C007", &format!("check_interval = {}\n{}", i64::MAX, runners(20, "")));
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use muster_manager::Quota;
 use muster_manager::config::{self, Facts, Severity, Surroundings};
-use muster_manager::settings::Settings;
+use muster_manager::settings::{Settings, WAIT_MAX};
 use muster_manager::store::{Store, StoreError};
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table};
 
@@ -88,7 +88,7 @@ async fn work(args: &Args) -> Result<ExitCode, SingleError> {
     let positive = |number: i64| NonZeroI64::new(number.max(0)).map(|number| number.get().unsigned_abs());
     let quota = Quota {
         jobs: positive(args.max_builds).map(|jobs| usize::try_from(jobs).unwrap_or(usize::MAX)),
-        idle: positive(args.wait_timeout).map(Duration::from_secs),
+        idle: positive(args.wait_timeout).map(|seconds| Duration::from_secs(seconds).min(WAIT_MAX)),
     };
     let host = Host { state_dir, user: None, until_pid: i32::try_from(std::process::id()).ok() };
     Ok(manage(Work { settings, source: None, store, host, quota }, signals).await?)
