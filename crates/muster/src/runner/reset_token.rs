@@ -41,12 +41,17 @@ enum ResetError {
     #[error("--pat needs the runner's id, and runner `{name}` has none in the file")]
     NoId { name: String },
     #[error(
-        "runner `{name}` is not in the file any more; its new token could not be kept, and the old one is worth nothing: \
-         reset it at the server"
+        "runner `{name}` is not in the file any more; its token was not reset: \
+         look at the file, and run the command again"
     )]
     Vanished { name: String },
-    #[error(transparent)]
-    Save(#[from] EditError),
+    #[error("the token was not reset, since the file cannot be changed")]
+    Unsaveable(#[from] EditError),
+    #[error(
+        "the server has reset the token of runner `{name}`, but the new one could not be saved and is lost; the old one \
+         is void. Mend the file, then reset it once more with --pat, or make a new runner at the server and register it"
+    )]
+    Lost { name: String, source: EditError },
 }
 
 /// Runs the command.
@@ -62,7 +67,7 @@ async fn reset(args: &Args) -> Result<(), ResetError> {
         for runner in &runners {
             match one(args, runner).await {
                 // What cannot be written now can be written no better for the next one.
-                Err(ResetError::Save(error)) => return Err(error.into()),
+                Err(error @ (ResetError::Unsaveable(_) | ResetError::Lost { .. })) => return Err(error),
                 Err(error) => tracing::error!("{}", crate::logging::chain(&error)),
                 Ok(()) => {}
             }
@@ -76,16 +81,19 @@ async fn reset(args: &Args) -> Result<(), ResetError> {
 async fn one(args: &Args, runner: &Runner) -> Result<(), ResetError> {
     let name = || runner.name.clone();
     let path = args.select.config.path();
-    // Locked, and proven to be readable, before the old token is given up.
+    // Locked, and proven to be readable and to be saved, before the old token is given up.
     let mut file = ConfigFile::open(&path)?;
+    file.prove()?;
     let gone = || ResetError::Vanished { name: name() };
     let index = super::change::find(&file, &path, runner, &runner.token).ok_or_else(gone)?;
     let credentials = ask(args, runner).await?;
     let new = NewToken::of(&credentials, OffsetDateTime::now_utc());
-    if let Some(told) = file.set_token(index, &new)? {
+    let lost = |source| ResetError::Lost { name: name(), source };
+    let told = file.set_token(index, &new).map_err(lost)?;
+    file.save().map_err(lost)?;
+    if let Some(told) = told {
         tracing::warn!("{told}");
     }
-    file.save()?;
     let runner = short_token(new.token.expose());
     tracing::info!(runner, "Resetting runner authentication token... succeeded");
     Ok(())

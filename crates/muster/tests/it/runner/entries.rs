@@ -1,5 +1,8 @@
 //! `list`, `verify`, `unregister`, `reset-token`: what they select, tell, change, and how they end.
 
+use std::io::{Read, Write};
+use std::net::TcpListener;
+
 use muster_runner_api::test_support::{Call, Fault, PERSONAL_TOKEN, RUNNER_TOKEN};
 
 use super::server::{Bench, undated};
@@ -127,6 +130,52 @@ async fn reset_token_fails_for_one_and_goes_on_for_all() {
     bench.run("reset-token", &["--all-runners"]).check(0, &["runner `one`", "403", "succeeded"]);
     let config = bench.config();
     assert!(config.contains("\"glrt-memory-coordinator\"") && config.contains("\"old-two-reset-1\""), "{config}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reset_token_asks_nothing_where_the_file_cannot_be_saved() {
+    let bench = bench().await;
+    // There is room in a name for the lock beside the file, and none for the new file.
+    let path = bench.home.path("c".repeat(249));
+    std::fs::write(&path, bench.config().replace("URL", &bench.url())).unwrap();
+    let at = path.display().to_string();
+    for which in [&["-n", "two"][..], &["--all-runners"]] {
+        let told = ["the token was not reset", "write beside"];
+        bench.home.run(&[&["reset-token", "--config", &at], which].concat()).check(1, &told);
+    }
+    assert!(bench.coordinator.runner("old-two").is_some(), "the old token is valid");
+    assert!(bench.coordinator.runner(RUNNER_TOKEN).is_some(), "the old token is valid");
+}
+
+#[test]
+fn reset_token_tells_that_the_old_token_is_void_where_the_new_one_is_not_saved() {
+    let home = Home::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let text = TWO.replace("URL", &format!("http://{}", listener.local_addr().unwrap()));
+    let path = home.path("config.toml");
+    std::fs::write(&path, &text).unwrap();
+    let edited = format!("{text}# an editor was here\n");
+    let server = std::thread::spawn({
+        let (path, edited) = (path.clone(), edited.clone());
+        move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let (mut request, mut part) = (Vec::new(), [0; 4096]);
+            while !String::from_utf8_lossy(&request).contains("old-two") {
+                let read = stream.read(&mut part).unwrap();
+                assert!(read > 0, "the request ends without the token");
+                request.extend_from_slice(&part[..read]);
+            }
+            std::fs::write(path, edited).unwrap();
+            let body = "{\"id\": 2, \"token\": \"new-two\", \"token_expires_at\": null}";
+            let head = "HTTP/1.1 201 Created\r\ncontent-type: application/json\r\nconnection: close";
+            write!(stream, "{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
+        }
+    });
+    let at = path.display().to_string();
+    let told = ["runner `two`", "the old one is void", "once more with --pat"];
+    home.run(&["reset-token", "--config", &at, "-n", "two"]).check(1, &told);
+    server.join().unwrap();
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), edited);
 }
 
 #[tokio::test(flavor = "multi_thread")]
