@@ -10,13 +10,13 @@ use muster_manager::lower::go_duration::{self, GoDuration};
 
 /// The arguments from `first` on, as clap reads them: `-name` is `--name` (a single dash never joins short flags), and
 /// `--n` is `-n`. After a flag that is true or false, a word `true` or `false` is not its value: it is dropped with a
-/// warning, and what follows is read on.
+/// warning, and what follows is read on. The word after a flag that takes a value is its value, also with a dash.
 pub(crate) fn as_gitlab_runner_reads(root: &Command, arguments: &[OsString], first: usize) -> Vec<OsString> {
     let mut read: Vec<OsString> = arguments.iter().take(first).cloned().collect();
     let mut rest = arguments.iter().skip(first);
     let mut command = root;
     let mut after_switch = None;
-    for argument in rest.by_ref() {
+    while let Some(argument) = rest.next() {
         let Some(text) = argument.to_str() else {
             read.push(argument.clone());
             after_switch = None;
@@ -35,26 +35,57 @@ pub(crate) fn as_gitlab_runner_reads(root: &Command, arguments: &[OsString], fir
             continue;
         }
         let word = respelled(text);
-        after_switch = Some(word.clone()).filter(|word| is_switch(command, word));
-        command = command.find_subcommand(&word).unwrap_or(command);
-        read.push(word.into());
+        match takes(root, command, &word) {
+            Some(Takes::Value) => match rest.next() {
+                Some(value) => read.extend(with_value(word.into(), value)),
+                None => read.push(word.into()),
+            },
+            Some(Takes::Nothing) => {
+                after_switch = Some(word.clone());
+                read.push(word.into());
+            }
+            None => {
+                command = command.find_subcommand(&word).unwrap_or(command);
+                read.push(word.into());
+            }
+        }
     }
     read.extend(rest.cloned());
     read
 }
 
-/// Whether `word` is a flag of `command` that may stand without a value.
-fn is_switch(command: &Command, word: &str) -> bool {
+/// How a flag has its value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Takes {
+    /// None, or one after `=`.
+    Nothing,
+    /// One after `=`, or else the next word, whatever that is.
+    Value,
+}
+
+/// What the flag `word` of `command`, or of all commands, takes; none where it is no flag without a value.
+fn takes(root: &Command, command: &Command, word: &str) -> Option<Takes> {
     let dashes = word.len() - word.trim_start_matches('-').len();
     let name = &word[dashes..];
-    command.get_arguments().any(|argument| {
-        let named = match dashes {
-            1 => argument.get_short().is_some_and(|short| name.chars().eq([short])),
-            2 => argument.get_long_and_visible_aliases().is_some_and(|names| names.contains(&name)),
-            _ => false,
-        };
-        named && argument.get_num_args().map_or(!argument.get_action().takes_values(), |range| range.min_values() == 0)
-    })
+    let of_all = root.get_arguments().filter(|argument| argument.is_global_set());
+    let argument = command.get_arguments().chain(of_all).find(|argument| match dashes {
+        1 => argument.get_short().is_some_and(|short| name.chars().eq([short])),
+        2 => argument.get_long_and_visible_aliases().is_some_and(|names| names.contains(&name)),
+        _ => false,
+    })?;
+    let values = argument.get_num_args().map_or(argument.get_action().takes_values(), |range| range.min_values() > 0);
+    Some(if values { Takes::Value } else { Takes::Nothing })
+}
+
+/// The flag with the word after it as its value; joined where clap would take the word for a flag.
+fn with_value(flag: OsString, value: &OsString) -> Vec<OsString> {
+    if !value.as_encoded_bytes().starts_with(b"-") {
+        return vec![flag, value.clone()];
+    }
+    let mut joined = flag;
+    joined.push("=");
+    joined.push(value);
+    vec![joined]
 }
 
 fn respelled(argument: &str) -> String {
@@ -121,7 +152,8 @@ mod tests {
         let command = Command::new("x").subcommand(
             Command::new("sub")
                 .arg(Arg::new("on").long("on").short('o').num_args(0..=1).require_equals(true))
-                .arg(Arg::new("name").long("name")),
+                .arg(Arg::new("name").long("name"))
+                .arg(Arg::new("token").long("token").short('t')),
         );
         let read = |words: &[&str]| {
             let words: Vec<OsString> = words.iter().map(OsString::from).collect();
@@ -131,5 +163,8 @@ mod tests {
         assert_eq!(read(&["x", "-url=http://a", "--n", "-n", "--t=1"]), "x --url=http://a -n -n -t=1");
         assert_eq!(read(&["x", "-limit", "-1", "-", "--", "-keep"]), "x --limit -1 - -- -keep");
         assert_eq!(read(&["x", "sub", "--on", "false", "-o", "TRUE", "--name", "true"]), "x sub --on -o --name true");
+        assert_eq!(read(&["x", "sub", "-name", "-abc", "-o", "--name", "--"]), "x sub --name=-abc -o --name=--");
+        assert_eq!(read(&["x", "sub", "-t", "--n", "-name", "sub", "-on"]), "x sub -t=--n --name sub --on");
+        assert_eq!(read(&["x", "sub", "--name"]), "x sub --name");
     }
 }

@@ -34,6 +34,15 @@ async fn a_runner_made_at_the_server_is_verified_and_added() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_value_that_starts_with_a_dash_is_kept_as_it_is() {
+    let bench = Bench::start().await;
+    let made = ["-n", "-url", "URL", "-t", RUNNER_TOKEN, "--executor", "shell", "-name", "-list"];
+    bench.run("register", &made).check(0, &[]);
+    assert!(bench.config().contains("name = \"-list\""), "{}", bench.config());
+    bench.run("verify", &["-name", "-list"]).check(0, &["is valid"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_old_file_keeps_its_comments_and_unknown_keys() {
     let bench = Bench::start().await;
     let old =
