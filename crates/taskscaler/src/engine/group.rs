@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
-use muster_fleeting::model::{InstanceId, InstanceState};
+use muster_fleeting::model::InstanceId;
 
+use super::instance::Absence;
 use crate::config::GroupConfig;
 use crate::throttle::{Backoff, Bucket};
 use crate::time::{Now, Time};
@@ -113,7 +114,8 @@ pub(super) struct Group {
     /// After failures: no more than this in one request.
     pub(super) ask_max: Option<u32>,
     pub(super) short_until: Time,
-    pub(super) foreign: BTreeMap<InstanceId, InstanceState>,
+    /// Instances of someone else. As ours, one is not gone because of one list; it would be taken for what was asked for.
+    pub(super) foreign: BTreeMap<InstanceId, Absence>,
     gone: HashMap<InstanceId, (Time, i64)>,
     gone_order: VecDeque<(Time, InstanceId)>,
     pub(super) updates: Updates,

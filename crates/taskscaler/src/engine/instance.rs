@@ -6,10 +6,17 @@
 //!                  \-----------\---------+-> lost, failed, timed out: Deleting or gone
 //! ```
 
+use std::time::Duration;
+
 use muster_fleeting::model::InstanceId;
 
 use crate::time::Time;
 use crate::words::{GroupId, Key, Removal};
+
+/// An instance is lost when it was missing in so many lists in a row,
+const MISSES: u32 = 2;
+/// of which the last came at least so long after the first: one wrong list is often followed by another.
+pub(super) const MISSED_FOR: Duration = Duration::from_secs(1);
 
 /// Where an instance is in its life.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,6 +51,29 @@ pub(super) struct Deleting {
     pub(super) since: Time,
 }
 
+/// In how many lists in a row an instance was missing, and since when.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Absence {
+    missed: u32,
+    since: Time,
+}
+
+impl Absence {
+    /// It is missing once more; whether it is gone.
+    pub(super) fn again(&mut self, at: Time) -> bool {
+        if self.missed == 0 {
+            self.since = at;
+        }
+        self.missed += 1;
+        self.missed >= MISSES && at.since(self.since) >= MISSED_FOR
+    }
+
+    /// Whether the last list lacked it.
+    pub(super) fn is_missing(&self) -> bool {
+        self.missed > 0
+    }
+}
+
 /// One instance.
 #[derive(Debug, Clone)]
 pub(super) struct Instance {
@@ -68,9 +98,8 @@ pub(super) struct Instance {
     pub(super) since: Time,
     /// Without a job since.
     pub(super) idle_since: Time,
-    /// Snapshots in a row that did not have it, and when the first of them came.
-    pub(super) missed: u32,
-    pub(super) missed_since: Time,
+    /// Snapshots in a row that did not have it.
+    pub(super) absence: Absence,
     /// When something is to be done about it, whatever its state asks for.
     pub(super) due: Option<Time>,
     /// The snapshot that had it last.
@@ -154,6 +183,6 @@ impl Instance {
     /// Whether the next snapshot may bring news of it.
     pub(super) fn is_expected(&self) -> bool {
         !matches!(self.state, State::Ready | State::Draining(_) | State::Suspended | State::Preparing)
-            || self.missed > 0
+            || self.absence.is_missing()
     }
 }

@@ -1,18 +1,15 @@
 //! The provider's list against the books.
 
+use std::collections::BTreeMap;
+
 use muster_fleeting::model::{InstanceId, InstanceState};
 
 use super::Engine;
-use super::instance::{Instance, State};
+use super::instance::{Absence, Instance, MISSED_FOR, State};
 use crate::config::Foreign;
 use crate::decision::{Cause, What};
 use crate::time::Now;
 use crate::words::{GroupId, Loss, Removal};
-
-/// An instance is lost when it was missing in so many lists in a row,
-const MISSES: u32 = 2;
-/// of which the last came at least so long after the first: one wrong list is often followed by another.
-const MISSED_FOR: std::time::Duration = std::time::Duration::from_secs(1);
 
 type List = Vec<(InstanceId, InstanceState)>;
 
@@ -45,16 +42,20 @@ impl Engine {
     fn reconcile(&mut self, now: Now, group: GroupId, call: u64, list: List) {
         let Some(of) = self.group_mut(group) else { return };
         let mut foreign = std::mem::take(&mut of.foreign);
-        let mut still = std::collections::BTreeMap::new();
+        let mut still = BTreeMap::new();
         for (id, state) in list {
             if let Some(index) = self.pool.find(group, &id) {
                 self.observe(now, index, call, state);
-            } else if let Some(before) = foreign.remove(&id) {
-                still.insert(id, if state.is_gone() { before } else { state });
-            } else if !state.is_gone() {
+            } else if state.is_gone() {
+                foreign.remove(&id);
+            } else if foreign.remove(&id).is_some() {
+                still.insert(id, Absence::default());
+            } else {
                 self.discover(now, group, call, id, state, &mut still);
             }
         }
+        foreign.retain(|_, absence| !absence.again(now.at));
+        still.append(&mut foreign);
         if let Some(of) = self.group_mut(group) {
             of.foreign = still;
             for id in of.forget(now.at) {
@@ -72,8 +73,8 @@ impl Engine {
     /// An instance of the books, as the provider sees it.
     fn observe(&mut self, now: Now, index: usize, call: u64, seen: InstanceState) {
         let Some(instance) = self.pool.get(index) else { return };
-        if instance.missed > 0 {
-            self.pool.change(index, |instance| instance.missed = 0);
+        if instance.absence.is_missing() {
+            self.pool.change(index, |instance| instance.absence = Absence::default());
         }
         self.pool.mark_listed(index, call);
         let Some(instance) = self.pool.get(index) else { return };
@@ -103,7 +104,7 @@ impl Engine {
         call: u64,
         id: InstanceId,
         state: InstanceState,
-        foreign: &mut std::collections::BTreeMap<InstanceId, InstanceState>,
+        foreign: &mut BTreeMap<InstanceId, Absence>,
     ) {
         let foreign_is = self.config.foreign;
         let Some(of) = self.groups.get_mut(group.0) else { return };
@@ -127,7 +128,7 @@ impl Engine {
         }
         if foreign_is == Foreign::Leave || state == InstanceState::Deleting {
             self.decide(now, What::Foreign { group, id: id.clone(), state });
-            foreign.insert(id, state);
+            foreign.insert(id, Absence::default());
             return;
         }
         let index = self.adopt(now, group, id.clone(), true);
@@ -158,8 +159,7 @@ impl Engine {
             seen_unix: now.unix,
             since: now.at,
             idle_since: now.at,
-            missed: 0,
-            missed_since: now.at,
+            absence: Absence::default(),
             due: Some(now.at + self.config.boot_deadline),
             listed: 0,
             restored: old,
@@ -177,13 +177,7 @@ impl Engine {
             return;
         }
         let (group, id, restored) = (instance.group, instance.id.clone(), instance.restored);
-        let lost = self.pool.change(index, |instance| {
-            if instance.missed == 0 {
-                instance.missed_since = now.at;
-            }
-            instance.missed += 1;
-            instance.missed >= MISSES && now.at.since(instance.missed_since) >= MISSED_FOR
-        });
+        let lost = self.pool.change(index, |instance| instance.absence.again(now.at));
         if lost == Some(true) {
             let cause = if restored { Loss::NotFoundAgain } else { Loss::Missing };
             self.gone(now, index, cause);

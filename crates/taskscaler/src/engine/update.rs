@@ -13,7 +13,8 @@ use crate::words::GroupId;
 const SHORTEST: Duration = Duration::from_millis(50);
 /// While an instance boots, a job waits at most this part of its boot time longer than it must.
 const PART_OF_BOOT: u32 = 50;
-/// Listing takes at most this part of the time.
+/// Listing takes at most this part of the time, as long as the pause for it is no longer than the usual period: a list that
+/// hangs for minutes says nothing about the next one, and what nobody lists is not seen.
 const PART_OF_TIME: u32 = 10;
 /// A list that takes longer than this does not keep another from being made.
 const STALLED: Duration = Duration::from_secs(30);
@@ -49,7 +50,7 @@ impl Engine {
         let updates = &group.updates;
         let Some(last) = updates.last else { return Some(Time::ZERO) };
         let stalled = updates.under_way.back().map(|(_, started)| *started + STALLED);
-        let least = last + SHORTEST.max(updates.cost * PART_OF_TIME);
+        let least = last + SHORTEST.max((updates.cost * PART_OF_TIME).min(self.config.update_interval));
         let wanted = if updates.backoff.failures > 0 {
             updates.backoff.until
         } else {

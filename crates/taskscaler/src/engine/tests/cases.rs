@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use super::rig::{G, Rig, adopted, config, id, key, wanted};
+use super::rig::{G, Mood, Rig, adopted, config, id, key, wanted};
 use crate::InstanceState;
 use crate::config::{Foreign, Throttle};
 use crate::engine::{AcquireError, NoCapacity};
@@ -208,6 +208,19 @@ fn s17_instances_from_before_are_left_alone() {
     config.foreign = Foreign::Delete;
     let rig = Rig::with(config, there());
     assert!(rig.clouds[0].is_empty(), "as the peer, where the configuration says so");
+}
+
+#[test]
+fn s17_someone_elses_instance_stays_that_when_a_list_lacks_it() {
+    let mut rig = Rig::with(config(3, 1), [(id("old"), InstanceState::Running)].into_iter().collect());
+    rig.clouds[0].clear();
+    rig.seconds(60);
+    rig.moods[0] = Mood::Empty;
+    rig.want("1");
+    rig.clouds[0].insert(id("old"), InstanceState::Running);
+    rig.seconds(60);
+    assert_eq!(rig.place("1"), "nowhere", "what was asked for has not come, and the old one is not it");
+    assert_eq!(rig.engine.status(rig.now).groups[0].foreign, ["old"]);
 }
 
 #[test]

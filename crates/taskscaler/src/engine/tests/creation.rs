@@ -3,11 +3,12 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use super::rig::{G, Mood, Rig, config, key, wanted};
+use super::rig::{G, MONDAY, Mood, Rig, config, key, wanted};
 use crate::config::{GroupConfig, GroupOrder};
 use crate::decision::What;
 use crate::event::{Action, Event};
 use crate::policy::Policies;
+use crate::time::{Now, Time};
 use crate::words::GroupId;
 
 #[test]
@@ -60,6 +61,21 @@ fn nothing_is_listed_more_often_than_needed() {
     rig.seconds(600);
     let lists = rig.count(|action| matches!(action, Action::Update { .. })) - before;
     assert!((9..=11).contains(&lists), "{lists} in ten quiet minutes");
+}
+
+#[test]
+fn a_list_that_hung_does_not_keep_the_next_from_being_made() {
+    let mut rig = Rig::new(config(2, 1));
+    rig.now = Now::steady(Time::from_millis(60_000), MONDAY);
+    rig.engine.handle(rig.now, Event::Tick);
+    let hung = rig.engine.actions();
+    let [Action::Update { call, .. }] = hung[..] else { panic!("{hung:?}") };
+    rig.now = Now::steady(Time::from_millis(360_000), MONDAY);
+    let before = rig.count(|action| matches!(action, Action::Update { .. }));
+    rig.tell(Event::Updated { group: G, call, result: Ok(Vec::new()) });
+    rig.seconds(300);
+    let lists = rig.count(|action| matches!(action, Action::Update { .. })) - before;
+    assert!((4..=7).contains(&lists), "{lists} in the five minutes after one that took five");
 }
 
 #[test]
