@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use muster_job::JobId;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
@@ -16,11 +17,11 @@ pub trait Provider: Send + Sync + 'static {
     /// for no more.
     fn capacity(&self) -> watch::Receiver<Capacity>;
 
-    /// A lease for a job of `key`. Waits until there is one; cancel-safe.
+    /// A lease for `job`, which is one of `key`. Waits until there is one; cancel-safe.
     ///
     /// # Errors
     /// [`EnvironmentError`] where the provider cannot make an environment at all.
-    async fn acquire(&self, key: &SlotKey) -> Result<Lease, EnvironmentError>;
+    async fn acquire(&self, key: &SlotKey, job: JobId) -> Result<Lease, EnvironmentError>;
 
     /// The lease of an earlier start of the manager, by its record.
     ///

@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use muster_job::JobId;
 use tokio::sync::{Mutex, watch};
 
 use crate::{
@@ -98,7 +99,7 @@ impl Provider for HostProvider {
         self.capacity.subscribe()
     }
 
-    async fn acquire(&self, key: &SlotKey) -> Result<Lease, EnvironmentError> {
+    async fn acquire(&self, key: &SlotKey, _: JobId) -> Result<Lease, EnvironmentError> {
         let mut free = self.slots.free();
         loop {
             if let Some(taken) = self.slots.take(key) {

@@ -18,6 +18,7 @@ use async_trait::async_trait;
 use muster_fleeting::connector::{KnownHosts, Session};
 use muster_fleeting::host::{Group, PluginSpec};
 use muster_fleeting::model::{ConnectInfo, InstanceId};
+use muster_job::JobId;
 use muster_taskscaler::driver::{Buckets, Journal, Plugin, Prepare, Reservation, Scaler, Up};
 use muster_taskscaler::words::Key;
 use parking_lot::Mutex;
@@ -145,7 +146,7 @@ impl Provider for InstanceProvider {
         self.shared.capacity.subscribe()
     }
 
-    async fn acquire(&self, key: &SlotKey) -> Result<Lease, EnvironmentError> {
+    async fn acquire(&self, key: &SlotKey, job: JobId) -> Result<Lease, EnvironmentError> {
         let counted = UnderWay::count(&self.shared);
         let limit = self.shared.options.settings.instance_acquire_timeout;
         let began = tokio::time::Instant::now();
@@ -157,7 +158,11 @@ impl Provider for InstanceProvider {
             ))
         })?;
         let promise = self.shared.promises.lock().pop();
-        let promise = promise.unwrap_or_else(|| scaler.admit(new_key()));
+        let name = key_of(job);
+        let promise = match promise {
+            Some(promise) => promise.renamed(name),
+            None => scaler.admit(name),
+        };
         self.shared.again.notify_one();
         let left = limit.saturating_sub(began.elapsed());
         let lease = promise.acquire(left).await.map_err(|error| EnvironmentError::NotAcquired(error.to_string()))?;
@@ -401,6 +406,13 @@ impl Dial for Way<'_> {
     async fn dial(&self) -> Result<(Box<dyn Session>, Addresses), String> {
         self.shared.dial(self.up.id.as_str(), self.up.info.clone()).await
     }
+}
+
+/// A job's name in the books: by it operators find the job's slot, and why it waits ([`muster_taskscaler::words::Key`]s are
+/// unique, and a job may come more than once).
+fn key_of(job: JobId) -> Key {
+    let unique = uuid::Uuid::new_v4().simple().to_string();
+    Key::new(format!("job-{}-{unique:.8}", job.0))
 }
 
 fn new_key() -> Key {

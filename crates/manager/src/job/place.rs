@@ -58,7 +58,7 @@ impl Actor {
         let key = SlotKey { runner, project_id: self.payload.job_info.project_id };
         let context = Arc::clone(&self.context);
         let lease = tokio::select! {
-            lease = context.provider.acquire(&key) => lease,
+            lease = context.provider.acquire(&key, self.payload.id) => lease,
             why = heard(&mut self.uploader, &context.cancel, self.prepare_by) => return self.interrupted(why).await,
         };
         match lease {

@@ -214,7 +214,7 @@ impl Provider for FakeProvider {
         self.capacity.subscribe()
     }
 
-    async fn acquire(&self, key: &SlotKey) -> Result<Lease, EnvironmentError> {
+    async fn acquire(&self, key: &SlotKey, _: JobId) -> Result<Lease, EnvironmentError> {
         let lease = self.lease(self.slots.take(key).expect("a manager takes no more jobs than there are slots"));
         self.given.send_modify(|given| given.push(lease.record.slot.id));
         Ok(lease)

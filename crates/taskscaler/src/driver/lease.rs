@@ -66,6 +66,14 @@ impl Reservation {
         &self.key
     }
 
+    /// The same promise under another key: the one of the job that it turned out to be for.
+    #[must_use]
+    pub fn renamed(mut self, key: Key) -> Self {
+        let from = std::mem::replace(&mut self.key, key.clone());
+        let _ = self.commands.send(Command::Rename { from, to: key });
+        self
+    }
+
     /// Waits for a slot, at most for `limit` (`instance_acquire_timeout`). Dropped, it waits no longer, and the reservation
     /// is given back.
     ///

@@ -35,6 +35,7 @@ const TOGETHER_MAX: usize = 256;
 pub(super) enum Command {
     Reserve { key: Key, reply: oneshot::Sender<Result<Reservation, NoCapacity>> },
     Admit { key: Key },
+    Rename { from: Key, to: Key },
     Acquire { key: Key, reply: oneshot::Sender<Result<Lease, AcquireError>> },
     TimedOut { key: Key, reply: oneshot::Sender<Option<Wait>> },
     GiveUp { key: Key },
@@ -233,6 +234,7 @@ impl Task {
                 let _ = reply.send(reserved.map(|()| Reservation { key, commands, used: false }));
             }
             Command::Admit { key } => self.engine.admit(key),
+            Command::Rename { from, to } => self.engine.rename(&from, to),
             Command::Acquire { key, reply } => match self.engine.acquire(now, key.clone()) {
                 Ok(()) => {
                     self.waiting.insert(key, reply);

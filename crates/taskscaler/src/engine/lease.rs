@@ -88,6 +88,13 @@ impl Engine {
         self.reservations.insert(key);
     }
 
+    /// A promise that was made before its job was known goes on under the job's own name.
+    pub fn rename(&mut self, from: &Key, to: Key) {
+        if self.reservations.remove(from) {
+            self.reservations.insert(to);
+        }
+    }
+
     /// Waits for a slot; [`Action::Grant`] gives it, perhaps at once.
     ///
     /// # Errors
