@@ -48,7 +48,7 @@ async fn recover_one(agent: &Arc<Agent>, entry: &Entry) -> std::io::Result<()> {
         end_leftovers(&past.trail, GRACE).await;
     }
     if let Ok(plan) = parse(&request)
-        && let Err(error) = Variables::remove_files(std::path::Path::new(&format!("{}.tmp", plan.project_dir)))
+        && let Err(error) = Variables::clear_files(std::path::Path::new(&format!("{}.tmp", plan.project_dir)))
     {
         tracing::warn!(job = entry.id, %error, "temporary files of a lost job stay");
     }

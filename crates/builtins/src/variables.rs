@@ -1,14 +1,17 @@
 //! How a job's variables reach its processes (job-execution 3.3, 3.5).
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
+
+use crate::checkout::remove_tree;
 
 /// The file in the temporary directory by which a job passes variables to its later phases.
 const ENV_FILE: &str = "gitlab_runner_env";
@@ -16,6 +19,8 @@ const ENV_FILE: &str = "gitlab_runner_env";
 const ENTRY_LIMIT: usize = 100 * 1024;
 /// The kernel's limit for all entries and arguments together is about 2 MiB; the rest is exported by the script.
 const TOTAL_LIMIT: usize = 1024 * 1024;
+/// Of the temporary directory.
+const DIRECTORY_MODE: u32 = 0o700;
 
 /// One variable of a job, as the manager sends it: expanded already.
 #[derive(Clone, PartialEq, Eq)]
@@ -35,6 +40,9 @@ impl std::fmt::Debug for JobVariable {
         f.debug_struct("JobVariable").field("key", &self.key).field("masked", &self.masked).finish_non_exhaustive()
     }
 }
+
+/// A variable's name, and its value in the job.
+pub type Resolved<'a> = (Cow<'a, str>, Cow<'a, str>);
 
 /// The variables of one job, later ones over earlier ones.
 #[derive(Debug)]
@@ -60,7 +68,7 @@ impl Variables {
     /// The values by name as expressions see them: of a file variable, the path.
     #[must_use]
     pub fn values(&self, temp_dir: &Path) -> Map<String, Value> {
-        self.resolved(temp_dir).into_iter().map(|(key, value)| (key, Value::String(value))).collect()
+        self.resolved(temp_dir).into_iter().map(|(key, value)| (key.into(), Value::String(value.into()))).collect()
     }
 
     /// The value that counts is this one from now on.
@@ -78,7 +86,7 @@ impl Variables {
     /// # Errors
     /// What the disk says, or that a name is no file name.
     pub fn write_files(&self, temp_dir: &Path) -> io::Result<()> {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(temp_dir)?;
+        fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(temp_dir)?;
         remove_if_there(&temp_dir.join(ENV_FILE))?;
         for variable in self.all.iter().filter(|variable| variable.file) {
             let path = file_path(temp_dir, &variable.key).ok_or_else(|| {
@@ -92,20 +100,22 @@ impl Variables {
         Ok(())
     }
 
-    /// Removes the temporary directory with all that is in it.
+    /// Removes what is in the temporary directory. The directory itself stays for the next job in this place, as the
+    /// checkout does: making and removing one is most of what the files of a small job cost. One that the job has changed
+    /// goes, too.
     ///
     /// # Errors
     /// What the disk says.
-    pub fn remove_files(temp_dir: &Path) -> io::Result<()> {
-        // Mostly it is empty.
-        let removed = match fs::remove_dir(temp_dir) {
-            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => fs::remove_dir_all(temp_dir),
-            removed => removed,
+    pub fn clear_files(temp_dir: &Path) -> io::Result<()> {
+        let metadata = match fs::symlink_metadata(temp_dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            metadata => metadata?,
         };
-        match removed {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
+        if !metadata.is_dir() {
+            return fs::remove_file(temp_dir);
         }
+        let as_made = metadata.permissions().mode() & 0o7777 == DIRECTORY_MODE;
+        if as_made && empty(temp_dir).is_ok() { Ok(()) } else { remove_tree(temp_dir) }
     }
 
     /// The environment of a process: `base`, the variables over it, and over them what the job wrote to GITLAB_ENV.
@@ -119,7 +129,7 @@ impl Variables {
             resolved
                 .into_iter()
                 .filter(|(key, value)| fits(key, value, &mut total))
-                .map(|(key, value)| (key.into(), value.into())),
+                .map(|(key, value)| (key.into_owned().into(), value.into_owned().into())),
         );
         env
     }
@@ -127,30 +137,31 @@ impl Variables {
     /// The variables that do not belong into the environment of a process, for the script to export: those that are too large
     /// for it, and those that would have the shell itself run something.
     #[must_use]
-    pub fn exports(&self, temp_dir: &Path) -> Vec<(String, String)> {
+    pub fn exports(&self, temp_dir: &Path) -> Vec<Resolved<'_>> {
         let mut total = 0;
         self.resolved(temp_dir).into_iter().filter(|(key, value)| !fits(key, value, &mut total)).collect()
     }
 
     /// Every variable with its value in the job; of a file variable, the path.
     #[must_use]
-    pub fn all(&self, temp_dir: &Path) -> Vec<(String, String)> {
+    pub fn all(&self, temp_dir: &Path) -> Vec<Resolved<'_>> {
         self.resolved(temp_dir)
     }
 
-    fn resolved(&self, temp_dir: &Path) -> Vec<(String, String)> {
-        let value = |variable: &JobVariable| match file_path(temp_dir, &variable.key) {
-            Some(path) if variable.file => path.to_string_lossy().into_owned(),
-            _ => variable.value.clone(),
-        };
-        let mut env: Vec<(String, String)> = vec![("CI_JOB_STATUS".to_owned(), "running".to_owned())];
-        env.extend(self.all.iter().map(|variable| (variable.key.clone(), value(variable))));
-        env.extend(self.changed.lock().iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
+    fn resolved(&self, temp_dir: &Path) -> Vec<Resolved<'_>> {
+        let mut env: Vec<Resolved<'_>> = Vec::with_capacity(self.all.len() + 8);
+        env.push(("CI_JOB_STATUS".into(), "running".into()));
+        env.extend(self.all.iter().map(|variable| {
+            let path = if variable.file { file_path(temp_dir, &variable.key) } else { None };
+            let path = path.map(|path| Cow::Owned(path.to_string_lossy().into_owned()));
+            (Cow::Borrowed(variable.key.as_str()), path.unwrap_or(Cow::Borrowed(variable.value.as_str())))
+        }));
+        env.extend(self.changed.lock().iter().map(|(key, value)| (Cow::Borrowed(*key), value.clone().into())));
         let env_file = temp_dir.join(ENV_FILE);
-        env.push(("GITLAB_ENV".to_owned(), env_file.to_string_lossy().into_owned()));
+        env.push(("GITLAB_ENV".into(), env_file.to_string_lossy().into_owned().into()));
         if let Ok(text) = fs::read_to_string(&env_file) {
             let lines = text.lines().filter_map(|line| line.split_once('='));
-            env.extend(lines.map(|(key, value)| (key.to_owned(), value.to_owned())));
+            env.extend(lines.map(|(key, value)| (key.to_owned().into(), value.to_owned().into())));
         }
         // Entries that the kernel could not take apart again.
         env.retain(|(key, value)| !key.is_empty() && !key.contains(['=', '\0']) && !value.contains('\0'));
@@ -177,6 +188,15 @@ fn file_path(temp_dir: &Path, key: &str) -> Option<PathBuf> {
     plain.then(|| temp_dir.join(key))
 }
 
+fn empty(dir: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        // The type of the entry itself: a link is not followed.
+        if entry.file_type()?.is_dir() { fs::remove_dir_all(entry.path()) } else { fs::remove_file(entry.path()) }?;
+    }
+    Ok(())
+}
+
 fn remove_if_there(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -186,8 +206,6 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     fn variable(key: &str, value: &str, file: bool) -> JobVariable {
@@ -206,8 +224,37 @@ mod tests {
         assert_eq!(fs::metadata(&temp).unwrap().permissions().mode() & 0o777, 0o700);
         let env = variables.environment(&[], &temp);
         assert!(env.contains(&("KEY".into(), path.into())));
-        Variables::remove_files(&temp).unwrap();
-        assert!(!temp.exists());
+        Variables::clear_files(&temp).unwrap();
+        assert_eq!(fs::read_dir(&temp).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn the_next_job_gets_an_empty_private_directory_whatever_the_last_one_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let (temp, elsewhere) = (dir.path().join("p.tmp"), dir.path().join("elsewhere"));
+        fs::create_dir(&elsewhere).unwrap();
+        fs::write(elsewhere.join("kept"), "").unwrap();
+        let variables = Variables::new(vec![variable("KEY", "content", true)]);
+        let leave: [&dyn Fn(); 4] = [
+            &|| fs::create_dir_all(temp.join("a/b")).unwrap(),
+            &|| std::os::unix::fs::symlink(&elsewhere, temp.join("link")).unwrap(),
+            &|| fs::set_permissions(&temp, fs::Permissions::from_mode(0o755)).unwrap(),
+            &|| {
+                fs::remove_dir_all(&temp).unwrap();
+                std::os::unix::fs::symlink(&elsewhere, &temp).unwrap();
+            },
+        ];
+        for left in leave {
+            variables.write_files(&temp).unwrap();
+            left();
+            Variables::clear_files(&temp).unwrap();
+            variables.write_files(&temp).unwrap();
+            assert_eq!(fs::read_dir(&temp).unwrap().count(), 1);
+            let metadata = fs::symlink_metadata(&temp).unwrap();
+            assert!(metadata.is_dir() && metadata.permissions().mode() & 0o777 == 0o700);
+        }
+        assert!(elsewhere.join("kept").exists() && !elsewhere.join("KEY").exists());
+        Variables::clear_files(&dir.path().join("nothing")).unwrap();
     }
 
     #[test]
@@ -236,6 +283,6 @@ mod tests {
         let variables = Variables::new(vec![variable("LARGE", &large, false), variable("SMALL", "1", false)]);
         let dir = tempfile::tempdir().unwrap();
         assert!(!variables.environment(&[], dir.path()).iter().any(|(key, _)| key == "LARGE"));
-        assert_eq!(variables.exports(dir.path()), [("LARGE".to_owned(), large)]);
+        assert_eq!(variables.exports(dir.path()), [("LARGE".into(), large.into())]);
     }
 }

@@ -23,6 +23,8 @@ const FOLDER: &str = "traces";
 const READ_MAX: u64 = 1024 * 1024;
 /// Bytes per read while a checksum is computed.
 const CHUNK: usize = 64 * 1024;
+/// So much is written at once, by the caller's own thread: handing it to another one costs more than the system's copy.
+const AT_ONCE: usize = 64 * 1024;
 
 /// What became of an append.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,31 +75,41 @@ impl Traces {
     }
 
     /// Appends bytes, if they belong at the end.
-    pub(crate) async fn append(
-        self: &Arc<Self>,
-        job: JobId,
-        start: u64,
-        bytes: Bytes,
-    ) -> Result<Appended, ServiceError> {
-        let trace = self.entry(job);
+    pub(crate) async fn append(&self, job: JobId, start: u64, bytes: Bytes) -> Result<Appended, ServiceError> {
         let bytes_max = self.bytes_max;
-        blocking(move || {
-            let mut trace = trace.lock();
+        let few = bytes.len() <= AT_ONCE;
+        let append = move |trace: &mut Trace| {
             trace.append(start, &bytes, bytes_max).map_err(|error| write_failed(&trace.path, &error))
-        })
-        .await
+        };
+        self.with(job, few, append).await
     }
 
     /// Length and CRC-32 of what was written.
-    pub(crate) async fn checksum(self: &Arc<Self>, job: JobId) -> Result<(u64, u32), ServiceError> {
-        let trace = self.entry(job);
-        blocking(move || {
-            let mut trace = trace.lock();
+    pub(crate) async fn checksum(&self, job: JobId) -> Result<(u64, u32), ServiceError> {
+        let sum = |trace: &mut Trace| {
             let path = trace.path.clone();
             let writer = trace.writer().map_err(|error| write_failed(&path, &error))?;
             Ok((writer.size, writer.checksum.clone().finalize()))
-        })
-        .await
+        };
+        self.with(job, true, sum).await
+    }
+
+    /// Does something with a trace: at once where it is `quick` for one that needs not be read first and that nobody uses,
+    /// else on a thread that may block.
+    async fn with<T: Send + 'static>(
+        &self,
+        job: JobId,
+        quick: bool,
+        work: impl FnOnce(&mut Trace) -> Result<T, ServiceError> + Send + 'static,
+    ) -> Result<T, ServiceError> {
+        let trace = self.entry(job);
+        if quick
+            && let Some(mut trace) = trace.try_lock()
+            && trace.is_at_hand()
+        {
+            return work(&mut trace);
+        }
+        blocking(move || work(&mut trace.lock())).await
     }
 
     /// The job is over: its file is closed.
@@ -112,6 +124,12 @@ impl Traces {
 }
 
 impl Trace {
+    /// Whether it is open, or new: one with content is read from its start when it is opened.
+    fn is_at_hand(&self) -> bool {
+        self.writer.is_some()
+            || std::fs::symlink_metadata(&self.path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    }
+
     fn append(&mut self, start: u64, bytes: &[u8], bytes_max: u64) -> io::Result<Appended> {
         let writer = self.writer()?;
         if start != writer.size {

@@ -4,9 +4,17 @@ use std::process::ExitCode;
 
 use tokio::runtime::Builder;
 
-/// Runs a subcommand to its end. A system that has no threads to give is reported, not a panic.
+/// The most threads of a runtime.
+const THREADS_MAX: usize = 8;
+
+/// Runs a subcommand to its end, `work` on this thread, and what it spawns on threads for half of the processors: the
+/// other half is the jobs', and each further thread costs wake-ups. A system that has no threads to give is reported, not a
+/// panic.
 pub(crate) fn block_on(work: impl Future<Output = ExitCode>) -> ExitCode {
-    run(Builder::new_multi_thread(), work)
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut builder = Builder::new_multi_thread();
+    builder.worker_threads((processors / 2).clamp(1, THREADS_MAX));
+    run(builder, work)
 }
 
 /// The same on one thread: for a program that hands messages on and computes little, waking a second thread for each

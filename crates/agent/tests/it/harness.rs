@@ -109,6 +109,12 @@ impl Agent {
         self.dir
     }
 
+    /// What is left in the job's directory for temporary files, which stays for the next one.
+    pub(crate) fn temporary_files(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.dir.path().join("builds/p.tmp")).into_iter().flatten();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
     pub(crate) fn project(&self) -> PathBuf {
         self.dir.path().join("builds/p")
     }

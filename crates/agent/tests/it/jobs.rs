@@ -31,7 +31,7 @@ async fn a_job_runs_and_its_log_has_gitlabs_bytes() {
     assert_eq!(result.outcome, Outcome::Success);
     let ok = StepStatus::Success;
     assert_eq!(states(&result), [("get_sources", ok), ("step_script", ok), ("after_script", ok)]);
-    assert!(!agent.dir.path().join("builds/p.tmp").exists());
+    assert_eq!(agent.temporary_files(), [""; 0]);
 }
 
 #[tokio::test]

@@ -32,14 +32,12 @@ pub(crate) async fn run(context: &Context, checkout: &Checkout, stop: &Stop) -> 
     match checkout.strategy.as_str() {
         "none" => {
             config::write(context, checkout).map_err(Failure::io(WRITING))?;
-            context.say(&style::info("Skipping Git repository setup"));
-            nothing_checked_out(context);
+            nothing_checked_out(context, "Skipping Git repository setup");
             return fs::create_dir_all(project).map_err(Failure::io("cannot make the project directory"));
         }
         "empty" => {
             config::write(context, checkout).map_err(Failure::io(WRITING))?;
-            context.say(&style::info("Skipping Git repository setup and creating an empty build directory"));
-            nothing_checked_out(context);
+            nothing_checked_out(context, "Skipping Git repository setup and creating an empty build directory");
             return clear(context, stop).await;
         }
         _ => {}
@@ -54,9 +52,8 @@ pub(crate) async fn run(context: &Context, checkout: &Checkout, stop: &Stop) -> 
 
 const WRITING: &str = "cannot write the git configuration";
 
-fn nothing_checked_out(context: &Context) {
-    context.say(&style::info("Skipping Git checkout"));
-    context.say(&style::info("Skipping Git submodules setup"));
+fn nothing_checked_out(context: &Context, why: &str) {
+    context.say(&[why, "Skipping Git checkout", "Skipping Git submodules setup"].map(style::info).concat());
 }
 
 /// Before the second try: whatever the first left is in doubt.

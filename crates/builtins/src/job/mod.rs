@@ -50,15 +50,7 @@ pub struct Brakes {
 pub async fn run(context: Arc<Context>, plan: &JobPlan, brakes: &Brakes) -> JobEnd {
     let started = Instant::now();
     let started_ms = unix_ms();
-    for line in &plan.header {
-        context.say(&style::plain(line));
-    }
-    for notice in &plan.notices {
-        context.say(&style::info(notice));
-    }
-    if !plan.warnings.is_empty() {
-        context.say(&style::warning(&plan.warnings.join("\n")));
-    }
+    context.say(&opening(plan));
     let mut standing = Standing::default();
     let mut steps = Vec::new();
     match context.variables.write_files(&context.temp_dir) {
@@ -72,7 +64,7 @@ pub async fn run(context: Arc<Context>, plan: &JobPlan, brakes: &Brakes) -> JobE
         Err(error) => standing.fail(Failure::System(format!("cannot write the job's temporary files: {error}"))),
     }
     context.processes.finish(context.grace).await;
-    if let Err(error) = Variables::remove_files(&context.temp_dir) {
+    if let Err(error) = Variables::clear_files(&context.temp_dir) {
         context.say(&style::warning(&format!("the job's temporary files cannot be removed: {error}")));
     }
     let failure = standing.failure();
@@ -94,6 +86,14 @@ pub async fn run(context: Arc<Context>, plan: &JobPlan, brakes: &Brakes) -> JobE
         steps,
     };
     JobEnd { outcome: outcome(failure.as_ref()), message, tree }
+}
+
+/// The first lines of the trace.
+fn opening(plan: &JobPlan) -> String {
+    let header = plan.header.iter().map(|line| style::plain(line));
+    let notices = plan.notices.iter().map(|notice| style::info(notice));
+    let warnings = (!plan.warnings.is_empty()).then(|| style::warning(&plan.warnings.join("\n")));
+    header.chain(notices).chain(warnings).collect()
 }
 
 /// Runs one phase if it is its turn. None if there is nothing to tell about it.

@@ -176,13 +176,14 @@ impl Runner<'_> {
             Builtin::Script(script) => script::run(context, script, stop).await,
             Builtin::Checkout(checkout) => checkout::run(context, checkout, stop).await,
             Builtin::Prepare(prepare) => {
-                prepare.lines.iter().for_each(|line| context.say(&style::plain(line)));
-                prepare.echoed.iter().for_each(|line| context.say(&format!("{line}\n")));
+                let lines = prepare.lines.iter().map(|line| style::plain(line));
+                let echoed = prepare.echoed.iter().map(|line| format!("{line}\n"));
+                context.say(&lines.chain(echoed).collect::<String>());
                 Ok(())
             }
             Builtin::Cleanup(cleanup) => {
                 checkout::clean_up(context, cleanup, stop).await?;
-                Variables::remove_files(&context.temp_dir)
+                Variables::clear_files(&context.temp_dir)
                     .map_err(Failure::io("cannot remove the job's temporary files"))
             }
             Builtin::CacheRestore(all) => {

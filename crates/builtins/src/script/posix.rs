@@ -11,6 +11,7 @@ use super::{Frame, echoed, not_found, program, shell_process};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::trace::style;
+use crate::variables::Resolved;
 
 /// What bash does not let anyone set.
 const READ_ONLY: [&str; 6] = ["BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"];
@@ -47,14 +48,21 @@ fn find_shell(wanted: &str) -> Result<&'static Shell, Failure> {
     found.ok_or_else(|| not_found("neither bash nor sh"))
 }
 
-pub(super) fn text(frame: &Frame<'_>, bash: bool, exports: &[(String, String)]) -> String {
+pub(super) fn text(frame: &Frame<'_>, bash: bool, exports: &[Resolved<'_>]) -> String {
     let script = frame.script;
     let mut body = String::from("trap 'exit 1' TERM\n");
+    // What stands in the text for `eval` is read twice by the shell, so that variables stand before it, unless they are to
+    // be seen.
+    let mut before = String::new();
     if script.debug {
         body.push_str("set -o xtrace\n");
+        export(&mut body, exports, true);
+    } else {
+        export(&mut before, exports, false);
     }
-    export(&mut body, exports, script.debug);
-    let _ = writeln!(body, "cd {}", quote(&frame.directory.to_string_lossy()));
+    body.push_str("cd ");
+    push_quoted(&mut body, &frame.directory.to_string_lossy());
+    body.push('\n');
     for (section, command) in frame.commands() {
         match command {
             "" => body.push_str("echo\n"),
@@ -69,23 +77,36 @@ pub(super) fn text(frame: &Frame<'_>, bash: bool, exports: &[(String, String)]) 
     }
     // Not every sh knows pipefail; the trial runs in a process of its own, because failing it would end the shell.
     let pipefail = if bash { "set -o pipefail" } else { "(set -o pipefail) 2>/dev/null && set -o pipefail" };
-    let mark = frame.started.map(|path| format!(": > {}\n", quote(&path.to_string_lossy()))).unwrap_or_default();
-    format!(
-        "{mark}trap 'exit 1' TERM\n{pipefail}\nset -o errexit\nset +o noclobber\neval {} </dev/null\nexit 0\n",
-        quote(&body)
-    )
+    let mut text = String::with_capacity(before.len() + 2 * body.len() + 256);
+    if let Some(path) = frame.started {
+        text.push_str(": > ");
+        push_quoted(&mut text, &path.to_string_lossy());
+        text.push('\n');
+    }
+    let _ = write!(text, "trap 'exit 1' TERM\n{pipefail}\nset -o errexit\nset +o noclobber\n{before}eval ");
+    push_quoted(&mut text, &body);
+    text.push_str(" </dev/null\nexit 0\n");
+    text
 }
 
 /// One command for all, which is a tenth of what the smallest script costs the shell; but to be looked at, one for each.
-fn export(body: &mut String, exports: &[(String, String)], debug: bool) {
+fn export(to: &mut String, exports: &[Resolved<'_>], debug: bool) {
     let mut exports = exports.iter().filter(|(key, _)| can_be_set(key)).peekable();
     while let Some((key, value)) = exports.next() {
-        let _ = write!(body, "export {key}={}", quote(value));
+        to.push_str("export ");
+        assign(to, key, value);
         while let Some((key, value)) = exports.next_if(|_| !debug) {
-            let _ = write!(body, " {key}={}", quote(value));
+            to.push(' ');
+            assign(to, key, value);
         }
-        body.push('\n');
+        to.push('\n');
     }
+}
+
+fn assign(to: &mut String, key: &str, value: &str) {
+    to.push_str(key);
+    to.push('=');
+    push_quoted(to, value);
 }
 
 fn can_be_set(key: &str) -> bool {
@@ -112,5 +133,18 @@ fn open_and_close(body: &mut String, section: &str, command: &str) {
 
 /// Quotes for any POSIX shell.
 fn quote(text: &str) -> String {
-    format!("'{}'", text.replace('\'', r"'\''"))
+    let mut quoted = String::with_capacity(text.len() + 2);
+    push_quoted(&mut quoted, text);
+    quoted
+}
+
+fn push_quoted(to: &mut String, text: &str) {
+    to.push('\'');
+    for (index, part) in text.split('\'').enumerate() {
+        if index > 0 {
+            to.push_str(r"'\''");
+        }
+        to.push_str(part);
+    }
+    to.push('\'');
 }

@@ -13,6 +13,7 @@ use super::{Frame, echoed, not_found, program, shell_process};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::trace::style;
+use crate::variables::Resolved;
 
 const BASE_FLAGS: [&str; 9] = [
     "-NoProfile",
@@ -78,7 +79,7 @@ pub(super) fn arguments(frame: &Frame<'_>, file: Option<&Path>) -> Vec<OsString>
 }
 
 /// The script. `pwsh` on this system ends lines as Unix does.
-pub(super) fn text(frame: &Frame<'_>, variables: &[(String, String)]) -> String {
+pub(super) fn text(frame: &Frame<'_>, variables: &[Resolved<'_>]) -> String {
     let pwsh = frame.script.shell == "pwsh";
     let mut lines: Vec<String> = Vec::new();
     if frame.script.debug {

@@ -10,7 +10,7 @@ fn script(shell: &str) -> Script {
 }
 
 fn run_framed(shell: &str, script: &Script, groups: &[Group<'_>]) -> Output {
-    let exports = [("BIG".to_owned(), "it's\n$HOME `x` \\n".to_owned()), ("UID".to_owned(), "7".to_owned())];
+    let exports = [("BIG".into(), "it's\n$HOME `x` \\n".into()), ("UID".into(), "7".into())];
     let frame = Frame { script, directory: Path::new("/"), started: None, groups };
     let text = posix::text(&frame, shell == "bash", &exports);
     let mut child = std::process::Command::new(find_program(shell).unwrap())
@@ -132,7 +132,7 @@ fn powershell_text(script: &Script) -> String {
     let commands = ["Write-Output \"a\"".to_owned(), String::new(), "if ($true) {\n  1\n}".to_owned()];
     let groups = [("script_step", &commands[..])];
     let frame = Frame { script, directory: Path::new("/builds/p"), started: None, groups: &groups };
-    let variables = [("A".to_owned(), "1 $x `\"“#'\n".to_owned())];
+    let variables = [("A".into(), "1 $x `\"“#'\n".into())];
     powershell::text(&frame, &variables)
 }
 

@@ -95,7 +95,7 @@ struct Actor {
     context: Arc<Context>,
     watch: Arc<JobWatch>,
     run: RunName,
-    payload: JobPayload,
+    payload: Arc<JobPayload>,
     state: JobState,
     lease: Option<Lease>,
     /// Where the job has ended, after its slot was given back.
@@ -167,7 +167,8 @@ async fn execute_once(
     kept: &mut Option<Lease>,
 ) -> Result<(), JobError> {
     let StoredJob { run, payload, state, .. } = job;
-    let uploader = Uploader::new(context.client.clone(), payload.clone(), Arc::clone(watch), &context.runner);
+    let payload = Arc::new(payload);
+    let uploader = Uploader::new(context.client.clone(), Arc::clone(&payload), Arc::clone(watch), &context.runner);
     let own = kept.take().filter(|lease| state.held() == Some(&lease.record));
     let (lease, no_lease) = match state.held() {
         None => (None, None),

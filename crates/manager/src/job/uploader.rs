@@ -46,7 +46,7 @@ pub(super) enum Verdict {
 /// The trace of one job on its way.
 pub(super) struct Uploader {
     client: Client,
-    payload: JobPayload,
+    payload: Arc<JobPayload>,
     acknowledged: u64,
     held: BytesMut,
     interval: Duration,
@@ -73,7 +73,7 @@ pub(super) struct Uploader {
 
 impl Uploader {
     /// Of a job of `runner`.
-    pub(super) fn new(client: Client, payload: JobPayload, watch: Arc<JobWatch>, runner: &RunnerSettings) -> Self {
+    pub(super) fn new(client: Client, payload: Arc<JobPayload>, watch: Arc<JobWatch>, runner: &RunnerSettings) -> Self {
         let own = payload.muster.as_ref().and_then(|extension| extension.trace_interval_ms).map(Duration::from_millis);
         let on = |name| payload.variables.iter().any(|var| var.key == name && matches!(&*var.value, "true" | "1"));
         // A job that traces itself has a log that is shown to fewer people.

@@ -87,20 +87,22 @@ impl Variables {
 
     /// Takes the place of an earlier one of the same name, at the end: the order of export.
     fn put(&mut self, variable: Variable) {
-        self.list.retain(|other| other.key != variable.key);
+        if let Some(place) = self.list.iter().position(|other| other.key == variable.key) {
+            self.list.remove(place);
+        }
         self.list.push(variable);
     }
 
     /// Each value sees the others as they are before the expansion: one pass, not a fixed point.
     fn expand_all(&mut self) {
-        let expanded = self.list.iter().map(|variable| {
-            let mut variable = variable.clone();
-            if !variable.raw {
-                variable.value = self.expand(&variable.value);
+        let refers = |variable: &Variable| !variable.raw && variable.value.contains('$');
+        let expanded: Vec<Option<String>> =
+            self.list.iter().map(|variable| refers(variable).then(|| self.expand(&variable.value))).collect();
+        for (variable, value) in self.list.iter_mut().zip(expanded) {
+            if let Some(value) = value {
+                variable.value = value;
             }
-            variable
-        });
-        self.list = expanded.collect();
+        }
     }
 
     /// The value of a variable; of a file variable, its path.
