@@ -26,4 +26,4 @@ pub use files::format::{Format, Level};
 pub use files::select::Wanted;
 pub use site::{Meter, Site, Tone};
 pub use trash::Trash;
-pub use variables::{JobVariable, Variables};
+pub use variables::{JobVariable, Resolved, Variables};
