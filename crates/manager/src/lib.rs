@@ -19,6 +19,7 @@ mod client;
 pub mod clock;
 pub mod config;
 mod failure;
+mod fleets;
 mod job;
 pub mod lower;
 mod manager;
@@ -33,6 +34,7 @@ pub mod store;
 mod system_id;
 
 pub use admission::RunnerFigures;
+pub use fleets::{EXPLAIN_PATH, STATUS_PATH};
 pub use manager::{Control, Figures, Manager, ManagerError, Order, Quota};
 pub use providers::Instances;
 pub use requests::info;

@@ -107,7 +107,7 @@ impl Manager {
     /// Jobs of the executor `instance` can run too.
     #[must_use]
     pub fn with_instances(mut self, instances: Instances) -> Self {
-        self.providers.allow(instances);
+        self.providers.allow(instances, self.observer.telemetry());
         self
     }
 

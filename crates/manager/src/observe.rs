@@ -121,7 +121,8 @@ impl Observer {
     }
 }
 
-fn labels(runner: &RunnerSettings) -> EntryLabels {
+/// What tells the series of a runner from those of others.
+pub(crate) fn labels(runner: &RunnerSettings) -> EntryLabels {
     EntryLabels {
         runner: short_token(runner.token.expose()),
         runner_name: runner.name.clone(),

@@ -14,9 +14,12 @@ use futures::future::{join_all, select_all};
 use muster_environment::instance::{Executable, InstanceOptions, InstanceProvider, PluginSpec};
 use muster_environment::{Capacity, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey};
 use muster_job::JobId;
+use muster_telemetry::Telemetry;
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 
+use crate::fleets::Shown;
+use crate::observe::labels;
 use crate::settings::{RunnerKey, RunnerSettings};
 
 /// The executor of this host.
@@ -47,6 +50,8 @@ pub(crate) struct Providers {
     host: Arc<dyn Provider>,
     of_host: watch::Receiver<Capacity>,
     instances: Option<Instances>,
+    /// Where operators see the fleets; none without instances.
+    shown: Option<Shown>,
     fleets: BTreeMap<RunnerKey, Fleet>,
     /// Something is to be told that [`Self::capacities`] has not told yet.
     stale: bool,
@@ -55,12 +60,13 @@ pub(crate) struct Providers {
 impl Providers {
     /// Those of this host only.
     pub(crate) fn new(host: Arc<dyn Provider>) -> Self {
-        Self { of_host: host.capacity(), host, instances: None, fleets: BTreeMap::new(), stale: true }
+        Self { of_host: host.capacity(), host, instances: None, shown: None, fleets: BTreeMap::new(), stale: true }
     }
 
-    /// Those of instances too.
-    pub(crate) fn allow(&mut self, instances: Instances) {
+    /// Those of instances too, which operators see in `telemetry`.
+    pub(crate) fn allow(&mut self, instances: Instances, telemetry: &Telemetry) {
         self.instances = Some(instances);
+        self.shown = Some(Shown::new(telemetry));
     }
 
     /// Whether there can be environments for a runner.
@@ -109,6 +115,12 @@ impl Providers {
             if let Some(fleet) = self.fleets.remove(&key) {
                 tokio::spawn(end(key, fleet.provider, END_LIMIT));
             }
+        }
+        if let Some(shown) = &self.shown {
+            let fleet = |runner: &Arc<RunnerSettings>| {
+                Some((labels(runner), Arc::clone(&self.fleets.get(&runner.key)?.provider)))
+            };
+            shown.set(runners.iter().filter_map(fleet).collect());
         }
     }
 

@@ -7,6 +7,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 mod agent;
 mod ci;
+mod demo;
 mod fleet;
 mod logging;
 mod manager;
@@ -35,9 +36,11 @@ enum Command {
     /// Plugins of instance groups: bring, check, test and make them.
     #[command(subcommand)]
     Plugin(plugin::Command),
-    /// Instances for jobs: try a policy before it costs anything.
+    /// Instances for jobs: how they are, why, and what a policy would cost.
     #[command(subcommand)]
     Fleet(fleet::Command),
+    /// Watch a fleet breathe: a coordinator, a manager, instances and jobs, all on this machine, for as long as you look.
+    Demo(demo::Args),
     /// Execute the steps of jobs; started by a manager.
     #[command(subcommand)]
     Agent(agent::Command),
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Command::Runner(cli) => runner::run(*cli),
         Command::Plugin(command) => plugin::run(command),
         Command::Fleet(command) => fleet::run(command),
+        Command::Demo(args) => demo::run(args),
         Command::Agent(command) => agent::run(command),
         Command::Completions { shell } => {
             let mut text = Vec::new();

@@ -29,6 +29,8 @@ const fn or_unknown(text: Option<&'static str>) -> &'static str {
 /// The observers of a manager at work.
 pub(crate) struct Observed {
     pub(crate) telemetry: Arc<Telemetry>,
+    /// Where the server listens.
+    pub(crate) address: Option<std::net::SocketAddr>,
     stop: CancellationToken,
     tasks: JoinSet<()>,
 }
@@ -44,16 +46,17 @@ impl Observed {
             tracing::warn!(problem, "a setting of OpenTelemetry is left out");
         }
         let telemetry = Telemetry::new(&BUILD, crate::logging::handle().state(), spans);
-        let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
+        let (stop, mut tasks, mut bound) = (CancellationToken::new(), JoinSet::new(), None);
         match listen.filter(|address| !address.trim().is_empty()) {
             Some(address) => {
                 let server = Server::bind(&address.parse()?, Arc::clone(&telemetry)).await?;
+                bound = server.address().ok();
                 tasks.spawn(server.serve(stop.clone()));
             }
             None => tracing::info!("listen_address not defined, metrics & debug endpoints disabled"),
         }
         tasks.spawn(dumps(Arc::clone(&telemetry), stop.clone()));
-        Ok(Self { telemetry, stop, tasks })
+        Ok(Self { telemetry, address: bound, stop, tasks })
     }
 
     /// Sends the last spans, and ends the server.

@@ -44,6 +44,8 @@ pub enum What {
         missing: u64,
         /// Why, for each group in the order in which they are asked.
         reasons: Vec<(GroupId, Hold)>,
+        /// Why so many.
+        inputs: Inputs,
     },
     /// The provider answered a request for instances.
     Granted {
@@ -140,6 +142,8 @@ pub enum What {
         id: InstanceId,
         /// Why.
         why: Removal,
+        /// What there was when that was decided.
+        inputs: Inputs,
     },
     /// A removal has no effect for long; it is repeated until it has.
     Stuck {
@@ -283,7 +287,7 @@ impl fmt::Display for What {
                 inputs.instances,
                 inputs.capacity
             ),
-            Self::Hold { missing, reasons } => {
+            Self::Hold { missing, reasons, .. } => {
                 write!(f, "{missing} instances are missing and cannot be asked for")?;
                 reasons.iter().try_for_each(|(group, hold)| write!(f, "; group {}: {hold}", group.0 + 1))
             }

@@ -1,7 +1,10 @@
 //! How many instances are missing, or too many.
 
+use serde::{Deserialize, Serialize};
+
 /// What the answer depends on. The letters are those of fleeting.md 7.5.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Inputs {
     /// N: instances that work or will, with those that were asked for.
     pub instances: u64,

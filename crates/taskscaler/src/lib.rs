@@ -2,7 +2,8 @@
 //!
 //! - [`engine`] decides. It is a pure state machine: events and time in, actions out. Everything else feeds it.
 //! - [`driver`] owns it: plugins, books on disk, leases, metrics.
-//! - [`books`] is what it must not forget; [`decision`] is what it decided, and why.
+//! - [`books`] is what it must not forget; [`decision`] is what it decided, and why; [`history`] keeps that for a day, and
+//!   [`fleet`] answers operators from both.
 //! - [`sim`] is a world to try it in.
 //! - [`config`], [`policy`], [`cron`], [`forecast`] say what it is to do.
 //!
@@ -22,8 +23,10 @@ pub mod decision;
 pub mod driver;
 pub mod engine;
 pub mod event;
+pub mod fleet;
 pub mod forecast;
 pub mod formula;
+pub mod history;
 pub mod policy;
 pub mod settings;
 pub mod sim;

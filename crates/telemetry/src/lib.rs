@@ -42,6 +42,8 @@ pub struct Telemetry {
     pub life: Life,
     /// The traces of its jobs.
     pub tracer: spans::Tracer,
+    /// What other rooms answer on its address.
+    pub pages: http::Pages,
 }
 
 impl Telemetry {
@@ -52,6 +54,7 @@ impl Telemetry {
             metrics: metrics::Metrics::new(build, log),
             life: Life::default(),
             tracer: spans::Tracer::new(spans, this),
+            pages: http::Pages::default(),
         })
     }
 }

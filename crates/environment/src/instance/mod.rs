@@ -17,6 +17,7 @@ mod lease;
 mod place;
 mod provider;
 mod reach;
+mod report;
 mod settings;
 mod shell;
 #[cfg(test)]
@@ -24,7 +25,20 @@ mod tests;
 
 pub use executable::Executable;
 pub use muster_fleeting::host::PluginSpec;
+/// What operators are told of a fleet.
+pub use muster_taskscaler::fleet;
 pub use provider::{InstanceOptions, InstanceProvider};
 pub use reach::{Addresses, Dial, Told, directories};
 pub use settings::{AutoscalerSettings, ConnectorSettings, PolicySettings, SettingsError};
+/// The scaler's numbers.
+pub mod numbers {
+    pub use muster_taskscaler::driver::{Buckets, Family, Kind, Sample};
+
+    /// All of them, of a scaler that has done nothing.
+    #[must_use]
+    pub fn all() -> Vec<Family> {
+        use muster_taskscaler::config::{Config, GroupConfig};
+        muster_taskscaler::driver::Metrics::new(&Config::new(GroupConfig::new("", 0)), &Buckets::default()).families()
+    }
+}
 pub use shell::{CONNECTED, FAILED, MARK};

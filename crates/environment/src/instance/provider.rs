@@ -19,7 +19,7 @@ use muster_fleeting::connector::{KnownHosts, Session};
 use muster_fleeting::host::{Group, PluginSpec};
 use muster_fleeting::model::{ConnectInfo, InstanceId};
 use muster_job::JobId;
-use muster_taskscaler::driver::{Buckets, Journal, Plugin, Prepare, Reservation, Scaler, Up};
+use muster_taskscaler::driver::{Journal, Plugin, Prepare, Reservation, Scaler, Up};
 use muster_taskscaler::words::Key;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
@@ -59,7 +59,7 @@ pub struct InstanceOptions {
 
 /// The instances of one entry as a provider.
 pub struct InstanceProvider {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     work: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -245,6 +245,12 @@ impl Shared {
         }
     }
 
+    /// Why no more jobs are requested now; none where they are.
+    pub(super) fn no_requests(&self) -> Option<String> {
+        let why = self.capacity.borrow().why.as_ref().map(ToString::to_string);
+        why.filter(|_| self.promises.lock().is_empty())
+    }
+
     fn instance(&self, id: &InstanceId) -> Arc<Instance> {
         let mut instances = self.instances.lock();
         let made = || {
@@ -361,7 +367,7 @@ async fn start(shared: &Arc<Shared>) -> Result<Scaler, String> {
     let group = Group::start(spec).await.map_err(|error| text(&error))?;
     let ready = Arc::new(Ready(Arc::downgrade(shared)));
     let store = Box::new(Journal::new(books));
-    Scaler::start(config, vec![Plugin::new(group)], ready, store, &Buckets::default(), wall)
+    Scaler::start(config, vec![Plugin::new(group)], ready, store, &settings.buckets, wall)
         .await
         .map_err(|error| text(&error))
 }

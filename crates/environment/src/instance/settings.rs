@@ -8,6 +8,7 @@ use std::time::Duration;
 use jiff::tz::TimeZone;
 use muster_fleeting::model::ConnectorConfig;
 use muster_taskscaler::config::{Config, GroupConfig, Throttle};
+use muster_taskscaler::driver::Buckets;
 use muster_taskscaler::policy::{Placement, Policies, Policy, Wanted};
 
 use super::reach::Told;
@@ -40,6 +41,8 @@ pub struct AutoscalerSettings {
     /// `scale_throttle.burst`; 0: the default.
     pub throttle_burst: u32,
     pub policies: Vec<PolicySettings>,
+    /// `instance_*_buckets`.
+    pub buckets: Buckets,
 }
 
 /// `[runners.autoscaler.connector_config]`; empty text is the plugin's choice.
@@ -130,6 +133,7 @@ impl Default for AutoscalerSettings {
             throttle_limit: 0,
             throttle_burst: 0,
             policies: Vec::new(),
+            buckets: Buckets::default(),
         }
     }
 }

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use muster_environment::instance::numbers::Buckets;
 use muster_environment::instance::{AutoscalerSettings, ConnectorSettings, PolicySettings};
 
-use super::tree::{Table, Value};
+use super::tree::{Node, Table, Value};
 use crate::lower::go_duration::GoDuration;
 
 /// The settings of an entry, if it has the table. What is out of range is as if it were not there: its problem has told.
@@ -45,7 +46,28 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
         throttle_limit: table.int("scale_throttle.limit").unwrap_or_default(),
         throttle_burst: count("scale_throttle.burst", 0),
         policies: table.tables("policy").iter().map(policy).collect(),
+        buckets: Buckets {
+            operation: bounds(table, "instance_operation_time_buckets"),
+            creation: bounds(table, "instance_creation_time_buckets"),
+            is_running: bounds(table, "instance_is_running_time_buckets"),
+            deletion: bounds(table, "instance_deletion_time_buckets"),
+            readiness: bounds(table, "instance_readiness_time_buckets"),
+            life: bounds(table, "instance_life_duration_buckets"),
+        },
     })
+}
+
+/// The bounds of a histogram, in order; none: the default ones.
+fn bounds(table: &Table, name: &str) -> Vec<f64> {
+    let bound = |node: &Node| match &node.value {
+        Value::Float(bound) => Some(*bound),
+        Value::Int(bound) => Some(*bound as f64),
+        _ => None,
+    };
+    let mut bounds: Vec<f64> = table.list(name).iter().filter_map(bound).filter(|bound| bound.is_finite()).collect();
+    bounds.sort_unstable_by(f64::total_cmp);
+    bounds.dedup();
+    bounds
 }
 
 fn connector(table: &Table) -> ConnectorSettings {
@@ -131,6 +153,8 @@ reservation_throttling = false
 log_internal_ip = true
 log_external_ip = true
 delete_instances_on_shutdown = true
+instance_operation_time_buckets = [10, 2.5]
+instance_life_duration_buckets = [60.0]
 [runners.autoscaler.scale_throttle]
 limit = -1
 burst = 7
@@ -197,6 +221,7 @@ preemptive_mode = false
             throttle_limit: -1,
             throttle_burst: 7,
             policies: vec![policy],
+            buckets: Buckets { operation: vec![2.5, 10.0], life: vec![60.0], ..Buckets::default() },
         };
         assert!(found == wanted, "{found:?}");
     }

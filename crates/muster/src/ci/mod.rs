@@ -36,7 +36,8 @@ use std::process::ExitCode;
 
 pub(crate) use args::Args;
 use args::Command;
-use error::CiError;
+pub(crate) use error::CiError;
+pub(crate) use run::{Interrupts, adopt_orphans, end_descendants};
 
 /// What is logged beside what the commands themselves say: what a user may have to act on. The coordinator and its routes are
 /// quiet: a call that is held when the run ends is no news, and what cannot be stored is told as an event.

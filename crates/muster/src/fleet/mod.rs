@@ -4,12 +4,26 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
+use crate::ci;
+
+pub(crate) mod ask;
+mod explain;
 mod simulate;
+mod status;
 mod svg;
 
-/// Instances for jobs: try a policy before it costs anything.
+/// Instances for jobs: how they are, why, and what a policy would cost.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Show every instance, every slot, and what is missing.
+    ///
+    /// The manager is asked at the `listen_address` of its configuration; one that does not answer has its state on disk,
+    /// which is shown then.
+    Status(Box<status::Args>),
+    /// Say why a job waits, why an instance went, why none was created.
+    ///
+    /// The answer is followed by the decisions of the last day that it rests on, with the numbers that they were made by.
+    Explain(Box<explain::Args>),
     /// Replay jobs against policies in a modelled cloud: waits, cost, idle share, and a picture.
     ///
     /// The engine is the one that scales real fleets; only the cloud is a model. Policy files are in TOML and have the keys
@@ -20,6 +34,24 @@ pub(crate) enum Command {
 /// Runs one of them.
 pub(crate) fn run(command: Command) -> ExitCode {
     match command {
+        Command::Status(args) => asking(status::run(*args)),
+        Command::Explain(args) => asking(explain::run(*args)),
         Command::Simulate(args) => simulate::run(&args),
+    }
+}
+
+fn asking(work: impl Future<Output = ExitCode>) -> ExitCode {
+    crate::logging::of_command("warn");
+    crate::runtime::block_on_one_thread(work)
+}
+
+/// For programs.
+fn print_json(answer: &impl serde::Serialize) -> ExitCode {
+    match serde_json::to_string_pretty(answer) {
+        Ok(text) => ci::print(format!("{text}\n").as_bytes()),
+        Err(error) => {
+            ci::ui::report(&error);
+            ExitCode::from(2)
+        }
     }
 }

@@ -109,12 +109,12 @@ pub(super) fn go_bool(text: &str) -> Result<bool, String> {
 }
 
 /// A path; an empty variable of the environment is an empty path, which is none.
-pub(super) fn path() -> impl TypedValueParser<Value = PathBuf> {
+pub(crate) fn path() -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().map(PathBuf::from)
 }
 
 /// A path that is one.
-pub(super) fn filled(path: &Option<PathBuf>) -> Option<PathBuf> {
+pub(crate) fn filled(path: &Option<PathBuf>) -> Option<PathBuf> {
     path.clone().filter(|path| !path.as_os_str().is_empty())
 }
 

@@ -29,6 +29,8 @@ mod verify;
 mod verify_config;
 mod wrapper;
 
+pub(crate) use run::{INSTANCES, instances, state_dir};
+
 use std::ffi::OsString;
 use std::process::ExitCode;
 

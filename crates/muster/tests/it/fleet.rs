@@ -78,3 +78,20 @@ fn what_cannot_be_simulated_is_told() {
         assert!(error.contains(wanted), "{error}");
     }
 }
+
+/// R036: capacity where it is needed, and no excess.
+#[test]
+fn a_day_meets_its_objective_for_starts_with_idle_hours_under_a_bound() {
+    let directory = policies();
+    let text = "max_instances = 100\n[[policy]]\nidle_time = \"10m0s\"\nscale_factor = 0.3\nscale_factor_limit = 20\n\
+                preemptive_mode = false\n";
+    std::fs::write(directory.path().join("factor.toml"), text).unwrap();
+    let arguments = ["--pattern", "day", "--peak", "150", "--seed", "7", "--policy", "factor.toml", "--json"];
+    let output = muster(directory.path(), &[&["fleet", "simulate"][..], &arguments].concat());
+    let result: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let of = |pointer: &str| result["policies"][0].pointer(pointer).unwrap().as_f64().unwrap();
+    assert!(of("/wait_s/p95") < 1.0 && of("/wait_s/p99") < 60.0, "{result}");
+    let idle_hours = of("/report/slot_hours") - of("/report/busy_slot_hours");
+    assert!(idle_hours < 110.0, "a fleet for the peak, all day, would be idle for ten times as long: {result}");
+    assert_eq!(of("/report/done"), result["jobs"].as_f64().unwrap());
+}

@@ -7,6 +7,7 @@
 )]
 
 mod ci;
+mod demo;
 mod examples;
 mod fleet;
 mod manager;

@@ -1,6 +1,5 @@
 //! The handle of a running scaler.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +12,6 @@ use super::metrics::{Buckets, Metrics};
 use super::store::{Store, StoreError};
 use super::task::{Command, Shared, Task};
 use crate::config::Config;
-use crate::decision::Decision;
 use crate::engine::{InstanceStatus, NoCapacity, Status, Wait};
 use crate::event::Event;
 use crate::policy::Policies;
@@ -149,13 +147,6 @@ impl Scaler {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::WhyWaiting { key, reply });
         answer.await.ok().flatten()
-    }
-
-    /// The decisions of the last day, the latest last, as far as there is room for them.
-    pub async fn decisions(&self) -> VecDeque<Decision> {
-        let (reply, answer) = oneshot::channel();
-        let _ = self.commands.send(Command::Decisions { reply });
-        answer.await.unwrap_or_default()
     }
 
     /// Its numbers.

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::store::{Store, StoreError};
 use crate::books::{Change, Row, RowKey, VERSION};
+use crate::history::{History, Told};
 
 /// The file is rewritten when it has so many changes more than rows.
 const SURPLUS_MAX: usize = 10_000;
@@ -33,13 +34,27 @@ pub struct Journal {
     rows: BTreeMap<RowKey, Row>,
     file: Option<File>,
     changes: usize,
+    history: History,
 }
 
 impl Journal {
-    /// Books in this file, which is made when there is something to keep. Its directory must exist.
+    /// Books in this file, which is made when there is something to keep, with the history beside it. Its directory must
+    /// exist.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), rows: BTreeMap::new(), file: None, changes: 0 }
+        let path = path.into();
+        let history = History::beside(&path);
+        Self { path, rows: BTreeMap::new(), file: None, changes: 0, history }
+    }
+
+    /// The rows of books that another process may be writing.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn rows(path: &Path) -> Result<BTreeMap<RowKey, Row>, StoreError> {
+        let mut journal = Self::new(path);
+        journal.read()?;
+        Ok(journal.rows)
     }
 
     fn error(&self, doing: &'static str) -> impl FnOnce(std::io::Error) -> StoreError + use<> {
@@ -143,6 +158,10 @@ impl Store for Journal {
     async fn apply(&mut self, changes: &[Change]) -> Result<(), StoreError> {
         // Some hundred bytes into the page cache: less than handing them to another thread.
         self.write(changes)
+    }
+
+    async fn tell(&mut self, decisions: &[Told]) {
+        self.history.add(decisions);
     }
 }
 

@@ -13,7 +13,7 @@ use crate::event::Action;
 use crate::words::Removal;
 
 /// Upper bounds of histograms, in seconds; empty: the defaults of `config.toml`.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Buckets {
     /// `instance_operation_time_buckets`: the fallback of the next four.
     pub operation: Vec<f64>,
@@ -136,7 +136,9 @@ fn zeros(names: &[&'static str]) -> Labelled {
 }
 
 impl Metrics {
-    pub(super) fn new(config: &Config, buckets: &Buckets) -> Self {
+    /// The numbers of a scaler that has done nothing yet.
+    #[must_use]
+    pub fn new(config: &Config, buckets: &Buckets) -> Self {
         let operation = buckets.operation.as_slice();
         let histogram = |own: &[f64]| Histogram::new(&[own, operation, &OPERATION]);
         let mut gauges = BTreeMap::new();

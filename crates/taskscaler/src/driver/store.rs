@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use async_trait::async_trait;
 
 use crate::books::{Change, Row, RowKey};
+use crate::history::Told;
 
 /// Why the books cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +53,8 @@ pub trait Store: Send + 'static {
     async fn load(&mut self) -> Result<Vec<(RowKey, Row)>, StoreError>;
     /// Makes all of these changes, or none. Called again with the same ones where it failed.
     async fn apply(&mut self, changes: &[Change]) -> Result<(), StoreError>;
+    /// Keeps decisions for the questions of a day. Nothing depends on it.
+    async fn tell(&mut self, _decisions: &[Told]) {}
 }
 
 /// Books that end with the process. For tests, and where nothing is to be kept.

@@ -1,6 +1,6 @@
 //! The task that owns the engine.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,13 +18,10 @@ use crate::config::Config;
 use crate::decision::{Decision, What};
 use crate::engine::{AcquireError, Engine, InstanceStatus, NoCapacity, Status, Wait};
 use crate::event::{Action, Event};
+use crate::history::Told;
 use crate::time::{Now, Time};
 use crate::words::{GroupId, Key, Loss};
 
-/// Decisions that are kept for questions,
-const DECISIONS_MAX: usize = 20_000;
-/// for so long.
-const DECISIONS_FOR_S: i64 = 24 * 3600;
 /// Between two attempts to write the books.
 const STORE_AGAIN: Duration = Duration::from_secs(1);
 /// Events that are taken together, with one write.
@@ -43,7 +40,6 @@ pub(super) enum Command {
     Tell(Event),
     Status { reply: oneshot::Sender<Status> },
     WhyWaiting { key: Key, reply: oneshot::Sender<Option<Wait>> },
-    Decisions { reply: oneshot::Sender<VecDeque<Decision>> },
     Shutdown { limit: Duration, reply: oneshot::Sender<Vec<InstanceStatus>> },
 }
 
@@ -106,7 +102,6 @@ pub(super) struct Task {
     watches: JoinSet<(GroupId, watch::Receiver<HostStatus>)>,
     waiting: HashMap<Key, oneshot::Sender<Result<Lease, AcquireError>>>,
     losses: HashMap<Key, watch::Sender<Option<Loss>>>,
-    decisions: VecDeque<Decision>,
     origin: Instant,
     ending: Option<Ending>,
 }
@@ -141,7 +136,6 @@ impl Task {
             watches: JoinSet::new(),
             waiting: HashMap::new(),
             losses: HashMap::new(),
-            decisions: VecDeque::new(),
             origin,
             ending: None,
         }
@@ -265,9 +259,6 @@ impl Task {
             Command::WhyWaiting { key, reply } => {
                 let _ = reply.send(self.engine.why_waiting(now, &key));
             }
-            Command::Decisions { reply } => {
-                let _ = reply.send(self.decisions.clone());
-            }
             Command::Shutdown { limit, reply } => {
                 self.engine.handle(now, Event::Stop);
                 for (key, reply) in self.waiting.drain() {
@@ -299,9 +290,8 @@ impl Task {
             if let Err(violation) = self.engine.check() {
                 debug_assert!(false, "{violation}");
             }
-            for decision in self.engine.decisions() {
-                self.note(decision);
-            }
+            let decisions = self.engine.decisions();
+            let told: Vec<Told> = decisions.into_iter().map(|decision| self.note(&decision)).collect();
             let changes = self.engine.changes();
             if !changes.is_empty() {
                 while let Err(error) = self.store.apply(&changes).await {
@@ -309,6 +299,7 @@ impl Task {
                     tokio::time::sleep(STORE_AGAIN).await;
                 }
             }
+            self.store.tell(&told).await;
             let actions = self.engine.actions();
             if actions.is_empty() {
                 break;
@@ -320,27 +311,26 @@ impl Task {
         self.metrics.observe(&self.engine);
     }
 
-    fn note(&mut self, decision: Decision) {
+    /// Counts and logs a decision; what is kept of it.
+    fn note(&self, decision: &Decision) -> Told {
         self.metrics.note(&decision.what);
+        let groups = &self.engine.config().groups;
+        let name = |group: GroupId| groups.get(group.0).map_or_else(String::new, |group| group.name.clone());
+        let told = Told::of(decision, name);
         match &decision.what {
             What::CreationFailed { .. }
             | What::UpdateFailed { .. }
             | What::Hold { .. }
             | What::Lost { .. }
             | What::Stuck { .. } => {
-                tracing::warn!(decision = %decision.what, "taskscaler");
+                tracing::warn!(decision = told.text, group = told.group, "taskscaler");
             }
             What::Leased { .. } | What::Released { .. } | What::Granted { .. } | What::Running { .. } => {
-                tracing::debug!(decision = %decision.what, "taskscaler");
+                tracing::debug!(decision = told.text, group = told.group, "taskscaler");
             }
-            _ => tracing::info!(decision = %decision.what, "taskscaler"),
+            _ => tracing::info!(decision = told.text, group = told.group, "taskscaler"),
         }
-        while self.decisions.len() >= DECISIONS_MAX
-            || self.decisions.front().is_some_and(|first| decision.unix - first.unix > DECISIONS_FOR_S)
-        {
-            self.decisions.pop_front();
-        }
-        self.decisions.push_back(decision);
+        told
     }
 
     fn perform(&mut self, action: Action) {

@@ -51,7 +51,7 @@ use queue::Queue;
 
 pub use lease::{AcquireError, NoCapacity};
 pub use limits::Violation;
-pub use status::{Counts, GroupStatus, InstanceStatus, SlotStatus, Status, Tasks, Wait};
+pub use status::{Counts, GroupStatus, InstanceStatus, SlotStatus, Status, Tasks, Wait, WaitingStatus};
 
 /// See the module.
 #[derive(Debug)]

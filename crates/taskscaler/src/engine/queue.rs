@@ -46,6 +46,11 @@ impl Queue {
         self.order.get(self.numbers.get(key)?)
     }
 
+    /// All, the oldest first.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Waiter> {
+        self.order.values()
+    }
+
     pub(super) fn len(&self) -> usize {
         self.order.len()
     }

@@ -45,9 +45,10 @@ impl Engine {
         }
         let (group, id) = (instance.group, instance.id.clone());
         let deleting = Deleting { why: why.clone(), attempts: 0, called: false, since: now.at };
+        let inputs = self.inputs(now);
         self.pool.change(index, |instance| instance.enter(State::Deleting(deleting), now.at, Some(now.at)));
         self.touch(index);
-        self.decide(now, What::Remove { group, id, why });
+        self.decide(now, What::Remove { group, id, why, inputs });
     }
 
     pub(super) fn remove_by_operator(&mut self, now: Now, group: GroupId, id: &InstanceId, why: String) {

@@ -96,7 +96,7 @@ impl Engine {
             held.iter().map(|(group, hold)| (*group, std::mem::discriminant(hold))).collect()
         };
         if kinds(&held) != kinds(&self.held) && !held.is_empty() {
-            self.decide(now, What::Hold { missing, reasons: held.clone() });
+            self.decide(now, What::Hold { missing, reasons: held.clone(), inputs });
         }
         self.held = held;
     }

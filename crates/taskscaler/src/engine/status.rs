@@ -56,10 +56,30 @@ pub struct Status {
     pub spend_per_hour: f64,
     /// Why what is missing cannot be asked for, for each group.
     pub held: Vec<String>,
+    /// The requests that wait, the oldest first.
+    #[serde(default)]
+    pub waiting: Vec<WaitingStatus>,
+    /// Instances that boot or are made ready.
+    #[serde(default)]
+    pub booting: u64,
+    /// Until the next of them is ready, by what was learned, in milliseconds.
+    #[serde(default)]
+    pub ready_in_ms: Option<u64>,
     /// The groups.
     pub groups: Vec<GroupStatus>,
     /// The instances, the oldest first.
     pub instances: Vec<InstanceStatus>,
+}
+
+/// One request that waits for a slot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitingStatus {
+    /// Whose.
+    pub key: String,
+    /// For so long, in milliseconds.
+    pub for_ms: u64,
+    /// Requests before it.
+    pub before: usize,
 }
 
 /// One group.
@@ -176,6 +196,9 @@ impl Engine {
             policy: self.policy.map(|index| index + 1),
             spend_per_hour: self.spend_per_hour(),
             held: self.held_words(),
+            waiting: self.waiting(now),
+            booting: self.booting(),
+            ready_in_ms: self.ready_in_ms(now),
             groups: (0..self.groups.len()).filter_map(|index| self.group_status(GroupId(index))).collect(),
             instances: instances.into_iter().map(|instance| self.instance_status(now, instance)).collect(),
         }
@@ -185,20 +208,38 @@ impl Engine {
     #[must_use]
     pub fn why_waiting(&self, now: Now, key: &Key) -> Option<Wait> {
         let waiter = self.queue.get(key)?;
+        Some(Wait {
+            for_ms: millis(now.at.since(waiter.since)),
+            before: self.queue.before(key),
+            booting: self.booting(),
+            ready_in_ms: self.ready_in_ms(now),
+            held: self.held_words(),
+        })
+    }
+
+    fn waiting(&self, now: Now) -> Vec<WaitingStatus> {
+        let all = self.queue.iter().enumerate();
+        all.map(|(before, waiter)| WaitingStatus {
+            key: waiter.key.to_string(),
+            for_ms: millis(now.at.since(waiter.since)),
+            before,
+        })
+        .collect()
+    }
+
+    /// Instances that boot or are made ready.
+    fn booting(&self) -> u64 {
         let expected: u64 = self.groups.iter().map(|group| u64::from(group.expected())).sum();
-        let coming = |group: usize| u64::from(self.pool.coming(GroupId(group)));
+        expected + (0..self.groups.len()).map(|group| u64::from(self.pool.coming(GroupId(group)))).sum::<u64>()
+    }
+
+    fn ready_in_ms(&self, now: Now) -> Option<u64> {
         let next = self.groups.iter().enumerate().filter_map(|(index, group)| {
             let known = self.pool.expected(GroupId(index)).map(|(oldest, _)| oldest);
             let oldest = known.into_iter().chain(group.asked().map(|(oldest, _)| oldest)).min()?;
             Some((oldest + group.boot.fast?).since(now.at))
         });
-        Some(Wait {
-            for_ms: millis(now.at.since(waiter.since)),
-            before: self.queue.before(key),
-            booting: expected + (0..self.groups.len()).map(coming).sum::<u64>(),
-            ready_in_ms: next.min().map(millis),
-            held: self.held_words(),
-        })
+        next.min().map(millis)
     }
 
     fn held_words(&self) -> Vec<String> {

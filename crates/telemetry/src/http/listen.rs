@@ -61,6 +61,17 @@ impl std::fmt::Display for ListenAddress {
 }
 
 impl ListenAddress {
+    /// The URL at which a program on the same machine reaches who listens here, without a slash at its end.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let (host, port) = (self.host.as_str(), self.port);
+        match host {
+            "" | "0.0.0.0" => format!("http://127.0.0.1:{port}"),
+            "::" => format!("http://[::1]:{port}"),
+            _ => format!("http://{self}"),
+        }
+    }
+
     pub(super) async fn bind(&self) -> Result<TcpListener, ListenError> {
         let bound = if self.host.is_empty() {
             // Both families where the system has both.
@@ -88,6 +99,10 @@ mod tests {
         assert_eq!(read(":9000"), ":9000");
         assert_eq!(read("[::1]:80"), "[::1]:80");
         assert_eq!(read("[::]"), "[::]:9252");
+        let url = |text: &str| text.parse::<ListenAddress>().unwrap().url();
+        assert_eq!(url(":9000"), "http://127.0.0.1:9000");
+        assert_eq!(url("[::]:80"), "http://[::1]:80");
+        assert_eq!(url("runner.example"), "http://runner.example:9252");
         for wrong in ["", "host:port", "host:99999", "a b:1", "[::1", "[::1]80"] {
             wrong.parse::<ListenAddress>().unwrap_err();
         }

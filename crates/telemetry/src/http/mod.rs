@@ -4,6 +4,7 @@
 //! numbers, never a secret. What a client can take is bounded: connections, the size of a request's head, and its time.
 
 mod listen;
+mod page;
 mod pages;
 #[cfg(test)]
 mod tests;
@@ -11,6 +12,8 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -22,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use crate::Telemetry;
 
 pub use listen::{ListenAddress, ListenError};
+pub use page::{JsonAnswer, Page, Pages};
 
 /// Connections at the same time; more wait in the system's queue.
 const CONNECTIONS_MAX: usize = 64;
@@ -101,9 +105,9 @@ async fn connection(
     stop: CancellationToken,
     _permit: OwnedSemaphorePermit,
 ) {
-    let service = service_fn(move |request| {
-        let answer = pages::answer(&request, &telemetry);
-        async move { Ok::<_, std::convert::Infallible>(answer) }
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (telemetry, asked) = (Arc::clone(&telemetry), request.into_parts().0);
+        async move { Ok::<_, std::convert::Infallible>(pages::answer(&asked.method, &asked.uri, &telemetry).await) }
     });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT).max_buf_size(HEAD_MAX_BYTES);

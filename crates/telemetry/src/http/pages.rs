@@ -1,14 +1,21 @@
 //! What each path answers.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue};
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Method, Response, StatusCode, Uri};
+use tokio::time::timeout;
 
+use super::page::{JsonAnswer, Page};
 use crate::Telemetry;
 use crate::metrics;
 
 const TEXT: &str = "text/plain; charset=utf-8";
+const JSON: &str = "application/json";
+/// A page of another room has so long.
+const PAGE_LIMIT: Duration = Duration::from_secs(10);
 const LIST_VERSION: HeaderName = HeaderName::from_static("x-list-version");
 
 const PROFILES: &str = "There are no profiles of the Go runtime here: this program is not written in Go.\n\
@@ -17,9 +24,10 @@ const PROFILES: &str = "There are no profiles of the Go runtime here: this progr
 type Answer = Response<Full<Bytes>>;
 
 /// The answer to a request. The body, if there is one, is not read.
-pub(super) fn answer<B>(request: &Request<B>, telemetry: &Telemetry) -> Answer {
-    let answer = match request.uri().path() {
-        "/metrics" => exposition(request.method(), telemetry),
+pub(super) async fn answer(method: &Method, uri: &Uri, telemetry: &Telemetry) -> Answer {
+    let page = telemetry.pages.at(uri.path());
+    let answer = match uri.path() {
+        "/metrics" => exposition(method, telemetry),
         "/debug/jobs/list" => {
             let mut answer = text(StatusCode::OK, telemetry.metrics.list_jobs());
             answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
@@ -32,14 +40,31 @@ pub(super) fn answer<B>(request: &Request<B>, telemetry: &Telemetry) -> Answer {
         path if path == "/debug/pprof" || path.starts_with("/debug/pprof/") => {
             text(StatusCode::NOT_IMPLEMENTED, PROFILES)
         }
-        _ => text(
-            StatusCode::NOT_FOUND,
-            "404 page not found; there are /metrics, /health/ready, /debug/jobs/list and /debug/process/state\n",
-        ),
+        _ => match page {
+            Some(page) => json(&*page, uri.query().unwrap_or_default()).await,
+            None => text(
+                StatusCode::NOT_FOUND,
+                "404 page not found; there are /metrics, /health/ready, /debug/jobs/list, /debug/process/state, and, \
+                 where instances are scaled, /debug/fleet/status and /debug/fleet/explain\n",
+            ),
+        },
     };
-    if request.method() == Method::HEAD {
+    if *method == Method::HEAD {
         return answer.map(|_| Full::default());
     }
+    answer
+}
+
+async fn json(page: &dyn Page, query: &str) -> Answer {
+    let (status, body) = match timeout(PAGE_LIMIT, page.answer(query)).await {
+        Ok(JsonAnswer::Found(body)) => (StatusCode::OK, body),
+        Ok(JsonAnswer::Missing(body)) => (StatusCode::NOT_FOUND, body),
+        Ok(JsonAnswer::Wrong(why)) => return text(StatusCode::BAD_REQUEST, format!("{why}\n")),
+        Ok(JsonAnswer::Failed(why)) => return text(StatusCode::INTERNAL_SERVER_ERROR, format!("{why}\n")),
+        Err(_) => return text(StatusCode::SERVICE_UNAVAILABLE, "no answer in time; try again\n"),
+    };
+    let mut answer = text(status, body);
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
     answer
 }
 

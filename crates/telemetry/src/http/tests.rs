@@ -76,6 +76,34 @@ async fn jobs_and_states_are_listed() {
     assert!(running.ask("GET", "/").await.starts_with("HTTP/1.1 404 "));
 }
 
+struct Told;
+
+#[async_trait::async_trait]
+impl Page for Told {
+    async fn answer(&self, query: &str) -> JsonAnswer {
+        match query {
+            "" => JsonAnswer::Found(b"{}".to_vec()),
+            "instance=x" => JsonAnswer::Missing(b"[]".to_vec()),
+            other => JsonAnswer::Wrong(format!("`{other}` is no question")),
+        }
+    }
+}
+
+#[tokio::test]
+async fn pages_of_other_rooms_are_answered_while_they_are_there() {
+    let running = start().await;
+    let page: Arc<dyn Page> = Arc::new(Told);
+    running.telemetry.pages.add("/debug/told", Arc::downgrade(&page));
+    let found = running.ask("GET", "/debug/told").await;
+    assert!(found.starts_with("HTTP/1.1 200 ") && found.ends_with("\r\n\r\n{}"), "{found}");
+    assert!(found.contains("content-type: application/json\r\n"), "{found}");
+    assert!(running.ask("GET", "/debug/told?instance=x").await.starts_with("HTTP/1.1 404 "));
+    let wrong = running.ask("GET", "/debug/told?what").await;
+    assert!(wrong.starts_with("HTTP/1.1 400 ") && wrong.ends_with("`what` is no question\n"), "{wrong}");
+    drop(page);
+    assert!(running.ask("GET", "/debug/told").await.starts_with("HTTP/1.1 404 "));
+}
+
 #[tokio::test]
 async fn a_port_in_use_is_told_with_what_to_do() {
     let running = start().await;

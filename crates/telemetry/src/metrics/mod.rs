@@ -11,11 +11,12 @@ mod group;
 mod jobs;
 pub mod names;
 mod process;
+mod source;
 #[cfg(test)]
 mod tests;
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -31,7 +32,10 @@ use entry::NameMetrics;
 pub use entry::{EntryLabels, EntryMetrics, OpenRequest, ProcessingFailure, TokenMetrics};
 pub use jobs::{ExecutorStage, JobFacts, JobRecord, Mode, State};
 
+pub use source::{Family, FamilyKind, Sample, Source};
+
 use jobs::Table;
+use source::Sources;
 
 /// What a scrape is answered with.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -56,6 +60,7 @@ pub struct Metrics {
     interpolation_failures: IntCounterVec,
     spans: IntCounterVec,
     process: ProcessMetrics,
+    sources: Sources,
 }
 
 /// Why a job's inputs could not be put into its texts (runner-config 3.2).
@@ -124,6 +129,7 @@ impl Metrics {
             interpolation_failures,
             spans: group.counters(&names::SPANS),
             process: ProcessMetrics::new(&mut group),
+            sources: Sources::default(),
             log: Arc::clone(log),
             table: Arc::default(),
             entries: Mutex::default(),
@@ -211,6 +217,11 @@ impl Metrics {
         self.table.list()
     }
 
+    /// Exposes what `source` counts too, as long as it lives.
+    pub fn add_source(&self, source: Weak<dyn Source>) {
+        self.sources.add(source);
+    }
+
     /// Everything, as a scrape is answered, while the process is in `state`.
     #[must_use]
     pub fn text(&self, state: ProcessState) -> String {
@@ -226,7 +237,10 @@ impl Metrics {
         }
         self.table.count();
         let mut text = String::new();
-        if let Err(error) = TextEncoder::new().encode_utf8(&self.registry.gather(), &mut text) {
+        let mut families = self.registry.gather();
+        families.extend(self.sources.gather().into_values());
+        families.sort_by(|one, other| one.name().cmp(other.name()));
+        if let Err(error) = TextEncoder::new().encode_utf8(&families, &mut text) {
             tracing::error!(%error, "metrics cannot be written");
         }
         text

@@ -63,6 +63,102 @@ const CALL_SECONDS: &[f64] = &[0.1, 0.25, 0.5, 1., 2.5, 5., 10., 30., 60.];
 const FINE_SECONDS: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1., 2.5, 5., 10., 30., 60., 300.];
 
+const OPERATION_SECONDS: &[f64] = &[1., 5., 10., 15., 30., 45., 60., 90., 120., 180.];
+const LIFE_SECONDS: &[f64] = &[60., 300., 600., 900., 1800., 3600., 21600., 43200., 86400.];
+const WAIT_SECONDS: &[f64] = &[0.01, 0.1, 0.5, 1., 5., 15., 30., 60., 120., 300., 900., 3600.];
+
+const fn fleet(name: &'static str, kind: Kind, labels: &'static [&'static str], help: &'static str) -> Definition {
+    Definition { name, kind, scope: Scope::Entry, labels, help }
+}
+
+/// Metrics of runners whose instances are scaled. They are counted there, and taken by [`super::Source`]; the names are
+/// fleeting's and taskscaler's, with their labels and buckets (runner-config 3.5), and Muster's own.
+pub const FLEET: &[Definition] = &[
+    fleet("fleeting_provisioner_max_instances", Kind::Gauge, &[], "The most instances; 0: no limit."),
+    fleet("fleeting_provisioner_instances", Kind::Gauge, &["state"], "Instances by state."),
+    fleet("fleeting_provisioner_instance_operations_total", Kind::Counter, &["operation"], "Operations on instances."),
+    fleet("fleeting_provisioner_internal_operations_total", Kind::Counter, &["operation"], "Calls of the plugin."),
+    fleet(
+        "fleeting_provisioner_missed_updates_total",
+        Kind::Counter,
+        &[],
+        "Times that a known instance was missing in a list.",
+    ),
+    fleet(
+        "fleeting_provisioner_instance_creation_time_seconds",
+        Kind::Histogram(OPERATION_SECONDS),
+        &[],
+        "From the request for an instance to its first sight.",
+    ),
+    fleet(
+        "fleeting_provisioner_instance_is_running_time_seconds",
+        Kind::Histogram(OPERATION_SECONDS),
+        &[],
+        "From the request for an instance until it runs.",
+    ),
+    fleet(
+        "fleeting_provisioner_instance_deletion_time_seconds",
+        Kind::Histogram(OPERATION_SECONDS),
+        &[],
+        "From the first removal of an instance until it is gone.",
+    ),
+    fleet(
+        "fleeting_provisioner_instance_life_duration_seconds",
+        Kind::Histogram(LIFE_SECONDS),
+        &[],
+        "From the first sight of an instance until it is gone.",
+    ),
+    fleet("fleeting_taskscaler_max_tasks_per_instance", Kind::Gauge, &[], "Slots of an instance."),
+    fleet(
+        "fleeting_taskscaler_max_use_count_per_instance",
+        Kind::Gauge,
+        &[],
+        "Jobs of an instance in its life; 0: no limit.",
+    ),
+    fleet(
+        "fleeting_taskscaler_desired_instances",
+        Kind::Gauge,
+        &[],
+        "Instances to create (positive) or to remove (negative).",
+    ),
+    fleet("fleeting_taskscaler_tasks", Kind::Gauge, &["state"], "Slots by state."),
+    fleet("fleeting_taskscaler_task_operations_total", Kind::Counter, &["operation"], "Operations on slots."),
+    fleet(
+        "fleeting_taskscaler_scale_operations_total",
+        Kind::Counter,
+        &["operation"],
+        "Decisions to create or to remove.",
+    ),
+    fleet(
+        "fleeting_taskscaler_task_instance_readiness_time_seconds",
+        Kind::Histogram(OPERATION_SECONDS),
+        &[],
+        "From running until jobs can have an instance.",
+    ),
+    fleet(
+        "muster_taskscaler_spend_per_hour",
+        Kind::Gauge,
+        &[],
+        "What the instances cost per hour, by the configured prices.",
+    ),
+    fleet("muster_taskscaler_foreign_instances", Kind::Gauge, &[], "Instances that nobody here asked for."),
+    fleet("muster_taskscaler_removals_total", Kind::Counter, &["reason"], "Removed instances by reason."),
+    fleet(
+        "muster_taskscaler_creation_failures_total",
+        Kind::Counter,
+        &[],
+        "Creations that failed, or gave nothing that got ready.",
+    ),
+    fleet("muster_taskscaler_update_failures_total", Kind::Counter, &[], "Lists that failed."),
+    fleet("muster_taskscaler_lost_jobs_total", Kind::Counter, &[], "Jobs whose instance was lost."),
+    fleet(
+        "muster_taskscaler_acquire_wait_seconds",
+        Kind::Histogram(WAIT_SECONDS),
+        &[],
+        "How long jobs waited for a slot.",
+    ),
+];
+
 macro_rules! metrics {
     ($($id:ident = $kind:expr, $scope:ident, $name:literal, [$($label:literal),*], $help:literal;)*) => {
         $(#[doc = $help]

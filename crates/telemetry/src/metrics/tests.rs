@@ -195,6 +195,47 @@ fn a_label_from_the_server_is_bounded() {
     assert!(text(&telemetry).contains(&format!("project_jobs_running=\"{}\"", "9".repeat(32))));
 }
 
+#[test]
+fn what_another_room_counts_is_exposed_with_the_labels_of_its_entry() {
+    struct Counted;
+    impl Source for Counted {
+        fn numbers(&self) -> Vec<(EntryLabels, Vec<Family>)> {
+            let sample = |value, labels, buckets| Sample { labels, value, buckets };
+            let state = vec![("state", "say \"on\"".to_owned())];
+            let gauge = sample(2.0, state, Vec::new());
+            let histogram = sample(7.5, Vec::new(), vec![(1.0, 1), (f64::INFINITY, 3)]);
+            let family = |name, kind, sample| Family { name, help: "of a test", kind, samples: vec![sample] };
+            let both = || {
+                vec![
+                    family("a_gauge", FamilyKind::Gauge, gauge.clone()),
+                    family("z_seconds", FamilyKind::Histogram, histogram.clone()),
+                ]
+            };
+            vec![(labels("one"), both()), (labels("two"), both())]
+        }
+    }
+    let (telemetry, _entry, _job) = busy();
+    let source: Arc<dyn Source> = Arc::new(Counted);
+    telemetry.metrics.add_source(Arc::downgrade(&source));
+    let exposed = text(&telemetry);
+    let r = |name: &str| format!("runner=\"abcdefghi\",runner_name=\"{name}\"");
+    for line in [
+        format!("a_gauge{{{},state=\"say \\\"on\\\"\",system_id=\"s_1\"}} 2", r("two")),
+        format!("z_seconds_bucket{{{},system_id=\"s_1\",le=\"1\"}} 1", r("one")),
+        format!("z_seconds_bucket{{{},system_id=\"s_1\",le=\"+Inf\"}} 3", r("one")),
+        format!("z_seconds_count{{{},system_id=\"s_1\"}} 3", r("one")),
+        format!("z_seconds_sum{{{},system_id=\"s_1\"}} 7.5", r("one")),
+    ] {
+        assert!(
+            exposed.contains(&format!("\n{line}\n")) || exposed.starts_with(&line),
+            "`{line}` is missing in:\n{exposed}"
+        );
+    }
+    assert_eq!(exposed.matches("# TYPE a_gauge gauge").count(), 1, "one family for all entries");
+    drop(source);
+    assert!(!text(&telemetry).contains("a_gauge"), "it goes with who counts it");
+}
+
 /// Each metric has its place in the documents, and nothing else is there.
 #[test]
 fn the_reference_page_lists_the_same_metrics() {
@@ -202,7 +243,7 @@ fn the_reference_page_lists_the_same_metrics() {
     let page = std::fs::read_to_string(page).unwrap();
     let (listed, _) = page.split_once("## Not fed").unwrap();
     let mut rows: Vec<_> = listed.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
-    let mut defined: Vec<_> = names::ALL.iter().map(|definition| definition.name).collect();
+    let mut defined: Vec<_> = names::ALL.iter().chain(names::FLEET).map(|definition| definition.name).collect();
     rows.sort_unstable();
     defined.sort_unstable();
     assert_eq!(rows, defined);

@@ -1,6 +1,7 @@
 //! The processes below this one: found, ended, reaped. Linux knows how; elsewhere only direct children are ended.
 
-pub(super) use sys::{adopt_orphans, all, kill, reap, terminate};
+pub(crate) use sys::adopt_orphans;
+pub(super) use sys::{all, kill, reap, terminate};
 
 #[cfg(target_os = "linux")]
 mod sys {
@@ -9,7 +10,7 @@ mod sys {
     use rustix::process::{Pid, Signal, WaitOptions};
 
     /// From now on a descendant that loses its parent becomes a child of this process.
-    pub(in super::super) fn adopt_orphans() {
+    pub(crate) fn adopt_orphans() {
         if let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
             tracing::debug!(%error, "cannot adopt orphans; the agent ends by itself when this process has ended");
         }
@@ -100,7 +101,7 @@ mod sys {
 
 #[cfg(not(target_os = "linux"))]
 mod sys {
-    pub(in super::super) fn adopt_orphans() {}
+    pub(crate) fn adopt_orphans() {}
     pub(in super::super) fn all() -> Vec<u32> {
         Vec::new()
     }

@@ -41,13 +41,15 @@ use super::record::RunRecord;
 use super::select::select;
 use super::state::{Run, probe_space, remove_all};
 use super::ui;
+pub(crate) use descendants::adopt_orphans;
 use follow::Follower;
 use report::{Ending, Reporter, RunInfo, reporter};
 pub(super) use report::{failure, job_time, tree_of};
 use server::Door;
-use signals::Interrupts;
+pub(crate) use signals::Interrupts;
 use start::{announce, manager_options, new_pipeline, notices, serve};
-use supervisor::{end_descendants, supervise};
+pub(crate) use supervisor::end_descendants;
+use supervisor::supervise;
 use tasks::Tasks;
 pub(super) use trace::TraceLines;
 
@@ -182,7 +184,7 @@ async fn perform(
     interrupts: Interrupts,
     started: Instant,
 ) -> Result<ExitStatus, CiError> {
-    descendants::adopt_orphans();
+    adopt_orphans();
     let mut tasks = Tasks::default();
     let result = with_coordinator(args, run, ready, interrupts, started, &mut tasks).await;
     tasks.end().await;

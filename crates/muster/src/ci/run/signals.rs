@@ -3,7 +3,7 @@
 use super::super::error::CiError;
 
 /// The signals, from the moment on at which this was made.
-pub(super) struct Interrupts {
+pub(crate) struct Interrupts {
     #[cfg(unix)]
     signals: [tokio::signal::unix::Signal; 3],
 }
@@ -11,7 +11,7 @@ pub(super) struct Interrupts {
 #[cfg(unix)]
 impl Interrupts {
     /// Starts to listen; from now on these signals no longer end the process by themselves.
-    pub(super) fn new() -> Result<Self, CiError> {
+    pub(crate) fn new() -> Result<Self, CiError> {
         use tokio::signal::unix::{SignalKind, signal};
         let listen = |kind| signal(kind).map_err(CiError::system("cannot listen for signals"));
         let signals =
@@ -20,7 +20,7 @@ impl Interrupts {
     }
 
     /// Waits for the next one. Safe to drop.
-    pub(super) async fn next(&mut self) {
+    pub(crate) async fn next(&mut self) {
         let [interrupt, terminate, hangup] = &mut self.signals;
         tokio::select! {
             _ = interrupt.recv() => {}
@@ -33,12 +33,12 @@ impl Interrupts {
 #[cfg(not(unix))]
 impl Interrupts {
     /// Starts to listen.
-    pub(super) fn new() -> Result<Self, CiError> {
+    pub(crate) fn new() -> Result<Self, CiError> {
         Ok(Self {})
     }
 
     /// Waits for the next one. Safe to drop.
-    pub(super) async fn next(&mut self) {
+    pub(crate) async fn next(&mut self) {
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;
         }

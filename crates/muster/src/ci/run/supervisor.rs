@@ -187,7 +187,7 @@ async fn end(mut child: Child) -> Result<(), CiError> {
 }
 
 /// Ends every process that this one or its children started, politely and then by force, and waits until all are gone.
-pub(super) async fn end_descendants(grace: Duration) {
+pub(crate) async fn end_descendants(grace: Duration) {
     let deadline = Instant::now() + grace;
     let mut told: Vec<u32> = Vec::new();
     loop {

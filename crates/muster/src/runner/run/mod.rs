@@ -36,6 +36,14 @@ use crate::observe::Observed;
 use running::{Running, Source};
 use signals::Signals;
 
+/// Where the books of instances are, in the state directory.
+pub(crate) const INSTANCES: &str = "instances";
+
+/// The state directory of the manager of a configuration; none where this user has no home.
+pub(crate) fn state_dir(config: &Path) -> Option<PathBuf> {
+    state_dir::of(config)
+}
+
 /// Slots of this host: what limits its jobs is the configuration.
 const SLOTS: usize = usize::MAX;
 
@@ -167,7 +175,8 @@ async fn manage(work: Work, signals: Signals) -> Result<ExitCode, RunError> {
     let observed = Observed::start(work.settings.listen_address.as_deref()).await?;
     let telemetry = Arc::clone(&observed.telemetry);
     telemetry.metrics.configuration_loaded(true);
-    let instances = instances(&work.host.state_dir)?;
+    let instances = instances(&work.host.state_dir)
+        .map_err(|source| RunError::Path { path: PathBuf::from("/proc/self/exe"), source })?;
     let provider = Arc::new(provider(work.host, work.settings.token_variables.clone())?);
     let manager = Manager::new(work.settings.clone(), work.store, provider, Arc::clone(&telemetry));
     let (control, orders) = Control::new();
@@ -195,10 +204,9 @@ fn provider(host: Host, hidden: Vec<String>) -> Result<HostProvider, RunError> {
 }
 
 /// What instances need: their books beside the manager's state, this executable as their agent, plugins by name.
-fn instances(state_dir: &Path) -> Result<Instances, RunError> {
-    let executable =
-        Executable::own().map_err(|source| RunError::Path { path: PathBuf::from("/proc/self/exe"), source })?;
-    Ok(Instances { books: state_dir.join("instances"), executable: Arc::new(executable), find_plugin })
+pub(crate) fn instances(state_dir: &Path) -> std::io::Result<Instances> {
+    let executable = Executable::own()?;
+    Ok(Instances { books: state_dir.join(INSTANCES), executable: Arc::new(executable), find_plugin })
 }
 
 /// The plugin that `[runners.autoscaler]` names; the ones that come with this program are the last that are found.

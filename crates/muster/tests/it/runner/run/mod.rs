@@ -1,6 +1,7 @@
 //! `gitlab-runner run`: jobs of several runners, signals, reloads, and starts that must not be.
 
 mod bench;
+mod instances;
 mod single;
 
 use muster_job::JobStatus;

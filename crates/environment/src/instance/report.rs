@@ -1,0 +1,42 @@
+//! What operators are told of the instances of one runner.
+
+use std::sync::Arc;
+
+use muster_taskscaler::driver::Family;
+use muster_taskscaler::fleet::{Explained, Report, Subject, explain};
+use muster_taskscaler::history;
+
+use super::provider::InstanceProvider;
+
+impl InstanceProvider {
+    /// How everything is now.
+    pub async fn report(&self) -> Report {
+        let (runner, no_requests) = (self.shared.options.name.clone(), self.shared.no_requests());
+        let status = match self.scaler() {
+            Some(scaler) => scaler.status().await,
+            None => None,
+        };
+        let down = status.is_none().then(|| no_requests.clone().unwrap_or_else(|| "it has ended".to_owned()));
+        Report { runner, down, no_requests, status }
+    }
+
+    /// Why something is as it is, at `unix`.
+    ///
+    /// # Errors
+    /// The decisions that are kept cannot be read.
+    pub async fn explain(&self, subject: &Subject, unix: i64) -> std::io::Result<Explained> {
+        let report = self.report().await;
+        let (books, subject) = (self.shared.options.books.clone(), subject.clone());
+        // Up to a hundred thousand lines are looked at: not on a thread that jobs wait for.
+        let read = tokio::task::spawn_blocking(move || {
+            explain(&subject, &report, unix, &|since, most, wanted| history::read(&books, since, most, wanted))
+        });
+        read.await.unwrap_or_else(|error| Err(std::io::Error::other(error)))
+    }
+
+    /// The scaler's numbers; none where it does not run.
+    #[must_use]
+    pub fn families(&self) -> Vec<Family> {
+        self.scaler().map(|scaler| Arc::clone(scaler.metrics()).families()).unwrap_or_default()
+    }
+}

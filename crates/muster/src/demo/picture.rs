@@ -1,0 +1,184 @@
+//! The demo's screen, as lines: pure, so that it can be looked at in a test.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use muster_taskscaler::fleet::Report;
+
+use super::books::{Counts, Waits};
+use crate::ci::ui;
+
+/// Lines above and below the instances.
+const FIXED: usize = 14;
+/// Decisions that are shown.
+pub(super) const DECISIONS: usize = 4;
+/// Steps of a bar of the curve.
+const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// What is shown.
+#[derive(Debug, Default)]
+pub(super) struct Frame {
+    pub(super) elapsed: Duration,
+    pub(super) counts: Counts,
+    pub(super) waits: Waits,
+    pub(super) cost: f64,
+    pub(super) cost_per_hour: f64,
+    pub(super) report: Option<Report>,
+    pub(super) decisions: Vec<String>,
+    /// Waiting jobs and instances over time, the latest last.
+    pub(super) past: VecDeque<(usize, usize)>,
+    /// Where the manager listens.
+    pub(super) address: String,
+    /// The end is under way.
+    pub(super) ending: bool,
+}
+
+/// The lines of a screen of this size; none is longer, and there are no more.
+pub(super) fn draw(frame: &Frame, width: usize, height: usize) -> Vec<String> {
+    let mut lines = head(frame, width);
+    let status = frame.report.as_ref().and_then(|report| report.status.as_ref());
+    let empty = Vec::new();
+    let instances = status.map_or(&empty, |status| &status.instances);
+    let rows = height.saturating_sub(FIXED);
+    lines.push(format!("{:<20}{:<11}{:>6}{:>7}{:>6}  {}", "INSTANCE", "STATE", "FOR", "AGE", "JOBS", "SLOTS"));
+    let end = lines.len() + rows;
+    for instance in instances.iter().take(rows) {
+        let slots: Vec<String> = instance.slots.iter().map(|slot| job(&slot.key)).collect();
+        lines.push(format!(
+            "{:<20}{:<11}{:>6}{:>7}{:>6}  {}",
+            ui::fit(&instance.id, 19),
+            instance.state,
+            short(instance.for_ms),
+            short(instance.age_ms),
+            instance.used,
+            slots.join(" ")
+        ));
+    }
+    lines.resize(end, String::new());
+    lines.push("LATEST DECISIONS".to_owned());
+    let mut decisions: Vec<String> = frame.decisions.iter().map(|text| ui::plain(text)).collect();
+    decisions.resize(DECISIONS, String::new());
+    lines.extend(decisions);
+    lines.push(if frame.ending {
+        "ending: jobs are cancelled, instances removed ...".to_owned()
+    } else {
+        format!("q: end   elsewhere: muster fleet status --address {}", frame.address)
+    });
+    lines.truncate(height);
+    lines.iter().map(|line| ui::fit(line, width)).collect()
+}
+
+fn head(frame: &Frame, width: usize) -> Vec<String> {
+    let Counts { created, succeeded, failed, running, waiting } = frame.counts;
+    let status = frame.report.as_ref().and_then(|report| report.status.as_ref());
+    let tasks = status.map(|status| status.tasks).unwrap_or_default();
+    let instances = status.map_or(0, |status| status.instances.len());
+    let Waits { half, p95, most } = frame.waits;
+    let seconds = frame.elapsed.as_secs();
+    let failed = if failed > 0 { format!(", {failed} failed") } else { String::new() };
+    let bar = |count: usize| "█".repeat(count.min(width.saturating_sub(40)));
+    vec![
+        format!(
+            "muster demo  {}:{:02}   {created} jobs: {succeeded} done, {running} running{failed}",
+            seconds / 60,
+            seconds % 60
+        ),
+        format!("waiting    {waiting:>3} {}", bar(waiting)),
+        format!(
+            "slots      {:>3} in use, {} idle, on {instances} instances  {}",
+            tasks.acquired,
+            tasks.idle,
+            bar(instances)
+        ),
+        format!("waits      half within {}, 95 % within {}, longest {}", text(half), text(p95), text(most)),
+        format!("cost       {:.5} so far, {:.2} per hour now (a model price)", frame.cost, frame.cost_per_hour),
+        format!("queue      {}", curve(frame.past.iter().map(|past| past.0), width.saturating_sub(11))),
+        format!("instances  {}", curve(frame.past.iter().map(|past| past.1), width.saturating_sub(11))),
+    ]
+}
+
+/// The latest values as bars, in proportion to the largest.
+fn curve(values: impl ExactSizeIterator<Item = usize> + Clone, width: usize) -> String {
+    let most = values.clone().max().unwrap_or(0);
+    let surplus = values.len().saturating_sub(width);
+    let bar = |value: usize| match value {
+        0 => ' ',
+        value => STEPS[((value * STEPS.len()).div_ceil(most.max(1)) - 1).min(STEPS.len() - 1)],
+    };
+    values.skip(surplus).map(bar).collect()
+}
+
+/// `job-12-ab34cd56` is job 12.
+fn job(key: &str) -> String {
+    let number = key.strip_prefix("job-").and_then(|rest| rest.split('-').next());
+    number.map_or_else(|| key.to_owned(), |number| format!("job {number}"))
+}
+
+fn text(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
+
+fn short(ms: u64) -> String {
+    format!("{}.{} s", ms / 1000, ms % 1000 / 100)
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_taskscaler::engine::{InstanceStatus, SlotStatus, Status, Tasks};
+
+    use super::*;
+
+    fn instance(number: usize) -> InstanceStatus {
+        InstanceStatus {
+            id: format!("local-{number}"),
+            group: "demo".to_owned(),
+            state: "ready".to_owned(),
+            why: None,
+            for_ms: 1200,
+            age_ms: 2500,
+            used: 3,
+            failures: 0,
+            slots: vec![SlotStatus { slot: 0, key: format!("job-{number}-ab") }],
+        }
+    }
+
+    fn frame(instances: usize) -> Frame {
+        let status = Status {
+            tasks: Tasks { acquired: 2, idle: 1, ..Tasks::default() },
+            missing: 0,
+            idle_wanted: 1,
+            policy: Some(1),
+            spend_per_hour: 0.0,
+            held: Vec::new(),
+            waiting: Vec::new(),
+            booting: 0,
+            ready_in_ms: None,
+            groups: Vec::new(),
+            instances: (0..instances).map(instance).collect(),
+        };
+        let report = Report { runner: "demo".to_owned(), down: None, no_requests: None, status: Some(status) };
+        Frame {
+            elapsed: Duration::from_secs(65),
+            counts: Counts { created: 9, succeeded: 4, failed: 0, running: 2, waiting: 3 },
+            waits: Waits { half: Duration::from_millis(400), ..Waits::default() },
+            cost: 0.01234,
+            cost_per_hour: 0.5,
+            report: Some(report),
+            decisions: vec!["2 of 2 missing instances asked for".to_owned()],
+            past: (0..200).map(|n| (n % 9, n % 5)).collect(),
+            address: "127.0.0.1:9".to_owned(),
+            ending: false,
+        }
+    }
+
+    #[test]
+    fn it_fits_into_a_terminal_of_the_usual_size() {
+        let lines = draw(&frame(2), 80, 24);
+        insta::assert_snapshot!(lines.join("\n"));
+        for (instances, width, height) in [(0, 80, 24), (50, 80, 24), (50, 30, 14), (3, 200, 60), (3, 5, 2)] {
+            let lines = draw(&frame(instances), width, height);
+            assert!(lines.len() <= height, "{height}: {}", lines.len());
+            assert!(lines.iter().all(|line| line.chars().count() <= width), "{lines:?}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! `muster demo`, where nobody looks on.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// The demo with a temporary directory of its own, and none of the tester's settings.
+fn demo(place: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new("/usr/bin/env");
+    command.args(["--default-signal=INT,TERM", env!("CARGO_BIN_EXE_muster"), "demo", "--headless"]);
+    command.args(arguments).env_clear().env("HOME", place).env("TMPDIR", place).current_dir(place);
+    command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Neither a file nor a process is left.
+fn check_nothing_is_left(place: &Path) {
+    let files: Vec<_> = std::fs::read_dir(place).unwrap().flatten().map(|entry| entry.path()).collect();
+    assert!(files.is_empty(), "{files:?}");
+    for process in std::fs::read_dir("/proc").unwrap().flatten() {
+        let is_in =
+            |link: &str| std::fs::read_link(process.path().join(link)).is_ok_and(|path| path.starts_with(place));
+        let words = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        let words = String::from_utf8_lossy(&words).replace('\0', " ");
+        let own = process.file_name().to_string_lossy() == std::process::id().to_string();
+        assert!(own || !(is_in("cwd") || words.contains(place.to_str().unwrap())), "{words}");
+    }
+}
+
+/// R001: with no docker-machine on this host.
+#[test]
+fn all_jobs_are_done_and_no_instance_is_left() {
+    let place = tempfile::tempdir().unwrap();
+    let arguments = ["--jobs", "14", "--instances", "3", "--boot", "200"];
+    let mut demo = demo(place.path(), &arguments);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::split_paths(&path).filter(|folder| !folder.join("docker-machine").exists());
+    let output = demo.env("PATH", std::env::join_paths(path).unwrap()).output().unwrap();
+    let (told, problems) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{told}{problems}");
+    assert!(told.starts_with("jobs       14 of 14 done, 0 failed, in "), "{told}");
+    let instances = told.lines().find(|line| line.starts_with("instances ")).unwrap();
+    assert!(instances.ends_with(", 0 left") && instances.contains("at most 3 at once"), "{told}");
+    check_nothing_is_left(place.path());
+}
+
+#[test]
+fn an_interrupt_ends_it_cleanly_in_the_middle() {
+    let place = tempfile::tempdir().unwrap();
+    let mut running = demo(place.path(), &["--jobs", "400", "--boot", "100"]).spawn().unwrap();
+    // A machine is there: jobs are under way.
+    let deadline = Instant::now() + LIMIT;
+    let has_machine = || {
+        let folders = std::fs::read_dir(place.path()).unwrap().flatten();
+        folders
+            .map(|folder| folder.path().join("machines"))
+            .any(|machines| std::fs::read_dir(machines).is_ok_and(|mut machines| machines.next().is_some()))
+    };
+    while !has_machine() {
+        assert!(Instant::now() < deadline && running.try_wait().unwrap().is_none());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    kill_process(Pid::from_raw(i32::try_from(running.id()).unwrap()).unwrap(), Signal::INT).unwrap();
+    let output = running.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "not all jobs are done: {told}");
+    assert!(told.contains(", 0 left"), "{told}{}", String::from_utf8_lossy(&output.stderr));
+    check_nothing_is_left(place.path());
+}

@@ -1,0 +1,142 @@
+//! What operators see of a manager whose runner has instances: metrics, `muster fleet status` and `explain`.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::bench::{Bench, Run};
+use crate::runner::support::Ended;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Starts a manager whose runner has instances on this machine; `plugin` is its `plugin_config`.
+async fn start(plugin: &str) -> (Bench, Run, String) {
+    let bench = Bench::start(1).await;
+    let entry = bench.entry(0).replace("\"shell\"\nshell", "\"instance\"\nshell");
+    bench.configure(&format!(
+        "listen_address = \"127.0.0.1:0\"\nconcurrent = 4\ncheck_interval = 1\n{entry}[runners.autoscaler]\n\
+         plugin = \"fleeting-plugin-local\"\nmax_instances = 1\ndelete_instances_on_shutdown = true\n\
+         [[runners.autoscaler.policy]]\nidle_time = \"10m\"\n[runners.autoscaler.plugin_config]\ndirectory = {:?}\n{plugin}",
+        bench.home.path("machines")
+    ));
+    let run = bench.run();
+    run.logged("Metrics server listening", 1).await;
+    let log = run.log();
+    let line = log.lines().find(|line| line.contains("Metrics server listening")).unwrap();
+    let port = line.split_once("127.0.0.1:").unwrap().1;
+    let port = port.split(|c: char| !c.is_ascii_digit()).next().unwrap();
+    (bench, run, format!("127.0.0.1:{port}"))
+}
+
+/// `muster fleet` with these words, to its end.
+async fn fleet(bench: &Bench, words: &[&str]) -> Ended {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
+    command.arg("fleet").args(words).env_clear().env("HOME", bench.home.path(""));
+    Ended::of(tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap())
+}
+
+async fn status(bench: &Bench, address: &str) -> Value {
+    let ended = fleet(bench, &["status", "--json", "--address", address]).await.check(0, &[]);
+    serde_json::from_str(&ended.stdout).unwrap()
+}
+
+async fn metrics(address: &str) -> String {
+    reqwest::get(format!("http://{address}/metrics")).await.unwrap().text().await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn operators_see_every_slot_and_why_and_also_when_the_manager_has_stopped() {
+    let (bench, run, address) = start("").await;
+    bench.push(0, 71);
+    bench.begun(0, 71).await;
+
+    let now = status(&bench, &address).await;
+    let (of_fleet, instances) = (&now["fleets"][0], &now["fleets"][0]["status"]["instances"]);
+    assert_eq!((now["source"].as_str(), instances.as_array().unwrap().len()), (Some("manager"), 1), "{now}");
+    let (instance, key) = (instances[0]["id"].as_str().unwrap(), instances[0]["slots"][0]["key"].as_str().unwrap());
+    assert!(key.starts_with("job-71-"), "{now}");
+    let why = of_fleet["no_requests"].as_str().unwrap();
+    assert!(why.starts_with("no capacity: ") && why.contains("group runner-0: it has its 1 instances"), "{why}");
+
+    let shown = fleet(&bench, &["status", "--address", &address]).await.check(0, &[]).stdout;
+    for words in ["runner runner-0\n", "no more jobs are requested: no capacity", "1 in use", instance, key] {
+        assert!(shown.contains(words), "{words}: {shown}");
+    }
+    let exposed = metrics(&address).await;
+    let labels = "runner=\"glrt-test\",runner_name=\"runner-0\"";
+    for (name, label, value) in [
+        ("fleeting_provisioner_instances", "state=\"running\"", "1"),
+        ("fleeting_provisioner_max_instances", "", "1"),
+        ("fleeting_taskscaler_tasks", "state=\"acquired\"", "1"),
+        ("fleeting_taskscaler_task_operations_total", "operation=\"acquire\"", "1"),
+        ("fleeting_provisioner_instance_creation_time_seconds_count", "", "1"),
+    ] {
+        let is =
+            |line: &&str| line.starts_with(name) && line.contains(label) && line.contains("runner_name=\"runner-0\"");
+        let line = exposed.lines().find(is).unwrap_or_else(|| panic!("{name} {label} {labels} is not in {exposed}"));
+        assert!(line.ends_with(&format!(" {value}")), "{line}");
+    }
+
+    let ask = async |words: &[&str], code: i32| {
+        let words = [&["explain"], words, &["--address", &address]].concat();
+        fleet(&bench, &words).await.check(code, &[]).stdout
+    };
+    let told = ask(&["job", "71"], 0).await;
+    assert!(told.contains(&format!("job 71 has slot 0 of instance {instance}")), "{told}");
+    assert!(told.contains("1 of 1 missing instances asked for: 0 in use, 1 waiting"), "{told}");
+    let told = ask(&["job", "72"], 1).await;
+    assert!(told.contains("does not know job 72") && told.contains("no more jobs are requested"), "{told}");
+    let told = ask(&["group", "runner-0"], 0).await;
+    assert!(told.contains("group runner-0 has 1 instances of at most 1, and 0 asked for"), "{told}");
+
+    let instance = instance.to_owned();
+    bench.let_go(71);
+    bench.ended(0, 71).await;
+    run.signal(Signal::QUIT);
+    run.code().await;
+    let state = bench.home.path("state").display().to_string();
+    let offline = async |words: &[&str]| {
+        let words = [&["explain"], words, &["--state-dir", &state]].concat();
+        fleet(&bench, &words).await.check(0, &[]).stdout
+    };
+    let told = offline(&["instance", &instance]).await;
+    for words in [
+        "is not there any more".to_owned(),
+        format!("instance {instance} is removed: the scaler ends"),
+        format!("has slot 0 of {instance} after "),
+    ] {
+        assert!(told.contains(&words), "{words}: {told}");
+    }
+    assert!(offline(&["job", "71"]).await.contains("gave its slot back"));
+    let left = fleet(&bench, &["status", "--state-dir", &state, "--json"]).await.check(0, &[]).stdout;
+    let left: Value = serde_json::from_str(&left).unwrap();
+    assert_eq!((left["source"].as_str(), left["fleets"][0]["runner"].as_str()), (Some("store"), Some("runner-0")));
+    assert_eq!(left["fleets"][0]["status"]["instances"].as_array().unwrap().len(), 0, "{left}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_provider_that_fails_is_quoted_in_log_metric_and_status() {
+    let (bench, run, address) = start("request_failure_rate = 1.0\n").await;
+    bench.push(0, 5);
+    run.logged("creation failed", 1).await;
+    let deadline = Instant::now() + LIMIT;
+    let group = loop {
+        let now = status(&bench, &address).await;
+        let of = &now["fleets"][0]["status"];
+        if of["waiting"].as_array().is_some_and(|waiting| !waiting.is_empty()) && !of["groups"][0]["error"].is_null() {
+            break of["groups"][0].clone();
+        }
+        assert!(Instant::now() < deadline, "{now}\n{}", run.log());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    let error = group["error"].as_str().unwrap();
+    assert!(group["failures"].as_u64().unwrap() > 0 && !error.is_empty(), "{group}");
+    assert!(run.log().contains(error), "{error}: {}", run.log());
+    let told = fleet(&bench, &["explain", "job", "5", "--address", &address]).await.check(0, &[]).stdout;
+    assert!(told.contains("job 5 has waited ") && told.contains(error), "{error}: {told}");
+    let exposed = metrics(&address).await;
+    let failures = exposed.lines().find(|line| line.starts_with("muster_taskscaler_creation_failures_total")).unwrap();
+    assert!(!failures.ends_with(" 0"), "{failures}");
+}

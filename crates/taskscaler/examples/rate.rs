@@ -1,0 +1,182 @@
+//! How fast a fleet grows on a cloud that creates a limited number of instances per second, and how soon a job has one that
+//! runs. The whole way but the machines: plugin process, protocol, driver, engine, books on disk.
+//!
+//!     cargo run --release -p muster-taskscaler --example rate [INSTANCES] [CREATIONS_PER_SECOND] [BOOT_MS]
+//!
+//! Prints one line of JSON. The same file is the plugin: a cloud of entries in a map, with a token bucket. The rate that the
+//! cloud allows is what it gives to one that asks at every instant: its burst at once, then so many in each second.
+
+#![expect(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a measurement tells its figures, and panics where it fails"
+)]
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use muster_fleeting::host::{Group, PluginSpec};
+use muster_fleeting::sdk::{self, ConnectInfo, Error, Init, InstanceId, InstanceState, Partial, Provider, Settings};
+use muster_taskscaler::config::{Config, GroupConfig};
+use muster_taskscaler::driver::{Buckets, Host, Journal, NoPreparation, Plugin, Scaler};
+use muster_taskscaler::policy::{Policies, Wanted};
+use muster_taskscaler::words::Key;
+use tokio::task::JoinSet;
+
+/// For all of it.
+const LIMIT: Duration = Duration::from_secs(120);
+/// The word by which this program is started as the plugin.
+const PLUGIN: &str = "plugin";
+
+#[derive(Debug, serde::Deserialize, schemars::JsonSchema)]
+struct CloudConfig {
+    max_size: u32,
+    creations_per_second: u32,
+    boot_ms: u64,
+}
+
+/// Instances by name, each with the time at which it runs.
+struct Cloud {
+    config: CloudConfig,
+    settings: Settings,
+    state: Mutex<State>,
+}
+
+struct State {
+    tokens: f64,
+    counted: Instant,
+    instances: BTreeMap<InstanceId, Instant>,
+    made: u32,
+}
+
+impl Cloud {
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[async_trait]
+impl Provider for Cloud {
+    const NAME: &'static str = "rate";
+    const VERSION: &'static str = env!("CARGO_PKG_VERSION");
+    type Config = CloudConfig;
+
+    async fn init(config: CloudConfig, settings: Settings) -> Result<(Self, Init), Error> {
+        let init = Init { id: "rate/cloud".to_owned(), max_size: config.max_size, can_suspend: false };
+        let tokens = f64::from(config.creations_per_second);
+        let state = State { tokens, counted: Instant::now(), instances: BTreeMap::new(), made: 0 };
+        Ok((Self { config, settings, state: Mutex::new(state) }, init))
+    }
+
+    async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, Error> {
+        let now = Instant::now();
+        let state = |runs: &Instant| if now >= *runs { InstanceState::Running } else { InstanceState::Creating };
+        Ok(self.state().instances.iter().map(|(id, runs)| (id.clone(), state(runs))).collect())
+    }
+
+    async fn increase(&self, n: u32) -> Result<u32, Partial<u32>> {
+        let (now, boot) = (Instant::now(), Duration::from_millis(self.config.boot_ms));
+        let rate = f64::from(self.config.creations_per_second);
+        let mut state = self.state();
+        state.tokens = (state.tokens + (now - state.counted).as_secs_f64() * rate).min(rate);
+        state.counted = now;
+        let mut granted = 0;
+        while granted < n && state.tokens >= 1.0 {
+            (state.tokens, state.made, granted) = (state.tokens - 1.0, state.made + 1, granted + 1);
+            // The name says when it runs, for whoever gets it.
+            let runs = now + boot;
+            let wall = micros() + boot.as_micros();
+            let id = InstanceId::new(format!("{}-{wall}", state.made));
+            state.instances.insert(id, runs);
+        }
+        Ok(granted)
+    }
+
+    async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
+        self.state().instances.retain(|id, _| !ids.contains(id));
+        Ok(ids)
+    }
+
+    async fn connect_info(&self, _: InstanceId) -> Result<ConnectInfo, Error> {
+        let connector = self.settings.connector.clone();
+        Ok(ConnectInfo {
+            connector,
+            external_addr: String::new(),
+            internal_addr: "127.0.0.1".to_owned(),
+            expires: None,
+        })
+    }
+}
+
+/// Since 1970.
+fn micros() -> u128 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros()
+}
+
+fn wall() -> i64 {
+    i64::try_from(micros() / 1_000_000).unwrap()
+}
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if words.first().is_some_and(|word| word == PLUGIN) {
+        return sdk::main::<Cloud>();
+    }
+    let number = |index: usize, default: u32| words.get(index).map_or(default, |word| word.parse().unwrap());
+    let (instances, rate, boot_ms) = (number(0, 500), number(1, 100), number(2, 2000));
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(measure(instances, rate, boot_ms));
+    ExitCode::SUCCESS
+}
+
+async fn measure(instances: u32, rate: u32, boot_ms: u32) {
+    let place = tempfile::tempdir().unwrap();
+    let mut spec = PluginSpec::new(std::env::current_exe().unwrap());
+    spec.arguments = vec![PLUGIN.to_owned()];
+    spec.config = serde_json::json!({ "max_size": instances, "creations_per_second": rate, "boot_ms": boot_ms });
+    let host: Arc<dyn Host> = Plugin::new(Group::start(spec).await.unwrap());
+    // The defaults, but for jobs that have an instance each.
+    let mut config = Config::new(GroupConfig::new("rate", instances));
+    config.uses_max = Some(NonZeroU32::MIN);
+    config.policies = Policies::always(Wanted::default());
+    let store = Box::new(Journal::new(place.path().join("books")));
+    let scaler =
+        Scaler::start(config, vec![host], Arc::new(NoPreparation), store, &Buckets::default(), wall).await.unwrap();
+    let begin = micros();
+    let mut jobs = JoinSet::new();
+    for job in 0..instances {
+        let scaler = scaler.clone();
+        jobs.spawn(async move {
+            let lease = scaler.admit(Key::new(job.to_string())).acquire(LIMIT).await.unwrap();
+            let leased = micros();
+            let runs: u128 = lease.instance().as_str().rsplit_once('-').unwrap().1.parse().unwrap();
+            // All hold theirs until the last one has one: none is made twice.
+            (lease, runs, leased)
+        });
+    }
+    let all = jobs.join_all().await;
+    let boot = u128::from(boot_ms) * 1000;
+    let last = all.iter().map(|(_, runs, _)| runs - boot).max().unwrap();
+    let seconds = |micros: u128| micros as f64 / 1e6;
+    let allowed = f64::from(instances.saturating_sub(rate)) / f64::from(rate);
+    let took = seconds(last - begin);
+    let mut delays: Vec<f64> = all.iter().map(|(_, runs, leased)| seconds(leased.saturating_sub(*runs))).collect();
+    delays.sort_by(f64::total_cmp);
+    let at = |percent: usize| delays[(delays.len() * percent).div_ceil(100).saturating_sub(1)];
+    let figures = serde_json::json!({
+        "instances": instances,
+        "creations_per_second": rate,
+        "boot_ms": boot_ms,
+        "created_within_s": took,
+        "allowed_s": allowed,
+        "part_of_the_allowed_rate": allowed / took,
+        "running_to_job_s": { "half": at(50), "p95": at(95), "most": at(100) },
+    });
+    println!("{figures}");
+    drop(all);
+    scaler.shutdown(Duration::from_secs(10)).await;
+}

@@ -1,0 +1,276 @@
+//! Why something is as it is, from how the fleet is now and what was decided in the last day.
+
+use super::{Explained, Report};
+use crate::engine::{GroupStatus, InstanceStatus, Status};
+use crate::history::{DAY_S, Told};
+
+/// Decisions of an answer.
+const DECISIONS_MAX: usize = 1000;
+/// Kinds that say how many instances there are to be.
+const SCALING: [&str; 7] = ["policy", "ask", "granted", "hold", "creation_failed", "update_failed", "lost"];
+
+/// What is asked about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Subject {
+    /// The whole fleet.
+    Fleet,
+    /// A job, by its number or its key.
+    Job(String),
+    /// An instance, by its name at the provider.
+    Instance(String),
+    /// A group, by its name.
+    Group(String),
+}
+
+/// Reads the history: decisions since a time that are wanted, at most so many.
+pub type Recall<'a> = &'a dyn Fn(i64, usize, &dyn Fn(&Told) -> bool) -> std::io::Result<Vec<Told>>;
+
+/// The answer of one fleet at `unix`.
+///
+/// # Errors
+/// The history cannot be read.
+pub fn explain(subject: &Subject, report: &Report, unix: i64, recall: Recall<'_>) -> std::io::Result<Explained> {
+    let since = unix - DAY_S;
+    let mut explained = match subject {
+        Subject::Fleet => fleet(report, recall(since, DECISIONS_MAX, &|_| true)?),
+        Subject::Job(job) => self::job(job, report, unix, recall)?,
+        Subject::Instance(id) => {
+            let own = recall(since, DECISIONS_MAX, &|told| told.instance.as_ref() == Some(id))?;
+            instance(id, report, own)
+        }
+        Subject::Group(name) => {
+            let about = |told: &Told| {
+                told.group.as_ref() == Some(name) || told.kind == "policy" || told.text.contains(&mention(name))
+            };
+            group(name, report, recall(since, DECISIONS_MAX, &about)?)
+        }
+    };
+    if let Some(why) = &report.down {
+        explained.answer.insert(0, format!("the scaler of runner {} does not run: {why}", report.runner));
+    }
+    Ok(explained)
+}
+
+/// How a group is named within a text.
+fn mention(group: &str) -> String {
+    format!("group {group}:")
+}
+
+fn explained(report: &Report, known: bool, answer: Vec<String>, decisions: Vec<Told>) -> Explained {
+    Explained { runner: report.runner.clone(), known, answer, decisions }
+}
+
+/// Whether a key is that of a job: its own text, or `job-<number>-...`.
+fn is_of(key: &str, job: &str) -> bool {
+    let rest = key.strip_prefix("job-").and_then(|rest| rest.strip_prefix(job));
+    key == job || rest.is_some_and(|rest| rest.starts_with('-'))
+}
+
+fn job(job: &str, report: &Report, unix: i64, recall: Recall<'_>) -> std::io::Result<Explained> {
+    let since = unix - DAY_S;
+    let own = |told: &Told| told.keys.iter().any(|key| is_of(key, job));
+    let mut decisions = recall(since, DECISIONS_MAX, &own)?;
+    let mut answer = Vec::new();
+    let mut window = None;
+    let status = report.status.as_ref();
+    let waiting = status.and_then(|status| status.waiting.iter().find(|waiting| is_of(&waiting.key, job)));
+    let slots = status.into_iter().flat_map(|status| &status.instances);
+    let held = slots.flat_map(|instance| instance.slots.iter().map(move |slot| (instance, slot)));
+    let held = held.into_iter().find(|(_, slot)| is_of(&slot.key, job));
+    if let (Some(status), Some(waiting)) = (status, waiting) {
+        let before = waiting.before;
+        answer.push(format!("job {job} has waited {} for a slot; {before} are before it", seconds(waiting.for_ms)));
+        answer.extend(coming(status));
+        window = Some((unix - i64::try_from(waiting.for_ms / 1000).unwrap_or(0) - 1, unix));
+    } else if let Some((instance, slot)) = held {
+        answer.push(format!("job {job} has slot {} of instance {}", slot.slot, instance.id));
+    } else if let Some(last) = decisions.last() {
+        answer.push(format!("job {job} is over here: {}", last.text));
+    } else {
+        answer.push(format!(
+            "runner {} does not know job {job}: it was not requested yet, runs elsewhere, or ended more than a day ago",
+            report.runner
+        ));
+        answer.extend(report.no_requests.as_ref().map(|why| format!("no more jobs are requested for now: {why}")));
+    }
+    if let Some(leased) = decisions.iter().rev().find(|told| told.kind == "leased") {
+        let waited = leased.after_ms.unwrap_or(0);
+        answer.push(format!("it had waited {} for it", seconds(waited)));
+        window = Some((leased.unix - i64::try_from(waited / 1000).unwrap_or(0) - 1, leased.unix));
+    }
+    let known = waiting.is_some() || held.is_some() || !decisions.is_empty();
+    if let Some((from, to)) = window {
+        let meanwhile = |told: &Told| told.unix <= to && SCALING.contains(&told.kind.as_str()) && !own(told);
+        decisions.extend(recall(from, DECISIONS_MAX, &meanwhile)?);
+        decisions.sort_by_key(|told| told.unix);
+    }
+    Ok(explained(report, known, answer, decisions))
+}
+
+/// What those that wait can hope for.
+fn coming(status: &Status) -> Vec<String> {
+    let mut answer = Vec::new();
+    if status.booting > 0 {
+        let next = status.ready_in_ms.map(|ms| format!("; the next is expected to be ready in {}", seconds(ms)));
+        let next = next.unwrap_or_default();
+        answer.push(format!("{} instances boot or are made ready{next}", status.booting));
+    }
+    answer.extend(status.held.iter().map(|held| format!("no more instances can be asked for: {held}")));
+    answer
+}
+
+fn instance(id: &str, report: &Report, decisions: Vec<Told>) -> Explained {
+    let status = report.status.as_ref();
+    let found = status.and_then(|status| status.instances.iter().find(|instance| instance.id == id));
+    let foreign = status.into_iter().flat_map(|status| &status.groups);
+    let foreign = foreign.into_iter().find(|group| group.foreign.iter().any(|known| known == id));
+    let mut answer = Vec::new();
+    if let Some(instance) = found {
+        answer.extend(now(instance));
+    } else if let Some(group) = foreign {
+        answer.push(format!("instance {id} of group {} was not asked for here; it is left alone", group.name));
+    } else if decisions.is_empty() {
+        answer.push(format!("runner {} does not know instance {id}, nor did it in the last day", report.runner));
+    } else {
+        answer.push(format!("instance {id} is not there any more"));
+        let ends = ["remove", "lost", "gone"];
+        answer.extend(decisions.iter().filter(|told| ends.contains(&&*told.kind)).map(|told| told.text.clone()));
+    }
+    explained(report, found.is_some() || foreign.is_some() || !decisions.is_empty(), answer, decisions)
+}
+
+fn now(instance: &InstanceStatus) -> Vec<String> {
+    let InstanceStatus { id, group, state, why, for_ms, age_ms, used, slots, .. } = instance;
+    let mut answer = vec![format!(
+        "instance {id} of group {group} has been {state} for {}; it was first seen {} ago, and has had {used} jobs",
+        seconds(*for_ms),
+        seconds(*age_ms)
+    )];
+    answer.extend(why.as_ref().map(|why| format!("it goes: {why}")));
+    answer.extend(slots.iter().map(|slot| format!("slot {}: {}", slot.slot, slot.key)));
+    answer
+}
+
+fn group(name: &str, report: &Report, decisions: Vec<Told>) -> Explained {
+    let status = report.status.as_ref();
+    let found = status.and_then(|status| Some((status, status.groups.iter().find(|group| group.name == name)?)));
+    let mut answer = Vec::new();
+    match found {
+        Some((status, group)) => {
+            answer.extend(how(group));
+            answer.extend(wanted(status));
+            let held = status.held.iter().filter(|held| held.starts_with(&mention(name)));
+            answer.extend(held.map(|held| format!("none is asked for: {held}")));
+        }
+        None => answer.push(format!("runner {} has no group {name}", report.runner)),
+    }
+    explained(report, found.is_some(), answer, decisions)
+}
+
+fn how(group: &GroupStatus) -> Vec<String> {
+    let GroupStatus { name, down, max, instances, coming, doubtful, failures, error, foreign } = group;
+    let max = max.map_or_else(|| "without a limit".to_owned(), |max| format!("of at most {max}"));
+    let doubt = if *doubtful > 0 { format!(" ({doubtful} of them in doubt)") } else { String::new() };
+    let mut answer = vec![format!("group {name} has {instances} instances {max}, and {coming} asked for{doubt}")];
+    answer.extend(down.as_ref().map(|why| format!("its plugin does not run: {why}")));
+    answer.extend(error.as_ref().map(|error| format!("the last {failures} attempts failed: {error}")));
+    if !foreign.is_empty() {
+        answer.push(format!("not asked for here, and left alone: {}", foreign.join(", ")));
+    }
+    answer
+}
+
+fn wanted(status: &Status) -> Vec<String> {
+    let tasks = &status.tasks;
+    let what = match status.missing {
+        0 => "as many instances as are wanted are there or on their way".to_owned(),
+        missing @ 1.. => format!("{missing} instances are missing"),
+        surplus => format!("{} instances are more than wanted", surplus.unsigned_abs()),
+    };
+    let policy = status.policy.map_or_else(|| "no policy holds".to_owned(), |policy| format!("policy {policy} holds"));
+    vec![format!(
+        "{what}: {} slots in use, {} jobs wait, {} slots idle of {} wanted idle; {policy}",
+        tasks.acquired, tasks.pending, tasks.idle, status.idle_wanted
+    )]
+}
+
+fn fleet(report: &Report, decisions: Vec<Told>) -> Explained {
+    let mut answer = Vec::new();
+    if let Some(status) = &report.status {
+        answer.extend(status.groups.iter().flat_map(how));
+        answer.extend(wanted(status));
+        answer.extend(coming(status));
+    }
+    answer.extend(report.no_requests.as_ref().map(|why| format!("no more jobs are requested for now: {why}")));
+    explained(report, true, answer, decisions)
+}
+
+fn seconds(ms: u64) -> String {
+    format!("{}.{:01} s", ms / 1000, ms % 1000 / 100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Tasks, WaitingStatus};
+
+    fn told(unix: i64, kind: &str, keys: &[&str], text: &str) -> Told {
+        let keys = keys.iter().map(|key| (*key).to_owned()).collect();
+        let (kind, text) = (kind.to_owned(), text.to_owned());
+        Told { unix, kind, group: None, instance: None, keys, text, after_ms: None, inputs: None }
+    }
+
+    fn report(waiting: Vec<WaitingStatus>) -> Report {
+        let status = Status {
+            tasks: Tasks::default(),
+            missing: 1,
+            idle_wanted: 0,
+            policy: None,
+            spend_per_hour: 0.0,
+            held: vec!["group a: it has its 2 instances".to_owned()],
+            waiting,
+            booting: 2,
+            ready_in_ms: Some(3000),
+            groups: Vec::new(),
+            instances: Vec::new(),
+        };
+        Report { runner: "r".to_owned(), down: None, no_requests: None, status: Some(status) }
+    }
+
+    fn ask(job: &str, report: &Report, history: &[Told]) -> Explained {
+        let recall = |since, _: usize, wanted: &dyn Fn(&Told) -> bool| {
+            Ok(history.iter().filter(|told| told.unix >= since && wanted(told)).cloned().collect())
+        };
+        explain(&Subject::Job(job.to_owned()), report, 1000, &recall).unwrap()
+    }
+
+    #[test]
+    fn a_waiting_job_has_its_place_its_hope_and_what_stands_in_the_way() {
+        let waiting = WaitingStatus { key: "job-12-abcd".to_owned(), for_ms: 42_300, before: 3 };
+        let history = [
+            told(900, "hold", &[], "too early"),
+            told(970, "hold", &[], "in the way"),
+            told(980, "leased", &["job-11-ffff"], "another's"),
+        ];
+        let explained = ask("12", &report(vec![waiting]), &history);
+        assert_eq!(
+            explained.answer,
+            [
+                "job 12 has waited 42.3 s for a slot; 3 are before it",
+                "2 instances boot or are made ready; the next is expected to be ready in 3.0 s",
+                "no more instances can be asked for: group a: it has its 2 instances",
+            ]
+        );
+        let texts: Vec<&str> = explained.decisions.iter().map(|told| told.text.as_str()).collect();
+        assert_eq!((explained.known, texts), (true, vec!["in the way"]));
+    }
+
+    #[test]
+    fn a_number_is_not_taken_for_the_beginning_of_another() {
+        let waiting = WaitingStatus { key: "job-123-abcd".to_owned(), for_ms: 0, before: 0 };
+        let report = Report { no_requests: Some("full".to_owned()), ..report(vec![waiting]) };
+        let explained = ask("12", &report, &[told(999, "leased", &["job-120-x"], "")]);
+        assert!(!explained.known && explained.decisions.is_empty(), "{explained:?}");
+        assert_eq!(explained.answer[1], "no more jobs are requested for now: full");
+    }
+}

@@ -1,0 +1,84 @@
+//! What operators are told of a fleet: how it is, and why.
+//!
+//! ```text
+//! running manager: engine --Status--> Report  \
+//!                                              explain(subject) --> Explained: an answer, and the decisions behind it
+//! stopped one:     books  ----------> Report  /        ^
+//!                                        history ------+
+//! ```
+
+mod explain;
+mod offline;
+
+use serde::{Deserialize, Serialize};
+
+use crate::engine::Status;
+use crate::history::Told;
+
+pub use explain::{Recall, Subject, explain};
+pub use offline::{OfflineFleet, offline};
+
+/// The version of [`Reports`] and [`Explanations`] as JSON: fields are added within it, never changed.
+pub const VERSION: u32 = 1;
+
+/// Where an answer comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// A manager at work.
+    Manager,
+    /// What a manager has on disk.
+    Store,
+}
+
+/// How all fleets of a manager are.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Reports {
+    /// [`VERSION`].
+    pub version: u32,
+    /// When, in seconds since 1970.
+    pub unix: i64,
+    /// By whom.
+    pub source: Source,
+    /// The fleets.
+    pub fleets: Vec<Report>,
+}
+
+/// How the instances of one runner are.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// The runner.
+    pub runner: String,
+    /// Why its scaler does not run; none where it does.
+    pub down: Option<String>,
+    /// Why no more jobs are requested for it now; none where they are.
+    pub no_requests: Option<String>,
+    /// Everything that is known.
+    pub status: Option<Status>,
+}
+
+/// The answers to one question, of all fleets that can answer it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Explanations {
+    /// [`VERSION`].
+    pub version: u32,
+    /// When, in seconds since 1970.
+    pub unix: i64,
+    /// By whom.
+    pub source: Source,
+    /// The answers.
+    pub fleets: Vec<Explained>,
+}
+
+/// The answer of one fleet.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Explained {
+    /// The runner.
+    pub runner: String,
+    /// The fleet knows what was asked about.
+    pub known: bool,
+    /// The answer, a sentence each.
+    pub answer: Vec<String>,
+    /// The decisions behind it, the latest last.
+    pub decisions: Vec<Told>,
+}
