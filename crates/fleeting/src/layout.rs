@@ -8,7 +8,7 @@ pub(crate) fn escape(text: &str) -> String {
             escaped.push('!');
             return escaped;
         }
-        if letter.is_ascii_uppercase() {
+        if letter.is_ascii_uppercase() && !text.starts_with('[') {
             escaped.push('!');
         }
         escaped.push(letter.to_ascii_lowercase());
@@ -16,13 +16,16 @@ pub(crate) fn escape(text: &str) -> String {
     })
 }
 
-/// The text that was escaped; `None` where none was.
+/// The text that was escaped; `None` where none was. In an address in brackets there are no upper case letters.
 #[cfg(feature = "install")]
 pub(crate) fn unescape(escaped: &str) -> Option<String> {
     let mut text = String::new();
     let mut letters = escaped.chars().peekable();
+    let mut in_address = false;
     while let Some(letter) = letters.next() {
+        in_address = (in_address || letter == '[') && letter != ']';
         match letter {
+            '!' if in_address => text.push(':'),
             '!' => match letters.peek().copied() {
                 Some(next) if next.is_ascii_lowercase() => {
                     text.push(next.to_ascii_uppercase());
@@ -48,6 +51,8 @@ mod tests {
             ("registry.gitlab.com", "registry.gitlab.com"),
             ("Group/P", "!group/!p"),
             ("localhost:5000", "localhost!5000"),
+            ("[::1]:5000", "[!!1]!5000"),
+            ("[fe80::a]", "[fe80!!a]"),
         ] {
             assert_eq!(escape(text), escaped);
             assert_eq!(unescape(escaped).as_deref(), Some(text));

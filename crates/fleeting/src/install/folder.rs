@@ -1,6 +1,7 @@
-//! One process at a time changes the folder.
+//! One process at a time changes the folder, and one downloads an archive.
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -8,33 +9,49 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::error::InstallError;
 
-/// How long to wait for another process, which may download.
+/// How long to wait for another process that changes the folder. It does not download meanwhile.
 const LIMIT: Duration = Duration::from_secs(600);
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Held while the folder is changed; the system gives it back when the process ends.
+/// Held while files are changed; the system gives it back when the process ends.
 #[derive(Debug)]
-pub(super) struct FolderLock(#[expect(dead_code, reason = "held")] File);
+pub(super) struct FileLock(File);
 
-impl FolderLock {
-    pub(super) async fn take(folder: &Path) -> Result<Self, InstallError> {
-        let failed = |path: &Path| {
-            let path = path.to_owned();
-            move |source| InstallError::Folder { path, what: "made", source }
-        };
-        std::fs::create_dir_all(folder).map_err(failed(folder))?;
-        let path: PathBuf = folder.join(".lock");
-        let file = File::options().create(true).append(true).open(&path).map_err(failed(&path))?;
+impl FileLock {
+    /// Of the folder.
+    pub(super) async fn of_folder(folder: &Path) -> Result<Self, InstallError> {
+        std::fs::create_dir_all(folder).map_err(|source| failed(folder, source))?;
+        Self::take(&folder.join(".lock"), LIMIT).await
+    }
+
+    /// Of a file that whoever holds its lock may remove.
+    pub(super) async fn take_where_it_is(path: &Path, limit: Duration) -> Result<Self, InstallError> {
+        loop {
+            let lock = Self::take(path, limit).await?;
+            let held = lock.0.metadata().map_err(|source| failed(path, source))?;
+            if path.metadata().is_ok_and(|there| (there.dev(), there.ino()) == (held.dev(), held.ino())) {
+                return Ok(lock);
+            }
+        }
+    }
+
+    async fn take(path: &Path, limit: Duration) -> Result<Self, InstallError> {
+        let path: PathBuf = path.to_owned();
+        let file = File::options().create(true).append(true).open(&path).map_err(|source| failed(&path, source))?;
         let started = tokio::time::Instant::now();
         while let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
             if error != rustix::io::Errno::WOULDBLOCK && error != rustix::io::Errno::INTR {
-                return Err(failed(&path)(error.into()));
+                return Err(failed(&path, error.into()));
             }
-            if started.elapsed() >= LIMIT {
-                return Err(InstallError::Busy { path, seconds: LIMIT.as_secs() });
+            if started.elapsed() >= limit {
+                return Err(InstallError::Busy { path, seconds: limit.as_secs() });
             }
             tokio::time::sleep(PAUSE).await;
         }
         Ok(Self(file))
     }
+}
+
+fn failed(path: &Path, source: std::io::Error) -> InstallError {
+    InstallError::Folder { path: path.to_owned(), what: "made", source }
 }

@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+
 use super::error::InstallError;
-use super::folder::FolderLock;
+use super::folder::FileLock;
 use super::lock_file::{Entry, LockFile};
-use super::store::{Installed, Store, discard};
+use super::store::{Installed, NEW, Store, clear, set_aside};
 use super::{EXECUTABLE, unpack};
 use crate::oci::{
     Constraint, Descriptor, Digest, DockerConfig, Host, LAYER_ANNOTATION, Reference, Registry, RegistryError, TagList,
@@ -18,6 +20,8 @@ use crate::oci::{
 const LAYER_MAX_BYTES: u64 = 512 * 1024 * 1024;
 /// Versions that an error names.
 const SHOWN: usize = 10;
+/// How long to wait for another process that downloads the same: as long as a download may take.
+const DOWNLOAD_LIMIT: Duration = Duration::from_secs(3600);
 /// After this, a download that broke off is not taken up again.
 const PARTIAL_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -26,14 +30,14 @@ const PARTIAL_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 pub struct Options {
     /// Ask the registry even where a version that fits is here.
     pub upgrade: bool,
-    /// Take other content under a version that was installed before.
+    /// Take other content under a version that was installed before; without `upgrade`, of the version that is here.
     pub accept_changed: bool,
 }
 
 /// What was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// A version that fits was here; the registry was not asked.
+    /// A version that fits was here, with the files that were installed; the registry was not asked.
     Present,
     /// It was here, and is what the registry has.
     Unchanged,
@@ -53,7 +57,7 @@ pub struct Done {
 }
 
 impl Store {
-    /// Installs a plugin, with the credentials that docker has for its registry.
+    /// Installs a plugin, or brings one anew whose files have changed, with the credentials that docker has for its registry.
     ///
     /// # Errors
     /// [`InstallError`]; what was installed before is untouched.
@@ -63,58 +67,91 @@ impl Store {
         options: Options,
         credentials: Option<&DockerConfig>,
     ) -> Result<Done, InstallError> {
-        if let Some(installed) = self.find(reference).filter(|_| !options.upgrade && !options.accept_changed) {
-            return Ok(Done { installed, outcome: Outcome::Present });
+        let mut reference = reference.clone();
+        if let Some(installed) = self.find(&reference).filter(|_| !options.upgrade) {
+            let changed = self.changes(&installed)?;
+            if changed.is_empty() && !options.accept_changed {
+                return Ok(Done { installed, outcome: Outcome::Present });
+            }
+            // Brought anew, or looked at again: that version, and no newer one.
+            reference.constraint = Constraint::Exact(installed.version);
         }
+        let reference = &reference;
         let registry = open(reference, credentials).await?;
         let (version, layer) = select(&registry, reference).await?;
+        let executable = self.version_folder(&reference.repository, &version).join(EXECUTABLE);
+        let installed = Installed { repository: reference.repository.clone(), version, executable };
 
-        let _held = FolderLock::take(self.folder()).await?;
+        // Nobody else waits for a download, unless for the same one; what is true is looked at again after each wait.
+        let here = |lock: &LockFile| self.here(lock, reference, &installed, &layer, options);
+        let unchanged = || Done { installed: installed.clone(), outcome: Outcome::Unchanged };
+        if here(&LockFile::read(&self.lock_file())?)?.is_intact {
+            return Ok(unchanged());
+        }
+        let archive = self.archive(reference, &layer)?;
+        let _mine = FileLock::take_where_it_is(&archive, DOWNLOAD_LIMIT).await?;
+        if here(&LockFile::read(&self.lock_file())?)?.is_intact {
+            let _ = std::fs::remove_file(&archive);
+            return Ok(unchanged());
+        }
+        let failed = |source| InstallError::Registry { reference: reference.to_string(), source };
+        registry.download(&layer, &archive).await.map_err(failed)?;
+
+        let _held = FileLock::of_folder(self.folder()).await?;
         let mut lock = LockFile::read(&self.lock_file())?;
-        let locked = lock.get(&reference.repository, &version);
-        if let Some(locked) = locked.filter(|locked| locked.layer != layer.digest && !options.accept_changed) {
-            return Err(InstallError::Changed {
-                reference: reference.to_string(),
-                version: version.to_string(),
-                locked: locked.layer.clone(),
-                found: layer.digest,
-                lock_file: self.lock_file(),
-            });
+        let Here { is_there, is_intact } = here(&lock)?;
+        if is_intact {
+            let _ = std::fs::remove_file(archive);
+            return Ok(unchanged());
         }
-        let folder = self.version_folder(&reference.repository, &version);
-        let executable = folder.join(EXECUTABLE);
-        let installed = Installed { repository: reference.repository.clone(), version: version.clone(), executable };
-        let is_there = installed.executable.is_file();
-        if is_there && locked.is_some_and(|locked| locked.layer == layer.digest && is_intact(&folder, locked)) {
-            return Ok(Done { installed, outcome: Outcome::Unchanged });
-        }
-
-        let archive = self.fetch(&registry, reference, &layer).await?;
+        let folder = self.version_folder(&reference.repository, &installed.version);
         let (new, files) = self.unpack(reference, archive.clone()).await?;
         // Before the files are in their place: a crash between the two leaves a digest that the next try must meet.
         lock.put(Entry {
             repository: reference.repository.to_string(),
-            version: version.to_string(),
+            version: installed.version.to_string(),
             platform: Host::this().to_string(),
-            layer: layer.digest,
+            layer: layer.digest.clone(),
             files: files.into_iter().map(|(name, digest)| (name, digest.to_string())).collect(),
         });
         lock.write(&self.lock_file())?;
-        self.put(new, &folder).map_err(|source| InstallError::Folder {
+        put(new, &folder).map_err(|source| InstallError::Folder {
             path: folder.clone(),
             what: "put in its place",
             source,
         })?;
         let _ = std::fs::remove_file(archive);
-        Ok(Done { installed, outcome: if is_there { Outcome::Repaired } else { Outcome::Installed } })
+        let outcome = if is_there { Outcome::Repaired } else { Outcome::Installed };
+        Ok(Done { installed, outcome })
     }
 
-    async fn fetch(
+    /// What is here of a version that the registry has.
+    fn here(
         &self,
-        registry: &Registry,
+        lock: &LockFile,
         reference: &Reference,
+        installed: &Installed,
         layer: &Descriptor,
-    ) -> Result<PathBuf, InstallError> {
+        options: Options,
+    ) -> Result<Here, InstallError> {
+        let locked = lock.get(&installed.repository, &installed.version);
+        if let Some(locked) = locked.filter(|locked| locked.layer != layer.digest && !options.accept_changed) {
+            return Err(InstallError::Changed {
+                reference: reference.to_string(),
+                version: installed.version.to_string(),
+                locked: locked.layer.clone(),
+                found: layer.digest.clone(),
+                lock_file: self.lock_file(),
+            });
+        }
+        let is_there = installed.executable.is_file();
+        let folder = self.version_folder(&installed.repository, &installed.version);
+        let is_it = |locked: &Entry| locked.layer == layer.digest && is_intact(&folder, locked);
+        Ok(Here { is_there, is_intact: is_there && locked.is_some_and(is_it) })
+    }
+
+    /// Where an archive is downloaded to: what is there already of it is the start.
+    fn archive(&self, reference: &Reference, layer: &Descriptor) -> Result<PathBuf, InstallError> {
         let failed = |source| InstallError::Registry { reference: reference.to_string(), source };
         let nonsense = |what| failed(RegistryError::Nonsense { url: reference.repository.to_string(), what });
         let digest: Digest = layer.digest.parse().map_err(nonsense)?;
@@ -131,9 +168,7 @@ impl Store {
             source,
         })?;
         prune(&partial);
-        let to = partial.join(digest.to_string().replace(':', "-"));
-        registry.download(layer, &to).await.map_err(failed)?;
-        Ok(to)
+        Ok(partial.join(digest.to_string().replace(':', "-")))
     }
 
     /// Into a folder beside the place where it will be.
@@ -145,29 +180,44 @@ impl Store {
         let beside = self.repository_folder(&reference.repository);
         let failed = |source| InstallError::Folder { path: beside.clone(), what: "made", source };
         std::fs::create_dir_all(&beside).map_err(failed)?;
-        let new = tempfile::Builder::new().prefix(".new-").tempdir_in(&beside).map_err(failed)?;
+        clear(&beside);
+        let new = tempfile::Builder::new().prefix(NEW).tempdir_in(&beside).map_err(failed)?;
         let into = new.path().to_owned();
         let unpacked = tokio::task::spawn_blocking(move || unpack::unpack(&archive, &into)).await;
         let unpacked = unpacked.unwrap_or_else(|error| Err(std::io::Error::other(error).into()));
         let files = unpacked.map_err(|source| InstallError::Unpack { reference: reference.to_string(), source })?;
         Ok((new, files))
     }
+}
 
-    /// A process that runs the old one goes on with it.
-    fn put(&self, new: tempfile::TempDir, folder: &Path) -> std::io::Result<()> {
-        use std::os::unix::fs::PermissionsExt;
-        std::fs::set_permissions(new.path(), std::fs::Permissions::from_mode(0o755))?;
-        if folder.exists() {
-            discard(folder)?;
+/// What is here of a version.
+struct Here {
+    /// Its executable is there.
+    is_there: bool,
+    /// All of it is what the registry has.
+    is_intact: bool,
+}
+
+/// Puts a version in its place. A process that runs the old one goes on with it, and at no moment there is none.
+fn put(new: tempfile::TempDir, folder: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(new.path(), std::fs::Permissions::from_mode(0o755))?;
+    let old = match renameat_with(CWD, new.path(), CWD, folder, RenameFlags::EXCHANGE) {
+        // What was there is in the temporary folder now, and goes with it.
+        Ok(()) => Some(new),
+        Err(_) => {
+            // There was nothing, or the file system cannot exchange.
+            let old = set_aside(folder)?;
+            std::fs::rename(new.path(), folder)?;
+            // It is no temporary folder any more.
+            let _ = new.keep();
+            old
         }
-        std::fs::rename(new.path(), folder)?;
-        // It is no temporary folder any more.
-        let _ = new.keep();
-        match folder.parent() {
-            Some(parent) => std::fs::File::open(parent)?.sync_all(),
-            None => Ok(()),
-        }
+    };
+    if let Some(parent) = folder.parent() {
+        std::fs::File::open(parent)?.sync_all()?;
     }
+    old.map_or(Ok(()), tempfile::TempDir::close)
 }
 
 /// The repository, with the credentials that there are.
@@ -218,7 +268,15 @@ async fn select(registry: &Registry, reference: &Reference) -> Result<(Version, 
                     there: there(versions().map(|(v, _)| v).collect()),
                 })?
             }
-            TagList::Unlisted => constraint.to_string(),
+            TagList::Unlisted => match constraint {
+                Constraint::Range(_) => {
+                    let there =
+                        "the registry does not list its versions, and a range needs that list: name the version";
+                    return Err(InstallError::NoVersion { reference: text(), there: there.to_owned() });
+                }
+                // Alias tags.
+                alias => alias.to_string(),
+            },
         },
     };
     let index = registry.index(&tag).await.map_err(failed)?;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -97,6 +98,8 @@ impl LockFile {
             let mut new = tempfile::Builder::new().prefix(".plugins.lock.").tempfile_in(folder)?;
             new.write_all(HEAD.as_bytes())?;
             new.write_all(text.as_bytes())?;
+            // Nothing in it is secret, and who did not install the plugins may check them.
+            new.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))?;
             new.as_file().sync_all()?;
             new.persist(path).map_err(|error| error.error)?;
             File::open(folder)?.sync_all()

@@ -4,7 +4,9 @@ use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use super::store::Store;
+use super::error::InstallError;
+use super::lock_file::LockFileError;
+use super::store::{Installed, Store};
 use crate::host::PluginSpec;
 use crate::oci::{Reference, ReferenceError};
 
@@ -123,6 +125,16 @@ pub enum ResolveError {
         /// What else may have been meant, ready to be appended.
         hint: String,
     },
+    /// It is not what was installed.
+    #[error("plugin {plugin}: {} is not what was installed: {what}; bring it anew with: muster plugin install {plugin}", executable.display())]
+    Changed {
+        /// What the user wrote.
+        plugin: String,
+        /// Its executable.
+        executable: PathBuf,
+        /// What has changed.
+        what: String,
+    },
     /// Names nothing.
     #[error(transparent)]
     Reference(#[from] ReferenceError),
@@ -157,6 +169,7 @@ pub fn resolve(plugin: &str, around: &Surroundings) -> Result<Found, ResolveErro
     }
     let reference: Reference = plugin.parse()?;
     if let Some(installed) = around.store.find(&reference) {
+        check(plugin, around, &installed)?;
         return Ok(Found::Installed(installed.executable));
     }
     if let Some(path) = is_bare.then(|| on_path(&format!("{PREFIX}{plugin}"), around)).flatten() {
@@ -172,6 +185,26 @@ pub fn resolve(plugin: &str, around: &Surroundings) -> Result<Found, ResolveErro
     let hint = if is_file { format!(", or write ./{plugin} where you mean that file") } else { String::new() };
     let (plugin, reference, folder) = (plugin.to_owned(), reference.to_string(), around.store.folder().to_owned());
     Err(ResolveError::NotInstalled { plugin, reference, folder, there, hint })
+}
+
+/// Whether an installed version is what was installed; of what another program installed, nobody knows.
+fn check(plugin: &str, around: &Surroundings, installed: &Installed) -> Result<(), ResolveError> {
+    let failed = |what: String| ResolveError::Changed {
+        plugin: plugin.to_owned(),
+        executable: installed.executable.clone(),
+        what,
+    };
+    match around.store.changes(installed) {
+        Ok(changes) if changes.is_empty() => Ok(()),
+        Ok(changes) => Err(failed(changes.join("; "))),
+        Err(InstallError::LockFile(LockFileError::File { path, source, .. }))
+            if source.kind() == std::io::ErrorKind::PermissionDenied =>
+        {
+            tracing::warn!(plugin, path = %path.display(), "the digests of plugins cannot be read: not checked");
+            Ok(())
+        }
+        Err(error) => Err(failed(error.to_string())),
+    }
 }
 
 fn built_in(plugin: &str, around: &Surroundings) -> Option<Found> {
@@ -273,6 +306,27 @@ mod tests {
         assert!(here.resolve("aws").is_err());
         let path = here.executable("bin/fleeting-plugin-static");
         assert_eq!(here.resolve("static"), Ok(Found::OnPath(path)));
+    }
+
+    #[test]
+    fn an_installed_plugin_that_was_changed_is_not_run() {
+        let here = Here::new();
+        let path = here.installed("aws", "1.0.0");
+        assert_eq!(here.resolve("aws"), Ok(Found::Installed(path.clone())), "another program's has no digest");
+        let digest = crate::oci::Digest::of_file(&path).unwrap().to_string();
+        let mut lock = crate::install::LockFile::default();
+        lock.put(crate::install::Entry {
+            repository: "registry.gitlab.com/gitlab-org/fleeting/plugins/aws".to_owned(),
+            version: "1.0.0".to_owned(),
+            platform: crate::oci::Host::this().to_string(),
+            layer: "sha256:0a".to_owned(),
+            files: [("plugin".to_owned(), digest)].into(),
+        });
+        lock.write(&here.around.store.lock_file()).unwrap();
+        assert_eq!(here.resolve("aws"), Ok(Found::Installed(path.clone())));
+        std::fs::write(&path, "something else").unwrap();
+        let error = here.resolve("aws").unwrap_err();
+        assert!(error.contains("is not what was installed") && error.contains("muster plugin install aws"), "{error}");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::EXECUTABLE;
 use super::error::InstallError;
-use super::folder::FolderLock;
+use super::folder::FileLock;
 use super::lock_file::LockFile;
 use crate::layout::{escape, unescape};
 use crate::oci::{Constraint, Reference, Repository, Version};
@@ -123,7 +123,7 @@ impl Store {
     /// # Errors
     /// [`InstallError`].
     pub async fn remove(&self, reference: &Reference, forget: bool) -> Result<Vec<Installed>, InstallError> {
-        let _held = FolderLock::take(&self.folder).await?;
+        let _held = FileLock::of_folder(&self.folder).await?;
         let mut lock = LockFile::read(&self.lock_file())?;
         let fits = |installed: &Installed| match reference.constraint {
             Constraint::Latest | Constraint::Any => true,
@@ -136,7 +136,10 @@ impl Store {
         }
         for installed in &removed {
             let folder = self.version_folder(&installed.repository, &installed.version);
-            discard(&folder).map_err(|source| InstallError::Folder { path: folder, what: "removed", source })?;
+            clear(&self.repository_folder(&installed.repository));
+            set_aside(&folder)
+                .and_then(|old| old.map_or(Ok(()), tempfile::TempDir::close))
+                .map_err(|source| InstallError::Folder { path: folder, what: "removed", source })?;
             if forget {
                 lock.forget(&installed.repository, &installed.version);
             }
@@ -148,12 +151,31 @@ impl Store {
     }
 }
 
-/// Removes a version's folder: at once out of sight, then its files.
-pub(super) fn discard(folder: &Path) -> std::io::Result<()> {
+/// What is unpacked, and what is being removed, beside the versions.
+pub(super) const NEW: &str = ".new-";
+const OLD: &str = ".old-";
+
+/// Puts a version's folder, where it is there, out of sight, into one that is removed with what is returned.
+pub(super) fn set_aside(folder: &Path) -> std::io::Result<Option<tempfile::TempDir>> {
     let parent = folder.parent().unwrap_or(Path::new("."));
-    let bin = tempfile::Builder::new().prefix(".old-").tempdir_in(parent)?;
-    std::fs::rename(folder, bin.path().join("old"))?;
-    bin.close()
+    let bin = tempfile::Builder::new().prefix(OLD).tempdir_in(parent)?;
+    match std::fs::rename(folder, bin.path().join("old")) {
+        Ok(()) => Ok(Some(bin)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes what killed processes left beside the versions. Under the folder's lock, so that it is nobody's.
+pub(super) fn clear(folder: &Path) {
+    for entry in folder.read_dir().into_iter().flatten().filter_map(Result::ok) {
+        let name = entry.file_name();
+        if [NEW, OLD].iter().any(|prefix| name.to_string_lossy().starts_with(prefix))
+            && let Err(error) = std::fs::remove_dir_all(entry.path())
+        {
+            tracing::warn!(path = %entry.path().display(), %error, "a folder that an earlier install left cannot be removed");
+        }
+    }
 }
 
 /// Names of folders in a folder, but hidden ones.

@@ -44,6 +44,22 @@ impl Store {
         Ok(installed.into_iter().map(finding).collect())
     }
 
+    /// How the files of an installed version differ from what was installed; of what another program installed, nothing is
+    /// known.
+    ///
+    /// # Errors
+    /// The lock file cannot be read.
+    pub fn changes(&self, installed: &Installed) -> Result<Vec<String>, InstallError> {
+        let findings = self.verify(vec![installed.clone()])?;
+        Ok(findings
+            .into_iter()
+            .flat_map(|finding| match finding.verdict {
+                Verdict::Changed(what) => what,
+                Verdict::Intact | Verdict::Unlocked => Vec::new(),
+            })
+            .collect())
+    }
+
     fn compare(&self, installed: &Installed, entry: &Entry) -> Verdict {
         let folder = self.version_folder(&installed.repository, &installed.version);
         let entries = folder.read_dir().into_iter().flatten().filter_map(Result::ok);

@@ -13,30 +13,30 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::registry::{PASSWORD, Registry, USER, archive, archive_of};
 
 /// A folder of plugins, and a registry without a login.
-struct Here {
-    registry: Registry,
+pub(crate) struct Here {
+    pub(crate) registry: Registry,
     folder: TempDir,
-    store: Store,
+    pub(crate) store: Store,
 }
 
 impl Here {
-    fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         let registry = Registry::start(false)?;
         let folder = tempfile::tempdir().unwrap();
         let store = Store::new(folder.path().join("plugins"));
         Some(Self { registry, folder, store })
     }
 
-    async fn install(&self, name: &str) -> Result<Done, InstallError> {
+    pub(crate) async fn install(&self, name: &str) -> Result<Done, InstallError> {
         self.install_with(name, Options::default()).await
     }
 
-    async fn install_with(&self, name: &str, options: Options) -> Result<Done, InstallError> {
+    pub(crate) async fn install_with(&self, name: &str, options: Options) -> Result<Done, InstallError> {
         self.store.install(&self.registry.reference(name), options, None).await
     }
 
     /// Names in the folder of the plugin `name`, hidden ones too.
-    fn names(&self, name: &str) -> Vec<String> {
+    pub(crate) fn names(&self, name: &str) -> Vec<String> {
         let folder = self.store.folder().join(self.registry.host.replace(':', "!")).join(name);
         let Ok(entries) = folder.read_dir() else { return Vec::new() };
         let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -48,7 +48,7 @@ impl Here {
 const UPGRADE: Options = Options { upgrade: true, accept_changed: false };
 
 /// An error with its causes.
-fn text(error: &InstallError) -> String {
+pub(crate) fn text(error: &InstallError) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
@@ -326,7 +326,7 @@ async fn installs_at_the_same_time_do_the_work_once() {
 
 /// A registry that sends for a token, and the place that gives it, on one port. Answers by the request's first line and
 /// its `authorization`.
-async fn token_registry(answer: fn(&str, &str, &str) -> String) -> String {
+pub(crate) async fn token_registry(answer: fn(&str, &str, &str) -> String) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let host = listener.local_addr().unwrap().to_string();
     let name = host.clone();
@@ -348,7 +348,7 @@ async fn token_registry(answer: fn(&str, &str, &str) -> String) -> String {
     host
 }
 
-fn body(status: &str, headers: &str, body: &str) -> String {
+pub(crate) fn body(status: &str, headers: &str, body: &str) -> String {
     format!("{status}\r\n{headers}connection: close\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 

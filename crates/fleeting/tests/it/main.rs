@@ -6,6 +6,8 @@ mod go;
 #[cfg(feature = "install")]
 mod install;
 #[cfg(feature = "install")]
+mod install_faults;
+#[cfg(feature = "install")]
 mod registry;
 mod ssh;
 mod ssh_server;

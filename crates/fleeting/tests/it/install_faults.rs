@@ -1,0 +1,134 @@
+//! Installs that are killed, that wait for each other, and that find something else than they left.
+
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use muster_fleeting::install::{Options, Outcome};
+use tokio::io::AsyncReadExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+
+use crate::install::{Here, body, text, token_registry};
+use crate::registry::archive;
+
+const ACCEPT: Options = Options { upgrade: false, accept_changed: true };
+
+#[tokio::test]
+async fn what_a_killed_install_left_goes_with_the_next_one() {
+    let Some(here) = Here::new() else { return };
+    for version in ["1.0.0", "1.1.0"] {
+        here.registry.push("g/p", version, &[version], &archive(version.as_bytes())).await;
+    }
+    let installed = here.install("g/p:1.0.0").await.unwrap().installed;
+    let beside = installed.executable.parent().unwrap().parent().unwrap();
+    let leave = || {
+        for name in [".new-a1b2c3", ".old-a1b2c3/old"] {
+            std::fs::create_dir_all(beside.join(name)).unwrap();
+            std::fs::write(beside.join(name).join("plugin"), "half").unwrap();
+        }
+    };
+    leave();
+    here.install("g/p:1.1.0").await.unwrap();
+    assert_eq!(here.names("g/p"), ["1.0.0", "1.1.0"]);
+    leave();
+    here.store.remove(&here.registry.reference("g/p:1.1.0"), false).await.unwrap();
+    assert_eq!(here.names("g/p"), ["1.0.0"]);
+}
+
+#[tokio::test]
+async fn a_damaged_version_is_mended_in_its_place() {
+    let Some(here) = Here::new() else { return };
+    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
+    let installed = here.install("g/p").await.unwrap().installed;
+    assert_eq!(here.store.lock_file().metadata().unwrap().permissions().mode() & 0o777, 0o644, "others may verify");
+    here.registry.push("g/p", "1.1.0", &["1.1.0"], &archive(b"newer")).await;
+    std::fs::write(&installed.executable, b"two").unwrap();
+    // Much to remove: whoever looks in between would find nothing.
+    for name in 0..3000 {
+        std::fs::write(installed.executable.with_file_name(name.to_string()), b"").unwrap();
+    }
+    let over = Arc::new(AtomicBool::new(false));
+    let (path, is_over) = (installed.executable.clone(), Arc::clone(&over));
+    let watch = std::thread::spawn(move || {
+        let mut missing = 0;
+        while !is_over.load(Ordering::Relaxed) {
+            missing += u32::from(!path.is_file());
+        }
+        missing
+    });
+    let done = here.install("g/p").await.unwrap();
+    over.store(true, Ordering::Relaxed);
+    assert_eq!((done.outcome, &done.installed), (Outcome::Repaired, &installed), "no newer one, and not `is here`");
+    assert_eq!(std::fs::read(&installed.executable).unwrap(), b"one");
+    assert_eq!(watch.join().unwrap(), 0, "it was there all the time");
+    assert_eq!(here.names("g/p"), ["1.0.0"]);
+}
+
+#[tokio::test]
+async fn other_content_is_accepted_for_the_version_that_is_here() {
+    let Some(here) = Here::new() else { return };
+    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
+    here.install("g/p").await.unwrap();
+    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"other")).await;
+    here.registry.push("g/p", "1.1.0", &["1.1.0"], &archive(b"newer")).await;
+    let done = here.install_with("g/p", ACCEPT).await.unwrap();
+    assert_eq!((done.installed.version.to_string().as_str(), done.outcome), ("1.0.0", Outcome::Repaired));
+    assert_eq!(std::fs::read(&done.installed.executable).unwrap(), b"other");
+    let both = Options { upgrade: true, accept_changed: true };
+    assert_eq!(here.install_with("g/p", both).await.unwrap().installed.version.to_string(), "1.1.0");
+}
+
+/// Passes on what comes, but of the first answer beyond so many bytes only when it is told to.
+async fn stalling_proxy(to: String, bytes: u64, go: Arc<Notify>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let host = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((near, _)) = listener.accept().await {
+            let (far, go) = (TcpStream::connect(&to).await.unwrap(), Arc::clone(&go));
+            tokio::spawn(async move {
+                let ((mut near_in, mut near_out), (mut far_in, mut far_out)) = (near.into_split(), far.into_split());
+                tokio::spawn(async move { tokio::io::copy(&mut near_in, &mut far_out).await });
+                let _ = tokio::io::copy(&mut (&mut far_in).take(bytes), &mut near_out).await;
+                go.notified().await;
+                go.notify_one();
+                let _ = tokio::io::copy(&mut far_in, &mut near_out).await;
+            });
+        }
+    });
+    host
+}
+
+#[tokio::test]
+async fn a_slow_download_holds_up_no_other_install() {
+    let Some(here) = Here::new() else { return };
+    let content: Vec<u8> = (0..400_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let digest = here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(&content)).await;
+    here.registry.push("g/q", "1.0.0", &["1.0.0"], &archive(b"small")).await;
+    let go = Arc::new(Notify::new());
+    let host = stalling_proxy(here.registry.host.clone(), 100_000, Arc::clone(&go)).await;
+    let (store, reference) = (here.store.clone(), format!("{host}/g/p").parse().unwrap());
+    let slow = tokio::spawn(async move { store.install(&reference, Options::default(), None).await });
+    let partial = here.store.folder().join(".partial").join(digest.replace(':', "-"));
+    while partial.metadata().map_or(0, |meta| meta.len()) == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let other = tokio::time::timeout(Duration::from_secs(60), here.install("g/q")).await;
+    assert_eq!(other.expect("it need not wait").unwrap().outcome, Outcome::Installed);
+    go.notify_one();
+    assert_eq!(slow.await.unwrap().unwrap().outcome, Outcome::Installed);
+}
+
+#[tokio::test]
+async fn a_range_needs_the_list_of_versions() {
+    let host = token_registry(|_, line, _| {
+        assert!(line.contains("/tags/list"), "a range is no tag: {line}");
+        body("405 Method Not Allowed", "", "")
+    })
+    .await;
+    let store = muster_fleeting::install::Store::new(tempfile::tempdir().unwrap().path());
+    let reference = format!("{host}/g/p:^1.2").parse().unwrap();
+    let error = text(&store.install(&reference, Options::default(), None).await.unwrap_err());
+    assert!(error.contains("does not list its versions, and a range needs that list: name the version"), "{error}");
+}
