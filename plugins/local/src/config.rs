@@ -17,6 +17,9 @@ pub(crate) struct Config {
     pub(crate) max_size: u32,
     /// Directory below which each instance has its own; empty: a temporary one.
     pub(crate) directory: PathBuf,
+    /// Instances go on when the plugin ends, as those of a cloud do, and the next one finds them in `directory`; needs
+    /// namespaces, and no limits by cgroup.
+    pub(crate) outlive_plugin: bool,
     /// `auto`: namespaces where the system permits them; `namespaces`: an error where not; `none`.
     pub(crate) isolation: Isolation,
     /// Milliseconds from the request of an instance until it boots.
@@ -61,6 +64,7 @@ impl Default for Config {
             name: "local".to_owned(),
             max_size: 10,
             directory: PathBuf::new(),
+            outlive_plugin: false,
             isolation: Isolation::Auto,
             boot_delay_ms: 0,
             boot_jitter: 0.0,
@@ -100,6 +104,22 @@ impl Config {
     pub(crate) fn check(&self) -> Result<(), String> {
         if self.max_size == 0 {
             return Err("max_size must be at least 1".to_owned());
+        }
+        if self.outlive_plugin {
+            let missing = [
+                (self.directory.as_os_str().is_empty(), "needs a directory: the next plugin finds its instances there"),
+                (
+                    self.isolation == Isolation::None,
+                    "needs namespaces: without them nothing could end what runs in an instance",
+                ),
+                (
+                    !self.limits().is_none(),
+                    "cannot have memory_max_mib, cpus_max or processes_max: their cgroups end with the plugin",
+                ),
+            ];
+            if let Some((_, why)) = missing.iter().find(|(is_so, _)| *is_so) {
+                return Err(format!("outlive_plugin = true {why}"));
+            }
         }
         let rates = [
             ("boot_jitter", self.boot_jitter),

@@ -8,8 +8,11 @@ mod clouds_mood;
 mod config;
 mod extension;
 mod instance;
+mod outlive;
+mod program;
 mod provider;
 pub mod server;
+mod sys;
 mod usage;
 
 use std::process::ExitCode;
@@ -19,9 +22,9 @@ use std::process::ExitCode;
 #[must_use]
 pub fn main(own: &'static [&'static str], arguments: &[String]) -> ExitCode {
     // The plugin starts itself again as each of its instances.
-    if arguments.first().map(String::as_str) == Some(instance::WORD) {
-        return instance::main();
-    }
     instance::set_own_arguments(own);
+    if let Some((program::WORD, arguments)) = arguments.split_first().map(|(word, rest)| (word.as_str(), rest)) {
+        return program::main(arguments);
+    }
     muster_fleeting::sdk::main_with::<provider::Local>(arguments)
 }

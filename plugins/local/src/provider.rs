@@ -10,7 +10,6 @@ use muster_fleeting::sdk::{
     ConnectInfo, ConnectorConfig, Error, Extension, Init, InstanceId, InstanceState, Notice, Partial, Provider,
     Settings,
 };
-use russh::keys::ssh_key::LineEnding;
 use russh::keys::{Algorithm, PrivateKey};
 use tempfile::TempDir;
 use tokio::sync::broadcast;
@@ -21,9 +20,10 @@ use crate::cgroup::{self, Cgroups};
 use crate::clouds_mood::Mood;
 use crate::config::{Config, Isolation};
 use crate::extension::{self, OFFER};
-use crate::instance::{self, Running};
+use crate::instance::{self, Reach, Running, Start};
+use crate::outlive::{self, Record};
 
-/// A group of instances on this host. They end with the plugin.
+/// A group of instances on this host.
 pub(crate) struct Local {
     inner: Arc<Inner>,
 }
@@ -35,6 +35,8 @@ struct Inner {
     root: PathBuf,
     /// Keeps the directory where it is a temporary one.
     _temporary: Option<TempDir>,
+    /// Keeps it for this plugin alone where instances outlive it.
+    _lock: Option<std::fs::File>,
     cgroups: Option<Cgroups>,
     notices: broadcast::Sender<Notice>,
     group: Mutex<Group>,
@@ -54,16 +56,6 @@ struct Entry {
     reach: Option<Reach>,
     /// Ends it.
     end: CancellationToken,
-}
-
-/// How an instance is reached.
-#[derive(Clone)]
-struct Reach {
-    port: u16,
-    /// The key that lets in.
-    key: Vec<u8>,
-    host_key: String,
-    pid: u32,
 }
 
 impl Local {
@@ -113,20 +105,30 @@ impl Inner {
             let mut group = self.group();
             (group.mood.boot_delay(), group.mood.fails_to_boot(), group.mood.loss_after())
         };
-        let directory = self.root.join(id.as_str());
         tokio::select! {
             () = end.cancelled() => return self.gone(&id),
             () = tokio::time::sleep(delay) => {}
         }
         let started = if fails { Err("it does not boot (boot_failure_rate)".into()) } else { self.start(&id).await };
-        let (mut running, cgroup) = match started {
-            Ok(started) => started,
+        match started {
+            Ok((running, cgroup)) => self.watch(id, running, cgroup, end, loss).await,
             Err(error) => {
                 tracing::error!(%id, error = error.to_string(), "the instance did not come up");
-                let _ = std::fs::remove_dir_all(&directory);
-                return self.set(&id, InstanceState::Timeout);
+                self.clear(&id);
+                self.set(&id, InstanceState::Timeout);
             }
-        };
+        }
+    }
+
+    /// From its start to its end.
+    async fn watch(
+        self: Arc<Self>,
+        id: InstanceId,
+        mut running: Running,
+        cgroup: Option<cgroup::Group>,
+        end: CancellationToken,
+        loss: Option<Duration>,
+    ) {
         let lost = async {
             let Some(after) = loss else { return std::future::pending().await };
             let notice = Duration::from_secs_f64(self.config.notice_s);
@@ -148,10 +150,47 @@ impl Inner {
         if let Some(cgroup) = cgroup {
             cgroup.remove().await;
         }
-        if let Err(error) = std::fs::remove_dir_all(&directory) {
-            tracing::warn!(%id, %error, directory = %directory.display(), "the instance's directory is left");
-        }
+        self.clear(&id);
         self.gone(&id);
+    }
+
+    /// Removes what is on disk of an instance that has ended: its record last.
+    fn clear(&self, id: &InstanceId) {
+        let directory = self.root.join(id.as_str());
+        match std::fs::remove_dir_all(&directory) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!(%id, %error, directory = %directory.display(), "the instance's directory is left");
+            }
+            _ => drop(std::fs::remove_file(outlive::path(&self.root, id.as_str()))),
+        }
+    }
+
+    /// The instances of an earlier plugin go on; those that have ended meanwhile, or were not heard of, are cleared away.
+    async fn find_again(self: &Arc<Self>) -> Result<(), Error> {
+        for (id, record) in outlive::recorded(&self.root)? {
+            let id = InstanceId::new(id);
+            match (record.process()?, &record) {
+                (Some(free), Record { listens: Some((port, host_key)), key, .. }) => {
+                    tracing::info!(%id, pid = free.pid, "an instance of an earlier start goes on");
+                    let (host_key, key) = (host_key.clone(), key.clone().into_bytes());
+                    let reach = Reach { port: *port, key, host_key, pid: free.pid };
+                    let (end, running) = (CancellationToken::new(), Running::found(free, reach.clone()));
+                    let entry = Entry { state: InstanceState::Running, reach: Some(reach), end: end.clone() };
+                    let loss = {
+                        let mut group = self.group();
+                        group.instances.insert(id.clone(), entry);
+                        group.mood.loss_after()
+                    };
+                    tokio::spawn(Arc::clone(self).watch(id, running, None, end, loss));
+                }
+                (Some(free), _) => {
+                    free.end().await;
+                    self.clear(&id);
+                }
+                (None, _) => self.clear(&id),
+            }
+        }
+        Ok(())
     }
 
     async fn start(&self, id: &InstanceId) -> Result<(Running, Option<cgroup::Group>), Error> {
@@ -159,7 +198,15 @@ impl Inner {
         std::fs::create_dir(&directory)?;
         let key = PrivateKey::random(&mut russh::keys::key::safe_rng(), Algorithm::Ed25519)?;
         let cgroup = self.cgroups.as_ref().map(|cgroups| cgroups.group(id.as_str())).transpose()?;
-        let running = match Running::start(&directory, key.public_key(), self.namespaces, cgroup.as_ref()).await {
+        let record = self.config.outlive_plugin.then(|| outlive::path(&self.root, id.as_str()));
+        let running = Running::start(Start {
+            directory: &directory,
+            key: &key,
+            namespaces: self.namespaces,
+            cgroup: cgroup.as_ref(),
+            record: record.as_deref(),
+        });
+        let running = match running.await {
             Ok(running) => running,
             Err(error) => {
                 if let Some(cgroup) = cgroup {
@@ -168,11 +215,9 @@ impl Inner {
                 return Err(error.into());
             }
         };
-        let private = key.to_openssh(LineEnding::LF)?.as_bytes().to_vec();
         let mut group = self.group();
         if let Some(entry) = group.instances.get_mut(id) {
-            let (port, pid) = (running.port, running.pid());
-            entry.reach = Some(Reach { port, key: private, host_key: running.host_key.clone(), pid });
+            entry.reach = Some(running.reach.clone());
             if entry.state == InstanceState::Creating {
                 entry.state = InstanceState::Running;
             }
@@ -229,10 +274,10 @@ impl Provider for Local {
         config.check()?;
         let namespaces = match config.isolation {
             Isolation::None => false,
-            Isolation::Auto => instance::namespaces_work().await,
-            Isolation::Namespaces if instance::namespaces_work().await => true,
-            Isolation::Namespaces => {
-                return Err("isolation = \"namespaces\": this system does not permit user namespaces, or unshare (util-linux) is \
+            Isolation::Auto if !config.outlive_plugin => instance::namespaces_work().await,
+            _ if instance::namespaces_work().await => true,
+            _ => {
+                return Err("isolation = \"namespaces\", and outlive_plugin: this system does not permit user namespaces, or unshare (util-linux) is \
                             missing; use \"auto\", or permit them (sysctl kernel.unprivileged_userns_clone)"
                     .into());
             }
@@ -249,14 +294,28 @@ impl Provider for Local {
                 std::path::absolute(&config.directory)?
             }
         };
+        let lock = if config.outlive_plugin { Some(outlive::lock(&root).await?) } else { None };
         let init = Init { id: format!("local/{}", config.name), max_size: config.max_size, can_suspend: false };
         tracing::info!(group = init.id, namespaces, directory = %root.display(), "ready");
         let mood = Mood::new(config.clone());
         let cgroups = limits(&config);
         let group = Mutex::new(Group { instances: BTreeMap::new(), made: 0, mood, out_of_stock: false });
         let notices = extension::channel();
-        let inner = Inner { config, settings, namespaces, root, _temporary: temporary, cgroups, notices, group };
-        Ok((Self { inner: Arc::new(inner) }, init))
+        let inner = Arc::new(Inner {
+            config,
+            settings,
+            namespaces,
+            root,
+            _temporary: temporary,
+            _lock: lock,
+            cgroups,
+            notices,
+            group,
+        });
+        if inner.config.outlive_plugin {
+            inner.find_again().await?;
+        }
+        Ok((Self { inner }, init))
     }
 
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, Error> {

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 mod extension;
+mod outlive;
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,0 +1,120 @@
+//! Instances that go on without the plugin.
+
+use std::path::Path;
+use std::process::Command;
+
+use muster_fleeting::connector::{Exit, KnownHosts, dial};
+use muster_fleeting::host::Group;
+use muster_fleeting::model::InstanceState;
+use serde_json::json;
+
+use super::{group, output, target, wait};
+
+/// Whether namespaces can be made here; without them no instance outlives its plugin.
+fn possible() -> bool {
+    let possible = Command::new("unshare").args(["--user", "--map-current-user", "--pid", "--fork", "true"]).status();
+    let possible = possible.is_ok_and(|status| status.success());
+    if !possible {
+        eprintln!("skipped: no namespaces can be made here");
+    }
+    possible
+}
+
+/// The process of an instance's directory whose last argument is this.
+fn process(directory: &Path, last: &str) -> Option<String> {
+    std::fs::read_dir("/proc").unwrap().flatten().find_map(|process| {
+        let inside = std::fs::read_link(process.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(directory));
+        let words = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        let is_it = inside && words.ends_with(format!("\0{last}\0").as_bytes());
+        is_it.then(|| process.file_name().into_string().unwrap())
+    })
+}
+
+#[tokio::test]
+async fn the_next_plugin_finds_the_instances_and_ends_them() {
+    if !possible() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let config = json!({"directory": directory.path(), "outlive_plugin": true});
+    let first = group(config.clone()).await;
+    first.increase(2).await.unwrap();
+    let ids = wait(&first, InstanceState::Running, 2).await;
+    let hosts = KnownHosts::default();
+    let session = dial(&target(&first, &ids[0]).await, &hosts).await.unwrap();
+    let (exit, ..) = output(
+        &*session,
+        "echo here > mark; setsid sleep 1000 >/dev/null 2>&1 <&- & until pgrep -x sleep >/dev/null; do :; done",
+    )
+    .await;
+    assert_eq!(exit, Exit::Code(0));
+    first.stop().await;
+
+    // One of them is lost while nobody looks.
+    let lost = process(&directory.path().join(ids[1].as_str()), "alone").unwrap();
+    assert!(Command::new("kill").args(["-9", &lost]).status().unwrap().success());
+    while process(&directory.path().join(ids[1].as_str()), "alone").is_some() {
+        tokio::task::yield_now().await;
+    }
+    let second = group(config).await;
+    assert_eq!(wait(&second, InstanceState::Running, 1).await, ids[..1]);
+    let again = dial(&target(&second, &ids[0]).await, &hosts).await.unwrap();
+    let (_, said, _) = output(&*again, "cat mark; pgrep -x sleep | wc -l").await;
+    assert_eq!(said, "here\n1\n", "with the same host key, and what runs there");
+    let (_, said, _) = output(&*session, "echo still").await;
+    assert_eq!(said, "still\n", "the plugin is not on the way");
+    second.decrease(&ids[..1]).await.unwrap();
+    wait(&second, InstanceState::Running, 0).await;
+    while second.update().await.unwrap().instances.len() > 0 {}
+    let left: Vec<_> = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, [".lock"]);
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn a_server_that_is_killed_is_started_again_and_what_it_had_started_goes_on() {
+    if !possible() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let group = group(json!({"directory": directory.path(), "outlive_plugin": true})).await;
+    group.increase(1).await.unwrap();
+    let id = wait(&group, InstanceState::Running, 1).await.remove(0);
+    let (target, hosts) = (target(&group, &id).await, KnownHosts::default());
+    let session = dial(&target, &hosts).await.unwrap();
+    output(&*session, "setsid sleep 1000 >/dev/null 2>&1 <&- & until pgrep -x sleep >/dev/null; do :; done").await;
+    let server = process(directory.path(), "sshd").unwrap();
+    assert!(Command::new("kill").args(["-9", &server]).status().unwrap().success());
+    let again = loop {
+        // The one that was killed may take the connection with it.
+        if let Ok(session) = dial(&target, &hosts).await {
+            break session;
+        }
+    };
+    let (_, said, _) = output(&*again, "pgrep -x sleep | wc -l").await;
+    assert_eq!(said, "1\n");
+    assert_eq!(wait(&group, InstanceState::Running, 1).await, [id.clone()]);
+    group.decrease(&[id]).await.unwrap();
+    while group.update().await.unwrap().instances.len() > 0 {}
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_kept_is_refused() {
+    for (config, told) in [
+        (json!({"outlive_plugin": true}), "needs a directory"),
+        (json!({"outlive_plugin": true, "directory": "/x", "isolation": "none"}), "needs namespaces"),
+        (json!({"outlive_plugin": true, "directory": "/x", "cpus_max": 1.0}), "cannot have memory_max_mib"),
+    ] {
+        let mut spec = muster_fleeting::host::PluginSpec::new(env!("CARGO_BIN_EXE_fleeting-plugin-local"));
+        spec.config = config;
+        let error = Group::start(spec).await.unwrap_err();
+        let mut text = error.to_string();
+        let mut cause = std::error::Error::source(&error);
+        while let Some(next) = cause {
+            text = format!("{text}: {next}");
+            cause = next.source();
+        }
+        assert!(text.contains(told), "{text}");
+    }
+}
