@@ -65,7 +65,7 @@ async fn the_next_plugin_finds_the_instances_and_ends_them() {
     assert_eq!(said, "still\n", "the plugin is not on the way");
     second.decrease(&ids[..1]).await.unwrap();
     wait(&second, InstanceState::Running, 0).await;
-    while second.update().await.unwrap().instances.len() > 0 {}
+    while !second.update().await.unwrap().instances.is_empty() {}
     let left: Vec<_> = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, [".lock"]);
     second.stop().await;
@@ -93,9 +93,9 @@ async fn a_server_that_is_killed_is_started_again_and_what_it_had_started_goes_o
     };
     let (_, said, _) = output(&*again, "pgrep -x sleep | wc -l").await;
     assert_eq!(said, "1\n");
-    assert_eq!(wait(&group, InstanceState::Running, 1).await, [id.clone()]);
+    assert_eq!(wait(&group, InstanceState::Running, 1).await, std::slice::from_ref(&id));
     group.decrease(&[id]).await.unwrap();
-    while group.update().await.unwrap().instances.len() > 0 {}
+    while !group.update().await.unwrap().instances.is_empty() {}
     group.stop().await;
 }
 
