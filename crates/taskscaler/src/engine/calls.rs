@@ -11,8 +11,10 @@ use crate::throttle::{Bucket, jittered, mix};
 use crate::time::Now;
 use crate::words::{GroupId, Key, Removal};
 
-/// An instance that failed once is asked again after this.
-const DOUBTED: std::time::Duration = std::time::Duration::from_secs(5);
+/// After a plugin was down, its instances are listed within this.
+const HEARD_WITHIN: std::time::Duration = std::time::Duration::from_secs(60);
+/// An instance that failed once, or whose plugin is down, is asked again after this.
+pub(super) const DOUBTED: std::time::Duration = std::time::Duration::from_secs(5);
 
 impl Engine {
     pub(super) fn group_up(&mut self, now: Now, id: GroupId, max_size: u32, can_suspend: bool) {
@@ -24,11 +26,31 @@ impl Engine {
         if group.max() != before {
             group.bucket = Bucket::of(group.config.throttle, group.max().unwrap_or(0), now.at);
         }
+        self.renew_deadlines(now, id);
     }
 
     pub(super) fn group_down(&mut self, id: GroupId, cause: String) {
         if let Some(group) = self.group_mut(id) {
             group.plugin = Plugin::Down { cause };
+        }
+    }
+
+    /// Whether an instance cannot be judged, since nobody answers for it: its plugin is down.
+    pub(super) fn is_unheard(&self, index: usize) -> bool {
+        let group = self.pool.get(index).and_then(|instance| self.group(instance.group));
+        group.is_some_and(|group| matches!(group.plugin, Plugin::Down { .. }))
+    }
+
+    /// What may have fallen due while the plugin was down has its time: it could not be heard.
+    fn renew_deadlines(&mut self, now: Now, group: GroupId) {
+        for index in self.pool.of_group(group) {
+            let Some(instance) = self.pool.get(index) else { continue };
+            let least = match instance.state {
+                State::Booting => now.at + HEARD_WITHIN,
+                State::Preparing => now.at + self.config.prepare_deadline,
+                _ => continue,
+            };
+            self.pool.change(index, |instance| instance.due = instance.due.max(Some(least)));
         }
     }
 
@@ -124,7 +146,8 @@ impl Engine {
             group.updates.urgent = Some(now.at);
         }
         if self.pool.get(place.index).is_some_and(|instance| instance.state == State::Ready) {
-            self.ask_health(now, place.index);
+            // Asked at once, or when the plugin is up.
+            self.pool.change(place.index, |instance| instance.due = Some(now.at));
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use muster_fleeting::model::InstanceId;
 
 use super::Engine;
+use super::calls::DOUBTED;
 use super::instance::{Deleting, State};
 use crate::decision::What;
 use crate::event::Action;
@@ -45,9 +46,9 @@ impl Engine {
         }
         let (group, id) = (instance.group, instance.id.clone());
         let deleting = Deleting { why: why.clone(), attempts: 0, called: false, since: now.at };
-        let inputs = self.inputs(now);
         self.pool.change(index, |instance| instance.enter(State::Deleting(deleting), now.at, Some(now.at)));
         self.touch(index);
+        let inputs = self.inputs(now);
         self.decide(now, What::Remove { group, id, why, inputs });
     }
 
@@ -79,6 +80,9 @@ impl Engine {
         {
             let Some(instance) = self.pool.get(index) else { return };
             match instance.state {
+                State::Booting | State::Preparing | State::Ready if self.is_unheard(index) => {
+                    self.pool.change(index, |instance| instance.due = Some(now.at + DOUBTED));
+                }
                 State::Booting => {
                     let limit = self.config.boot_deadline.as_secs();
                     self.never_ready(

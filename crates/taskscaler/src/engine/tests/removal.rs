@@ -1,5 +1,7 @@
 //! What goes, when, and what does not.
 
+use std::time::Duration;
+
 use super::rig::{G, Rig, adopted, config, id, key, wanted};
 use crate::InstanceState;
 use crate::decision::What;
@@ -146,4 +148,31 @@ fn an_instance_sleeps_for_its_lease_and_wakes() {
     rig.release("1");
     rig.want("2");
     assert_eq!(rig.place("2"), "a/0");
+}
+
+/// A plugin that does not run says nothing of the machines.
+#[test]
+fn while_a_plugin_is_down_no_machine_is_judged() {
+    let mut config = config(4, 1);
+    config.heartbeat_interval = Some(Duration::from_secs(10));
+    config.policies = Policies::always(wanted(0, 36_000));
+    let mut rig = adopted(config, &["a", "b"]);
+    rig.seconds(60);
+    // One boots when the plugin goes, for longer than it may.
+    rig.boot = Duration::from_secs(6000);
+    for job in ["1", "2", "3"] {
+        rig.want(job);
+    }
+    let beats = |rig: &Rig| rig.count(|action| matches!(action, Action::Heartbeat { .. }));
+    rig.tell(Event::GroupDown { group: G, cause: "it crashed".to_owned() });
+    let before = beats(&rig);
+    rig.tell(Event::Suspect { key: key("1") });
+    rig.seconds(5990);
+    assert_eq!(beats(&rig), before, "nobody is there to be asked");
+    rig.tell(Event::GroupUp { group: G, max_size: 0, can_suspend: true });
+    rig.seconds(30);
+    assert!(beats(&rig) > before);
+    assert_eq!((rig.instances(), rig.made), (3, 1));
+    assert_eq!(rig.place("3"), "i1/0", "it has its time to be listed when the plugin is back");
+    assert_eq!(rig.count(|action| matches!(action, Action::Decrease { .. })), 0);
 }
