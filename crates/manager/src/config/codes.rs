@@ -66,6 +66,7 @@ pub const CODES: &[(&str, Severity, &str)] = &[
     ("C079", Warning, "`use_common_build_dir` without isolation"),
     ("C080", Warning, "`limit` leaves no room for idle machines"),
     ("C081", Warning, "A machine's name without `%s`, or too long"),
+    ("C082", Warning, "Docker Machine is deprecated"),
     ("C083", Warning, "All slots share one cgroup"),
     ("C090", Warning, "`poll_timeout` is too short for new nodes"),
     ("C091", Warning, "No namespace"),

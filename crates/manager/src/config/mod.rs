@@ -8,6 +8,7 @@
 //!
 //! - [`schema`] is the list of all sections and keys, as data. [`load`] and [`parse`] never fail otherwise than by problems.
 //! - [`edit`] changes one thing of a file and leaves every other byte alone.
+//! - [`migrate`] writes `[runners.machine]` anew.
 //! - [`codes`] numbers the mistakes; `checks` finds them.
 //!
 //! Invariants: no secret of the file is in any [`Problem`]; a place always points into the text; no input panics; a save
@@ -20,6 +21,8 @@ pub mod edit;
 mod effective;
 mod facts;
 mod load;
+mod machine;
+pub mod migrate;
 mod problem;
 mod runners;
 pub mod runtime;

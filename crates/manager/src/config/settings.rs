@@ -110,7 +110,7 @@ fn runner(tree: &Table, entry: &Runner, around: &Surroundings) -> Option<RunnerS
         clean_git_config: table.bool("clean_git_config"),
         custom_build_dir: table.bool("custom_build_dir.enabled"),
         feature_flags: feature_flags(table).collect(),
-        autoscaler: super::autoscaler::read(table).map(Arc::new),
+        autoscaler: super::autoscaler::read(table).or_else(|| super::machine::read(entry)).map(Arc::new),
         artifact: ArtifactTimeouts {
             upload: duration(table, "artifact.upload_timeout").unwrap_or(defaults.artifact.upload),
             response_header: duration(table, "artifact.response_header_timeout")

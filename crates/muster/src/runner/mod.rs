@@ -13,6 +13,7 @@ pub(crate) mod flags;
 mod globals;
 mod health_check;
 mod list;
+mod migrate_machine;
 pub(crate) mod paths;
 #[cfg(test)]
 mod peer;
@@ -78,6 +79,8 @@ enum Command {
     Status(service::Args),
     /// Print the effective values of the configuration with their origin, and what is wrong with it.
     VerifyConfig(verify_config::Args),
+    /// Print the configuration with [runners.autoscaler] in the place of [runners.machine].
+    MigrateMachine(migrate_machine::Args),
     /// Tell whether the configuration keeps the rules of its format.
     Lint(verify_config::Args),
     /// Run the runner as a child that is controlled over gRPC.
@@ -150,6 +153,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Stop(args) => service::control(service::Verb::Stop, &args),
         Command::Restart(args) => service::control(service::Verb::Restart, &args),
         Command::Status(args) => service::status(&args),
+        Command::MigrateMachine(args) => migrate_machine::run(&args),
         Command::VerifyConfig(args) => verify_config::verify_config(&args),
         Command::Lint(args) => verify_config::lint(&args),
         Command::Wrapper(args) => wrapper::run(&args),

@@ -37,6 +37,10 @@ fn executors(check: &mut Check<'_>) {
         let name = shown_name(&runner.executor);
         let message = match known {
             Some((_, true)) => continue,
+            Some(("docker+machine", false)) => "executor `docker+machine` runs jobs in containers, which are not built yet; this \
+                                                runner requests no jobs. With executor `instance` its machines run jobs without \
+                                                containers"
+                .to_owned(),
             Some((_, false)) => format!("executor `{name}` is not built yet; this runner requests no jobs"),
             None if name.is_empty() => "executor is mandatory; this runner requests no jobs".to_owned(),
             None => format!("executor `{name}` does not exist; this runner requests no jobs"),

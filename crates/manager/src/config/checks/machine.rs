@@ -1,4 +1,4 @@
-//! `docker+machine` (C080, C081).
+//! `docker+machine` (C080, C081, C082).
 
 use super::super::problem::{Problem, Severity};
 use super::super::runners::Runner;
@@ -8,10 +8,27 @@ use super::{Check, limits, place};
 pub(super) fn check(check: &mut Check<'_>) {
     for runner in check.runners {
         if let Some(machine) = runner.table.table("machine") {
+            deprecated(check, runner, machine);
             room(check, runner, machine);
             names(check, runner, machine);
         }
     }
+}
+
+/// C082 (R026).
+fn deprecated(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
+    let unused = runner.table.table("autoscaler").is_some();
+    let message = if unused {
+        "[runners.machine] has no effect beside [runners.autoscaler]"
+    } else {
+        "[runners.machine] is deprecated since GitLab 17.5 and planned to go with 20.0; its machines are made by the plugin \
+         `docker-machine` until then"
+    };
+    let problem = Problem::new("C082", message).of(runner.index, &runner.name).at(&machine.header);
+    check.add(problem.help(
+        "`muster runner migrate-machine` prints the file with the keys that take its place: plugin, plugin_config, max_instances, \
+         max_use_count and [[runners.autoscaler.policy]] of [runners.autoscaler]",
+    ));
 }
 
 /// C080.
@@ -74,6 +91,14 @@ mod tests {
         assert!(found("C080", &machine("IdleCount = 5")).contains("set limit to 15"));
         clean("C080", &machine("IdleCount = 2"));
         clean("C080", &machine("IdleCount = 0"));
+    }
+
+    #[test]
+    fn c082_docker_machine_is_deprecated_and_the_new_keys_are_named() {
+        let told = found("C082", &machine("MachineName = \"ci-%s\""));
+        assert!(told.contains("max_use_count") && told.contains("migrate-machine"), "{told}");
+        let both = machine("MachineName = \"ci-%s\"\n[runners.autoscaler]\nplugin = \"aws\"");
+        assert!(found("C082", &both).contains("has no effect beside"));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The commands of `gitlab-runner`, by both of their names.
 
 mod entries;
+mod machine;
 mod names;
 mod register;
 mod run;

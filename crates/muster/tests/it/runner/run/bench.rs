@@ -91,12 +91,17 @@ impl Bench {
 
     /// `gitlab-runner run` on the configuration, its log in a file.
     pub(crate) fn run(&self) -> Run {
-        self.process("run", &["--working-directory", self.home.path("").to_str().unwrap()])
+        self.run_with(&[])
+    }
+
+    /// The same with these variables.
+    pub(crate) fn run_with(&self, env: &[(&str, &str)]) -> Run {
+        self.process("run", &["--working-directory", self.home.path("").to_str().unwrap()], env)
     }
 
     /// `gitlab-runner run-single` with these flags.
     pub(crate) fn single(&self, flags: &[&str]) -> Run {
-        self.process("run-single", flags)
+        self.process("run-single", flags, &[])
     }
 
     /// The flags for a coordinator's runner.
@@ -104,12 +109,12 @@ impl Bench {
         ["--url", self.places[which].1.url.as_str(), "--token", RUNNER_TOKEN, "--executor", "shell", "--shell", "sh"]
     }
 
-    fn process(&self, name: &str, flags: &[&str]) -> Run {
+    fn process(&self, name: &str, flags: &[&str], env: &[(&str, &str)]) -> Run {
         let log = self.home.path("run.log");
         let file = std::fs::File::options().create(true).append(true).open(&log).unwrap();
         let config = self.config();
         let mut command = self.home.command(&[name, "--config", config.to_str().unwrap()]);
-        command.args(flags).arg("--state-dir").arg(self.home.path("state"));
+        command.args(flags).arg("--state-dir").arg(self.home.path("state")).envs(env.iter().copied());
         Run { child: command.stdout(Stdio::null()).stderr(file).spawn().unwrap(), log }
     }
 }

@@ -1,6 +1,6 @@
 //! `gitlab-runner run`: jobs of several runners, signals, reloads, and starts that must not be.
 
-mod bench;
+pub(crate) mod bench;
 mod instances;
 mod single;
 

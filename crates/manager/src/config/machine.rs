@@ -1,0 +1,196 @@
+//! `[runners.machine]`, the settings of `docker+machine`, in the words of what takes its place: instances that the plugin
+//! `docker-machine` makes (R025).
+//!
+//! Machines and instances are counted alike, since a machine runs one job. `IdleScaleFactor` has `IdleCount` as its ceiling
+//! and `IdleCountMin` as its floor there (runner-config 1.6); the autoscaler's words for them are `scale_factor_limit` and
+//! `idle_count`.
+
+use std::time::Duration;
+
+use muster_environment::instance::{AutoscalerSettings, PolicySettings};
+use serde_json::json;
+
+use super::runners::Runner;
+use super::tree::{Table, Value};
+use crate::lower::short_token;
+
+/// The plugin that drives docker-machine; it comes with Muster.
+pub(super) const PLUGIN: &str = "fleeting-plugin-docker-machine";
+
+/// What an entry's `[runners.machine]` comes to, if it has one and no `[runners.autoscaler]`.
+pub(super) fn read(entry: &Runner) -> Option<AutoscalerSettings> {
+    if entry.table.table("autoscaler").is_some() {
+        return None;
+    }
+    let machine = entry.table.table("machine")?;
+    Some(AutoscalerSettings {
+        plugin: PLUGIN.to_owned(),
+        plugin_config: plugin_config(entry, machine),
+        max_use_count: max_use_count(machine),
+        max_instances: max_instances(entry),
+        policies: policies(machine),
+        ..AutoscalerSettings::default()
+    })
+}
+
+/// The settings of the plugin `docker-machine`: the old keys that are about machines, and what gitlab-runner put before their names.
+pub(super) fn plugin_config(entry: &Runner, machine: &Table) -> serde_json::Value {
+    let list = |name: &str| machine.strings(name).map(|(option, _)| option).collect::<Vec<_>>();
+    let mut config = json!({
+        "prefix": prefix(entry),
+        "MachineDriver": machine.str("MachineDriver").unwrap_or_default(),
+        "MachineName": machine.str("MachineName").unwrap_or_default(),
+        "MachineOptions": list("MachineOptions"),
+        "MachineOptionsWithName": list("MachineOptionsWithName"),
+        "MaxGrowthRate": count(machine, "MaxGrowthRate"),
+        "MaxRemovalAttempts": count(machine, "MaxRemovalAttempts"),
+    });
+    let limit = max_instances(entry);
+    if let Some(config) = config.as_object_mut().filter(|_| limit > 0) {
+        config.insert("max_size".to_owned(), limit.into());
+    }
+    config
+}
+
+/// What gitlab-runner puts before a machine's name (of the token's start, what may be in a host's name), so that the machines
+/// that exist are found again.
+fn prefix(entry: &Runner) -> String {
+    let short = short_token(entry.token.expose()).to_lowercase();
+    let kept: String = short.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
+    match kept.trim_start_matches('-') {
+        "" => String::new(),
+        kept => format!("runner-{kept}-"),
+    }
+}
+
+/// `MaxBuilds`; 0: no limit.
+pub(super) fn max_use_count(machine: &Table) -> u32 {
+    count(machine, "MaxBuilds")
+}
+
+/// `limit`, which counts machines in every state; 0: no limit.
+pub(super) fn max_instances(entry: &Runner) -> u32 {
+    count(&entry.table, "limit")
+}
+
+/// The idle values outside of all periods, then those of the periods: the last one that matches wins in both.
+pub(super) fn policies(machine: &Table) -> Vec<PolicySettings> {
+    let periods = machine.tables("autoscaling").iter().map(|table| PolicySettings {
+        periods: table.strings("Periods").map(|(period, _)| five_fields(period)).collect(),
+        timezone: table.str("Timezone").filter(|zone| *zone != "Local").unwrap_or_default().to_owned(),
+        ..policy(table)
+    });
+    // A table without a period never applies there; a policy without one would apply always.
+    let periods = periods.filter(|policy| !policy.periods.is_empty());
+    std::iter::once(policy(machine)).chain(periods).collect()
+}
+
+fn policy(table: &Table) -> PolicySettings {
+    let idle_count = count(table, "IdleCount");
+    let factor = match table.node("IdleScaleFactor").map(|node| &node.value) {
+        Some(Value::Float(factor)) if *factor > 0.0 => *factor,
+        _ => 0.0,
+    };
+    let idle_time = Duration::from_secs(count(table, "IdleTime").into());
+    if factor > 0.0 {
+        let floor = count(table, "IdleCountMin").max(1);
+        PolicySettings {
+            idle_count: floor,
+            idle_time,
+            scale_factor: factor,
+            scale_factor_limit: idle_count,
+            ..PolicySettings::default()
+        }
+    } else {
+        PolicySettings { idle_count, idle_time, ..PolicySettings::default() }
+    }
+}
+
+/// A period of seven fields without its seconds and its year.
+fn five_fields(period: &str) -> String {
+    let fields: Vec<_> = period.split_whitespace().collect();
+    match fields.as_slice() {
+        [_seconds, kept @ .., _year] if fields.len() == 7 => kept.join(" "),
+        _ => period.to_owned(),
+    }
+}
+
+/// The parts of periods that have no counterpart: seconds that are not all of a minute, and years.
+pub(super) fn lost_of_periods(machine: &Table) -> Vec<&str> {
+    let tables = machine.tables("autoscaling").iter();
+    let lossy = |period: &str| {
+        let fields: Vec<_> = period.split_whitespace().collect();
+        let every = |field: Option<&&str>| field.is_none_or(|field| matches!(*field, "*" | "?" | "*/1"));
+        fields.len() == 7 && !(every(fields.first()) && every(fields.last()))
+    };
+    tables.flat_map(|table| table.strings("Periods")).map(|(period, _)| period).filter(|period| lossy(period)).collect()
+}
+
+fn count(table: &Table, name: &str) -> u32 {
+    table.int(name).and_then(|value| u32::try_from(value).ok()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Facts, Surroundings, parse, settings};
+
+    fn of(text: &str) -> Option<AutoscalerSettings> {
+        let runner = "[[runners]]\nurl = \"https://one.example\"\ntoken = \"glrt-Abcdefghijklmnop\"\nlimit = 12\n";
+        let loaded = parse(&format!("{runner}{text}"), &Facts::default());
+        settings(&loaded.config.unwrap(), &Surroundings::default()).runners[0].autoscaler.as_deref().cloned()
+    }
+
+    #[test]
+    fn the_keys_of_machines_are_the_plugins_and_the_rest_is_the_scalers() {
+        let found = of(r#"
+executor = "docker+machine"
+[runners.machine]
+IdleCount = 5
+IdleTime = 600
+MaxBuilds = 100
+MaxGrowthRate = 3
+MachineName = "auto-%s"
+MachineDriver = "amazonec2"
+MachineOptions = ["amazonec2-region=eu-central-1"]
+MachineOptionsWithName = ["amazonec2-tags=name,%s"]
+[[runners.machine.autoscaling]]
+Periods = ["* * 9-17 * * mon-fri *", "0 30 8 * * sat 2030"]
+Timezone = "Europe/Vienna"
+IdleCount = 50
+IdleTime = 3600
+"#)
+        .unwrap();
+        assert_eq!(found.plugin, "fleeting-plugin-docker-machine");
+        assert_eq!((found.capacity_per_instance, found.max_use_count, found.max_instances), (1, 100, 12));
+        assert_eq!(
+            found.plugin_config,
+            json!({
+                "prefix": "runner-abcdefghi-", "MachineDriver": "amazonec2", "MachineName": "auto-%s",
+                "MachineOptions": ["amazonec2-region=eu-central-1"], "MachineOptionsWithName": ["amazonec2-tags=name,%s"],
+                "MaxGrowthRate": 3, "MaxRemovalAttempts": 0, "max_size": 12,
+            })
+        );
+        let [always, periods] = found.policies.as_slice() else { panic!("{:?}", found.policies) };
+        assert_eq!((always.idle_count, always.idle_time, &always.periods), (5, Duration::from_secs(600), &vec![]));
+        assert_eq!(periods.periods, ["* 9-17 * * mon-fri", "30 8 * * sat"]);
+        assert_eq!((periods.timezone.as_str(), periods.idle_count), ("Europe/Vienna", 50));
+    }
+
+    #[test]
+    fn a_factor_has_the_idle_count_as_its_ceiling_and_the_smallest_as_its_floor() {
+        let found =
+            of("executor = \"instance\"\n[runners.machine]\nMachineName = \"m-%s\"\nMachineDriver = \"none\"\n\
+                        IdleCount = 20\nIdleScaleFactor = 1.5\n");
+        let policy = found.unwrap().policies.remove(0);
+        assert_eq!((policy.idle_count, policy.scale_factor_limit), (1, 20));
+        assert!((policy.scale_factor - 1.5).abs() < f64::EPSILON);
+    }
+
+    #[test]
+    fn what_the_autoscaler_says_wins() {
+        let both = "executor = \"instance\"\n[runners.machine]\nMachineName = \"m-%s\"\n[runners.autoscaler]\nplugin = \"aws\"\n";
+        assert_eq!(of(both).unwrap().plugin, "aws");
+        assert_eq!(of("executor = \"shell\"\n"), None);
+    }
+}

@@ -1,0 +1,237 @@
+//! From `[runners.machine]` to `[runners.autoscaler]`: the same file with the keys that take the place of Docker Machine's, and
+//! notes about what nothing takes the place of (R026).
+//!
+//! ```text
+//! text --load--> tree --machine.rs--> policies, limits --+
+//!    |                 --drivers.rs--> options by their --+--> [runners.autoscaler] with notes as comments
+//!    +--toml_edit: every other byte stays ----------------+
+//! ```
+
+mod drivers;
+mod write;
+
+use toml_edit::{DocumentMut, Item, Table as EditTable};
+
+use super::facts::Facts;
+use super::load::{self, Loaded};
+use super::machine;
+use super::problem::shown_name;
+use super::runners::Runner;
+use super::tree::Table;
+use drivers::{Driver, To};
+
+/// What takes the machines' place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// The group of the driver's cloud, by its plugin; machines where the cloud has none.
+    Group,
+    /// The machines as they are, by the plugin `docker-machine`.
+    Machines,
+}
+
+/// A configuration without `[runners.machine]`.
+#[derive(Debug)]
+pub struct Migration {
+    /// The file's text.
+    pub text: String,
+    /// Entries that were changed: their names, and what there is to say.
+    pub entries: Vec<(String, Vec<String>)>,
+}
+
+/// Why a text was not migrated.
+#[derive(Debug, thiserror::Error)]
+pub enum MigrateError {
+    /// It is no configuration; the problems tell.
+    #[error("the configuration has errors, which come first")]
+    Invalid(Loaded),
+    /// There is no `[runners.machine]`.
+    #[error("no entry of [[runners]] has [runners.machine]: there is nothing to migrate")]
+    Nothing,
+    /// The entry is written inline.
+    #[error(
+        "runner {0}: the entry is written in one line; write it as [[runners]] and [runners.machine], then try again"
+    )]
+    Inline(String),
+}
+
+/// The settings that come of `[runners.machine]`, in their own words.
+struct New {
+    plugin: String,
+    plugin_config: serde_json::Map<String, serde_json::Value>,
+    /// Empty where the plugin knows all.
+    connector: Vec<(&'static str, Known)>,
+    notes: Vec<String>,
+}
+
+/// A value of `connector_config`.
+enum Known {
+    Text(String),
+    Number(i64),
+    Truth(bool),
+}
+
+/// The text with every `[runners.machine]` replaced.
+///
+/// # Errors
+/// [`MigrateError`].
+pub fn migrate(text: &str, facts: &Facts, way: Way) -> Result<Migration, MigrateError> {
+    let loaded = load::parse(text, facts);
+    let (Some(config), Ok(mut document)) = (&loaded.config, text.parse::<DocumentMut>()) else {
+        return Err(MigrateError::Invalid(loaded));
+    };
+    let drains = config.tree.bool("machine.shutdown_drain.enabled").unwrap_or_default();
+    let mut entries = Vec::new();
+    for runner in &config.runners {
+        let Some(old) = runner.table.table("machine") else { continue };
+        let name = shown_name(&runner.name);
+        let Some(entry) = entry(&mut document, runner.index) else { return Err(MigrateError::Inline(name)) };
+        let mut new = new(runner, old, way);
+        if runner.table.table("autoscaler").is_some() {
+            new.notes = vec!["[runners.autoscaler] is there already and was left as it is".to_owned()];
+            remove(entry, "machine");
+        } else {
+            write::replace(entry, runner, old, &new, drains);
+        }
+        entries.push((name, new.notes));
+    }
+    if entries.is_empty() {
+        return Err(MigrateError::Nothing);
+    }
+    if let Some(drain) = config.tree.table("machine") {
+        // Only `delete_instances_on_shutdown` is left of it.
+        let notes = drain.table("shutdown_drain").map(|_| {
+            "[machine.shutdown_drain] is gone: delete_instances_on_shutdown of each entry takes its place".to_owned()
+        });
+        remove(document.as_table_mut(), "machine");
+        entries.push(("(global)".to_owned(), notes.into_iter().collect()));
+    }
+    Ok(Migration { text: document.to_string(), entries })
+}
+
+/// The entry in the text; none where it is not written as a table.
+fn entry(document: &mut DocumentMut, index: usize) -> Option<&mut EditTable> {
+    let root = document.as_table_mut();
+    let name = root.iter().map(|(name, _)| name).find(|name| name.eq_ignore_ascii_case("runners"))?.to_owned();
+    let entry = match root.get_mut(&name)? {
+        Item::ArrayOfTables(tables) => tables.get_mut(index)?,
+        Item::Table(table) if index == 0 => table,
+        _ => return None,
+    };
+    let machine = entry.iter().find(|(name, _)| name.eq_ignore_ascii_case("machine")).map(|(_, item)| item)?;
+    machine.is_table().then_some(entry)
+}
+
+fn remove(table: &mut EditTable, key: &str) {
+    let name = table.iter().map(|(name, _)| name).find(|name| name.eq_ignore_ascii_case(key)).map(str::to_owned);
+    if let Some(name) = name {
+        table.remove(&name);
+    }
+}
+
+fn new(runner: &Runner, old: &Table, way: Way) -> New {
+    let mut notes = Vec::new();
+    let driver = drivers::driver(old.str("MachineDriver").unwrap_or_default());
+    let group = match (way, driver) {
+        (Way::Group, Some(driver)) => driver.plugin.map(|plugin| (driver, plugin)),
+        _ => None,
+    };
+    let (plugin, plugin_config, connector) = match (group, driver) {
+        (Some((driver, plugin)), _) => {
+            let (config, connector) = group_of(driver, old, &mut notes);
+            (plugin.to_owned(), config, connector)
+        }
+        (None, driver) => {
+            if let (Way::Group, Some(driver)) = (way, driver) {
+                notes.extend(driver.advice.iter().map(|advice| (*advice).to_owned()));
+                told(driver, old, &mut notes);
+            } else if way == Way::Group {
+                let name = shown_name(old.str("MachineDriver").unwrap_or_default());
+                notes.push(format!(
+                    "driver `{name}`: no group is known that takes its place; docker-machine goes on as a plugin"
+                ));
+            }
+            let config = machine::plugin_config(runner, old);
+            (machine::PLUGIN.to_owned(), config.as_object().cloned().unwrap_or_default(), Vec::new())
+        }
+    };
+    for period in machine::lost_of_periods(old) {
+        notes.push(format!("period \"{period}\": policies have no seconds and no years; what it said of them is gone"));
+    }
+    if machine::max_instances(runner) == 0 {
+        notes.push("the runner has no limit: set max_instances, which bounds what the fleet may cost".to_owned());
+    }
+    if old.str("OffPeakTimezone").is_some() || !old.list("OffPeakPeriods").is_empty() {
+        notes.push("OffPeak keys have had no effect since GitLab 14.0 and are gone".to_owned());
+    }
+    New { plugin, plugin_config, connector, notes }
+}
+
+/// A group's settings.
+fn group_of(
+    driver: &Driver,
+    old: &Table,
+    notes: &mut Vec<String>,
+) -> (serde_json::Map<String, serde_json::Value>, Vec<(&'static str, Known)>) {
+    let template = old.str("MachineName").unwrap_or_default().replace("%s", "");
+    let name = Some(template.trim_matches(['-', '_', '.'])).filter(|name| !name.is_empty()).unwrap_or("runners");
+    let mut config = serde_json::Map::new();
+    config.insert("name".to_owned(), name.into());
+    config.extend(driver.defaults.iter().map(|(key, value)| ((*key).to_owned(), (*value).into())));
+    let mut connector = vec![("username", Known::Text(driver.username.to_owned()))];
+    notes.push(format!("make the {} `{name}` first: {}", driver.group, driver.advice.join("; ")));
+    notes.push(drivers::IMAGE.to_owned());
+    let mut internal = false;
+    for (option, value, to) in options(driver, old) {
+        match to {
+            Some(To::Plugin(key)) => drop(config.insert(key.to_owned(), value.into())),
+            Some(To::Connector("protocol_port")) => match value.parse() {
+                Ok(port) => connector.push(("protocol_port", Known::Number(port))),
+                Err(_) => notes.push(format!("{option} is no port and was left out")),
+            },
+            Some(To::Connector("key_path")) => {
+                connector.push(("key_path", Known::Text(value.to_owned())));
+                connector.push(("use_static_credentials", Known::Truth(true)));
+            }
+            Some(To::Connector(key)) => {
+                connector.retain(|(known, _)| *known != key);
+                connector.push((key, Known::Text(value.to_owned())));
+            }
+            Some(To::Internal) => internal = internal || value != "false",
+            _ => notes.push(note(option, value, to)),
+        }
+    }
+    connector.push(("use_external_addr", Known::Truth(!internal)));
+    (config, connector)
+}
+
+/// What becomes of the options where nothing takes them in.
+fn told(driver: &Driver, old: &Table, notes: &mut Vec<String>) {
+    notes.extend(options(driver, old).map(|(option, value, to)| note(option, value, to)));
+}
+
+fn note(option: &str, value: &str, to: Option<To>) -> String {
+    let value = shown_name(value);
+    match to {
+        Some(To::Plugin(key) | To::Connector(key)) => format!("{option} = {value}: `{key}`"),
+        Some(To::Internal) => format!("{option} = {value}: the internal address"),
+        Some(To::Group(place)) => format!("{option} = {value}: {place}"),
+        Some(To::Secret(place)) => format!("{option}: not written here; it belongs into {place}"),
+        Some(To::Gone(why)) => format!("{option}: {why}"),
+        // Its value may be a secret.
+        None => format!("{option}: not known here; see what the group has for it"),
+    }
+}
+
+/// The options of the machines: name, value, where it goes.
+fn options<'a>(driver: &'a Driver, old: &'a Table) -> impl Iterator<Item = (&'a str, &'a str, Option<To>)> {
+    let all = old.strings("MachineOptions").chain(old.strings("MachineOptionsWithName"));
+    all.map(|(option, _)| {
+        let (name, value) = option.split_once('=').unwrap_or((option, "true"));
+        let name = name.trim_start_matches('-');
+        let known = driver.options.iter().chain(&drivers::COMMON).find(|(known, _)| *known == name);
+        (name, value, known.map(|(_, to)| *to))
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,124 @@
+use super::*;
+use crate::config::{Severity, Surroundings, settings};
+
+const HEAD: &str = "concurrent = 10 # as many as we pay for\n\n[[runners]]\n  name = \"big\"\n  url = \"https://gitlab.example\"\n  \
+                    token = \"glrt-abcdefghijklmnop\" # of the team\n  limit = 20\n  executor = \"docker+machine\" # old\n  \
+                    [runners.docker]\n    image = \"alpine\"\n  [runners.machine]\n    IdleCount = 2\n    IdleTime = 1800\n    \
+                    MaxBuilds = 100\n    MaxGrowthRate = 5\n    MachineName = \"auto-%s\"\n";
+const PERIODS: &str = "    [[runners.machine.autoscaling]]\n      Periods = [\"* * 9-17 * * mon-fri *\"]\n      Timezone = \"UTC\"\n      \
+                       IdleCount = 50\n      IdleTime = 3600\n";
+
+fn with(options: &str) -> String {
+    format!("{HEAD}{options}{PERIODS}")
+}
+
+fn migrated(text: &str, way: Way) -> Migration {
+    let migration = migrate(text, &Facts::default(), way).unwrap();
+    let loaded = load::parse(&migration.text, &Facts::default());
+    let wrong: Vec<_> = loaded.problems.iter().filter(|problem| problem.severity == Severity::Fatal).collect();
+    assert!(wrong.is_empty(), "{wrong:?}\n{}", migration.text);
+    assert!(!migration.text.contains("[runners.machine"), "{}", migration.text);
+    migration
+}
+
+#[test]
+fn the_rest_of_the_file_stays_and_the_new_keys_mean_what_the_old_ones_meant() {
+    let text = with("    MachineDriver = \"none\"\n    MachineOptions = [\"url=tcp://h\"]\n");
+    let migration = migrated(&text, Way::Machines);
+    assert!(
+        migration.text.starts_with("concurrent = 10 # as many as we pay for\n\n[[runners]]\n"),
+        "{}",
+        migration.text
+    );
+    assert!(migration.text.contains("token = \"glrt-abcdefghijklmnop\" # of the team\n"));
+    assert!(migration.text.contains("executor = \"docker-autoscaler\" # old\n"));
+    let scaler = |text: &str| {
+        let config = load::parse(text, &Facts::default()).config.unwrap();
+        (**settings(&config, &Surroundings::default()).runners[0].autoscaler.as_ref().unwrap()).clone()
+    };
+    let (mut old, mut new) = (scaler(&text), scaler(&migration.text));
+    // Keys at their defaults are not written.
+    for config in [&mut old.plugin_config, &mut new.plugin_config] {
+        let config = config.as_object_mut().unwrap();
+        config.retain(|_, value| *value != serde_json::json!(0) && *value != serde_json::json!([]));
+    }
+    assert!(old == new, "{old:?}\n{new:?}");
+}
+
+#[test]
+fn amazonec2_becomes_an_auto_scaling_group() {
+    let options = "    MachineDriver = \"amazonec2\"\n    MachineOptions = [\"amazonec2-region=eu-central-1\", \
+                   \"amazonec2-access-key=AKIAVERYSECRET\", \"amazonec2-secret-key=s3cr3t\", \"amazonec2-instance-type=m7i.large\", \
+                   \"amazonec2-ssh-user=admin\", \"amazonec2-private-address-only=true\", \"amazonec2-request-spot-instance=true\", \
+                   \"engine-registry-mirror=https://m.example\", \"amazonec2-brand-new=hidden\"]\n";
+    let migration = migrated(&with(options), Way::Group);
+    for line in [
+        "  [runners.autoscaler]\n    plugin = \"aws:latest\"\n    capacity_per_instance = 1\n    max_use_count = 100\n    max_instances = 20\n",
+        "name = \"auto\"",
+        "region = \"eu-central-1\"",
+        "username = \"admin\"",
+        "use_external_addr = false",
+        "periods = [\"* 9-17 * * mon-fri\"]",
+        "idle_time = \"3600s\"",
+        "# amazonec2-instance-type = m7i.large: InstanceType of the launch template\n",
+        "# amazonec2-access-key: not written here; it belongs into the file of credentials_file",
+        "# engine-registry-mirror = https://m.example: registry-mirrors in /etc/docker/daemon.json of the image\n",
+        "# amazonec2-brand-new: not known here",
+        "# amazonec2-request-spot-instance = true: OnDemandPercentageAboveBaseCapacity 0",
+    ] {
+        assert!(migration.text.contains(line), "{line:?} is missing in\n{}", migration.text);
+    }
+    for secret in ["AKIAVERYSECRET", "s3cr3t", "hidden"] {
+        assert!(!migration.text.contains(secret) && !format!("{:?}", migration.entries).contains(secret));
+    }
+}
+
+#[test]
+fn google_and_azure_become_their_groups_and_digitalocean_stays_with_machines() {
+    let google = "    MachineDriver = \"google\"\n    MachineOptions = [\"google-project=ci\", \"google-zone=europe-west1-b\", \
+                  \"google-machine-type=n2-standard-2\", \"google-use-internal-ip\"]\n";
+    let text = migrated(&with(google), Way::Group).text;
+    for line in [
+        "plugin = \"googlecloud:latest\"",
+        "project = \"ci\"",
+        "zone = \"europe-west1-b\"",
+        "use_external_addr = false",
+    ] {
+        assert!(text.contains(line), "{line:?} is missing in\n{text}");
+    }
+    let azure = "    MachineDriver = \"azure\"\n    MachineOptions = [\"azure-subscription-id=11-22\", \"azure-resource-group=ci\", \
+                 \"azure-client-secret=s3cr3t\", \"azure-size=Standard_D4s_v5\"]\n";
+    let text = migrated(&with(azure), Way::Group).text;
+    for line in [
+        "subscription_id = \"11-22\"",
+        "resource_group_name = \"ci\"",
+        "sku of the scale set",
+        "use_external_addr = true",
+    ] {
+        assert!(text.contains(line), "{line:?} is missing in\n{text}");
+    }
+    assert!(!text.contains("s3cr3t"));
+    let ocean = "    MachineDriver = \"digitalocean\"\n    MachineOptions = [\"digitalocean-size=s-2vcpu-4gb\"]\n";
+    let text = migrated(&with(ocean), Way::Group).text;
+    for line in ["plugin = \"fleeting-plugin-docker-machine\"", "prefix = \"runner-abcdefghi-\"", "size of the droplet"]
+    {
+        assert!(text.contains(line), "{line:?} is missing in\n{text}");
+    }
+}
+
+#[test]
+fn what_the_drain_did_is_said_of_each_entry() {
+    let text = format!("[machine.shutdown_drain]\nenabled = true\n\n{}", with("    MachineDriver = \"none\"\n"));
+    let migration = migrated(&text, Way::Machines);
+    assert!(migration.text.contains("delete_instances_on_shutdown = true"), "{}", migration.text);
+    assert!(!migration.text.contains("shutdown_drain"), "{}", migration.text);
+}
+
+#[test]
+fn what_cannot_be_migrated_is_told() {
+    let wrong = |text: &str| migrate(text, &Facts::default(), Way::Group).unwrap_err();
+    assert!(matches!(wrong("concurrent = 1\n"), MigrateError::Nothing));
+    assert!(matches!(wrong("concurrent = \n"), MigrateError::Invalid(_)));
+    let inline = "[[runners]]\nname = \"a\"\nexecutor = \"docker+machine\"\nmachine = { MachineName = \"m-%s\", MachineDriver = \"none\" }\n";
+    assert!(matches!(wrong(inline), MigrateError::Inline(name) if name == "a"));
+}

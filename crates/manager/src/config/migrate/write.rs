@@ -1,0 +1,106 @@
+//! The new tables of an entry, with the notes as comments above them.
+
+use toml_edit::{Array, ArrayOfTables, Item, Table, Value, value};
+
+use super::super::machine;
+use super::super::runners::Runner;
+use super::super::tree::Table as Tree;
+use super::{Known, New, remove};
+use muster_environment::instance::PolicySettings;
+
+/// Puts `[runners.autoscaler]` in the place of `[runners.machine]`.
+pub(super) fn replace(entry: &mut Table, runner: &Runner, old: &Tree, new: &New, drains: bool) {
+    remove(entry, "machine");
+    if runner.executor == "docker+machine" {
+        let name = entry.iter().map(|(name, _)| name).find(|name| name.eq_ignore_ascii_case("executor"));
+        if let Some(Item::Value(executor)) = name.map(str::to_owned).and_then(|name| entry.get_mut(&name)) {
+            let decor = executor.decor().clone();
+            *executor = "docker-autoscaler".into();
+            *executor.decor_mut() = decor;
+        }
+    }
+    entry.insert("autoscaler", Item::Table(autoscaler(runner, old, new, drains)));
+}
+
+fn autoscaler(runner: &Runner, old: &Tree, new: &New, drains: bool) -> Table {
+    let mut table = Table::new();
+    set(&mut table, "plugin", new.plugin.as_str());
+    set(&mut table, "capacity_per_instance", 1);
+    for (key, count) in
+        [("max_use_count", machine::max_use_count(old)), ("max_instances", machine::max_instances(runner))]
+    {
+        if count > 0 {
+            set(&mut table, key, i64::from(count));
+        }
+    }
+    if drains {
+        set(&mut table, "delete_instances_on_shutdown", true);
+    }
+    let mut config = Table::new();
+    for (key, json) in &new.plugin_config {
+        if let Some(known) = toml(json) {
+            set(&mut config, key, known);
+        }
+    }
+    below(&mut table, "plugin_config", config);
+    if !new.connector.is_empty() {
+        let mut connector = Table::new();
+        for (key, known) in &new.connector {
+            match known {
+                Known::Text(text) => set(&mut connector, key, text.as_str()),
+                Known::Number(number) => set(&mut connector, key, *number),
+                Known::Truth(truth) => set(&mut connector, key, *truth),
+            }
+        }
+        below(&mut table, "connector_config", connector);
+    }
+    let mut policies = ArrayOfTables::new();
+    machine::policies(old).iter().for_each(|wanted| policies.push(policy(wanted)));
+    table.insert("policy", Item::ArrayOfTables(policies));
+    let notes: String = new.notes.iter().map(|note| format!("  # {note}\n")).collect();
+    table.decor_mut().set_prefix(format!("\n{notes}  "));
+    table
+}
+
+fn policy(wanted: &PolicySettings) -> Table {
+    let mut table = Table::new();
+    table.decor_mut().set_prefix("\n    ");
+    if !wanted.periods.is_empty() {
+        set(&mut table, "periods", wanted.periods.iter().collect::<Array>());
+        if !wanted.timezone.is_empty() {
+            set(&mut table, "timezone", wanted.timezone.as_str());
+        }
+    }
+    set(&mut table, "idle_count", i64::from(wanted.idle_count));
+    set(&mut table, "idle_time", format!("{}s", wanted.idle_time.as_secs()));
+    if wanted.scale_factor > 0.0 {
+        set(&mut table, "scale_factor", wanted.scale_factor);
+        set(&mut table, "scale_factor_limit", i64::from(wanted.scale_factor_limit));
+    }
+    table
+}
+
+fn below(table: &mut Table, key: &str, mut inner: Table) {
+    inner.decor_mut().set_prefix("\n    ");
+    table.insert(key, Item::Table(inner));
+}
+
+/// Tables below `[runners.autoscaler]` are two levels deep: their keys stand four or six to the right.
+fn set(table: &mut Table, key: &str, known: impl Into<Value>) {
+    table.insert(key, value(known));
+    if let Some(mut key) = table.key_mut(key) {
+        key.leaf_decor_mut().set_prefix("    ");
+    }
+}
+
+/// Values that say nothing (empty lists, the plugin's own default of 0) are left out.
+fn toml(json: &serde_json::Value) -> Option<Value> {
+    match json {
+        serde_json::Value::String(text) => Some(text.as_str().into()),
+        serde_json::Value::Number(number) => number.as_i64().filter(|number| *number != 0).map(Value::from),
+        serde_json::Value::Array(list) if !list.is_empty() => {
+            Some(Value::Array(list.iter().filter_map(serde_json::Value::as_str).collect()))
+        }
+        _ => None,
+    }
+}
