@@ -1,9 +1,12 @@
 //! A look ahead: how many slots will be in use when an instance that is asked for now is ready.
 //!
-//! Two views, of which the larger counts: what was in use at the same hours of the past days, scaled by how today compares
-//! with them; and the slope of the last minutes, prolonged by the time an instance takes. A budget bounds what it may cost:
-//! the slots that it kept idle are summed up over the day, and when they have reached it, it says nothing until the next.
+//! Three parts. The rise until then: of the same hours of past days, scaled by how today compares with them, or of the last
+//! minutes, prolonged. A stock for chance: arrivals scatter as the square root of their number, so that a busy hour needs
+//! fewer idle slots for each busy one than a quiet hour. And the way back: what is in use beyond the usual will soon be free,
+//! what is below it will soon be used. A budget bounds what it may cost: the slots that it kept idle are summed up over the
+//! day, and when they have reached it, it says nothing until the next.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -12,6 +15,12 @@ pub(crate) const BUCKET_S: i64 = 300;
 const BUCKETS_PER_DAY: i64 = 24 * 3600 / BUCKET_S;
 /// Records over which the slope is taken.
 const SLOPE_BUCKETS: i64 = 2;
+/// Records of today that are compared with the past, beside the one of now.
+const COMPARED: i64 = 24;
+/// Records on each side that smooth one.
+const SMOOTHED: i64 = 2;
+/// The part of what is in use above the usual that will be free when an instance has booted.
+const RETURNS: f64 = 0.3;
 /// Today is compared with the past within these.
 const RATIO: std::ops::RangeInclusive<f64> = 0.5..=2.0;
 
@@ -22,8 +31,8 @@ pub struct ForecastConfig {
     pub days: u32,
     /// Which of their values counts: 0.5 is the median, 1 the largest.
     pub quantile: f64,
-    /// What is expected is multiplied by this.
-    pub margin: f64,
+    /// Slots kept idle for chance: so many square roots of the slots that are expected in use.
+    pub safety: f64,
     /// Weekdays are compared with the same weekday, where `days` reach that far back.
     pub by_weekday: bool,
     /// Instances are wanted so long before they are needed, beside the time that they take.
@@ -36,10 +45,10 @@ impl Default for ForecastConfig {
     fn default() -> Self {
         Self {
             days: 7,
-            quantile: 0.8,
-            margin: 1.1,
+            quantile: 0.5,
+            safety: 0.8,
             by_weekday: false,
-            lead: Duration::from_secs(120),
+            lead: Duration::ZERO,
             idle_hours_per_day_max: None,
         }
     }
@@ -54,13 +63,37 @@ pub struct Forecast {
     today: i64,
     idle_slot_seconds: f64,
     last: Option<(i64, u64)>,
+    /// What was last looked up.
+    outlook: Cell<Option<Outlook>>,
+}
+
+/// What the past says of the next minutes.
+#[derive(Debug, Clone, Copy)]
+struct Outlook {
+    /// From this record ...
+    bucket: i64,
+    /// ... to this one.
+    until: i64,
+    /// How many slots are usual now.
+    usual: f64,
+    /// How many will be.
+    ahead: f64,
+    /// How many more than now.
+    rise: f64,
 }
 
 impl Forecast {
     /// Without history: until there is some, only the slope counts.
     #[must_use]
     pub fn new(config: ForecastConfig) -> Self {
-        Self { config, history: BTreeMap::new(), today: i64::MIN, idle_slot_seconds: 0.0, last: None }
+        Self {
+            config,
+            history: BTreeMap::new(),
+            today: i64::MIN,
+            idle_slot_seconds: 0.0,
+            last: None,
+            outlook: Cell::new(None),
+        }
     }
 
     /// What is recorded of five minutes.
@@ -111,44 +144,88 @@ impl Forecast {
         let horizon = i64::try_from((boot + self.config.lead).as_secs()).unwrap_or(i64::MAX / 2);
         let bucket = unix.div_euclid(BUCKET_S);
         let until = unix.saturating_add(horizon).div_euclid(BUCKET_S).min(bucket + BUCKETS_PER_DAY);
-        let expected = self.by_past(bucket, until, in_use).max(self.by_slope(bucket, in_use, horizon));
-        rounded(expected * self.config.margin).saturating_sub(in_use)
+        let outlook = self.outlook(bucket, until);
+        let in_use = float(in_use);
+        let rise = outlook.rise.max(self.by_slope(bucket, in_use, horizon));
+        // Without a past there is nothing to go back to.
+        let (ahead, back) = match outlook.ahead {
+            ahead if ahead > 0.0 => (ahead, RETURNS * (outlook.usual - in_use)),
+            _ => (in_use, 0.0),
+        };
+        rounded(rise + self.config.safety * ahead.sqrt() + back)
     }
 
-    /// The same hours of past days, scaled by how today compares.
-    fn by_past(&self, bucket: i64, until: i64, in_use: u64) -> f64 {
-        let mut peaks = Vec::new();
-        let mut nows = Vec::new();
-        let step = if self.config.by_weekday && self.config.days >= 7 { 7 } else { 1 };
-        for day in (step..=i64::from(self.config.days)).step_by(usize::try_from(step).unwrap_or(1)) {
-            let shift = day * BUCKETS_PER_DAY;
-            if let Some(peak) = self.history.range(bucket - shift..=until - shift).map(|(_, most)| *most).max() {
-                peaks.push(peak);
-                nows.extend(self.history.get(&(bucket - shift)));
+    /// What the past says of the time from one record to another; it is looked up once for each.
+    fn outlook(&self, bucket: i64, until: i64) -> Outlook {
+        match self.outlook.get() {
+            Some(known) if (known.bucket, known.until) == (bucket, until) => known,
+            _ => {
+                let outlook = self.by_past(bucket, until);
+                self.outlook.set(Some(outlook));
+                outlook
             }
         }
-        let (past, then) = (quantile(&mut peaks, self.config.quantile), quantile(&mut nows, 0.5));
-        let today = self.history.range(bucket - 1..=bucket).map(|(_, most)| *most).max().map_or(0.0, f64::from);
-        let ratio =
-            if then > 0.0 { (today.max(float(in_use)) / then).clamp(*RATIO.start(), *RATIO.end()) } else { 1.0 };
-        past * ratio
     }
 
-    /// The last minutes, prolonged.
-    fn by_slope(&self, bucket: i64, in_use: u64, horizon_s: i64) -> f64 {
+    /// The same hours of past days, scaled by how today compares with them.
+    fn by_past(&self, bucket: i64, until: i64) -> Outlook {
+        let now = self.level(bucket);
+        let ahead = (bucket..=until).map(|at| self.level(at)).fold(0.0, f64::max);
+        let (mut today, mut then) = (1.0, 1.0);
+        for at in bucket - COMPARED..bucket {
+            if let Some(most) = self.history.get(&at) {
+                (today, then) = (today + f64::from(*most), then + self.level(at));
+            }
+        }
+        let ratio = (today / then).clamp(*RATIO.start(), *RATIO.end());
+        Outlook { bucket, until, usual: now * ratio, ahead: ahead * ratio, rise: (ahead - now).max(0.0) * ratio }
+    }
+
+    /// What was in use at this time on the past days. The records beside it smooth away chance, but no step.
+    fn level(&self, bucket: i64) -> f64 {
+        let (alone, smooth) = (self.past(bucket, 0), self.past(bucket, SMOOTHED));
+        if (alone - smooth).abs() > chance(alone) { alone } else { smooth }
+    }
+
+    /// The records of the past days with `around` ones on each side.
+    fn past(&self, bucket: i64, around: i64) -> f64 {
+        let step = if self.config.by_weekday && self.config.days >= 7 { 7 } else { 1 };
+        let days = (step..=i64::from(self.config.days)).step_by(usize::try_from(step).unwrap_or(1));
+        let mean = |day: i64| {
+            let at = bucket - day * BUCKETS_PER_DAY;
+            let records = self.history.range(at - around..=at + around);
+            let (sum, count) =
+                records.fold((0.0, 0.0), |(sum, count), (_, most)| (sum + f64::from(*most), count + 1.0));
+            (count > 0.0).then(|| sum / count)
+        };
+        let mut levels: Vec<f64> = days.filter_map(mean).collect();
+        quantile(&mut levels, self.config.quantile)
+    }
+
+    /// How much more it will be if the last minutes go on; what may be chance is none.
+    fn by_slope(&self, bucket: i64, in_use: f64, horizon_s: i64) -> f64 {
         let before = self.history.get(&(bucket - SLOPE_BUCKETS)).copied();
-        let Some(before) = before else { return float(in_use) };
-        let rise = (float(in_use) - f64::from(before)).max(0.0) / float((SLOPE_BUCKETS * BUCKET_S).unsigned_abs());
+        let Some(before) = before.map(f64::from) else { return 0.0 };
+        let rise = in_use - before;
+        if rise <= chance(before) {
+            return 0.0;
+        }
+        let per_second = rise / float((SLOPE_BUCKETS * BUCKET_S).unsigned_abs());
         // No more than twice what there is: a burst is no trend.
-        (float(in_use) + rise * float(horizon_s.unsigned_abs())).min(2.0 * float(in_use))
+        (per_second * float(horizon_s.unsigned_abs())).min(in_use)
     }
 }
 
-fn quantile(values: &mut [u32], quantile: f64) -> f64 {
-    values.sort_unstable();
+/// Two of these beside each other may differ by so much without a cause.
+fn chance(level: f64) -> f64 {
+    2.0 * level.max(1.0).sqrt()
+}
+
+fn quantile(values: &mut [f64], quantile: f64) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
     let last = values.len().saturating_sub(1);
     let index = usize::try_from(rounded(float(last as u64) * quantile.clamp(0.0, 1.0))).unwrap_or(last);
-    values.get(index).copied().map_or(0.0, f64::from)
+    values.get(index).copied().unwrap_or_default()
 }
 
 #[expect(clippy::cast_precision_loss, reason = "slots and seconds are far below 2^52")]
@@ -166,55 +243,80 @@ mod tests {
     use super::*;
 
     const DAY: i64 = 24 * 3600;
-    const BOOT: Duration = Duration::from_secs(180);
+    const BOOT: Duration = Duration::from_secs(300);
 
-    /// Some days with 100 jobs from nine to five, and 5 at other times.
-    fn office(days: i64) -> Forecast {
-        let mut forecast = Forecast::new(ForecastConfig { margin: 1.0, ..ForecastConfig::default() });
+    fn config(safety: f64) -> ForecastConfig {
+        ForecastConfig { safety, ..ForecastConfig::default() }
+    }
+
+    /// Some days with 100 jobs from nine to five, and 4 at other times.
+    fn office(days: i64, safety: f64) -> Forecast {
+        let mut forecast = Forecast::new(config(safety));
         for minute in 0..days * 1440 {
             let hour = minute % 1440 / 60;
-            forecast.record(minute * 60, if (9..17).contains(&hour) { 100 } else { 5 });
+            forecast.record(minute * 60, if (9..17).contains(&hour) { 100 } else { 4 });
         }
         forecast
     }
 
+    fn at(hour: i64, minute: i64) -> i64 {
+        7 * DAY + hour * 3600 + minute * 60
+    }
+
     #[test]
     fn the_morning_is_known_before_it_comes() {
-        let forecast = office(7);
-        let at = |hour: i64, minute: i64| 7 * DAY + hour * 3600 + minute * 60;
-        assert_eq!(forecast.idle(at(8, 40), 5, BOOT), 0, "too early");
-        assert_eq!(forecast.idle(at(8, 56), 5, BOOT), 95, "a boot and a lead before nine");
+        let forecast = office(7, 0.0);
+        assert_eq!(forecast.idle(at(8, 40), 4, BOOT), 0, "too early");
+        assert_eq!(forecast.idle(at(8, 56), 4, BOOT), 96, "a boot before nine");
         assert_eq!(forecast.idle(at(12, 0), 100, BOOT), 0, "all are in use");
-        assert_eq!(forecast.idle(at(20, 0), 5, BOOT), 0, "the evening needs none");
+        assert_eq!(forecast.idle(at(20, 0), 4, BOOT), 0, "the evening needs none");
+    }
+
+    #[test]
+    fn the_stock_for_chance_grows_as_the_square_root() {
+        let forecast = office(7, 1.0);
+        assert_eq!(forecast.idle(at(12, 0), 100, BOOT), 10);
+        assert_eq!(forecast.idle(at(20, 0), 4, BOOT), 2);
+    }
+
+    #[test]
+    fn what_is_beyond_the_usual_goes_back_to_it() {
+        let forecast = office(7, 1.0);
+        assert_eq!(forecast.idle(at(12, 0), 120, BOOT), 4, "6 of 20 will be free");
+        assert_eq!(forecast.idle(at(12, 0), 80, BOOT), 16, "6 of 20 will be used");
+        assert_eq!(forecast.idle(at(12, 0), 200, BOOT), 0);
     }
 
     #[test]
     fn a_day_with_half_the_work_gets_half() {
-        let mut forecast = office(7);
-        forecast.record(7 * DAY + 10 * 3600, 50);
-        assert_eq!(forecast.idle(7 * DAY + 10 * 3600, 50, BOOT), 0);
+        let mut forecast = office(7, 1.0);
+        for minute in 0..120 {
+            forecast.record(at(10, minute), 50);
+        }
+        assert_eq!(forecast.idle(at(12, 0), 50, BOOT), 7, "the square root of 50");
     }
 
     #[test]
-    fn without_history_the_slope_counts() {
-        let mut forecast = Forecast::new(ForecastConfig { margin: 1.0, ..ForecastConfig::default() });
+    fn without_history_the_slope_counts_where_it_is_no_chance() {
+        let mut forecast = Forecast::new(config(0.0));
         forecast.record(0, 10);
         forecast.record(300, 20);
         forecast.record(600, 30);
         assert_eq!(forecast.idle(600, 30, BOOT), 10, "20 in ten minutes, five minutes on");
+        assert_eq!(forecast.idle(600, 16, BOOT), 0, "16 after 10 says nothing");
     }
 
     #[test]
     fn what_it_costs_in_a_day_is_bounded() {
-        let mut forecast = office(7);
+        let mut forecast = office(7, 0.0);
         forecast.config.idle_hours_per_day_max = Some(1.0);
-        let start = 7 * DAY + 8 * 3600 + 56 * 60;
-        assert_eq!(forecast.idle(start, 5, BOOT), 95);
+        let start = at(8, 56);
+        assert_eq!(forecast.idle(start, 4, BOOT), 96);
         for minute in 0..2 {
-            forecast.spend(start + minute * 60, 95);
+            forecast.spend(start + minute * 60, 96);
         }
-        assert_eq!(forecast.idle(start + 60, 5, BOOT), 0, "95 slots for a minute are more than an hour");
+        assert_eq!(forecast.idle(start + 60, 4, BOOT), 0, "96 slots for a minute are more than an hour");
         forecast.spend(start + DAY, 0);
-        assert!(forecast.idle(start + DAY, 5, BOOT) > 0, "a new day");
+        assert!(forecast.idle(start + DAY, 4, BOOT) > 0, "a new day");
     }
 }

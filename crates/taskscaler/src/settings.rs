@@ -80,7 +80,7 @@ struct GroupSettings {
 struct ForecastSettings {
     days: Option<i64>,
     quantile: Option<f64>,
-    margin: Option<f64>,
+    safety: Option<f64>,
     by_weekday: bool,
     lead: Option<String>,
     idle_hours_per_day_max: Option<f64>,
@@ -291,7 +291,7 @@ impl ForecastSettings {
         ForecastConfig {
             days,
             quantile,
-            margin: check.positive("forecast.margin", self.margin.unwrap_or(default.margin)),
+            safety: check.positive("forecast.safety", self.safety.unwrap_or(default.safety)),
             by_weekday: self.by_weekday,
             lead: check.duration("forecast.lead", self.lead.as_ref(), default.lead),
             idle_hours_per_day_max: self

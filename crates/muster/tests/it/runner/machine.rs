@@ -22,7 +22,7 @@ async fn an_old_table_makes_its_machines_by_the_plugin_that_comes_with_the_progr
     let path = format!("{}:{}", bench.home.path("").display(), std::env::var("PATH").unwrap());
     let run = bench.run_with(&[("PATH", &path)]);
     run.logged("quota exceeded", 1).await;
-    run.logged("warning[C082]: runner runner-0: [runners.machine] is deprecated", 1).await;
+    run.logged("[runners.machine] is deprecated since GitLab 17.5", 1).await;
     let calls = std::fs::read_to_string(bench.home.path("calls")).unwrap();
     let create = calls.lines().find(|call| call.starts_with("create ")).unwrap();
     assert!(create.contains("--driver google") && create.contains("--google-project=ci"), "{create}");
