@@ -135,9 +135,7 @@ fn main() {
     for seed in if seeds.is_empty() { vec![1, 2, 3] } else { seeds } {
         let pattern = Pattern { shape: Shape::Day, days: DAYS, varies: 1.6, ..Pattern::default() };
         let jobs = pattern.jobs(seed);
-        let only = std::env::var_os("ONLY").is_some();
-        let (fixed, predictive) =
-            (if only { vec![] } else { judge_all(&fixed(), &jobs, seed) }, judge_all(&predictive(), &jobs, seed));
+        let (fixed, predictive) = (judge_all(&fixed(), &jobs, seed), judge_all(&predictive(), &jobs, seed));
         println!("\nseed {seed}: {} jobs, {} fixed policies, {} forecasts", jobs.len(), fixed.len(), predictive.len());
         for (what, wait) in [("mean", (|point| point.mean) as fn(&Point) -> f64), ("p95", |point| point.p95)] {
             let (fixed, predictive) = (curve(fixed.clone(), wait), curve(predictive.clone(), wait));
