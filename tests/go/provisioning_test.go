@@ -1,6 +1,7 @@
 package interop
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -34,6 +35,45 @@ func TestScriptPassesTheProvisioningSuite(t *testing.T) {
 	suite(t, "MUSTER_TEST_SCRIPT", map[string]any{
 		"command":  []string{example},
 		"settings": map[string]any{"directory": filepath.Join(t.TempDir(), "group")},
+	})
+}
+
+// Machines that are there already: one SSH server by three names.
+func TestStaticPassesTheProvisioningSuite(t *testing.T) {
+	server := startSSH(t)
+	var machines []map[string]any
+	for n := range 3 {
+		machines = append(machines, map[string]any{
+			"name": fmt.Sprintf("machine-%d", n), "address": server.address, "username": server.user, "key_path": server.key,
+		})
+	}
+	suite(t, "MUSTER_TEST_STATIC", map[string]any{
+		"machines": machines, "state_file": filepath.Join(t.TempDir(), "leases.json"), "health_interval_s": 1,
+	})
+}
+
+// The command line of docker-machine is one that only behaves like it; its machines are one SSH server.
+func TestDockerMachinePassesTheProvisioningSuite(t *testing.T) {
+	server := startSSH(t)
+	fake, err := filepath.Abs("../../plugins/docker-machine/tests/fake/docker-machine")
+	if err != nil {
+		t.Fatal(err)
+	}
+	storage := t.TempDir()
+	key, err := os.ReadFile(server.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{
+		"ssh-ip": server.host, "ssh-port": server.port, "ssh-user": server.user, "ssh-key": string(key),
+	} {
+		if err := os.WriteFile(filepath.Join(storage, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	suite(t, "MUSTER_TEST_DOCKER_MACHINE", map[string]any{
+		"MachineDriver": "fake", "MachineName": "auto-%s", "prefix": "go-", "max_size": 3,
+		"executable": fake, "storage_path": storage, "removal_interval_s": 0,
 	})
 }
 

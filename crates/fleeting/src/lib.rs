@@ -12,6 +12,7 @@
 //! The protocol is GitLab's *fleeting*, application version 0, over HashiCorp's go-plugin handshake; its facts are those
 //! of the specification `fleeting.md`, whose sections the code cites.
 
+mod causes;
 pub mod conformance;
 pub mod connector;
 pub mod extension;
@@ -23,5 +24,6 @@ pub mod model;
 pub mod nesting;
 #[cfg(feature = "install")]
 pub mod oci;
+mod process_group;
 mod protocol;
 pub mod sdk;

@@ -10,8 +10,11 @@ use tokio::process::Command;
 
 use crate::config::Config;
 
-/// What docker-machine says of a machine that it does not have.
-const UNKNOWN: &str = "does not exist";
+/// For what answers a call of the host about one machine, and for the list that comes before the group is ready: the host
+/// gives up after 60 s.
+const ANSWER_LIMIT: Duration = Duration::from_secs(50);
+/// For how a machine is reached, two commands: the host gives up after 120 s.
+const REACH_LIMIT: Duration = Duration::from_secs(100);
 /// Its default user and port.
 const USER: &str = "root";
 const PORT: u16 = 22;
@@ -46,14 +49,25 @@ impl DockerMachine {
         program::run(command, &name, b"", limit).await
     }
 
-    async fn ask(&self, arguments: &[&str]) -> Result<String, ProgramError> {
+    async fn ask(&self, arguments: &[&str], limit: Duration) -> Result<String, ProgramError> {
         let name = format!("docker-machine {}", arguments.first().unwrap_or(&""));
-        Ok(self.run(arguments, self.config.command_limit()).await?.success(&name)?.stdout)
+        let limit = limit.min(self.config.command_limit());
+        Ok(self.run(arguments, limit).await?.success(&name)?.stdout)
     }
 
-    /// All machines with their states, also others' than this group's.
+    /// All machines with their states, also others' than this group's, in the time that the host gives for a snapshot.
     pub(crate) async fn list(&self) -> Result<BTreeMap<String, String>, ProgramError> {
-        let text = self.ask(&["ls", "--timeout", LIST_TIMEOUT_S, "--format", "{{.Name}} {{.State}}"]).await?;
+        self.list_within(REACH_LIMIT).await
+    }
+
+    /// The first list, in the time that the host gives for `Init`.
+    pub(crate) async fn first_list(&self) -> Result<BTreeMap<String, String>, ProgramError> {
+        self.list_within(ANSWER_LIMIT).await
+    }
+
+    async fn list_within(&self, limit: Duration) -> Result<BTreeMap<String, String>, ProgramError> {
+        let words = ["ls", "--timeout", LIST_TIMEOUT_S, "--format", "{{.Name}} {{.State}}"];
+        let text = self.ask(&words, limit).await?;
         let line = |line: &str| {
             let (name, state) = line.trim().split_once(' ').unwrap_or((line.trim(), ""));
             (!name.is_empty()).then(|| (name.to_owned(), state.trim().to_owned()))
@@ -61,22 +75,32 @@ impl DockerMachine {
         Ok(text.lines().filter_map(line).collect())
     }
 
-    /// Makes a machine; minutes.
-    pub(crate) async fn create(&self, name: &str) -> Result<(), ProgramError> {
+    /// Makes a machine; minutes. It is not ended half way, also when this plugin ends: docker-machine knows a machine's id at
+    /// its provider only when the machine is made. What it prints goes to the file `output`.
+    pub(crate) async fn create(&self, name: &str, output: &Path) -> Result<(), ProgramError> {
         let mut arguments = vec!["create".to_owned(), "--driver".to_owned(), self.config.driver.clone()];
         arguments.extend(self.config.options.iter().map(|option| format!("--{option}")));
         let named = |option: &String| format!("--{}", option.replace("%s", name));
         arguments.extend(self.config.options_with_name.iter().map(named));
         arguments.push(name.to_owned());
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        self.run(&arguments, self.config.create_limit()).await?.success("docker-machine create").map(drop)
+        let mut command = Command::new(&self.config.executable);
+        command.args(arguments).env("MACHINE_STORAGE_PATH", &self.storage);
+        const NAME: &str = "docker-machine create";
+        program::run_detached(command, NAME, output, self.config.create_limit()).await?.success(NAME).map(drop)
+    }
+
+    /// How long a creation may take.
+    pub(crate) fn create_limit(&self) -> Duration {
+        self.config.create_limit()
     }
 
     /// Removes a machine; one that is unknown is gone. By force, its local state goes even where the machine stays.
     pub(crate) async fn remove(&self, name: &str, by_force: bool) -> Result<(), ProgramError> {
         let arguments: &[&str] = if by_force { &["rm", "-f", "-y", name] } else { &["rm", "-y", name] };
         let finished = self.run(arguments, self.config.command_limit()).await?;
-        if finished.said.contains(UNKNOWN) || finished.stdout.contains(UNKNOWN) {
+        // Of this machine: what its driver does not find at the provider may be something else of it.
+        let unknown = format!("machine \"{name}\" does not exist");
+        if !finished.status.success() && (finished.said.contains(&unknown) || finished.stdout.contains(&unknown)) {
             return Ok(());
         }
         finished.success("docker-machine rm").map(drop)
@@ -84,15 +108,15 @@ impl DockerMachine {
 
     /// The word for a machine's state.
     pub(crate) async fn status(&self, name: &str) -> Result<String, ProgramError> {
-        Ok(self.ask(&["status", name]).await?.trim().to_owned())
+        Ok(self.ask(&["status", name], ANSWER_LIMIT).await?.trim().to_owned())
     }
 
     /// How to reach a machine.
     pub(crate) async fn reach(&self, name: &str) -> Result<Reach, String> {
-        let text = self.ask(&["inspect", name]).await.map_err(|error| error.to_string())?;
+        let text = self.ask(&["inspect", name], REACH_LIMIT / 2).await.map_err(|error| error.to_string())?;
         let mut reach = parse(&text, &self.storage, name)?;
         if reach.address.is_empty() {
-            let address = self.ask(&["ip", name]).await.map_err(|error| error.to_string())?;
+            let address = self.ask(&["ip", name], REACH_LIMIT / 2).await.map_err(|error| error.to_string())?;
             address.trim().clone_into(&mut reach.address);
         }
         if reach.address.is_empty() {

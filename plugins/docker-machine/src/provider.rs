@@ -18,6 +18,12 @@ use crate::machine;
 /// Removals at the same time: each is a process that talks to the cloud.
 const REMOVALS_AT_ONCE: usize = 16;
 
+/// Between two looks at a creation that nobody waits for.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Between two tries to remove by force, at least and at most.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(600);
+
 /// A group of machines.
 pub(crate) struct DockerMachine {
     inner: Arc<Inner>,
@@ -33,7 +39,7 @@ struct Inner {
     machines: Mutex<Machines>,
     creations: Semaphore,
     removing: Semaphore,
-    /// One empty file for each machine in creation: what is still there after a crash is half made.
+    /// One file for each machine in creation, with what docker-machine says: what is still there after a crash is half made.
     marks: PathBuf,
 }
 
@@ -42,18 +48,17 @@ impl Inner {
         self.machines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The life of a machine until it is ready.
+    /// The life of a machine until it is ready. One that is not wanted any more while it waits for its turn is not made; one
+    /// that is being made is made to its end, and removed then: half made, its provider would have it for ever.
     async fn create(self: Arc<Self>, name: String, stop: tokio_util::sync::CancellationToken) {
-        let make = async {
-            let _turn = self.creations.acquire().await;
-            tracing::info!(machine = name, "machine is being created");
-            self.docker_machine.create(&name).await
+        let turn = tokio::select! {
+            turn = self.creations.acquire() => turn,
+            () = stop.cancelled() => return self.removed(&name),
         };
-        let made = tokio::select! {
-            made = make => made.map_err(|error| error.to_string()),
-            () = stop.cancelled() => Err("it is not wanted any more".to_owned()),
-        };
-        match made {
+        tracing::info!(machine = name, "machine is being created");
+        let made = self.docker_machine.create(&name, &self.marks.join(&name)).await;
+        drop(turn);
+        match made.map_err(|error| error.to_string()) {
             Ok(()) if self.machines().created(&name) => {
                 unmark(&self.marks, &name);
                 tracing::info!(machine = name, "machine was created");
@@ -69,28 +74,46 @@ impl Inner {
 
     /// Until it is gone: a machine that is forgotten costs money.
     async fn remove(self: Arc<Self>, name: String) {
-        for attempt in 1..=self.removals {
+        let mut pause = self.removal_pause;
+        for attempt in 1_u32.. {
+            let by_force = attempt > self.removals;
+            if by_force {
+                tracing::error!(
+                    machine = name,
+                    attempts = self.removals,
+                    "machine could not be removed and may still run at its provider: remove it there; docker-machine forgets it now"
+                );
+            }
             let removed = {
                 let _turn = self.removing.acquire().await;
-                self.docker_machine.remove(&name, false).await
+                self.docker_machine.remove(&name, by_force).await
             };
             match removed {
                 Ok(()) => return self.removed(&name),
-                Err(error) => tracing::warn!(machine = name, attempt, %error, "machine could not be removed"),
+                Err(error) => tracing::warn!(machine = name, attempt, by_force, %error, "machine could not be removed"),
             }
-            if attempt < self.removals {
-                tokio::time::sleep(self.removal_pause).await;
+            tokio::time::sleep(pause).await;
+            if by_force {
+                pause = (pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
             }
         }
-        tracing::error!(
-            machine = name,
-            attempts = self.removals,
-            "machine could not be removed and may still run at its provider: remove it there; docker-machine forgets it now"
-        );
-        if let Err(error) = self.docker_machine.remove(&name, true).await {
-            tracing::error!(machine = name, %error, "docker-machine's local state could not be removed");
+    }
+
+    /// Waits for the docker-machine of a plugin that was killed, which goes on by itself; then what it made is removed.
+    async fn remove_orphan(self: Arc<Self>, name: String) {
+        let limit = self.docker_machine.create_limit();
+        let ended = async {
+            while creator(&name).is_some() {
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        };
+        if tokio::time::timeout(limit, ended).await.is_err()
+            && let Some(pid) = creator(&name)
+        {
+            tracing::error!(machine = name, "its creation takes longer than create_limit_s and is ended");
+            let _ = kill_process(pid, Signal::KILL);
         }
-        self.removed(&name);
+        self.remove(name).await;
     }
 
     fn removed(&self, name: &str) {
@@ -112,18 +135,16 @@ fn unmark(marks: &Path, name: &str) {
     }
 }
 
-/// A docker-machine of a plugin that was killed goes on by itself; nobody else has the machine's name in its arguments.
-fn end_creator(name: &str) {
-    let Ok(processes) = std::fs::read_dir("/proc") else { return };
-    for process in processes.flatten() {
-        let Some(pid) = process.file_name().to_str().and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw) else {
-            continue;
-        };
-        let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
-        if line.split(|byte| *byte == 0).any(|argument| argument == name.as_bytes()) {
-            let _ = kill_process(pid, Signal::KILL);
-        }
-    }
+/// The process that creates a machine: nobody else has the machine's name in its arguments.
+fn creator(name: &str) -> Option<Pid> {
+    let processes = std::fs::read_dir("/proc").ok()?.flatten();
+    let mut pids = processes.filter_map(|process| {
+        let pid = process.file_name().to_str()?.parse().ok().and_then(Pid::from_raw)?;
+        let line = std::fs::read(process.path().join("cmdline")).ok()?;
+        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+        (words.contains(&&b"create"[..]) && words.contains(&name.as_bytes())).then_some(pid)
+    });
+    pids.next()
 }
 
 #[async_trait]
@@ -161,7 +182,7 @@ impl Provider for DockerMachine {
             docker_machine: machine::DockerMachine::new(config, storage),
         });
         // Also says at once whether docker-machine can be run.
-        let all = inner.docker_machine.list().await?;
+        let all = inner.docker_machine.first_list().await?;
         let (ours, others): (Vec<&String>, Vec<&String>) = all.keys().partition(|name| inner.names.is_ours(name));
         tracing::info!(
             group = init.id,
@@ -173,9 +194,8 @@ impl Provider for DockerMachine {
             let name = mark.file_name().to_string_lossy().into_owned();
             if inner.names.is_ours(&name) {
                 tracing::warn!(machine = name, "machine is removed: it was half made when the plugin ended");
-                end_creator(&name);
                 inner.machines().removing(name.clone());
-                inner.begin_removal(name);
+                tokio::spawn(Arc::clone(&inner).remove_orphan(name));
             }
         }
         Ok((Self { inner }, init))

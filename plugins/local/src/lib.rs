@@ -6,6 +6,7 @@
 mod cgroup;
 mod clouds_mood;
 mod config;
+mod descendants;
 mod extension;
 mod instance;
 mod outlive;

@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use tokio::process::Command;
 
 use crate::instance::own_arguments;
-use crate::server;
+use crate::{descendants, server};
 
 /// The argument that makes the executable an instance.
 pub(crate) const WORD: &str = "instance";
@@ -85,9 +85,11 @@ impl Machine {
 
 /// The plugin holds the other end of stdin; when that closes, nobody wants this instance.
 async fn serve() -> std::io::Result<()> {
+    descendants::adopt()?;
     let mut stdin = BufReader::new(tokio::io::stdin());
     let machine = Machine::boot(&mut stdin).await?;
     machine.serve(&mut stdin).await;
+    descendants::end();
     Ok(())
 }
 

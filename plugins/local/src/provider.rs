@@ -1,6 +1,8 @@
 //! The group: instances as the protocol sees them.
 
 use std::collections::BTreeMap;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -23,6 +25,9 @@ use crate::extension::{self, OFFER};
 use crate::instance::{self, Reach, Running, Start};
 use crate::outlive::{self, Record};
 
+/// For instances to end when the plugin does.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
 /// A group of instances on this host.
 pub(crate) struct Local {
     inner: Arc<Inner>,
@@ -32,6 +37,8 @@ struct Inner {
     config: Config,
     settings: Settings,
     namespaces: bool,
+    /// Of this process alone: in a container the next one may have the same id, and an instance's name never comes back.
+    run: String,
     root: PathBuf,
     /// Keeps the directory where it is a temporary one.
     _temporary: Option<TempDir>,
@@ -195,7 +202,7 @@ impl Inner {
 
     async fn start(&self, id: &InstanceId) -> Result<(Running, Option<cgroup::Group>), Error> {
         let directory = self.root.join(id.as_str());
-        std::fs::create_dir(&directory)?;
+        DirBuilder::new().mode(0o700).create(&directory)?;
         let key = PrivateKey::random(&mut russh::keys::key::safe_rng(), Algorithm::Ed25519)?;
         let cgroup = self.cgroups.as_ref().map(|cgroups| cgroups.group(id.as_str())).transpose()?;
         let record = self.config.outlive_plugin.then(|| outlive::path(&self.root, id.as_str()));
@@ -301,10 +308,12 @@ impl Provider for Local {
         let cgroups = limits(&config);
         let group = Mutex::new(Group { instances: BTreeMap::new(), made: 0, mood, out_of_stock: false });
         let notices = extension::channel();
+        let run = format!("{:08x}", rand::random::<u32>());
         let inner = Arc::new(Inner {
             config,
             settings,
             namespaces,
+            run,
             root,
             _temporary: temporary,
             _lock: lock,
@@ -345,7 +354,7 @@ impl Provider for Local {
         let granted = group.mood.grant(n.min(room), Instant::now()).map_err(Partial::nothing)?;
         for _ in 0..granted {
             group.made += 1;
-            let id = InstanceId::new(format!("local-{}-{}", std::process::id(), group.made));
+            let id = InstanceId::new(format!("local-{}-{}", self.inner.run, group.made));
             let end = CancellationToken::new();
             group.instances.insert(id.clone(), Entry { state: InstanceState::Creating, reach: None, end: end.clone() });
             tokio::spawn(Arc::clone(&self.inner).live(id, end));
@@ -389,6 +398,20 @@ impl Provider for Local {
 
     fn extension(&self) -> Option<&dyn Extension> {
         Some(self)
+    }
+
+    /// Its instances end with it, unless they outlive it: in order, so that nothing of them is left.
+    async fn shutdown(&self) -> Result<(), Error> {
+        if self.inner.config.outlive_plugin {
+            return Ok(());
+        }
+        self.inner.group().instances.values().for_each(|entry| entry.end.cancel());
+        let is_up = |entry: &Entry| entry.state != InstanceState::Timeout;
+        let end = Instant::now() + END_LIMIT;
+        while self.inner.group().instances.values().any(is_up) && Instant::now() < end {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        Ok(())
     }
 
     async fn heartbeat(&self, id: InstanceId) -> Result<(), Error> {

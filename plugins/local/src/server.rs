@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use russh::keys::{PrivateKey, PublicKey};
 use russh::server::{Auth, ChannelOpenHandle, Config, Handler, Msg, Session, VerifiedPublicKey};
@@ -12,6 +13,9 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::process::{Child, Command};
+
+/// After a connection that could not be taken.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// The process groups of the commands that run.
 #[derive(Debug, Clone, Default)]
@@ -38,7 +42,14 @@ fn signal(group: i32, signal: Signal) {
 pub async fn accept(listener: TcpListener, host_key: PrivateKey, authorized: PublicKey, commands: Commands) {
     let config = Arc::new(Config { keys: vec![host_key], nodelay: true, ..Config::default() });
     loop {
-        let Ok((stream, _)) = listener.accept().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(_) => {
+                // A connection that was given up, or too many open files: the jobs that run here need no new one.
+                tokio::time::sleep(ACCEPT_AGAIN).await;
+                continue;
+            }
+        };
         let _ = stream.set_nodelay(true);
         let config = Arc::clone(&config);
         let login = Login { authorized: authorized.clone(), commands: commands.clone(), channels: HashMap::new() };

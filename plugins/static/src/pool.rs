@@ -52,6 +52,9 @@ pub(crate) struct Lease {
     pub(crate) lease: u64,
     /// The instance was given back; the machine is to be cleaned.
     pub(crate) cleaning: bool,
+    /// The machine itself, for when it is in no list any more. Files of before have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) details: Option<Machine>,
 }
 
 /// What a machine needs.
@@ -79,10 +82,18 @@ impl Pool {
         let mut unknown = Vec::new();
         for stored in leases {
             pool.next = pool.next.max(stored.lease + 1);
-            match pool.slots.get_mut(&stored.machine) {
-                Some(slot) if stored.cleaning => slot.phase = Phase::Cleaning { lease: stored.lease, failed: false },
-                Some(slot) => slot.phase = Phase::Leased(stored.lease),
-                None => unknown.push(stored),
+            let phase = match stored.cleaning {
+                true => Phase::Cleaning { lease: stored.lease, failed: false },
+                false => Phase::Leased(stored.lease),
+            };
+            match (pool.slots.get_mut(&stored.machine), &stored.details) {
+                (Some(slot), _) => slot.phase = phase,
+                // Its job goes on, and it is cleaned, as if the list had changed while the plugin ran.
+                (None, Some(machine)) => {
+                    let slot = Slot { leaving: true, ..Slot::new(machine.clone(), phase) };
+                    pool.slots.insert(stored.machine, slot);
+                }
+                (None, None) => unknown.push(stored),
             }
         }
         (pool, unknown)
@@ -244,7 +255,7 @@ impl Pool {
                 Phase::Cleaning { lease, .. } => (lease, true),
                 Phase::Free => return None,
             };
-            Some(Lease { machine: slot.machine.name.clone(), lease, cleaning })
+            Some(Lease { machine: slot.machine.name.clone(), lease, cleaning, details: Some(slot.machine.clone()) })
         };
         (self.next, self.slots.values().filter_map(lease).collect())
     }
@@ -299,7 +310,7 @@ mod tests {
         settle(&mut pool, &["a"]);
         assert_eq!(pool.instances(), [], "the instance is no more, the machine is kept away");
         assert!(pool.grant(1).is_empty());
-        assert_eq!(pool.leases().1, [Lease { machine: "a".to_owned(), lease: 1, cleaning: true }]);
+        assert_eq!(pool.leases().1, [lease("a", 1, true)]);
         settle(&mut pool, &[]);
         assert_eq!(names(&mut pool, 1), ["a/2"], "another lease, another instance");
         assert!(pool.release(&id).is_none(), "the old one ends nothing");
@@ -329,7 +340,26 @@ mod tests {
         pool.release(&id);
         settle(&mut pool, &[]);
         assert!(pool.grant(5).is_empty(), "a is gone with its lease");
-        let (_, lost) = Pool::new(Vec::new(), 1, vec![Lease { machine: "x".to_owned(), lease: 4, cleaning: false }]);
-        assert_eq!(lost.len(), 1);
+        let (_, lost) = Pool::new(Vec::new(), 1, vec![Lease { details: None, ..lease("x", 4, false) }]);
+        assert_eq!(lost.len(), 1, "a file of before does not say what it was");
+    }
+
+    #[test]
+    fn a_leased_machine_that_left_the_list_is_found_after_a_restart_and_cleaned() {
+        let mut first = pool(&["a", "b"]);
+        let id = first.grant(1).remove(0);
+        first.set_machines(vec![machine("b")]);
+        let (next, leases) = first.leases();
+        let (mut second, lost) = Pool::new(vec![machine("b")], next, leases);
+        assert_eq!((second.instances(), lost), (vec![(id.clone(), InstanceState::Running)], vec![]));
+        second.release(&id);
+        assert_eq!(second.work("a"), Some(Work::Clean(machine("a"))));
+        assert!(second.done(&Work::Clean(machine("a")), Ok(())));
+        settle(&mut second, &[]);
+        assert_eq!(names(&mut second, 5), ["b/2"], "then it is gone");
+    }
+
+    fn lease(name: &str, lease: u64, cleaning: bool) -> Lease {
+        Lease { machine: name.to_owned(), lease, cleaning, details: Some(machine(name)) }
     }
 }

@@ -5,7 +5,9 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use futures::StreamExt;
-use muster_fleeting::sdk::{ConnectInfo, Error, Init, InstanceId, InstanceState, Partial, Provider, Settings};
+use muster_fleeting::sdk::{
+    ConnectInfo, Error, Extension, Features, Init, InstanceId, InstanceState, Partial, Provider, Settings,
+};
 
 use crate::config::Config;
 use crate::pool::{Pool, Work};
@@ -62,7 +64,9 @@ impl Inner {
         loop {
             tokio::time::sleep(every).await;
             let due = self.pool().due();
-            self.work_off(due).await;
+            // A clean-up may take minutes, and the others are looked at meanwhile; a machine that is busy is not due.
+            let inner = Arc::clone(&self);
+            tokio::spawn(async move { inner.work_off(due).await });
         }
     }
 
@@ -165,8 +169,25 @@ impl Provider for Static {
         Ok(probe::connect_info(&machine, &self.inner.settings.connector).await?)
     }
 
+    fn extension(&self) -> Option<&dyn Extension> {
+        Some(self)
+    }
+
     async fn heartbeat(&self, id: InstanceId) -> Result<(), Error> {
         let machine = self.inner.pool().leased(&id).ok_or_else(|| format!("there is no instance {id}"))?;
         Ok(probe::check(&machine, &self.inner.config, &self.inner.settings.connector).await?)
+    }
+}
+
+#[async_trait]
+impl Extension for Static {
+    fn features(&self) -> Features {
+        Features { host_keys: true, ..Features::default() }
+    }
+
+    /// That of the list, where it has one.
+    async fn host_keys(&self, id: InstanceId) -> Result<Vec<String>, Error> {
+        let machine = self.inner.pool().leased(&id).ok_or_else(|| format!("there is no instance {id}"))?;
+        Ok(Some(machine.host_key).filter(|key| !key.is_empty()).into_iter().collect())
     }
 }

@@ -114,7 +114,7 @@ mod tests {
         let path = directory.path().join("new/pool.json");
         let (store, next, leases) = Store::open(path.clone()).await.unwrap();
         assert_eq!((next, leases.len()), (1, 0));
-        let lease = Lease { machine: "a".to_owned(), lease: 4, cleaning: true };
+        let lease = Lease { machine: "a".to_owned(), lease: 4, cleaning: true, details: None };
         store.save((5, vec![lease.clone()])).unwrap();
         let error = Store::open(path.clone()).await.unwrap_err().to_string();
         assert!(error.contains(&format!("another plugin (process {})", std::process::id())), "{error}");

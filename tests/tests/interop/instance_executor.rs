@@ -66,7 +66,7 @@ struct Fleet {
 }
 
 impl Fleet {
-    fn start(yaml: &str, autoscaler: &str) -> Self {
+    fn start(yaml: &str, autoscaler: &str, plugin: &str) -> Self {
         let place = tempfile::tempdir().unwrap();
         let [home, project, machines] = ["home", "project", "machines"].map(|name| place.path().join(name));
         std::fs::create_dir(&home).unwrap();
@@ -88,7 +88,7 @@ impl Fleet {
             "concurrent = 20\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = \"{url}\"\n  token = {token}\n  \
              executor = \"instance\"\n  shell = \"bash\"\n  request_concurrency = 20\n  [runners.autoscaler]\n    \
              plugin = {:?}\n    delete_instances_on_shutdown = true\n{autoscaler}    \
-             [runners.autoscaler.plugin_config]\n      directory = {machines:?}\n      boot_delay_ms = 300\n",
+             [runners.autoscaler.plugin_config]\n      directory = {machines:?}\n      boot_delay_ms = 300\n{plugin}",
             plugin_local()
         );
         std::fs::write(&config, text).unwrap();
@@ -123,7 +123,7 @@ fn jobs_run_on_instances_of_their_own_and_no_instance_is_left() {
     let names: Vec<String> = (0..JOBS).map(|n| format!("job {n}")).collect();
     let job = |name: &String| format!("{name}:\n  script: ['echo \"this is $HOME of $CI_PROJECT_DIR\"']\n");
     let yaml: String = names.iter().map(job).collect();
-    let fleet = Fleet::start(&yaml, "    max_use_count = 1\n    max_instances = 10\n");
+    let fleet = Fleet::start(&yaml, "    max_use_count = 1\n    max_instances = 10\n", "");
     let (last, logs) = fleet.finish(&names);
     assert!(last["jobs"].as_array().unwrap().iter().all(|job| job["status"] == "success"), "{last}");
     let mut homes = Vec::new();
@@ -156,7 +156,7 @@ fn a_job_whose_instance_dies_ends_at_once_with_the_reason_and_is_tried_again() {
          - 'if test -e {0}; then echo once more; else touch {0}; sleep 600; fi'\n",
         mark.display()
     );
-    let mut fleet = Fleet::start(&yaml, "    max_instances = 2\n");
+    let mut fleet = Fleet::start(&yaml, "    max_instances = 2\n", "");
     let deadline = Instant::now() + muster_tests::process::LIMIT;
     while !mark.exists() {
         assert!(Instant::now() < deadline, "the job does not start");
@@ -168,6 +168,34 @@ fn a_job_whose_instance_dies_ends_at_once_with_the_reason_and_is_tried_again() {
     assert!(killed.elapsed() < Duration::from_secs(15), "{:?}: {failed}", killed.elapsed());
     let (last, logs) = fleet.finish(&["lost".to_owned()]);
     assert!(logs[0].contains("once more"), "{last}\n{}", logs[0]);
+}
+
+/// R247: hooks of the plugin, on this host, before and after each job.
+#[test]
+fn hooks_of_the_plugin_run_around_each_job() {
+    let place = tempfile::tempdir().unwrap();
+    let told = place.path().join("told");
+    let names: Vec<String> = (0..4).map(|n| format!("job {n}")).collect();
+    let yaml: String =
+        names.iter().map(|name| format!("{name}:\n  script: ['cat {}; echo it ran']\n", told.display())).collect();
+    let hook = |word: &str| format!("['sh', '-c', 'echo \"{word} $1 $2\" >>{}', 'sh']", told.display());
+    let plugin = format!(
+        "      prepare_command = {}\n      finish_command = {}\n",
+        hook("prepare").replace('\'', "\"\"\""),
+        hook("finish").replace('\'', "\"\"\"")
+    );
+    let fleet = Fleet::start(&yaml, "    max_instances = 2\n", &plugin);
+    let (last, logs) = fleet.finish(&names);
+    assert!(last["jobs"].as_array().unwrap().iter().all(|job| job["status"] == "success"), "{last}");
+    assert!(logs.iter().all(|log| log.contains("prepare local-") && log.contains("it ran")), "{logs:#?}");
+    let text = std::fs::read_to_string(&told).unwrap();
+    let of = |word: &str| {
+        let mut jobs: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix(word)).collect();
+        jobs.sort_unstable();
+        jobs.into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let (prepared, finished) = (of("prepare "), of("finish "));
+    assert_eq!((prepared.len(), &prepared), (4, &finished), "{text}");
 }
 
 /// SIGKILL for the processes that are the instances below a directory.

@@ -22,9 +22,10 @@ struct Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Some(slot) = self.slot.take()
-            && !self.over.load(Ordering::Relaxed)
-        {
+        let Some(slot) = self.slot.take() else { return };
+        if self.over.load(Ordering::Relaxed) {
+            slot.finish_job();
+        } else {
             slot.keep();
         }
     }
@@ -63,7 +64,7 @@ impl Dial for Leased {
     async fn dial(&self) -> Result<(Box<dyn Session>, Addresses), String> {
         let slot = self.held.slot.as_ref().ok_or("the slot was given back")?;
         let info = slot.connect_info().await?;
-        self.shared.dial(slot.instance().as_str(), info).await
+        self.shared.dial(slot.instance().as_str(), info, false).await
     }
 
     fn doubt(&self) {

@@ -166,6 +166,12 @@ impl Provider for InstanceProvider {
         self.shared.again.notify_one();
         let left = limit.saturating_sub(began.elapsed());
         let lease = promise.acquire(left).await.map_err(|error| EnvironmentError::NotAcquired(error.to_string()))?;
+        let left = limit.saturating_sub(began.elapsed());
+        if let Err(error) = lease.prepare_job(left).await {
+            let instance = lease.instance();
+            let text = format!("instance {instance}: its plugin could not prepare it for the job: {error}");
+            return Err(EnvironmentError::NotAcquired(text));
+        }
         let taken = self.shared.slots.take(key).ok_or_else(|| self.slot_taken(0))?;
         Ok(self.lease(lease, taken, counted))
     }
@@ -260,8 +266,13 @@ impl Shared {
         Arc::clone(instances.entry(id.clone()).or_insert_with(made))
     }
 
-    pub(super) async fn dial(&self, id: &str, info: ConnectInfo) -> Result<(Box<dyn Session>, Addresses), String> {
-        dial(id, info, self.options.settings.connector.use_external_addr, &self.hosts).await
+    pub(super) async fn dial(
+        &self,
+        id: &str,
+        info: ConnectInfo,
+        is_new: bool,
+    ) -> Result<(Box<dyn Session>, Addresses), String> {
+        dial(id, info, self.options.settings.connector.use_external_addr, &self.hosts, is_new).await
     }
 
     /// A lease of an earlier start was claimed, or is not wanted.
@@ -393,6 +404,9 @@ impl Prepare for Ready {
     async fn prepare(&self, up: Up) -> Result<(), String> {
         let shared = self.0.upgrade().ok_or("the manager ends")?;
         let instance = shared.instance(&up.id);
+        if !up.host_keys.is_empty() {
+            shared.hosts.pin(&up.id, &up.host_keys);
+        }
         let way = Way { shared: &shared, up: &up };
         if let Some(command) = &shared.options.settings.instance_ready_command {
             run(&way, command).await.map_err(|error| format!("instance_ready_command: {error}"))?;
@@ -410,7 +424,7 @@ struct Way<'a> {
 #[async_trait]
 impl Dial for Way<'_> {
     async fn dial(&self) -> Result<(Box<dyn Session>, Addresses), String> {
-        self.shared.dial(self.up.id.as_str(), self.up.info.clone()).await
+        self.shared.dial(self.up.id.as_str(), self.up.info.clone(), true).await
     }
 }
 

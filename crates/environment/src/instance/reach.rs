@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_fleeting::connector::{self, KnownHosts, Session, Target};
@@ -52,7 +53,10 @@ pub struct Told {
     pub external: bool,
 }
 
-/// A connection as a plugin's details say.
+/// How long a machine that has just been made may refuse the credentials: some get the user's key a while after they answer.
+const NEW_GRACE: Duration = Duration::from_secs(120);
+
+/// A connection as a plugin's details say; `is_new` before the first job.
 ///
 /// # Errors
 /// Why there is none.
@@ -61,12 +65,16 @@ pub(super) async fn dial(
     info: ConnectInfo,
     use_external_addr: bool,
     hosts: &KnownHosts,
+    is_new: bool,
 ) -> Result<(Box<dyn Session>, Addresses), String> {
     check_platform(id, &info)?;
     let addresses = Addresses::of(&info);
     let target = Target { instance: InstanceId::new(id), info, use_external_addr };
-    let session = connector::dial(&target, hosts).await.map_err(|error| error.to_string())?;
-    Ok((session, addresses))
+    let dialled = match is_new {
+        true => connector::dial_new(&target, hosts, NEW_GRACE).await,
+        false => connector::dial(&target, hosts).await,
+    };
+    Ok((dialled.map_err(|error| error.to_string())?, addresses))
 }
 
 /// The agent is this very executable: it runs where this one does.

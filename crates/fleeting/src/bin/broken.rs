@@ -1,6 +1,7 @@
 //! A plugin that is broken on purpose, in the manner that its settings name: the conformance kit is tested with it.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,11 +15,41 @@ use serde::Deserialize;
 #[derive(Debug, Deserialize, JsonSchema)]
 struct Config {
     /// How it is broken; `not`: it is not.
-    manner: String,
+    manner: Option<String>,
+    /// A key of its own, so that it can tell the two apart: the SDK does not.
+    #[serde(rename = "MANNER")]
+    loud_manner: Option<String>,
+    /// A key that the kit sends to see whether unknown ones are ignored.
+    muster_unknown_key: Option<serde_json::Value>,
+    /// A file that says that a process has the group.
+    lock: Option<PathBuf>,
+}
+
+impl Config {
+    /// What it cannot know without being broken in this manner.
+    fn check(self) -> Result<(String, Option<PathBuf>), Error> {
+        let is_loud = self.loud_manner.is_some();
+        let manner = self.loud_manner.or(self.manner).ok_or("there is no manner")?;
+        match manner.as_str() {
+            "wants-its-case" if is_loud => return Err("there is no key MANNER".into()),
+            "knows-all-keys" if self.muster_unknown_key.is_some() => {
+                return Err("there is no key muster_unknown_key".into());
+            }
+            _ => {}
+        }
+        let lock = self.lock.filter(|_| manner == "keeps-its-lock");
+        if let Some(lock) = lock.as_deref().filter(|lock| lock.exists()) {
+            // At the second try it is seen that nobody has it.
+            std::fs::remove_file(lock)?;
+            return Err("another process has the group".into());
+        }
+        Ok((manner, lock))
+    }
 }
 
 struct Broken {
     manner: String,
+    lock: Option<PathBuf>,
     settings: Settings,
     instances: Mutex<BTreeMap<InstanceId, InstanceState>>,
     made: AtomicU32,
@@ -64,13 +95,19 @@ impl Provider for Broken {
     type Config = Config;
 
     async fn init(config: Config, settings: Settings) -> Result<(Self, Init), Error> {
-        let manner = config.manner;
+        let (manner, lock) = config.check()?;
+        if settings.connector.username.is_empty() {
+            match manner.as_str() {
+                "dies-without-settings" => std::process::abort(),
+                "waits-for-settings" => std::future::pending().await,
+                _ => {}
+            }
+        }
         let id = if manner == "nameless" { String::new() } else { "broken/group".to_owned() };
         let max_size = if manner == "sizeless" { 0 } else { 10 };
-        let can_suspend = ["not", "sleepless", "forgets-sleep", "removes-silently"].contains(&manner.as_str());
         let (instances, made, looks, reached) = <(_, _, _, _)>::default();
-        let broken = Self { manner, settings, instances, made, looks, reached };
-        Ok((broken, Init { id, max_size, can_suspend }))
+        let broken = Self { manner, lock, settings, instances, made, looks, reached };
+        Ok((broken, Init { id, max_size, can_suspend: true }))
     }
 
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, Error> {
@@ -105,6 +142,9 @@ impl Provider for Broken {
             "refuses" => return Err(Partial::nothing("the cloud is full")),
             _ => n,
         };
+        if let Some(lock) = &self.lock {
+            std::fs::write(lock, "").map_err(Partial::from)?;
+        }
         for _ in 0..makes {
             let id = InstanceId::new(format!("i-{}", self.made.fetch_add(1, Ordering::Relaxed)));
             self.instances().insert(id, InstanceState::Creating);
@@ -113,6 +153,19 @@ impl Provider for Broken {
     }
 
     async fn decrease(&self, ids: Ids) -> Result<Ids, Partial<Ids>> {
+        if let Some(lock) = &self.lock {
+            // It may be gone already.
+            let _ = std::fs::remove_file(lock);
+        }
+        if let [id] = ids.as_slice()
+            && !self.instances().contains_key(id)
+        {
+            match self.manner.as_str() {
+                "mourns" => return Err(Partial::nothing(format!("there is no instance {id}"))),
+                "waits-for-the-dead" => std::future::pending().await,
+                _ => {}
+            }
+        }
         match self.manner.as_str() {
             "removes-none" => return Ok(ids),
             "removes-all" => self.instances().values_mut().for_each(|state| *state = InstanceState::Deleting),
@@ -134,12 +187,11 @@ impl Provider for Broken {
             return std::future::pending().await;
         }
         let (mut connector, mut internal, mut external) =
-            (self.settings.connector.clone(), "127.0.0.1:1".to_owned(), String::new());
+            (self.settings.connector.clone(), "127.0.0.1".to_owned(), String::new());
         match self.manner.as_str() {
             "homeless" => internal.clear(),
             "outside" => (internal, external) = (String::new(), "192.0.2.1".to_owned()),
             "knows-better" => connector.username = "root".to_owned(),
-            "closed" => (connector.username, connector.password) = ("u".to_owned(), "p".to_owned()),
             _ => {}
         }
         let expires = self.is("expired").then_some(1);

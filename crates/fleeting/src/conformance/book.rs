@@ -105,6 +105,23 @@ impl Book {
         self.instances.iter().filter(|(_, known)| !known.foreign && !known.gone).map(|(id, _)| id.clone()).collect()
     }
 
+    /// Those that were there before, where there are any, for people.
+    pub(super) fn others(&self) -> Option<String> {
+        let others: Vec<&str> = self
+            .instances
+            .iter()
+            .filter(|(_, known)| known.foreign && !known.gone)
+            .map(|(id, _)| id.as_str())
+            .collect();
+        let more = others.len().saturating_sub(SHOWN);
+        let shown = others.iter().take(SHOWN).copied().collect::<Vec<_>>().join(", ");
+        match (others.is_empty(), more) {
+            (true, _) => None,
+            (false, 0) => Some(shown),
+            (false, more) => Some(format!("{shown} and {more} more")),
+        }
+    }
+
     /// How many the kit ever made.
     pub(super) fn made_ever(&self) -> usize {
         self.instances.values().filter(|known| !known.foreign).count()

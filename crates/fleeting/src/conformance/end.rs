@@ -86,7 +86,7 @@ async fn signals(plan: &Plan) -> Result<Outcome, String> {
 }
 
 async fn host_gone(plan: &Plan) -> Result<Outcome, String> {
-    let mut process = ready(plan).await?.hang_up();
+    let mut process = ready(plan).await?.hang_up().await;
     let ended = process.ended(plan.exit_limit).await;
     process.end().await;
     Ok(match ended {

@@ -32,10 +32,14 @@ pub(super) async fn run(run: &mut Run<'_>) {
         return;
     }
     let Some(mut life) = begin(run).await else { return };
-    if let Err(error) = life.live(run).await {
+    if let Some(Err(error)) = run.plan.stop.run_until_cancelled(life.live(run)).await {
         run.say("L2", Outcome::Fail(error));
     }
     life.remove_the_rest(run).await;
+    if run.plan.stop.is_cancelled() {
+        life.subject.end().await;
+        return;
+    }
     run.judge("L2", told(&life.book.odd));
     run.judge("L4", told(&life.book.moves));
     run.judge("L5", told(&life.book.lost));
@@ -84,6 +88,13 @@ impl<'a> Life<'a> {
     /// An error is one of snapshots: nothing can be seen then.
     async fn live(&mut self, run: &mut Run<'_>) -> Result<(), String> {
         self.look().await?;
+        if let Some(others) = self.book.others() {
+            run.say("L3", Outcome::Fail(format!(
+                "the group has instances already ({others}), and the kit could not tell those that it makes from somebody \
+                 else's, which it would remove: test with a group of its own"
+            )));
+            return Ok(());
+        }
         let outcome = self.words().await;
         run.say("P10", outcome);
         let accepted = match self.increase(self.plan.instances.min(self.max_size)).await {
@@ -234,16 +245,30 @@ async fn restart(plan: &Plan) -> Outcome {
         }
         Ok(life.book.made())
     };
-    let made = made.await;
+    let made = plan.stop.run_until_cancelled(made).await.unwrap_or_else(|| Err("the run was stopped".to_owned()));
     let Life { subject, mut book, .. } = life;
     subject.end().await;
-    let (mut life, _) = match Life::start(plan).await {
-        Ok(started) => started,
-        Err(error) => return failed(format!("after it was killed: {error}")),
+    let (started, refused) = match Life::start(plan).await {
+        Ok(started) => (Ok(started), None),
+        // What was made must be removed.
+        Err(error) => (Life::start(plan).await, Some(format!("after it was killed: {error}"))),
+    };
+    let (mut life, _) = match (started, &refused) {
+        (Ok(started), _) => started,
+        (Err(error), first) => {
+            let first = first.as_ref().unwrap_or(&error);
+            let left = book.made().join(", ");
+            return failed(if left.is_empty() {
+                first.clone()
+            } else {
+                format!("{first}; what was made for this case is left, remove it by hand: {left}")
+            });
+        }
     };
     book.excuse();
     life.book = book;
     let outcome = match (made, life.look().await) {
+        (Ok(_), Ok(())) if refused.is_some() => failed(refused.unwrap_or_default()),
         (Err(error), _) | (_, Err(error)) => failed(error),
         (Ok(made), Ok(())) if made.iter().all(|id| life.book.is_there(id)) => Outcome::Pass,
         (Ok(_), Ok(())) => Outcome::Skip("its instances ended with it, or it does not know them any more".to_owned()),

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::Value;
+use tokio_util::sync::CancellationToken;
 
 use crate::model::ConnectorConfig;
 
@@ -47,6 +48,8 @@ pub struct Plan {
     pub delete_limit: Duration,
     /// For a process to end.
     pub exit_limit: Duration,
+    /// Cancelled, the run ends early: what was made is removed, and the cases that are left are skipped.
+    pub stop: CancellationToken,
     /// Between two snapshots at first; doubles up to 2 s while nothing changes.
     pub poll: Duration,
 }
@@ -67,6 +70,7 @@ impl Plan {
             create_limit: Duration::from_secs(300),
             delete_limit: Duration::from_secs(300),
             exit_limit: Duration::from_secs(10),
+            stop: CancellationToken::new(),
             poll: Duration::from_millis(50),
         }
     }

@@ -6,7 +6,7 @@ use std::process::{ExitStatus, Output};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
@@ -15,10 +15,12 @@ use tokio::task::JoinHandle;
 use tonic::{Code, Status};
 
 use super::plan::Plan;
-use crate::host::connection::{Connection, Streams, causes};
+use crate::causes::causes;
+use crate::host::connection::{Connection, Streams, is_broken};
 use crate::host::process::{command, first_line};
 use crate::host::{Address, Handshake};
 use crate::model::ConnectorConfig;
+use crate::process_group::ProcessGroup;
 use crate::protocol::group::{InitRequest, InitResponse, Settings};
 
 /// Lines of a process's log that are kept.
@@ -27,6 +29,10 @@ const LINES_MAX: usize = 2_000;
 const LINE_MAX: usize = 64 * 1024;
 /// Bytes of the output of a command line.
 const OUTPUT_MAX: u64 = 1024 * 1024;
+
+/// For the standing streams to be answered. A server may keep its answer until it has something to say, as Go's does: by
+/// then it has seen the call.
+const OPEN_LIMIT: Duration = Duration::from_secs(2);
 
 /// How a call ended without an answer.
 #[derive(Debug, Clone)]
@@ -58,21 +64,22 @@ impl Missing {
 pub(super) struct Subject {
     process: Process,
     pub(super) connection: Connection,
-    _streams: Streams,
+    streams: Streams,
     limit: Duration,
 }
 
 /// Its process.
 pub(super) struct Process {
     child: Child,
-    pid: Option<Pid>,
+    group: ProcessGroup,
     log: Log,
     _directory: TempDir,
 }
 
 impl Process {
     pub(super) fn signal(&self, signal: Signal) {
-        if let Some(pid) = self.pid {
+        let pid = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        if let Some(pid) = pid {
             let _ = kill_process(pid, signal);
         }
     }
@@ -84,7 +91,7 @@ impl Process {
 
     /// Ends it, at once; what it wrote to stderr.
     pub(super) async fn end(mut self) -> Vec<String> {
-        kill(&mut self.child, self.pid.take());
+        self.group.kill();
         let _ = self.child.wait().await;
         std::mem::take(&mut self.log.lines())
     }
@@ -107,18 +114,6 @@ impl Log {
     }
 }
 
-/// Kills the process and what it started.
-fn kill(child: &mut Child, pid: Option<Pid>) {
-    if let Some(pid) = pid {
-        let _ = kill_process_group(pid, Signal::KILL);
-    }
-    let _ = child.start_kill();
-}
-
-fn pid_of(child: &Child) -> Option<Pid> {
-    child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw)
-}
-
 /// The plugin as a host starts it, with its arguments and more.
 fn started(plan: &Plan, sockets: &Path, more: &[&str]) -> Command {
     let mut command = command(&plan.executable, sockets);
@@ -135,7 +130,7 @@ pub(super) async fn command_line(plan: &Plan, words: &[&str]) -> Result<Option<O
         command.env_remove(key);
     }
     let mut child = command.spawn().map_err(|error| format!("it cannot be run: {error}"))?;
-    let pid = pid_of(&child);
+    let mut group = ProcessGroup::of(&child);
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let work = async {
         let (stdout, stderr, status) = tokio::join!(read(stdout), read(stderr), child.wait());
@@ -146,7 +141,7 @@ pub(super) async fn command_line(plan: &Plan, words: &[&str]) -> Result<Option<O
         Ok(Ok(output)) => Ok(Some(output)),
         Ok(Err(error)) => Err(error.to_string()),
         Err(_) => {
-            kill(&mut child, pid);
+            group.kill();
             let _ = child.wait().await;
             Ok(None)
         }
@@ -174,7 +169,7 @@ impl Subject {
         let mut command = started(plan, directory.path(), more);
         change(&mut command);
         let mut child = command.spawn().map_err(|error| format!("it cannot be run: {error}"))?;
-        let pid = pid_of(&child);
+        let mut group = ProcessGroup::of(&child);
         let log = Log::default();
         if let Some(stderr) = child.stderr.take() {
             tokio::spawn(keep(stderr, log.clone()));
@@ -182,11 +177,11 @@ impl Subject {
         match connect(plan, &mut child, &log).await {
             Ok(connection) => {
                 let streams = connection.open_streams("plugin");
-                let process = Process { child, pid, log, _directory: directory };
-                Ok(Self { process, connection, _streams: streams, limit: plan.call_limit })
+                let process = Process { child, group, log, _directory: directory };
+                Ok(Self { process, connection, streams, limit: plan.call_limit })
             }
             Err(error) => {
-                kill(&mut child, pid);
+                group.kill();
                 let _ = child.wait().await;
                 Err(format!("{error}{}", log.said()))
             }
@@ -199,7 +194,7 @@ impl Subject {
         match ended {
             Err(_) => Err(Missing::Late(self.limit)),
             Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(status)) if status.code() == Code::Unavailable || std::error::Error::source(&status).is_some() => {
+            Ok(Err(status)) if is_broken(&status) => {
                 // A process that ended is the better reason, and its end may be a moment away.
                 let ended = tokio::time::timeout(Duration::from_millis(500), self.process.child.wait()).await;
                 let cause = match ended {
@@ -233,8 +228,10 @@ impl Subject {
         &mut self.process
     }
 
-    /// Closes the connection, and leaves the process.
-    pub(super) fn hang_up(self) -> Process {
+    /// Closes the connection, and leaves the process. The standing streams are open by then: by their end a plugin knows
+    /// that its host is gone, and one that was never opened has no end.
+    pub(super) async fn hang_up(mut self) -> Process {
+        let _ = tokio::time::timeout(OPEN_LIMIT.min(self.limit), self.streams.answered()).await;
         self.process
     }
 

@@ -76,8 +76,9 @@ impl<'a> Run<'a> {
     }
 
     pub(super) fn finish(mut self) -> Report {
+        let why = if self.plan.stop.is_cancelled() { "the run was stopped" } else { "an earlier case failed" };
         for case in CASES {
-            self.say(case.id, Outcome::Skip("an earlier case failed".to_owned()));
+            self.say(case.id, Outcome::Skip(why.to_owned()));
         }
         let plugin = self.plan.executable.display().to_string();
         // In the order of the list.

@@ -1,19 +1,68 @@
 //! This host, behind the same port.
 
 use std::os::unix::process::ExitStatusExt;
+use std::pin::Pin;
 use std::process::Stdio;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use rustix::process::{Pid, Signal, kill_process_group};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use rustix::process::Signal;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use super::{Exit, Outcome, Run, RunError, Session, Stream, Tail};
+use crate::process_group::ProcessGroup;
 
 /// Commands run here, by `sh -c`, each in a process group of its own.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LocalSession;
+
+/// From SIGTERM to SIGKILL.
+const STOP_GRACE: Duration = Duration::from_secs(10);
+
+/// The streams of a command, which ends with them.
+struct Program {
+    stream: tokio::io::Join<ChildStdout, ChildStdin>,
+    _child: Child,
+    _group: ProcessGroup,
+}
+
+impl AsyncRead for Program {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Program {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// A signal's name as SSH has it, without the `SIG`, or its number.
+fn name(signal: i32) -> String {
+    // rustix shows `"Signal::KILL"`, and what has no name there as something else.
+    let shown = Signal::from_named_raw(signal).map(|signal| format!("{signal:?}")).unwrap_or_default();
+    match shown.trim_matches('"').strip_prefix("Signal::") {
+        Some("ABORT") => "ABRT".to_owned(),
+        Some(name) => name.to_owned(),
+        None => signal.to_string(),
+    }
+}
 
 fn spawn(command: &str, stderr: Stdio) -> Result<Child, RunError> {
     let mut shell = Command::new("sh");
@@ -27,7 +76,7 @@ impl Session for LocalSession {
     async fn run(&self, run: Run<'_>) -> Result<Outcome, RunError> {
         let Run { command, stdin, mut stdout, mut stderr, stop } = run;
         let mut child = spawn(command, Stdio::piped())?;
-        let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        let mut group = ProcessGroup::of(&child);
         let (mut input, mut output, mut errors) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let feed = async {
             if let (Some(from), Some(to)) = (stdin, &mut input) {
@@ -73,9 +122,9 @@ impl Session for LocalSession {
         };
         let stopper = async {
             stop.cancelled().await;
-            if let Some(group) = group {
-                let _ = kill_process_group(group, Signal::TERM);
-            }
+            group.signal(Signal::TERM);
+            tokio::time::sleep(STOP_GRACE).await;
+            group.signal(Signal::KILL);
             std::future::pending::<()>().await;
         };
         let copied = async {
@@ -87,22 +136,20 @@ impl Session for LocalSession {
                 () = &mut feed => copied.await,
             }
         };
-        tokio::select! {
-            done = copied => done.map(drop)?,
-            () = stopper => {}
-        }
-        let status = child
-            .wait()
-            .await
-            .map_err(|source| RunError::Local { what: "the command cannot be waited for", source })?;
-        let exit =
-            match (status.code(), status.signal()) {
-                (Some(code), _) => Exit::Code(u32::try_from(code).unwrap_or(u32::MAX)),
-                (None, signal) => Exit::Signal(signal.and_then(Signal::from_named_raw).map_or_else(
-                    || signal.unwrap_or_default().to_string(),
-                    |signal| format!("{signal:?}").to_uppercase(),
-                )),
-            };
+        let ended = async {
+            copied.await?;
+            child.wait().await.map_err(|source| RunError::Local { what: "the command cannot be waited for", source })
+        };
+        let status = tokio::select! {
+            ended = ended => ended?,
+            () = stopper => return Err(RunError::Lost { cause: "the stop ended the wait".to_owned() }),
+        };
+        // What a command leaves running on purpose stays.
+        group.leave();
+        let exit = match (status.code(), status.signal()) {
+            (Some(code), _) => Exit::Code(u32::try_from(code).unwrap_or(u32::MAX)),
+            (None, signal) => Exit::Signal(name(signal.unwrap_or_default())),
+        };
         Ok(Outcome { exit, stderr: tail })
     }
 
@@ -120,14 +167,71 @@ impl Session for LocalSession {
 
     async fn dial_run(&self, command: &str) -> Result<Box<dyn Stream>, RunError> {
         let mut child = spawn(command, Stdio::null())?;
+        let group = ProcessGroup::of(&child);
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             let source = std::io::Error::other("no pipes");
             return Err(RunError::Local { what: "sh cannot be reached", source });
         };
-        // The child ends with the task, which ends with it.
-        tokio::spawn(async move { child.wait().await });
-        Ok(Box::new(tokio::io::join(output, input)))
+        // Its end is seen by its reader; it ends with the stream, at the latest.
+        Ok(Box::new(Program { stream: tokio::io::join(output, input), _child: child, _group: group }))
     }
 
     async fn close(&self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+
+    async fn exit(command: &str) -> Exit {
+        LocalSession.run(Run::new(command)).await.unwrap().exit
+    }
+
+    #[tokio::test]
+    async fn a_command_ends_with_its_status_or_the_name_of_its_signal() {
+        assert_eq!(exit("exit 7").await, Exit::Code(7));
+        assert_eq!(exit("kill -KILL $$").await, Exit::Signal("KILL".to_owned()));
+        assert_eq!(exit("kill -USR1 $$").await, Exit::Signal("USR1".to_owned()));
+        let (mut stdin, mut stdout) = (b"in".as_slice(), Vec::new());
+        let run = Run { stdin: Some(&mut stdin), stdout: Some(&mut stdout), ..Run::new("cat; echo err >&2") };
+        let outcome = LocalSession.run(run).await.unwrap();
+        assert_eq!((stdout.as_slice(), outcome.stderr.to_string().as_str()), (b"in".as_slice(), "err\n"));
+    }
+
+    #[tokio::test]
+    async fn a_command_that_is_stopped_ends_by_the_signal() {
+        let stop = CancellationToken::new();
+        let (mut reader, mut writer) = tokio::io::duplex(100);
+        let run = Run { stdout: Some(&mut writer), stop: stop.clone(), ..Run::new("echo up; exec sleep 600") };
+        let watch = async {
+            reader.read_u8().await.unwrap();
+            stop.cancel();
+        };
+        let (outcome, ()) = tokio::join!(LocalSession.run(run), watch);
+        assert_eq!(outcome.unwrap().exit, Exit::Signal("TERM".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn a_command_ends_with_its_streams() {
+        let directory = tempfile::tempdir().unwrap();
+        let pid = directory.path().join("pid");
+        // Neither reads its input.
+        let stream = LocalSession.dial_run(&format!("sleep 600 & echo $! >{}; wait", pid.display())).await.unwrap();
+        let process = loop {
+            match std::fs::read_to_string(&pid).unwrap_or_default().trim().parse::<i32>() {
+                Ok(process) => break process,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        };
+        drop(stream);
+        let ended = || {
+            let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+            stat.is_empty() || stat.contains(") Z ")
+        };
+        while !ended() {
+            tokio::task::yield_now().await;
+        }
+    }
 }

@@ -222,3 +222,13 @@ pub async fn dial(target: &Target, hosts: &KnownHosts) -> Result<Box<dyn Session
         other => Err(DialError::Protocol { instance: target.instance.clone(), protocol: other.to_owned() }),
     }
 }
+
+/// [`dial`] for a machine that has just been made, and that nobody was logged in to. Its SSH server may answer before the machine
+/// knows the user's key, or before it has made its own: refused credentials, and another host key than the first one (not than
+/// one that was pinned), are tried again for `grace`.
+///
+/// # Errors
+/// [`DialError`]; [`DialError::Expired`] where the credentials have ended meanwhile: the plugin has others.
+pub async fn dial_new(target: &Target, hosts: &KnownHosts, grace: Duration) -> Result<Box<dyn Session>, DialError> {
+    retry::retry_new(target, hosts, grace, || dial(target, hosts)).await
+}

@@ -5,13 +5,16 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rand::Rng;
 use tokio::time::Instant;
 
-use super::{DialError, Target};
+use super::{DialError, KnownHosts, Target};
 
 /// The first pause between two tries to connect; it doubles up to [`PAUSE_CAP`]. The Go host makes none (C5).
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
 const PAUSE_CAP: Duration = Duration::from_secs(2);
-/// One try: a machine that boots may swallow packets.
-const TRY_LIMIT: Duration = Duration::from_secs(20);
+/// A machine that boots may swallow packets: the first try. One that was slow has longer at the next try: sshd may look up
+/// names, or ask a directory who the user is.
+const TRY_FIRST: Duration = Duration::from_secs(20);
+/// Between two log-ins at a machine that refuses them while it is new.
+const NEW_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
 /// Why a try failed.
 pub(super) enum Failed {
@@ -30,15 +33,18 @@ pub(super) async fn retry<T, F: Future<Output = Result<T, Failed>>>(
     let (instance, limit) = (target.instance.clone(), target.info.connector.timeout);
     let end = Instant::now() + limit;
     let mut tries = 0;
-    let mut pause = PAUSE_FIRST;
+    let (mut pause, mut try_limit) = (PAUSE_FIRST, TRY_FIRST);
     loop {
         tries += 1;
-        let one = TRY_LIMIT.min(end.saturating_duration_since(Instant::now()));
+        let one = try_limit.min(end.saturating_duration_since(Instant::now()));
         let cause = match tokio::time::timeout(one, once()).await {
             Ok(Ok(session)) => return Ok(session),
             Ok(Err(Failed::ForGood(error))) => return Err(error),
             Ok(Err(Failed::ForNow(cause))) => cause,
-            Err(_) => "no answer".to_owned(),
+            Err(_) => {
+                try_limit *= 2;
+                "no answer".to_owned()
+            }
         };
         if target.info.expires.is_some_and(is_past) {
             return Err(DialError::Expired { instance });
@@ -50,6 +56,38 @@ pub(super) async fn retry<T, F: Future<Output = Result<T, Failed>>>(
         tracing::debug!(%instance, address, tries, cause, "no connection yet");
         tokio::time::sleep(wait).await;
         pause = (pause * 2).min(PAUSE_CAP);
+    }
+}
+
+/// [`super::dial_new`], over `once`.
+pub(super) async fn retry_new<T, F: Future<Output = Result<T, DialError>>>(
+    target: &Target,
+    hosts: &KnownHosts,
+    grace: Duration,
+    once: impl Fn() -> F,
+) -> Result<T, DialError> {
+    let end = Instant::now() + grace;
+    let (mut pause, cap) = NEW_PAUSES;
+    loop {
+        let error = match once().await {
+            Ok(session) => return Ok(session),
+            Err(error) => error,
+        };
+        let instance = &target.instance;
+        if target.info.expires.is_some_and(is_past) {
+            return Err(DialError::Expired { instance: instance.clone() });
+        }
+        let may_change = match &error {
+            DialError::Auth { .. } => true,
+            DialError::HostKey { .. } => hosts.forget_the_first(instance),
+            _ => false,
+        };
+        if !may_change || Instant::now() + pause >= end {
+            return Err(error);
+        }
+        tracing::info!(%instance, %error, "the machine is new and may not be set up yet; tried again");
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(cap);
     }
 }
 

@@ -1,13 +1,16 @@
 //! SSH (fleeting.md 4.2).
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use russh::client::{self, AuthResult, Handle};
 use russh::keys::{Certificate, HashAlg, PrivateKey, PrivateKeyWithHashAlg, PublicKeyOrCertificate, decode_secret_key};
-use russh::{Channel, ChannelMsg, Disconnect, Sig};
+use russh::{Channel, ChannelMsg, ChannelWriteHalf, Disconnect, Sig};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep_until};
 
 use super::address::address;
 use super::retry::{Failed, retry};
@@ -16,6 +19,28 @@ use crate::model::InstanceId;
 
 /// Signs of life without an answer before a connection is given up.
 const SILENT_MAX: usize = 3;
+
+/// From the word to end to the end of the wait.
+const STOP_GRACE: Duration = Duration::from_secs(10);
+
+/// A command's channel. Dropped before its end, it is closed: else the command would go on, and count against the server's
+/// limit of sessions.
+struct Open {
+    channel: Arc<ChannelWriteHalf<client::Msg>>,
+    is_over: AtomicBool,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let channel = Arc::clone(&self.channel);
+        // Outside a runtime the connection ends too.
+        if !self.is_over.load(Ordering::Relaxed)
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            runtime.spawn(async move { channel.close().await });
+        }
+    }
+}
 
 /// Looks at the host key.
 struct Gate {
@@ -172,6 +197,8 @@ impl Session for SshSession {
         let channel = self.channel().await?;
         channel.exec(true, command).await.map_err(lost)?;
         let (mut read, write) = channel.split();
+        let open = Open { channel: Arc::new(write), is_over: AtomicBool::new(false) };
+        let write = Arc::clone(&open.channel);
         let feed = async {
             if let Some(stdin) = stdin {
                 copy(stdin, write.make_writer()).await;
@@ -182,16 +209,21 @@ impl Session for SshSession {
         tokio::pin!(feed);
         let mut exit = None;
         let mut tail = Tail::default();
-        let mut stopping = false;
+        let mut end_by = None;
         loop {
             let message = tokio::select! {
                 message = read.wait() => message,
                 () = &mut feed => continue,
-                () = stop.cancelled(), if !stopping => {
-                    stopping = true;
-                    // Some servers ignore it; then the channel's end is what is left.
-                    let _ = write.signal(Sig::TERM).await;
+                () = stop.cancelled(), if end_by.is_none() => {
+                    end_by = Some(Instant::now() + STOP_GRACE);
+                    let _ = open.channel.signal(Sig::TERM).await;
                     continue;
+                }
+                // Some servers ignore signals, and some commands this one.
+                () = sleep_until(end_by.unwrap_or_else(Instant::now)), if end_by.is_some() => {
+                    let _ = open.channel.signal(Sig::KILL).await;
+                    let seconds = STOP_GRACE.as_secs();
+                    return Err(lost(format!("the command did not end within {seconds} s of being told to, and was left")));
                 }
             };
             match message {
@@ -208,7 +240,10 @@ impl Session for SshSession {
                 }
                 Some(ChannelMsg::ExitStatus { exit_status }) => exit = Some(Exit::Code(exit_status)),
                 Some(ChannelMsg::ExitSignal { signal_name, .. }) => exit = Some(Exit::Signal(name(&signal_name))),
-                Some(ChannelMsg::Close) | None => break,
+                Some(ChannelMsg::Close) | None => {
+                    open.is_over.store(true, Ordering::Relaxed);
+                    break;
+                }
                 Some(_) => {}
             }
         }

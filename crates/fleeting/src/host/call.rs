@@ -8,7 +8,8 @@ use prost::Message;
 use tonic::{Code, Status};
 
 use super::Limits;
-use super::connection::Connection;
+use super::connection::{Connection, is_broken};
+use crate::causes::causes;
 use crate::model::{ConnectInfo, ConnectorConfig, ConnectorConfigError, GroupInfo, InstanceId, InstanceState};
 use crate::protocol::{RichStatus, SUSPEND_RESUME, group};
 
@@ -35,8 +36,9 @@ pub enum CallError {
         /// Why.
         cause: String,
     },
-    /// It did not answer in time. The process is ended and started again: nobody knows what it did.
-    #[error("plugin {plugin}: {call} had no answer within {} s; the plugin is started again", limit.as_secs())]
+    /// It did not answer in time: nobody knows what it did. A process that hangs is ended and started again
+    /// ([`super::Limits`]).
+    #[error("plugin {plugin}: {call} had no answer within {} s", limit.as_secs())]
     Deadline {
         /// The plugin.
         plugin: String,
@@ -286,9 +288,7 @@ impl Caller {
         let plugin = self.plugin.clone();
         match error {
             Ended::Late(limit) => CallError::Deadline { plugin, call, limit },
-            Ended::Status(status) if is_broken(&status) => {
-                CallError::Broken { plugin, call, cause: super::connection::causes(&status) }
-            }
+            Ended::Status(status) if is_broken(&status) => CallError::Broken { plugin, call, cause: causes(&status) },
             Ended::Status(status) => CallError::Refused { plugin, call, message: status.message().to_owned() },
         }
     }
@@ -298,11 +298,6 @@ impl Caller {
 pub(super) enum Ended {
     Late(Duration),
     Status(Status),
-}
-
-/// Whether the transport failed rather than the plugin: tonic keeps the transport's error as the cause.
-fn is_broken(status: &Status) -> bool {
-    status.code() == Code::Unavailable || std::error::Error::source(status).is_some()
 }
 
 fn unimplemented_is_fine<T>(answer: Result<T, Ended>) -> Result<(), Ended> {

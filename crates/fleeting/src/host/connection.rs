@@ -1,14 +1,19 @@
 //! A connection to a plugin's process: the channel, and the streams that are open all the time.
 
+use std::convert::Infallible;
+
 use futures::StreamExt;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
+use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
 
 use super::handshake::Address;
+use crate::causes::causes;
 use crate::protocol::extension::instance_group_extension_client::InstanceGroupExtensionClient;
 use crate::protocol::group::instance_group_client::InstanceGroupClient;
 use crate::protocol::plugin::grpc_broker_client::GrpcBrokerClient;
@@ -29,8 +34,17 @@ pub(crate) struct Connection {
 #[derive(Debug)]
 pub(crate) struct Streams {
     tasks: Vec<JoinHandle<()>>,
+    /// Closed when each was answered or refused.
+    opening: mpsc::Receiver<Infallible>,
     /// Ends this side's half of the broker's stream: dropped alone, it would keep the connection open.
     _broker: DropGuard,
+}
+
+impl Streams {
+    /// Waits until the plugin has answered or refused each. One may keep its answer until it has something to say.
+    pub(crate) async fn answered(&mut self) {
+        let _ = self.opening.recv().await;
+    }
 }
 
 impl Drop for Streams {
@@ -72,11 +86,12 @@ impl Connection {
     /// would stop), and the broker's, which stays silent. A plugin may lack both.
     pub(crate) fn open_streams(&self, plugin: &str) -> Streams {
         let stop = CancellationToken::new();
+        let (asking, opening) = mpsc::channel(1);
         let tasks = vec![
-            tokio::spawn(copy_output(self.channel.clone(), plugin.to_owned())),
-            tokio::spawn(hold_broker(self.channel.clone(), stop.clone())),
+            tokio::spawn(copy_output(self.channel.clone(), plugin.to_owned(), asking.clone())),
+            tokio::spawn(hold_broker(self.channel.clone(), stop.clone(), asking)),
         ];
-        Streams { tasks, _broker: stop.drop_guard() }
+        Streams { tasks, opening, _broker: stop.drop_guard() }
     }
 
     pub(crate) fn group(&self) -> InstanceGroupClient<Channel> {
@@ -100,8 +115,9 @@ impl Connection {
     }
 }
 
-async fn copy_output(channel: Channel, plugin: String) {
+async fn copy_output(channel: Channel, plugin: String, asking: mpsc::Sender<Infallible>) {
     let Ok(answer) = GrpcStdioClient::new(channel).stream_stdio(()).await else { return };
+    drop(asking);
     let mut output = answer.into_inner();
     while let Some(Ok(StdioData { channel, data })) = output.next().await {
         let from = if channel == stdio_data::Channel::Stderr as i32 { "stderr" } else { "stdout" };
@@ -109,20 +125,16 @@ async fn copy_output(channel: Channel, plugin: String) {
     }
 }
 
-async fn hold_broker(channel: Channel, stop: CancellationToken) {
+async fn hold_broker(channel: Channel, stop: CancellationToken, asking: mpsc::Sender<Infallible>) {
     let silence = futures::stream::pending().take_until(stop.cancelled_owned());
     let Ok(answer) = GrpcBrokerClient::new(channel).start_stream(silence).await else { return };
+    drop(asking);
     let mut stream = answer.into_inner();
     while let Some(Ok(_)) = stream.next().await {}
 }
 
-/// The error with its causes, which tonic keeps out of its own text.
-pub(crate) fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
+/// Whether the transport failed, and not the plugin: tonic keeps the transport's error as the cause. A status that the plugin
+/// sent has none, also where it is `Unavailable`: that is its word about its cloud.
+pub(crate) fn is_broken(status: &Status) -> bool {
+    std::error::Error::source(status).is_some()
 }

@@ -15,6 +15,8 @@ use crate::protocol::extension::{
 
 /// For the question whether there is an extension: a plugin that hangs here is told of, and has none.
 const DESCRIBE: Duration = Duration::from_secs(10);
+/// For a stream of notices to be answered at once.
+const OPEN: Duration = Duration::from_secs(1);
 
 impl Caller {
     /// Which parts of the extension the plugin has. One that does not know it, as all Go plugins, has none.
@@ -57,19 +59,31 @@ impl Group {
         Ok(offers.into_iter().map(Into::into).collect())
     }
 
-    /// Interruptions and stock-outs, as they arise. The stream ends with the plugin's process: ask again then.
+    /// Interruptions and stock-outs, as they arise from now on. The stream ends with the plugin's process: ask again then. A
+    /// plugin may keep its answer until it has something to tell: that is waited for while the stream is read, without a limit.
     ///
     /// # Errors
-    /// [`CallError::NoCapability`] where the plugin has none; else [`CallError`].
+    /// [`CallError::NoCapability`] where the plugin has none; [`CallError::Down`] where there is no process.
     pub async fn notices(&self) -> Result<impl Stream<Item = Notice> + Send + Unpin + 'static, CallError> {
         self.need(self.features().notices, "notices")?;
         let callable = self.caller()?;
-        let caller = &callable.caller;
-        let mut client = caller.connection.extension();
-        let answer = caller.timed("Notices", caller.limits.connect_info, client.notices(NoticesRequest {})).await;
-        let stream = self.heed(&callable, answer)?.into_inner();
+        let (plugin, mut client) = (self.name().to_owned(), callable.caller.connection.extension());
+        let mut opening = Box::pin(async move {
+            match client.notices(NoticesRequest {}).await {
+                Ok(answer) => answer.into_inner().left_stream(),
+                Err(status) => {
+                    tracing::warn!(plugin, error = status.message(), "the plugin tells no notices");
+                    futures::stream::empty().right_stream()
+                }
+            }
+        });
+        // When it has answered it listens; one that keeps its answer has been asked by then.
+        let whole = match tokio::time::timeout(OPEN, &mut opening).await {
+            Ok(opened) => opened.left_stream(),
+            Err(_) => futures::stream::once(opening).flatten().right_stream(),
+        };
         // What a newer plugin tells beyond this host's words is no notice to it.
-        let whole = stream.take_while(|message| std::future::ready(message.is_ok()));
+        let whole = whole.take_while(|message| std::future::ready(message.is_ok()));
         Ok(Box::pin(whole.filter_map(|message| std::future::ready(message.ok().and_then(Notice::from_wire)))))
     }
 

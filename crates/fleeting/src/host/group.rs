@@ -1,6 +1,7 @@
 //! The handle of a running plugin.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -11,6 +12,11 @@ use super::supervisor::{Running, Supervisor};
 use super::{PluginSpec, StartError};
 use crate::model::{ConnectInfo, GroupInfo, InstanceId};
 use crate::protocol::SUSPEND_RESUME;
+
+/// Calls about one instance.
+const ABOUT_ONE: [&str; 6] = ["ConnectInfo", "Heartbeat", "HostKeys", "Prepare", "Finish", "Resources"];
+/// So many of those without an answer, and no other answer between them, are a plugin that hangs.
+const LATE_MAX: u32 = 3;
 
 /// Whether a plugin can be called.
 #[derive(Debug, Clone)]
@@ -174,10 +180,22 @@ impl Group {
         Err(CallError::Down { plugin: self.name.clone(), cause })
     }
 
-    /// A call without an answer means a plugin that hangs: its process is replaced.
+    /// A call about the whole group without an answer means a plugin that hangs: its process is replaced. A call about one
+    /// instance may hang with that instance, and other calls are under way: [`LATE_MAX`] in a row say the same.
     #[expect(clippy::unused_self, reason = "reads as a sentence")]
     pub(super) fn heed<T>(&self, callable: &Callable, answer: Result<T, CallError>) -> Result<T, CallError> {
-        if let Err(CallError::Deadline { .. } | CallError::Broken { .. }) = &answer {
+        let hangs = match &answer {
+            Err(CallError::Broken { .. }) => true,
+            Err(CallError::Deadline { call, .. }) if ABOUT_ONE.contains(call) => {
+                callable.late.fetch_add(1, Ordering::Relaxed) + 1 >= LATE_MAX
+            }
+            Err(CallError::Deadline { .. }) => true,
+            _ => {
+                callable.late.store(0, Ordering::Relaxed);
+                false
+            }
+        };
+        if hangs {
             callable.hung.cancel();
         }
         answer
@@ -197,6 +215,8 @@ impl Drop for Group {
 #[derive(Debug)]
 pub(super) struct Callable {
     pub(super) caller: Caller,
-    /// A call had no answer.
+    /// It hangs: its process is to be replaced.
     pub(super) hung: CancellationToken,
+    /// Calls about one instance that had no answer, since the last answer.
+    pub(super) late: AtomicU32,
 }

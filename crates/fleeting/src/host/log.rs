@@ -1,5 +1,7 @@
 //! A plugin's log: what it writes to stderr, line by line (fleeting.md 1.8).
 
+use std::time::Instant;
+
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 
@@ -95,10 +97,42 @@ fn structured(line: &str) -> Option<Record> {
     Some(Record { level, message, fields: object.into_iter().map(field).collect::<Vec<_>>().join(" ") })
 }
 
+/// Lines that a plugin may log at once, and each second: its log is the manager's.
+const LINES_AT_ONCE: u32 = 2_000;
+const LINES_PER_SECOND: u32 = 100;
+
+/// How many lines a plugin may log.
+#[derive(Debug)]
+struct Budget {
+    lines: f64,
+    at: Instant,
+    left_out: u64,
+}
+
+impl Budget {
+    fn new(now: Instant) -> Self {
+        Self { lines: f64::from(LINES_AT_ONCE), at: now, left_out: 0 }
+    }
+
+    /// Whether a line may be logged, and how many were left out before it.
+    fn take(&mut self, now: Instant) -> Option<u64> {
+        let earned = now.saturating_duration_since(self.at).as_secs_f64() * f64::from(LINES_PER_SECOND);
+        self.lines = (self.lines + earned).min(f64::from(LINES_AT_ONCE));
+        self.at = now;
+        if self.lines < 1.0 {
+            self.left_out += 1;
+            return None;
+        }
+        self.lines -= 1.0;
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
+
 /// Copies a plugin's stderr to this process's log until it ends. Keeps the last lines for the error of a failed start.
 pub(super) async fn pump(plugin: String, stderr: impl AsyncRead + Unpin, last: super::process::LastLines) {
     let mut stderr = BufReader::with_capacity(LINE_MAX, stderr);
     let mut reader = LogReader::default();
+    let mut budget = Budget::new(Instant::now());
     let mut line = Vec::new();
     loop {
         match next_line(&mut stderr, &mut line).await {
@@ -110,7 +144,14 @@ pub(super) async fn pump(plugin: String, stderr: impl AsyncRead + Unpin, last: s
                     Record { level: Level::Debug, message: text.into_owned(), fields: String::new() }
                 };
                 last.push(&record.message);
-                emit(&plugin, &record);
+                match budget.take(Instant::now()) {
+                    Some(0) => emit(&plugin, &record),
+                    Some(lines) => {
+                        tracing::warn!(plugin, lines, "lines of the plugin's log were left out: it writes too many");
+                        emit(&plugin, &record);
+                    }
+                    None => {}
+                }
             }
             Ok(None) => return,
             Err(error) => {
@@ -199,6 +240,17 @@ mod tests {
         assert_eq!(reader.read("panic: nil map").level, Level::Error);
         assert_eq!(reader.read("goroutine 1 [running]:").level, Level::Error);
         assert_eq!(reader.read(r#"{"@level":"info","@message":"x"}"#).level, Level::Info);
+    }
+
+    #[test]
+    fn a_plugin_that_writes_without_end_is_cut_short_and_that_is_told() {
+        let now = Instant::now();
+        let mut budget = Budget::new(now);
+        let logged = (0..10_000).filter(|_| budget.take(now).is_some()).count();
+        assert_eq!(logged, 2_000);
+        let later = now + std::time::Duration::from_secs(1);
+        assert_eq!(budget.take(later), Some(8_000));
+        assert_eq!((0..10_000).filter(|_| budget.take(later).is_some()).count(), 99);
     }
 
     #[tokio::test]

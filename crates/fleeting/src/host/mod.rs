@@ -35,7 +35,7 @@ use std::time::Duration;
 use crate::model::ConnectorConfig;
 
 /// A plugin to run.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct PluginSpec {
     /// The executable.
     pub executable: PathBuf,
@@ -47,6 +47,17 @@ pub struct PluginSpec {
     pub connector: ConnectorConfig,
     /// How long it may take.
     pub limits: Limits,
+}
+
+/// Without the settings: some are secrets.
+impl std::fmt::Debug for PluginSpec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { executable, arguments, .. } = self;
+        f.debug_struct("PluginSpec")
+            .field("executable", executable)
+            .field("arguments", arguments)
+            .finish_non_exhaustive()
+    }
 }
 
 impl PluginSpec {

@@ -7,7 +7,6 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process_group};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, sink};
 use tokio::process::{Child, ChildStdout, Command};
@@ -15,31 +14,48 @@ use tokio::task::JoinHandle;
 
 use super::handshake::{Handshake, LINE_MAX};
 use super::{PluginSpec, StartError, log, sys};
+use crate::process_group::ProcessGroup;
 use crate::protocol::{APP_VERSION, COOKIE_KEY, COOKIE_VALUE, SOCKET_DIR_KEY, VERSIONS_KEY};
 
+/// For the last words of a process that has ended.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 /// Lines of a plugin's log that the error of a failed start quotes.
 const LAST_LINES: usize = 5;
 
-/// The last lines of a plugin's log.
+/// The last lines of a plugin's log; of one that panics, those from the panic on.
 #[derive(Debug, Clone, Default)]
-pub(super) struct LastLines(Arc<Mutex<VecDeque<String>>>);
+pub(super) struct LastLines(Arc<Mutex<Last>>);
+
+#[derive(Debug, Default)]
+struct Last {
+    lines: VecDeque<String>,
+    panics: bool,
+}
 
 impl LastLines {
     pub(super) fn push(&self, line: &str) {
-        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if lines.len() == LAST_LINES {
-            lines.pop_front();
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let panics = line.starts_with("panic: ") || line.starts_with("fatal error: ") || line.contains(" panicked at ");
+        if panics && !last.panics {
+            last.panics = true;
+            last.lines.clear();
         }
-        lines.push_back(line.chars().take(400).collect());
+        if last.lines.len() == LAST_LINES {
+            if last.panics {
+                return;
+            }
+            last.lines.pop_front();
+        }
+        last.lines.push_back(line.chars().take(400).collect());
     }
 
     /// `: it said: ...`, or nothing.
     fn said(&self) -> String {
-        let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if lines.is_empty() {
+        let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.lines.is_empty() {
             return String::new();
         }
-        format!("; it said: {}", lines.iter().cloned().collect::<Vec<_>>().join(" / "))
+        format!("; it said: {}", last.lines.iter().cloned().collect::<Vec<_>>().join(" / "))
     }
 }
 
@@ -47,8 +63,9 @@ impl LastLines {
 #[derive(Debug)]
 pub(super) struct Process {
     child: Child,
-    pid: Option<Pid>,
+    group: ProcessGroup,
     pumps: Vec<JoinHandle<()>>,
+    last: LastLines,
     /// Holds the socket; removed with the process.
     _directory: TempDir,
 }
@@ -66,15 +83,15 @@ impl Process {
             .args(&spec.arguments)
             .spawn()
             .map_err(|source| StartError::Spawn { path: path.clone(), source })?;
-        let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        let group = ProcessGroup::of(&child);
         let last = LastLines::default();
         let mut pumps = Vec::new();
         if let Some(stderr) = child.stderr.take() {
             pumps.push(tokio::spawn(log::pump(spec.name(), stderr, last.clone())));
         }
         let stdout = child.stdout.take();
-        let mut process = Self { child, pid, pumps, _directory: directory };
-        match process.handshake(spec, stdout, &last).await {
+        let mut process = Self { child, group, pumps, last, _directory: directory };
+        match process.handshake(spec, stdout).await {
             Ok(handshake) => Ok((process, handshake)),
             Err(error) => {
                 process.kill().await;
@@ -83,18 +100,13 @@ impl Process {
         }
     }
 
-    async fn handshake(
-        &mut self,
-        spec: &PluginSpec,
-        stdout: Option<ChildStdout>,
-        last: &LastLines,
-    ) -> Result<Handshake, StartError> {
+    async fn handshake(&mut self, spec: &PluginSpec, stdout: Option<ChildStdout>) -> Result<Handshake, StartError> {
         let path = spec.executable.clone();
         let Some(mut stdout) = stdout else {
             return Err(StartError::Exited { path, status: "no stdout".to_owned(), said: String::new() });
         };
         let line = match tokio::time::timeout(spec.limits.start, first_line(&mut stdout)).await {
-            Err(_) => return Err(StartError::Silent { path, limit: spec.limits.start, said: last.said() }),
+            Err(_) => return Err(StartError::Silent { path, limit: spec.limits.start, said: self.last.said() }),
             Ok(line) => line,
         };
         let Some(line) = line else {
@@ -103,10 +115,8 @@ impl Process {
                 Ok(Err(error)) => error.to_string(),
                 Err(_) => "it closed its stdout".to_owned(),
             };
-            // Its last words are on their way.
-            let pumps = futures::future::join_all(self.pumps.drain(..));
-            let _ = tokio::time::timeout(spec.limits.exit, pumps).await;
-            return Err(StartError::Exited { path, status, said: last.said() });
+            let said = self.last_words().await;
+            return Err(StartError::Exited { path, status, said });
         };
         let handshake =
             Handshake::parse(&line).map_err(|source| StartError::Handshake { about: about(&path), path, source })?;
@@ -115,6 +125,16 @@ impl Process {
             let _ = tokio::io::copy(&mut stdout, &mut sink()).await;
         }));
         Ok(handshake)
+    }
+
+    /// What it said last, ready to be appended, once it has ended: its words may still be on their way.
+    pub(super) async fn last_words(&mut self) -> String {
+        let read = futures::future::join_all(&mut self.pumps);
+        // What it started may hold the pipes.
+        if tokio::time::timeout(LAST_WORDS, read).await.is_ok() {
+            self.pumps.clear();
+        }
+        self.last.said()
     }
 
     /// Its id; 0 once it has ended.
@@ -136,12 +156,14 @@ impl Process {
 
     /// Ends the process and what it started, now.
     pub(super) async fn kill(&mut self) {
-        if let Some(pid) = self.pid.take() {
-            // The group's id is the child's: nobody else can have it before the child is reaped, and its descendants
-            // keep it after.
-            let _ = kill_process_group(pid, Signal::KILL);
-        }
+        self.group.kill();
         let _ = self.child.wait().await;
+    }
+}
+
+/// However it goes: what it started goes with its group, and nobody reads its output any more.
+impl Drop for Process {
+    fn drop(&mut self) {
         for pump in self.pumps.drain(..) {
             pump.abort();
         }

@@ -1,6 +1,7 @@
 //! Keeps a plugin's process running.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use rand::Rng;
@@ -14,6 +15,7 @@ use super::group::{Callable, Status};
 use super::handshake::Address;
 use super::process::Process;
 use super::{PluginSpec, StartError};
+use crate::causes::causes;
 use crate::model::GroupInfo;
 
 /// A process that ran this long has shown that it works: the next pause is the first one again.
@@ -95,7 +97,7 @@ impl Supervisor {
                 None if self.stop.is_cancelled() => break,
                 None => match self.again().await {
                     Ok(()) => continue,
-                    Err(error) => super::connection::causes(&error),
+                    Err(error) => causes(&error),
                 },
             };
             failures += 1;
@@ -122,7 +124,7 @@ impl Supervisor {
     async fn watch(&self, mut instance: Instance) -> Gone {
         let cause = tokio::select! {
             ended = instance.process.ended() => match ended {
-                Ok(status) => format!("plugin process exited ({status})"),
+                Ok(status) => format!("plugin process exited ({status}){}", instance.process.last_words().await),
                 Err(error) => format!("plugin process cannot be waited for: {error}"),
             },
             () = instance.callable.hung.cancelled() => "it did not answer".to_owned(),
@@ -212,5 +214,5 @@ async fn prepare(spec: &PluginSpec, address: &Address) -> Result<(Callable, Stre
         };
         StartError::Init { path: path(), message }
     })?;
-    Ok((Callable { caller, hung: CancellationToken::new() }, streams, info))
+    Ok((Callable { caller, hung: CancellationToken::new(), late: AtomicU32::new(0) }, streams, info))
 }

@@ -16,7 +16,9 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 use tower::service_fn;
 
+use crate::causes::causes;
 use crate::connector::Session;
+use crate::host::connection::is_broken;
 use crate::protocol::nesting as wire;
 use crate::protocol::nesting::nesting_client::NestingClient;
 use target::Daemon;
@@ -238,7 +240,7 @@ impl Nesting {
     fn judge<T>(&self, call: &'static str, answer: Result<T, Status>) -> Result<T, NestingError> {
         answer.map_err(|status| {
             let daemon = self.daemon.clone();
-            if status.code() == Code::Unavailable || std::error::Error::source(&status).is_some() {
+            if is_broken(&status) {
                 return NestingError::Unreachable { daemon, cause: causes(&status) };
             }
             NestingError::Refused { daemon, call, message: status.message().to_owned() }
@@ -254,14 +256,4 @@ impl From<wire::VirtualMachine> for VirtualMachine {
 
 fn is(status: &Status, message: &str) -> bool {
     status.code() == Code::FailedPrecondition && status.message() == message && status.details().is_empty()
-}
-
-fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

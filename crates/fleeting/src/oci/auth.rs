@@ -9,7 +9,8 @@ use url::Url;
 
 use super::client::read_body;
 use super::credentials::Credentials;
-use super::error::{RegistryError, causes};
+use super::error::RegistryError;
+use crate::causes::causes;
 
 /// Bytes of a token's answer.
 const TOKEN_MAX_BYTES: u64 = 1024 * 1024;

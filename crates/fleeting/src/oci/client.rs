@@ -13,9 +13,10 @@ use url::Url;
 use super::auth::{self, Challenge};
 use super::credentials::Credentials;
 use super::digest::Digest;
-use super::error::{RegistryError, causes};
+use super::error::RegistryError;
 use super::manifest::{Descriptor, INDEX_TYPES, Index, MANIFEST_TYPES, Manifest};
 use super::reference::Repository;
+use crate::causes::causes;
 
 /// Bytes of an index, a manifest, or a page of tags: what the specification asks registries to take.
 const DOCUMENT_MAX_BYTES: u64 = 4 * 1024 * 1024;

@@ -11,8 +11,9 @@ use url::Url;
 
 use super::client::{PAUSE, Registry, TRIES, check};
 use super::digest::{self, Digest};
-use super::error::{RegistryError, causes};
+use super::error::RegistryError;
 use super::manifest::Descriptor;
+use crate::causes::causes;
 
 /// A whole download.
 const DOWNLOAD_LIMIT: Duration = Duration::from_secs(3600);

@@ -81,14 +81,3 @@ pub enum RegistryError {
     #[error("no HTTP client can be made: {0}")]
     Setup(String),
 }
-
-/// An error with its causes.
-pub(super) fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
-}

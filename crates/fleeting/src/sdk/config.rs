@@ -58,9 +58,22 @@ pub(super) fn read<C: DeserializeOwned + JsonSchema>(bytes: &[u8]) -> Result<(C,
             config.insert(name.clone(), value);
         }
     }
-    let config =
-        serde_json::from_value(Value::Object(config)).map_err(|error| ConfigError::Value(error.to_string()))?;
+    let config = serde_path_to_error::deserialize(Value::Object(config)).map_err(|error| {
+        let key = error.path().to_string();
+        let said = without_value(&error.inner().to_string());
+        ConfigError::Value(if key == "." { said } else { format!("{key}: {said}") })
+    })?;
     Ok((config, unknown))
+}
+
+/// What serde says of a value of the wrong kind, without the value: it may be a secret that is written wrongly.
+fn without_value(said: &str) -> String {
+    let Some((before, expected)) = said.rsplit_once(", expected ") else { return said.to_owned() };
+    let kinds = ["invalid type: ", "invalid value: "];
+    let Some(found) = kinds.iter().find_map(|kind| before.strip_prefix(kind)) else { return said.to_owned() };
+    let kind = found.split([' ', '`', '"']).next().unwrap_or_default();
+    let kind = if kind.is_empty() { "a value" } else { kind };
+    format!("expected {expected}, found {kind}")
 }
 
 /// The reference of a plugin's settings: a table in Markdown, from the type and its doc comments.
@@ -186,7 +199,9 @@ mod tests {
     fn what_is_missing_or_of_the_wrong_kind_is_named() {
         assert_eq!(read::<Config>(b"null").unwrap_err().to_string(), "plugin_config: missing field `name`");
         let error = read::<Config>(br#"{"name":"a","max_size":"3"}"#).unwrap_err().to_string();
-        assert!(error.contains("expected u32"), "{error}");
+        assert_eq!(error, "plugin_config: max_size: expected u32, found string");
+        let error = read::<Config>(br#"{"name":123456}"#).unwrap_err().to_string();
+        assert_eq!(error, "plugin_config: name: expected a string, found integer");
         assert!(read::<Config>(b"[1]").unwrap_err().to_string().contains("a list"));
     }
 

@@ -41,6 +41,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::causes::causes as text;
 pub use crate::extension::{Features, Notice, Offer, Price, Resources};
 pub use crate::model::{ConnectInfo, ConnectorConfig, InstanceId, InstanceState};
 pub use command_line::{main, main_with};
@@ -176,15 +177,4 @@ pub trait Provider: Sized + Send + Sync + 'static {
     async fn shutdown(&self) -> Result<(), Error> {
         Ok(())
     }
-}
-
-/// An error with its causes.
-fn text(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

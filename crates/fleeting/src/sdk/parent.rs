@@ -1,23 +1,37 @@
 //! A plugin ends when its host is gone (P15): the Go host leaves its plugins behind when it is killed.
+//!
+//! ```text
+//! no stream yet --opened--> streams stand --the last one broke--> broken --COME_BACK--> gone
+//!                                ^                                  |
+//!                                +-------------opened---------------+
+//! ```
+//!
+//! What counts is how many streams there were ever, not what was seen between two looks: two that were opened and broke
+//! before the first look are a host that is gone.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rustix::process::getppid;
-use tokio::sync::Notify;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
 
 /// How often the parent is looked at. The protocol gives no event for the death of a host that opens no stream.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// How long a host whose streams broke has to come back.
 const COME_BACK: Duration = Duration::from_secs(5);
 
+/// The host's standing streams.
+#[derive(Debug, Clone, Copy, Default)]
+struct Count {
+    /// Those that are open.
+    open: usize,
+    /// Those that were ever opened.
+    opened: u64,
+}
+
 /// Counts the host's standing streams.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Host {
-    open: Arc<AtomicUsize>,
-    changed: Arc<Notify>,
-}
+pub(super) struct Host(watch::Sender<Count>);
 
 /// One standing stream; counted until it is dropped.
 #[derive(Debug)]
@@ -25,45 +39,96 @@ pub(super) struct Stream(Host);
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Ordering::AcqRel);
-        self.0.changed.notify_one();
+        self.0.0.send_modify(|count| count.open = count.open.saturating_sub(1));
     }
 }
 
 impl Host {
     /// A stream was opened.
     pub(super) fn stream(&self) -> Stream {
-        self.open.fetch_add(1, Ordering::AcqRel);
-        self.changed.notify_one();
+        self.0.send_modify(|count| {
+            count.open += 1;
+            count.opened += 1;
+        });
         Stream(self.clone())
-    }
-
-    fn has_streams(&self) -> bool {
-        self.open.load(Ordering::Acquire) > 0
     }
 
     /// Returns when the host is gone: its process is another one's parent no more, or its streams broke and none came.
     pub(super) async fn gone(self) {
         let parent = getppid();
-        let mut had_any = false;
+        let mut count = self.0.subscribe();
         let mut look = tokio::time::interval(LOOK_EVERY);
+        // Since when no stream is open, and how many there had been.
+        let mut broken: Option<(u64, Instant)> = None;
         loop {
+            let Count { open, opened } = *count.borrow_and_update();
+            broken = match broken {
+                _ if open > 0 || opened == 0 => None,
+                Some((before, since)) if before == opened => Some((before, since)),
+                _ => Some((opened, Instant::now())),
+            };
+            let came_back_by = broken.map(|(_, since)| since + COME_BACK);
             tokio::select! {
                 _ = look.tick() => {
                     if getppid() != parent {
                         return;
                     }
                 }
-                () = self.changed.notified() => {
-                    had_any |= self.has_streams();
-                    if had_any && !self.has_streams() {
-                        let _ = tokio::time::timeout(COME_BACK, self.changed.notified()).await;
-                        if !self.has_streams() {
-                            return;
-                        }
-                    }
-                }
+                // The sender is this very host: it cannot have gone.
+                _ = count.changed() => {}
+                () = sleep_until(came_back_by.unwrap_or_else(Instant::now)), if came_back_by.is_some() => return,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How long until the host counts as gone; `None` where it does not within a day.
+    async fn gone_after(host: Host) -> Option<Duration> {
+        let since = Instant::now();
+        let gone = tokio::time::timeout(Duration::from_secs(24 * 3600), host.gone()).await;
+        gone.ok().map(|()| since.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn p15_streams_that_broke_before_the_first_look_count() {
+        let host = Host::default();
+        drop((host.stream(), host.stream()));
+        assert_eq!(gone_after(host).await, Some(COME_BACK));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn p15_a_host_has_its_time_to_come_back_however_many_streams_broke() {
+        let host = Host::default();
+        let streams = (host.stream(), host.stream());
+        let waiting = tokio::spawn(gone_after(host));
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        drop(streams);
+        assert_eq!(waiting.await.ok().flatten(), Some(Duration::from_secs(60) + COME_BACK));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn p15_a_host_that_comes_back_keeps_it_alive() {
+        let host = Host::default();
+        let waiting = tokio::spawn(gone_after(host.clone()));
+        drop(host.stream());
+        tokio::time::sleep(COME_BACK / 2).await;
+        let back = host.stream();
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(!waiting.is_finished());
+        drop(back);
+        // Short visits count as well: each starts the time anew.
+        tokio::time::sleep(COME_BACK / 2).await;
+        drop(host.stream());
+        let expected = COME_BACK / 2 + Duration::from_secs(60) + COME_BACK / 2 + COME_BACK;
+        assert_eq!(waiting.await.ok().flatten(), Some(expected));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn p15_a_host_that_opens_no_stream_is_known_by_its_process_only() {
+        assert_eq!(gone_after(Host::default()).await, None);
     }
 }

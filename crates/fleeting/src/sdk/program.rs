@@ -1,13 +1,17 @@
 //! Programs that a plugin runs: each has a limit, its stderr goes to the log, and none is left when the wait for it ends.
 
 use std::collections::VecDeque;
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
+use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::Signal;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
+
+use crate::process_group::ProcessGroup;
 
 /// Bytes of stdout that are taken.
 const STDOUT_MAX_BYTES: usize = 4 * 1024 * 1024;
@@ -72,6 +76,14 @@ pub enum ProgramError {
         /// Its last words, ready to be appended.
         said: String,
     },
+    /// What it prints cannot be kept.
+    #[error("{}: cannot be written", path.display())]
+    Output {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// It printed more than can be taken.
     #[error("{name} printed more than {STDOUT_MAX_BYTES} bytes")]
     TooMuch {
@@ -98,23 +110,6 @@ pub enum ProgramError {
     },
 }
 
-/// Ends a process group when it is dropped: with a wait that was given up, or with a program over its limit.
-struct EndGroup(Option<Pid>);
-
-impl EndGroup {
-    fn signal(&self, signal: Signal) {
-        if let Some(group) = self.0 {
-            let _ = kill_process_group(group, signal);
-        }
-    }
-}
-
-impl Drop for EndGroup {
-    fn drop(&mut self) {
-        self.signal(Signal::KILL);
-    }
-}
-
 /// Runs a program to its end. Its exit status is the caller's to judge.
 ///
 /// It has a process group of its own. What it leaves running stays, unless the program was over its limit or the wait
@@ -125,7 +120,7 @@ impl Drop for EndGroup {
 pub async fn run(mut command: Command, name: &str, input: &[u8], limit: Duration) -> Result<Finished, ProgramError> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = start(command.process_group(0).kill_on_drop(true), name).await?;
-    let mut group = EndGroup(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw));
+    let mut group = ProcessGroup::of(&child);
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let (mut printed, mut said) = (Some(Vec::new()), VecDeque::new());
     let ended = {
@@ -158,11 +153,68 @@ pub async fn run(mut command: Command, name: &str, input: &[u8], limit: Duration
         }
         Ok(Err(source)) => Err(ProgramError::Wait { name: name.to_owned(), source }),
         Ok(Ok(status)) => {
-            group.0 = None;
+            group.leave();
             let stdout = printed.ok_or_else(|| ProgramError::TooMuch { name: name.to_owned() })?;
             Ok(Finished { status, stdout: String::from_utf8_lossy(&stdout).into_owned(), said })
         }
     }
+}
+
+/// Runs a program that must come to its end by itself: it goes on where the wait is given up, and where this process ends. What
+/// it prints to either stream goes to the file `output`, whose last lines an error quotes. Over its limit it is ended with all
+/// that it started.
+///
+/// # Errors
+/// [`ProgramError`], but not [`ProgramError::Failed`].
+pub async fn run_detached(
+    mut command: Command,
+    name: &str,
+    output: &Path,
+    limit: Duration,
+) -> Result<Finished, ProgramError> {
+    let file = File::options().create(true).append(true).open(output).and_then(|file| Ok((file.try_clone()?, file)));
+    let (stdout, stderr) = file.map_err(|source| ProgramError::Output { path: output.to_owned(), source })?;
+    command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).process_group(0);
+    let mut child = start(&mut command, name).await?;
+    let mut group = Unattended(ProcessGroup::of(&child));
+    let ended = tokio::time::timeout(limit, child.wait()).await;
+    match ended {
+        Ok(Ok(status)) => Ok(Finished { status, stdout: String::new(), said: last_lines(output) }),
+        Ok(Err(source)) => Err(ProgramError::Wait { name: name.to_owned(), source }),
+        Err(_) => {
+            group.0.signal(Signal::TERM);
+            let _ = tokio::time::timeout(GRACE, child.wait()).await;
+            group.0.kill();
+            let said = last_lines(output);
+            let said = if said.is_empty() { said } else { format!("; it said: {said}") };
+            Err(ProgramError::Limit { name: name.to_owned(), limit, said })
+        }
+    }
+}
+
+/// A group that goes on where nobody waits for it.
+struct Unattended(ProcessGroup);
+
+impl Drop for Unattended {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+/// The last lines of a file, as an error quotes them.
+fn last_lines(path: &Path) -> String {
+    let mut tail = Vec::new();
+    let read = File::open(path).and_then(|mut file| {
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(LINE_MAX_BYTES as u64)))?;
+        file.take(LINE_MAX_BYTES as u64).read_to_end(&mut tail)
+    });
+    if read.is_err() {
+        return String::new();
+    }
+    let text = String::from_utf8_lossy(&tail);
+    let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
+    lines.iter().rev().take(SAID_LINES).rev().copied().collect::<Vec<_>>().join(" / ")
 }
 
 async fn start(command: &mut Command, name: &str) -> Result<Child, ProgramError> {
@@ -225,6 +277,8 @@ async fn tell(from: Option<impl AsyncRead + Unpin>, program: &str, said: &mut Ve
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::Pid;
+
     use super::*;
 
     async fn sh(script: &str, input: &str, limit: Duration) -> Result<Finished, ProgramError> {
@@ -266,6 +320,38 @@ mod tests {
         assert_eq!(finished.stdout, "done\n");
         let pid = Pid::from_raw(finished.said.trim().parse().unwrap()).unwrap();
         rustix::process::kill_process(pid, Signal::KILL).expect("it still runs");
+    }
+
+    #[tokio::test]
+    async fn a_detached_program_goes_on_where_nobody_waits_for_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let (go, done, output) =
+            (directory.path().join("go"), directory.path().join("done"), directory.path().join("out"));
+        let script = format!(
+            "echo begun; while ! [ -e {} ]; do sleep 0.01; done; echo half >&2; echo all; touch {}; exit 3",
+            go.display(),
+            done.display()
+        );
+        let sh = || {
+            let mut command = Command::new("sh");
+            command.args(["-c", &script]);
+            run_detached(command, "sh", &output, LONG)
+        };
+        let begun = async {
+            while !std::fs::read_to_string(&output).unwrap_or_default().contains("begun") {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::select! {
+            ended = sh() => panic!("{ended:?}"),
+            () = begun => {}
+        }
+        std::fs::write(&go, "").unwrap();
+        while !done.exists() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let finished = sh().await.unwrap();
+        assert!(finished.failed("sh").to_string().ends_with("half / all"), "{finished:?}");
     }
 
     #[tokio::test]

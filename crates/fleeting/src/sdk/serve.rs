@@ -28,7 +28,7 @@ use crate::protocol::plugin::grpc_stdio_server::{GrpcStdio, GrpcStdioServer};
 use crate::protocol::plugin::{ConnInfo, Empty, StdioData};
 use crate::protocol::{APP_VERSION, CORE_VERSION, SOCKET_DIR_KEY};
 
-/// The Go host's limit; one message of a plugin is small.
+/// Far below the protocol's limit of 2 GiB, and far above what a message of a group holds.
 const MESSAGE_MAX_BYTES: usize = 64 * 1024 * 1024;
 
 /// How long the answer to the call that stops the process may take to leave.

@@ -1,6 +1,7 @@
 //! The protocol's service over a [`Provider`].
 
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use futures::Stream;
@@ -21,12 +22,14 @@ use crate::protocol::{RichStatus, SUSPEND_RESUME};
 /// The service. The provider exists from `Init` on.
 pub(super) struct Service<P> {
     provider: Arc<OnceLock<P>>,
+    /// [`super::Init::can_suspend`].
+    can_suspend: AtomicBool,
     starting: tokio::sync::Mutex<()>,
 }
 
 impl<P> Default for Service<P> {
     fn default() -> Self {
-        Self { provider: Arc::default(), starting: tokio::sync::Mutex::default() }
+        Self { provider: Arc::default(), can_suspend: AtomicBool::new(false), starting: tokio::sync::Mutex::default() }
     }
 }
 
@@ -38,6 +41,15 @@ impl<P: Provider> Service<P> {
 
     fn provider(&self) -> Result<&P, Status> {
         self.provider.get().ok_or_else(|| Status::failed_precondition("Init was not called"))
+    }
+
+    /// The provider, where it said that it can suspend: a host that was not told does not follow what sleeps (H13).
+    fn sleeper(&self) -> Result<&P, Status> {
+        let provider = self.provider()?;
+        if self.can_suspend.load(Ordering::Acquire) {
+            return Ok(provider);
+        }
+        Err(Status::unimplemented(format!("capability not supported: {SUSPEND_RESUME}")))
     }
 }
 
@@ -111,6 +123,7 @@ impl<P: Provider> InstanceGroup for Service<P> {
         let connector = settings.and_then(|settings| settings.connector_config).unwrap_or_default();
         let connector = ConnectorConfig::from_wire(connector).map_err(|error| Status::unknown(error.to_string()))?;
         let (provider, init) = P::init(config, Settings { connector }).await.map_err(|error| unknown(&error))?;
+        self.can_suspend.store(init.can_suspend, Ordering::Release);
         // Under the lock: nobody was faster.
         let _ = self.provider.set(provider);
         Ok(Response::new(InitResponse {
@@ -163,12 +176,12 @@ impl<P: Provider> InstanceGroup for Service<P> {
     }
 
     async fn suspend(&self, request: Request<SuspendRequest>) -> Result<Response<SuspendResponse>, Status> {
-        let result = self.provider()?.suspend(ids(request.into_inner().instances)).await;
+        let result = self.sleeper()?.suspend(ids(request.into_inner().instances)).await;
         Ok(Response::new(SuspendResponse { succeeded: slept(result, "SuspendResponse")? }))
     }
 
     async fn resume(&self, request: Request<ResumeRequest>) -> Result<Response<ResumeResponse>, Status> {
-        let result = self.provider()?.resume(ids(request.into_inner().instances)).await;
+        let result = self.sleeper()?.resume(ids(request.into_inner().instances)).await;
         Ok(Response::new(ResumeResponse { succeeded: slept(result, "ResumeResponse")? }))
     }
 

@@ -16,7 +16,7 @@ NO_SUCH_CALL = 64
 
 def init():
     ROOT.mkdir(parents=True, exist_ok=True)
-    return {"id": f"my-plugin/{ROOT}", "max_size": int(os.environ.get("SETTING_MAX_SIZE", "10"))}
+    return {"id": f"toy/{ROOT}", "max_size": int(os.environ.get("SETTING_MAX_SIZE", "10"))}
 
 
 def update():

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics where it fails")]
 
 mod conformance;
+mod examples;
 mod go;
 #[cfg(feature = "install")]
 mod install;
@@ -15,3 +16,5 @@ mod start;
 mod toy;
 #[cfg(feature = "winrm")]
 mod winrm;
+#[cfg(feature = "winrm")]
+mod winrm_tls;

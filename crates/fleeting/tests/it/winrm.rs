@@ -1,6 +1,7 @@
 //! The WinRM connector against a server that speaks as much of WinRM as a command needs. No Windows machine has seen it.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use crate::ssh_server::target;
 
 /// What the server has: shells, and their command's output that was not told yet.
 #[derive(Default)]
-struct Machine {
+pub(crate) struct Machine {
     made: u32,
     shells: HashMap<String, Option<Command>>,
     /// `nothing yet` answers before the first output.
@@ -34,7 +35,7 @@ struct Command {
     ended: bool,
 }
 
-type Shared = Arc<Mutex<Machine>>;
+pub(crate) type Shared = Arc<Mutex<Machine>>;
 
 fn text(document: &Document<'_>, name: &str) -> Option<String> {
     document.descendants().find(|node| node.tag_name().name() == name).and_then(|node| node.text()).map(str::to_owned)
@@ -120,15 +121,25 @@ fn receive(machine: &mut Machine, shell: &str) -> (StatusCode, String) {
     (StatusCode::OK, format!("<e>{inner}</e>"))
 }
 
+/// What the machine answers.
+pub(crate) fn app(machine: &Shared) -> Router {
+    Router::new().route("/wsman", post(wsman)).with_state(Arc::clone(machine))
+}
+
+/// A machine that lets `Administrator` in.
+pub(crate) fn winrm_target(address: SocketAddr, protocol: &str) -> Target {
+    let mut target = target(address);
+    target.info.connector.protocol = protocol.to_owned();
+    target.info.connector.username = "Administrator".to_owned();
+    target.info.connector.password = "secret".to_owned();
+    target
+}
+
 async fn machine() -> (Shared, Target) {
     let shared = Shared::default();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let mut target = target(listener.local_addr().unwrap());
-    let app = Router::new().route("/wsman", post(wsman)).with_state(Arc::clone(&shared));
+    let (target, app) = (winrm_target(listener.local_addr().unwrap(), "winrm"), app(&shared));
     tokio::spawn(async move { axum::serve(listener, app).await });
-    target.info.connector.protocol = "winrm".to_owned();
-    target.info.connector.username = "Administrator".to_owned();
-    target.info.connector.password = "secret".to_owned();
     (shared, target)
 }
 

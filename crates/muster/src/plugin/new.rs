@@ -9,7 +9,11 @@ use super::error::PluginError;
 use crate::ci::ui;
 
 /// What the projects are called where they are written; replaced by the name.
-const PLACEHOLDER: &str = "my-plugin";
+const PLACEHOLDER: &str = "toy";
+
+/// A project that names a crate of no registry does not build, or one day builds somebody else's.
+const NO_SDK: &str = "a plugin in Rust needs the crate muster-fleeting, which no registry has yet: name its folder, as in \
+                      `--sdk ../muster/crates/fleeting` beside a clone of Muster; or take --lang go, python or shell";
 
 /// Arguments of `new`.
 #[derive(Debug, clap::Args)]
@@ -23,7 +27,7 @@ pub(crate) struct Args {
     /// Folder of the project; it must not be there. [default: fleeting-plugin-NAME]
     #[arg(long, value_name = "FOLDER")]
     directory: Option<PathBuf>,
-    /// For Rust: folder of the crate muster-fleeting. Without it, the registry's crate of this program's version.
+    /// For Rust: folder of the crate muster-fleeting, `crates/fleeting` of a clone of Muster. No registry has it yet.
     #[arg(long, value_name = "FOLDER")]
     sdk: Option<PathBuf>,
 }
@@ -99,7 +103,10 @@ pub(super) fn run(args: &Args) -> Result<bool, PluginError> {
         Language::Python => (PYTHON, ""),
         Language::Shell => (SHELL, ""),
     };
-    let sdk = sdk(args.sdk.as_deref())?;
+    let sdk = match (args.lang, &args.sdk) {
+        (Language::Rust, None) => return Err(PluginError::Words(NO_SDK)),
+        (_, sdk) => sdk.as_deref().map(sdk_at).transpose()?.unwrap_or_default(),
+    };
     for file in files {
         let text = file.text.replace(PLACEHOLDER, name).replace("@SDK@", &sdk);
         let path = folder.join(file.name);
@@ -114,8 +121,7 @@ pub(super) fn run(args: &Args) -> Result<bool, PluginError> {
 }
 
 /// Where the project finds the SDK, as Cargo takes it.
-fn sdk(folder: Option<&Path>) -> Result<String, PluginError> {
-    let Some(folder) = folder else { return Ok(format!("version = \"{}\"", env!("CARGO_PKG_VERSION"))) };
+fn sdk_at(folder: &Path) -> Result<String, PluginError> {
     if !folder.join("Cargo.toml").is_file() {
         return Err(PluginError::NoSdk(folder.to_owned()));
     }

@@ -19,6 +19,8 @@ pub(crate) fn surroundings() -> Result<Surroundings, InstallError> {
 
 /// Be one of the plugins that come with Muster: local, static, script, docker-machine.
 #[derive(Debug, clap::Args)]
+// `--version` is the plugin's.
+#[command(disable_version_flag = true)]
 pub(crate) struct Args {
     /// Its name.
     name: String,

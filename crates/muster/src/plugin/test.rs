@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use muster_fleeting::conformance::{self, Outcome, Plan, Report, Verdict};
-use muster_fleeting::install::{Surroundings, resolve};
+use muster_fleeting::install::resolve;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::error::PluginError;
+use super::serve::surroundings;
 use super::test_config::{self, TestConfig};
 use crate::ci::ui;
 
@@ -57,12 +59,22 @@ pub(super) async fn run(args: &Args) -> ExitCode {
         }
     };
     let for_people = !args.json && !args.junit;
-    let report = conformance::run(&plan, &mut |verdict| {
+    let mut told = |verdict: &Verdict| {
         if for_people {
             tell(verdict);
         }
-    })
-    .await;
+    };
+    let run = conformance::run(&plan, &mut told);
+    let given_up = async {
+        interrupted().await;
+        ui::error("stopped: what was made is removed; once more to leave it");
+        plan.stop.cancel();
+        interrupted().await;
+    };
+    let report = tokio::select! {
+        report = run => report,
+        () = given_up => return ExitCode::FAILURE,
+    };
     if args.json {
         ui::outln(&report.json().to_string());
     } else if args.junit {
@@ -70,11 +82,25 @@ pub(super) async fn run(args: &Args) -> ExitCode {
     } else {
         ui::outln(&format!("\n{}: {}", report.plugin, report.summary()));
     }
-    if passed(&report, args.strict) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if passed(&report, args.strict) && !plan.stop.is_cancelled() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn passed(report: &Report, strict: bool) -> bool {
     report.passed() && !(strict && report.count("warn") > 0)
+}
+
+/// Waits for Ctrl-C, or for the word of whoever started this.
+async fn interrupted() {
+    let terminated = async {
+        match signal(SignalKind::terminate()) {
+            Ok(mut terminate) => terminate.recv().await,
+            Err(_) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = terminated => {}
+    }
 }
 
 fn tell(verdict: &Verdict) {
@@ -98,7 +124,7 @@ fn plan(args: &Args) -> Result<Plan, PluginError> {
     };
     let mut words = args.command.iter();
     let (plugin, arguments) = match words.next() {
-        Some(plugin) => (plugin.to_string_lossy().into_owned(), words.cloned().collect()),
+        Some(plugin) => (plugin.to_string_lossy().into_owned(), words.cloned().collect::<Vec<_>>()),
         None => {
             let plugin = config
                 .plugin
@@ -107,8 +133,10 @@ fn plan(args: &Args) -> Result<Plan, PluginError> {
             (plugin, config.arguments.iter().map(OsString::from).collect())
         }
     };
-    let mut plan = Plan::new(executable(&plugin)?);
-    plan.arguments = arguments;
+    let (executable, mut first) = executable(&plugin)?;
+    let mut plan = Plan::new(executable);
+    first.extend(arguments);
+    plan.arguments = first;
     config.apply(&mut plan)?;
     if let Some(instances) = args.instances {
         plan.instances = instances;
@@ -116,15 +144,19 @@ fn plan(args: &Args) -> Result<Plan, PluginError> {
     Ok(plan)
 }
 
-/// As the manager finds it; a program of `PATH` too, since an interpreter is one.
-fn executable(plugin: &str) -> Result<PathBuf, PluginError> {
-    let error = match resolve(plugin, &Surroundings::of_environment()?) {
-        Ok(found) => return Ok(found.executable().to_owned()),
+/// As the manager finds it, with the arguments of one that comes with this program; a program of `PATH` too, since an
+/// interpreter is one.
+fn executable(plugin: &str) -> Result<(PathBuf, Vec<OsString>), PluginError> {
+    let error = match resolve(plugin, &surroundings()?) {
+        Ok(found) => {
+            let arguments = found.arguments().into_iter().map(OsString::from).collect();
+            return Ok((found.executable().to_owned(), arguments));
+        }
         Err(error) => error,
     };
     let is_program = |path: &PathBuf| Path::is_file(path);
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let on_path = (!plugin.contains(['/', ':']))
         .then(|| std::env::split_paths(&folders).map(|folder| folder.join(plugin)).find(is_program));
-    on_path.flatten().ok_or_else(|| error.into())
+    on_path.flatten().map(|program| (program, Vec::new())).ok_or_else(|| error.into())
 }

@@ -1,9 +1,10 @@
 //! The ports to instance groups, and to what makes an instance ready.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
-use muster_fleeting::host::{Group, Status};
+use muster_fleeting::host::{CallError, Group, Status};
 use muster_fleeting::model::{ConnectInfo, InstanceId, InstanceState};
 use tokio::sync::watch;
 
@@ -37,8 +38,24 @@ pub trait Host: Send + Sync + 'static {
     async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String>;
     /// How to reach an instance.
     async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, String>;
+    /// Fingerprints of the keys that an instance's SSH server may show; none where the group does not say.
+    async fn host_keys(&self, _id: &InstanceId) -> Result<Vec<String>, String> {
+        Ok(Vec::new())
+    }
     /// Whether an instance is well.
     async fn heartbeat(&self, id: &InstanceId) -> Result<(), String>;
+    /// It has something to do before and after each job.
+    fn has_hooks(&self) -> bool {
+        false
+    }
+    /// Before a job runs on an instance.
+    async fn prepare_job(&self, _id: &InstanceId, _job: &str) -> Result<(), String> {
+        Ok(())
+    }
+    /// After a job ran on an instance, however it ended.
+    async fn finish_job(&self, _id: &InstanceId, _job: &str) -> Result<(), String> {
+        Ok(())
+    }
     /// Puts an instance to sleep.
     async fn suspend(&self, id: &InstanceId) -> Result<(), String>;
     /// Wakes an instance.
@@ -46,6 +63,9 @@ pub trait Host: Send + Sync + 'static {
     /// Ends it, in order. No instance is removed by this.
     async fn stop(self: Arc<Self>);
 }
+
+/// Before a call that a plugin's death cut off is made again.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// A running plugin, as a group.
 #[derive(Debug)]
@@ -73,6 +93,24 @@ impl Plugin {
             }
         });
         Arc::new(Self { group, status, follow })
+    }
+
+    /// The answer to a call about one instance. That its plugin is down says nothing of the instance: `None` when the plugin is
+    /// up again, and is to be asked again.
+    async fn told<T>(&self, answer: Result<T, CallError>) -> Option<Result<T, String>> {
+        match answer {
+            Err(error @ (CallError::Down { .. } | CallError::Broken { .. })) => {
+                tracing::debug!(plugin = self.group.name(), %error, "asked again when the plugin is up");
+            }
+            answer => return Some(answer.map_err(|error| words(&error))),
+        }
+        // A connection that broke is known here before the process is seen to be gone.
+        tokio::time::sleep(AGAIN).await;
+        let mut status = self.status.clone();
+        match status.wait_for(|status| matches!(status, HostStatus::Up { .. })).await {
+            Ok(_) => None,
+            Err(_) => Some(Err("the plugin was stopped".to_owned())),
+        }
     }
 }
 
@@ -110,11 +148,47 @@ impl Host for Plugin {
     }
 
     async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, String> {
-        self.group.connect_info(id).await.map_err(|error| words(&error))
+        loop {
+            if let Some(answer) = self.told(self.group.connect_info(id).await).await {
+                return answer;
+            }
+        }
+    }
+
+    async fn host_keys(&self, id: &InstanceId) -> Result<Vec<String>, String> {
+        loop {
+            if let Some(answer) = self.told(self.group.host_keys(id).await).await {
+                return answer;
+            }
+        }
     }
 
     async fn heartbeat(&self, id: &InstanceId) -> Result<(), String> {
-        self.group.heartbeat(id).await.map_err(|error| words(&error))
+        loop {
+            if let Some(answer) = self.told(self.group.heartbeat(id).await).await {
+                return answer;
+            }
+        }
+    }
+
+    fn has_hooks(&self) -> bool {
+        self.group.features().hooks
+    }
+
+    async fn prepare_job(&self, id: &InstanceId, job: &str) -> Result<(), String> {
+        loop {
+            if let Some(answer) = self.told(self.group.prepare(id, job).await).await {
+                return answer;
+            }
+        }
+    }
+
+    async fn finish_job(&self, id: &InstanceId, job: &str) -> Result<(), String> {
+        loop {
+            if let Some(answer) = self.told(self.group.finish(id, job).await).await {
+                return answer;
+            }
+        }
     }
 
     async fn suspend(&self, id: &InstanceId) -> Result<(), String> {
@@ -132,7 +206,7 @@ impl Host for Plugin {
     }
 }
 
-fn accepted(answer: Result<Vec<InstanceId>, muster_fleeting::host::CallError>) -> Result<(), String> {
+fn accepted(answer: Result<Vec<InstanceId>, CallError>) -> Result<(), String> {
     match answer {
         Ok(ids) if ids.is_empty() => Err("the plugin did not accept it".to_owned()),
         Ok(_) => Ok(()),
@@ -149,6 +223,8 @@ pub struct Up {
     pub id: InstanceId,
     /// How to reach it.
     pub info: ConnectInfo,
+    /// Fingerprints of the keys that its SSH server may show; none: whichever it shows first.
+    pub host_keys: Vec<String>,
 }
 
 /// Makes an instance ready for jobs: dials it, runs the ready command, puts the agent there. Called once per instance and

@@ -164,6 +164,35 @@ impl Lease {
         Ok(info)
     }
 
+    /// Before its job runs: what the plugin does then, where it does anything.
+    ///
+    /// # Errors
+    /// The plugin's words, or that it did not answer within `limit`: the job cannot run there.
+    pub async fn prepare_job(&self, limit: Duration) -> Result<(), String> {
+        let Some(host) = self.shared.host(self.inner.group).filter(|host| host.has_hooks()) else { return Ok(()) };
+        let prepared = host.prepare_job(&self.inner.instance, self.inner.key.as_str());
+        let prepared = tokio::time::timeout(limit, prepared).await;
+        let result = prepared.unwrap_or_else(|_| Err(format!("no answer within {} s", limit.as_secs())));
+        if let Err(error) = &result {
+            self.health(Err(format!("it could not be prepared for a job: {error}")));
+        }
+        result
+    }
+
+    /// Its job is over, however it ended: what the plugin does then, where it does anything, and then the slot is free. An error
+    /// of the plugin counts against the instance's health.
+    pub fn finish_job(self) {
+        let Some(host) = self.shared.host(self.inner.group).filter(|host| host.has_hooks()) else { return };
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        // Bounded by the limit of the call; the slot is held meanwhile.
+        runtime.spawn(async move {
+            if let Err(error) = host.finish_job(&self.inner.instance, self.inner.key.as_str()).await {
+                tracing::warn!(instance = %self.inner.instance, job = self.inner.key.as_str(), error, "the plugin could not finish after a job");
+                self.health(Err(format!("the plugin could not finish after a job: {error}")));
+            }
+        });
+    }
+
     /// Ends when the instance is lost, with how that was seen. A lease that is released or whose scaler ended never is.
     pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
         let mut lost = self.lost.clone();

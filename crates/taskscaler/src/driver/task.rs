@@ -429,6 +429,10 @@ impl Task {
     }
 }
 
+/// Before connection details that ended are asked for again: a plugin may give such that have ended already.
+const DETAILS_AGAIN: Duration = Duration::from_secs(1);
+
+/// Within the deadline of preparing, which the engine keeps.
 async fn make_ready(
     host: &dyn Host,
     prepare: &dyn Prepare,
@@ -437,9 +441,20 @@ async fn make_ready(
     id: &InstanceId,
     name: String,
 ) -> Result<(), String> {
-    let info = host.connect_info(id).await?;
-    shared.remember(group, id, info.clone());
-    prepare.prepare(Up { group: name, id: id.clone(), info }).await
+    let host_keys = host.host_keys(id).await?;
+    loop {
+        let info = host.connect_info(id).await?;
+        let expires = info.expires;
+        shared.remember(group, id, info.clone());
+        let up = Up { group: name.clone(), id: id.clone(), info, host_keys: host_keys.clone() };
+        match prepare.prepare(up).await {
+            Err(error) if expires.is_some_and(|expires| expires <= (shared.wall)()) => {
+                tracing::info!(instance = %id, error, "its connection details have ended meanwhile; they are asked for again");
+                tokio::time::sleep(DETAILS_AGAIN).await;
+            }
+            result => return result,
+        }
+    }
 }
 
 async fn sleep_until(until: Option<Instant>) {

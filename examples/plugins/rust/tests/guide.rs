@@ -6,6 +6,7 @@
 use std::path::Path;
 use std::process::Command;
 
+use muster_fleeting::conformance::{self, Outcome, Plan};
 use muster_fleeting::connector::{Exit, KnownHosts, Run, Target, dial};
 use muster_fleeting::host::{Group, PluginSpec};
 
@@ -46,14 +47,35 @@ fn the_commands_of_the_guide_run() {
     assert!(said[1].contains("| `max_size` | integer | `10` | The most instances. |"), "{said:?}");
 }
 
-#[tokio::test]
-async fn the_plugin_of_the_guide_makes_machines() {
+fn has_sshd() -> bool {
     if !Path::new("/usr/sbin/sshd").exists() {
         eprintln!("skipped: there is no /usr/sbin/sshd (Debian: openssh-server)");
-        return;
+        return false;
     }
     // sshd wants it, where it runs as root.
     let _ = std::fs::create_dir("/run/sshd");
+    true
+}
+
+/// As `muster plugin test` does.
+#[tokio::test]
+async fn the_plugin_of_the_guide_passes_the_kit() {
+    if !has_sshd() {
+        return;
+    }
+    let report = conformance::run(&Plan::new(PLUGIN), &mut |_| {}).await;
+    for verdict in &report.verdicts {
+        // It cannot suspend, and its instances end with it.
+        let fine = verdict.outcome == Outcome::Pass || ["P11", "L11"].contains(&verdict.case.id);
+        assert!(fine, "{verdict:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_plugin_of_the_guide_makes_machines() {
+    if !has_sshd() {
+        return;
+    }
     let mut spec = PluginSpec::new(PLUGIN);
     spec.config = serde_json::json!({"max_size": 3});
     let group = Group::start(spec).await.unwrap();

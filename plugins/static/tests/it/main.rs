@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use fleeting_plugin_local::server;
+use muster_fleeting::conformance::{self, Outcome, Plan};
 use muster_fleeting::connector::{Exit, KnownHosts, Run, Target, dial};
 use muster_fleeting::host::{Group, PluginSpec, StartError, Status};
 use muster_fleeting::model::{InstanceId, InstanceState};
@@ -246,4 +247,19 @@ fn the_reference_in_the_documents_is_the_plugins_own() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/plugin-static.md");
     let page = std::fs::read_to_string(page).unwrap();
     assert!(page.contains(&reference), "put this into docs/reference/plugin-static.md:\n{reference}");
+}
+
+/// `muster plugin test` on it, with machines that answer.
+#[tokio::test]
+async fn c4_c6_it_passes_the_kit() {
+    let directory = TempDir::new().unwrap();
+    let (a, b) = (Machine::start().await, Machine::start().await);
+    let mut plan = Plan::new(PLUGIN);
+    plan.config = config(directory.path(), &[a.entry(directory.path(), "a"), b.entry(directory.path(), "b")]);
+    let report = conformance::run(&plan, &mut |_| {}).await;
+    let skipped = ["H13", "P11"];
+    for verdict in &report.verdicts {
+        let fine = verdict.outcome == Outcome::Pass || skipped.contains(&verdict.case.id);
+        assert!(fine, "{verdict:?}");
+    }
 }

@@ -3,24 +3,23 @@
 //! Each command has a remote shell of its own, as with the Go host. There are no streams to addresses: that would need a
 //! program on the machine. NTLM and Kerberos are not spoken.
 
+mod certificate;
 mod soap;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD_NO_PAD;
-use reqwest::tls::TlsInfo;
 use reqwest::{Client, StatusCode};
-use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 
+use self::certificate::{Other, Pinned};
 use self::soap::{Ask, Fault};
 use super::address::address;
 use super::retry::{Failed, retry};
 use super::{DialError, Exit, KnownHosts, Outcome, Run, RunError, Session, Stream, Tail, Target};
+use crate::causes::causes;
 
 /// Bytes of input in one message; base64 makes a third more of it, and servers take 150 KiB by default.
 const INPUT_BYTES: usize = 64 * 1024;
@@ -43,9 +42,7 @@ struct Inner {
     client: Client,
     endpoint: String,
     target: Target,
-    hosts: KnownHosts,
-    /// Why the certificate is not the machine's, once that was seen.
-    refused: Mutex<Option<String>>,
+    certificate: Arc<Pinned>,
 }
 
 impl std::fmt::Debug for Inner {
@@ -58,8 +55,8 @@ impl std::fmt::Debug for Inner {
 enum Unanswered {
     /// The credentials.
     Auth,
-    /// Another machine: its certificate and the known one.
-    Other { found: String, known: String },
+    /// Another machine.
+    Other(Other),
     /// A fault.
     Fault(Fault),
     /// Everything else, as text.
@@ -70,7 +67,7 @@ impl Unanswered {
     fn text(self) -> String {
         match self {
             Self::Auth => "the credentials are refused".to_owned(),
-            Self::Other { found, known } => format!("the certificate is {found}, and should be {known}"),
+            Self::Other(Other { found, known }) => format!("the certificate is {found}, and should be {known}"),
             Self::Fault(Fault::NothingYet) => "the server timed out".to_owned(),
             Self::Fault(Fault::Said(words)) => words,
             Self::Fault(Fault::Nonsense(what)) => format!("the answer makes no sense: {what}"),
@@ -94,24 +91,17 @@ pub async fn connect(target: &Target, hosts: &KnownHosts) -> Result<WinrmSession
     let address = address(&target.info, target.use_external_addr)
         .map_err(|source| DialError::Address { instance: target.instance.clone(), source })?;
     let secure = connector.protocol == "winrm+https";
+    let unusable = |cause: String| DialError::Key { instance: target.instance.clone(), cause };
+    let certificate = Arc::new(Pinned::new(&target.instance, hosts));
+    let tls = certificate::client(&certificate).map_err(|error| unusable(error.to_string()))?;
     let client = Client::builder()
-        // Machines have certificates that they signed themselves: each is believed at first, and only that one then.
-        .danger_accept_invalid_certs(true)
-        .tls_info(true)
+        .use_preconfigured_tls(tls)
         .timeout(ANSWER_LIMIT)
         .redirect(reqwest::redirect::Policy::none())
         .build()
-        .map_err(|error| DialError::Key { instance: target.instance.clone(), cause: error.to_string() })?;
+        .map_err(|error| unusable(error.to_string()))?;
     let endpoint = format!("{}://{address}/wsman", if secure { "https" } else { "http" });
-    let session = WinrmSession {
-        inner: Arc::new(Inner {
-            client,
-            endpoint,
-            target: target.clone(),
-            hosts: hosts.clone(),
-            refused: Mutex::default(),
-        }),
-    };
+    let session = WinrmSession { inner: Arc::new(Inner { client, endpoint, target: target.clone(), certificate }) };
     retry(target, &address, || session.try_once(&address)).await?;
     Ok(session)
 }
@@ -120,10 +110,6 @@ impl WinrmSession {
     async fn try_once(&self, address: &str) -> Result<(), Failed> {
         let target = &self.inner.target;
         let opened = async {
-            if target.info.connector.protocol == "winrm+https" {
-                // Without credentials: who answers is seen before they are sent.
-                self.greet().await?;
-            }
             let shell = soap::shell_id(&self.ask(Ask::CreateShell).await?)?;
             self.ask(Ask::DeleteShell { shell: &shell }).await.map(drop)
         };
@@ -134,7 +120,7 @@ impl WinrmSession {
                 address: address.to_owned(),
                 method: "password (WinRM: Basic authentication must be allowed)",
             }),
-            Unanswered::Other { found, known } => Failed::ForGood(DialError::HostKey {
+            Unanswered::Other(Other { found, known }) => Failed::ForGood(DialError::HostKey {
                 instance: target.instance.clone(),
                 address: address.to_owned(),
                 found,
@@ -144,30 +130,8 @@ impl WinrmSession {
         })
     }
 
-    async fn greet(&self) -> Result<(), Unanswered> {
-        let sent = self.inner.client.post(&self.inner.endpoint).header("content-length", 0).send().await;
-        self.check_certificate(&sent.map_err(|error| broken(&error))?)
-    }
-
-    fn check_certificate(&self, answer: &reqwest::Response) -> Result<(), Unanswered> {
-        let certificate = answer.extensions().get::<TlsInfo>().and_then(TlsInfo::peer_certificate);
-        let Some(certificate) = certificate else { return Ok(()) };
-        let found = format!("SHA256:{}", STANDARD_NO_PAD.encode(Sha256::digest(certificate)));
-        match self.inner.hosts.differs(&self.inner.target.instance, &found) {
-            None => Ok(()),
-            Some(known) => {
-                let mut refused = self.inner.refused.lock().unwrap_or_else(PoisonError::into_inner);
-                *refused = Some(known.clone());
-                Err(Unanswered::Other { found, known })
-            }
-        }
-    }
-
     /// One message and its answer.
     async fn ask(&self, ask: Ask<'_>) -> Result<String, Unanswered> {
-        if let Some(known) = self.inner.refused.lock().unwrap_or_else(PoisonError::into_inner).clone() {
-            return Err(Unanswered::Other { found: "another machine's".to_owned(), known });
-        }
         let connector = &self.inner.target.info.connector;
         let sent = self
             .inner
@@ -178,8 +142,10 @@ impl WinrmSession {
             .body(ask.envelope(&self.inner.endpoint, rand::random()))
             .send()
             .await;
-        let mut answer = sent.map_err(|error| broken(&error))?;
-        self.check_certificate(&answer)?;
+        let mut answer = sent.map_err(|error| match self.inner.certificate.other() {
+            Some(other) => Unanswered::Other(other),
+            None => broken(&error),
+        })?;
         let status = answer.status();
         if status == StatusCode::UNAUTHORIZED {
             return Err(Unanswered::Auth);
@@ -222,13 +188,7 @@ impl WinrmSession {
 }
 
 fn broken(error: &dyn std::error::Error) -> Unanswered {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    Unanswered::Broken(text)
+    Unanswered::Broken(causes(error))
 }
 
 fn lost(unanswered: Unanswered) -> RunError {

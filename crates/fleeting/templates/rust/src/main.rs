@@ -18,11 +18,13 @@ struct Config {
     name: String,
     /// The most instances.
     max_size: u32,
+    /// Instances can be put to sleep.
+    suspendable: bool,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { name: "group".to_owned(), max_size: 10 }
+        Self { name: "group".to_owned(), max_size: 100, suspendable: false }
     }
 }
 
@@ -30,19 +32,34 @@ impl Default for Config {
 struct Plugin {
     config: Config,
     settings: Settings,
-    /// Your provider knows these; ask it instead.
+    /// Your provider knows these, and how many there were; ask it instead.
     instances: Mutex<(u32, BTreeMap<InstanceId, InstanceState>)>,
 }
+
+type Ids = Vec<InstanceId>;
 
 impl Plugin {
     fn instances(&self) -> MutexGuard<'_, (u32, BTreeMap<InstanceId, InstanceState>)> {
         self.instances.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Moves those that are there to `state`, up to the first that is not.
+    fn set(&self, ids: Ids, state: InstanceState) -> Result<Ids, Partial<Ids>> {
+        let (mut instances, mut succeeded) = (self.instances(), Vec::new());
+        for id in ids {
+            match instances.1.get_mut(&id) {
+                Some(now) => *now = state,
+                None => return Err(Partial { succeeded, error: format!("there is no instance {id}").into() }),
+            }
+            succeeded.push(id);
+        }
+        Ok(succeeded)
+    }
 }
 
 #[async_trait]
 impl Provider for Plugin {
-    const NAME: &'static str = "my-plugin";
+    const NAME: &'static str = "toy";
     const VERSION: &'static str = env!("CARGO_PKG_VERSION");
     type Config = Config;
 
@@ -51,7 +68,8 @@ impl Provider for Plugin {
         if config.max_size == 0 {
             return Err("max_size must be at least 1".into());
         }
-        let init = Init { id: format!("my-plugin/{}", config.name), max_size: config.max_size, can_suspend: false };
+        let (id, can_suspend) = (format!("toy/{}", config.name), config.suspendable);
+        let init = Init { id, max_size: config.max_size, can_suspend };
         Ok((Self { config, settings, instances: Mutex::default() }, init))
     }
 
@@ -61,7 +79,13 @@ impl Provider for Plugin {
         let seen = instances.1.clone().into_iter().collect();
         // A real provider moves them on by itself.
         instances.1.retain(|_, state| *state != InstanceState::Deleting);
-        instances.1.values_mut().for_each(|state| *state = InstanceState::Running);
+        for state in instances.1.values_mut() {
+            *state = match *state {
+                InstanceState::Creating | InstanceState::Resuming => InstanceState::Running,
+                InstanceState::Suspending => InstanceState::Suspended,
+                other => other,
+            };
+        }
         Ok(seen)
     }
 
@@ -81,7 +105,7 @@ impl Provider for Plugin {
     }
 
     /// Remove exactly these. One that is not there is gone: that is a success.
-    async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
+    async fn decrease(&self, ids: Ids) -> Result<Ids, Partial<Ids>> {
         let mut instances = self.instances();
         for id in &ids {
             if let Some(state) = instances.1.get_mut(id) {
@@ -93,15 +117,27 @@ impl Provider for Plugin {
 
     /// Fill what the user left empty in `connector_config`: user name, key, address.
     async fn connect_info(&self, id: InstanceId) -> Result<ConnectInfo, Error> {
-        if !self.instances().1.contains_key(&id) {
-            return Err(format!("there is no instance {id}").into());
-        }
+        self.heartbeat(id).await?;
         Ok(ConnectInfo {
             connector: self.settings.connector.clone(),
             external_addr: String::new(),
             internal_addr: "127.0.0.1".to_owned(),
             expires: None,
         })
+    }
+
+    /// This and what follows may be left out: then a running instance is a healthy one, and none can sleep.
+    async fn heartbeat(&self, id: InstanceId) -> Result<(), Error> {
+        let is_there = self.instances().1.contains_key(&id);
+        if is_there { Ok(()) } else { Err(format!("there is no instance {id}").into()) }
+    }
+
+    async fn suspend(&self, ids: Ids) -> Result<Ids, Partial<Ids>> {
+        self.set(ids, InstanceState::Suspending)
+    }
+
+    async fn resume(&self, ids: Ids) -> Result<Ids, Partial<Ids>> {
+        self.set(ids, InstanceState::Resuming)
     }
 }
 

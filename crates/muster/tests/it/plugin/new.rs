@@ -33,33 +33,36 @@ fn a_project_in_shell_or_python_passes() {
     }
 }
 
+/// Built for real, without the network: with the crates that this program was built of, in the versions of its lock file.
 #[test]
-fn a_project_in_rust_is_what_was_built_and_passes() {
-    // Its source is built with the SDK's crate, under the name that stands in it.
-    let Some(built) = sibling("fleeting-plugin-my-plugin") else { return };
+#[expect(clippy::print_stderr, reason = "what is skipped is told")]
+fn a_project_in_rust_builds_and_passes() {
+    let cargo = env!("CARGO");
+    if !Path::new(cargo).is_file() {
+        eprintln!("skipped: there is no {cargo} to build the project with");
+        return;
+    }
     let home = Home::new();
     let sdk = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fleeting");
     let build = |project: &Path| {
-        let mut metadata = Command::new(env!("CARGO"));
-        metadata.args(["metadata", "--offline", "--no-deps", "--format-version", "1"]).current_dir(project);
-        let metadata: serde_json::Value = serde_json::from_slice(&metadata.output().unwrap().stdout).unwrap();
-        assert_eq!(metadata["packages"][0]["name"], "fleeting-plugin-box-office");
-        let sdk_found = metadata["packages"][0]["dependencies"].as_array().unwrap().iter().any(|dependency| {
-            dependency["name"] == "muster-fleeting"
-                && dependency["path"] == sdk.canonicalize().unwrap().to_str().unwrap()
-        });
-        assert!(sdk_found, "{metadata}");
+        std::fs::copy(sdk.join("../../Cargo.lock"), project.join("Cargo.lock")).unwrap();
+        let mut build = Command::new(cargo);
+        build.args(["build", "--offline", "--quiet"]).current_dir(project);
+        // Kept between two runs of the tests; the project itself is new each time.
+        build.env("CARGO_TARGET_DIR", concat!(env!("CARGO_TARGET_TMPDIR"), "/plugin-new"));
+        build.env("CARGO_PROFILE_DEV_DEBUG", "0").env_remove("CARGO_BUILD_TARGET");
+        let built = build.output().unwrap();
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
         let source = std::fs::read_to_string(project.join("src/main.rs")).unwrap();
-        let template = std::fs::read_to_string(sdk.join("templates/rust/src/main.rs")).unwrap();
-        assert_eq!(source.replace("box-office", "my-plugin"), template);
         assert!(source.lines().count() < 150, "a plugin is under 150 lines");
         std::fs::create_dir_all(project.join("target/debug")).unwrap();
-        std::os::unix::fs::symlink(&built, project.join("target/debug/fleeting-plugin-box-office")).unwrap();
+        let name = "debug/fleeting-plugin-box-office";
+        let executable = Path::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/plugin-new")).join(name);
+        std::os::unix::fs::symlink(executable, project.join("target").join(name)).unwrap();
     };
     let ended = made_and_tested(&home, &["--sdk", sdk.to_str().unwrap()], build, Path::new("/nowhere"));
     let ended = ended.check(0, &[]);
-    // A warning may be there: on a loaded machine the end of its host is seen later than P15 waits.
-    assert_eq!(count(&ended, "fail"), 0, "{}", ended.stdout);
+    assert_eq!((count(&ended, "fail"), count(&ended, "warn")), (0, 0), "{}", ended.stdout);
 }
 
 #[test]

@@ -14,6 +14,7 @@ fn each_plugin_says_what_it_is_under_every_name_of_the_program() {
     {
         let name = format!("fleeting-plugin-{plugin}");
         home.run(&["muster", "plugin", "serve", plugin, "-version"]).check(0, &[&name]);
+        home.run(&["muster", "plugin", "serve", plugin, "--version"]).check(0, &[&name]);
         home.run(&["gitlab-runner", "plugin", "serve", plugin, "settings"]).check(0, &[setting]);
         home.run(&["muster", "plugin", "serve", plugin]).check(1, &["not meant to be executed directly"]);
     }

@@ -1,8 +1,12 @@
 //! `muster plugin test`: exit status, and the report in its forms.
 
+use std::path::Path;
+use std::process::Stdio;
+
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::support::{Home, sibling};
+use super::support::{Ended, Home, sibling};
 
 #[test]
 fn a_plugin_in_order_passes_and_the_report_has_three_forms() {
@@ -51,4 +55,98 @@ fn what_fails_ends_with_1_and_what_cannot_be_tested_with_2() {
         std::fs::write(home.path("plugin.toml"), text).unwrap();
         home.run(&["muster", "plugin", "test", "-c", "plugin.toml"]).check(2, &[words]);
     }
+}
+
+/// What did not pass, and was not to be skipped.
+fn others(report: &str, skipped: &[&str]) -> Vec<Value> {
+    let report: Value = serde_json::from_str(report).unwrap();
+    let cases = report["cases"].as_array().unwrap().clone();
+    cases
+        .into_iter()
+        .filter(|case| case["outcome"] != "pass")
+        .filter(|case| case["outcome"] != "skip" || !skipped.contains(&case["id"].as_str().unwrap()))
+        .collect()
+}
+
+#[test]
+fn c4_c6_the_plugin_local_of_the_program_passes() {
+    let home = Home::new();
+    std::fs::write(home.path("plugin.toml"), "plugin = \"local\"\n[plugin_config]\nboot_delay_ms = 100\n").unwrap();
+    let ended = home.run(&["muster", "plugin", "test", "--json", "--config", "plugin.toml"]).check(0, &[]);
+    // Its instances end with it.
+    assert_eq!(others(&ended.stdout, &["H13", "P11", "L11"]), [Value::Null; 0], "{}", ended.stdout);
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "what is skipped is told")]
+fn c4_c6_the_plugin_script_of_the_program_passes_with_the_example_in_shell() {
+    if !Path::new("/usr/sbin/sshd").exists() {
+        eprintln!("skipped: there is no /usr/sbin/sshd (Debian: openssh-server)");
+        return;
+    }
+    let home = Home::new();
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/plugins/shell/sshd-group");
+    let file = format!(
+        "plugin = \"script\"\n[plugin_config]\ncommand = [{example:?}]\nsettings = {{ directory = {:?} }}\n",
+        home.path("group")
+    );
+    std::fs::write(home.path("plugin.toml"), file).unwrap();
+    let ended = home.run(&["muster", "plugin", "test", "--json", "--config", "plugin.toml"]).check(0, &[]);
+    assert_eq!(others(&ended.stdout, &["H13", "P11"]), [Value::Null; 0], "{}", ended.stdout);
+}
+
+/// A plugin whose instances are files in `group`, and come up when there is a file `go`.
+fn slow_group(home: &Home) {
+    let program = "#!/bin/sh\nset -eu\ncall=$1; shift; mkdir -p group\ncase $call in\n\
+        init) echo id slow/group;;\n\
+        update) for f in group/*; do [ -e \"$f\" ] || continue; [ -e go ] && s=running || s=creating; echo \"${f##*/} $s\"; done;;\n\
+        increase) n=$1; while [ $n -gt 0 ]; do mktemp group/i-XXXXXX >&2; n=$((n-1)); done;;\n\
+        decrease) for i in \"$@\"; do rm -f group/$i; echo $i; done;;\n\
+        *) exit 1;;\nesac\n";
+    std::fs::write(home.path("group.sh"), program).unwrap();
+    let file = format!("plugin = \"script\"\n[plugin_config]\ncommand = [\"sh\", {:?}]\n", home.path("group.sh"));
+    std::fs::write(home.path("plugin.toml"), file).unwrap();
+}
+
+fn files(home: &Home) -> usize {
+    std::fs::read_dir(home.path("group")).map_or(0, Iterator::count)
+}
+
+#[test]
+fn a_run_that_is_interrupted_removes_what_it_made() {
+    let home = Home::new();
+    slow_group(&home);
+    let mut command = home.command(&["muster", "plugin", "test", "--config", "plugin.toml"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    while files(&home) < 2 {
+        assert!(child.try_wait().unwrap().is_none(), "it has made nothing");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    kill_process(Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(), Signal::INT).unwrap();
+    let ended = Ended::of(child.wait_with_output().unwrap());
+    ended.check(1, &["stopped: what was made is removed", "the run was stopped"]);
+    assert_eq!(files(&home), 0);
+}
+
+#[test]
+fn instances_of_somebody_else_are_left_alone() {
+    let home = Home::new();
+    slow_group(&home);
+    std::fs::create_dir(home.path("group")).unwrap();
+    std::fs::write(home.path("group/theirs"), "").unwrap();
+    let words = ["muster", "plugin", "test", "--config", "plugin.toml"];
+    home.run(&words).check(1, &["the group has instances already (theirs)", "test with a group of its own"]);
+    assert!(home.path("group/theirs").exists());
+}
+
+/// An ignored signal is inherited: in a shell's background job, or under `nohup`, all would pass.
+#[test]
+fn p9_a_run_that_ignores_sigint_tests_with_plugins_that_do_not() {
+    let Some(toy) = sibling("fleeting-plugin-toy") else { return };
+    let home = Home::new();
+    let plugin = "\"$0\" \"$@\" & wait $!";
+    let mut ignoring = std::process::Command::new("sh");
+    ignoring.args(["-c", "trap '' INT; exec \"$@\"", "sh"]).arg(home.path("muster"));
+    ignoring.args(["plugin", "test", "sh", "-c", plugin]).arg(toy).current_dir(home.path("."));
+    Ended::of(ignoring.output().unwrap()).check(1, &["fail  P9", "SIGINT ends it"]);
 }

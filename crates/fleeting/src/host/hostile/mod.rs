@@ -1,5 +1,9 @@
 //! Plugins that mean ill, or are broken: the process is a script, and its service is a server of this test.
 
+mod judged;
+mod order;
+mod seeded;
+
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -7,8 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 use tempfile::TempDir;
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
@@ -23,13 +25,18 @@ use crate::protocol::group::{
     HeartbeatRequest, IncreaseRequest, IncreaseResponse, InitRequest, InitResponse, ResumeRequest, ResumeResponse,
     SuspendRequest, SuspendResponse, UpdateResponse,
 };
+use crate::protocol::plugin::grpc_controller_server::GrpcControllerServer;
+use crate::protocol::plugin::grpc_stdio_server::GrpcStdioServer;
 
-/// What a plugin does at each call.
+/// What a plugin does at a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Manner {
     Well,
+    Slow,
     Hangs,
     Fails,
+    /// Its words are those of a transport.
+    Unavailable,
     Lacks,
     Panics,
     Nonsense,
@@ -38,10 +45,12 @@ enum Manner {
     Exits,
 }
 
-const MANNERS: [Manner; 9] = [
+const MANNERS: [Manner; 11] = [
     Manner::Well,
+    Manner::Slow,
     Manner::Hangs,
     Manner::Fails,
+    Manner::Unavailable,
     Manner::Lacks,
     Manner::Panics,
     Manner::Nonsense,
@@ -50,35 +59,61 @@ const MANNERS: [Manner; 9] = [
     Manner::Exits,
 ];
 
-/// What its process does after the handshake.
-const BODIES: [&str; 4] = [
-    "exec sleep 600",
-    "while :; do echo garbage; done",
-    "while :; do echo '{\"@level\":7' >&2; done",
-    "trap '' TERM INT; sleep 600 & exec sleep 600",
-];
+/// The calls that it may behave at in different manners.
+#[derive(Debug, Clone, Copy)]
+enum Call {
+    Init,
+    Update,
+    Increase,
+    Decrease,
+    ConnectInfo,
+    Heartbeat,
+    Sleep,
+    Shutdown,
+}
+
+/// Its manner at each [`Call`].
+type Manners = [Manner; 8];
+
+/// Every call in this manner, but `Init` well.
+fn always(manner: Manner) -> Manners {
+    let mut manners = [manner; 8];
+    manners[Call::Init as usize] = Manner::Well;
+    manners
+}
+
+/// How its process begins, with `$socket`: well.
+const WELL: &str = "echo \"1|0|unix|$socket|grpc|\"";
+/// And goes on.
+const SLEEP: &str = "exec sleep 600";
 
 struct Hostile {
-    manner: Manner,
+    manners: Manners,
     pid_file: PathBuf,
     asked: Asked,
+    /// What a plugin of Go's library has beside the protocol.
+    beside: Option<order::Beside>,
 }
 
 /// The last `Init` that it was asked.
 type Asked = Arc<std::sync::Mutex<Option<InitRequest>>>;
 
 impl Hostile {
-    async fn behave<T>(&self, well: T, nonsense: T) -> Result<Response<T>, GrpcStatus> {
-        match self.manner {
+    async fn behave<T>(&self, call: Call, well: T, nonsense: T) -> Result<Response<T>, GrpcStatus> {
+        match self.manners[call as usize] {
+            Manner::Slow => {
+                tokio::time::sleep(Duration::from_millis(30)).await;
+                Ok(Response::new(well))
+            }
             Manner::Well | Manner::Huge | Manner::Endless => Ok(Response::new(well)),
             Manner::Nonsense => Ok(Response::new(nonsense)),
             Manner::Hangs => std::future::pending().await,
             Manner::Fails => Err(GrpcStatus::unknown("quota exceeded")),
+            Manner::Unavailable => Err(GrpcStatus::unavailable("the cloud's API is down")),
             Manner::Lacks => Err(GrpcStatus::unimplemented("no such call")),
             Manner::Panics => panic!("a defect of the plugin"),
             Manner::Exits => {
-                let pid = std::fs::read_to_string(&self.pid_file).unwrap_or_default();
-                if let Some(pid) = pid.trim().parse().ok().and_then(rustix::process::Pid::from_raw) {
+                if let Some(pid) = pids(&self.pid_file).pop().and_then(rustix::process::Pid::from_raw) {
                     let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
                 }
                 std::future::pending().await
@@ -86,8 +121,8 @@ impl Hostile {
         }
     }
 
-    fn text(&self) -> String {
-        if self.manner == Manner::Huge { "x".repeat(20 * 1024 * 1024) } else { "i1".to_owned() }
+    fn text(&self, call: Call) -> String {
+        if self.manners[call as usize] == Manner::Huge { "x".repeat(20 * 1024 * 1024) } else { "i1".to_owned() }
     }
 }
 
@@ -98,24 +133,28 @@ impl InstanceGroup for Hostile {
     async fn init(&self, request: Request<InitRequest>) -> Result<Response<InitResponse>, GrpcStatus> {
         *self.asked.lock().unwrap() = Some(request.into_inner());
         let capabilities = vec!["suspend_resume".to_owned(), "flying".to_owned()];
-        Ok(Response::new(InitResponse {
-            id: "hostile".to_owned(),
-            max_size: u32::MAX,
-            capabilities,
-            ..Default::default()
-        }))
+        let id = if self.manners[Call::Init as usize] == Manner::Huge {
+            self.text(Call::Init)
+        } else {
+            "hostile".to_owned()
+        };
+        let well = InitResponse { id, max_size: u32::MAX, capabilities, ..Default::default() };
+        self.behave(Call::Init, well, InitResponse::default()).await
     }
 
     async fn update(&self, _: Request<Empty>) -> Result<Response<Self::UpdateStream>, GrpcStatus> {
-        let one = UpdateResponse { instance: self.text(), state: 1 };
+        if let Some(beside) = &self.beside {
+            beside.said.cancelled().await;
+        }
+        let one = UpdateResponse { instance: self.text(Call::Update), state: 1 };
         let unknown = UpdateResponse { instance: "i2".to_owned(), state: 8 };
         let nameless = UpdateResponse { instance: String::new(), state: -7 };
-        let stream: Self::UpdateStream = if self.manner == Manner::Endless {
+        let stream: Self::UpdateStream = if self.manners[Call::Update as usize] == Manner::Endless {
             Box::pin(futures::stream::iter(0_u64..).map(|n| Ok(UpdateResponse { instance: format!("i{n}"), state: 1 })))
         } else {
             let well: Vec<_> = [one, unknown].into_iter().map(Ok).collect();
             let broken = vec![Ok(nameless), Err(GrpcStatus::internal("half way"))];
-            let messages = self.behave(well, broken).await?.into_inner();
+            let messages = self.behave(Call::Update, well, broken).await?.into_inner();
             Box::pin(futures::stream::iter(messages))
         };
         Ok(Response::new(stream))
@@ -123,39 +162,43 @@ impl InstanceGroup for Hostile {
 
     async fn increase(&self, request: Request<IncreaseRequest>) -> Result<Response<IncreaseResponse>, GrpcStatus> {
         let succeeded = request.into_inner().n;
-        self.behave(IncreaseResponse { succeeded }, IncreaseResponse { succeeded: u32::MAX }).await
+        self.behave(Call::Increase, IncreaseResponse { succeeded }, IncreaseResponse { succeeded: u32::MAX }).await
     }
 
     async fn decrease(&self, request: Request<DecreaseRequest>) -> Result<Response<DecreaseResponse>, GrpcStatus> {
         let succeeded = request.into_inner().instances;
         let others = ["i1", "i1", "somebody else's", ""].map(str::to_owned).to_vec();
-        self.behave(DecreaseResponse { succeeded }, DecreaseResponse { succeeded: others }).await
+        self.behave(Call::Decrease, DecreaseResponse { succeeded }, DecreaseResponse { succeeded: others }).await
     }
 
     async fn connect_info(&self, _: Request<ConnectInfoRequest>) -> Result<Response<ConnectInfoResponse>, GrpcStatus> {
         let well = ConnectInfoResponse {
             connector: Some(ConnectorConfig { keepalive: -1, ..Default::default() }),
-            external_addr: self.text(),
+            external_addr: self.text(Call::ConnectInfo),
             ..Default::default()
         };
-        self.behave(well, ConnectInfoResponse::default()).await
+        self.behave(Call::ConnectInfo, well, ConnectInfoResponse::default()).await
     }
 
     async fn heartbeat(&self, _: Request<HeartbeatRequest>) -> Result<Response<Empty>, GrpcStatus> {
-        self.behave(Empty {}, Empty {}).await
+        self.behave(Call::Heartbeat, Empty {}, Empty {}).await
     }
 
     async fn suspend(&self, request: Request<SuspendRequest>) -> Result<Response<SuspendResponse>, GrpcStatus> {
         let succeeded = request.into_inner().instances;
-        self.behave(SuspendResponse { succeeded }, SuspendResponse { succeeded: vec!["?".to_owned()] }).await
+        self.behave(Call::Sleep, SuspendResponse { succeeded }, SuspendResponse { succeeded: vec!["?".to_owned()] })
+            .await
     }
 
     async fn resume(&self, _: Request<ResumeRequest>) -> Result<Response<ResumeResponse>, GrpcStatus> {
-        self.behave(ResumeResponse::default(), ResumeResponse::default()).await
+        self.behave(Call::Sleep, ResumeResponse::default(), ResumeResponse::default()).await
     }
 
     async fn shutdown(&self, _: Request<Empty>) -> Result<Response<Empty>, GrpcStatus> {
-        self.behave(Empty {}, Empty {}).await
+        if let Some(beside) = &self.beside {
+            beside.note("InstanceGroup.Shutdown");
+        }
+        self.behave(Call::Shutdown, Empty {}, Empty {}).await
     }
 }
 
@@ -167,31 +210,42 @@ struct Fake {
 }
 
 impl Fake {
-    fn new(manner: Manner, body: &str) -> Self {
+    /// A plugin that begins well.
+    fn new(manner: Manner) -> Self {
+        Self::with(always(manner), WELL, SLEEP)
+    }
+
+    fn with(manners: Manners, begin: &str, body: &str) -> Self {
+        Self::whole(manners, begin, body, None)
+    }
+
+    fn whole(manners: Manners, begin: &str, body: &str, beside: Option<order::Beside>) -> Self {
         let directory = TempDir::new().unwrap();
         let socket = directory.path().join("socket");
         let script = directory.path().join("fleeting-plugin-hostile");
-        let pid_file = directory.path().join("pid");
-        let text = format!(
-            "#!/bin/sh\necho $$ > '{}'\necho '1|0|unix|{}|grpc|'\n{body}\n",
-            pid_file.display(),
-            socket.display()
-        );
+        let pid_file = directory.path().join("pids");
+        let text =
+            format!("#!/bin/sh\necho $$ >> '{}'\nsocket='{}'\n{begin}\n{body}\n", pid_file.display(), socket.display());
         std::fs::write(&script, text).unwrap();
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
         let listener = UnixListener::bind(&socket).unwrap();
         let asked = Asked::default();
-        let service = InstanceGroupServer::new(Hostile { manner, pid_file, asked: Arc::clone(&asked) })
-            .max_encoding_message_size(usize::MAX)
-            .max_decoding_message_size(usize::MAX);
-        let server = tonic::transport::Server::builder().add_service(service);
+        let service =
+            InstanceGroupServer::new(Hostile { manners, pid_file, asked: Arc::clone(&asked), beside: beside.clone() })
+                .max_encoding_message_size(usize::MAX)
+                .max_decoding_message_size(usize::MAX);
+        let server = tonic::transport::Server::builder()
+            .add_service(service)
+            .add_optional_service(beside.clone().map(GrpcControllerServer::new))
+            .add_optional_service(beside.map(GrpcStdioServer::new));
         let serve = async { server.serve_with_incoming(UnixListenerStream::new(listener)).await.unwrap() };
         Self { asked, server: tokio::spawn(serve), directory }
     }
 
-    async fn start(&self) -> Group {
+    /// How it is started, with limits that make those who hang no long wait.
+    fn spec(&self) -> PluginSpec {
         let mut spec = PluginSpec::new(self.directory.path().join("fleeting-plugin-hostile"));
-        let short = Duration::from_millis(150);
+        let short = Duration::from_millis(500);
         spec.limits.update = Duration::from_secs(5);
         spec.limits.change = short;
         spec.limits.connect_info = short;
@@ -199,13 +253,42 @@ impl Fake {
         spec.limits.shutdown = short;
         spec.limits.exit = short;
         spec.limits.restart_first = Duration::from_secs(60);
-        Group::start(spec).await.unwrap()
+        spec
     }
 
-    fn is_alive(&self) -> bool {
-        let pid = std::fs::read_to_string(self.directory.path().join("pid")).unwrap_or_default();
-        !pid.trim().is_empty() && Path::new("/proc").join(pid.trim()).exists()
+    async fn start(&self) -> Group {
+        Group::start(self.spec()).await.unwrap()
     }
+
+    /// Whether one of its processes lives, or one that they started: each start has a process group of its own.
+    fn is_alive(&self) -> bool {
+        let groups = pids(&self.directory.path().join("pids"));
+        let stats = std::fs::read_dir("/proc").unwrap().flatten();
+        let mut stats = stats.filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok());
+        // `pid (name) state parent group ...`
+        stats.any(|stat| {
+            let Some((_, rest)) = stat.rsplit_once(") ") else { return false };
+            let mut words = rest.split(' ');
+            let (state, group) = (words.next(), words.nth(1).and_then(|group| group.parse().ok()));
+            state != Some("Z") && group.is_some_and(|group: i32| groups.contains(&group))
+        })
+    }
+
+    /// Waits until it is not: what was killed ends in its own time.
+    async fn ended(&self) {
+        let wait = async {
+            while self.is_alive() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), wait).await.expect("a process of the plugin is left");
+    }
+}
+
+/// The processes that it was, the last one last.
+fn pids(file: &Path) -> Vec<i32> {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    text.lines().filter_map(|line| line.parse().ok()).collect()
 }
 
 impl Drop for Fake {
@@ -219,17 +302,18 @@ fn id(name: &str) -> InstanceId {
 }
 
 async fn with<T>(manner: Manner, calls: impl AsyncFnOnce(&Group) -> T) -> T {
-    let fake = Fake::new(manner, BODIES[0]);
+    let fake = Fake::new(manner);
     let group = fake.start().await;
     let result = calls(&group).await;
     group.stop().await;
-    assert!(!fake.is_alive(), "H10: without a controller it is killed when its time is up");
+    // H10: without a controller it is killed when its time is up.
+    fake.ended().await;
     result
 }
 
 #[tokio::test]
 async fn h18_settings_that_are_not_there_are_null_and_the_connectors_have_their_defaults() {
-    let fake = Fake::new(Manner::Well, BODIES[0]);
+    let fake = Fake::new(Manner::Well);
     fake.start().await.stop().await;
     let request = fake.asked.lock().unwrap().take().unwrap();
     assert_eq!(request.config, b"null");
@@ -279,7 +363,7 @@ async fn what_is_too_much_is_refused() {
 
 #[tokio::test]
 async fn a_call_without_an_answer_ends_the_process_that_owes_it() {
-    let fake = Fake::new(Manner::Hangs, BODIES[0]);
+    let fake = Fake::new(Manner::Hangs);
     let group = fake.start().await;
     let error = group.increase(1).await.unwrap_err();
     assert!(matches!(error, CallError::Deadline { .. }), "{error}");
@@ -287,48 +371,6 @@ async fn a_call_without_an_answer_ends_the_process_that_owes_it() {
     status.wait_for(|status| matches!(status, super::Status::Down { .. })).await.unwrap();
     let error = group.increase(1).await.unwrap_err();
     assert!(error.to_string().contains("is not running: it did not answer"), "{error}");
-    assert!(!fake.is_alive());
+    fake.ended().await;
     group.stop().await;
-}
-
-/// Any plugin, any order of calls: each call ends with an answer or an error, and no process is left.
-#[tokio::test]
-async fn hostile_plugins_are_contained() {
-    let seed: u64 =
-        std::env::var("MUSTER_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
-    let runs = if std::env::var_os("MUSTER_TEST_ALL").is_some() { 300 } else { 40 };
-    eprintln!("seed {seed}, {runs} runs");
-    let mut random = StdRng::seed_from_u64(seed);
-    let plans: Vec<(Manner, &str, Vec<u8>)> = (0..runs)
-        .map(|_| {
-            let calls = (0..3).map(|_| random.random_range(0..6)).collect();
-            (MANNERS[random.random_range(0..MANNERS.len())], BODIES[random.random_range(0..BODIES.len())], calls)
-        })
-        .collect();
-    let plans = Arc::new(plans);
-    let each = |run: usize| {
-        let plans = Arc::clone(&plans);
-        async move {
-            let (manner, body, calls) = &plans[run];
-            let fake = Fake::new(*manner, body);
-            let group = fake.start().await;
-            for call in calls {
-                let ids = [id("i1"), id("i2")];
-                let made_sense = match call {
-                    0 => group.update().await.map(drop),
-                    1 => group.increase(2).await.map(|n| assert!(n <= 2)),
-                    2 => group.decrease(&ids).await.map(|done| assert!(done.iter().all(|id| ids.contains(id)))),
-                    3 => group.connect_info(&ids[0]).await.map(drop),
-                    4 => group.heartbeat(&ids[0]).await,
-                    _ => group.suspend(&ids).await.map(|done| assert!(done.iter().all(|id| ids.contains(id)))),
-                };
-                if let Err(error) = made_sense {
-                    assert!(error.to_string().starts_with("plugin hostile"), "run {run} of seed {seed}: {error}");
-                }
-            }
-            group.stop().await;
-            assert!(!fake.is_alive(), "run {run} of seed {seed}: {manner:?} left its process");
-        }
-    };
-    futures::stream::iter(0..runs).map(each).buffer_unordered(8).collect::<Vec<()>>().await;
 }

@@ -1,0 +1,104 @@
+//! Go-plugin's services: the order at the end, and output that nobody asked for.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::{Stream, StreamExt, stream};
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+use super::{Call, Fake, MANNERS, Manner, WELL, always};
+use crate::host::Group;
+use crate::protocol::plugin::grpc_controller_server::GrpcController;
+use crate::protocol::plugin::grpc_stdio_server::GrpcStdio;
+use crate::protocol::plugin::{Empty, StdioData, stdio_data};
+
+/// What its output is, in pieces of 1 KiB as Go plugins send it.
+const OUTPUT_BYTES: usize = 10 * 1024 * 1024;
+
+/// The services, and what was asked of them.
+#[derive(Clone, Default)]
+pub(super) struct Beside {
+    calls: Arc<Mutex<Vec<&'static str>>>,
+    /// All output was taken.
+    pub(super) said: CancellationToken,
+    /// The process is to end.
+    ended: CancellationToken,
+}
+
+impl Beside {
+    pub(super) fn note(&self, call: &'static str) {
+        self.calls.lock().unwrap().push(call);
+    }
+}
+
+#[tonic::async_trait]
+impl GrpcController for Beside {
+    async fn shutdown(&self, _: Request<Empty>) -> Result<Response<Empty>, Status> {
+        self.note("GRPCController.Shutdown");
+        self.ended.cancel();
+        Ok(Response::new(Empty {}))
+    }
+}
+
+#[tonic::async_trait]
+impl GrpcStdio for Beside {
+    type StreamStdioStream = Pin<Box<dyn Stream<Item = Result<StdioData, Status>> + Send>>;
+
+    async fn stream_stdio(&self, _: Request<()>) -> Result<Response<Self::StreamStdioStream>, Status> {
+        let piece = || StdioData { channel: stdio_data::Channel::Stdout as i32, data: vec![b'x'; 1024] };
+        let pieces = stream::iter(0..OUTPUT_BYTES / 1024).map(move |_| Ok(piece()));
+        let said = self.said.clone();
+        // Where the last one was taken, the calls may be answered: a plugin whose output is not read stands still.
+        let end = stream::once(async move { said.cancel() }).filter_map(|()| std::future::ready(None));
+        Ok(Response::new(Box::pin(pieces.chain(end).chain(stream::pending()))))
+    }
+}
+
+#[tokio::test]
+async fn h20_ten_mebibytes_of_output_stop_nothing() {
+    let beside = Beside::default();
+    let fake = Fake::whole(always(Manner::Well), WELL, super::SLEEP, Some(beside.clone()));
+    let mut spec = fake.spec();
+    spec.limits.update = Duration::from_secs(60);
+    let group = Group::start(spec).await.unwrap();
+    assert_eq!(group.update().await.unwrap().instances.len(), 2);
+    assert!(beside.said.is_cancelled());
+    group.stop().await;
+    fake.ended().await;
+}
+
+#[tokio::test]
+async fn h11_it_cleans_up_then_ends_by_itself_and_is_not_killed() {
+    let beside = Beside::default();
+    let directory = tempfile::tempdir().unwrap();
+    let (go, status) = (directory.path().join("go"), directory.path().join("status"));
+    // The process: ends with 0 when it is told to; SIGKILL would leave no status.
+    let body = format!(
+        "sh -c 'while ! [ -e {} ]; do sleep 0.01; done; exit 0'\nended=$?; echo $ended >{}; exit $ended",
+        go.display(),
+        status.display()
+    );
+    let fake = Fake::whole(always(Manner::Well), WELL, &body, Some(beside.clone()));
+    let mut spec = fake.spec();
+    (spec.limits.exit, spec.limits.shutdown) = (Duration::from_secs(60), Duration::from_secs(60));
+    let group = Group::start(spec).await.unwrap();
+    let told = beside.ended.clone();
+    let end = tokio::spawn(async move {
+        told.cancelled().await;
+        std::fs::write(go, "").unwrap();
+    });
+    group.stop().await;
+    end.await.unwrap();
+    assert_eq!(*beside.calls.lock().unwrap(), ["InstanceGroup.Shutdown", "GRPCController.Shutdown"]);
+    assert_eq!(std::fs::read_to_string(status).unwrap().trim(), "0");
+    fake.ended().await;
+}
+
+/// The seeded runs draw from all manners, and every call has one.
+#[test]
+fn every_manner_is_drawn() {
+    assert_eq!(MANNERS.len(), Manner::Exits as usize + 1);
+    assert_eq!(always(Manner::Well).len(), Call::Shutdown as usize + 1);
+}

@@ -1,0 +1,163 @@
+//! Any plugin, any order of calls: each call ends with an answer or an error that says what is wrong, in time, and no
+//! process is left.
+//!
+//! All of it: `MUSTER_TEST_RUNS=300 cargo test -p muster-fleeting hostile_plugins -- --nocapture`; a sample else.
+//! `MUSTER_TEST_SEED=n` begins with that seed; each run has its own, which a failure names.
+
+use std::time::{Duration, Instant};
+
+use futures::{StreamExt, stream};
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+
+use super::{Call, Fake, MANNERS, Manner, Manners, SLEEP, WELL, id};
+use crate::host::{CallError, Group};
+
+/// Runs where nobody asks for more.
+const SAMPLE: u64 = 40;
+/// What a run may take on a machine with much to do: each of its few calls has a limit of 5 s or less.
+const RUN_LIMIT: Duration = Duration::from_secs(120);
+
+/// How its process begins.
+const BEGINNINGS: [&str; 9] = [
+    WELL,
+    "head -c 3000 /dev/urandom",
+    "printf '1|0|unix|'",
+    "printf '1|0|unix|'; exit 0",
+    "exec tr '\\0' x </dev/zero",
+    "",
+    "exit 7",
+    "echo '1|5|unix|/x|grpc|'",
+    "echo '1|0|unix|/nowhere/socket|grpc|'",
+];
+
+/// How it goes on.
+const BODIES: [&str; 4] = [
+    SLEEP,
+    "while :; do echo garbage; done",
+    "while :; do echo '{\"@level\":7' >&2; done",
+    "trap '' TERM INT; sleep 600 & exec sleep 600",
+];
+
+/// A run, as its seed says.
+#[derive(Debug)]
+struct Script {
+    begin: &'static str,
+    body: &'static str,
+    manners: Manners,
+    /// It is started again at once where it died.
+    is_hasty: bool,
+    calls: Vec<u8>,
+}
+
+impl Script {
+    fn of(seed: u64) -> Self {
+        let mut random = StdRng::seed_from_u64(seed);
+        let one = |random: &mut StdRng| *MANNERS.choose(random).unwrap();
+        // Most begin well, or there would be nothing to call.
+        let begin = if random.random_ratio(3, 4) { WELL } else { BEGINNINGS.choose(&mut random).unwrap() };
+        let mut manners: Manners = std::array::from_fn(|_| one(&mut random));
+        if random.random_ratio(3, 4) {
+            manners[Call::Init as usize] = Manner::Well;
+        }
+        let body = BODIES.choose(&mut random).unwrap();
+        let calls = (0..random.random_range(1..6)).map(|_| random.random_range(0..6)).collect();
+        Self { begin, body, manners, is_hasty: random.random(), calls }
+    }
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Tally {
+    started: u32,
+    answers: u32,
+    errors: u32,
+}
+
+async fn run(script: &Script) -> Tally {
+    let fake = Fake::with(script.manners, script.begin, script.body);
+    let mut spec = fake.spec();
+    if script.begin != WELL {
+        spec.limits.start = Duration::from_millis(300);
+    }
+    if script.manners[Call::Init as usize] == Manner::Hangs {
+        spec.limits.init = Duration::from_millis(150);
+    }
+    if script.is_hasty {
+        spec.limits.restart_first = Duration::from_millis(1);
+        spec.limits.restart_cap = Duration::from_millis(20);
+    }
+    let mut tally = Tally::default();
+    match Group::start(spec).await {
+        Ok(group) => {
+            tally.started = 1;
+            for call in &script.calls {
+                match made(&group, *call).await {
+                    Ok(()) => tally.answers += 1,
+                    Err(error) => {
+                        assert!(error.to_string().starts_with("plugin hostile"), "it names the plugin: {error}");
+                        tally.errors += 1;
+                    }
+                }
+            }
+            group.stop().await;
+        }
+        Err(error) => {
+            let is_well = [Manner::Well, Manner::Slow].contains(&script.manners[Call::Init as usize]);
+            assert!(script.begin != WELL || !is_well, "it did nothing wrong: {error}");
+            let text = error.to_string();
+            assert!(text.starts_with("plugin /") && text.contains("fleeting-plugin-hostile"), "{text}");
+            tally.errors = 1;
+        }
+    }
+    fake.ended().await;
+    tally
+}
+
+/// A call, whose answer makes sense.
+async fn made(group: &Group, call: u8) -> Result<(), CallError> {
+    let ids = [id("i1"), id("i2")];
+    let asked = |done: Vec<_>| assert!(done.iter().all(|id| ids.contains(id)), "{done:?}");
+    match call {
+        0 => group.update().await.map(drop),
+        1 => group.increase(2).await.map(|n| assert!(n <= 2)),
+        2 => group.decrease(&ids).await.map(asked),
+        3 => group.connect_info(&ids[0]).await.map(drop),
+        4 => group.heartbeat(&ids[0]).await,
+        _ => group.suspend(&ids).await.map(asked),
+    }
+}
+
+fn number(key: &str) -> Option<u64> {
+    std::env::var(key).ok().and_then(|text| text.parse().ok())
+}
+
+#[tokio::test]
+async fn hostile_plugins_are_contained() {
+    let first = number("MUSTER_TEST_SEED").unwrap_or_else(|| rand::random::<u32>().into());
+    let runs = number("MUSTER_TEST_RUNS").unwrap_or(SAMPLE);
+    println!("MUSTER_TEST_SEED={first} MUSTER_TEST_RUNS={runs}");
+    let began = Instant::now();
+    let each = |seed: u64| async move {
+        let script = Script::of(seed);
+        // A task, so that a failure is that of its seed.
+        let told = format!("MUSTER_TEST_SEED={seed} MUSTER_TEST_RUNS=1: {script:?}");
+        let ended = tokio::spawn(async move { tokio::time::timeout(RUN_LIMIT, run(&script)).await }).await;
+        match ended {
+            Ok(Ok(tally)) => tally,
+            Ok(Err(_)) => panic!("not done within {} s: {told}", RUN_LIMIT.as_secs()),
+            Err(error) => panic!("{error}: {told}"),
+        }
+    };
+    let seeds = (first..).take(usize::try_from(runs).unwrap());
+    let tallies: Vec<Tally> = stream::iter(seeds).map(each).buffer_unordered(8).collect().await;
+    let sum = |of: fn(&Tally) -> u32| tallies.iter().map(of).sum::<u32>();
+    println!(
+        "{} plugins, {} of them started: {} calls answered, {} errors told, no process left; {:.0} s",
+        tallies.len(),
+        sum(|tally| tally.started),
+        sum(|tally| tally.answers),
+        sum(|tally| tally.errors),
+        began.elapsed().as_secs_f64()
+    );
+}

@@ -1,0 +1,126 @@
+//! WinRM by HTTPS: who answers is known before a password is sent.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use axum::extract::Request;
+use axum::middleware::{Next, from_fn};
+use axum::serve::Listener;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
+use muster_fleeting::connector::{DialError, Exit, KnownHosts, Run, dial};
+use muster_fleeting::model::InstanceId;
+use sha2::{Digest, Sha256};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::sign::{CertifiedKey, SingleCertAndKey};
+use tokio_rustls::server::TlsStream;
+
+use crate::winrm::{Shared, app, winrm_target};
+
+/// A certificate that its machine signed itself, and its key.
+struct Identity {
+    certificate: CertificateDer<'static>,
+    key: PrivateKeyDer<'static>,
+}
+
+impl Identity {
+    fn new() -> Self {
+        let made = rcgen::generate_simple_self_signed(vec!["windows-1".to_owned()]).unwrap();
+        Self {
+            certificate: made.cert.der().clone(),
+            key: PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into()),
+        }
+    }
+
+    fn fingerprint(&self) -> String {
+        format!("SHA256:{}", STANDARD_NO_PAD.encode(Sha256::digest(&self.certificate)))
+    }
+}
+
+/// Connections by TLS; what is no TLS is dropped.
+struct Secure(TcpListener, TlsAcceptor);
+
+impl Listener for Secure {
+    type Io = TlsStream<TcpStream>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        loop {
+            let (stream, address) = self.0.accept().await.unwrap();
+            if let Ok(stream) = self.1.accept(stream).await {
+                return (stream, address);
+            }
+        }
+    }
+
+    fn local_addr(&self) -> std::io::Result<Self::Addr> {
+        self.0.local_addr()
+    }
+}
+
+/// A machine, and how many requests it heard.
+async fn machine(certificate: &Identity, key: &Identity) -> (SocketAddr, Arc<AtomicU32>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let key = ring::sign::any_supported_type(&key.key).unwrap();
+    let resolver = SingleCertAndKey::from(CertifiedKey::new(vec![certificate.certificate.clone()], key));
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let config = config.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
+    let secure = Secure(listener, TlsAcceptor::from(Arc::new(config.with_cert_resolver(Arc::new(resolver)))));
+    let heard = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&heard);
+    let count = from_fn(move |request: Request, next: Next| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        next.run(request)
+    });
+    tokio::spawn(async move { axum::serve(secure, app(&Shared::default()).layer(count)).await });
+    (address, heard)
+}
+
+#[tokio::test]
+async fn the_first_certificate_is_believed_and_only_that_one_then() {
+    let (first, second) = (Identity::new(), Identity::new());
+    let (address, _) = machine(&first, &first).await;
+    let hosts = KnownHosts::default();
+    let session = dial(&winrm_target(address, "winrm+https"), &hosts).await.unwrap();
+    assert_eq!(session.run(Run::new("both & <more>")).await.unwrap().exit, Exit::Code(3));
+
+    let (address, heard) = machine(&second, &second).await;
+    let error = dial(&winrm_target(address, "winrm+https"), &hosts).await.err().unwrap();
+    let DialError::HostKey { found, known, .. } = &error else { panic!("{error}") };
+    assert_eq!((found, known), (&second.fingerprint(), &first.fingerprint()));
+    assert_eq!(heard.load(Ordering::Relaxed), 0, "it was told nothing, and no password");
+}
+
+#[tokio::test]
+async fn a_certificate_that_was_pinned_is_the_only_one_from_the_start() {
+    let (machines, others) = (Identity::new(), Identity::new());
+    let hosts = KnownHosts::default();
+    hosts.pin(&InstanceId::new("vm-1"), &[machines.fingerprint()]);
+    let (address, heard) = machine(&others, &others).await;
+    let error = dial(&winrm_target(address, "winrm+https"), &hosts).await.err().unwrap();
+    assert!(matches!(error, DialError::HostKey { .. }), "{error}");
+    assert_eq!(heard.load(Ordering::Relaxed), 0);
+    let (address, _) = machine(&machines, &machines).await;
+    dial(&winrm_target(address, "winrm+https"), &hosts).await.unwrap();
+}
+
+/// A certificate is public: who shows it must have its key.
+#[tokio::test]
+async fn somebody_with_the_certificate_alone_is_told_nothing() {
+    let (machines, impostors) = (Identity::new(), Identity::new());
+    let hosts = KnownHosts::default();
+    hosts.pin(&InstanceId::new("vm-1"), &[machines.fingerprint()]);
+    let (address, heard) = machine(&machines, &impostors).await;
+    let mut target = winrm_target(address, "winrm+https");
+    target.info.connector.timeout = Duration::from_secs(1);
+    let error = dial(&target, &hosts).await.err().unwrap();
+    assert!(matches!(error, DialError::Unreachable { .. }), "{error}");
+    assert_eq!(heard.load(Ordering::Relaxed), 0);
+}
