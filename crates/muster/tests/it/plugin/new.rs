@@ -35,7 +35,6 @@ fn a_project_in_shell_or_python_passes() {
 
 /// Built for real, without the network: with the crates that this program was built of, in the versions of its lock file.
 #[test]
-#[expect(clippy::print_stderr, reason = "what is skipped is told")]
 fn a_project_in_rust_builds_and_passes() {
     let cargo = env!("CARGO");
     if !Path::new(cargo).is_file() {

@@ -78,7 +78,6 @@ fn c4_c6_the_plugin_local_of_the_program_passes() {
 }
 
 #[test]
-#[expect(clippy::print_stderr, reason = "what is skipped is told")]
 fn c4_c6_the_plugin_script_of_the_program_passes_with_the_example_in_shell() {
     if !Path::new("/usr/sbin/sshd").exists() {
         eprintln!("skipped: there is no /usr/sbin/sshd (Debian: openssh-server)");
