@@ -114,6 +114,8 @@ pub(super) struct Group {
     /// After failures: no more than this in one request.
     pub(super) ask_max: Option<u32>,
     pub(super) short_until: Time,
+    /// The pause after the last grant that was short; zero: the last one was not.
+    pub(super) short_pause: Duration,
     /// Instances of someone else. As ours, one is not gone because of one list; it would be taken for what was asked for.
     pub(super) foreign: BTreeMap<InstanceId, Absence>,
     gone: HashMap<InstanceId, (Time, i64)>,
@@ -137,6 +139,7 @@ impl Group {
             readiness: Backoff::default(),
             ask_max: None,
             short_until: at,
+            short_pause: Duration::ZERO,
             foreign: BTreeMap::new(),
             gone: HashMap::new(),
             gone_order: VecDeque::new(),

@@ -71,6 +71,7 @@ impl Engine {
         let available = self.pool.sums().free.saturating_sub(reserved);
         if available == 0 {
             let held = self.holds(now);
+            self.refused = Some(now.at);
             let why = || self.named(held.iter().filter_map(|(group, hold)| Some((*group, hold.clone()?))).collect());
             if self.stopping || self.slots_to_come(&held) <= reserved {
                 return Err(NoCapacity::InSight { facts: self.facts(), why: why() });
@@ -78,6 +79,7 @@ impl Engine {
             if self.wanted.idle_count > 0 && self.wanted.preemptive {
                 return Err(NoCapacity::Immediately { facts: self.facts(), why: why() });
             }
+            self.refused = None;
         }
         self.reservations.insert(key);
         Ok(())

@@ -64,6 +64,8 @@ pub struct Engine {
     queue: Queue,
     leases: HashMap<Key, Place>,
     reservations: HashSet<Key>,
+    /// When a reservation was last refused: a job could be had as soon as there is a slot for it.
+    refused: Option<Time>,
     /// Leases from before a restart that nobody has claimed yet.
     unclaimed: BTreeSet<Key>,
     /// Leases whose instance is to be woken, or is being woken.
@@ -120,6 +122,7 @@ impl Engine {
             queue: Queue::default(),
             leases: HashMap::new(),
             reservations: HashSet::new(),
+            refused: None,
             unclaimed: BTreeSet::new(),
             waking: BTreeMap::new(),
             wanted: Wanted::default(),

@@ -16,6 +16,10 @@ const READINESS_FAILURES_MAX: u32 = 3;
 const UNBOUNDED: u64 = 1_000_000_000;
 /// Idle instances of a group that are looked at in one step.
 const CANDIDATES_MAX: usize = 1000;
+/// After a grant that was short the provider is asked again after this; while it goes on to give, after less and less.
+const SHORT_PAUSE: Duration = Duration::from_millis(250);
+/// The least of these pauses: ten calls a second.
+const SHORT_PAUSE_MIN: Duration = Duration::from_millis(100);
 /// A limit on the size of requests that grew beyond this is none any more.
 const ASK_MAX: u32 = 1024;
 
@@ -280,10 +284,22 @@ impl Engine {
             Ok(_) if granted > 0 => {
                 group.creation.succeed();
                 if granted < n {
-                    group.short_until = now.at + short;
+                    // It gives as many as its own limit lets it: what comes up there in a pause is to be fetched soon.
+                    group.short_pause = match group.short_pause {
+                        Duration::ZERO => SHORT_PAUSE.min(short),
+                        pause => (pause / 2).max(SHORT_PAUSE_MIN.min(short)),
+                    };
+                    group.short_until = now.at + group.short_pause;
                 } else {
+                    group.short_pause = Duration::ZERO;
                     group.ask_max = group.ask_max.map(|max| max.saturating_mul(2)).filter(|max| *max <= ASK_MAX);
                 }
+                self.decide(now, What::Granted { group: id, asked: n, granted });
+            }
+            // It gave a moment ago, and was asked too soon.
+            Ok(_) if group.short_pause > Duration::ZERO && group.short_pause < short => {
+                group.short_pause = (group.short_pause * 2).min(short);
+                group.short_until = now.at + group.short_pause;
                 self.decide(now, What::Granted { group: id, asked: n, granted });
             }
             Ok(_) => self.creation_failed(now, id, format!("the provider granted none of {n} instances")),

@@ -16,6 +16,8 @@ const PART_OF_BOOT: u32 = 50;
 /// Listing takes at most this part of the time, as long as the pause for it is no longer than the usual period: a list that
 /// hangs for minutes says nothing about the next one, and what nobody lists is not seen.
 const PART_OF_TIME: u32 = 10;
+/// Who was refused a slot is thought to want one for so long; a manager asks again sooner.
+const REFUSED_FOR: Duration = Duration::from_secs(1);
 /// A list that takes longer than this does not keep another from being made.
 const STALLED: Duration = Duration::from_secs(30);
 /// Lists under way at most.
@@ -70,7 +72,8 @@ impl Engine {
             (Some(one), None) | (None, Some(one)) => one,
             (Some(one), Some(other)) => (one.0.min(other.0), one.1.max(other.1)),
         };
-        if self.queue.is_empty() {
+        let wants_job = self.refused.is_some_and(|refused| last.since(refused) < REFUSED_FOR);
+        if self.queue.is_empty() && !wants_job {
             return expecting;
         }
         let typical = [group.boot.fast, group.deletion.fast].into_iter().flatten().min();

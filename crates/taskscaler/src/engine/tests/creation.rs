@@ -128,6 +128,41 @@ fn a_short_grant_is_filled_by_the_next_group() {
 }
 
 #[test]
+fn who_waits_to_request_a_job_is_looked_after_like_a_job_that_waits() {
+    let mut config = config(10, 1);
+    config.policies = Policies::always(wanted(2, 60));
+    let mut rig = Rig::new(config);
+    rig.boot = Duration::from_millis(300);
+    rig.tell(Event::Tick);
+    assert!(rig.reserve("1").is_err(), "preemptive: only what is there is promised");
+    for _ in 0..6 {
+        rig.pass(Duration::from_millis(100));
+    }
+    rig.reserve("1").expect("an instance that boots within 300 ms is known before the usual two seconds are over");
+}
+
+#[test]
+fn what_a_provider_gives_at_a_rate_is_fetched_at_that_rate() {
+    let mut rig = Rig::new(config(100, 1));
+    rig.moods[0] = Mood::Short(10);
+    rig.engine.handle(rig.now, Event::Upcoming { jobs: 100 });
+    rig.answer();
+    assert_eq!(rig.clouds[0].len(), 10);
+    rig.seconds(2);
+    assert_eq!(rig.clouds[0].len(), 100, "{:?}", rig.increases());
+
+    let mut rig = Rig::new(config(100, 1));
+    rig.moods[0] = Mood::Short(10);
+    rig.engine.handle(rig.now, Event::Upcoming { jobs: 100 });
+    rig.answer();
+    rig.moods[0] = Mood::Short(0);
+    let before = rig.increases().len();
+    rig.seconds(5);
+    assert!(rig.increases().len() - before <= 6, "one that gives nothing more is asked less and less");
+    assert!(rig.told(|what| matches!(what, What::CreationFailed { .. })), "and then it counts as a failure");
+}
+
+#[test]
 fn a_group_without_stock_is_replaced_by_the_next_and_tried_again() {
     let mut config = config(10, 1);
     config.groups[0].price_per_hour = 0.1;
