@@ -9,6 +9,9 @@
 
 /// What an answer begins with.
 pub const MARK: &str = "muster: ";
+/// The SHA-256 of the input, before a blank. OpenSSL has the processor's own instructions where coreutils often has not; one that
+/// cannot do this reads nothing.
+const SUM: &str = r#"{ openssl dgst -sha256 -r || sha256sum; } 2>/dev/null"#;
 /// The answer of an instance that has not the executable.
 pub(super) const ABSENT: &str = "absent";
 /// The answer of an instance that has got it.
@@ -24,14 +27,14 @@ pub const FAILED: &str = "failed ";
 pub(super) fn connect(hash: &str, at: &str) -> String {
     let at = if is_plain(at) { at } else { "/nonexistent" };
     wrapped(&format!(
-        r#"u=$(umask); umask 077; d=$HOME/.muster; f=$d/bin/{hash}; ok() {{ test -x "$1" && test "$(sha256sum <"$1" 2>/dev/null)" = "{hash}  -"; }}; have() {{ ok "$1" && mkdir -p "$d/bin" && ln -sf "$1" "$f"; }}; if test -S "$d/agent/agent.sock" && test -x "$f" || ok "$f" || have "$(command -v muster)" || have {at}; then umask "$u"; exec "$f" agent connect --dir "$d/agent"; else echo "{MARK}{ABSENT}"; fi"#
+        r#"u=$(umask); umask 077; d=$HOME/.muster; f=$d/bin/{hash}; ok() {{ test -x "$1" && s=$({SUM} <"$1") && test "${{s%% *}}" = {hash}; }}; have() {{ ok "$1" && mkdir -p "$d/bin" && ln -sf "$1" "$f"; }}; if test -S "$d/agent/agent.sock" && test -x "$f" || ok "$f" || have "$(command -v muster)" || have {at}; then umask "$u"; exec "$f" agent connect --dir "$d/agent"; else echo "{MARK}{ABSENT}"; fi"#
     ))
 }
 
 /// Takes the executable, packed, from its input. What others left half done for an hour is removed.
 pub(super) fn place(hash: &str) -> String {
     wrapped(&format!(
-        r#"umask 077; d=$HOME/.muster/bin; mkdir -p "$d" && find "$d" -name ".part-*" -mmin +60 -exec rm -f {{}} +; t=$(mktemp "$d/.part-XXXXXX") || exit 1; trap "rm -f $t" EXIT; gzip -dc >"$t" && if test "$(sha256sum <"$t")" = "{hash}  -"; then chmod 700 "$t" && mv -f "$t" "$d/{hash}" && echo "{MARK}{PLACED}"; else echo "what arrived is not what was sent" >&2; exit 1; fi"#
+        r#"umask 077; d=$HOME/.muster/bin; mkdir -p "$d" && find "$d" -name ".part-*" -mmin +60 -exec rm -f {{}} +; t=$(mktemp "$d/.part-XXXXXX") || exit 1; trap "rm -f $t" EXIT; gzip -dc >"$t" && s=$({SUM} <"$t") && if test "${{s%% *}}" = {hash}; then chmod 700 "$t" && mv -f "$t" "$d/{hash}" && echo "{MARK}{PLACED}"; else echo "what arrived is not what was sent" >&2; exit 1; fi"#
     ))
 }
 
