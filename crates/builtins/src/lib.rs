@@ -21,7 +21,7 @@ mod variables;
 pub use checkout::Templates;
 pub use context::{Context, OnUserCode, Shared};
 pub use failure::Failure;
-pub use files::extract::unpack;
+pub use files::extract::{LeftOut, unpack};
 pub use files::format::{Format, Level};
 pub use files::select::Wanted;
 pub use site::{Meter, Site, Tone};

@@ -86,18 +86,38 @@ impl Variables {
     /// # Errors
     /// What the disk says, or that a name is no file name.
     pub fn write_files(&self, temp_dir: &Path) -> io::Result<()> {
-        fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(temp_dir)?;
+        make_private(temp_dir)?;
         remove_if_there(&temp_dir.join(ENV_FILE))?;
-        for variable in self.all.iter().filter(|variable| variable.file) {
-            let path = file_path(temp_dir, &variable.key).ok_or_else(|| {
-                io::Error::new(io::ErrorKind::InvalidInput, format!("`{}` is no name for a file", variable.key))
-            })?;
+        for variable in self.files() {
+            let path = path_of(temp_dir, variable)?;
             // Made anew, so that the mode is right and no link is followed.
             remove_if_there(&path)?;
-            let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-            file.write_all(variable.value.as_bytes())?;
+            write_private(&path, &variable.value)?;
         }
         Ok(())
+    }
+
+    /// Brings back what a script, or a cleaner of the machine, has removed of what [`Variables::write_files`] made.
+    ///
+    /// # Errors
+    /// What the disk says.
+    pub fn restore_files(&self, temp_dir: &Path) -> io::Result<()> {
+        let is_missing = |path: &Path| matches!(path.symlink_metadata(), Err(e) if e.kind() == io::ErrorKind::NotFound);
+        if is_missing(temp_dir) {
+            make_private(temp_dir)?;
+        }
+        // The last of a name is the one that counts.
+        for variable in self.files().rev() {
+            let path = path_of(temp_dir, variable)?;
+            if is_missing(&path) {
+                write_private(&path, &variable.value)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn files(&self) -> impl DoubleEndedIterator<Item = &JobVariable> {
+        self.all.iter().filter(|variable| variable.file)
     }
 
     /// Removes what is in the temporary directory. The directory itself stays for the next job in this place, as the
@@ -195,6 +215,20 @@ fn empty(dir: &Path) -> io::Result<()> {
         if entry.file_type()?.is_dir() { fs::remove_dir_all(entry.path()) } else { fs::remove_file(entry.path()) }?;
     }
     Ok(())
+}
+
+fn path_of(temp_dir: &Path, variable: &JobVariable) -> io::Result<PathBuf> {
+    file_path(temp_dir, &variable.key)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("`{}` is no name for a file", variable.key)))
+}
+
+fn make_private(directory: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(directory)
+}
+
+fn write_private(path: &Path, content: &str) -> io::Result<()> {
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(content.as_bytes())
 }
 
 fn remove_if_there(path: &Path) -> io::Result<()> {

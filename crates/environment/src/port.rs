@@ -1,6 +1,6 @@
 //! The port: what a manager needs from a place where jobs run.
 
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -98,6 +98,31 @@ pub struct Directories {
     pub cache: PathBuf,
     /// Jobs of different projects share the environment: `CI_SHARED_ENVIRONMENT`, and the layout of job-execution 2.9.
     pub shared: bool,
+}
+
+impl Directories {
+    /// With those that a runner's configuration names instead. A relative one starts where the environment's own are.
+    #[must_use]
+    pub fn with(self, builds: Option<&Path>, cache: Option<&Path>) -> Self {
+        let instead = |own: PathBuf, named: Option<&Path>| match named {
+            None => own,
+            Some(named) => resolved(&own.parent().unwrap_or(Path::new("/")).join(named)),
+        };
+        Self { builds: instead(self.builds, builds), cache: instead(self.cache, cache), shared: self.shared }
+    }
+}
+
+/// The path without `.` and `..`.
+fn resolved(path: &Path) -> PathBuf {
+    let mut whole = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::CurDir => {}
+            Component::ParentDir => drop(whole.pop()),
+            other => whole.push(other),
+        }
+    }
+    whole
 }
 
 /// What is stored of a lease, before it is used (life-of-a-job R2).

@@ -238,10 +238,10 @@ pub struct RunnerSettings {
     /// The user whom the shell executor's scripts run as; none means the manager's own.
     #[serde(default)]
     pub user: Option<String>,
-    /// Below it jobs are checked out; none means the environment's own.
+    /// Below it jobs are checked out; none means the environment's own, and a relative one is beside that.
     #[serde(default)]
     pub builds_dir: Option<PathBuf>,
-    /// Below it caches are kept; none means the environment's own.
+    /// Below it caches are kept; none means the environment's own, and a relative one is beside that.
     #[serde(default)]
     pub cache_dir: Option<PathBuf>,
     /// Scheme and host for git only.

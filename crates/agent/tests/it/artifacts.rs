@@ -139,3 +139,51 @@ async fn untracked_files_are_those_that_git_lists_whatever_it_says_on_the_side()
     assert!(log.contains("untracked: found 1 files\n") && log.contains("201 Created id=7"), "{log}");
     assert!(log.contains("trace: built-in: git ls-files -o -z"), "{log}");
 }
+
+/// Everyday links: one to a directory of the project, and one that leads out of it. Neither is followed.
+#[tokio::test]
+async fn a_link_that_is_named_comes_back_as_a_link_and_nothing_from_outside_goes_along() {
+    let (coordinator, served) = coordinator().await;
+    let mut agent = Agent::start().await;
+    let outside = agent.dir.path().join("outside");
+    std::fs::create_dir(&outside).unwrap();
+    std::fs::write(outside.join("file"), "TOPSECRET").unwrap();
+    let make = format!("mkdir -p v1/sub; echo 1 > v1/sub/f; ln -sfn v1 cur; ln -sfn {} lnk", outside.display());
+    let paths = ["v1", "cur/", "lnk"].map(str::to_owned).into();
+    let links = ArtifactsUpload { name: "links".to_owned(), paths, ..archive() };
+    let (log, _) = agent.complete(&to(&served, agent.plan(vec![script(&[&make]), upload(links)]))).await;
+    assert!(log.contains("cur/: found 1 matching") && log.contains("lnk: found 1 matching"), "{log}");
+    let bytes = coordinator.job(JOB).unwrap().artifacts["links.zip"].clone();
+    let names = zip::ZipArchive::new(std::io::Cursor::new(bytes)).unwrap();
+    let mut names: Vec<&str> = names.file_names().collect();
+    names.sort_unstable();
+    assert_eq!(names, ["cur", "lnk", "v1/", "v1/sub/", "v1/sub/f"]);
+
+    std::fs::remove_dir_all(agent.project()).unwrap();
+    let look = script(&["readlink cur; cat cur/sub/f"]);
+    let (log, result) = agent.complete(&to(&served, agent.plan(vec![download("t0ken"), look]))).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert!(log.contains("\nv1\n1\n"), "{log}");
+}
+
+#[tokio::test]
+async fn an_artifact_that_meets_a_directory_of_the_checkout_is_a_warning() {
+    let (_coordinator, served) = coordinator().await;
+    let mut agent = Agent::start().await;
+    let paths = ["d1", "site", "other"].map(str::to_owned).into();
+    let files = ArtifactsUpload { name: "files".to_owned(), paths, ..archive() };
+    let make = script(&["echo file > d1; ln -s d1 site; echo other > other"]);
+    agent.complete(&to(&served, agent.plan(vec![make, upload(files)]))).await;
+    for name in ["d1", "site"] {
+        let path = agent.project().join(name);
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        std::fs::write(path.join("tracked"), "").unwrap();
+    }
+    let look = script(&["ls d1 site; cat other"]);
+    let (log, result) = agent.complete(&to(&served, agent.plan(vec![download("t0ken"), look]))).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    for text in ["WARNING: d1: not unpacked", "WARNING: site: not unpacked", "\nother\n"] {
+        assert!(log.contains(text), "{text} in {log}");
+    }
+}

@@ -133,3 +133,16 @@ async fn no_key_leads_out_of_the_cache_directory_and_an_empty_one_is_told() {
     }
     assert!(!agent.dir.path().join("outside").exists() && !cache_dir(&agent).exists());
 }
+
+#[tokio::test]
+async fn a_link_in_a_cache_is_restored_as_a_link() {
+    let mut agent = Agent::start().await;
+    let paths = ["v1", "cur"].map(str::to_owned).into();
+    let linked = CacheEntry { paths, ..entry(&agent, "linked") };
+    let make = script(&["mkdir v1; echo 1 > v1/f; ln -s v1 cur"]);
+    agent.complete(&agent.plan(vec![make, save(linked.clone())])).await;
+    fs::remove_dir_all(agent.project()).unwrap();
+    let (log, _) = agent.complete(&agent.plan(vec![restore(linked), script(&["readlink cur; cat cur/f"])])).await;
+    assert!(log.contains("Successfully extracted cache") && log.contains("\nv1\n1\n"), "{log}");
+    assert!(!log.contains("WARNING"), "{log}");
+}

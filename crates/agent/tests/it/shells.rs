@@ -2,8 +2,9 @@
 
 use std::fs;
 
-use muster_agent_api::builtin::{Builtin, Phase, PhaseWhen, Script};
+use muster_agent_api::builtin::{Builtin, CacheEntry, Caches, Phase, PhaseWhen, Script};
 use muster_agent_api::result::Outcome;
+use muster_agent_api::step_runner::Variable;
 
 use crate::harness::*;
 
@@ -112,4 +113,32 @@ async fn hooks_stand_around_the_checkout_and_the_operators_text_around_the_scrip
     let printed: Vec<&str> = log.lines().filter(|line| ["before", "own", "after"].contains(line)).collect();
     assert_eq!(printed, ["before", "own", "after"]);
     assert!(log.contains("\x1b[32;1m$ echo before\x1b[0;m\n"), "{log}");
+}
+
+/// A line that cleans up around the project, or a cleaner of the machine: what comes after has its files all the same.
+#[tokio::test]
+async fn a_script_that_removes_the_jobs_temporary_directory_fails_nothing() {
+    for (end, code) in [("true", None), ("exit 3", Some(3))] {
+        let mut agent = Agent::start().await;
+        let home = home(&agent, "");
+        let cache = CacheEntry {
+            key: "z".to_owned(),
+            cache_dir: agent.dir.path().join("cache").to_string_lossy().into_owned(),
+            paths: vec!["x".to_owned()],
+            ..CacheEntry::default()
+        };
+        let save = phase("archive_cache", PhaseWhen::Always, Builtin::CacheSave(Caches { caches: vec![cache] }));
+        let after = in_shell(&Script { after_script: true, ..login() }, &["cat $FILE"]);
+        let after = Phase { when: PhaseWhen::Always, ..after };
+        let make = in_shell(&login(), &["rm -rf ../*.tmp; mkdir x; touch x/f", end]);
+        let file = Variable { file: true, ..variable("FILE", "of-the-file\n") };
+        agent.run("1-1", &agent.plan(vec![make, after, save]), &[variable("HOME", &home), file]).await;
+        let log = agent.log("1-1").await;
+        let result = agent.wait("1-1").await;
+        match code {
+            None => assert_eq!(result.outcome, Outcome::Success, "{log}"),
+            code => assert_eq!(failed(&result), ("script_failure".to_owned(), code), "{log}"),
+        }
+        assert!(log.contains("\nof-the-file\n") && log.contains("Created cache"), "{log}");
+    }
 }

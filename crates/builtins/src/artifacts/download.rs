@@ -29,7 +29,7 @@ pub(crate) async fn download(context: &Context, download: &ArtifactsDownload, st
             other => other,
         })?;
         let (root, watch) = (context.project_dir.clone(), stop.clone());
-        Context::blocking(move || unpack(archive, &root, &watch)).await?;
+        Context::blocking(move || unpack(archive, &root, &watch)).await?.tell(context);
     }
     Ok(())
 }

@@ -61,7 +61,8 @@ pub(crate) async fn restore(context: &Context, cache: &CacheEntry, stop: &Stop) 
         };
         let (root, watch) = (context.project_dir.clone(), stop.clone());
         match Context::blocking(move || unpack(archive, &root, &watch)).await {
-            Ok(()) => {
+            Ok(left_out) => {
+                left_out.tell(context);
                 context.tell(Tone::Notice, "Successfully extracted cache");
                 return Ok(());
             }

@@ -17,22 +17,63 @@ use zip::read::ZipFile;
 
 use super::{UntilStopped, failure};
 use crate::failure::Failure;
+use crate::site::{Site, Tone};
 
 /// The longest target of a link.
 const MAX_LINK: u64 = 4096;
 
-/// Unpacks the archive into `root`; its format is told by its first bytes. Files that are there are replaced.
+/// So many entries that could not be put in place are told one by one.
+const MAX_TOLD: usize = 20;
+
+/// What an archive holds and the directory did not take, as a directory with files where a file should be.
+#[derive(Debug, Default)]
+pub struct LeftOut {
+    /// Each with the reason, for people.
+    told: Vec<String>,
+    /// How many more there are.
+    more: usize,
+}
+
+impl LeftOut {
+    /// A line for each of the first ones, and one for all others.
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        let more = (self.more > 0).then(|| format!("{} more were not unpacked", self.more));
+        self.told.iter().cloned().chain(more)
+    }
+
+    /// Warns of each.
+    pub fn tell(&self, site: &dyn Site) {
+        self.lines().for_each(|line| site.tell(Tone::Warning, &line));
+    }
+
+    fn add(&mut self, path: &Path, error: &io::Error) {
+        if self.told.len() < MAX_TOLD {
+            self.told.push(format!("{}: not unpacked, left as it is: {error}", path.display()));
+        } else {
+            self.more += 1;
+        }
+    }
+}
+
+/// Unpacks the archive into `root`; its format is told by its first bytes. Files that are there are replaced. What `root` has
+/// something in the way of is left out.
 ///
 /// # Errors
 /// [`Failure::Step`] for what is no archive or wants to write elsewhere, else what the system has against it.
-pub fn unpack(mut archive: File, root: &Path, stop: &Stop) -> Result<(), Failure> {
+pub fn unpack(mut archive: File, root: &Path, stop: &Stop) -> Result<LeftOut, Failure> {
     let mut head = [0; 4];
     let length = archive.read(&mut head).and_then(|length| archive.rewind().map(|()| length));
     let length = length.map_err(Failure::io("cannot read the archive"))?;
     let root = fs::create_dir_all(root).and_then(|()| fs::canonicalize(root));
     let root = root.map_err(Failure::io("cannot find the directory to unpack to"))?;
-    let mut unpacker =
-        Unpacker { root: &root, stop, directories: HashSet::new(), links: Vec::new(), attributes: Vec::new() };
+    let mut unpacker = Unpacker {
+        root: &root,
+        stop,
+        directories: HashSet::new(),
+        links: Vec::new(),
+        attributes: Vec::new(),
+        left_out: LeftOut::default(),
+    };
     match head.get(..length).unwrap_or_default() {
         [0x28, 0xb5, 0x2f, 0xfd, ..] => unpacker.tar_zstd(archive)?,
         [0x1f, 0x8b, ..] => {
@@ -41,6 +82,17 @@ pub fn unpack(mut archive: File, root: &Path, stop: &Stop) -> Result<(), Failure
         _ => unpacker.zip(archive)?,
     }
     unpacker.finish().map_err(Failure::io("cannot finish unpacking"))
+}
+
+/// Whether an error is about what is at an entry's place, or about its name, and not about the machine.
+fn is_in_the_way(error: &io::Error) -> bool {
+    use io::ErrorKind::{
+        AlreadyExists, DirectoryNotEmpty, InvalidFilename, IsADirectory, NotADirectory, PermissionDenied,
+    };
+    matches!(
+        error.kind(),
+        AlreadyExists | DirectoryNotEmpty | InvalidFilename | IsADirectory | NotADirectory | PermissionDenied
+    )
 }
 
 /// The name as a relative path that stays inside; none for any other.
@@ -80,6 +132,7 @@ struct Unpacker<'a> {
     links: Vec<(PathBuf, PathBuf)>,
     /// Permissions and times of directories, set last: a read-only one can be filled, and filling changes the time.
     attributes: Vec<(PathBuf, u32, Option<FileTime>)>,
+    left_out: LeftOut,
 }
 
 impl Unpacker<'_> {
@@ -142,18 +195,24 @@ impl Unpacker<'_> {
             )));
         };
         let name = relative.display().to_string();
-        self.put(&entry, relative, content).map_err(failure(format!("cannot unpack `{name}`"), self.stop))
+        match self.put(&entry, &relative, content) {
+            Err(error) if is_in_the_way(&error) && self.stop.cause().is_none() => {
+                self.left_out.add(&relative, &error);
+                Ok(())
+            }
+            put => put.map_err(failure(format!("cannot unpack `{name}`"), self.stop)),
+        }
     }
 
-    fn put(&mut self, entry: &Entry, relative: PathBuf, content: &mut dyn Read) -> io::Result<()> {
+    fn put(&mut self, entry: &Entry, relative: &Path, content: &mut dyn Read) -> io::Result<()> {
         if let Kind::Directory = entry.kind {
-            self.directory(&relative)?;
+            self.directory(relative)?;
             let mode = entry.mode.map_or(0o755, |mode| mode & 0o777);
-            self.attributes.push((self.root.join(&relative), mode, entry.modified));
+            self.attributes.push((self.root.join(relative), mode, entry.modified));
             return Ok(());
         }
         self.directory(relative.parent().unwrap_or(Path::new("")))?;
-        let path = self.root.join(&relative);
+        let path = self.root.join(relative);
         if let Kind::Link(target) = &entry.kind {
             self.links.push((path, target.clone()));
             return Ok(());
@@ -184,7 +243,8 @@ impl Unpacker<'_> {
                 Ok(metadata) if metadata.is_dir() => {}
                 Ok(metadata) if metadata.is_symlink() => {
                     if !fs::canonicalize(&full).is_ok_and(|to| to.starts_with(self.root) && to.is_dir()) {
-                        return Err(io::Error::other("a link on its way leads out of the project"));
+                        let why = "a link on its way leads out of the project";
+                        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
                     }
                 }
                 Ok(_) => {
@@ -197,21 +257,35 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    fn finish(self) -> io::Result<()> {
+    fn finish(mut self) -> io::Result<LeftOut> {
         for (path, target) in self.links {
-            remove(&path)?;
-            std::os::unix::fs::symlink(target, &path)?;
-        }
-        for (path, mode, time) in self.attributes.into_iter().rev() {
-            if fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_dir()) {
-                if let Some(time) = time {
-                    filetime::set_file_mtime(&path, time)?;
+            let made = remove(&path).and_then(|()| std::os::unix::fs::symlink(target, &path));
+            match made {
+                Err(error) if is_in_the_way(&error) => {
+                    self.left_out.add(path.strip_prefix(self.root).unwrap_or(&path), &error);
                 }
-                fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
+                made => made?,
             }
         }
-        Ok(())
+        for (path, mode, time) in self.attributes.into_iter().rev() {
+            match set_attributes(&path, mode, time) {
+                // Someone else's directory: its files are in it, and that is what counts.
+                Err(error) if is_in_the_way(&error) => {}
+                set => set?,
+            }
+        }
+        Ok(self.left_out)
     }
+}
+
+fn set_attributes(path: &Path, mode: u32, time: Option<FileTime>) -> io::Result<()> {
+    if !fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir()) {
+        return Ok(());
+    }
+    if let Some(time) = time {
+        filetime::set_file_mtime(path, time)?;
+    }
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
 /// Removes what is in a file's way; a directory only if it is empty.

@@ -33,7 +33,7 @@ pub(crate) async fn select(site: &dyn Site, wanted: Wanted<'_>, stop: &Stop) -> 
     let (paths, exclude) = (expanded(wanted.paths), expanded(wanted.exclude));
     let (root, watch, by_git) = (site.root().to_owned(), stop.clone(), wanted.untracked);
     let (found, lines) = Context::blocking(move || {
-        let mut search = Search { root: &root, found: BTreeSet::new(), lines: Vec::new(), stop: &watch };
+        let mut search = Search::new(&root, &watch);
         let excludes = Excludes::new(&exclude, &mut search);
         let mut excludes = excludes;
         for path in &paths {
@@ -42,6 +42,7 @@ pub(crate) async fn select(site: &dyn Site, wanted: Wanted<'_>, stop: &Stop) -> 
         if by_git {
             search.untracked(untracked, &mut excludes);
         }
+        search.leave_out_below_links();
         excludes.report(&mut search);
         Ok((search.found, search.lines))
     })
@@ -55,11 +56,17 @@ pub(crate) async fn select(site: &dyn Site, wanted: Wanted<'_>, stop: &Stop) -> 
 struct Search<'a> {
     root: &'a Path,
     found: BTreeSet<PathBuf>,
+    /// Those of the found ones that are symbolic links.
+    links: BTreeSet<PathBuf>,
     lines: Vec<(Tone, String)>,
     stop: &'a Stop,
 }
 
-impl Search<'_> {
+impl<'a> Search<'a> {
+    fn new(root: &'a Path, stop: &'a Stop) -> Self {
+        Self { root, found: BTreeSet::new(), links: BTreeSet::new(), lines: Vec::new(), stop }
+    }
+
     fn warn(&mut self, line: String) {
         self.lines.push((Tone::Warning, line));
     }
@@ -96,12 +103,14 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Takes everything below `start` that matches, or is in a directory that does. Links are not followed.
+    /// Takes everything below `start` that matches, or is in a directory that does. Links are not followed: one that a
+    /// pattern names is packed as a link. Only what is named through a link is taken from where the link leads.
     fn walk(&mut self, start: &Path, glob: Option<&GlobMatcher>, excludes: &mut Excludes) -> Result<usize, Failure> {
         let mut matches = 0;
         // The depth of the directory whose content is taken as a whole.
         let mut inside_of: Option<usize> = None;
-        for entry in walkdir::WalkDir::new(start).follow_links(false) {
+        let from_inside = glob.is_some() || start == self.root;
+        for entry in walkdir::WalkDir::new(start).follow_links(false).follow_root_links(from_inside) {
             if let Some(cause) = self.stop.cause() {
                 return Err(Failure::Stopped(cause));
             }
@@ -117,18 +126,40 @@ impl Search<'_> {
             }
             if !excludes.has(relative) {
                 matches += 1;
-                self.found.insert(relative.to_owned());
+                self.take(relative.to_owned(), entry.path_is_symlink());
             }
         }
         Ok(matches)
     }
 
+    fn take(&mut self, relative: PathBuf, is_link: bool) {
+        if is_link {
+            self.links.insert(relative.clone());
+        }
+        self.found.insert(relative);
+    }
+
+    /// An archive cannot hold a link and something below it.
+    fn leave_out_below_links(&mut self) {
+        if self.links.is_empty() {
+            return;
+        }
+        let Self { found, links, lines, .. } = self;
+        found.retain(|path| {
+            let Some(link) = path.ancestors().skip(1).find(|above| links.contains(*above)) else { return true };
+            let (path, link) = (path.display(), link.display());
+            lines.push((Tone::Warning, format!("{path}: left out, because `{link}` is packed as a symbolic link")));
+            false
+        });
+    }
+
     fn untracked(&mut self, files: Vec<PathBuf>, excludes: &mut Excludes) {
         let mut matches = 0;
         for file in files {
-            if fs::symlink_metadata(self.root.join(&file)).is_ok() && !excludes.has(&file) {
+            let Ok(metadata) = fs::symlink_metadata(self.root.join(&file)) else { continue };
+            if !excludes.has(&file) {
                 matches += 1;
-                self.found.insert(file);
+                self.take(file, metadata.is_symlink());
             }
         }
         self.say(match matches {
@@ -257,14 +288,15 @@ mod tests {
             fs::create_dir_all(dir.path().join(path).parent().unwrap()).unwrap();
             fs::write(dir.path().join(path), "").unwrap();
         }
-        std::os::unix::fs::symlink("/etc", dir.path().join("a/link")).unwrap();
+        std::os::unix::fs::symlink("b", dir.path().join("a/link")).unwrap();
         let stop = Stop::new();
-        let mut search = Search { root: dir.path(), found: BTreeSet::new(), lines: Vec::new(), stop: &stop };
+        let mut search = Search::new(dir.path(), &stop);
         let exclude: Vec<String> = exclude.iter().map(ToString::to_string).collect();
         let mut excludes = Excludes::new(&exclude, &mut search);
         for path in paths {
             search.pattern(path, &mut excludes).unwrap();
         }
+        search.leave_out_below_links();
         excludes.report(&mut search);
         let found = search.found.iter().map(|path| path.to_string_lossy().into_owned()).collect();
         (found, search.lines.into_iter().map(|(_, line)| line).collect())
@@ -275,6 +307,18 @@ mod tests {
         let all = ["a", "a/.hidden", "a/b", "a/b/three.log", "a/b/two.txt", "a/link", "a/one.txt"];
         assert_eq!(found(&["a"], &[]).0, all);
         assert_eq!(found(&["./a/"], &[]).0, all);
+    }
+
+    #[test]
+    fn a_link_that_is_named_is_a_link_and_what_is_named_through_it_is_found_there() {
+        assert_eq!(found(&["a/link"], &[]).0, ["a/link"]);
+        assert_eq!(found(&["a/link/"], &[]).0, ["a/link"]);
+        assert_eq!(found(&["a/link/two.txt"], &[]).0, ["a/link/two.txt"]);
+        assert_eq!(found(&["a/link/*.log"], &[]).0, ["a/link/three.log"]);
+        let (found, lines) = found(&["a/link", "a/link/two.txt"], &[]);
+        assert_eq!(found, ["a/link"]);
+        let told = "a/link/two.txt: left out, because `a/link` is packed as a symbolic link".to_owned();
+        assert!(lines.contains(&told), "{lines:?}");
     }
 
     #[test]

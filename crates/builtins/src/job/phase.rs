@@ -172,6 +172,10 @@ impl Runner<'_> {
         if let (Some(cause), false) = (stop.cause(), matches!(phase.run, Builtin::Cleanup(_))) {
             return Err(Failure::Stopped(cause));
         }
+        if !matches!(phase.run, Builtin::Prepare(_) | Builtin::Cleanup(_)) {
+            let restored = context.variables.restore_files(&context.temp_dir);
+            restored.map_err(Failure::io("cannot bring back the job's temporary files"))?;
+        }
         match &phase.run {
             Builtin::Script(script) => script::run(context, script, stop).await,
             Builtin::Checkout(checkout) => checkout::run(context, checkout, stop).await,

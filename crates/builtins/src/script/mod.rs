@@ -10,6 +10,7 @@ mod powershell;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use muster_agent_api::builtin::Script;
@@ -45,12 +46,10 @@ pub(crate) async fn run_groups(
     stop: &Stop,
 ) -> Result<(), Failure> {
     context.user_code_starts()?;
-    let started = context.temp_dir.join(STARTED);
-    let watched = script.login.then_some(started.as_path());
-    if let Some(started) = watched {
-        remove_mark(started).map_err(Failure::io("cannot prepare the start of the shell"))?;
-    }
-    let frame = Frame { script, directory: &context.project_dir, started: watched, groups };
+    let mark = script.login.then(|| Mark::new(context.temp_dir.join(STARTED))).transpose();
+    let mark = mark.map_err(Failure::io("cannot prepare the start of the shell"))?;
+    let started = mark.as_ref().map(|mark| mark.path.as_path());
+    let frame = Frame { script, directory: &context.project_dir, started, groups };
     let command = match script.shell.as_str() {
         "" | "bash" | "sh" => posix::command(context, &frame)?,
         "pwsh" | "powershell" => powershell::command(context, &frame)?,
@@ -61,12 +60,33 @@ pub(crate) async fn run_groups(
         }
     };
     let ended = context.wait(command, stop).await;
-    match (watched, ended) {
-        (Some(started), Ok(())) if !started.exists() => Err(Failure::Profile("exit status 0".to_owned(), None)),
-        (Some(started), Err(failure @ (Failure::Exit(_) | Failure::Signal(_)))) if !started.exists() => {
+    match (mark, ended) {
+        (Some(mark), Ok(())) if !mark.is_set() => Err(Failure::Profile("exit status 0".to_owned(), None)),
+        (Some(mark), Err(failure @ (Failure::Exit(_) | Failure::Signal(_)))) if !mark.is_set() => {
             Err(Failure::Profile(failure.to_string(), failure.exit_code()))
         }
         (_, ended) => ended,
+    }
+}
+
+/// A file that the shell writes to once it is through with its profile. It is kept open, so that what the script removes later
+/// does not matter.
+struct Mark {
+    path: PathBuf,
+    file: fs::File,
+}
+
+impl Mark {
+    fn new(path: PathBuf) -> io::Result<Self> {
+        remove_mark(&path)?;
+        let file = fs::File::options().write(true).create_new(true).mode(0o600).open(&path)?;
+        Ok(Self { path, file })
+    }
+
+    fn is_set(&self) -> bool {
+        let is_written = |metadata: io::Result<fs::Metadata>| metadata.is_ok_and(|metadata| metadata.len() > 0);
+        // A profile may have removed the file: then the shell's is another one.
+        is_written(self.file.metadata()) || is_written(fs::metadata(&self.path))
     }
 }
 
@@ -81,7 +101,7 @@ fn remove_mark(path: &Path) -> io::Result<()> {
 struct Frame<'a> {
     script: &'a Script,
     directory: &'a Path,
-    /// A file to make once the shell is through with its profile.
+    /// A file to write to once the shell is through with its profile.
     started: Option<&'a Path>,
     groups: &'a [Group<'a>],
 }

@@ -79,7 +79,7 @@ pub(super) fn text(frame: &Frame<'_>, bash: bool, exports: &[Resolved<'_>]) -> S
     let pipefail = if bash { "set -o pipefail" } else { "(set -o pipefail) 2>/dev/null && set -o pipefail" };
     let mut text = String::with_capacity(before.len() + 2 * body.len() + 256);
     if let Some(path) = frame.started {
-        text.push_str(": > ");
+        text.push_str("command echo >> ");
         push_quoted(&mut text, &path.to_string_lossy());
         text.push('\n');
     }

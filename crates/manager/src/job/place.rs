@@ -185,13 +185,8 @@ impl Actor {
     fn lower(&mut self, own: Directories, words: Vec<String>) -> Result<(), LowerError> {
         let Some(lease) = &self.lease else { return Ok(()) };
         let runner = &self.context.runner;
-        let directories = Directories {
-            builds: runner.builds_dir.clone().unwrap_or(own.builds),
-            cache: runner.cache_dir.clone().unwrap_or(own.cache),
-            shared: own.shared,
-        };
         let placement = Placement {
-            directories,
+            directories: own.with(runner.builds_dir.as_deref(), runner.cache_dir.as_deref()),
             slot: lease.record.slot.clone(),
             runner: Arc::clone(runner),
             host_name: self.context.host_name.clone(),

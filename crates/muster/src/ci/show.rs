@@ -7,6 +7,7 @@ use muster_agent_api::result::{StepNode, StepStatus};
 use muster_coordinator::History;
 use muster_coordinator::views::{ArtifactView, JobView, PipelineView};
 use muster_job::JobStatus;
+use muster_steps::stop::Stop;
 
 use super::args::ShowArgs;
 use super::error::{CiError, ExitStatus};
@@ -300,13 +301,14 @@ fn unpack(artifact: &ArtifactView, target: &Path) -> Result<(), CiError> {
     unpack_archive(&artifact.path, target)
 }
 
-/// Unpacks an archive of artifacts.
+/// Unpacks an archive of artifacts. It was made by a job: nothing of it gets out of the folder.
 pub(super) fn unpack_archive(path: &Path, target: &Path) -> Result<(), CiError> {
     let archive = std::fs::File::open(path).map_err(|source| CiError::Read { path: path.to_owned(), source })?;
-    // The archive was made by a job: names that lead out of the folder are refused by `extract`.
-    let unpacked = zip::ZipArchive::new(archive).and_then(|mut archive| archive.extract(target));
-    unpacked.map_err(|error| CiError::System {
+    let unpacked = muster_builtins::unpack(archive, target, &Stop::new());
+    let left_out = unpacked.map_err(|failure| CiError::System {
         what: format!("cannot extract to `{}`", target.display()),
-        source: error.into(),
-    })
+        source: std::io::Error::other(failure),
+    })?;
+    left_out.lines().for_each(|line| ui::warning(&line));
+    Ok(())
 }

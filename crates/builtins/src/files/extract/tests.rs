@@ -94,14 +94,17 @@ fn nothing_is_written_through_a_link_that_leads_out() {
         zip.start_file("link/out", SimpleFileOptions::default()).unwrap();
         zip.write_all(b"evil").unwrap();
     });
-    assert!(unpack(archive, &root, &Stop::new()).is_err());
+    assert_eq!(
+        unpack(archive, &root, &Stop::new()).unwrap().told,
+        ["link/out: not unpacked, left as it is: a link on its way leads out of the project"]
+    );
     // A link of the archive itself is made after everything else.
     let archive = hostile(|zip| {
         zip.add_symlink("own", "..", SimpleFileOptions::default()).unwrap();
         zip.start_file("own/out", SimpleFileOptions::default()).unwrap();
         zip.write_all(b"evil").unwrap();
     });
-    assert!(unpack(archive, &root, &Stop::new()).is_err());
+    assert_eq!(unpack(archive, &root, &Stop::new()).unwrap().told.len(), 1);
     assert!(!outer.path().join("out").exists());
 }
 
@@ -119,6 +122,28 @@ fn a_link_in_the_way_of_a_file_is_replaced_not_followed() {
     unpack(archive, &root, &Stop::new()).unwrap();
     assert_eq!(fs::read_to_string(outer.path().join("victim")).unwrap(), "old");
     assert_eq!(fs::read_to_string(root.join("file")).unwrap(), "new");
+}
+
+#[test]
+fn what_meets_a_directory_with_files_is_left_out_and_told_and_the_rest_is_unpacked() {
+    let root = tempfile::tempdir().unwrap();
+    for name in ["file/kept", "link/kept"] {
+        fs::create_dir_all(root.path().join(name)).unwrap();
+    }
+    fs::write(root.path().join("directory"), "").unwrap();
+    let archive = hostile(|zip| {
+        for name in ["file", "directory/new", "other"] {
+            zip.start_file(name, SimpleFileOptions::default()).unwrap();
+        }
+        zip.add_symlink("link", "other", SimpleFileOptions::default()).unwrap();
+    });
+    let left_out = unpack(archive, root.path(), &Stop::new()).unwrap();
+    assert_eq!(left_out.told.len(), 2, "{left_out:?}");
+    for (line, name) in left_out.told.iter().zip(["file", "link"]) {
+        assert!(line.starts_with(&format!("{name}: not unpacked, left as it is: Directory not empty")), "{line}");
+        assert!(root.path().join(name).join("kept").exists());
+    }
+    assert!(root.path().join("directory/new").is_file() && root.path().join("other").is_file());
 }
 
 proptest! {

@@ -199,7 +199,7 @@ pub(crate) fn download(args: &DownloadArgs) -> ExitCode {
         let endurance = Endurance::Counted { tries, unavailable: tries, waits };
         let archive = fetch(&site, &args.job.door()?, args.direct_download, endurance, stop).await?;
         let (root, watch) = (site.root().to_owned(), stop.clone());
-        super::unblocked(move || unpack(archive, &root, &watch)).await?;
+        super::unblocked(move || unpack(archive, &root, &watch)).await?.tell(&site);
         Ok(ExitCode::SUCCESS)
     })
 }

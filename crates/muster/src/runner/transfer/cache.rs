@@ -233,7 +233,7 @@ pub(crate) fn extract(args: &ExtractArgs) -> ExitCode {
             opened => opened.map_err(|error| RemoteError::File(format!("read `{}`", args.file.display()), error))?,
         };
         let (root, watch) = (site.root().to_owned(), stop.clone());
-        super::unblocked(move || unpack(archive, &root, &watch)).await?;
+        super::unblocked(move || unpack(archive, &root, &watch)).await?.tell(&site);
         Ok(ExitCode::SUCCESS)
     })
 }

@@ -156,9 +156,9 @@ async fn stoppable(
 }
 
 /// Work that blocks; it looks at its stop by itself.
-async fn unblocked(
-    work: impl FnOnce() -> Result<(), muster_builtins::Failure> + Send + 'static,
-) -> Result<(), TransferError> {
+async fn unblocked<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, muster_builtins::Failure> + Send + 'static,
+) -> Result<T, TransferError> {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => Ok(result?),
         Err(error) => Err(TransferError::Failure(muster_builtins::Failure::System(error.to_string()))),

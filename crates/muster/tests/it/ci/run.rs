@@ -245,6 +245,16 @@ fn show_tells_of_past_runs() {
 }
 
 #[test]
+fn an_archive_with_links_is_extracted_with_its_links() {
+    let make = "mkdir v1; echo 1 > v1/f; ln -s v1 cur";
+    let project = Project::new(&format!("a: {{script: ['{make}'], artifacts: {{paths: [v1, cur]}}}}\n"));
+    project.ci(&[]).code(0);
+    let target = project.home().join("extracted");
+    project.ci(&["show", "a", "--extract", target.to_str().unwrap()]).code(0);
+    assert_eq!(std::fs::read_link(target.join("cur")).unwrap(), std::path::Path::new("v1"));
+}
+
+#[test]
 fn what_was_not_started_takes_no_number() {
     let project = Project::new("a: {script: ['true']}\n");
     project.ci(&[]).code(0).says("run 1  ");

@@ -240,6 +240,19 @@ async fn a_start_that_cannot_be_says_why() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn relative_directories_start_in_the_working_directory() {
+    let bench = Bench::start(1).await;
+    bench.configure(&format!("{}builds_dir = \"./rel/../$PWD/builds\"\ncache_dir = \"rel\"\n", bench.entry(0)));
+    let _run = bench.run();
+    bench.push(0, 1);
+    bench.let_go(1);
+    let job = bench.ended(0, 1).await;
+    assert_eq!(job.status, JobStatus::Success, "{}", job.text());
+    assert!(bench.home.path("$PWD/builds").is_dir(), "{}", job.text());
+    assert!(!bench.home.path("state").join("rel").exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn without_a_file_it_waits_for_one() {
     let bench = Bench::start(1).await;
     let run = bench.run();
