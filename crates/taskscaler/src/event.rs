@@ -71,6 +71,13 @@ pub enum Event {
         /// Whether it is well.
         result: Result<(), String>,
     },
+    /// [`Action::Heartbeat`] has no answer because of the plugin, not of the instance.
+    HealthUnknown {
+        /// Which group.
+        group: GroupId,
+        /// Which instance.
+        id: InstanceId,
+    },
     /// A job lost its connection to its instance: look at once.
     Suspect {
         /// The lease.

@@ -126,6 +126,28 @@ async fn a_new_manager_goes_on_with_its_leases() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_plugin_cleans_up_at_the_end_also_where_a_call_is_under_way() {
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name);
+    let cases = "update|increase|decrease|connect-info) ;;
+        heartbeat) touch asked; while [ ! -e over ]; do sleep 0.05; done;;
+        shutdown) touch cleaned;;
+        *) exit 64;;";
+    std::fs::write(path("group"), format!("cd {}\ncase $1 in\n{cases}\nesac\n", place.path().display())).unwrap();
+    let host = plugin("fleeting-plugin-script", json!({"command": ["sh", path("group")]})).await;
+    let scaler = scaler(config(1, 1), Arc::clone(&host), &path("books")).await;
+    let asking = tokio::spawn(async move { host.heartbeat(&InstanceId::new("i-1")).await });
+    while !path("asked").exists() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    scaler.shutdown(LONG).await;
+    assert!(path("cleaned").exists(), "it was told to, and not killed");
+    std::fs::write(path("over"), "").unwrap();
+    // However that ends.
+    let _ = asking.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn who_waits_can_leave_within_a_second() {
     let books = tempfile::tempdir().unwrap();
     let host = plugin("fleeting-plugin-toy", json!({"max_size": 1})).await;

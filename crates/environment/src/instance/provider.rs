@@ -266,13 +266,13 @@ impl Shared {
         Arc::clone(instances.entry(id.clone()).or_insert_with(made))
     }
 
-    pub(super) async fn dial(
+    pub(super) async fn dial<D: Future<Output = Result<ConnectInfo, String>>>(
         &self,
         id: &str,
-        info: ConnectInfo,
+        details: impl Fn() -> D,
         is_new: bool,
     ) -> Result<(Box<dyn Session>, Addresses), String> {
-        dial(id, info, self.options.settings.connector.use_external_addr, &self.hosts, is_new).await
+        dial(id, details, self.options.settings.connector.use_external_addr, &self.hosts, is_new).await
     }
 
     /// A lease of an earlier start was claimed, or is not wanted.
@@ -424,7 +424,7 @@ struct Way<'a> {
 #[async_trait]
 impl Dial for Way<'_> {
     async fn dial(&self) -> Result<(Box<dyn Session>, Addresses), String> {
-        self.shared.dial(self.up.id.as_str(), self.up.info.clone(), true).await
+        self.shared.dial(self.up.id.as_str(), || self.up.connect_info(), true).await
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use muster_fleeting::connector::{self, KnownHosts, Session, Target};
+use muster_fleeting::connector::{self, DialError, KnownHosts, Session, Target};
 use muster_fleeting::model::{ConnectInfo, InstanceId};
 use parking_lot::Mutex as Lock;
 use tokio::sync::Mutex;
@@ -13,6 +13,9 @@ use tokio::sync::Mutex;
 use super::executable::Executable;
 use super::place;
 use crate::{AgentConnection, Directories, EnvironmentError};
+
+/// Before connection details that have expired are asked for again.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Opens sessions on an instance.
 #[async_trait]
@@ -56,25 +59,37 @@ pub struct Told {
 /// How long a machine that has just been made may refuse the credentials: some get the user's key a while after they answer.
 const NEW_GRACE: Duration = Duration::from_secs(120);
 
-/// A connection as a plugin's details say; `is_new` before the first job.
+/// A connection as a plugin's details say; `is_new` before the first job. Details may be of use for a minute only, and the
+/// machine may take longer to answer: they are asked for again, for as long as one set of them gives it.
 ///
 /// # Errors
 /// Why there is none.
-pub(super) async fn dial(
+pub(super) async fn dial<D: Future<Output = Result<ConnectInfo, String>>>(
     id: &str,
-    info: ConnectInfo,
+    details: impl Fn() -> D,
     use_external_addr: bool,
     hosts: &KnownHosts,
     is_new: bool,
 ) -> Result<(Box<dyn Session>, Addresses), String> {
-    check_platform(id, &info)?;
-    let addresses = Addresses::of(&info);
-    let target = Target { instance: InstanceId::new(id), info, use_external_addr };
-    let dialled = match is_new {
-        true => connector::dial_new(&target, hosts, NEW_GRACE).await,
-        false => connector::dial(&target, hosts).await,
-    };
-    Ok((dialled.map_err(|error| error.to_string())?, addresses))
+    let began = tokio::time::Instant::now();
+    loop {
+        let info = details().await?;
+        check_platform(id, &info)?;
+        let (addresses, limit) = (Addresses::of(&info), info.connector.timeout);
+        let target = Target { instance: InstanceId::new(id), info, use_external_addr };
+        let dialled = match is_new {
+            true => connector::dial_new(&target, hosts, NEW_GRACE).await,
+            false => connector::dial(&target, hosts).await,
+        };
+        match dialled {
+            Ok(session) => return Ok((session, addresses)),
+            Err(DialError::Expired { .. }) if began.elapsed() < limit => {
+                tracing::debug!(instance = id, "connection details have expired; they are asked for again");
+                tokio::time::sleep(ASK_AGAIN).await;
+            }
+            Err(error) => return Err(error.to_string()),
+        }
+    }
 }
 
 /// The agent is this very executable: it runs where this one does.
@@ -221,5 +236,22 @@ mod tests {
         check_platform("i-1", &info("linux")).unwrap();
         let error = check_platform("i-1", &info("windows")).unwrap_err();
         assert!(error.contains("instance i-1 is windows/") && error.contains("connector_config"), "{error}");
+    }
+
+    /// AWS gives keys that are good for a minute.
+    #[tokio::test]
+    async fn details_that_expire_before_the_machine_answers_are_asked_for_again() {
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let asked = std::cell::Cell::new(0);
+        let details = || {
+            asked.set(asked.get() + 1);
+            // The machine answers nobody before the third set; that one leads to another error.
+            let (expires, protocol) = if asked.get() < 3 { (Some(1), "ssh") } else { (None, "telnet") };
+            let connector = ConnectorConfig { protocol: protocol.to_owned(), ..ConnectorConfig::default() };
+            let internal_addr = closed.clone();
+            std::future::ready(Ok(ConnectInfo { connector, external_addr: String::new(), internal_addr, expires }))
+        };
+        let error = dial("i-1", details, false, &KnownHosts::default(), true).await.err().unwrap();
+        assert!(error.contains("telnet") && asked.get() == 3, "{} {error}", asked.get());
     }
 }

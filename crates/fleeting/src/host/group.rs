@@ -1,7 +1,7 @@
 //! The handle of a running plugin.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -45,7 +45,7 @@ pub struct Group {
     running: watch::Receiver<Running>,
     status: watch::Receiver<Status>,
     stop: CancellationToken,
-    supervisor: Option<JoinHandle<()>>,
+    supervisor: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Group {
@@ -67,7 +67,7 @@ impl Group {
             max_size = info.max_size,
             "plugin started"
         );
-        Ok(Self { name, info, running, status, stop, supervisor: Some(tokio::spawn(supervisor.run())) })
+        Ok(Self { name, info, running, status, stop, supervisor: Mutex::new(Some(tokio::spawn(supervisor.run()))) })
     }
 
     /// The plugin's name for people.
@@ -154,10 +154,11 @@ impl Group {
     }
 
     /// Stops the plugin: it cleans up after itself, then its process ends, at the latest after the limits. No instance
-    /// is removed by this.
-    pub async fn stop(mut self) {
+    /// is removed by this. Calls that are under way meanwhile end as with a plugin that is down.
+    pub async fn stop(&self) {
         self.stop.cancel();
-        if let Some(supervisor) = self.supervisor.take() {
+        let supervisor = self.supervisor.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(supervisor) = supervisor {
             let _ = supervisor.await;
         }
     }
@@ -204,7 +205,8 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        if let Some(supervisor) = self.supervisor.take() {
+        let supervisor = self.supervisor.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(supervisor) = supervisor {
             // The process is killed with the child that the task holds.
             supervisor.abort();
         }

@@ -8,6 +8,12 @@ use muster_fleeting::host::{CallError, Group, Status};
 use muster_fleeting::model::{ConnectInfo, InstanceId, InstanceState};
 use tokio::sync::watch;
 
+use super::task::Shared;
+use crate::words::GroupId;
+
+/// The details of an instance are asked for so often where the plugin ended each time; then they count as not to be had.
+const ASKED_MAX: u32 = 5;
+
 /// Whether a group can be called.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HostStatus {
@@ -25,6 +31,29 @@ pub enum HostStatus {
     },
 }
 
+/// Why a call about one instance has no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unanswered {
+    /// The plugin is down, went, or was too late: that says nothing of the instance.
+    #[error("{0}")]
+    Plugin(String),
+    /// The answer is an error, about this instance.
+    #[error("{0}")]
+    Instance(String),
+}
+
+impl From<CallError> for Unanswered {
+    fn from(error: CallError) -> Self {
+        let told = words(&error);
+        match error {
+            CallError::Down { .. } | CallError::Broken { .. } | CallError::Deadline { .. } => Self::Plugin(told),
+            CallError::Refused { .. } | CallError::NoCapability { .. } | CallError::Nonsense { .. } => {
+                Self::Instance(told)
+            }
+        }
+    }
+}
+
 /// One instance group. Calls may be made at the same time; each ends within a limit of its own. Errors are for people.
 #[async_trait]
 pub trait Host: Send + Sync + 'static {
@@ -37,13 +66,13 @@ pub trait Host: Send + Sync + 'static {
     /// Asks to remove these; those that go.
     async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String>;
     /// How to reach an instance.
-    async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, String>;
+    async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, Unanswered>;
     /// Fingerprints of the keys that an instance's SSH server may show; none where the group does not say.
     async fn host_keys(&self, _id: &InstanceId) -> Result<Vec<String>, String> {
         Ok(Vec::new())
     }
     /// Whether an instance is well.
-    async fn heartbeat(&self, id: &InstanceId) -> Result<(), String>;
+    async fn heartbeat(&self, id: &InstanceId) -> Result<(), Unanswered>;
     /// It has something to do before and after each job.
     fn has_hooks(&self) -> bool {
         false
@@ -147,25 +176,17 @@ impl Host for Plugin {
         self.group.decrease(ids).await.map_err(|error| words(&error))
     }
 
-    async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, String> {
-        loop {
-            if let Some(answer) = self.told(self.group.connect_info(id).await).await {
-                return answer;
-            }
-        }
+    async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, Unanswered> {
+        Ok(self.group.connect_info(id).await?)
+    }
+
+    async fn heartbeat(&self, id: &InstanceId) -> Result<(), Unanswered> {
+        Ok(self.group.heartbeat(id).await?)
     }
 
     async fn host_keys(&self, id: &InstanceId) -> Result<Vec<String>, String> {
         loop {
             if let Some(answer) = self.told(self.group.host_keys(id).await).await {
-                return answer;
-            }
-        }
-    }
-
-    async fn heartbeat(&self, id: &InstanceId) -> Result<(), String> {
-        loop {
-            if let Some(answer) = self.told(self.group.heartbeat(id).await).await {
                 return answer;
             }
         }
@@ -200,9 +221,8 @@ impl Host for Plugin {
     }
 
     async fn stop(self: Arc<Self>) {
-        let Some(plugin) = Arc::into_inner(self) else { return };
-        plugin.follow.abort();
-        plugin.group.stop().await;
+        self.follow.abort();
+        self.group.stop().await;
     }
 }
 
@@ -221,10 +241,35 @@ pub struct Up {
     pub group: String,
     /// Its name at the provider.
     pub id: InstanceId,
-    /// How to reach it.
-    pub info: ConnectInfo,
     /// Fingerprints of the keys that its SSH server may show; none: whichever it shows first.
     pub host_keys: Vec<String>,
+    pub(super) of: GroupId,
+    pub(super) shared: Arc<Shared>,
+}
+
+impl Up {
+    /// How to reach it; asked for again where the details end within ten seconds. While the plugin is down, it waits for it.
+    ///
+    /// # Errors
+    /// The plugin's words; or it ended at each of [`ASKED_MAX`] times, or for good.
+    pub async fn connect_info(&self) -> Result<ConnectInfo, String> {
+        let host = self.shared.host(self.of).ok_or("the taskscaler has ended")?;
+        let mut status = host.status();
+        let mut asked = 0;
+        loop {
+            asked += 1;
+            match self.shared.connect_info(&*host, self.of, &self.id).await {
+                Ok(info) => return Ok(info),
+                Err(Unanswered::Plugin(cause)) if asked < ASKED_MAX => {
+                    tracing::debug!(instance = %self.id, cause, "connection details are asked for again when the plugin is up");
+                }
+                Err(error) => return Err(error.to_string()),
+            }
+            let up = status.wait_for(|status| matches!(status, HostStatus::Up { .. })).await;
+            up.map_err(|_| "the plugin was stopped".to_owned())?;
+            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        }
+    }
 }
 
 /// Makes an instance ready for jobs: dials it, runs the ready command, puts the agent there. Called once per instance and

@@ -11,9 +11,6 @@ use crate::engine::{AcquireError, Wait};
 use crate::event::Event;
 use crate::words::{self, GroupId, Key, Loss};
 
-/// Connection details that end within this are asked for again (fleeting.md 2.4).
-const EXPIRES_SOON_S: i64 = 10;
-
 /// Why there is no lease.
 #[derive(Debug, thiserror::Error)]
 pub enum AcquireFailure {
@@ -153,15 +150,8 @@ impl Lease {
     /// The plugin's words.
     pub async fn connect_info(&self) -> Result<ConnectInfo, String> {
         let (group, id) = (self.inner.group, &self.inner.instance);
-        if let Some(info) = self.shared.info(group, id)
-            && info.expires.is_none_or(|expires| expires - (self.shared.wall)() > EXPIRES_SOON_S)
-        {
-            return Ok(info);
-        }
         let host = self.shared.host(group).ok_or("the taskscaler has ended")?;
-        let info = host.connect_info(id).await?;
-        self.shared.remember(group, id, info.clone());
-        Ok(info)
+        self.shared.connect_info(&*host, group, id).await.map_err(|error| error.to_string())
     }
 
     /// Before its job runs: what the plugin does then, where it does anything.

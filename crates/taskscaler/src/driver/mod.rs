@@ -20,9 +20,11 @@ mod lease;
 mod metrics;
 mod store;
 mod task;
+#[cfg(test)]
+mod tests;
 
 pub use handle::{Scaler, StartError};
-pub use host::{Host, HostStatus, NoPreparation, Plugin, Prepare, Up};
+pub use host::{Host, HostStatus, NoPreparation, Plugin, Prepare, Unanswered, Up};
 pub use journal::Journal;
 pub use lease::{AcquireFailure, Lease, Reservation};
 pub use metrics::{Buckets, Family, Kind, Metrics, Sample};

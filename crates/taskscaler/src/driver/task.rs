@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::host::{Host, HostStatus, Prepare, Up};
+use super::host::{Host, HostStatus, Prepare, Unanswered, Up};
 use super::lease::{Lease, Reservation};
 use super::metrics::Metrics;
 use super::store::Store;
@@ -22,6 +22,8 @@ use crate::history::Told;
 use crate::time::{Now, Time};
 use crate::words::{GroupId, Key, Loss};
 
+/// Connection details that end within this are asked for again (fleeting.md 2.4).
+const EXPIRES_SOON_S: i64 = 10;
 /// Between two attempts to write the books.
 const STORE_AGAIN: Duration = Duration::from_secs(1);
 /// Events that are taken together, with one write.
@@ -66,12 +68,22 @@ impl Shared {
         self.hosts.lock().unwrap_or_else(PoisonError::into_inner).get(group.0).cloned()
     }
 
-    pub(super) fn info(&self, group: GroupId, id: &InstanceId) -> Option<ConnectInfo> {
-        self.infos.lock().unwrap_or_else(PoisonError::into_inner).get(&(group, id.clone())).cloned()
-    }
-
-    pub(super) fn remember(&self, group: GroupId, id: &InstanceId, info: ConnectInfo) {
-        self.infos.lock().unwrap_or_else(PoisonError::into_inner).insert((group, id.clone()), info);
+    /// How to reach an instance; asked for again where the details end soon.
+    pub(super) async fn connect_info(
+        &self,
+        host: &dyn Host,
+        group: GroupId,
+        id: &InstanceId,
+    ) -> Result<ConnectInfo, Unanswered> {
+        let known = self.infos.lock().unwrap_or_else(PoisonError::into_inner).get(&(group, id.clone())).cloned();
+        if let Some(info) = known
+            && info.expires.is_none_or(|expires| expires - (self.wall)() > EXPIRES_SOON_S)
+        {
+            return Ok(info);
+        }
+        let info = host.connect_info(id).await?;
+        self.infos.lock().unwrap_or_else(PoisonError::into_inner).insert((group, id.clone()), info.clone());
+        Ok(info)
     }
 
     fn forget(&self, group: GroupId, id: &InstanceId) {
@@ -384,13 +396,22 @@ impl Task {
                     Event::Decreased { group, ids, result }
                 }
                 Action::Prepare { id, .. } => {
-                    let result = make_ready(&*host, &*prepare, &shared, group, &id, name).await;
+                    // Details of before a restart, or a sleep, may be wrong.
+                    shared.forget(group, &id);
+                    let result = match host.host_keys(&id).await {
+                        Ok(host_keys) => {
+                            let up = Up { group: name, id: id.clone(), host_keys, of: group, shared };
+                            make_ready(&*prepare, up).await
+                        }
+                        Err(error) => Err(error),
+                    };
                     Event::Prepared { group, id, result }
                 }
-                Action::Heartbeat { id, .. } => {
-                    let result = host.heartbeat(&id).await;
-                    Event::Health { group, id, result }
-                }
+                Action::Heartbeat { id, .. } => match host.heartbeat(&id).await {
+                    Ok(()) => Event::Health { group, id, result: Ok(()) },
+                    Err(Unanswered::Instance(error)) => Event::Health { group, id, result: Err(error) },
+                    Err(Unanswered::Plugin(_)) => Event::HealthUnknown { group, id },
+                },
                 Action::Suspend { id, .. } => {
                     let result = host.suspend(&id).await;
                     Event::Suspended { group, id, result }
@@ -429,32 +450,9 @@ impl Task {
     }
 }
 
-/// Before connection details that ended are asked for again: a plugin may give such that have ended already.
-const DETAILS_AGAIN: Duration = Duration::from_secs(1);
-
-/// Within the deadline of preparing, which the engine keeps.
-async fn make_ready(
-    host: &dyn Host,
-    prepare: &dyn Prepare,
-    shared: &Shared,
-    group: GroupId,
-    id: &InstanceId,
-    name: String,
-) -> Result<(), String> {
-    let host_keys = host.host_keys(id).await?;
-    loop {
-        let info = host.connect_info(id).await?;
-        let expires = info.expires;
-        shared.remember(group, id, info.clone());
-        let up = Up { group: name.clone(), id: id.clone(), info, host_keys: host_keys.clone() };
-        match prepare.prepare(up).await {
-            Err(error) if expires.is_some_and(|expires| expires <= (shared.wall)()) => {
-                tracing::info!(instance = %id, error, "its connection details have ended meanwhile; they are asked for again");
-                tokio::time::sleep(DETAILS_AGAIN).await;
-            }
-            result => return result,
-        }
-    }
+async fn make_ready(prepare: &dyn Prepare, up: Up) -> Result<(), String> {
+    up.connect_info().await?;
+    prepare.prepare(up).await
 }
 
 async fn sleep_until(until: Option<Instant>) {

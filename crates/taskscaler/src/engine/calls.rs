@@ -114,6 +114,16 @@ impl Engine {
         }
     }
 
+    /// Nobody could say: it is asked again soon, and nothing is held against it.
+    pub(super) fn health_unknown(&mut self, now: Now, group: GroupId, id: &InstanceId) {
+        let Some(index) = self.pool.find(group, id) else { return };
+        self.pool.change(index, |instance| {
+            if instance.state == State::Ready {
+                instance.due = Some(now.at + DOUBTED);
+            }
+        });
+    }
+
     /// One failure is a doubt, as many as the threshold are the end (S14): no more jobs, and removal after the last one.
     pub(super) fn health(&mut self, now: Now, group: GroupId, id: &InstanceId, result: Result<(), String>) {
         let Some(index) = self.pool.find(group, id) else { return };

@@ -152,6 +152,7 @@ impl Engine {
             Event::Decreased { group, ids, result } => self.decreased(now, group, &ids, result),
             Event::Prepared { group, id, result } => self.prepared(now, group, &id, result),
             Event::Health { group, id, result } => self.health(now, group, &id, result),
+            Event::HealthUnknown { group, id } => self.health_unknown(now, group, &id),
             Event::Suspect { key } => self.suspect(now, &key),
             Event::Suspended { group, id, result } => self.sleep_answered(now, group, &id, result),
             Event::Resumed { group, id, result } => self.wake_answered(now, group, &id, result),

@@ -1,0 +1,180 @@
+//! The driver over a group whose plugin comes and goes, in paused time.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use muster_fleeting::host::CallError;
+use muster_fleeting::model::{ConnectInfo, ConnectorConfig, InstanceId, InstanceState};
+use tokio::sync::watch;
+
+use super::*;
+use crate::config::{Config, GroupConfig};
+use crate::policy::{Policies, Wanted};
+
+/// A cloud behind a plugin.
+struct Cloud {
+    plugin: watch::Sender<HostStatus>,
+    machines: Mutex<BTreeMap<InstanceId, InstanceState>>,
+    made: AtomicU32,
+    /// The next questions for details, so many, end the plugin.
+    fatal: AtomicU32,
+}
+
+const UP: HostStatus = HostStatus::Up { max_size: 0, can_suspend: false };
+
+impl Cloud {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            plugin: watch::Sender::new(UP),
+            machines: Mutex::default(),
+            made: AtomicU32::new(0),
+            fatal: AtomicU32::new(0),
+        })
+    }
+
+    fn crash(&self) {
+        self.plugin.send_replace(HostStatus::Down { cause: "it crashed".to_owned() });
+    }
+
+    fn is_up(&self) -> Result<(), CallError> {
+        match &*self.plugin.borrow() {
+            HostStatus::Up { .. } => Ok(()),
+            HostStatus::Down { cause } => Err(CallError::Down { plugin: "it".to_owned(), cause: cause.clone() }),
+        }
+    }
+
+    fn ids(&self) -> Vec<InstanceId> {
+        self.machines.lock().unwrap().keys().cloned().collect()
+    }
+}
+
+#[async_trait]
+impl Host for Cloud {
+    fn status(&self) -> watch::Receiver<HostStatus> {
+        self.plugin.subscribe()
+    }
+
+    async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, String> {
+        self.is_up().map_err(|error| error.to_string())?;
+        Ok(self.machines.lock().unwrap().iter().map(|(id, state)| (id.clone(), *state)).collect())
+    }
+
+    async fn increase(&self, n: u32) -> Result<u32, String> {
+        self.is_up().map_err(|error| error.to_string())?;
+        for _ in 0..n {
+            let id = InstanceId::new(format!("i{}", self.made.fetch_add(1, Ordering::Relaxed)));
+            self.machines.lock().unwrap().insert(id, InstanceState::Running);
+        }
+        Ok(n)
+    }
+
+    async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
+        self.is_up().map_err(|error| error.to_string())?;
+        self.machines.lock().unwrap().retain(|id, _| !ids.contains(id));
+        Ok(ids.to_vec())
+    }
+
+    async fn connect_info(&self, _: &InstanceId) -> Result<ConnectInfo, Unanswered> {
+        self.is_up()?;
+        if self.fatal.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
+            self.crash();
+            let cause = "it crashed".to_owned();
+            return Err(CallError::Broken { plugin: "it".to_owned(), call: "ConnectInfo", cause }.into());
+        }
+        let connector = ConnectorConfig::default();
+        let (external_addr, internal_addr) = (String::new(), "10.0.0.1".to_owned());
+        Ok(ConnectInfo { connector, external_addr, internal_addr, expires: None })
+    }
+
+    async fn heartbeat(&self, _: &InstanceId) -> Result<(), Unanswered> {
+        Ok(self.is_up()?)
+    }
+
+    async fn suspend(&self, _: &InstanceId) -> Result<(), String> {
+        Err("it cannot".to_owned())
+    }
+
+    async fn resume(&self, _: &InstanceId) -> Result<(), String> {
+        Err("it cannot".to_owned())
+    }
+
+    async fn stop(self: Arc<Self>) {}
+}
+
+async fn scaler(cloud: &Arc<Cloud>, idle: u32) -> Scaler {
+    let mut config = Config::new(GroupConfig::new("main", 10));
+    config.heartbeat_interval = Some(Duration::from_secs(4));
+    config.prepare_deadline = Duration::from_secs(60);
+    config.policies = Policies::always(Wanted {
+        idle_count: idle,
+        idle_time: Duration::from_secs(3600),
+        preemptive: true,
+        ..Wanted::default()
+    });
+    let host: Arc<dyn Host> = Arc::<Cloud>::clone(cloud);
+    let store = Box::new(MemoryStore::default());
+    Scaler::start(config, vec![host], Arc::new(NoPreparation), store, &Buckets::default(), || 0).await.unwrap()
+}
+
+/// Instances by state.
+async fn states(scaler: &Scaler) -> Vec<String> {
+    scaler.status().await.unwrap().instances.into_iter().map(|instance| instance.state.to_owned()).collect()
+}
+
+async fn seconds(seconds: u64) {
+    tokio::time::sleep(Duration::from_secs(seconds)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plugin_that_is_down_costs_no_healthy_machine() {
+    let cloud = Cloud::new();
+    let scaler = scaler(&cloud, 4).await;
+    seconds(60).await;
+    let before = cloud.ids();
+    assert_eq!(states(&scaler).await, ["ready"; 4]);
+    // Longer than any deadline, and than all heartbeats that count as ill health.
+    for _ in 0..3 {
+        cloud.crash();
+        seconds(30).await;
+        cloud.plugin.send_replace(UP);
+        seconds(3).await;
+    }
+    cloud.crash();
+    seconds(600).await;
+    cloud.plugin.send_replace(UP);
+    seconds(60).await;
+    assert_eq!((cloud.ids(), cloud.made.load(Ordering::Relaxed)), (before, 4));
+    assert_eq!(states(&scaler).await, ["ready"; 4]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_gets_ready_waits_for_its_plugin() {
+    let cloud = Cloud::new();
+    cloud.fatal.store(2, Ordering::Relaxed);
+    let scaler = scaler(&cloud, 1).await;
+    for _ in 0..2 {
+        seconds(300).await;
+        assert!(cloud.is_up().is_err(), "the question for its details ended the plugin");
+        assert_eq!(states(&scaler).await, ["preparing"]);
+        cloud.plugin.send_replace(UP);
+    }
+    seconds(30).await;
+    assert_eq!(states(&scaler).await, ["ready"]);
+    assert_eq!(cloud.made.load(Ordering::Relaxed), 1, "it was not replaced");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_whose_details_end_the_plugin_each_time_goes() {
+    let cloud = Cloud::new();
+    cloud.fatal.store(5, Ordering::Relaxed);
+    let scaler = scaler(&cloud, 1).await;
+    for _ in 0..10 {
+        seconds(10).await;
+        cloud.plugin.send_replace(UP);
+    }
+    seconds(600).await;
+    assert_eq!((cloud.ids(), states(&scaler).await), (vec![InstanceId::new("i1")], vec!["ready".to_owned()]));
+}
