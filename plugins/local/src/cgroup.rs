@@ -9,6 +9,8 @@ use std::time::Duration;
 
 /// Where systems mount them.
 const MOUNT: &str = "/sys/fs/cgroup";
+/// Of the name of a plugin's own group; its process follows.
+const PREFIX: &str = "muster-local-";
 /// Of the quota of processors.
 const PERIOD_US: u64 = 100_000;
 /// Until the last process of an instance has left its group.
@@ -94,18 +96,21 @@ impl Cgroups {
         let mut controllers: Vec<&'static str> =
             limits.settings(version).into_iter().map(|(controller, ..)| controller).collect();
         controllers.dedup();
-        let name = format!("muster-local-{}", std::process::id());
+        let name = format!("{PREFIX}{}", std::process::id());
         let mut bases = Vec::new();
         match version {
             Version::V1 => {
                 for controller in controllers {
-                    let base = existing(&mount.join(controller), path_of(own, controller)).join(&name);
+                    let home = existing(&mount.join(controller), path_of(own, controller));
+                    clear(&home);
+                    let base = home.join(&name);
                     make(&base)?;
                     bases.push((controller, base));
                 }
             }
             Version::V2 => {
                 let home = existing(mount, path_of(own, ""));
+                clear(&home);
                 enable(&home, &controllers)?;
                 let base = home.join(&name);
                 make(&base)?;
@@ -132,11 +137,34 @@ impl Cgroups {
     }
 }
 
-impl Drop for Cgroups {
-    fn drop(&mut self) {
+impl Cgroups {
+    /// Removes the plugin's own groups; no instance is left.
+    pub(crate) fn remove(&self) {
         for (_, base) in &self.bases {
             let _ = std::fs::remove_dir(base);
         }
+    }
+}
+
+impl Drop for Cgroups {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+/// Removes the groups of plugins that were killed: those of a process that is not there, or that is this one. A group with
+/// a process in it cannot be removed.
+fn clear(home: &Path) {
+    for entry in home.read_dir().into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let Some(pid) = name.strip_prefix(PREFIX).and_then(|pid| pid.parse::<u32>().ok()) else { continue };
+        if pid != std::process::id() && Path::new("/proc").join(pid.to_string()).exists() {
+            continue;
+        }
+        for instance in entry.path().read_dir().into_iter().flatten().flatten() {
+            let _ = std::fs::remove_dir(instance.path());
+        }
+        let _ = std::fs::remove_dir(entry.path());
     }
 }
 

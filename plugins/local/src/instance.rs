@@ -28,6 +28,8 @@ pub(crate) fn set_own_arguments(own: &'static [&'static str]) {
     let _ = OWN_ARGUMENTS.set(own);
 }
 
+/// For an instance to end, with all that runs in it.
+const END_LIMIT: Duration = Duration::from_secs(10);
 /// For an instance to say where it listens.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
@@ -118,9 +120,9 @@ impl Running {
     pub(crate) async fn end(self) {
         match self.life {
             Life::Held { mut child, alive } => {
-                // Without namespaces the server ends its commands when its stdin closes; then it is gone.
+                // Without namespaces the server ends all that runs in it when its stdin closes; then it is gone.
                 drop(alive);
-                if tokio::time::timeout(Duration::from_secs(2), child.wait()).await.is_err() {
+                if tokio::time::timeout(END_LIMIT, child.wait()).await.is_err() {
                     let _ = child.kill().await;
                 }
             }

@@ -6,10 +6,11 @@
 mod cgroup;
 mod clouds_mood;
 mod config;
-mod descendants;
 mod extension;
 mod instance;
+mod orphans;
 mod outlive;
+mod place;
 mod program;
 mod provider;
 pub mod server;

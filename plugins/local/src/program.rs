@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use tokio::process::Command;
 
 use crate::instance::own_arguments;
-use crate::{descendants, server};
+use crate::{orphans, server};
 
 /// The argument that makes the executable an instance.
 pub(crate) const WORD: &str = "instance";
@@ -73,8 +73,8 @@ impl Machine {
     }
 
     /// Serves until `end` is closed.
-    async fn serve<R: AsyncRead + Unpin>(self, end: &mut BufReader<R>) {
-        let (commands, mut line) = (server::Commands::default(), String::new());
+    async fn serve<R: AsyncRead + Unpin>(self, end: &mut BufReader<R>, commands: server::Commands) {
+        let mut line = String::new();
         tokio::select! {
             () = server::accept(self.listener, self.host_key, self.authorized, commands.clone()) => {}
             _ = end.read_line(&mut line) => {}
@@ -85,11 +85,13 @@ impl Machine {
 
 /// The plugin holds the other end of stdin; when that closes, nobody wants this instance.
 async fn serve() -> std::io::Result<()> {
-    descendants::adopt()?;
     let mut stdin = BufReader::new(tokio::io::stdin());
     let machine = Machine::boot(&mut stdin).await?;
-    machine.serve(&mut stdin).await;
-    descendants::end();
+    orphans::adopt()?;
+    let commands = server::Commands::default();
+    tokio::spawn(orphans::reap(commands.clone()));
+    machine.serve(&mut stdin, commands).await;
+    orphans::end_all();
     Ok(())
 }
 
@@ -99,18 +101,23 @@ async fn alone() -> std::io::Result<()> {
     let listener = machine.listener.into_std()?;
     let host_key = machine.host_key.to_openssh(LineEnding::LF).map_err(std::io::Error::other)?;
     let authorized = machine.authorized.to_openssh().map_err(std::io::Error::other)?;
+    // The first process of its namespace is everybody's parent at last.
+    let own = server::Commands::default();
+    tokio::spawn(orphans::reap(own.clone()));
     loop {
         // The socket stays the same, so no connection is refused meanwhile: it waits.
         let socket = OwnedFd::from(listener.try_clone()?);
         let mut command = Command::new(std::env::current_exe()?);
         command.args(own_arguments()).args([WORD, SERVER]).process_group(0);
         let mut server = command.stdin(Stdio::piped()).stdout(Stdio::from(socket)).stderr(Stdio::null()).spawn()?;
+        let group = own.begin(&server);
         // Held open until the server has ended.
         let mut keys = server.stdin.take();
         if let Some(keys) = &mut keys {
             let _ = keys.write_all(format!("{authorized}\n{}\n", host_key.trim_end()).as_bytes()).await;
         }
         let _ = server.wait().await;
+        own.ended(group);
         tokio::time::sleep(AGAIN).await;
     }
 }
@@ -131,6 +138,6 @@ async fn serve_apart() -> std::io::Result<()> {
         host_key: PrivateKey::from_openssh(host_key.as_bytes()).map_err(std::io::Error::other)?,
         listener: TcpListener::from_std(listener)?,
     };
-    machine.serve(&mut stdin).await;
+    machine.serve(&mut stdin, server::Commands::default()).await;
     Ok(())
 }

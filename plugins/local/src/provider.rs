@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,7 +13,6 @@ use muster_fleeting::sdk::{
     Settings,
 };
 use russh::keys::{Algorithm, PrivateKey};
-use tempfile::TempDir;
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -24,9 +23,11 @@ use crate::config::{Config, Isolation};
 use crate::extension::{self, OFFER};
 use crate::instance::{self, Reach, Running, Start};
 use crate::outlive::{self, Record};
+use crate::place::Place;
 
-/// For instances to end when the plugin does.
-const END_LIMIT: Duration = Duration::from_secs(10);
+/// For all instances to end with the plugin; the host gives it 30 s.
+const END_LIMIT: Duration = Duration::from_secs(15);
+const END_PAUSE: Duration = Duration::from_millis(10);
 
 /// A group of instances on this host.
 pub(crate) struct Local {
@@ -37,11 +38,11 @@ struct Inner {
     config: Config,
     settings: Settings,
     namespaces: bool,
-    /// Of this process alone: in a container the next one may have the same id, and an instance's name never comes back.
-    run: String,
     root: PathBuf,
-    /// Keeps the directory where it is a temporary one.
-    _temporary: Option<TempDir>,
+    /// The directory, unless instances outlive the plugin.
+    place: Option<Place>,
+    /// Of the names of new instances. They never come back, also where the next plugin has the same process number.
+    run: String,
     /// Keeps it for this plugin alone where instances outlive it.
     _lock: Option<std::fs::File>,
     cgroups: Option<Cgroups>,
@@ -289,18 +290,17 @@ impl Provider for Local {
                     .into());
             }
         };
-        let temporary = match config.directory.as_os_str().is_empty() {
-            true => Some(tempfile::Builder::new().prefix("fleeting-local-").tempdir()?),
-            false => None,
-        };
-        let root = match &temporary {
-            Some(temporary) => temporary.path().to_owned(),
-            None => {
+        let base = match config.directory.as_os_str().is_empty() {
+            true => std::env::temp_dir(),
+            false => {
                 std::fs::create_dir_all(&config.directory)
                     .map_err(|error| format!("directory = {}: {error}", config.directory.display()))?;
                 std::path::absolute(&config.directory)?
             }
         };
+        let made = |error| format!("no directory for instances can be made in {}: {error}", base.display());
+        let place = if config.outlive_plugin { None } else { Some(Place::make(&base).map_err(made)?) };
+        let root = place.as_ref().map_or(base, |place| place.path().to_owned());
         let lock = if config.outlive_plugin { Some(outlive::lock(&root).await?) } else { None };
         let init = Init { id: format!("local/{}", config.name), max_size: config.max_size, can_suspend: false };
         tracing::info!(group = init.id, namespaces, directory = %root.display(), "ready");
@@ -308,14 +308,13 @@ impl Provider for Local {
         let cgroups = limits(&config);
         let group = Mutex::new(Group { instances: BTreeMap::new(), made: 0, mood, out_of_stock: false });
         let notices = extension::channel();
-        let run = format!("{:08x}", rand::random::<u32>());
         let inner = Arc::new(Inner {
             config,
             settings,
             namespaces,
-            run,
             root,
-            _temporary: temporary,
+            place,
+            run: format!("{:08x}", rand::random::<u32>()),
             _lock: lock,
             cgroups,
             notices,
@@ -396,22 +395,27 @@ impl Provider for Local {
         })
     }
 
-    fn extension(&self) -> Option<&dyn Extension> {
-        Some(self)
-    }
-
-    /// Its instances end with it, unless they outlive it: in order, so that nothing of them is left.
+    /// Instances that do not outlive the plugin end before it, in order: nothing of them is left.
     async fn shutdown(&self) -> Result<(), Error> {
         if self.inner.config.outlive_plugin {
             return Ok(());
         }
         self.inner.group().instances.values().for_each(|entry| entry.end.cancel());
-        let is_up = |entry: &Entry| entry.state != InstanceState::Timeout;
+        let lives = || self.inner.group().instances.values().any(|entry| entry.state != InstanceState::Timeout);
         let end = Instant::now() + END_LIMIT;
-        while self.inner.group().instances.values().any(is_up) && Instant::now() < end {
-            tokio::time::sleep(Duration::from_millis(10)).await;
+        while lives() {
+            if Instant::now() >= end {
+                return Err("instances do not end; the next plugin clears away what is left of them".into());
+            }
+            tokio::time::sleep(END_PAUSE).await;
         }
+        self.inner.place.iter().for_each(Place::remove);
+        self.inner.cgroups.iter().for_each(Cgroups::remove);
         Ok(())
+    }
+
+    fn extension(&self) -> Option<&dyn Extension> {
+        Some(self)
     }
 
     async fn heartbeat(&self, id: InstanceId) -> Result<(), Error> {

@@ -26,9 +26,30 @@ impl Commands {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
+    /// One runs; its process leads its group.
+    pub(crate) fn begin(&self, child: &Child) -> i32 {
+        let group = child.id().and_then(|id| i32::try_from(id).ok()).unwrap_or(0);
+        self.change(|groups| {
+            groups.insert(group);
+        });
+        group
+    }
+
+    /// One has ended, and was waited for.
+    pub(crate) fn ended(&self, group: i32) {
+        self.change(|groups| {
+            groups.remove(&group);
+        });
+    }
+
+    /// Whether the process was started as a command, and was not waited for yet.
+    pub(crate) fn has(&self, pid: i32) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(&pid)
+    }
+
     /// Ends what runs.
     pub fn kill_all(&self) {
-        self.change(|groups| groups.drain().for_each(|group| signal(group, Signal::KILL)));
+        self.change(|groups| groups.iter().for_each(|group| signal(*group, Signal::KILL)));
     }
 }
 
@@ -44,8 +65,9 @@ pub async fn accept(listener: TcpListener, host_key: PrivateKey, authorized: Pub
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
-            Err(_) => {
-                // A connection that was given up, or too many open files: the jobs that run here need no new one.
+            Err(error) => {
+                // A connection that was given up, or too many open files: what runs here goes on.
+                tracing::warn!(%error, "a connection could not be taken");
                 tokio::time::sleep(ACCEPT_AGAIN).await;
                 continue;
             }
@@ -97,9 +119,10 @@ impl Handler for Login {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         match command.spawn() {
             Ok(child) => {
-                session.channel_success(id)?;
-                tokio::spawn(run(child, channel, self.commands.clone()));
-                Ok(())
+                // Known before anybody could see its end.
+                let group = self.commands.begin(&child);
+                tokio::spawn(run(child, group, channel, self.commands.clone()));
+                session.channel_success(id)
             }
             Err(_) => session.channel_failure(id),
         }
@@ -145,17 +168,13 @@ async fn join(channel: Channel<Msg>, mut stream: impl AsyncRead + AsyncWrite + U
 }
 
 /// A command from its start to its exit status. Its process group ends with it, and with its channel.
-async fn run(mut child: Child, channel: Channel<Msg>, commands: Commands) {
-    let group = child.id().and_then(|id| i32::try_from(id).ok()).unwrap_or(0);
-    commands.change(|groups| {
-        groups.insert(group);
-    });
+async fn run(mut child: Child, group: i32, channel: Channel<Msg>, commands: Commands) {
     let (read, write) = channel.split();
     let exit = finish(&mut child, &write, group, read).await;
     signal(group, Signal::KILL);
-    commands.change(|groups| {
-        groups.remove(&group);
-    });
+    // Where the client went away, it has just been killed.
+    let _ = child.wait().await;
+    commands.ended(group);
     if let Some(code) = exit {
         let _ = write.eof().await;
         let _ = write.exit_status(code).await;

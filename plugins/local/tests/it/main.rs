@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 mod extension;
+mod orderly;
 mod outlive;
 
 use std::path::Path;
@@ -222,30 +223,4 @@ fn the_reference_in_the_documents_is_the_plugins_own() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/plugin-local.md");
     let page = std::fs::read_to_string(page).unwrap();
     assert!(page.contains(&reference), "put this into docs/reference/plugin-local.md:\n{reference}");
-}
-
-/// As an agent does: it leaves its session, and its parent ends.
-#[tokio::test]
-async fn what_leaves_its_session_ends_with_the_instance() {
-    for isolation in ["auto", "none"] {
-        let (group, target, session) = one(json!({ "isolation": isolation })).await;
-        let mark = tempfile::tempdir().unwrap();
-        let alive = mark.path().join("alive");
-        // It writes for as long as it lives.
-        let forever =
-            format!("setsid sh -c 'while :; do echo >>{0}; sleep 0.01; done' >/dev/null 2>&1 & echo", alive.display());
-        output(&*session, &forever).await;
-        while !alive.exists() {
-            tokio::task::yield_now().await;
-        }
-        group.decrease(std::slice::from_ref(&target.instance)).await.unwrap();
-        wait(&group, InstanceState::Running, 0).await;
-        while !group.update().await.unwrap().instances.is_empty() {
-            tokio::task::yield_now().await;
-        }
-        std::fs::remove_file(&alive).unwrap();
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        assert!(!alive.exists(), "{isolation}: it goes on");
-        group.stop().await;
-    }
 }

@@ -1,0 +1,98 @@
+//! The directory of one start of the plugin.
+//!
+//! ```text
+//! <base>/fleeting-local-<random>/.lock         held as long as the plugin lives: a later one clears away what nobody holds
+//! <base>/fleeting-local-<random>/<instance>/   its home
+//! ```
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+const PREFIX: &str = "fleeting-local-";
+const LOCK: &str = ".lock";
+
+/// See the module. Removed with all that is in it when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Place {
+    /// A new one below `base`, which is there. What dead plugins of this user left beside it is removed.
+    pub(crate) fn make(base: &Path) -> io::Result<Self> {
+        clear(base);
+        // Only this user's: jobs leave secrets in their homes.
+        let directory = tempfile::Builder::new().prefix(PREFIX).tempdir_in(base)?;
+        // It has its name when it is held, and not before.
+        let unnamed = directory.path().join(".new");
+        let lock = File::create(&unnamed)?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+        std::fs::rename(unnamed, directory.path().join(LOCK))?;
+        Ok(Self { path: directory.keep(), _lock: lock })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes it; nothing runs there any more.
+    pub(crate) fn remove(&self) {
+        match std::fs::remove_dir_all(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(directory = %self.path.display(), %error, "the instances' directory is left");
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+fn clear(base: &Path) {
+    for entry in base.read_dir().into_iter().flatten().flatten() {
+        let is_ours = entry.file_name().to_string_lossy().starts_with(PREFIX);
+        // Another user's cannot be opened.
+        let Some(lock) = is_ours.then(|| File::open(entry.path().join(LOCK)).ok()).flatten() else { continue };
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            continue;
+        }
+        let path = entry.path();
+        match std::fs::remove_dir_all(&path) {
+            Ok(()) => tracing::info!(directory = %path.display(), "what an earlier start left was removed"),
+            Err(error) => {
+                tracing::warn!(directory = %path.display(), %error, "what an earlier start left is there still")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_holds_is_cleared_away_and_what_somebody_holds_is_not() {
+        let base = tempfile::tempdir().unwrap();
+        let held = Place::make(base.path()).unwrap();
+        std::fs::write(held.path().join("home"), "").unwrap();
+        let dead = base.path().join("fleeting-local-dead");
+        for path in [dead.join("local-1-1"), base.path().join("fleeting-local-begun"), base.path().join("mine")] {
+            std::fs::create_dir_all(path).unwrap();
+        }
+        std::fs::write(dead.join(LOCK), "").unwrap();
+        let second = Place::make(base.path()).unwrap();
+        assert!(held.path().join("home").exists() && !dead.exists());
+        drop((held, second));
+        let mut left: Vec<_> = base.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["fleeting-local-begun", "mine"]);
+    }
+}
