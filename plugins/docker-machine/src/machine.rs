@@ -165,4 +165,14 @@ mod tests {
         assert_eq!(parse(r#"{"Driver":{"SSHPort":0,"SSHKeyPath":""}}"#, storage, "m"), Ok(least));
         assert!(parse("Host does not exist", storage, "m").unwrap_err().contains("did not print JSON"));
     }
+
+    /// A plugin that answers later than its host waits is ended, with all that is under way.
+    #[test]
+    fn answers_come_before_the_host_gives_up() {
+        let host = muster_fleeting::host::Limits::default();
+        // A command that is over its limit takes a while to end.
+        let end = Duration::from_secs(10);
+        assert!(ANSWER_LIMIT + end <= host.heartbeat.min(host.init));
+        assert!(REACH_LIMIT + end <= host.connect_info.min(host.update));
+    }
 }

@@ -95,7 +95,8 @@ impl Programs {
         Ok(Some(finished))
     }
 
-    /// Nothing secret: what runs on a machine can be seen there.
+    /// No password and no key of the connector: other programs of the user can read it. The plain values of `settings` are
+    /// there as the user wrote them; a table in it is on stdin only.
     fn environment(&self, command: &mut Command, call: Call) {
         for (key, _) in std::env::vars_os() {
             let name = key.to_string_lossy();

@@ -67,7 +67,7 @@ pub(crate) enum HealthCheck {
 }
 
 /// A machine.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Machine {
     pub(crate) name: String,
@@ -81,6 +81,13 @@ pub(crate) struct Machine {
     pub(crate) os: String,
     pub(crate) arch: String,
     pub(crate) host_key: String,
+}
+
+impl std::fmt::Debug for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Not its password.
+        f.debug_struct("Machine").field("name", &self.name).field("address", &self.address).finish_non_exhaustive()
+    }
 }
 
 impl Config {

@@ -1,18 +1,19 @@
 //! The calls of the protocol, and the work between them.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
-use futures::StreamExt;
 use muster_fleeting::sdk::{
     ConnectInfo, Error, Extension, Features, Init, InstanceId, InstanceState, Partial, Provider, Settings,
 };
+use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore};
+use tokio::task::JoinSet;
 
 use crate::config::Config;
 use crate::pool::{Pool, Work};
 use crate::probe;
-use crate::store::{Store, StoreError};
+use crate::store::Store;
 
 /// Checks at the same time.
 const CHECKS_AT_ONCE: usize = 64;
@@ -27,35 +28,54 @@ pub(crate) struct Static {
 struct Inner {
     config: Config,
     settings: Settings,
-    pool: Mutex<Pool>,
-    store: Store,
+    pool: Arc<Mutex<Pool>>,
+    store: Arc<Store>,
+    checks: Semaphore,
     /// Of the file with machines, as it was read last.
     read: Mutex<Option<SystemTime>>,
 }
 
 impl Inner {
-    fn pool(&self) -> MutexGuard<'_, Pool> {
-        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Stores the leases, and lets go of the pool when they are on the disk: nobody hears of what may not last. What could
+    /// not be stored is undone. Off the threads that answer calls: a disk may be slow.
+    async fn store(
+        &self,
+        mut pool: OwnedMutexGuard<Pool>,
+        undo: impl FnOnce(&mut Pool) + Send + 'static,
+    ) -> Result<(), Error> {
+        let store = Arc::clone(&self.store);
+        let stored = tokio::task::spawn_blocking(move || {
+            let stored = store.save(pool.leases());
+            if stored.is_err() {
+                undo(&mut pool);
+            }
+            stored
+        });
+        Ok(stored.await??)
     }
 
-    fn save(&self, pool: &Pool) -> Result<(), StoreError> {
-        self.store.save(pool.leases())
+    async fn pool(&self) -> OwnedMutexGuard<Pool> {
+        Arc::clone(&self.pool).lock_owned().await
     }
 
     /// One piece of work, to its end.
-    async fn work(&self, work: Work) {
-        let result = probe::run(&work, &self.config, &self.settings.connector).await;
-        let mut pool = self.pool();
+    async fn work(self: Arc<Self>, work: Work) {
+        let result = {
+            let _turn = self.checks.acquire().await;
+            probe::run(&work, &self.config, &self.settings.connector).await
+        };
+        let mut pool = self.pool().await;
         if pool.done(&work, result)
-            && let Err(error) = self.save(&pool)
+            && let Err(error) = self.store(pool, |_| ()).await
         {
             // The machine would be cleaned once more after a restart, which does no harm.
-            tracing::error!(error = &error as &dyn std::error::Error, "the leases could not be stored");
+            tracing::error!(%error, "the leases could not be stored");
         }
     }
 
-    async fn work_off(&self, due: Vec<Work>) {
-        futures::stream::iter(due).for_each_concurrent(CHECKS_AT_ONCE, |work| self.work(work)).await;
+    /// Begins with what machines need, each in a task of its own: none waits for another's clean-up.
+    fn begin(self: &Arc<Self>, due: Vec<Work>) -> JoinSet<()> {
+        due.into_iter().map(|work| Arc::clone(self).work(work)).collect()
     }
 
     /// Until the process ends: looks at every machine that nobody uses.
@@ -63,37 +83,34 @@ impl Inner {
         let every = Duration::from_secs(self.config.health_interval_s);
         loop {
             tokio::time::sleep(every).await;
-            let due = self.pool().due();
-            // A clean-up may take minutes, and the others are looked at meanwhile; a machine that is busy is not due.
-            let inner = Arc::clone(&self);
-            tokio::spawn(async move { inner.work_off(due).await });
+            let due = self.pool().await.due();
+            self.begin(due).detach_all();
         }
     }
 
     /// Reads the file with machines again where it has changed.
-    fn read_machines(self: &Arc<Self>) {
+    async fn read_machines(self: &Arc<Self>) {
         if self.config.machines_file.as_os_str().is_empty() {
             return;
         }
-        let changed = std::fs::metadata(&self.config.machines_file).and_then(|meta| meta.modified()).ok();
-        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut read = self.read.lock().await;
+        let changed = tokio::fs::metadata(&self.config.machines_file).await.and_then(|meta| meta.modified()).ok();
         if changed == *read {
             return;
         }
         *read = changed;
-        match self.config.all_machines() {
-            Ok(machines) => {
+        let inner = Arc::clone(self);
+        match tokio::task::spawn_blocking(move || inner.config.all_machines()).await {
+            Ok(Ok(machines)) => {
                 tracing::info!(machines = machines.len(), "the list of machines was read again");
-                self.pool().set_machines(machines);
-                let inner = Arc::clone(self);
-                tokio::spawn(async move {
-                    let due = inner.pool().due();
-                    inner.work_off(due).await;
-                });
+                let mut pool = self.pool().await;
+                pool.set_machines(machines);
+                self.begin(pool.due()).detach_all();
             }
-            Err(error) => {
+            Ok(Err(error)) => {
                 tracing::error!(error, "the list of machines has changed and cannot be used; the old one holds")
             }
+            Err(error) => tracing::error!(%error, "the list of machines could not be read"),
         }
     }
 }
@@ -120,52 +137,53 @@ impl Provider for Static {
             );
         }
         let id = format!("static/{}", config.name);
-        let inner = Arc::new(Inner { config, settings, pool: Mutex::new(pool), store, read: Mutex::new(changed) });
-        inner.save(&inner.pool())?;
-        let first = Arc::clone(&inner);
-        // In a task, so that what takes longer goes on.
-        let look = tokio::spawn(async move {
-            let due = first.pool().due();
-            first.work_off(due).await;
+        let inner = Arc::new(Inner {
+            config,
+            settings,
+            pool: Arc::new(Mutex::new(pool)),
+            store: Arc::new(store),
+            checks: Semaphore::new(CHECKS_AT_ONCE),
+            read: Mutex::new(changed),
         });
-        let _ = tokio::time::timeout(FIRST_LOOK, look).await;
+        inner.store(inner.pool().await, |_| ()).await?;
+        let mut first = inner.begin(inner.pool().await.due());
+        let _ = tokio::time::timeout(FIRST_LOOK, async { while first.join_next().await.is_some() {} }).await;
+        // What takes longer goes on.
+        first.detach_all();
         tokio::spawn(Arc::clone(&inner).keep_looking());
         tracing::info!(group = id, machines = all, "ready");
         Ok((Self { inner }, Init { id, max_size, can_suspend: false }))
     }
 
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, Error> {
-        self.inner.read_machines();
-        Ok(self.inner.pool().instances())
+        self.inner.read_machines().await;
+        Ok(self.inner.pool().await.instances())
     }
 
     async fn increase(&self, n: u32) -> Result<u32, Partial<u32>> {
-        let mut pool = self.inner.pool();
+        let mut pool = self.inner.pool().await;
         let granted = pool.grant(n);
         if granted.is_empty() && n > 0 {
             return Err(Partial::nothing(pool.shortage()));
         }
+        let count = u32::try_from(granted.len())?;
         // Durable before it is granted.
-        if let Err(error) = self.inner.save(&pool) {
-            pool.ungrant(&granted);
-            return Err(error.into());
-        }
-        u32::try_from(granted.len()).map_err(Into::into)
+        self.inner.store(pool, move |pool| pool.ungrant(&granted)).await.map_err(Partial::nothing)?;
+        Ok(count)
     }
 
     async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
-        let mut pool = self.inner.pool();
+        let mut pool = self.inner.pool().await;
         let released: Vec<_> = ids.iter().filter_map(|id| pool.release(id)).collect();
-        self.inner.save(&pool)?;
+        self.inner.store(pool, |_| ()).await.map_err(Partial::nothing)?;
+        let mut pool = self.inner.pool().await;
         let due: Vec<Work> = released.iter().filter_map(|machine| pool.work(&machine.name)).collect();
-        drop(pool);
-        let inner = Arc::clone(&self.inner);
-        tokio::spawn(async move { inner.work_off(due).await });
+        self.inner.begin(due).detach_all();
         Ok(ids)
     }
 
     async fn connect_info(&self, id: InstanceId) -> Result<ConnectInfo, Error> {
-        let machine = self.inner.pool().leased(&id).ok_or_else(|| format!("there is no instance {id}"))?;
+        let machine = self.inner.pool().await.leased(&id).ok_or_else(|| format!("there is no instance {id}"))?;
         Ok(probe::connect_info(&machine, &self.inner.settings.connector).await?)
     }
 
@@ -174,7 +192,7 @@ impl Provider for Static {
     }
 
     async fn heartbeat(&self, id: InstanceId) -> Result<(), Error> {
-        let machine = self.inner.pool().leased(&id).ok_or_else(|| format!("there is no instance {id}"))?;
+        let machine = self.inner.pool().await.leased(&id).ok_or_else(|| format!("there is no instance {id}"))?;
         Ok(probe::check(&machine, &self.inner.config, &self.inner.settings.connector).await?)
     }
 }
@@ -187,7 +205,7 @@ impl Extension for Static {
 
     /// That of the list, where it has one.
     async fn host_keys(&self, id: InstanceId) -> Result<Vec<String>, Error> {
-        let machine = self.inner.pool().leased(&id).ok_or_else(|| format!("there is no instance {id}"))?;
+        let machine = self.inner.pool().await.leased(&id).ok_or_else(|| format!("there is no instance {id}"))?;
         Ok(Some(machine.host_key).filter(|key| !key.is_empty()).into_iter().collect())
     }
 }

@@ -56,7 +56,7 @@ pub struct Run<'a> {
     pub stdout: Option<&'a mut (dyn AsyncWrite + Send + Unpin)>,
     /// Its errors; `None`: the last of them are kept in [`Outcome::stderr`].
     pub stderr: Option<&'a mut (dyn AsyncWrite + Send + Unpin)>,
-    /// The command gets SIGTERM when this is cancelled.
+    /// The command gets SIGTERM when this is cancelled, SIGKILL ten seconds later, and then is waited for no more.
     pub stop: CancellationToken,
 }
 

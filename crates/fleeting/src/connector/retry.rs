@@ -95,3 +95,31 @@ fn is_past(seconds: i64) -> bool {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     i64::try_from(now).is_ok_and(|now| now >= seconds)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{ConnectInfo, ConnectorConfig, InstanceId};
+
+    fn target(timeout_s: u64) -> Target {
+        let connector = ConnectorConfig { timeout: Duration::from_secs(timeout_s), ..ConnectorConfig::default() };
+        let (external_addr, internal_addr) = (String::new(), "10.0.0.5".to_owned());
+        let info = ConnectInfo { connector, external_addr, internal_addr, expires: None };
+        Target { instance: InstanceId::new("i-1"), info, use_external_addr: false }
+    }
+
+    /// A login that takes long, as where sshd looks up names, or asks a directory who the user is.
+    async fn slow(seconds: u64) -> Result<(), Failed> {
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        Ok(())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_login_has_the_time_that_timeout_gives() {
+        for seconds in [25, 100] {
+            retry(&target(600), "a", || slow(seconds)).await.unwrap();
+        }
+        let error = retry(&target(30), "a", || slow(100)).await.unwrap_err();
+        assert!(matches!(error, DialError::Unreachable { .. }), "{error}");
+    }
+}

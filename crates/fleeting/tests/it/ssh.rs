@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use muster_fleeting::connector::{DialError, Exit, KnownHosts, Run, RunError, Session, Target, dial};
+use muster_fleeting::connector::{DialError, Exit, KnownHosts, Run, RunError, Session, Target, dial, dial_new};
 use russh::keys::ssh_key::{LineEnding, certificate};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -155,6 +155,45 @@ async fn keepalive_finds_a_machine_that_is_gone_without_a_word() {
 }
 
 #[tokio::test]
+async fn a_command_that_is_left_has_its_channel_closed() {
+    let (server, target) = password_server().await;
+    let session = logged_in(&target).await.unwrap();
+    let (mut reader, mut writer) = tokio::io::duplex(64);
+    let mut up = [0; 5];
+    tokio::select! {
+        _ = session.run(Run { stdout: Some(&mut writer), ..Run::new("waits") }) => panic!("it waits"),
+        said = tokio::io::AsyncReadExt::read_exact(&mut reader, &mut up) => drop(said.unwrap()),
+    }
+    while server.told.lock().unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(*server.told.lock().unwrap(), ["close"]);
+    assert_eq!(session.run(Run::new("0")).await.unwrap().exit, Exit::Code(0), "the session goes on");
+}
+
+#[tokio::test]
+async fn a_command_that_does_not_stop_is_killed_and_given_up() {
+    let (server, target) = password_server().await;
+    let session = logged_in(&target).await.unwrap();
+    let stop = tokio_util::sync::CancellationToken::new();
+    let (mut reader, mut writer) = tokio::io::duplex(64);
+    let run = session.run(Run { stdout: Some(&mut writer), stop: stop.clone(), ..Run::new("waits") });
+    let watch = async {
+        tokio::io::AsyncReadExt::read_exact(&mut reader, &mut [0; 5]).await.unwrap();
+        // From here on only time passes.
+        tokio::time::pause();
+        stop.cancel();
+    };
+    let (outcome, ()) = tokio::join!(run, watch);
+    let error = outcome.unwrap_err();
+    assert!(matches!(&error, RunError::Lost { cause } if cause.contains("did not end within")), "{error}");
+    while server.told.lock().unwrap().len() < 3 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(*server.told.lock().unwrap(), ["TERM", "KILL", "close"]);
+}
+
+#[tokio::test]
 async fn host_keys_are_pinned_or_believed_once() {
     let (server, target) = password_server().await;
     let (other, _) = password_server().await;
@@ -173,4 +212,46 @@ async fn host_keys_are_pinned_or_believed_once() {
     dial(&target, &pinned).await.unwrap();
     let error = dial(&impostor, &pinned).await.err().unwrap();
     assert!(matches!(error, DialError::HostKey { .. }), "{error}");
+}
+
+/// GitLab's `googlecloud` plugin gives the machine its key when it is asked how to reach it; the machine takes it seconds later.
+#[tokio::test]
+async fn a_new_machine_may_refuse_its_key_for_a_while() {
+    let server = Server::start(Believes::default()).await;
+    let target = with_password(server.target(), "secret");
+    let hosts = KnownHosts::default();
+    let learns = async {
+        while server.tries.load(Ordering::Relaxed) < 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        server.believes.lock().unwrap().password = Some("secret".to_owned());
+    };
+    let (reached, ()) = tokio::join!(dial_new(&target, &hosts, Duration::from_secs(120)), learns);
+    reached.unwrap();
+    // But not for ever, and one that was reached before not at all.
+    let wrong = with_password(server.target(), "wrong");
+    for refused in [dial_new(&wrong, &hosts, Duration::ZERO).await, dial(&wrong, &hosts).await] {
+        let error = refused.err().unwrap();
+        assert!(matches!(error, DialError::Auth { .. }), "{error}");
+    }
+}
+
+/// An image's own host key answers until the machine has made one of its own.
+#[tokio::test]
+async fn a_new_machine_may_change_the_host_key_that_nobody_pinned() {
+    let (first, target) = password_server().await;
+    let (second, _) = password_server().await;
+    let mut later = target.clone();
+    later.info.internal_addr = second.address.to_string();
+    let (hosts, grace) = (KnownHosts::default(), Duration::from_secs(120));
+    dial(&target, &hosts).await.unwrap();
+    dial_new(&later, &hosts, grace).await.unwrap();
+    let error = dial(&target, &hosts).await.err().unwrap();
+    assert!(matches!(&error, DialError::HostKey { known, .. } if *known == second.fingerprint), "{error}");
+
+    hosts.pin(&target.instance, std::slice::from_ref(&first.fingerprint));
+    let tries = second.tries.load(Ordering::Relaxed);
+    let error = dial_new(&later, &hosts, grace).await.err().unwrap();
+    assert!(matches!(error, DialError::HostKey { .. }), "what was pinned holds: {error}");
+    assert_eq!(second.tries.load(Ordering::Relaxed), tries, "no password was sent to it");
 }

@@ -1,8 +1,8 @@
 //! An SSH server that does what a test wants.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 use muster_fleeting::connector::Target;
 use muster_fleeting::model::{ConnectInfo, ConnectorConfig, InstanceId};
@@ -26,6 +26,10 @@ pub(crate) struct Server {
     pub(crate) fingerprint: String,
     /// Log-ins that were tried.
     pub(crate) tries: Arc<AtomicU32>,
+    /// What it believes from now on.
+    pub(crate) believes: Arc<Mutex<Believes>>,
+    /// Signals, and channels that were closed.
+    pub(crate) told: Arc<Mutex<Vec<String>>>,
 }
 
 pub(crate) fn key() -> PrivateKey {
@@ -40,10 +44,14 @@ impl Server {
             Config { keys: vec![host_key], auth_rejection_time: std::time::Duration::ZERO, ..Config::default() };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, tries) = (listener.local_addr().unwrap(), Arc::new(AtomicU32::new(0)));
-        let (config, counted) = (Arc::new(config), Arc::clone(&tries));
+        let told = Arc::<Mutex<Vec<String>>>::default();
+        let believes = Arc::new(Mutex::new(believes));
+        let believed = Arc::clone(&believes);
+        let (config, counted, heard) = (Arc::new(config), Arc::clone(&tries), Arc::clone(&told));
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let login = Login { believes: believes.clone(), tries: Arc::clone(&counted) };
+                let (tries, told) = (Arc::clone(&counted), Arc::clone(&heard));
+                let login = Login { believes: Arc::clone(&believed), tries, told };
                 let config = Arc::clone(&config);
                 tokio::spawn(async move {
                     if let Ok(session) = russh::server::run_stream(config, stream, login).await {
@@ -52,7 +60,7 @@ impl Server {
                 });
             }
         });
-        Self { address, fingerprint, tries }
+        Self { address, fingerprint, tries, believes, told }
     }
 
     pub(crate) fn target(&self) -> Target {
@@ -68,12 +76,14 @@ pub(crate) fn target(address: SocketAddr) -> Target {
 }
 
 struct Login {
-    believes: Believes,
+    believes: Arc<Mutex<Believes>>,
     tries: Arc<AtomicU32>,
+    told: Arc<Mutex<Vec<String>>>,
 }
 
 impl Login {
-    fn answer(&self, yes: bool) -> Result<Auth, russh::Error> {
+    fn answer(&self, yes: impl FnOnce(&Believes) -> bool) -> Result<Auth, russh::Error> {
+        let yes = yes(&self.believes.lock().unwrap());
         self.tries.fetch_add(1, Ordering::Relaxed);
         Ok(if yes { Auth::Accept } else { Auth::reject() })
     }
@@ -83,17 +93,17 @@ impl Handler for Login {
     type Error = russh::Error;
 
     async fn auth_publickey(&mut self, _: &str, key: VerifiedPublicKey<'_>) -> Result<Auth, russh::Error> {
-        self.answer(self.believes.key.as_ref().is_some_and(|known| known.key_data() == key.public_key.key_data()))
+        self.answer(|of| of.key.as_ref().is_some_and(|known| known.key_data() == key.public_key.key_data()))
     }
 
     async fn auth_password(&mut self, _: &str, password: &str) -> Result<Auth, russh::Error> {
-        self.answer(self.believes.password.as_deref() == Some(password))
+        self.answer(|of| of.password.as_deref() == Some(password))
     }
 
     async fn auth_openssh_certificate(&mut self, user: &str, given: &Certificate) -> Result<Auth, russh::Error> {
         let signed = |known: &PublicKey| known.key_data() == given.signature_key();
         let is_for = given.valid_principals().iter().any(|principal| principal == user);
-        self.answer(is_for && self.believes.authority.as_ref().is_some_and(signed))
+        self.answer(|of| is_for && of.authority.as_ref().is_some_and(signed))
     }
 
     async fn channel_open_session(
@@ -103,6 +113,16 @@ impl Handler for Login {
         _: &mut Session,
     ) -> Result<(), russh::Error> {
         reply.accept().await;
+        Ok(())
+    }
+
+    async fn signal(&mut self, _: ChannelId, signal: Sig, _: &mut Session) -> Result<(), russh::Error> {
+        self.told.lock().unwrap().push(format!("{signal:?}"));
+        Ok(())
+    }
+
+    async fn channel_close(&mut self, _: ChannelId, _: &mut Session) -> Result<(), russh::Error> {
+        self.told.lock().unwrap().push("close".to_owned());
         Ok(())
     }
 

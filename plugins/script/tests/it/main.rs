@@ -94,6 +94,24 @@ async fn what_was_done_before_a_failure_counts_and_half_a_list_does_not() {
     group.stop().await;
 }
 
+/// A cloud's command line says all kinds of things; machines that were made are not made again for that.
+#[tokio::test]
+async fn a_success_whose_answer_is_no_number_counts_as_done() {
+    let (_directory, group) = group(
+        "increase) [ $1 != 4 ] || { echo quota exceeded >&2; echo Operation failed; exit 1; }
+                   echo Created; echo 'Operation completed over 1 objects.';;
+         decrease) echo 'Deleted 2 instances.';;
+         update) :;;\nconnect-info) :;;",
+    )
+    .await;
+    assert_eq!(group.increase(2).await.unwrap(), 2);
+    let error = group.increase(4).await.unwrap_err().to_string();
+    assert!(error.contains("increase failed (exit status: 1): quota exceeded"), "{error}");
+    // Ids can be asked for again.
+    assert_eq!(group.decrease(&ids(&["a", "b"])).await.unwrap(), []);
+    group.stop().await;
+}
+
 #[tokio::test]
 async fn a_program_that_hangs_is_ended_and_the_plugin_goes_on() {
     let (_directory, path) = script("update) echo looking >&2; sleep 600;;\nincrease) :;;\nconnect-info) :;;");

@@ -150,6 +150,35 @@ async fn a_machine_that_cannot_be_cleaned_is_not_lent() {
     group.stop().await;
 }
 
+/// A clean-up may take minutes; the others are looked at meanwhile.
+#[tokio::test]
+async fn a_slow_clean_up_holds_up_no_other_machine() {
+    let directory = TempDir::new().unwrap();
+    let (first, mut second) = (Machine::start().await, Machine::start().await);
+    let machines = [first.entry(directory.path(), "m1"), second.entry(directory.path(), "m2")];
+    let mut config = config(directory.path(), &machines);
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let (tried, slow, go) = (path("tried"), path("slow"), path("go"));
+    // The second try is the slow one.
+    config["cleanup_command"] = json!(format!(
+        "[ -e {tried} ] || {{ touch {tried}; exit 1; }}; touch {slow}; while [ ! -e {go} ]; do sleep 0.02; done"
+    ));
+    config["health_limit_s"] = json!(1);
+    second.go_away().await;
+    let group = start(&config).await.unwrap();
+    assert_eq!(group.increase(2).await.unwrap(), 1, "m2 is in quarantine");
+    group.decrease(&[id("m1/1")]).await.unwrap();
+    while !Path::new(&slow).exists() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    second.come_back().await;
+    tokio::time::timeout(Duration::from_secs(60), granted(&group)).await.expect("m2 is looked at");
+    assert_eq!(states(&group).await, [("m2/2".to_owned(), InstanceState::Running)]);
+    std::fs::write(&go, "").unwrap();
+    granted(&group).await;
+    group.stop().await;
+}
+
 #[tokio::test]
 async fn unreachable_machines_are_in_quarantine_and_come_back() {
     let directory = TempDir::new().unwrap();
@@ -194,6 +223,36 @@ async fn leases_survive_a_plugin_that_is_killed_and_one_that_is_stopped() {
     group.stop().await;
     let group = start(&config).await.unwrap();
     assert_eq!(states(&group).await.len(), 2, "of the manager before");
+    group.stop().await;
+}
+
+#[tokio::test]
+async fn a_leased_machine_that_left_the_list_is_still_there_after_a_restart() {
+    let directory = TempDir::new().unwrap();
+    let machine = Machine::start().await;
+    let list = directory.path().join("machines.toml");
+    let write = |text: &str| std::fs::write(&list, text).unwrap();
+    let (entry, cleaned) = (machine.entry(directory.path(), "m1"), directory.path().join("cleaned"));
+    let key = entry["key_path"].as_str().unwrap();
+    let text = format!(
+        "[[machines]]\nname = \"m1\"\naddress = \"{}\"\nusername = \"ci\"\nkey_path = \"{key}\"\n",
+        machine.address
+    );
+    write(&text);
+    let mut config = config(directory.path(), &[]);
+    config["machines_file"] = json!(list);
+    config["cleanup_command"] = json!(format!("touch {}", cleaned.display()));
+    let group = start(&config).await.unwrap();
+    group.increase(1).await.unwrap();
+    group.stop().await;
+    write("");
+    let group = start(&config).await.unwrap();
+    assert_eq!(states(&group).await, [("m1/1".to_owned(), InstanceState::Running)]);
+    group.heartbeat(&id("m1/1")).await.unwrap();
+    group.decrease(&[id("m1/1")]).await.unwrap();
+    gone(&group).await;
+    assert!(cleaned.exists());
+    assert!(group.increase(1).await.is_err(), "it has left");
     group.stop().await;
 }
 
