@@ -180,9 +180,13 @@ async fn manage(work: Work, signals: Signals) -> Result<ExitCode, RunError> {
     let provider = Arc::new(provider(work.host, work.settings.token_variables.clone())?);
     let manager = Manager::new(work.settings.clone(), work.store, provider, Arc::clone(&telemetry));
     let (control, orders) = Control::new();
-    crate::startup::give_back_code();
     let manager = tokio::spawn(manager.with_instances(instances).with_quota(work.quota).run(orders));
-    let ended = Running::new(work.source, work.settings, control, manager, telemetry).until_end(signals).await;
+    let running = Running::new(work.source, work.settings, control, manager, telemetry);
+    let mut running = std::pin::pin!(running.until_end(signals));
+    let ended = tokio::select! {
+        ended = &mut running => ended,
+        () = crate::startup::give_back_when_started() => running.await,
+    };
     observed.stop().await;
     ended
 }
