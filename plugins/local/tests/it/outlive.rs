@@ -11,6 +11,7 @@ use serde_json::json;
 use super::{group, output, target, wait};
 
 /// Whether namespaces can be made here; without them no instance outlives its plugin.
+#[expect(clippy::print_stderr, reason = "it is told what is skipped, and why")]
 fn possible() -> bool {
     let possible = Command::new("unshare").args(["--user", "--map-current-user", "--pid", "--fork", "true"]).status();
     let possible = possible.is_ok_and(|status| status.success());
