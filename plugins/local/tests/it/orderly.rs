@@ -57,7 +57,7 @@ async fn a_connection_that_cannot_be_taken_ends_nothing() {
     };
     // No file more can be opened there.
     let before = getrlimit(Resource::Nofile);
-    prlimit(Some(server), Resource::Nofile, Rlimit { current: Some(3), ..before.clone() }).unwrap();
+    prlimit(Some(server), Resource::Nofile, Rlimit { current: Some(3), ..before }).unwrap();
     let first = woken();
     let waiting = tokio::net::TcpStream::connect(&target.info.internal_addr).await.unwrap();
     while woken().is_some() && woken() == first {
