@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use muster_job::JobId;
 use muster_runner_api::test_support::{MemoryCoordinator, RUNNER_TOKEN, Served, serve};
 use serde_json::{Value, json};
 
-use crate::process::muster;
+use crate::process::{muster, until};
 use crate::proxy::Proxy;
 
 /// For how long anything may take.
@@ -123,14 +123,13 @@ impl Bench {
 
     /// Waits until nothing is left of any job, and tells what is left if that does not come (J5).
     pub async fn leftovers(&self) -> Vec<String> {
-        let deadline = Instant::now() + Duration::from_secs(20);
-        loop {
-            let left = self.left();
-            if left.is_empty() || Instant::now() > deadline {
-                return left;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        let mut left = Vec::new();
+        until(|| {
+            left = self.left();
+            left.is_empty()
+        })
+        .await;
+        left
     }
 
     fn left(&self) -> Vec<String> {

@@ -9,6 +9,20 @@ use std::time::{Duration, Instant};
 /// How long anything may take before a test gives up.
 pub const LIMIT: Duration = Duration::from_secs(90);
 
+/// Looks until it is so; whether it came to be within [`LIMIT`].
+///
+/// For what processes of the world under test do to files and to each other: they send this one no event.
+pub async fn until(mut reached: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + LIMIT;
+    while !reached() {
+        if Instant::now() > deadline {
+            return false;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    true
+}
+
 /// The executable under test.
 pub fn muster() -> PathBuf {
     built("muster")

@@ -12,6 +12,7 @@ use muster_steps::log::{Log, Stream};
 use muster_steps::process::{Command, Ended, Processes};
 use muster_steps::stop::Stop;
 use parking_lot::Mutex;
+use time::OffsetDateTime;
 use url::Url;
 
 use crate::checkout::Templates;
@@ -71,6 +72,8 @@ pub struct Context {
     pub variables: Variables,
     /// From TERM to KILL.
     pub grace: Duration,
+    /// When the job began here.
+    pub started_at: OffsetDateTime,
     /// Where artifacts go, and come from.
     pub coordinator: Coordinator,
     /// Everything the job starts.
@@ -108,6 +111,7 @@ impl Context {
             temp_dir: temp_dir.into(),
             variables,
             grace,
+            started_at: OffsetDateTime::now_utc(),
             coordinator: plan.coordinator.clone(),
             processes,
             trace,

@@ -108,21 +108,9 @@ impl Actor {
         let (id, now) = (self.world.new_job_id(), self.now());
         let Some(row) = self.world.job_mut(old_id) else { return };
         row.detail.retried = true;
-        let record = JobRow {
-            id,
-            attempt: new.retry + 1,
-            created_at: now,
-            queued_at: None,
-            started_at: None,
-            finished_at: None,
-            runner: None,
-            system_id: None,
-            failure_reason: None,
-            exit_code: None,
-            coverage: None,
-            detail: JobDetail { variables: row.detail.variables.clone(), ..JobDetail::new(state) },
-            ..row.clone()
-        };
+        let (place, names) = ((row.pipeline, row.place), (row.name.clone(), row.stage.clone()));
+        let detail = JobDetail { variables: row.detail.variables.clone(), ..JobDetail::new(state) };
+        let record = JobRow { attempt: new.retry + 1, ..JobRow::new(id, place, names, row.kind, detail, now) };
         self.world.index(record);
     }
 
@@ -157,26 +145,8 @@ impl Actor {
                 Work::Script(_) => JobKind::Script,
                 Work::Bridge(_) => JobKind::Bridge,
             };
-            let row = JobRow {
-                id: self.world.new_job_id(),
-                pipeline,
-                place,
-                name: job.name.clone(),
-                stage: job.stage.clone(),
-                kind,
-                attempt: 1,
-                created_at: now,
-                queued_at: None,
-                started_at: None,
-                finished_at: None,
-                runner: None,
-                system_id: None,
-                failure_reason: None,
-                exit_code: None,
-                coverage: None,
-                detail: JobDetail::new(state),
-            };
-            self.world.index(row);
+            let (id, names) = (self.world.new_job_id(), (job.name.clone(), job.stage.clone()));
+            self.world.index(JobRow::new(id, (pipeline, place), names, kind, JobDetail::new(state), now));
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::gitlab_runner::{Registered, clean, stock_runner};
-use muster_tests::process::{Running, muster, plugin_local, repository};
+use muster_tests::process::{Running, muster, plugin_local, repository, until};
 
 const JOBS: usize = 20;
 
@@ -147,8 +147,8 @@ fn jobs_run_on_instances_of_their_own_and_no_instance_is_left() {
     assert_eq!(homes.len(), JOBS, "max_use_count = 1: {homes:?}");
 }
 
-#[test]
-fn a_job_whose_instance_dies_ends_at_once_with_the_reason_and_is_tried_again() {
+#[tokio::test]
+async fn a_job_whose_instance_dies_ends_at_once_with_the_reason_and_is_tried_again() {
     let place = tempfile::tempdir().unwrap();
     let mark = place.path().join("mark");
     let yaml = format!(
@@ -157,11 +157,7 @@ fn a_job_whose_instance_dies_ends_at_once_with_the_reason_and_is_tried_again() {
         mark.display()
     );
     let mut fleet = Fleet::start(&yaml, "    max_instances = 2\n", "");
-    let deadline = Instant::now() + muster_tests::process::LIMIT;
-    while !mark.exists() {
-        assert!(Instant::now() < deadline, "the job does not start");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    assert!(until(|| mark.exists()).await, "the job does not start");
     kill_instances(&fleet.machines);
     let killed = Instant::now();
     let failed = fleet.pipeline.line("the failure", |line| line.contains("runner_system_failure"));

@@ -1,7 +1,5 @@
 //! What cannot be sent waits on disk until it can be, also across a restart.
 
-use std::time::{Duration, Instant};
-
 use muster_job::JobId;
 use muster_runner_api::test_support::{self, Call};
 use muster_tests::bench::Bench;
@@ -60,9 +58,5 @@ async fn logs_and_reports_wait_on_disk_for_a_coordinator_that_is_away() {
 
 /// Waits until it is as it is to be.
 async fn until(bench: &Bench, reached: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !reached() {
-        assert!(Instant::now() < deadline, "waited in vain:\n{}", bench.log());
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    assert!(muster_tests::process::until(reached).await, "waited in vain:\n{}", bench.log());
 }

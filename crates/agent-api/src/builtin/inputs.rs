@@ -209,4 +209,29 @@ pub struct ArtifactsUpload {
     pub artifact_format: String,
     /// As the author wrote it.
     pub expire_in: String,
+    /// A statement of where the files come from is packed with them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub provenance: Option<Origin>,
+}
+
+/// What a statement of provenance says of the job (job-execution 9.8).
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Origin {
+    /// The runner's id at the server.
+    pub runner_id: i64,
+    /// The repository, without credentials and `.git`.
+    pub repo_url: String,
+    /// The commit.
+    pub repo_digest: String,
+    /// The job's name.
+    pub job_name: String,
+    /// The executor.
+    pub executor_name: String,
+    /// The runner's name.
+    pub runner_name: String,
+    /// Names of the job's variables.
+    pub parameters: Vec<String>,
+    /// Which program makes the statement: its version or revision.
+    pub version: String,
 }

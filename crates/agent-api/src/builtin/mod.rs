@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 pub use inputs::{
     ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, CacheEntry, Caches, Checkout, Cleanup,
-    Prepare, Rewrite, Script, Tls,
+    Origin, Prepare, Rewrite, Script, Tls,
 };
 
 /// The reference of the step that a job is.

@@ -4,12 +4,15 @@ use std::io::Read;
 use std::sync::Arc;
 
 use muster_agent_api::builtin::{
-    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, Builtin, Coordinator, JobPlan, Phase,
+    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, Builtin, Coordinator, JobPlan, Origin, Phase,
     PhaseWhen,
 };
 use muster_agent_api::result::Outcome;
 use muster_job::{JobId, JobStatus};
 use muster_runner_api::test_support::{Call, Fault, MemoryCoordinator, Served, serve};
+
+use time::format_description::well_known::Rfc3339;
+use time::{Duration, OffsetDateTime};
 
 use crate::harness::*;
 
@@ -78,6 +81,28 @@ async fn an_archive_goes_up_and_comes_down_in_another_job() {
     let (log, _) = agent.complete(&to(&served, agent.plan(vec![download("t0ken"), look]))).await;
     assert!(log.contains("Downloading artifacts for build (7)...") && log.contains("... ok id=7"), "{log}");
     assert!(log.contains("\nout/run\nout/sub/a.txt\nran"), "{log}");
+}
+
+#[tokio::test]
+async fn a_statement_of_provenance_goes_up_with_the_files() {
+    let (coordinator, served) = coordinator().await;
+    let mut agent = Agent::start().await;
+    let origin = Origin { job_name: "build".to_owned(), parameters: vec!["KEY".to_owned()], ..Origin::default() };
+    let upload = upload(ArtifactsUpload { provenance: Some(origin), ..archive() });
+    let before = OffsetDateTime::now_utc() - Duration::SECOND;
+    let (log, result) = agent.complete(&to(&served, agent.plan(vec![script(&[MAKE]), upload]))).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    let archive = coordinator.job(JOB).unwrap().artifacts["out-x.zip"].clone();
+    let mut archive = zip::ZipArchive::new(std::io::Cursor::new(archive)).unwrap();
+    let statement: serde_json::Value =
+        serde_json::from_reader(archive.by_name("out-x-metadata.json").unwrap()).unwrap();
+    let names: Vec<_> = statement["subject"].as_array().unwrap().iter().map(|file| &file["name"]).collect();
+    assert_eq!(names, ["out/run", "out/sub/a.txt"]);
+    let definition = &statement["predicate"]["buildDefinition"];
+    assert_eq!(definition["externalParameters"], serde_json::json!({"KEY": "", "entryPoint": "build", "source": ""}));
+    let times = &statement["predicate"]["runDetails"]["metadata"];
+    let time = |name: &str| OffsetDateTime::parse(times[name].as_str().unwrap(), &Rfc3339).unwrap();
+    assert!(before <= time("startedOn") && time("startedOn") <= time("finishedOn"), "{times}");
 }
 
 #[tokio::test]

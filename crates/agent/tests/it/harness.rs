@@ -54,11 +54,9 @@ pub(crate) async fn connect(socket: PathBuf) -> Channel {
 /// Waits until nobody holds the spool's lock: a process that another test is just starting has a copy of it for a moment.
 async fn free(spool: &Path) {
     let Ok(lock) = std::fs::File::open(spool.join("agent.lock")) else { return };
-    let deadline = tokio::time::Instant::now() + PATIENCE;
-    while rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
-        assert!(tokio::time::Instant::now() < deadline, "the spool is free");
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    let locked =
+        tokio::task::spawn_blocking(move || rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive));
+    tokio::time::timeout(PATIENCE, locked).await.expect("the spool is free").unwrap().unwrap();
 }
 
 impl Agent {
@@ -93,6 +91,7 @@ impl Agent {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         while std::os::unix::net::UnixStream::connect(&options.socket).is_err() {
             assert!(tokio::time::Instant::now() < deadline, "the agent's process serves");
+            // The process tells nobody that it serves: there is no event.
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let channel = connect(options.socket).await;

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use muster_agent_api::builtin::Origin;
 use muster_steps::stop::Stop;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -18,26 +19,12 @@ use crate::site::Site;
 pub struct Provenance {
     /// The job.
     pub job_id: i64,
-    /// The runner's id at the server.
-    pub runner_id: i64,
-    /// The repository, without credentials.
-    pub repo_url: String,
-    /// The commit.
-    pub repo_digest: String,
-    /// The job's name.
-    pub job_name: String,
-    /// The executor.
-    pub executor_name: String,
-    /// The runner's name.
-    pub runner_name: String,
-    /// Names of the job's variables.
-    pub parameters: Vec<String>,
+    /// What else is known of it.
+    pub origin: Origin,
     /// When the job began, as RFC 3339 has it.
     pub started_at: String,
     /// When it ended.
     pub ended_at: String,
-    /// Which program makes the statement: its version or revision.
-    pub version: String,
 }
 
 impl Provenance {
@@ -70,11 +57,12 @@ impl Provenance {
     }
 
     fn statement(&self, subject: Vec<Value>) -> Value {
+        let about = &self.origin;
         let mut parameters: Map<String, Value> =
-            self.parameters.iter().map(|name| (name.clone(), Value::from(""))).collect();
-        parameters.insert("entryPoint".to_owned(), self.job_name.as_str().into());
-        parameters.insert("source".to_owned(), self.repo_url.as_str().into());
-        let version = self.version.as_str();
+            about.parameters.iter().map(|name| (name.clone(), Value::from(""))).collect();
+        parameters.insert("entryPoint".to_owned(), about.job_name.as_str().into());
+        parameters.insert("source".to_owned(), about.repo_url.as_str().into());
+        let version = about.version.as_str();
         json!({
             "_type": "https://in-toto.io/Statement/v0.1",
             "predicateType": "https://slsa.dev/provenance/v1",
@@ -84,16 +72,16 @@ impl Provenance {
                     "buildType": format!("https://gitlab.com/gitlab-org/gitlab-runner/-/blob/{version}/PROVENANCE.md"),
                     "externalParameters": parameters,
                     "internalParameters": {
-                        "name": self.runner_name,
-                        "executor": self.executor_name,
+                        "name": about.runner_name,
+                        "executor": about.executor_name,
                         "architecture": architecture(),
                         "job": self.job_id.to_string(),
                     },
-                    "resolvedDependencies": [{ "uri": self.repo_url, "digest": { "sha256": self.repo_digest } }],
+                    "resolvedDependencies": [{ "uri": about.repo_url, "digest": { "sha256": about.repo_digest } }],
                 },
                 "runDetails": {
                     "builder": {
-                        "id": format!("{}/-/runners/{}", self.repo_url, self.runner_id),
+                        "id": format!("{}/-/runners/{}", about.repo_url, about.runner_id),
                         "version": { "gitlab-runner": version },
                     },
                     "metadata": {

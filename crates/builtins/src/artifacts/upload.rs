@@ -13,6 +13,8 @@ use muster_job::JobId;
 use muster_runner_api::client::{ClientError, UploadLimits};
 use muster_runner_api::service::{ArtifactQuery, ByteStream};
 use muster_steps::stop::Stop;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 use tokio_util::io::ReaderStream;
 
 use super::tries::{Endurance, Tries, pause};
@@ -28,14 +30,25 @@ use crate::site::{Meter, Site, Tone};
 pub(crate) async fn upload(context: &Context, upload: &ArtifactsUpload, stop: &Stop) -> Result<(), Failure> {
     context.tell(Tone::Notice, "Uploading artifacts...");
     let (job, token) = (JobId(context.coordinator.job_id), context.coordinator.token.clone());
+    let provenance = upload.provenance.as_ref().map(|origin| Provenance {
+        job_id: context.coordinator.job_id,
+        origin: origin.clone(),
+        started_at: rfc3339(context.started_at),
+        ended_at: rfc3339(OffsetDateTime::now_utc()),
+    });
     let upload = Upload {
         what: upload,
         level: Level::from_name(context.variables.get("ARTIFACT_COMPRESSION_LEVEL")),
         limits: limits(context),
         endurance: Endurance::Patient,
-        provenance: None,
+        provenance: provenance.as_ref(),
     };
     upload.run(context, || Ok(Door { client: context.client()?, job, token }), stop).await
+}
+
+fn rfc3339(time: OffsetDateTime) -> String {
+    // A time of this age has such a form: with whole seconds, as the peer writes it.
+    time.replace_nanosecond(0).ok().and_then(|time| time.format(&Rfc3339).ok()).unwrap_or_default()
 }
 
 /// `[runners.artifact]`, or the defaults where the plan does not say.

@@ -35,6 +35,38 @@ pub(crate) struct JobRow {
     pub(crate) detail: JobDetail,
 }
 
+impl JobRow {
+    /// The first record of the job at this place, of this name and stage: nothing has happened to it yet.
+    pub(crate) fn new(
+        id: JobId,
+        (pipeline, place): (PipelineId, usize),
+        (name, stage): (String, String),
+        kind: JobKind,
+        detail: JobDetail,
+        created_at: Timestamp,
+    ) -> Self {
+        Self {
+            id,
+            pipeline,
+            place,
+            name,
+            stage,
+            kind,
+            attempt: 1,
+            created_at,
+            queued_at: None,
+            started_at: None,
+            finished_at: None,
+            runner: None,
+            system_id: None,
+            failure_reason: None,
+            exit_code: None,
+            coverage: None,
+            detail,
+        }
+    }
+}
+
 /// What no query asks for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct JobDetail {

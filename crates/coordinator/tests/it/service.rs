@@ -11,6 +11,7 @@ use muster_job::invariants::{Standing, Watch, at_most};
 use muster_job::{FailureReason, JobStatus, Variable};
 use muster_runner_api::service::{RunnerService, ServiceError};
 use muster_runner_api::wire::{Output, RegisterRequest, TokenRequest};
+use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -146,31 +147,40 @@ async fn twenty_managers_get_each_of_three_hundred_jobs_once() {
     tokio::time::timeout(SOON, watching).await.expect("events end").expect("the invariants held");
 }
 
+/// Of the jobs `j0`, `j1`, ... every second one.
+fn is_grouped(name: &str) -> bool {
+    name[1..].parse::<u8>().is_ok_and(|index| index % 2 == 0)
+}
+
 #[tokio::test]
 async fn jobs_of_a_resource_group_run_one_at_a_time_however_many_takers_there_are() {
     let house = House::with(|options| options.clock = Arc::new(SystemClock::new())).await;
     let manager = house.manager().await;
     let jobs = (0..12).map(|index| {
         let mut job = job(&format!("j{index}"));
-        job.resource_group = (index % 2 == 0).then(|| "one".to_owned());
+        job.resource_group = is_grouped(&job.name).then(|| "one".to_owned());
         job
     });
     let pipeline = house.create(vec![jobs.collect()]).await;
     let mut takers = JoinSet::new();
+    // Jobs that may overlap do: the six without a group run until the first of the group does too.
+    let together = Arc::new(Barrier::new(7));
     for _ in 0..12 {
-        let manager = manager.clone();
+        let (manager, together) = (manager.clone(), together.clone());
         takers.spawn(async move {
             let job = manager.take().await;
             manager.running(&job).await;
-            // Long enough that jobs which may overlap do.
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            if is_grouped(&job.job_info.name) == (job.job_info.name == "j0") {
+                together.wait().await;
+            }
             manager.succeed(&job).await;
         });
     }
-    takers.join_all().await;
+    tokio::time::timeout(SOON, takers.join_all())
+        .await
+        .expect("a job of the group and the six without one run together");
     let view = house.view(pipeline).await;
-    let (grouped, free): (Vec<_>, Vec<_>) =
-        view.jobs.iter().partition(|job| job.name[1..].parse::<u8>().is_ok_and(|index| index % 2 == 0));
+    let (grouped, free): (Vec<_>, Vec<_>) = view.jobs.iter().partition(|job| is_grouped(&job.name));
     let times = |jobs: Vec<&JobView>| {
         jobs.into_iter().map(|job| (job.started_at.expect("ran"), job.finished_at)).collect::<Vec<_>>()
     };

@@ -180,13 +180,15 @@ async fn the_real_daemon_is_spoken_with() {
         .kill_on_drop(true)
         .spawn()
         .unwrap();
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
     let nesting = loop {
         match connect(&socket, NestingLimits::default()).await {
             Ok(nesting) => break nesting,
-            // It is starting.
-            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            Err(error) => assert!(tokio::time::Instant::now() < deadline, "the daemon does not serve: {error}"),
         }
         assert_eq!(child.try_wait().unwrap(), None, "the daemon has ended");
+        // The daemon tells nobody that it serves: there is no event.
+        tokio::time::sleep(Duration::from_millis(20)).await;
     };
     let first = nesting.create("macos", Some(0)).await.unwrap();
     assert_eq!(first.machine.address, "192.168.64.7");

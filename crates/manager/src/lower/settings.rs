@@ -41,6 +41,8 @@ pub(super) struct Settings {
     pub(super) script_timeout: Duration,
     pub(super) after_script_timeout: Duration,
     pub(super) after_script_ignore_errors: bool,
+    /// A statement of provenance is packed with archives.
+    pub(super) artifacts_metadata: bool,
     /// The wait before a phase is tried again, at first and at most, in milliseconds.
     pub(super) retry_wait_ms: (u64, u64),
 }
@@ -105,6 +107,7 @@ impl Reader<'_> {
             script_timeout: self.timeout("RUNNER_SCRIPT_TIMEOUT", Duration::ZERO, timeout),
             after_script_timeout: self.timeout("RUNNER_AFTER_SCRIPT_TIMEOUT", AFTER_SCRIPT_TIMEOUT_DEFAULT, timeout),
             after_script_ignore_errors: self.boolean("AFTER_SCRIPT_IGNORE_ERRORS", true),
+            artifacts_metadata: self.artifacts_metadata(),
             strategy,
         })
     }
@@ -164,6 +167,15 @@ impl Reader<'_> {
             self.warnings.push(format!("{name}: usage is disabled on this Runner"));
         }
         wanted.first().is_some_and(|(_, on)| *on) && !disabled
+    }
+
+    /// Whether a statement of provenance is wanted; there is one schema of it (job-execution 9.8).
+    fn artifacts_metadata(&mut self) -> bool {
+        let wanted = self.boolean("RUNNER_GENERATE_ARTIFACTS_METADATA", false);
+        if wanted {
+            self.choice("SLSA_PROVENANCE_SCHEMA_VERSION", &["v1"], "v1");
+        }
+        wanted
     }
 
     fn attempts(&mut self, name: &str) -> u32 {

@@ -15,6 +15,7 @@ mod renew;
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use muster_job::Secret;
@@ -84,6 +85,7 @@ pub struct Rotation {
     settings: watch::Sender<Settings>,
     changed: mpsc::Receiver<()>,
     stop: CancellationToken,
+    resetting: Arc<AtomicBool>,
     task: JoinHandle<()>,
 }
 
@@ -95,6 +97,7 @@ impl Rotation {
         // One is enough: it says that there is something new, whatever it is.
         let (changes, changed) = mpsc::channel(1);
         let (renewed, stop) = (Renewed::default(), CancellationToken::new());
+        let resetting = Arc::<AtomicBool>::default();
         let observer = Observer::new(Arc::clone(telemetry));
         let keeper = Keeper {
             path,
@@ -106,9 +109,11 @@ impl Rotation {
             unsaved: HashMap::new(),
             series: VecDeque::new(),
             changes,
+            stop: stop.clone(),
+            resetting: Arc::clone(&resetting),
         };
-        let task = tokio::spawn(keeper.keep(current, stop.clone()));
-        Self { renewed, settings, changed, stop, task }
+        let task = tokio::spawn(keeper.keep(current));
+        Self { renewed, settings, changed, stop, resetting, task }
     }
 
     /// Settings that were read from the file just now, with newer tokens where the file could not be saved. From now on
@@ -127,9 +132,14 @@ impl Rotation {
         }
     }
 
-    /// Ends; a reset that is under way is brought to its end before.
+    /// Ends; a reset that is under way is brought to its end before, which takes 90 s at the most. Dropped, it is given up:
+    /// its new token is then lost, and the old one not valid any more.
     pub async fn stop(self) {
         self.stop.cancel();
+        if self.resetting.load(Ordering::Relaxed) {
+            let limit_s = LAST_WAIT.as_secs();
+            tracing::warn!(limit_s, "the reset of a runner's token is under way: the end waits for it");
+        }
         if tokio::time::timeout(LAST_WAIT, self.task).await.is_err() {
             tracing::error!("the reset of a runner's token was not answered in time; it may have to be reset by hand");
         }
@@ -151,15 +161,19 @@ struct Keeper {
     /// Series of tokens that were renewed: what was counted under them stays to be scraped for a while.
     series: VecDeque<Arc<EntryMetrics>>,
     changes: mpsc::Sender<()>,
+    /// The end has come: no reset is begun any more.
+    stop: CancellationToken,
+    /// A coordinator may have a new token for us that is not kept yet.
+    resetting: Arc<AtomicBool>,
 }
 
 impl Keeper {
-    async fn keep(mut self, mut settings: watch::Receiver<Settings>, stop: CancellationToken) {
+    async fn keep(mut self, mut settings: watch::Receiver<Settings>) {
         loop {
             let current = settings.borrow_and_update().clone();
             self.forget(&current);
             let next = self.next(&current);
-            let clock = Arc::clone(&self.clock);
+            let (clock, stop) = (Arc::clone(&self.clock), self.stop.clone());
             // Nothing is under way while this waits: each branch is cancel-safe.
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -196,7 +210,10 @@ impl Keeper {
                 self.tries_of(runner.token.expose()).done = true;
                 plan::tell_fixed(&runner);
             }
-            Step::Renew(runner) => self.renew(runner).await,
+            Step::Renew(runner) => {
+                self.renew(runner).await;
+                self.resetting.store(false, Ordering::Relaxed);
+            }
         }
     }
 

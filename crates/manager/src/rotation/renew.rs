@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use muster_job::Secret;
 use time::OffsetDateTime;
@@ -15,7 +16,13 @@ use crate::settings::ConnectionAge;
 
 impl Keeper {
     pub(super) async fn renew(&mut self, runner: Arc<RunnerSettings>) {
-        let file = match self.provable_file().await {
+        // Nothing is lost by not waiting for the file when the end comes.
+        let stop = self.stop.clone();
+        let provable = tokio::select! {
+            provable = self.provable_file() => provable,
+            () = stop.cancelled() => return,
+        };
+        let file = match provable {
             Ok(file) => Some(file),
             Err(error) if last_chance(&runner).is_some_and(|end| self.clock.now() >= end) => {
                 tell(&runner, &error, "its token ends soon: it is renewed all the same, and lost with this process");
@@ -27,6 +34,10 @@ impl Keeper {
                 return tell(&runner, &error, "its token is not renewed before its new one can be kept; tried again");
             }
         };
+        if stop.is_cancelled() {
+            return;
+        }
+        self.resetting.store(true, Ordering::Relaxed);
         self.keep_series(&runner);
         // Each try has a connection of its own: there is one in weeks.
         let client = crate::client::of(&runner, ConnectionAge::NoReuse);

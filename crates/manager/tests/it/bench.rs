@@ -61,7 +61,7 @@ impl Running {
                 return;
             }
             assert!(Instant::now() < deadline, "not as expected: {figures:#?}");
-            tokio::time::sleep(Duration::from_millis(2)).await;
+            tokio::task::yield_now().await;
         }
     }
 
@@ -71,7 +71,11 @@ impl Running {
     }
 
     pub(crate) async fn ended(self) -> Result<(), ManagerError> {
-        tokio::time::timeout(Duration::from_secs(20), self.task).await.expect("the manager did not end").unwrap()
+        self.ended_within(Duration::from_secs(20)).await
+    }
+
+    pub(crate) async fn ended_within(self, limit: Duration) -> Result<(), ManagerError> {
+        tokio::time::timeout(limit, self.task).await.expect("the manager did not end").unwrap()
     }
 }
 
@@ -167,7 +171,7 @@ impl Bench {
         let deadline = Instant::now() + Duration::from_secs(10);
         while !std::fs::read_to_string(self.home.path().join("state.log")).unwrap().contains(text) {
             assert!(Instant::now() < deadline, "state.log does not contain {text}");
-            tokio::time::sleep(Duration::from_millis(2)).await;
+            tokio::task::yield_now().await;
         }
     }
 

@@ -201,6 +201,23 @@ async fn a_state_that_cannot_be_stored_for_too_long_ends_the_manager_and_the_nex
 }
 
 #[tokio::test]
+async fn a_state_that_cannot_be_stored_is_tried_for_five_minutes() {
+    let bench = Bench::start().await;
+    bench.push(&json!({}));
+    let manager = bench.manager().await;
+    started(&bench).await;
+    manager.state_limit.store(0, Ordering::Relaxed);
+    // From here on the clock moves by itself, to whatever is waited for next.
+    tokio::time::pause();
+    let began = tokio::time::Instant::now();
+    bench.agent.finish(RUN, Outcome::Success);
+    let error = manager.ended_within(Duration::from_secs(3600)).await.unwrap_err();
+    assert!(matches!(error, ManagerError::Store(_)), "{error}");
+    let tried_s = began.elapsed().as_secs();
+    assert!((300..360).contains(&tried_s), "{tried_s} s, in steps of half a minute at the most");
+}
+
+#[tokio::test]
 async fn a_stop_cancels_the_jobs_and_says_who_did() {
     let bench = Bench::start().await;
     bench.push(&json!({}));

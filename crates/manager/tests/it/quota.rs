@@ -42,6 +42,22 @@ async fn a_job_of_an_earlier_start_counts() {
 }
 
 #[tokio::test]
+async fn a_job_of_any_length_is_no_wait() {
+    let bench = Bench::start().await;
+    bench.push(&json!({}));
+    let idle = Duration::from_millis(500);
+    let quota = Quota { jobs: None, idle: Some(idle) };
+    let manager = bench.manager_with_quota(bench.settings(|_| {}), quota).await;
+    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    tokio::time::pause();
+    tokio::time::advance(3 * idle).await;
+    tokio::time::resume();
+    bench.agent.finish(RUN, Outcome::Success);
+    assert_eq!(bench.coordinator.wait_for_end(JOB).await.status, JobStatus::Success);
+    manager.ended().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_wait_that_is_too_long_ends_it() {
     let bench = Bench::start().await;
     let quota = Quota { jobs: None, idle: Some(Duration::from_millis(50)) };

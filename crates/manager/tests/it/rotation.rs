@@ -1,10 +1,12 @@
 //! Tokens with an end, at a coordinator that gives new ones, by a clock that the test moves.
 
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use muster_manager::clock::{ManualClock, WallClock};
+use muster_manager::config::edit::{ConfigFile, LOCK_WAIT};
 use muster_manager::config::{self, Facts, Surroundings};
 use muster_manager::rotation::Rotation;
 use muster_manager::settings::Settings;
@@ -72,8 +74,7 @@ impl World {
     }
 
     async fn works(&self, token: &str) -> bool {
-        let request = JobRequest { token: token.to_owned(), ..JobRequest::default() };
-        Client::new(&self.served.url).unwrap().request_job(&request).await.is_ok()
+        Client::new(&self.served.url).unwrap().request_job(&request(token)).await.is_ok()
     }
 
     fn counted(&self, metric: &str) -> bool {
@@ -83,6 +84,10 @@ impl World {
 
 fn settings(path: PathBuf) -> Settings {
     config::settings(&config::load(&path, &Facts::of(&path)).config.unwrap(), &Surroundings::default())
+}
+
+fn request(token: &str) -> JobRequest {
+    JobRequest { token: token.to_owned(), ..JobRequest::default() }
 }
 
 fn token(settings: &Settings) -> &str {
@@ -160,6 +165,34 @@ async fn rotation_that_is_switched_off_renews_nothing() {
     assert_eq!(world.go_on().await, at(75));
     world.rotation.stop().await;
     assert_eq!(world.coordinator.runner_tokens().iter().filter(|token| token.contains("reset")).count(), 0);
+}
+
+#[tokio::test]
+async fn the_end_waits_for_a_reset_that_is_under_way() {
+    let world = World::start(CONFIG).await;
+    world.coordinator.fail(Call::ResetToken, [Fault::Hung]);
+    world.go_on().await;
+    world.coordinator.faults_left(Call::ResetToken, 0).await;
+    let mut end = pin!(world.rotation.stop());
+    assert!(futures::poll!(&mut end).is_pending());
+    // But not for ever.
+    tokio::time::pause();
+    end.await;
+}
+
+#[tokio::test]
+async fn the_end_does_not_wait_for_a_file_that_somebody_else_is_changing() {
+    let world = World::start(CONFIG).await;
+    let other = ConfigFile::open(&world.path()).unwrap();
+    world.go_on().await;
+    // Now the keeper waits for its turn at the file.
+    tokio::task::yield_now().await;
+    tokio::time::timeout(LOCK_WAIT / 2, world.rotation.stop()).await.expect("the end waits for the file");
+    drop(other);
+    assert!(
+        Client::new(&world.served.url).unwrap().request_job(&request("glrt-old")).await.is_ok(),
+        "it was not reset"
+    );
 }
 
 #[tokio::test]

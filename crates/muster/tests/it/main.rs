@@ -12,4 +12,5 @@ mod examples;
 mod fleet;
 mod manager;
 mod plugin;
+mod process;
 mod runner;

@@ -51,7 +51,7 @@ pub enum Fault {
     Refused,
     /// It is refused with 404, as by something in front of the coordinator that does not know it.
     Missing,
-    /// It is never answered. Of traces only.
+    /// It is never answered. Of traces and resets only.
     Hung,
     /// It is refused, and the length of the trace is said to be 0. Of traces only.
     Emptied,
@@ -165,6 +165,17 @@ impl MemoryCoordinator {
         let now = || self.state.lock().faults.get(&call).map_or(0, VecDeque::len);
         let used = async { while now() > left && changes.changed().await.is_ok() {} };
         tokio::time::timeout(self.patience, used).await.unwrap_or_else(|_| panic!("{} faults are left", now()));
+    }
+
+    /// Waits until so many more things have happened here: a call is at least one, a change by the test is one.
+    ///
+    /// # Panics
+    /// After as long as it has patience.
+    pub async fn events(&self, count: u64) {
+        let mut changes = self.changed.subscribe();
+        let wanted = *changes.borrow() + count;
+        let come = tokio::time::timeout(self.patience, changes.wait_for(|version| *version >= wanted)).await;
+        assert!(come.is_ok(), "there were no {count} more events");
     }
 
     /// Calls meet no more faults.

@@ -39,6 +39,17 @@ impl MemoryCoordinator {
         })
     }
 
+    /// Comes back unless the next fault of the call is that it is never answered.
+    async fn hang(&self, call: Call) {
+        let hung = self.change(|state| {
+            let faults = state.faults.get_mut(&call)?;
+            matches!(faults.front()?, Fault::Hung).then(|| faults.pop_front()).flatten()
+        });
+        if hung.is_some() {
+            std::future::pending().await
+        }
+    }
+
     fn take(&self, key: Option<&str>) -> Result<Option<JobPayload>, ServiceError> {
         self.with_faults(Call::RequestJob, |state| {
             let known = key.and_then(|key| state.keys.get(key)).copied();
@@ -67,6 +78,7 @@ impl RunnerService for MemoryCoordinator {
     }
 
     async fn reset_token(&self, token: String) -> Result<RunnerCredentials, ServiceError> {
+        self.hang(Call::ResetToken).await;
         self.with_faults(Call::ResetToken, |state| state.runners.reset(&token))
     }
 
@@ -143,17 +155,14 @@ impl RunnerService for MemoryCoordinator {
         start: u64,
         bytes: Bytes,
     ) -> Result<TraceAnswer, ServiceError> {
-        let special = self.change(|state| {
+        self.hang(Call::AppendTrace).await;
+        let emptied = self.change(|state| {
             let faults = state.faults.get_mut(&Call::AppendTrace)?;
-            matches!(faults.front()?, Fault::Hung | Fault::Emptied).then(|| faults.pop_front()).flatten()
+            matches!(faults.front()?, Fault::Emptied).then(|| faults.pop_front()).flatten()
         });
-        match special {
-            Some(Fault::Hung) => std::future::pending().await,
-            Some(_) => {
-                let status = running(&mut self.state.lock(), id, token)?.status;
-                return Ok(TraceAnswer { accepted: false, size: 0, status, update_interval: self.interval });
-            }
-            None => {}
+        if emptied.is_some() {
+            let status = running(&mut self.state.lock(), id, token)?.status;
+            return Ok(TraceAnswer { accepted: false, size: 0, status, update_interval: self.interval });
         }
         self.with_faults(Call::AppendTrace, |state| {
             let job = running(state, id, token)?;

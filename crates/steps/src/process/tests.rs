@@ -53,6 +53,7 @@ fn shell(script: &str) -> Command {
     }
 }
 
+/// Looks at processes that are not children of this one: their ends are no event here.
 async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
     while !condition() {

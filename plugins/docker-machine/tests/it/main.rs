@@ -15,6 +15,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 
+/// For how long anything may take.
+const LIMIT: Duration = Duration::from_secs(30);
+
 const PLUGIN: &str = env!("CARGO_BIN_EXE_fleeting-plugin-docker-machine");
 
 /// docker-machine's directory, by which the fake one is told to misbehave.
@@ -82,16 +85,21 @@ async fn states(group: &Group) -> Vec<(InstanceId, InstanceState)> {
 
 /// Looks until all instances are in the state and there are `n`: the protocol has no event for it.
 async fn wait(group: &Group, n: usize, state: InstanceState) -> Vec<InstanceId> {
+    let deadline = tokio::time::Instant::now() + LIMIT;
     loop {
         let states = states(group).await;
         if states.len() == n && states.iter().all(|(_, is)| *is == state) {
             return states.into_iter().map(|(id, _)| id).collect();
         }
+        assert!(tokio::time::Instant::now() < deadline, "not {n} that are {state:?}: {states:?}");
     }
 }
 
+/// Looks at the machines until it is so: docker-machine has no event for it.
 async fn until(test: impl Fn() -> bool) {
+    let deadline = tokio::time::Instant::now() + LIMIT;
     while !test() {
+        assert!(tokio::time::Instant::now() < deadline, "the machines are not as wanted");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }

@@ -18,6 +18,9 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+/// For how long anything may take.
+const LIMIT: Duration = Duration::from_secs(30);
+
 const PLUGIN: &str = env!("CARGO_BIN_EXE_fleeting-plugin-static");
 
 /// A machine: an SSH server in this process.
@@ -85,17 +88,21 @@ async fn states(group: &Group) -> Vec<(String, InstanceState)> {
     states
 }
 
-/// Asks until one machine is granted: the protocol has no event for it.
-async fn granted(group: &Group) {
-    while group.increase(1).await.is_err() {
+/// Asks the plugin until it is so: the protocol has no event for it.
+async fn until(what: &str, mut reached: impl AsyncFnMut() -> bool) {
+    let deadline = tokio::time::Instant::now() + LIMIT;
+    while !reached().await {
+        assert!(tokio::time::Instant::now() < deadline, "{what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
+async fn granted(group: &Group) {
+    until("no machine is granted", async || group.increase(1).await.is_ok()).await;
+}
+
 async fn gone(group: &Group) {
-    while !states(group).await.is_empty() {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    until("machines are left", async || states(group).await.is_empty()).await;
 }
 
 fn id(name: &str) -> InstanceId {

@@ -43,7 +43,7 @@ pub(super) fn all(read: &Read<'_>, warnings: &mut Vec<String>) -> Result<Vec<Pha
     phases.extend(transfers::download(payload, settings));
     phases.extend(scripts::scripts(payload, placement, variables, settings, flags)?);
     phases.extend(transfers::save_caches(&caches));
-    phases.extend(transfers::uploads(&payload.artifacts));
+    phases.extend(transfers::uploads(read));
     let checkout = if flags.is_on("FF_ENABLE_JOB_CLEANUP") { settings.strategy.clone() } else { String::new() };
     let cleanup = Cleanup {
         checkout,

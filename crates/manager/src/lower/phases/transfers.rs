@@ -1,12 +1,15 @@
 //! Caches and artifacts: what comes before the scripts, and what goes after them.
 
 use muster_agent_api::builtin::{
-    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, Builtin, CacheEntry, Caches, Phase, PhaseWhen,
+    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, Builtin, CacheEntry, Caches, Origin, Phase,
+    PhaseWhen,
 };
 use muster_runner_api::payload::{Artifact, JobPayload};
 
+use url::Url;
+
 use super::super::settings::Settings;
-use super::phase;
+use super::{Read, phase};
 
 /// The caches of the job.
 pub(super) fn restore_caches(caches: &[(CacheEntry, String)], settings: &Settings) -> Option<Phase> {
@@ -51,7 +54,8 @@ pub(super) fn save_caches(caches: &[(CacheEntry, String)]) -> Vec<Phase> {
 }
 
 /// The failure variant, then the success variant; the order as for caches.
-pub(super) fn uploads(artifacts: &[Artifact]) -> Vec<Phase> {
+pub(super) fn uploads(read: &Read<'_>) -> Vec<Phase> {
+    let artifacts: &[Artifact] = &read.payload.artifacts;
     let upload = |when: PhaseWhen, name: &str, title: &str| {
         let fitting = artifacts
             .iter()
@@ -65,6 +69,9 @@ pub(super) fn uploads(artifacts: &[Artifact]) -> Vec<Phase> {
                 artifact_type: artifact.artifact_type.clone(),
                 artifact_format: artifact.artifact_format.clone(),
                 expire_in: artifact.expire_in.clone(),
+                // Nothing but a zip has room for it.
+                provenance: (read.settings.artifacts_metadata && artifact.artifact_format == "zip")
+                    .then(|| origin(read)),
             })
             .collect();
         let run = |artifacts| Builtin::ArtifactsUpload(ArtifactsUploads { artifacts });
@@ -74,6 +81,29 @@ pub(super) fn uploads(artifacts: &[Artifact]) -> Vec<Phase> {
     let failure = ("upload_artifacts_on_failure", "Uploading artifacts for failed job");
     let failed = upload(PhaseWhen::OnFailure, failure.0, failure.1);
     failed.into_iter().chain(upload(PhaseWhen::OnSuccess, success.0, success.1)).collect()
+}
+
+/// What a statement of provenance says of the job (job-execution 9.8).
+fn origin(read: &Read<'_>) -> Origin {
+    let (git, runner) = (&read.payload.git_info, &read.placement.runner);
+    let repo_url = match Url::parse(&git.repo_url) {
+        Ok(mut url) => {
+            // A URL that takes no credentials has none.
+            let _ = url.set_username("").and_then(|()| url.set_password(None));
+            url.to_string()
+        }
+        Err(_) => String::new(),
+    };
+    Origin {
+        runner_id: read.variables.get("CI_RUNNER_ID").and_then(|id| id.trim().parse().ok()).unwrap_or_default(),
+        repo_url: repo_url.trim_end_matches(".git").to_owned(),
+        repo_digest: git.sha.clone(),
+        job_name: read.payload.job_info.name.clone(),
+        executor_name: runner.executor.clone(),
+        runner_name: runner.name.clone(),
+        parameters: read.payload.variables.iter().map(|variable| variable.key.clone()).collect(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    }
 }
 
 /// Whether something with this `when` of the payload belongs to the variant.

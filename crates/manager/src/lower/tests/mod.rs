@@ -2,6 +2,7 @@
 
 mod runner;
 
+use muster_agent_api::builtin::{Builtin, Origin};
 use muster_environment::SlotKey;
 use muster_job::Secret;
 use serde_json::{Value, json};
@@ -206,6 +207,45 @@ fn values_are_expanded_once_in_each_other_as_they_are_written() {
         assert_eq!(value(&job, name).as_deref(), Some(expected), "{name}");
     }
     assert_eq!(job.variables.iter().filter(|variable| variable.key == "A").count(), 1);
+}
+
+#[test]
+fn a_variable_asks_for_a_statement_of_provenance_which_goes_into_zips() {
+    let artifacts = json!([
+        { "paths": ["out"], "artifact_type": "archive", "artifact_format": "zip" },
+        { "paths": ["r.xml"], "artifact_type": "junit", "artifact_format": "gzip" }
+    ]);
+    let uploads = |wanted: &[(&str, &str)]| {
+        let job = lowered(json!({ "artifacts": artifacts, "variables": variables(wanted)["variables"],
+            "git_info": { "repo_url": "https://ci:secret@gitlab.example/a/b.git", "sha": "0123", "ref": "main" } }));
+        let uploads = job.plan.phases.into_iter().find_map(|phase| match phase.run {
+            Builtin::ArtifactsUpload(uploads) => Some(uploads.artifacts),
+            _ => None,
+        });
+        (uploads.unwrap().into_iter().map(|upload| upload.provenance).collect::<Vec<_>>(), job.plan.warnings)
+    };
+    assert_eq!(uploads(&[]), (vec![None, None], vec![]));
+    let wanted = [
+        ("RUNNER_GENERATE_ARTIFACTS_METADATA", "true"),
+        ("SLSA_PROVENANCE_SCHEMA_VERSION", "v7"),
+        ("CI_RUNNER_ID", "12"),
+    ];
+    let (uploads, warnings) = uploads(&wanted);
+    let origin = Origin {
+        runner_id: 12,
+        repo_url: "https://gitlab.example/a/b".to_owned(),
+        repo_digest: "0123".to_owned(),
+        job_name: "test job".to_owned(),
+        executor_name: "shell".to_owned(),
+        runner_name: "manager".to_owned(),
+        parameters: wanted.map(|(name, _)| name.to_owned()).to_vec(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    };
+    assert_eq!(uploads, [Some(origin), None]);
+    assert!(
+        warnings[0].contains("SLSA_PROVENANCE_SCHEMA_VERSION: expected one of [\"v1\"], got \"v7\""),
+        "{warnings:?}"
+    );
 }
 
 #[test]

@@ -103,14 +103,14 @@ enum RunError {
 
 /// Runs the command.
 pub(super) fn run(args: Args) -> ExitCode {
-    crate::runtime::block_on_one_thread(async {
-        match work(args).await {
-            Ok(code) => code,
-            Err(error) => {
-                tracing::error!("{}", crate::logging::chain(&error));
-                ExitCode::FAILURE
-            }
-        }
+    crate::runtime::block_on_one_thread(async { exit_code(work(args).await) })
+}
+
+/// How the process ends; why it fails is told.
+fn exit_code(ended: Result<ExitCode, RunError>) -> ExitCode {
+    ended.unwrap_or_else(|error| {
+        tracing::error!("{}", crate::logging::chain(&error));
+        ExitCode::FAILURE
     })
 }
 

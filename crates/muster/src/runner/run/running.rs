@@ -25,6 +25,8 @@ enum Stopping {
     Draining,
     /// Jobs are aborted, until then.
     Aborting(Instant),
+    /// Nothing is waited for.
+    AtOnce,
 }
 
 /// Where settings come from while the manager works.
@@ -75,19 +77,26 @@ impl Running {
         Self { source, settings, control, manager, telemetry, rotation, stopping: Stopping::No }
     }
 
-    pub(super) async fn until_end(mut self, signals: Signals) -> Result<ExitCode, RunError> {
-        let ended = self.work(signals).await;
-        if let Some(rotation) = self.rotation {
-            rotation.stop().await;
+    pub(super) async fn until_end(mut self, mut signals: Signals) -> Result<ExitCode, RunError> {
+        let ended = self.work(&mut signals).await;
+        let Some(rotation) = self.rotation.filter(|_| self.stopping != Stopping::AtOnce) else { return ended };
+        tokio::select! {
+            () = rotation.stop() => ended,
+            name = aborted(&mut signals) => {
+                tracing::error!(
+                    "{name}: the reset of a runner's token is not waited for; where the server has made a new one, it is \
+                     lost: reset it by hand"
+                );
+                Ok(ExitCode::FAILURE)
+            }
         }
-        ended
     }
 
-    async fn work(&mut self, mut signals: Signals) -> Result<ExitCode, RunError> {
+    async fn work(&mut self, signals: &mut Signals) -> Result<ExitCode, RunError> {
         loop {
             let deadline = match self.stopping {
                 Stopping::Aborting(deadline) => Some(deadline),
-                Stopping::No | Stopping::Draining => None,
+                Stopping::No | Stopping::Draining | Stopping::AtOnce => None,
             };
             tokio::select! {
                 ended = &mut self.manager => {
@@ -126,6 +135,7 @@ impl Running {
             }
             (Signal::Drain | Signal::Abort(_), Stopping::Aborting(_)) => {
                 tracing::error!("a second signal: the manager ends at once; the next start reports its jobs");
+                self.stopping = Stopping::AtOnce;
                 return Some(self.leave(ExitCode::FAILURE).await);
             }
             (Signal::Drain, _) => {
@@ -201,6 +211,18 @@ impl Running {
     }
 }
 
+/// Waits for a signal that aborts; its name. Cancel-safe.
+async fn aborted(signals: &mut Signals) -> &'static str {
+    loop {
+        match signals.next().await {
+            Signal::Abort(name) => return name,
+            other @ (Signal::Drain | Signal::Reload | Signal::Leave) => {
+                tracing::info!("the manager is ending already; {other:?} changes nothing");
+            }
+        }
+    }
+}
+
 /// Waits until the file has changed; for ever where there is none. Cancel-safe.
 async fn changed(source: &mut Option<Source>) -> Reload {
     match source {
@@ -214,5 +236,29 @@ async fn rotated(rotation: &mut Option<Rotation>) {
     match rotation {
         Some(rotation) => rotation.changed().await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_manager::store::StoreError;
+    use muster_telemetry::spans::SpanSettings;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_manager_that_could_not_write_its_state_for_long_ends_with_1() {
+        let settings = Settings::new();
+        let patience = settings.state_patience;
+        let manager = tokio::spawn(async move {
+            tokio::time::sleep(patience).await;
+            Err(StoreError::Sync(std::io::Error::other("no space left")).into())
+        });
+        let (control, _orders) = Control::new();
+        let telemetry = Telemetry::new(&crate::observe::BUILD, &Arc::default(), SpanSettings::default());
+        let running = Running::new(None, settings, control, manager, telemetry);
+        let ended = running.until_end(Signals::watch().unwrap()).await;
+        assert!(matches!(ended, Err(RunError::Manager(ManagerError::Store(_)))), "{ended:?}");
+        assert_eq!(super::super::exit_code(ended), ExitCode::FAILURE);
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use muster_agent_api::builtin::ArtifactsUpload;
+use muster_agent_api::builtin::{ArtifactsUpload, Origin};
 use muster_builtins::artifacts::{Endurance, Provenance, Upload, fetch};
 use muster_builtins::{Site as _, unpack};
 use muster_runner_api::client::UploadLimits;
@@ -118,16 +118,18 @@ impl MetadataArgs {
         let version = if build.revision == "unknown" { build.version } else { build.revision };
         Ok(Some(Provenance {
             job_id,
-            runner_id: self.runner_id,
-            repo_url: self.repo_url.clone(),
-            repo_digest: self.repo_digest.clone(),
-            job_name: self.job_name.clone(),
-            executor_name: self.executor_name.clone(),
-            runner_name: self.runner_name.clone(),
-            parameters: self.metadata_parameters.clone(),
+            origin: Origin {
+                runner_id: self.runner_id,
+                repo_url: self.repo_url.clone(),
+                repo_digest: self.repo_digest.clone(),
+                job_name: self.job_name.clone(),
+                executor_name: self.executor_name.clone(),
+                runner_name: self.runner_name.clone(),
+                parameters: self.metadata_parameters.clone(),
+                version: version.to_owned(),
+            },
             started_at: self.started_at.clone(),
             ended_at: self.ended_at.clone(),
-            version: version.to_owned(),
         }))
     }
 }
@@ -150,6 +152,8 @@ pub(crate) fn upload(args: &UploadArgs) -> ExitCode {
             artifact_type: args.artifact_type.clone(),
             artifact_format: args.artifact_format.clone(),
             expire_in: args.expire_in.clone(),
+            // Made below, as the flags have it.
+            provenance: None,
         };
         let provenance = args.metadata.provenance(args.job.id)?;
         let upload = Upload {

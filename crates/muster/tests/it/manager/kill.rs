@@ -1,14 +1,13 @@
 //! `kill -9` of the manager in the middle of a job, at points that a seed chooses: the job ends with the right result,
 //! each byte of its log arrives once, and its script starts once.
 
-use std::time::Duration;
-
 use muster_job::{JobId, JobStatus};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::json;
 
 use super::support::{self, Bench, ManagerProcess};
+use crate::process::until;
 
 const LINES: usize = 60;
 
@@ -30,9 +29,14 @@ async fn a_killed_manager_loses_no_job_and_no_byte() {
     let bench = Bench::start().await;
     bench.push(1, &[SCRIPT], json!({}));
     let mut manager = bench.manager(&[]);
-    // At any moment: while it starts, asks, hands the job over, streams.
+    // Before its first call, while it asks, hands the job over, streams.
     for _ in 0..6 {
-        tokio::time::sleep(Duration::from_millis(rng.random_range(5..250))).await;
+        let events = rng.random_range(0..8);
+        println!("after {events} events at the coordinator");
+        tokio::select! {
+            () = bench.coordinator.events(events) => {}
+            _ = bench.coordinator.wait_for_end(JobId(1)) => {}
+        }
         manager = kill_and_restart(&bench, manager).await;
     }
     let job = bench.coordinator.wait_for_end(JobId(1)).await;
@@ -64,12 +68,12 @@ async fn a_job_that_ends_while_no_manager_is_there_is_reported_by_the_next() {
     let manager = bench.manager(&[]);
     bench.coordinator.wait_for(JobId(1), |job| job.text().contains("line 3 ")).await;
     manager.kill().await;
-    // The agent goes on: wait for its result in the spool, with a deadline.
-    let deadline = std::time::Instant::now() + Duration::from_secs(20);
-    while !bench.spool_text().contains("Job failed") {
-        assert!(std::time::Instant::now() < deadline, "the agent did not finish the job");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    // The agent goes on: wait for its result in the spool.
+    until(async || match bench.spool_text() {
+        text if text.contains("Job failed") => Ok(()),
+        text => Err(format!("the agent did not finish the job: {text}")),
+    })
+    .await;
     let _manager = bench.manager(&[]);
     let job = bench.coordinator.wait_for_end(JobId(1)).await;
     check(&bench, &job);

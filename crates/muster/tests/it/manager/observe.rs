@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use muster_job::{JobId, JobStatus};
 use serde_json::{Value, json};
@@ -10,6 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use super::support::Bench;
+use crate::process::until;
 
 /// Says `begun`, and ends when the test says so.
 pub(crate) const HELD: &str = "echo begun; while [ ! -e \"$HOME_OF_TEST/go\" ]; do sleep 0.02; done";
@@ -40,15 +41,11 @@ pub(crate) fn push(bench: &Bench, id: i64, script: &str, features: &Value) {
 
 /// Waits until the log has `word`, and gives the whole log.
 pub(crate) async fn wait_for_log(log: &Path, word: &str) -> String {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    loop {
+    until(async || {
         let text = std::fs::read_to_string(log).unwrap();
-        if text.contains(word) {
-            return text;
-        }
-        assert!(Instant::now() < deadline, "`{word}` is missing in:\n{text}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+        if text.contains(word) { Ok(text) } else { Err(format!("`{word}` is missing in:\n{text}")) }
+    })
+    .await
 }
 
 /// The address of the metrics server, as the log tells it.
@@ -72,15 +69,12 @@ async fn get(address: &str, path: &str) -> String {
 
 /// Scrapes until a line begins with `series` and ends with `value`.
 async fn scrape_until(address: &str, series: &str, value: &str) -> String {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    loop {
+    until(async || {
         let text = get(address, "/metrics").await;
-        if text.lines().any(|line| line.starts_with(series) && line.ends_with(&format!(" {value}"))) {
-            return text;
-        }
-        assert!(Instant::now() < deadline, "`{series}` is not {value} in:\n{text}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+        let is_so = text.lines().any(|line| line.starts_with(series) && line.ends_with(&format!(" {value}")));
+        if is_so { Ok(text) } else { Err(format!("`{series}` is not {value} in:\n{text}")) }
+    })
+    .await
 }
 
 fn value(text: &str, series: &str) -> f64 {

@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use muster_runner_api::test_support::{Job, MemoryCoordinator, RUNNER_TOKEN, Served, serve};
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
+
+use crate::process::until;
 
 /// One test's world. Dropped, its agent and managers end.
 pub(crate) struct Bench {
@@ -119,11 +121,8 @@ impl Bench {
     /// Waits until the agent's spool holds no job: each one was closed.
     pub(crate) async fn check_clean(&self) {
         let jobs = self.path("state").join("spool");
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while has_jobs(&jobs) {
-            assert!(Instant::now() < deadline, "jobs are left in {}", jobs.display());
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        until(async || if has_jobs(&jobs) { Err(format!("jobs are left in {}", jobs.display())) } else { Ok(()) })
+            .await;
     }
 }
 

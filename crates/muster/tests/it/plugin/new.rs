@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::support::{Ended, Home, sibling};
+use super::support::{Home, sibling};
+use crate::process::Ended;
 
 /// Makes a project and runs the kit in its folder; `folder` is on `PATH`.
 fn made_and_tested(home: &Home, words: &[&str], build: impl FnOnce(&Path), folder: &Path) -> Ended {
@@ -12,7 +13,7 @@ fn made_and_tested(home: &Home, words: &[&str], build: impl FnOnce(&Path), folde
     build(&project);
     let mut test = home.command(&["muster", "plugin", "test", "--config", "plugin.toml"]);
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
-    Ended::of(test.current_dir(project).env("PATH", path).output().unwrap())
+    Ended::of_report(test.current_dir(project).env("PATH", path).output().unwrap())
 }
 
 fn count(ended: &Ended, word: &str) -> usize {

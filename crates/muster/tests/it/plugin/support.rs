@@ -2,36 +2,13 @@
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
+
+use crate::process::Ended;
 
 /// A folder that is home and working directory.
 pub(crate) struct Home {
     folder: tempfile::TempDir,
-}
-
-/// How a command ended.
-#[derive(Debug)]
-pub(crate) struct Ended {
-    pub(crate) code: i32,
-    pub(crate) stdout: String,
-    pub(crate) stderr: String,
-}
-
-impl Ended {
-    pub(crate) fn of(output: Output) -> Self {
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        Self { code: output.status.code().unwrap(), stdout: text(output.stdout), stderr: text(output.stderr) }
-    }
-
-    /// Checks the exit code, and that these words were said.
-    #[track_caller]
-    pub(crate) fn check(self, code: i32, words: &[&str]) -> Self {
-        assert_eq!(self.code, code, "{self:#?}");
-        for word in words {
-            assert!(self.stdout.contains(word) || self.stderr.contains(word), "`{word}` is missing in {self:#?}");
-        }
-        self
-    }
 }
 
 impl Home {
@@ -57,7 +34,7 @@ impl Home {
 
     /// Runs it to its end.
     pub(crate) fn run(&self, words: &[&str]) -> Ended {
-        Ended::of(self.command(words).output().unwrap())
+        Ended::of_report(self.command(words).output().unwrap())
     }
 
     /// The same with something on its standard input.
@@ -66,7 +43,7 @@ impl Home {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
-        Ended::of(child.wait_with_output().unwrap())
+        Ended::of_report(child.wait_with_output().unwrap())
     }
 }
 

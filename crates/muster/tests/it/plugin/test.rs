@@ -6,7 +6,8 @@ use std::process::Stdio;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::support::{Ended, Home, sibling};
+use super::support::{Home, sibling};
+use crate::process::Ended;
 
 #[test]
 fn a_plugin_in_order_passes_and_the_report_has_three_forms() {
@@ -122,7 +123,7 @@ fn a_run_that_is_interrupted_removes_what_it_made() {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     kill_process(Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(), Signal::INT).unwrap();
-    let ended = Ended::of(child.wait_with_output().unwrap());
+    let ended = Ended::of_report(child.wait_with_output().unwrap());
     ended.check(1, &["stopped: what was made is removed", "the run was stopped"]);
     assert_eq!(files(&home), 0);
 }
@@ -147,5 +148,5 @@ fn p9_a_run_that_ignores_sigint_tests_with_plugins_that_do_not() {
     let mut ignoring = std::process::Command::new("sh");
     ignoring.args(["-c", "trap '' INT; exec \"$@\"", "sh"]).arg(home.path("muster"));
     ignoring.args(["plugin", "test", "sh", "-c", plugin]).arg(toy).current_dir(home.path("."));
-    Ended::of(ignoring.output().unwrap()).check(1, &["fail  P9", "SIGINT ends it"]);
+    Ended::of_report(ignoring.output().unwrap()).check(1, &["fail  P9", "SIGINT ends it"]);
 }

@@ -6,8 +6,9 @@ use std::net::TcpListener;
 use muster_runner_api::test_support::{Call, Fault, PERSONAL_TOKEN, RUNNER_TOKEN};
 
 use super::server::{Bench, undated};
-use super::support::{Ended, Home};
+use super::support::Home;
 use super::transfer::store::Store;
+use crate::process::Ended;
 
 const TWO: &str = r#"# the team's
 concurrent = 2 # as many as there are cores

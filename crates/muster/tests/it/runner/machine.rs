@@ -3,7 +3,8 @@
 use rustix::process::Signal;
 
 use super::run::bench::Bench;
-use super::support::{Ended, Home};
+use super::support::Home;
+use crate::process::Ended;
 
 const MACHINE: &str = "[runners.machine]\nIdleCount = 1\nIdleTime = 600\nMachineName = \"auto-%s\"\nMachineDriver = \"google\"\n\
                        MachineOptions = [\"google-project=ci\"]\n";

@@ -1,6 +1,7 @@
 //! The names of the program, its global flags, and how it refuses what it does not understand.
 
-use super::support::{Ended, Home};
+use super::support::Home;
+use crate::process::Ended;
 
 #[test]
 fn the_program_answers_to_both_names() {

@@ -6,7 +6,7 @@ use std::process::{Child, Stdio};
 use muster_runner_api::test_support::{Call, Fault, REGISTRATION_TOKEN, RUNNER_TOKEN};
 
 use super::server::{Bench, undated};
-use super::support::Ended;
+use crate::process::Ended;
 
 const MADE: [&str; 7] = ["-n", "--url", "URL", "--token", RUNNER_TOKEN, "--executor", "shell"];
 

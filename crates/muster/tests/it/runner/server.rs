@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use muster_runner_api::test_support::{MemoryCoordinator, Served, serve};
 
-use super::support::{Ended, Home};
+use super::support::Home;
+use crate::process::Ended;
 
 /// The world of a test that talks to a coordinator.
 pub(crate) struct Bench {

@@ -4,7 +4,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use super::support::{Ended, Home};
+use super::support::Home;
+use crate::process::Ended;
 
 /// A home whose PATH has a `systemctl`: it writes its arguments to `calls`, and then does what `behaviour` says.
 fn home_with_systemctl(behaviour: &str) -> Home {

@@ -5,7 +5,8 @@ use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
-use super::support::{Ended, Home};
+use super::support::Home;
+use crate::process::Ended;
 
 #[test]
 fn health_check_waits_for_all_ports_or_one_of_the_variables() {

@@ -1,7 +1,9 @@
 //! The executable under the name of GitLab's runner, with a home of its own.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
+
+use crate::process::Ended;
 
 /// A folder with a link `gitlab-runner` to the executable. Dropped, it is gone.
 pub(crate) struct Home {
@@ -33,30 +35,5 @@ impl Home {
     /// Runs it to its end.
     pub(crate) fn run<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Ended {
         Ended::of(self.command(arguments).output().unwrap())
-    }
-}
-
-/// How a command ended.
-#[derive(Debug)]
-pub(crate) struct Ended {
-    pub(crate) code: i32,
-    pub(crate) stdout: String,
-    pub(crate) stderr: String,
-}
-
-impl Ended {
-    pub(crate) fn of(output: Output) -> Self {
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        Self { code: output.status.code().unwrap(), stdout: text(output.stdout), stderr: text(output.stderr) }
-    }
-
-    /// Checks the exit code, and that these words stand on standard error.
-    #[track_caller]
-    pub(crate) fn check(self, code: i32, words: &[&str]) -> Self {
-        assert_eq!(self.code, code, "{self:#?}");
-        for word in words {
-            assert!(self.stderr.contains(word), "`{word}` is missing in {self:#?}");
-        }
-        self
     }
 }

@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use super::support::{Ended, Home};
+use super::support::Home;
+use crate::process::Ended;
 
 const GOOD: &str = "concurrent = 2\n[[runners]]\nname = \"one\"\nurl = \"https://gitlab.example/\"\ntoken = \"$TOKEN\"\nexecutor = \"shell\"\n\
                     limit = 2\nrequest_concurrency = 2\n";

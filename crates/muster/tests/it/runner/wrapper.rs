@@ -9,6 +9,7 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 
 use super::support::Home;
+use crate::process::until;
 
 /// The wire form of every answer.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -92,15 +93,11 @@ impl Wrapped {
 
     /// Asks until the runner has stopped.
     async fn stopped(&self) -> Answer {
-        let limit = std::time::Instant::now() + std::time::Duration::from_secs(20);
-        loop {
+        until(async || {
             let answer = self.status().await;
-            if answer.status == STOPPED {
-                return answer;
-            }
-            assert!(std::time::Instant::now() < limit, "{answer:?}");
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-        }
+            if answer.status == STOPPED { Ok(answer) } else { Err(format!("{answer:?}")) }
+        })
+        .await
     }
 
     fn signal(&self, signal: rustix::process::Signal) {

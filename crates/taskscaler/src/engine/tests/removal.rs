@@ -9,18 +9,24 @@ use crate::event::{Action, Event};
 use crate::policy::Policies;
 use crate::words::Removal;
 
+/// Three instances at the most, none kept for nothing, and so much idle time; one was used, and is free.
+fn used_once(idle_s: u64) -> Rig {
+    let mut config = config(3, 1);
+    config.policies = Policies::always(wanted(0, idle_s));
+    let mut rig = Rig::new(config);
+    rig.want("1");
+    rig.seconds(40);
+    rig.release("1");
+    rig
+}
+
 fn decreases(rig: &Rig) -> usize {
     rig.count(|action| matches!(action, Action::Decrease { .. }))
 }
 
 #[test]
 fn an_instance_goes_after_its_idle_time_and_not_before() {
-    let mut config = config(3, 1);
-    config.policies = Policies::always(wanted(0, 120));
-    let mut rig = Rig::new(config);
-    rig.want("1");
-    rig.seconds(40);
-    rig.release("1");
+    let mut rig = used_once(120);
     rig.seconds(119);
     assert_eq!(rig.clouds[0].len(), 1);
     rig.seconds(2);
@@ -30,12 +36,7 @@ fn an_instance_goes_after_its_idle_time_and_not_before() {
 
 #[test]
 fn a_job_that_comes_in_time_keeps_it() {
-    let mut config = config(3, 1);
-    config.policies = Policies::always(wanted(0, 120));
-    let mut rig = Rig::new(config);
-    rig.want("1");
-    rig.seconds(40);
-    rig.release("1");
+    let mut rig = used_once(120);
     rig.seconds(100);
     rig.want("2");
     rig.seconds(1000);

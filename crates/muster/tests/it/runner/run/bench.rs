@@ -4,16 +4,15 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use muster_job::JobId;
 use muster_runner_api::test_support::{Job, MemoryCoordinator, RUNNER_TOKEN, Served, serve};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
+use crate::process::until;
 use crate::runner::support::Home;
-
-const LIMIT: Duration = Duration::from_secs(30);
 
 /// One test's world. Dropped, no process of it is left.
 pub(crate) struct Bench {
@@ -170,11 +169,11 @@ impl Run {
 
     /// Waits until the log has the words, so many times.
     pub(crate) async fn logged(&self, words: &str, times: usize) {
-        let deadline = Instant::now() + LIMIT;
-        while self.log().matches(words).count() < times {
-            assert!(Instant::now() < deadline, "`{words}` is not in:\n{}", self.log());
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        until(async || {
+            let log = self.log();
+            if log.matches(words).count() >= times { Ok(()) } else { Err(format!("`{words}` is not in:\n{log}")) }
+        })
+        .await;
     }
 
     pub(crate) fn log(&self) -> String {
@@ -183,15 +182,13 @@ impl Run {
 
     /// The exit code; no signal may have ended it.
     pub(crate) async fn code(mut self) -> i32 {
-        let deadline = Instant::now() + LIMIT;
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                assert_eq!(status.signal(), None, "{}", self.log());
-                return status.code().unwrap();
-            }
-            assert!(Instant::now() < deadline, "the manager did not end:\n{}", self.log());
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        let status = until(async || match self.child.try_wait().unwrap() {
+            Some(status) => Ok(status),
+            None => Err(format!("the manager did not end:\n{}", self.log())),
+        })
+        .await;
+        assert_eq!(status.signal(), None, "{}", self.log());
+        status.code().unwrap()
     }
 }
 

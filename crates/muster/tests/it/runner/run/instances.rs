@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::bench::{Bench, Run};
-use crate::runner::support::Ended;
+use crate::process::Ended;
 
 const LIMIT: Duration = Duration::from_secs(30);
 

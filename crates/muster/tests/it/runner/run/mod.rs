@@ -5,7 +5,10 @@ mod instances;
 mod single;
 
 use muster_job::JobStatus;
+use muster_runner_api::test_support::{Call, Fault};
 use rustix::process::Signal;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 use bench::Bench;
 
@@ -87,7 +90,6 @@ async fn a_drain_becomes_an_abort_and_a_further_signal_ends_it_at_once_with_1() 
     run.signal(Signal::QUIT);
     run.logged("Starting graceful shutdown", 2).await;
     // The report finds nobody, so that the abort takes time.
-    use muster_runner_api::test_support::{Call, Fault};
     bench.coordinator(0).fail(Call::UpdateJob, [Fault::Before; 20]);
     run.signal(Signal::INT);
     run.logged("stop requested by SIGINT", 1).await;
@@ -97,6 +99,22 @@ async fn a_drain_becomes_an_abort_and_a_further_signal_ends_it_at_once_with_1() 
     let _next = bench.run();
     let job = bench.ended(0, 1).await;
     assert_eq!((job.status, job.handouts), (JobStatus::Failed, 1), "the next start reports it: {}", job.text());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_waits_for_the_reset_of_a_token_until_a_second_signal() {
+    let bench = Bench::start(1).await;
+    // In the last quarter of its life.
+    let at = |hours: i64| (OffsetDateTime::now_utc() + time::Duration::hours(hours)).format(&Rfc3339).unwrap();
+    bench.configure(&format!("{}token_obtained_at = {}\ntoken_expires_at = {}\n", bench.entry(0), at(-100), at(10)));
+    bench.coordinator(0).fail(Call::ResetToken, [Fault::Hung]);
+    let run = bench.run();
+    bench.coordinator(0).faults_left(Call::ResetToken, 0).await;
+    run.signal(Signal::TERM);
+    run.logged("the reset of a runner's token is under way: the end waits for it", 1).await;
+    run.signal(Signal::TERM);
+    run.logged("SIGTERM: the reset of a runner's token is not waited for", 1).await;
+    assert_eq!(run.code().await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

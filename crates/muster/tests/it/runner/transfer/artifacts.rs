@@ -11,7 +11,8 @@ use serde_json::json;
 
 use super::store::Store;
 use super::{is_unpacked, project, run_in, zip_files};
-use crate::runner::support::{Ended, Home};
+use crate::process::Ended;
+use crate::runner::support::Home;
 
 const TOKEN: &str = "job-secret-1";
 

@@ -2,13 +2,13 @@
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
-use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::store::Store;
 use super::{is_unpacked, project, run_in, zip_files};
-use crate::runner::support::{Ended, Home};
+use crate::process::{Ended, until};
+use crate::runner::support::Home;
 
 const OLD: &str = "Wed, 01 Jan 2020 10:00:00 GMT";
 const NEW: &str = "Tue, 01 Jan 2041 10:00:00 GMT";
@@ -142,9 +142,7 @@ async fn a_signal_leaves_no_half_archive() {
     let arguments = ["cache-archiver", "--file", "../cache/cache.zip", "--path", "out"];
     let mut child = home.command(&arguments).current_dir(home.path("project")).stderr(Stdio::null()).spawn().unwrap();
     let parts = || std::fs::read_dir(home.path("cache")).into_iter().flatten().count();
-    while parts() == 0 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until(async || if parts() > 0 { Ok(()) } else { Err("no archive is begun".to_owned()) }).await;
     kill_process(Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(), Signal::TERM).unwrap();
     let status = child.wait().unwrap();
     assert_eq!((status.code(), status.signal()), (Some(1), None));

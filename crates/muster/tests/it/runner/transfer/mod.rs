@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
-use super::support::{Ended, Home};
+use super::support::Home;
+use crate::process::Ended;
 
 /// A project in a home: `out/a`, `out/sub/b` and a link to `a`.
 fn project(home: &Home) {
