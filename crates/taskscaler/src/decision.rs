@@ -240,6 +240,8 @@ pub enum Hold {
     },
     /// The provider granted fewer than were asked for, a moment ago.
     Short,
+    /// Its plugin says that the provider has none now.
+    OutOfStock,
     /// As many per second as `scale_throttle` allows.
     Throttled,
     /// More would cost more per hour than allowed.
@@ -263,6 +265,7 @@ impl fmt::Display for Hold {
             }
             Self::Probing { error } => write!(f, "an attempt is under way after: {error}"),
             Self::Short => f.write_str("the provider gave fewer than were asked for"),
+            Self::OutOfStock => f.write_str("the provider is out of stock"),
             Self::Throttled => f.write_str("scale_throttle is reached"),
             Self::Spend { max_per_hour } => write!(f, "more would cost over {max_per_hour} per hour"),
             Self::Stopping => f.write_str("the scaler ends"),

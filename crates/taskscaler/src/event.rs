@@ -144,6 +144,29 @@ pub enum Event {
         /// Who, or why.
         why: String,
     },
+    /// A plugin says that an instance should not be used any more: the provider takes it back, or a job has spoilt it.
+    Disowned {
+        /// Which group.
+        group: GroupId,
+        /// Which instance.
+        id: InstanceId,
+        /// Why.
+        why: String,
+    },
+    /// What an instance of a group costs from now on, in the place of [`crate::config::GroupConfig::price_per_hour`].
+    Priced {
+        /// Which group.
+        group: GroupId,
+        /// In the same unit.
+        per_hour: f64,
+    },
+    /// Whether a group's provider has any instances to give.
+    Stock {
+        /// Which group.
+        group: GroupId,
+        /// It has.
+        available: bool,
+    },
     /// Nothing more is created or granted.
     Stop,
 }

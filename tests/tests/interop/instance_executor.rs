@@ -56,7 +56,7 @@ fn a_stock_runner_scales_with_our_plugin() {
 }
 
 /// A pipeline of this host, and Muster's runner with instances for it.
-struct Fleet {
+pub(crate) struct Fleet {
     _place: tempfile::TempDir,
     home: PathBuf,
     project: PathBuf,
@@ -66,7 +66,7 @@ struct Fleet {
 }
 
 impl Fleet {
-    fn start(yaml: &str, autoscaler: &str, plugin: &str) -> Self {
+    pub(crate) fn start(yaml: &str, autoscaler: &str, plugin: &str) -> Self {
         let place = tempfile::tempdir().unwrap();
         let [home, project, machines] = ["home", "project", "machines"].map(|name| place.path().join(name));
         std::fs::create_dir(&home).unwrap();
@@ -99,7 +99,13 @@ impl Fleet {
     }
 
     /// The jobs when all have ended, and their logs; nothing is left of the instances.
-    fn finish(self, jobs: &[String]) -> (Value, Vec<String>) {
+    pub(crate) fn finish(self, jobs: &[String]) -> (Value, Vec<String>) {
+        let (last, logs, _) = self.finish_with_log(jobs);
+        (last, logs)
+    }
+
+    /// With the log of the runner.
+    pub(crate) fn finish_with_log(self, jobs: &[String]) -> (Value, Vec<String>, Vec<String>) {
         let (lines, status) = self.pipeline.finish();
         self.runner.signal("QUIT");
         let (log, ended) = self.runner.finish();
@@ -114,7 +120,8 @@ impl Fleet {
             let output = show.args(["ci", "show", "1", job, "--log"]).current_dir(&self.project).output().unwrap();
             String::from_utf8(output.stdout).unwrap()
         });
-        (last, logs.collect())
+        let logs = logs.collect();
+        (last, logs, log)
     }
 }
 

@@ -3,5 +3,6 @@
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test's helpers fail as its body does")]
 
 mod archives;
+mod extension;
 mod gitlab_runner;
 mod instance_executor;

@@ -13,6 +13,7 @@
 //! doubt at once, and asks the provider.
 
 mod executable;
+mod extension;
 mod lease;
 mod place;
 mod provider;

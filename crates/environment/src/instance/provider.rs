@@ -26,6 +26,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
 use super::executable::Executable;
+use super::extension;
 use super::lease::leased;
 use super::reach::{Addresses, Dial, Instance, dial, run};
 use super::settings::AutoscalerSettings;
@@ -306,19 +307,25 @@ impl Shared {
 
 /// The provider's task.
 async fn work(shared: Arc<Shared>) {
-    let scaler = started(&shared).await;
+    let (scaler, plugin) = started(&shared).await;
     shared.scaler.send_replace(Some(scaler.clone()));
     shared.settle();
+    // The first ends where the plugin tells nothing by itself; the second never does.
+    tokio::join!(extension::follow(plugin, scaler.clone(), &shared.options.name), promise(&shared, &scaler));
+}
+
+/// Keeps as many promises as requests may be in flight.
+async fn promise(shared: &Shared, scaler: &Scaler) {
     let mut refused: Option<Arc<str>> = None;
     let mut pruned = tokio::time::Instant::now();
     loop {
-        let why = keep_promises(&shared, &scaler).await;
+        let why = keep_promises(shared, scaler).await;
         if why.is_some() && refused.is_none() {
             tracing::debug!(runner = shared.options.name, why = why.as_deref(), "no more jobs are requested for now");
         }
         refused = why;
         if pruned.elapsed() >= PRUNE_EVERY {
-            prune(&shared, &scaler).await;
+            prune(shared, scaler).await;
             pruned = tokio::time::Instant::now();
         }
         tokio::select! {
@@ -349,11 +356,11 @@ async fn keep_promises(shared: &Shared, scaler: &Scaler) -> Option<Arc<str>> {
 }
 
 /// A scaler that runs, however often that has to be tried.
-async fn started(shared: &Arc<Shared>) -> Scaler {
+async fn started(shared: &Arc<Shared>) -> (Scaler, Weak<Plugin>) {
     let (mut wait, cap) = START_AGAIN;
     loop {
         let error = match start(shared).await {
-            Ok(scaler) => return scaler,
+            Ok(started) => return started,
             Err(error) => error,
         };
         tracing::error!(
@@ -369,7 +376,7 @@ async fn started(shared: &Arc<Shared>) -> Scaler {
     }
 }
 
-async fn start(shared: &Arc<Shared>) -> Result<Scaler, String> {
+async fn start(shared: &Arc<Shared>) -> Result<(Scaler, Weak<Plugin>), String> {
     let InstanceOptions { name, settings, plugin, books, .. } = &shared.options;
     let text = |error: &dyn std::error::Error| causes(error);
     let config = settings.scaling(name, rand::random()).map_err(|error| text(&error))?;
@@ -378,9 +385,10 @@ async fn start(shared: &Arc<Shared>) -> Result<Scaler, String> {
     let group = Group::start(spec).await.map_err(|error| text(&error))?;
     let ready = Arc::new(Ready(Arc::downgrade(shared)));
     let store = Box::new(Journal::new(books));
-    Scaler::start(config, vec![Plugin::new(group)], ready, store, &settings.buckets, wall)
-        .await
-        .map_err(|error| text(&error))
+    let plugin = Plugin::new(group);
+    let weak = Arc::downgrade(&plugin);
+    let scaler = Scaler::start(config, vec![plugin], ready, store, &settings.buckets, wall).await;
+    Ok((scaler.map_err(|error| text(&error))?, weak))
 }
 
 /// Forgets the connections to instances that are gone.
@@ -446,7 +454,7 @@ fn wall() -> i64 {
 }
 
 /// The error with its causes.
-fn causes(error: &dyn std::error::Error) -> String {
+pub(super) fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -135,6 +135,22 @@ impl Scaler {
         self.tell(Event::Remove { group, id, why });
     }
 
+    /// A plugin says that an instance should not be used any more: it gets no more jobs, and goes after those that it has.
+    pub fn disown(&self, group: GroupId, id: InstanceId, why: String) {
+        self.tell(Event::Disowned { group, id, why });
+    }
+
+    /// What an instance of a group costs in an hour from now on, in the unit of
+    /// [`crate::config::GroupConfig::price_per_hour`].
+    pub fn priced(&self, group: GroupId, per_hour: f64) {
+        self.tell(Event::Priced { group, per_hour });
+    }
+
+    /// Whether a group's provider has any instances to give; while it has none, it is not asked.
+    pub fn stock(&self, group: GroupId, available: bool) {
+        self.tell(Event::Stock { group, available });
+    }
+
     /// Everything at this moment; none where the scaler has ended.
     pub async fn status(&self) -> Option<Status> {
         let (reply, answer) = oneshot::channel();

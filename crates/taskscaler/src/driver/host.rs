@@ -124,6 +124,12 @@ impl Plugin {
         Arc::new(Self { group, status, follow })
     }
 
+    /// The plugin itself, for what it tells by itself.
+    #[must_use]
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
     /// The answer to a call about one instance. That its plugin is down says nothing of the instance: `None` when the plugin is
     /// up again, and is to be asked again.
     async fn told<T>(&self, answer: Result<T, CallError>) -> Option<Result<T, String>> {

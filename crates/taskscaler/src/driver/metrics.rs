@@ -404,6 +404,7 @@ fn removal_label(why: &Removal) -> &'static str {
         Removal::Returned => "returned",
         Removal::Foreign => "foreign",
         Removal::Provider => "provider",
+        Removal::Disowned { .. } => "disowned",
         Removal::Unclaimed => "unclaimed",
         Removal::SleptTooLong => "slept_too_long",
         Removal::Shutdown => "shutdown",

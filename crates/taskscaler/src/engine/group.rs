@@ -116,6 +116,10 @@ pub(super) struct Group {
     pub(super) short_until: Time,
     /// The pause after the last grant that was short; zero: the last one was not.
     pub(super) short_pause: Duration,
+    /// Its plugin says that nothing can be had now.
+    pub(super) out_of_stock: bool,
+    /// Its plugin disowned these before they were listed.
+    pub(super) disowned: BTreeMap<InstanceId, (Time, String)>,
     /// Instances of someone else. As ours, one is not gone because of one list; it would be taken for what was asked for.
     pub(super) foreign: BTreeMap<InstanceId, Absence>,
     gone: HashMap<InstanceId, (Time, i64)>,
@@ -140,6 +144,8 @@ impl Group {
             ask_max: None,
             short_until: at,
             short_pause: Duration::ZERO,
+            out_of_stock: false,
+            disowned: BTreeMap::new(),
             foreign: BTreeMap::new(),
             gone: HashMap::new(),
             gone_order: VecDeque::new(),

@@ -22,6 +22,7 @@ mod group;
 mod instance;
 mod lease;
 mod limits;
+mod offers;
 mod place;
 mod pool;
 mod queue;
@@ -38,7 +39,7 @@ mod update;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::books::{Change, RowKey};
-use crate::config::{Config, GroupOrder};
+use crate::config::Config;
 use crate::decision::{Decision, Hold, What};
 use crate::event::{Action, Event};
 use crate::forecast::Forecast;
@@ -101,17 +102,7 @@ impl Engine {
     #[must_use]
     pub fn new(config: Config, now: Now) -> Self {
         let groups: Vec<Group> = config.groups.iter().map(|group| Group::new(group.clone(), now.at)).collect();
-        let mut order: Vec<GroupId> = (0..groups.len()).map(GroupId).collect();
-        if config.order == GroupOrder::Price {
-            let price = |group: &GroupId| config.groups.get(group.0).map_or(0.0, |group| group.price_per_hour);
-            order.sort_by(|one, other| price(one).total_cmp(&price(other)));
-        }
-        let mut ranks = vec![0; groups.len()];
-        for (rank, group) in order.iter().enumerate() {
-            if let Some(place) = ranks.get_mut(group.0) {
-                *place = rank;
-            }
-        }
+        let (order, ranks) = offers::order(config.order, &groups);
         let pool = Pool::new(config.capacity.get(), config.uses_max.map(std::num::NonZeroU32::get), ranks);
         let forecast = config.forecast.clone().map(Forecast::new);
         Self {
@@ -172,6 +163,9 @@ impl Engine {
             }
             Event::Upcoming { jobs } => self.upcoming = jobs,
             Event::Remove { group, id, why } => self.remove_by_operator(now, group, &id, why),
+            Event::Disowned { group, id, why } => self.disowned(now, group, &id, why),
+            Event::Priced { group, per_hour } => self.priced(group, per_hour),
+            Event::Stock { group, available } => self.stock(group, available),
             Event::Stop => self.stop(now),
         }
         self.settle(now);

@@ -212,13 +212,26 @@ impl Pool {
 
     /// Another order of the free slots.
     pub(super) fn place_by(&mut self, placement: Placement) {
-        if placement == self.placement {
-            return;
+        if placement != self.placement {
+            self.reorder(|pool| pool.placement = placement);
         }
-        let ranks: Vec<Index> = self.free.iter().map(|rank| rank.3).collect();
+    }
+
+    /// Other ranks of the groups.
+    pub(super) fn rank_by(&mut self, ranks: &[usize]) {
+        self.reorder(|pool| {
+            for (of, rank) in pool.of.iter_mut().zip(ranks) {
+                of.rank = *rank;
+            }
+        });
+    }
+
+    /// Changes what free slots are ordered by.
+    fn reorder(&mut self, change: impl FnOnce(&mut Self)) {
+        let free: Vec<Index> = self.free.iter().map(|rank| rank.3).collect();
         self.free.clear();
-        self.placement = placement;
-        for index in ranks {
+        change(self);
+        for index in free {
             if let Some(rank) = self.all.get(index).map(|instance| self.rank(index, instance)) {
                 self.free.insert(rank);
             }

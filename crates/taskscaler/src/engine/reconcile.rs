@@ -68,6 +68,7 @@ impl Engine {
         for index in missing {
             self.missing(now, index);
         }
+        self.disown_known(now, group);
     }
 
     /// An instance of the books, as the provider sees it.

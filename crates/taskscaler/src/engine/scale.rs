@@ -152,6 +152,9 @@ impl Engine {
         if room == 0 {
             return Some(Hold::AtMax { max: group.max().unwrap_or(0), leaving });
         }
+        if group.out_of_stock {
+            return Some(Hold::OutOfStock);
+        }
         let unready = group.readiness.failures >= READINESS_FAILURES_MAX;
         for (backoff, counts) in [(&group.creation, true), (&group.readiness, unready)] {
             if counts && backoff.holds(now.at) {

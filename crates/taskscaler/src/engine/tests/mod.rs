@@ -2,6 +2,7 @@
 
 mod cases;
 mod creation;
+mod offers;
 mod removal;
 mod restart;
 mod rig;

@@ -1,0 +1,172 @@
+//! What a plugin tells by itself, beside the protocol: prices, stock, notices of interruption. One that tells nothing is used
+//! without.
+
+use std::collections::BTreeMap;
+use std::sync::Weak;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use muster_fleeting::extension::{Notice, Offer};
+use muster_taskscaler::driver::{Plugin, Scaler};
+use muster_taskscaler::words::GroupId;
+
+use super::provider::causes;
+
+/// The one group of an entry.
+const GROUP: GroupId = GroupId(0);
+/// Prices change by themselves, and nobody tells: they are asked for this often.
+const OFFERS_EVERY: Duration = Duration::from_secs(300);
+/// Between two attempts to hear notices: those of a plugin that starts again.
+const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+const MICROS: f64 = 1_000_000.0;
+
+/// Tells the scaler what the plugin tells, as long as there is the plugin. Cancel-safe.
+pub(super) async fn follow(plugin: Weak<Plugin>, scaler: Scaler, runner: &str) {
+    let mut wait = AGAIN.0;
+    loop {
+        let features = match plugin.upgrade() {
+            Some(plugin) => plugin.group().features(),
+            None => return,
+        };
+        if !features.offers && !features.notices {
+            return;
+        }
+        let began = tokio::time::Instant::now();
+        if let Err(error) = follow_once(&plugin, &scaler, runner, features.notices).await {
+            tracing::debug!(runner, error, "the plugin's notices are not heard for now");
+        }
+        if began.elapsed() > AGAIN.1 {
+            wait = AGAIN.0;
+        }
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(AGAIN.1);
+    }
+}
+
+/// Until the plugin's process ends.
+async fn follow_once(plugin: &Weak<Plugin>, scaler: &Scaler, runner: &str, has_notices: bool) -> Result<(), String> {
+    let gone = || "the plugin has ended".to_owned();
+    // Before the offers are asked for, so that no change is missed in between.
+    let mut notices = if has_notices {
+        let plugin = plugin.upgrade().ok_or_else(gone)?;
+        let notices = plugin.group().notices().await.map_err(|error| causes(&error))?;
+        notices.boxed()
+    } else {
+        futures::stream::pending().boxed()
+    };
+    let mut market = Market::default();
+    loop {
+        market.restock(offers(plugin).await.ok_or_else(gone)??);
+        market.tell(scaler, runner);
+        let look_again = tokio::time::sleep(OFFERS_EVERY);
+        tokio::pin!(look_again);
+        loop {
+            tokio::select! {
+                notice = notices.next() => match notice {
+                    Some(Notice::Interruption { instance, at, reason }) => {
+                        tracing::warn!(%instance, runner, at, reason, "the provider takes an instance back: it gets no more jobs");
+                        scaler.disown(GROUP, instance, format!("the provider takes it back: {reason}"));
+                    }
+                    Some(Notice::Stock { offer, available }) => {
+                        market.heard(&offer, available);
+                        market.tell(scaler, runner);
+                    }
+                    None => return Err(gone()),
+                },
+                () = &mut look_again => break,
+            }
+        }
+    }
+}
+
+/// What can be had; nothing where the plugin does not say. None: there is no plugin any more.
+async fn offers(plugin: &Weak<Plugin>) -> Option<Result<Vec<Offer>, String>> {
+    let plugin = plugin.upgrade()?;
+    let group = plugin.group();
+    if !group.features().offers {
+        return Some(Ok(Vec::new()));
+    }
+    Some(group.offers().await.map_err(|error| causes(&error)))
+}
+
+/// What is on offer: a group may be more than one kind of machine.
+#[derive(Debug, Default)]
+struct Market {
+    /// By name: whether it can be had, and its price per hour.
+    offers: BTreeMap<String, (bool, Option<f64>)>,
+    /// What the scaler was told.
+    told: Option<(Option<f64>, bool)>,
+}
+
+impl Market {
+    fn restock(&mut self, offers: Vec<Offer>) {
+        if offers.is_empty() {
+            return;
+        }
+        let price = |offer: &Offer| offer.price.as_ref().map(|price| price.micros_per_hour as f64 / MICROS);
+        let before = std::mem::take(&mut self.offers);
+        self.offers = offers
+            .iter()
+            .map(|offer| {
+                // Where none is left, that may be since this group has them all: only a notice says that it is out of stock.
+                let heard = before.get(&offer.name).is_none_or(|(available, _)| *available);
+                let available = heard || offer.available.is_some_and(|left| left > 0);
+                (offer.name.clone(), (available, price(offer)))
+            })
+            .collect();
+    }
+
+    fn heard(&mut self, offer: &str, available: bool) {
+        self.offers.entry(offer.to_owned()).or_insert((available, None)).0 = available;
+    }
+
+    /// The price of the cheapest that can be had, else of the cheapest; and whether anything can, as it can where nobody
+    /// says.
+    fn now(&self) -> (Option<f64>, bool) {
+        let available = self.offers.is_empty() || self.offers.values().any(|(available, _)| *available);
+        let prices = self.offers.values().filter(|(is, _)| *is || !available).filter_map(|(_, price)| *price);
+        (prices.min_by(f64::total_cmp), available)
+    }
+
+    fn tell(&mut self, scaler: &Scaler, runner: &str) {
+        let now = self.now();
+        if self.told.replace(now) == Some(now) {
+            return;
+        }
+        if let (Some(price), _) = now {
+            scaler.priced(GROUP, price);
+        }
+        if !now.1 {
+            tracing::warn!(runner, "the plugin has nothing in stock: no instances are asked for until it has");
+        }
+        scaler.stock(GROUP, now.1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_fleeting::extension::Price;
+
+    use super::*;
+
+    fn offer(name: &str, available: Option<u32>, micros_per_hour: u64) -> Offer {
+        let price = Price { micros_per_hour, currency: "EUR".to_owned(), minimum: Duration::ZERO };
+        Offer { name: name.to_owned(), available, price: Some(price), ..Offer::default() }
+    }
+
+    #[test]
+    fn a_group_is_out_of_stock_when_nothing_of_it_can_be_had() {
+        let mut market = Market::default();
+        assert_eq!(market.now(), (None, true), "nobody says");
+        let offers = || vec![offer("a", None, 300_000), offer("b", Some(0), 100_000), offer("c", Some(2), 200_000)];
+        market.restock(offers());
+        assert_eq!(market.now(), (Some(0.1), true), "none left, and not out of stock");
+        market.heard("b", false);
+        assert_eq!(market.now(), (Some(0.2), true), "the cheapest that can be had");
+        market.heard("a", false);
+        market.heard("c", false);
+        assert_eq!(market.now(), (Some(0.1), false));
+        market.restock(offers());
+        assert_eq!(market.now(), (Some(0.2), true), "a notice that was missed is made good");
+    }
+}
