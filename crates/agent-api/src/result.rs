@@ -17,6 +17,29 @@ pub struct JobResult {
     pub log_crc32: u32,
     /// Every step, in the order in which they started.
     pub tree: StepNode,
+    /// What it used, where that was to be said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used: Option<Used>,
+}
+
+/// What a job used of a machine that it shared with others.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Used {
+    /// From its start to its end, in milliseconds.
+    pub wall_ms: u64,
+    /// CPU time, in milliseconds; none: it was not counted.
+    pub cpu_ms: Option<u64>,
+    /// The most memory at once, in bytes; none: it was not counted.
+    pub memory_bytes: Option<u64>,
+    /// How long something in its cgroup, or without one on the machine, waited for a CPU, in milliseconds.
+    pub cpu_stalled_ms: Option<u64>,
+    /// The same for memory.
+    pub memory_stalled_ms: Option<u64>,
+    /// The same for I/O.
+    pub io_stalled_ms: Option<u64>,
+    /// Why it ran without its share of the machine; empty: it had it, or none was wanted.
+    pub no_share: String,
 }
 
 /// How a job ended.

@@ -10,7 +10,7 @@ use muster_agent_api::result::{JobResult, Outcome, StepNode, StepStatus};
 use muster_agent_api::step_runner::RunRequest;
 use muster_builtins::job::{self, JobEnd};
 use muster_builtins::trace::{Trace, TraceOptions, style};
-use muster_builtins::{Context, JobVariable, Variables};
+use muster_builtins::{Context, JobVariable, Variables, share};
 use muster_job::mask::Secrets;
 use muster_job::{EndCause, FailureReason};
 use rand::Rng;
@@ -47,6 +47,7 @@ pub(crate) fn settle(agent: &Agent, job: &Job, end: JobEnd) {
         log_bytes: job.log.bytes(),
         log_crc32: job.log.crc32(),
         tree: end.tree,
+        used: end.used,
     };
     if let Err(error) = job.journal.result(&result) {
         agent.spool.release_reserve();
@@ -68,7 +69,8 @@ async fn run(
     let (journal, recorder) = (Arc::clone(&job.journal), Arc::clone(&job.journal));
     journal.boot(&agent.boot_id)?;
     let nonce = format!("{:016x}", rand::rng().random::<u64>());
-    let processes = agent.host.job(&job.id, &nonce, Arc::new(move |trail| recorder.started(trail)))?;
+    let mut processes = agent.host.job(&job.id, &nonce, Arc::new(move |trail| recorder.started(trail)))?;
+    let no_share = plan.share.as_ref().and_then(|share| share::give(&mut processes, share));
     let variables = Variables::new(variables(request));
     let prefixes = plan.mask_prefixes.iter().map(String::as_str);
     let options = TraceOptions {
@@ -98,7 +100,11 @@ async fn run(
     if already > 0 {
         context.say(&style::warning("the agent was restarted before the first command of the job; it starts again"));
     }
-    Ok(job::run(context, plan, &job.brakes).await)
+    let mut end = job::run(context, plan, &job.brakes).await;
+    if let (Some(used), Some(why)) = (&mut end.used, no_share) {
+        used.no_share = why;
+    }
+    Ok(end)
 }
 
 /// The environment of the request first, as the lowest layer.
@@ -140,5 +146,6 @@ pub(crate) fn system_failure(started: SystemTime, message: &str, cause: Option<E
             cause,
             steps: Vec::new(),
         },
+        used: None,
     }
 }

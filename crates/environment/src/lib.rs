@@ -20,5 +20,7 @@ mod slots;
 
 pub use connection::{AgentConnection, Identity};
 pub use error::EnvironmentError;
-pub use port::{Capacity, Directories, Environment, Guard, Lease, LeaseRecord, Provider, SlotGuard};
+pub use port::{
+    Asking, Capacity, Directories, Environment, Guard, Lease, LeaseRecord, Provider, Share, SlotGuard, Sticky,
+};
 pub use slots::{Slot, SlotKey, Slots, TakenSlot};

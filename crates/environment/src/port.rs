@@ -2,8 +2,10 @@
 
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
+use muster_agent_api::result::Used;
 use muster_job::JobId;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -21,7 +23,7 @@ pub trait Provider: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`EnvironmentError`] where the provider cannot make an environment at all.
-    async fn acquire(&self, key: &SlotKey, job: JobId) -> Result<Lease, EnvironmentError>;
+    async fn acquire(&self, key: &SlotKey, job: &Asking) -> Result<Lease, EnvironmentError>;
 
     /// The lease of an earlier start of the manager, by its record.
     ///
@@ -41,6 +43,57 @@ pub trait Provider: Send + Sync + 'static {
 
     /// All leases of an earlier start that are still wanted have been expected.
     fn expected_all(&self) {}
+}
+
+/// A job that asks for a lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asking {
+    /// Which.
+    pub id: JobId,
+    /// Its name: jobs of one name in one project are expected to need about as much.
+    pub name: String,
+    /// Its ref is protected.
+    pub protected: bool,
+    /// CPUs that it says it needs, in thousandths.
+    pub cpu_milli: Option<u32>,
+    /// Memory that it says it needs, in bytes.
+    pub memory_bytes: Option<u64>,
+    /// It takes a sticky context where the environment has such.
+    pub sticky: bool,
+}
+
+impl Asking {
+    /// A job of which nothing more is known.
+    #[must_use]
+    pub fn new(id: JobId) -> Self {
+        Self { id, name: String::new(), protected: false, cpu_milli: None, memory_bytes: None, sticky: false }
+    }
+}
+
+/// A job's part of an environment that it shares with others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Share {
+    /// Its slot there, from 0: no other job of the environment has it meanwhile.
+    pub slot: u32,
+    /// How many slots it has, that one included.
+    pub slots: u32,
+    /// The memory that these stand for, in bytes; 0: nobody said.
+    pub memory_bytes: u64,
+    /// What it uses says how many slots later jobs of its kind get.
+    pub measured: bool,
+    /// Where sticky contexts are kept; none: nowhere.
+    pub sticky: Option<Sticky>,
+}
+
+/// Where an environment keeps what jobs of one project and protection level leave for each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sticky {
+    /// The directory of all contexts.
+    pub root: PathBuf,
+    /// All together are brought below this, in bytes.
+    pub size_max_bytes: u64,
+    /// One that was not used for so long goes.
+    pub age_max: Duration,
 }
 
 /// How many jobs a provider can have.
@@ -82,6 +135,14 @@ pub trait Environment: Send + Sync + 'static {
     fn words(&self) -> Vec<String> {
         Vec::new()
     }
+
+    /// The job's part, where others run there too; complete once there was a connection.
+    fn share(&self) -> Option<Share> {
+        None
+    }
+
+    /// What the job used of its part.
+    fn used(&self, _used: &Used) {}
 
     /// Waits until the environment is known to be gone for good; why. Cancel-safe. Most never are.
     async fn lost(&self) -> String {

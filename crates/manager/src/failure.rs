@@ -99,7 +99,7 @@ mod tests {
             cause: None,
             steps: Vec::new(),
         };
-        JobResult { outcome, message: String::new(), log_bytes: 5, log_crc32: 0xab, tree }
+        JobResult { outcome, message: String::new(), log_bytes: 5, log_crc32: 0xab, tree, used: None }
     }
 
     fn payload(known: &[&str]) -> JobPayload {

@@ -12,8 +12,7 @@ use async_trait::async_trait;
 use futures::FutureExt;
 use futures::future::{join_all, select_all};
 use muster_environment::instance::{Executable, InstanceOptions, InstanceProvider, PluginSpec};
-use muster_environment::{Capacity, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey};
-use muster_job::JobId;
+use muster_environment::{Asking, Capacity, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey};
 use muster_telemetry::Telemetry;
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
@@ -214,7 +213,7 @@ impl Provider for Nowhere {
         self.capacity.subscribe()
     }
 
-    async fn acquire(&self, _: &SlotKey, _: JobId) -> Result<Lease, EnvironmentError> {
+    async fn acquire(&self, _: &SlotKey, _: &Asking) -> Result<Lease, EnvironmentError> {
         Err(EnvironmentError::NotAcquired(format!("no instance can be had for the job: {}", Self::WHY)))
     }
 

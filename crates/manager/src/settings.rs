@@ -271,6 +271,12 @@ pub struct RunnerSettings {
     /// Remove git's configuration and hooks around the job; none means the executor's default.
     #[serde(default)]
     pub clean_git_config: Option<bool>,
+    /// Jobs on instances get the cgroup of their slot.
+    #[serde(default)]
+    pub use_slot_cgroups: bool,
+    /// Its name, with `${slot}`; none means the executor's default.
+    #[serde(default)]
+    pub slot_cgroup_template: Option<String>,
     /// Jobs may set `GIT_CLONE_PATH`; none means the executor's default.
     #[serde(default)]
     pub custom_build_dir: Option<bool>,
@@ -321,6 +327,8 @@ impl RunnerSettings {
             debug_trace_disabled: false,
             safe_directory_checkout: None,
             clean_git_config: None,
+            use_slot_cgroups: false,
+            slot_cgroup_template: None,
             custom_build_dir: None,
             feature_flags: BTreeMap::new(),
             artifact: ArtifactTimeouts::default(),

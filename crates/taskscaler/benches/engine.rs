@@ -2,7 +2,8 @@
 //!
 //!     cargo bench -p muster-taskscaler
 //!
-//! 5,000 instances of one slot, all in use, and 20,000 jobs that wait: what the largest fleet is asked all day. Each figure is
+//! 5,000 instances of one slot, all in use, and 20,000 jobs that wait: what the largest fleet is asked all day; then the same
+//! with eight slots, and jobs of several sizes. Each figure is
 //! one event with everything that follows from it (a slot that is freed goes to who waits longest; what is missing is asked
 //! for), its decisions, its rows for the store.
 
@@ -11,14 +12,16 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use muster_taskscaler::config::{Config, GroupConfig, Throttle};
 use muster_taskscaler::engine::Engine;
 use muster_taskscaler::event::{Action, Event};
+use muster_taskscaler::need::Need;
 use muster_taskscaler::time::{Now, Time};
-use muster_taskscaler::words::{GroupId, Key};
+use muster_taskscaler::words::{Context, GroupId, Key, Request};
 use muster_taskscaler::{InstanceId, InstanceState};
 
 const INSTANCES: u32 = 5_000;
@@ -80,10 +83,10 @@ impl Fleet {
         actions
     }
 
-    fn want(&mut self, job: usize) {
-        let (now, key) = (self.now(), Key::new(format!("runner-{job:016}")));
+    fn want(&mut self, job: usize, request: Request) {
+        let (now, key) = (self.now(), key(job));
         self.engine.admit(key.clone());
-        self.engine.acquire(now, key).unwrap();
+        self.engine.acquire(now, key, &request).unwrap();
         self.drain();
     }
 }
@@ -92,6 +95,10 @@ fn list() -> Vec<(InstanceId, InstanceState)> {
     (0..INSTANCES)
         .map(|n| (InstanceId::new(format!("projects/p/zones/z/instances/runner-{n:08}")), InstanceState::Running))
         .collect()
+}
+
+fn key(job: usize) -> Key {
+    Key::new(format!("runner-{job:016}"))
 }
 
 fn figures(name: &str, mut times: Vec<Duration>) {
@@ -106,10 +113,31 @@ fn timed<T>(work: impl FnOnce() -> T) -> (Duration, T) {
     (start.elapsed(), result)
 }
 
+/// Slots that a job says it needs: one, or now and then several.
+fn mixed(job: usize) -> Request {
+    let cpu_milli = [300, 700, 1000, 2500, 400, 800, 4000, 900][job % 8];
+    Request {
+        need: Need { cpu_milli: Some(cpu_milli), memory_bytes: None },
+        context: Some(Context(job as u64 % 500)),
+        ..Request::default()
+    }
+}
+
 fn main() {
-    let mut config =
-        Config::new(GroupConfig { throttle: Throttle { limit: -1, burst: 0 }, ..GroupConfig::new("main", INSTANCES) });
+    let one = GroupConfig { throttle: Throttle { limit: -1, burst: 0 }, ..GroupConfig::new("main", INSTANCES) };
+    let mut config = Config::new(one);
     config.foreign = muster_taskscaler::config::Foreign::Adopt;
+    println!("{INSTANCES} instances of one slot in use, {WAITING} jobs wait");
+    measure(config.clone(), INSTANCES as usize, |_| Request::default());
+    config.capacity = NonZeroU32::new(8).unwrap();
+    config.density.slot.cpu_milli = Some(1000);
+    println!(
+        "{INSTANCES} instances of eight slots in use, {WAITING} jobs of one to four slots wait, with sticky contexts"
+    );
+    measure(config, INSTANCES as usize * 8, mixed);
+}
+
+fn measure(config: Config, running: usize, request: fn(usize) -> Request) {
     let engine = Engine::new(config, Now::steady(Time::ZERO, 1_772_409_600));
     let mut fleet = Fleet { engine, at: 0, call: 0 };
     let before = ALLOCATED.load(Ordering::Relaxed);
@@ -119,20 +147,19 @@ fn main() {
     for (id, _) in list() {
         fleet.tell(Event::Prepared { group: G, id, result: Ok(()) });
     }
+    for job in 0..running {
+        fleet.want(job, Request::default());
+    }
     let instances = ALLOCATED.load(Ordering::Relaxed) - before;
-    (0..INSTANCES as usize).for_each(|job| fleet.want(job));
     let before = ALLOCATED.load(Ordering::Relaxed);
-    let waits: Vec<Duration> = (0..WAITING).map(|job| timed(|| fleet.want(INSTANCES as usize + job)).0).collect();
+    let waits: Vec<Duration> = (0..WAITING).map(|job| timed(|| fleet.want(running + job, request(job))).0).collect();
     let waiting = ALLOCATED.load(Ordering::Relaxed) - before;
-    println!("{INSTANCES} instances in use, {WAITING} jobs wait");
     figures("a job comes and waits", waits);
-    let ends: Vec<Duration> = (0..10_000)
-        .map(|job| timed(|| fleet.tell(Event::Release { key: Key::new(format!("runner-{job:016}")) })).0)
-        .collect();
+    let ends: Vec<Duration> =
+        (0..10_000.min(running)).map(|job| timed(|| fleet.tell(Event::Release { key: key(job) })).0).collect();
     figures("a job ends, the next has its slot", ends);
-    let leaves: Vec<Duration> = (0..5_000)
-        .map(|job| timed(|| fleet.tell(Event::Cancel { key: Key::new(format!("runner-{:016}", 24_000 - job)) })).0)
-        .collect();
+    let leaves: Vec<Duration> =
+        (0..5_000).map(|job| timed(|| fleet.tell(Event::Cancel { key: key(running + WAITING - 1 - job) })).0).collect();
     figures("a waiting job is cancelled", leaves);
     let ticks: Vec<Duration> = (0..1_000).map(|_| timed(|| fleet.tell(Event::Tick)).0).collect();
     figures("time passes", ticks);
@@ -144,5 +171,5 @@ fn main() {
         lists.push(timed(|| fleet.tell(Event::Updated { group: G, call, result: Ok(all) })).0);
     }
     figures("a list of all instances, nothing new", lists);
-    println!("bytes per instance {}, per waiting job {}", instances / INSTANCES as usize, waiting / WAITING);
+    println!("bytes per instance {}, per waiting job {}\n", instances / INSTANCES as usize, waiting / WAITING);
 }

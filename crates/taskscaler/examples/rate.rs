@@ -24,7 +24,7 @@ use muster_fleeting::sdk::{self, ConnectInfo, Error, Init, InstanceId, InstanceS
 use muster_taskscaler::config::{Config, GroupConfig};
 use muster_taskscaler::driver::{Buckets, Host, Journal, NoPreparation, Plugin, Scaler};
 use muster_taskscaler::policy::{Policies, Wanted};
-use muster_taskscaler::words::Key;
+use muster_taskscaler::words::{Key, Request};
 use tokio::task::JoinSet;
 
 /// For all of it.
@@ -151,7 +151,7 @@ async fn measure(instances: u32, rate: u32, boot_ms: u32) {
     for job in 0..instances {
         let scaler = scaler.clone();
         jobs.spawn(async move {
-            let lease = scaler.admit(Key::new(job.to_string())).acquire(LIMIT).await.unwrap();
+            let lease = scaler.admit(Key::new(job.to_string())).acquire(Request::default(), LIMIT).await.unwrap();
             let leased = micros();
             let runs: u128 = lease.instance().as_str().rsplit_once('-').unwrap().1.parse().unwrap();
             // All hold theirs until the last one has one: none is made twice.

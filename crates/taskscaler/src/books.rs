@@ -5,7 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::words::Removal;
+use crate::need::Usage;
+use crate::words::{Context, Removal, Work};
 
 /// The version of [`Row`]'s format.
 pub const VERSION: u32 = 1;
@@ -35,6 +36,15 @@ pub enum RowKey {
         /// The instance.
         id: String,
     },
+    /// An instance that nobody here asked for: it is not taken for one that was, also after a restart.
+    Foreign {
+        /// The group's name.
+        group: String,
+        /// The instance.
+        id: String,
+    },
+    /// The last runs of a kind of job.
+    Work(Work),
     /// The most slots in use at once, for the forecast.
     Load {
         /// Which five minutes since 1970.
@@ -48,7 +58,7 @@ pub enum RowKey {
 pub enum Row {
     /// See [`RowKey::Instance`].
     Instance {
-        /// Who holds which slot.
+        /// Who holds which slot; who holds several stands in each.
         slots: Vec<Option<String>>,
         /// Jobs so far.
         used: u32,
@@ -56,6 +66,9 @@ pub enum Row {
         seen_unix: i64,
         /// What is meant with it.
         intent: Intent,
+        /// Sticky contexts that it has, the one used last at the end.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        contexts: Vec<Context>,
     },
     /// See [`RowKey::Ask`].
     Ask {
@@ -73,6 +86,13 @@ pub enum Row {
         /// Since when, in seconds since 1970.
         unix: i64,
     },
+    /// See [`RowKey::Foreign`].
+    Foreign {
+        /// When it was seen first, in seconds since 1970.
+        unix: i64,
+    },
+    /// See [`RowKey::Work`].
+    Work(Usage),
     /// See [`RowKey::Load`].
     Load {
         /// Slots.

@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::forecast::ForecastConfig;
+use crate::need::Density;
 use crate::policy::Policies;
 
 /// One scaler: instances of one or more groups for the jobs of one runner.
@@ -39,6 +40,8 @@ pub struct Config {
     pub heartbeat_interval: Option<Duration>,
     /// Reservations keep no instance beyond its idle time, unless the policy is preemptive (`reservation_throttling`).
     pub reservation_throttling: bool,
+    /// How jobs share an instance.
+    pub density: Density,
     /// All instances together never cost more than this per hour, in the unit of [`GroupConfig::price_per_hour`].
     pub spend_max_per_hour: Option<f64>,
     /// What is done with instances that nobody here asked for.
@@ -121,6 +124,7 @@ impl Config {
             prepare_deadline: Duration::from_secs(900),
             heartbeat_interval: Some(Duration::from_secs(300)),
             reservation_throttling: true,
+            density: Density::default(),
             spend_max_per_hour: None,
             foreign: Foreign::default(),
             delete_on_shutdown: false,

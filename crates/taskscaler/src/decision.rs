@@ -6,6 +6,7 @@ use std::time::Duration;
 use muster_fleeting::model::{InstanceId, InstanceState};
 
 use crate::formula::Inputs;
+use crate::need::Used;
 use crate::words::{GroupId, Key, Loss, Removal};
 
 /// One decision.
@@ -115,8 +116,36 @@ pub enum What {
         id: InstanceId,
         /// Which slot.
         slot: u32,
+        /// How many slots it takes.
+        slots: u32,
+        /// Jobs on the instance, this one included.
+        jobs: u32,
+        /// Whether the instance has the sticky context that it asked for; none where it asked for none.
+        sticky: Option<bool>,
         /// How long it waited.
         waited: Duration,
+    },
+    /// What a job used is known.
+    Used {
+        /// Whose.
+        key: Key,
+        /// What.
+        used: Used,
+        /// Other jobs on its instance, on average over its time.
+        neighbours: f64,
+        /// How many times longer it took than jobs of its kind do alone.
+        slow_down: Option<f64>,
+    },
+    /// A job needs more slots than any instance has free: this one gets no others until it has room.
+    Kept {
+        /// Whose.
+        key: Key,
+        /// Where.
+        group: GroupId,
+        /// Which.
+        id: InstanceId,
+        /// How many slots it waits for.
+        slots: u32,
     },
     /// A slot is free again.
     Released {
@@ -306,8 +335,23 @@ impl fmt::Display for What {
                 write!(f, "instance {id} ({state}) was not asked for here; it is left alone")
             }
             Self::Ready { id, after, .. } => write!(f, "instance {id} is ready after {}", seconds(after)),
-            Self::Leased { key, id, slot, waited, .. } => {
-                write!(f, "{key} has slot {slot} of {id} after {}", seconds(waited))
+            Self::Leased { key, id, slot, slots, sticky, waited, .. } => {
+                write!(f, "{key} has slot {slot} of {id} after {}", seconds(waited))?;
+                if *slots > 1 {
+                    write!(f, ", and {} more", slots - 1)?;
+                }
+                match sticky {
+                    Some(true) => f.write_str(", with its sticky context"),
+                    Some(false) => f.write_str(", without its sticky context"),
+                    None => Ok(()),
+                }
+            }
+            Self::Used { key, used, neighbours, slow_down } => {
+                write!(f, "{key} ran for {} beside {neighbours:.1} others", seconds(&used.wall))?;
+                slow_down.map_or(Ok(()), |times| write!(f, ", {times:.2} times as long as alone"))
+            }
+            Self::Kept { key, id, slots, .. } => {
+                write!(f, "instance {id} gets no more jobs until {slots} of its slots are free for {key}")
             }
             Self::Released { key } => write!(f, "{key} gave its slot back"),
             Self::Drain { id, why, jobs, .. } => write!(f, "instance {id} gets no more jobs ({jobs} run): {why}"),

@@ -2,6 +2,7 @@
 
 use muster_fleeting::model::{InstanceId, InstanceState};
 
+use crate::need::Used;
 use crate::policy::Policies;
 use crate::words::{GroupId, Key, Lease, Loss};
 
@@ -110,6 +111,13 @@ pub enum Event {
     Cancel {
         /// Whose.
         key: Key,
+    },
+    /// What the job of a lease used; told before it ends.
+    Used {
+        /// Whose.
+        key: Key,
+        /// What.
+        used: Used,
     },
     /// A lease ends.
     Release {

@@ -12,6 +12,8 @@ pub struct Inputs {
     pub acquired: u64,
     /// P: jobs that wait for a slot.
     pub waiting: u64,
+    /// Free slots that suit nobody who waits: they are idle ones, and no supply for those.
+    pub stray: u64,
     /// R: promises of a slot that keep an instance from being removed.
     pub reserved: u64,
     /// U: slots of them that will not be given any more.
@@ -60,7 +62,7 @@ fn slots(inputs: &Inputs) -> (u64, u64) {
     let have = inputs.instances * inputs.capacity.max(1);
     // Slots that are used up belong to instances; without those they are no demand (taskscaler !49).
     let unavailable = inputs.unavailable.min(have.saturating_sub(inputs.acquired));
-    (have, inputs.acquired + inputs.waiting + idle(inputs) + unavailable)
+    (have, inputs.acquired + inputs.waiting + idle(inputs).max(inputs.stray) + unavailable)
 }
 
 fn signed(value: u64) -> i64 {

@@ -57,7 +57,9 @@ impl Told {
         let (kind, group, instance) = subject(&decision.what);
         let (mut keys, mut inputs, mut text) = (Vec::new(), None, decision.what.to_string());
         match &decision.what {
-            What::Leased { key, .. } | What::Released { key } => keys.push(key.to_string()),
+            What::Leased { key, .. } | What::Released { key } | What::Used { key, .. } | What::Kept { key, .. } => {
+                keys.push(key.to_string());
+            }
             What::Lost { jobs, .. } => keys.extend(jobs.iter().map(ToString::to_string)),
             What::Ask { inputs: by, .. } | What::Remove { inputs: by, .. } => inputs = Some(*by),
             What::Hold { missing, reasons, inputs: by } => {
@@ -71,6 +73,7 @@ impl Told {
         let after = match &decision.what {
             What::Appeared { after, .. } | What::Running { after, .. } | What::Ready { after, .. } => Some(after),
             What::Leased { waited, .. } => Some(waited),
+            What::Used { used, .. } => Some(&used.wall),
             What::Gone { life, .. } => Some(life),
             _ => None,
         };
@@ -93,6 +96,8 @@ fn subject(what: &What) -> (&'static str, Option<GroupId>, Option<&muster_fleeti
         What::Policy { .. } => ("policy", None, None),
         What::Hold { .. } => ("hold", None, None),
         What::Released { .. } => ("released", None, None),
+        What::Used { .. } => ("used", None, None),
+        What::Kept { group, id, .. } => ("kept", Some(*group), Some(id)),
         What::Ask { group, .. } => ("ask", Some(*group), None),
         What::Granted { group, .. } => ("granted", Some(*group), None),
         What::CreationFailed { group, .. } => ("creation_failed", Some(*group), None),

@@ -27,6 +27,7 @@ pub mod fleet;
 pub mod forecast;
 pub mod formula;
 pub mod history;
+pub mod need;
 pub mod policy;
 pub mod settings;
 pub mod sim;

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use crate::config::{Config, Foreign, GroupConfig, GroupOrder, Throttle};
 use crate::driver::Buckets;
 use crate::forecast::ForecastConfig;
+use crate::need::{self, Density, Need};
 use crate::policy::{Placement, Policies, Policy, Wanted};
 
 /// The keys of the table that a scaler acts on. Others (the plugin's, the connector's) belong to who starts the plugin.
@@ -44,6 +45,17 @@ pub struct Settings {
     prepare_deadline: Option<String>,
     heartbeat_interval: Option<String>,
     forecast: Option<ForecastSettings>,
+    density: DensitySettings,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct DensitySettings {
+    slot_cpus: f64,
+    slot_memory: Option<String>,
+    measured: bool,
+    measured_runs: i64,
+    measured_margin: Option<f64>,
 }
 
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
@@ -150,6 +162,28 @@ impl Check {
     }
 }
 
+impl DensitySettings {
+    fn density(&self, check: &mut Check) -> Density {
+        let default = Density::default();
+        let cpus = check.positive("density.slot_cpus", self.slot_cpus);
+        let memory = self.slot_memory.as_ref().map(|text| (text, need::memory_bytes(text)));
+        if let Some((text, None)) = memory {
+            check.problem("density.slot_memory", format!("`{text}` is no amount of memory; write for example 2g"));
+        }
+        let runs = check.count("density.measured_runs", self.measured_runs);
+        let margin = self.measured_margin.map(|margin| check.positive("density.measured_margin", margin));
+        Density {
+            slot: Need {
+                cpu_milli: need::cpu_milli(&cpus.to_string()),
+                memory_bytes: memory.and_then(|(_, bytes)| bytes),
+            },
+            measured: self.measured,
+            runs_least: if runs > 0 { runs as usize } else { default.runs_least },
+            margin: margin.unwrap_or(default.margin),
+        }
+    }
+}
+
 impl Settings {
     /// The checked configuration; `name` is that of the group where none is listed.
     ///
@@ -194,6 +228,7 @@ impl Settings {
         let foreign = [("leave", Foreign::Leave), ("adopt", Foreign::Adopt), ("delete", Foreign::Delete)];
         config.foreign =
             check.one_of("foreign_instances", self.foreign_instances.as_ref(), &foreign).unwrap_or_default();
+        config.density = self.density.density(check);
         config.delete_on_shutdown = self.delete_instances_on_shutdown;
         if check.0.is_empty() { Ok(config) } else { Err(std::mem::take(&mut check.0)) }
     }
@@ -332,6 +367,10 @@ mod tests {
             [forecast]
             days = 14
             lead = "5m"
+            [density]
+            slot_cpus = 0.5
+            slot_memory = "2g"
+            measured = true
         "#;
         let config = settings(text).config("main").unwrap();
         assert_eq!((config.capacity.get(), config.uses_max.unwrap().get()), (4, 10));
@@ -345,6 +384,8 @@ mod tests {
         let (index, wanted) = config.policies.at(monday_noon);
         assert_eq!((index, wanted.placement, wanted.idle_time), (Some(1), Placement::Spread, Duration::ZERO));
         assert_eq!(config.forecast.unwrap().lead.as_secs(), 300);
+        let slot = Need { cpu_milli: Some(500), memory_bytes: Some(2 << 30) };
+        assert_eq!(config.density, Density { slot, measured: true, ..Density::default() });
     }
 
     #[test]

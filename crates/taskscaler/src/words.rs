@@ -7,6 +7,8 @@ use std::sync::Arc;
 use muster_fleeting::model::InstanceId;
 use serde::{Deserialize, Serialize};
 
+use crate::need::Need;
+
 /// Who wants a slot: the name of a reservation, then of a waiting request, then of a lease. The caller makes it unique.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(Arc<str>);
@@ -41,7 +43,27 @@ impl Borrow<str> for Key {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GroupId(pub usize);
 
-/// One job's right to one slot of one instance.
+/// A kind of job: those of one name in one project are alike. A hash, made by the caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Work(pub u64);
+
+/// A sticky context: what jobs of one project and protection level leave on an instance for each other. A hash, made by the
+/// caller; two contexts of one hash cost a wrong preference, and nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Context(pub u64);
+
+/// What a request for a slot asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Request {
+    /// What the job declares that it needs.
+    pub need: Need,
+    /// Its kind, for what earlier runs used.
+    pub work: Option<Work>,
+    /// Instances that have this are preferred.
+    pub context: Option<Context>,
+}
+
+/// One job's right to one slot of one instance, or to several where the job needs more than one stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
     /// Whose it is.
@@ -52,8 +74,19 @@ pub struct Lease {
     pub instance: InstanceId,
     /// The slot: the lowest free one, from 0.
     pub slot: u32,
+    /// How many slots it holds, this one included.
+    pub slots: u32,
     /// How many jobs the instance has had, with this one.
     pub use_number: u32,
+}
+
+impl Lease {
+    /// Whether it has the same slots as another one.
+    #[must_use]
+    pub fn is_where(&self, other: &Self) -> bool {
+        let place = |lease: &Self| (lease.group, lease.slot, lease.slots);
+        place(self) == place(other) && self.instance == other.instance
+    }
 }
 
 /// Why an instance goes.

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test's helpers fail as its body does")]
 
 mod archives;
+mod density;
 mod extension;
 mod gitlab_runner;
 mod instance_executor;

@@ -8,7 +8,7 @@ use muster_fleeting::model::InstanceId;
 use muster_taskscaler::config::{Config, GroupConfig};
 use muster_taskscaler::driver::{Buckets, Host, Journal, Lease, NoPreparation, Plugin, Scaler};
 use muster_taskscaler::policy::{Policies, Wanted};
-use muster_taskscaler::words::Key;
+use muster_taskscaler::words::{Key, Request};
 use muster_tests::process::built;
 use serde_json::{Value, json};
 
@@ -41,7 +41,7 @@ async fn scaler(config: Config, host: Arc<dyn Host>, books: &std::path::Path) ->
 
 /// Reserves as soon as there is capacity in sight, and waits for a slot.
 async fn lease(scaler: &Scaler, name: &str) -> Lease {
-    scaler.admit(Key::new(name)).acquire(LONG).await.unwrap()
+    scaler.admit(Key::new(name)).acquire(Request::default(), LONG).await.unwrap()
 }
 
 /// Waits until the scaler knows of `n` instances.
@@ -153,7 +153,7 @@ async fn who_waits_can_leave_within_a_second() {
     let host = plugin("fleeting-plugin-toy", json!({"max_size": 1})).await;
     let scaler = scaler(config(1, 1), host, &books.path().join("books")).await;
     let held = lease(&scaler, "held").await;
-    let waiting = tokio::spawn(scaler.admit(Key::new("waiting")).acquire(LONG));
+    let waiting = tokio::spawn(scaler.admit(Key::new("waiting")).acquire(Request::default(), LONG));
     while scaler.why_waiting(Key::new("waiting")).await.is_none() {
         tokio::task::yield_now().await;
     }
@@ -164,7 +164,12 @@ async fn who_waits_can_leave_within_a_second() {
         }
     };
     tokio::time::timeout(Duration::from_secs(1), gone).await.expect("R014: freed within one second");
-    let late = scaler.admit(Key::new("late")).acquire(Duration::from_millis(20)).await.unwrap_err().to_string();
+    let late = scaler
+        .admit(Key::new("late"))
+        .acquire(Request::default(), Duration::from_millis(20))
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(
         late.starts_with("unable to acquire instance within the configured timeout of 0s: 0 instances boot"),
         "{late}"

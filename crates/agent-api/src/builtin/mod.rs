@@ -4,6 +4,7 @@
 //! neighbouring versions.
 
 mod inputs;
+mod share;
 
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +12,7 @@ pub use inputs::{
     ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, CacheEntry, Caches, Checkout, Cleanup,
     Origin, Prepare, Rewrite, Script, Tls,
 };
+pub use share::{Share, StickyContext};
 
 /// The reference of the step that a job is.
 pub const JOB: &str = "builtin://job";
@@ -91,6 +93,9 @@ pub struct JobPlan {
     pub phases: Vec<Phase>,
     /// Where to send artifacts, and get them from.
     pub coordinator: Coordinator,
+    /// The job's part of a machine that it shares with others; none where it has it alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share: Option<Share>,
 }
 
 /// The door for artifacts.

@@ -19,7 +19,7 @@ fn result() -> JobResult {
         cause: None,
         steps: Vec::new(),
     };
-    JobResult { outcome: Outcome::Success, message: String::new(), log_bytes: 3, log_crc32: 4, tree }
+    JobResult { outcome: Outcome::Success, message: String::new(), log_bytes: 3, log_crc32: 4, tree, used: None }
 }
 
 #[test]

@@ -15,13 +15,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use muster_agent_api::builtin::{Builtin, JobPlan, Phase, PhaseWhen};
-use muster_agent_api::result::{Outcome, StepNode, StepStatus};
+use muster_agent_api::result::{Outcome, StepNode, StepStatus, Used};
 use muster_job::FailureReason;
 use muster_steps::stop::Stop;
 use tokio_util::sync::CancellationToken;
 
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::share::Sharing;
 use crate::trace::style;
 use crate::variables::Variables;
 use standing::Standing;
@@ -35,6 +36,8 @@ pub struct JobEnd {
     pub message: String,
     /// Every phase.
     pub tree: StepNode,
+    /// What it used, where the plan wants to know.
+    pub used: Option<Used>,
 }
 
 /// The two ways to end a job before its time.
@@ -53,6 +56,10 @@ pub async fn run(context: Arc<Context>, plan: &JobPlan, brakes: &Brakes) -> JobE
     context.say(&opening(plan));
     let mut standing = Standing::default();
     let mut steps = Vec::new();
+    let sharing = match &plan.share {
+        Some(share) => Some(Sharing::begin(&context, share).await),
+        None => None,
+    };
     match context.variables.write_files(&context.temp_dir) {
         Ok(()) => {
             let deadline = (plan.timeout_ms > 0).then(|| started + Duration::from_millis(plan.timeout_ms));
@@ -64,6 +71,10 @@ pub async fn run(context: Arc<Context>, plan: &JobPlan, brakes: &Brakes) -> JobE
         Err(error) => standing.fail(Failure::System(format!("cannot write the job's temporary files: {error}"))),
     }
     context.processes.finish(context.grace).await;
+    let used = match sharing {
+        Some(sharing) => sharing.end(&context).await,
+        None => None,
+    };
     if let Err(error) = Variables::clear_files(&context.temp_dir) {
         context.say(&style::warning(&format!("the job's temporary files cannot be removed: {error}")));
     }
@@ -85,7 +96,7 @@ pub async fn run(context: Arc<Context>, plan: &JobPlan, brakes: &Brakes) -> JobE
         cause: failure.as_ref().and_then(Failure::cause),
         steps,
     };
-    JobEnd { outcome: outcome(failure.as_ref()), message, tree }
+    JobEnd { outcome: outcome(failure.as_ref()), message, tree, used }
 }
 
 /// The first lines of the trace.

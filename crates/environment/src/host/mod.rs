@@ -21,12 +21,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use muster_job::JobId;
 use tokio::sync::{Mutex, watch};
 
 use crate::{
-    AgentConnection, Capacity, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey,
-    Slots, TakenSlot,
+    AgentConnection, Asking, Capacity, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider,
+    SlotKey, Slots, TakenSlot,
 };
 
 pub use socket::socket_path;
@@ -99,7 +98,7 @@ impl Provider for HostProvider {
         self.capacity.subscribe()
     }
 
-    async fn acquire(&self, key: &SlotKey, _: JobId) -> Result<Lease, EnvironmentError> {
+    async fn acquire(&self, key: &SlotKey, _: &Asking) -> Result<Lease, EnvironmentError> {
         let mut free = self.slots.free();
         loop {
             if let Some(taken) = self.slots.take(key) {

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use muster_agent_api::agent::agent_server::{Agent, AgentServer};
 use muster_agent_api::agent::{HelloRequest, HelloResponse, ListRequest, ListResponse, WaitRequest, WaitResponse};
+use muster_job::JobId;
 use tokio::net::UnixListener;
 use tokio::runtime::Runtime;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -168,11 +169,12 @@ async fn leases_are_bounded_waited_for_and_restored() {
     let home = tempfile::tempdir().unwrap();
     let provider = provider(home.path(), "/nonexistent");
     let key = SlotKey { runner: "short".to_owned(), project_id: 3 };
-    let lease = provider.acquire(&key, JobId(1)).await.unwrap();
+    let lease = provider.acquire(&key, &Asking::new(JobId(1))).await.unwrap();
     assert_eq!(*provider.capacity().borrow(), Capacity::of(1), "jobs that wait are counted by who asks for them");
     let record = lease.record.clone();
     assert!(provider.restore(&record).await.is_err(), "one lease per slot");
-    let (second, ()) = tokio::join!(provider.acquire(&key, JobId(1)), async { lease.release() });
+    let next = Asking::new(JobId(2));
+    let (second, ()) = tokio::join!(provider.acquire(&key, &next), async { lease.release() });
     second.unwrap().release();
     provider.restore(&record).await.unwrap();
 }
@@ -195,7 +197,7 @@ async fn a_new_job_never_goes_to_an_agent_of_another_version_and_a_job_that_is_t
     let provider = provider(home.path(), "/nonexistent");
     let old = serve(&home.path().join("state/agent.sock"), 1);
     let key = SlotKey { runner: "short".to_owned(), project_id: 3 };
-    let lease = provider.acquire(&key, JobId(1)).await.unwrap();
+    let lease = provider.acquire(&key, &Asking::new(JobId(1))).await.unwrap();
     assert_eq!(lease.record.environment, "host-1", "the agent that answers says another version");
     let error = lease.environment.connect().await.unwrap_err();
     assert!(error.to_string().contains("agent.log"), "a new one is to be started: {error}");

@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
+use muster_agent_api::result::Used;
 use muster_fleeting::connector::Session;
 use muster_taskscaler::driver::Lease as Slot;
 
 use super::provider::{Shared, UnderWay};
 use super::reach::{Addresses, Dial, Instance, directories};
-use crate::{AgentConnection, Directories, Environment, EnvironmentError, Guard, SlotGuard, TakenSlot};
+use super::share;
+use crate::{AgentConnection, Directories, Environment, EnvironmentError, Guard, Share, SlotGuard, TakenSlot};
 
 /// The scaler's lease. Given back when the job said so, and else left to the manager's next start: the instance of a job
 /// that may still run must not be removed.
@@ -85,6 +87,26 @@ impl Environment for Leased {
 
     fn words(&self) -> Vec<String> {
         self.instance.words()
+    }
+
+    fn share(&self) -> Option<Share> {
+        let slot = self.held.slot.as_ref()?;
+        Some(share::share(slot, &self.shared.options.settings, self.instance.home().as_deref()))
+    }
+
+    fn used(&self, used: &Used) {
+        let Some(slot) = &self.held.slot else { return };
+        slot.used(share::used(used));
+        // Once: it is the same on all instances of one image.
+        if !used.no_share.is_empty() && !self.shared.told_no_share.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                runner = self.shared.options.name,
+                instance = %slot.instance(),
+                why = used.no_share,
+                "use_slot_cgroups: jobs run without cgroups, so without shares of their own, and what they use is not counted; \
+                 the user on the instance must be allowed to make cgroups"
+            );
+        }
     }
 
     async fn lost(&self) -> String {

@@ -20,6 +20,7 @@ mod provider;
 mod reach;
 mod report;
 mod settings;
+mod share;
 mod shell;
 #[cfg(test)]
 mod tests;
@@ -42,4 +43,6 @@ pub mod numbers {
         muster_taskscaler::driver::Metrics::new(&Config::new(GroupConfig::new("", 0)), &Buckets::default()).families()
     }
 }
+pub use muster_taskscaler::need::{cpu_milli, memory_bytes};
+pub use share::{DensitySettings, StickySettings};
 pub use shell::{CONNECTED, FAILED, MARK};

@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -30,7 +30,8 @@ use super::extension;
 use super::lease::leased;
 use super::reach::{Addresses, Dial, Instance, dial, run};
 use super::settings::AutoscalerSettings;
-use crate::{Capacity, EnvironmentError, Lease, LeaseRecord, Provider, Slot, SlotKey, Slots, TakenSlot};
+use super::share;
+use crate::{Asking, Capacity, EnvironmentError, Lease, LeaseRecord, Provider, Slot, SlotKey, Slots, TakenSlot};
 
 /// Between two starts of a plugin that does not start.
 const START_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -77,6 +78,8 @@ pub(super) struct Shared {
     again: Notify,
     slots: Slots,
     instances: Mutex<HashMap<InstanceId, Arc<Instance>>>,
+    /// It was told that jobs run without their share.
+    pub(super) told_no_share: AtomicBool,
     expected: Mutex<Expected>,
 }
 
@@ -102,6 +105,7 @@ impl InstanceProvider {
             again: Notify::new(),
             slots: Slots::new(usize::MAX),
             instances: Mutex::default(),
+            told_no_share: AtomicBool::new(false),
             expected: Mutex::default(),
         });
         let work = tokio::spawn(work(Arc::clone(&shared)));
@@ -147,7 +151,7 @@ impl Provider for InstanceProvider {
         self.shared.capacity.subscribe()
     }
 
-    async fn acquire(&self, key: &SlotKey, job: JobId) -> Result<Lease, EnvironmentError> {
+    async fn acquire(&self, key: &SlotKey, job: &Asking) -> Result<Lease, EnvironmentError> {
         let counted = UnderWay::count(&self.shared);
         let limit = self.shared.options.settings.instance_acquire_timeout;
         let began = tokio::time::Instant::now();
@@ -159,14 +163,16 @@ impl Provider for InstanceProvider {
             ))
         })?;
         let promise = self.shared.promises.lock().pop();
-        let name = key_of(job);
+        let name = key_of(job.id);
         let promise = match promise {
             Some(promise) => promise.renamed(name),
             None => scaler.admit(name),
         };
         self.shared.again.notify_one();
         let left = limit.saturating_sub(began.elapsed());
-        let lease = promise.acquire(left).await.map_err(|error| EnvironmentError::NotAcquired(error.to_string()))?;
+        let request = share::request(key, job, &self.shared.options.settings);
+        let lease =
+            promise.acquire(request, left).await.map_err(|error| EnvironmentError::NotAcquired(error.to_string()))?;
         let left = limit.saturating_sub(began.elapsed());
         if let Err(error) = lease.prepare_job(left).await {
             let instance = lease.instance();

@@ -121,12 +121,18 @@ pub(super) struct Instance {
     /// Held across connecting, so that jobs that lost it together mend it once, and the executable is sent once.
     reached: Mutex<Option<Reached>>,
     words: Lock<Vec<String>>,
+    home: Lock<Option<PathBuf>>,
 }
 
 impl Instance {
     pub(super) fn new(id: &str, executable: Arc<Executable>, told: Told) -> Self {
-        let (reached, words) = (Mutex::new(None), Lock::default());
-        Self { id: id.to_owned(), executable, told, reached, words }
+        let (reached, words, home) = (Mutex::new(None), Lock::default(), Lock::default());
+        Self { id: id.to_owned(), executable, told, reached, words, home }
+    }
+
+    /// The home directory there, once it was reached.
+    pub(super) fn home(&self) -> Option<PathBuf> {
+        self.home.lock().clone()
     }
 
     pub(super) fn words(&self) -> Vec<String> {
@@ -168,6 +174,7 @@ impl Instance {
         let tunnel = place::tunnel(session.as_ref(), &self.executable).await.map_err(unreachable)?;
         let connection = AgentConnection::over(place(), tunnel.stream).await?;
         tracing::info!(instance = self.id, pid = connection.identity().pid, "connected to the agent");
+        *self.home.lock() = Some(tunnel.home.clone());
         *self.words.lock() = words(&self.id, &addresses, self.told);
         Ok(Reached { session, connection, home: tunnel.home })
     }

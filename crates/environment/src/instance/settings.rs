@@ -12,6 +12,7 @@ use muster_taskscaler::driver::Buckets;
 use muster_taskscaler::policy::{Placement, Policies, Policy, Wanted};
 
 use super::reach::Told;
+use super::share::{DensitySettings, StickySettings};
 
 /// `[runners.autoscaler]`, with the defaults filled in.
 #[derive(Clone, PartialEq)]
@@ -43,6 +44,9 @@ pub struct AutoscalerSettings {
     pub policies: Vec<PolicySettings>,
     /// `instance_*_buckets`.
     pub buckets: Buckets,
+    pub density: DensitySettings,
+    /// None: there are no sticky contexts.
+    pub sticky: Option<StickySettings>,
 }
 
 /// `[runners.autoscaler.connector_config]`; empty text is the plugin's choice.
@@ -134,6 +138,8 @@ impl Default for AutoscalerSettings {
             throttle_burst: 0,
             policies: Vec::new(),
             buckets: Buckets::default(),
+            density: DensitySettings::default(),
+            sticky: None,
         }
     }
 }
@@ -168,6 +174,7 @@ impl AutoscalerSettings {
             update_interval_when_expecting: self.update_interval_when_expecting,
             deletion_retry_interval: self.deletion_retry_interval,
             reservation_throttling: self.reservation_throttling,
+            density: self.density.density(),
             delete_on_shutdown: self.delete_instances_on_shutdown,
             jitter_seed: seed,
             ..Config::new(group)

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use muster_environment::instance::numbers::Buckets;
-use muster_environment::instance::{AutoscalerSettings, ConnectorSettings, PolicySettings};
+use muster_environment::instance::{
+    AutoscalerSettings, ConnectorSettings, DensitySettings, PolicySettings, StickySettings, cpu_milli, memory_bytes,
+};
 
 use super::tree::{Node, Table, Value};
 use crate::lower::go_duration::GoDuration;
@@ -54,6 +56,27 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
             readiness: bounds(table, "instance_readiness_time_buckets"),
             life: bounds(table, "instance_life_duration_buckets"),
         },
+        density: table.table("density").map(density).unwrap_or_default(),
+        sticky: table.table("sticky_context").and_then(sticky),
+    })
+}
+
+fn density(table: &Table) -> DensitySettings {
+    let default = DensitySettings::default();
+    DensitySettings {
+        slot_cpu_milli: float(table, "slot_cpus").and_then(|cpus| cpu_milli(&cpus.to_string())).unwrap_or_default(),
+        slot_memory_bytes: table.str("slot_memory").and_then(memory_bytes).unwrap_or_default(),
+        measured: table.bool("measured").unwrap_or_default(),
+        measured_runs: count(table, "measured_runs").filter(|runs| *runs > 0).unwrap_or(default.measured_runs),
+        measured_margin: float(table, "measured_margin").unwrap_or(default.measured_margin),
+    }
+}
+
+fn sticky(table: &Table) -> Option<StickySettings> {
+    let default = StickySettings::default();
+    table.bool("enabled").unwrap_or_default().then(|| StickySettings {
+        size_max_bytes: table.str("size_max").and_then(memory_bytes).unwrap_or(default.size_max_bytes),
+        age_max: duration(table, "age_max").unwrap_or(default.age_max),
     })
 }
 
@@ -93,10 +116,7 @@ fn policy(table: &Table) -> PolicySettings {
         timezone: table.str("timezone").unwrap_or_default().to_owned(),
         idle_count: count(table, "idle_count").unwrap_or_default(),
         idle_time: duration(table, "idle_time").unwrap_or_default(),
-        scale_factor: match table.node("scale_factor").map(|node| &node.value) {
-            Some(Value::Float(factor)) if *factor > 0.0 => *factor,
-            _ => 0.0,
-        },
+        scale_factor: float(table, "scale_factor").unwrap_or_default(),
         scale_factor_limit: count(table, "scale_factor_limit").unwrap_or_default(),
         preemptive_mode: table.bool("preemptive_mode"),
     }
@@ -104,6 +124,14 @@ fn policy(table: &Table) -> PolicySettings {
 
 fn count(table: &Table, name: &str) -> Option<u32> {
     table.int(name).and_then(|value| u32::try_from(value).ok())
+}
+
+/// A number above 0.
+fn float(table: &Table, name: &str) -> Option<f64> {
+    match table.node(name).map(|node| &node.value) {
+        Some(Value::Float(number)) if *number > 0.0 && number.is_finite() => Some(*number),
+        _ => None,
+    }
 }
 
 /// A duration above 0.
@@ -158,6 +186,16 @@ instance_life_duration_buckets = [60.0]
 [runners.autoscaler.scale_throttle]
 limit = -1
 burst = 7
+[runners.autoscaler.density]
+slot_cpus = 1.5
+slot_memory = "2g"
+measured = true
+measured_runs = 7
+measured_margin = 2
+[runners.autoscaler.sticky_context]
+enabled = true
+size_max = "1g"
+age_max = "24h"
 [runners.autoscaler.plugin_config]
 name = "group"
 sizes = [1, 2]
@@ -222,6 +260,14 @@ preemptive_mode = false
             throttle_burst: 7,
             policies: vec![policy],
             buckets: Buckets { operation: vec![2.5, 10.0], life: vec![60.0], ..Buckets::default() },
+            density: DensitySettings {
+                slot_cpu_milli: 1500,
+                slot_memory_bytes: 2 << 30,
+                measured: true,
+                measured_runs: 7,
+                measured_margin: 2.0,
+            },
+            sticky: Some(StickySettings { size_max_bytes: 1 << 30, age_max: Duration::from_secs(86_400) }),
         };
         assert!(found == wanted, "{found:?}");
     }

@@ -1,5 +1,6 @@
 //! The numbers of problems, their usual severity and the mistake behind each. C001 to C110 are those of the
-//! documentation's list of what users get wrong most; C000, C006, C008, C009 and C019 are our own.
+//! documentation's list of what users get wrong most; C000, C006, C008, C009 and C019 are our own. C077 (sshd allows too
+//! few sessions for many slots) cannot happen: all jobs of an instance share one session.
 
 use super::problem::Severity::{self, Error, Fatal, Info, Warning};
 
@@ -61,7 +62,6 @@ pub const CODES: &[(&str, Severity, &str)] = &[
     ("C074", Info, "Nothing is kept idle"),
     ("C075", Warning, "No limit of instances"),
     ("C076", Info, "The provider scales the group by itself"),
-    ("C077", Warning, "sshd allows too few sessions"),
     ("C078", Warning, "Instances start slower than jobs wait"),
     ("C079", Warning, "`use_common_build_dir` without isolation"),
     ("C080", Warning, "`limit` leaves no room for idle machines"),

@@ -108,6 +108,8 @@ fn runner(tree: &Table, entry: &Runner, around: &Surroundings) -> Option<RunnerS
         debug_trace_disabled: table.bool("debug_trace_disabled").unwrap_or_default(),
         safe_directory_checkout: table.bool("safe_directory_checkout"),
         clean_git_config: table.bool("clean_git_config"),
+        use_slot_cgroups: table.bool("use_slot_cgroups").unwrap_or_default(),
+        slot_cgroup_template: owned("slot_cgroup_template"),
         custom_build_dir: table.bool("custom_build_dir.enabled"),
         feature_flags: feature_flags(table).collect(),
         autoscaler: super::autoscaler::read(table).or_else(|| super::machine::read(entry)).map(Arc::new),

@@ -60,6 +60,10 @@ impl Actor {
     /// The job has a result: its watchers hear of it. What is to be reported.
     pub(super) fn ended(&mut self, result: &JobResult) -> UpdateRequest {
         self.executed = true;
+        if let (Some(used), Some(lease), false) = (&result.used, &self.lease, self.told_used) {
+            self.told_used = true;
+            lease.environment.used(used);
+        }
         self.uploader.ending();
         let update = crate::failure::of_result(&self.payload, result, self.context.cancel.is_cancelled());
         self.watch.ended(result, update.failure_reason.as_deref(), update.exit_code);

@@ -102,6 +102,8 @@ struct Actor {
     afterwards: Option<Afterwards>,
     /// An agent has the job's result.
     executed: bool,
+    /// The environment knows what the job used.
+    told_used: bool,
     /// Why the lease of an earlier start is not there.
     no_lease: Option<String>,
     /// What the trace is to tell of places that were lost before anything was started.
@@ -191,6 +193,7 @@ async fn execute_once(
         lease,
         afterwards: None,
         executed: false,
+        told_used: false,
         no_lease,
         moved: Vec::new(),
         lowered: None,

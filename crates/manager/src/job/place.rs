@@ -14,7 +14,7 @@ use muster_job::{FailureReason, Secret};
 use super::agent::{self, AgentError};
 use super::interrupt::{Interruption, heard};
 use super::{Actor, JobError, Next};
-use crate::lower::{Certificates, LowerError, Placement, lower, short_token};
+use crate::lower::{Certificates, LowerError, Placement, asking, lower, short_token};
 use crate::settings::TlsFiles;
 use crate::state::JobState;
 
@@ -56,9 +56,9 @@ impl Actor {
     pub(super) async fn lease(&mut self) -> Result<Next, JobError> {
         let runner = short_token(self.context.runner.token.expose());
         let key = SlotKey { runner, project_id: self.payload.job_info.project_id };
-        let context = Arc::clone(&self.context);
+        let (context, asking) = (Arc::clone(&self.context), asking(&self.payload));
         let lease = tokio::select! {
-            lease = context.provider.acquire(&key, self.payload.id) => lease,
+            lease = context.provider.acquire(&key, &asking) => lease,
             why = heard(&mut self.uploader, &context.cancel, self.prepare_by) => return self.interrupted(why).await,
         };
         match lease {
@@ -192,6 +192,7 @@ impl Actor {
             host_name: self.context.host_name.clone(),
             way: self.moved.iter().cloned().chain(words).collect(),
             certificates: certificates(&runner.tls),
+            share: lease.environment.share(),
         };
         let lowered = lower(&self.payload, &placement);
         self.watch.lowered(&lowered);

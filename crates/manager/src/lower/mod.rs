@@ -17,6 +17,7 @@ mod paths;
 mod phases;
 mod refusals;
 mod settings;
+mod share;
 #[cfg(test)]
 mod tests;
 mod variables;
@@ -24,7 +25,7 @@ mod variables;
 use std::sync::Arc;
 
 use muster_agent_api::builtin::{Coordinator, JobPlan};
-use muster_environment::{Directories, Slot};
+use muster_environment::{Directories, Share, Slot};
 use muster_job::mask::Secrets;
 use muster_job::{FailureReason, Secret, Variable};
 use muster_runner_api::payload::JobPayload;
@@ -35,6 +36,7 @@ use crate::settings::RunnerSettings;
 pub use expand::expand;
 pub use paths::short_token;
 pub(crate) use settings::job_timeout;
+pub(crate) use share::asking;
 
 /// What the manager knows that the payload does not.
 #[derive(Debug, Clone)]
@@ -51,6 +53,8 @@ pub struct Placement {
     pub way: Vec<String>,
     /// What the runner's `tls-*-file` keys lead to.
     pub certificates: Certificates,
+    /// The job's part of an environment that it shares with others.
+    pub share: Option<Share>,
 }
 
 /// Certificates for the coordinator, as PEM.
@@ -121,6 +125,7 @@ pub fn lower(payload: &JobPayload, placement: &Placement) -> Result<LoweredJob, 
     let settings = settings?;
     let mut warnings = flags.warnings.clone();
     warnings.extend(problems);
+    warnings.extend(share::problems(payload, placement));
     let read =
         phases::Read { payload, placement, paths: &paths, variables: &variables, settings: &settings, flags: &flags };
     let phases = phases::all(&read, &mut warnings)?;
@@ -138,6 +143,7 @@ pub fn lower(payload: &JobPayload, placement: &Placement) -> Result<LoweredJob, 
         retry_wait_ms: settings.retry_wait_ms,
         phases,
         coordinator: coordinator(payload, placement, &variables, &flags),
+        share: share::plan(payload, placement),
         ..JobPlan::default()
     };
     Ok(LoweredJob { plan, variables: variables.into_list(), inputs_put_in })

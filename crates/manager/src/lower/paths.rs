@@ -29,7 +29,9 @@ impl Paths {
         let mut project_dir = match clone_path(payload, placement, &builds_dir)? {
             Some(path) => path,
             None if directories.shared => {
-                let (token, slot) = (short_token(runner.token.expose()), placement.slot.project_slot);
+                // Where an environment has slots of its own, these name the directories: as many as it has slots.
+                let own = placement.share.as_ref().map_or(placement.slot.project_slot, |share| share.slot);
+                let (token, slot) = (short_token(runner.token.expose()), own);
                 format!("{builds_dir}/{token}/{slot}/{slug}")
             }
             None => format!("{builds_dir}/{slug}"),

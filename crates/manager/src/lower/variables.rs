@@ -52,6 +52,9 @@ impl Variables {
         joined.set("CI_RUNNER_VERSION", env!("CARGO_PKG_VERSION"));
         joined.set("CI_RUNNER_REVISION", "");
         joined.set("CI_RUNNER_EXECUTABLE_ARCH", format!("{}/{}", std::env::consts::OS, go_architecture()));
+        if let Some(cgroup) = super::share::cgroup(placement) {
+            joined.set("GITLAB_RUNNER_SLOT_CGROUP", cgroup);
+        }
         joined.set("RUNNER_TEMP_PROJECT_DIR", &paths.temp_dir);
         if flags.is_on("FF_GIT_URLS_WITHOUT_TOKENS") {
             joined.set("GIT_CONFIG_GLOBAL", format!("{}/{GLOBAL_GIT_CONFIG}", paths.temp_dir));

@@ -123,7 +123,7 @@ fn result(log: &[u8], outcome: Outcome) -> JobResult {
         steps: Vec::new(),
     };
     let message = String::new();
-    JobResult { outcome, message, log_bytes: log.len() as u64, log_crc32: crc32fast::hash(log), tree }
+    JobResult { outcome, message, log_bytes: log.len() as u64, log_crc32: crc32fast::hash(log), tree, used: None }
 }
 
 /// A run's id without the part that names the coordinator, which is another one in each test.

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use muster_environment::{
-    AgentConnection, Capacity, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey, Slots,
+    AgentConnection, Asking, Capacity, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider,
+    SlotKey, Slots,
 };
 use muster_job::{JobId, Secret};
 use muster_manager::settings::{RunnerSettings, Settings};
@@ -218,7 +219,7 @@ impl Provider for FakeProvider {
         self.capacity.subscribe()
     }
 
-    async fn acquire(&self, key: &SlotKey, _: JobId) -> Result<Lease, EnvironmentError> {
+    async fn acquire(&self, key: &SlotKey, _: &Asking) -> Result<Lease, EnvironmentError> {
         let lease = self.lease(self.slots.take(key).expect("a manager takes no more jobs than there are slots"));
         self.given.send_modify(|given| given.push(lease.record.slot.id));
         Ok(lease)

@@ -14,6 +14,7 @@
 mod cgroup;
 mod end;
 mod run;
+mod slot;
 mod sys;
 mod table;
 
@@ -31,6 +32,8 @@ use tokio::task::JoinSet;
 use cgroup::Cgroup;
 pub use end::end_leftovers;
 pub use run::{Command, Ended, RunError};
+use slot::Slot;
+pub use slot::{Counted, Share, Stalled};
 pub use sys::Watched;
 
 /// The variable whose value marks a job's processes.
@@ -122,6 +125,7 @@ impl Host {
             host: Arc::clone(self),
             mark,
             cgroup,
+            slot: None,
             recorder,
             leaders: Mutex::new(HashSet::new()),
             pumps: Mutex::new(JoinSet::new()),
@@ -162,6 +166,8 @@ pub struct Processes {
     host: Arc<Host>,
     mark: String,
     cgroup: Option<Cgroup>,
+    /// Its share of the machine.
+    slot: Option<Slot>,
     recorder: Recorder,
     /// Leaders that still run or were not waited for yet.
     leaders: Mutex<HashSet<i32>>,
@@ -177,6 +183,9 @@ impl std::fmt::Debug for Processes {
 
 impl Drop for Processes {
     fn drop(&mut self) {
+        if let Some(slot) = &self.slot {
+            slot.remove();
+        }
         JOBS.fetch_sub(1, Ordering::SeqCst);
     }
 }
@@ -186,6 +195,22 @@ impl Processes {
     #[must_use]
     pub fn environment(&self) -> &[(OsString, OsString)] {
         self.host.environment()
+    }
+
+    /// What is started from now on gets this share of the machine.
+    ///
+    /// # Errors
+    /// Why the system does not permit it; the job can run without.
+    pub fn share(&mut self, share: &Share) -> Result<(), String> {
+        let name: String = self.mark.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+        self.slot = Some(Slot::enter(share, &name)?);
+        Ok(())
+    }
+
+    /// What the kernel counted for it so far; none without a [`Self::share`].
+    #[must_use]
+    pub fn counted(&self) -> Option<Counted> {
+        self.slot.as_ref().map(Slot::counted)
     }
 }
 

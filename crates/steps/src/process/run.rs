@@ -123,7 +123,7 @@ impl Processes {
         process.stdin(match &command.stdin {
             None => Stdio::null(),
             // The pipe holds the process back: it has nothing to do until it was put in its place.
-            Some(_) if self.cgroup.is_some() => Stdio::piped(),
+            Some(_) if self.cgroup.is_some() || self.slot.is_some() => Stdio::piped(),
             Some(bytes) => input(bytes).map_or_else(|_| Stdio::piped(), Stdio::from),
         });
         process.stdout(output.map_err(failed)?).stderr(write_end);
@@ -153,6 +153,9 @@ impl Processes {
             && error.raw_os_error() != Some(libc::ESRCH)
         {
             return Err(error);
+        }
+        if let Some(slot) = &self.slot {
+            slot.add(pid, self.cgroup.is_some());
         }
         let start_ticks = table::Process::read(pid).map_or(0, |process| process.start_ticks);
         (self.recorder)(&Trail::Leader { pid, start_ticks })

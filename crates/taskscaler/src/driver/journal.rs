@@ -174,7 +174,13 @@ mod tests {
         let intent = crate::books::Intent::Use;
         Change {
             key,
-            row: used.map(|used| Row::Instance { slots: vec![None], used, seen_unix: 1, intent: intent.clone() }),
+            row: used.map(|used| Row::Instance {
+                slots: vec![None],
+                used,
+                seen_unix: 1,
+                intent: intent.clone(),
+                contexts: Vec::new(),
+            }),
         }
     }
 

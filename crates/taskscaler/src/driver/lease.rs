@@ -9,7 +9,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::task::{Command, Shared};
 use crate::engine::{AcquireError, Wait};
 use crate::event::Event;
-use crate::words::{self, GroupId, Key, Loss};
+use crate::need::Used;
+use crate::words::{self, GroupId, Key, Loss, Request};
 
 /// Why there is no lease.
 #[derive(Debug, thiserror::Error)]
@@ -71,14 +72,14 @@ impl Reservation {
         self
     }
 
-    /// Waits for a slot, at most for `limit` (`instance_acquire_timeout`). Dropped, it waits no longer, and the reservation
-    /// is given back.
+    /// Waits for what a job asks for, at most for `limit` (`instance_acquire_timeout`). Dropped, it waits no longer, and the
+    /// reservation is given back.
     ///
     /// # Errors
     /// [`AcquireFailure`].
-    pub async fn acquire(mut self, limit: Duration) -> Result<Lease, AcquireFailure> {
+    pub async fn acquire(mut self, request: Request, limit: Duration) -> Result<Lease, AcquireFailure> {
         let (reply, answer) = oneshot::channel();
-        let _ = self.commands.send(Command::Acquire { key: self.key.clone(), reply });
+        let _ = self.commands.send(Command::Acquire { key: self.key.clone(), request, reply });
         match tokio::time::timeout(limit, answer).await {
             Ok(Ok(Ok(lease))) => {
                 self.used = true;
@@ -136,6 +137,12 @@ impl Lease {
     #[must_use]
     pub fn slot(&self) -> u32 {
         self.inner.slot
+    }
+
+    /// How many slots it holds, that one included.
+    #[must_use]
+    pub fn slots(&self) -> u32 {
+        self.inner.slots
     }
 
     /// How many jobs the instance has had, with this one.
@@ -204,6 +211,11 @@ impl Lease {
     pub fn health(&self, result: Result<(), String>) {
         let (group, id): (GroupId, InstanceId) = (self.inner.group, self.inner.instance.clone());
         self.shared.tell(Event::Health { group, id, result });
+    }
+
+    /// What the job used: later jobs of its kind are placed by that.
+    pub fn used(&self, used: Used) {
+        self.shared.tell(Event::Used { key: self.inner.key.clone(), used });
     }
 
     /// Leaves the lease to the next start of the manager: the slot stays held, in the books too.

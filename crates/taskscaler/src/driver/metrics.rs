@@ -4,8 +4,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
+use super::density::Density;
+use super::family::{Family, Histogram, Kind, Sample};
 use crate::config::Config;
 use crate::decision::What;
 use crate::engine::{Engine, NoCapacity};
@@ -33,76 +34,6 @@ const OPERATION: [f64; 10] = [1.0, 5.0, 10.0, 15.0, 30.0, 45.0, 60.0, 90.0, 120.
 const LIFE: [f64; 9] = [60.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 21600.0, 43200.0, 86400.0];
 const WAIT: [f64; 12] = [0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0];
 
-/// What a family is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// It goes up and down.
-    Gauge,
-    /// It only goes up.
-    Counter,
-    /// Observations by size.
-    Histogram,
-}
-
-/// Numbers of one name.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Family {
-    /// Its name.
-    pub name: &'static str,
-    /// What it says.
-    pub help: &'static str,
-    /// What it is.
-    pub kind: Kind,
-    /// The numbers.
-    pub samples: Vec<Sample>,
-}
-
-/// One number, or one histogram.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Sample {
-    /// Label and value; at most one.
-    pub label: Option<(&'static str, String)>,
-    /// The number; of a histogram, the sum.
-    pub value: f64,
-    /// Of a histogram: each bound with the observations up to it; the last bound is infinite.
-    pub buckets: Vec<(f64, u64)>,
-}
-
-#[derive(Debug)]
-struct Histogram {
-    bounds: Vec<f64>,
-    counts: Vec<u64>,
-    sum: f64,
-}
-
-impl Histogram {
-    fn new(candidates: &[&[f64]]) -> Self {
-        let bounds =
-            candidates.iter().find(|bounds| !bounds.is_empty()).map(|bounds| bounds.to_vec()).unwrap_or_default();
-        let counts = vec![0; bounds.len() + 1];
-        Self { bounds, counts, sum: 0.0 }
-    }
-
-    fn observe(&mut self, duration: Duration) {
-        let seconds = duration.as_secs_f64();
-        let place = self.bounds.iter().position(|bound| seconds <= *bound).unwrap_or(self.bounds.len());
-        if let Some(count) = self.counts.get_mut(place) {
-            *count += 1;
-        }
-        self.sum += seconds;
-    }
-
-    fn sample(&self) -> Sample {
-        let mut sum = 0;
-        let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
-        let buckets = bounds.zip(&self.counts).map(|(bound, count)| {
-            sum += count;
-            (bound, sum)
-        });
-        Sample { label: None, value: self.sum, buckets: buckets.collect() }
-    }
-}
-
 type Labelled = BTreeMap<&'static str, u64>;
 
 #[derive(Debug)]
@@ -125,6 +56,7 @@ struct Numbers {
     life: Histogram,
     readiness: Histogram,
     wait: Histogram,
+    density: Density,
 }
 
 /// See the module.
@@ -172,6 +104,7 @@ impl Metrics {
             life: Histogram::new(&[&buckets.life, &LIFE]),
             readiness: histogram(&buckets.readiness),
             wait: Histogram::new(&[&WAIT]),
+            density: Density::new(),
         }))
     }
 
@@ -217,6 +150,7 @@ impl Metrics {
 
     pub(super) fn note(&self, what: &What) {
         let numbers = &mut *self.numbers();
+        numbers.density.note(what);
         match what {
             What::Granted { granted, .. } => add(&mut numbers.instance_operations, "create", u64::from(*granted)),
             What::Appeared { after, .. } => numbers.creation.observe(*after),
@@ -333,6 +267,7 @@ impl Metrics {
             families.push(one(name, help, Kind::Counter, to_float(value)));
         }
         families.extend(numbers.histograms());
+        families.extend(numbers.density.families());
         families
     }
 }

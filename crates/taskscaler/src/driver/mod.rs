@@ -13,6 +13,8 @@
 //!   the same turn of the task, a [`Lease`] frees its slot. [`Lease::keep`] leaves it to the next start of the manager, which
 //!   gets it back with [`Scaler::claim`].
 
+mod density;
+mod family;
 mod handle;
 mod host;
 mod journal;
@@ -23,9 +25,10 @@ mod task;
 #[cfg(test)]
 mod tests;
 
+pub use family::{Family, Kind, Sample};
 pub use handle::{Scaler, StartError};
 pub use host::{Host, HostStatus, NoPreparation, Plugin, Prepare, Unanswered, Up};
 pub use journal::Journal;
 pub use lease::{AcquireFailure, Lease, Reservation};
-pub use metrics::{Buckets, Family, Kind, Metrics, Sample};
+pub use metrics::{Buckets, Metrics};
 pub use store::{MemoryStore, Store, StoreError};

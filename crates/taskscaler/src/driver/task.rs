@@ -20,7 +20,7 @@ use crate::engine::{AcquireError, Engine, InstanceStatus, NoCapacity, Status, Wa
 use crate::event::{Action, Event};
 use crate::history::Told;
 use crate::time::{Now, Time};
-use crate::words::{GroupId, Key, Loss};
+use crate::words::{GroupId, Key, Loss, Request};
 
 /// Connection details that end within this are asked for again (fleeting.md 2.4).
 const EXPIRES_SOON_S: i64 = 10;
@@ -35,7 +35,7 @@ pub(super) enum Command {
     Reserve { key: Key, reply: oneshot::Sender<Result<Reservation, NoCapacity>> },
     Admit { key: Key },
     Rename { from: Key, to: Key },
-    Acquire { key: Key, reply: oneshot::Sender<Result<Lease, AcquireError>> },
+    Acquire { key: Key, request: Request, reply: oneshot::Sender<Result<Lease, AcquireError>> },
     TimedOut { key: Key, reply: oneshot::Sender<Option<Wait>> },
     GiveUp { key: Key },
     Claim { key: Key, reply: oneshot::Sender<Option<Lease>> },
@@ -241,7 +241,7 @@ impl Task {
             }
             Command::Admit { key } => self.engine.admit(key),
             Command::Rename { from, to } => self.engine.rename(&from, to),
-            Command::Acquire { key, reply } => match self.engine.acquire(now, key.clone()) {
+            Command::Acquire { key, request, reply } => match self.engine.acquire(now, key.clone(), &request) {
                 Ok(()) => {
                     self.waiting.insert(key, reply);
                 }

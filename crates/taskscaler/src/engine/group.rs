@@ -67,6 +67,20 @@ pub(super) enum AskState {
     },
 }
 
+/// An instance of someone else.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stranger {
+    pub(super) absence: Absence,
+    /// When it was seen first.
+    pub(super) since_unix: i64,
+}
+
+impl Stranger {
+    pub(super) fn since(since_unix: i64) -> Self {
+        Self { absence: Absence::default(), since_unix }
+    }
+}
+
 /// Listing.
 #[derive(Debug)]
 pub(super) struct Updates {
@@ -121,7 +135,7 @@ pub(super) struct Group {
     /// Its plugin disowned these before they were listed.
     pub(super) disowned: BTreeMap<InstanceId, (Time, String)>,
     /// Instances of someone else. As ours, one is not gone because of one list; it would be taken for what was asked for.
-    pub(super) foreign: BTreeMap<InstanceId, Absence>,
+    pub(super) foreign: BTreeMap<InstanceId, Stranger>,
     gone: HashMap<InstanceId, (Time, i64)>,
     gone_order: VecDeque<(Time, InstanceId)>,
     pub(super) updates: Updates,

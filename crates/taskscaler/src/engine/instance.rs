@@ -11,7 +11,7 @@ use std::time::Duration;
 use muster_fleeting::model::InstanceId;
 
 use crate::time::Time;
-use crate::words::{GroupId, Key, Removal};
+use crate::words::{Context, GroupId, Key, Removal};
 
 /// An instance is lost when it was missing in so many lists in a row,
 const MISSES: u32 = 2;
@@ -84,9 +84,18 @@ pub(super) struct Instance {
     pub(super) state: State,
     /// By slot, up to the highest that was ever held.
     pub(super) slots: Vec<Option<Key>>,
+    /// Slots that are held.
     pub(super) held: u32,
+    /// Jobs that hold them.
+    pub(super) jobs: u32,
     /// Jobs so far.
     pub(super) used: u32,
+    /// Its free slots are for one request that needs many.
+    pub(super) kept: bool,
+    /// Sticky contexts that it has, the one used last at the end.
+    pub(super) contexts: Vec<Context>,
+    /// Milliseconds of all its jobs together, up to a moment: shows how many neighbours a job had.
+    pub(super) crowd: (u64, Time),
     /// Failures of health in a row.
     pub(super) failures: u32,
     /// When it was asked for.
@@ -137,17 +146,31 @@ impl Instance {
             supply: 1,
             acquired: held,
             unavailable: capacity.saturating_sub(held + given),
-            free: if self.state == State::Ready { given } else { 0 },
+            free: if self.state == State::Ready && !self.kept { given } else { 0 },
             held,
         }
     }
 
-    /// The lowest free slot.
-    pub(super) fn free_slot(&self) -> usize {
-        self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len())
+    /// Whether a request for so many slots can have them, now or when its jobs have ended.
+    pub(super) fn can_fit(&self, slots: u32, capacity: u32, uses_max: Option<u32>) -> bool {
+        self.state == State::Ready && slots <= capacity && uses_max.is_none_or(|max| self.used < max)
     }
 
-    pub(super) fn hold(&mut self, slot: usize, key: Key) {
+    /// Gives a key the lowest free slots; the lowest of them.
+    pub(super) fn hold(&mut self, slots: u32, key: &Key, at: Time) -> usize {
+        self.count_crowd(at);
+        let mut first = None;
+        for _ in 0..slots {
+            let slot = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
+            self.put(slot, key.clone());
+            first.get_or_insert(slot);
+        }
+        self.jobs += 1;
+        first.unwrap_or_default()
+    }
+
+    /// As the books have it.
+    pub(super) fn put(&mut self, slot: usize, key: Key) {
         if self.slots.len() <= slot {
             self.slots.resize(slot + 1, None);
         }
@@ -158,16 +181,32 @@ impl Instance {
         }
     }
 
-    pub(super) fn free(&mut self, slot: usize) {
-        if let Some(place) = self.slots.get_mut(slot)
-            && place.take().is_some()
-        {
+    /// Frees what a key holds.
+    pub(super) fn free(&mut self, key: &Key, at: Time) {
+        self.count_crowd(at);
+        let held = self.held;
+        for place in self.slots.iter_mut().filter(|place| place.as_ref() == Some(key)) {
+            *place = None;
             self.held -= 1;
         }
+        self.jobs -= u32::from(self.held < held);
     }
 
-    pub(super) fn keys(&self) -> impl Iterator<Item = &Key> {
-        self.slots.iter().flatten()
+    fn count_crowd(&mut self, at: Time) {
+        self.crowd = (self.crowd_at(at), at);
+    }
+
+    /// Milliseconds of all its jobs together.
+    pub(super) fn crowd_at(&self, at: Time) -> u64 {
+        let (sum, since) = self.crowd;
+        let more = at.as_millis().saturating_sub(since.as_millis());
+        sum.saturating_add(more.saturating_mul(u64::from(self.jobs)))
+    }
+
+    /// Who has slots, each once, by the lowest.
+    pub(super) fn keys(&self) -> impl Iterator<Item = (usize, &Key)> {
+        let held = self.slots.iter().enumerate().filter_map(|(slot, key)| Some((slot, key.as_ref()?)));
+        held.filter(|(slot, key)| !self.slots.iter().take(*slot).flatten().any(|other| other == *key))
     }
 
     pub(super) fn enter(&mut self, state: State, at: Time, due: Option<Time>) {

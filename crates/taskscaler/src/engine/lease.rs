@@ -3,11 +3,12 @@
 use muster_fleeting::model::InstanceId;
 
 use super::instance::State;
+use super::queue::Waiter;
 use super::{Engine, Place};
 use crate::decision::{Hold, What};
 use crate::event::Action;
 use crate::time::Now;
-use crate::words::{GroupId, Key, Lease, Loss, Removal};
+use crate::words::{GroupId, Key, Lease, Loss, Removal, Request};
 
 /// Why no job should be requested now.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -101,14 +102,16 @@ impl Engine {
     ///
     /// # Errors
     /// [`AcquireError`].
-    pub fn acquire(&mut self, now: Now, key: Key) -> Result<(), AcquireError> {
+    pub fn acquire(&mut self, now: Now, key: Key, request: &Request) -> Result<(), AcquireError> {
         if self.stopping {
             return Err(AcquireError::Stopping { key });
         }
         if !self.reservations.contains(&key) {
             return Err(AcquireError::NotReserved { key });
         }
-        if self.leases.contains_key(&key) || !self.queue.push(key.clone(), now.at) {
+        let (work, context) = (request.work, request.context);
+        let waiter = Waiter { key: key.clone(), since: now.at, slots: self.slots_for(request), work, context };
+        if self.leases.contains_key(&key) || !self.queue.push(waiter) {
             return Err(AcquireError::Twice { key });
         }
         self.settle(now);
@@ -165,7 +168,7 @@ impl Engine {
         let instance = self.pool.get(place.index)?;
         let slot = u32::try_from(place.slot).ok()?;
         let (group, id) = (instance.group, instance.id.clone());
-        Some(Lease { key: key.clone(), group, instance: id, slot, use_number: instance.used })
+        Some(Lease { key: key.clone(), group, instance: id, slot, slots: place.slots, use_number: instance.used })
     }
 
     /// Frees a slot. An instance that is used up goes at once (S12).
@@ -181,7 +184,7 @@ impl Engine {
         let place = self.leases.remove(key)?;
         self.unclaimed.remove(key);
         self.pool.change(place.index, |instance| {
-            instance.free(place.slot);
+            instance.free(key, now.at);
             if instance.held == 0 {
                 instance.idle_since = now.at;
             }
@@ -237,7 +240,7 @@ impl Engine {
             return;
         }
         let (group, id): (GroupId, InstanceId) = (instance.group, instance.id.clone());
-        let jobs: Vec<Key> = instance.keys().cloned().collect();
+        let jobs: Vec<Key> = instance.keys().map(|(_, key)| key.clone()).collect();
         for key in &jobs {
             self.waking.remove(key);
             self.drop_lease(now, key);

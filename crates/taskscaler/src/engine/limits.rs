@@ -43,11 +43,11 @@ impl Engine {
             if self.config.uses_max.is_some_and(|max| instance.used > max.get()) {
                 return Err(Violation::new("J4", format!("{id} was used {} times", instance.used)));
             }
-            let on_it = instance.slots.iter().enumerate().filter_map(|(slot, key)| Some((slot, key.as_ref()?)));
-            for (slot, key) in on_it {
+            for (slot, key) in instance.keys() {
                 held += 1;
                 let place = self.leases.get(key);
-                if place.is_none_or(|place| place.index != index || place.slot != slot) {
+                let slots = instance.slots.iter().flatten().filter(|other| *other == key).count();
+                if place.is_none_or(|place| (place.index, place.slot, place.slots as usize) != (index, slot, slots)) {
                     return Err(Violation::new(
                         "R2",
                         format!("slot {slot} of {id} is held by {key}, whose lease is {place:?}"),
@@ -71,8 +71,29 @@ impl Engine {
         if held != self.leases.len() {
             return Err(Violation::new("R2", format!("{held} slots are held by {} leases", self.leases.len())));
         }
-        if !self.stopping && !self.queue.is_empty() && self.pool.best().is_some() {
-            return Err(Violation::new("I5", format!("{} jobs wait and a slot is free", self.queue.len())));
+        self.check_waiting()
+    }
+
+    /// Nobody waits while what would suit is free.
+    fn check_waiting(&self) -> Result<(), Violation> {
+        if self.stopping {
+            return Ok(());
+        }
+        if let Some(waiter) = self.queue.first(self.pool.widest()) {
+            let (key, slots) = (&waiter.key, waiter.slots);
+            return Err(Violation::new("I5", format!("{key} waits for {slots} slots, which are free")));
+        }
+        let kept = self.kept.as_ref().and_then(|(key, index)| Some((self.queue.get(key)?, self.pool.get(*index)?)));
+        if let Some((waiter, instance)) = kept
+            && instance.part(self.config.capacity.get(), self.limits().1).supply > 0
+            && self.config.capacity.get() - instance.held >= waiter.slots
+            && matches!(instance.state, State::Ready)
+        {
+            return Err(Violation::new("I5", format!("{} waits, and what is kept for it is free", waiter.key)));
+        }
+        let marked = self.pool.iter().filter(|(_, instance)| instance.kept).count();
+        if marked > usize::from(self.kept.is_some()) {
+            return Err(Violation::new("I5", format!("{marked} instances are kept, for {:?}", self.kept)));
         }
         Ok(())
     }

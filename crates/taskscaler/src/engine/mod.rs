@@ -43,9 +43,10 @@ use crate::config::Config;
 use crate::decision::{Decision, Hold, What};
 use crate::event::{Action, Event};
 use crate::forecast::Forecast;
+use crate::need::Usages;
 use crate::policy::Wanted;
 use crate::time::{Now, Time};
-use crate::words::{GroupId, Key};
+use crate::words::{GroupId, Key, Work};
 use group::Group;
 use pool::{Index, Pool};
 use queue::Queue;
@@ -69,6 +70,10 @@ pub struct Engine {
     refused: Option<Time>,
     /// Leases from before a restart that nobody has claimed yet.
     unclaimed: BTreeSet<Key>,
+    /// For whom an instance is kept, and which.
+    kept: Option<(Key, Index)>,
+    /// What earlier jobs used.
+    usages: Usages,
     /// Leases whose instance is to be woken, or is being woken.
     waking: BTreeMap<Key, Time>,
     wanted: Wanted,
@@ -94,7 +99,13 @@ pub struct Engine {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Place {
     index: Index,
+    /// The lowest of its slots.
     slot: usize,
+    slots: u32,
+    since: Time,
+    /// The instance's crowd when it began.
+    crowd: u64,
+    work: Option<Work>,
 }
 
 impl Engine {
@@ -115,6 +126,8 @@ impl Engine {
             reservations: HashSet::new(),
             refused: None,
             unclaimed: BTreeSet::new(),
+            kept: None,
+            usages: Usages::default(),
             waking: BTreeMap::new(),
             wanted: Wanted::default(),
             policy: None,
@@ -153,6 +166,7 @@ impl Engine {
             Event::Cancel { key } => {
                 self.queue.remove(&key);
             }
+            Event::Used { key, used } => self.used(now, key, used),
             Event::Release { key } => self.release(now, &key),
             Event::Suspend { key } => self.sleep(now, &key),
             Event::Resume { key } => self.wake(now, key),
@@ -225,7 +239,7 @@ impl Engine {
     /// For the forecast, every minute.
     fn record_load(&mut self, now: Now) {
         let sums = self.pool.sums();
-        let in_use = sums.held + self.queue.len() as u64;
+        let in_use = sums.held + self.queue.slots(self.config.usable());
         let boot = self.boot_time();
         let Some(forecast) = &mut self.forecast else { return };
         let changed = forecast.record(now.unix, in_use);
@@ -263,6 +277,7 @@ impl Engine {
         });
         let groups = (0..self.groups.len()).flat_map(|group| self.group_wakes(now, GroupId(group)));
         let idle = self.idle_wake(now);
-        [due, minute, idle].into_iter().flatten().chain(groups).min()
+        let overtaken = self.overtaken_wake(now);
+        [due, minute, idle, overtaken].into_iter().flatten().chain(groups).min()
     }
 }

@@ -9,12 +9,15 @@ use slab::Slab;
 use super::instance::{Instance, Part, State};
 use crate::policy::Placement;
 use crate::time::Time;
-use crate::words::GroupId;
+use crate::words::{Context, GroupId};
 
 /// Where an instance is in the pool.
 pub(super) type Index = usize;
 /// The order in which free slots are given: the group's rank, then by how full the instance is, then by its age.
 type Rank = (usize, u32, u64, Index);
+
+/// Instances with a sticky context that are looked at for one request.
+const HOLDERS_MAX: usize = 32;
 
 /// Sums over instances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -65,6 +68,8 @@ pub(super) struct Pool {
     all: Slab<Instance>,
     of: Vec<Of>,
     free: BTreeSet<Rank>,
+    /// Which instances have a sticky context.
+    holders: HashMap<Context, BTreeSet<Index>>,
     due: BTreeSet<(Time, Index)>,
     sums: Sums,
     by_state: [u64; STATES.len()],
@@ -81,6 +86,7 @@ impl Pool {
             all: Slab::new(),
             of,
             free: BTreeSet::new(),
+            holders: HashMap::new(),
             due: BTreeSet::new(),
             sums: Sums::default(),
             by_state: [0; STATES.len()],
@@ -96,6 +102,9 @@ impl Pool {
         if let Some(of) = self.of.get_mut(group.0) {
             of.by_id.insert(id, index);
         }
+        for context in self.all.get(index).map(|instance| instance.contexts.clone()).unwrap_or_default() {
+            self.holders.entry(context).or_default().insert(index);
+        }
         self.enlist(index);
         index
     }
@@ -106,7 +115,36 @@ impl Pool {
         if let Some(of) = self.of.get_mut(instance.group.0) {
             of.by_id.remove(&instance.id);
         }
+        for context in &instance.contexts {
+            self.no_holder(*context, index);
+        }
         Some(instance)
+    }
+
+    fn no_holder(&mut self, context: Context, index: Index) {
+        if let Some(holders) = self.holders.get_mut(&context) {
+            holders.remove(&index);
+            if holders.is_empty() {
+                self.holders.remove(&context);
+            }
+        }
+    }
+
+    /// Whether the instance has a sticky context.
+    pub(super) fn has(&self, index: Index, context: Context) -> bool {
+        self.all.get(index).is_some_and(|instance| instance.contexts.contains(&context))
+    }
+
+    /// The instance has a sticky context from now on; it is known for the last `most` of them.
+    pub(super) fn has_context(&mut self, index: Index, context: Context, most: usize) {
+        let Some(instance) = self.all.get_mut(index) else { return };
+        instance.contexts.retain(|other| *other != context);
+        instance.contexts.push(context);
+        let forgotten = if instance.contexts.len() > most { Some(instance.contexts.remove(0)) } else { None };
+        self.holders.entry(context).or_default().insert(index);
+        if let Some(forgotten) = forgotten {
+            self.no_holder(forgotten, index);
+        }
     }
 
     /// The one way to change an instance.
@@ -129,12 +167,12 @@ impl Pool {
         self.all.iter()
     }
 
-    /// Those of a group, in the order in which they were seen first.
-    pub(super) fn of_group(&self, group: GroupId) -> Vec<Index> {
-        let mut found: Vec<(u64, Index)> = (self.of.get(group.0).into_iter())
-            .flat_map(|of| of.by_id.values())
-            .filter_map(|index| Some((self.all.get(*index)?.born, *index)))
-            .collect();
+    /// Those of a group that the list of this number did not have, in the order in which they were seen first.
+    pub(super) fn unlisted(&self, group: GroupId, list: u64) -> Vec<Index> {
+        let of_group = self.of.get(group.0).into_iter().flat_map(|of| of.by_id.values());
+        let instances = of_group.filter_map(|index| Some((self.all.get(*index)?, *index)));
+        let mut found: Vec<(u64, Index)> =
+            instances.filter(|(instance, _)| instance.listed != list).map(|(one, index)| (one.born, index)).collect();
         found.sort_unstable();
         found.into_iter().map(|(_, index)| index).collect()
     }
@@ -170,9 +208,52 @@ impl Pool {
         STATES.into_iter().zip(self.by_state)
     }
 
-    /// The instance whose slot is given next.
-    pub(super) fn best(&self) -> Option<Index> {
-        self.free.first().map(|rank| rank.3)
+    /// The instance whose slots a request for so many gets next: one with its sticky context, where there is one.
+    pub(super) fn best(&self, slots: u32, context: Option<Context>) -> Option<Index> {
+        let holders = context.and_then(|context| self.holders.get(&context)).into_iter().flatten();
+        let fits = |index: &&Index| self.all.get(**index).is_some_and(|instance| self.room(instance) >= slots);
+        let sticky = holders.take(HOLDERS_MAX).filter(fits).filter_map(|index| {
+            let instance = self.all.get(*index)?;
+            Some(self.rank(*index, instance))
+        });
+        let sticky = sticky.min().map(|rank| rank.3);
+        sticky.or_else(|| self.of.iter().filter_map(|of| self.best_of(of.rank, slots)).min().map(|rank| rank.3))
+    }
+
+    /// That of the group with this rank.
+    fn best_of(&self, group: usize, slots: u32) -> Option<Rank> {
+        let (least, most) = match self.placement {
+            Placement::Pack => (slots, u32::MAX),
+            Placement::Spread => (0, self.capacity.checked_sub(slots)?),
+        };
+        let fitting = (group, least, 0, 0)..=(group, most, u64::MAX, Index::MAX);
+        self.free.range(fitting).next().copied()
+    }
+
+    /// The most slots that one request can have now.
+    pub(super) fn widest(&self) -> u32 {
+        let widest = self.of.iter().filter_map(|of| {
+            let all = (of.rank, 0, 0, 0)..=(of.rank, u32::MAX, u64::MAX, Index::MAX);
+            let mut of_group = self.free.range(all);
+            let rank = match self.placement {
+                Placement::Pack => of_group.next_back(),
+                Placement::Spread => of_group.next(),
+            };
+            self.all.get(rank?.3).map(|instance| self.room(instance))
+        });
+        widest.max().unwrap_or(0)
+    }
+
+    /// Slots that one request can have of an instance now.
+    fn room(&self, instance: &Instance) -> u32 {
+        let gives = instance.part(self.capacity, self.uses_max).free > 0;
+        if gives { self.capacity - instance.held } else { 0 }
+    }
+
+    /// The instance that will soonest have so many slots free: that with the fewest held.
+    pub(super) fn soonest(&self, slots: u32) -> Option<Index> {
+        let can = self.all.iter().filter(|(_, instance)| instance.can_fit(slots, self.capacity, self.uses_max));
+        can.min_by_key(|(_, instance)| (instance.held, instance.born)).map(|(index, _)| index)
     }
 
     pub(super) fn longest_idle(&self, group: GroupId) -> Option<(Time, Index)> {

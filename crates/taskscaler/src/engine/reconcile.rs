@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use muster_fleeting::model::{InstanceId, InstanceState};
 
 use super::Engine;
+use super::group::Stranger;
 use super::instance::{Absence, Instance, MISSED_FOR, State};
 use crate::config::Foreign;
 use crate::decision::{Cause, What};
@@ -47,14 +48,22 @@ impl Engine {
             if let Some(index) = self.pool.find(group, &id) {
                 self.observe(now, index, call, state);
             } else if state.is_gone() {
-                foreign.remove(&id);
-            } else if foreign.remove(&id).is_some() {
-                still.insert(id, Absence::default());
+                if foreign.remove(&id).is_some() {
+                    self.touch_foreign(group, &id);
+                }
+            } else if let Some(known) = foreign.remove(&id) {
+                still.insert(id, Stranger::since(known.since_unix));
             } else {
                 self.discover(now, group, call, id, state, &mut still);
             }
         }
-        foreign.retain(|_, absence| !absence.again(now.at));
+        foreign.retain(|id, known| {
+            let stays = !known.absence.again(now.at);
+            if !stays {
+                self.touch_foreign(group, id);
+            }
+            stays
+        });
         still.append(&mut foreign);
         if let Some(of) = self.group_mut(group) {
             of.foreign = still;
@@ -62,10 +71,7 @@ impl Engine {
                 self.touch_id(group, &id);
             }
         }
-        let missing: Vec<usize> = (self.pool.of_group(group).into_iter())
-            .filter(|index| self.pool.get(*index).is_some_and(|instance| instance.listed != call))
-            .collect();
-        for index in missing {
+        for index in self.pool.unlisted(group, call) {
             self.missing(now, index);
         }
         self.disown_known(now, group);
@@ -105,7 +111,7 @@ impl Engine {
         call: u64,
         id: InstanceId,
         state: InstanceState,
-        foreign: &mut BTreeMap<InstanceId, Absence>,
+        foreign: &mut BTreeMap<InstanceId, Stranger>,
     ) {
         let foreign_is = self.config.foreign;
         let Some(of) = self.groups.get_mut(group.0) else { return };
@@ -129,7 +135,8 @@ impl Engine {
         }
         if foreign_is == Foreign::Leave || state == InstanceState::Deleting {
             self.decide(now, What::Foreign { group, id: id.clone(), state });
-            foreign.insert(id, Absence::default());
+            self.touch_foreign(group, &id);
+            foreign.insert(id, Stranger::since(now.unix));
             return;
         }
         let index = self.adopt(now, group, id.clone(), true);
@@ -153,7 +160,11 @@ impl Engine {
             state: State::Booting,
             slots: Vec::new(),
             held: 0,
+            jobs: 0,
             used: 0,
+            kept: false,
+            contexts: Vec::new(),
+            crowd: (0, now.at),
             failures: 0,
             asked: now.at,
             seen: now.at,

@@ -31,7 +31,7 @@ impl Engine {
             self.delete(now, index, why);
             return;
         }
-        let (group, id, jobs) = (instance.group, instance.id.clone(), instance.held);
+        let (group, id, jobs) = (instance.group, instance.id.clone(), instance.jobs);
         self.pool.change(index, |instance| instance.enter(State::Draining(why.clone()), now.at, None));
         self.touch(index);
         self.decide(now, What::Drain { group, id, why, jobs });
@@ -56,6 +56,7 @@ impl Engine {
         if let Some(index) = self.pool.find(group, id) {
             self.retire(now, index, Removal::Operator { why });
         } else if self.group_mut(group).is_some_and(|group| group.foreign.remove(id).is_some()) {
+            self.touch_foreign(group, id);
             let index = self.adopt(now, group, id.clone(), true);
             self.delete(now, index, Removal::Operator { why });
         }

@@ -2,11 +2,11 @@
 
 use muster_fleeting::model::InstanceId;
 
-use super::group::{Ask, AskState, DOUBT};
+use super::group::{Ask, AskState, DOUBT, Stranger};
 use super::instance::{Deleting, State};
 use super::{Engine, Place};
 use crate::books::{Intent, Row, RowKey};
-use crate::config::Config;
+use crate::config::{Config, Foreign};
 use crate::forecast::BUCKET_S;
 use crate::time::{Now, Time};
 use crate::words::{GroupId, Key, Loss, Removal};
@@ -18,7 +18,7 @@ impl Engine {
     #[must_use]
     pub fn restore(config: Config, rows: Vec<(RowKey, Row)>, now: Now) -> (Self, Vec<RowKey>) {
         let mut engine = Self::new(config, now);
-        let mut unknown = Vec::new();
+        let (mut unknown, mut found_anew) = (Vec::new(), Vec::new());
         let mut rows = rows;
         rows.sort_by(|(one, _), (other, _)| one.cmp(other));
         for (key, row) in rows {
@@ -29,16 +29,40 @@ impl Engine {
                     }
                     continue;
                 }
-                (RowKey::Load { .. }, _) => continue,
-                (RowKey::Instance { group, .. } | RowKey::Ask { group, .. } | RowKey::Gone { group, .. }, _) => group,
+                (RowKey::Work(work), Row::Work(usage)) => {
+                    engine.usages.restore(*work, usage.clone());
+                    continue;
+                }
+                (RowKey::Load { .. } | RowKey::Work(_), _) => continue,
+                (
+                    RowKey::Instance { group, .. }
+                    | RowKey::Ask { group, .. }
+                    | RowKey::Gone { group, .. }
+                    | RowKey::Foreign { group, .. },
+                    _,
+                ) => group,
             };
             let Some(group) = engine.groups.iter().position(|group| group.config.name == *name).map(GroupId) else {
                 unknown.push(key);
                 continue;
             };
             match (key, row) {
-                (RowKey::Instance { id, .. }, Row::Instance { slots, used, seen_unix, intent }) => {
-                    engine.restore_instance(now, group, &id, slots, (used, seen_unix), intent);
+                (RowKey::Instance { id, .. }, Row::Instance { slots, used, seen_unix, intent, contexts }) => {
+                    let index = engine.restore_instance(now, group, &id, slots, (used, seen_unix), intent);
+                    for context in contexts {
+                        engine.pool.has_context(index, context, usize::MAX);
+                    }
+                }
+                (RowKey::Foreign { id, .. }, Row::Foreign { unix }) => {
+                    let id = InstanceId::new(id);
+                    // The configuration may treat them differently by now: then they are found anew.
+                    if engine.config.foreign == Foreign::Leave
+                        && let Some(group) = engine.group_mut(group)
+                    {
+                        group.foreign.insert(id, Stranger::since(unix));
+                    } else {
+                        found_anew.push((group, id));
+                    }
                 }
                 (RowKey::Ask { call, .. }, Row::Ask { n, open, asked_unix, granted }) => {
                     engine.next_number = engine.next_number.max(call + 1);
@@ -60,6 +84,9 @@ impl Engine {
             }
         }
         engine.dirty.clear();
+        for (group, id) in found_anew {
+            engine.touch_foreign(group, &id);
+        }
         (engine, unknown)
     }
 
@@ -71,7 +98,7 @@ impl Engine {
         slots: Vec<Option<String>>,
         (used, seen_unix): (u32, i64),
         intent: Intent,
-    ) {
+    ) -> usize {
         let index = self.adopt(now, group, InstanceId::new(id), true);
         let age = u64::try_from(now.unix.saturating_sub(seen_unix)).unwrap_or(0);
         let keys: Vec<(usize, Key)> =
@@ -82,8 +109,9 @@ impl Engine {
             // Before the origin there is nothing: an age beyond it is cut.
             instance.seen = Time::from_millis(now.at.as_millis().saturating_sub(age.saturating_mul(1000)));
             for (slot, key) in &keys {
-                instance.hold(*slot, key.clone());
+                instance.put(*slot, key.clone());
             }
+            instance.jobs = u32::try_from(instance.keys().count()).unwrap_or(u32::MAX);
             match intent {
                 Intent::Use => {}
                 Intent::Sleep => instance.enter(State::Suspending, now.at, Some(now.at)),
@@ -94,10 +122,13 @@ impl Engine {
                 }
             }
         });
+        // The lowest slot of each comes first.
         for (slot, key) in keys {
+            let place = Place { index, slot, slots: 0, since: now.at, crowd: 0, work: None };
             self.unclaimed.insert(key.clone());
-            self.leases.insert(key, Place { index, slot });
+            self.leases.entry(key).or_insert(place).slots += 1;
         }
+        index
     }
 
     /// All leases that are still wanted are claimed: the others end, and their instances go, since what their jobs left
@@ -127,6 +158,13 @@ impl Engine {
         self.dirty.insert(RowKey::Instance { group: name, id });
     }
 
+    /// As [`Self::touch`], for one of someone else.
+    pub(super) fn touch_foreign(&mut self, group: GroupId, id: &InstanceId) {
+        if let Some(name) = self.group(group).map(|group| group.config.name.clone()) {
+            self.dirty.insert(RowKey::Foreign { group: name, id: id.as_str().to_owned() });
+        }
+    }
+
     pub(super) fn touch_ask(&mut self, group: GroupId, call: u64) {
         if let Some(name) = self.group(group).map(|group| group.config.name.clone()) {
             self.dirty.insert(RowKey::Ask { group: name, call });
@@ -147,7 +185,8 @@ impl Engine {
                     State::Deleting(deleting) => Intent::Delete(deleting.why.clone()),
                 };
                 let slots = instance.slots.iter().map(|key| key.as_ref().map(|key| key.as_str().to_owned())).collect();
-                Some(Row::Instance { slots, used: instance.used, seen_unix: instance.seen_unix, intent })
+                let (used, seen_unix, contexts) = (instance.used, instance.seen_unix, instance.contexts.clone());
+                Some(Row::Instance { slots, used, seen_unix, intent, contexts })
             }
             RowKey::Ask { group, call } => {
                 let group = self.group(by_name(group)?)?;
@@ -162,6 +201,11 @@ impl Engine {
                 let unix = self.group(by_name(group)?)?.gone_since(&InstanceId::new(id.clone()))?;
                 Some(Row::Gone { unix })
             }
+            RowKey::Foreign { group, id } => {
+                let stranger = self.group(by_name(group)?)?.foreign.get(&InstanceId::new(id.clone()))?;
+                Some(Row::Foreign { unix: stranger.since_unix })
+            }
+            RowKey::Work(work) => self.usages.get(*work).cloned().map(Row::Work),
             RowKey::Load { bucket } => Some(Row::Load { most: self.forecast.as_ref()?.most(*bucket)? }),
         }
     }

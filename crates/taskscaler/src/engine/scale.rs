@@ -49,15 +49,16 @@ impl Engine {
         let sums = self.pool.sums();
         let (capacity, usable) = (u64::from(self.config.capacity.get()), u64::from(self.config.usable()));
         let expected: u64 = self.groups.iter().map(|group| u64::from(group.expected())).sum();
-        let waiting = self.queue.len() as u64;
+        let (requests, waiting) = (self.queue.len() as u64, self.queue.slots(self.config.usable()));
         let forecast =
             self.forecast.as_ref().map_or(0, |forecast| forecast.idle(now.unix, sums.held + waiting, self.boot_time()));
         let keeps = self.wanted.preemptive && self.wanted.idle_count > 0 || !self.config.reservation_throttling;
-        let reserved = (self.reservations.len() as u64).saturating_sub(waiting);
+        let reserved = (self.reservations.len() as u64).saturating_sub(requests);
         Inputs {
             instances: sums.supply + expected,
             acquired: sums.acquired,
             waiting,
+            stray: self.stray(),
             reserved: if keeps { reserved } else { 0 },
             unavailable: sums.unavailable + expected * (capacity - usable),
             idle_count: u64::from(self.wanted.idle_count).max(u64::from(self.upcoming)).max(forecast),

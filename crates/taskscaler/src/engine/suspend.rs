@@ -22,7 +22,7 @@ impl Engine {
     pub fn can_sleep(&self, key: &Key) -> bool {
         let Some(instance) = self.leases.get(key).and_then(|place| self.pool.get(place.index)) else { return false };
         let can = |group: &super::Group| matches!(group.plugin, Plugin::Up { can_suspend: true, .. });
-        instance.held == 1 && self.group(instance.group).is_some_and(can)
+        instance.jobs == 1 && self.group(instance.group).is_some_and(can)
     }
 
     pub(super) fn sleep(&mut self, now: Now, key: &Key) {
@@ -70,7 +70,7 @@ impl Engine {
             (State::Suspending, InstanceState::Suspended) => {
                 self.pool.change(index, |instance| instance.enter(State::Suspended, now.at, Some(now.at + LONGEST)));
                 let wanted =
-                    self.pool.get(index).is_some_and(|one| one.keys().any(|key| self.waking.contains_key(key)));
+                    self.pool.get(index).is_some_and(|one| one.keys().any(|(_, key)| self.waking.contains_key(key)));
                 if wanted {
                     self.resume(now, index);
                 }
@@ -105,8 +105,10 @@ impl Engine {
     pub(super) fn sleep_is_due(&mut self, now: Now, index: usize) {
         let Some(instance) = self.pool.get(index) else { return };
         let (group, id, state) = (instance.group, instance.id.clone(), instance.state.clone());
-        let late =
-            instance.keys().filter_map(|key| self.waking.get(key)).any(|since| now.at.since(*since) >= WAKES_WITHIN);
+        let late = instance
+            .keys()
+            .filter_map(|(_, key)| self.waking.get(key))
+            .any(|since| now.at.since(*since) >= WAKES_WITHIN);
         if state == State::Suspended || late {
             self.lose_jobs(now, index, Loss::Missing);
             self.delete(now, index, Removal::SleptTooLong);
@@ -122,7 +124,8 @@ impl Engine {
     /// An instance is ready: the leases that waited for it to wake have their slots again.
     pub(super) fn awake(&mut self, _now: Now, index: usize) {
         let Some(instance) = self.pool.get(index) else { return };
-        let woken: Vec<Key> = instance.keys().filter(|key| self.waking.contains_key(*key)).cloned().collect();
+        let woken: Vec<Key> =
+            instance.keys().map(|(_, key)| key).filter(|key| self.waking.contains_key(*key)).cloned().collect();
         for key in woken {
             self.waking.remove(&key);
             if let Some(lease) = self.leases.get(&key).and_then(|place| self.lease_at(&key, *place)) {

@@ -48,7 +48,7 @@ fn fleet(books: PathBuf, unix: i64) -> Result<OfflineFleet, StoreError> {
     let mut instances = Vec::new();
     for (key, row) in rows {
         match (key, row) {
-            (RowKey::Instance { group, id }, Row::Instance { slots, used, seen_unix, intent }) => {
+            (RowKey::Instance { group, id }, Row::Instance { slots, used, seen_unix, intent, .. }) => {
                 of(&mut groups, &group).instances += 1;
                 instances.push(instance(group, id, slots, used, unix.saturating_sub(seen_unix), &intent));
             }

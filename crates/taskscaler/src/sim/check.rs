@@ -18,7 +18,7 @@ const CALLS_PER_MINUTE: usize = 610;
 pub struct Watch {
     /// Who runs where.
     slots: HashMap<(GroupId, InstanceId, u32), Key>,
-    jobs: HashMap<(GroupId, InstanceId), u32>,
+    held: HashMap<(GroupId, InstanceId), u32>,
     uses: HashMap<(GroupId, InstanceId), u32>,
     /// Calls of the last minute.
     increases: VecDeque<Time>,
@@ -38,10 +38,10 @@ impl Watch {
                 format!("slot {} of {} is given to {} and {other}", lease.slot, lease.instance, lease.key),
             ));
         }
-        let jobs = self.jobs.entry(place.clone()).or_default();
-        *jobs += 1;
-        if *jobs > config.capacity.get() || lease.slot >= config.capacity.get() {
-            return Err(Violation::new("J4", format!("{jobs} jobs on {}", lease.instance)));
+        let held = self.held.entry(place.clone()).or_default();
+        *held += lease.slots;
+        if *held > config.capacity.get() || lease.slot >= config.capacity.get() || lease.slots == 0 {
+            return Err(Violation::new("J4", format!("{held} slots are held on {}", lease.instance)));
         }
         let uses = self.uses.entry(place).or_default();
         *uses += 1;
@@ -52,11 +52,12 @@ impl Watch {
     }
 
     /// A lease ends.
-    pub fn ended(&mut self, group: GroupId, instance: &InstanceId, slot: u32) {
-        if self.slots.remove(&(group, instance.clone(), slot)).is_some()
-            && let Some(jobs) = self.jobs.get_mut(&(group, instance.clone()))
+    pub fn ended(&mut self, lease: &Lease) {
+        let place = (lease.group, lease.instance.clone());
+        if self.slots.remove(&(place.0, place.1.clone(), lease.slot)).is_some()
+            && let Some(held) = self.held.get_mut(&place)
         {
-            *jobs -= 1;
+            *held -= lease.slots;
         }
     }
 
@@ -66,8 +67,8 @@ impl Watch {
     /// I4: one of them has a job.
     pub fn removed(&self, group: GroupId, ids: &[InstanceId]) -> Result<(), Violation> {
         for id in ids {
-            if let Some(jobs @ 1..) = self.jobs.get(&(group, id.clone())) {
-                return Err(Violation::new("I4", format!("{id} is removed under {jobs} jobs")));
+            if let Some(held @ 1..) = self.held.get(&(group, id.clone())) {
+                return Err(Violation::new("I4", format!("{id} is removed, and {held} of its slots are held")));
             }
         }
         Ok(())

@@ -12,8 +12,11 @@ use super::trace::Job;
 use super::world::World;
 use crate::config::{Config, GroupConfig, GroupOrder, Throttle};
 use crate::engine::Violation;
+use crate::event::Action;
+use crate::need::Need;
 use crate::policy::{Placement, Policies, Wanted};
 use crate::time::Time;
+use crate::words::{Context, Request, Work};
 
 /// See the module.
 #[derive(Debug, Clone)]
@@ -46,6 +49,8 @@ pub struct Scenario {
     pub measured_from: Time,
     /// The fleet is recorded so often.
     pub sample_every: Option<Duration>,
+    /// A defect put into the engine: what it wants done is changed. For a test that defects are found.
+    pub spoilt: Option<fn(Vec<Action>) -> Vec<Action>>,
 }
 
 /// A scenario with its jobs, as a seed makes it.
@@ -79,6 +84,7 @@ impl Scenario {
             stop_when_done: false,
             measured_from: Time::ZERO,
             sample_every: None,
+            spoilt: None,
         }
     }
 
@@ -107,8 +113,12 @@ impl Case {
             (0..n).map(|_| within(random)).collect()
         };
         let (kills, foreign): (Vec<Time>, Vec<Time>) = (times(random, 4), times(random, 2));
-        let jobs: Vec<Job> = (0..random.random_range(1..60))
-            .map(|_| Job { at: within(random), duration: Duration::from_millis(random.random_range(100..600_000)) })
+        let mut jobs: Vec<Job> = (0..random.random_range(1..60))
+            .map(|_| Job {
+                at: within(random),
+                duration: Duration::from_millis(random.random_range(100..600_000)),
+                request: Request::default(),
+            })
             .collect();
         // As if all had to wait for each other, each for an instance of its own.
         let end = jobs
@@ -123,6 +133,8 @@ impl Case {
                 config.spend_max_per_hour.map(|max| max + f64::from(more) * first.price_per_hour);
         }
         config.jitter_seed = seed;
+        // From a source of their own: what seeds showed before is what they show now, where jobs take one slot each.
+        share(&mut config, &mut jobs, &mut ChaCha8Rng::seed_from_u64(seed ^ 0xde45));
         let killed_before_acting = if chance(random, 0.3) { 0.02 } else { 0.0 };
         let scenario = Scenario {
             seed,
@@ -139,6 +151,7 @@ impl Case {
             stop_when_done: false,
             measured_from: Time::ZERO,
             sample_every: None,
+            spoilt: None,
         };
         Self { scenario, jobs }
     }
@@ -187,6 +200,7 @@ impl Case {
             case.scenario.foreign.pop();
         });
         with(&|case| case.scenario.killed_before_acting = 0.0);
+        with(&|case| case.jobs.iter_mut().for_each(|job| job.request = Request::default()));
         with(&|case| {
             if case.scenario.clouds.len() > 1 {
                 case.scenario.clouds.pop();
@@ -261,6 +275,25 @@ fn cloud(random: &mut ChaCha8Rng) -> CloudConfig {
         cloud.creations_per_second = Some(random.random_range(0.05..2.0));
     }
     cloud
+}
+
+/// Jobs that need more than one slot, that leave something for each other, and of which earlier runs tell how much they use.
+fn share(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
+    if chance(random, 0.5) {
+        return;
+    }
+    config.capacity = NonZeroU32::MIN.saturating_add(random.random_range(0..8));
+    config.density.slot = Need { cpu_milli: Some(1000), memory_bytes: None };
+    config.density.measured = chance(random, 0.5);
+    let many = random.random_range(0.0..1.0);
+    for job in jobs {
+        let declared = chance(random, many).then(|| random.random_range(100..9000));
+        job.request = Request {
+            need: Need { cpu_milli: declared, memory_bytes: None },
+            work: chance(random, 0.5).then(|| Work(random.random_range(0..3))),
+            context: chance(random, 0.5).then(|| Context(random.random_range(0..4))),
+        };
+    }
 }
 
 fn config(groups: Vec<GroupConfig>, random: &mut ChaCha8Rng) -> Config {

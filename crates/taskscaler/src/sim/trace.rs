@@ -7,7 +7,9 @@ use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
 use super::cloud::Spread;
+use crate::need::Used;
 use crate::time::Time;
+use crate::words::Request;
 
 /// One job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +18,17 @@ pub struct Job {
     pub at: Time,
     /// How long it runs.
     pub duration: Duration,
+    /// What it asks for.
+    pub request: Request,
+}
+
+impl Job {
+    /// What it will have used: half of what it declares, so that declared and measured need differ.
+    #[must_use]
+    pub fn used(&self) -> Used {
+        let cpu = self.duration * self.request.need.cpu_milli.unwrap_or(3000) / 2000;
+        Used { wall: self.duration, cpu: Some(cpu), ..Used::default() }
+    }
 }
 
 /// Why a text is no trace.
@@ -53,6 +66,7 @@ impl Raw {
         Ok(Job {
             at: Time::ZERO + seconds("arrival", self.arrival_s)?,
             duration: seconds("duration", self.duration_s)?,
+            request: Request::default(),
         })
     }
 }
@@ -168,7 +182,7 @@ impl Pattern {
             let together = if self.burst > 1 { random.random_range(1..self.burst * 2) } else { 1 };
             for _ in 0..together {
                 let at = Time::ZERO + Duration::from_secs_f64(at);
-                jobs.push(Job { at, duration: self.duration.sample(random) });
+                jobs.push(Job { at, duration: self.duration.sample(random), request: Request::default() });
             }
         }
     }

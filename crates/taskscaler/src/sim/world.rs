@@ -220,10 +220,7 @@ impl<'a> World<'a> {
             }
             Happening::Kill => self.restart()?,
             Happening::Foreign => {
-                let (at, random) = (self.now.at, &mut self.random);
-                if let Some(cloud) = self.clouds.first_mut() {
-                    cloud.make(at, random, true);
-                }
+                self.clouds[0].make(self.now.at, &mut self.random, true);
             }
             Happening::Sample => {
                 let machines = self.clouds.iter().map(|cloud| cloud.live(self.now.at).count()).sum();
@@ -251,7 +248,7 @@ impl<'a> World<'a> {
                     None => self.rows.remove(&change.key),
                 };
             }
-            let actions = self.engine.actions();
+            let actions = self.scenario.spoilt.unwrap_or(std::convert::identity)(self.engine.actions());
             if actions.is_empty() {
                 break;
             }
@@ -287,7 +284,7 @@ impl<'a> World<'a> {
             self.queue.pop_front();
             self.running[job].place = Place::Waiting;
             self.keys.insert(key.clone(), job);
-            let _ = self.engine.acquire(self.now, key);
+            let _ = self.engine.acquire(self.now, key, &self.jobs[job].request);
         }
     }
 
@@ -395,12 +392,14 @@ impl<'a> World<'a> {
         self.unfinished -= 1;
         self.running[job].place = Place::Done;
         self.keys.remove(&lease.key);
+        let used = self.jobs[job].used();
+        self.engine.handle(self.now, Event::Used { key: lease.key.clone(), used });
         self.engine.handle(self.now, Event::Release { key: lease.key });
         Ok(())
     }
 
     fn leaves(&mut self, lease: &Lease) {
-        self.watch.ended(lease.group, &lease.instance, lease.slot);
+        self.watch.ended(lease);
         self.running_now -= 1;
     }
 
@@ -444,11 +443,11 @@ impl<'a> World<'a> {
                     Some(lease) => self.starts(lease)?,
                     None => {
                         self.engine.admit(key.clone());
-                        let _ = self.engine.acquire(self.now, key);
+                        let _ = self.engine.acquire(self.now, key, &self.jobs[job].request);
                     }
                 },
                 Place::On(lease) => match self.engine.claim(&key) {
-                    Some(again) if (again.slot, &again.instance) == (lease.slot, &lease.instance) => {
+                    Some(again) if again.is_where(&lease) => {
                         self.plan_break(job, self.running[job].attempt, lease.group, &lease.instance);
                     }
                     Some(again) => {

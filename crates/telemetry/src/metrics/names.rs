@@ -65,6 +65,10 @@ const FINE_SECONDS: &[f64] =
 
 const OPERATION_SECONDS: &[f64] = &[1., 5., 10., 15., 30., 45., 60., 90., 120., 180.];
 const LIFE_SECONDS: &[f64] = &[60., 300., 600., 900., 1800., 3600., 21600., 43200., 86400.];
+/// Jobs or slots.
+const SHARED_COUNTS: &[f64] = &[1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0];
+const PRESSURE_RATIOS: &[f64] = &[0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8];
+const SLOW_DOWN_RATIOS: &[f64] = &[0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0];
 const WAIT_SECONDS: &[f64] = &[0.01, 0.1, 0.5, 1., 5., 15., 30., 60., 120., 300., 900., 3600.];
 
 const fn fleet(name: &'static str, kind: Kind, labels: &'static [&'static str], help: &'static str) -> Definition {
@@ -142,6 +146,31 @@ pub const FLEET: &[Definition] = &[
         "What the instances cost per hour, by the configured prices.",
     ),
     fleet("muster_taskscaler_foreign_instances", Kind::Gauge, &[], "Instances that nobody here asked for."),
+    fleet(
+        "muster_taskscaler_instance_jobs",
+        Kind::Histogram(SHARED_COUNTS),
+        &[],
+        "Jobs on an instance when one starts there, with that one.",
+    ),
+    fleet("muster_taskscaler_job_slots", Kind::Histogram(SHARED_COUNTS), &[], "Slots that a job takes."),
+    fleet(
+        "muster_taskscaler_job_pressure_ratio",
+        Kind::Histogram(PRESSURE_RATIOS),
+        &["resource"],
+        "Part of a job's time in which something of it waited for a resource.",
+    ),
+    fleet(
+        "muster_taskscaler_job_slow_down_ratio",
+        Kind::Histogram(SLOW_DOWN_RATIOS),
+        &["neighbours"],
+        "How many times longer a job took than its like do alone, by its neighbours on average.",
+    ),
+    fleet(
+        "muster_taskscaler_sticky_leases_total",
+        Kind::Counter,
+        &["context"],
+        "Jobs that found their sticky context on the instance, or none.",
+    ),
     fleet("muster_taskscaler_removals_total", Kind::Counter, &["reason"], "Removed instances by reason."),
     fleet(
         "muster_taskscaler_creation_failures_total",

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use muster_environment::instance::memory_bytes;
+
 use super::super::problem::shown_name;
 use super::super::runners::Runner;
 use super::super::tree::{Table, Value};
@@ -12,8 +14,8 @@ pub(super) fn check(check: &mut Check<'_>) {
         if let Some(autoscaler) = runner.table.table("autoscaler") {
             policies(check, runner, autoscaler);
             instances(check, runner, autoscaler);
-            sessions(check, runner, autoscaler);
             build_directory(check, runner, autoscaler);
+            amounts(check, runner, autoscaler);
         }
         slots(check, runner);
     }
@@ -93,24 +95,6 @@ fn instances(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// C077. sshd's default is 10 sessions for a connection.
-fn sessions(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
-    const MAX_SESSIONS: i64 = 10;
-    let needed = capacity(autoscaler).saturating_mul(2);
-    let ssh = !matches!(autoscaler.str("connector_config.protocol"), Some("winrm" | "winrm+https"));
-    if runner.executor == "instance" && ssh && needed > MAX_SESSIONS {
-        let message =
-            format!("sshd of the instances may refuse sessions: {needed} are needed, its default is {MAX_SESSIONS}");
-        check.tell(
-            runner,
-            "autoscaler.capacity_per_instance",
-            "C077",
-            message,
-            &format!("set MaxSessions {needed} in sshd_config of the image"),
-        );
-    }
-}
-
 /// C079.
 fn build_directory(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     let isolated = autoscaler.bool("vm_isolation.enabled") == Some(true) || autoscaler.int("max_use_count") == Some(1);
@@ -123,6 +107,16 @@ fn build_directory(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
             message,
             "set max_use_count = 1, or use vm_isolation",
         );
+    }
+}
+
+/// C014, for amounts of memory.
+fn amounts(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+    for key in ["density.slot_memory", "sticky_context.size_max"] {
+        if let Some(text) = autoscaler.str(key).filter(|text| memory_bytes(text).is_none()) {
+            let message = format!("{key}: `{}` is no amount of memory", shown_name(text));
+            check.tell(runner, &format!("autoscaler.{key}"), "C014", message, "write for example 512m or 2g");
+        }
     }
 }
 
@@ -244,13 +238,20 @@ mod tests {
     }
 
     #[test]
-    fn c077_sessions_of_sshd() {
-        assert!(found("C077", &runner("a", "capacity_per_instance = 8")).contains("MaxSessions 16"));
-        clean("C077", &runner("a", "capacity_per_instance = 5"));
-        clean(
-            "C077",
-            &runner("a", "capacity_per_instance = 8\n[runners.autoscaler.connector_config]\nprotocol = \"winrm\""),
-        );
+    fn c077_many_slots_need_no_more_sessions_of_sshd() {
+        // gitlab-runner: two sessions for each slot, of which sshd allows ten. Muster: one, which all jobs of an instance share.
+        clean("C077", &runner("a", "capacity_per_instance = 64"));
+    }
+
+    #[test]
+    fn c014_an_amount_of_memory() {
+        let text = |table: &str, key: &str, value: &str| {
+            runner("a", &format!("[runners.autoscaler.{table}]\n{key} = \"{value}\""))
+        };
+        for (table, key) in [("density", "slot_memory"), ("sticky_context", "size_max")] {
+            assert!(found("C014", &text(table, key, "much")).contains("`much` is no amount of memory"));
+            clean("C014", &text(table, key, "1.5g"));
+        }
     }
 
     #[test]

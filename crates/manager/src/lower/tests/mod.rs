@@ -1,6 +1,7 @@
 //! Lowered plans of payloads as GitLab and our coordinator send them.
 
 mod runner;
+mod share;
 
 use muster_agent_api::builtin::{Builtin, Origin};
 use muster_environment::SlotKey;
@@ -27,6 +28,7 @@ fn placement() -> Placement {
         host_name: "host".to_owned(),
         way: Vec::new(),
         certificates: Certificates::default(),
+        share: None,
     }
 }
 

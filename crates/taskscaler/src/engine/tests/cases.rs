@@ -8,6 +8,7 @@ use crate::config::{Foreign, Throttle};
 use crate::engine::{AcquireError, NoCapacity};
 use crate::event::Event;
 use crate::policy::{Placement, Policies};
+use crate::words::Request;
 
 #[test]
 fn s05_jobs_are_requested_ahead_only_without_an_idle_floor() {
@@ -46,7 +47,7 @@ fn s07_on_demand_promises_what_can_be_made() {
 #[test]
 fn s08_a_slot_is_waited_for_with_a_reservation() {
     let mut rig = Rig::new(config(3, 1));
-    let error = rig.engine.acquire(rig.now, key("a")).unwrap_err();
+    let error = rig.engine.acquire(rig.now, key("a"), &Request::default()).unwrap_err();
     assert_eq!(error, AcquireError::NotReserved { key: key("a") });
     assert_eq!(error.to_string(), "reservation not found: a");
 }
@@ -166,7 +167,7 @@ fn s14_an_unhealthy_instance_keeps_its_running_job() {
 fn s15_who_waits_no_longer_keeps_the_reservation() {
     let mut rig = Rig::new(config(1, 1));
     rig.reserve("1").unwrap();
-    rig.engine.acquire(rig.now, key("1")).unwrap();
+    rig.engine.acquire(rig.now, key("1"), &Request::default()).unwrap();
     rig.tell(Event::Cancel { key: key("1") });
     let tasks = rig.engine.tasks();
     assert_eq!((tasks.pending, tasks.reserved), (0, 1));

@@ -9,7 +9,7 @@ use crate::decision::What;
 use crate::event::{Action, Event};
 use crate::policy::Policies;
 use crate::time::{Now, Time};
-use crate::words::GroupId;
+use crate::words::{GroupId, Request};
 
 #[test]
 fn demand_is_asked_for_at_once_and_in_one_call_each() {
@@ -104,7 +104,7 @@ fn after_failures_less_is_asked_for_until_it_works() {
     rig.moods[0] = Mood::Refusing("out of stock");
     for job in 1..=64 {
         rig.engine.admit(key(&job.to_string()));
-        rig.engine.acquire(rig.now, key(&job.to_string())).unwrap();
+        rig.engine.acquire(rig.now, key(&job.to_string()), &Request::default()).unwrap();
     }
     rig.answer();
     rig.seconds(40);

@@ -2,6 +2,7 @@
 
 mod cases;
 mod creation;
+mod density;
 mod offers;
 mod removal;
 mod restart;

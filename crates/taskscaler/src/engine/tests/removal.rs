@@ -7,7 +7,7 @@ use crate::InstanceState;
 use crate::decision::What;
 use crate::event::{Action, Event};
 use crate::policy::Policies;
-use crate::words::Removal;
+use crate::words::{Removal, Request};
 
 /// Three instances at the most, none kept for nothing, and so much idle time; one was used, and is free.
 fn used_once(idle_s: u64) -> Rig {
@@ -107,7 +107,7 @@ fn the_end_of_the_scaler_removes_what_has_no_job_where_told_to() {
     rig.want("1");
     rig.tell(Event::Stop);
     assert_eq!(rig.clouds[0].keys().map(ToString::to_string).collect::<Vec<_>>(), ["a"]);
-    assert!(rig.engine.acquire(rig.now, key("2")).is_err());
+    assert!(rig.engine.acquire(rig.now, key("2"), &Request::default()).is_err());
 }
 
 #[test]

@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use super::rig::{MONDAY, Mood, Rig, config, key, wanted};
+use super::rig::{MONDAY, Mood, Rig, config, id, key, wanted};
 use crate::books::{Row, RowKey};
 use crate::config::Config;
 use crate::engine::Engine;
 use crate::event::Event;
+use crate::need::Need;
 use crate::policy::Policies;
 use crate::time::{Now, Time};
+use crate::words::{Context, Request};
 
 /// The rows that a store would have.
 fn stored(rig: &mut Rig, rows: &mut BTreeMap<RowKey, Row>) {
@@ -34,6 +36,44 @@ fn restarted(mut rig: Rig, config: Config) -> Rig {
     let mut next = Rig::around(engine, cloud);
     next.made = rig.made;
     next
+}
+
+#[test]
+fn a_job_keeps_all_its_slots_and_an_instance_its_sticky_contexts() {
+    let mut config = config(2, 4);
+    config.density.slot.cpu_milli = Some(1000);
+    config.policies = Policies::always(wanted(0, 600));
+    let cpus = |milli| Need { cpu_milli: Some(milli), memory_bytes: None };
+    let sticky = Request { context: Some(Context(5)), ..Request::default() };
+    let mut rig = Rig::new(config.clone());
+    rig.want_by("large", &Request { need: cpus(3000), ..Request::default() });
+    rig.want_by("wide", &Request { need: cpus(2000), ..Request::default() });
+    rig.seconds(31);
+    rig.want_by("sticky", &sticky);
+    let place = rig.place("sticky");
+    rig.release("sticky");
+    let mut rig = restarted(rig, config);
+    let [large, wide] = ["large", "wide"].map(|name| rig.engine.claim(&key(name)).unwrap());
+    assert_eq!((large.slot, large.slots, wide.slots), (0, 3, 2));
+    rig.tell(Event::Settled);
+    rig.want_by("again", &sticky);
+    assert_eq!(rig.place("again"), place);
+    rig.release("large");
+    assert_eq!(rig.engine.tasks().acquired, 3);
+}
+
+#[test]
+fn someone_elses_instance_is_not_taken_for_one_that_was_asked_for_before_the_restart() {
+    let config = config(5, 1);
+    let mut rig = Rig::with(config.clone(), BTreeMap::from([(id("theirs"), crate::InstanceState::Running)]));
+    rig.moods[0] = Mood::Empty;
+    rig.want("1");
+    let mut rig = restarted(rig, config);
+    rig.want("1");
+    rig.seconds(300);
+    let status = rig.engine.status(rig.now);
+    assert_eq!(status.groups[0].foreign, ["theirs"]);
+    assert!(rig.clouds[0].contains_key(&id("theirs")) && rig.place("1") != "theirs/0");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::engine::{Engine, NoCapacity};
 use crate::event::{Action, Event};
 use crate::policy::{Policies, Wanted};
 use crate::time::{Now, Time};
-use crate::words::{GroupId, Key, Lease};
+use crate::words::{GroupId, Key, Lease, Request};
 use crate::{InstanceId, InstanceState};
 
 /// 2026-03-02 00:00 UTC, a Monday.
@@ -232,8 +232,13 @@ impl Rig {
 
     /// Reserves, and waits for a slot.
     pub(super) fn want(&mut self, name: &str) {
+        self.want_by(name, &Request::default());
+    }
+
+    /// As [`Self::want`], for what a job asks for.
+    pub(super) fn want_by(&mut self, name: &str, request: &Request) {
         self.engine.admit(key(name));
-        self.engine.acquire(self.now, key(name)).unwrap();
+        self.engine.acquire(self.now, key(name), request).unwrap();
         self.answer();
     }
 

@@ -1,0 +1,280 @@
+//! Sticky contexts: directories that jobs of one project and protection level leave for each other on a machine.
+//!
+//! ```text
+//! <root>/<name>/       the directory; its name says whose it is, and no job is told another one
+//! <root>/<name>.lock   held (shared) while jobs have it; its time is that of the last use
+//! ```
+//!
+//! After each job those that were not used for too long are removed, then those that were used longest ago, until all
+//! together are small enough. One that a job has is never removed. A lock goes with its process, so nothing is left behind.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use muster_agent_api::builtin::StickyContext;
+use rustix::fs::FlockOperation;
+
+use crate::checkout::remove_tree;
+
+const LOCK: &str = ".lock";
+
+/// A context that a job has.
+#[derive(Debug)]
+pub(crate) struct Sticky {
+    wanted: StickyContext,
+    dir: PathBuf,
+    /// Held until this is dropped.
+    lock: File,
+    /// When it was used before; none: it is new.
+    last: Option<SystemTime>,
+}
+
+impl Sticky {
+    /// The job's context, which is made where there is none.
+    pub(crate) fn open(wanted: &StickyContext) -> io::Result<Self> {
+        if !is_segment(&wanted.name) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("`{}` is no name", wanted.name)));
+        }
+        let root = Path::new(&wanted.root);
+        DirBuilder::new().recursive(true).mode(0o700).create(root)?;
+        let dir = root.join(&wanted.name);
+        let lock = shared_lock(root, &wanted.name)?;
+        // A link in its place would lead out of the root.
+        let there = fs::symlink_metadata(&dir).ok();
+        if there.as_ref().is_some_and(|metadata| !metadata.is_dir()) {
+            fs::remove_file(&dir)?;
+        }
+        let last =
+            if there.is_some_and(|metadata| metadata.is_dir()) { lock.metadata()?.modified().ok() } else { None };
+        if last.is_none() {
+            DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
+        }
+        lock.set_modified(SystemTime::now())?;
+        Ok(Self { wanted: wanted.clone(), dir, lock, last })
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// For the trace.
+    pub(crate) fn words(&self) -> String {
+        match self.last {
+            None => "Sticky context: a new one".to_owned(),
+            Some(last) => {
+                let ago = SystemTime::now().duration_since(last).unwrap_or_default();
+                format!("Sticky context: from earlier jobs here, last used {} ago", in_words(ago))
+            }
+        }
+    }
+
+    /// The job has ended; what is too old or too much goes. What the trace is to tell of that.
+    pub(crate) fn close(self) -> Vec<String> {
+        let Self { wanted, lock, .. } = self;
+        if let Err(error) = lock.set_modified(SystemTime::now()) {
+            tracing::warn!(%error, name = wanted.name, "the use of a sticky context is not noted");
+        }
+        drop(lock);
+        evict(&wanted, SystemTime::now())
+    }
+}
+
+/// Removes what is too old, then what is too much, the longest unused first.
+fn evict(limits: &StickyContext, now: SystemTime) -> Vec<String> {
+    let root = Path::new(&limits.root);
+    let mut kept: Vec<(SystemTime, String, u64)> = Vec::new();
+    for (name, last) in names(root) {
+        let age = now.duration_since(last).unwrap_or_default();
+        if limits.age_max_s > 0 && age > Duration::from_secs(limits.age_max_s) && remove(root, &name) {
+            tracing::info!(name, age_s = age.as_secs(), "a sticky context was not used for too long");
+            continue;
+        }
+        let bytes = if limits.size_max_bytes > 0 { size(&root.join(&name)) } else { 0 };
+        kept.push((last, name, bytes));
+    }
+    kept.sort();
+    let mut total: u64 = kept.iter().map(|(.., bytes)| bytes).sum();
+    let mut told = Vec::new();
+    for (_, name, bytes) in kept {
+        if limits.size_max_bytes == 0 || total <= limits.size_max_bytes {
+            break;
+        }
+        if !remove(root, &name) {
+            continue;
+        }
+        total = total.saturating_sub(bytes);
+        tracing::info!(name, bytes, "a sticky context was removed: there were too many bytes");
+        if name == limits.name {
+            told.push(format!(
+                "The sticky context was removed: its {} MiB are more than the {} MiB that all may have together.",
+                bytes >> 20,
+                limits.size_max_bytes >> 20
+            ));
+        }
+    }
+    told
+}
+
+/// The contexts, and when each was used last.
+fn names(root: &Path) -> Vec<(String, SystemTime)> {
+    let named = |entry: fs::DirEntry| {
+        let name = entry.file_name().to_str()?.strip_suffix(LOCK)?.to_owned();
+        Some((name, entry.metadata().ok()?.modified().ok()?))
+    };
+    fs::read_dir(root).into_iter().flatten().flatten().filter_map(named).collect()
+}
+
+/// Removes a context that no job has; whether it is gone.
+fn remove(root: &Path, name: &str) -> bool {
+    let removed = lock_file(root, name).and_then(|lock| {
+        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+        remove_tree(&root.join(name))?;
+        fs::remove_file(root.join(format!("{name}{LOCK}")))
+    });
+    match removed {
+        Ok(()) => true,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
+        Err(error) => {
+            tracing::warn!(%error, name, "a sticky context cannot be removed");
+            false
+        }
+    }
+}
+
+/// Held while a job has the context. Whoever removes one takes its lock away too: then there is another one to hold.
+fn shared_lock(root: &Path, name: &str) -> io::Result<File> {
+    loop {
+        let lock = lock_file(root, name)?;
+        rustix::fs::flock(&lock, FlockOperation::LockShared)?;
+        let there = fs::metadata(root.join(format!("{name}{LOCK}")));
+        if there.is_ok_and(|there| lock.metadata().is_ok_and(|own| own.ino() == there.ino())) {
+            return Ok(lock);
+        }
+    }
+}
+
+fn lock_file(root: &Path, name: &str) -> io::Result<File> {
+    let path = root.join(format!("{name}{LOCK}"));
+    OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)
+}
+
+/// What the files of a directory take on the disk.
+fn size(dir: &Path) -> u64 {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.fold(0, |sum, entry| {
+        let Ok(metadata) = entry.metadata() else { return sum };
+        let below = if metadata.is_dir() { size(&entry.path()) } else { 0 };
+        sum + metadata.blocks() * 512 + below
+    })
+}
+
+fn is_segment(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+}
+
+fn in_words(duration: Duration) -> String {
+    match duration.as_secs() {
+        seconds @ 0..60 => format!("{seconds} s"),
+        seconds @ 60..3600 => format!("{} min", seconds / 60),
+        seconds @ 3600..86_400 => format!("{} h", seconds / 3600),
+        seconds => format!("{} days", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted(root: &Path, name: &str) -> StickyContext {
+        StickyContext {
+            root: root.to_string_lossy().into_owned(),
+            name: name.to_owned(),
+            size_max_bytes: 0,
+            age_max_s: 0,
+        }
+    }
+
+    fn fill(sticky: &Sticky, kib: usize) {
+        fs::write(sticky.dir().join("file"), vec![1; kib * 1024]).unwrap();
+    }
+
+    fn used_ago(root: &Path, name: &str, seconds: u64) {
+        let then = SystemTime::now() - Duration::from_secs(seconds);
+        lock_file(root, name).unwrap().set_modified(then).unwrap();
+    }
+
+    #[test]
+    fn what_a_job_leaves_is_there_for_the_next_of_its_project_and_for_no_other() {
+        let root = tempfile::tempdir().unwrap();
+        let first = Sticky::open(&wanted(root.path(), "a-1-protected")).unwrap();
+        assert_eq!(first.words(), "Sticky context: a new one");
+        fill(&first, 1);
+        assert!(first.close().is_empty());
+        let next = Sticky::open(&wanted(root.path(), "a-1-protected")).unwrap();
+        assert!(
+            next.words().starts_with("Sticky context: from earlier jobs here, last used 0 s ago"),
+            "{}",
+            next.words()
+        );
+        assert!(next.dir().join("file").exists());
+        for other in ["a-1-unprotected", "a-2-protected", "b-1-protected"] {
+            let other = Sticky::open(&wanted(root.path(), other)).unwrap();
+            assert_eq!(fs::read_dir(other.dir()).unwrap().count(), 0);
+            assert_ne!(other.dir(), next.dir());
+        }
+        for odd in ["", "..", "a/b", "a.lock"] {
+            assert!(Sticky::open(&wanted(root.path(), odd)).is_err(), "{odd}");
+        }
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_a_context_is_not_followed() {
+        let (root, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::write(elsewhere.path().join("secret"), "").unwrap();
+        std::os::unix::fs::symlink(elsewhere.path(), root.path().join("a-1-protected")).unwrap();
+        let sticky = Sticky::open(&wanted(root.path(), "a-1-protected")).unwrap();
+        assert_eq!(fs::read_dir(sticky.dir()).unwrap().count(), 0);
+        assert!(elsewhere.path().join("secret").exists());
+    }
+
+    #[test]
+    fn what_is_old_goes_and_what_a_job_has_stays() {
+        let root = tempfile::tempdir().unwrap();
+        let limits = |name: &str| StickyContext { age_max_s: 100, ..wanted(root.path(), name) };
+        for name in ["old", "young", "held"] {
+            Sticky::open(&limits(name)).unwrap().close();
+        }
+        let held = Sticky::open(&limits("held")).unwrap();
+        for (name, age) in [("old", 101), ("young", 60), ("held", 1000)] {
+            used_ago(root.path(), name, age);
+        }
+        Sticky::open(&limits("young")).unwrap().close();
+        assert!(!root.path().join("old").exists() && !root.path().join("old.lock").exists());
+        assert!(root.path().join("young").exists() && held.dir().exists());
+    }
+
+    #[test]
+    fn what_was_used_longest_ago_makes_room() {
+        let root = tempfile::tempdir().unwrap();
+        let limits = |name: &str| StickyContext { size_max_bytes: 1 << 20, ..wanted(root.path(), name) };
+        for (name, age) in [("one", 30), ("two", 20), ("three", 10)] {
+            let sticky = Sticky::open(&limits(name)).unwrap();
+            fill(&sticky, 300);
+            sticky.close();
+            used_ago(root.path(), name, age);
+        }
+        let four = Sticky::open(&limits("four")).unwrap();
+        fill(&four, 300);
+        assert!(four.close().is_empty());
+        let left = |name: &str| root.path().join(name).exists();
+        assert_eq!(["one", "two", "three", "four"].map(left), [false, true, true, true]);
+        let large = Sticky::open(&limits("large")).unwrap();
+        fill(&large, 2000);
+        let told = large.close();
+        assert!(told.len() == 1 && told[0].contains("more than the 1 MiB"), "{told:?}");
+        assert!(["one", "two", "three", "four", "large"].iter().all(|name| !left(name)));
+    }
+}

@@ -1,0 +1,145 @@
+//! Several jobs on one instance: what a job asks the scaler for, what it gets, and what it used.
+
+use std::path::Path;
+use std::time::Duration;
+
+use muster_agent_api::result::Used;
+use muster_taskscaler::driver;
+use muster_taskscaler::need::{self, Density, Need};
+use muster_taskscaler::words::{Context, Request, Work};
+use sha2::{Digest, Sha256};
+
+use super::settings::AutoscalerSettings;
+use crate::port::{Asking, Share, Sticky};
+use crate::slots::SlotKey;
+
+/// Below the home directory: what jobs leave for each other.
+const CONTEXTS: &str = ".muster/contexts";
+
+/// `[runners.autoscaler.density]`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[expect(missing_docs, reason = "the field names are those of config.toml")]
+pub struct DensitySettings {
+    /// In thousandths; 0: not looked at.
+    pub slot_cpu_milli: u32,
+    /// 0: not looked at.
+    pub slot_memory_bytes: u64,
+    pub measured: bool,
+    pub measured_runs: u32,
+    pub measured_margin: f64,
+}
+
+impl Default for DensitySettings {
+    fn default() -> Self {
+        let Density { runs_least, margin, .. } = Density::default();
+        let measured_runs = u32::try_from(runs_least).unwrap_or(u32::MAX);
+        Self { slot_cpu_milli: 0, slot_memory_bytes: 0, measured: false, measured_runs, measured_margin: margin }
+    }
+}
+
+impl DensitySettings {
+    /// The scaler's own form.
+    pub(super) fn density(&self) -> Density {
+        Density {
+            slot: Need {
+                cpu_milli: Some(self.slot_cpu_milli).filter(|milli| *milli > 0),
+                memory_bytes: Some(self.slot_memory_bytes).filter(|bytes| *bytes > 0),
+            },
+            measured: self.measured,
+            runs_least: self.measured_runs as usize,
+            margin: self.measured_margin,
+        }
+    }
+}
+
+/// `[runners.autoscaler.sticky_context]`, where it is enabled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the field names are those of config.toml")]
+pub struct StickySettings {
+    pub size_max_bytes: u64,
+    pub age_max: Duration,
+}
+
+impl Default for StickySettings {
+    fn default() -> Self {
+        Self { size_max_bytes: 10 << 30, age_max: Duration::from_secs(7 * 24 * 3600) }
+    }
+}
+
+/// What the scaler is asked for.
+pub(super) fn request(key: &SlotKey, job: &Asking, settings: &AutoscalerSettings) -> Request {
+    let project = key.project_id.to_le_bytes();
+    let sticky = settings.sticky.is_some() && job.sticky;
+    Request {
+        need: Need { cpu_milli: job.cpu_milli, memory_bytes: job.memory_bytes },
+        work: (!job.name.is_empty()).then(|| Work(number(&[&project, job.name.as_bytes()]))),
+        context: sticky.then(|| Context(number(&[&project, &[u8::from(job.protected)]]))),
+    }
+}
+
+/// Eight bytes of a hash.
+fn number(parts: &[&[u8]]) -> u64 {
+    let mut hash = Sha256::new();
+    parts.iter().for_each(|part| hash.update(part));
+    hash.finalize().iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+/// What a lease gives; `home` is the home directory on its instance, once that is known.
+pub(super) fn share(lease: &driver::Lease, settings: &AutoscalerSettings, home: Option<&Path>) -> Share {
+    let sticky = |sticky: &StickySettings| {
+        Some(Sticky { root: home?.join(CONTEXTS), size_max_bytes: sticky.size_max_bytes, age_max: sticky.age_max })
+    };
+    Share {
+        slot: lease.slot(),
+        slots: lease.slots(),
+        memory_bytes: settings.density.slot_memory_bytes.saturating_mul(u64::from(lease.slots())),
+        measured: settings.density.measured,
+        sticky: settings.sticky.as_ref().and_then(sticky),
+    }
+}
+
+/// What a job used, as the scaler learns from it.
+pub(super) fn used(used: &Used) -> need::Used {
+    let millis = Duration::from_millis;
+    need::Used {
+        wall: millis(used.wall_ms),
+        cpu: used.cpu_ms.map(millis),
+        memory_bytes: used.memory_bytes,
+        stalled: need::Stalled {
+            cpu: used.cpu_stalled_ms.map(millis),
+            memory: used.memory_stalled_ms.map(millis),
+            io: used.io_stalled_ms.map(millis),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_job::JobId;
+
+    use super::*;
+
+    #[test]
+    fn a_context_is_of_one_project_and_one_level_and_a_kind_is_of_one_project() {
+        let settings = AutoscalerSettings { sticky: Some(StickySettings::default()), ..AutoscalerSettings::default() };
+        let of = |project_id, name: &str, protected| {
+            let key = SlotKey { runner: "r".to_owned(), project_id };
+            let job = Asking { name: name.to_owned(), protected, sticky: true, ..Asking::new(JobId(1)) };
+            request(&key, &job, &settings)
+        };
+        let one = of(1, "build", true);
+        assert_eq!(one, of(1, "build", true));
+        assert_eq!(one.context, of(1, "test", true).context);
+        for other in [of(1, "build", false), of(2, "build", true)] {
+            assert_ne!(one.context, other.context);
+        }
+        assert!(one.work != of(1, "test", true).work && one.work != of(2, "build", true).work);
+        assert_eq!(one.work, of(1, "build", false).work);
+        let off = request(
+            &SlotKey { runner: "r".to_owned(), project_id: 1 },
+            &Asking { sticky: true, ..Asking::new(JobId(1)) },
+            &AutoscalerSettings::default(),
+        );
+        assert_eq!((off.context, off.work), (None, None));
+    }
+}

@@ -1,0 +1,92 @@
+//! What a job asks for, and gets, of a machine that it shares with others.
+
+use muster_agent_api::builtin::{Share, StickyContext};
+use muster_environment::Asking;
+use muster_environment::instance::{cpu_milli, memory_bytes};
+use muster_runner_api::payload::JobPayload;
+use sha2::{Digest, Sha256};
+
+use super::Placement;
+use super::expand::expand;
+use crate::settings::RunnerSettings;
+
+/// Variables by which a job says what it needs; those of the Kubernetes executor are known, too. The first that is set counts.
+const CPU: [&str; 2] = ["MUSTER_CPU_REQUEST", "KUBERNETES_CPU_REQUEST"];
+const MEMORY: [&str; 2] = ["MUSTER_MEMORY_REQUEST", "KUBERNETES_MEMORY_REQUEST"];
+/// `false`: the job takes no sticky context.
+const STICKY: &str = "MUSTER_STICKY_CONTEXT";
+/// What `slot_cgroup_template` is by default.
+const TEMPLATE: &str = "gitlab-runner/slot-${slot}";
+/// Hexadecimal digits of the runner's key in the name of a context: two runners may share a machine.
+const RUNNER_DIGITS: usize = 12;
+
+fn value<'a>(payload: &'a JobPayload, names: &[&'static str]) -> Option<(&'static str, &'a str)> {
+    names.iter().find_map(|name| {
+        let variable = payload.variables.iter().rfind(|variable| variable.key == *name)?;
+        Some((*name, variable.value.as_str())).filter(|(_, value)| !value.trim().is_empty())
+    })
+}
+
+/// What a job asks its provider for.
+pub(crate) fn asking(payload: &JobPayload) -> Asking {
+    Asking {
+        name: payload.job_info.name.clone(),
+        // Not a variable: a job could set that, and so read what protected jobs keep, or leave something for them.
+        protected: payload.git_info.protected.unwrap_or_default(),
+        cpu_milli: value(payload, &CPU).and_then(|(_, text)| cpu_milli(text)),
+        memory_bytes: value(payload, &MEMORY).and_then(|(_, text)| memory_bytes(text)),
+        sticky: value(payload, &[STICKY]).is_none_or(|(_, text)| text != "false"),
+        ..Asking::new(payload.id)
+    }
+}
+
+/// Needs that cannot be read. They are looked at where jobs share machines.
+pub(super) fn problems(payload: &JobPayload, placement: &Placement) -> Vec<String> {
+    if placement.share.is_none() {
+        return Vec::new();
+    }
+    let cpu = value(payload, &CPU).filter(|(_, text)| cpu_milli(text).is_none());
+    let memory = value(payload, &MEMORY).filter(|(_, text)| memory_bytes(text).is_none());
+    let told = |(name, text): (&str, &str), like: &str| {
+        format!("{name} `{text}` cannot be read, and is as if it were not set; write for example {like}")
+    };
+    cpu.map(|cpu| told(cpu, "500m or 2")).into_iter().chain(memory.map(|memory| told(memory, "512Mi or 2g"))).collect()
+}
+
+/// The name of the cgroup of a slot, where there is to be one.
+pub(super) fn cgroup(placement: &Placement) -> Option<String> {
+    let share = placement.share.as_ref()?;
+    let runner = &placement.runner;
+    if !runner.use_slot_cgroups && !share.measured {
+        return None;
+    }
+    let template = runner.slot_cgroup_template.as_deref().filter(|template| !template.is_empty()).unwrap_or(TEMPLATE);
+    Some(expand(template, |name| if name == "slot" { share.slot.to_string() } else { String::new() }))
+}
+
+/// What the agent does about it.
+pub(super) fn plan(payload: &JobPayload, placement: &Placement) -> Option<Share> {
+    let share = placement.share.as_ref()?;
+    let asking = asking(payload);
+    let context = share.sticky.as_ref().filter(|_| asking.sticky).map(|sticky| StickyContext {
+        root: sticky.root.display().to_string(),
+        name: context_name(&placement.runner, payload.job_info.project_id, asking.protected),
+        size_max_bytes: sticky.size_max_bytes,
+        age_max_s: sticky.age_max.as_secs(),
+    });
+    Some(Share {
+        cgroup: cgroup(placement).unwrap_or_default(),
+        slots: share.slots,
+        memory_bytes: share.memory_bytes,
+        measure: true,
+        context,
+    })
+}
+
+/// Whose it is: of one runner, one project, one protection level.
+fn context_name(runner: &RunnerSettings, project_id: i64, protected: bool) -> String {
+    let digest = format!("{:x}", Sha256::digest(runner.key.as_str()));
+    let runner = digest.get(..RUNNER_DIGITS).unwrap_or(&digest);
+    let level = if protected { "protected" } else { "unprotected" };
+    format!("{runner}-{project_id}-{level}")
+}

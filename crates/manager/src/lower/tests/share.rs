@@ -1,0 +1,107 @@
+//! Jobs that share a machine with others.
+
+use std::time::Duration;
+
+use muster_agent_api::builtin::Share as Part;
+use muster_environment::{Share, Sticky};
+
+use super::*;
+
+/// Slot 3 of an instance, with one more slot.
+fn shared() -> Share {
+    let sticky =
+        Sticky { root: "/home/ci/.muster/contexts".into(), size_max_bytes: 9, age_max: Duration::from_secs(8) };
+    Share { slot: 3, slots: 2, memory_bytes: 7, measured: false, sticky: Some(sticky) }
+}
+
+fn lowered_on(share: Share, change: impl FnOnce(&mut RunnerSettings), more: Value) -> LoweredJob {
+    let mut runner = runner();
+    change(&mut runner);
+    let placement = Placement { runner: Arc::new(runner), share: Some(share), ..placement() };
+    lower(&payload(more), &placement).unwrap()
+}
+
+fn part(job: &LoweredJob) -> &Part {
+    job.plan.share.as_ref().unwrap()
+}
+
+#[test]
+fn the_workspace_is_that_of_the_slot_on_the_instance() {
+    let job = lowered_on(shared(), |_| {}, json!({}));
+    assert_eq!(job.plan.project_dir, "/builds/shorttoke/3/group/project");
+    assert_eq!(
+        value(&job, "CI_CONCURRENT_PROJECT_ID").unwrap(),
+        "1",
+        "a number among all jobs of the runner, as before"
+    );
+    assert_eq!((part(&job).slots, part(&job).memory_bytes, part(&job).measure), (2, 7, true));
+    assert_eq!(lower(&payload(json!({})), &placement()).unwrap().plan.share, None, "this host is not shared by slots");
+}
+
+#[test]
+fn the_cgroup_of_the_slot_is_that_of_the_template() {
+    let job = lowered_on(shared(), |_| {}, json!({}));
+    assert_eq!((part(&job).cgroup.as_str(), value(&job, "GITLAB_RUNNER_SLOT_CGROUP")), ("", None));
+    let job = lowered_on(shared(), |runner| runner.use_slot_cgroups = true, json!({}));
+    assert_eq!(part(&job).cgroup, "gitlab-runner/slot-3");
+    assert_eq!(value(&job, "GITLAB_RUNNER_SLOT_CGROUP").unwrap(), "gitlab-runner/slot-3");
+    let own = |runner: &mut RunnerSettings| {
+        runner.use_slot_cgroups = true;
+        runner.slot_cgroup_template = Some("ci/$slot/${other}x".to_owned());
+    };
+    assert_eq!(part(&lowered_on(shared(), own, json!({}))).cgroup, "ci/3/x");
+    let measured = Share { measured: true, ..shared() };
+    assert_eq!(part(&lowered_on(measured, |_| {}, json!({}))).cgroup, "gitlab-runner/slot-3");
+}
+
+#[test]
+fn a_sticky_context_is_of_one_runner_one_project_and_one_protection_level() {
+    let name = |change: fn(&mut RunnerSettings), project: i64, protected: Value, more: Value| {
+        let mut all = variables(&[]);
+        all["job_info"] = json!({ "project_id": project, "name": "build" });
+        all["git_info"] = json!({ "repo_url": "https://gitlab.example/group/project.git", "protected": protected });
+        if more.is_array() {
+            all["variables"] = more;
+        }
+        let job = lowered_on(shared(), change, all);
+        part(&job).context.clone().map(|context| context.name)
+    };
+    let none = || Value::Null;
+    let one = name(|_| {}, 5, json!(true), none()).unwrap();
+    assert!(one.ends_with("-5-protected"), "{one}");
+    let other_runner = |runner: &mut RunnerSettings| {
+        runner.key = RunnerSettings::new(runner.url.clone(), Secret::new("other"), 99).key;
+    };
+    assert_ne!(name(other_runner, 5, json!(true), none()).unwrap(), one);
+    assert!(name(|_| {}, 6, json!(true), none()).unwrap().ends_with("-6-protected"));
+    for unprotected in [json!(false), none()] {
+        assert!(name(|_| {}, 5, unprotected, none()).unwrap().ends_with("-5-unprotected"));
+    }
+    // What a job says of itself does not count.
+    let claims =
+        json!([{ "key": "CI_COMMIT_REF_PROTECTED", "value": "true" }, { "key": "CI_PROJECT_ID", "value": "6" }]);
+    assert!(name(|_| {}, 5, json!(false), claims).unwrap().ends_with("-5-unprotected"));
+    let without = json!([{ "key": "MUSTER_STICKY_CONTEXT", "value": "false" }]);
+    assert_eq!(name(|_| {}, 5, json!(true), without), None);
+}
+
+#[test]
+fn a_job_says_what_it_needs() {
+    let asks = |all: &[(&str, &str)]| {
+        let asking = asking(&payload(variables(all)));
+        (asking.cpu_milli, asking.memory_bytes)
+    };
+    assert_eq!(asks(&[]), (None, None));
+    assert_eq!(asks(&[("MUSTER_CPU_REQUEST", "1.5"), ("MUSTER_MEMORY_REQUEST", "2g")]), (Some(1500), Some(2 << 30)));
+    let kubernetes = [("KUBERNETES_CPU_REQUEST", "500m"), ("KUBERNETES_MEMORY_REQUEST", "64Mi")];
+    assert_eq!(asks(&kubernetes), (Some(500), Some(64 << 20)));
+    assert_eq!(asks(&[kubernetes[0], ("MUSTER_CPU_REQUEST", "3")]), (Some(3000), None));
+    let unread = variables(&[("MUSTER_CPU_REQUEST", "many")]);
+    assert_eq!(asking(&payload(unread.clone())).cpu_milli, None);
+    let warnings = lowered_on(shared(), |_| {}, unread.clone()).plan.warnings;
+    assert!(
+        warnings.iter().any(|warning| warning.starts_with("MUSTER_CPU_REQUEST `many` cannot be read")),
+        "{warnings:?}"
+    );
+    assert_eq!(lower(&payload(unread), &placement()).unwrap().plan.warnings, Vec::<String>::new());
+}

@@ -1,0 +1,357 @@
+//! The cgroup of a job's slot: the job's share of a machine that it has with others, and what it used.
+//!
+//! ```text
+//! <mount>/<slot>          kept: its weight says how much of the machine its jobs get when others want it too
+//! <mount>/<slot>/job-<n>  one job's processes: counted, and removed with it
+//! ```
+//!
+//! Version 2 and version 1 may be there side by side: each hierarchy that has something to say about CPU, memory or I/O gets
+//! the directory. A hierarchy that does not let us is left out; without any there is no slot, and the job runs without.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::cgroup::Cgroup;
+
+/// What one slot weighs: the kernel's defaults.
+const SHARES: u64 = 1024;
+const WEIGHT: u64 = 100;
+/// The kernel's bounds for a weight of version 2, and for one of I/O in version 1.
+const WEIGHT_MAX: u64 = 10_000;
+const IO_WEIGHT_MAX: u64 = 1000;
+/// Controllers that are looked for.
+const CONTROLLERS: [&str; 4] = ["cpu", "cpuacct", "memory", "blkio"];
+const JOB: &str = "job-";
+/// The directory of a job without processes is left alone for so long.
+const DEAD_AFTER: Duration = Duration::from_secs(24 * 3600);
+
+/// What a job is to get.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Share {
+    /// The slot's cgroup, below the root of each hierarchy.
+    pub cgroup: String,
+    /// How many slots the job has: its weight among the others.
+    pub slots: u32,
+    /// Memory that is taken from it last; 0: no such promise.
+    pub memory_bytes: u64,
+}
+
+/// What the kernel counted for a job.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// CPU time.
+    pub cpu: Option<Duration>,
+    /// The most memory at once, with the file cache that was charged to it.
+    pub memory_bytes: Option<u64>,
+    /// How long something of it waited.
+    pub stalled: Stalled,
+}
+
+/// How long at least one process waited for a resource (pressure stall information); none: the kernel does not count it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct Stalled {
+    pub cpu: Option<Duration>,
+    pub memory: Option<Duration>,
+    pub io: Option<Duration>,
+}
+
+impl Stalled {
+    /// Of the whole machine, since it was started.
+    #[must_use]
+    pub fn of_machine() -> Self {
+        let of = |resource: &str| some_total(&PathBuf::from("/proc/pressure").join(resource));
+        Self { cpu: of("cpu"), memory: of("memory"), io: of("io") }
+    }
+
+    /// From an earlier reading to this one.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Self {
+        let less = |now: Option<Duration>, then: Option<Duration>| Some(now?.saturating_sub(then?));
+        Self {
+            cpu: less(self.cpu, earlier.cpu),
+            memory: less(self.memory, earlier.memory),
+            io: less(self.io, earlier.io),
+        }
+    }
+}
+
+/// A job's directories in the cgroups of its slot.
+#[derive(Debug)]
+pub(super) struct Slot {
+    hierarchies: Vec<Hierarchy>,
+}
+
+#[derive(Debug)]
+struct Hierarchy {
+    job: Cgroup,
+    unified: bool,
+}
+
+impl Slot {
+    /// Directories for the job `name`.
+    ///
+    /// # Errors
+    /// Why there is none at all.
+    pub(super) fn enter(share: &Share, name: &str) -> Result<Self, String> {
+        let mountinfo = fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
+        Self::enter_mounts(&mounts(&mountinfo), share, name)
+    }
+
+    fn enter_mounts(mounts: &[Mount], share: &Share, name: &str) -> Result<Self, String> {
+        let relative = share.cgroup.trim_matches('/');
+        let is_plain = |part: &str| !matches!(part, "" | "." | "..") && !part.contains('\0');
+        if !relative.split('/').all(is_plain) {
+            return Err(format!("`{}` is no name of a cgroup", share.cgroup));
+        }
+        let mut refused = None;
+        let mut hierarchies = Vec::new();
+        for mount in mounts {
+            match mount.enter(relative, share, name) {
+                Ok(hierarchy) => hierarchies.push(hierarchy),
+                Err(error) => {
+                    tracing::debug!(%error, path = %mount.path.display(), "no cgroup for the slot in this hierarchy");
+                    refused.get_or_insert_with(|| format!("{}: {error}", mount.path.join(relative).display()));
+                }
+            }
+        }
+        if hierarchies.is_empty() {
+            return Err(refused.unwrap_or_else(|| "the system has no cgroups".to_owned()));
+        }
+        Ok(Self { hierarchies })
+    }
+
+    /// Puts a process, and what it will start, in its place. One that is contained by a cgroup of version 2 already stays
+    /// there. A share is no condition: where the process cannot be put there, it runs without.
+    pub(super) fn add(&self, pid: i32, contained: bool) {
+        for one in self.hierarchies.iter().filter(|one| !(contained && one.unified)) {
+            let added = one.job.add(pid).or_else(|error| {
+                if error.kind() != io::ErrorKind::NotFound {
+                    return Err(error);
+                }
+                // Somebody tidied up while nothing was in it.
+                fs::create_dir_all(one.job.path())?;
+                one.job.add(pid)
+            });
+            match added {
+                Err(error) if error.raw_os_error() != Some(libc::ESRCH) => {
+                    let path = one.job.path().display();
+                    tracing::warn!(%error, %path, "a process of a job runs without its share");
+                }
+                _ => {}
+            }
+        }
+    }
+
+    pub(super) fn counted(&self) -> Counted {
+        let read = |name: &str| self.hierarchies.iter().find_map(|one| number(&one.job.path().join(name)));
+        let stalled = |name: &str| self.hierarchies.iter().find_map(|one| some_total(&one.job.path().join(name)));
+        let stat = || {
+            let stat = |one: &Hierarchy| fs::read_to_string(one.job.path().join("cpu.stat")).ok();
+            let text = self.hierarchies.iter().filter(|one| one.unified).find_map(stat)?;
+            let line = text.lines().find_map(|line| line.strip_prefix("usage_usec "))?;
+            line.trim().parse().ok().map(Duration::from_micros)
+        };
+        Counted {
+            cpu: read("cpuacct.usage").map(Duration::from_nanos).or_else(stat),
+            memory_bytes: read("memory.peak").or_else(|| read("memory.max_usage_in_bytes")),
+            stalled: Stalled {
+                cpu: stalled("cpu.pressure"),
+                memory: stalled("memory.pressure"),
+                io: stalled("io.pressure"),
+            },
+        }
+    }
+
+    pub(super) fn remove(&self) {
+        self.hierarchies.iter().for_each(|one| one.job.remove());
+    }
+}
+
+/// Where a hierarchy is mounted.
+#[derive(Debug, PartialEq, Eq)]
+struct Mount {
+    path: PathBuf,
+    unified: bool,
+}
+
+impl Mount {
+    fn enter(&self, relative: &str, share: &Share, name: &str) -> io::Result<Hierarchy> {
+        let slot = self.path.join(relative);
+        fs::create_dir_all(&slot)?;
+        if self.unified {
+            self.delegate(relative);
+        }
+        self.weigh(&slot, share);
+        remove_dead_jobs(&slot);
+        let path = slot.join(format!("{JOB}{name}"));
+        match fs::create_dir(&path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let job = Cgroup::existing(&path).ok_or_else(|| io::Error::other("it is no cgroup"))?;
+        // A probe: a directory that may be made is not always one that processes may be put into.
+        if let Err(error) = fs::OpenOptions::new().write(true).open(path.join("cgroup.procs")) {
+            job.remove();
+            return Err(error);
+        }
+        Ok(Hierarchy { job, unified: self.unified })
+    }
+
+    /// The controllers, as far as there are some, for the slot and for its jobs.
+    fn delegate(&self, relative: &str) {
+        let mut path = self.path.clone();
+        let below: Vec<&str> = relative.split('/').collect();
+        for depth in 0..=below.len() {
+            for controller in ["+cpu", "+memory", "+io"] {
+                // What is not there, or not ours to give, is left out.
+                let _ = fs::write(path.join("cgroup.subtree_control"), controller);
+            }
+            if let Some(part) = below.get(depth) {
+                path.push(part);
+            }
+        }
+    }
+
+    fn weigh(&self, slot: &Path, share: &Share) {
+        let slots = u64::from(share.slots.max(1));
+        let weight = (WEIGHT * slots).min(WEIGHT_MAX);
+        let (shares, io) = (SHARES * slots, (WEIGHT * slots).min(IO_WEIGHT_MAX));
+        let all: &[(&str, u64)] = if self.unified {
+            &[("cpu.weight", weight), ("io.weight", weight), ("memory.low", share.memory_bytes)]
+        } else {
+            let memory = ("memory.soft_limit_in_bytes", share.memory_bytes);
+            &[("cpu.shares", shares), ("blkio.weight", io), ("blkio.bfq.weight", io), memory]
+        };
+        for (file, value) in all {
+            let path = slot.join(file);
+            if *value > 0
+                && path.exists()
+                && let Err(error) = fs::write(&path, value.to_string())
+            {
+                tracing::debug!(%error, path = %path.display(), "the slot's share stays as it was");
+            }
+        }
+    }
+}
+
+/// What a killed agent left behind. The kernel keeps those that have processes; one that has none for now may be another
+/// agent's, whose jobs have a slot of this name.
+fn remove_dead_jobs(slot: &Path) {
+    for entry in fs::read_dir(slot).into_iter().flatten().flatten() {
+        let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
+        if entry.file_name().to_str().is_some_and(|name| name.starts_with(JOB))
+            && age().is_some_and(|age| age > DEAD_AFTER)
+        {
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
+/// The hierarchies that count or share CPU, memory or I/O, from the text of `/proc/self/mountinfo`, each once.
+fn mounts(mountinfo: &str) -> Vec<Mount> {
+    let mut found: Vec<Mount> = Vec::new();
+    for line in mountinfo.lines() {
+        let Some((fields, rest)) = line.split_once(" - ") else { continue };
+        let mut rest = rest.split(' ');
+        let unified = match rest.next() {
+            Some("cgroup2") => true,
+            Some("cgroup") => false,
+            _ => continue,
+        };
+        let options = rest.nth(1).unwrap_or_default();
+        if !unified && !options.split(',').any(|option| CONTROLLERS.contains(&option)) {
+            continue;
+        }
+        let Some(path) = fields.split(' ').nth(4).map(PathBuf::from) else { continue };
+        // `cpu` is often a link to `cpu,cpuacct`; a mount is named once.
+        if found.iter().all(|mount| mount.path != path) {
+            found.push(Mount { path, unified });
+        }
+    }
+    found
+}
+
+fn number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// `total` of the line `some`.
+fn some_total(path: &Path) -> Option<Duration> {
+    let text = fs::read_to_string(path).ok()?;
+    let line = text.lines().find(|line| line.starts_with("some "))?;
+    let total = line.rsplit_once("total=")?.1.trim();
+    total.parse().ok().map(Duration::from_micros)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hierarchies_of_both_versions_are_found_once() {
+        let text = "24 1 0:22 / /proc rw - proc proc rw\n\
+                    30 25 0:26 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct\n\
+                    31 25 0:27 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct\n\
+                    32 25 0:28 / /sys/fs/cgroup/devices rw,relatime - cgroup cgroup rw,devices\n\
+                    33 25 0:29 / /sys/fs/cgroup/unified rw,relatime shared:5 - cgroup2 cgroup2 rw\n";
+        let [cpu, unified] = ["/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/unified"].map(PathBuf::from);
+        assert_eq!(mounts(text), [Mount { path: cpu, unified: false }, Mount { path: unified, unified: true }]);
+    }
+
+    /// A directory that looks like a hierarchy: the files that a kernel would have made are there.
+    fn hierarchy(root: &Path, job: &str, files: &[(&str, &str)]) {
+        fs::create_dir_all(root.join(job)).unwrap();
+        fs::write(root.join(job).join("cgroup.procs"), "").unwrap();
+        for (name, text) in files {
+            fs::write(root.join(name), text).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_slot_is_weighed_by_its_slots_and_its_job_is_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+        hierarchy(
+            &one,
+            "ci/slot-1/job-7",
+            &[
+                ("ci/slot-1/cpu.shares", "1024"),
+                ("ci/slot-1/job-7/cpuacct.usage", "1500000000\n"),
+                ("ci/slot-1/job-7/memory.max_usage_in_bytes", "4096\n"),
+            ],
+        );
+        let pressure = "some avg10=0.00 avg60=0.00 avg300=0.00 total=250000\nfull avg10=0.00 total=1\n";
+        hierarchy(
+            &two,
+            "ci/slot-1/job-7",
+            &[("ci/slot-1/cpu.weight", "100"), ("ci/slot-1/job-7/io.pressure", pressure)],
+        );
+        let mounts = [Mount { path: one.clone(), unified: false }, Mount { path: two.clone(), unified: true }];
+        let share = Share { cgroup: "/ci/slot-1".to_owned(), slots: 3, memory_bytes: 1 << 30 };
+        let slot = Slot::enter_mounts(&mounts, &share, "7").unwrap();
+        assert_eq!(fs::read_to_string(one.join("ci/slot-1/cpu.shares")).unwrap(), "3072");
+        assert_eq!(fs::read_to_string(two.join("ci/slot-1/cpu.weight")).unwrap(), "300");
+        let counted = slot.counted();
+        assert_eq!((counted.cpu, counted.memory_bytes), (Some(Duration::from_millis(1500)), Some(4096)));
+        assert_eq!(counted.stalled, Stalled { io: Some(Duration::from_millis(250)), ..Stalled::default() });
+        slot.add(99, true);
+        assert_eq!(fs::read_to_string(one.join("ci/slot-1/job-7/cgroup.procs")).unwrap(), "99");
+        assert_eq!(fs::read_to_string(two.join("ci/slot-1/job-7/cgroup.procs")).unwrap(), "", "it is contained there");
+    }
+
+    #[test]
+    fn where_it_is_not_permitted_the_reason_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, "").unwrap();
+        let share = |cgroup: &str| Share { cgroup: cgroup.to_owned(), slots: 1, memory_bytes: 0 };
+        let enter = |cgroup: &str, mounts: &[Mount]| Slot::enter_mounts(mounts, &share(cgroup), "7").unwrap_err();
+        let error = enter("ci/slot-0", &[Mount { path: file, unified: true }]);
+        assert!(error.contains("/file/ci/slot-0: "), "{error}");
+        assert_eq!(enter("ci/slot-0", &[]), "the system has no cgroups");
+        assert!(enter("../slot-0", &[]).contains("no name of a cgroup"));
+    }
+}

@@ -1,0 +1,96 @@
+//! Whole fleets in an honest world: how long jobs wait, what is idle, and what a job costs the manager's memory.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use muster_taskscaler::config::{Config, GroupConfig};
+use muster_taskscaler::engine::Engine;
+use muster_taskscaler::policy::{Policies, Wanted};
+use muster_taskscaler::sim::cloud::{CloudConfig, Spread};
+use muster_taskscaler::sim::scenario::Scenario;
+use muster_taskscaler::sim::trace::{Job, Pattern, Shape};
+use muster_taskscaler::sim::world::World;
+use muster_taskscaler::time::{Now, Time};
+use muster_taskscaler::words::{Key, Request};
+
+/// Counts what is allocated by threads that ask for it.
+struct Counting;
+
+static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+
+#[expect(unsafe_code, reason = "an allocator that counts hands everything on to the system's")]
+// SAFETY: every call is the system allocator's with the same arguments.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn fleet(max: u32, capacity: u32, wanted: Wanted) -> Config {
+    let mut config = Config::new(GroupConfig::new("main", max));
+    config.capacity = NonZeroU32::new(capacity).unwrap();
+    config.policies = Policies::always(wanted);
+    config
+}
+
+fn cloud() -> CloudConfig {
+    CloudConfig { boot: Spread::new(60.0, 1.5), ..CloudConfig::default() }
+}
+
+/// One test for all, since what is allocated is counted for the whole process.
+#[test]
+fn fleets() {
+    a_working_day_starts_jobs_in_time_and_keeps_little_idle();
+    five_thousand_jobs_at_once_run_on_one_fleet_and_each_takes_little_memory();
+}
+
+/// R036: nine of ten jobs of a day start within 90 s, which is a boot, and less than two fifths of what is paid for are idle.
+fn a_working_day_starts_jobs_in_time_and_keeps_little_idle() {
+    let pattern = Pattern { shape: Shape::Day, days: 1, ..Pattern::default() };
+    let jobs = pattern.jobs(7);
+    let wanted = Wanted { idle_time: Duration::from_secs(120), ..Wanted::default() };
+    let end = Time::ZERO + Duration::from_secs(86_400);
+    let scenario = Scenario::honest(fleet(0, 4, wanted), vec![cloud()], 7, end);
+    let report = World::new(&scenario, &jobs).run().unwrap();
+    assert!(report.wait(0.9) <= Duration::from_secs(90), "{:?}", report.wait(0.9));
+    let idle = 1.0 - report.busy_slot_hours / report.slot_hours;
+    assert!(idle < 0.4, "{idle} of {} slot hours", report.slot_hours);
+}
+
+/// R063.
+fn five_thousand_jobs_at_once_run_on_one_fleet_and_each_takes_little_memory() {
+    let job = Job { at: Time::ZERO, duration: Duration::from_secs(300), request: Request::default() };
+    let jobs = vec![job; 5_000];
+    let end = Time::ZERO + Duration::from_secs(7200);
+    let scenario = Scenario {
+        stop_when_done: true,
+        ..Scenario::honest(fleet(1_000, 5, Wanted::default()), vec![cloud()], 1, end)
+    };
+    let report = World::new(&scenario, &jobs).run().unwrap();
+    assert_eq!((report.done, report.machines), (5_000, 1_000));
+
+    let now = Now::steady(Time::ZERO, 1_772_409_600);
+    let mut engine = Engine::new(fleet(1_000, 5, Wanted::default()), now);
+    let before = ALLOCATED.load(Ordering::Relaxed);
+    for job in 0..5_000 {
+        let key = Key::new(format!("runner-{job:016}"));
+        engine.admit(key.clone());
+        engine.acquire(now, key, &Request::default()).unwrap();
+        let _ = (engine.decisions(), engine.changes(), engine.actions());
+    }
+    let bytes = (ALLOCATED.load(Ordering::Relaxed) - before) / 5_000;
+    assert!(bytes < 1_024, "{bytes} bytes for a waiting job");
+}
