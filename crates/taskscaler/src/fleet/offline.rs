@@ -58,6 +58,7 @@ fn fleet(books: PathBuf, unix: i64) -> Result<OfflineFleet, StoreError> {
                 group.doubtful += if granted { 0 } else { open };
             }
             (RowKey::Gone { group, .. }, _) => drop(of(&mut groups, &group)),
+            (RowKey::Foreign { group, id }, _) => of(&mut groups, &group).foreign.push(id),
             _ => {}
         }
     }
