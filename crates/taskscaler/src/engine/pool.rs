@@ -167,12 +167,21 @@ impl Pool {
         self.all.iter()
     }
 
+    /// Those of a group, in the order in which they were seen first.
+    pub(super) fn of_group(&self, group: GroupId) -> Vec<Index> {
+        self.chosen(group, |_| true)
+    }
+
     /// Those of a group that the list of this number did not have, in the order in which they were seen first.
     pub(super) fn unlisted(&self, group: GroupId, list: u64) -> Vec<Index> {
+        self.chosen(group, |instance| instance.listed != list)
+    }
+
+    fn chosen(&self, group: GroupId, is_chosen: impl Fn(&Instance) -> bool) -> Vec<Index> {
         let of_group = self.of.get(group.0).into_iter().flat_map(|of| of.by_id.values());
         let instances = of_group.filter_map(|index| Some((self.all.get(*index)?, *index)));
         let mut found: Vec<(u64, Index)> =
-            instances.filter(|(instance, _)| instance.listed != list).map(|(one, index)| (one.born, index)).collect();
+            instances.filter(|(instance, _)| is_chosen(instance)).map(|(one, index)| (one.born, index)).collect();
         found.sort_unstable();
         found.into_iter().map(|(_, index)| index).collect()
     }
