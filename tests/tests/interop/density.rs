@@ -38,6 +38,7 @@ fn four_jobs_at_once_on_one_instance_have_slots_and_workspaces_of_their_own_and_
         &yaml,
         "    capacity_per_instance = 4\n    max_instances = 1\n    [runners.autoscaler.density]\n      measured = true\n    \
          [runners.autoscaler.sticky_context]\n      enabled = true\n",
+        "",
     );
     let all: Vec<String> = names.iter().cloned().chain(["later".to_owned(), "without".to_owned()]).collect();
     let (last, logs) = fleet.finish(&all);
@@ -77,6 +78,7 @@ fn a_job_that_says_it_needs_more_takes_more_slots() {
         &yaml,
         "    capacity_per_instance = 4\n    max_instances = 1\n    [runners.autoscaler.density]\n      slot_cpus = 1\n      \
          measured = true\n",
+        "",
     );
     let (last, logs) = fleet.finish(&names);
     assert!(last["jobs"].as_array().unwrap().iter().all(|job| job["status"] == "success"), "{last}");
