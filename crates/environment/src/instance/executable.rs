@@ -1,7 +1,10 @@
 //! The agent's executable, as it is brought to an instance: known by its hash, and packed as far as the way is slow.
 
+use std::fs::File;
 use std::io::{self, Write};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use flate2::Compression;
@@ -15,6 +18,8 @@ use tokio::time::Instant;
 const MEMBER_BYTES: usize = 1024 * 1024;
 /// What is on its way at most, beside the connector's own window.
 const PIPE_BYTES: usize = 512 * 1024;
+/// The executable that is nothing but the agent.
+const SMALL: &str = "muster-agent";
 /// So much is sent before the way is judged.
 const JUDGED_BYTES: u64 = 4 * 1024 * 1024;
 /// A way with fewer bytes per second is slow: packing is then faster than sending what it saves.
@@ -28,6 +33,8 @@ pub struct Executable {
     /// Where it is by name: an instance that has the same file there needs no other.
     name: PathBuf,
     hash: OnceCell<String>,
+    /// What `content` is read through, so that it stays the same file whatever becomes of its name.
+    _open: Option<File>,
 }
 
 impl Executable {
@@ -35,7 +42,44 @@ impl Executable {
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
-        Self { content: path.clone(), name: path, hash: OnceCell::new() }
+        Self { content: path.clone(), name: path, hash: OnceCell::new(), _open: None }
+    }
+
+    /// What instances get: `muster-agent`, a third of the size, where it lies beside this process's own file and is of the same
+    /// version; else this process's own, which is an agent, too. Like that, it is the same file as long as this process lives.
+    ///
+    /// # Errors
+    /// The system does not tell where this process's own is.
+    pub fn for_instances() -> io::Result<Self> {
+        let own = Self::own()?;
+        let small = own.name.with_file_name(SMALL);
+        match Self::small(&small) {
+            Ok(small) => Ok(small),
+            Err(why) => {
+                if let Some(why) = why {
+                    tracing::warn!(path = %small.display(), why, "instances get the large executable");
+                }
+                Ok(own)
+            }
+        }
+    }
+
+    /// The small executable at `name`. Why it is not good to use, if there is one.
+    fn small(name: &Path) -> Result<Self, Option<String>> {
+        let open = match File::open(name) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(None),
+            open => open.map_err(|error| Some(error.to_string()))?,
+        };
+        let content = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
+        let answer = Command::new(name).arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).output();
+        let answer = answer.map_err(|error| Some(error.to_string()))?;
+        let wanted = format!("{SMALL} {}", env!("CARGO_PKG_VERSION"));
+        let found = String::from_utf8_lossy(&answer.stdout);
+        if found.trim_end() != wanted {
+            let found = found.lines().next().unwrap_or_default();
+            return Err(Some(format!("it says `{found}`, and not `{wanted}`: install both of one version")));
+        }
+        Ok(Self { content, name: name.to_owned(), hash: OnceCell::new(), _open: Some(open) })
     }
 
     /// This process's own. It is read through the process, so that an upgrade of the file does not change what is sent.
@@ -44,7 +88,7 @@ impl Executable {
     /// The system does not tell where it is.
     pub fn own() -> io::Result<Self> {
         let name = std::env::current_exe()?;
-        Ok(Self { content: PathBuf::from("/proc/self/exe"), name, hash: OnceCell::new() })
+        Ok(Self { content: PathBuf::from("/proc/self/exe"), name, hash: OnceCell::new(), _open: None })
     }
 
     /// Where it is on this machine, by name.
@@ -136,6 +180,35 @@ mod tests {
         std::fs::write(&path, "abc").unwrap();
         let known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(executable.hash().await.unwrap(), known);
+    }
+
+    /// A `muster-agent` that says which version it is.
+    fn small(place: &Path, says: &str) -> PathBuf {
+        let path = place.join(SMALL);
+        let part = place.join("part");
+        std::fs::write(&part, format!("#!/bin/sh\necho '{says}'\n")).unwrap();
+        std::fs::set_permissions(&part, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        std::fs::rename(&part, &path).unwrap();
+        path
+    }
+
+    #[tokio::test]
+    async fn the_small_executable_is_used_where_it_is_of_this_version_and_stays_the_file_that_it_was() {
+        let place = tempfile::tempdir().unwrap();
+        let wanted = format!("muster-agent {}", env!("CARGO_PKG_VERSION"));
+        let path = small(place.path(), &wanted);
+        let executable = Executable::small(&path).unwrap();
+        assert_eq!(executable.path(), path);
+        let before = std::fs::read(&path).unwrap();
+        small(place.path(), "muster-agent 99.0.0");
+        let mut packed = Vec::new();
+        executable.packed().read_to_end(&mut packed).await.unwrap();
+        let mut unpacked = Vec::new();
+        flate2::read::MultiGzDecoder::new(packed.as_slice()).read_to_end(&mut unpacked).unwrap();
+        assert_eq!(unpacked, before);
+        let why = Executable::small(&path).unwrap_err().unwrap();
+        assert!(why.contains("99.0.0") && why.contains(&wanted), "{why}");
+        assert_eq!(Executable::small(&place.path().join("nothing")).unwrap_err(), None);
     }
 
     #[test]

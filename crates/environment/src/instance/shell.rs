@@ -27,7 +27,7 @@ pub const FAILED: &str = "failed ";
 pub(super) fn connect(hash: &str, at: &str) -> String {
     let at = if is_plain(at) { at } else { "/nonexistent" };
     wrapped(&format!(
-        r#"u=$(umask); umask 077; d=$HOME/.muster; f=$d/bin/{hash}; ok() {{ test -x "$1" && s=$({SUM} <"$1") && test "${{s%% *}}" = {hash}; }}; have() {{ ok "$1" && mkdir -p "$d/bin" && ln -sf "$1" "$f"; }}; if test -S "$d/agent/agent.sock" && test -x "$f" || ok "$f" || have "$(command -v muster)" || have {at}; then umask "$u"; exec "$f" agent connect --dir "$d/agent"; else echo "{MARK}{ABSENT}"; fi"#
+        r#"u=$(umask); umask 077; d=$HOME/.muster; f=$d/bin/{hash}; ok() {{ test -x "$1" && s=$({SUM} <"$1") && test "${{s%% *}}" = {hash}; }}; have() {{ ok "$1" && mkdir -p "$d/bin" && ln -sf "$1" "$f"; }}; if test -S "$d/agent/agent.sock" && test -x "$f" || ok "$f" || have "$(command -v muster-agent)" || have "$(command -v muster)" || have {at}; then umask "$u"; exec "$f" agent connect --dir "$d/agent"; else echo "{MARK}{ABSENT}"; fi"#
     ))
 }
 

@@ -207,9 +207,9 @@ fn provider(host: Host, hidden: Vec<String>) -> Result<HostProvider, RunError> {
     })?)
 }
 
-/// What instances need: their books beside the manager's state, this executable as their agent, plugins by name.
+/// What instances need: their books beside the manager's state, the executable that is their agent, plugins by name.
 pub(crate) fn instances(state_dir: &Path) -> std::io::Result<Instances> {
-    let executable = Executable::own()?;
+    let executable = Executable::for_instances()?;
     Ok(Instances { books: state_dir.join(INSTANCES), executable: Arc::new(executable), find_plugin })
 }
 
