@@ -1,7 +1,7 @@
 //! The agent's executable, as it is brought to an instance: known by its hash, and packed as far as the way is slow.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::OnceCell;
@@ -20,6 +22,9 @@ const MEMBER_BYTES: usize = 1024 * 1024;
 const PIPE_BYTES: usize = 512 * 1024;
 /// The executable that is nothing but the agent.
 const SMALL: &str = "muster-agent";
+/// How long it may take to say its version, and how much it may say.
+const ANSWER_LIMIT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+const ANSWER_BYTES_MAX: u64 = 256;
 /// So much is sent before the way is judged.
 const JUDGED_BYTES: u64 = 4 * 1024 * 1024;
 /// A way with fewer bytes per second is slow: packing is then faster than sending what it saves.
@@ -71,12 +76,9 @@ impl Executable {
             open => open.map_err(|error| Some(error.to_string()))?,
         };
         let content = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
-        let answer = Command::new(name).arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).output();
-        let answer = answer.map_err(|error| Some(error.to_string()))?;
         let wanted = format!("{SMALL} {}", env!("CARGO_PKG_VERSION"));
-        let found = String::from_utf8_lossy(&answer.stdout);
-        if found.trim_end() != wanted {
-            let found = found.lines().next().unwrap_or_default();
+        let found = version(name).map_err(|error| Some(error.to_string()))?;
+        if found != wanted {
             return Err(Some(format!("it says `{found}`, and not `{wanted}`: install both of one version")));
         }
         Ok(Self { content, name: name.to_owned(), hash: OnceCell::new(), _open: Some(open) })
@@ -129,6 +131,24 @@ impl Executable {
     }
 }
 
+/// The first line of what the program at `name` says of its version.
+fn version(name: &Path) -> io::Result<String> {
+    let mut command = Command::new(name);
+    command.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn()?;
+    let mut said = String::new();
+    let end = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
+    let ended = end.and_then(|end| poll(&mut [PollFd::new(&end, PollFlags::IN)], Some(&ANSWER_LIMIT)));
+    if ended != Ok(1) {
+        child.kill()?;
+    }
+    child.wait()?;
+    if let Some(output) = child.stdout.take().filter(|_| ended == Ok(1)) {
+        output.take(ANSWER_BYTES_MAX).read_to_string(&mut said)?;
+    }
+    Ok(said.lines().next().unwrap_or_default().to_owned())
+}
+
 async fn pack(path: &Path, to: &mut DuplexStream) -> io::Result<()> {
     let mut file = tokio::fs::File::open(path).await?;
     let began = Instant::now();
@@ -161,8 +181,6 @@ fn level(sent: u64, took: Duration) -> Compression {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
-
     use super::*;
 
     #[tokio::test]
