@@ -397,6 +397,10 @@ fn limits(runner: &RunnerSettings, generation: u64, has_executor: bool) -> Limit
 /// Logs what came of a job request, where it is of interest.
 fn tell(runner: &RunnerSettings, notice: Notice, error: Option<&ClientError>) {
     let (name, url) = (runner.name.as_str(), runner.url.as_str());
+    let remedy = match error {
+        Some(ClientError::Forbidden { code: 404 | 410, .. }) => "there is no runner API at its url; correct the url",
+        _ => "its token is not, or no longer, valid, or it was removed; register it again, or delete its entry",
+    };
     let error = error.map(ToString::to_string).unwrap_or_default();
     match notice {
         Notice::Failed { failures, wait } => {
@@ -412,8 +416,7 @@ fn tell(runner: &RunnerSettings, notice: Notice, error: Option<&ClientError>) {
             error,
             refusals,
             next_probe_s = wait.as_secs(),
-            "the runner is unhealthy: its token is not, or no longer, valid, or it was removed; register it again, or \
-             delete its entry. It is probed on"
+            "the runner is unhealthy: {remedy}. It is probed on"
         ),
         Notice::Recovered { failures } => {
             tracing::info!(runner = name, url, failures, "job requests work again");

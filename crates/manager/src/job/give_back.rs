@@ -65,7 +65,10 @@ impl Actor {
             lease.environment.used(used);
         }
         self.uploader.ending();
-        let update = crate::failure::of_result(&self.payload, result, self.context.cancel.is_cancelled());
+        // A job that the coordinator did not cancel was wound down by a manager: this one, or the one before it, which ended
+        // before it could report.
+        let interrupted = self.context.cancel.is_cancelled() || !self.uploader.is_canceled();
+        let update = crate::failure::of_result(&self.payload, result, interrupted);
         self.watch.ended(result, update.failure_reason.as_deref(), update.exit_code);
         update
     }

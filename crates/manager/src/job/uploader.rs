@@ -65,6 +65,8 @@ pub(super) struct Uploader {
     ending: bool,
     /// The coordinator takes no more of the trace, but may take the report.
     trace_refused: bool,
+    /// The coordinator has said that the job is canceled.
+    canceled: bool,
     /// Times that the coordinator may say that a call is wrong, before it is taken for final.
     rejections_max: u32,
     debug_trace: bool,
@@ -94,6 +96,7 @@ impl Uploader {
             rejected_last: false,
             ending: false,
             trace_refused: false,
+            canceled: false,
             rejections_max: runner.final_update_retry_limit.max(1),
             debug_trace,
             watch,
@@ -242,10 +245,18 @@ impl Uploader {
             self.interval = interval;
         }
         match status {
-            Some(JobStatus::Canceling) => Verdict::Cancel,
+            Some(JobStatus::Canceling) => {
+                self.canceled = true;
+                Verdict::Cancel
+            }
             Some(JobStatus::Canceled | JobStatus::Failed) => Verdict::Gone,
             _ => Verdict::GoOn,
         }
+    }
+
+    /// Whether the coordinator wants the job canceled, and this manager has heard of it.
+    pub(super) fn is_canceled(&self) -> bool {
+        self.canceled
     }
 
     /// Sorts a failed final update. One that the coordinator takes for wrong again and again is given up: nobody else would

@@ -125,6 +125,11 @@ impl Books {
         self.lanes.get(&(runner.clone(), lane)).map(|(key, _)| key.as_str())
     }
 
+    /// Whether what is written will be found by the next start.
+    pub(super) fn check(&self) -> Result<(), StoreError> {
+        self.log.check().map_err(|source| self.failed(source))
+    }
+
     /// Writes a record, and then counts it.
     pub(super) fn add(&mut self, record: &Record<'_>) -> Result<(), StoreError> {
         let text = encode(record)?;

@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -105,8 +105,22 @@ impl Log {
         self.end
     }
 
+    /// Whether the file is still there for the next start: one that was removed under an open handle takes lines for ever,
+    /// and nobody reads them.
+    ///
+    /// # Errors
+    /// What the system says, or that it was removed.
+    pub(super) fn check(&self) -> io::Result<()> {
+        if self.file.metadata()?.nlink() > 0 {
+            return Ok(());
+        }
+        let message = "the file was removed while the manager works; start it again, which makes the state anew";
+        Err(io::Error::new(io::ErrorKind::NotFound, message))
+    }
+
     /// Adds a line, whole or not at all.
     pub(super) fn append(&mut self, text: &str) -> io::Result<Place> {
+        self.check()?;
         let line = line(text);
         let limit = self.limit.load(Ordering::Relaxed);
         if self.end + line.len() as u64 > limit {

@@ -171,7 +171,12 @@ impl Store {
     /// # Errors
     /// [`StoreError`].
     pub fn lane_key(&self, runner: &RunnerKey, lane: u32) -> Result<String, StoreError> {
-        let known = self.books.lock().lane_key(runner, lane).map(str::to_owned);
+        let known = {
+            let books = self.books.lock();
+            // Nothing is asked for that could not be stored.
+            books.check()?;
+            books.lane_key(runner, lane).map(str::to_owned)
+        };
         match known {
             Some(key) => Ok(key),
             None => {

@@ -232,6 +232,25 @@ async fn a_stop_cancels_the_jobs_and_says_who_did() {
     bench.check_forgotten().await;
 }
 
+/// The first manager is ended while its jobs still wind down, as by a second SIGTERM.
+#[tokio::test]
+async fn a_job_that_an_earlier_manager_aborted_was_interrupted_and_not_canceled() {
+    let bench = Bench::start().await;
+    bench.push(&json!({}));
+    let manager = bench.manager().await;
+    started(&bench).await;
+    manager.control.give(Order::Abort).await;
+    bench.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
+    manager.kill().await;
+    bench.agent.finish(RUN, canceled());
+    let next = bench.manager().await;
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("runner_interrupted"));
+    next.drain().await;
+    next.ended().await.unwrap();
+    bench.check_forgotten().await;
+}
+
 #[tokio::test]
 async fn a_payload_that_no_plan_can_be_made_of_fails_with_its_reason() {
     let bench = Bench::start().await;

@@ -35,10 +35,16 @@ impl ConfigArg {
     /// Reads the file; one that is not there is an empty configuration, and told of.
     pub(crate) fn load(&self) -> Result<Config, ConfigError> {
         let path = self.path();
-        let loaded = config::load(&path, &Facts::of(&path));
-        if loaded.problems.iter().any(|problem| problem.code == "C032") {
+        if !path.exists() {
             tracing::warn!(path = %path.display(), "the configuration file does not exist; no runner is configured");
         }
+        self.load_or_new()
+    }
+
+    /// The same for a command that makes the file where there is none.
+    pub(crate) fn load_or_new(&self) -> Result<Config, ConfigError> {
+        let path = self.path();
+        let loaded = config::load(&path, &Facts::of(&path));
         match loaded.config {
             Some(config) => Ok(config),
             None => {

@@ -30,7 +30,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
                 );
             }
         }
-        Err(error) => tracing::warn!("{error}"),
+        Err(error) => super::error::tell(&error.to_string(), |first| tracing::warn!("{first}")),
     }
     ExitCode::SUCCESS
 }

@@ -13,6 +13,7 @@ mod runners;
 mod tests;
 mod tls;
 mod transport;
+mod unreached;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -165,7 +166,7 @@ impl Client {
 
 /// Sends; a failure to get any answer can heal.
 async fn send(call: &'static str, request: RequestBuilder) -> Result<Response, ClientError> {
-    request.send().await.map_err(|error| ClientError::unreachable(call, chain(&error.without_url())))
+    request.send().await.map_err(|error| ClientError::unreachable(call, unreached::words(&error)))
 }
 
 /// Strips a trailing `/` and `/ci`, and appends `/api/v4/` (runner-api 0).

@@ -59,18 +59,26 @@ fn shell(check: &mut Check<'_>, runner: &Runner) {
     }
 }
 
-/// Values that the reference only tells `lint` about (C014 as a warning).
+/// Values that the reference only tells `lint` about (C014).
 fn values(check: &mut Check<'_>, runner: &Runner) {
+    let shells = ["bash", "sh", "pwsh", "powershell"];
+    if let Some(shell) = runner.table.str("shell").filter(|shell| !shell.is_empty() && !shells.contains(shell)) {
+        let message = format!("shell `{}` does not exist; every job fails", shown_name(shell));
+        let problem = Problem::new("C014", message).severity(Severity::Error).of(runner.index, &runner.name);
+        check.add(problem.at(&place(&runner.table, "shell")).help("use bash, sh, pwsh or powershell"));
+    }
     let mut tell = |key: &str, message: String, help: &str| {
         let problem = Problem::new("C014", message).severity(Severity::Warning).of(runner.index, &runner.name);
         check.add(problem.at(&place(&runner.table, key)).help(help));
     };
-    let shells = ["bash", "sh", "pwsh", "powershell"];
-    if let Some(shell) = runner.table.str("shell").filter(|shell| !shells.contains(shell)) {
-        tell("shell", format!("shell `{}` does not exist", shown_name(shell)), "use bash, sh, pwsh or powershell");
-    }
     if let Some(count) = runner.table.int("request_concurrency").filter(|count| *count < 1) {
         tell("request_concurrency", format!("request_concurrency = {count} counts as 1"), "write 1 or more");
+    }
+    if let Some(limit) = runner.table.int("limit").filter(|limit| *limit < 0) {
+        tell("limit", format!("limit = {limit} counts as none"), "write 0 for no limit, or 1 or more");
+    }
+    if let Some(limit) = runner.table.int("output_limit").filter(|limit| *limit < 0) {
+        tell("output_limit", format!("output_limit = {limit} counts as the default"), "write KiB above 0");
     }
 }
 
@@ -157,9 +165,10 @@ mod tests {
     }
 
     #[test]
-    fn c014_values_that_do_not_exist_are_warnings_where_the_reference_goes_on() {
-        assert!(found("C014", &runner("shell", "shell = \"cmd\"")).contains("warning"));
+    fn c014_values_that_do_not_exist_are_told_and_a_shell_that_no_job_can_use_is_an_error() {
+        assert!(found("C014", &runner("shell", "shell = \"cmd\"")).contains("error"));
         assert!(found("C014", &runner("shell", "request_concurrency = 0")).contains("counts as 1"));
+        assert!(found("C014", &runner("shell", "limit = -1")).contains("counts as none"));
         clean("C014", &runner("shell", "shell = \"pwsh\"\nrequest_concurrency = 2"));
     }
 

@@ -1,5 +1,8 @@
 //! The file itself, and the process around it (C031 to C041).
 
+use muster_telemetry::http::ListenAddress;
+use muster_telemetry::logs::Format;
+
 use super::super::problem::{Problem, Severity, shown_name};
 use super::super::runtime::shared_system_id;
 use super::Check;
@@ -11,6 +14,7 @@ pub(super) fn check(check: &mut Check<'_>) {
     place(check);
     addresses(check);
     log_level(check);
+    log_format(check);
     shutdown(check);
 }
 
@@ -32,9 +36,14 @@ fn place(check: &mut Check<'_>) {
     }
 }
 
-/// C037, C038.
+/// C014, C037, C038.
 fn addresses(check: &mut Check<'_>) {
-    if let Some(address) = check.tree.str("listen_address").filter(|address| is_public(address)) {
+    let wrong = check.tree.str("listen_address").filter(|address| !address.is_empty());
+    let wrong = wrong.and_then(|address| address.parse::<ListenAddress>().err());
+    if let Some(error) = wrong {
+        let at = super::place(check.tree, "listen_address");
+        check.add(Problem::new("C014", error.to_string()).at(&at).help("write host:port; metrics are served there"));
+    } else if let Some(address) = check.tree.str("listen_address").filter(|address| is_public(address)) {
         let message = format!("metrics are served without authentication on {}", shown_name(address));
         check.tell_global(
             "listen_address",
@@ -96,11 +105,28 @@ fn log_level(check: &mut Check<'_>) {
     }
 }
 
-/// C041, C042.
+/// The reference does not start with one that it does not know.
+fn log_format(check: &mut Check<'_>) {
+    let Some(format) =
+        check.tree.str("log_format").filter(|format| !format.is_empty() && format.parse::<Format>().is_err())
+    else {
+        return;
+    };
+    let message = format!("log_format `{}` does not exist", shown_name(format));
+    let problem = Problem::new("C014", message).severity(Severity::Error).at(&super::place(check.tree, "log_format"));
+    check.add(problem.help("use runner, text or json"));
+}
+
+/// C014, C041, C042.
 fn shutdown(check: &mut Check<'_>) {
     /// Below this the reference warns.
     const DRAIN_SECONDS_MIN: i64 = 300;
     let seconds = check.tree.int("shutdown_timeout").filter(|seconds| *seconds > 0).unwrap_or(30);
+    if let Some(negative) = check.tree.int("shutdown_timeout").filter(|seconds| *seconds < 0) {
+        let message = format!("shutdown_timeout = {negative} counts as 30");
+        let problem = Problem::new("C014", message).severity(Severity::Warning);
+        check.add(problem.at(&super::place(check.tree, "shutdown_timeout")).help("write seconds above 0"));
+    }
     let machines = check.tree.bool("machine.shutdown_drain.enabled") == Some(true);
     let instances =
         check.runners.iter().any(|runner| runner.table.bool("autoscaler.delete_instances_on_shutdown") == Some(true));
@@ -125,6 +151,16 @@ fn shutdown(check: &mut Check<'_>) {
 #[cfg(test)]
 mod tests {
     use super::super::testing::{clean, clean_with, found, found_with};
+
+    #[test]
+    fn c014_values_that_no_start_can_use_are_told_before_it() {
+        assert!(found("C014", "listen_address = \":notaport\"").contains("fatal"));
+        assert!(found("C014", "log_format = \"xml\"").contains("error[C014]: log_format `xml` does not exist"));
+        assert!(found("C014", "shutdown_timeout = -5").contains("counts as 30"));
+        let fine = "listen_address = \"127.0.0.1:9252\"\nlog_format = \"json\"\nshutdown_timeout = 0";
+        clean("C014", fine);
+        clean("C014", "listen_address = \"\"");
+    }
 
     #[test]
     fn c027_a_system_id_of_another_machine() {

@@ -46,6 +46,7 @@ pub(super) fn replace(path: &Path, before: Option<&str>, text: &str) -> Result<(
         let path = path.to_owned();
         move |source| EditError::Io { doing, path, source }
     };
+    remove_leftovers(path);
     let (new, mut file) = new_beside(path).map_err(failed("write beside", path))?;
     let written =
         like_the_old(path, &file).and_then(|()| file.write_all(text.as_bytes())).and_then(|()| file.sync_all());
@@ -89,6 +90,19 @@ fn in_place(path: &Path, text: &str) -> io::Result<()> {
     file.write_all(text.as_bytes())?;
     file.set_len(text.len() as u64)?;
     file.sync_all()
+}
+
+/// Removes what a save that was killed has left: it holds tokens. The lock of the file is held, so nobody writes it any more.
+fn remove_leftovers(path: &Path) {
+    let prefix = format!(".{}.new-", path.file_name().unwrap_or_default().to_string_lossy());
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    for entry in path.parent().and_then(|directory| fs::read_dir(directory).ok()).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let numbers = name.strip_prefix(&prefix).and_then(|rest| rest.split_once('-'));
+        if numbers.is_some_and(|(process, number)| is_number(process) && is_number(number)) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
 }
 
 fn new_beside(path: &Path) -> io::Result<(PathBuf, File)> {

@@ -191,3 +191,16 @@ fn a_file_with_errors_is_not_touched_and_its_secrets_are_not_told() {
     assert!(!error.contains("verysecret"), "{error}");
     assert_eq!(home.text(), broken);
 }
+
+#[test]
+fn what_a_killed_save_left_goes_with_the_next_one() {
+    let home = Home::new(SAMPLE);
+    for name in [".config.toml.new-30070-0", ".config.toml.new-1-12", ".config.toml.new-of-mine", "config.toml.new-1-0"]
+    {
+        std::fs::write(home.directory.path().join(name), "token").unwrap();
+    }
+    home.change(|file| file.remove_runner(0).unwrap());
+    let names = home.names();
+    assert!(!names.iter().any(|name| name.starts_with(".config.toml.new-1") || name.contains("30070")), "{names:?}");
+    assert!([".config.toml.new-of-mine", "config.toml.new-1-0"].iter().all(|name| names.iter().any(|n| n == name)));
+}

@@ -12,7 +12,7 @@ use muster_job::Secret;
 use muster_manager::config::edit::{ConfigFile, EditError, NewToken};
 use muster_manager::config::runtime::registration_flags;
 use muster_manager::config::schema::schema;
-use muster_manager::config::{self, Facts, Problem};
+use muster_manager::config::{self, EXECUTORS, Facts, Problem};
 use muster_manager::settings::host_name;
 use muster_runner_api::client::ClientError;
 use muster_runner_api::wire::Info;
@@ -85,7 +85,7 @@ impl Registration {
     fn begin(args: &Args) -> Result<Self, RegisterError> {
         let asker = Asker::new(!args.non_interactive).map_err(RegisterError::Signals)?;
         let path = args.config.path();
-        let config = args.config.load()?;
+        let config = args.config.load_or_new()?;
         if path.parent().is_some_and(std::path::Path::exists) && !Facts::of(&path).writable {
             return Err(RegisterError::ReadOnly { path });
         }
@@ -123,6 +123,7 @@ impl Registration {
 
     fn save(&mut self, new_token: Option<&NewToken>) -> Result<(), RegisterError> {
         let mut file = ConfigFile::open(&self.path)?;
+        let executor = self.text("executor");
         let index = file.add_runner(in_order(std::mem::take(&mut self.entry)));
         if let Some(new) = new_token {
             file.set_token(index, new)?;
@@ -132,6 +133,11 @@ impl Registration {
             "Runner registered successfully. Feel free to start it, but if it's running already the config should be \
              automatically reloaded!"
         );
+        if !EXECUTORS.iter().any(|(name, built)| *built && *name == executor) {
+            let has: Vec<&str> = EXECUTORS.iter().filter(|(_, built)| *built).map(|(name, _)| *name).collect();
+            let has = has.join(", ");
+            tracing::warn!("executor `{executor}` is not built yet: this runner requests no jobs. Muster has: {has}");
+        }
         let path = file.path().display().to_string();
         tracing::info!("Configuration (with the authentication token) was saved in {path:?}");
         Ok(())

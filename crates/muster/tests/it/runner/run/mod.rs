@@ -270,6 +270,22 @@ async fn relative_directories_start_in_the_working_directory() {
     assert!(!bench.home.path("state").join("rel").exists());
 }
 
+/// What was asked for before is tried, reported as failed, and the last: the manager does not swallow a queue.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_state_directory_that_is_removed_ends_the_manager() {
+    let bench = Bench::start(1).await;
+    bench.configure(&format!("concurrent = 1\n{}", bench.entry(0)));
+    let run = bench.run();
+    run.logged("Starting multi-runner", 1).await;
+    std::fs::remove_dir_all(bench.home.path("state")).unwrap();
+    bench.push(0, 2);
+    bench.push(0, 3);
+    run.logged("was removed while the manager works", 1).await;
+    assert_eq!(run.code().await, 1);
+    let untouched = |id| bench.coordinator(0).job(muster_job::JobId(id)).unwrap().handouts == 0;
+    assert!([2, 3].into_iter().any(untouched));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_file_it_waits_for_one() {
     let bench = Bench::start(1).await;
