@@ -9,7 +9,8 @@ use muster_job::JobId;
 use muster_runner_api::test_support::{MemoryCoordinator, RUNNER_TOKEN, Served, serve};
 use serde_json::{Value, json};
 
-use crate::process::{muster, until};
+use crate::machines::{Machines, Part, kill};
+use crate::process::{muster, plugin_local, until};
 use crate::proxy::Proxy;
 
 /// For how long anything may take.
@@ -25,7 +26,13 @@ pub struct Bench {
     pub proxy: Proxy,
     /// The folder of everything.
     pub home: tempfile::TempDir,
+    /// The instances, where jobs run on such.
+    pub machines: Machines,
     concurrent: usize,
+    /// The program under test; a copy of it is an upgrade.
+    pub executable: PathBuf,
+    /// `config.toml`; none: the executor of this host.
+    config: Option<PathBuf>,
     manager: Option<Child>,
     /// Whom the manager and its agent do not outlive.
     keeper: Child,
@@ -33,17 +40,51 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// A world whose manager runs.
+    /// A world whose manager runs jobs on this host.
     pub async fn start(concurrent: usize) -> Self {
+        let mut bench = Self::prepare(concurrent).await;
+        bench.start_manager();
+        bench
+    }
+
+    /// A world whose manager runs jobs on instances that outlive it and their plugin; `autoscaler` are more lines of
+    /// `[runners.autoscaler]`, `plugin` more of its `plugin_config`.
+    pub async fn with_instances(concurrent: usize, autoscaler: &str, plugin: &str) -> Self {
+        let mut bench = Self::prepare(concurrent).await;
+        let (url, executable, machines) = (&bench.proxy.url, plugin_local(), bench.path("machines"));
+        let text = format!(
+            "concurrent = {concurrent}\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = {url:?}\n  \
+             token = \"{RUNNER_TOKEN}\"\n  executor = \"instance\"\n  shell = \"bash\"\n  request_concurrency = {concurrent}\n  \
+             [runners.autoscaler]\n    plugin = {executable:?}\n    {autoscaler}\n    [runners.autoscaler.plugin_config]\n      \
+             directory = {machines:?}\n      outlive_plugin = true\n      {plugin}\n"
+        );
+        let config = bench.path("config.toml");
+        std::fs::write(&config, text).unwrap();
+        bench.config = Some(config);
+        bench.start_manager();
+        bench
+    }
+
+    async fn prepare(concurrent: usize) -> Self {
         let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(5)).with_patience(PATIENCE));
         let served = serve(coordinator.clone()).await.unwrap();
         let proxy = Proxy::start(served.url.as_str()).await;
         let home = tempfile::tempdir().unwrap();
         std::fs::write(home.path().join("token"), RUNNER_TOKEN).unwrap();
         let keeper = Command::new("sleep").arg("100000").spawn().unwrap();
-        let mut bench = Self { coordinator, proxy, home, concurrent, manager: None, keeper, _served: served };
-        bench.start_manager();
-        bench
+        let machines = Machines::new(home.path().join("machines"));
+        Self {
+            coordinator,
+            proxy,
+            home,
+            machines,
+            concurrent,
+            executable: muster(),
+            config: None,
+            manager: None,
+            keeper,
+            _served: served,
+        }
     }
 
     /// A file of this world.
@@ -54,13 +95,22 @@ impl Bench {
     /// Starts the manager, or the next one after a kill.
     pub fn start_manager(&mut self) {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.path("manager.log")).unwrap();
-        let mut command = Command::new(muster());
-        command.args(["manager", "--url", &self.proxy.url, "--concurrent", &self.concurrent.to_string()]);
-        command.args(["--until-pid", &self.keeper.id().to_string()]).stdin(Stdio::null()).stderr(log);
-        for (flag, name) in
-            [("--token-file", "token"), ("--state-dir", "state"), ("--builds-dir", "builds"), ("--cache-dir", "cache")]
-        {
-            command.arg(flag).arg(self.path(name));
+        let mut command = Command::new(&self.executable);
+        command.stdin(Stdio::null()).stderr(log);
+        if let Some(config) = &self.config {
+            command.args(["runner", "run", "--config"]).arg(config).arg("--state-dir").arg(self.path("state"));
+            command.stdout(Stdio::null());
+        } else {
+            command.args(["manager", "--url", &self.proxy.url, "--concurrent", &self.concurrent.to_string()]);
+            command.args(["--until-pid", &self.keeper.id().to_string()]);
+            for (flag, name) in [
+                ("--token-file", "token"),
+                ("--state-dir", "state"),
+                ("--builds-dir", "builds"),
+                ("--cache-dir", "cache"),
+            ] {
+                command.arg(flag).arg(self.path(name));
+            }
         }
         self.manager = Some(command.spawn().unwrap());
     }
@@ -73,13 +123,42 @@ impl Bench {
         }
     }
 
+    /// Ends the manager in order, and tells how it ended.
+    pub async fn stop_manager(&mut self) -> Option<i32> {
+        let mut manager = self.manager.take()?;
+        assert!(Command::new("kill").args(["-QUIT", &manager.id().to_string()]).status().unwrap().success());
+        let mut ended = None;
+        let is_over = until(|| {
+            ended = manager.try_wait().unwrap();
+            ended.is_some()
+        });
+        assert!(is_over.await, "the manager does not end:\n{}", self.log());
+        ended?.code()
+    }
+
+    /// SIGKILL for the manager's plugin, if there is one.
+    pub fn kill_plugin(&self) -> bool {
+        let Some(manager) = &self.manager else { return false };
+        let parent = format!("\nPPid:\t{}\n", manager.id());
+        let is_it = |process: &Path| {
+            let status = std::fs::read_to_string(process.join("status")).unwrap_or_default();
+            let words = std::fs::read(process.join("cmdline")).unwrap_or_default();
+            status.contains(&parent) && words.starts_with(plugin_local().as_os_str().as_encoded_bytes())
+        };
+        let all = std::fs::read_dir("/proc").unwrap().flatten();
+        let mut pids = all
+            .filter(|process| is_it(&process.path()))
+            .filter_map(|process| process.file_name().to_str()?.parse().ok());
+        pids.next().is_some_and(kill)
+    }
+
     /// SIGKILL for the agent, if there is one: its lock names it.
     pub fn kill_agent(&self) -> bool {
         let lock = self.path("state/spool/agent.lock");
         let pid = std::fs::read_to_string(lock).ok().and_then(|pid| pid.trim().parse::<i32>().ok());
         let command = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         match pid.filter(|pid| command(*pid).contains("agent")) {
-            Some(pid) => Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success(),
+            Some(pid) => kill(pid),
             None => false,
         }
     }
@@ -135,7 +214,8 @@ impl Bench {
     fn left(&self) -> Vec<String> {
         let folder = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten();
         let job = |name: &str| name.starts_with(|first: char| first.is_ascii_digit()) && name.contains('-');
-        let spool = folder(self.path("state/spool")).map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let spools = std::iter::once(self.path("state/spool")).chain(self.machines.each(".muster/agent/spool"));
+        let spool = spools.flat_map(folder).map(|entry| entry.file_name().to_string_lossy().into_owned());
         let mut left: Vec<String> = spool.filter(|name| job(name)).map(|name| format!("spool of {name}")).collect();
         let mark = format!("MARKS={}", self.home.path().display());
         for process in folder("/proc".into()) {
@@ -144,7 +224,8 @@ impl Bench {
                 left.push(format!("process {}", process.file_name().to_string_lossy()));
             }
         }
-        left.extend(temporary(&self.path("builds")).into_iter().map(|path| path.display().to_string()));
+        let builds = std::iter::once(self.path("builds")).chain(self.machines.each("builds"));
+        left.extend(builds.flat_map(|builds| temporary(&builds)).map(|path| path.display().to_string()));
         left
     }
 
@@ -206,5 +287,6 @@ impl Drop for Bench {
             let _ = process.kill();
             let _ = process.wait();
         }
+        self.machines.kill(Part::Machine);
     }
 }

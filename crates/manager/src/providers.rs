@@ -127,10 +127,12 @@ impl Providers {
         let instances = self.instances.as_ref().ok_or("this manager has no instances")?;
         let settings = runner.autoscaler.clone().ok_or("there is no [runners.autoscaler]")?;
         let plugin = (instances.find_plugin)(&settings.plugin)?;
-        std::fs::create_dir_all(&instances.books)
-            .map_err(|error| format!("cannot create directory {}: {error}", instances.books.display()))?;
         let digest = format!("{:x}", Sha256::digest(runner.key.as_str()));
-        let books = instances.books.join(format!("{}.books", digest.get(..KEY_DIGITS).unwrap_or(&digest)));
+        let own = format!("{}.books", digest.get(..KEY_DIGITS).unwrap_or(&digest));
+        let folder = &instances.books;
+        std::fs::create_dir_all(folder)
+            .map_err(|error| format!("cannot create directory {}: {error}", folder.display()))?;
+        let books = folder.join(own);
         let name = if runner.name.is_empty() { runner.key.to_string() } else { runner.name.clone() };
         let provider = InstanceProvider::start(InstanceOptions {
             name,

@@ -2,13 +2,13 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use muster_agent::Containment;
-use muster_environment::host::{HostOptions, READY_MARKER, agent_socket};
-use muster_environment::instance::{self, CONNECTED, FAILED, MARK};
+use muster_environment::host::{HostOptions, OneAgent, READY_MARKER, one_agent};
+use muster_environment::instance::{self, CONNECTED, FAILED, MARK, OLDER};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
@@ -65,7 +65,7 @@ fn connect(args: ConnectArgs) -> ExitCode {
     crate::logging::of_service();
     crate::runtime::block_on_one_thread(async {
         let said = match reach(args.dir).await {
-            Ok((socket, home)) => return relay(socket, &home),
+            Ok(reached) => return relay(reached),
             Err(error) => writeln!(std::io::stdout(), "{MARK}{FAILED}{}", error.replace('\n', "; ")),
         };
         // Nobody may be there any more to read it.
@@ -74,10 +74,19 @@ fn connect(args: ConnectArgs) -> ExitCode {
     })
 }
 
+/// The agent, and where its jobs have their places.
+struct Reached {
+    socket: UnixStream,
+    home: PathBuf,
+    /// The agent is of another executable.
+    is_older: bool,
+}
+
 /// Copies both ways until either end is closed. Blocks: nothing else is to be done in this process.
-fn relay(socket: UnixStream, home: &Path) -> ExitCode {
+fn relay(Reached { socket, home, is_older }: Reached) -> ExitCode {
     let mut stdout = std::io::stdout();
-    let told = writeln!(stdout, "{MARK}{CONNECTED}{}", home.display()).and_then(|()| stdout.flush());
+    let answer = if is_older { OLDER } else { CONNECTED };
+    let told = writeln!(stdout, "{MARK}{answer}{}", home.display()).and_then(|()| stdout.flush());
     let (Ok(()), Ok(mut to_agent)) = (told, socket.try_clone()) else { return ExitCode::FAILURE };
     // A thread that still waits for the other end ends with the process.
     let (over, is_over) = std::sync::mpsc::channel();
@@ -106,7 +115,7 @@ fn copy_at_once(mut from: UnixStream, mut to: std::io::Stdout) -> std::io::Resul
 }
 
 /// The agent of the directory and this user's home; jobs have their places below that.
-async fn reach(dir: PathBuf) -> Result<(UnixStream, PathBuf), String> {
+async fn reach(dir: PathBuf) -> Result<Reached, String> {
     let text = |error: &dyn std::error::Error| crate::logging::chain(error);
     let home = std::env::home_dir().filter(|home| home.is_absolute());
     let home = home.ok_or("this user has no home directory: set HOME, or give the user one")?;
@@ -121,9 +130,9 @@ async fn reach(dir: PathBuf) -> Result<(UnixStream, PathBuf), String> {
         user: None,
         hidden: Vec::new(),
     };
-    let socket = agent_socket(options).await.map_err(|error| text(&error))?;
-    let stream = UnixStream::connect(&socket).map_err(|error| format!("{}: {error}", socket.display()))?;
-    Ok((stream, home))
+    let OneAgent { socket, is_older } = one_agent(options).await.map_err(|error| text(&error))?;
+    let socket = UnixStream::connect(&socket).map_err(|error| format!("{}: {error}", socket.display()))?;
+    Ok(Reached { socket, home, is_older })
 }
 
 fn serve(args: ServeArgs) -> ExitCode {

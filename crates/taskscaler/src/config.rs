@@ -30,6 +30,10 @@ pub struct Config {
     pub update_interval_when_expecting: Duration,
     /// A removal that had no effect is repeated after this.
     pub deletion_retry_interval: Duration,
+    /// The same while the engine stops.
+    pub shutdown_deletion_interval: Duration,
+    /// How often it is repeated then: whoever waits for the end waits for so many intervals.
+    pub shutdown_deletion_retries: u32,
     /// What was granted appears within this, or counts as failed.
     pub create_deadline: Duration,
     /// What appeared runs within this, or is replaced.
@@ -119,6 +123,8 @@ impl Config {
             update_interval: Duration::from_secs(60),
             update_interval_when_expecting: Duration::from_secs(2),
             deletion_retry_interval: Duration::from_secs(60),
+            shutdown_deletion_interval: Duration::from_secs(10),
+            shutdown_deletion_retries: 3,
             create_deadline: Duration::from_secs(600),
             boot_deadline: Duration::from_secs(1800),
             prepare_deadline: Duration::from_secs(900),

@@ -23,6 +23,8 @@ pub struct Settings {
     update_interval: Option<String>,
     update_interval_when_expecting: Option<String>,
     deletion_retry_interval: Option<String>,
+    shutdown_deletion_interval: Option<String>,
+    shutdown_deletion_retries: i64,
     failure_threshold: i64,
     reservation_throttling: Option<bool>,
     delete_instances_on_shutdown: bool,
@@ -211,11 +213,15 @@ impl Settings {
                 &mut config.update_interval_when_expecting,
             ),
             ("deletion_retry_interval", &self.deletion_retry_interval, &mut config.deletion_retry_interval),
+            ("shutdown_deletion_interval", &self.shutdown_deletion_interval, &mut config.shutdown_deletion_interval),
             ("create_deadline", &self.create_deadline, &mut config.create_deadline),
             ("boot_deadline", &self.boot_deadline, &mut config.boot_deadline),
             ("prepare_deadline", &self.prepare_deadline, &mut config.prepare_deadline),
         ] {
             *place = check.duration(key, text.as_ref(), *place);
+        }
+        if self.shutdown_deletion_retries > 0 {
+            config.shutdown_deletion_retries = check.count("shutdown_deletion_retries", self.shutdown_deletion_retries);
         }
         config.heartbeat_interval = match self.heartbeat_interval.as_deref() {
             Some("0" | "0s") => None,
@@ -236,13 +242,19 @@ impl Settings {
     /// The bounds of the histograms.
     #[must_use]
     pub fn buckets(&self) -> Buckets {
+        let bounds = |text: &[f64]| {
+            let mut bounds: Vec<f64> = text.iter().copied().filter(|bound| bound.is_finite()).collect();
+            bounds.sort_unstable_by(f64::total_cmp);
+            bounds.dedup();
+            bounds
+        };
         Buckets {
-            operation: self.instance_operation_time_buckets.clone(),
-            creation: self.instance_creation_time_buckets.clone(),
-            is_running: self.instance_is_running_time_buckets.clone(),
-            deletion: self.instance_deletion_time_buckets.clone(),
-            readiness: self.instance_readiness_time_buckets.clone(),
-            life: self.instance_life_duration_buckets.clone(),
+            operation: bounds(&self.instance_operation_time_buckets),
+            creation: bounds(&self.instance_creation_time_buckets),
+            is_running: bounds(&self.instance_is_running_time_buckets),
+            deletion: bounds(&self.instance_deletion_time_buckets),
+            readiness: bounds(&self.instance_readiness_time_buckets),
+            life: bounds(&self.instance_life_duration_buckets),
         }
     }
 
@@ -351,6 +363,8 @@ mod tests {
             max_use_count = 10
             max_instances = 20
             update_interval = "1m30s"
+            shutdown_deletion_interval = "2s"
+            shutdown_deletion_retries = 5
             failure_threshold = 5
             reservation_throttling = false
             scale_throttle = { limit = 3, burst = 7 }
@@ -375,6 +389,7 @@ mod tests {
         let config = settings(text).config("main").unwrap();
         assert_eq!((config.capacity.get(), config.uses_max.unwrap().get()), (4, 10));
         assert_eq!((config.update_interval.as_secs(), config.failure_threshold), (90, 5));
+        assert_eq!((config.shutdown_deletion_interval.as_secs(), config.shutdown_deletion_retries), (2, 5));
         assert!(!config.reservation_throttling);
         assert_eq!(config.groups[0].throttle, Throttle { limit: 3, burst: 7 });
         assert_eq!((config.groups[0].name.as_str(), config.groups[0].instances_max), ("main", 20));

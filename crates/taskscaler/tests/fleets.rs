@@ -1,5 +1,7 @@
 //! Whole fleets in an honest world: how long jobs wait, what is idle, and what a job costs the manager's memory.
 
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicUsize, Ordering};

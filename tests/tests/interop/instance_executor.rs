@@ -1,12 +1,12 @@
 //! Executor `instance` on the machines of `fleeting-plugin-local`: a stock gitlab-runner v16.6.0, and Muster's own.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::gitlab_runner::{Registered, clean, stock_runner};
+use muster_tests::machines::{Machines, Part};
 use muster_tests::process::{Running, muster, plugin_local, repository, until};
 
 const JOBS: usize = 20;
@@ -165,7 +165,7 @@ async fn a_job_whose_instance_dies_ends_at_once_with_the_reason_and_is_tried_aga
     );
     let mut fleet = Fleet::start(&yaml, "    max_instances = 2\n", "");
     assert!(until(|| mark.exists()).await, "the job does not start");
-    kill_instances(&fleet.machines);
+    assert!(Machines::new(&fleet.machines).kill(Part::Instance) > 0, "there is no instance");
     let killed = Instant::now();
     let failed = fleet.pipeline.line("the failure", |line| line.contains("runner_system_failure"));
     assert!(killed.elapsed() < Duration::from_secs(15), "{:?}: {failed}", killed.elapsed());
@@ -199,19 +199,4 @@ fn hooks_of_the_plugin_run_around_each_job() {
     };
     let (prepared, finished) = (of("prepare "), of("finish "));
     assert_eq!((prepared.len(), &prepared), (4, &finished), "{text}");
-}
-
-/// SIGKILL for the processes that are the instances below a directory.
-fn kill_instances(machines: &Path) {
-    let mut killed = 0;
-    for process in std::fs::read_dir("/proc").unwrap().flatten() {
-        let inside = std::fs::read_link(process.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(machines));
-        let words = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
-        if inside && words.ends_with(b"instance\0") {
-            let pid = process.file_name().into_string().unwrap();
-            let _ = Command::new("kill").args(["-9", &pid]).status();
-            killed += 1;
-        }
-    }
-    assert!(killed > 0, "there is no instance");
 }

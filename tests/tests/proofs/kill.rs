@@ -1,5 +1,5 @@
 //! The manager, and the agent, are killed (SIGKILL) at points of a job's life that a seed chooses: nothing is lost,
-//! nothing doubled, the logs are whole, and the invariants J1 to J6 hold.
+//! nothing doubled, the logs are whole, and the invariants J1 to J6 hold. [`crate::fleet_kill`] does the same with instances.
 //!
 //! All of it: `MUSTER_TEST_RUNS=200 cargo test -p muster-tests --test proofs killed -- --nocapture`
 
@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use muster_job::{JobId, JobStatus};
 use muster_tests::bench::Bench;
+use muster_tests::machines::{Part, kill};
 use muster_tests::proxy::{Fault, Kind};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -17,13 +18,16 @@ use crate::life::{self, Lines};
 
 const CONCURRENT: usize = 2;
 /// Jobs of one run: one more than run at the same time.
-const JOBS: i64 = 3;
+pub(crate) const JOBS: i64 = 3;
 /// So many runs, and chance alone does not make most of their points miss.
-const ENOUGH: u32 = 8;
+const ENOUGH: usize = 8;
+
+/// From a kill to the end of all jobs; below the patience of the coordinator, which does not know the manager's log.
+const RUN_LIMIT: Duration = Duration::from_secs(100);
 
 /// When to kill.
 #[derive(Debug, Clone, Copy)]
-enum Point {
+pub(crate) enum Point {
     /// At a call of a kind, the so-maniest: before the coordinator hears it, or before its answer arrives.
     Call { kind: Kind, number: u32, heard: bool },
     /// When the coordinator has so many bytes of the first job's trace.
@@ -32,62 +36,113 @@ enum Point {
     Time(f64),
 }
 
+impl Point {
+    pub(crate) fn any(rng: &mut StdRng) -> Self {
+        match rng.random_range(0..4) {
+            0 => Self::Log(rng.random_range(1..1500)),
+            1 => Self::Time(rng.random()),
+            _ => Self::Call {
+                kind: Kind::ALL[rng.random_range(0..4)],
+                number: rng.random_range(1..5),
+                heard: rng.random(),
+            },
+        }
+    }
+}
+
 /// Whom to kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Victim {
+pub(crate) enum Victim {
     Manager,
     Agent,
+    Plugin,
+    /// The SSH server of an instance.
+    Server,
+    /// A whole instance.
+    Machine,
+}
+
+impl Victim {
+    /// Kills it, if there is one.
+    fn kill(self, bench: &mut Bench, rng: &mut StdRng) -> bool {
+        let mut of = |part| {
+            let found = bench.machines.processes(part);
+            !found.is_empty() && kill(found[rng.random_range(0..found.len())])
+        };
+        match self {
+            Self::Manager => {
+                bench.kill_manager();
+                bench.start_manager();
+                true
+            }
+            Self::Agent => bench.kill_agent(),
+            Self::Plugin => bench.kill_plugin(),
+            Self::Server => of(Part::Server),
+            Self::Machine => of(Part::Machine),
+        }
+    }
+
+    /// What a job says that could not survive this; the others cost no job anything.
+    fn last_words(self) -> Option<&'static str> {
+        match self {
+            Self::Agent => Some("the agent was ended while the job ran"),
+            Self::Machine => Some("instance unexpectedly removed"),
+            Self::Manager | Self::Plugin | Self::Server => None,
+        }
+    }
 }
 
 #[derive(Debug, Default)]
-struct Tally {
-    /// Processes that were there and got the signal.
-    kills: u32,
-    passed: usize,
-    /// Ended as a system failure that says why: only where an agent was killed.
-    told: usize,
+pub(crate) struct Tally {
+    /// Of these runs so many had a kill: a run whose point does not come, or finds nobody, has none.
+    pub(crate) runs: usize,
+    pub(crate) kills: usize,
+    pub(crate) passed: usize,
+    /// Ended as a system failure that says why: only where an agent, or a machine, was killed.
+    pub(crate) told: usize,
+}
+
+impl Tally {
+    /// Tells what came of it; most runs must have had their kill.
+    pub(crate) fn tell(&self) {
+        println!("{} kills of {} runs: lost 0, doubled 0; {self:?}", self.kills, self.runs);
+        assert!(self.kills * 2 >= self.runs || self.runs < ENOUGH, "most runs ended before their point: {self:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_at_any_point_nothing_is_lost_or_doubled() {
     let mut bench = Bench::start(CONCURRENT).await;
-    let began = Instant::now();
     let mut tally = Tally::default();
-    run(&mut bench, 0, None, &mut StdRng::seed_from_u64(0), &mut tally).await;
-    let whole = began.elapsed();
-    let seeds = life::seeds(16);
-    let mut number = 0;
-    let runs = u32::try_from(seeds.end - seeds.start).unwrap();
-    for seed in seeds {
-        number += 1;
+    let whole = undisturbed(&mut bench, &mut tally).await;
+    for seed in life::seeds(16) {
         let mut rng = StdRng::seed_from_u64(seed);
         let victim = if rng.random() { Victim::Manager } else { Victim::Agent };
-        let point = match rng.random_range(0..4) {
-            0 => Point::Log(rng.random_range(1..1500)),
-            1 => Point::Time(rng.random()),
-            _ => Point::Call {
-                kind: Kind::ALL[rng.random_range(0..4)],
-                number: rng.random_range(1..5),
-                heard: rng.random(),
-            },
-        };
+        let point = Point::any(&mut rng);
         println!("seed {seed}: {victim:?} at {point:?}");
-        run(&mut bench, number, Some((victim, point, whole)), &mut rng, &mut tally).await;
+        run(&mut bench, Some((victim, point, whole)), &mut rng, &mut tally).await;
     }
-    life::check_world(&bench, CONCURRENT, (1..=(number + 1) * JOBS).map(JobId)).await;
-    println!("{} kills of {runs} runs: lost 0, doubled 0; {tally:?}", tally.kills);
-    assert!(tally.kills * 2 >= runs || runs < ENOUGH, "most runs ended before their point: {tally:?}");
+    let jobs = i64::try_from(tally.runs).unwrap() * JOBS;
+    life::check_world(&bench, CONCURRENT, (1..=jobs).map(JobId)).await;
+    tally.tell();
 }
 
-/// One run of three jobs with one kill, where its point comes.
-async fn run(
+/// A run without a kill: how long it takes.
+pub(crate) async fn undisturbed(bench: &mut Bench, tally: &mut Tally) -> Duration {
+    let began = Instant::now();
+    run(bench, None, &mut StdRng::seed_from_u64(0), tally).await;
+    began.elapsed()
+}
+
+/// One run of three jobs with one kill.
+pub(crate) async fn run(
     bench: &mut Bench,
-    number: i64,
     kill: Option<(Victim, Point, Duration)>,
     rng: &mut StdRng,
     tally: &mut Tally,
 ) {
-    let first = number * JOBS + 1;
+    let first = i64::try_from(tally.runs).unwrap() * JOBS + 1;
+    tally.runs += 1;
     let jobs: Vec<_> = (first..first + JOBS).map(|id| (JobId(id), Lines::any(rng))).collect();
     let (send, mut reached) = mpsc::unbounded_channel();
     if let Some((_, Point::Call { kind: wanted, number, heard }, _)) = kill {
@@ -123,20 +178,15 @@ async fn run(
                 }
             };
             tokio::select! {
-                () = at => victim = Some(whom),
+                () = at => {}
                 ended = ends => return check(bench, &jobs, ended, None, tally),
             }
-            match whom {
-                Victim::Manager => {
-                    bench.kill_manager();
-                    bench.start_manager();
-                }
-                // Before the first job, and for a moment between two agents, there is none.
-                Victim::Agent if !bench.kill_agent() => victim = None,
-                Victim::Agent => {}
+            if whom.kill(bench, rng) {
+                tally.kills += 1;
+                victim = Some(whom);
             }
-            tally.kills += u32::from(victim.is_some());
-            futures::future::join_all(jobs.iter().map(|(id, _)| bench.coordinator.wait_for_end(*id))).await
+            let ends = futures::future::join_all(jobs.iter().map(|(id, _)| bench.coordinator.wait_for_end(*id)));
+            tokio::time::timeout(RUN_LIMIT, ends).await.unwrap_or_else(|_| panic!("a job is lost:\n{}", bench.log()))
         }
     };
     check(bench, &jobs, ended, victim, tally);
@@ -157,9 +207,11 @@ fn check(
         }
         tally.told += 1;
         let (text, last) = (job.text(), job.reports().last().unwrap());
-        assert_eq!(victim, Some(Victim::Agent), "a manager's death fails no job: {text}\n{}", bench.log());
+        let Some(words) = victim.and_then(Victim::last_words) else {
+            panic!("the death of {victim:?} fails no job: {text}\n{}", bench.log())
+        };
         assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}");
-        assert_eq!(text.matches("the agent was ended while the job ran").count(), 1, "the reason is told once: {text}");
+        assert_eq!(text.matches(words).count(), 1, "the reason is told once: {text}\n{}", bench.log());
         life::check(bench, *id, &job).unwrap();
         // What the script wrote until then stands there, without a gap.
         if let Some((_, written)) = text.split_once("[[MASKED]]\n") {

@@ -8,6 +8,8 @@
 
 mod differential;
 mod faults;
+mod fleet_kill;
+mod instances;
 mod kill;
 mod life;
 mod taskscaler;

@@ -180,6 +180,21 @@ async fn who_waits_can_leave_within_a_second() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_was_refused_a_promise_hears_when_one_is_possible() {
+    let books = tempfile::tempdir().unwrap();
+    let host = plugin("fleeting-plugin-toy", json!({"max_size": 1})).await;
+    let scaler = scaler(config(1, 1), host, &books.path().join("books")).await;
+    let held = lease(&scaler, "held").await;
+    let mut room = scaler.room();
+    scaler.reserve(Key::new("next")).await.unwrap_err().expect("a reason");
+    assert!(!room.has_changed().unwrap());
+    drop(held);
+    tokio::time::timeout(LONG, room.changed()).await.expect("it is told").unwrap();
+    scaler.reserve(Key::new("next")).await.unwrap();
+    scaler.shutdown(LONG).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn two_scalers_with_groups_of_their_own_do_not_touch() {
     let books = tempfile::tempdir().unwrap();
     let mut scalers = Vec::new();

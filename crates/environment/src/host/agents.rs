@@ -148,7 +148,7 @@ fn name(number: u32) -> String {
 
 /// Whether the agent runs the file that a new one would be started from. A file that was replaced is another one, also
 /// where it has the same version; where the system does not tell, the version does.
-fn is_of_this_executable(agent: &Identity, executable: &Path) -> bool {
+pub(super) fn is_of_this_executable(agent: &Identity, executable: &Path) -> bool {
     let same_version = agent.version == env!("CARGO_PKG_VERSION");
     let id = |path: &Path| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
     match (id(Path::new(&format!("/proc/{}/exe", agent.pid))), id(executable)) {

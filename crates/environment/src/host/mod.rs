@@ -11,6 +11,7 @@
 //! managers from starting two agents. The socket is there too, unless its path would be too long for one.
 
 mod agents;
+mod replace;
 mod socket;
 mod start;
 #[cfg(test)]
@@ -129,14 +130,32 @@ impl Provider for HostProvider {
     }
 }
 
-/// The socket of the agent of a state directory that has only one, whatever its executable; started where none answers.
+/// The one agent of a state directory that has only one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OneAgent {
+    /// Its socket.
+    pub socket: PathBuf,
+    /// It is of another executable, and has jobs: it cannot be replaced yet.
+    pub is_older: bool,
+}
+
+/// The agent of a state directory that has only one; started where none answers. One of another executable is replaced
+/// first, if no job runs at it: the new one has the jobs that have ended from the spool.
 ///
 /// # Errors
 /// [`EnvironmentError`].
-pub async fn agent_socket(options: HostOptions) -> Result<PathBuf, EnvironmentError> {
+pub async fn one_agent(options: HostOptions) -> Result<OneAgent, EnvironmentError> {
+    let executable = options.executable.clone();
     let environment = HostProvider::new(options)?.agents.first()?;
-    environment.connect().await?;
-    Ok(environment.socket.clone())
+    let connection = environment.connect().await?;
+    let mut is_older = !agents::is_of_this_executable(connection.identity(), &executable);
+    if is_older && replace::is_idle(&connection).await {
+        replace::end(connection.identity()).await?;
+        connection.doubt();
+        environment.connect().await?;
+        is_older = false;
+    }
+    Ok(OneAgent { socket: environment.socket.clone(), is_older })
 }
 
 /// This machine as an environment: one of its agents.

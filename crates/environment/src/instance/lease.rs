@@ -35,8 +35,9 @@ impl Drop for Held {
 
 /// The environment of one lease; its instance may have others.
 struct Leased {
-    held: Arc<Held>,
+    /// Dropped before the slot is: who gets that finds the instance free.
     instance: Arc<Instance>,
+    held: Arc<Held>,
     shared: Arc<Shared>,
 }
 
@@ -58,7 +59,7 @@ pub(super) fn leased(
 ) -> (Arc<dyn Environment>, SlotGuard) {
     let held = Arc::new(Held { slot: Some(slot), over: AtomicBool::new(false), _counted: (number, counted) });
     let guard = HeldGuard(Arc::clone(&held));
-    (Arc::new(Leased { held, instance, shared }), Box::new(guard))
+    (Arc::new(Leased { instance, held, shared }), Box::new(guard))
 }
 
 #[async_trait]

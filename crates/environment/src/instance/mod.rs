@@ -31,7 +31,7 @@ pub use muster_fleeting::host::PluginSpec;
 pub use muster_taskscaler::fleet;
 pub use provider::{InstanceOptions, InstanceProvider};
 pub use reach::{Addresses, Dial, Told, directories};
-pub use settings::{AutoscalerSettings, ConnectorSettings, PolicySettings, SettingsError};
+pub use settings::{AutoscalerSettings, ConnectorSettings, SettingsError};
 /// The scaler's numbers.
 pub mod numbers {
     pub use muster_taskscaler::driver::{Buckets, Family, Kind, Sample};
@@ -45,4 +45,4 @@ pub mod numbers {
 }
 pub use muster_taskscaler::need::{cpu_milli, memory_bytes};
 pub use share::{DensitySettings, StickySettings};
-pub use shell::{CONNECTED, FAILED, MARK};
+pub use shell::{CONNECTED, FAILED, MARK, OLDER};

@@ -7,7 +7,7 @@ use muster_fleeting::connector::{Exit, Run, Session, Stream};
 use tokio::io::AsyncReadExt;
 
 use super::executable::Executable;
-use super::shell::{self, ABSENT, CONNECTED, FAILED, MARK, PLACED};
+use super::shell::{self, ABSENT, CONNECTED, FAILED, MARK, OLDER, PLACED};
 
 /// From the command to its answer: an agent that starts reads its spool first.
 const ANSWER_LIMIT: Duration = Duration::from_secs(40);
@@ -23,6 +23,8 @@ pub(super) struct Tunnel {
     pub(super) stream: Box<dyn Stream>,
     /// The home directory there.
     pub(super) home: PathBuf,
+    /// The agent is of another executable, and has jobs: when it has none, the next tunnel leads to a new one.
+    pub(super) is_older: bool,
 }
 
 /// A way to the instance's agent; the executable is placed where it is missing, and the agent started where none runs.
@@ -54,8 +56,10 @@ async fn ask(session: &dyn Session, command: &str) -> Result<Option<Tunnel>, Str
         if answer == ABSENT {
             return Ok(None);
         }
-        if let Some(home) = answer.strip_prefix(CONNECTED) {
-            return Ok(Some(Tunnel { stream, home: PathBuf::from(home) }));
+        for (word, is_older) in [(OLDER, true), (CONNECTED, false)] {
+            if let Some(home) = answer.strip_prefix(word) {
+                return Ok(Some(Tunnel { stream, home: PathBuf::from(home), is_older }));
+            }
         }
         Err(answer.strip_prefix(FAILED).map_or_else(|| format!("it said {answer:?}"), str::to_owned))
     };

@@ -19,7 +19,7 @@ use muster_fleeting::connector::{KnownHosts, Session};
 use muster_fleeting::host::{Group, PluginSpec};
 use muster_fleeting::model::{ConnectInfo, InstanceId};
 use muster_job::JobId;
-use muster_taskscaler::driver::{Journal, Plugin, Prepare, Reservation, Scaler, Up};
+use muster_taskscaler::driver::{AcquireFailure, Journal, Plugin, Prepare, Reservation, Scaler, Up};
 use muster_taskscaler::words::Key;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
@@ -35,8 +35,8 @@ use crate::{Asking, Capacity, EnvironmentError, Lease, LeaseRecord, Provider, Sl
 
 /// Between two starts of a plugin that does not start.
 const START_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// After a refused promise it is asked for again when a slot is given back, and at the latest after this.
-const PROMISE_AGAIN: Duration = Duration::from_millis(500);
+/// After a refused promise the scaler tells when one is possible; without a word it is asked again after this.
+const PROMISE_NET: Duration = Duration::from_secs(10);
 /// For leases of an earlier start, which the scaler has when it runs.
 const RESTORE_LIMIT: Duration = Duration::from_secs(120);
 /// Connections to instances that are gone are looked for this often at most.
@@ -115,8 +115,8 @@ impl InstanceProvider {
     /// Other policies (`[[runners.autoscaler.policy]]` takes effect without a restart).
     pub fn set_policies(&self, settings: &AutoscalerSettings) {
         let Some(scaler) = self.shared.scaler.borrow().clone() else { return };
-        match settings.policies() {
-            Ok(policies) => scaler.set_policies(policies),
+        match settings.scaling(&self.shared.options.name, 0) {
+            Ok((config, _)) => scaler.set_policies(config.policies),
             Err(error) => {
                 tracing::error!(runner = self.shared.options.name, %error, "the policies stay as they were");
             }
@@ -141,6 +141,7 @@ impl InstanceProvider {
         self.shared.promises.lock().clear();
         self.shared.instances.lock().clear();
         let Some(scaler) = self.shared.scaler.send_replace(None) else { return Vec::new() };
+        let limit = self.shared.options.settings.shutdown_limit().map_or(limit, |own| own.min(limit));
         scaler.shutdown(limit).await.into_iter().map(|instance| instance.id).collect()
     }
 }
@@ -171,8 +172,14 @@ impl Provider for InstanceProvider {
         self.shared.again.notify_one();
         let left = limit.saturating_sub(began.elapsed());
         let request = share::request(key, job, &self.shared.options.settings);
-        let lease =
-            promise.acquire(request, left).await.map_err(|error| EnvironmentError::NotAcquired(error.to_string()))?;
+        let lease = promise.acquire(request, left).await.map_err(|failure| {
+            let failure = match failure {
+                // The scaler's start may have taken a part of it.
+                AcquireFailure::Timeout { why, .. } => AcquireFailure::Timeout { limit, why },
+                failure => failure,
+            };
+            EnvironmentError::NotAcquired(failure.to_string())
+        })?;
         let left = limit.saturating_sub(began.elapsed());
         if let Err(error) = lease.prepare_job(left).await {
             let instance = lease.instance();
@@ -180,6 +187,11 @@ impl Provider for InstanceProvider {
             return Err(EnvironmentError::NotAcquired(text));
         }
         let taken = self.shared.slots.take(key).ok_or_else(|| self.slot_taken(0))?;
+        let instance = self.shared.instance(lease.instance());
+        // The list of all has one, and this is the other.
+        if Arc::strong_count(&instance) <= 2 {
+            instance.found_free();
+        }
         Ok(self.lease(lease, taken, counted))
     }
 
@@ -324,7 +336,9 @@ async fn work(shared: Arc<Shared>) {
 async fn promise(shared: &Shared, scaler: &Scaler) {
     let mut refused: Option<Arc<str>> = None;
     let mut pruned = tokio::time::Instant::now();
+    let mut room = scaler.room();
     loop {
+        room.mark_unchanged();
         let why = keep_promises(shared, scaler).await;
         if why.is_some() && refused.is_none() {
             tracing::debug!(runner = shared.options.name, why = why.as_deref(), "no more jobs are requested for now");
@@ -336,7 +350,10 @@ async fn promise(shared: &Shared, scaler: &Scaler) {
         }
         tokio::select! {
             () = shared.again.notified() => {}
-            () = tokio::time::sleep(PROMISE_AGAIN), if refused.is_some() => {}
+            // A scaler that has ended has no more promises.
+            changed = room.changed(), if refused.is_some() => if changed.is_err() { return },
+            // A net: it is told of each chance.
+            () = tokio::time::sleep(PROMISE_NET), if refused.is_some() => {}
         }
     }
 }
@@ -385,7 +402,7 @@ async fn started(shared: &Arc<Shared>) -> (Scaler, Weak<Plugin>) {
 async fn start(shared: &Arc<Shared>) -> Result<(Scaler, Weak<Plugin>), String> {
     let InstanceOptions { name, settings, plugin, books, .. } = &shared.options;
     let text = |error: &dyn std::error::Error| causes(error);
-    let config = settings.scaling(name, rand::random()).map_err(|error| text(&error))?;
+    let (config, buckets) = settings.scaling(name, rand::random()).map_err(|error| text(&error))?;
     let connector = settings.connector().map_err(|error| text(&error))?;
     let spec = PluginSpec { config: settings.plugin_config.clone(), connector, ..plugin.clone() };
     let group = Group::start(spec).await.map_err(|error| text(&error))?;
@@ -393,7 +410,7 @@ async fn start(shared: &Arc<Shared>) -> Result<(Scaler, Weak<Plugin>), String> {
     let store = Box::new(Journal::new(books));
     let plugin = Plugin::new(group);
     let weak = Arc::downgrade(&plugin);
-    let scaler = Scaler::start(config, vec![plugin], ready, store, &settings.buckets, wall).await;
+    let scaler = Scaler::start(config, vec![plugin], ready, store, &buckets, wall).await;
     Ok((scaler.map_err(|error| text(&error))?, weak))
 }
 

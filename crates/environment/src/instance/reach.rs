@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -111,6 +112,8 @@ struct Reached {
     session: Box<dyn Session>,
     connection: AgentConnection,
     home: PathBuf,
+    /// The agent is of another executable.
+    is_older: bool,
 }
 
 /// An instance. Its jobs share one session and one agent.
@@ -122,17 +125,24 @@ pub(super) struct Instance {
     reached: Mutex<Option<Reached>>,
     words: Lock<Vec<String>>,
     home: Lock<Option<PathBuf>>,
+    /// No job of this manager has it: an older agent may be replaced.
+    is_free: AtomicBool,
 }
 
 impl Instance {
     pub(super) fn new(id: &str, executable: Arc<Executable>, told: Told) -> Self {
         let (reached, words, home) = (Mutex::new(None), Lock::default(), Lock::default());
-        Self { id: id.to_owned(), executable, told, reached, words, home }
+        Self { id: id.to_owned(), executable, told, reached, words, home, is_free: AtomicBool::new(false) }
     }
 
     /// The home directory there, once it was reached.
     pub(super) fn home(&self) -> Option<PathBuf> {
         self.home.lock().clone()
+    }
+
+    /// A job gets it, and no other one has it just now.
+    pub(super) fn found_free(&self) {
+        self.is_free.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn words(&self) -> Vec<String> {
@@ -142,6 +152,11 @@ impl Instance {
     /// A connection to the agent that is believed to work, and the home directory.
     pub(super) async fn connect(&self, dial: &dyn Dial) -> Result<(AgentConnection, PathBuf), EnvironmentError> {
         let mut reached = self.reached.lock().await;
+        let was_free = self.is_free.swap(false, Ordering::Relaxed);
+        if let Some(older) = reached.take_if(|known| known.is_older && was_free) {
+            tracing::info!(instance = self.id, "the agent of another executable has no job left: it is replaced");
+            older.session.close().await;
+        }
         if let Some(known) = &*reached {
             if !known.connection.is_in_doubt() {
                 return Ok((known.connection.clone(), known.home.clone()));
@@ -176,7 +191,7 @@ impl Instance {
         tracing::info!(instance = self.id, pid = connection.identity().pid, "connected to the agent");
         *self.home.lock() = Some(tunnel.home.clone());
         *self.words.lock() = words(&self.id, &addresses, self.told);
-        Ok(Reached { session, connection, home: tunnel.home })
+        Ok(Reached { session, connection, home: tunnel.home, is_older: tunnel.is_older })
     }
 }
 

@@ -18,6 +18,8 @@ pub(super) const ABSENT: &str = "absent";
 pub(super) const PLACED: &str = "placed";
 /// The answer of a relay that speaks to the agent; the home directory follows. From then on the bytes are the agent's.
 pub const CONNECTED: &str = "connected ";
+/// The same of one that speaks to an agent of another executable, which has jobs.
+pub const OLDER: &str = "connected to an older one ";
 /// The answer of a relay that cannot; why follows.
 pub const FAILED: &str = "failed ";
 

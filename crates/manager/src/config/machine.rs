@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use muster_environment::instance::{AutoscalerSettings, PolicySettings};
+use muster_environment::instance::AutoscalerSettings;
 use serde_json::json;
 
 use super::runners::Runner;
@@ -16,6 +16,33 @@ use crate::lower::short_token;
 
 /// The plugin that drives docker-machine; it comes with Muster.
 pub(super) const PLUGIN: &str = "fleeting-plugin-docker-machine";
+
+/// A `[[runners.autoscaler.policy]]`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct PolicySettings {
+    /// None: always.
+    pub(super) periods: Vec<String>,
+    /// Empty: this machine's.
+    pub(super) timezone: String,
+    pub(super) idle_count: u32,
+    pub(super) idle_time: Duration,
+    pub(super) scale_factor: f64,
+    pub(super) scale_factor_limit: u32,
+}
+
+impl PolicySettings {
+    /// In the words of the file.
+    fn plain(&self) -> serde_json::Value {
+        json!({
+            "periods": self.periods,
+            "timezone": self.timezone,
+            "idle_count": self.idle_count,
+            "idle_time": format!("{}s", self.idle_time.as_secs()),
+            "scale_factor": self.scale_factor,
+            "scale_factor_limit": self.scale_factor_limit,
+        })
+    }
+}
 
 /// What an entry's `[runners.machine]` comes to, if it has one and no `[runners.autoscaler]`.
 pub(super) fn read(entry: &Runner) -> Option<AutoscalerSettings> {
@@ -26,9 +53,11 @@ pub(super) fn read(entry: &Runner) -> Option<AutoscalerSettings> {
     Some(AutoscalerSettings {
         plugin: PLUGIN.to_owned(),
         plugin_config: plugin_config(entry, machine),
-        max_use_count: max_use_count(machine),
-        max_instances: max_instances(entry),
-        policies: policies(machine),
+        scaling: json!({
+            "max_use_count": max_use_count(machine),
+            "max_instances": max_instances(entry),
+            "policy": policies(machine).iter().map(PolicySettings::plain).collect::<Vec<_>>(),
+        }),
         ..AutoscalerSettings::default()
     })
 }
@@ -162,7 +191,6 @@ IdleTime = 3600
 "#)
         .unwrap();
         assert_eq!(found.plugin, "fleeting-plugin-docker-machine");
-        assert_eq!((found.capacity_per_instance, found.max_use_count, found.max_instances), (1, 100, 12));
         assert_eq!(
             found.plugin_config,
             json!({
@@ -171,10 +199,11 @@ IdleTime = 3600
                 "MaxGrowthRate": 3, "MaxRemovalAttempts": 0, "max_size": 12,
             })
         );
-        let [always, periods] = found.policies.as_slice() else { panic!("{:?}", found.policies) };
-        assert_eq!((always.idle_count, always.idle_time, &always.periods), (5, Duration::from_secs(600), &vec![]));
-        assert_eq!(periods.periods, ["* 9-17 * * mon-fri", "30 8 * * sat"]);
-        assert_eq!((periods.timezone.as_str(), periods.idle_count), ("Europe/Vienna", 50));
+        let none = json!({ "periods": [], "timezone": "", "idle_count": 5, "idle_time": "600s", "scale_factor": 0.0,
+            "scale_factor_limit": 0 });
+        let periods = json!({ "periods": ["* 9-17 * * mon-fri", "30 8 * * sat"], "timezone": "Europe/Vienna",
+            "idle_count": 50, "idle_time": "3600s", "scale_factor": 0.0, "scale_factor_limit": 0 });
+        assert_eq!(found.scaling, json!({ "max_use_count": 100, "max_instances": 12, "policy": [none, periods] }));
     }
 
     #[test]
@@ -182,9 +211,9 @@ IdleTime = 3600
         let found =
             of("executor = \"instance\"\n[runners.machine]\nMachineName = \"m-%s\"\nMachineDriver = \"none\"\n\
                         IdleCount = 20\nIdleScaleFactor = 1.5\n");
-        let policy = found.unwrap().policies.remove(0);
-        assert_eq!((policy.idle_count, policy.scale_factor_limit), (1, 20));
-        assert!((policy.scale_factor - 1.5).abs() < f64::EPSILON);
+        let policy = &found.unwrap().scaling["policy"][0];
+        assert_eq!((&policy["idle_count"], &policy["scale_factor_limit"]), (&json!(1), &json!(20)));
+        assert_eq!(policy["scale_factor"], json!(1.5));
     }
 
     #[test]

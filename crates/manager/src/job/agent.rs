@@ -57,17 +57,23 @@ pub(super) fn doubt_if_broken<T>(connection: &AgentConnection, answer: &Result<T
     }
 }
 
-/// Says `Run` until an agent takes or refuses it; the caller bounds the time. `asked` is set before it is said first.
+/// Says `Run` until an agent takes or refuses it; the caller bounds the time. `asked` is set before it is said first, to an
+/// agent that was seen to answer just now where it is `far`: an instance that was lost while nobody used its connection
+/// costs the job nothing then.
 pub(super) async fn run_until_taken(
     environment: &dyn Environment,
     id: &str,
     lowered: &LoweredJob,
+    far: bool,
     asked: &AtomicBool,
 ) -> Result<(), AgentError> {
     let (mut wait, cap) = RUN_AGAIN;
     loop {
         let tried = async {
             let connection = environment.connect().await?;
+            if far && !asked.load(Ordering::Relaxed) {
+                connection.check().await.inspect_err(|_| connection.doubt())?;
+            }
             asked.store(true, Ordering::Relaxed);
             let answer = run(&connection, id, lowered).await;
             doubt_if_broken(&connection, &answer);

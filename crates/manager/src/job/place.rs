@@ -86,7 +86,7 @@ impl Actor {
             Err(why) => return self.interrupted(why).await,
         };
         // Another environment has another agent, which cannot know whether the first one started the job.
-        let elsewhere = self.lease.as_ref().is_some_and(|lease| !lease.record.claim.is_empty());
+        let elsewhere = self.is_elsewhere();
         match handed {
             Handed::Taken => {
                 let next = self.state.clone().start()?;
@@ -154,7 +154,7 @@ impl Actor {
         }
         let Some(lowered) = &self.lowered else { return Ok(Handed::refused("the job has no plan".to_owned())) };
         let asked = AtomicBool::new(false);
-        let run = agent::run_until_taken(environment.as_ref(), &id, lowered, &asked);
+        let run = agent::run_until_taken(environment.as_ref(), &id, lowered, self.is_elsewhere(), &asked);
         let mut run = std::pin::pin!(tokio::time::timeout(grace, run));
         let answer = tokio::select! {
             answer = &mut run => answer,
@@ -173,6 +173,11 @@ impl Actor {
             Ok(Err(error)) => Handed::NotReached { message: error.to_string(), asked },
             Err(_) => Handed::NotReached { message: "the agent does not answer".to_owned(), asked },
         })
+    }
+
+    /// Whether the job's place is one of several, each with an agent of its own.
+    fn is_elsewhere(&self) -> bool {
+        self.lease.as_ref().is_some_and(|lease| !lease.record.claim.is_empty())
     }
 
     /// How long preparing the job may take: `prepare_timeout`, where it is not longer than the job's own limit.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::host::{Host, Prepare};
@@ -51,6 +51,7 @@ pub enum StartError {
 pub struct Scaler {
     commands: mpsc::UnboundedSender<Command>,
     metrics: Arc<Metrics>,
+    room: watch::Receiver<u64>,
     task: Arc<tokio::sync::Mutex<Option<JoinHandle<()>>>>,
 }
 
@@ -86,9 +87,10 @@ impl Scaler {
         // Not bounded by the channel: each caller waits for its answer, and what is dropped is at most what was handed out.
         let (commands, received) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared::new(hosts, commands.clone(), wall));
+        let room = shared.room.subscribe();
         let task = Task::new(config, rows, shared, prepare, store, Arc::clone(&metrics), received);
         let task = Arc::new(tokio::sync::Mutex::new(Some(tokio::spawn(task.run()))));
-        Ok(Self { commands, metrics, task })
+        Ok(Self { commands, metrics, room, task })
     }
 
     /// Promises a slot, before a job is requested.
@@ -99,6 +101,12 @@ impl Scaler {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Reserve { key, reply });
         answer.await.map_err(|_| None)?.map_err(Some)
+    }
+
+    /// Changes each time that a promise is possible again after [`Self::reserve`] refused one.
+    #[must_use]
+    pub fn room(&self) -> watch::Receiver<u64> {
+        self.room.clone()
     }
 
     /// Promises a slot for a job that is here already (taken before a restart, or moved from a lost instance).

@@ -20,6 +20,7 @@ mod host;
 mod journal;
 mod lease;
 mod metrics;
+mod room;
 mod store;
 mod task;
 #[cfg(test)]

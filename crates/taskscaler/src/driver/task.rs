@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::host::{Host, HostStatus, Prepare, Unanswered, Up};
 use super::lease::{Lease, Reservation};
 use super::metrics::Metrics;
+use super::room::Room;
 use super::store::Store;
 use crate::books::{Row, RowKey};
 use crate::config::Config;
@@ -50,6 +51,8 @@ pub(super) struct Shared {
     hosts: Mutex<Vec<Arc<dyn Host>>>,
     commands: mpsc::UnboundedSender<Command>,
     infos: Mutex<HashMap<(GroupId, InstanceId), ConnectInfo>>,
+    /// Counts how often a promise was possible again.
+    pub(super) room: watch::Sender<u64>,
     pub(super) wall: fn() -> i64,
 }
 
@@ -61,7 +64,7 @@ impl std::fmt::Debug for Shared {
 
 impl Shared {
     pub(super) fn new(hosts: Vec<Arc<dyn Host>>, commands: mpsc::UnboundedSender<Command>, wall: fn() -> i64) -> Self {
-        Self { hosts: Mutex::new(hosts), commands, infos: Mutex::default(), wall }
+        Self { hosts: Mutex::new(hosts), commands, infos: Mutex::default(), room: watch::Sender::new(0), wall }
     }
 
     pub(super) fn host(&self, group: GroupId) -> Option<Arc<dyn Host>> {
@@ -116,6 +119,7 @@ pub(super) struct Task {
     losses: HashMap<Key, watch::Sender<Option<Loss>>>,
     origin: Instant,
     ending: Option<Ending>,
+    room: Room,
 }
 
 impl Task {
@@ -128,7 +132,7 @@ impl Task {
         metrics: Arc<Metrics>,
         received: mpsc::UnboundedReceiver<Command>,
     ) -> Self {
-        let origin = Instant::now();
+        let (origin, room) = (Instant::now(), Room::new(shared.room.clone()));
         let now = Now { at: Time::ZERO, unix: (shared.wall)() };
         let (engine, unknown) = Engine::restore(config, rows, now);
         for row in unknown {
@@ -150,6 +154,7 @@ impl Task {
             losses: HashMap::new(),
             origin,
             ending: None,
+            room,
         }
     }
 
@@ -173,7 +178,13 @@ impl Task {
                 break;
             }
             let now = self.now();
-            let wake = self.engine.next_wake(now).map_or(Duration::from_secs(3600), |at| at.since(now.at));
+            let wake = self
+                .engine
+                .next_wake(now)
+                .into_iter()
+                .chain(self.room.again())
+                .min()
+                .map_or(Duration::from_secs(3600), |at| at.since(now.at));
             let until = self.ending.as_ref().map(|ending| ending.until);
             tokio::select! {
                 command = self.received.recv() => match command {
@@ -236,6 +247,7 @@ impl Task {
             Command::Reserve { key, reply } => {
                 let reserved = self.engine.reserve(now, key.clone());
                 self.metrics.reserved(reserved.as_ref().err());
+                self.room.note(&reserved);
                 let commands = self.shared.commands.clone();
                 let _ = reply.send(reserved.map(|()| Reservation { key, commands, used: false }));
             }
@@ -320,6 +332,8 @@ impl Task {
                 self.perform(action);
             }
         }
+        let now = self.now();
+        self.room.look(&mut self.engine, now);
         self.metrics.observe(&self.engine);
     }
 
@@ -433,7 +447,9 @@ impl Task {
         }
         let status = self.engine.status(self.now());
         let going = |instance: &InstanceStatus| instance.state == "deleting" || instance.state == "draining";
-        status.tasks.acquired == 0 && !status.instances.iter().any(going)
+        // What was asked for and appears later would be left.
+        let to_come = self.engine.config().delete_on_shutdown && status.groups.iter().any(|group| group.coming > 0);
+        status.tasks.acquired == 0 && !to_come && !status.instances.iter().any(going)
     }
 
     async fn end(mut self) {

@@ -1,5 +1,7 @@
 //! Reservations, waiting requests, leases.
 
+use std::time::Duration;
+
 use muster_fleeting::model::InstanceId;
 
 use super::instance::State;
@@ -29,6 +31,16 @@ pub enum NoCapacity {
         /// Why no more are made, for each group that makes none.
         why: Vec<(String, Hold)>,
     },
+}
+
+impl NoCapacity {
+    /// After how long time alone may change it; none: only an event will.
+    #[must_use]
+    pub fn again_after(&self) -> Option<Duration> {
+        let (Self::InSight { why, .. } | Self::Immediately { why, .. }) = self;
+        let pause = |hold: &Hold| if let Hold::BackOff { pause, .. } = hold { Some(*pause) } else { None };
+        why.iter().filter_map(|(_, hold)| pause(hold)).min()
+    }
 }
 
 fn reasons(why: &[(String, Hold)]) -> String {
@@ -67,6 +79,15 @@ impl Engine {
         if self.reservations.contains(&key) {
             return Ok(());
         }
+        if let Some(refusal) = self.refusal(now) {
+            return Err(refusal);
+        }
+        self.reservations.insert(key);
+        Ok(())
+    }
+
+    /// Why one more slot cannot be promised now; none: it can.
+    pub fn refusal(&mut self, now: Now) -> Option<NoCapacity> {
         self.look_up_policy(now);
         let reserved = self.reservations.len() as u64;
         let available = self.pool.sums().free.saturating_sub(reserved);
@@ -75,15 +96,14 @@ impl Engine {
             self.refused = Some(now.at);
             let why = || self.named(held.iter().filter_map(|(group, hold)| Some((*group, hold.clone()?))).collect());
             if self.stopping || self.slots_to_come(&held) <= reserved {
-                return Err(NoCapacity::InSight { facts: self.facts(), why: why() });
+                return Some(NoCapacity::InSight { facts: self.facts(), why: why() });
             }
             if self.wanted.idle_count > 0 && self.wanted.preemptive {
-                return Err(NoCapacity::Immediately { facts: self.facts(), why: why() });
+                return Some(NoCapacity::Immediately { facts: self.facts(), why: why() });
             }
             self.refused = None;
         }
-        self.reservations.insert(key);
-        Ok(())
+        None
     }
 
     /// Promises a slot for a job that is here already, as after a restart: it will wait, however long.

@@ -64,12 +64,25 @@ impl Engine {
 
     pub(super) fn stop(&mut self, now: Now) {
         self.stopping = true;
+        let retry = self.config.deletion_retry_interval.min(self.config.shutdown_deletion_interval);
+        self.config.deletion_retry_interval = retry;
+        let going: Vec<usize> =
+            self.pool.iter().filter(|(_, instance)| instance.is_deleting()).map(|(index, _)| index).collect();
+        for index in going {
+            self.pool.change(index, |instance| {
+                let called = matches!(&instance.state, State::Deleting(deleting) if deleting.called);
+                instance.due = instance.due.map(|due| if called { due } else { due.min(now.at + retry) });
+            });
+        }
+    }
+
+    /// While the engine stops: what has no jobs goes, also what was asked for before and appears only now.
+    pub(super) fn remove_at_the_end(&mut self, now: Now) {
         if !self.config.delete_on_shutdown {
             return;
         }
-        let idle: Vec<usize> =
-            self.pool.iter().filter(|(_, instance)| instance.held == 0).map(|(index, _)| index).collect();
-        for index in idle {
+        let idle = self.pool.iter().filter(|(_, instance)| instance.held == 0 && !instance.is_deleting());
+        for index in idle.map(|(index, _)| index).collect::<Vec<_>>() {
             self.delete(now, index, Removal::Shutdown);
         }
     }

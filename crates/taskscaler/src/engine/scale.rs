@@ -31,6 +31,7 @@ impl Engine {
         }
         if self.stopping {
             self.held.clear();
+            self.remove_at_the_end(now);
             return;
         }
         let inputs = self.inputs(now);

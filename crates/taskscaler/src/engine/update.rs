@@ -16,7 +16,7 @@ const PART_OF_BOOT: u32 = 50;
 /// Listing takes at most this part of the time, as long as the pause for it is no longer than the usual period: a list that
 /// hangs for minutes says nothing about the next one, and what nobody lists is not seen.
 const PART_OF_TIME: u32 = 10;
-/// Who was refused a slot is thought to want one for so long; a manager asks again sooner.
+/// Who was refused a slot is thought to want one for so long; while somebody waits for one, each event says so again.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 /// A list that takes longer than this does not keep another from being made.
 const STALLED: Duration = Duration::from_secs(30);

@@ -2,11 +2,10 @@
 
 use toml_edit::{Array, ArrayOfTables, Item, Table, Value, value};
 
-use super::super::machine;
+use super::super::machine::{self, PolicySettings};
 use super::super::runners::Runner;
 use super::super::tree::Table as Tree;
 use super::{Known, New, remove};
-use muster_environment::instance::PolicySettings;
 
 /// Puts `[runners.autoscaler]` in the place of `[runners.machine]`.
 pub(super) fn replace(entry: &mut Table, runner: &Runner, old: &Tree, new: &New, drains: bool) {

@@ -108,6 +108,8 @@ fn the_end_of_the_scaler_removes_what_has_no_job_where_told_to() {
     rig.tell(Event::Stop);
     assert_eq!(rig.clouds[0].keys().map(ToString::to_string).collect::<Vec<_>>(), ["a"]);
     assert!(rig.engine.acquire(rig.now, key("2"), &Request::default()).is_err());
+    rig.release("1");
+    assert!(rig.clouds[0].is_empty(), "its job ended after the word");
 }
 
 #[test]

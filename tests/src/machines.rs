@@ -1,0 +1,82 @@
+//! The instances of `fleeting-plugin-local` in a directory, as whoever stands beside them sees them: they are processes.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A process of an instance, by its last argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// All of it: an instance that ends with the plugin.
+    Instance,
+    /// All of it: an instance that outlives the plugin.
+    Machine,
+    /// The SSH server of such a one, which is started again.
+    Server,
+}
+
+impl Part {
+    fn last_argument(self) -> &'static str {
+        match self {
+            Self::Instance => "instance",
+            Self::Machine => "alone",
+            Self::Server => "sshd",
+        }
+    }
+}
+
+/// The instances of one group, whose directory is this.
+#[derive(Debug, Clone)]
+pub struct Machines(PathBuf);
+
+impl Machines {
+    /// Those below a directory.
+    #[must_use]
+    pub fn new(directory: impl Into<PathBuf>) -> Self {
+        Self(directory.into())
+    }
+
+    /// The names of those that have anything on disk, in order.
+    pub fn names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.0).into_iter().flatten().flatten();
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.file_name().to_string_lossy().trim_end_matches(".json").to_owned())
+            .filter(|name| !name.starts_with('.'))
+            .collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    /// A file in the home of each.
+    pub fn each(&self, path: &str) -> impl Iterator<Item = PathBuf> {
+        let directory = self.0.clone();
+        let path = path.to_owned();
+        self.names().into_iter().map(move |name| directory.join(name).join(&path))
+    }
+
+    /// The processes that are this part, in order of their ids.
+    pub fn processes(&self, part: Part) -> Vec<i32> {
+        let end = format!("\0{}\0", part.last_argument());
+        let is_part = |process: &Path| {
+            let inside = std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd.starts_with(&self.0));
+            let words = std::fs::read(process.join("cmdline")).unwrap_or_default();
+            // What makes the namespaces has the same words after its own.
+            inside && words.ends_with(end.as_bytes()) && !words.starts_with(b"unshare\0")
+        };
+        let all = std::fs::read_dir("/proc").unwrap().flatten().filter(|process| is_part(&process.path()));
+        let mut pids: Vec<i32> = all.filter_map(|process| process.file_name().to_string_lossy().parse().ok()).collect();
+        pids.sort_unstable();
+        pids
+    }
+
+    /// SIGKILL for this part of all; how many there were.
+    pub fn kill(&self, part: Part) -> usize {
+        self.processes(part).into_iter().filter(|pid| kill(*pid)).count()
+    }
+}
+
+/// SIGKILL; whether it was there.
+pub fn kill(pid: i32) -> bool {
+    let killed = Command::new("kill").args(["-9", &pid.to_string()]).output();
+    killed.is_ok_and(|killed| killed.status.success())
+}

@@ -1,0 +1,191 @@
+//! Executor `instance` when something dies, each case by its name.
+
+use std::time::{Duration, Instant};
+
+use muster_job::{JobId, JobStatus};
+use muster_tests::bench::Bench;
+use muster_tests::machines::Part;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use serde_json::json;
+
+use crate::life::{self, Lines};
+
+const JOB: JobId = JobId(1);
+/// How often the coordinator wants to hear of a job that writes nothing: by then it can say that it is canceled.
+const CONTACT: Duration = Duration::from_secs(1);
+/// From the loss of an instance to the end of its job.
+const LOSS_LIMIT: Duration = Duration::from_secs(15);
+
+/// Waits for what other processes do.
+async fn until(what: &str, is_so: impl FnMut() -> bool) {
+    assert!(muster_tests::process::until(is_so).await, "waited in vain: {what}");
+}
+
+/// The script of a job that notes its start, and then waits until there is a file `go`.
+const WAITS: &str =
+    "echo $$ >> \"$MARKS/started-$CI_JOB_ID\"; until test -e \"$MARKS/go\"; do sleep 0.02; done; echo went on";
+
+async fn started(bench: &Bench, id: JobId) {
+    until("the job starts", || bench.starts(id) == 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manager_that_is_killed_mid_job_adopts_its_instance_and_the_job() {
+    let mut bench = Bench::with_instances(1, "max_instances = 2\n    delete_instances_on_shutdown = true", "").await;
+    let lines = Lines::any(&mut StdRng::seed_from_u64(7));
+    bench.push(1, &["until test -e \"$MARKS/go\"; do sleep 0.02; done", &lines.script()], &json!({}));
+    bench.coordinator.wait_for(JOB, |job| job.text().contains("until test -e")).await;
+    let machines = bench.machines.names();
+    assert_eq!(machines.len(), 1);
+    bench.kill_manager();
+    std::fs::write(bench.path("go"), "").unwrap();
+    bench.start_manager();
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    life::check_success(&bench, JOB, &job, lines);
+    assert_eq!(job.handouts, 1);
+    assert!(job.text().contains(&format!("Instance {} connected", machines[0])), "{}", job.text());
+    // The next job finds the same instance: no second one was made.
+    bench.push(2, &[&lines.script()], &json!({}));
+    let next = bench.coordinator.wait_for_end(JobId(2)).await;
+    life::check_success(&bench, JobId(2), &next, lines);
+    assert!(next.text().contains(&format!("Instance {} connected", machines[0])), "{}", next.text());
+    assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
+    assert_eq!(bench.machines.names(), [""; 0], "{}", bench.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_instance_lost_before_the_first_command_costs_the_job_nothing_but_a_line() {
+    let idle = "max_instances = 2\n    [[runners.autoscaler.policy]]\n      idle_time = \"1h\"";
+    let bench = Bench::with_instances(1, idle, "").await;
+    // The first job leaves an instance that is idle, and connected.
+    bench.push(1, &["echo first"], &json!({}));
+    bench.coordinator.wait_for_end(JOB).await;
+    until("the manager has done with it", || bench.log().contains("Removed job from processing list")).await;
+    let lost = bench.machines.names();
+    assert_eq!(lost.len(), 1, "{}", bench.log());
+    assert_eq!(bench.machines.kill(Part::Machine), 1);
+    until("the instance is gone", || !bench.machines.names().contains(&lost[0])).await;
+    bench.push(2, &["echo ran once >> \"$MARKS/started-2\""], &json!({}));
+    let job = bench.coordinator.wait_for_end(JobId(2)).await;
+    let text = job.text();
+    assert_eq!(job.status, JobStatus::Success, "{text}\n{}", bench.log());
+    assert_eq!(bench.starts(JobId(2)), 1);
+    let moved = text.lines().filter(|line| line.contains("moved to another instance")).collect::<Vec<_>>();
+    assert_eq!(moved.len(), 1, "{text}");
+    assert!(moved[0].contains(&lost[0]), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_instance_lost_after_the_first_command_ends_the_job_at_once_with_a_reason_that_can_be_retried() {
+    let bench = Bench::with_instances(1, "max_instances = 1", "").await;
+    bench.push(1, &[WAITS], &json!({}));
+    started(&bench, JOB).await;
+    let killed = Instant::now();
+    assert_eq!(bench.machines.kill(Part::Machine), 1);
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    assert!(killed.elapsed() < LOSS_LIMIT, "{:?}", killed.elapsed());
+    let (text, last) = (job.text(), job.reports().last().unwrap());
+    assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}");
+    assert!(text.contains("was lost: instance unexpectedly removed"), "{text}");
+    assert_eq!((bench.starts(JOB), job.handouts), (1, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ssh_server_that_dies_costs_the_job_nothing() {
+    let bench = Bench::with_instances(1, "max_instances = 1", "").await;
+    let lines = Lines::any(&mut StdRng::seed_from_u64(8));
+    bench.push(1, &["until test -e \"$MARKS/go\"; do sleep 0.02; done", &lines.script()], &json!({}));
+    bench.coordinator.wait_for(JOB, |job| job.text().contains("until test -e")).await;
+    let machines = bench.machines.names();
+    assert_eq!(bench.machines.kill(Part::Server), 1);
+    std::fs::write(bench.path("go"), "").unwrap();
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    life::check_success(&bench, JOB, &job, lines);
+    assert_eq!(bench.machines.names(), machines, "the instance is the same");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plugin_that_dies_costs_neither_job_nor_instance() {
+    let bench = Bench::with_instances(1, "max_instances = 1", "").await;
+    let lines = Lines::any(&mut StdRng::seed_from_u64(9));
+    bench.push(1, &["until test -e \"$MARKS/go\"; do sleep 0.02; done", &lines.script()], &json!({}));
+    bench.coordinator.wait_for(JOB, |job| job.text().contains("until test -e")).await;
+    let machines = bench.machines.names();
+    assert!(bench.kill_plugin());
+    until("the plugin runs again", || bench.log().contains("plugin runs again")).await;
+    std::fs::write(bench.path("go"), "").unwrap();
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    life::check_success(&bench, JOB, &job, lines);
+    assert_eq!(bench.machines.names(), machines, "the instance is the same");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_waits_for_an_instance_is_canceled_within_a_second() {
+    let bench = Bench::with_instances(1, "max_instances = 1", "boot_delay_ms = 3600000").await;
+    bench.push(1, &["echo never"], &json!({}));
+    bench.coordinator.wait_for(JOB, |job| job.handouts == 1).await;
+    until("the instance is asked for", || bench.log().contains("asked for")).await;
+    let canceled = Instant::now();
+    bench.coordinator.set_status(JOB, JobStatus::Canceling);
+    let job = bench.coordinator.wait_for(JOB, |job| job.reports().count() == 1).await;
+    assert!(canceled.elapsed() < CONTACT + Duration::from_secs(1), "{:?}: {}", canceled.elapsed(), job.text());
+    assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("job_canceled"), "{}", job.text());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_without_an_instance_in_time_ends_with_what_it_waited_for() {
+    let bench =
+        Bench::with_instances(1, "max_instances = 1\n    instance_acquire_timeout = \"1s\"", "boot_delay_ms = 3600000")
+            .await;
+    bench.push(1, &["echo never"], &json!({}));
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    let text = job.text();
+    assert!(text.contains("unable to acquire instance within the configured timeout of 1s: "), "{text}");
+    assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("runner_system_failure"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_of_an_older_executable_ends_its_job_and_is_replaced_before_the_next_one() {
+    let mut bench = Bench::with_instances(1, "max_instances = 1\n    delete_instances_on_shutdown = true\n    [[runners.autoscaler.policy]]\n      idle_time = \"1h\"", "").await;
+    let lines = Lines::any(&mut StdRng::seed_from_u64(10));
+    bench.push(1, &["until test -e \"$MARKS/go\"; do sleep 0.02; done", &lines.script()], &json!({}));
+    bench.coordinator.wait_for(JOB, |job| job.text().contains("until test -e")).await;
+    let (machines, older) = (bench.machines.names(), agents(&bench));
+    assert_eq!(older.len(), 1);
+
+    // The upgrade: another executable, and so another hash.
+    bench.kill_manager();
+    let newer = bench.path("newer");
+    std::fs::copy(&bench.executable, &newer).unwrap();
+    std::io::Write::write_all(&mut std::fs::OpenOptions::new().append(true).open(&newer).unwrap(), b"\0").unwrap();
+    bench.executable = newer.clone();
+    bench.start_manager();
+    until("the new manager speaks to the older agent", || bench.log().matches("connected to the agent").count() == 2)
+        .await;
+    std::fs::write(bench.path("go"), "").unwrap();
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    life::check_success(&bench, JOB, &job, lines);
+
+    bench.push(2, &[&lines.script()], &json!({}));
+    let next = bench.coordinator.wait_for_end(JobId(2)).await;
+    life::check_success(&bench, JobId(2), &next, lines);
+    assert_eq!(bench.machines.names(), machines, "the instance is kept");
+    let now = agents(&bench);
+    assert_eq!(now.len(), 1, "{}", bench.log());
+    assert_ne!(now, older);
+    assert_eq!(std::fs::read_link(format!("/proc/{}/exe", now[0])).unwrap(), newer);
+    assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
+}
+
+/// The processes that are agents of instances.
+fn agents(bench: &Bench) -> Vec<i32> {
+    let home = bench.path("machines");
+    let is_agent = |pid: &i32| {
+        let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words = String::from_utf8_lossy(&words).replace('\0', " ");
+        words.contains(" agent serve ") && words.contains(&home.display().to_string())
+    };
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    all.filter_map(|process| process.file_name().to_str()?.parse().ok()).filter(is_agent).collect()
+}
