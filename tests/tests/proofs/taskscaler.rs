@@ -34,6 +34,14 @@ async fn plugin(name: &str, settings: Value) -> Arc<dyn Host> {
     Plugin::new(Group::start(spec).await.unwrap())
 }
 
+/// A plugin of a cloud that outlives it: files in a directory, by a script of these calls.
+async fn script(place: &std::path::Path, cases: &str) -> Arc<dyn Host> {
+    let path = place.join("group");
+    std::fs::write(&path, format!("cd {}\ncall=$1; shift\ncase $call in\n{cases}\n*) exit 64;;\nesac\n", place.display()))
+        .unwrap();
+    plugin("fleeting-plugin-script", json!({"command": ["sh", path]})).await
+}
+
 async fn scaler(config: Config, host: Arc<dyn Host>, books: &std::path::Path) -> Scaler {
     let store = Box::new(Journal::new(books));
     Scaler::start(config, vec![host], Arc::new(NoPreparation), store, &Buckets::default(), wall).await.unwrap()
@@ -102,20 +110,23 @@ async fn a_lost_instance_is_told_to_its_job_and_replaced() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_manager_goes_on_with_its_leases() {
-    let books = tempfile::tempdir().unwrap();
-    let books = books.path().join("books");
-    let host = plugin("fleeting-plugin-toy", json!({})).await;
+    let place = tempfile::tempdir().unwrap();
+    let books = place.path().join("books");
+    let cloud = "update) for id in i-*; do [ ! -e $id ] || echo $id running; done;;
+        increase) for n in $(seq $1); do mktemp i-XXXXXX; done >/dev/null;;
+        decrease) rm -f $*;;
+        connect-info) echo internal_addr 10.0.0.1;;";
     let keeping = |host: Arc<dyn Host>| scaler(config(3, 2), host, &books);
-    let first = keeping(Arc::clone(&host)).await;
+    let first = keeping(script(place.path(), cloud).await).await;
     let (kept, dropped) = (lease(&first, "kept").await, lease(&first, "forgotten").await);
     let id = kept.instance().clone();
     assert_eq!(*dropped.instance(), id);
     kept.keep();
     dropped.keep();
-    // The plugin lives on for the next one, as a cloud does.
+    // The plugin ends, and the cloud goes on.
     assert_eq!(first.shutdown(Duration::ZERO).await.len(), 1);
 
-    let second = keeping(host).await;
+    let second = keeping(script(place.path(), cloud).await).await;
     let again = second.claim(Key::new("kept")).await.unwrap();
     assert_eq!((again.instance(), again.slot(), again.use_number()), (&id, 0, 2));
     second.settled();
@@ -131,10 +142,8 @@ async fn a_plugin_cleans_up_at_the_end_also_where_a_call_is_under_way() {
     let path = |name: &str| place.path().join(name);
     let cases = "update|increase|decrease|connect-info) ;;
         heartbeat) touch asked; while [ ! -e over ]; do sleep 0.05; done;;
-        shutdown) touch cleaned;;
-        *) exit 64;;";
-    std::fs::write(path("group"), format!("cd {}\ncase $1 in\n{cases}\nesac\n", place.path().display())).unwrap();
-    let host = plugin("fleeting-plugin-script", json!({"command": ["sh", path("group")]})).await;
+        shutdown) touch cleaned;;";
+    let host = script(place.path(), cases).await;
     let scaler = scaler(config(1, 1), Arc::clone(&host), &path("books")).await;
     let asking = tokio::spawn(async move { host.heartbeat(&InstanceId::new("i-1")).await });
     while !path("asked").exists() {
