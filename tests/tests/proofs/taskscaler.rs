@@ -37,8 +37,11 @@ async fn plugin(name: &str, settings: Value) -> Arc<dyn Host> {
 /// A plugin of a cloud that outlives it: files in a directory, by a script of these calls.
 async fn script(place: &std::path::Path, cases: &str) -> Arc<dyn Host> {
     let path = place.join("group");
-    std::fs::write(&path, format!("cd {}\ncall=$1; shift\ncase $call in\n{cases}\n*) exit 64;;\nesac\n", place.display()))
-        .unwrap();
+    std::fs::write(
+        &path,
+        format!("cd {}\ncall=$1; shift\ncase $call in\n{cases}\n*) exit 64;;\nesac\n", place.display()),
+    )
+    .unwrap();
     plugin("fleeting-plugin-script", json!({"command": ["sh", path]})).await
 }
 
