@@ -10,15 +10,9 @@ pub(super) fn words(error: &reqwest::Error) -> String {
     format!("{place}: {cause}{hint}")
 }
 
-/// The URL without what may be a secret.
+/// Where the server is: what follows in a URL may be a secret, such as a storage's signed path.
 fn address(url: &Url) -> String {
-    let mut url = url.clone();
-    // A URL that has a host, as each one here has, takes both.
-    let _ = url.set_username("");
-    let _ = url.set_password(None);
-    url.set_query(None);
-    url.set_fragment(None);
-    url.to_string()
+    url.origin().ascii_serialization()
 }
 
 fn innermost(error: &dyn std::error::Error) -> String {
