@@ -10,10 +10,11 @@
 #![expect(clippy::print_stdout, reason = "a bench tells its figures")]
 #![expect(clippy::unwrap_used, reason = "a bench panics where it fails")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
+#[path = "../tests/counting/mod.rs"]
+mod counting;
+
 use std::hint::black_box;
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use muster_taskscaler::config::{Config, GroupConfig, Throttle};
@@ -27,30 +28,6 @@ use muster_taskscaler::{InstanceId, InstanceState};
 const INSTANCES: u32 = 5_000;
 const WAITING: usize = 20_000;
 const G: GroupId = GroupId(0);
-
-/// Counts what is allocated.
-struct Counting;
-
-static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
-
-#[expect(unsafe_code, reason = "an allocator that counts hands everything on to the system's")]
-// SAFETY: every call is the system allocator's with the same arguments.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 struct Fleet {
     engine: Engine,
@@ -140,7 +117,7 @@ fn main() {
 fn measure(config: Config, running: usize, request: fn(usize) -> Request) {
     let engine = Engine::new(config, Now::steady(Time::ZERO, 1_772_409_600));
     let mut fleet = Fleet { engine, at: 0, call: 0 };
-    let before = ALLOCATED.load(Ordering::Relaxed);
+    let before = counting::held();
     fleet.tell(Event::GroupUp { group: G, max_size: 0, can_suspend: false });
     let call = fleet.call;
     fleet.tell(Event::Updated { group: G, call, result: Ok(list()) });
@@ -150,10 +127,10 @@ fn measure(config: Config, running: usize, request: fn(usize) -> Request) {
     for job in 0..running {
         fleet.want(job, Request::default());
     }
-    let instances = ALLOCATED.load(Ordering::Relaxed) - before;
-    let before = ALLOCATED.load(Ordering::Relaxed);
+    let instances = counting::held() - before;
+    let before = counting::held();
     let waits: Vec<Duration> = (0..WAITING).map(|job| timed(|| fleet.want(running + job, request(job))).0).collect();
-    let waiting = ALLOCATED.load(Ordering::Relaxed) - before;
+    let waiting = counting::held() - before;
     figures("a job comes and waits", waits);
     let ends: Vec<Duration> =
         (0..10_000.min(running)).map(|job| timed(|| fleet.tell(Event::Release { key: key(job) })).0).collect();

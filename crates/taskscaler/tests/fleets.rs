@@ -2,9 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
+mod counting;
+
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use muster_taskscaler::config::{Config, GroupConfig};
@@ -16,30 +16,6 @@ use muster_taskscaler::sim::trace::{Job, Pattern, Shape};
 use muster_taskscaler::sim::world::World;
 use muster_taskscaler::time::{Now, Time};
 use muster_taskscaler::words::{Key, Request};
-
-/// Counts what is allocated by threads that ask for it.
-struct Counting;
-
-static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
-
-#[expect(unsafe_code, reason = "an allocator that counts hands everything on to the system's")]
-// SAFETY: every call is the system allocator's with the same arguments.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 fn fleet(max: u32, capacity: u32, wanted: Wanted) -> Config {
     let mut config = Config::new(GroupConfig::new("main", max));
@@ -86,13 +62,13 @@ fn five_thousand_jobs_at_once_run_on_one_fleet_and_each_takes_little_memory() {
 
     let now = Now::steady(Time::ZERO, 1_772_409_600);
     let mut engine = Engine::new(fleet(1_000, 5, Wanted::default()), now);
-    let before = ALLOCATED.load(Ordering::Relaxed);
+    let before = counting::held();
     for job in 0..5_000 {
         let key = Key::new(format!("runner-{job:016}"));
         engine.admit(key.clone());
         engine.acquire(now, key, &Request::default()).unwrap();
         let _ = (engine.decisions(), engine.changes(), engine.actions());
     }
-    let bytes = (ALLOCATED.load(Ordering::Relaxed) - before) / 5_000;
+    let bytes = (counting::held() - before) / 5_000;
     assert!(bytes < 1_024, "{bytes} bytes for a waiting job");
 }

@@ -80,17 +80,21 @@ async fn other_content_is_accepted_for_the_version_that_is_here() {
     assert_eq!(here.install_with("g/p", both).await.unwrap().installed.version.to_string(), "1.1.0");
 }
 
-/// Passes on what comes, but of the first answer beyond so many bytes only when it is told to.
-async fn stalling_proxy(to: String, bytes: u64, go: Arc<Notify>) -> String {
+/// Passes on what comes, but of an answer beyond so many bytes only when it is told to; it tells when it holds one.
+async fn stalling_proxy(to: String, bytes: u64, held: Arc<Notify>, go: Arc<Notify>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let host = listener.local_addr().unwrap().to_string();
     tokio::spawn(async move {
         while let Ok((near, _)) = listener.accept().await {
-            let (far, go) = (TcpStream::connect(&to).await.unwrap(), Arc::clone(&go));
+            let far = TcpStream::connect(&to).await.unwrap();
+            let (held, go) = (Arc::clone(&held), Arc::clone(&go));
             tokio::spawn(async move {
                 let ((mut near_in, mut near_out), (mut far_in, mut far_out)) = (near.into_split(), far.into_split());
                 tokio::spawn(async move { tokio::io::copy(&mut near_in, &mut far_out).await });
-                let _ = tokio::io::copy(&mut (&mut far_in).take(bytes), &mut near_out).await;
+                if tokio::io::copy(&mut (&mut far_in).take(bytes), &mut near_out).await.is_ok_and(|sent| sent == bytes)
+                {
+                    held.notify_one();
+                }
                 go.notified().await;
                 go.notify_one();
                 let _ = tokio::io::copy(&mut far_in, &mut near_out).await;
@@ -104,16 +108,13 @@ async fn stalling_proxy(to: String, bytes: u64, go: Arc<Notify>) -> String {
 async fn a_slow_download_holds_up_no_other_install() {
     let Some(here) = Here::new() else { return };
     let content: Vec<u8> = (0..400_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-    let digest = here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(&content)).await;
+    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(&content)).await;
     here.registry.push("g/q", "1.0.0", &["1.0.0"], &archive(b"small")).await;
-    let go = Arc::new(Notify::new());
-    let host = stalling_proxy(here.registry.host.clone(), 100_000, Arc::clone(&go)).await;
+    let (held, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let host = stalling_proxy(here.registry.host.clone(), 100_000, Arc::clone(&held), Arc::clone(&go)).await;
     let (store, reference) = (here.store.clone(), format!("{host}/g/p").parse().unwrap());
     let slow = tokio::spawn(async move { store.install(&reference, Options::default(), None).await });
-    let partial = here.store.folder().join(".partial").join(digest.replace(':', "-"));
-    while partial.metadata().map_or(0, |meta| meta.len()) == 0 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    tokio::time::timeout(Duration::from_secs(60), held.notified()).await.expect("the download is under way");
     let other = tokio::time::timeout(Duration::from_secs(60), here.install("g/q")).await;
     assert_eq!(other.expect("it need not wait").unwrap().outcome, Outcome::Installed);
     go.notify_one();

@@ -1,6 +1,5 @@
 //! The SSH connector, case by case (fleeting.md 9, C; "want" where the Go host differs).
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use muster_fleeting::connector::{DialError, Exit, KnownHosts, Run, RunError, Session, Target, dial, dial_new};
@@ -45,12 +44,12 @@ async fn c03_a_key_is_the_only_thing_that_is_offered() {
 async fn c04_a_wrong_password_is_told_within_one_handshake() {
     let (server, target) = password_server().await;
     logged_in(&target).await.unwrap();
-    let before = server.tries.load(Ordering::Relaxed);
+    let before = *server.tries.borrow();
     let mut wrong = with_password(server.target(), "wrong");
     wrong.info.connector.timeout = Duration::from_secs(3600);
     let error = logged_in(&wrong).await.err().unwrap();
     assert!(matches!(error, DialError::Auth { method: "password", .. }), "{error}");
-    assert_eq!(server.tries.load(Ordering::Relaxed), before + 1, "the Go host tries until the timeout");
+    assert_eq!(*server.tries.borrow(), before + 1, "the Go host tries until the timeout");
 }
 
 #[tokio::test]
@@ -205,7 +204,7 @@ async fn host_keys_are_pinned_or_believed_once() {
     dial(&target, &first_use).await.unwrap();
     let error = dial(&impostor, &first_use).await.err().unwrap();
     assert!(matches!(&error, DialError::HostKey { known, .. } if *known == server.fingerprint), "{error}");
-    assert_eq!(other.tries.load(Ordering::Relaxed), 0, "no password was sent to it");
+    assert_eq!(*other.tries.borrow(), 0, "no password was sent to it");
 
     let pinned = KnownHosts::default();
     pinned.pin(&target.instance, std::slice::from_ref(&server.fingerprint));
@@ -221,9 +220,7 @@ async fn a_new_machine_may_refuse_its_key_for_a_while() {
     let target = with_password(server.target(), "secret");
     let hosts = KnownHosts::default();
     let learns = async {
-        while server.tries.load(Ordering::Relaxed) < 2 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        server.tries.subscribe().wait_for(|tries| *tries >= 2).await.unwrap();
         server.believes.lock().unwrap().password = Some("secret".to_owned());
     };
     let (reached, ()) = tokio::join!(dial_new(&target, &hosts, Duration::from_secs(120)), learns);
@@ -250,8 +247,8 @@ async fn a_new_machine_may_change_the_host_key_that_nobody_pinned() {
     assert!(matches!(&error, DialError::HostKey { known, .. } if *known == second.fingerprint), "{error}");
 
     hosts.pin(&target.instance, std::slice::from_ref(&first.fingerprint));
-    let tries = second.tries.load(Ordering::Relaxed);
+    let tries = *second.tries.borrow();
     let error = dial_new(&later, &hosts, grace).await.err().unwrap();
     assert!(matches!(error, DialError::HostKey { .. }), "what was pinned holds: {error}");
-    assert_eq!(second.tries.load(Ordering::Relaxed), tries, "no password was sent to it");
+    assert_eq!(*second.tries.borrow(), tries, "no password was sent to it");
 }

@@ -1,7 +1,6 @@
 //! An SSH server that does what a test wants.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use muster_fleeting::connector::Target;
@@ -10,6 +9,7 @@ use russh::keys::{Algorithm, Certificate, HashAlg, PrivateKey, PublicKey};
 use russh::server::{Auth, ChannelOpenHandle, Config, Handler, Msg, Session, VerifiedPublicKey};
 use russh::{Channel, ChannelId, Sig};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 /// What the server believes.
 #[derive(Debug, Clone, Default)]
@@ -25,7 +25,7 @@ pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     pub(crate) fingerprint: String,
     /// Log-ins that were tried.
-    pub(crate) tries: Arc<AtomicU32>,
+    pub(crate) tries: watch::Sender<u32>,
     /// What it believes from now on.
     pub(crate) believes: Arc<Mutex<Believes>>,
     /// Signals, and channels that were closed.
@@ -43,14 +43,14 @@ impl Server {
         let config =
             Config { keys: vec![host_key], auth_rejection_time: std::time::Duration::ZERO, ..Config::default() };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (address, tries) = (listener.local_addr().unwrap(), Arc::new(AtomicU32::new(0)));
+        let (address, tries) = (listener.local_addr().unwrap(), watch::Sender::new(0));
         let told = Arc::<Mutex<Vec<String>>>::default();
         let believes = Arc::new(Mutex::new(believes));
         let believed = Arc::clone(&believes);
-        let (config, counted, heard) = (Arc::new(config), Arc::clone(&tries), Arc::clone(&told));
+        let (config, counted, heard) = (Arc::new(config), tries.clone(), Arc::clone(&told));
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (tries, told) = (Arc::clone(&counted), Arc::clone(&heard));
+                let (tries, told) = (counted.clone(), Arc::clone(&heard));
                 let login = Login { believes: Arc::clone(&believed), tries, told };
                 let config = Arc::clone(&config);
                 tokio::spawn(async move {
@@ -77,14 +77,14 @@ pub(crate) fn target(address: SocketAddr) -> Target {
 
 struct Login {
     believes: Arc<Mutex<Believes>>,
-    tries: Arc<AtomicU32>,
+    tries: watch::Sender<u32>,
     told: Arc<Mutex<Vec<String>>>,
 }
 
 impl Login {
     fn answer(&self, yes: impl FnOnce(&Believes) -> bool) -> Result<Auth, russh::Error> {
         let yes = yes(&self.believes.lock().unwrap());
-        self.tries.fetch_add(1, Ordering::Relaxed);
+        self.tries.send_modify(|tries| *tries += 1);
         Ok(if yes { Auth::Accept } else { Auth::reject() })
     }
 }

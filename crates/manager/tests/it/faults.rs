@@ -10,7 +10,7 @@ use muster_manager::{ManagerError, Order};
 use muster_runner_api::test_support::{Call, Fault};
 use serde_json::json;
 
-use crate::bench::{Bench, JOB, RUN};
+use crate::bench::{Bench, JOB, RUN, Running};
 
 /// The outcome of a canceled job, as an agent gives it.
 fn canceled() -> Outcome {
@@ -20,6 +20,15 @@ fn canceled() -> Outcome {
 
 async fn started(bench: &Bench) {
     bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
+}
+
+/// A manager whose agent has begun the one job.
+async fn under_way() -> (Bench, Running) {
+    let bench = Bench::start().await;
+    bench.push(&json!({}));
+    let manager = bench.manager().await;
+    started(&bench).await;
+    (bench, manager)
 }
 
 #[tokio::test]
@@ -46,10 +55,7 @@ async fn lost_answers_and_refused_pieces_double_nothing() {
 
 #[tokio::test]
 async fn a_log_of_several_pieces_arrives_whole_with_its_result_tree() {
-    let bench = Bench::start().await;
-    bench.push(&json!({}));
-    let _manager = bench.manager().await;
-    started(&bench).await;
+    let (bench, _manager) = under_way().await;
     let log = "0123456789abcdef".repeat(200_000);
     bench.agent.write(RUN, &log);
     bench.agent.finish(RUN, Outcome::Success);
@@ -61,10 +67,7 @@ async fn a_log_of_several_pieces_arrives_whole_with_its_result_tree() {
 
 #[tokio::test]
 async fn an_agent_that_comes_back_is_followed_on() {
-    let bench = Bench::start().await;
-    bench.push(&json!({}));
-    let _manager = bench.manager().await;
-    started(&bench).await;
+    let (bench, _manager) = under_way().await;
     bench.agent.write(RUN, "before\n");
     bench.trace_has("before").await;
     bench.agent.kill();
@@ -101,10 +104,7 @@ async fn an_agent_that_is_lost_for_good_fails_the_job_in_words_that_stand_once()
 
 #[tokio::test]
 async fn a_cancel_winds_the_job_down_and_its_last_words_arrive() {
-    let bench = Bench::start().await;
-    bench.push(&json!({}));
-    let _manager = bench.manager().await;
-    started(&bench).await;
+    let (bench, _manager) = under_way().await;
     bench.coordinator.set_status(JOB, JobStatus::Canceling);
     bench.agent.write(RUN, "working\n");
     bench.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
@@ -117,10 +117,7 @@ async fn a_cancel_winds_the_job_down_and_its_last_words_arrive() {
 
 #[tokio::test]
 async fn a_job_that_the_coordinator_ended_is_closed_and_not_reported() {
-    let bench = Bench::start().await;
-    bench.push(&json!({}));
-    let manager = bench.manager().await;
-    started(&bench).await;
+    let (bench, manager) = under_way().await;
     bench.coordinator.set_status(JOB, JobStatus::Canceled);
     bench.agent.write(RUN, "working\n");
     bench.agent.wait_for(|spool| spool.closed == [RUN]).await;
@@ -202,10 +199,7 @@ async fn a_state_that_cannot_be_stored_for_too_long_ends_the_manager_and_the_nex
 
 #[tokio::test]
 async fn a_state_that_cannot_be_stored_is_tried_for_five_minutes() {
-    let bench = Bench::start().await;
-    bench.push(&json!({}));
-    let manager = bench.manager().await;
-    started(&bench).await;
+    let (bench, manager) = under_way().await;
     manager.state_limit.store(0, Ordering::Relaxed);
     // From here on the clock moves by itself, to whatever is waited for next.
     tokio::time::pause();
@@ -219,10 +213,7 @@ async fn a_state_that_cannot_be_stored_is_tried_for_five_minutes() {
 
 #[tokio::test]
 async fn a_stop_cancels_the_jobs_and_says_who_did() {
-    let bench = Bench::start().await;
-    bench.push(&json!({}));
-    let manager = bench.manager().await;
-    started(&bench).await;
+    let (bench, manager) = under_way().await;
     manager.control.give(Order::Abort).await;
     bench.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
     bench.agent.finish(RUN, canceled());
@@ -235,10 +226,7 @@ async fn a_stop_cancels_the_jobs_and_says_who_did() {
 /// The first manager is ended while its jobs still wind down, as by a second SIGTERM.
 #[tokio::test]
 async fn a_job_that_an_earlier_manager_aborted_was_interrupted_and_not_canceled() {
-    let bench = Bench::start().await;
-    bench.push(&json!({}));
-    let manager = bench.manager().await;
-    started(&bench).await;
+    let (bench, manager) = under_way().await;
     manager.control.give(Order::Abort).await;
     bench.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
     manager.kill().await;

@@ -2,11 +2,10 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-const LIMIT: Duration = Duration::from_secs(120);
+use crate::process::until;
 
 /// The demo with a temporary directory of its own, and none of the tester's settings.
 fn demo(place: &Path, arguments: &[&str]) -> Command {
@@ -49,22 +48,22 @@ fn all_jobs_are_done_and_no_instance_is_left() {
     check_nothing_is_left(place.path());
 }
 
-#[test]
-fn an_interrupt_ends_it_cleanly_in_the_middle() {
+#[tokio::test]
+async fn an_interrupt_ends_it_cleanly_in_the_middle() {
     let place = tempfile::tempdir().unwrap();
     let mut running = demo(place.path(), &["--jobs", "400", "--boot", "100"]).spawn().unwrap();
     // A machine is there: jobs are under way.
-    let deadline = Instant::now() + LIMIT;
     let has_machine = || {
         let folders = std::fs::read_dir(place.path()).unwrap().flatten();
         folders
             .map(|folder| folder.path().join("machines"))
             .any(|machines| std::fs::read_dir(machines).is_ok_and(|mut machines| machines.next().is_some()))
     };
-    while !has_machine() {
-        assert!(Instant::now() < deadline && running.try_wait().unwrap().is_none());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    until(async || {
+        assert!(running.try_wait().unwrap().is_none(), "it ended before it had a machine");
+        has_machine().then_some(()).ok_or_else(|| "it has no machine".to_owned())
+    })
+    .await;
     kill_process(Pid::from_raw(i32::try_from(running.id()).unwrap()).unwrap(), Signal::INT).unwrap();
     let output = running.wait_with_output().unwrap();
     let told = String::from_utf8_lossy(&output.stdout);

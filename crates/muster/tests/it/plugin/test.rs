@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::support::{Home, sibling};
-use crate::process::Ended;
+use crate::process::{Ended, until};
 
 #[test]
 fn a_plugin_in_order_passes_and_the_report_has_three_forms() {
@@ -112,16 +112,17 @@ fn files(home: &Home) -> usize {
     std::fs::read_dir(home.path("group")).map_or(0, Iterator::count)
 }
 
-#[test]
-fn a_run_that_is_interrupted_removes_what_it_made() {
+#[tokio::test]
+async fn a_run_that_is_interrupted_removes_what_it_made() {
     let home = Home::new();
     slow_group(&home);
     let mut command = home.command(&["muster", "plugin", "test", "--config", "plugin.toml"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    while files(&home) < 2 {
-        assert!(child.try_wait().unwrap().is_none(), "it has made nothing");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    until(async || {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before it had made two");
+        (files(&home) >= 2).then_some(()).ok_or_else(|| "it has not made two".to_owned())
+    })
+    .await;
     kill_process(Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(), Signal::INT).unwrap();
     let ended = Ended::of_report(child.wait_with_output().unwrap());
     ended.check(1, &["stopped: what was made is removed", "the run was stopped"]);

@@ -1,15 +1,12 @@
 //! What operators see of a manager whose runner has instances: metrics, `muster fleet status` and `explain`.
 
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
 
 use super::bench::{Bench, Run};
-use crate::process::Ended;
-
-const LIMIT: Duration = Duration::from_secs(30);
+use crate::process::{Ended, until};
 
 /// Starts a manager whose runner has instances on this machine; `plugin` is its `plugin_config`.
 async fn start(plugin: &str) -> (Bench, Run, String) {
@@ -121,16 +118,14 @@ async fn a_provider_that_fails_is_quoted_in_log_metric_and_status() {
     let (bench, run, address) = start("request_failure_rate = 1.0\n").await;
     bench.push(0, 5);
     run.logged("creation failed", 1).await;
-    let deadline = Instant::now() + LIMIT;
-    let group = loop {
+    let group = until(async || {
         let now = status(&bench, &address).await;
         let of = &now["fleets"][0]["status"];
-        if of["waiting"].as_array().is_some_and(|waiting| !waiting.is_empty()) && !of["groups"][0]["error"].is_null() {
-            break of["groups"][0].clone();
-        }
-        assert!(Instant::now() < deadline, "{now}\n{}", run.log());
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    };
+        let waits = of["waiting"].as_array().is_some_and(|waiting| !waiting.is_empty());
+        let failed = &of["groups"][0];
+        if waits && !failed["error"].is_null() { Ok(failed.clone()) } else { Err(format!("{now}\n{}", run.log())) }
+    })
+    .await;
     let error = group["error"].as_str().unwrap();
     assert!(group["failures"].as_u64().unwrap() > 0 && !error.is_empty(), "{group}");
     assert!(run.log().contains(error), "{error}: {}", run.log());
