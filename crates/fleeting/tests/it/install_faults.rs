@@ -107,7 +107,11 @@ async fn stalling_proxy(to: String, bytes: u64, held: Arc<Notify>, go: Arc<Notif
 #[tokio::test]
 async fn a_slow_download_holds_up_no_other_install() {
     let Some(here) = Here::new() else { return };
-    let content: Vec<u8> = (0..400_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    // Nothing that the archive could make small.
+    let next =
+        |number: &u64| Some(number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407));
+    let content: Vec<u8> =
+        std::iter::successors(Some(1), next).map(|number: u64| number.to_be_bytes()[0]).take(400_000).collect();
     here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(&content)).await;
     here.registry.push("g/q", "1.0.0", &["1.0.0"], &archive(b"small")).await;
     let (held, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
