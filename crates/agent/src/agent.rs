@@ -182,6 +182,14 @@ impl Agent {
         }
     }
 
+    /// Whether nothing is kept that somebody needs: a job that runs, or, where the agent can be reached, one that nobody has
+    /// closed yet.
+    pub(crate) fn is_idle(&self, reachable: bool) -> bool {
+        let state = self.state.lock();
+        let runs = state.jobs.values().any(|job| job.finished().is_none());
+        !runs && (!reachable || state.jobs.is_empty() && self.spool.is_empty())
+    }
+
     /// Takes no new jobs, ends those that run, and waits for them.
     pub(crate) async fn drain(&self, cause: EndCause) {
         let mut tasks = {

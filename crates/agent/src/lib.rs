@@ -8,9 +8,10 @@
 //!
 //! Invariants: a request is in the spool before anything is started for it; a result is in the spool before anyone is
 //! told (R4); the user's code starts at most once per run id (J2); when a job has a result, none of its processes is
-//! left (J5).
+//! left (J5); the agent never ends by itself while a job runs, or one that ended can still be fetched.
 
 mod agent;
+mod door;
 mod recover;
 mod running;
 mod serve;

@@ -15,10 +15,11 @@ use muster_steps::process::{Containment, Watched};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
-use tokio_stream::wrappers::UnixListenerStream;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::Agent;
+use crate::door::{Door, Owned};
 use crate::recover::recover;
 use crate::spool::{Spool, SpoolError};
 
@@ -30,6 +31,10 @@ const PRUNE_EVERY: Duration = Duration::from_secs(3600);
 const FAREWELL: Duration = Duration::from_secs(3);
 /// How long the removal of old workspaces may hold up the end.
 const TRASH_LIMIT: Duration = Duration::from_secs(3);
+/// How long the end of an earlier agent of the same spool is waited for, and between two looks: longer than its last acts
+/// take.
+const ENDING_LIMIT: Duration = Duration::from_secs(10);
+const ENDING_LOOK: Duration = Duration::from_millis(20);
 /// The kernel's limit for the path of a socket.
 const MAX_SOCKET_PATH: usize = 107;
 
@@ -52,6 +57,9 @@ pub struct Options {
     pub boot_id: String,
     /// How the processes of a job are kept together.
     pub containment: Containment,
+    /// The agent ends when nobody was connected for so long and nothing is left that somebody could fetch; none means that
+    /// it stays.
+    pub idle_limit: Option<Duration>,
     /// Ends the agent, as SIGTERM does.
     pub shutdown: CancellationToken,
 }
@@ -96,9 +104,10 @@ pub enum ServeError {
 }
 
 /// Runs an agent until it is told to end, by SIGTERM, SIGINT, [`Options::shutdown`] or the end of
-/// [`Options::until_pid`]. Then it takes no new jobs, ends those that run, and returns when all have their result.
+/// [`Options::until_pid`]. Then it takes no new jobs, ends those that run, and returns when all have their result. One that
+/// nobody needs for [`Options::idle_limit`] returns by itself.
 pub async fn serve(options: Options) -> Result<(), ServeError> {
-    let spool = Spool::open(&options.spool, options.spool_limit)?;
+    let spool = open_spool(&options.spool, options.spool_limit).await?;
     let failed = |doing, path: &Path| {
         let path = path.to_owned();
         move |source| ServeError::Io { doing, path, source }
@@ -110,23 +119,25 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
     agent.prune(options.retention);
 
     let listener = bind(&options.socket)?;
+    let socket = Owned::at(&options.socket).map_err(failed("look at the socket", &options.socket))?;
     let mut signals = Signals::new().map_err(failed("handle signals beside", &options.socket))?;
     announce(&options.socket);
     if let Some(ready) = options.ready {
         let _ = ready.send(());
     }
-    let closed = CancellationToken::new();
+    let (closed, door) = (CancellationToken::new(), Arc::new(Door::default()));
     let service = crate::service::Service(Arc::clone(&agent));
     let server = tonic::transport::Server::builder()
         .add_service(StepRunnerServer::new(service.clone()).max_decoding_message_size(MAX_REQUEST))
         .add_service(AgentServer::new(service))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), closed.clone().cancelled_owned());
+        .serve_with_incoming_shutdown(Box::pin(Arc::clone(&door).visits(listener)), closed.clone().cancelled_owned());
     let end = async {
         tokio::select! {
             () = options.shutdown.cancelled() => tracing::info!("the agent was told to end"),
             name = signals.next() => tracing::info!(signal = name, "the agent was told to end"),
             () = process_end(options.until_pid) => tracing::info!("the process that the agent serves has ended"),
             () = prune_forever(&agent, options.retention) => {}
+            () = unneeded(&door, &agent, &socket, options.idle_limit) => return,
         }
         agent.drain(EndCause::ManagerDraining).await;
         closed.cancel();
@@ -137,13 +148,48 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
         result = server => result,
         () = end => Ok(()),
     };
-    let _ = fs::remove_file(&options.socket);
-    let _ = fs::remove_dir_all(templates);
+    // The next agent waits for the end of this one from here on. What is not there any more may be another one's by now.
+    agent.spool.say_ending();
+    if socket.is_there() {
+        let _ = fs::remove_file(&options.socket);
+    }
+    if agent.spool.is_there() {
+        let _ = fs::remove_dir_all(templates);
+    }
     let emptied = tokio::task::spawn_blocking(move || shared.trash.close());
     if tokio::time::timeout(TRASH_LIMIT, emptied).await.is_err() {
         tracing::info!("old workspaces are left; the next jobs in their places remove them");
     }
     Ok(result?)
+}
+
+/// Takes the spool; one whose agent is about to end is waited for.
+async fn open_spool(path: &Path, limit: u64) -> Result<Spool, SpoolError> {
+    let until = Instant::now() + ENDING_LIMIT;
+    loop {
+        match Spool::open(path, limit) {
+            Err(SpoolError::Taken { is_ending: true, .. }) if Instant::now() < until => {
+                // Its end is no event for this process.
+                tokio::time::sleep(ENDING_LOOK).await;
+            }
+            opened => return opened,
+        }
+    }
+}
+
+/// Waits until nobody needs the agent; from then on nobody reaches it. For ever where there is no limit.
+async fn unneeded(door: &Door, agent: &Agent, socket: &Owned, limit: Option<Duration>) {
+    let Some(limit) = limit else { return std::future::pending().await };
+    let is_idle = || {
+        let is_idle = agent.is_idle(socket.is_there());
+        if is_idle {
+            // Before the first one is sent away, who then starts the next agent.
+            agent.spool.say_ending();
+        }
+        is_idle
+    };
+    door.shut_when_idle(limit, is_idle).await;
+    tracing::info!("nobody was connected for {} s, and no job is left: the agent ends", limit.as_secs());
 }
 
 /// Binds the socket so that only this user reaches it. A socket that nobody listens on is replaced.

@@ -39,6 +39,9 @@ pub(crate) struct ServeArgs {
     /// End, with all jobs, when this process has ended.
     #[arg(long, value_name = "PID")]
     until_pid: Option<i32>,
+    /// End when nobody was connected for so many seconds, and no job runs or waits to be fetched; without it, it stays.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
+    end_when_idle: Option<u64>,
     /// Give each job a cgroup where the system permits it: nothing escapes, and starting a process takes longer.
     #[arg(long)]
     cgroups: bool,
@@ -153,6 +156,7 @@ fn serve(args: ServeArgs) -> ExitCode {
             retention: RETENTION,
             spool_limit: args.spool_limit << 20,
             boot_id: muster_agent::boot_id(),
+            idle_limit: args.end_when_idle.map(Duration::from_secs),
             containment: if args.cgroups { Containment::Cgroups } else { Containment::Descent },
             shutdown: CancellationToken::new(),
         };

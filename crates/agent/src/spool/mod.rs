@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! spool/
-//!   agent.lock          held by the agent that owns the spool; its process id
+//!   agent.lock          held by the agent that owns the spool; its process id, and whether it is about to end
 //!   reserve             space that is given back when the disk is full, for last words and results
 //!   <job>/journal       the `Run`, written before anything starts (0600: it holds the job's secrets); what was
 //!                       started; how it ended, written before anyone is told
@@ -19,7 +19,7 @@ mod recycle;
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -33,6 +33,7 @@ pub(crate) use log::{LogFile, LogSink};
 use quota::{Quota, Share};
 use recycle::Recycler;
 
+const LOCK: &str = "agent.lock";
 const JOURNAL: &str = "journal";
 const LOG: &str = "log";
 /// What an entry holds.
@@ -42,6 +43,8 @@ const OLD_REQUEST: &str = "request";
 const OLD_RESULT: &str = "result.json";
 /// Space held back for the results of jobs that run when the disk becomes full.
 const RESERVE: usize = 128 * 1024;
+/// The line of an agent's lock, after its process id, that says that it is about to end.
+const ENDING: &str = "ending";
 /// The longest id of a job.
 const MAX_ID: usize = 128;
 
@@ -55,6 +58,8 @@ pub enum SpoolError {
         pid: String,
         /// The spool.
         path: PathBuf,
+        /// It is about to end, and takes no calls any more.
+        is_ending: bool,
     },
     /// The disk.
     #[error("cannot use the spool `{}`", path.display())]
@@ -74,7 +79,7 @@ pub(crate) struct Spool {
     recycler: Arc<Recycler>,
     quota: Arc<Quota>,
     /// Held as long as the agent lives.
-    _lock: File,
+    lock: File,
 }
 
 impl Spool {
@@ -82,22 +87,46 @@ impl Spool {
     pub(crate) fn open(root: &Path, limit: u64) -> Result<Self, SpoolError> {
         let failed = |source| SpoolError::Io { path: root.to_owned(), source };
         fs::DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(failed)?;
-        let path = root.join("agent.lock");
+        let path = root.join(LOCK);
         let open = File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
         let mut lock = open.map_err(failed)?;
         if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            let mut pid = String::new();
-            let _ = lock.read_to_string(&mut pid);
-            return Err(SpoolError::Taken { pid: pid.trim().to_owned(), path: root.to_owned() });
+            let mut text = String::new();
+            let _ = lock.read_to_string(&mut text);
+            let mut lines = text.lines();
+            let pid = lines.next().unwrap_or_default().trim().to_owned();
+            return Err(SpoolError::Taken { pid, path: root.to_owned(), is_ending: lines.next() == Some(ENDING) });
         }
         lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(failed)?;
         let recycler = Arc::new(Recycler::open(root.join(".free")).map_err(failed)?);
-        let spool = Self { root: root.to_owned(), recycler, quota: Quota::new(limit), _lock: lock };
+        let spool = Self { root: root.to_owned(), recycler, quota: Quota::new(limit), lock };
         for entry in spool.entries().map_err(failed)? {
             entry.share.found(&entry.id, entry.bytes());
         }
         spool.make_reserve();
         Ok(spool)
+    }
+
+    /// Says to the next agent of this spool that it need not wait long.
+    pub(crate) fn say_ending(&self) {
+        if let Err(error) = writeln!(&self.lock, "{ENDING}") {
+            tracing::debug!(%error, "the next agent is not told that this one ends");
+        }
+    }
+
+    /// Whether the directory is still the one that was taken: it may have been removed, and made again by another agent.
+    pub(crate) fn is_there(&self) -> bool {
+        let id = |metadata: io::Result<fs::Metadata>| metadata.ok().map(|file| (file.dev(), file.ino()));
+        let own = id(self.lock.metadata());
+        own.is_some() && own == id(fs::metadata(self.root.join(LOCK)))
+    }
+
+    /// Whether it has no job, of whatever state. One that was removed has none.
+    pub(crate) fn is_empty(&self) -> bool {
+        match self.entries() {
+            Ok(entries) => entries.is_empty(),
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
     }
 
     /// Where the templates of checkouts are.
@@ -112,7 +141,7 @@ impl Spool {
             && id.len() <= MAX_ID
             && id.chars().all(fits)
             && !id.starts_with('.')
-            && !matches!(id, "agent.lock" | "reserve");
+            && !matches!(id, LOCK | "reserve");
         good.then(|| Entry {
             id: id.to_owned(),
             dir: self.root.join(id),

@@ -39,6 +39,7 @@ pub(crate) fn options(dir: &Path) -> Options {
         spool_limit: 1 << 30,
         boot_id: "first".to_owned(),
         containment: Containment::Descent,
+        idle_limit: None,
         shutdown: CancellationToken::new(),
     }
 }
@@ -98,6 +99,11 @@ impl Agent {
         let steps = StepRunnerClient::new(channel.clone());
         let task = tokio::spawn(async { Ok(()) });
         Self { dir, shutdown: CancellationToken::new(), task, steps, extension: AgentClient::new(channel) }
+    }
+
+    /// Lets the agent alone: its only client is gone. What is given waits for its end, of whatever kind.
+    pub(crate) fn leave(self) -> (JoinHandle<Result<(), ServeError>>, TempDir) {
+        (self.task, self.dir)
     }
 
     /// Ends the agent in order, and gives its directory back.

@@ -8,6 +8,7 @@ mod checkout;
 mod death;
 mod ending;
 mod harness;
+mod idle;
 mod jobs;
 mod output;
 mod shells;

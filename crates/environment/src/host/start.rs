@@ -20,6 +20,8 @@ use crate::{AgentConnection, EnvironmentError};
 pub const READY_MARKER: &str = "step-runner is listening on socket";
 /// From the start of the process to its marker.
 const START_LIMIT: Duration = Duration::from_secs(20);
+/// An agent that no manager was connected to for so long, and that has nothing to be fetched, ends; the next job starts one.
+const IDLE_LIMIT: Duration = Duration::from_secs(600);
 /// Bytes of the agent's log that an error shows.
 const LOG_TAIL_BYTES: usize = 1000;
 
@@ -82,6 +84,7 @@ async fn start(options: &HostOptions, socket: &Path, spool: &Path) -> Result<(),
 pub(super) fn command(options: &HostOptions, socket: &Path, spool: &Path) -> std::process::Command {
     let mut agent = std::process::Command::new(&options.executable);
     agent.args(["agent", "serve", "--socket"]).arg(socket).arg("--spool").arg(spool);
+    agent.arg("--end-when-idle").arg(IDLE_LIMIT.as_secs().to_string());
     if let Some(pid) = options.until_pid {
         agent.arg("--until-pid").arg(pid.to_string());
     }

@@ -101,7 +101,10 @@ async fn the_agent_is_told_where_to_listen_and_whom_to_outlive() {
     assert!(matches!(error, EnvironmentError::Unreachable { .. }), "{error}");
     let args = std::fs::read_to_string(home.path().join("state/args")).unwrap();
     let state = home.path().join("state");
-    assert_eq!(args.trim(), format!("agent serve --socket {0}/agent.sock --spool {0}/spool", state.display()));
+    assert_eq!(
+        args.trim(),
+        format!("agent serve --socket {0}/agent.sock --spool {0}/spool --end-when-idle 600", state.display())
+    );
 }
 
 #[test]
@@ -122,7 +125,7 @@ fn jobs_of_another_user_have_an_agent_of_that_user() {
         "the manager's secrets are not handed on"
     );
     let words: Vec<_> = command.get_args().map(|word| word.to_str().unwrap()).collect();
-    let line = r"exec '/opt/it'\''s/muster' 'agent' 'serve' '--socket' '/s/agent.sock' '--spool' '/var/lib/muster/agent-ci/spool'";
+    let line = r"exec '/opt/it'\''s/muster' 'agent' 'serve' '--socket' '/s/agent.sock' '--spool' '/var/lib/muster/agent-ci/spool' '--end-when-idle' '600'";
     assert_eq!((command.get_program().to_str().unwrap(), words), ("su", vec!["-s", "/bin/sh", "ci", "-c", line]));
 }
 

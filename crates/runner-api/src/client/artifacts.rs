@@ -10,6 +10,7 @@ use reqwest::{Body, Response};
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
+use super::redirect::{may_follow, target};
 use super::{Client, ClientError, reply, send};
 use crate::service::{ArtifactDownload, ArtifactQuery, ByteStream};
 
@@ -40,7 +41,7 @@ impl Client {
     /// The body is used up by one call; to repeat a call, make it again.
     ///
     /// # Errors
-    /// [`ClientError`]; 413 is [`ClientError::Rejected`], 307 is [`ClientError::Moved`].
+    /// [`ClientError`]; 413 is [`ClientError::Rejected`], and 307 or 308 to where a token may go is [`ClientError::Moved`].
     #[expect(clippy::too_many_arguments, reason = "each is a part of the one request")]
     pub async fn upload_artifact(
         &self,
@@ -102,14 +103,13 @@ impl Client {
         }
     }
 
-    /// Scheme and host that a 307 names. The token is never sent from an encrypted place to one that is not.
+    /// Scheme and host that a redirect names, where the token may go there: the body is used up, so the caller follows.
     fn elsewhere(&self, response: &Response) -> Option<Url> {
-        let mut to = target(response).filter(|_| response.status() == StatusCode::TEMPORARY_REDIRECT)?;
-        let may = to.scheme() == "https" || (to.scheme() == "http" && self.base.scheme() == "http");
+        let mut to = target(response).filter(|to| may_follow(response.status(), &self.base, to))?;
         to.set_path("/");
         to.set_query(None);
         to.set_fragment(None);
-        may.then_some(to)
+        Some(to)
     }
 
     /// `GET /jobs/:id/artifacts`: the archive of `job`, with the token of the job that wants it.
@@ -172,10 +172,6 @@ fn unless_silent(body: ByteStream) -> ByteStream {
         }
     })
     .boxed()
-}
-
-fn target(response: &Response) -> Option<Url> {
-    response.url().join(&reply::text_header(response.headers(), header::LOCATION.as_str())?).ok()
 }
 
 fn filename(response: &Response) -> Option<String> {

@@ -7,6 +7,8 @@
 mod artifacts;
 mod error;
 mod observe;
+mod own_certificate;
+mod redirect;
 mod reply;
 mod runners;
 #[cfg(test)]

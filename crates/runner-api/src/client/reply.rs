@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde::de::value::StrDeserializer;
 
-use super::{ClientError, chain};
+use super::{ClientError, chain, redirect};
 use crate::payload::JobPayload;
 
 /// The longest interval between trace uploads that is obeyed (runner-api 3.2).
@@ -150,8 +150,13 @@ pub(super) async fn refusal(call: &'static str, response: Response) -> ClientErr
     let code = response.status();
     let headers = response.headers();
     let (status, retry_after) = (job_status(headers), retry_after(headers));
+    if let Some(message) = redirect::refused(&response) {
+        return ClientError::Rejected { call, code: code.as_u16(), message };
+    }
     let message = message(response).await;
     match code.as_u16() {
+        // A page for people, as a front end shows it in the place of everything, has a status of success.
+        number if code.is_success() => ClientError::Protocol { call, message: format!("{number} {message}") },
         401 | 403 | 404 | 410 => ClientError::Forbidden { call, code: code.as_u16(), status, message },
         number if matches!(number, 408 | 409 | 425 | 429) || (number >= 500 && number != 501) => {
             let message = format!("{number} {message}");
@@ -164,8 +169,10 @@ pub(super) async fn refusal(call: &'static str, response: Response) -> ClientErr
 /// The coordinator's words without the code that GitLab puts first: `{"message": ...}`, or the name of the status.
 async fn message(response: Response) -> String {
     let code = response.status().as_u16().to_string();
+    let name = response.status().canonical_reason().unwrap_or("unknown status");
     let words = words(response).await;
-    words.strip_prefix(&code).map(str::trim_start).map(str::to_owned).unwrap_or(words)
+    let own = words.strip_prefix(&code).unwrap_or(&words).trim();
+    if own.is_empty() { name.to_owned() } else { own.to_owned() }
 }
 
 async fn words(mut response: Response) -> String {

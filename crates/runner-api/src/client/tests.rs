@@ -243,3 +243,86 @@ async fn an_upload_that_is_sent_and_not_answered_ends_by_its_limit() {
     assert!(error.transient().is_some() && error.to_string().contains("no answer within"), "{error}");
     server.abort();
 }
+
+/// A coordinator whose front end sends every call on to `to` with `status`; what came with a token there is counted.
+async fn sending_on(status: u16, to: &str) -> (Client, tokio::task::JoinHandle<()>) {
+    let (status, to) = (StatusCode::from_u16(status).unwrap(), to.trim_end_matches('/').to_owned());
+    let app = Router::new().fallback(any(move |uri: http::Uri| async move {
+        (status, [(http::header::LOCATION, format!("{to}{}", uri.path_and_query().unwrap()))])
+    }));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+    let task = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    (Client::new(&url).unwrap(), task)
+}
+
+#[tokio::test]
+async fn a_call_follows_the_coordinator_on_its_host_with_method_and_body() {
+    let (coordinator, served, _) = coordinator().await;
+    for (id, status) in [(7, 307), (8, 308)] {
+        let (client, front) = sending_on(status, served.url.as_str()).await;
+        let payload: JobPayload = serde_json::from_value(serde_json::json!({ "id": id, "token": "secret" })).unwrap();
+        coordinator.push(payload);
+        assert_eq!(client.request_job(&request()).await.unwrap().job.unwrap().id, JobId(id));
+        let size = client.patch_trace(JobId(id), "secret", 0, Bytes::from_static(b"hello"), false).await.unwrap().size;
+        assert_eq!(size, 5);
+        front.abort();
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_would_take_its_token_elsewhere_is_refused_with_the_place() {
+    let (_coordinator, served, _) = coordinator().await;
+    let elsewhere = served.url.as_str().replace("127.0.0.1", "localhost");
+    for (status, to) in [(307, elsewhere.as_str()), (308, "https://g.example/gitlab"), (302, served.url.as_str())] {
+        let (client, front) = sending_on(status, to).await;
+        let error = client.request_job(&request()).await.unwrap_err();
+        assert!(matches!(error, ClientError::Rejected { code, .. } if code == status), "{error}");
+        let told = format!("sends on to `{}`", to.trim_end_matches('/'));
+        assert!(error.to_string().contains(&told) && error.to_string().contains("write it as the URL"), "{error}");
+        front.abort();
+    }
+}
+
+#[tokio::test]
+async fn a_ring_of_redirects_ends() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+    let app = Router::new()
+        .fallback(any(async || (StatusCode::TEMPORARY_REDIRECT, [(http::header::LOCATION, "/api/v4/jobs/request")])));
+    let front = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    let error = Client::new(&url).unwrap().request_job(&request()).await.unwrap_err();
+    assert!(error.to_string().contains("307 the server sends on to"), "{error}");
+    front.abort();
+}
+
+#[tokio::test]
+async fn a_page_for_people_with_success_and_a_refusal_without_words_are_told_in_words() {
+    let (client, server) = answering(200, &[("content-type", "text/html")], "<html>Welcome</html>").await;
+    let error = client.request_job(&request()).await.unwrap_err().to_string();
+    assert!(error.contains("200 OK; is the URL that of a coordinator?"), "{error}");
+    server.abort();
+    for body in ["", "{\"message\":\"\"}", "{\"message\":\"401 \"}"] {
+        let (client, server) = answering(401, &[("content-type", "application/json")], body).await;
+        let error = client.request_job(&request()).await.unwrap_err().to_string();
+        assert_eq!(error, "job request: the coordinator refuses: 401 Unauthorized");
+        server.abort();
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_or_speaks_otherwise_is_told_in_words() {
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let plain = serve(Arc::new(MemoryCoordinator::new(Duration::from_millis(50)))).await.unwrap();
+    let tls = plain.url.as_str().replace("http:", "https:");
+    drop(silent);
+    for (url, words) in [
+        (format!("http://127.0.0.1:{port}"), "Connection refused"),
+        (tls, "the server does not speak TLS there: is it an http:// URL?"),
+    ] {
+        let client = Client::new(&Url::parse(&url).unwrap()).unwrap();
+        let error = client.request_job(&request()).await.unwrap_err().to_string();
+        assert!(error.contains(words) && error.contains(url.trim_end_matches('/')), "{error}");
+    }
+}

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use url::Url;
 
-use super::{CONNECT_LIMIT, ClientError, IDLE_LIMIT, TlsFiles, chain, is_loopback, user_agent};
+use super::{CONNECT_LIMIT, ClientError, IDLE_LIMIT, TlsFiles, chain, is_loopback, redirect, user_agent};
 
 /// How long the connections to a coordinator may be used again (`connection_max_age`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -118,20 +118,24 @@ fn build(base: &Url, tls: &TlsFiles, age: ConnectionAge) -> Result<reqwest::Clie
         .pool_idle_timeout(IDLE_LIMIT)
         .tcp_nodelay(true)
         .tcp_keepalive(CONNECT_LIMIT)
-        // A token must not follow a redirect to another host (runner-api 11.45).
-        .redirect(reqwest::redirect::Policy::none());
+        .redirect(redirect::policy())
+        // It would tell one server of another one's paths.
+        .referer(false);
     if age == ConnectionAge::NoReuse {
         http = http.pool_max_idle_per_host(0);
     }
     if is_loopback(base) {
         // `muster ci` talks to itself: no proxy can help, and reading the certificates would cost more than the job.
         http = http.no_proxy();
-        if base.scheme() == "http" {
+        if base.scheme() == "http" && tls.is_empty() {
             http = http.tls_built_in_root_certs(false);
         }
     }
-    if base.scheme() == "https" {
-        http = tls.apply(http)?;
+    match tls.config() {
+        Ok(Some(config)) => http = http.use_preconfigured_tls(config),
+        Err(error) if base.scheme() == "https" => return Err(error),
+        // For http they count only where the coordinator sends on to https, and that call then says what is missing.
+        Ok(None) | Err(_) => {}
     }
     http.build().map_err(|error| ClientError::Setup(chain(&error)))
 }

@@ -22,6 +22,17 @@ fn health_check_waits_for_all_ports_or_one_of_the_variables() {
     Ended::of(linked.output().unwrap()).check(0, &[]);
 }
 
+/// With a limit as managers give it, but short; what keeps an agent is shown by its own tests.
+#[test]
+fn an_agent_that_nobody_connects_to_ends_by_itself() {
+    let home = Home::new();
+    let (socket, spool) = (home.path("agent.sock").display().to_string(), home.path("spool").display().to_string());
+    let agent = ["agent", "serve", "--socket", &socket, "--spool", &spool, "--end-when-idle", "1"];
+    let ended = std::process::Command::new(env!("CARGO_BIN_EXE_muster")).args(agent).output().unwrap();
+    Ended::of(ended).check(0, &["nobody was connected for 1 s, and no job is left: the agent ends"]);
+    assert!(!home.path("agent.sock").exists());
+}
+
 #[test]
 fn cache_init_lets_everybody_write_and_only_logs_what_it_cannot_change() {
     let home = Home::new();

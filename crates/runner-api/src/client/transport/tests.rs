@@ -9,13 +9,13 @@ use axum::Router;
 use axum::extract::ConnectInfo;
 use axum::routing::any;
 use http::StatusCode;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{BasicConstraints, Certificate, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring::default_provider;
-use tokio_rustls::rustls::pki_types::PrivateKeyDer;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::super::Client;
 use super::*;
@@ -56,11 +56,17 @@ async fn server_with_authority() -> (Url, String, tokio::task::JoinHandle<()>) {
     let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();
     let key = KeyPair::generate().unwrap();
     let leaf = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap().signed_by(&key, &authority).unwrap();
+    let (url, server) = server(leaf.der().clone(), &key).await;
+    (url, authority.pem(), server)
+}
+
+/// A server of 204s with that certificate.
+async fn server(certificate: CertificateDer<'static>, key: &KeyPair) -> (Url, tokio::task::JoinHandle<()>) {
     let config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_no_client_auth()
-        .with_single_cert(vec![leaf.der().clone()], PrivateKeyDer::try_from(key.serialize_der()).unwrap())
+        .with_single_cert(vec![certificate], PrivateKeyDer::try_from(key.serialize_der()).unwrap())
         .unwrap();
     let acceptor = TlsAcceptor::from(Arc::new(config));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -76,7 +82,46 @@ async fn server_with_authority() -> (Url, String, tokio::task::JoinHandle<()>) {
             let _ = stream.shutdown().await;
         }
     });
-    (url, authority.pem(), server)
+    (url, server)
+}
+
+/// A certificate that is signed by itself, as `openssl req -x509` makes it, changed.
+fn own_certificate(change: impl FnOnce(&mut CertificateParams)) -> (Certificate, KeyPair) {
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    change(&mut params);
+    (params.self_signed(&key).unwrap(), key)
+}
+
+/// What a job request says to a server with a certificate, where `named` is the one that `tls-ca-file` has.
+async fn asked(certificate: &Certificate, key: &KeyPair, named: &Certificate) -> Result<(), String> {
+    let (url, server) = server(certificate.der().clone(), key).await;
+    let folder = tempfile::tempdir().unwrap();
+    let ca = folder.path().join("ca.pem");
+    std::fs::write(&ca, named.pem()).unwrap();
+    let client = Client::with_tls(&url, &TlsFiles { ca: Some(ca), ..TlsFiles::default() }).unwrap();
+    let answer = client.request_job(&JobRequest::default()).await;
+    server.abort();
+    answer.map(drop).map_err(|error| error.to_string())
+}
+
+#[tokio::test]
+async fn the_servers_own_certificate_is_accepted_where_it_is_named_and_only_there() {
+    let (authority, key) = own_certificate(|_| {});
+    asked(&authority, &key, &authority).await.unwrap();
+    let (plain, plain_key) = own_certificate(|params| params.is_ca = IsCa::ExplicitNoCa);
+    asked(&plain, &plain_key, &plain).await.unwrap();
+    let (other, _) = own_certificate(|_| {});
+    let error = asked(&authority, &key, &other).await.unwrap_err();
+    assert!(error.contains("not the one that tls-ca-file names") && error.contains("https://127.0.0.1:"), "{error}");
+    let (elsewhere, key) =
+        own_certificate(|params| params.subject_alt_names = vec![SanType::DnsName("g.example".try_into().unwrap())]);
+    let error = asked(&elsewhere, &key, &elsewhere).await.unwrap_err();
+    assert!(error.contains("not valid for name"), "{error}");
+    let (ended, key) = own_certificate(|params| params.not_after = rcgen::date_time_ymd(2001, 1, 1));
+    let error = asked(&ended, &key, &ended).await.unwrap_err();
+    assert!(error.contains("has expired"), "{error}");
 }
 
 #[tokio::test]
