@@ -53,11 +53,15 @@ enum Command {
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    // By this word a plugin is started, also where the file has another name.
-    if !plugin::serve::is_asked(&arguments) && runner::is_called(arguments.first()) {
+    // By this word a plugin is started, also where the file has another name, and each instance of `local`: what programs
+    // start need not wait until the flags of all the other commands are laid out.
+    if plugin::serve::is_asked(&arguments) {
+        return plugin::serve::run(&plugin::serve::Args::parse_from(arguments.iter().skip(2)));
+    }
+    if runner::is_called(arguments.first()) {
         return runner::main(&arguments);
     }
-    if !plugin::serve::is_asked(&arguments) && plugin::is_called(arguments.first()) {
+    if plugin::is_called(arguments.first()) {
         return plugin::main(&arguments);
     }
     let cli = if arguments.get(1).is_some_and(|word| word == "runner") {

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -30,6 +31,15 @@ const JUDGED_BYTES: u64 = 4 * 1024 * 1024;
 /// A way with fewer bytes per second is slow: packing is then faster than sending what it saves.
 const SLOW_BYTES_PER_SECOND: f64 = 24.0 * 1024.0 * 1024.0;
 
+/// By what a file is known.
+#[derive(Debug)]
+pub(super) struct Known {
+    /// SHA-256 in hexadecimal digits.
+    pub(super) hash: String,
+    /// Device, inode, bytes, and the seconds of the last changes of content and inode: on this machine, no other file's.
+    pub(super) inode: String,
+}
+
 /// The executable.
 #[derive(Debug)]
 pub struct Executable {
@@ -37,7 +47,7 @@ pub struct Executable {
     content: PathBuf,
     /// Where it is by name: an instance that has the same file there needs no other.
     name: PathBuf,
-    hash: OnceCell<String>,
+    known: OnceCell<Known>,
     /// What `content` is read through, so that it stays the same file whatever becomes of its name.
     _open: Option<File>,
 }
@@ -47,7 +57,7 @@ impl Executable {
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
-        Self { content: path.clone(), name: path, hash: OnceCell::new(), _open: None }
+        Self { content: path.clone(), name: path, known: OnceCell::new(), _open: None }
     }
 
     /// What instances get: `muster-agent`, a third of the size, where it lies beside this process's own file and is of the same
@@ -81,7 +91,7 @@ impl Executable {
         if found != wanted {
             return Err(Some(format!("it says `{found}`, and not `{wanted}`: install both of one version")));
         }
-        Ok(Self { content, name: name.to_owned(), hash: OnceCell::new(), _open: Some(open) })
+        Ok(Self { content, name: name.to_owned(), known: OnceCell::new(), _open: Some(open) })
     }
 
     /// This process's own. It is read through the process, so that an upgrade of the file does not change what is sent.
@@ -90,7 +100,7 @@ impl Executable {
     /// The system does not tell where it is.
     pub fn own() -> io::Result<Self> {
         let name = std::env::current_exe()?;
-        Ok(Self { content: PathBuf::from("/proc/self/exe"), name, hash: OnceCell::new(), _open: None })
+        Ok(Self { content: PathBuf::from("/proc/self/exe"), name, known: OnceCell::new(), _open: None })
     }
 
     /// Where it is on this machine, by name.
@@ -99,21 +109,25 @@ impl Executable {
         &self.name
     }
 
-    /// SHA-256 in hexadecimal digits; computed once.
+    /// By what the file is known; computed once.
     ///
     /// # Errors
     /// The file cannot be read.
-    pub async fn hash(&self) -> io::Result<&str> {
+    pub(super) async fn known(&self) -> io::Result<&Known> {
         let compute = || async {
             let path = self.content.clone();
-            let hash = tokio::task::spawn_blocking(move || {
+            let known = tokio::task::spawn_blocking(move || {
+                let mut file = File::open(path)?;
+                let meta = file.metadata()?;
+                let (device, number, bytes) = (meta.dev(), meta.ino(), meta.size());
+                let inode = format!("{device}:{number}:{bytes}:{}:{}", meta.mtime(), meta.ctime());
                 let mut hasher = Sha256::new();
-                io::copy(&mut std::fs::File::open(path)?, &mut hasher)?;
-                Ok(format!("{:x}", hasher.finalize()))
+                io::copy(&mut file, &mut hasher)?;
+                Ok(Known { hash: format!("{:x}", hasher.finalize()), inode })
             });
-            hash.await.unwrap_or_else(|error| Err(io::Error::other(error)))
+            known.await.unwrap_or_else(|error| Err(io::Error::other(error)))
         };
-        self.hash.get_or_try_init(compute).await.map(String::as_str)
+        self.known.get_or_try_init(compute).await
     }
 
     /// The file as gzip members, the first ones without compression. A file that cannot be read ends early, which the
@@ -197,7 +211,7 @@ mod tests {
         assert!(unpacked == content);
         std::fs::write(&path, "abc").unwrap();
         let known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert_eq!(executable.hash().await.unwrap(), known);
+        assert_eq!(executable.known().await.unwrap().hash, known);
     }
 
     /// A `muster-agent` that says which version it is.

@@ -33,12 +33,12 @@ pub(super) struct Tunnel {
 /// Why not, for people.
 pub(super) async fn tunnel(session: &dyn Session, executable: &Executable) -> Result<Tunnel, String> {
     let unread = |error| format!("the agent's executable {} cannot be read: {error}", executable.path().display());
-    let hash = executable.hash().await.map_err(unread)?;
-    let command = shell::connect(hash, &executable.path().to_string_lossy());
+    let known = executable.known().await.map_err(unread)?;
+    let command = shell::connect(known, &executable.path().to_string_lossy());
     if let Some(tunnel) = ask(session, &command).await? {
         return Ok(tunnel);
     }
-    tokio::time::timeout(PLACE_LIMIT, place(session, executable, hash))
+    tokio::time::timeout(PLACE_LIMIT, place(session, executable, &known.hash))
         .await
         .map_err(|_| format!("the agent's executable was not placed within {} s", PLACE_LIMIT.as_secs()))??;
     ask(session, &command).await?.ok_or_else(|| {

@@ -7,6 +7,8 @@
 //!
 //! Each answers with a line that begins with [`MARK`]; what a profile prints before does not matter.
 
+use super::executable::Known;
+
 /// What an answer begins with.
 pub const MARK: &str = "muster: ";
 /// The SHA-256 of the input, before a blank. OpenSSL has the processor's own instructions where coreutils often has not; one that
@@ -23,13 +25,18 @@ pub const OLDER: &str = "connected to an older one ";
 /// The answer of a relay that cannot; why follows.
 pub const FAILED: &str = "failed ";
 
+/// What [`Known::inode`] is, in the words of `stat`.
+const INODE: &str = "%d:%i:%s:%Y:%Z";
+
 /// Starts a relay to the agent, and the agent where there is none. `at` is a path where the file may be found too.
 ///
-/// While an agent listens, the executable is only the relay; before it becomes an agent its hash is looked at.
-pub(super) fn connect(hash: &str, at: &str) -> String {
+/// An instance that shares the manager's disk has the very file there, which its inode tells at no cost. Elsewhere, while an
+/// agent listens, the executable is only the relay; before it becomes an agent its hash is looked at.
+pub(super) fn connect(known: &Known, at: &str) -> String {
     let at = if is_plain(at) { at } else { "/nonexistent" };
+    let Known { hash, inode } = known;
     wrapped(&format!(
-        r#"u=$(umask); umask 077; d=$HOME/.muster; f=$d/bin/{hash}; ok() {{ test -x "$1" && s=$({SUM} <"$1") && test "${{s%% *}}" = {hash}; }}; have() {{ ok "$1" && mkdir -p "$d/bin" && ln -sf "$1" "$f"; }}; if test -S "$d/agent/agent.sock" && test -x "$f" || ok "$f" || have "$(command -v muster-agent)" || have "$(command -v muster)" || have {at}; then umask "$u"; exec "$f" agent connect --dir "$d/agent"; else echo "{MARK}{ABSENT}"; fi"#
+        r#"u=$(umask); umask 077; d=$HOME/.muster; f=$d/bin/{hash}; same() {{ test -x "$1" && test "$(stat -L -c {INODE} "$1" 2>/dev/null)" = {inode}; }}; ok() {{ test -x "$1" && s=$({SUM} <"$1") && test "${{s%% *}}" = {hash}; }}; have() {{ ok "$1" && mkdir -p "$d/bin" && ln -sf "$1" "$f"; }}; if same {at}; then f={at}; umask "$u"; exec "$f" agent connect --dir "$d/agent"; elif test -S "$d/agent/agent.sock" && test -x "$f" || ok "$f" || have "$(command -v muster-agent)" || have "$(command -v muster)" || have {at}; then umask "$u"; exec "$f" agent connect --dir "$d/agent"; else echo "{MARK}{ABSENT}"; fi"#
     ))
 }
 
@@ -56,9 +63,10 @@ mod tests {
 
     #[test]
     fn a_path_that_a_shell_would_read_is_not_looked_at() {
-        assert!(connect("ab", "/usr/bin/muster").contains("have /usr/bin/muster"));
+        let known = Known { hash: "ab".to_owned(), inode: "1:2:3:4:5".to_owned() };
+        assert!(connect(&known, "/usr/bin/muster").contains("have /usr/bin/muster"));
         for odd in ["/opt/$(reboot)", "muster", "/a b", "/a'b", ""] {
-            assert!(connect("ab", odd).contains("have /nonexistent"), "{odd}");
+            assert!(connect(&known, odd).contains("have /nonexistent"), "{odd}");
         }
     }
 }

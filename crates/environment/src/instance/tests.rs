@@ -131,7 +131,7 @@ async fn the_agent_is_placed_once_and_a_broken_connection_is_mended() {
     let instance = Instance::new("i-1", Arc::clone(&executable), Told::default());
     let (connection, home) = instance.connect(&machine).await.unwrap();
     assert_eq!((connection.identity().pid, home.as_path()), (7, machine.home.path()));
-    assert_eq!(machine.placed(), [executable.hash().await.unwrap()]);
+    assert_eq!(machine.placed(), [executable.known().await.unwrap().hash.clone()]);
     assert_eq!(instance.words().last().unwrap(), "Instance i-1 connected");
 
     // Jobs share the connection; one that finds it broken has it mended, without sending anything again.
@@ -152,9 +152,18 @@ async fn what_is_on_the_instance_by_another_name_is_used_where_it_is_the_same() 
     machine.agent();
     let executable = stand_in(place.path(), RELAY);
     std::fs::set_permissions(executable.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
-    Instance::new("i-1", Arc::clone(&executable), Told::default()).connect(&machine).await.unwrap();
-    let placed = machine.home.path().join(".muster/bin").join(executable.hash().await.unwrap());
-    assert_eq!(std::fs::read_link(placed).unwrap(), executable.path());
+    let connect =
+        async || Instance::new("i-1", Arc::clone(&executable), Told::default()).connect(&machine).await.unwrap();
+    connect().await;
+    let bin = machine.home.path().join(".muster/bin");
+    assert!(!bin.exists(), "the very file needs no other name");
+
+    let copy = place.path().join("copy");
+    std::fs::copy(executable.path(), &copy).unwrap();
+    std::fs::rename(&copy, executable.path()).unwrap();
+    connect().await;
+    let placed = bin.join(&executable.known().await.unwrap().hash);
+    assert_eq!(std::fs::read_link(placed).unwrap(), executable.path(), "another file, and the same content");
 }
 
 #[tokio::test]
@@ -164,7 +173,7 @@ async fn an_executable_that_was_damaged_is_replaced() {
     let executable = stand_in(place.path(), RELAY);
     let bin = machine.home.path().join(".muster/bin");
     std::fs::create_dir_all(&bin).unwrap();
-    let damaged = bin.join(executable.hash().await.unwrap());
+    let damaged = bin.join(&executable.known().await.unwrap().hash);
     std::fs::write(&damaged, "#!/bin/sh\necho 'muster: connected /elsewhere'\n").unwrap();
     std::fs::set_permissions(&damaged, std::fs::Permissions::from_mode(0o700)).unwrap();
     let (_, home) = Instance::new("i-1", Arc::clone(&executable), Told::default()).connect(&machine).await.unwrap();

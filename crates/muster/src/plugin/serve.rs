@@ -18,9 +18,9 @@ pub(crate) fn surroundings() -> Result<Surroundings, InstallError> {
 }
 
 /// Be one of the plugins that come with Muster: local, static, script, docker-machine.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, clap::Parser)]
 // `--version` is the plugin's.
-#[command(disable_version_flag = true)]
+#[command(name = "muster plugin serve", disable_version_flag = true)]
 pub(crate) struct Args {
     /// Its name.
     name: String,

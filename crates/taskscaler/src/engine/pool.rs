@@ -53,10 +53,10 @@ struct Of {
     by_id: HashMap<InstanceId, Index>,
     /// Ready and without a job, the longest idle first.
     idle: BTreeSet<(Time, Index)>,
-    /// Instances that the next snapshot may bring news of, by when that began.
-    expected: BTreeSet<(Time, Index)>,
-    /// Instances that are being removed.
-    leaving: u32,
+    /// Instances that are not removed, and that the next snapshot may bring news of, by when that began.
+    arriving: BTreeSet<(Time, Index)>,
+    /// Instances that are being removed, by when that began.
+    leaving: BTreeSet<(Time, Index)>,
     /// Instances that boot or are made ready.
     coming: u32,
     rank: usize,
@@ -193,7 +193,7 @@ impl Pool {
 
     /// Of those, the ones that are being removed.
     pub(super) fn leaving(&self, group: GroupId) -> u32 {
-        self.of.get(group.0).map_or(0, |of| of.leaving)
+        self.of.get(group.0).map_or(0, |of| u32::try_from(of.leaving.len()).unwrap_or(u32::MAX))
     }
 
     /// Of those, the ones that boot or are made ready.
@@ -289,10 +289,14 @@ impl Pool {
         u64::from(instance.part(self.capacity, self.uses_max).free)
     }
 
-    /// When the first and the last of what is expected of a group began.
-    pub(super) fn expected(&self, group: GroupId) -> Option<(Time, Time)> {
-        let expected = &self.of.get(group.0)?.expected;
-        Some((expected.first()?.0, expected.last()?.0))
+    /// When the first and the last began of what a group's next snapshot may bring news of, but for removals.
+    pub(super) fn arriving(&self, group: GroupId) -> Option<(Time, Time)> {
+        span(&self.of.get(group.0)?.arriving)
+    }
+
+    /// When the first and the last began of a group's removals.
+    pub(super) fn removing(&self, group: GroupId) -> Option<(Time, Time)> {
+        span(&self.of.get(group.0)?.leaving)
     }
 
     /// The first instance about which something is to be done, and when.
@@ -354,10 +358,9 @@ impl Pool {
             if is_idle(instance) {
                 of.idle.remove(&(instance.idle_since, index));
             }
-            if instance.is_expected() {
-                of.expected.remove(&(instance.expected_since(), index));
+            if let Some(expected) = of.expected(instance) {
+                expected.remove(&(instance.expected_since(), index));
             }
-            of.leaving -= u32::from(instance.is_deleting());
             of.coming -= u32::from(is_coming(instance));
         }
     }
@@ -380,13 +383,27 @@ impl Pool {
             if is_idle(instance) {
                 of.idle.insert((instance.idle_since, index));
             }
-            if instance.is_expected() {
-                of.expected.insert((instance.expected_since(), index));
+            if let Some(expected) = of.expected(instance) {
+                expected.insert((instance.expected_since(), index));
             }
-            of.leaving += u32::from(instance.is_deleting());
             of.coming += u32::from(is_coming(instance));
         }
     }
+}
+
+impl Of {
+    /// Where an instance is that the next snapshot may bring news of.
+    fn expected(&mut self, instance: &Instance) -> Option<&mut BTreeSet<(Time, Index)>> {
+        match instance.state {
+            State::Deleting(_) => Some(&mut self.leaving),
+            _ if instance.is_expected() => Some(&mut self.arriving),
+            _ => None,
+        }
+    }
+}
+
+fn span(times: &BTreeSet<(Time, Index)>) -> Option<(Time, Time)> {
+    Some((times.first()?.0, times.last()?.0))
 }
 
 impl Instance {

@@ -235,7 +235,7 @@ impl Engine {
 
     fn ready_in_ms(&self, now: Now) -> Option<u64> {
         let next = self.groups.iter().enumerate().filter_map(|(index, group)| {
-            let known = self.pool.expected(GroupId(index)).map(|(oldest, _)| oldest);
+            let known = self.pool.arriving(GroupId(index)).map(|(oldest, _)| oldest);
             let oldest = known.into_iter().chain(group.asked().map(|(oldest, _)| oldest)).min()?;
             Some((oldest + group.boot.fast?).since(now.at))
         });

@@ -65,26 +65,15 @@ impl Engine {
     /// From one list to the next.
     fn period(&self, id: GroupId, group: &Group, last: Time) -> Duration {
         let expecting = self.config.update_interval_when_expecting;
-        let asked = group.asked();
-        let known = self.pool.expected(id);
-        let (oldest, youngest) = match (asked, known) {
-            (None, None) => return self.config.update_interval,
-            (Some(one), None) | (None, Some(one)) => one,
-            (Some(one), Some(other)) => (one.0.min(other.0), one.1.max(other.1)),
-        };
+        let arrivals = joined(group.asked(), self.pool.arriving(id)).map(|span| (span, group.boot.fast));
+        let removals = self.pool.removing(id).map(|span| (span, group.deletion.fast));
         let wants_job = self.refused.is_some_and(|refused| last.since(refused) < REFUSED_FOR);
-        if self.queue.is_empty() && !wants_job {
-            return expecting;
-        }
-        let typical = [group.boot.fast, group.deletion.fast].into_iter().flatten().min();
-        match typical {
-            // Nothing is ready before this: the next list can wait for it.
-            Some(typical) if last.since(oldest) < typical * 9 / 10 => {
-                (oldest + typical * 9 / 10).since(last).clamp(SHORTEST, expecting)
-            }
-            Some(typical) => (typical.max(last.since(youngest)) / PART_OF_BOOT).clamp(SHORTEST, expecting),
-            None => (last.since(youngest) / PART_OF_BOOT * 5).clamp(SHORTEST, expecting),
-        }
+        let is_awaited = !self.queue.is_empty() || wants_job;
+        let periods = [arrivals, removals].into_iter().flatten().map(|(span, typical)| match is_awaited {
+            true => until_news(last, span, typical).clamp(SHORTEST, expecting),
+            false => expecting,
+        });
+        periods.min().unwrap_or(self.config.update_interval)
     }
 
     /// When time alone changes something in a group.
@@ -107,5 +96,21 @@ impl Engine {
             }
         }
         wakes
+    }
+}
+
+/// When the first and the last of either began.
+fn joined(one: Option<(Time, Time)>, other: Option<(Time, Time)>) -> Option<(Time, Time)> {
+    let (one, other) = (one.or(other)?, other.or(one)?);
+    Some((one.0.min(other.0), one.1.max(other.1)))
+}
+
+/// From the last list to where news of changes may be expected that began within this span and typically take this long.
+fn until_news(last: Time, (oldest, youngest): (Time, Time), typical: Option<Duration>) -> Duration {
+    match typical {
+        // Nothing is done before this: the next list can wait for it.
+        Some(typical) if last.since(oldest) < typical * 9 / 10 => (oldest + typical * 9 / 10).since(last),
+        Some(typical) => typical.max(last.since(youngest)) / PART_OF_BOOT,
+        None => last.since(youngest) / PART_OF_BOOT * 5,
     }
 }

@@ -51,6 +51,24 @@ fn a_job_has_its_slot_within_a_fiftieth_of_the_boot_time() {
     assert!(lists < 300, "{lists} lists: it does not poll all the time");
 }
 
+/// How long a machine takes to come says nothing of how long it takes to go.
+#[test]
+fn a_place_that_becomes_free_is_seen_at_once_however_long_a_boot_takes() {
+    let mut config = config(1, 1);
+    config.uses_max = NonZeroU32::new(1);
+    let mut rig = Rig::new(config);
+    rig.want("first");
+    rig.seconds(60);
+    rig.want("second");
+    rig.removing = false;
+    rig.release("first");
+    rig.pass(Duration::from_millis(200));
+    assert_eq!(rig.made, 1, "the first machine is still there");
+    rig.clouds[0].clear();
+    rig.pass(Duration::from_millis(100));
+    assert_eq!(rig.made, 2, "it is gone, and the job that waits has its machine asked for");
+}
+
 #[test]
 fn nothing_is_listed_more_often_than_needed() {
     let mut config = config(20, 1);
