@@ -52,6 +52,34 @@ pub enum RowKey {
     },
 }
 
+impl RowKey {
+    /// The group that it is of, if it is of one.
+    #[must_use]
+    pub fn group(&self) -> Option<&str> {
+        match self {
+            Self::Instance { group, .. }
+            | Self::Ask { group, .. }
+            | Self::Gone { group, .. }
+            | Self::Foreign { group, .. } => Some(group),
+            Self::Work(_) | Self::Load { .. } => None,
+        }
+    }
+
+    /// The same, of a group that has another name now.
+    #[must_use]
+    pub(crate) fn renamed(&self, name: &str) -> Self {
+        let mut renamed = self.clone();
+        match &mut renamed {
+            Self::Instance { group, .. }
+            | Self::Ask { group, .. }
+            | Self::Gone { group, .. }
+            | Self::Foreign { group, .. } => name.clone_into(group),
+            Self::Work(_) | Self::Load { .. } => {}
+        }
+        renamed
+    }
+}
+
 /// A row.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -69,6 +97,9 @@ pub enum Row {
         /// Sticky contexts that it has, the one used last at the end.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         contexts: Vec<Context>,
+        /// It was ready once: what is done to a new instance has been done.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        was_ready: bool,
     },
     /// See [`RowKey::Ask`].
     Ask {

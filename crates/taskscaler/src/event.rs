@@ -211,6 +211,8 @@ pub enum Action {
         group: GroupId,
         /// Which.
         id: InstanceId,
+        /// It was ready before: jobs may run on it.
+        again: bool,
     },
     /// Ask for an instance's health.
     Heartbeat {

@@ -439,7 +439,8 @@ impl Prepare for Ready {
             shared.hosts.pin(&up.id, &up.host_keys);
         }
         let way = Way { shared: &shared, up: &up };
-        if let Some(command) = &shared.options.settings.instance_ready_command {
+        // Once: what it removes or starts again may be in use by the jobs of an earlier start.
+        if let Some(command) = shared.options.settings.instance_ready_command.as_ref().filter(|_| !up.again) {
             run(&way, command).await.map_err(|error| format!("instance_ready_command: {error}"))?;
         }
         instance.connect(&way).await.map(drop).map_err(|error| error.to_string())

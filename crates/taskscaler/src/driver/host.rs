@@ -249,6 +249,8 @@ pub struct Up {
     pub id: InstanceId,
     /// Fingerprints of the keys that its SSH server may show; none: whichever it shows first.
     pub host_keys: Vec<String>,
+    /// It was ready before, for an earlier start of the manager or before it slept: jobs may run on it.
+    pub again: bool,
     pub(super) of: GroupId,
     pub(super) shared: Arc<Shared>,
 }
@@ -279,7 +281,7 @@ impl Up {
 }
 
 /// Makes an instance ready for jobs: dials it, runs the ready command, puts the agent there. Called once per instance and
-/// start of the manager; bounded by [`crate::config::Config::prepare_deadline`].
+/// start of the manager ([`Up::again`] tells); bounded by [`crate::config::Config::prepare_deadline`].
 #[async_trait]
 pub trait Prepare: Send + Sync + 'static {
     /// Ready, or why it cannot be; it is removed then.

@@ -180,6 +180,7 @@ mod tests {
                 seen_unix: 1,
                 intent: intent.clone(),
                 contexts: Vec::new(),
+                was_ready: false,
             }),
         }
     }

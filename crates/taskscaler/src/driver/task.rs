@@ -409,12 +409,12 @@ impl Task {
                     let result = host.decrease(&ids).await;
                     Event::Decreased { group, ids, result }
                 }
-                Action::Prepare { id, .. } => {
+                Action::Prepare { id, again, .. } => {
                     // Details of before a restart, or a sleep, may be wrong.
                     shared.forget(group, &id);
                     let result = match host.host_keys(&id).await {
                         Ok(host_keys) => {
-                            let up = Up { group: name, id: id.clone(), host_keys, of: group, shared };
+                            let up = Up { group: name, id: id.clone(), host_keys, again, of: group, shared };
                             make_ready(&*prepare, up).await
                         }
                         Err(error) => Err(error),

@@ -58,8 +58,8 @@ impl Engine {
     pub(super) fn prepare(&mut self, now: Now, index: usize) {
         let deadline = now.at + self.config.prepare_deadline;
         let Some(instance) = self.pool.get(index) else { return };
-        let (group, id, after, restored) =
-            (instance.group, instance.id.clone(), now.at.since(instance.asked), instance.restored);
+        let (group, id, after, restored, again) =
+            (instance.group, instance.id.clone(), now.at.since(instance.asked), instance.restored, instance.was_ready);
         self.pool.change(index, |instance| instance.enter(State::Preparing, now.at, Some(deadline)));
         if !restored {
             if let Some(group) = self.group_mut(group) {
@@ -67,7 +67,7 @@ impl Engine {
             }
             self.decide(now, What::Running { group, id: id.clone(), after });
         }
-        self.actions.push(Action::Prepare { group, id });
+        self.actions.push(Action::Prepare { group, id, again });
     }
 
     pub(super) fn prepared(&mut self, now: Now, group: GroupId, id: &InstanceId, result: Result<(), String>) {
@@ -80,9 +80,13 @@ impl Engine {
             return;
         }
         let used_up = instance.held == 0 && self.config.uses_max.is_some_and(|max| instance.used >= max.get());
-        let uses = instance.used;
+        let (uses, was_ready) = (instance.used, instance.was_ready);
         let beat = self.next_heartbeat(now);
+        if !was_ready {
+            self.touch(index);
+        }
         self.pool.change(index, |instance| {
+            instance.was_ready = true;
             instance.enter(State::Ready, now.at, beat);
             instance.idle_since = now.at;
             instance.failures = 0;

@@ -115,6 +115,8 @@ pub(super) struct Instance {
     pub(super) listed: u64,
     /// It is from before a restart: its times teach nothing.
     pub(super) restored: bool,
+    /// It was ready once: what is done to a new instance has been done.
+    pub(super) was_ready: bool,
 }
 
 /// What an instance adds to the sums.

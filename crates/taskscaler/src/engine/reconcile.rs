@@ -175,6 +175,7 @@ impl Engine {
             due: Some(now.at + self.config.boot_deadline),
             listed: 0,
             restored: old,
+            was_ready: false,
         };
         let index = self.pool.insert(instance);
         self.touch(index);

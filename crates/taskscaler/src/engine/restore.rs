@@ -14,14 +14,25 @@ use crate::words::{GroupId, Key, Loss, Removal};
 impl Engine {
     /// An engine that goes on from stored rows. Instances are believed in until a list says otherwise; leases wait to be
     /// claimed ([`Self::claim`]) until [`crate::event::Event::Settled`]. Also the names of rows that belong to no group of
-    /// the configuration: their instances are beyond reach.
+    /// the configuration: their instances are beyond reach. Books of one group are those of the configuration's only one,
+    /// whatever it was called when they were written: its rows get its name.
     #[must_use]
     pub fn restore(config: Config, rows: Vec<(RowKey, Row)>, now: Now) -> (Self, Vec<RowKey>) {
         let mut engine = Self::new(config, now);
         let (mut unknown, mut found_anew) = (Vec::new(), Vec::new());
         let mut rows = rows;
         rows.sort_by(|(one, _), (other, _)| one.cmp(other));
+        let renames = engine.renames(&rows);
+        let mut renamed = Vec::new();
         for (key, row) in rows {
+            let key = match &renames {
+                Some(name) if key.group().is_some() => {
+                    let new = key.renamed(name);
+                    renamed.extend([key, new.clone()]);
+                    new
+                }
+                _ => key,
+            };
             let name = match (&key, &row) {
                 (RowKey::Load { bucket }, Row::Load { most }) => {
                     if let Some(forecast) = &mut engine.forecast {
@@ -47,11 +58,16 @@ impl Engine {
                 continue;
             };
             match (key, row) {
-                (RowKey::Instance { id, .. }, Row::Instance { slots, used, seen_unix, intent, contexts }) => {
+                (
+                    RowKey::Instance { id, .. },
+                    Row::Instance { slots, used, seen_unix, intent, contexts, was_ready },
+                ) => {
                     let index = engine.restore_instance(now, group, &id, slots, (used, seen_unix), intent);
                     for context in contexts {
                         engine.pool.has_context(index, context, usize::MAX);
                     }
+                    // Earlier books do not say it, and only what was ready has had jobs.
+                    engine.pool.change(index, |instance| instance.was_ready = was_ready || instance.used > 0);
                 }
                 (RowKey::Foreign { id, .. }, Row::Foreign { unix }) => {
                     let id = InstanceId::new(id);
@@ -84,10 +100,19 @@ impl Engine {
             }
         }
         engine.dirty.clear();
+        engine.dirty.extend(renamed);
         for (group, id) in found_anew {
             engine.touch_foreign(group, &id);
         }
         (engine, unknown)
+    }
+
+    /// The name of the only group, where all rows are of one group that has another name.
+    fn renames(&self, rows: &[(RowKey, Row)]) -> Option<String> {
+        let [only] = self.groups.as_slice() else { return None };
+        let mut names = rows.iter().filter_map(|(key, _)| key.group());
+        let first = names.next()?;
+        (first != only.config.name && names.all(|name| name == first)).then(|| only.config.name.clone())
     }
 
     fn restore_instance(
@@ -186,7 +211,7 @@ impl Engine {
                 };
                 let slots = instance.slots.iter().map(|key| key.as_ref().map(|key| key.as_str().to_owned())).collect();
                 let (used, seen_unix, contexts) = (instance.used, instance.seen_unix, instance.contexts.clone());
-                Some(Row::Instance { slots, used, seen_unix, intent, contexts })
+                Some(Row::Instance { slots, used, seen_unix, intent, contexts, was_ready: instance.was_ready })
             }
             RowKey::Ask { group, call } => {
                 let group = self.group(by_name(group)?)?;

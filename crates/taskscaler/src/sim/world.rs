@@ -321,7 +321,7 @@ impl<'a> World<'a> {
                 let result = cloud.decrease(at, &ids, &mut self.random);
                 (cloud.delay(at, &mut self.random), Event::Decreased { group, ids, result })
             }
-            Action::Prepare { group, id } => {
+            Action::Prepare { group, id, .. } => {
                 let (takes, result) = self.clouds[group.0].prepare(at, &id, &mut self.random);
                 (takes, Event::Prepared { group, id, result })
             }

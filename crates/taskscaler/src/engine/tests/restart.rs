@@ -7,7 +7,7 @@ use super::rig::{MONDAY, Mood, Rig, config, id, key, wanted};
 use crate::books::{Row, RowKey};
 use crate::config::Config;
 use crate::engine::Engine;
-use crate::event::Event;
+use crate::event::{Action, Event};
 use crate::need::Need;
 use crate::policy::Policies;
 use crate::time::{Now, Time};
@@ -36,6 +36,48 @@ fn restarted(mut rig: Rig, config: Config) -> Rig {
     let mut next = Rig::around(engine, cloud);
     next.made = rig.made;
     next
+}
+
+#[test]
+fn a_group_with_a_new_name_keeps_its_instances_and_its_leases() {
+    let config = config(2, 1);
+    let mut rig = Rig::new(config.clone());
+    rig.want("1");
+    rig.seconds(31);
+    let place = rig.place("1");
+    let mut renamed = config.clone();
+    renamed.groups[0].name = "renamed".to_owned();
+    let mut rows = BTreeMap::new();
+    stored(&mut rig, &mut rows);
+    let names = |rows: &BTreeMap<RowKey, Row>| {
+        rows.keys().filter_map(|key| key.group().map(str::to_owned)).collect::<std::collections::BTreeSet<_>>()
+    };
+    assert_eq!(names(&rows), [config.groups[0].name.clone()].into());
+    let kept = rows.clone().into_iter().collect();
+    let (engine, unknown) = Engine::restore(renamed, kept, Now::steady(Time::ZERO, MONDAY));
+    assert_eq!(unknown, []);
+    let mut rig = Rig::around(engine, std::mem::take(&mut rig.clouds[0]));
+    // The books say so from now on: nothing of the former name is left in them.
+    stored(&mut rig, &mut rows);
+    assert_eq!(names(&rows), ["renamed".to_owned()].into());
+    let lease = rig.engine.claim(&key("1")).unwrap();
+    assert_eq!(format!("{}/{}", lease.instance, lease.slot), place);
+    rig.tell(Event::Settled);
+    rig.seconds(61);
+    assert_eq!((rig.instances(), rig.clouds[0].len()), (1, 1));
+}
+
+#[test]
+fn what_is_done_to_a_new_instance_is_not_done_again_after_a_restart() {
+    let mut config = config(2, 1);
+    config.policies = Policies::always(wanted(1, 600));
+    let mut rig = Rig::new(config.clone());
+    rig.seconds(31);
+    let prepared = |again| move |action: &Action| matches!(action, Action::Prepare { again: is, .. } if *is == again);
+    assert_eq!((rig.count(prepared(false)), rig.count(prepared(true))), (1, 0));
+    let mut rig = restarted(rig, config);
+    rig.seconds(31);
+    assert_eq!((rig.count(prepared(false)), rig.count(prepared(true))), (0, 1));
 }
 
 #[test]

@@ -157,7 +157,7 @@ impl Rig {
                 }
                 Some(Event::Decreased { group, ids: ids.clone(), result: Ok(ids) })
             }
-            Action::Prepare { group, id } => Some(Event::Prepared { group, id, result: self.readying.clone() }),
+            Action::Prepare { group, id, .. } => Some(Event::Prepared { group, id, result: self.readying.clone() }),
             Action::Heartbeat { group, id } => Some(Event::Health { group, id, result: Ok(()) }),
             Action::Suspend { group, id } => {
                 self.clouds[group.0].insert(id.clone(), InstanceState::Suspended);
