@@ -10,7 +10,7 @@ use muster_agent_api::step_runner::RunRequest;
 use muster_builtins::Shared;
 use muster_builtins::job::Brakes;
 use muster_job::EndCause;
-use muster_steps::process::{Containment, Host};
+use muster_steps::process::Host;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -102,8 +102,8 @@ struct State {
 }
 
 impl Agent {
-    pub(crate) fn new(spool: Spool, shared: Shared, containment: Containment, boot_id: String) -> Self {
-        Self { spool, boot_id, host: Host::new(containment), shared: Arc::new(shared), state: Mutex::default() }
+    pub(crate) fn new(spool: Spool, shared: Shared, host: Arc<Host>, boot_id: String) -> Self {
+        Self { spool, boot_id, host, shared: Arc::new(shared), state: Mutex::default() }
     }
 
     /// Puts a job in whose result is known already.

@@ -11,7 +11,7 @@ use muster_agent_api::agent::agent_server::AgentServer;
 use muster_agent_api::step_runner::step_runner_server::StepRunnerServer;
 use muster_builtins::{Shared, Templates};
 use muster_job::EndCause;
-use muster_steps::process::{Containment, Watched};
+use muster_steps::process::{Containment, Host, Watched};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
@@ -57,6 +57,8 @@ pub struct Options {
     pub boot_id: String,
     /// How the processes of a job are kept together.
     pub containment: Containment,
+    /// Files that each process of a job may have open; none means as many as this process.
+    pub job_open_files: Option<u64>,
     /// The agent ends when nobody was connected for so long and nothing is left that somebody could fetch; none means that
     /// it stays.
     pub idle_limit: Option<Duration>,
@@ -114,7 +116,8 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
     };
     let templates = spool.templates();
     let shared = Shared::new(Templates::new(templates.clone()).map_err(failed("empty", &templates))?);
-    let agent = Arc::new(Agent::new(spool, shared, options.containment, options.boot_id));
+    let agent =
+        Arc::new(Agent::new(spool, shared, Host::new(options.containment, options.job_open_files), options.boot_id));
     recover(&agent).await.map_err(failed("read the spool", &options.spool))?;
     agent.prune(options.retention);
 

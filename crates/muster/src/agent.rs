@@ -42,6 +42,9 @@ pub(crate) struct ServeArgs {
     /// End when nobody was connected for so many seconds, and no job runs or waits to be fetched; without it, it stays.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
     end_when_idle: Option<u64>,
+    /// Files that each process of a job may have open; without it, as many as this process when it starts.
+    #[arg(long, value_name = "NUMBER")]
+    job_open_files: Option<u64>,
     /// Give each job a cgroup where the system permits it: nothing escapes, and starting a process takes longer.
     #[arg(long)]
     cgroups: bool,
@@ -132,6 +135,7 @@ async fn reach(dir: PathBuf) -> Result<Reached, String> {
         until_pid: None,
         user: None,
         hidden: Vec::new(),
+        open_files: None,
     };
     let OneAgent { socket, is_older } = one_agent(options).await.map_err(|error| text(&error))?;
     let socket = UnixStream::connect(&socket).map_err(|error| format!("{}: {error}", socket.display()))?;
@@ -145,6 +149,7 @@ fn serve(args: ServeArgs) -> ExitCode {
     if let Err(error) = rustix::process::setsid() {
         tracing::debug!(%error, "the agent stays in its session");
     }
+    let open_files = crate::open_files::raise();
     crate::runtime::block_on(async {
         let (ready, is_ready) = oneshot::channel();
         let socket = args.socket.clone();
@@ -156,6 +161,7 @@ fn serve(args: ServeArgs) -> ExitCode {
             retention: RETENTION,
             spool_limit: args.spool_limit << 20,
             boot_id: muster_agent::boot_id(),
+            job_open_files: args.job_open_files.or(open_files),
             idle_limit: args.end_when_idle.map(Duration::from_secs),
             containment: if args.cgroups { Containment::Cgroups } else { Containment::Descent },
             shutdown: CancellationToken::new(),

@@ -12,6 +12,7 @@ mod fleet;
 mod logging;
 mod manager;
 mod observe;
+mod open_files;
 mod plugin;
 mod runner;
 mod runtime;

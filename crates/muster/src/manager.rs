@@ -140,14 +140,17 @@ async fn build(args: Args, telemetry: Arc<Telemetry>) -> Result<Manager, RunErro
         (absolute(&args.state_dir)?, absolute(&args.builds_dir)?, absolute(&args.cache_dir)?);
     let executable = std::env::current_exe().map_err(file("find the executable", Path::new("/proc/self/exe")))?;
     let store = Store::open(&state_dir).await.map_err(muster_manager::ManagerError::from)?;
+    let open_files = crate::open_files::raise();
+    crate::open_files::tell(args.concurrent);
     let provider = HostProvider::new(HostOptions {
         state_dir: state_dir.clone(),
         directories: Directories { builds, cache, shared: true },
-        slots: args.concurrent,
+        slots: args.concurrent.min(crate::open_files::jobs_max()),
         executable,
         until_pid: args.until_pid,
         user: None,
         hidden: Vec::new(),
+        open_files,
     })?;
     let runner = RunnerSettings {
         name: args.name,

@@ -7,6 +7,8 @@ use clap::{Parser, Subcommand};
 mod agent;
 #[expect(dead_code, reason = "shared with the larger program, which logs in more ways")]
 mod logging;
+#[expect(dead_code, reason = "shared with the larger program, which counts jobs by it")]
+mod open_files;
 mod runtime;
 
 /// Executes the steps of jobs where Muster has placed it.

@@ -39,6 +39,7 @@ pub(crate) fn options(dir: &Path) -> Options {
         spool_limit: 1 << 30,
         boot_id: "first".to_owned(),
         containment: Containment::Descent,
+        job_open_files: None,
         idle_limit: None,
         shutdown: CancellationToken::new(),
     }

@@ -52,6 +52,8 @@ pub struct HostOptions {
     pub user: Option<String>,
     /// Variables of this process that the agent, and with it the jobs, do not get: they hold secrets of the manager.
     pub hidden: Vec<String>,
+    /// The limit of open files that jobs have, where this process has raised its own; none means that of the agent's start.
+    pub open_files: Option<u64>,
 }
 
 /// This machine as a provider: one environment, a fixed number of slots.

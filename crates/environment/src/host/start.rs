@@ -85,6 +85,9 @@ pub(super) fn command(options: &HostOptions, socket: &Path, spool: &Path) -> std
     let mut agent = std::process::Command::new(&options.executable);
     agent.args(["agent", "serve", "--socket"]).arg(socket).arg("--spool").arg(spool);
     agent.arg("--end-when-idle").arg(IDLE_LIMIT.as_secs().to_string());
+    if let Some(files) = options.open_files {
+        agent.arg("--job-open-files").arg(files.to_string());
+    }
     if let Some(pid) = options.until_pid {
         agent.arg("--until-pid").arg(pid.to_string());
     }

@@ -46,8 +46,16 @@ fn serve(socket: &Path, pid: i64) -> Runtime {
 fn provider(home: &Path, executable: impl Into<PathBuf>) -> HostProvider {
     let directories = Directories { builds: home.join("builds"), cache: home.join("cache"), shared: true };
     let (state_dir, executable) = (home.join("state"), executable.into());
-    let options =
-        HostOptions { state_dir, directories, slots: 1, executable, until_pid: None, user: None, hidden: Vec::new() };
+    let options = HostOptions {
+        state_dir,
+        directories,
+        slots: 1,
+        executable,
+        until_pid: None,
+        user: None,
+        hidden: Vec::new(),
+        open_files: None,
+    };
     HostProvider::new(options).unwrap()
 }
 
@@ -117,6 +125,7 @@ fn jobs_of_another_user_have_an_agent_of_that_user() {
         until_pid: None,
         user: Some("ci".to_owned()),
         hidden: vec!["TOKEN".to_owned()],
+        open_files: Some(1024),
     };
     let command = start::command(&options, Path::new("/s/agent.sock"), Path::new("/var/lib/muster/agent-ci/spool"));
     assert_eq!(
@@ -125,7 +134,7 @@ fn jobs_of_another_user_have_an_agent_of_that_user() {
         "the manager's secrets are not handed on"
     );
     let words: Vec<_> = command.get_args().map(|word| word.to_str().unwrap()).collect();
-    let line = r"exec '/opt/it'\''s/muster' 'agent' 'serve' '--socket' '/s/agent.sock' '--spool' '/var/lib/muster/agent-ci/spool' '--end-when-idle' '600'";
+    let line = r"exec '/opt/it'\''s/muster' 'agent' 'serve' '--socket' '/s/agent.sock' '--spool' '/var/lib/muster/agent-ci/spool' '--end-when-idle' '600' '--job-open-files' '1024'";
     assert_eq!((command.get_program().to_str().unwrap(), words), ("su", vec!["-s", "/bin/sh", "ci", "-c", line]));
 }
 
@@ -148,6 +157,7 @@ fn the_state_is_private_and_the_agent_of_another_user_is_let_pass() {
         until_pid: None,
         user,
         hidden: Vec::new(),
+        open_files: None,
     };
     HostProvider::new(options).unwrap();
     assert_eq!((mode(&state_dir), mode(&state_dir.join("agent-nobody"))), (0o711, 0o700));
@@ -160,8 +170,16 @@ fn a_user_that_does_not_exist_is_told_by_name() {
         let directories = Directories { builds: home.path().into(), cache: home.path().into(), shared: true };
         let user = Some(name.to_owned());
         let (state_dir, executable) = (home.path().join("state"), "/nonexistent".into());
-        let options =
-            HostOptions { state_dir, directories, slots: 1, executable, until_pid: None, user, hidden: Vec::new() };
+        let options = HostOptions {
+            state_dir,
+            directories,
+            slots: 1,
+            executable,
+            until_pid: None,
+            user,
+            hidden: Vec::new(),
+            open_files: None,
+        };
         let error = HostProvider::new(options).unwrap_err();
         assert!(error.to_string().contains(&format!("jobs cannot run as user `{name}`")), "{error}");
     }

@@ -42,7 +42,8 @@ pub fn change_without_time(changed: bool, newer: bool) -> Option<Problem> {
 /// C040: a stop that ends jobs. For the signal handler.
 #[must_use]
 pub fn forced_stop(signal: &str, jobs: usize, timeout: Duration) -> Option<Problem> {
-    let message = format!("stop requested by {signal}: {jobs} jobs will be aborted in {} s", timeout.as_secs());
+    let them = if jobs == 1 { "1 job is".to_owned() } else { format!("{jobs} jobs are") };
+    let message = format!("stop requested by {signal}: {them} aborted, for which there are {} s", timeout.as_secs());
     (jobs > 0).then(|| {
         Problem::new("C040", message)
             .help("use SIGQUIT to let jobs end; for systemd, KillSignal=SIGQUIT and a long TimeoutStopSec")
@@ -178,7 +179,10 @@ mod tests {
     #[test]
     fn c040_a_stop_that_aborts_jobs() {
         assert!(
-            forced_stop("SIGTERM", 3, seconds(30)).unwrap().message.contains("SIGTERM: 3 jobs will be aborted in 30 s")
+            forced_stop("SIGTERM", 3, seconds(30))
+                .unwrap()
+                .message
+                .contains("SIGTERM: 3 jobs are aborted, for which there are 30 s")
         );
         assert!(forced_stop("SIGTERM", 0, seconds(30)).is_none());
     }

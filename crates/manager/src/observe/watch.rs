@@ -66,18 +66,21 @@ impl JobWatch {
         let telemetry = Arc::clone(observer.telemetry());
         let entry = observer.entry(runner);
         let mode = if payload.run.is_some() { Mode::Steps } else { Mode::Traditional };
-        let record = telemetry.metrics.job(&entry, facts(payload, mode));
+        let now = now_ms();
+        // One that is taken up began with another start of the manager.
+        let started_ms = u64::try_from(job.taken_ms).map_or(now, |taken| taken.min(now));
+        let age = Duration::from_millis(now - started_ms);
+        let record = telemetry.metrics.job(&entry, facts(payload, mode, age));
         if recovered {
             entry.recovered();
         } else {
             telemetry.metrics.job_started(mode, &runner.executor);
         }
         tell_added(runner, payload);
-        let started_ms = now_ms();
         let progress = Progress {
             started_ms,
             marks: Marks::default(),
-            stage: ("prepare_executor", started_ms, Instant::now()),
+            stage: ("prepare_executor", now, Instant::now()),
             own: Vec::new(),
             uploaded: (0, 0),
             ended: None,
@@ -290,11 +293,12 @@ impl Drop for JobWatch {
     }
 }
 
-fn facts(payload: &JobPayload, mode: Mode) -> JobFacts {
+fn facts(payload: &JobPayload, mode: Mode, age: Duration) -> JobFacts {
     let info = &payload.job_info;
     JobFacts {
         url: job_url(payload),
         mode,
+        age,
         queued: Duration::try_from_secs_f64(info.time_in_queue_seconds).unwrap_or_default(),
         project_jobs_running: info.project_jobs_running_on_instance_runners_count.clone(),
         queue: (info.queue_size > 0 || info.queue_depth > 0).then_some((info.queue_size, info.queue_depth)),

@@ -110,7 +110,7 @@ impl Books {
             Some(Content::State { state }) => state,
             Some(_) => return Err(misplaced()),
         };
-        Ok(StoredJob { run: run.clone(), runner, payload: *payload, state })
+        Ok(StoredJob { run: run.clone(), runner, payload: *payload, state, taken_ms: row.taken_ms })
     }
 
     fn content(&self, place: Place) -> io::Result<Content> {

@@ -99,6 +99,8 @@ pub struct StoredJob {
     pub payload: JobPayload,
     /// Where it stands.
     pub state: JobState,
+    /// When it was taken, in milliseconds of Unix time.
+    pub taken_ms: i64,
 }
 
 /// A job that could not be stored.
@@ -199,9 +201,12 @@ impl Store {
         payload: JobPayload,
     ) -> Result<Option<StoredJob>, Box<NotTaken>> {
         let run = RunName::new(payload.id, &runner.url);
-        let taken = self.write_taken(runner, lane, &run, &payload);
-        match taken {
-            Ok(true) => Ok(Some(StoredJob { run, runner: Some(Arc::clone(runner)), payload, state: JobState::Taken })),
+        let taken_ms = now_ms();
+        match self.write_taken(runner, lane, &run, &payload, taken_ms) {
+            Ok(true) => {
+                let runner = Some(Arc::clone(runner));
+                Ok(Some(StoredJob { run, runner, payload, state: JobState::Taken, taken_ms }))
+            }
             Ok(false) => Ok(None),
             Err(error) => {
                 let known = self.books.lock().knows(&run);
@@ -217,6 +222,7 @@ impl Store {
         lane: u32,
         run: &RunName,
         payload: &JobPayload,
+        taken_ms: i64,
     ) -> Result<bool, StoreError> {
         let digest = self.digest(runner)?;
         let lane = Lane { runner: runner.key.clone(), lane, key: new_key() };
@@ -228,7 +234,7 @@ impl Store {
                 books.add(&Record::Runner { digest: &digest, settings: runner })?;
             }
             let (runner, lane) = (Some(digest.as_str()), Some(&lane));
-            books.add(&Record::Job { run, runner, taken_ms: now_ms(), lane, payload }).map(|()| true)
+            books.add(&Record::Job { run, runner, taken_ms, lane, payload }).map(|()| true)
         })
     }
 

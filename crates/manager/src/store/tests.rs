@@ -69,19 +69,20 @@ async fn what_is_stored_is_there_after_a_new_start_with_its_runner() {
     let (old, new) =
         (runner("http://one"), Arc::new(RunnerSettings { limit: Some(3), ..(*runner("http://one")).clone() }));
     let key = store.lane_key(&old.key, 1).unwrap();
-    store.take(&old, 0, payload(7)).unwrap();
+    let first = store.take(&old, 0, payload(7)).unwrap().unwrap();
     store.take(&old, 0, payload(8)).unwrap();
-    store.take(&new, 0, payload(9)).unwrap();
+    let last = store.take(&new, 0, payload(9)).unwrap().unwrap();
     store.delete(&name(&old, 8)).unwrap();
     drop(store);
     let store = Store::open(home.path()).await.unwrap();
-    let stored = |id, runner: &Arc<RunnerSettings>| StoredJob {
+    let stored = |id, runner: &Arc<RunnerSettings>, taken_ms| StoredJob {
         run: name(runner, id),
         runner: Some(Arc::clone(runner)),
         payload: payload(id),
         state: JobState::Taken,
+        taken_ms,
     };
-    assert_eq!(store.jobs(), [stored(7, &old), stored(9, &new)]);
+    assert_eq!(store.jobs(), [stored(7, &old, first.taken_ms), stored(9, &new, last.taken_ms)]);
     assert_eq!(store.lane_key(&old.key, 1).unwrap(), key);
     let mode = std::fs::metadata(home.path().join("state.log")).unwrap().permissions().mode();
     assert_eq!(mode & 0o077, 0, "payloads hold tokens");

@@ -85,6 +85,7 @@ impl World {
             until_pid: None,
             user: None,
             hidden: Vec::new(),
+            open_files: None,
         })?;
         let instances = crate::runner::instances(&state).map_err(DemoError::Executable)?;
         let manager = Manager::new(settings, store, Arc::new(host), Arc::clone(&observed.telemetry));

@@ -66,11 +66,11 @@ pub(super) fn architecture() -> &'static str {
     }
 }
 
-/// What `--version` prints, line by line as gitlab-runner does: scripts cut it.
+/// What `--version` prints, and nothing before it, line by line as gitlab-runner does: scripts cut it.
 pub(super) fn long_version() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
         format!(
-            "\nVersion:      {}\nGit revision: {REVISION}\nProgram:      Muster\nOS/Arch:      {}/{}",
+            "Version:      {}\nGit revision: {REVISION}\nProgram:      Muster\nOS/Arch:      {}/{}",
             env!("CARGO_PKG_VERSION"),
             std::env::consts::OS,
             architecture()

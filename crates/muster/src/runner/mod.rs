@@ -126,6 +126,10 @@ pub(crate) fn main(arguments: &[OsString]) -> ExitCode {
 
 /// Tells what is wrong with the arguments, or the help that was asked for: ends with 1 or 0, never with clap's 2.
 pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+    if error.kind() == clap::error::ErrorKind::DisplayVersion {
+        anstream::println!("{}", globals::long_version());
+        return ExitCode::SUCCESS;
+    }
     // Where neither output nor error can be written, the exit code still tells.
     let _ = error.print();
     if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS }

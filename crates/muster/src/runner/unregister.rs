@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use muster_manager::config::edit::EditError;
+use muster_manager::config::edit::{ConfigFile, EditError};
 use muster_manager::config::{Config, Runner};
 use muster_manager::lower::short_token;
 use muster_runner_api::client::ClientError;
@@ -36,6 +36,8 @@ enum UnregisterError {
     NoMatch(String),
     #[error("failed to unregister runner `{name}`; it stays in the file")]
     Failed { name: String, source: ClientError },
+    #[error("nothing was unregistered, since the file cannot be changed")]
+    Unsaveable(#[source] EditError),
     #[error(transparent)]
     Save(#[from] EditError),
 }
@@ -51,6 +53,9 @@ async fn unregister(args: &Args) -> Result<(), UnregisterError> {
     let mut gone = Vec::new();
     if args.all_runners {
         tracing::warn!("Unregistering all runners");
+        if !config.runners.is_empty() {
+            prove(args)?;
+        }
         for runner in &config.runners {
             match one(args, &config, runner).await {
                 Ok(()) => gone.push(runner.clone()),
@@ -60,10 +65,16 @@ async fn unregister(args: &Args) -> Result<(), UnregisterError> {
     } else {
         let runner = args.selected(&config.runners)?.clone();
         let name = runner.name.clone();
+        prove(args)?;
         one(args, &config, &runner).await.map_err(|source| UnregisterError::Failed { name, source })?;
         gone.push(runner);
     }
     Ok(super::change::remove(&args.select.config.path(), &gone)?)
+}
+
+/// Whether the file can be saved: a runner that the server has forgotten must not stay in it.
+fn prove(args: &Args) -> Result<(), UnregisterError> {
+    ConfigFile::open(&args.select.config.path()).and_then(|file| file.prove()).map_err(UnregisterError::Unsaveable)
 }
 
 async fn one(args: &Args, config: &Config, runner: &Runner) -> Result<(), ClientError> {

@@ -46,7 +46,7 @@ async fn run(files: &[(&str, &str)], list: Value) -> Ran {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
-    let host = Host::new(Containment::Descent);
+    let host = Host::new(Containment::Descent, None);
     let nonce = dir.path().file_name().unwrap().to_string_lossy().into_owned();
     let processes = host.job("steps", &nonce, Arc::new(|_| Ok(()))).unwrap();
     let memory = Arc::new(Memory::default());

@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
+use rustix::process::{Resource, Rlimit, getrlimit};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
@@ -77,6 +78,8 @@ pub struct Host {
     /// Orphans of jobs become children of this process.
     adopts: bool,
     environment: Vec<(OsString, OsString)>,
+    /// The limit of open files of jobs' processes, where it is not this process's own.
+    open_files: Option<Rlimit>,
 }
 
 /// How the processes of a job are kept together.
@@ -91,9 +94,14 @@ pub enum Containment {
 }
 
 impl Host {
-    /// A host for the jobs of this process. Makes the process a sub-reaper where there are no cgroups.
+    /// A host for the jobs of this process, whose processes may have `open_files` open; none means as many as this one. Makes
+    /// the process a sub-reaper where there are no cgroups.
     #[must_use]
-    pub fn new(containment: Containment) -> Arc<Self> {
+    pub fn new(containment: Containment, open_files: Option<u64>) -> Arc<Self> {
+        let own = getrlimit(Resource::Nofile);
+        let open_files = open_files
+            .filter(|files| own.current.is_none_or(|own| *files < own))
+            .map(|files| Rlimit { current: Some(files), maximum: own.maximum });
         let cgroups = if containment == Containment::Cgroups { Cgroup::for_agent() } else { None };
         let adopts = cgroups.is_none()
             && rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
@@ -102,7 +110,7 @@ impl Host {
                 })
                 .is_ok();
         let environment = std::env::vars_os().filter(|(key, _)| is_for_jobs(key)).collect();
-        Arc::new(Self { cgroups, adopts, environment })
+        Arc::new(Self { cgroups, adopts, environment, open_files })
     }
 
     /// The agent's environment, without what concerns only Muster.

@@ -12,6 +12,7 @@ use std::time::Duration;
 use muster_job::EndCause;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, Resource, prlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe::Receiver;
 use tokio::process::Child;
@@ -136,6 +137,7 @@ impl Processes {
             if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
                 awaited.insert(pid);
                 self.leaders.lock().insert(pid);
+                self.limit(pid);
             }
             child
         };
@@ -144,6 +146,15 @@ impl Processes {
         let (read, drained) = watch::channel(());
         self.pumps.lock().spawn(pump(read_end, Arc::clone(log), read));
         Ok((child, Drained(drained)))
+    }
+
+    /// Gives a process its limit of open files. It runs already, but has hardly done more than to load its program: to hold it
+    /// back would mean to start it in the slower one of two ways.
+    fn limit(&self, pid: i32) {
+        let Some((limit, pid)) = self.host.open_files.clone().zip(Pid::from_raw(pid)) else { return };
+        if let Err(error) = prlimit(Some(pid), Resource::Nofile, limit) {
+            tracing::debug!(%error, "a process of a job has this process's limit of open files");
+        }
     }
 
     /// Puts a process into the job's cgroup and on record.

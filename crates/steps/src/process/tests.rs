@@ -30,7 +30,7 @@ impl Memory {
 
 /// Two hosts: with cgroups where this system permits them, and without.
 fn hosts() -> Vec<Arc<Host>> {
-    vec![Host::new(Containment::Cgroups), Host::new(Containment::Descent)]
+    vec![Host::new(Containment::Cgroups, None), Host::new(Containment::Descent, None)]
 }
 
 fn job(host: &Arc<Host>, name: &str) -> (Processes, Arc<Mutex<Vec<Trail>>>) {
@@ -104,7 +104,7 @@ async fn a_stubborn_tree_is_killed_after_the_grace_time() {
 
 #[tokio::test]
 async fn a_server_in_the_background_does_not_hold_up_the_end_and_one_that_still_prints_is_heard() {
-    let host = Host::new(Containment::Descent);
+    let host = Host::new(Containment::Descent, None);
     let (processes, _) = job(&host, "background");
     let memory = Arc::new(Memory::default());
     let log: Arc<dyn Log> = Arc::<Memory>::clone(&memory);
@@ -113,6 +113,21 @@ async fn a_server_in_the_background_does_not_hold_up_the_end_and_one_that_still_
     processes.run(shell(script), &log, &Stop::new(), GRACE).await.unwrap();
     assert!(started.elapsed() < DRAIN_HALF, "{:?}", started.elapsed());
     assert!(memory.text().ends_with("late 3\n"), "{}", memory.text());
+    processes.finish(GRACE).await;
+}
+
+#[tokio::test]
+async fn a_process_has_the_limit_of_open_files_that_jobs_are_to_have() {
+    let host = Host::new(Containment::Descent, Some(99));
+    let (processes, _) = job(&host, "files");
+    let memory = Arc::new(Memory::default());
+    let log: Arc<dyn Log> = Arc::<Memory>::clone(&memory);
+    // It has the limit a moment after its start; what it starts then has it from its own start on.
+    let script = "n=0; while [ $(ulimit -Sn) != 99 ] && [ $n -lt 1000 ]; do n=$((n+1)); done; ulimit -Sn; ulimit -Hn";
+    processes.run(shell(script), &log, &Stop::new(), GRACE).await.unwrap();
+    let own = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    let hard = own.map_or("unlimited".to_owned(), |files| files.to_string());
+    assert_eq!(memory.text(), format!("99\n{hard}\n"));
     processes.finish(GRACE).await;
 }
 
@@ -154,7 +169,7 @@ async fn leftovers_are_found_by_the_trail_and_strangers_are_left_alone() {
 
 #[tokio::test]
 async fn a_missing_program_is_an_error_that_names_it() {
-    let host = Host::new(Containment::Descent);
+    let host = Host::new(Containment::Descent, None);
     let (processes, _) = job(&host, "missing");
     let log: Arc<dyn Log> = Arc::new(Memory::default());
     let command = Command { program: "/no/such/program".into(), ..Command::default() };
@@ -165,7 +180,7 @@ async fn a_missing_program_is_an_error_that_names_it() {
 
 #[tokio::test]
 async fn a_process_without_mark_and_group_is_found_as_a_stranger() {
-    let host = Host::new(Containment::Descent);
+    let host = Host::new(Containment::Descent, None);
     let (processes, _) = job(&host, "stranger");
     let memory = Arc::new(Memory::default());
     let log: Arc<dyn Log> = Arc::<Memory>::clone(&memory);

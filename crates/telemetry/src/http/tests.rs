@@ -55,6 +55,7 @@ async fn jobs_and_states_are_listed() {
     let facts = JobFacts {
         url: "https://host/p/-/jobs/7".to_owned(),
         mode: Mode::Traditional,
+        age: Duration::from_secs(3),
         queued: Duration::ZERO,
         project_jobs_running: String::new(),
         queue: None,
@@ -62,7 +63,7 @@ async fn jobs_and_states_are_listed() {
     let _job = metrics.job(&metrics.entry(&EntryLabels::default()), facts);
     let list = running.ask("GET", "/debug/jobs/list").await;
     assert!(list.contains("x-list-version: 2\r\n") && list.contains("content-type: text/plain\r\n"), "{list}");
-    let line = "url=https://host/p/-/jobs/7 state=pending stage=prepare_executor executor_stage=created duration=";
+    let line = "url=https://host/p/-/jobs/7 state=pending stage=prepare_executor executor_stage=created duration=3.";
     assert!(list.contains(line), "{list}");
     assert!(running.ask("GET", "/debug/process/state").await.ends_with("\r\n\r\nstarting"));
     running.telemetry.life.reach(ProcessState::GracefulShutdown);

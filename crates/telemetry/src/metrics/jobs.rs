@@ -99,6 +99,8 @@ pub struct JobFacts {
     pub url: String,
     /// How its work is written.
     pub mode: Mode,
+    /// For how long it is under way already: an earlier start of the manager took it.
+    pub age: Duration,
     /// Time in the server's queue.
     pub queued: Duration,
     /// The server's text about other jobs of the project.
@@ -164,7 +166,8 @@ impl JobRecord {
             entry.queue_size.set(size);
             entry.queue_depth.set(depth);
         }
-        let since = Instant::now();
+        let now = Instant::now();
+        let since = now.checked_sub(facts.age).unwrap_or(now);
         let row = Row {
             entry: Arc::clone(entry),
             url: facts.url,

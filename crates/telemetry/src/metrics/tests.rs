@@ -20,6 +20,7 @@ fn facts() -> JobFacts {
     JobFacts {
         url: "https://gitlab.example/group/project/-/jobs/7".to_owned(),
         mode: Mode::Traditional,
+        age: Duration::ZERO,
         queued: Duration::from_secs(2),
         project_jobs_running: "Inf+".to_owned(),
         queue: Some((12, 3)),

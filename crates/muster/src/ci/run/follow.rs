@@ -126,6 +126,8 @@ pub(super) struct Follower {
     logs: Logs,
     /// Since when the coordinator cannot store what happens, and why.
     storage_problem: Option<(Instant, String)>,
+    /// Jobs run elsewhere.
+    external: bool,
     /// What a job failed for whose agent could not write.
     starved: Option<String>,
     /// The folder of the run.
@@ -137,8 +139,16 @@ pub(super) struct Follower {
 
 impl Follower {
     /// Follows from now on; made before the pipeline is created, it misses nothing.
-    pub(super) fn new(coordinator: Arc<Coordinator>, run: &Run, log: LogMode, timestamps: bool) -> Self {
+    /// What happens on the disk of an `external` runner is that runner's.
+    pub(super) fn new(
+        coordinator: Arc<Coordinator>,
+        run: &Run,
+        log: LogMode,
+        timestamps: bool,
+        external: bool,
+    ) -> Self {
         Self {
+            external,
             events: coordinator.subscribe(),
             logs: Logs::new(Arc::clone(&coordinator), log, timestamps, run.number),
             coordinator,
@@ -257,7 +267,8 @@ impl Follower {
         if before.is_some_and(|before| before.status == job.status) {
             return Ok(());
         }
-        if job.failure_reason == Some(FailureReason::RunnerSystemFailure)
+        if !self.external
+            && job.failure_reason == Some(FailureReason::RunnerSystemFailure)
             && tree_of(&job).and_then(|tree| tree.cause) == Some(EndCause::ResourceExhausted)
         {
             self.starved = Some(format!("job `{}` has failed, because there is no space left for its log", job.name));

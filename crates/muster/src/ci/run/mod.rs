@@ -220,7 +220,7 @@ async fn with_coordinator(
     let coordinator = Coordinator::open(options).await?;
 
     let log = args.log_mode(ready.pipeline.jobs.len());
-    let mut follower = Follower::new(Arc::clone(&coordinator), run, log, args.timestamps);
+    let mut follower = Follower::new(Arc::clone(&coordinator), run, log, args.timestamps, external);
     let mut reporter = reporter(args.output);
     let new = new_pipeline(args, &ready, root, &url)?;
     let (prepared, pipeline) = (&ready.prepared, &ready.pipeline);

@@ -41,14 +41,18 @@ pub(crate) enum RegisterError {
     ReadOnly { path: PathBuf },
     #[error("cannot watch for signals")]
     Signals(#[source] std::io::Error),
+    #[error("the server cannot be asked")]
+    Server(#[source] ClientError),
+    /// Why has been told.
     #[error("failed to verify the runner")]
-    Verify(#[source] ClientError),
+    Verify,
     #[error(
         "failed to verify the runner: the server knows the token and tells no id; is its URL that of a GitLab instance?"
     )]
     NoId,
+    /// Why has been told.
     #[error("failed to register the runner")]
-    Register(#[source] ClientError),
+    Register,
     #[error("{0}; {help}", help = .0.help.as_deref().unwrap_or_default())]
     Reserved(Box<Problem>),
     #[error("invalid executor `{name}`; there are: {names}")]
@@ -156,7 +160,7 @@ impl Registration {
             Some((runner, config)) => (client_of(runner), info(config, runner)),
             None => (client(&self.text("url"), &config::tree::Table::default()), Info::default()),
         };
-        let client = client.map_err(RegisterError::Verify)?;
+        let client = client.map_err(RegisterError::Server)?;
         let server = Server { client, system_id: args.config.system_id(), info };
         let token = self.text("token");
         if !token.is_empty() && !is_made_at_server(&token) {
@@ -165,7 +169,7 @@ impl Registration {
             self.name_by_default();
             return match server.verify(&token).await {
                 Err(error) if error.is_unknown_token() || matches!(error, ClientError::Setup(_)) => {
-                    Err(RegisterError::Verify(error))
+                    Err(RegisterError::Verify)
                 }
                 // What else goes wrong says nothing of the token: the runner is there, and is found alive later.
                 _ => Ok(None),
@@ -197,7 +201,7 @@ impl Registration {
                     problem.message
                 );
             }
-            let credentials = server.verify(&given).await.map_err(RegisterError::Verify)?;
+            let credentials = server.verify(&given).await.map_err(|_| RegisterError::Verify)?;
             self.known = Some(Known { server, token: Secret::new(given.as_str()) });
             if credentials.id == 0 {
                 return Err(RegisterError::NoId);
@@ -232,7 +236,7 @@ impl Registration {
              the server, and pass its authentication token with --token."
         );
         let name = self.text("name");
-        let credentials = server.register(token, &name, &answers).await.map_err(RegisterError::Register)?;
+        let credentials = server.register(token, &name, &answers).await.map_err(|_| RegisterError::Register)?;
         self.known = Some(Known { server, token: Secret::new(credentials.token.as_str()) });
         Ok(credentials)
     }

@@ -33,6 +33,7 @@ use muster_manager::{Control, Instances, Manager, ManagerError, Quota};
 use super::config::ConfigArg;
 use super::{flags, paths};
 use crate::observe::Observed;
+use crate::open_files;
 use running::{Running, Source};
 use signals::Signals;
 
@@ -43,9 +44,6 @@ pub(crate) const INSTANCES: &str = "instances";
 pub(crate) fn state_dir(config: &Path) -> Option<PathBuf> {
     state_dir::of(config)
 }
-
-/// Slots of this host: what limits its jobs is the configuration.
-const SLOTS: usize = usize::MAX;
 
 /// Arguments of `run`.
 #[derive(Debug, clap::Args)]
@@ -129,17 +127,18 @@ async fn work(args: Args) -> Result<ExitCode, RunError> {
         default_shell: None,
     };
     let (watch, loaded) = ConfigWatch::start(config.clone(), around);
-    problems::tell(&loaded.problems, &config);
+    let source = Source { watch, config, listen_address: args.listen_address };
+    // The form of the log is among them: from here on all of it has that.
+    let settings = source.settings();
+    problems::tell(&loaded.problems, &source.config);
     if loaded.config.is_none() || loaded.has(Severity::Fatal) {
-        return Err(RunError::Configuration { path: config });
+        return Err(RunError::Configuration { path: source.config });
     }
     let state_dir = match flags::filled(&args.state_dir) {
         Some(path) => absolute(&path)?,
-        None => state_dir::of(&config).ok_or(RunError::NoStateDir)?,
+        None => state_dir::of(&source.config).ok_or(RunError::NoStateDir)?,
     };
     let store = Store::open(&state_dir).await?;
-    let source = Source { watch, config, listen_address: args.listen_address };
-    let settings = source.settings();
     tracing::info!(
         config = %source.config.display(),
         state = %state_dir.display(),
@@ -148,7 +147,8 @@ async fn work(args: Args) -> Result<ExitCode, RunError> {
         concurrent = settings.concurrent,
         "Starting multi-runner from {}...", source.config.display()
     );
-    let host = Host { state_dir, user: args.user.filter(|user| !user.is_empty()), until_pid: None };
+    let user = args.user.filter(|user| !user.is_empty());
+    let host = Host { state_dir, user, until_pid: None, open_files: open_files::raise() };
     manage(Work { settings, source: Some(source), store, host, quota: Quota::default() }, signals).await
 }
 
@@ -168,10 +168,13 @@ struct Host {
     user: Option<String>,
     /// Whom the agent does not outlive.
     until_pid: Option<i32>,
+    /// The limit of open files that jobs have.
+    open_files: Option<u64>,
 }
 
 /// Works until it has ended, by itself or by a signal.
 async fn manage(work: Work, signals: Signals) -> Result<ExitCode, RunError> {
+    open_files::tell(work.settings.concurrent);
     let observed = Observed::start(work.settings.listen_address.as_deref()).await?;
     let telemetry = Arc::clone(&observed.telemetry);
     telemetry.metrics.configuration_loaded(true);
@@ -199,11 +202,12 @@ fn provider(host: Host, hidden: Vec<String>) -> Result<HostProvider, RunError> {
     Ok(HostProvider::new(HostOptions {
         state_dir: host.state_dir,
         directories,
-        slots: SLOTS,
+        slots: open_files::jobs_max(),
         executable,
         until_pid: host.until_pid,
         user: host.user,
         hidden,
+        open_files: host.open_files,
     })?)
 }
 

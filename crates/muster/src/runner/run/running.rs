@@ -186,6 +186,7 @@ impl Running {
                 };
                 let changes = if changes.is_empty() { "nothing is different".to_owned() } else { changes.join("; ") };
                 tracing::info!(runners = self.settings.runners.len(), "Configuration loaded: {changes}");
+                crate::open_files::tell(self.settings.concurrent);
                 self.control.give(Order::Reload(Box::new(self.settings.clone()))).await;
             }
             Reload::Refused { problems } => {

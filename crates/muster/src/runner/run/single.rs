@@ -90,7 +90,8 @@ async fn work(args: &Args) -> Result<ExitCode, SingleError> {
         jobs: positive(args.max_builds).map(|jobs| usize::try_from(jobs).unwrap_or(usize::MAX)),
         idle: positive(args.wait_timeout).map(|seconds| Duration::from_secs(seconds).min(WAIT_MAX)),
     };
-    let host = Host { state_dir, user: None, until_pid: i32::try_from(std::process::id()).ok() };
+    let until_pid = i32::try_from(std::process::id()).ok();
+    let host = Host { state_dir, user: None, until_pid, open_files: crate::open_files::raise() };
     Ok(manage(Work { settings, source: None, store, host, quota }, signals).await?)
 }
 

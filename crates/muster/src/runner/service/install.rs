@@ -104,7 +104,9 @@ fn try_install(args: &InstallArgs) -> Result<(), ServiceError> {
     let unit = unit.render()?;
 
     let in_root = |path: &Path| below(args.root.as_deref(), path);
-    if new_config(&in_root(&config)).map_err(file("write", &config))? {
+    let config = in_root(&config);
+    let is_new = new_config(&config).map_err(file("write", &config))?;
+    if is_new {
         tracing::info!(path = %config.display(), "Created the configuration file");
     }
     let path = in_root(&scope.units()?.join(unit_name(&args.service.service)));
@@ -120,6 +122,9 @@ fn try_install(args: &InstallArgs) -> Result<(), ServiceError> {
     if known.is_err() {
         // What systemd does not know is not installed: the next attempt starts afresh.
         let _ = fs::remove_file(&path);
+        if is_new {
+            let _ = fs::remove_file(&config);
+        }
     }
     known?;
     tracing::info!(unit = %path.display(), "Installed; `gitlab-runner start` starts it");

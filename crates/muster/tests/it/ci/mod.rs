@@ -2,6 +2,7 @@
 
 mod blocked;
 mod disk;
+mod external;
 mod failures;
 mod habits;
 mod questions;

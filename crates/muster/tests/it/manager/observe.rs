@@ -195,16 +195,23 @@ async fn a_manager_that_cannot_be_observed_as_told_does_not_start() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_outlives_its_manager_is_counted_as_recovered() {
+async fn a_job_that_outlives_its_manager_is_counted_as_recovered_and_by_its_whole_time() {
     let bench = Bench::start().await;
     push(&bench, 1, HELD, &json!({}));
     let manager = bench.manager(&[]);
     bench.coordinator.wait_for(JobId(1), |job| job.text().contains("begun\n")).await;
+    let begun = std::time::Instant::now();
     manager.kill().await;
     let (_manager, log) = bench.manager_logged(&["--listen-address", "127.0.0.1:0"], &[]);
     let address = address(&log).await;
     let text = scrape_until(&address, "muster_recovered_jobs_total{", "1").await;
     assert_eq!(value(&text, "muster_job_handover_seconds_count{"), 0.0, "nobody knows how long it took");
+    let took = begun.elapsed();
     std::fs::write(bench.path("go"), "").unwrap();
     assert_eq!(bench.coordinator.wait_for_end(JobId(1)).await.status, JobStatus::Success);
+    let text = wait_for_log(&log, "Removed job from processing list").await;
+    let (_, after) = text.split_once("duration_s=").expect("the duration");
+    let seconds: f64 = after.split_whitespace().next().unwrap().parse().unwrap();
+    // Times of the wall are kept in milliseconds.
+    assert!(seconds + 0.002 >= took.as_secs_f64(), "{seconds} s are told, {took:?} had passed");
 }

@@ -148,6 +148,20 @@ async fn reset_token_asks_nothing_where_the_file_cannot_be_saved() {
     assert!(bench.coordinator.runner(RUNNER_TOKEN).is_some(), "the old token is valid");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn unregister_tells_the_server_nothing_where_the_file_cannot_be_saved() {
+    let bench = bench().await;
+    // There is room in a name for the lock beside the file, and none for the new file.
+    let path = bench.home.path("c".repeat(249));
+    std::fs::write(&path, bench.config().replace("URL", &bench.url())).unwrap();
+    let at = path.display().to_string();
+    for which in [&["-n", "two"][..], &["--all-runners"]] {
+        let told = ["nothing was unregistered", "write beside"];
+        bench.home.run(&[&["unregister", "--config", &at], which].concat()).check(1, &told);
+    }
+    assert!(bench.coordinator.runner("old-two").is_some() && bench.coordinator.runner(RUNNER_TOKEN).is_some());
+}
+
 #[test]
 fn reset_token_tells_that_the_old_token_is_void_where_the_new_one_is_not_saved() {
     let home = Home::new();

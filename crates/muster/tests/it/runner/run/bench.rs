@@ -98,6 +98,16 @@ impl Bench {
         self.process("run", &["--working-directory", self.home.path("").to_str().unwrap()], env)
     }
 
+    /// The same, where so many files may be open.
+    pub(crate) fn run_with_files(&self, files: u32) -> Run {
+        let inner = self.command("run", &["--working-directory", self.home.path("").to_str().unwrap()]);
+        let mut command = std::process::Command::new("/bin/sh");
+        command.args(["-c", "ulimit -n \"$1\" && shift && exec \"$@\"", "sh", &files.to_string()]);
+        command.arg(inner.get_program()).args(inner.get_args()).env_clear().current_dir(self.home.path(""));
+        command.envs(inner.get_envs().filter_map(|(key, value)| Some((key, value?))));
+        self.spawn(command)
+    }
+
     /// `gitlab-runner run-single` with these flags.
     pub(crate) fn single(&self, flags: &[&str]) -> Run {
         self.process("run-single", flags, &[])
@@ -109,11 +119,21 @@ impl Bench {
     }
 
     fn process(&self, name: &str, flags: &[&str], env: &[(&str, &str)]) -> Run {
-        let log = self.home.path("run.log");
-        let file = std::fs::File::options().create(true).append(true).open(&log).unwrap();
+        let mut command = self.command(name, flags);
+        command.envs(env.iter().copied());
+        self.spawn(command)
+    }
+
+    fn command(&self, name: &str, flags: &[&str]) -> std::process::Command {
         let config = self.config();
         let mut command = self.home.command(&[name, "--config", config.to_str().unwrap()]);
-        command.args(flags).arg("--state-dir").arg(self.home.path("state")).envs(env.iter().copied());
+        command.args(flags).arg("--state-dir").arg(self.home.path("state"));
+        command
+    }
+
+    fn spawn(&self, mut command: std::process::Command) -> Run {
+        let log = self.home.path("run.log");
+        let file = std::fs::File::options().create(true).append(true).open(&log).unwrap();
         Run { child: command.stdout(Stdio::null()).stderr(file).spawn().unwrap(), log }
     }
 }

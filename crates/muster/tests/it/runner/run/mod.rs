@@ -47,6 +47,24 @@ async fn the_manager_itself_runs_no_job_its_agent_does() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn no_more_jobs_are_taken_than_files_can_be_opened_for_and_the_limit_is_told() {
+    let bench = Bench::start(1).await;
+    bench.configure(&format!("concurrent = 20\n{}", bench.entry(0)));
+    let run = bench.run_with_files(64);
+    run.logged("the limit of 64 open files suffices for 2 jobs at the same time", 1).await;
+    run.logged("For 20, raise it to 352", 1).await;
+    (1..=8).for_each(|id| bench.push(0, id));
+    bench.begun(0, 1).await;
+    bench.begun(0, 2).await;
+    (1..=8).for_each(|id| bench.let_go(id));
+    for id in 1..=8 {
+        let job = bench.ended(0, id).await;
+        assert_eq!(job.status, JobStatus::Success, "{}", job.text());
+        assert!(["ids 0 ", "ids 1 "].iter().any(|ids| job.text().contains(ids)), "{}", job.text());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn concurrent_ids_count_the_jobs_of_each_runner_by_itself() {
     let bench = Bench::start(2).await;
     bench.coordinator(1).add_runner("glrt-other-runner", None);
@@ -74,7 +92,7 @@ async fn sigterm_aborts_the_jobs_and_reports_them() {
     run.signal(Signal::TERM);
     let job = bench.ended(0, 1).await;
     assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("runner_interrupted"), "{}", job.text());
-    run.logged("stop requested by SIGTERM: 1 jobs will be aborted in 30 s", 1).await;
+    run.logged("stop requested by SIGTERM: 1 job is aborted, for which there are 30 s", 1).await;
     assert_eq!(run.code().await, 0);
 }
 

@@ -1,0 +1,56 @@
+//! `--executor external`: what happens on the disk of a runner elsewhere is that runner's.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+
+use super::Project;
+
+/// Ended with the test, whatever its outcome; its agent then has no job, and ends by itself.
+struct Runner(Child);
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").args(["-TERM", &self.0.id().to_string()]).status();
+        let _ = self.0.wait();
+    }
+}
+
+/// `muster runner <arguments>` with the project's home.
+fn runner(project: &Project, arguments: &[&str]) -> Command {
+    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("muster"));
+    command.arg("runner").args(arguments).current_dir(project.home()).env_clear().env("HOME", project.home());
+    command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("MUSTER_STATE_DIR", project.home().join("s"));
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+#[test]
+fn a_job_that_fills_the_disk_of_a_runner_elsewhere_fails_and_the_pipeline_goes_on() {
+    let project = Project::new(
+        "big: {script: ['seq 1 300000']}\nafter: {stage: deploy, when: always, script: ['echo still here']}\n",
+    );
+    std::fs::create_dir_all(project.home()).unwrap();
+    let mut ci = project.command(&["run", "--executor", "external", "--output", "json"]);
+    let mut ci = ci.stdout(Stdio::piped()).spawn().unwrap();
+    let mut events = BufReader::new(ci.stdout.take().unwrap())
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+    let waiting = events.by_ref().find(|event| event["event"] == "waiting_for_runner").expect("it waits for a runner");
+    let text = |key: &str| waiting[key].as_str().unwrap().to_owned();
+    let (url, token) = (text("url"), text("registration_token"));
+    let config = project.home().join("config.toml").display().to_string();
+    let register = ["register", "-n", "--config", &config, "--executor", "shell", "--shell", "bash", "--url", &url];
+    let registered = runner(&project, &[&register[..], &["--registration-token", &token]].concat()).status().unwrap();
+    assert!(registered.success());
+    // The room of all logs stands for that of the disk: what is past it is refused in the same way.
+    let mut run = runner(&project, &["run", "--config", &config]);
+    let _runner = Runner(run.env("MUSTER_SPOOL_LIMIT", "1").spawn().unwrap());
+    let ended: Vec<Value> = events.filter(|event| event["event"] == "job").collect();
+    let last = |name: &str| ended.iter().rfind(|event| event["name"] == name).unwrap().clone();
+    assert_eq!(ci.wait().unwrap().code(), Some(1), "{ended:?}");
+    let big = last("big");
+    assert_eq!((&big["status"], &big["failure_reason"]), (&"failed".into(), &"runner_system_failure".into()), "{big}");
+    assert_eq!(last("after")["status"], "success", "{ended:?}");
+}
