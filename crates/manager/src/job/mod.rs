@@ -362,7 +362,7 @@ impl Actor {
             | JobState::Finished { attempt, .. } => attempt,
             JobState::Ended { place, .. } => &place.as_ref()?.1,
         };
-        Some(self.run.attempt(*attempt))
+        Some(self.run.attempt(&self.payload.token, *attempt))
     }
 
     /// R6: the agent may forget the job, the slot is free, the row is deleted.

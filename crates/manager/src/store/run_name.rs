@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use url::Url;
 
-/// Hexadecimal digits of the coordinator's hash.
-const COORDINATOR_DIGITS: usize = 8;
+/// Hexadecimal digits of a hash.
+const DIGITS: usize = 8;
 
 /// The name of one job over all coordinators: its number, and a short hash of the coordinator's URL. Two coordinators
 /// count their jobs on their own, and all jobs of a machine are in one spool.
@@ -20,8 +20,7 @@ impl RunName {
     /// The name of job `id` of the coordinator at `url`.
     #[must_use]
     pub fn new(id: JobId, url: &Url) -> Self {
-        let digest = format!("{:x}", Sha256::digest(url.as_str().trim_end_matches('/')));
-        Self(format!("{id}-{}", digest.get(..COORDINATOR_DIGITS).unwrap_or(&digest)))
+        Self(format!("{id}-{}", short(url.as_str().trim_end_matches('/'))))
     }
 
     /// A name as it is stored.
@@ -35,15 +34,36 @@ impl RunName {
         &self.0
     }
 
-    /// The id of one attempt's run at an agent.
+    /// The id of one attempt's run at an agent. A coordinator that was set up anew counts its jobs from the beginning, and a
+    /// machine may still have the spool of earlier ones; `token` is the job's own, and no other job has it.
     #[must_use]
-    pub fn attempt(&self, attempt: Attempt) -> String {
-        format!("{}-{attempt}", self.0)
+    pub fn attempt(&self, token: &str, attempt: Attempt) -> String {
+        format!("{}-{}-{attempt}", self.0, short(token))
     }
+}
+
+fn short(text: &str) -> String {
+    let digest = format!("{:x}", Sha256::digest(text));
+    digest.get(..DIGITS).unwrap_or(&digest).to_owned()
 }
 
 impl fmt::Display for RunName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_coordinator_that_counts_from_the_beginning_again_is_not_told_of_an_earlier_job() {
+        let url = Url::parse("http://127.0.0.1:8873").unwrap();
+        let name = RunName::new(JobId(100_000), &url);
+        let run = |token: &str| name.attempt(token, Attempt(1));
+        assert_ne!(run("of the first run"), run("of the second run"));
+        assert_eq!(run("of the first run"), run("of the first run"), "after a restart it is found again");
+        assert!(!run("of the first run").contains("first"));
     }
 }
