@@ -123,6 +123,13 @@ impl Bench {
         }
     }
 
+    /// Stops the manager (SIGSTOP), or lets it go on (SIGCONT): a machine that slept, a process that was not scheduled.
+    pub fn pause_manager(&self, pause: bool) {
+        let Some(manager) = &self.manager else { return };
+        let signal = if pause { "-STOP" } else { "-CONT" };
+        assert!(Command::new("kill").args([signal, &manager.id().to_string()]).status().unwrap().success());
+    }
+
     /// Ends the manager in order, and tells how it ended.
     pub async fn stop_manager(&mut self) -> Option<i32> {
         let mut manager = self.manager.take()?;

@@ -69,6 +69,23 @@ impl Machines {
         pids
     }
 
+    /// SIGSTOP for everything on all of them: they are there, and do nothing; how many processes there were. What made their
+    /// namespaces is not on them.
+    pub fn freeze(&self) -> usize {
+        let directory = self.0.as_os_str().as_encoded_bytes();
+        let is_inside = |process: &Path| {
+            let file = |name| std::fs::read(process.join(name)).unwrap_or_default();
+            let home = [&b"HOME="[..], directory].concat();
+            let words = [file("cmdline"), file("environ")];
+            let is_theirs = std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd.starts_with(&self.0))
+                || words.iter().any(|words| words.windows(home.len()).any(|part| part == home));
+            is_theirs && !words[0].starts_with(b"unshare\0")
+        };
+        let all = std::fs::read_dir("/proc").unwrap().flatten().filter(|process| is_inside(&process.path()));
+        let pids = all.filter_map(|process| process.file_name().to_string_lossy().parse().ok());
+        pids.filter(|pid| signal("STOP", *pid)).count()
+    }
+
     /// SIGKILL for this part of all; how many there were.
     pub fn kill(&self, part: Part) -> usize {
         self.processes(part).into_iter().filter(|pid| kill(*pid)).count()
@@ -77,6 +94,10 @@ impl Machines {
 
 /// SIGKILL; whether it was there.
 pub fn kill(pid: i32) -> bool {
-    let killed = Command::new("kill").args(["-9", &pid.to_string()]).output();
-    killed.is_ok_and(|killed| killed.status.success())
+    signal("KILL", pid)
+}
+
+fn signal(name: &str, pid: i32) -> bool {
+    let sent = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).output();
+    sent.is_ok_and(|sent| sent.status.success())
 }

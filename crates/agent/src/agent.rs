@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::gate::Gate;
 use crate::running;
 use crate::spool::{Entry, Journal, LogFile, Spool};
 
@@ -46,6 +47,7 @@ pub(crate) struct Job {
     pub(crate) journal: Arc<Journal>,
     pub(crate) log: Arc<LogFile>,
     pub(crate) brakes: Brakes,
+    pub(crate) gate: Gate,
     pub(crate) started: SystemTime,
     /// The result, once it is in the spool.
     pub(crate) result: watch::Sender<Option<Arc<Finished>>>,
@@ -67,6 +69,7 @@ impl Job {
             journal: Arc::new(journal),
             log: Arc::new(log),
             brakes: Brakes::default(),
+            gate: Gate::default(),
             started,
             result: watch::Sender::new(finished.map(Arc::new)),
         }

@@ -12,6 +12,7 @@
 
 mod agent;
 mod door;
+mod gate;
 mod recover;
 mod running;
 mod serve;

@@ -10,7 +10,7 @@ use muster_agent_api::result::{JobResult, Outcome, StepNode, StepStatus};
 use muster_agent_api::step_runner::RunRequest;
 use muster_builtins::job::{self, JobEnd};
 use muster_builtins::trace::{Trace, TraceOptions, style};
-use muster_builtins::{Context, JobVariable, Variables, share};
+use muster_builtins::{Context, JobVariable, OnUserCode, Variables, share};
 use muster_job::mask::Secrets;
 use muster_job::{EndCause, FailureReason};
 use rand::Rng;
@@ -95,7 +95,16 @@ async fn run(
     });
     let already = job.log.bytes();
     let trace = Arc::new(Trace::new(&options, Box::new(LogSink(Arc::clone(&job.log))), already, on_fault));
-    let on_user_code = Box::new(move || journal.user_code());
+    let (gate, asks) = (job.gate.clone(), plan.ask_first);
+    let on_user_code: OnUserCode = Box::new(move || {
+        let (journal, gate) = (Arc::clone(&journal), gate.clone());
+        Box::pin(async move {
+            if asks {
+                gate.pass().await;
+            }
+            journal.user_code()
+        })
+    });
     let context = Arc::new(Context::new(plan, variables, processes, trace, Arc::clone(&agent.shared), on_user_code));
     if already > 0 {
         context.say(&style::warning("the agent was restarted before the first command of the job; it starts again"));

@@ -108,7 +108,22 @@ fn timestamp(time: SystemTime) -> prost_types::Timestamp {
 impl api::agent_server::Agent for Service {
     async fn hello(&self, _: Request<api::HelloRequest>) -> Result<Response<api::HelloResponse>, Status> {
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        Ok(Response::new(api::HelloResponse { version, pid: i64::from(std::process::id()) }))
+        Ok(Response::new(api::HelloResponse { version, pid: i64::from(std::process::id()), asks: true }))
+    }
+
+    async fn gate(&self, request: Request<api::GateRequest>) -> Result<Response<api::GateResponse>, Status> {
+        let job = self.0.job(&request.into_inner().id)?;
+        let waits = tokio::select! {
+            biased;
+            _ = job.wait() => false,
+            waits = job.gate.reached() => waits,
+        };
+        Ok(Response::new(api::GateResponse { waits }))
+    }
+
+    async fn open(&self, request: Request<api::OpenRequest>) -> Result<Response<api::OpenResponse>, Status> {
+        self.0.job(&request.into_inner().id)?.gate.open();
+        Ok(Response::new(api::OpenResponse {}))
     }
 
     async fn wait(&self, request: Request<api::WaitRequest>) -> Result<Response<api::WaitResponse>, Status> {

@@ -16,7 +16,7 @@ pub(crate) async fn run(
     stop: &Stop,
     nodes: &mut Vec<StepNode>,
 ) -> Result<(), Failure> {
-    context.user_code_starts()?;
+    context.user_code_starts(stop).await?;
     let engine = Engine::new(
         &context.processes,
         context.log(),

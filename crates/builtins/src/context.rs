@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use muster_agent_api::builtin::{Coordinator, JobPlan};
 use muster_runner_api::client::{Client, ClientError, TlsFiles};
 use muster_steps::log::{Log, Stream};
@@ -24,8 +25,9 @@ use crate::variables::Variables;
 /// From TERM to KILL, where the plan does not say.
 const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 
-/// Told once, before the job's first own command; an error keeps it from starting.
-pub type OnUserCode = Box<dyn Fn() -> io::Result<()> + Send + Sync>;
+/// Told before the job's first own command, which waits for the answer; an error keeps it from starting. May be dropped
+/// unanswered, and told again.
+pub type OnUserCode = Box<dyn Fn() -> BoxFuture<'static, io::Result<()>> + Send + Sync>;
 
 /// What the jobs of one agent share.
 #[derive(Debug, Default)]
@@ -83,7 +85,7 @@ pub struct Context {
     /// What the agent's jobs share.
     pub shared: Arc<Shared>,
     on_user_code: OnUserCode,
-    user_code_started: Mutex<bool>,
+    user_code_started: tokio::sync::Mutex<bool>,
 }
 
 impl std::fmt::Debug for Context {
@@ -117,7 +119,7 @@ impl Context {
             trace,
             shared,
             on_user_code,
-            user_code_started: Mutex::new(false),
+            user_code_started: tokio::sync::Mutex::new(false),
         }
     }
 
@@ -135,13 +137,19 @@ impl Context {
     /// Has to be called before anything of the user's runs (invariant J2).
     ///
     /// # Errors
-    /// If the spool cannot record it.
-    pub fn user_code_starts(&self) -> Result<(), Failure> {
-        let mut started = self.user_code_started.lock();
-        if !*started {
-            (self.on_user_code)().map_err(Failure::io("cannot record the start of the script in the spool"))?;
-            *started = true;
+    /// If the spool cannot record it, or the job is to end instead.
+    pub async fn user_code_starts(&self, stop: &Stop) -> Result<(), Failure> {
+        let mut started = self.user_code_started.lock().await;
+        if *started {
+            return Ok(());
         }
+        let told = tokio::select! {
+            biased;
+            cause = stop.stopped() => return Err(Failure::Stopped(cause)),
+            told = (self.on_user_code)() => told,
+        };
+        told.map_err(Failure::io("cannot record the start of the script in the spool"))?;
+        *started = true;
         Ok(())
     }
 

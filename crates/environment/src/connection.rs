@@ -21,8 +21,9 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 const HELLO_LIMIT: Duration = Duration::from_secs(10);
 /// An agent on this machine that does not answer a ping for so long is frozen; its connection is given up.
 const NEAR: Pings = Pings { every: Duration::from_secs(30), limit: Duration::from_secs(60) };
-/// A machine that does not answer for so long may be gone; whoever knows is asked then.
-const FAR: Pings = Pings { every: Duration::from_secs(3), limit: Duration::from_secs(6) };
+/// A machine that does not answer for so long may be gone; whoever knows is asked then. The agent answers by itself, whatever
+/// its jobs do.
+const FAR: Pings = Pings { every: Duration::from_secs(2), limit: Duration::from_secs(4) };
 /// A result tree can be large.
 const MESSAGE_MAX_BYTES: usize = 64 * 1024 * 1024;
 
@@ -40,6 +41,8 @@ pub struct Identity {
     pub version: String,
     /// Its process id.
     pub pid: i64,
+    /// Its jobs ask before their first user command, where they are to (`JobPlan::ask_first`).
+    pub asks: bool,
 }
 
 /// A connection to an agent. Clones share the channel.
@@ -157,7 +160,7 @@ async fn hello(channel: &Channel) -> Result<Identity, String> {
     match tokio::time::timeout(HELLO_LIMIT, client.hello(HelloRequest {})).await {
         Ok(Ok(answer)) => {
             let answer = answer.into_inner();
-            Ok(Identity { version: answer.version, pid: answer.pid })
+            Ok(Identity { version: answer.version, pid: answer.pid, asks: answer.asks })
         }
         Ok(Err(status)) => Err(status.message().to_owned()),
         Err(_) => Err(format!("no answer within {} s", HELLO_LIMIT.as_secs())),

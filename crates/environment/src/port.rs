@@ -144,6 +144,15 @@ pub trait Environment: Send + Sync + 'static {
     /// What the job used of its part.
     fn used(&self, _used: &Used) {}
 
+    /// How long the environment may answer nothing, from when that was noticed, before its job is given up, where others can
+    /// take its place. None: it is hoped for as long as the manager says.
+    fn silence_max(&self) -> Option<Duration> {
+        None
+    }
+
+    /// It answers nothing, for this reason, and nobody knows what goes on there: no other job is to get it.
+    fn give_up(&self, _why: &str) {}
+
     /// Waits until the environment is known to be gone for good; why. Cancel-safe. Most never are.
     async fn lost(&self) -> String {
         std::future::pending().await

@@ -8,8 +8,9 @@ use muster_runner_api::wire::{Output, UpdateRequest};
 
 use crate::state::OwnEnd;
 
-/// The final update of a job that the agent ended. `interrupted`: the manager asked for the cancel, not the coordinator.
-pub(crate) fn of_result(payload: &JobPayload, result: &JobResult, interrupted: bool) -> UpdateRequest {
+/// The final update of a job that the agent ended, and whose log begins in the trace at `from`. `interrupted`: the manager asked
+/// for the cancel, not the coordinator.
+pub(crate) fn of_result(payload: &JobPayload, result: &JobResult, from: u64, interrupted: bool) -> UpdateRequest {
     let (state, reason, exit_code) = match &result.outcome {
         Outcome::Success => ("success", None, None),
         Outcome::Failed { reason, exit_code, cause } => {
@@ -22,10 +23,11 @@ pub(crate) fn of_result(payload: &JobPayload, result: &JobResult, interrupted: b
             ("failed", Some(reason), *exit_code)
         }
     };
-    let checksum = format!("crc32:{:08x}", result.log_crc32);
+    // Nobody has seen all of a trace that began elsewhere.
+    let checksum = (from == 0).then(|| format!("crc32:{:08x}", result.log_crc32));
     let tree = payload.muster.as_ref().is_some_and(|extension| extension.result_tree);
     UpdateRequest {
-        output: Output { checksum: Some(checksum), bytesize: Some(result.log_bytes) },
+        output: Output { checksum, bytesize: Some(from + result.log_bytes) },
         // The tree is for people to look at: a result without it is better than none.
         result_tree: tree.then(|| serde_json::to_value(&result.tree).ok()).flatten(),
         ..update(payload, state, reason, exit_code)
@@ -109,7 +111,7 @@ mod tests {
 
     fn reported(reason: FailureReason, cause: Option<EndCause>, known: &[&str], interrupted: bool) -> String {
         let outcome = Outcome::Failed { reason, exit_code: Some(0), cause };
-        of_result(&payload(known), &result(outcome), interrupted).failure_reason.unwrap()
+        of_result(&payload(known), &result(outcome), 0, interrupted).failure_reason.unwrap()
     }
 
     #[test]
@@ -130,10 +132,13 @@ mod tests {
     #[test]
     fn a_result_carries_size_checksum_and_a_code_other_than_0() {
         let outcome = Outcome::Failed { reason: FailureReason::ScriptFailure, exit_code: Some(3), cause: None };
-        let update = of_result(&payload(&[]), &result(outcome), false);
+        let update = of_result(&payload(&[]), &result(outcome), 0, false);
         let output = Output { checksum: Some("crc32:000000ab".to_owned()), bytesize: Some(5) };
         assert_eq!((update.exit_code, update.output, update.result_tree), (Some(3), output, None));
-        let success = of_result(&payload(&[]), &result(Outcome::Success), false);
+        let success = of_result(&payload(&[]), &result(Outcome::Success), 0, false);
         assert_eq!((success.state.as_str(), success.failure_reason, success.exit_code), ("success", None, None));
+        // What another instance wrote before counts, and has no checksum.
+        let moved = of_result(&payload(&[]), &result(Outcome::Success), 100, false).output;
+        assert_eq!(moved, Output { checksum: None, bytesize: Some(105) });
     }
 }

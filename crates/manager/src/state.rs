@@ -3,9 +3,13 @@
 //! ```text
 //! taken --R2--> leased --R3--> running --R4--> (result in the agent's spool) --R5--> reported --R6--> (row deleted)
 //!   ^             |               |
-//!   +-lease lost--+               +--agent lost for good--> ended (the manager's own words) --R5-->
+//!   +-place lost--+               +--agent lost for good--> ended (the manager's own words) --R5-->
 //!                                 +--the coordinator does not take the report--> finished, without the slot --R5-->
 //! ```
+//!
+//! On this host a job is running as soon as the agent has it. On an instance it is when its first user command may begin: the
+//! agent asks before it (`JobPlan::ask_first`), and the move is stored before it is answered. So an instance that is lost under
+//! a job that is leased costs it nothing: another attempt is made elsewhere, and its log follows what the trace has (J2, J3).
 //!
 //! Stored is what a successor could not find out by asking: the payload, the lease, whether the agent accepted the job,
 //! and an end that only the manager knows. That the agent finished is in its spool; that the coordinator has everything
@@ -20,21 +24,33 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "state")]
 pub enum JobState {
-    /// The payload is stored; nothing is started.
-    Taken,
-    /// A slot is this job's; the agent may or may not have heard of the job.
+    /// The payload is stored; nothing of the user's has run.
+    Taken {
+        /// With which attempt an agent will be asked.
+        #[serde(default = "first")]
+        attempt: Attempt,
+    },
+    /// A slot is this job's; the agent may or may not have heard of the job. Where the slot is one of an instance, nothing of the
+    /// user's has run.
     Leased {
         /// The slot.
         lease: LeaseRecord,
         /// With which attempt the agent is asked.
         attempt: Attempt,
+        /// Where in the trace the log of this attempt begins.
+        #[serde(default, skip_serializing_if = "is_0")]
+        from: u64,
     },
-    /// The agent has accepted the job. It is never handed to an agent again (invariant J2).
+    /// The agent has accepted the job, and something of the user's may have run. It is never handed to another agent again
+    /// (invariant J2).
     Running {
         /// The slot.
         lease: LeaseRecord,
         /// The attempt that was accepted.
         attempt: Attempt,
+        /// Where in the trace its log begins.
+        #[serde(default, skip_serializing_if = "is_0")]
+        from: u64,
     },
     /// The agent has its result, and the coordinator did not take it at once: the slot was given back, log and result are
     /// reported from the spool.
@@ -43,6 +59,9 @@ pub enum JobState {
         place: LeaseRecord,
         /// The attempt that has the result.
         attempt: Attempt,
+        /// Where in the trace its log begins.
+        #[serde(default, skip_serializing_if = "is_0")]
+        from: u64,
     },
     /// It ended without a result of an agent's: the manager says why.
     Ended {
@@ -51,6 +70,15 @@ pub enum JobState {
         /// What to report.
         end: OwnEnd,
     },
+}
+
+fn first() -> Attempt {
+    Attempt(1)
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_0(number: &u64) -> bool {
+    *number == 0
 }
 
 /// An end that only the manager knows of.
@@ -76,35 +104,52 @@ pub struct IllegalMove {
 }
 
 impl JobState {
-    /// R2: a slot was granted.
+    /// That of a job whose payload has just been stored.
+    #[must_use]
+    pub fn taken() -> Self {
+        Self::Taken { attempt: first() }
+    }
+
+    /// R2: a slot was granted. The log of what will run there begins in the trace at `from`.
     ///
     /// # Errors
     /// [`IllegalMove`] unless taken.
-    pub fn lease(self, lease: LeaseRecord) -> Result<Self, IllegalMove> {
+    pub fn lease(self, lease: LeaseRecord, from: u64) -> Result<Self, IllegalMove> {
         match self {
-            Self::Taken => Ok(Self::Leased { lease, attempt: Attempt(1) }),
+            Self::Taken { attempt } => Ok(Self::Leased { lease, attempt, from }),
             other => Err(other.refuse("leased")),
         }
     }
 
-    /// R3: the agent accepted `Run`.
+    /// R3: the agent accepted `Run`; on an instance, the user's first command may begin.
     ///
     /// # Errors
     /// [`IllegalMove`] unless leased.
     pub fn start(self) -> Result<Self, IllegalMove> {
         match self {
-            Self::Leased { lease, attempt } => Ok(Self::Running { lease, attempt }),
+            Self::Leased { lease, attempt, from } => Ok(Self::Running { lease, attempt, from }),
             other => Err(other.refuse("running")),
         }
     }
 
-    /// The lease is lost and nothing was started: the job can have another one.
+    /// The lease is lost and no agent heard of the job: it can have another one.
     ///
     /// # Errors
     /// [`IllegalMove`] unless leased.
     pub fn lose_lease(self) -> Result<Self, IllegalMove> {
         match self {
-            Self::Leased { .. } => Ok(Self::Taken),
+            Self::Leased { attempt, .. } => Ok(Self::Taken { attempt }),
+            other => Err(other.refuse("taken again")),
+        }
+    }
+
+    /// The instance is lost and nothing of the user's has run there: another one has a try of its own.
+    ///
+    /// # Errors
+    /// [`IllegalMove`] unless leased.
+    pub fn try_elsewhere(self) -> Result<Self, IllegalMove> {
+        match self {
+            Self::Leased { attempt, .. } => Ok(Self::Taken { attempt: Attempt(attempt.0.saturating_add(1)) }),
             other => Err(other.refuse("taken again")),
         }
     }
@@ -112,11 +157,34 @@ impl JobState {
     /// The agent has the result, and the slot is to be another job's.
     ///
     /// # Errors
-    /// [`IllegalMove`] unless running.
+    /// [`IllegalMove`] unless an agent can have it.
     pub fn finish(self) -> Result<Self, IllegalMove> {
         match self {
-            Self::Running { lease, attempt } => Ok(Self::Finished { place: lease, attempt }),
+            Self::Leased { lease, attempt, from } | Self::Running { lease, attempt, from } => {
+                Ok(Self::Finished { place: lease, attempt, from })
+            }
             other => Err(other.refuse("finished")),
+        }
+    }
+
+    /// The trace that the coordinator has is shorter than what was there before this attempt: its log begins at `at` then.
+    ///
+    /// # Errors
+    /// [`IllegalMove`] unless an agent can have it.
+    pub fn with_log_start(mut self, at: u64) -> Result<Self, IllegalMove> {
+        match &mut self {
+            Self::Leased { from, .. } | Self::Running { from, .. } | Self::Finished { from, .. } => *from = at,
+            Self::Taken { .. } | Self::Ended { .. } => return Err(self.refuse("logging")),
+        }
+        Ok(self)
+    }
+
+    /// Where in the trace the log of the attempt begins.
+    #[must_use]
+    pub fn log_start(&self) -> u64 {
+        match self {
+            Self::Leased { from, .. } | Self::Running { from, .. } | Self::Finished { from, .. } => *from,
+            Self::Taken { .. } | Self::Ended { .. } => 0,
         }
     }
 
@@ -126,8 +194,8 @@ impl JobState {
     /// [`IllegalMove`] if it has ended so before.
     pub fn end(self, end: OwnEnd) -> Result<Self, IllegalMove> {
         let place = match self {
-            Self::Taken | Self::Finished { .. } => None,
-            Self::Leased { lease, attempt } | Self::Running { lease, attempt } => Some((lease, attempt)),
+            Self::Taken { .. } | Self::Finished { .. } => None,
+            Self::Leased { lease, attempt, .. } | Self::Running { lease, attempt, .. } => Some((lease, attempt)),
             other @ Self::Ended { .. } => return Err(other.refuse("ended")),
         };
         Ok(Self::Ended { place, end })
@@ -137,7 +205,7 @@ impl JobState {
     #[must_use]
     pub fn held(&self) -> Option<&LeaseRecord> {
         match self {
-            Self::Taken | Self::Finished { .. } => None,
+            Self::Taken { .. } | Self::Finished { .. } => None,
             Self::Leased { lease, .. } | Self::Running { lease, .. } => Some(lease),
             Self::Ended { place, .. } => place.as_ref().map(|(lease, _)| lease),
         }
@@ -147,7 +215,7 @@ impl JobState {
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Taken => "taken",
+            Self::Taken { .. } => "taken",
             Self::Leased { .. } => "leased",
             Self::Running { .. } => "running",
             Self::Finished { .. } => "finished",
@@ -177,12 +245,13 @@ mod tests {
 
     #[test]
     fn a_job_moves_forward_and_only_an_unstarted_one_back() {
-        let leased = JobState::Taken.lease(lease()).unwrap();
-        assert_eq!(leased.clone().lose_lease(), Ok(JobState::Taken));
+        let leased = JobState::taken().lease(lease(), 0).unwrap();
+        assert_eq!(leased.clone().lose_lease(), Ok(JobState::taken()));
         let running = leased.start().unwrap();
         running.clone().lose_lease().unwrap_err();
+        running.clone().try_elsewhere().unwrap_err();
         running.clone().start().unwrap_err();
-        running.clone().lease(lease()).unwrap_err();
+        running.clone().lease(lease(), 0).unwrap_err();
         running.clone().finish().unwrap().start().unwrap_err();
         let finished = running.clone().finish().unwrap();
         assert_eq!(finished.held(), None, "its slot is another job's");
@@ -193,17 +262,26 @@ mod tests {
     }
 
     #[test]
+    fn a_try_elsewhere_is_another_attempt_whose_log_follows_the_trace() {
+        let again = JobState::taken().lease(lease(), 0).unwrap().try_elsewhere().unwrap();
+        assert_eq!(again, JobState::Taken { attempt: Attempt(2) });
+        let running = again.lease(lease(), 100).unwrap().start().unwrap();
+        assert_eq!((running.log_start(), running.clone().finish().unwrap().log_start()), (100, 100));
+        // The coordinator has lost a part of it.
+        assert_eq!(running.with_log_start(40).unwrap().log_start(), 40);
+    }
+
+    #[test]
     fn version_1_of_the_stored_form_stays_readable() {
+        let read = |kept: &str| serde_json::from_str::<JobState>(kept).unwrap();
+        assert_eq!(read(r#"{"state":"taken"}"#), JobState::taken());
         let kept = r#"{"state":"running","lease":{"environment":"host","slot":{"id":0,"project_slot":0,
             "key":{"project_id":1}}},"attempt":1}"#;
-        let running = JobState::Running { lease: lease(), attempt: Attempt(1) };
-        assert_eq!(serde_json::from_str::<JobState>(kept).unwrap(), running);
+        assert_eq!(read(kept), JobState::Running { lease: lease(), attempt: Attempt(1), from: 0 });
         let kept = r#"{"state":"finished","place":{"environment":"host","slot":{"id":0,"project_slot":0,
             "key":{"project_id":1}}},"attempt":1}"#;
-        let finished = JobState::Finished { place: lease(), attempt: Attempt(1) };
-        assert_eq!(serde_json::from_str::<JobState>(kept).unwrap(), finished);
+        assert_eq!(read(kept), JobState::Finished { place: lease(), attempt: Attempt(1), from: 0 });
         let kept = r#"{"state":"ended","place":null,"end":{"reason":"runner_system_failure","words":"","at":0}}"#;
-        let ended = JobState::Ended { place: None, end: end() };
-        assert_eq!(serde_json::from_str::<JobState>(kept).unwrap(), ended);
+        assert_eq!(read(kept), JobState::Ended { place: None, end: end() });
     }
 }

@@ -123,7 +123,7 @@ pub enum Removal {
     Foreign,
     /// The provider takes it, or it was gone before it was asked to go.
     Provider,
-    /// Its plugin says that it should not be used any more.
+    /// Its plugin, or a job that it left without an answer, says that it should not be used any more.
     Disowned {
         /// Why.
         why: String,
@@ -153,7 +153,7 @@ impl fmt::Display for Removal {
             Self::Returned => f.write_str("came back after it had been given up"),
             Self::Foreign => f.write_str("foreign, and the configuration removes such instances"),
             Self::Provider => f.write_str("taken by the provider"),
-            Self::Disowned { why } => write!(f, "disowned by its plugin: {why}"),
+            Self::Disowned { why } => write!(f, "not to be used any more: {why}"),
             Self::Unclaimed => f.write_str("its jobs did not survive a restart"),
             Self::SleptTooLong => f.write_str("slept longer than agreed"),
             Self::Shutdown => f.write_str("the scaler ends"),

@@ -19,5 +19,5 @@ fn an_instance_that_the_provider_takes_back_gets_no_jobs() {
     assert!(last["jobs"].as_array().unwrap().iter().all(|job| job["status"] == "success"), "{last}");
     let log = log.join("\n");
     assert!(log.contains("the provider takes an instance back: it gets no more jobs"), "{log}");
-    assert!(log.contains("disowned by its plugin: the provider takes it back: the cloud takes it back"), "{log}");
+    assert!(log.contains("not to be used any more: the provider takes it back: the cloud takes it back"), "{log}");
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use muster_job::{JobId, JobStatus};
 use muster_tests::bench::Bench;
 use muster_tests::machines::Part;
+use muster_tests::proxy::{Fault, Kind};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use serde_json::json;
@@ -71,9 +72,97 @@ async fn an_instance_lost_before_the_first_command_costs_the_job_nothing_but_a_l
     let text = job.text();
     assert_eq!(job.status, JobStatus::Success, "{text}\n{}", bench.log());
     assert_eq!(bench.starts(JobId(2)), 1);
-    let moved = text.lines().filter(|line| line.contains("moved to another instance")).collect::<Vec<_>>();
+    let moved = text.lines().filter(|line| line.contains("so it was moved to another instance")).collect::<Vec<_>>();
     assert_eq!(moved.len(), 1, "{text}");
     assert!(moved[0].contains(&lost[0]), "{text}");
+}
+
+/// Job 1 leaves artifacts that job 2 wants, and whose first download never ends: what it tells is that it began.
+async fn held_in_its_preparation(bench: &Bench) {
+    let artifacts = json!([{ "paths": ["out"], "artifact_type": "archive", "artifact_format": "zip" }]);
+    bench.push(1, &["echo kept > out"], &json!({ "artifacts": artifacts }));
+    bench.coordinator.wait_for_end(JOB).await;
+    let (send, mut downloads) = tokio::sync::mpsc::unbounded_channel();
+    let mut begun = Some(send);
+    bench.proxy.decide(Box::new(move |kind| {
+        let begun = begun.take_if(|_| kind == Kind::Download)?;
+        let _ = begun.send(());
+        Some(Fault::Delay(Duration::from_secs(3600)))
+    }));
+    let file = json!({ "filename": "artifacts.zip", "size": 1 });
+    let from = json!([{ "id": 1, "token": "jobtoken1jobtoken", "name": "job-1", "artifacts_file": file }]);
+    bench.push(2, &["cat out", WAITS], &json!({ "dependencies": from }));
+    downloads.recv().await.unwrap();
+    bench.coordinator.wait_for(JobId(2), |job| job.text().contains("Downloading artifacts")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_instance_lost_while_the_job_is_prepared_moves_it_and_the_next_manager_knows_where_its_log_begins() {
+    let mut bench = Bench::with_instances(1, "max_instances = 1", "").await;
+    held_in_its_preparation(&bench).await;
+    assert_eq!(bench.machines.kill(Part::Machine), 1);
+    started(&bench, JobId(2)).await;
+    bench.kill_manager();
+    bench.start_manager();
+    std::fs::write(bench.path("go"), "").unwrap();
+    let job = bench.coordinator.wait_for_end(JobId(2)).await;
+    let text = job.text();
+    assert_eq!(job.status, JobStatus::Success, "{text}\n{}", bench.log());
+    life::check(&bench, JobId(2), &job).unwrap();
+    assert_eq!((bench.starts(JobId(2)), job.handouts), (1, 1));
+    assert_eq!(text.matches("so it was moved to another instance").count(), 1, "{text}");
+    // What the first attempt said stays, and the second one's stands behind it, whole.
+    assert_eq!(text.matches("Running with muster").count(), 2, "{text}");
+    assert_eq!((text.matches("\nkept\n").count(), text.matches("\nwent on\n").count()), (1, 1), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_instance_ends_its_job_within_15_s_and_is_replaced() {
+    let bench = Bench::with_instances(1, "max_instances = 1", "").await;
+    bench.push(1, &[WAITS], &json!({}));
+    started(&bench, JOB).await;
+    let frozen = bench.machines.names();
+    let since = Instant::now();
+    assert!(bench.machines.freeze() > 1);
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    assert!(since.elapsed() < LOSS_LIMIT, "{:?}", since.elapsed());
+    let (text, last) = (job.text(), job.reports().last().unwrap());
+    assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}");
+    assert!(text.contains(&format!("instance {} was lost: nothing there answers", frozen[0])), "{text}");
+    bench.push(2, &["echo ran once >> \"$MARKS/started-2\""], &json!({}));
+    let next = bench.coordinator.wait_for_end(JobId(2)).await;
+    assert_eq!(next.status, JobStatus::Success, "{}\n{}", next.text(), bench.log());
+    assert!(!bench.machines.names().contains(&frozen[0]), "it is removed: {}", bench.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_instance_costs_a_job_that_is_prepared_there_nothing_but_time() {
+    let bench = Bench::with_instances(1, "max_instances = 1", "").await;
+    held_in_its_preparation(&bench).await;
+    assert!(bench.machines.freeze() > 1);
+    std::fs::write(bench.path("go"), "").unwrap();
+    let job = bench.coordinator.wait_for_end(JobId(2)).await;
+    assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), bench.log());
+    life::check(&bench, JobId(2), &job).unwrap();
+    assert_eq!(bench.starts(JobId(2)), 1);
+    assert_eq!(job.text().matches("so it was moved to another instance").count(), 1, "{}", job.text());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manager_that_was_stopped_for_a_while_asks_before_it_gives_an_instance_up() {
+    let bench = Bench::with_instances(1, "max_instances = 1", "").await;
+    let lines = Lines::any(&mut StdRng::seed_from_u64(11));
+    bench.push(1, &["until test -e \"$MARKS/go\"; do sleep 0.02; done", &lines.script()], &json!({}));
+    bench.coordinator.wait_for(JOB, |job| job.text().contains("until test -e")).await;
+    let machines = bench.machines.names();
+    bench.pause_manager(true);
+    // The pause itself is what is tried: longer than an instance may be silent.
+    tokio::time::sleep(LOSS_LIMIT).await;
+    bench.pause_manager(false);
+    std::fs::write(bench.path("go"), "").unwrap();
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    life::check_success(&bench, JOB, &job, lines);
+    assert_eq!(bench.machines.names(), machines, "the instance is the same: {}", bench.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]

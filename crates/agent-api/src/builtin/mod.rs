@@ -89,6 +89,10 @@ pub struct JobPlan {
     /// The wait before a phase is tried again, at first, and the most that it doubles to, milliseconds; 0 means 5 s and
     /// 5 min.
     pub retry_wait_ms: (u64, u64),
+    /// Before anything of the user's runs, the job waits until its manager has said that it may: until then another place can
+    /// have it instead.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub ask_first: bool,
     /// The phases, in order.
     pub phases: Vec<Phase>,
     /// Where to send artifacts, and get them from.

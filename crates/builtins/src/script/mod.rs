@@ -45,7 +45,7 @@ pub(crate) async fn run_groups(
     groups: &[Group<'_>],
     stop: &Stop,
 ) -> Result<(), Failure> {
-    context.user_code_starts()?;
+    context.user_code_starts(stop).await?;
     let mark = script.login.then(|| Mark::new(context.temp_dir.join(STARTED))).transpose();
     let mark = mark.map_err(Failure::io("cannot prepare the start of the shell"))?;
     let started = mark.as_ref().map(|mark| mark.path.as_path());

@@ -120,7 +120,7 @@ impl Agents {
             }
         }
         for (number, connection) in &older {
-            let Identity { version, pid } = connection.identity();
+            let Identity { version, pid, .. } = connection.identity();
             tracing::info!(
                 environment = name(*number),
                 pid,

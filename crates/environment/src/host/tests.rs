@@ -4,7 +4,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use muster_agent_api::agent::agent_server::{Agent, AgentServer};
-use muster_agent_api::agent::{HelloRequest, HelloResponse, ListRequest, ListResponse, WaitRequest, WaitResponse};
+use muster_agent_api::agent::{
+    GateRequest, GateResponse, HelloRequest, HelloResponse, ListRequest, ListResponse, OpenRequest, OpenResponse,
+    WaitRequest, WaitResponse,
+};
 use muster_job::JobId;
 use tokio::net::UnixListener;
 use tokio::runtime::Runtime;
@@ -21,13 +24,19 @@ struct Stub {
 #[async_trait]
 impl Agent for Stub {
     async fn hello(&self, _: Request<HelloRequest>) -> Result<Response<HelloResponse>, Status> {
-        Ok(Response::new(HelloResponse { version: "stub".to_owned(), pid: self.pid }))
+        Ok(Response::new(HelloResponse { version: "stub".to_owned(), pid: self.pid, asks: false }))
     }
     async fn wait(&self, _: Request<WaitRequest>) -> Result<Response<WaitResponse>, Status> {
         Err(Status::not_found("no such job"))
     }
     async fn list(&self, _: Request<ListRequest>) -> Result<Response<ListResponse>, Status> {
         Ok(Response::new(ListResponse { jobs: Vec::new() }))
+    }
+    async fn gate(&self, _: Request<GateRequest>) -> Result<Response<GateResponse>, Status> {
+        Err(Status::not_found("no such job"))
+    }
+    async fn open(&self, _: Request<OpenRequest>) -> Result<Response<OpenResponse>, Status> {
+        Err(Status::not_found("no such job"))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_agent_api::result::Used;
@@ -12,6 +13,10 @@ use super::provider::{Shared, UnderWay};
 use super::reach::{Addresses, Dial, Instance, directories};
 use super::share;
 use crate::{AgentConnection, Directories, Environment, EnvironmentError, Guard, Share, SlotGuard, TakenSlot};
+
+/// An instance that answers nothing for so long is given up, whatever its provider says of it. Before that its connection was
+/// silent for up to 6 s: together a job hears of it within 15 s.
+const SILENCE_MAX: Duration = Duration::from_secs(7);
 
 /// The scaler's lease. Given back when the job said so, and else left to the manager's next start: the instance of a job
 /// that may still run must not be removed.
@@ -107,6 +112,16 @@ impl Environment for Leased {
                 "use_slot_cgroups: jobs run without cgroups, so without shares of their own, and what they use is not counted; \
                  the user on the instance must be allowed to make cgroups"
             );
+        }
+    }
+
+    fn silence_max(&self) -> Option<Duration> {
+        Some(SILENCE_MAX)
+    }
+
+    fn give_up(&self, why: &str) {
+        if let Some(slot) = &self.held.slot {
+            slot.disown(why.to_owned());
         }
     }
 

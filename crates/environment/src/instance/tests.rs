@@ -7,7 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use muster_agent_api::agent::agent_server::{Agent, AgentServer};
-use muster_agent_api::agent::{HelloRequest, HelloResponse, ListRequest, ListResponse, WaitRequest, WaitResponse};
+use muster_agent_api::agent::{
+    GateRequest, GateResponse, HelloRequest, HelloResponse, ListRequest, ListResponse, OpenRequest, OpenResponse,
+    WaitRequest, WaitResponse,
+};
 use muster_fleeting::connector::local::LocalSession;
 use muster_fleeting::connector::{Outcome, Run, RunError, Session, Stream};
 use tokio::net::UnixListener;
@@ -24,13 +27,19 @@ struct Stub;
 #[async_trait]
 impl Agent for Stub {
     async fn hello(&self, _: Request<HelloRequest>) -> Result<Response<HelloResponse>, Status> {
-        Ok(Response::new(HelloResponse { version: "stub".to_owned(), pid: 7 }))
+        Ok(Response::new(HelloResponse { version: "stub".to_owned(), pid: 7, asks: false }))
     }
     async fn wait(&self, _: Request<WaitRequest>) -> Result<Response<WaitResponse>, Status> {
         Err(Status::not_found("no such job"))
     }
     async fn list(&self, _: Request<ListRequest>) -> Result<Response<ListResponse>, Status> {
         Ok(Response::new(ListResponse { jobs: Vec::new() }))
+    }
+    async fn gate(&self, _: Request<GateRequest>) -> Result<Response<GateResponse>, Status> {
+        Err(Status::not_found("no such job"))
+    }
+    async fn open(&self, _: Request<OpenRequest>) -> Result<Response<OpenResponse>, Status> {
+        Err(Status::not_found("no such job"))
     }
 }
 

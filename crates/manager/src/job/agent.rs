@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use muster_agent_api::agent::WaitRequest;
+use muster_agent_api::agent::{GateRequest, OpenRequest, WaitRequest};
 use muster_agent_api::builtin::job_steps;
 use muster_agent_api::result::JobResult;
 use muster_agent_api::step_runner::{
@@ -57,30 +57,51 @@ pub(super) fn doubt_if_broken<T>(connection: &AgentConnection, answer: &Result<T
     }
 }
 
-/// Says `Run` until an agent takes or refuses it; the caller bounds the time. `asked` is set before it is said first, to an
-/// agent that was seen to answer just now where it is `far`: an instance that was lost while nobody used its connection
-/// costs the job nothing then.
+/// What the agent of a job made of its `Run`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Run {
+    /// It has the job. `asks`: it waits before the user's first command until it is told that it may go on.
+    Taken { asks: bool },
+    /// It was not said: the agent would not ask before the user's first command, which was wanted.
+    AsksNot,
+}
+
+/// How `Run` is said.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Saying<'a> {
+    /// On another machine: an agent that was lost while nobody used its connection is found out before it is asked.
+    pub(super) far: bool,
+    /// Only to an agent that asks before the user's first command.
+    pub(super) only_if_asks: bool,
+    /// Set before it is said first.
+    pub(super) said: &'a AtomicBool,
+}
+
+/// Says `Run` until an agent takes or refuses it; the caller bounds the time.
 pub(super) async fn run_until_taken(
     environment: &dyn Environment,
     id: &str,
     lowered: &LoweredJob,
-    far: bool,
-    asked: &AtomicBool,
-) -> Result<(), AgentError> {
+    how: Saying<'_>,
+) -> Result<Run, AgentError> {
     let (mut wait, cap) = RUN_AGAIN;
     loop {
         let tried = async {
             let connection = environment.connect().await?;
-            if far && !asked.load(Ordering::Relaxed) {
+            if how.far && !how.said.load(Ordering::Relaxed) {
                 connection.check().await.inspect_err(|_| connection.doubt())?;
             }
-            asked.store(true, Ordering::Relaxed);
+            let asks = connection.identity().asks && lowered.plan.ask_first;
+            if how.only_if_asks && !asks {
+                return Ok(Run::AsksNot);
+            }
+            how.said.store(true, Ordering::Relaxed);
             let answer = run(&connection, id, lowered).await;
             doubt_if_broken(&connection, &answer);
-            answer
+            answer.map(|()| Run::Taken { asks })
         };
         match tried.await {
-            Ok(()) => return Ok(()),
+            Ok(run) => return Ok(run),
             Err(AgentError::Environment(error)) => tracing::warn!(%error, "no agent to run the job, trying again"),
             Err(AgentError::Broken(error)) => tracing::warn!(%error, "`Run` was not answered, saying it again"),
             Err(error) => return Err(error),
@@ -88,6 +109,17 @@ pub(super) async fn run_until_taken(
         tokio::time::sleep(wait).await;
         wait = (wait * 2).min(cap);
     }
+}
+
+/// Waits until the job stands before the user's first command, or does not any more: whether it waits there.
+pub(super) async fn gate(connection: &AgentConnection, id: &str) -> Result<bool, AgentError> {
+    Ok(connection.agent().gate(GateRequest { id: id.to_owned() }).await?.into_inner().waits)
+}
+
+/// The user's first command may begin. Idempotent.
+pub(super) async fn open(connection: &AgentConnection, id: &str) -> Result<(), AgentError> {
+    connection.agent().open(OpenRequest { id: id.to_owned() }).await?;
+    Ok(())
 }
 
 /// `Run`: idempotent by id (life-of-a-job R3).

@@ -4,14 +4,18 @@ use std::pin::pin;
 use std::time::Duration;
 
 use muster_agent_api::result::JobResult;
+use muster_agent_api::step_runner::FollowLogsResponse;
 use muster_environment::AgentConnection;
 use tokio::time::{Instant, sleep_until};
+use tonic::Streaming;
 
-use super::Actor;
 use super::agent::{self, AgentError};
 use super::interrupt::{Interruption, heard};
 use super::place::Handed;
+use super::silence::Silence;
 use super::uploader::Verdict;
+use super::{Actor, JobError};
+use crate::state::JobState;
 
 /// Past the job's own timeout, which the agent enforces: winding down, after_script, uploads.
 const WATCHDOG_SLACK: Duration = Duration::from_secs(30 * 60);
@@ -28,6 +32,8 @@ pub(super) enum Followed {
     Lost(String),
     /// The job is to end, and no agent answers that could end it.
     Interrupted(Interruption),
+    /// The manager cannot go on with it.
+    Failed(JobError),
 }
 
 /// What one connection to the agent came to.
@@ -35,6 +41,8 @@ enum Once {
     Done(Followed),
     /// The coordinator wants another part of the log.
     Again,
+    /// There was none for too long.
+    Silent,
 }
 
 /// Slows down what is repeated and brings nothing: a coordinator that wants the same again and again is not to be asked at
@@ -62,16 +70,18 @@ impl Pace {
 }
 
 impl Actor {
-    /// Follows the job to its end. Reconnects to a lost agent for the time of grace, counted from the last sign of it.
+    /// Follows the job to its end. Reconnects to a lost agent for the time of grace, or as long as its place may be silent.
     pub(super) async fn follow(&mut self) -> Followed {
         let limit = crate::lower::job_timeout(&self.payload) + WATCHDOG_SLACK;
         let watchdog = Instant::now() + limit;
-        let mut seen = Instant::now();
+        let mut silence = Silence::new(self.patience());
         let mut wait = RECONNECT.0;
         let mut pace = Pace::new(self.uploader.acknowledged());
+        let mut last = None;
         loop {
-            let error = match self.follow_once(&mut seen, watchdog).await {
+            let error = match self.follow_once(&mut silence, watchdog).await {
                 Ok(Once::Done(followed)) => return followed,
+                Ok(Once::Silent) => return self.lost_in_silence(last.as_ref()),
                 Ok(Once::Again) => {
                     let stopping = self.context.cancel.is_cancelled();
                     tokio::select! {
@@ -83,10 +93,11 @@ impl Actor {
                 Err(AgentError::Refused(message)) => return Followed::Lost(message),
                 // A restarted agent waits for `Run` where the user's first command had not started (R3, J2).
                 Err(AgentError::Unknown) => match self.hand_over().await {
-                    Ok(Handed::Taken) => AgentError::Unknown,
-                    Ok(Handed::Refused { message, .. } | Handed::Lost { message, .. }) => {
+                    Ok(Handed::Taken { .. }) => AgentError::Unknown,
+                    Ok(Handed::Refused { message, .. } | Handed::Lost { message }) => {
                         return Followed::Lost(message);
                     }
+                    Ok(Handed::AsksNot) => AgentError::Broken("the agent is of an earlier version".to_owned()),
                     Ok(Handed::NotReached { message, .. }) => AgentError::Broken(message),
                     Err(why) => return Followed::Interrupted(why),
                 },
@@ -95,46 +106,90 @@ impl Actor {
             if Instant::now() >= watchdog {
                 return Followed::Lost(format!("no result within {} s", limit.as_secs()));
             }
-            if seen.elapsed() >= self.context.agent_grace {
-                return Followed::Lost(format!("the job's environment was lost: {error}"));
-            }
             tracing::warn!(%error, "the agent is out of reach, trying again");
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
+                () = silence.is_too_long() => return self.lost_in_silence(Some(&error)),
                 why = heard(&mut self.uploader, &self.context.cancel, None) => return Followed::Interrupted(why),
             }
+            last = Some(error);
             wait = (wait * 2).min(RECONNECT.1);
         }
     }
 
-    async fn follow_once(&mut self, seen: &mut Instant, watchdog: Instant) -> Result<Once, AgentError> {
+    /// How long the agent may be silent.
+    fn patience(&self) -> Duration {
+        let own = self.environment().and_then(|environment| environment.silence_max());
+        own.unwrap_or(self.context.agent_grace)
+    }
+
+    fn lost_in_silence(&mut self, last: Option<&AgentError>) -> Followed {
+        let message = self.silent(last);
+        self.give_up_place(&message);
+        Followed::Lost(message)
+    }
+
+    async fn follow_once(&mut self, silence: &mut Silence, watchdog: Instant) -> Result<Once, AgentError> {
         let (Some(environment), Some(id)) = (self.environment(), self.run_id()) else {
             let why = self.no_lease.clone().unwrap_or_else(|| "the slot of the job is lost".to_owned());
             return Err(AgentError::Refused(why));
         };
-        let on_connection = async {
-            let connection = environment.connect().await?;
-            let followed = self.follow_on(&connection, &id, seen, watchdog).await;
-            agent::doubt_if_broken(&connection, &followed);
-            followed
-        };
-        tokio::select! {
-            followed = on_connection => followed,
-            // What was on its way to the coordinator is told apart by its length.
-            why = environment.lost() => Ok(Once::Done(Followed::Lost(why))),
+        if let Err(error) = self.mend_log_start().await {
+            return Ok(Once::Done(Followed::Failed(error)));
         }
+        let offset = self.uploader.end() - self.state.log_start();
+        let connecting = async {
+            let connection = environment.connect().await?;
+            let log = agent::follow(&connection, &id, offset).await;
+            agent::doubt_if_broken(&connection, &log);
+            Ok::<_, AgentError>((connection, log?))
+        };
+        let (connection, log) = tokio::select! {
+            connected = connecting => connected?,
+            why = environment.lost() => return Ok(Once::Done(Followed::Lost(why))),
+            () = silence.is_too_long() => return Ok(Once::Silent),
+        };
+        let followed = tokio::select! {
+            followed = self.follow_on(&connection, log, &id, watchdog) => followed,
+            // What was on its way to the coordinator is told apart by its length.
+            why = environment.lost() => return Ok(Once::Done(Followed::Lost(why))),
+        };
+        agent::doubt_if_broken(&connection, &followed);
+        // The agent's silence is none while the connection stands: pings watch it.
+        *silence = Silence::new(silence.limit());
+        followed
+    }
+
+    /// A trace that is shorter than what was there before this attempt has lost what was before: the log begins at its end.
+    async fn mend_log_start(&mut self) -> Result<(), JobError> {
+        if self.uploader.end() < self.state.log_start() {
+            let next = self.state.clone().with_log_start(self.uploader.end())?;
+            self.move_to(next).await?;
+        }
+        Ok(())
+    }
+
+    /// The user's first command is to begin: that is stored before it may (J2).
+    async fn may_begin(&mut self) -> Result<(), JobError> {
+        if matches!(self.state, JobState::Leased { .. }) {
+            let next = self.state.clone().start()?;
+            self.move_to(next).await?;
+        }
+        Ok(())
     }
 
     /// One connection. Cancel-safe in its select: `message` of a stream is, and uploads are awaited in the branch.
     async fn follow_on(
         &mut self,
         connection: &AgentConnection,
+        mut log: Streaming<FollowLogsResponse>,
         id: &str,
-        seen: &mut Instant,
         watchdog: Instant,
     ) -> Result<Once, AgentError> {
-        let mut log = agent::follow(connection, id, self.uploader.end()).await?;
-        *seen = Instant::now();
+        // An agent that asks before the user's first command is answered once that is stored.
+        let mut gate = pin!(agent::gate(connection, id));
+        let mut opening = pin!(agent::open(connection, id));
+        let (mut may_ask, mut must_open) = (self.is_elsewhere() && connection.identity().asks, false);
         let stop = self.context.cancel.clone();
         let mut canceled = false;
         // Asked for at once: it then comes together with the end of the log.
@@ -144,12 +199,19 @@ impl Actor {
         loop {
             tokio::select! {
                 chunk = log.message(), if self.uploader.has_room() => match chunk? {
-                    Some(chunk) => {
-                        *seen = Instant::now();
-                        self.uploader.push(&chunk.data);
-                    }
+                    Some(chunk) => self.uploader.push(&chunk.data),
                     None => break,
                 },
+                waits = &mut gate, if may_ask => {
+                    (may_ask, must_open) = (false, waits?);
+                    if must_open && let Err(error) = self.may_begin().await {
+                        return Ok(Once::Done(Followed::Failed(error)));
+                    }
+                }
+                opened = &mut opening, if must_open => {
+                    opened?;
+                    must_open = false;
+                }
                 () = sleep_until(self.uploader.due()) => {
                     let mut sending = pin!(self.uploader.send());
                     // A call may hang for a minute; a stop must not wait for it.
@@ -173,8 +235,6 @@ impl Actor {
                     return Ok(Once::Done(Followed::Lost(message)));
                 }
             }
-            // The agent's silence is no loss while the connection stands: tonic's pings watch it.
-            *seen = Instant::now();
             // The log waits for the coordinator, and the job has ended: its slot is another one's.
             if let (Some(Ok(result)), true, false) = (&early, self.uploader.must_repeat(), given_back) {
                 given_back = true;
@@ -202,7 +262,7 @@ impl Actor {
             Verdict::Gone => Once::Done(Followed::Gone),
             _ if self.uploader.is_trace_refused() => Once::Done(Followed::Result(Box::new(result))),
             Verdict::FollowAgain => Once::Again,
-            _ if self.uploader.end() < result.log_bytes => Once::Again,
+            _ if self.uploader.end() < self.state.log_start() + result.log_bytes => Once::Again,
             _ => Once::Done(Followed::Result(Box::new(result))),
         })
     }

@@ -68,7 +68,7 @@ impl Actor {
         // A job that the coordinator did not cancel was wound down by a manager: this one, or the one before it, which ended
         // before it could report.
         let interrupted = self.context.cancel.is_cancelled() || !self.uploader.is_canceled();
-        let update = crate::failure::of_result(&self.payload, result, interrupted);
+        let update = crate::failure::of_result(&self.payload, result, self.state.log_start(), interrupted);
         self.watch.ended(result, update.failure_reason.as_deref(), update.exit_code);
         update
     }
@@ -76,7 +76,11 @@ impl Actor {
     /// A report was not taken: the slot of a job that has ended is another one's from now on. Stored before (R2): a
     /// successor must not take the slot for this job again.
     pub(super) async fn give_back(&mut self) {
-        let (true, JobState::Running { lease: place, .. }) = (self.executed, &self.state) else { return };
+        let (true, JobState::Leased { lease: place, .. } | JobState::Running { lease: place, .. }) =
+            (self.executed, &self.state)
+        else {
+            return;
+        };
         let Some(environment) = self.context.provider.without_lease(place) else { return };
         let Ok(permit) = Arc::clone(&self.context.unreported.places).try_acquire_owned() else {
             return tracing::warn!("too many ended jobs wait for the coordinator: this one keeps its slot");

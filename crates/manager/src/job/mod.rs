@@ -4,7 +4,7 @@
 //! accept the job, whose payload is stored: nothing is started before the coordinator has heard it  (R1)
 //! ask the coordinator where the trace stands (only after a restart: is the job still ours?)
 //! taken   -> wait for a slot                                   (R2)
-//! leased  -> lower, connect, Run                               (R3)
+//! leased  -> lower, connect, Run; on an instance copy the log, and wait for the user's first command (R3)
 //! running -> copy the log, wait for the result                 (R4)
 //! ended   -> append the manager's own words
 //! finished  as running, without a slot: the coordinator did not take the end at once
@@ -20,6 +20,7 @@ mod give_back;
 mod interrupt;
 mod place;
 mod report;
+mod silence;
 mod uploader;
 
 use std::sync::Arc;
@@ -111,6 +112,10 @@ struct Actor {
     lowered: Option<LoweredJob>,
     uploader: Uploader,
     places_tried: u32,
+    /// An agent has taken the job, as far as this manager knows.
+    handed: bool,
+    /// The place answers nothing, and nothing is expected of it any more.
+    given_up: bool,
     /// An agent must have the job by then; none: that has no limit of its own.
     prepare_by: Option<tokio::time::Instant>,
 }
@@ -199,6 +204,8 @@ async fn execute_once(
         lowered: None,
         uploader,
         places_tried: 0,
+        handed: false,
+        given_up: false,
         prepare_by: None,
     };
     let result = actor.live(recovered).await;
@@ -254,7 +261,7 @@ impl Actor {
     /// Does what comes next in the job's life.
     async fn advance(&mut self) -> Result<Next, JobError> {
         match &self.state {
-            JobState::Taken => match self.payload.unreadable().map(str::to_owned) {
+            JobState::Taken { .. } => match self.payload.unreadable().map(str::to_owned) {
                 Some(why) => self.system_failure(&why).await,
                 None => self.lease().await,
             },
@@ -272,7 +279,7 @@ impl Actor {
     /// before anything is started (J2). A coordinator without a two-phase commit takes it as a sign of life.
     async fn accept(&mut self) -> Option<Interruption> {
         // An agent may have the job already: what is to be said then is the trace.
-        if !matches!(self.state, JobState::Taken | JobState::Leased { .. }) {
+        if !matches!(self.state, JobState::Taken { .. } | JobState::Leased { .. }) {
             return None;
         }
         loop {
@@ -307,7 +314,7 @@ impl Actor {
     }
 
     /// R4, R5: copies the log, and reports the result.
-    async fn watch(&mut self) -> Result<Next, JobError> {
+    pub(super) async fn watch(&mut self) -> Result<Next, JobError> {
         loop {
             match self.follow().await {
                 Followed::Result(result) => {
@@ -321,7 +328,9 @@ impl Actor {
                 }
                 Followed::Gone => return Ok(Next::Gone),
                 Followed::Interrupted(why) => return self.interrupted(why).await,
+                Followed::Lost(message) if self.is_movable() => return self.move_on(&message).await,
                 Followed::Lost(message) => return self.system_failure(&message).await,
+                Followed::Failed(error) => return Err(error),
             }
         }
     }
@@ -356,7 +365,7 @@ impl Actor {
     /// The run id at the agent.
     fn run_id(&self) -> Option<String> {
         let attempt = match &self.state {
-            JobState::Taken => return None,
+            JobState::Taken { .. } => return None,
             JobState::Leased { attempt, .. }
             | JobState::Running { attempt, .. }
             | JobState::Finished { attempt, .. } => attempt,
@@ -370,7 +379,8 @@ impl Actor {
         self.watch.cleaning();
         // Also where the slot is another one's by now: an agent closes a job by its id.
         let place = || self.state.held().and_then(|record| self.context.provider.without_lease(record));
-        if let (Some(environment), Some(id)) = (self.environment().or_else(place), self.run_id()) {
+        let environment = self.environment().or_else(place).filter(|_| !self.given_up);
+        if let (Some(environment), Some(id)) = (environment, self.run_id()) {
             let closed = agent::close(environment.as_ref(), &id, self.context.agent_grace);
             tokio::select! {
                 closed = tokio::time::timeout(CLOSE_LIMIT, closed) => match closed {

@@ -1,8 +1,8 @@
 //! From a slot to an agent that has the job (life-of-a-job R2, R3).
 //!
-//! A place that is lost before its agent was asked costs the job nothing: it gets another one, and the trace says so. From
-//! the first `Run` on an agent may have started the user's script, whatever was heard of it: then only that agent is asked
-//! again, and never another one (J2).
+//! On an instance an agent asks before the user's first command, so a place that is lost before costs the job nothing but time:
+//! it gets another one, and the trace says so. On this host, and with an agent that does not ask, the user's script may have been
+//! started from the first `Run` on, whatever was heard of it: then only that agent is asked again, and never another one (J2).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,8 +11,9 @@ use std::time::Duration;
 use muster_environment::{Directories, Environment, EnvironmentError, SlotKey};
 use muster_job::{FailureReason, Secret};
 
-use super::agent::{self, AgentError};
+use super::agent::{self, AgentError, Run, Saying};
 use super::interrupt::{Interruption, heard};
+use super::silence::Silence;
 use super::{Actor, JobError, Next};
 use crate::lower::{Certificates, LowerError, Placement, asking, lower, short_token};
 use crate::settings::TlsFiles;
@@ -29,14 +30,16 @@ const REACH_AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::
 
 /// What came of handing a job to an agent.
 pub(super) enum Handed {
-    /// An agent has it.
-    Taken,
+    /// An agent has it. `asks`: it waits before the user's first command until it is told that it may go on.
+    Taken { asks: bool },
+    /// The instance's agent would start the user's script without asking, and has not heard of the job.
+    AsksNot,
     /// It does not take it, or no plan can be made of the job.
     Refused { reason: FailureReason, exit_code: Option<i32>, message: String },
     /// No agent was reached. `asked`: one may have heard of the job all the same.
     NotReached { message: String, asked: bool },
     /// The place is gone for good.
-    Lost { message: String, asked: bool },
+    Lost { message: String },
 }
 
 impl Handed {
@@ -63,7 +66,8 @@ impl Actor {
         };
         match lease {
             Ok(lease) => {
-                let next = self.state.clone().lease(lease.record.clone())?;
+                // What an earlier place wrote stays in the trace.
+                let next = self.state.clone().lease(lease.record.clone(), self.uploader.end())?;
                 self.lease = Some(lease);
                 self.no_lease = None;
                 self.move_to(next).await
@@ -85,18 +89,27 @@ impl Actor {
             Ok(handed) => handed,
             Err(why) => return self.interrupted(why).await,
         };
-        // Another environment has another agent, which cannot know whether the first one started the job.
-        let elsewhere = self.is_elsewhere();
         match handed {
-            Handed::Taken => {
+            Handed::Taken { asks: true } => {
+                self.watch.running();
+                self.watch().await
+            }
+            Handed::Taken { asks: false } => {
                 let next = self.state.clone().start()?;
                 self.watch.running();
-                return self.move_to(next).await;
+                self.move_to(next).await
             }
-            Handed::Refused { reason, exit_code, message } => return self.end(reason, exit_code, &message).await,
-            Handed::NotReached { message, asked } | Handed::Lost { message, asked } if asked && elsewhere => {
-                return self.system_failure(&message).await;
+            // From now on it counts as started, and it is handed over then.
+            Handed::AsksNot => {
+                let next = self.state.clone().start()?;
+                self.move_to(next).await
             }
+            Handed::Refused { reason, exit_code, message } => self.end(reason, exit_code, &message).await,
+            Handed::NotReached { message, .. } if self.is_movable() => {
+                self.give_up_place(&message);
+                self.move_on(&message).await
+            }
+            Handed::Lost { message } if self.is_movable() => self.move_on(&message).await,
             Handed::NotReached { message, asked } => {
                 self.places_tried += 1;
                 if self.places_tried >= PLACES_MAX {
@@ -108,18 +121,37 @@ impl Actor {
                     return Ok(Next::State);
                 }
                 tracing::warn!(%message, tried = self.places_tried, "no agent reached, nothing started: another slot is tried");
-                self.moved.extend(elsewhere.then(|| moved(&message)));
+                let next = self.state.clone().lose_lease()?;
+                self.leave(next).await
             }
-            Handed::Lost { message, .. } => {
-                if self.moved.len() >= MOVES_MAX {
-                    return self.system_failure(&message).await;
-                }
-                tracing::warn!(%message, "the place is lost, nothing started: the job gets another one");
-                self.moved.push(moved(&message));
-            }
+            Handed::Lost { message } => self.system_failure(&message).await,
         }
+    }
+
+    /// Whether nothing of the user's can have run, so that another instance can have the job (J2).
+    pub(super) fn is_movable(&self) -> bool {
+        matches!(self.state, JobState::Leased { .. }) && self.is_elsewhere()
+    }
+
+    /// The place is lost, and another one gets the job.
+    pub(super) async fn move_on(&mut self, message: &str) -> Result<Next, JobError> {
+        if self.moved.len() >= MOVES_MAX {
+            return self.system_failure(message).await;
+        }
+        tracing::warn!(message, "the place is lost, nothing of the user's has run: the job gets another one");
+        self.moved.push(moved(message));
+        if std::mem::take(&mut self.handed) {
+            self.prepare_by = self.prepare_limit().map(|limit| tokio::time::Instant::now() + limit);
+        }
+        self.given_up = false;
+        self.no_lease = None;
+        let next = self.state.clone().try_elsewhere()?;
+        self.leave(next).await
+    }
+
+    /// Gives the slot back; stored before.
+    async fn leave(&mut self, next: JobState) -> Result<Next, JobError> {
         self.lowered = None;
-        let next = self.state.clone().lose_lease()?;
         let moved = self.move_to(next).await;
         if let Some(lease) = self.lease.take() {
             lease.release();
@@ -127,21 +159,29 @@ impl Actor {
         moved
     }
 
+    /// The place answers nothing: no other job is to get it, and nothing more is asked of it.
+    pub(super) fn give_up_place(&mut self, why: &str) {
+        if let Some(lease) = &self.lease {
+            lease.environment.give_up(why);
+            self.given_up = true;
+        }
+    }
+
     /// Reaches the place and says `Run`, each for the time of grace, until an agent takes or refuses the job, unless the
     /// job is to end, or the place is lost, meanwhile.
     pub(super) async fn hand_over(&mut self) -> Result<Handed, Interruption> {
         let (Some(lease), Some(id)) = (&self.lease, self.run_id()) else {
-            let why = self.no_lease.clone().unwrap_or_else(|| "the slot of the job is lost".to_owned());
-            return Ok(Handed::refused(why));
+            let message = self.no_lease.clone().unwrap_or_else(|| "the slot of the job is lost".to_owned());
+            return Ok(if self.is_movable() { Handed::Lost { message } } else { Handed::refused(message) });
         };
         let environment = Arc::clone(&lease.environment);
         // An agent that had the job once has prepared it.
-        let by = self.prepare_by.filter(|_| matches!(self.state, JobState::Leased { .. }));
+        let by = self.prepare_by.filter(|_| matches!(self.state, JobState::Leased { .. }) && !self.handed);
         let grace = self.context.agent_grace;
         if self.lowered.is_none() {
             let directories = tokio::select! {
                 directories = tokio::time::timeout(grace, reach(environment.as_ref())) => directories,
-                message = environment.lost() => return Ok(Handed::Lost { message, asked: false }),
+                message = environment.lost() => return Ok(Handed::Lost { message }),
                 why = heard(&mut self.uploader, &self.context.cancel, by) => return Err(why),
             };
             let Ok(directories) = directories else {
@@ -153,31 +193,52 @@ impl Actor {
             }
         }
         let Some(lowered) = &self.lowered else { return Ok(Handed::refused("the job has no plan".to_owned())) };
-        let asked = AtomicBool::new(false);
-        let run = agent::run_until_taken(environment.as_ref(), &id, lowered, self.is_elsewhere(), &asked);
-        let mut run = std::pin::pin!(tokio::time::timeout(grace, run));
+        let said = AtomicBool::new(false);
+        let how = Saying { far: self.is_elsewhere(), only_if_asks: self.is_movable(), said: &said };
+        // That a connection is broken has to be noticed first.
+        let mut silence = Silence::new(environment.silence_max().map_or(grace, |silence| silence * 2));
+        let run = async {
+            tokio::select! {
+                answer = agent::run_until_taken(environment.as_ref(), &id, lowered, how) => Some(answer),
+                () = silence.is_too_long() => None,
+            }
+        };
+        let mut run = std::pin::pin!(run);
         let answer = tokio::select! {
             answer = &mut run => answer,
-            message = environment.lost() => {
-                return Ok(Handed::Lost { message, asked: asked.load(Ordering::Relaxed) });
-            }
+            message = environment.lost() => return Ok(Handed::Lost { message }),
             // An agent that is answering just now winds the job down better than anyone else.
             why = heard(&mut self.uploader, &self.context.cancel, by) => {
                 tokio::time::timeout(ANSWER_LIMIT, run).await.map_err(|_| why)?
             }
         };
-        let asked = asked.load(Ordering::Relaxed);
+        let asked = said.load(Ordering::Relaxed);
         Ok(match answer {
-            Ok(Ok(())) => Handed::Taken,
-            Ok(Err(AgentError::Refused(message))) => Handed::refused(message),
-            Ok(Err(error)) => Handed::NotReached { message: error.to_string(), asked },
-            Err(_) => Handed::NotReached { message: "the agent does not answer".to_owned(), asked },
+            Some(Ok(Run::Taken { asks })) => {
+                self.handed = true;
+                Handed::Taken { asks }
+            }
+            Some(Ok(Run::AsksNot)) => Handed::AsksNot,
+            Some(Err(AgentError::Refused(message))) => Handed::refused(message),
+            Some(Err(error)) => Handed::NotReached { message: error.to_string(), asked },
+            None => Handed::NotReached { message: self.silent(None), asked },
         })
     }
 
+    /// What is said of a place that answers nothing; `last`: how that was seen.
+    pub(super) fn silent(&self, last: Option<&AgentError>) -> String {
+        let how = last.map(|error| format!(": {error}")).unwrap_or_default();
+        match &self.lease {
+            Some(lease) if self.is_elsewhere() => {
+                format!("instance {} was lost: nothing there answers{how}", lease.record.environment)
+            }
+            _ => format!("the agent does not answer{how}"),
+        }
+    }
+
     /// Whether the job's place is one of several, each with an agent of its own.
-    fn is_elsewhere(&self) -> bool {
-        self.lease.as_ref().is_some_and(|lease| !lease.record.claim.is_empty())
+    pub(super) fn is_elsewhere(&self) -> bool {
+        self.state.held().is_some_and(|record| !record.claim.is_empty())
     }
 
     /// How long preparing the job may take: `prepare_timeout`, where it is not longer than the job's own limit.
@@ -195,7 +256,8 @@ impl Actor {
             slot: lease.record.slot.clone(),
             runner: Arc::clone(runner),
             host_name: self.context.host_name.clone(),
-            way: self.moved.iter().cloned().chain(words).collect(),
+            moved: self.moved.clone(),
+            way: words,
             certificates: certificates(&runner.tls),
             share: lease.environment.share(),
         };
@@ -205,6 +267,7 @@ impl Actor {
         // A job's own word for the trace that it belongs to stands.
         let own = self.watch.traceparent().filter(|own| lowered.variables.iter().all(|known| known.key != own.key));
         lowered.variables.extend(own);
+        lowered.plan.ask_first = self.is_elsewhere();
         self.lowered = Some(lowered);
         Ok(())
     }
@@ -212,7 +275,7 @@ impl Actor {
 
 /// The one line of a job that is moved.
 fn moved(message: &str) -> String {
-    format!("{message}; nothing had been started, so the job was moved to another instance")
+    format!("{message}; none of the job's commands had begun, so it was moved to another instance")
 }
 
 /// Where jobs find their files in the place, once it is reached; the caller bounds the time.

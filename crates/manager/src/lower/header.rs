@@ -10,7 +10,10 @@ use super::variables::Variables;
 
 /// The lines before the first section.
 pub(super) fn lines(placement: &Placement, flags: &Flags) -> Vec<String> {
-    let mut lines = vec![format!("Running with muster {}", env!("CARGO_PKG_VERSION"))];
+    // What an earlier place wrote may end within a line.
+    let gap = (!placement.moved.is_empty()).then(String::new);
+    let mut lines: Vec<String> = gap.into_iter().chain(placement.moved.iter().cloned()).collect();
+    lines.push(format!("Running with muster {}", env!("CARGO_PKG_VERSION")));
     let token = short_token(placement.runner.token.expose());
     if !token.is_empty() {
         lines.push(format!("  on {} {token}, system ID: {}", placement.runner.name, placement.runner.system_id));

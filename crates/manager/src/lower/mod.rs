@@ -49,6 +49,8 @@ pub struct Placement {
     pub runner: Arc<RunnerSettings>,
     /// The host's name, for the header.
     pub host_name: String,
+    /// What the trace tells of places that were lost before any command of the job's began, one line each.
+    pub moved: Vec<String>,
     /// What the trace tells of the way to the environment; nothing for this host.
     pub way: Vec<String>,
     /// What the runner's `tls-*-file` keys lead to.

@@ -106,7 +106,7 @@ impl Books {
         let misplaced = || unreadable(io::Error::other("something else is in its place"));
         let Content::Job { payload } = self.content(row.job).map_err(unreadable)? else { return Err(misplaced()) };
         let state = match row.state.map(|place| self.content(place)).transpose().map_err(unreadable)? {
-            None => JobState::Taken,
+            None => JobState::taken(),
             Some(Content::State { state }) => state,
             Some(_) => return Err(misplaced()),
         };

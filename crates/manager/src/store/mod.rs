@@ -205,7 +205,7 @@ impl Store {
         match self.write_taken(runner, lane, &run, &payload, taken_ms) {
             Ok(true) => {
                 let runner = Some(Arc::clone(runner));
-                Ok(Some(StoredJob { run, runner, payload, state: JobState::Taken, taken_ms }))
+                Ok(Some(StoredJob { run, runner, payload, state: JobState::taken(), taken_ms }))
             }
             Ok(false) => Ok(None),
             Err(error) => {

@@ -31,7 +31,7 @@ fn name(runner: &RunnerSettings, id: i64) -> RunName {
 
 fn leased() -> JobState {
     let slot = Slot { id: 0, project_slot: 0, key: SlotKey { runner: "short".to_owned(), project_id: 1 } };
-    JobState::Taken.lease(LeaseRecord { environment: "host".to_owned(), slot, claim: String::new() }).unwrap()
+    JobState::taken().lease(LeaseRecord { environment: "host".to_owned(), slot, claim: String::new() }, 0).unwrap()
 }
 
 async fn with_state_db(sql: &str) -> tempfile::TempDir {
@@ -79,7 +79,7 @@ async fn what_is_stored_is_there_after_a_new_start_with_its_runner() {
         run: name(runner, id),
         runner: Some(Arc::clone(runner)),
         payload: payload(id),
-        state: JobState::Taken,
+        state: JobState::taken(),
         taken_ms,
     };
     assert_eq!(store.jobs(), [stored(7, &old, first.taken_ms), stored(9, &new, last.taken_ms)]);

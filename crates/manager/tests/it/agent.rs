@@ -211,7 +211,15 @@ impl proto::step_runner_server::StepRunner for Service {
 #[tonic::async_trait]
 impl api::agent_server::Agent for Service {
     async fn hello(&self, _: Request<api::HelloRequest>) -> Result<Response<api::HelloResponse>, Status> {
-        Ok(Response::new(api::HelloResponse { version: "fake".to_owned(), pid: 1 }))
+        Ok(Response::new(api::HelloResponse { version: "fake".to_owned(), pid: 1, asks: false }))
+    }
+
+    async fn gate(&self, _: Request<api::GateRequest>) -> Result<Response<api::GateResponse>, Status> {
+        Ok(Response::new(api::GateResponse { waits: false }))
+    }
+
+    async fn open(&self, _: Request<api::OpenRequest>) -> Result<Response<api::OpenResponse>, Status> {
+        Ok(Response::new(api::OpenResponse {}))
     }
 
     async fn wait(&self, request: Request<api::WaitRequest>) -> Result<Response<api::WaitResponse>, Status> {

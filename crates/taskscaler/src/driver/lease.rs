@@ -213,6 +213,12 @@ impl Lease {
         self.shared.tell(Event::Health { group, id, result });
     }
 
+    /// The instance answers nothing: it gets no more jobs, and goes when those that it has are over.
+    pub fn disown(&self, why: String) {
+        let (group, id) = (self.inner.group, self.inner.instance.clone());
+        self.shared.tell(Event::Disowned { group, id, why });
+    }
+
     /// What the job used: later jobs of its kind are placed by that.
     pub fn used(&self, used: Used) {
         self.shared.tell(Event::Used { key: self.inner.key.clone(), used });

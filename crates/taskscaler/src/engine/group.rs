@@ -20,6 +20,14 @@ pub(super) const DOUBT: Duration = Duration::from_secs(60);
 const OWED_AFTER_FAILURE: Duration = Duration::from_secs(1800);
 /// What was granted and did not appear in time is ours whenever it appears within this.
 const OWED_AFTER_GRANT: Duration = Duration::from_secs(24 * 3600);
+/// What was granted is late after so many times of what the slowest of late took to appear,
+const LATE_TIMES: u32 = 4;
+/// and not before this: providers hesitate.
+const LATE_MIN: Duration = Duration::from_secs(15);
+/// So many appeared before their times say anything,
+const APPEARED_MIN: usize = 8;
+/// and so many of late are looked at: with them the slowest is about the 99th of a hundred.
+const APPEARED_MAX: usize = 64;
 /// Ids of instances that are gone are known for so long: a list may be old.
 const REMEMBERED: Duration = Duration::from_secs(3600);
 /// The most gone ids that are known.
@@ -52,7 +60,14 @@ pub(super) enum AskState {
     Asked,
     /// The provider makes them.
     Granted {
-        /// They appear until then.
+        /// They appear until then, as far as is known of the group; else they are late.
+        until: Time,
+        /// They count until then.
+        last: Time,
+    },
+    /// Others are asked for in their place, as far as there is room beside them: they may appear all the same.
+    Late {
+        /// They count until then.
         until: Time,
     },
     /// It failed, which says nothing about what was done.
@@ -113,6 +128,25 @@ impl Estimate {
     }
 }
 
+/// How long granted instances took to appear in the list, of late.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Appearances(VecDeque<Duration>);
+
+impl Appearances {
+    pub(super) fn learn(&mut self, took: Duration) {
+        if self.0.len() == APPEARED_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back(took);
+    }
+
+    /// After how long one is late; `most` where too little is known, and never more than that.
+    pub(super) fn late_after(&self, most: Duration) -> Duration {
+        let slowest = self.0.iter().max().filter(|_| self.0.len() >= APPEARED_MIN);
+        slowest.map_or(most, |slowest| (*slowest * LATE_TIMES).max(LATE_MIN).min(most))
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Group {
@@ -139,6 +173,7 @@ pub(super) struct Group {
     gone: HashMap<InstanceId, (Time, i64)>,
     gone_order: VecDeque<(Time, InstanceId)>,
     pub(super) updates: Updates,
+    pub(super) appearances: Appearances,
     pub(super) boot: Estimate,
     pub(super) deletion: Estimate,
 }
@@ -171,6 +206,7 @@ impl Group {
                 cost: Duration::ZERO,
                 backoff: Backoff::default(),
             },
+            appearances: Appearances::default(),
             boot: Estimate::default(),
             deletion: Estimate::default(),
         }
@@ -203,10 +239,11 @@ impl Group {
         self.asks.iter().filter(|ask| which(&ask.state)).map(|ask| ask.open).sum()
     }
 
-    /// When the oldest and the youngest of those that are counted on were asked for.
+    /// When the oldest and the youngest of those that are awaited were asked for.
     pub(super) fn asked(&self) -> Option<(Time, Time)> {
         let mut times = (self.asks.iter())
-            .filter(|ask| ask.open > 0 && matches!(ask.state, AskState::Asked | AskState::Granted { .. }))
+            .filter(|ask| ask.open > 0)
+            .filter(|ask| matches!(ask.state, AskState::Asked | AskState::Granted { .. } | AskState::Late { .. }))
             .map(|ask| ask.asked);
         let first = times.next()?;
         Some((first, times.next_back().unwrap_or(first)))
@@ -217,22 +254,23 @@ impl Group {
         let rank = |state: &AskState| match state {
             AskState::Granted { .. } => 0,
             AskState::Asked => 1,
-            AskState::Doubtful { .. } => 2,
-            AskState::Owed { .. } => 3,
+            AskState::Late { .. } => 2,
+            AskState::Doubtful { .. } => 3,
+            AskState::Owed { .. } => 4,
         };
         let ask = self.asks.iter_mut().filter(|ask| ask.open > 0).min_by_key(|ask| rank(&ask.state))?;
         ask.open -= 1;
-        let late = matches!(ask.state, AskState::Doubtful { .. } | AskState::Owed { .. });
+        let late = !matches!(ask.state, AskState::Asked | AskState::Granted { .. });
         let found = ask.clone();
         // It may as well have been one that is in doubt or was given up; then this one's own is still to come, and the
         // other request must stand for it as long.
         let own = match found.state {
-            AskState::Granted { until } => until,
+            AskState::Granted { last, .. } => last,
             _ => at + DOUBT,
         };
         for other in &mut self.asks {
             match &mut other.state {
-                AskState::Doubtful { until } => *until = (*until).max(own),
+                AskState::Late { until } | AskState::Doubtful { until } => *until = (*until).max(own),
                 AskState::Owed { until } => *until = (*until).max(at + OWED_AFTER_FAILURE),
                 AskState::Asked | AskState::Granted { .. } => {}
             }
@@ -242,12 +280,13 @@ impl Group {
 
     /// The answer to a request: how many of it are still to appear, or none where it is not known.
     pub(super) fn answered(&mut self, call: u64, granted: Option<u32>, at: Time, deadline: Duration) -> Option<&Ask> {
+        let late = self.appearances.late_after(deadline);
         let ask = self.asks.iter_mut().find(|ask| ask.call == call && ask.state == AskState::Asked)?;
         match granted {
             Some(granted) => {
                 let appeared = ask.n - ask.open;
                 ask.open = granted.min(ask.n).saturating_sub(appeared);
-                ask.state = AskState::Granted { until: at + deadline };
+                ask.state = AskState::Granted { until: at + late, last: at + deadline };
             }
             None => ask.state = AskState::Doubtful { until: at + DOUBT },
         }
@@ -261,10 +300,15 @@ impl Group {
         let (mut overdue, mut changed, listed) = (0, Vec::new(), self.updates.applied);
         for ask in &mut self.asks {
             let next = match ask.state {
-                AskState::Granted { until } if ask.open > 0 && until <= listed => {
+                AskState::Granted { until, last } if ask.open > 0 && until <= listed => {
                     overdue += ask.open;
-                    AskState::Owed { until: at + OWED_AFTER_GRANT }
+                    if last <= listed {
+                        AskState::Owed { until: at + OWED_AFTER_GRANT }
+                    } else {
+                        AskState::Late { until: last }
+                    }
                 }
+                AskState::Late { until } if until <= listed => AskState::Owed { until: at + OWED_AFTER_GRANT },
                 AskState::Doubtful { until } if until <= listed => AskState::Owed { until: at + OWED_AFTER_FAILURE },
                 AskState::Owed { until } if until <= at => {
                     ask.open = 0;
@@ -288,7 +332,9 @@ impl Group {
     pub(super) fn has_expired(&self, at: Time) -> bool {
         self.asks.iter().any(|ask| match ask.state {
             AskState::Asked => false,
-            AskState::Granted { until } | AskState::Doubtful { until } => until <= self.updates.applied,
+            AskState::Granted { until, .. } | AskState::Late { until } | AskState::Doubtful { until } => {
+                until <= self.updates.applied
+            }
             AskState::Owed { until } => until <= at,
         })
     }
@@ -298,7 +344,10 @@ impl Group {
         (self.asks.iter())
             .filter_map(|ask| match ask.state {
                 AskState::Asked => None,
-                AskState::Granted { until } | AskState::Doubtful { until } | AskState::Owed { until } => Some(until),
+                AskState::Granted { until, .. }
+                | AskState::Late { until }
+                | AskState::Doubtful { until }
+                | AskState::Owed { until } => Some(until),
             })
             .min()
     }

@@ -128,6 +128,9 @@ impl Engine {
             let cause = if late { Cause::Late } else { Cause::Requested };
             let index = self.adopt(now, group, id.clone(), false);
             self.pool.change(index, |instance| instance.asked = ask.asked);
+            if let Some(of) = self.group_mut(group) {
+                of.appearances.learn(now.at.since(ask.asked));
+            }
             self.touch_ask(group, ask.call);
             self.decide(now, What::Appeared { group, id, cause, after: now.at.since(ask.asked) });
             self.observe(now, index, call, state);

@@ -83,7 +83,8 @@ impl Engine {
                 (RowKey::Ask { call, .. }, Row::Ask { n, open, asked_unix, granted }) => {
                     engine.next_number = engine.next_number.max(call + 1);
                     let state = if granted {
-                        AskState::Granted { until: now.at + engine.config.create_deadline }
+                        let last = now.at + engine.config.create_deadline;
+                        AskState::Granted { until: last, last }
                     } else {
                         AskState::Doubtful { until: now.at + DOUBT }
                     };
@@ -219,7 +220,7 @@ impl Engine {
                     .asks
                     .iter()
                     .find(|ask| ask.call == *call && (ask.open > 0 || ask.state == AskState::Asked))?;
-                let granted = matches!(ask.state, AskState::Granted { .. });
+                let granted = matches!(ask.state, AskState::Granted { .. } | AskState::Late { .. });
                 Some(Row::Ask { n: ask.n, open: ask.open, asked_unix: ask.asked_unix, granted })
             }
             RowKey::Gone { group, id } => {

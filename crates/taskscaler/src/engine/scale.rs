@@ -261,7 +261,7 @@ impl Engine {
             self.touch_ask(id, call);
         }
         if overdue > 0 {
-            let limit = self.config.create_deadline.as_secs();
+            let limit = group.appearances.late_after(self.config.create_deadline).as_secs();
             self.creation_failed(now, id, format!("{overdue} granted instances did not appear within {limit} s"));
         }
     }

@@ -26,6 +26,7 @@ fn placement() -> Placement {
         slot: Slot { id: 2, project_slot: 1, key: SlotKey { runner: "short".to_owned(), project_id: 5 } },
         runner: Arc::new(runner()),
         host_name: "host".to_owned(),
+        moved: Vec::new(),
         way: Vec::new(),
         certificates: Certificates::default(),
         share: None,

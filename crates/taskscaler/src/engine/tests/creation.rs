@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::rig::{G, MONDAY, Mood, Rig, config, key, wanted};
 use crate::config::{GroupConfig, GroupOrder};
-use crate::decision::What;
+use crate::decision::{Cause, What};
 use crate::event::{Action, Event};
 use crate::policy::Policies;
 use crate::time::{Now, Time};
@@ -342,4 +342,49 @@ fn instances_for_few_jobs_are_made_for_the_jobs_there_are() {
     let mut rig = Rig::new(config);
     rig.tell(Event::Upcoming { jobs: 8 });
     assert_eq!(rig.made, 4);
+}
+
+/// What a group has shown says when an instance is late; up to `create_deadline` it may appear all the same.
+#[test]
+fn a_granted_instance_that_is_late_is_asked_for_again_and_used_or_removed_when_it_comes() {
+    let mut config = config(10, 1);
+    config.create_deadline = Duration::from_secs(600);
+    let mut rig = Rig::new(config);
+    for job in 1..=8 {
+        rig.want(&format!("early-{job}"));
+    }
+    rig.seconds(60);
+    assert_eq!(rig.granted.len(), 8, "all appeared at the next list");
+    rig.moods[0] = Mood::Empty;
+    rig.want("late");
+    rig.moods[0] = Mood::Obliging;
+    rig.seconds(10);
+    assert_eq!((rig.increases().len(), rig.made), (9, 8), "not yet late");
+    rig.seconds(60);
+    assert_eq!(rig.place("late"), "i9/0", "asked for again, and used");
+    // The late one comes, too: there are never more than allowed, and it goes when nobody needs it.
+    rig.make(G);
+    rig.seconds(2);
+    assert_eq!(rig.instances(), 10);
+    assert!(rig.told(|what| matches!(what, What::Appeared { cause: Cause::Late, .. })));
+    rig.seconds(700);
+    assert_eq!(rig.instances(), 9);
+}
+
+#[test]
+fn without_room_beside_a_late_instance_it_is_waited_for_up_to_the_deadline() {
+    let mut config = config(9, 1);
+    config.create_deadline = Duration::from_secs(600);
+    let mut rig = Rig::new(config);
+    for job in 1..=8 {
+        rig.want(&format!("early-{job}"));
+    }
+    rig.seconds(60);
+    rig.moods[0] = Mood::Empty;
+    rig.want("late");
+    rig.moods[0] = Mood::Obliging;
+    rig.seconds(590);
+    assert_eq!(rig.made, 8, "it may yet appear, and be one too many");
+    rig.seconds(70);
+    assert_eq!(rig.place("late"), "i9/0");
 }
