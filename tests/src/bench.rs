@@ -65,6 +65,30 @@ impl Bench {
         bench
     }
 
+    /// The same with several groups of instances: their names, more keys of each, and more of the `plugin_config` of each.
+    pub async fn with_groups(concurrent: usize, autoscaler: &str, groups: &[(&str, &str, &str)]) -> Self {
+        let mut bench = Self::prepare(concurrent).await;
+        let (url, executable) = (&bench.proxy.url, plugin_local());
+        let mut text = format!(
+            "concurrent = {concurrent}\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = {url:?}\n  \
+             token = \"{RUNNER_TOKEN}\"\n  executor = \"instance\"\n  shell = \"bash\"\n  request_concurrency = {concurrent}\n  \
+             [runners.autoscaler]\n    plugin = {executable:?}\n    {autoscaler}\n"
+        );
+        for (name, keys, config) in groups {
+            let directory = bench.path("machines").join(name);
+            text.push_str(&format!(
+                "    [[runners.autoscaler.groups]]\n      name = {name:?}\n      {keys}\n      \
+                 [runners.autoscaler.groups.plugin_config]\n        name = {name:?}\n        directory = {directory:?}\n        \
+                 outlive_plugin = true\n        {config}\n"
+            ));
+        }
+        let config = bench.path("config.toml");
+        std::fs::write(&config, text).unwrap();
+        bench.config = Some(config);
+        bench.start_manager();
+        bench
+    }
+
     async fn prepare(concurrent: usize) -> Self {
         let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(5)).with_patience(PATIENCE));
         let served = serve(coordinator.clone()).await.unwrap();

@@ -126,7 +126,6 @@ impl Providers {
     fn start(&self, runner: &RunnerSettings) -> Result<Fleet, String> {
         let instances = self.instances.as_ref().ok_or("this manager has no instances")?;
         let settings = runner.autoscaler.clone().ok_or("there is no [runners.autoscaler]")?;
-        let plugin = (instances.find_plugin)(&settings.plugin)?;
         let digest = format!("{:x}", Sha256::digest(runner.key.as_str()));
         let own = format!("{}.books", digest.get(..KEY_DIGITS).unwrap_or(&digest));
         let folder = &instances.books;
@@ -134,10 +133,12 @@ impl Providers {
             .map_err(|error| format!("cannot create directory {}: {error}", folder.display()))?;
         let books = folder.join(own);
         let name = if runner.name.is_empty() { runner.key.to_string() } else { runner.name.clone() };
+        let groups = settings.all_groups(&name);
+        let plugins = groups.iter().map(|group| (instances.find_plugin)(&group.plugin)).collect::<Result<_, _>>()?;
         let provider = InstanceProvider::start(InstanceOptions {
             name,
             settings,
-            plugin,
+            plugins,
             requests: runner.request_concurrency,
             books,
             executable: Arc::clone(&instances.executable),

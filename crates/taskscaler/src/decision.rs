@@ -38,6 +38,8 @@ pub enum What {
         missing: u64,
         /// Why so many.
         inputs: Inputs,
+        /// Groups that come before this one, and why they were passed over.
+        passed: Vec<(GroupId, Hold)>,
     },
     /// Instances are missing, and cannot be asked for.
     Hold {

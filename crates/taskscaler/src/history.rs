@@ -61,7 +61,12 @@ impl Told {
                 keys.push(key.to_string());
             }
             What::Lost { jobs, .. } => keys.extend(jobs.iter().map(ToString::to_string)),
-            What::Ask { inputs: by, .. } | What::Remove { inputs: by, .. } => inputs = Some(*by),
+            What::Ask { inputs: by, passed, .. } => {
+                inputs = Some(*by);
+                let passed = passed.iter().map(|(group, hold)| format!("; not of group {}: {hold}", name(*group)));
+                text.extend(passed);
+            }
+            What::Remove { inputs: by, .. } => inputs = Some(*by),
             What::Hold { missing, reasons, inputs: by } => {
                 inputs = Some(*by);
                 text = format!("{missing} instances are missing and cannot be asked for");

@@ -271,7 +271,9 @@ impl Settings {
             let key = |key: &str| {
                 if self.groups.is_empty() { key.to_owned() } else { format!("groups[{}].{key}", index + 1) }
             };
-            if groups.iter().any(|other| other.name == group.name) {
+            if group.name.is_empty() && !self.groups.is_empty() {
+                check.problem(key("name"), "each group needs a name of its own: it stands in the books");
+            } else if groups.iter().any(|other| other.name == group.name) {
                 check.problem(key("name"), format!("`{}` is the name of another group", group.name));
             }
             groups.push(GroupConfig {

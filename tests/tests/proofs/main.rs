@@ -9,6 +9,7 @@
 mod differential;
 mod faults;
 mod fleet_kill;
+mod groups;
 mod instances;
 mod kill;
 mod life;

@@ -12,8 +12,6 @@ use muster_taskscaler::words::GroupId;
 
 use super::provider::causes;
 
-/// The one group of an entry.
-const GROUP: GroupId = GroupId(0);
 /// Prices change by themselves, and nobody tells: they are asked for this often.
 const OFFERS_EVERY: Duration = Duration::from_secs(300);
 /// Between two attempts to hear notices: those of a plugin that starts again.
@@ -21,7 +19,7 @@ const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 const MICROS: f64 = 1_000_000.0;
 
 /// Tells the scaler what the plugin tells, as long as there is the plugin. Cancel-safe.
-pub(super) async fn follow(plugin: Weak<Plugin>, scaler: Scaler, runner: &str) {
+pub(super) async fn follow(plugin: Weak<Plugin>, scaler: Scaler, of: GroupId, runner: &str) {
     let mut wait = AGAIN.0;
     loop {
         let features = match plugin.upgrade() {
@@ -32,7 +30,7 @@ pub(super) async fn follow(plugin: Weak<Plugin>, scaler: Scaler, runner: &str) {
             return;
         }
         let began = tokio::time::Instant::now();
-        if let Err(error) = follow_once(&plugin, &scaler, runner, features.notices).await {
+        if let Err(error) = follow_once(&plugin, &scaler, of, runner, features.notices).await {
             tracing::debug!(runner, error, "the plugin's notices are not heard for now");
         }
         if began.elapsed() > AGAIN.1 {
@@ -44,7 +42,13 @@ pub(super) async fn follow(plugin: Weak<Plugin>, scaler: Scaler, runner: &str) {
 }
 
 /// Until the plugin's process ends.
-async fn follow_once(plugin: &Weak<Plugin>, scaler: &Scaler, runner: &str, has_notices: bool) -> Result<(), String> {
+async fn follow_once(
+    plugin: &Weak<Plugin>,
+    scaler: &Scaler,
+    of: GroupId,
+    runner: &str,
+    has_notices: bool,
+) -> Result<(), String> {
     let gone = || "the plugin has ended".to_owned();
     // Before the offers are asked for, so that no change is missed in between.
     let mut notices = if has_notices {
@@ -57,7 +61,7 @@ async fn follow_once(plugin: &Weak<Plugin>, scaler: &Scaler, runner: &str, has_n
     let mut market = Market::default();
     loop {
         market.restock(offers(plugin).await.ok_or_else(gone)??);
-        market.tell(scaler, runner);
+        market.tell(scaler, of, runner);
         let look_again = tokio::time::sleep(OFFERS_EVERY);
         tokio::pin!(look_again);
         loop {
@@ -65,11 +69,11 @@ async fn follow_once(plugin: &Weak<Plugin>, scaler: &Scaler, runner: &str, has_n
                 notice = notices.next() => match notice {
                     Some(Notice::Interruption { instance, at, reason }) => {
                         tracing::warn!(%instance, runner, at, reason, "the provider takes an instance back: it gets no more jobs");
-                        scaler.disown(GROUP, instance, format!("the provider takes it back: {reason}"));
+                        scaler.disown(of, instance, format!("the provider takes it back: {reason}"));
                     }
                     Some(Notice::Stock { offer, available }) => {
                         market.heard(&offer, available);
-                        market.tell(scaler, runner);
+                        market.tell(scaler, of, runner);
                     }
                     None => return Err(gone()),
                 },
@@ -128,18 +132,22 @@ impl Market {
         (prices.min_by(f64::total_cmp), available)
     }
 
-    fn tell(&mut self, scaler: &Scaler, runner: &str) {
+    fn tell(&mut self, scaler: &Scaler, of: GroupId, runner: &str) {
         let now = self.now();
         if self.told.replace(now) == Some(now) {
             return;
         }
         if let (Some(price), _) = now {
-            scaler.priced(GROUP, price);
+            scaler.priced(of, price);
         }
         if !now.1 {
-            tracing::warn!(runner, "the plugin has nothing in stock: no instances are asked for until it has");
+            tracing::warn!(
+                runner,
+                group = of.0 + 1,
+                "the plugin has nothing in stock: no instances are asked for until it has"
+            );
         }
-        scaler.stock(GROUP, now.1);
+        scaler.stock(of, now.1);
     }
 }
 

@@ -71,7 +71,7 @@ pub(super) fn leased(
 impl Dial for Leased {
     async fn dial(&self) -> Result<(Box<dyn Session>, Addresses), String> {
         let slot = self.held.slot.as_ref().ok_or("the slot was given back")?;
-        self.shared.dial(slot.instance().as_str(), || slot.connect_info(), false).await
+        self.shared.dial((slot.group(), slot.instance()), || slot.connect_info(), false).await
     }
 
     fn doubt(&self) {

@@ -15,6 +15,7 @@
 mod executable;
 mod extension;
 mod lease;
+mod members;
 mod place;
 mod provider;
 mod reach;
@@ -31,7 +32,7 @@ pub use muster_fleeting::host::PluginSpec;
 pub use muster_taskscaler::fleet;
 pub use provider::{InstanceOptions, InstanceProvider};
 pub use reach::{Addresses, Dial, Told, directories};
-pub use settings::{AutoscalerSettings, ConnectorSettings, SettingsError};
+pub use settings::{AutoscalerSettings, ConnectorSettings, GroupSettings, SettingsError};
 /// The scaler's numbers.
 pub mod numbers {
     pub use muster_taskscaler::driver::{Buckets, Family, Kind, Sample};

@@ -12,29 +12,26 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_fleeting::connector::{KnownHosts, Session};
-use muster_fleeting::host::{Group, PluginSpec};
+use muster_fleeting::host::PluginSpec;
 use muster_fleeting::model::{ConnectInfo, InstanceId};
 use muster_job::JobId;
-use muster_taskscaler::driver::{AcquireFailure, Journal, Plugin, Prepare, Reservation, Scaler, Up};
+use muster_taskscaler::driver::{AcquireFailure, Prepare, Reservation, Scaler, Up};
 use muster_taskscaler::words::Key;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
 use super::executable::Executable;
-use super::extension;
 use super::lease::leased;
 use super::reach::{Addresses, Dial, Instance, dial, run};
-use super::settings::AutoscalerSettings;
-use super::share;
+use super::settings::{AutoscalerSettings, GroupSettings};
+use super::{members, share};
 use crate::{Asking, Capacity, EnvironmentError, Lease, LeaseRecord, Provider, Slot, SlotKey, Slots, TakenSlot};
 
-/// Between two starts of a plugin that does not start.
-const START_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// After a refused promise the scaler tells when one is possible; without a word it is asked again after this.
 const PROMISE_NET: Duration = Duration::from_secs(10);
 /// For leases of an earlier start, which the scaler has when it runs.
@@ -49,8 +46,8 @@ pub struct InstanceOptions {
     pub name: String,
     /// `[runners.autoscaler]`.
     pub settings: Arc<AutoscalerSettings>,
-    /// The plugin; its settings are those of the entry.
-    pub plugin: PluginSpec,
+    /// The plugin of each group of the settings ([`AutoscalerSettings::all_groups`]), whose settings it gets.
+    pub plugins: Vec<PluginSpec>,
     /// Job requests that may be in flight.
     pub requests: usize,
     /// The scaler's books; their directory exists.
@@ -68,6 +65,7 @@ pub struct InstanceProvider {
 /// What the provider shares with its leases.
 pub(super) struct Shared {
     pub(super) options: InstanceOptions,
+    pub(super) groups: Vec<GroupSettings>,
     pub(super) hosts: KnownHosts,
     scaler: watch::Sender<Option<Scaler>>,
     capacity: watch::Sender<Capacity>,
@@ -96,6 +94,7 @@ impl InstanceProvider {
     #[must_use]
     pub fn start(options: InstanceOptions) -> Arc<Self> {
         let shared = Arc::new(Shared {
+            groups: options.settings.all_groups(&options.name),
             options,
             hosts: KnownHosts::default(),
             scaler: watch::Sender::new(None),
@@ -187,7 +186,7 @@ impl Provider for InstanceProvider {
             return Err(EnvironmentError::NotAcquired(text));
         }
         let taken = self.shared.slots.take(key).ok_or_else(|| self.slot_taken(0))?;
-        let instance = self.shared.instance(lease.instance());
+        let instance = self.shared.instance(lease.group(), lease.instance());
         // The list of all has one, and this is the other.
         if Arc::strong_count(&instance) <= 2 {
             instance.found_free();
@@ -235,7 +234,7 @@ impl InstanceProvider {
         let slot: Slot = taken.slot.clone();
         let environment = lease.instance().as_str().to_owned();
         let record = LeaseRecord { environment, slot, claim: lease.key().as_str().to_owned() };
-        let instance = self.shared.instance(lease.instance());
+        let instance = self.shared.instance(lease.group(), lease.instance());
         let (environment, guard) = leased(lease, instance, Arc::clone(&self.shared), taken, counted);
         Lease::new(record, environment, guard)
     }
@@ -276,22 +275,31 @@ impl Shared {
         why.filter(|_| self.promises.lock().is_empty())
     }
 
-    fn instance(&self, id: &InstanceId) -> Arc<Instance> {
+    /// An instance's name among those of all groups.
+    fn name(&self, group: &str, id: &str) -> InstanceId {
+        if self.groups.len() > 1 { InstanceId::new(format!("{group}/{id}")) } else { InstanceId::new(id) }
+    }
+
+    fn instance(&self, group: &str, id: &InstanceId) -> Arc<Instance> {
         let mut instances = self.instances.lock();
+        let name = self.name(group, id.as_str());
         let made = || {
             let (executable, told) = (Arc::clone(&self.options.executable), self.options.settings.told());
-            Arc::new(Instance::new(id.as_str(), executable, told))
+            Arc::new(Instance::new(name.as_str(), executable, told))
         };
-        Arc::clone(instances.entry(id.clone()).or_insert_with(made))
+        Arc::clone(instances.entry(name.clone()).or_insert_with(made))
     }
 
     pub(super) async fn dial<D: Future<Output = Result<ConnectInfo, String>>>(
         &self,
-        id: &str,
+        (group, id): (&str, &InstanceId),
         details: impl Fn() -> D,
         is_new: bool,
     ) -> Result<(Box<dyn Session>, Addresses), String> {
-        dial(id, details, self.options.settings.connector.use_external_addr, &self.hosts, is_new).await
+        let of = self.groups.iter().find(|of| of.name == group);
+        let use_external_addr = of.is_some_and(|of| of.connector.use_external_addr);
+        let name = self.name(group, id.as_str());
+        dial(name.as_str(), details, use_external_addr, &self.hosts, is_new).await
     }
 
     /// A lease of an earlier start was claimed, or is not wanted.
@@ -312,7 +320,7 @@ impl Shared {
     }
 
     /// Tells how many jobs there may be.
-    fn publish(&self, promises: usize, why: Option<Arc<str>>) {
+    pub(super) fn publish(&self, promises: usize, why: Option<Arc<str>>) {
         let jobs = self.under_way.load(Ordering::Relaxed) + promises;
         let capacity = Capacity { jobs, why };
         self.capacity.send_if_modified(|told| {
@@ -325,11 +333,12 @@ impl Shared {
 
 /// The provider's task.
 async fn work(shared: Arc<Shared>) {
-    let (scaler, plugin) = started(&shared).await;
+    let (scaler, members) = members::started(&shared).await;
     shared.scaler.send_replace(Some(scaler.clone()));
     shared.settle();
-    // The first ends where the plugin tells nothing by itself; the second never does.
-    tokio::join!(extension::follow(plugin, scaler.clone(), &shared.options.name), promise(&shared, &scaler));
+    // The first end where the plugin tells nothing by itself; the second never does.
+    let members = members.into_iter().map(|member| member.follow(scaler.clone(), &shared.options.name));
+    tokio::join!(futures::future::join_all(members), promise(&shared, &scaler));
 }
 
 /// Keeps as many promises as requests may be in flight.
@@ -378,48 +387,13 @@ async fn keep_promises(shared: &Shared, scaler: &Scaler) -> Option<Arc<str>> {
     }
 }
 
-/// A scaler that runs, however often that has to be tried.
-async fn started(shared: &Arc<Shared>) -> (Scaler, Weak<Plugin>) {
-    let (mut wait, cap) = START_AGAIN;
-    loop {
-        let error = match start(shared).await {
-            Ok(started) => return started,
-            Err(error) => error,
-        };
-        tracing::error!(
-            runner = shared.options.name,
-            plugin = shared.options.plugin.name(),
-            error,
-            wait_ms = wait.as_millis(),
-            "no instances can be had, and no jobs are requested, until this is mended; it is tried again"
-        );
-        shared.publish(0, Some(error.into()));
-        tokio::time::sleep(wait).await;
-        wait = (wait * 2).min(cap);
-    }
-}
-
-async fn start(shared: &Arc<Shared>) -> Result<(Scaler, Weak<Plugin>), String> {
-    let InstanceOptions { name, settings, plugin, books, .. } = &shared.options;
-    let text = |error: &dyn std::error::Error| causes(error);
-    let (config, buckets) = settings.scaling(name, rand::random()).map_err(|error| text(&error))?;
-    let connector = settings.connector().map_err(|error| text(&error))?;
-    let spec = PluginSpec { config: settings.plugin_config.clone(), connector, ..plugin.clone() };
-    let group = Group::start(spec).await.map_err(|error| text(&error))?;
-    let ready = Arc::new(Ready(Arc::downgrade(shared)));
-    let store = Box::new(Journal::new(books));
-    let plugin = Plugin::new(group);
-    let weak = Arc::downgrade(&plugin);
-    let scaler = Scaler::start(config, vec![plugin], ready, store, &buckets, wall).await;
-    Ok((scaler.map_err(|error| text(&error))?, weak))
-}
-
 /// Forgets the connections to instances that are gone.
 async fn prune(shared: &Shared, scaler: &Scaler) {
     let Some(status) = scaler.status().await else { return };
-    let known: BTreeSet<&str> = status.instances.iter().map(|instance| instance.id.as_str()).collect();
+    let known: BTreeSet<InstanceId> =
+        status.instances.iter().map(|instance| shared.name(&instance.group, &instance.id)).collect();
     shared.instances.lock().retain(|id, _| {
-        let is_known = known.contains(id.as_str());
+        let is_known = known.contains(id);
         if !is_known {
             shared.hosts.forget(id);
         }
@@ -428,15 +402,15 @@ async fn prune(shared: &Shared, scaler: &Scaler) {
 }
 
 /// Makes an instance ready: the command of the configuration, then the agent.
-struct Ready(Weak<Shared>);
+pub(super) struct Ready(pub(super) Weak<Shared>);
 
 #[async_trait]
 impl Prepare for Ready {
     async fn prepare(&self, up: Up) -> Result<(), String> {
         let shared = self.0.upgrade().ok_or("the manager ends")?;
-        let instance = shared.instance(&up.id);
+        let instance = shared.instance(&up.group, &up.id);
         if !up.host_keys.is_empty() {
-            shared.hosts.pin(&up.id, &up.host_keys);
+            shared.hosts.pin(&shared.name(&up.group, up.id.as_str()), &up.host_keys);
         }
         let way = Way { shared: &shared, up: &up };
         // Once: what it removes or starts again may be in use by the jobs of an earlier start.
@@ -456,7 +430,7 @@ struct Way<'a> {
 #[async_trait]
 impl Dial for Way<'_> {
     async fn dial(&self) -> Result<(Box<dyn Session>, Addresses), String> {
-        self.shared.dial(self.up.id.as_str(), || self.up.connect_info(), true).await
+        self.shared.dial((&self.up.group, &self.up.id), || self.up.connect_info(), true).await
     }
 }
 
@@ -469,12 +443,6 @@ fn key_of(job: JobId) -> Key {
 
 fn new_key() -> Key {
     Key::new(uuid::Uuid::new_v4().simple().to_string())
-}
-
-/// Seconds since 1970.
-fn wall() -> i64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(now.as_secs()).unwrap_or(i64::MAX)
 }
 
 /// The error with its causes.

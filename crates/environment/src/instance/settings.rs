@@ -20,6 +20,8 @@ pub struct AutoscalerSettings {
     /// As JSON; `null` where there is none.
     pub plugin_config: serde_json::Value,
     pub connector: ConnectorSettings,
+    /// Those that stand in for each other; none: there is one, of the fields before.
+    pub groups: Vec<GroupSettings>,
     pub instance_ready_command: Option<String>,
     pub instance_acquire_timeout: Duration,
     pub log_internal_ip: bool,
@@ -29,6 +31,17 @@ pub struct AutoscalerSettings {
     pub sticky: Option<StickySettings>,
     /// The keys that the scaler acts on, as an object.
     pub scaling: serde_json::Value,
+}
+
+/// `[[runners.autoscaler.groups]]`: where its instances come from, and how they are reached. How many there are, and which
+/// group is asked first, is the scaler's.
+#[derive(Clone, Default, PartialEq)]
+#[expect(missing_docs, reason = "the field names are those of config.toml")]
+pub struct GroupSettings {
+    pub name: String,
+    pub plugin: String,
+    pub plugin_config: serde_json::Value,
+    pub connector: ConnectorSettings,
 }
 
 /// `[runners.autoscaler.connector_config]`; empty text is the plugin's choice.
@@ -70,6 +83,7 @@ impl Default for AutoscalerSettings {
             plugin: String::new(),
             plugin_config: serde_json::Value::Null,
             connector: ConnectorSettings::default(),
+            groups: Vec::new(),
             instance_ready_command: None,
             instance_acquire_timeout: Duration::from_secs(15 * 60),
             log_internal_ip: false,
@@ -106,29 +120,15 @@ impl AutoscalerSettings {
         Ok((config, settings.buckets()))
     }
 
-    /// What a plugin is told of connecting.
-    ///
-    /// # Errors
-    /// [`SettingsError::Key`].
-    pub(super) fn connector(&self) -> Result<ConnectorConfig, SettingsError> {
-        let set = &self.connector;
-        let key = match &set.key_path {
-            None => Vec::new(),
-            Some(path) => std::fs::read(path).map_err(|source| SettingsError::Key { path: path.clone(), source })?,
-        };
-        let default = ConnectorConfig::default();
-        Ok(ConnectorConfig {
-            os: set.os.clone(),
-            arch: set.arch.clone(),
-            protocol: set.protocol.clone(),
-            protocol_port: set.protocol_port,
-            username: set.username.clone(),
-            password: set.password.clone(),
-            key,
-            use_static_credentials: set.use_static_credentials,
-            keepalive: set.keepalive.unwrap_or(default.keepalive),
-            timeout: set.timeout.unwrap_or(default.timeout),
-        })
+    /// The groups, in the scaler's order: those that are listed, else one, of this name.
+    #[must_use]
+    pub fn all_groups(&self, name: &str) -> Vec<GroupSettings> {
+        if !self.groups.is_empty() {
+            return self.groups.clone();
+        }
+        let (plugin, plugin_config, connector) =
+            (self.plugin.clone(), self.plugin_config.clone(), self.connector.clone());
+        vec![GroupSettings { name: name.to_owned(), plugin, plugin_config, connector }]
     }
 
     /// How long the end waits for removals: so many retries (`shutdown_deletion_retries`), each after its interval.
@@ -140,6 +140,32 @@ impl AutoscalerSettings {
     /// What the trace tells.
     pub(super) fn told(&self) -> Told {
         Told { internal: self.log_internal_ip, external: self.log_external_ip }
+    }
+}
+
+impl ConnectorSettings {
+    /// What a plugin is told of connecting.
+    ///
+    /// # Errors
+    /// [`SettingsError::Key`].
+    pub(super) fn config(&self) -> Result<ConnectorConfig, SettingsError> {
+        let key = match &self.key_path {
+            None => Vec::new(),
+            Some(path) => std::fs::read(path).map_err(|source| SettingsError::Key { path: path.clone(), source })?,
+        };
+        let default = ConnectorConfig::default();
+        Ok(ConnectorConfig {
+            os: self.os.clone(),
+            arch: self.arch.clone(),
+            protocol: self.protocol.clone(),
+            protocol_port: self.protocol_port,
+            username: self.username.clone(),
+            password: self.password.clone(),
+            key,
+            use_static_credentials: self.use_static_credentials,
+            keepalive: self.keepalive.unwrap_or(default.keepalive),
+            timeout: self.timeout.unwrap_or(default.timeout),
+        })
     }
 }
 

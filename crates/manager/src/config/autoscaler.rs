@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use muster_environment::instance::{
-    AutoscalerSettings, ConnectorSettings, DensitySettings, StickySettings, cpu_milli, memory_bytes,
+    AutoscalerSettings, ConnectorSettings, DensitySettings, GroupSettings, StickySettings, cpu_milli, memory_bytes,
 };
 
 use super::tree::{Table, Value};
@@ -15,13 +15,20 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
     let table = runner.table("autoscaler")?;
     let defaults = AutoscalerSettings::default();
     let owned = |name: &str| table.str(name).map(str::to_owned);
+    let (plugin, plugin_config) = (owned("plugin").unwrap_or_default(), plugin_config(table).unwrap_or_default());
+    let connector = table.table("connector_config").map(connector).unwrap_or_default();
+    // What a group does not say is as its runner says.
+    let group = |group: &Table| GroupSettings {
+        name: group.str("name").unwrap_or_default().to_owned(),
+        plugin: group.str("plugin").unwrap_or(&plugin).to_owned(),
+        plugin_config: self::plugin_config(group).unwrap_or_else(|| plugin_config.clone()),
+        connector: group.table("connector_config").map_or_else(|| connector.clone(), self::connector),
+    };
     Some(AutoscalerSettings {
-        plugin: owned("plugin").unwrap_or_default(),
-        plugin_config: match table.node("plugin_config").map(|node| &node.value) {
-            Some(Value::Any(text)) => json(text),
-            _ => serde_json::Value::Null,
-        },
-        connector: table.table("connector_config").map(connector).unwrap_or_default(),
+        groups: table.tables("groups").iter().map(|table| group(table)).collect(),
+        plugin: plugin.clone(),
+        plugin_config: plugin_config.clone(),
+        connector: connector.clone(),
         instance_ready_command: owned("instance_ready_command"),
         instance_acquire_timeout: duration(table, "instance_acquire_timeout")
             .unwrap_or(defaults.instance_acquire_timeout),
@@ -31,6 +38,13 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
         density: table.table("density").map(density).unwrap_or_default(),
         sticky: table.table("sticky_context").and_then(sticky),
     })
+}
+
+fn plugin_config(table: &Table) -> Option<serde_json::Value> {
+    match table.node("plugin_config").map(|node| &node.value) {
+        Some(Value::Any(text)) => Some(json(text)),
+        _ => None,
+    }
 }
 
 fn density(table: &Table) -> DensitySettings {
@@ -73,7 +87,7 @@ fn plain(value: &Value) -> Option<serde_json::Value> {
         Value::Duration(GoDuration::Positive(time)) => format!("{}s {}ns", time.as_secs(), time.subsec_nanos()).into(),
         Value::List(list) => list.iter().filter_map(|node| plain(&node.value)).collect(),
         Value::Table(table) => object(table, &[]),
-        Value::Tables(tables) => tables.iter().map(|table| object(table, &[])).collect(),
+        Value::Tables(tables) => tables.iter().map(|table| object(table, &NOT_SCALING)).collect(),
         Value::Datetime(_) | Value::Any(_) => return None,
     })
 }
@@ -222,6 +236,7 @@ placement = "spread"
             plugin: "aws:1.x".to_owned(),
             plugin_config: serde_json::json!({ "name": "group", "sizes": [1, 2], "tags": { "team": "ci" } }),
             connector,
+            groups: Vec::new(),
             instance_ready_command: Some("docker info".to_owned()),
             instance_acquire_timeout: Duration::from_secs(1200),
             log_internal_ip: true,
@@ -237,6 +252,54 @@ placement = "spread"
             sticky: Some(StickySettings { size_max_bytes: 1 << 30, age_max: Duration::from_secs(86_400) }),
         };
         assert!(found == wanted, "{found:?}");
+    }
+
+    #[test]
+    fn a_group_says_what_is_not_as_its_runner_says() {
+        let found = of(r#"
+[runners.autoscaler]
+plugin = "aws"
+group_order = "price"
+[runners.autoscaler.plugin_config]
+name = "all"
+[runners.autoscaler.connector_config]
+username = "ci"
+[[runners.autoscaler.groups]]
+name = "spot"
+max_instances = 8
+[runners.autoscaler.groups.plugin_config]
+name = "spot"
+[[runners.autoscaler.groups]]
+name = "other cloud"
+plugin = "googlecloud"
+price_per_hour = 0.5
+[runners.autoscaler.groups.scale_throttle]
+limit = 3
+[runners.autoscaler.groups.connector_config]
+username = "root"
+password = "secret"
+"#);
+        let user = |name: &str, password: &str| ConnectorSettings {
+            username: name.to_owned(),
+            password: password.to_owned(),
+            ..ConnectorSettings::default()
+        };
+        let group = |name: &str, plugin: &str, config: &str, connector| GroupSettings {
+            name: name.to_owned(),
+            plugin: plugin.to_owned(),
+            plugin_config: serde_json::json!({ "name": config }),
+            connector,
+        };
+        let wanted = [
+            group("spot", "aws", "spot", user("ci", "")),
+            group("other cloud", "googlecloud", "all", user("root", "secret")),
+        ];
+        assert!(found.groups == wanted && found.all_groups("") == wanted);
+        let groups = serde_json::json!([
+            { "name": "spot", "max_instances": 8 },
+            { "name": "other cloud", "plugin": "googlecloud", "price_per_hour": 0.5, "scale_throttle": { "limit": 3 } },
+        ]);
+        assert_eq!((&found.scaling["groups"], &found.scaling["group_order"]), (&groups, &"price".into()));
     }
 
     #[test]

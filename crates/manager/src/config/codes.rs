@@ -57,7 +57,7 @@ pub const CODES: &[(&str, Severity, &str)] = &[
     ("C060", Error, "Cache storage without what it needs"),
     ("C070", Info, "`idle_count` counts job slots"),
     ("C071", Error, "Two runners share a group of instances"),
-    ("C072", Warning, "A restart removes every instance"),
+    ("C072", Info, "GitLab Runner would remove every instance at a restart"),
     ("C073", Warning, "Instances cannot hold as many jobs as the limit allows"),
     ("C074", Info, "Nothing is kept idle"),
     ("C075", Warning, "No limit of instances"),

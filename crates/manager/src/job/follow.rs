@@ -14,8 +14,9 @@ use super::interrupt::{Interruption, heard};
 use super::place::Handed;
 use super::silence::Silence;
 use super::uploader::Verdict;
-use super::{Actor, JobError};
+use super::{Actor, Context, JobError};
 use crate::state::JobState;
+use crate::store::RunName;
 
 /// Past the job's own timeout, which the agent enforces: winding down, after_script, uploads.
 const WATCHDOG_SLACK: Duration = Duration::from_secs(30 * 60);
@@ -28,8 +29,10 @@ pub(super) enum Followed {
     Result(Box<JobResult>),
     /// The coordinator has no use for the job.
     Gone,
-    /// The agent is lost for good, for this reason.
+    /// The agent's place is lost for good, for this reason.
     Lost(String),
+    /// The agent cannot bring the job to an end, for this reason.
+    Unfit(String),
     /// The job is to end, and no agent answers that could end it.
     Interrupted(Interruption),
     /// The manager cannot go on with it.
@@ -90,13 +93,12 @@ impl Actor {
                     }
                     continue;
                 }
-                Err(AgentError::Refused(message)) => return Followed::Lost(message),
+                Err(AgentError::Refused(message)) => return Followed::Unfit(message),
                 // A restarted agent waits for `Run` where the user's first command had not started (R3, J2).
                 Err(AgentError::Unknown) => match self.hand_over().await {
                     Ok(Handed::Taken { .. }) => AgentError::Unknown,
-                    Ok(Handed::Refused { message, .. } | Handed::Lost { message }) => {
-                        return Followed::Lost(message);
-                    }
+                    Ok(Handed::Refused { message, .. }) => return Followed::Unfit(message),
+                    Ok(Handed::Lost { message }) => return Followed::Lost(message),
                     Ok(Handed::AsksNot) => AgentError::Broken("the agent is of an earlier version".to_owned()),
                     Ok(Handed::NotReached { message, .. }) => AgentError::Broken(message),
                     Err(why) => return Followed::Interrupted(why),
@@ -104,7 +106,7 @@ impl Actor {
                 Err(error) => error,
             };
             if Instant::now() >= watchdog {
-                return Followed::Lost(format!("no result within {} s", limit.as_secs()));
+                return Followed::Unfit(format!("no result within {} s", limit.as_secs()));
             }
             tracing::warn!(%error, "the agent is out of reach, trying again");
             tokio::select! {
@@ -117,10 +119,10 @@ impl Actor {
         }
     }
 
-    /// How long the agent may be silent.
+    /// How long the agent may be silent. After a start of the manager all instances are reached anew at the same time.
     fn patience(&self) -> Duration {
         let own = self.environment().and_then(|environment| environment.silence_max());
-        own.unwrap_or(self.context.agent_grace)
+        own.filter(|_| self.handed).unwrap_or(self.context.agent_grace)
     }
 
     fn lost_in_silence(&mut self, last: Option<&AgentError>) -> Followed {
@@ -149,6 +151,7 @@ impl Actor {
             why = environment.lost() => return Ok(Once::Done(Followed::Lost(why))),
             () = silence.is_too_long() => return Ok(Once::Silent),
         };
+        self.handed = true;
         let followed = tokio::select! {
             followed = self.follow_on(&connection, log, &id, watchdog) => followed,
             // What was on its way to the coordinator is told apart by its length.
@@ -156,7 +159,7 @@ impl Actor {
         };
         agent::doubt_if_broken(&connection, &followed);
         // The agent's silence is none while the connection stands: pings watch it.
-        *silence = Silence::new(silence.limit());
+        *silence = Silence::new(self.patience());
         followed
     }
 
@@ -164,15 +167,6 @@ impl Actor {
     async fn mend_log_start(&mut self) -> Result<(), JobError> {
         if self.uploader.end() < self.state.log_start() {
             let next = self.state.clone().with_log_start(self.uploader.end())?;
-            self.move_to(next).await?;
-        }
-        Ok(())
-    }
-
-    /// The user's first command is to begin: that is stored before it may (J2).
-    async fn may_begin(&mut self) -> Result<(), JobError> {
-        if matches!(self.state, JobState::Leased { .. }) {
-            let next = self.state.clone().start()?;
             self.move_to(next).await?;
         }
         Ok(())
@@ -204,7 +198,7 @@ impl Actor {
                 },
                 waits = &mut gate, if may_ask => {
                     (may_ask, must_open) = (false, waits?);
-                    if must_open && let Err(error) = self.may_begin().await {
+                    if must_open && let Err(error) = may_begin(&mut self.state, &self.context, &self.run) {
                         return Ok(Once::Done(Followed::Failed(error)));
                     }
                 }
@@ -214,10 +208,20 @@ impl Actor {
                 }
                 () = sleep_until(self.uploader.due()) => {
                     let mut sending = pin!(self.uploader.send());
-                    // A call may hang for a minute; a stop must not wait for it.
+                    // A call may hang for a minute; neither a stop nor the first command must wait for it.
                     let verdict = loop {
                         tokio::select! {
                             verdict = &mut sending => break verdict,
+                            waits = &mut gate, if may_ask => {
+                                (may_ask, must_open) = (false, waits?);
+                                if must_open && let Err(error) = may_begin(&mut self.state, &self.context, &self.run) {
+                                    return Ok(Once::Done(Followed::Failed(error)));
+                                }
+                            }
+                            opened = &mut opening, if must_open => {
+                                opened?;
+                                must_open = false;
+                            }
                             () = stop.cancelled(), if !canceled => cancel_once(&mut canceled, connection, id).await?,
                         }
                     };
@@ -232,7 +236,7 @@ impl Actor {
                 () = stop.cancelled(), if !canceled => cancel_once(&mut canceled, connection, id).await?,
                 () = sleep_until(watchdog) => {
                     let message = "the job did not end by its timeout, and the agent did not end it".to_owned();
-                    return Ok(Once::Done(Followed::Lost(message)));
+                    return Ok(Once::Done(Followed::Unfit(message)));
                 }
             }
             // The log waits for the coordinator, and the job has ended: its slot is another one's.
@@ -288,6 +292,17 @@ impl Actor {
         }
         Verdict::GoOn
     }
+}
+
+/// The user's first command is to begin: that is stored before it may (J2).
+fn may_begin(state: &mut JobState, context: &Context, run: &RunName) -> Result<(), JobError> {
+    if matches!(state, JobState::Leased { .. }) {
+        let next = state.clone().start()?;
+        context.store.set_state(run, &next)?;
+        tracing::debug!("the first command may begin");
+        *state = next;
+    }
+    Ok(())
 }
 
 async fn cancel_once(canceled: &mut bool, connection: &AgentConnection, id: &str) -> Result<(), AgentError> {

@@ -232,7 +232,7 @@ impl Actor {
             Some(lease) if self.is_elsewhere() => {
                 format!("instance {} was lost: nothing there answers{how}", lease.record.environment)
             }
-            _ => format!("the agent does not answer{how}"),
+            _ => format!("the job's environment was lost: the agent does not answer{how}"),
         }
     }
 

@@ -16,19 +16,13 @@ const PIECE_MAX: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Silence {
     left: Duration,
-    limit: Duration,
     counted: Instant,
 }
 
 impl Silence {
     /// A silence that is over when it has lasted for `limit`.
     pub(super) fn new(limit: Duration) -> Self {
-        Self { left: limit, limit, counted: Instant::now() }
-    }
-
-    /// How long it may last.
-    pub(super) fn limit(&self) -> Duration {
-        self.limit
+        Self { left: limit, counted: Instant::now() }
     }
 
     /// Waits until it has lasted too long. Dropped and called again, it goes on.

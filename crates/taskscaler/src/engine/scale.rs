@@ -76,17 +76,23 @@ impl Engine {
     }
 
     fn create(&mut self, now: Now, mut missing: u64, inputs: Inputs) {
-        let all = missing;
+        let (all, mut passed) = (missing, Vec::new());
         for (id, hold) in self.holds(now) {
             match hold {
                 // A moment later it can; the next group costs more.
                 Some(Hold::Throttled) => break,
-                Some(_) => continue,
+                Some(Hold::Unknown) if !self.fails_to_list(id) => break,
+                Some(hold) => {
+                    passed.push((id, hold));
+                    continue;
+                }
                 None => {}
             }
             let n = self.how_many(now, id, missing);
             if n > 0 {
-                self.ask(now, id, n, all, inputs);
+                let call = self.ask(now, id, n);
+                self.decide(now, What::Ask { group: id, n, missing: all, inputs, passed: passed.clone() });
+                self.actions.push(Action::Increase { group: id, call, n });
                 missing -= u64::from(n);
             }
             if missing == 0 {
@@ -118,9 +124,14 @@ impl Engine {
         u32::try_from(n).unwrap_or(u32::MAX)
     }
 
-    fn ask(&mut self, now: Now, id: GroupId, n: u32, missing: u64, inputs: Inputs) {
+    fn fails_to_list(&self, id: GroupId) -> bool {
+        self.group(id).is_some_and(|group| group.updates.backoff.failures > 0)
+    }
+
+    /// Takes a request into the books; its number.
+    fn ask(&mut self, now: Now, id: GroupId, n: u32) -> u64 {
         let call = self.number();
-        let Some(group) = self.groups.get_mut(id.0) else { return };
+        let Some(group) = self.groups.get_mut(id.0) else { return call };
         if let Some(bucket) = &mut group.bucket {
             bucket.take(n);
         }
@@ -128,8 +139,7 @@ impl Engine {
         let ask = Ask { call, asked: now.at, asked_unix: now.unix, n, open: n, state: AskState::Asked };
         group.asks.push_back(ask);
         self.touch_ask(id, call);
-        self.decide(now, What::Ask { group: id, n, missing, inputs });
-        self.actions.push(Action::Increase { group: id, call, n });
+        call
     }
 
     /// Whether each group gives instances now, in the order in which they are asked.
@@ -256,12 +266,12 @@ impl Engine {
         if !group.has_expired(now.at) {
             return;
         }
+        let limit = group.appearances.late_after(self.config.create_deadline).as_secs();
         let (overdue, changed) = group.expire(now.at);
         for call in changed {
             self.touch_ask(id, call);
         }
         if overdue > 0 {
-            let limit = group.appearances.late_after(self.config.create_deadline).as_secs();
             self.creation_failed(now, id, format!("{overdue} granted instances did not appear within {limit} s"));
         }
     }

@@ -26,6 +26,14 @@ fn capacity(autoscaler: &Table) -> i64 {
     autoscaler.int("capacity_per_instance").filter(|capacity| *capacity > 0).unwrap_or(1)
 }
 
+/// Of all groups together; 0: one of them has no limit.
+fn most_instances(autoscaler: &Table) -> i64 {
+    let most = |table: &Table| table.int("max_instances").unwrap_or(0).max(0);
+    let groups = autoscaler.tables("groups").iter().map(most);
+    let sum = groups.reduce(|one, other| if one == 0 || other == 0 { 0 } else { one.saturating_add(other) });
+    sum.unwrap_or_else(|| most(autoscaler))
+}
+
 /// C070, C074.
 fn policies(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     let capacity = capacity(autoscaler);
@@ -54,16 +62,16 @@ fn policies(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
 /// C072, C073, C075, C076.
 fn instances(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     if autoscaler.bool("state_storage.enabled") != Some(true) {
-        let message = "state_storage is off: GitLab Runner removes all instances at every start and forgets how often they were used";
+        let message = "state_storage is off: Muster keeps its instances over a restart all the same, and GitLab Runner would remove them all";
         check.tell(
             runner,
             "autoscaler.state_storage.enabled",
             "C072",
             message,
-            "set enabled = true in [runners.autoscaler.state_storage]",
+            "set enabled = true in [runners.autoscaler.state_storage], if GitLab Runner is to use this file, too",
         );
     }
-    let most = autoscaler.int("max_instances").unwrap_or(0);
+    let most = most_instances(autoscaler);
     if most <= 0 {
         let message = "max_instances = 0: only the group's own maximum limits the number of instances, and their cost";
         check.tell(runner, "autoscaler.max_instances", "C075", message, "set max_instances");
@@ -214,6 +222,11 @@ mod tests {
         };
         assert!(found("C073", &text("")).contains("3 instances hold 12 jobs; concurrent = 20 is never reached"));
         assert!(found("C073", &text("limit = 13")).contains("limit = 13"));
+        let groups =
+            "[[runners.autoscaler.groups]]\nmax_instances = 2\n[[runners.autoscaler.groups]]\nmax_instances = 3";
+        assert!(
+            found("C073", &format!("concurrent = 20\n{}", runner("a", groups))).contains("5 instances hold 5 jobs")
+        );
         clean("C073", &text("limit = 12"));
     }
 

@@ -1,0 +1,129 @@
+//! The plugins of an entry's groups: their start, and what they tell by themselves.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use muster_fleeting::host::{Group, PluginSpec};
+use muster_taskscaler::driver::{Host, Journal, Late, Plugin, Scaler};
+use muster_taskscaler::words::GroupId;
+
+use super::extension;
+use super::provider::{InstanceOptions, Ready, Shared, causes};
+use super::settings::GroupSettings;
+
+/// Between two starts of a plugin that does not start.
+const START_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// A scaler that runs, however often that has to be tried.
+pub(super) async fn started(shared: &Arc<Shared>) -> (Scaler, Vec<Member>) {
+    let (mut wait, cap) = START_AGAIN;
+    loop {
+        let error = match start(shared).await {
+            Ok(started) => return started,
+            Err(error) => error,
+        };
+        tracing::error!(
+            runner = shared.options.name,
+            error,
+            wait_ms = wait.as_millis(),
+            "no instances can be had, and no jobs are requested, until this is mended; it is tried again"
+        );
+        shared.publish(0, Some(error.into()));
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(cap);
+    }
+}
+
+/// A scaler on the plugins that start: where some do not, the groups of the others stand in for theirs meanwhile.
+async fn start(shared: &Arc<Shared>) -> Result<(Scaler, Vec<Member>), String> {
+    let InstanceOptions { name, settings, books, .. } = &shared.options;
+    let (config, buckets) = settings.scaling(name, rand::random()).map_err(|error| causes(&error))?;
+    let wanted = shared.groups.iter().zip(&shared.options.plugins);
+    let plugins: Vec<_> = wanted.map(|(group, plugin)| spec(group, plugin)).collect::<Result<_, _>>()?;
+    let begun = futures::future::join_all(plugins.iter().map(|spec| plugin(spec.clone()))).await;
+    if begun.iter().all(Result::is_err) {
+        let errors = begun.into_iter().filter_map(Result::err);
+        return Err(errors.collect::<Vec<_>>().join("; "));
+    }
+    let all = begun.into_iter().zip(plugins).enumerate();
+    let (hosts, members) = all.map(|(index, (begun, spec))| Member::of(GroupId(index), begun, spec)).unzip();
+    let (ready, store) = (Arc::new(Ready(Arc::downgrade(shared))), Box::new(Journal::new(books)));
+    let scaler = Scaler::start(config, hosts, ready, store, &buckets, wall).await;
+    Ok((scaler.map_err(|error| causes(&error))?, members))
+}
+
+/// The plugin of a group, with the group's settings.
+fn spec(group: &GroupSettings, plugin: &PluginSpec) -> Result<PluginSpec, String> {
+    let connector = group.connector.config().map_err(|error| causes(&error))?;
+    Ok(PluginSpec { config: group.plugin_config.clone(), connector, ..plugin.clone() })
+}
+
+/// Starts a plugin; its name and why not.
+async fn plugin(spec: PluginSpec) -> Result<Arc<Plugin>, String> {
+    let name = spec.name();
+    let group = Group::start(spec).await.map_err(|error| format!("plugin {name}: {}", causes(&error)))?;
+    Ok(Plugin::new(group))
+}
+
+/// The plugin of one group, of which the scaler has the handle.
+pub(super) struct Member {
+    group: GroupId,
+    state: State,
+}
+
+enum State {
+    Here(Weak<Plugin>),
+    /// It did not start, and is tried again.
+    Late(Arc<Late>, PluginSpec),
+}
+
+impl Member {
+    fn of(group: GroupId, begun: Result<Arc<Plugin>, String>, spec: PluginSpec) -> (Arc<dyn Host>, Self) {
+        match begun {
+            Ok(plugin) => {
+                let state = State::Here(Arc::downgrade(&plugin));
+                (plugin, Self { group, state })
+            }
+            Err(error) => {
+                tracing::error!(error, "a group has no instances until this is mended; the others stand in for it");
+                let late = Late::new(error);
+                (Arc::<Late>::clone(&late), Self { group, state: State::Late(late, spec) })
+            }
+        }
+    }
+
+    /// Starts it where it does not run yet, and tells the scaler what it tells. Cancel-safe.
+    pub(super) async fn follow(self, scaler: Scaler, runner: &str) {
+        let weak = match self.state {
+            State::Here(weak) => weak,
+            State::Late(late, spec) => arrive(&late, &spec, runner).await,
+        };
+        extension::follow(weak, scaler, self.group, runner).await;
+    }
+}
+
+async fn arrive(late: &Late, spec: &PluginSpec, runner: &str) -> Weak<Plugin> {
+    let (mut wait, cap) = START_AGAIN;
+    loop {
+        tokio::time::sleep(wait).await;
+        match plugin(spec.clone()).await {
+            Ok(plugin) => {
+                tracing::info!(runner, plugin = spec.name(), "the plugin runs");
+                let weak = Arc::downgrade(&plugin);
+                late.arrive(plugin);
+                return weak;
+            }
+            Err(error) => {
+                tracing::warn!(runner, error, "a group's plugin does not start, it is tried again");
+                late.failed(error);
+            }
+        }
+        wait = (wait * 2).min(cap);
+    }
+}
+
+/// Seconds since 1970.
+fn wall() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_secs()).unwrap_or(i64::MAX)
+}

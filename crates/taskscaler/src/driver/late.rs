@@ -1,0 +1,120 @@
+//! A group whose plugin does not start: the other groups stand in for it until it does.
+
+use std::sync::{Arc, OnceLock};
+
+use async_trait::async_trait;
+use muster_fleeting::model::{ConnectInfo, InstanceId, InstanceState};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::host::{Host, HostStatus, Unanswered};
+
+const NOT_STARTED: &str = "its plugin has not been started yet";
+
+/// See the module. Down until it arrives; from then on it is what arrived.
+pub struct Late {
+    status: watch::Sender<HostStatus>,
+    arrived: OnceLock<(Arc<dyn Host>, JoinHandle<()>)>,
+}
+
+impl std::fmt::Debug for Late {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Late").field("arrived", &self.arrived.get().is_some()).finish_non_exhaustive()
+    }
+}
+
+impl Late {
+    /// A group that is down for this reason.
+    #[must_use]
+    pub fn new(cause: String) -> Arc<Self> {
+        Arc::new(Self { status: watch::Sender::new(HostStatus::Down { cause }), arrived: OnceLock::new() })
+    }
+
+    /// It is down for another reason by now.
+    pub fn failed(&self, cause: String) {
+        self.status.send_replace(HostStatus::Down { cause });
+    }
+
+    /// Here it is. Only the first one counts.
+    pub fn arrive(&self, host: Arc<dyn Host>) {
+        let (mut status, told) = (host.status(), self.status.clone());
+        let follow = tokio::spawn(async move {
+            loop {
+                let now = status.borrow_and_update().clone();
+                told.send_replace(now);
+                if status.changed().await.is_err() {
+                    return;
+                }
+            }
+        });
+        if let Err((_, follow)) = self.arrived.set((host, follow)) {
+            follow.abort();
+        }
+    }
+
+    fn host(&self) -> Result<&Arc<dyn Host>, String> {
+        self.arrived.get().map(|(host, _)| host).ok_or_else(|| NOT_STARTED.to_owned())
+    }
+
+    fn asked(&self) -> Result<&Arc<dyn Host>, Unanswered> {
+        self.host().map_err(Unanswered::Plugin)
+    }
+}
+
+#[async_trait]
+impl Host for Late {
+    fn status(&self) -> watch::Receiver<HostStatus> {
+        self.status.subscribe()
+    }
+
+    async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, String> {
+        self.host()?.update().await
+    }
+
+    async fn increase(&self, n: u32) -> Result<u32, String> {
+        self.host()?.increase(n).await
+    }
+
+    async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
+        self.host()?.decrease(ids).await
+    }
+
+    async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, Unanswered> {
+        self.asked()?.connect_info(id).await
+    }
+
+    async fn host_keys(&self, id: &InstanceId) -> Result<Vec<String>, String> {
+        self.host()?.host_keys(id).await
+    }
+
+    async fn heartbeat(&self, id: &InstanceId) -> Result<(), Unanswered> {
+        self.asked()?.heartbeat(id).await
+    }
+
+    fn has_hooks(&self) -> bool {
+        self.host().is_ok_and(|host| host.has_hooks())
+    }
+
+    async fn prepare_job(&self, id: &InstanceId, job: &str) -> Result<(), String> {
+        self.host()?.prepare_job(id, job).await
+    }
+
+    async fn finish_job(&self, id: &InstanceId, job: &str) -> Result<(), String> {
+        self.host()?.finish_job(id, job).await
+    }
+
+    async fn suspend(&self, id: &InstanceId) -> Result<(), String> {
+        self.host()?.suspend(id).await
+    }
+
+    async fn resume(&self, id: &InstanceId) -> Result<(), String> {
+        self.host()?.resume(id).await
+    }
+
+    async fn stop(self: Arc<Self>) {
+        if let Some((host, follow)) = self.arrived.get() {
+            follow.abort();
+            Arc::clone(host).stop().await;
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Several groups of instances that stand in for each other.
+
+use std::process::Command;
+
+use muster_job::{JobId, JobStatus};
+use muster_tests::bench::Bench;
+use muster_tests::machines::Machines;
+use muster_tests::process::{muster, until};
+use serde_json::json;
+
+const WAITS: &str =
+    "echo $$ >> \"$MARKS/started-$CI_JOB_ID\"; until test -e \"$MARKS/go\"; do sleep 0.02; done; echo went on";
+
+fn machines(bench: &Bench, group: &str) -> usize {
+    Machines::new(bench.path("machines").join(group)).names().len()
+}
+
+/// Why the fleet is as it is, by the books of the manager.
+fn explained(bench: &Bench, group: &str) -> String {
+    let mut explain = Command::new(muster());
+    explain.args(["fleet", "explain", "group", group, "--state-dir"]).arg(bench.path("state"));
+    String::from_utf8(explain.output().unwrap().stdout).unwrap()
+}
+
+async fn all_start(bench: &Bench, jobs: std::ops::RangeInclusive<i64>) {
+    for job in jobs.clone() {
+        bench.push(job, &[WAITS], &json!({}));
+    }
+    let start = until(|| jobs.clone().all(|job| bench.starts(JobId(job)) == 1)).await;
+    assert!(start, "not all jobs start: {}", bench.log());
+}
+
+async fn all_succeed(bench: &mut Bench, jobs: std::ops::RangeInclusive<i64>) {
+    std::fs::write(bench.path("go"), "").unwrap();
+    for job in jobs {
+        let job = bench.coordinator.wait_for_end(JobId(job)).await;
+        assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), bench.log());
+    }
+    assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_cheapest_group_is_asked_first_and_the_next_one_when_it_is_out_of_stock() {
+    let autoscaler = "group_order = \"price\"\n    delete_instances_on_shutdown = true";
+    let dear = ("dear", "max_instances = 5\n      price_per_hour = 0.3", "");
+    // Its provider has one instance; max_instances would let more be asked for.
+    let cheap = ("cheap", "max_instances = 5\n      price_per_hour = 0.1", "stock = 1");
+    let mut bench = Bench::with_groups(3, autoscaler, &[dear, cheap]).await;
+    all_start(&bench, 1..=3).await;
+    assert_eq!((machines(&bench, "cheap"), machines(&bench, "dear")), (1, 2), "{}", bench.log());
+    let why = explained(&bench, "dear");
+    assert!(why.contains("not of group cheap: "), "{why}\n{}", bench.log());
+    all_succeed(&mut bench, 1..=3).await;
+    assert_eq!((machines(&bench, "cheap"), machines(&bench, "dear")), (0, 0), "{}", bench.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_whose_plugin_does_not_start_is_stood_in_for() {
+    let broken = ("broken", "max_instances = 5", "isolation = \"of some kind\"");
+    let mut bench =
+        Bench::with_groups(2, "delete_instances_on_shutdown = true", &[broken, ("works", "max_instances = 5", "")])
+            .await;
+    all_start(&bench, 1..=2).await;
+    assert_eq!(machines(&bench, "works"), 2, "{}", bench.log());
+    let why = explained(&bench, "works");
+    assert!(why.contains("not of group broken: ") && why.contains("of some kind"), "{why}\n{}", bench.log());
+    all_succeed(&mut bench, 1..=2).await;
+}
