@@ -40,7 +40,8 @@ impl Machines {
         let entries = std::fs::read_dir(&self.0).into_iter().flatten().flatten();
         let mut names: Vec<String> = entries
             .map(|entry| entry.file_name().to_string_lossy().trim_end_matches(".json").to_owned())
-            .filter(|name| !name.starts_with('.'))
+            // A record that is being written stands beside its place for a moment.
+            .filter(|name| !name.starts_with('.') && !name.ends_with(".new"))
             .collect();
         names.sort();
         names.dedup();
