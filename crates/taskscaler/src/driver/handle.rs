@@ -18,6 +18,11 @@ use crate::policy::Policies;
 use crate::words::{GroupId, Key};
 use muster_fleeting::model::InstanceId;
 
+/// A question that is not answered in this time has no answer.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+/// How long the plugins have to stop.
+const STOPS_WITHIN: Duration = Duration::from_secs(10);
+
 /// Why a scaler does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -159,11 +164,11 @@ impl Scaler {
         self.tell(Event::Stock { group, available });
     }
 
-    /// Everything at this moment; none where the scaler has ended.
+    /// Everything at this moment; none where the scaler has ended, or does not answer within five seconds.
     pub async fn status(&self) -> Option<Status> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Status { reply });
-        answer.await.ok()
+        tokio::time::timeout(ANSWERS_WITHIN, answer).await.ok()?.ok()
     }
 
     /// Why a request waits; none where it does not.
@@ -180,15 +185,22 @@ impl Scaler {
     }
 
     /// Ends it: nothing more is granted, leases may end within `limit`, what is to be removed is removed within it, then
-    /// the plugins stop. What is left stays in the books for the next start; it is returned.
+    /// the plugins stop, for which they have ten seconds more. What is left stays in the books for the next start; it is
+    /// returned.
     pub async fn shutdown(&self, limit: Duration) -> Vec<InstanceStatus> {
+        let end = tokio::time::Instant::now() + limit + STOPS_WITHIN;
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Shutdown { limit, reply });
-        let left = answer.await.unwrap_or_default();
-        if let Some(task) = self.task.lock().await.take() {
-            let _ = task.await;
+        let left = tokio::time::timeout_at(end, answer).await;
+        if let Some(mut task) = self.task.lock().await.take()
+            && tokio::time::timeout_at(end, &mut task).await.is_err()
+        {
+            tracing::error!(
+                "the taskscaler did not end in its time, and is cut off; the next start goes on from its books"
+            );
+            task.abort();
         }
-        left
+        left.ok().and_then(Result::ok).unwrap_or_default()
     }
 
     fn tell(&self, event: Event) {

@@ -117,7 +117,7 @@ impl Metrics {
         let operation = match refused {
             None => "reserve",
             Some(NoCapacity::Immediately { .. }) => "reserve_iop_capacity_failure",
-            Some(NoCapacity::InSight { .. }) => "reserve_available_capacity_failure",
+            Some(NoCapacity::InSight { .. } | NoCapacity::Unwritten { .. }) => "reserve_available_capacity_failure",
         };
         add(&mut numbers.task_operations, operation, 1);
     }

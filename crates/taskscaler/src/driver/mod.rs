@@ -8,11 +8,14 @@
 //!
 //! - No call waits for an earlier one: a slow `Increase` holds up neither a list nor a removal.
 //! - What is asked for, leased or removed is stored before anyone is told ([`Store`]); a store that fails stops the scaler
-//!   from doing more, not from keeping what it has.
+//!   from doing more, not from keeping what it has: instances are listed and asked for their health, losses are told, slots
+//!   are given back, questions are answered, and the end comes in its time.
 //! - Dropping is cancelling: a [`Reservation`] is given back, a waiting [`Reservation::acquire`] gives up its place within
 //!   the same turn of the task, a [`Lease`] frees its slot. [`Lease::keep`] leaves it to the next start of the manager, which
 //!   gets it back with [`Scaler::claim`].
 
+mod bookkeeper;
+mod call;
 mod density;
 mod family;
 mod handle;

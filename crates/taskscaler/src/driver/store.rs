@@ -51,7 +51,7 @@ pub enum StoreError {
 pub trait Store: Send + 'static {
     /// All rows.
     async fn load(&mut self) -> Result<Vec<(RowKey, Row)>, StoreError>;
-    /// Makes all of these changes, or none. Called again with the same ones where it failed.
+    /// Makes all of these changes, or none. Where it failed, it is called again with what they, and later ones, come to.
     async fn apply(&mut self, changes: &[Change]) -> Result<(), StoreError>;
     /// Keeps decisions for the questions of a day. Nothing depends on it.
     async fn tell(&mut self, _decisions: &[Told]) {}

@@ -9,7 +9,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::host::{Host, HostStatus, Prepare, Unanswered, Up};
+use super::bookkeeper::Bookkeeper;
+use super::call;
+use super::host::{Host, HostStatus, Prepare, Unanswered};
 use super::lease::{Lease, Reservation};
 use super::metrics::Metrics;
 use super::room::Room;
@@ -25,8 +27,6 @@ use crate::words::{GroupId, Key, Loss, Request};
 
 /// Connection details that end within this are asked for again (fleeting.md 2.4).
 const EXPIRES_SOON_S: i64 = 10;
-/// Between two attempts to write the books.
-const STORE_AGAIN: Duration = Duration::from_secs(1);
 /// Events that are taken together, with one write.
 const TOGETHER_MAX: usize = 256;
 
@@ -89,7 +89,7 @@ impl Shared {
         Ok(info)
     }
 
-    fn forget(&self, group: GroupId, id: &InstanceId) {
+    pub(super) fn forget(&self, group: GroupId, id: &InstanceId) {
         self.infos.lock().unwrap_or_else(PoisonError::into_inner).remove(&(group, id.clone()));
     }
 
@@ -109,7 +109,7 @@ pub(super) struct Task {
     engine: Engine,
     shared: Arc<Shared>,
     prepare: Arc<dyn Prepare>,
-    store: Box<dyn Store>,
+    books: Bookkeeper,
     metrics: Arc<Metrics>,
     received: mpsc::UnboundedReceiver<Command>,
     calls: JoinSet<Event>,
@@ -145,7 +145,7 @@ impl Task {
             engine,
             shared,
             prepare,
-            store,
+            books: Bookkeeper::new(store),
             metrics,
             received,
             calls: JoinSet::new(),
@@ -202,6 +202,7 @@ impl Task {
                 },
                 // A wake of 0 ms is one that is due: it is waited for by the smallest step of the clock.
                 () = tokio::time::sleep(wake.max(Duration::from_millis(1))) => self.engine.handle(self.now(), Event::Tick),
+                () = self.books.turn() => {}
                 () = sleep_until(until) => {}
             }
         }
@@ -245,7 +246,7 @@ impl Task {
         let now = self.now();
         match command {
             Command::Reserve { key, reply } => {
-                let reserved = self.engine.reserve(now, key.clone());
+                let reserved = self.reserve(now, key.clone());
                 self.metrics.reserved(reserved.as_ref().err());
                 self.room.note(&reserved);
                 let commands = self.shared.commands.clone();
@@ -263,7 +264,7 @@ impl Task {
             },
             Command::TimedOut { key, reply } => {
                 self.metrics.acquire_timed_out();
-                let _ = reply.send(self.engine.why_waiting(now, &key));
+                let _ = reply.send(self.why_waiting(now, &key));
                 self.give_up(now, key);
             }
             Command::GiveUp { key } => self.give_up(now, key),
@@ -278,10 +279,10 @@ impl Task {
                 self.engine.handle(now, event);
             }
             Command::Status { reply } => {
-                let _ = reply.send(self.engine.status(now));
+                let _ = reply.send(self.status(now));
             }
             Command::WhyWaiting { key, reply } => {
-                let _ = reply.send(self.engine.why_waiting(now, &key));
+                let _ = reply.send(self.why_waiting(now, &key));
             }
             Command::Shutdown { limit, reply } => {
                 self.engine.handle(now, Event::Stop);
@@ -307,7 +308,8 @@ impl Task {
         Some(Lease { inner, group_name, shared: Arc::clone(&self.shared), lost, kept: false })
     }
 
-    /// Stores what is to be stored, then does what is to be done.
+    /// Does what is to be done, and has been stored where it must be. Waits for nothing: a store that is slow, or fails, goes
+    /// on with [`Bookkeeper::turn`].
     async fn flush(&mut self) {
         loop {
             #[cfg(debug_assertions)]
@@ -316,15 +318,8 @@ impl Task {
             }
             let decisions = self.engine.decisions();
             let told: Vec<Told> = decisions.into_iter().map(|decision| self.note(&decision)).collect();
-            let changes = self.engine.changes();
-            if !changes.is_empty() {
-                while let Err(error) = self.store.apply(&changes).await {
-                    tracing::error!(error = %super::host::words(&error), "nothing is created, leased or removed until the books can be written");
-                    tokio::time::sleep(STORE_AGAIN).await;
-                }
-            }
-            self.store.tell(&told).await;
-            let actions = self.engine.actions();
+            let mut actions = self.books.add(self.engine.changes(), told, self.engine.actions());
+            actions.extend(self.books.advance().await);
             if actions.is_empty() {
                 break;
             }
@@ -333,8 +328,35 @@ impl Task {
             }
         }
         let now = self.now();
-        self.room.look(&mut self.engine, now);
+        if self.books.trouble().is_none() {
+            self.room.look(&mut self.engine, now);
+        }
         self.metrics.observe(&self.engine);
+    }
+
+    /// Why no slot can be promised.
+    fn reserve(&mut self, now: Now, key: Key) -> Result<(), NoCapacity> {
+        match self.books.trouble() {
+            Some(why) => Err(NoCapacity::Unwritten { why }),
+            None => self.engine.reserve(now, key),
+        }
+    }
+
+    /// Everything, with what the engine does not know of.
+    fn status(&self, now: Now) -> Status {
+        let mut status = self.engine.status(now);
+        status.held.extend(self.books.trouble());
+        status
+    }
+
+    fn why_waiting(&self, now: Now, key: &Key) -> Option<Wait> {
+        let wait = self.engine.why_waiting(now, key);
+        let Some(trouble) = self.books.trouble() else { return wait };
+        let nobody = || Wait { for_ms: 0, before: 0, booting: 0, ready_in_ms: None, held: Vec::new() };
+        // Who has a slot by the engine's books waits until the ones on disk say so.
+        let mut wait = wait.or_else(|| self.waiting.contains_key(key).then(nobody))?;
+        wait.held.push(trouble);
+        Some(wait)
     }
 
     /// Counts and logs a decision; what is kept of it.
@@ -381,62 +403,12 @@ impl Task {
                 }
             }
             Action::Forget { group, id } => self.shared.forget(group, &id),
-            call => self.call(call),
-        }
-    }
-
-    /// A call of a plugin, in a task of its own: none waits for another.
-    fn call(&mut self, action: Action) {
-        let (Action::Update { group, .. }
-        | Action::Increase { group, .. }
-        | Action::Decrease { group, .. }
-        | Action::Prepare { group, .. }
-        | Action::Heartbeat { group, .. }
-        | Action::Suspend { group, .. }
-        | Action::Resume { group, .. }) = action
-        else {
-            return;
-        };
-        let Some(host) = self.shared.host(group) else { return };
-        self.metrics.called(&action);
-        let (shared, prepare) = (Arc::clone(&self.shared), Arc::clone(&self.prepare));
-        let name = self.engine.config().groups.get(group.0).map(|group| group.name.clone()).unwrap_or_default();
-        self.calls.spawn(async move {
-            match action {
-                Action::Update { call, .. } => Event::Updated { group, call, result: host.update().await },
-                Action::Increase { call, n, .. } => Event::Increased { group, call, result: host.increase(n).await },
-                Action::Decrease { ids, .. } => {
-                    let result = host.decrease(&ids).await;
-                    Event::Decreased { group, ids, result }
-                }
-                Action::Prepare { id, again, .. } => {
-                    // Details of before a restart, or a sleep, may be wrong.
-                    shared.forget(group, &id);
-                    let result = match host.host_keys(&id).await {
-                        Ok(host_keys) => {
-                            let up = Up { group: name, id: id.clone(), host_keys, again, of: group, shared };
-                            make_ready(&*prepare, up).await
-                        }
-                        Err(error) => Err(error),
-                    };
-                    Event::Prepared { group, id, result }
-                }
-                Action::Heartbeat { id, .. } => match host.heartbeat(&id).await {
-                    Ok(()) => Event::Health { group, id, result: Ok(()) },
-                    Err(Unanswered::Instance(error)) => Event::Health { group, id, result: Err(error) },
-                    Err(Unanswered::Plugin(_)) => Event::HealthUnknown { group, id },
-                },
-                Action::Suspend { id, .. } => {
-                    let result = host.suspend(&id).await;
-                    Event::Suspended { group, id, result }
-                }
-                Action::Resume { id, .. } => {
-                    let result = host.resume(&id).await;
-                    Event::Resumed { group, id, result }
-                }
-                Action::Grant(_) | Action::Lost { .. } | Action::Forget { .. } => Event::Tick,
+            call => {
+                let Some(call) = call::of(&self.engine, &self.shared, &self.prepare, call) else { return };
+                self.metrics.called(&call.action);
+                self.calls.spawn(call.made());
             }
-        });
+        }
     }
 
     /// Whether the end may come: its time is over, or nothing is left to be done.
@@ -449,7 +421,8 @@ impl Task {
         let going = |instance: &InstanceStatus| instance.state == "deleting" || instance.state == "draining";
         // What was asked for and appears later would be left.
         let to_come = self.engine.config().delete_on_shutdown && status.groups.iter().any(|group| group.coming > 0);
-        status.tasks.acquired == 0 && !to_come && !status.instances.iter().any(going)
+        let written = !self.books.is_at_work();
+        written && status.tasks.acquired == 0 && !to_come && !status.instances.iter().any(going)
     }
 
     async fn end(mut self) {
@@ -464,11 +437,6 @@ impl Task {
             let _ = ending.reply.send(left);
         }
     }
-}
-
-async fn make_ready(prepare: &dyn Prepare, up: Up) -> Result<(), String> {
-    up.connect_info().await?;
-    prepare.prepare(up).await
 }
 
 async fn sleep_until(until: Option<Instant>) {

@@ -14,6 +14,8 @@ use super::*;
 use crate::config::{Config, GroupConfig};
 use crate::policy::{Policies, Wanted};
 
+mod store;
+
 /// A cloud behind a plugin.
 struct Cloud {
     plugin: watch::Sender<HostStatus>,

@@ -31,13 +31,19 @@ pub enum NoCapacity {
         /// Why no more are made, for each group that makes none.
         why: Vec<(String, Hold)>,
     },
+    /// What is given away cannot be stored.
+    #[error("no capacity: {why}")]
+    Unwritten {
+        /// Why not.
+        why: String,
+    },
 }
 
 impl NoCapacity {
     /// After how long time alone may change it; none: only an event will.
     #[must_use]
     pub fn again_after(&self) -> Option<Duration> {
-        let (Self::InSight { why, .. } | Self::Immediately { why, .. }) = self;
+        let (Self::InSight { why, .. } | Self::Immediately { why, .. }) = self else { return None };
         let pause = |hold: &Hold| if let Hold::BackOff { pause, .. } = hold { Some(*pause) } else { None };
         why.iter().filter_map(|(_, hold)| pause(hold)).min()
     }

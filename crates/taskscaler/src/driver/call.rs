@@ -1,0 +1,82 @@
+//! Calls of plugins, each in a task of its own: none waits for another.
+
+use std::sync::Arc;
+
+use super::host::{Host, Prepare, Unanswered, Up};
+use super::task::Shared;
+use crate::engine::Engine;
+use crate::event::{Action, Event};
+use crate::words::GroupId;
+
+/// A call that is to be made.
+pub(super) struct Call {
+    pub(super) action: Action,
+    group: GroupId,
+    group_name: String,
+    host: Arc<dyn Host>,
+    shared: Arc<Shared>,
+    prepare: Arc<dyn Prepare>,
+}
+
+/// The call that an action is; none where it is none, or where there is nobody to call any more.
+pub(super) fn of(engine: &Engine, shared: &Arc<Shared>, prepare: &Arc<dyn Prepare>, action: Action) -> Option<Call> {
+    let (Action::Update { group, .. }
+    | Action::Increase { group, .. }
+    | Action::Decrease { group, .. }
+    | Action::Prepare { group, .. }
+    | Action::Heartbeat { group, .. }
+    | Action::Suspend { group, .. }
+    | Action::Resume { group, .. }) = action
+    else {
+        return None;
+    };
+    let host = shared.host(group)?;
+    let group_name = engine.config().groups.get(group.0).map(|group| group.name.clone()).unwrap_or_default();
+    Some(Call { action, group, group_name, host, shared: Arc::clone(shared), prepare: Arc::clone(prepare) })
+}
+
+impl Call {
+    /// Makes it; its answer.
+    pub(super) async fn made(self) -> Event {
+        let Self { action, group, group_name, host, shared, prepare } = self;
+        match action {
+            Action::Update { call, .. } => Event::Updated { group, call, result: host.update().await },
+            Action::Increase { call, n, .. } => Event::Increased { group, call, result: host.increase(n).await },
+            Action::Decrease { ids, .. } => {
+                let result = host.decrease(&ids).await;
+                Event::Decreased { group, ids, result }
+            }
+            Action::Prepare { id, again, .. } => {
+                // Details of before a restart, or a sleep, may be wrong.
+                shared.forget(group, &id);
+                let result = match host.host_keys(&id).await {
+                    Ok(host_keys) => {
+                        let up = Up { group: group_name, id: id.clone(), host_keys, again, of: group, shared };
+                        make_ready(&*prepare, up).await
+                    }
+                    Err(error) => Err(error),
+                };
+                Event::Prepared { group, id, result }
+            }
+            Action::Heartbeat { id, .. } => match host.heartbeat(&id).await {
+                Ok(()) => Event::Health { group, id, result: Ok(()) },
+                Err(Unanswered::Instance(error)) => Event::Health { group, id, result: Err(error) },
+                Err(Unanswered::Plugin(_)) => Event::HealthUnknown { group, id },
+            },
+            Action::Suspend { id, .. } => {
+                let result = host.suspend(&id).await;
+                Event::Suspended { group, id, result }
+            }
+            Action::Resume { id, .. } => {
+                let result = host.resume(&id).await;
+                Event::Resumed { group, id, result }
+            }
+            Action::Grant(_) | Action::Lost { .. } | Action::Forget { .. } => Event::Tick,
+        }
+    }
+}
+
+async fn make_ready(prepare: &dyn Prepare, up: Up) -> Result<(), String> {
+    up.connect_info().await?;
+    prepare.prepare(up).await
+}
