@@ -204,9 +204,14 @@ fn group_of(
     (config, connector)
 }
 
-/// What becomes of the options where nothing takes them in.
+/// What would become of the options, where docker-machine goes on and still has them.
 fn told(driver: &Driver, old: &Table, notes: &mut Vec<String>) {
-    notes.extend(options(driver, old).map(|(option, value, to)| note(option, value, to)));
+    notes.extend(options(driver, old).map(|(option, value, to)| match to {
+        Some(To::Secret(place)) => {
+            format!("{option}: stands below as it did, so keep this file from others; without docker-machine it belongs into {place}")
+        }
+        to => note(option, value, to),
+    }));
 }
 
 fn note(option: &str, value: &str, to: Option<To>) -> String {

@@ -118,12 +118,14 @@ fn google_and_azure_become_their_groups_and_digitalocean_stays_with_machines() {
         assert!(text.contains(line), "{line:?} is missing in\n{text}");
     }
     assert!(!text.contains("s3cr3t"));
-    let ocean = "    MachineDriver = \"digitalocean\"\n    MachineOptions = [\"digitalocean-size=s-2vcpu-4gb\"]\n";
+    let ocean = "    MachineDriver = \"digitalocean\"\n    MachineOptions = [\"digitalocean-size=s-2vcpu-4gb\", \
+                 \"digitalocean-access-token=t0ken\"]\n";
     let text = migrated(&with(ocean), Way::Group).text;
     for line in ["plugin = \"fleeting-plugin-docker-machine\"", "prefix = \"runner-abcdefghi-\"", "size of the droplet"]
     {
         assert!(text.contains(line), "{line:?} is missing in\n{text}");
     }
+    assert!(text.contains("digitalocean-access-token: stands below as it did") && text.contains("t0ken"), "{text}");
 }
 
 #[test]
