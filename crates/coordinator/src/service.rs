@@ -143,13 +143,21 @@ impl RunnerService for Coordinator {
         let token = token.to_owned();
         let archive = self.call(|reply| Command::Download { producer: job, token, reply }).await?;
         let path = artifacts::path(&self.options.dir, job, &archive.kind, &archive.filename);
-        let file = tokio::fs::File::open(&path)
-            .await
-            .map_err(|error| ServiceError::NotFound(format!("the archive of job {job} cannot be read: {error}")))?;
+        let file = tokio::fs::File::open(&path).await.map_err(|error| unreadable(job, &error))?;
         // The file's own size: it may have been replaced since its row was written.
         let size = file.metadata().await.map_or(archive.size, |metadata| metadata.len());
         let body = ReaderStream::new(file).boxed();
         Ok(ArtifactDownload { filename: archive.filename, size, body })
+    }
+}
+
+/// An archive that is not there will not come back; one that cannot be read just now, for want of files, say, may be asked
+/// for again.
+fn unreadable(job: JobId, error: &std::io::Error) -> ServiceError {
+    let message = format!("the archive of job {job} cannot be read: {error}");
+    match error.kind() {
+        std::io::ErrorKind::NotFound => ServiceError::NotFound(message),
+        _ => ServiceError::Internal(message),
     }
 }
 
@@ -238,4 +246,20 @@ impl Coordinator {
 
 fn closed() -> ServiceError {
     ServiceError::Internal("the coordinator is shutting down".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_archive_that_cannot_be_read_just_now_is_not_one_that_is_not_there() {
+        let of = |number| unreadable(JobId(7), &std::io::Error::from_raw_os_error(number));
+        let (no_entry, io_error, too_many_files) = (2, 5, 24);
+        assert!(matches!(of(no_entry), ServiceError::NotFound(_)));
+        assert!(
+            matches!(of(io_error), ServiceError::Internal(_))
+                && matches!(of(too_many_files), ServiceError::Internal(_))
+        );
+    }
 }

@@ -42,6 +42,9 @@ pub(crate) struct Args {
     /// Jobs to run at the same time.
     #[arg(long, default_value_t = 1, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=10_000))]
     concurrent: usize,
+    /// Files that each process of a job may have open; without it, as many as this process when it starts.
+    #[arg(long, value_name = "NUMBER")]
+    job_open_files: Option<u64>,
     /// End when this process ends; the agent then ends too, with all jobs.
     #[arg(long, value_name = "PID")]
     until_pid: Option<i32>,
@@ -140,7 +143,8 @@ async fn build(args: Args, telemetry: Arc<Telemetry>) -> Result<Manager, RunErro
         (absolute(&args.state_dir)?, absolute(&args.builds_dir)?, absolute(&args.cache_dir)?);
     let executable = std::env::current_exe().map_err(file("find the executable", Path::new("/proc/self/exe")))?;
     let store = Store::open(&state_dir).await.map_err(muster_manager::ManagerError::from)?;
-    let open_files = crate::open_files::raise();
+    let raised = crate::open_files::raise();
+    let open_files = args.job_open_files.or(raised);
     crate::open_files::tell(args.concurrent);
     let provider = HostProvider::new(HostOptions {
         state_dir: state_dir.clone(),

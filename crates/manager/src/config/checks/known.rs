@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use super::super::load::visit;
 use super::super::problem::{Problem, Severity, shown_name};
-use super::super::schema::{Entry, Status};
-use super::super::tree::Node;
+use super::super::schema::{Entry, Key, Status};
+use super::super::tree::{Node, Value};
 use super::super::unknown::header;
 use super::Check;
 
@@ -62,6 +62,9 @@ fn not_acted_on(check: &mut Check<'_>) {
             Entry::Table(table) => (node.key.clone(), table.status),
         };
         let Status::Not(reason) = status else { return };
+        if matches!(entry, Entry::Key(key) if says_nothing(key, node)) {
+            return;
+        }
         // A key is told with its outermost table of the same reason.
         let told =
             unused.iter().find(|(around, (_, why, _))| *why == reason && path.starts_with(&format!("{around}.")));
@@ -80,14 +83,25 @@ fn not_acted_on(check: &mut Check<'_>) {
         }
     });
     for (path, (span, reason, names)) in unused {
+        let is_table = super::super::schema::schema().table(&path).is_some();
+        if is_table && names.is_empty() {
+            // Nothing is set in it.
+            continue;
+        }
         let set = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
-        let what = if header(&path).contains('[') && super::super::schema::schema().table(&path).is_some() {
-            header(&path)
-        } else {
-            format!("`{path}`")
-        };
+        let what = if header(&path).contains('[') && is_table { header(&path) } else { format!("`{path}`") };
         let severity = if path == "runners.cache.Type" { Severity::Warning } else { Severity::Info };
         check.add(Problem::new("C009", format!("{what} is not acted on{set}: {reason}")).severity(severity).at(&span));
+    }
+}
+
+/// Whether the key says what holds without it: GitLab Runner writes many of its defaults into the file.
+fn says_nothing(key: &Key, node: &Node) -> bool {
+    match &node.value {
+        Value::Int(number) => number.to_string() == key.default,
+        Value::Bool(truth) => truth.to_string() == key.default,
+        Value::Str(text) => text.is_empty() || text == key.default,
+        _ => false,
     }
 }
 
@@ -114,5 +128,16 @@ mod tests {
         assert!(told.contains("[runners.docker] is not acted on (image, volumes, services.name): "), "{told}");
         assert!(told.contains("`runners.proxy_exec` is not acted on: "), "{told}");
         clean("C009", "concurrent = 2\n[[runners]]\nlimit = 3\n");
+    }
+
+    #[test]
+    fn what_gitlab_runner_writes_by_itself_is_not_told() {
+        let cache = "[runners.cache]\nMaxUploadedArchiveSize = 0\n[runners.cache.s3]\n[runners.cache.gcs]\n[runners.cache.azure]\n";
+        let text = format!("[session_server]\nsession_timeout = 1800\n[[runners]]\nname = \"a\"\n{cache}");
+        clean("C009", &text);
+        assert!(
+            found("C009", &text.replace("1800", "60")).contains("[session_server] is not acted on (session_timeout)")
+        );
+        assert!(found("C009", &text.replace("Size = 0", "Size = 5")).contains("MaxUploadedArchiveSize"));
     }
 }

@@ -146,6 +146,8 @@ pub(super) async fn manager_options(
     Ok(ManagerOptions {
         program,
         url: url.to_owned(),
+        // The coordinator has files and connections of all jobs, too.
+        open_files: crate::open_files::raise(),
         token_file,
         state_dir,
         builds_dir: run.folder.join("builds"),

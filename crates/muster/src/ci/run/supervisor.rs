@@ -47,6 +47,8 @@ pub(super) struct ManagerOptions {
     /// This executable.
     pub(super) program: PathBuf,
     pub(super) url: String,
+    /// The limit of open files that jobs have.
+    pub(super) open_files: Option<u64>,
     pub(super) token_file: PathBuf,
     pub(super) state_dir: PathBuf,
     pub(super) builds_dir: PathBuf,
@@ -164,6 +166,9 @@ fn start(options: &ManagerOptions) -> Result<Child, CiError> {
     command.arg("manager").arg("--url").arg(&options.url);
     command.arg("--token-file").arg(&options.token_file).arg("--state-dir").arg(&options.state_dir);
     command.arg("--builds-dir").arg(&options.builds_dir).arg("--cache-dir").arg(&options.cache_dir);
+    if let Some(files) = options.open_files {
+        command.arg("--job-open-files").arg(files.to_string());
+    }
     command.arg("--concurrent").arg(options.concurrent.to_string());
     command.arg("--output-limit").arg(OUTPUT_LIMIT_KIB.to_string());
     command.arg("--agent-grace").arg(AGENT_GRACE_SECONDS.to_string());
@@ -248,6 +253,7 @@ mod tests {
         let path = |name: &str| folder.path().join(name);
         let options = ManagerOptions {
             program,
+            open_files: None,
             url: "http://127.0.0.1:9".to_owned(),
             token_file: path("token"),
             state_dir: folder.path().to_owned(),
