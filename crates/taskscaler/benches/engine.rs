@@ -141,12 +141,15 @@ fn measure(config: Config, running: usize, request: fn(usize) -> Request) {
     let ticks: Vec<Duration> = (0..1_000).map(|_| timed(|| fleet.tell(Event::Tick)).0).collect();
     figures("time passes", ticks);
     let mut lists = Vec::new();
-    for _ in 0..50 {
+    for _ in 0..300 {
         fleet.at += 120_000;
         fleet.tell(Event::Tick);
         let (call, all) = (fleet.call, list());
         lists.push(timed(|| fleet.tell(Event::Updated { group: G, call, result: Ok(all) })).0);
     }
+    // All do the same work. What takes a millisecond is often cut by another process of the machine: that is not the engine's.
+    let best = lists.chunks_exact(3).filter_map(|three| three.iter().min().copied()).collect();
     figures("a list of all instances, nothing new", lists);
+    figures("the same, best of three", best);
     println!("bytes per instance {}, per waiting job {}\n", instances / INSTANCES as usize, waiting / WAITING);
 }
