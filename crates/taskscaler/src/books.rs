@@ -50,6 +50,11 @@ pub enum RowKey {
         /// Which five minutes since 1970.
         bucket: i64,
     },
+    /// What the forecast has kept idle in a day, which bounds what it may.
+    Spent {
+        /// Which day since 1970.
+        day: i64,
+    },
 }
 
 impl RowKey {
@@ -61,7 +66,7 @@ impl RowKey {
             | Self::Ask { group, .. }
             | Self::Gone { group, .. }
             | Self::Foreign { group, .. } => Some(group),
-            Self::Work(_) | Self::Load { .. } => None,
+            Self::Work(_) | Self::Load { .. } | Self::Spent { .. } => None,
         }
     }
 
@@ -74,7 +79,7 @@ impl RowKey {
             | Self::Ask { group, .. }
             | Self::Gone { group, .. }
             | Self::Foreign { group, .. } => name.clone_into(group),
-            Self::Work(_) | Self::Load { .. } => {}
+            Self::Work(_) | Self::Load { .. } | Self::Spent { .. } => {}
         }
         renamed
     }
@@ -111,6 +116,9 @@ pub enum Row {
         asked_unix: i64,
         /// The provider said that it makes them.
         granted: bool,
+        /// It was given up; what appears until then, in seconds since 1970, is ours nevertheless.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        owed_unix: Option<i64>,
     },
     /// See [`RowKey::Gone`].
     Gone {
@@ -128,6 +136,11 @@ pub enum Row {
     Load {
         /// Slots.
         most: u32,
+    },
+    /// See [`RowKey::Spent`].
+    Spent {
+        /// Seconds of idle slots.
+        slot_seconds: u64,
     },
 }
 

@@ -254,6 +254,8 @@ pub enum Hold {
         max: u32,
         /// Those that go, whose places will be free.
         leaving: u32,
+        /// Of those, the ones that should be gone for long.
+        stuck: Stuck,
     },
     /// The last creations failed.
     BackOff {
@@ -275,6 +277,8 @@ pub enum Hold {
     OutOfStock,
     /// As many per second as `scale_throttle` allows.
     Throttled,
+    /// What an instance costs is not known, and spending is bounded.
+    Unpriced,
     /// More would cost more per hour than allowed.
     Spend {
         /// The bound.
@@ -284,13 +288,32 @@ pub enum Hold {
     Stopping,
 }
 
+/// Instances that do not go, however often they are removed.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Stuck {
+    /// How many.
+    pub count: u32,
+    /// The one that should be gone for longest.
+    pub first: Option<InstanceId>,
+}
+
 impl fmt::Display for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Down { cause } => write!(f, "its plugin does not run: {cause}"),
             Self::Unknown => f.write_str("its instances have not been listed yet"),
-            Self::AtMax { max, leaving: 0 } => write!(f, "it has its {max} instances"),
-            Self::AtMax { max, leaving } => write!(f, "it has its {max} instances, of which {leaving} are going"),
+            Self::AtMax { max, leaving: 0, .. } => write!(f, "it has its {max} instances"),
+            Self::AtMax { max, leaving, stuck } => {
+                write!(f, "it has its {max} instances, of which {leaving} are going")?;
+                match &stuck.first {
+                    Some(id) => write!(
+                        f,
+                        "; {} of these should be gone for long, and {id} is still there: look at the provider's console",
+                        stuck.count
+                    ),
+                    None => Ok(()),
+                }
+            }
             Self::BackOff { error, failures, pause } => {
                 write!(f, "{failures} failures in a row, next attempt in {} s: {error}", pause.as_secs())
             }
@@ -298,6 +321,9 @@ impl fmt::Display for Hold {
             Self::Short => f.write_str("the provider gave fewer than were asked for"),
             Self::OutOfStock => f.write_str("the provider is out of stock"),
             Self::Throttled => f.write_str("scale_throttle is reached"),
+            Self::Unpriced => f.write_str(
+                "spend_max_per_hour bounds what it may cost, and no price is known: set price_per_hour, or use a plugin that tells prices",
+            ),
             Self::Spend { max_per_hour } => write!(f, "more would cost over {max_per_hour} per hour"),
             Self::Stopping => f.write_str("the scaler ends"),
         }

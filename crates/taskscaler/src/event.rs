@@ -244,6 +244,11 @@ pub enum Action {
         /// How that was seen.
         cause: Loss,
     },
+    /// A promise that no job has used is taken back: what stood behind it goes, or is not in sight any more.
+    Withdraw {
+        /// Whose.
+        key: Key,
+    },
     /// An instance is gone: what is known of it can be forgotten.
     Forget {
         /// Of which group.
@@ -251,4 +256,21 @@ pub enum Action {
         /// Which.
         id: InstanceId,
     },
+}
+
+impl Action {
+    /// The group whose plugin is called, if one is.
+    #[must_use]
+    pub fn group(&self) -> Option<GroupId> {
+        match self {
+            Self::Update { group, .. }
+            | Self::Increase { group, .. }
+            | Self::Decrease { group, .. }
+            | Self::Prepare { group, .. }
+            | Self::Heartbeat { group, .. }
+            | Self::Suspend { group, .. }
+            | Self::Resume { group, .. } => Some(*group),
+            Self::Grant(_) | Self::Lost { .. } | Self::Withdraw { .. } | Self::Forget { .. } => None,
+        }
+    }
 }

@@ -63,6 +63,8 @@ pub struct Forecast {
     today: i64,
     idle_slot_seconds: f64,
     last: Option<(i64, u64)>,
+    /// The most that it wanted of late, and since when: instances outlive the wish for them by the policy's idle time.
+    most: (i64, u64),
     /// What was last looked up.
     outlook: Cell<Option<Outlook>>,
 }
@@ -92,6 +94,7 @@ impl Forecast {
             today: i64::MIN,
             idle_slot_seconds: 0.0,
             last: None,
+            most: (i64::MIN, 0),
             outlook: Cell::new(None),
         }
     }
@@ -121,16 +124,42 @@ impl Forecast {
         changed
     }
 
-    /// `idle` slots are kept idle for its sake from now on; the day's sum bounds it.
-    pub fn spend(&mut self, unix: i64, idle: u64) {
+    /// It wants so many slots idle: how many there are for its sake, where idle ones stay for `idle_time`.
+    pub(crate) fn lingering(&mut self, unix: i64, wanted: u64, idle_time: Duration) -> u64 {
+        let (since, most) = self.most;
+        let lingers = i64::try_from(idle_time.as_secs()).unwrap_or(i64::MAX);
+        if wanted >= most || unix.saturating_sub(since) > lingers {
+            self.most = (unix, wanted);
+        }
+        self.most.1
+    }
+
+    /// `idle` slots are kept idle for its sake from now on; the day's sum bounds it. The days whose sum this changed.
+    pub fn spend(&mut self, unix: i64, idle: u64) -> Vec<i64> {
         let day = unix.div_euclid(24 * 3600);
+        let (mut changed, before) = (Vec::new(), self.idle_slot_seconds);
         if day != self.today {
+            changed.push(self.today);
             (self.today, self.idle_slot_seconds, self.last) = (day, 0.0, None);
         }
-        if let Some((since, before)) = self.last {
-            self.idle_slot_seconds += float((unix - since).clamp(0, 600).unsigned_abs()) * float(before);
+        if let Some((since, idle)) = self.last {
+            self.idle_slot_seconds += float((unix - since).clamp(0, 600).unsigned_abs()) * float(idle);
+        }
+        if self.idle_slot_seconds > before {
+            changed.push(day);
         }
         self.last = Some((unix, idle));
+        changed
+    }
+
+    /// The sum of a day, in seconds of idle slots; none where it is not the day's.
+    pub(crate) fn spent(&self, day: i64) -> Option<u64> {
+        (day == self.today).then(|| rounded(self.idle_slot_seconds))
+    }
+
+    /// From the books: the sum of a day.
+    pub(crate) fn has_spent(&mut self, day: i64, slot_seconds: u64) {
+        (self.today, self.idle_slot_seconds, self.last) = (day, float(slot_seconds), None);
     }
 
     /// Slots that should be idle now, beside the `in_use` ones, so that those are ready that will be needed when an

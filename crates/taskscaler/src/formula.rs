@@ -14,7 +14,7 @@ pub struct Inputs {
     pub waiting: u64,
     /// Free slots that suit nobody who waits: they are idle ones, and no supply for those.
     pub stray: u64,
-    /// R: promises of a slot that keep an instance from being removed.
+    /// R: promises of a slot that keep an instance from being removed. The idle slots stand for them, too.
     pub reserved: u64,
     /// U: slots of them that will not be given any more.
     pub unavailable: u64,
@@ -53,16 +53,19 @@ pub fn required(inputs: &Inputs) -> i64 {
 /// counted in slots, one with used-up slots can go where, counted in instances as the peer does, it would stay for ever.
 #[must_use]
 pub fn surplus(inputs: &Inputs) -> u64 {
-    let (have, want) = slots(inputs);
-    have.saturating_sub(want + inputs.reserved)
+    let (have, _) = slots(inputs);
+    // A promise is kept by any idle slot, also by one that is wanted anyway: the two are not added (taskscaler !52).
+    let promised = Inputs { stray: inputs.stray.max(inputs.reserved), ..*inputs };
+    have.saturating_sub(slots(&promised).1)
 }
 
 /// Slots that there are, and those that are wanted or used up.
 fn slots(inputs: &Inputs) -> (u64, u64) {
-    let have = inputs.instances * inputs.capacity.max(1);
+    let have = inputs.instances.saturating_mul(inputs.capacity.max(1));
     // Slots that are used up belong to instances; without those they are no demand (taskscaler !49).
     let unavailable = inputs.unavailable.min(have.saturating_sub(inputs.acquired));
-    (have, inputs.acquired + inputs.waiting + idle(inputs).max(inputs.stray) + unavailable)
+    let busy = inputs.acquired.saturating_add(inputs.waiting).saturating_add(unavailable);
+    (have, busy.saturating_add(idle(inputs).max(inputs.stray)))
 }
 
 fn signed(value: u64) -> i64 {
@@ -213,6 +216,18 @@ mod tests {
         let inputs = Inputs { waiting: 3, idle_count: 5, ..row(0, 0, 1) };
         let why = "the waiting take slots as soon as there are some: 5 idle ones are missing then, which the peer sees a boot later";
         differs(inputs, 5, 8, why);
+    }
+
+    #[test]
+    fn a_promise_and_an_idle_slot_are_not_added() {
+        assert_eq!(required(&Inputs { idle_count: 2, reserved: 10, ..row(12, 0, 1) }), -2);
+        assert_eq!(required(&Inputs { idle_count: 4, reserved: 2, ..row(12, 0, 1) }), -8);
+    }
+
+    #[test]
+    fn a_factor_beyond_all_counts_wants_all_there_can_be() {
+        let inputs = Inputs { scale_factor: 1e30, ..row(2, 2, 1) };
+        assert_eq!((required(&inputs), surplus(&inputs)), (i64::MAX, 0));
     }
 
     #[test]

@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_line_says_all_without_the_configuration() {
-        let reasons = vec![(GroupId(0), Hold::AtMax { max: 3, leaving: 0 })];
+        let reasons = vec![(GroupId(0), Hold::AtMax { max: 3, leaving: 0, stuck: crate::decision::Stuck::default() })];
         let what = What::Hold { missing: 2, reasons, inputs: Inputs { waiting: 2, ..Inputs::default() } };
         let told = Told::of(&Decision { unix: 7, what }, |_| "main".to_owned());
         assert_eq!(told.text, "2 instances are missing and cannot be asked for; group main: it has its 3 instances");

@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use jiff::tz::TimeZone;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use crate::config::{Config, Foreign, GroupConfig, GroupOrder, Throttle};
 use crate::driver::Buckets;
@@ -13,9 +14,10 @@ use crate::forecast::ForecastConfig;
 use crate::need::{self, Density, Need};
 use crate::policy::{Placement, Policies, Policy, Wanted};
 
-/// The keys of the table that a scaler acts on. Others (the plugin's, the connector's) belong to who starts the plugin.
+/// The keys of the table that a scaler acts on; a key that the table does not have is an error. Those that belong to who
+/// starts the plugin are read over.
 #[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct Settings {
     capacity_per_instance: i64,
     max_use_count: i64,
@@ -48,10 +50,30 @@ pub struct Settings {
     heartbeat_interval: Option<String>,
     forecast: Option<ForecastSettings>,
     density: DensitySettings,
+    #[serde(rename = "plugin")]
+    _plugin: IgnoredAny,
+    #[serde(rename = "plugin_config")]
+    _plugin_config: IgnoredAny,
+    #[serde(rename = "connector_config")]
+    _connector_config: IgnoredAny,
+    #[serde(rename = "instance_ready_command")]
+    _instance_ready_command: IgnoredAny,
+    #[serde(rename = "instance_acquire_timeout")]
+    _instance_acquire_timeout: IgnoredAny,
+    #[serde(rename = "log_internal_ip")]
+    _log_internal_ip: IgnoredAny,
+    #[serde(rename = "log_external_ip")]
+    _log_external_ip: IgnoredAny,
+    #[serde(rename = "sticky_context")]
+    _sticky_context: IgnoredAny,
+    #[serde(rename = "state_storage")]
+    _state_storage: IgnoredAny,
+    #[serde(rename = "vm_isolation")]
+    _vm_isolation: IgnoredAny,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 struct DensitySettings {
     slot_cpus: f64,
     slot_memory: Option<String>,
@@ -61,14 +83,14 @@ struct DensitySettings {
 }
 
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 struct ThrottleSettings {
     limit: i64,
     burst: i64,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 struct PolicySettings {
     periods: Vec<String>,
     timezone: String,
@@ -81,16 +103,22 @@ struct PolicySettings {
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 struct GroupSettings {
     name: String,
     max_instances: i64,
     price_per_hour: f64,
     scale_throttle: ThrottleSettings,
+    #[serde(rename = "plugin")]
+    _plugin: IgnoredAny,
+    #[serde(rename = "plugin_config")]
+    _plugin_config: IgnoredAny,
+    #[serde(rename = "connector_config")]
+    _connector_config: IgnoredAny,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 struct ForecastSettings {
     days: Option<i64>,
     quantile: Option<f64>,
@@ -264,6 +292,7 @@ impl Settings {
             max_instances: self.max_instances,
             price_per_hour: self.price_per_hour,
             scale_throttle: self.scale_throttle,
+            ..GroupSettings::default()
         };
         let listed = if self.groups.is_empty() { std::slice::from_ref(&own) } else { &self.groups };
         let mut groups: Vec<GroupConfig> = Vec::new();
@@ -403,6 +432,18 @@ mod tests {
         assert_eq!(config.forecast.unwrap().lead.as_secs(), 300);
         let slot = Need { cpu_milli: Some(500), memory_bytes: Some(2 << 30) };
         assert_eq!(config.density, Density { slot, measured: true, ..Density::default() });
+    }
+
+    #[test]
+    fn a_key_that_is_not_known_is_not_the_default() {
+        let others = "plugin = \"local\"\ninstance_ready_command = \"true\"\n[plugin_config]\nanything = 1\n[connector_config]\nos = \"linux\"";
+        toml::from_str::<Settings>(others).unwrap();
+        for (text, wrong) in
+            [("[[polcy]]", "polcy"), ("[[policy]]\nidle_cont = 5", "idle_cont"), ("[scale_throttle]\nrate = 1", "rate")]
+        {
+            let error = toml::from_str::<Settings>(text).unwrap_err().to_string();
+            assert!(error.contains(&format!("unknown field `{wrong}`")), "{error}");
+        }
     }
 
     #[test]

@@ -117,6 +117,8 @@ pub enum Removal {
     NeverRan,
     /// There are more than the limit allows.
     OverMax,
+    /// They cost more than the bound on spending allows.
+    OverSpend,
     /// It came back after it was given up: its jobs are elsewhere.
     Returned,
     /// Nobody asked for it, and the configuration says that such ones are removed.
@@ -150,6 +152,7 @@ impl fmt::Display for Removal {
             Self::NeverReady { error } => write!(f, "could not be made ready: {error}"),
             Self::NeverRan => f.write_str("did not run in time"),
             Self::OverMax => f.write_str("more than max_instances"),
+            Self::OverSpend => f.write_str("prices rose, and more runs than spend_max_per_hour allows"),
             Self::Returned => f.write_str("came back after it had been given up"),
             Self::Foreign => f.write_str("foreign, and the configuration removes such instances"),
             Self::Provider => f.write_str("taken by the provider"),

@@ -360,7 +360,7 @@ async fn promise(shared: &Shared, scaler: &Scaler) {
         tokio::select! {
             () = shared.again.notified() => {}
             // A scaler that has ended has no more promises.
-            changed = room.changed(), if refused.is_some() => if changed.is_err() { return },
+            changed = room.changed() => if changed.is_err() { return },
             // A net: it is told of each chance.
             () = tokio::time::sleep(PROMISE_NET), if refused.is_some() => {}
         }
@@ -370,7 +370,11 @@ async fn promise(shared: &Shared, scaler: &Scaler) {
 /// Makes the promises that are missing; why there are not more.
 async fn keep_promises(shared: &Shared, scaler: &Scaler) -> Option<Arc<str>> {
     loop {
-        let held = shared.promises.lock().len();
+        let held = {
+            let mut promises = shared.promises.lock();
+            promises.retain(|promise| !promise.is_withdrawn());
+            promises.len()
+        };
         shared.publish(held, None);
         if held >= shared.options.requests.max(1) {
             return None;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use muster_taskscaler::driver::Family;
-use muster_taskscaler::fleet::{Explained, Report, Subject, explain};
+use muster_taskscaler::fleet::{Explained, Report, Source, Subject, explain};
 use muster_taskscaler::history;
 
 use super::provider::InstanceProvider;
@@ -29,7 +29,9 @@ impl InstanceProvider {
         let (books, subject) = (self.shared.options.books.clone(), subject.clone());
         // Up to a hundred thousand lines are looked at: not on a thread that jobs wait for.
         let read = tokio::task::spawn_blocking(move || {
-            explain(&subject, &report, unix, &|since, most, wanted| history::read(&books, since, most, wanted))
+            explain(&subject, &report, Source::Manager, unix, &|since, most, wanted| {
+                history::read(&books, since, most, wanted)
+            })
         });
         read.await.unwrap_or_else(|error| Err(std::io::Error::other(error)))
     }

@@ -1,5 +1,7 @@
 //! What a manager can be told while it works.
 
+use std::time::Duration;
+
 use tokio::sync::{mpsc, oneshot};
 
 use crate::admission::RunnerFigures;
@@ -7,6 +9,9 @@ use crate::settings::Settings;
 
 /// Orders that wait to be obeyed; the manager takes them at once, so that more are never needed.
 const ORDERS_MAX: usize = 16;
+
+/// Who asks, a signal for one, waits no longer than this.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
 /// One order.
 #[derive(Debug)]
@@ -44,15 +49,31 @@ impl Control {
         (Self(sender), receiver)
     }
 
-    /// What is going on; none where the manager has ended.
+    /// What is going on; none where the manager has ended, or hears nothing since it ends its fleets.
     pub async fn figures(&self) -> Option<Figures> {
         let (sender, receiver) = oneshot::channel();
-        self.give(Order::Tell(sender)).await;
-        receiver.await.ok()
+        let answer = async {
+            self.give(Order::Tell(sender)).await;
+            receiver.await.ok()
+        };
+        tokio::time::timeout(ANSWERS_WITHIN, answer).await.ok().flatten()
     }
 
     /// Gives an order; one to a manager that has ended is without effect.
     pub async fn give(&self, order: Order) {
         let _ = self.0.send(order).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_manager_that_hears_nothing_holds_nobody_up() {
+        let (control, _unheard) = Control::new();
+        for _ in 0..3 * ORDERS_MAX {
+            assert_eq!(control.figures().await, None);
+        }
     }
 }

@@ -160,7 +160,7 @@ fn explain_offline(directory: &Path, subject: &Subject) -> Result<Explanations, 
     for fleet in offline(directory, unix)? {
         let recall =
             |since, most, wanted: &dyn Fn(&history::Told) -> bool| history::read(&fleet.books, since, most, wanted);
-        let explained = explain(subject, &fleet.report, unix, &recall);
+        let explained = explain(subject, &fleet.report, Source::Store, unix, &recall);
         fleets.push(explained.map_err(|source| AskError::History { books: fleet.books.clone(), source })?);
     }
     if fleets.iter().any(|fleet| fleet.known) {

@@ -65,9 +65,11 @@ fn what_cannot_be_simulated_is_told() {
     let directory = policies();
     std::fs::write(directory.path().join("bad.toml"), "max_instances = -1\n[[policy]]\nperiods = [\"@daily\"]\n")
         .unwrap();
+    std::fs::write(directory.path().join("typo.toml"), "max_instances = 1\n[[polcy]]\nidle_count = 5\n").unwrap();
     std::fs::write(directory.path().join("bad.csv"), "1,2\nsoon,3\n").unwrap();
     for (arguments, wanted) in [
         (["--trace", "jobs.csv", "--policy", "bad.toml"], "policy[1].periods: period `@daily`"),
+        (["--trace", "jobs.csv", "--policy", "typo.toml"], "unknown field `polcy`"),
         (["--trace", "bad.csv", "--policy", "floor.toml"], "line 2: `soon` is no number"),
         (["--trace", "none.csv", "--policy", "floor.toml"], "cannot read none.csv"),
         (["--days", "0", "--policy", "floor.toml"], "--days 0 is not from 1 to 365"),

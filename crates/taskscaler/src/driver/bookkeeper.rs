@@ -96,7 +96,11 @@ impl Bookkeeper {
     /// an instance, which its job is to hear of, do not wait; but nobody is told of the loss of what he has not got.
     fn waits(&self, action: &Action) -> bool {
         match action {
-            Action::Update { .. } | Action::Heartbeat { .. } | Action::Prepare { .. } | Action::Forget { .. } => false,
+            Action::Update { .. }
+            | Action::Heartbeat { .. }
+            | Action::Prepare { .. }
+            | Action::Withdraw { .. }
+            | Action::Forget { .. } => false,
             Action::Lost { key, .. } => self.is_to_grant(key),
             _ => true,
         }

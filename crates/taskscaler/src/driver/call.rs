@@ -20,22 +20,28 @@ pub(super) struct Call {
 
 /// The call that an action is; none where it is none, or where there is nobody to call any more.
 pub(super) fn of(engine: &Engine, shared: &Arc<Shared>, prepare: &Arc<dyn Prepare>, action: Action) -> Option<Call> {
-    let (Action::Update { group, .. }
-    | Action::Increase { group, .. }
-    | Action::Decrease { group, .. }
-    | Action::Prepare { group, .. }
-    | Action::Heartbeat { group, .. }
-    | Action::Suspend { group, .. }
-    | Action::Resume { group, .. }) = action
-    else {
-        return None;
-    };
+    let group = action.group()?;
     let host = shared.host(group)?;
     let group_name = engine.config().groups.get(group.0).map(|group| group.name.clone()).unwrap_or_default();
     Some(Call { action, group, group_name, host, shared: Arc::clone(shared), prepare: Arc::clone(prepare) })
 }
 
 impl Call {
+    /// The answer where there is none: a defect in an adapter, or in what is called.
+    pub(super) fn failed(&self) -> Event {
+        let (group, why) = (self.group, || "the call ended in a panic".to_owned());
+        match self.action.clone() {
+            Action::Update { call, .. } => Event::Updated { group, call, result: Err(why()) },
+            Action::Increase { call, .. } => Event::Increased { group, call, result: Err(why()) },
+            Action::Decrease { ids, .. } => Event::Decreased { group, ids, result: Err(why()) },
+            Action::Prepare { id, .. } => Event::Prepared { group, id, result: Err(why()) },
+            Action::Heartbeat { id, .. } => Event::HealthUnknown { group, id },
+            Action::Suspend { id, .. } => Event::Suspended { group, id, result: Err(why()) },
+            Action::Resume { id, .. } => Event::Resumed { group, id, result: Err(why()) },
+            Action::Grant(_) | Action::Lost { .. } | Action::Withdraw { .. } | Action::Forget { .. } => Event::Tick,
+        }
+    }
+
     /// Makes it; its answer.
     pub(super) async fn made(self) -> Event {
         let Self { action, group, group_name, host, shared, prepare } = self;
@@ -71,7 +77,7 @@ impl Call {
                 let result = host.resume(&id).await;
                 Event::Resumed { group, id, result }
             }
-            Action::Grant(_) | Action::Lost { .. } | Action::Forget { .. } => Event::Tick,
+            Action::Grant(_) | Action::Lost { .. } | Action::Withdraw { .. } | Action::Forget { .. } => Event::Tick,
         }
     }
 }

@@ -51,6 +51,20 @@ pub enum StartError {
     Store(#[from] StoreError),
 }
 
+/// Says so where the task ends in a panic: nobody waits for it then.
+struct Alive;
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!(
+                "the taskscaler has ended by a defect of its own, please report it: no instance is created or removed, and no \
+                 job is requested for its runner, until the manager is started again, which goes on from the books"
+            );
+        }
+    }
+}
+
 /// A running scaler. Cheap to clone; it runs until [`Scaler::shutdown`], or until its runtime ends.
 #[derive(Debug, Clone)]
 pub struct Scaler {
@@ -58,6 +72,11 @@ pub struct Scaler {
     metrics: Arc<Metrics>,
     room: watch::Receiver<u64>,
     task: Arc<tokio::sync::Mutex<Option<JoinHandle<()>>>>,
+}
+
+async fn alive(task: Task) {
+    let _alive = Alive;
+    task.run().await;
 }
 
 impl Scaler {
@@ -94,7 +113,7 @@ impl Scaler {
         let shared = Arc::new(Shared::new(hosts, commands.clone(), wall));
         let room = shared.room.subscribe();
         let task = Task::new(config, rows, shared, prepare, store, Arc::clone(&metrics), received);
-        let task = Arc::new(tokio::sync::Mutex::new(Some(tokio::spawn(task.run()))));
+        let task = Arc::new(tokio::sync::Mutex::new(Some(tokio::spawn(alive(task)))));
         Ok(Self { commands, metrics, room, task })
     }
 
@@ -108,7 +127,8 @@ impl Scaler {
         answer.await.map_err(|_| None)?.map_err(Some)
     }
 
-    /// Changes each time that a promise is possible again after [`Self::reserve`] refused one.
+    /// Changes each time that a promise is possible again after [`Self::reserve`] refused one, and when promises are
+    /// withdrawn ([`Reservation::is_withdrawn`]).
     #[must_use]
     pub fn room(&self) -> watch::Receiver<u64> {
         self.room.clone()
@@ -118,7 +138,7 @@ impl Scaler {
     #[must_use]
     pub fn admit(&self, key: Key) -> Reservation {
         let _ = self.commands.send(Command::Admit { key: key.clone() });
-        Reservation { key, commands: self.commands.clone(), used: false }
+        Reservation { key, commands: self.commands.clone(), withdrawn: Arc::default(), used: false }
     }
 
     /// The lease that a key has from an earlier start of the manager; none where it has none (any more).

@@ -149,8 +149,9 @@ impl Plugin {
     }
 }
 
-/// Words of an error with its causes.
-pub(super) fn words(error: &dyn std::error::Error) -> String {
+/// The words of an error with those of its causes.
+#[must_use]
+pub fn words(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

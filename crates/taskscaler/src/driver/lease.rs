@@ -1,6 +1,8 @@
 //! Reservations and leases, as their holders see them.
 
 use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use muster_fleeting::model::{ConnectInfo, InstanceId};
@@ -54,6 +56,7 @@ fn reason(wait: Option<Wait>) -> String {
 pub struct Reservation {
     pub(super) key: Key,
     pub(super) commands: mpsc::UnboundedSender<Command>,
+    pub(super) withdrawn: Arc<AtomicBool>,
     pub(super) used: bool,
 }
 
@@ -62,6 +65,13 @@ impl Reservation {
     #[must_use]
     pub fn key(&self) -> &Key {
         &self.key
+    }
+
+    /// Nothing stands behind it any more: it is to be dropped, and no job requested for it. One that a job has come for is
+    /// good nevertheless. [`super::Scaler::room`] changes when promises are withdrawn.
+    #[must_use]
+    pub fn is_withdrawn(&self) -> bool {
+        self.withdrawn.load(Ordering::Relaxed)
     }
 
     /// The same promise under another key: the one of the job that it turned out to be for.
@@ -109,7 +119,7 @@ impl Drop for Reservation {
 pub struct Lease {
     pub(super) inner: words::Lease,
     pub(super) group_name: String,
-    pub(super) shared: std::sync::Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     pub(super) lost: watch::Receiver<Option<Loss>>,
     pub(super) kept: bool,
 }

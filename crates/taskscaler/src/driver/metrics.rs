@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use super::density::Density;
 use super::family::{Family, Histogram, Kind, Sample};
 use crate::config::Config;
-use crate::decision::What;
+use crate::decision::{Cause, What};
 use crate::engine::{Engine, NoCapacity};
 use crate::event::Action;
 use crate::words::Removal;
@@ -136,7 +136,6 @@ impl Metrics {
             Action::Update { .. } => add(&mut numbers.internal_operations, "reconcile", 1),
             Action::Increase { .. } => {
                 add(&mut numbers.internal_operations, "provision", 1);
-                add(&mut numbers.scale_operations, "up", 1);
             }
             Action::Decrease { ids, .. } => {
                 add(&mut numbers.internal_operations, "removal", 1);
@@ -152,8 +151,11 @@ impl Metrics {
         let numbers = &mut *self.numbers();
         numbers.density.note(what);
         match what {
-            What::Granted { granted, .. } => add(&mut numbers.instance_operations, "create", u64::from(*granted)),
-            What::Appeared { after, .. } => numbers.creation.observe(*after),
+            What::Granted { granted, .. } => {
+                add(&mut numbers.instance_operations, "create", u64::from(*granted));
+                add(&mut numbers.scale_operations, "up", u64::from(*granted));
+            }
+            What::Appeared { cause: Cause::Requested | Cause::Late, after, .. } => numbers.creation.observe(*after),
             What::Running { after, .. } => numbers.is_running.observe(*after),
             What::Ready { after, .. } => numbers.readiness.observe(*after),
             What::Leased { waited, .. } => {
@@ -235,7 +237,7 @@ impl Metrics {
             ),
             (
                 "fleeting_taskscaler_scale_operations_total",
-                "Decisions to create or to remove.",
+                "Instances that were created, and those that were removed because nobody needed them.",
                 Kind::Counter,
                 "operation",
                 &numbers.scale_operations,
@@ -323,7 +325,7 @@ const GAUGES: [(&str, &str); 6] = [
     (MAX_TASKS, "Slots of an instance."),
     (MAX_USES, "Jobs of an instance in its life; 0: no limit."),
     (DESIRED, "Instances to create (positive) or to remove (negative)."),
-    (SPEND, "What the instances cost per hour, by the configured prices."),
+    (SPEND, "What the instances cost per hour at most, by the prices that are known."),
     (FOREIGN, "Instances that nobody here asked for."),
 ];
 
@@ -336,6 +338,7 @@ fn removal_label(why: &Removal) -> &'static str {
         Removal::NeverReady { .. } => "never_ready",
         Removal::NeverRan => "never_ran",
         Removal::OverMax => "over_max",
+        Removal::OverSpend => "over_spend",
         Removal::Returned => "returned",
         Removal::Foreign => "foreign",
         Removal::Provider => "provider",

@@ -32,6 +32,7 @@ mod tests;
 
 pub use family::{Family, Kind, Sample};
 pub use handle::{Scaler, StartError};
+pub use host::words;
 pub use host::{Host, HostStatus, NoPreparation, Plugin, Prepare, Unanswered, Up};
 pub use journal::Journal;
 pub use late::Late;

@@ -1,12 +1,13 @@
 //! The task that owns the engine.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use muster_fleeting::model::{ConnectInfo, InstanceId};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::JoinSet;
+use tokio::task::{self, JoinSet};
 use tokio::time::Instant;
 
 use super::bookkeeper::Bookkeeper;
@@ -18,7 +19,7 @@ use super::room::Room;
 use super::store::Store;
 use crate::books::{Row, RowKey};
 use crate::config::Config;
-use crate::decision::{Decision, What};
+use crate::decision::{Decision, Hold, What};
 use crate::engine::{AcquireError, Engine, InstanceStatus, NoCapacity, Status, Wait};
 use crate::event::{Action, Event};
 use crate::history::Told;
@@ -113,10 +114,14 @@ pub(super) struct Task {
     metrics: Arc<Metrics>,
     received: mpsc::UnboundedReceiver<Command>,
     calls: JoinSet<Event>,
+    /// What each of them means if it ends in a panic.
+    called: HashMap<task::Id, Event>,
     /// Each group's status; a task that ended gives it back with the change.
     watches: JoinSet<(GroupId, watch::Receiver<HostStatus>)>,
     waiting: HashMap<Key, oneshot::Sender<Result<Lease, AcquireError>>>,
     losses: HashMap<Key, watch::Sender<Option<Loss>>>,
+    /// Promises that no job has used, and whether they were withdrawn.
+    promises: HashMap<Key, Arc<AtomicBool>>,
     origin: Instant,
     ending: Option<Ending>,
     room: Room,
@@ -149,9 +154,11 @@ impl Task {
             metrics,
             received,
             calls: JoinSet::new(),
+            called: HashMap::new(),
             watches: JoinSet::new(),
             waiting: HashMap::new(),
             losses: HashMap::new(),
+            promises: HashMap::new(),
             origin,
             ending: None,
             room,
@@ -194,7 +201,7 @@ impl Task {
                     }
                     None => break,
                 },
-                Some(done) = self.calls.join_next() => self.called(done),
+                Some(done) = self.calls.join_next_with_id() => self.answered(done),
                 Some(changed) = self.watches.join_next() => if let Ok((group, mut status)) = changed {
                     let now = status.borrow_and_update().clone();
                     self.status_changed(group, now);
@@ -217,11 +224,17 @@ impl Task {
         }
     }
 
-    fn called(&mut self, done: Result<Event, tokio::task::JoinError>) {
-        match done {
-            Ok(event) => self.engine.handle(self.now(), event),
-            // A defect in an adapter: the call counts as unanswered, and the engine's deadlines go on from there.
-            Err(error) => tracing::error!(%error, "a call of a plugin ended in a panic"),
+    fn answered(&mut self, done: Result<(task::Id, Event), task::JoinError>) {
+        let failed = self.called.remove(&done.as_ref().map_or_else(task::JoinError::id, |(task, _)| *task));
+        let event = match done {
+            Ok((_, event)) => Some(event),
+            Err(error) => {
+                tracing::error!(%error, "a call of a plugin ended in a panic");
+                failed
+            }
+        };
+        if let Some(event) = event {
+            self.engine.handle(self.now(), event);
         }
     }
 
@@ -250,18 +263,31 @@ impl Task {
                 self.metrics.reserved(reserved.as_ref().err());
                 self.room.note(&reserved);
                 let commands = self.shared.commands.clone();
-                let _ = reply.send(reserved.map(|()| Reservation { key, commands, used: false }));
+                let promised = |()| {
+                    let withdrawn = Arc::<AtomicBool>::default();
+                    self.promises.insert(key.clone(), Arc::clone(&withdrawn));
+                    Reservation { key, commands, withdrawn, used: false }
+                };
+                let _ = reply.send(reserved.map(promised));
             }
             Command::Admit { key } => self.engine.admit(key),
-            Command::Rename { from, to } => self.engine.rename(&from, to),
-            Command::Acquire { key, request, reply } => match self.engine.acquire(now, key.clone(), &request) {
-                Ok(()) => {
-                    self.waiting.insert(key, reply);
+            Command::Rename { from, to } => {
+                self.promises.remove(&from);
+                self.engine.rename(&from, to);
+            }
+            Command::Acquire { key, request, reply } => {
+                // There is a promise; it may have been withdrawn while its job came.
+                self.promises.remove(&key);
+                self.engine.admit(key.clone());
+                match self.engine.acquire(now, key.clone(), &request) {
+                    Ok(()) => {
+                        self.waiting.insert(key, reply);
+                    }
+                    Err(error) => {
+                        let _ = reply.send(Err(error));
+                    }
                 }
-                Err(error) => {
-                    let _ = reply.send(Err(error));
-                }
-            },
+            }
             Command::TimedOut { key, reply } => {
                 self.metrics.acquire_timed_out();
                 let _ = reply.send(self.why_waiting(now, &key));
@@ -296,6 +322,7 @@ impl Task {
 
     fn give_up(&mut self, now: Now, key: Key) {
         self.waiting.remove(&key);
+        self.promises.remove(&key);
         self.engine.handle(now, Event::Cancel { key: key.clone() });
         self.metrics.unreserved();
         self.engine.handle(now, Event::Unreserve { key });
@@ -366,6 +393,12 @@ impl Task {
         let name = |group: GroupId| groups.get(group.0).map_or_else(String::new, |group| group.name.clone());
         let told = Told::of(decision, name);
         match &decision.what {
+            // As fast as the provider allows, which is no trouble.
+            What::Hold { reasons, .. }
+                if reasons.iter().all(|(_, hold)| matches!(hold, Hold::Short | Hold::Throttled)) =>
+            {
+                tracing::debug!(decision = told.text, group = told.group, "taskscaler");
+            }
             What::CreationFailed { .. }
             | What::UpdateFailed { .. }
             | What::Hold { .. }
@@ -402,11 +435,19 @@ impl Task {
                     told.send_replace(Some(cause));
                 }
             }
+            Action::Withdraw { key } => {
+                if let Some(withdrawn) = self.promises.remove(&key) {
+                    withdrawn.store(true, Ordering::Relaxed);
+                    self.shared.room.send_modify(|times| *times += 1);
+                }
+            }
             Action::Forget { group, id } => self.shared.forget(group, &id),
             call => {
                 let Some(call) = call::of(&self.engine, &self.shared, &self.prepare, call) else { return };
                 self.metrics.called(&call.action);
-                self.calls.spawn(call.made());
+                let failed = call.failed();
+                let task = self.calls.spawn(call.made()).id();
+                self.called.insert(task, failed);
             }
         }
     }

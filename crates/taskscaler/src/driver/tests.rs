@@ -23,6 +23,8 @@ struct Cloud {
     made: AtomicU32,
     /// The next questions for details, so many, end the plugin.
     fatal: AtomicU32,
+    /// The next requests for instances, so many, end in a panic.
+    defects: AtomicU32,
 }
 
 const UP: HostStatus = HostStatus::Up { max_size: 0, can_suspend: false };
@@ -34,6 +36,7 @@ impl Cloud {
             machines: Mutex::default(),
             made: AtomicU32::new(0),
             fatal: AtomicU32::new(0),
+            defects: AtomicU32::new(0),
         })
     }
 
@@ -66,6 +69,9 @@ impl Host for Cloud {
 
     async fn increase(&self, n: u32) -> Result<u32, String> {
         self.is_up().map_err(|error| error.to_string())?;
+        let sound =
+            self.defects.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err();
+        assert!(sound, "a defect of the adapter");
         for _ in 0..n {
             let id = InstanceId::new(format!("i{}", self.made.fetch_add(1, Ordering::Relaxed)));
             self.machines.lock().unwrap().insert(id, InstanceState::Running);
@@ -179,4 +185,33 @@ async fn a_machine_whose_details_end_the_plugin_each_time_goes() {
     }
     seconds(600).await;
     assert_eq!((cloud.ids(), states(&scaler).await), (vec![InstanceId::new("i1")], vec!["ready".to_owned()]));
+}
+
+/// What was asked for in a call that ended in a panic may have been made, as in one that failed: it is waited for, then
+/// asked for again.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_ends_in_a_panic_is_one_that_failed() {
+    let cloud = Cloud::new();
+    cloud.defects.store(1, Ordering::Relaxed);
+    let scaler = scaler(&cloud, 2).await;
+    seconds(600).await;
+    assert_eq!(states(&scaler).await, ["ready"; 2]);
+}
+
+/// Promises that are withdrawn are told, and a job that has come for one is as good as any.
+#[tokio::test(start_paused = true)]
+async fn a_promise_is_withdrawn_when_nothing_stands_behind_it() {
+    use crate::words::{Key, Request};
+    let cloud = Cloud::new();
+    let scaler = scaler(&cloud, 0).await;
+    seconds(60).await;
+    let mut room = scaler.room();
+    let [unused, used] = [scaler.reserve(Key::new("a")).await.unwrap(), scaler.reserve(Key::new("b")).await.unwrap()];
+    cloud.crash();
+    tokio::time::timeout(Duration::from_secs(60), room.changed()).await.unwrap().unwrap();
+    assert!(unused.is_withdrawn() && used.is_withdrawn());
+    drop(unused);
+    cloud.plugin.send_replace(UP);
+    let lease = used.renamed(Key::new("job")).acquire(Request::default(), Duration::from_secs(60)).await;
+    assert!(lease.is_ok(), "{lease:?}");
 }

@@ -19,12 +19,14 @@ pub(super) const DOUBTED: std::time::Duration = std::time::Duration::from_secs(5
 impl Engine {
     pub(super) fn group_up(&mut self, now: Now, id: GroupId, max_size: u32, can_suspend: bool) {
         let Some(group) = self.group_mut(id) else { return };
-        let before = group.max();
         group.plugin = Plugin::Up { max_size, can_suspend };
         group.updates.urgent = Some(now.at);
         group.updates.under_way.clear();
-        if group.max() != before {
-            group.bucket = Bucket::of(group.config.throttle, group.max().unwrap_or(0), now.at);
+        // A plugin that starts again has not had its burst again.
+        let max = group.max().unwrap_or(0);
+        if group.bucket_max != Some(max) {
+            group.bucket = Bucket::of(group.config.throttle, max, now.at);
+            group.bucket_max = Some(max);
         }
         self.renew_deadlines(now, id);
     }
@@ -80,7 +82,7 @@ impl Engine {
             return;
         }
         let used_up = instance.held == 0 && self.config.uses_max.is_some_and(|max| instance.used >= max.get());
-        let (uses, was_ready) = (instance.used, instance.was_ready);
+        let (uses, was_ready, restored) = (instance.used, instance.was_ready, instance.restored);
         let beat = self.next_heartbeat(now);
         if !was_ready {
             self.touch(index);
@@ -93,6 +95,9 @@ impl Engine {
         });
         if let Some(group) = self.group_mut(group) {
             group.readiness.succeed();
+            if !restored {
+                group.preparation.learn(after);
+            }
         }
         self.decide(now, What::Ready { group, id: id.clone(), after });
         self.awake(now, index);

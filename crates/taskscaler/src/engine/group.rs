@@ -156,6 +156,8 @@ pub(super) struct Group {
     pub(super) listed: bool,
     pub(super) asks: VecDeque<Ask>,
     pub(super) bucket: Option<Bucket>,
+    /// The most instances that the bucket was made for.
+    pub(super) bucket_max: Option<u32>,
     pub(super) calls: Bucket,
     pub(super) creation: Backoff,
     pub(super) readiness: Backoff,
@@ -164,6 +166,8 @@ pub(super) struct Group {
     pub(super) short_until: Time,
     /// The pause after the last grant that was short; zero: the last one was not.
     pub(super) short_pause: Duration,
+    /// What its instances cost is known.
+    pub(super) is_priced: bool,
     /// Its plugin says that nothing can be had now.
     pub(super) out_of_stock: bool,
     /// Its plugin disowned these before they were listed.
@@ -176,12 +180,16 @@ pub(super) struct Group {
     pub(super) appearances: Appearances,
     pub(super) boot: Estimate,
     pub(super) deletion: Estimate,
+    /// From running to ready.
+    pub(super) preparation: Estimate,
 }
 
 impl Group {
     pub(super) fn new(config: GroupConfig, at: Time) -> Self {
         let bucket = Bucket::of(config.throttle, config.instances_max, at);
         Self {
+            is_priced: config.price_per_hour > 0.0,
+            bucket_max: Some(config.instances_max),
             config,
             plugin: Plugin::Down { cause: "it has not been started yet".to_owned() },
             listed: false,
@@ -209,6 +217,7 @@ impl Group {
             appearances: Appearances::default(),
             boot: Estimate::default(),
             deletion: Estimate::default(),
+            preparation: Estimate::default(),
         }
     }
 

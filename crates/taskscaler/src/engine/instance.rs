@@ -146,7 +146,8 @@ impl Instance {
         }
         Part {
             supply: 1,
-            acquired: held,
+            // More than there are slots were held when the capacity was larger, before a restart.
+            acquired: held.min(capacity),
             unavailable: capacity.saturating_sub(held + given),
             free: if self.state == State::Ready && !self.kept { given } else { 0 },
             held,

@@ -6,9 +6,11 @@ use muster_fleeting::model::InstanceId;
 
 use super::instance::State;
 use super::queue::Waiter;
+use super::scale::CANDIDATES_MAX;
 use super::{Engine, Place};
 use crate::decision::{Hold, What};
 use crate::event::Action;
+use crate::formula::{self, Inputs};
 use crate::time::Now;
 use crate::words::{GroupId, Key, Lease, Loss, Removal, Request};
 
@@ -117,11 +119,50 @@ impl Engine {
         self.reservations.insert(key);
     }
 
-    /// A promise that was made before its job was known goes on under the job's own name.
+    /// A promise that was made before its job was known goes on under the job's own name, also one that was withdrawn
+    /// meanwhile: the job is here.
     pub fn rename(&mut self, from: &Key, to: Key) {
-        if self.reservations.remove(from) {
-            self.reservations.insert(to);
+        self.reservations.remove(from);
+        self.reservations.insert(to);
+    }
+
+    /// Takes back promises that nothing stands behind any more: those beyond what is in sight, and by a preemptive policy
+    /// those for which instances would be kept idle for longer than it says.
+    pub(super) fn withdraw(&mut self, now: Now) {
+        let reserved = self.reservations.len() as u64;
+        let promises = reserved.saturating_sub(self.queue.len() as u64);
+        if promises == 0 {
+            return;
         }
+        let held = self.holds(now);
+        let in_sight = self.pool.sums().free.max(self.slots_to_come(&held));
+        let over = reserved.saturating_sub(in_sight).max(self.kept_too_long(now));
+        if over == 0 {
+            return;
+        }
+        let mut keys: Vec<Key> =
+            self.reservations.iter().filter(|key| self.queue.get(key).is_none()).cloned().collect();
+        keys.sort_unstable();
+        for key in keys.into_iter().take(usize::try_from(over).unwrap_or(usize::MAX)) {
+            self.reservations.remove(&key);
+            self.actions.push(Action::Withdraw { key });
+        }
+    }
+
+    /// Promises that are all that keeps instances which have been idle for the policy's time.
+    fn kept_too_long(&self, now: Now) -> u64 {
+        let inputs = self.inputs(now);
+        let wanted = formula::idle(&inputs).max(inputs.stray);
+        if inputs.reserved <= wanted {
+            return 0;
+        }
+        let surplus = formula::surplus(&inputs);
+        let kept = formula::surplus(&Inputs { reserved: 0, ..inputs }) - surplus;
+        let idle_time = self.wanted.idle_time;
+        let groups = (0..self.groups.len()).map(GroupId);
+        let idle = groups.flat_map(|group| self.pool.idle(group, now.at, idle_time, CANDIDATES_MAX));
+        // Those that are too many in spite of the promises go first.
+        idle.map(|(_, index)| self.pool.gives(index)).sum::<u64>().saturating_sub(surplus).min(kept)
     }
 
     /// Waits for a slot; [`Action::Grant`] gives it, perhaps at once.
@@ -161,7 +202,7 @@ impl Engine {
             let expected = self.group(*group).map_or(0, |group| u64::from(group.expected()));
             let more = match hold {
                 // A place will be free when one that goes is gone.
-                Some(Hold::AtMax { leaving, .. }) => u64::from(*leaving),
+                Some(Hold::AtMax { leaving, stuck, .. }) => u64::from(leaving.saturating_sub(stuck.count)),
                 Some(Hold::Throttled | Hold::Short) | None => self.room(*group),
                 // One attempt shows whether it works again.
                 Some(Hold::Probing { .. }) => 1,
@@ -174,8 +215,8 @@ impl Engine {
     fn facts(&self) -> String {
         let sums = self.pool.sums();
         let coming: u64 = self.groups.iter().map(|group| u64::from(group.expected())).sum();
-        let unready =
-            sums.supply * u64::from(self.config.capacity.get()) - sums.acquired - sums.unavailable - sums.free;
+        let unready = (sums.supply * u64::from(self.config.capacity.get()))
+            .saturating_sub(sums.acquired + sums.unavailable + sums.free);
         format!(
             "idle:{},acquired:{},unavailable:{},unready:{unready},reserved:{},coming:{coming}",
             sums.free,

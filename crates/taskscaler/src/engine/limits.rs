@@ -37,10 +37,11 @@ impl Engine {
             if instance.is_deleting() && instance.held > 0 {
                 return Err(Violation::new("I2", format!("{id} is removed and has {} jobs", instance.held)));
             }
-            if instance.held > self.config.capacity.get() {
+            // The limits may have been others before a restart.
+            if instance.held > self.config.capacity.get() && !instance.restored {
                 return Err(Violation::new("J4", format!("{id} has {} jobs", instance.held)));
             }
-            if self.config.uses_max.is_some_and(|max| instance.used > max.get()) {
+            if self.config.uses_max.is_some_and(|max| instance.used > max.get()) && !instance.restored {
                 return Err(Violation::new("J4", format!("{id} was used {} times", instance.used)));
             }
             for (slot, key) in instance.keys() {
@@ -86,7 +87,7 @@ impl Engine {
         let kept = self.kept.as_ref().and_then(|(key, index)| Some((self.queue.get(key)?, self.pool.get(*index)?)));
         if let Some((waiter, instance)) = kept
             && instance.part(self.config.capacity.get(), self.limits().1).supply > 0
-            && self.config.capacity.get() - instance.held >= waiter.slots
+            && self.config.capacity.get().saturating_sub(instance.held) >= waiter.slots
             && matches!(instance.state, State::Ready)
         {
             return Err(Violation::new("I5", format!("{} waits, and what is kept for it is free", waiter.key)));

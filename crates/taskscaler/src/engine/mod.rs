@@ -238,15 +238,18 @@ impl Engine {
 
     /// For the forecast, every minute.
     fn record_load(&mut self, now: Now) {
-        let sums = self.pool.sums();
-        let in_use = sums.held + self.queue.slots(self.config.usable());
-        let boot = self.boot_time();
+        let in_use = self.pool.sums().held + self.queue.slots(self.config.usable());
+        let (boot, inputs) = (self.boot_time(), self.inputs(now));
         let Some(forecast) = &mut self.forecast else { return };
         let changed = forecast.record(now.unix, in_use);
-        // What it keeps idle is what is idle because of it.
-        let its = forecast.idle(now.unix, in_use, boot).min(sums.free);
-        forecast.spend(now.unix, its.saturating_sub(u64::from(self.wanted.idle_count)));
+        // What it keeps idle is what is idle because of it, also what boots: it is paid for.
+        let slots = inputs.instances.saturating_mul(inputs.capacity);
+        let unused = slots.saturating_sub(inputs.acquired + inputs.unavailable + inputs.waiting);
+        let wanted = forecast.idle(now.unix, in_use, boot);
+        let its = forecast.lingering(now.unix, wanted, self.wanted.idle_time).min(unused);
+        let days = forecast.spend(now.unix, its.saturating_sub(u64::from(self.wanted.idle_count)));
         self.dirty.extend(changed.into_iter().map(|bucket| RowKey::Load { bucket }));
+        self.dirty.extend(days.into_iter().map(|day| RowKey::Spent { day }));
     }
 
     fn decide(&mut self, now: Now, what: What) {

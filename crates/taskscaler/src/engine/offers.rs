@@ -62,6 +62,7 @@ impl Engine {
     /// A price that is no number, or below nothing, is none.
     pub(super) fn priced(&mut self, group: GroupId, per_hour: f64) {
         let Some(group) = self.group_mut(group).filter(|_| per_hour.is_finite() && per_hour >= 0.0) else { return };
+        group.is_priced = true;
         if group.config.price_per_hour.total_cmp(&per_hour).is_ne() {
             group.config.price_per_hour = per_hour;
             let (order, ranks) = order(self.config.order, &self.groups);

@@ -72,7 +72,7 @@ impl Engine {
         let instance = self.pool.get(index).filter(|instance| instance.kept);
         match (waiter, instance) {
             (Some(waiter), Some(instance)) if instance.can_fit(waiter.slots, capacity, uses_max) => {
-                if capacity - instance.held >= waiter.slots {
+                if capacity.saturating_sub(instance.held) >= waiter.slots {
                     self.keep_no_more(index);
                     self.give(now, &waiter, index);
                 }
@@ -122,7 +122,7 @@ impl Engine {
         }
         let kept = self.kept.as_ref().and_then(|(_, index)| self.pool.get(*index));
         let (capacity, _) = self.limits();
-        self.pool.sums().free + kept.map_or(0, |instance| u64::from(capacity - instance.held))
+        self.pool.sums().free + kept.map_or(0, |instance| u64::from(capacity.saturating_sub(instance.held)))
     }
 
     /// Slots of an instance, and jobs in its life.

@@ -294,6 +294,12 @@ impl Pool {
         span(&self.of.get(group.0)?.arriving)
     }
 
+    /// A group's instances whose removal began at this time or before it, the first at the front.
+    pub(super) fn removing_since(&self, group: GroupId, since: Time) -> Vec<Index> {
+        let leaving = self.of.get(group.0).into_iter().flat_map(|of| of.leaving.range(..=(since, Index::MAX)));
+        leaving.map(|(_, index)| *index).collect()
+    }
+
     /// When the first and the last began of a group's removals.
     pub(super) fn removing(&self, group: GroupId) -> Option<(Time, Time)> {
         span(&self.of.get(group.0)?.leaving)

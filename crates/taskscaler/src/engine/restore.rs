@@ -1,5 +1,7 @@
 //! The books: what is stored, and how an engine goes on from it.
 
+use std::time::Duration;
+
 use muster_fleeting::model::InstanceId;
 
 use super::group::{Ask, AskState, DOUBT, Stranger};
@@ -23,20 +25,32 @@ impl Engine {
         let mut rows = rows;
         rows.sort_by(|(one, _), (other, _)| one.cmp(other));
         let renames = engine.renames(&rows);
-        let mut renamed = Vec::new();
+        let mut outdated = Vec::new();
         for (key, row) in rows {
             let key = match &renames {
                 Some(name) if key.group().is_some() => {
                     let new = key.renamed(name);
-                    renamed.extend([key, new.clone()]);
+                    outdated.extend([key, new.clone()]);
                     new
                 }
                 _ => key,
             };
             let name = match (&key, &row) {
                 (RowKey::Load { bucket }, Row::Load { most }) => {
-                    if let Some(forecast) = &mut engine.forecast {
-                        forecast.record(bucket.saturating_mul(BUCKET_S), u64::from(*most));
+                    // What is not looked at any more leaves the books.
+                    let (bucket, most) = (*bucket, u64::from(*most));
+                    let changed =
+                        engine.forecast.as_mut().map(|forecast| forecast.record(bucket.saturating_mul(BUCKET_S), most));
+                    let stale =
+                        |bucket: &i64| engine.forecast.as_ref().is_none_or(|forecast| forecast.most(*bucket).is_none());
+                    let stale = changed.unwrap_or_else(|| vec![bucket]).into_iter().filter(stale);
+                    outdated.extend(stale.map(|bucket| RowKey::Load { bucket }));
+                    continue;
+                }
+                (RowKey::Spent { day }, Row::Spent { slot_seconds }) => {
+                    match &mut engine.forecast {
+                        Some(forecast) => forecast.has_spent(*day, *slot_seconds),
+                        None => outdated.push(key),
                     }
                     continue;
                 }
@@ -44,7 +58,7 @@ impl Engine {
                     engine.usages.restore(*work, usage.clone());
                     continue;
                 }
-                (RowKey::Load { .. } | RowKey::Work(_), _) => continue,
+                (RowKey::Load { .. } | RowKey::Spent { .. } | RowKey::Work(_), _) => continue,
                 (
                     RowKey::Instance { group, .. }
                     | RowKey::Ask { group, .. }
@@ -80,9 +94,12 @@ impl Engine {
                         found_anew.push((group, id));
                     }
                 }
-                (RowKey::Ask { call, .. }, Row::Ask { n, open, asked_unix, granted }) => {
+                (RowKey::Ask { call, .. }, Row::Ask { n, open, asked_unix, granted, owed_unix }) => {
                     engine.next_number = engine.next_number.max(call + 1);
-                    let state = if granted {
+                    let state = if let Some(until) = owed_unix {
+                        let left = u64::try_from(until.saturating_sub(now.unix)).unwrap_or(0);
+                        AskState::Owed { until: now.at + Duration::from_secs(left) }
+                    } else if granted {
                         let last = now.at + engine.config.create_deadline;
                         AskState::Granted { until: last, last }
                     } else {
@@ -101,7 +118,7 @@ impl Engine {
             }
         }
         engine.dirty.clear();
-        engine.dirty.extend(renamed);
+        engine.dirty.extend(outdated);
         for (group, id) in found_anew {
             engine.touch_foreign(group, &id);
         }
@@ -221,7 +238,13 @@ impl Engine {
                     .iter()
                     .find(|ask| ask.call == *call && (ask.open > 0 || ask.state == AskState::Asked))?;
                 let granted = matches!(ask.state, AskState::Granted { .. } | AskState::Late { .. });
-                Some(Row::Ask { n: ask.n, open: ask.open, asked_unix: ask.asked_unix, granted })
+                let owed_unix = match ask.state {
+                    AskState::Owed { until } => {
+                        Some(ask.asked_unix.saturating_add_unsigned(until.since(ask.asked).as_secs()))
+                    }
+                    _ => None,
+                };
+                Some(Row::Ask { n: ask.n, open: ask.open, asked_unix: ask.asked_unix, granted, owed_unix })
             }
             RowKey::Gone { group, id } => {
                 let unix = self.group(by_name(group)?)?.gone_since(&InstanceId::new(id.clone()))?;
@@ -232,6 +255,7 @@ impl Engine {
                 Some(Row::Foreign { unix: stranger.since_unix })
             }
             RowKey::Work(work) => self.usages.get(*work).cloned().map(Row::Work),
+            RowKey::Spent { day } => Some(Row::Spent { slot_seconds: self.forecast.as_ref()?.spent(*day)? }),
             RowKey::Load { bucket } => Some(Row::Load { most: self.forecast.as_ref()?.most(*bucket)? }),
         }
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::group::{Ask, AskState, Plugin};
 use super::{Engine, pool};
-use crate::decision::{Hold, What};
+use crate::decision::{Hold, Stuck, What};
 use crate::event::Action;
 use crate::formula::{self, Inputs};
 use crate::time::{Now, Time};
@@ -14,8 +14,10 @@ use crate::words::{GroupId, Removal};
 const READINESS_FAILURES_MAX: u32 = 3;
 /// Room of a group without a limit.
 const UNBOUNDED: u64 = 1_000_000_000;
+/// A removal is thought to work for so long, or for three times as long as removals of its group take.
+const STUCK_AFTER: Duration = Duration::from_secs(300);
 /// Idle instances of a group that are looked at in one step.
-const CANDIDATES_MAX: usize = 1000;
+pub(super) const CANDIDATES_MAX: usize = 1000;
 /// After a grant that was short the provider is asked again after this; while it goes on to give, after less and less.
 const SHORT_PAUSE: Duration = Duration::from_millis(250);
 /// The least of these pauses: ten calls a second.
@@ -31,6 +33,7 @@ impl Engine {
         }
         if self.stopping {
             self.held.clear();
+            self.missing = 0;
             self.remove_at_the_end(now);
             return;
         }
@@ -41,8 +44,10 @@ impl Engine {
             missing @ 1.. => self.create(now, missing.unsigned_abs(), inputs),
             _ => self.held.clear(),
         }
-        self.shrink(now, formula::surplus(&inputs));
+        self.withdraw(now);
+        self.shrink(now, formula::surplus(&self.inputs(now)));
         self.remove_over_max(now);
+        self.remove_over_spend(now);
     }
 
     /// What the formula is asked with.
@@ -151,6 +156,7 @@ impl Engine {
         let (room, spend, coming, leaving) =
             (self.room(id), self.spend_room(id), self.pool.coming(id), self.pool.leaving(id));
         let (stopping, spend_max) = (self.stopping, self.config.spend_max_per_hour);
+        let stuck = if room == 0 { self.stuck(now, id) } else { Stuck::default() };
         let group = self.groups.get_mut(id.0)?;
         if stopping {
             return Some(Hold::Stopping);
@@ -162,7 +168,7 @@ impl Engine {
             return Some(Hold::Unknown);
         }
         if room == 0 {
-            return Some(Hold::AtMax { max: group.max().unwrap_or(0), leaving });
+            return Some(Hold::AtMax { max: group.max().unwrap_or(0), leaving, stuck });
         }
         if group.out_of_stock {
             return Some(Hold::OutOfStock);
@@ -183,11 +189,25 @@ impl Engine {
         if now.at < group.short_until {
             return Some(Hold::Short);
         }
+        if spend_max.is_some() && !group.is_priced {
+            return Some(Hold::Unpriced);
+        }
         if spend == 0 {
             return Some(Hold::Spend { max_per_hour: spend_max.unwrap_or(0.0) });
         }
         let throttled = group.bucket.as_mut().is_some_and(|bucket| bucket.available(now.at) == 0);
         (throttled || group.calls.available(now.at) == 0).then_some(Hold::Throttled)
+    }
+
+    /// Instances whose removal has taken so long that their places are not in sight.
+    fn stuck(&self, now: Now, id: GroupId) -> Stuck {
+        let Some(group) = self.group(id) else { return Stuck::default() };
+        let limit = STUCK_AFTER.max(group.deletion.fast.unwrap_or_default() * 3);
+        let limit = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+        let Some(since) = now.at.as_millis().checked_sub(limit) else { return Stuck::default() };
+        let stuck = self.pool.removing_since(id, Time::from_millis(since));
+        let first = stuck.first().and_then(|index| Some(self.pool.get(*index)?.id.clone()));
+        Stuck { count: u32::try_from(stuck.len()).unwrap_or(u32::MAX), first }
     }
 
     /// Instances that the group may have beside those that it has, and those that may yet appear.
@@ -238,9 +258,9 @@ impl Engine {
         }
     }
 
-    /// When the next instance has been idle for long enough.
+    /// When the next instance has been idle for long enough. Promises do not keep one for longer than that.
     pub(super) fn idle_wake(&self, now: Now) -> Option<Time> {
-        if self.stopping || formula::surplus(&self.inputs(now)) == 0 {
+        if self.stopping || formula::surplus(&Inputs { reserved: 0, ..self.inputs(now) }) == 0 {
             return None;
         }
         let groups = (0..self.groups.len()).map(GroupId);
@@ -258,6 +278,24 @@ impl Engine {
                 self.delete(now, index, Removal::OverMax);
             }
         }
+    }
+
+    /// What runs costs more than it may, since prices rose: what no job holds goes, the dearest groups first.
+    fn remove_over_spend(&mut self, now: Now) {
+        let Some(max) = self.config.spend_max_per_hour else { return };
+        for group in self.order.clone().into_iter().rev() {
+            let price = self.group(group).map_or(0.0, |group| group.config.price_per_hour);
+            while price > 0.0 && self.spend_per_hour() - self.spend_leaving() > max + 1e-9 {
+                let Some((_, index)) = self.pool.longest_idle(group) else { break };
+                self.delete(now, index, Removal::OverSpend);
+            }
+        }
+    }
+
+    /// What the instances cost that are being removed.
+    fn spend_leaving(&self) -> f64 {
+        let groups = self.groups.iter().enumerate();
+        groups.map(|(index, group)| f64::from(self.pool.leaving(GroupId(index))) * group.config.price_per_hour).sum()
     }
 
     /// Requests that have waited for too long for what they were granted.

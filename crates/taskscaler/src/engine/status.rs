@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::group::Plugin;
 use super::instance::{Instance, State};
 use super::{Engine, pool};
+use crate::decision::Hold;
 use crate::formula;
 use crate::time::Now;
 use crate::words::{GroupId, Key};
@@ -195,7 +196,7 @@ impl Engine {
             idle_wanted: formula::idle(&inputs),
             policy: self.policy.map(|index| index + 1),
             spend_per_hour: self.spend_per_hour(),
-            held: self.held_words(),
+            held: self.held_words(now),
             waiting: self.waiting(now),
             booting: self.booting(),
             ready_in_ms: self.ready_in_ms(now),
@@ -213,7 +214,7 @@ impl Engine {
             before: self.queue.before(key),
             booting: self.booting(),
             ready_in_ms: self.ready_in_ms(now),
-            held: self.held_words(),
+            held: self.held_words(now),
         })
     }
 
@@ -234,16 +235,29 @@ impl Engine {
     }
 
     fn ready_in_ms(&self, now: Now) -> Option<u64> {
-        let next = self.groups.iter().enumerate().filter_map(|(index, group)| {
-            let known = self.pool.arriving(GroupId(index)).map(|(oldest, _)| oldest);
-            let oldest = known.into_iter().chain(group.asked().map(|(oldest, _)| oldest)).min()?;
-            Some((oldest + group.boot.fast?).since(now.at))
+        let readying = |group: &super::Group| group.preparation.fast.unwrap_or_default();
+        let asked = self.groups.iter().filter_map(|group| Some(group.asked()?.0 + group.boot.fast? + readying(group)));
+        let known = self.pool.iter().filter_map(|(_, instance)| {
+            let group = self.group(instance.group)?;
+            match instance.state {
+                State::Booting => Some(instance.asked + group.boot.fast? + readying(group)),
+                State::Preparing => Some(instance.since + group.preparation.fast?),
+                _ => None,
+            }
         });
-        next.min().map(millis)
+        asked.chain(known).min().map(|at| millis(at.since(now.at)))
     }
 
-    fn held_words(&self) -> Vec<String> {
-        let held = self.named(self.held.clone());
+    fn held_words(&self, now: Now) -> Vec<String> {
+        let mut held = self.held.clone();
+        for (id, hold) in &mut held {
+            // Time has passed since it was told.
+            if let (Hold::BackOff { pause, .. }, Some(group)) = (hold, self.group(*id)) {
+                let backoff = if group.creation.holds(now.at) { &group.creation } else { &group.readiness };
+                *pause = backoff.until.since(now.at);
+            }
+        }
+        let held = self.named(held);
         held.into_iter().map(|(group, hold)| format!("group {group}: {hold}")).collect()
     }
 

@@ -1,6 +1,6 @@
 //! Why something is as it is, from how the fleet is now and what was decided in the last day.
 
-use super::{Explained, Report};
+use super::{Explained, Report, Source};
 use crate::engine::{GroupStatus, InstanceStatus, Status};
 use crate::history::{DAY_S, Told};
 
@@ -29,10 +29,16 @@ pub type Recall<'a> = &'a dyn Fn(i64, usize, &dyn Fn(&Told) -> bool) -> std::io:
 ///
 /// # Errors
 /// The history cannot be read.
-pub fn explain(subject: &Subject, report: &Report, unix: i64, recall: Recall<'_>) -> std::io::Result<Explained> {
+pub fn explain(
+    subject: &Subject,
+    report: &Report,
+    source: Source,
+    unix: i64,
+    recall: Recall<'_>,
+) -> std::io::Result<Explained> {
     let since = unix - DAY_S;
     let mut explained = match subject {
-        Subject::Fleet => fleet(report, recall(since, DECISIONS_MAX, &|_| true)?),
+        Subject::Fleet => fleet(report, source, recall(since, DECISIONS_MAX, &|_| true)?),
         Subject::Job(job) => self::job(job, report, unix, recall)?,
         Subject::Instance(id) => {
             let own = recall(since, DECISIONS_MAX, &|told| told.instance.as_ref() == Some(id))?;
@@ -42,7 +48,7 @@ pub fn explain(subject: &Subject, report: &Report, unix: i64, recall: Recall<'_>
             let about = |told: &Told| {
                 told.group.as_ref() == Some(name) || told.kind == "policy" || told.text.contains(&mention(name))
             };
-            group(name, report, recall(since, DECISIONS_MAX, &about)?)
+            group(name, report, source, recall(since, DECISIONS_MAX, &about)?)
         }
     };
     if let Some(why) = &report.down {
@@ -93,7 +99,9 @@ fn job(job: &str, report: &Report, unix: i64, recall: Recall<'_>) -> std::io::Re
         ));
         answer.extend(report.no_requests.as_ref().map(|why| format!("no more jobs are requested for now: {why}")));
     }
-    if let Some(leased) = decisions.iter().rev().find(|told| told.kind == "leased") {
+    // One that waits again is asked about this wait, not the one before.
+    let leased = decisions.iter().rev().find(|told| told.kind == "leased").filter(|_| waiting.is_none());
+    if let Some(leased) = leased {
         let waited = leased.after_ms.unwrap_or(0);
         answer.push(format!("it had waited {} for it", seconds(waited)));
         window = Some((leased.unix - i64::try_from(waited / 1000).unwrap_or(0) - 1, leased.unix));
@@ -111,7 +119,10 @@ fn job(job: &str, report: &Report, unix: i64, recall: Recall<'_>) -> std::io::Re
 fn coming(status: &Status) -> Vec<String> {
     let mut answer = Vec::new();
     if status.booting > 0 {
-        let next = status.ready_in_ms.map(|ms| format!("; the next is expected to be ready in {}", seconds(ms)));
+        let next = status.ready_in_ms.map(|ms| match ms {
+            0 => "; by what was learned, the next should be ready already".to_owned(),
+            ms => format!("; the next is expected to be ready in {}", seconds(ms)),
+        });
         let next = next.unwrap_or_default();
         answer.push(format!("{} instances boot or are made ready{next}", status.booting));
     }
@@ -151,14 +162,14 @@ fn now(instance: &InstanceStatus) -> Vec<String> {
     answer
 }
 
-fn group(name: &str, report: &Report, decisions: Vec<Told>) -> Explained {
+fn group(name: &str, report: &Report, source: Source, decisions: Vec<Told>) -> Explained {
     let status = report.status.as_ref();
     let found = status.and_then(|status| Some((status, status.groups.iter().find(|group| group.name == name)?)));
     let mut answer = Vec::new();
     match found {
         Some((status, group)) => {
-            answer.extend(how(group));
-            answer.extend(wanted(status));
+            answer.extend(how(group, source));
+            answer.extend(wanted(status, source));
             let held = status.held.iter().filter(|held| held.starts_with(&mention(name)));
             answer.extend(held.map(|held| format!("none is asked for: {held}")));
         }
@@ -167,11 +178,15 @@ fn group(name: &str, report: &Report, decisions: Vec<Told>) -> Explained {
     explained(report, found.is_some(), answer, decisions)
 }
 
-fn how(group: &GroupStatus) -> Vec<String> {
+fn how(group: &GroupStatus, source: Source) -> Vec<String> {
     let GroupStatus { name, down, max, instances, coming, doubtful, failures, error, foreign } = group;
-    let max = max.map_or_else(|| "without a limit".to_owned(), |max| format!("of at most {max}"));
+    let max = match (source, max) {
+        (Source::Store, _) => String::new(),
+        (Source::Manager, None) => " without a limit".to_owned(),
+        (Source::Manager, Some(max)) => format!(" of at most {max}"),
+    };
     let doubt = if *doubtful > 0 { format!(" ({doubtful} of them in doubt)") } else { String::new() };
-    let mut answer = vec![format!("group {name} has {instances} instances {max}, and {coming} asked for{doubt}")];
+    let mut answer = vec![format!("group {name} has {instances} instances{max}, and {coming} asked for{doubt}")];
     answer.extend(down.as_ref().map(|why| format!("its plugin does not run: {why}")));
     answer.extend(error.as_ref().map(|error| format!("the last {failures} attempts failed: {error}")));
     if !foreign.is_empty() {
@@ -180,7 +195,12 @@ fn how(group: &GroupStatus) -> Vec<String> {
     answer
 }
 
-fn wanted(status: &Status) -> Vec<String> {
+fn wanted(status: &Status, source: Source) -> Vec<String> {
+    if source == Source::Store {
+        return vec![
+            "how many are wanted, who waits, and what stands in the way, only a manager at work can say".to_owned(),
+        ];
+    }
     let tasks = &status.tasks;
     let what = match status.missing {
         0 => "as many instances as are wanted are there or on their way".to_owned(),
@@ -194,11 +214,11 @@ fn wanted(status: &Status) -> Vec<String> {
     )]
 }
 
-fn fleet(report: &Report, decisions: Vec<Told>) -> Explained {
+fn fleet(report: &Report, source: Source, decisions: Vec<Told>) -> Explained {
     let mut answer = Vec::new();
     if let Some(status) = &report.status {
-        answer.extend(status.groups.iter().flat_map(how));
-        answer.extend(wanted(status));
+        answer.extend(status.groups.iter().flat_map(|group| how(group, source)));
+        answer.extend(wanted(status, source));
         answer.extend(coming(status));
     }
     answer.extend(report.no_requests.as_ref().map(|why| format!("no more jobs are requested for now: {why}")));
@@ -241,7 +261,7 @@ mod tests {
         let recall = |since, _: usize, wanted: &dyn Fn(&Told) -> bool| {
             Ok(history.iter().filter(|told| told.unix >= since && wanted(told)).cloned().collect())
         };
-        explain(&Subject::Job(job.to_owned()), report, 1000, &recall).unwrap()
+        explain(&Subject::Job(job.to_owned()), report, Source::Manager, 1000, &recall).unwrap()
     }
 
     #[test]
@@ -263,6 +283,42 @@ mod tests {
         );
         let texts: Vec<&str> = explained.decisions.iter().map(|told| told.text.as_str()).collect();
         assert_eq!((explained.known, texts), (true, vec!["in the way"]));
+    }
+
+    #[test]
+    fn a_job_that_waits_again_has_its_second_wait_explained() {
+        let waiting = WaitingStatus { key: "job-12-abcd".to_owned(), for_ms: 42_000, before: 0 };
+        let mut first = told(500, "leased", &["job-12-0000"], "it has slot 0 of i1");
+        first.after_ms = Some(1_000);
+        let history = [
+            told(499, "ask", &[], "before the first"),
+            first,
+            told(950, "lost", &["job-12-0000"], "i1 is lost"),
+            told(970, "hold", &[], "in the way"),
+        ];
+        let explained = ask("12", &report(vec![waiting]), &history);
+        assert!(!explained.answer.iter().any(|line| line.starts_with("it had waited")), "{:?}", explained.answer);
+        let texts: Vec<&str> = explained.decisions.iter().map(|told| told.text.as_str()).collect();
+        assert_eq!(texts, ["it has slot 0 of i1", "i1 is lost", "in the way"]);
+    }
+
+    /// Books say what there is, and nothing of what is wanted.
+    #[test]
+    fn books_do_not_say_that_all_is_well() {
+        let place = tempfile::tempdir().unwrap();
+        let row = "{\"taskscaler_books\":1}\n[[{\"instance\":{\"group\":\"a\",\"id\":\"i1\"}},{\"instance\":{\"slots\":[],\"used\":0,\"seen_unix\":1,\"intent\":\"use\"}}]]\n";
+        std::fs::write(place.path().join("x.books"), row).unwrap();
+        let fleets = crate::fleet::offline(place.path(), 1000).unwrap();
+        let none = |_, _: usize, _: &dyn Fn(&Told) -> bool| Ok(Vec::new());
+        for subject in [Subject::Fleet, Subject::Group("a".to_owned())] {
+            let explained = explain(&subject, &fleets[0].report, Source::Store, 1000, &none).unwrap();
+            let answer = explained.answer.join("\n");
+            assert!(answer.contains("group a has 1 instances, and 0 asked for"), "{answer}");
+            for wrong in ["limit", "are wanted are there", "0 jobs wait", "policy"] {
+                assert!(!answer.contains(wrong), "{answer}");
+            }
+            assert!(answer.contains("only a manager at work can say"), "{answer}");
+        }
     }
 
     #[test]

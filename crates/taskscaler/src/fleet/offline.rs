@@ -21,7 +21,7 @@ pub struct OfflineFleet {
 /// The fleets whose books are in this directory, at `unix`. A directory that is not there has none.
 ///
 /// # Errors
-/// [`StoreError`].
+/// [`StoreError`]: the directory cannot be read. Books that cannot be are told as their fleet's report.
 pub fn offline(directory: &Path, unix: i64) -> Result<Vec<OfflineFleet>, StoreError> {
     let error = |source| StoreError::File { doing: "read", path: directory.to_owned(), source };
     let entries = match std::fs::read_dir(directory) {
@@ -39,11 +39,17 @@ pub fn offline(directory: &Path, unix: i64) -> Result<Vec<OfflineFleet>, StoreEr
     }
     files.sort();
     files.dedup();
-    files.into_iter().map(|books| fleet(books, unix)).collect()
+    Ok(files.into_iter().map(|books| fleet(&books, unix).unwrap_or_else(|error| unreadable(books, &error))).collect())
 }
 
-fn fleet(books: PathBuf, unix: i64) -> Result<OfflineFleet, StoreError> {
-    let rows = Journal::rows(&books)?;
+/// Damaged books say nothing of the others.
+fn unreadable(books: PathBuf, error: &StoreError) -> OfflineFleet {
+    let down = Some(crate::driver::words(error));
+    OfflineFleet { report: Report { runner: name_of(&books), down, no_requests: None, status: None }, books }
+}
+
+fn fleet(books: &Path, unix: i64) -> Result<OfflineFleet, StoreError> {
+    let rows = Journal::rows(books)?;
     let mut groups: BTreeMap<String, GroupStatus> = BTreeMap::new();
     let mut instances = Vec::new();
     for (key, row) in rows {
@@ -66,7 +72,7 @@ fn fleet(books: PathBuf, unix: i64) -> Result<OfflineFleet, StoreError> {
     let acquired = instances.iter().map(|instance| instance.slots.len() as u64).sum();
     let runner = match groups.keys().next() {
         Some(name) => name.clone(),
-        None => name_of(&books),
+        None => name_of(books),
     };
     let status = Status {
         tasks: Tasks { acquired, ..Tasks::default() },
@@ -82,7 +88,10 @@ fn fleet(books: PathBuf, unix: i64) -> Result<OfflineFleet, StoreError> {
         instances,
     };
     let down = Some("this is what its books say".to_owned());
-    Ok(OfflineFleet { books, report: Report { runner, down, no_requests: None, status: Some(status) } })
+    Ok(OfflineFleet {
+        books: books.to_owned(),
+        report: Report { runner, down, no_requests: None, status: Some(status) },
+    })
 }
 
 /// A scaler without rows is named by what it decided last, or by its file.
@@ -130,5 +139,22 @@ fn instance(
         used,
         failures: 0,
         slots: (0..).zip(slots).filter_map(|(slot, key)| Some(SlotStatus { slot, key: key? })).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn damaged_books_do_not_hide_the_others() {
+        let place = tempfile::tempdir().unwrap();
+        std::fs::write(place.path().join("a.books"), "{\"taskscaler_books\":1}\nnonsense\n").unwrap();
+        std::fs::write(place.path().join("b.books"), "{\"taskscaler_books\":1}\n").unwrap();
+        let fleets = offline(place.path(), 0).unwrap();
+        let [damaged, whole] = fleets.as_slice() else { panic!("{fleets:?}") };
+        let why = damaged.report.down.as_deref().unwrap();
+        assert!(damaged.report.status.is_none() && why.contains("a.books, line 2 cannot be read"), "{why}");
+        assert!(whole.report.status.is_some());
     }
 }

@@ -294,10 +294,11 @@ impl<'a> World<'a> {
 
     fn act(&mut self, action: Action) -> Result<(), Violation> {
         let (at, life) = (self.now.at, self.life);
+        let of = action.group().map_or(0, |group| group.0);
         let (delay, event) = match action {
             Action::Grant(lease) => return self.starts(lease),
             Action::Lost { key, .. } => return self.lost(&key),
-            Action::Forget { .. } => return Ok(()),
+            Action::Forget { .. } | Action::Withdraw { .. } => return Ok(()),
             Action::Suspend { .. } | Action::Resume { .. } => return Ok(()),
             Action::Update { group, call } => {
                 self.report.lists += 1;
@@ -331,7 +332,7 @@ impl<'a> World<'a> {
                 (cloud.delay(at, &mut self.random), Event::Health { group, id, result })
             }
         };
-        if self.clouds[0].says_twice(at, &mut self.random) {
+        if self.clouds[of].says_twice(at, &mut self.random) {
             let again = at + delay + Duration::from_millis(self.random.random_range(0..60_000));
             self.plan(again, Happening::Told { life, event: event.clone() });
         }

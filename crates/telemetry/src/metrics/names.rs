@@ -131,7 +131,7 @@ pub const FLEET: &[Definition] = &[
         "fleeting_taskscaler_scale_operations_total",
         Kind::Counter,
         &["operation"],
-        "Decisions to create or to remove.",
+        "Instances that were created, and those that were removed because nobody needed them.",
     ),
     fleet(
         "fleeting_taskscaler_task_instance_readiness_time_seconds",
@@ -143,7 +143,7 @@ pub const FLEET: &[Definition] = &[
         "muster_taskscaler_spend_per_hour",
         Kind::Gauge,
         &[],
-        "What the instances cost per hour, by the configured prices.",
+        "What the instances cost per hour at most, by the prices that are known.",
     ),
     fleet("muster_taskscaler_foreign_instances", Kind::Gauge, &[], "Instances that nobody here asked for."),
     fleet(

@@ -3,7 +3,10 @@
 mod cases;
 mod creation;
 mod density;
+mod hopes;
+mod money;
 mod offers;
+mod promises;
 mod removal;
 mod restart;
 mod rig;

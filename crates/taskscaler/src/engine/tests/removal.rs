@@ -123,13 +123,15 @@ fn an_operator_drains_an_instance() {
 }
 
 #[test]
-fn a_reservation_keeps_an_instance_only_where_it_was_promised() {
-    for (idle, kept) in [(0, 0), (1, 2)] {
+fn a_reservation_keeps_no_instance_for_longer_than_the_idle_time() {
+    for (idle, kept) in [(0, 0), (1, 1)] {
         let mut config = config(3, 1);
         config.policies = Policies::always(wanted(idle, 10));
         let mut rig = adopted(config, &["a", "b"]);
         rig.reserve("1").unwrap();
         rig.reserve("2").ok();
+        rig.seconds(9);
+        assert_eq!(rig.clouds[0].len(), 2);
         rig.seconds(60);
         assert_eq!(rig.clouds[0].len(), kept, "idle_count {idle}");
     }

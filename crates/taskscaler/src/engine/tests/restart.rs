@@ -207,3 +207,93 @@ fn rows_of_version_1_are_read() {
     assert_eq!(status.instances.len(), 3);
     assert_eq!(status.groups[0].coming, 2);
 }
+
+/// The books have more held slots than there are now.
+#[test]
+fn a_capacity_that_is_lowered_while_jobs_run_is_kept_for_new_ones() {
+    let mut roomy = config(3, 4);
+    roomy.uses_max = NonZeroU32::new(9);
+    let mut rig = Rig::new(roomy.clone());
+    (0..4).for_each(|job| rig.want(&job.to_string()));
+    rig.seconds(31);
+    let mut narrow = config(3, 2);
+    narrow.uses_max = NonZeroU32::new(3);
+    let mut rig = restarted(rig, narrow);
+    (0..4).for_each(|job| assert!(rig.engine.claim(&key(&job.to_string())).is_some()));
+    rig.tell(Event::Settled);
+    rig.seconds(60);
+    assert_eq!((rig.made, rig.engine.tasks().acquired), (1, 4), "nothing is missing");
+    rig.reserve("new").unwrap();
+    let refusal = (0..9).find_map(|n| rig.reserve(&format!("more {n}")).err()).unwrap().to_string();
+    assert!(refusal.contains("unready:0,"), "{refusal}");
+    rig.want("new");
+    rig.seconds(40);
+    assert_eq!(rig.place("new"), "i2/0", "four jobs are on the first one, which takes two");
+    (0..3).for_each(|job| rig.release(&job.to_string()));
+    rig.seconds(1);
+    assert!(rig.clouds[0].contains_key(&id("i1")), "its last job runs");
+    rig.release("3");
+    rig.seconds(1);
+    assert!(!rig.clouds[0].contains_key(&id("i1")), "it had four jobs, of at most three");
+}
+
+/// Books of a week of work, with what the forecast has kept idle today.
+fn week_of_work(spent: Option<u64>) -> Vec<(RowKey, Row)> {
+    let now = MONDAY.div_euclid(300);
+    let loads = (now - 7 * 288..now).map(|bucket| (RowKey::Load { bucket }, Row::Load { most: 50 }));
+    let day = MONDAY.div_euclid(24 * 3600);
+    loads.chain(spent.map(|slot_seconds| (RowKey::Spent { day }, Row::Spent { slot_seconds }))).collect()
+}
+
+#[test]
+fn what_a_forecast_may_cost_in_a_day_is_not_had_again_after_a_restart() {
+    let bound = crate::forecast::ForecastConfig { idle_hours_per_day_max: Some(2.0), ..Default::default() };
+    let with_forecast = Config { forecast: Some(bound), ..config(100, 1) };
+    let idle = |spent| {
+        let now = Now::steady(Time::ZERO, MONDAY);
+        let (engine, _) = Engine::restore(with_forecast.clone(), week_of_work(spent), now);
+        engine.status(now).idle_wanted
+    };
+    assert!(idle(None) > 0 && idle(Some(7_000)) > 0);
+    assert_eq!(idle(Some(7_200)), 0);
+
+    let (engine, _) = Engine::restore(with_forecast.clone(), week_of_work(None), Now::steady(Time::ZERO, MONDAY));
+    let mut rig = Rig::around(engine, BTreeMap::new());
+    rig.seconds(3600);
+    let mut rows = BTreeMap::new();
+    stored(&mut rig, &mut rows);
+    let spent = rows.into_iter().find_map(|(key, row)| match (key, row) {
+        (RowKey::Spent { .. }, Row::Spent { slot_seconds }) => Some(slot_seconds),
+        _ => None,
+    });
+    assert!(spent.is_some_and(|spent| spent > 6_000), "the books have the sum of the day: {spent:?}");
+    assert_eq!(rig.engine.status(rig.now).idle_wanted, 0, "and the bound holds");
+}
+
+#[test]
+fn what_no_forecast_looks_at_leaves_the_books() {
+    let mut rows = week_of_work(Some(1));
+    let now = Now::steady(Time::ZERO, MONDAY);
+    let gone = |mut engine: Engine| engine.changes().iter().filter(|change| change.row.is_none()).count();
+    assert_eq!(gone(Engine::restore(config(1, 1), rows.clone(), now).0), rows.len(), "there is none any more");
+    let long_ago = MONDAY.div_euclid(300) - 20 * 288;
+    rows.push((RowKey::Load { bucket: long_ago }, Row::Load { most: 1 }));
+    let with_forecast = Config { forecast: Some(crate::forecast::ForecastConfig::default()), ..config(1, 1) };
+    assert_eq!(gone(Engine::restore(with_forecast, rows, now).0), 1, "it is too old");
+}
+
+/// Late by hours, and after a restart: it is ours.
+#[test]
+fn what_was_given_up_before_a_restart_is_ours_when_it_appears() {
+    let config = config(1, 1);
+    let mut rig = Rig::new(config.clone());
+    rig.moods[0] = Mood::Empty;
+    rig.want("1");
+    rig.seconds(3 * 3600);
+    let mut rig = restarted(rig, config);
+    rig.moods[0] = Mood::Refusing("no");
+    rig.seconds(2 * 3600);
+    rig.make(super::rig::G);
+    rig.seconds(100);
+    assert!(rig.engine.status(rig.now).groups[0].foreign.is_empty());
+}

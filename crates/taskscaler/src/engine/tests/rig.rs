@@ -67,6 +67,7 @@ pub(super) struct Rig {
     pub(super) removing: bool,
     pub(super) granted: Vec<Lease>,
     pub(super) lost: Vec<Key>,
+    pub(super) withdrawn: Vec<Key>,
     pub(super) log: Vec<Action>,
     pub(super) decisions: Vec<Decision>,
 }
@@ -100,6 +101,7 @@ impl Rig {
             removing: true,
             granted: Vec::new(),
             lost: Vec::new(),
+            withdrawn: Vec::new(),
             log: Vec::new(),
             decisions: Vec::new(),
         };
@@ -173,6 +175,10 @@ impl Rig {
             }
             Action::Lost { key, .. } => {
                 self.lost.push(key);
+                None
+            }
+            Action::Withdraw { key } => {
+                self.withdrawn.push(key);
                 None
             }
             Action::Forget { .. } => None,
