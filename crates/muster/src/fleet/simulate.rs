@@ -170,6 +170,13 @@ fn jobs(args: &Args) -> Result<Vec<Job>, SimulateError> {
     if !(1..=365).contains(&args.days) {
         return Err(SimulateError::Number { what: "--days", value: args.days.to_string(), wanted: "from 1 to 365" });
     }
+    if args.skip_days >= args.days {
+        return Err(SimulateError::Number {
+            what: "--skip-days",
+            value: args.skip_days.to_string(),
+            wanted: "below --days",
+        });
+    }
     let shape = match args.pattern {
         PatternName::Day => Shape::Day,
         PatternName::Week => Shape::Week,
@@ -194,12 +201,26 @@ fn seconds(duration: Duration) -> String {
 }
 
 fn table(outcomes: &[Outcome], args: &Args, jobs: usize) -> String {
-    let heading = ["policy", "done", "wait p50", "p95", "p99", "max", "cost", "machine h", "idle", "machines", "moved"];
+    let heading = [
+        "policy",
+        "done",
+        "not done",
+        "wait p50",
+        "p95",
+        "p99",
+        "max",
+        "cost",
+        "machine h",
+        "idle",
+        "machines",
+        "moved",
+    ];
     let mut rows = vec![heading.map(str::to_owned).to_vec()];
     for Outcome { name, report } in outcomes {
         rows.push(vec![
             name.clone(),
             report.done.to_string(),
+            report.unfinished.to_string(),
             seconds(report.wait(0.5)),
             seconds(report.wait(0.95)),
             seconds(report.wait(0.99)),

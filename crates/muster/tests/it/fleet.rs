@@ -60,6 +60,22 @@ fn a_trace_is_replayed() {
     assert!(text.lines().nth(2).unwrap().starts_with("on-demand     3 "), "{text}");
 }
 
+/// A policy that serves nobody is not the best one.
+#[test]
+fn jobs_that_never_run_wait_until_the_end() {
+    let directory = policies();
+    std::fs::write(
+        directory.path().join("nobody.toml"),
+        "max_instances = 5\nprice_per_hour = 1.0\nspend_max_per_hour = 0.5\n",
+    )
+    .unwrap();
+    let arguments = ["fleet", "simulate", "--trace", "jobs.csv", "--policy", "nobody.toml", "--json"];
+    let result: serde_json::Value = serde_json::from_slice(&muster(directory.path(), &arguments).stdout).unwrap();
+    let of = |pointer: &str| result["policies"][0].pointer(pointer).unwrap().as_f64().unwrap();
+    assert_eq!((of("/report/done"), of("/report/unfinished")), (0.0, 3.0), "{result}");
+    assert!(of("/wait_s/p50") > 80_000.0, "a day: {result}");
+}
+
 #[test]
 fn what_cannot_be_simulated_is_told() {
     let directory = policies();
@@ -73,6 +89,7 @@ fn what_cannot_be_simulated_is_told() {
         (["--trace", "bad.csv", "--policy", "floor.toml"], "line 2: `soon` is no number"),
         (["--trace", "none.csv", "--policy", "floor.toml"], "cannot read none.csv"),
         (["--days", "0", "--policy", "floor.toml"], "--days 0 is not from 1 to 365"),
+        (["--skip-days", "1", "--policy", "floor.toml"], "--skip-days 1 is not below --days"),
     ] {
         let output = muster(directory.path(), &[["fleet", "simulate"].as_slice(), &arguments].concat());
         let error = String::from_utf8_lossy(&output.stderr);

@@ -22,11 +22,14 @@ pub struct Point {
 /// See the module.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Report {
-    /// How long each job waited for its slot, in milliseconds, in the order of their ends.
+    /// How long each job waited for its slot, in milliseconds, in the order of their starts; of those that never had one, to
+    /// the end.
     #[serde(skip)]
     pub waits_ms: Vec<u64>,
     /// Jobs that ended well.
     pub done: usize,
+    /// Jobs that had not ended when the simulation did.
+    pub unfinished: usize,
     /// Jobs that were lost with their instance, and started again elsewhere.
     pub moved: usize,
     /// Machines that were made.

@@ -11,6 +11,15 @@ use crate::need::Used;
 use crate::time::Time;
 use crate::words::Request;
 
+/// Arrivals are seconds since a Monday, midnight; from here on, they are Unix time: then since the Monday before the first.
+const UNIX_TIME_S: u64 = 1_000_000_000;
+/// The first Monday of Unix time.
+const MONDAY_S: u64 = 4 * 86_400;
+const WEEK_S: u64 = 7 * 86_400;
+const ARRIVAL_MAX_S: f64 = 1e11;
+/// To the last arrival, and for one job: three years.
+const SPAN_MAX_S: f64 = 1e8;
+
 /// One job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Job {
@@ -48,6 +57,9 @@ pub enum TraceError {
     /// Nothing in it.
     #[error("there is no job in it")]
     Empty,
+    /// Too long.
+    #[error("the last arrival is {0} s after the beginning, and 100000000 s is the most; are all of one clock?")]
+    Long(u64),
 }
 
 #[derive(Deserialize)]
@@ -59,34 +71,41 @@ struct Raw {
 
 impl Raw {
     fn job(&self) -> Result<Job, String> {
-        let seconds = |name, value: f64| {
-            let fine = value.is_finite() && (0.0..=1e9).contains(&value);
-            if fine { Ok(Duration::from_secs_f64(value)) } else { Err(format!("{name} {value} is not from 0 to 1e9")) }
+        let seconds = |name, value: f64, max: f64| {
+            let fine = value.is_finite() && (0.0..=max).contains(&value);
+            if fine {
+                Ok(Duration::from_secs_f64(value))
+            } else {
+                Err(format!("{name} {value} is not from 0 to {max}"))
+            }
         };
         Ok(Job {
-            at: Time::ZERO + seconds("arrival", self.arrival_s)?,
-            duration: seconds("duration", self.duration_s)?,
+            at: Time::ZERO + seconds("arrival", self.arrival_s, ARRIVAL_MAX_S)?,
+            duration: seconds("duration", self.duration_s, SPAN_MAX_S)?,
             request: Request::default(),
         })
     }
 }
 
-/// Jobs of a text: JSON, or a table of two columns. Arrivals count from the first moment of the trace.
+/// Whether a line is a heading: none of its columns is a number.
+fn is_heading(line: &str) -> bool {
+    line.split(',').all(|column| column.trim().parse::<f64>().is_err())
+}
+
+/// Jobs of a text: JSON, or a table of two columns. Arrivals are seconds since a Monday, midnight, or Unix time.
 ///
 /// # Errors
 /// [`TraceError`].
 pub fn read(text: &str) -> Result<Vec<Job>, TraceError> {
-    let mut jobs = if text.trim_start().starts_with('[') {
+    let text = text.trim_start_matches('\u{feff}');
+    let mut jobs = if text.trim_start().starts_with(['[', '{']) {
         let raw: Vec<Raw> = serde_json::from_str(text)?;
         let job = |(index, raw): (usize, &Raw)| raw.job().map_err(|cause| TraceError::Line { line: index + 1, cause });
         raw.iter().enumerate().map(job).collect::<Result<Vec<_>, _>>()?
     } else {
         let mut jobs = Vec::new();
         for (index, line) in text.lines().enumerate() {
-            if line.trim().is_empty()
-                || line.starts_with('#')
-                || index == 0 && line.contains(|c: char| c.is_alphabetic())
-            {
+            if line.trim().is_empty() || line.starts_with('#') || index == 0 && is_heading(line) {
                 continue;
             }
             let error = |cause: String| TraceError::Line { line: index + 1, cause };
@@ -104,7 +123,15 @@ pub fn read(text: &str) -> Result<Vec<Job>, TraceError> {
         return Err(TraceError::Empty);
     }
     jobs.sort_by_key(|job| job.at);
-    Ok(jobs)
+    let first = jobs.first().map_or(0, |job| job.at.as_millis() / 1000);
+    if first >= UNIX_TIME_S {
+        let monday = MONDAY_S + (first - MONDAY_S) / WEEK_S * WEEK_S;
+        for job in &mut jobs {
+            job.at = Time::from_millis(job.at.as_millis() - monday * 1000);
+        }
+    }
+    let last = jobs.last().map_or(0, |job| job.at.as_millis() / 1000);
+    if last > SPAN_MAX_S as u64 { Err(TraceError::Long(last)) } else { Ok(jobs) }
 }
 
 /// A generated load.
@@ -224,6 +251,10 @@ mod tests {
         assert_eq!((table[0].at.as_millis(), table[0].duration.as_secs()), (5500, 30), "in the order of arrival");
         let json = read(r#"[{"arrival_s": 5.5, "duration_s": 30}, {"arrival_s": 10, "duration_s": 60}]"#).unwrap();
         assert_eq!(json, table);
+        let unix = read("\u{feff}1795300005,60\n1795300000,30\n").unwrap();
+        // A Saturday, 22:26:40.
+        let saturday = 5 * 86_400 + 22 * 3600 + 26 * 60 + 40;
+        assert_eq!(unix[0].at.as_millis(), saturday * 1000, "Unix time, behind a byte order mark");
     }
 
     #[test]
@@ -233,6 +264,9 @@ mod tests {
             ("1,2,3", "line 1: 3 columns"),
             ("1,-2", "line 1: duration -2 is not from 0"),
             ("", "there is no job in it"),
+            ("0,1O", "line 1: `1O` is no number"),
+            ("0,1\n1795300000,1", "the last arrival is 1795300000 s after"),
+            ("{\"arrival_s\": 1}", "not a list of"),
         ] {
             let error = read(text).unwrap_err().to_string();
             assert!(error.starts_with(wanted), "{error}");

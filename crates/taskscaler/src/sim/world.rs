@@ -487,6 +487,14 @@ impl<'a> World<'a> {
             }
         }
         let from = self.scenario.measured_from;
+        let counted = |running: &&Running| running.place != Place::Done && running.waited_since >= from;
+        for running in self.running.iter().filter(counted) {
+            self.report.unfinished += 1;
+            if !matches!(running.place, Place::On(_)) {
+                let waited = end.since(running.waited_since).as_millis();
+                self.report.waits_ms.push(u64::try_from(waited).unwrap_or(u64::MAX));
+            }
+        }
         let counts = |machine: &&super::cloud::Machine| machine.made >= from;
         self.report.machines = self.clouds.iter().map(|cloud| cloud.machines.values().filter(counts).count()).sum();
         for (cloud, group) in self.clouds.iter().zip(&self.scenario.config.groups) {
