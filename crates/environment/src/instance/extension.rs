@@ -124,12 +124,12 @@ impl Market {
         self.offers.entry(offer.to_owned()).or_insert((available, None)).0 = available;
     }
 
-    /// The price of the cheapest that can be had, else of the cheapest; and whether anything can, as it can where nobody
-    /// says.
+    /// The price of the dearest that can be had, else of the dearest, since nobody says which one the next instance is, and
+    /// spending is bounded by it; and whether anything can be had, as it can where nobody says.
     fn now(&self) -> (Option<f64>, bool) {
         let available = self.offers.is_empty() || self.offers.values().any(|(available, _)| *available);
         let prices = self.offers.values().filter(|(is, _)| *is || !available).filter_map(|(_, price)| *price);
-        (prices.min_by(f64::total_cmp), available)
+        (prices.max_by(f64::total_cmp), available)
     }
 
     fn tell(&mut self, scaler: &Scaler, of: GroupId, runner: &str) {
@@ -168,12 +168,12 @@ mod tests {
         assert_eq!(market.now(), (None, true), "nobody says");
         let offers = || vec![offer("a", None, 300_000), offer("b", Some(0), 100_000), offer("c", Some(2), 200_000)];
         market.restock(offers());
-        assert_eq!(market.now(), (Some(0.1), true), "none left, and not out of stock");
-        market.heard("b", false);
-        assert_eq!(market.now(), (Some(0.2), true), "the cheapest that can be had");
+        assert_eq!(market.now(), (Some(0.3), true), "none left, and not out of stock");
         market.heard("a", false);
+        assert_eq!(market.now(), (Some(0.2), true), "the dearest that can be had");
+        market.heard("b", false);
         market.heard("c", false);
-        assert_eq!(market.now(), (Some(0.1), false));
+        assert_eq!(market.now(), (Some(0.3), false));
         market.restock(offers());
         assert_eq!(market.now(), (Some(0.2), true), "a notice that was missed is made good");
     }
