@@ -139,6 +139,28 @@ impl Bench {
         self.manager = Some(command.spawn().unwrap());
     }
 
+    /// Writes `to` for the first `from` in `config.toml`.
+    pub fn edit(&self, from: &str, to: &str) {
+        let config = self.config.as_ref().unwrap();
+        let text = std::fs::read_to_string(config).unwrap();
+        assert!(text.contains(from), "{from} is not in\n{text}");
+        std::fs::write(config, text.replacen(from, to, 1)).unwrap();
+    }
+
+    /// Writes another `config.toml`; the one before it.
+    pub fn configure(&self, text: &str) -> String {
+        let config = self.config.as_ref().unwrap();
+        let before = std::fs::read_to_string(config).unwrap();
+        std::fs::write(config, text).unwrap();
+        before
+    }
+
+    /// A signal for the manager, by its name.
+    pub fn signal(&self, name: &str) {
+        let manager = self.manager.as_ref().unwrap().id().to_string();
+        assert!(Command::new("kill").args([&format!("-{name}"), &manager]).status().unwrap().success());
+    }
+
     /// SIGKILL for the manager.
     pub fn kill_manager(&mut self) {
         if let Some(mut manager) = self.manager.take() {

@@ -216,6 +216,8 @@ pub struct Lease {
     pub record: LeaseRecord,
     /// The place.
     pub environment: Arc<dyn Environment>,
+    /// What became of the slots that the job got before this one, where nothing was started.
+    pub moved: Vec<String>,
     guard: SlotGuard,
 }
 
@@ -232,7 +234,7 @@ impl Lease {
     /// A lease that holds `guard`.
     #[must_use]
     pub fn new(record: LeaseRecord, environment: Arc<dyn Environment>, guard: SlotGuard) -> Self {
-        Self { record, environment, guard }
+        Self { record, environment, moved: Vec::new(), guard }
     }
 
     /// Gives the slot back.

@@ -36,6 +36,12 @@ impl WallClock for SystemClock {
     }
 }
 
+/// Seconds since 1970 by the machine's clock.
+pub(crate) fn unix_now() -> i64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}
+
 /// A clock that stands still until it is moved, for tests.
 #[derive(Debug, Clone)]
 pub struct ManualClock {

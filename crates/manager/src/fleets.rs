@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::UNIX_EPOCH;
 
 use async_trait::async_trait;
 use futures::future::join_all;
@@ -14,7 +13,7 @@ use muster_telemetry::http::{JsonAnswer, Page};
 use muster_telemetry::metrics::{self, EntryLabels, FamilyKind};
 use parking_lot::Mutex;
 
-use crate::clock::{SystemClock, WallClock as _};
+use crate::clock::unix_now;
 
 /// How all fleets are.
 pub const STATUS_PATH: &str = "/debug/fleet/status";
@@ -97,7 +96,7 @@ impl Page for StatusPage {
     async fn answer(&self, _: &str) -> JsonAnswer {
         let providers = self.0.providers();
         let fleets = join_all(providers.iter().map(|provider| provider.report())).await;
-        json(&Reports { version: fleet::VERSION, unix: now(), source: Source::Manager, fleets }, true)
+        json(&Reports { version: fleet::VERSION, unix: unix_now(), source: Source::Manager, fleets }, true)
     }
 }
 
@@ -110,7 +109,7 @@ impl Page for ExplainPage {
             Ok(question) => question,
             Err(why) => return JsonAnswer::Wrong(why),
         };
-        let unix = now();
+        let unix = unix_now();
         let providers = self.0.providers();
         let answers = join_all(providers.iter().map(|provider| provider.explain(&subject, unix))).await;
         let mut fleets = match answers.into_iter().collect::<Result<Vec<_>, _>>() {
@@ -154,11 +153,6 @@ fn json(answer: &impl serde::Serialize, found: bool) -> JsonAnswer {
         Ok(body) => JsonAnswer::Missing(body),
         Err(error) => JsonAnswer::Failed(error.to_string()),
     }
-}
-
-fn now() -> i64 {
-    let since = SystemClock.now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

@@ -248,6 +248,7 @@ impl Manager {
     fn stop_asking(&mut self, phase: Phase) {
         if self.phase == Phase::Working {
             tracing::info!(jobs = self.jobs.len(), "no more jobs are taken");
+            self.providers.drain();
         }
         if self.phase != Phase::Aborting {
             self.phase = phase;
@@ -320,7 +321,7 @@ impl Manager {
             client,
             runner: Arc::clone(runner),
             store: Arc::clone(&self.store),
-            provider: self.providers.of(runner),
+            provider: self.providers.of(runner, self.settings.key_of(runner)),
             agent_grace: self.settings.agent_grace,
             state_patience: self.settings.state_patience,
             host_name: self.settings.host_name.clone(),
@@ -360,6 +361,7 @@ impl Manager {
         if !self.without_slot.remove(&run) {
             self.admission.job_ended(&runner);
         }
+        self.providers.retire(|runner| self.admission.has_jobs(runner));
         self.ledger.rest();
         let error = match ended {
             Ok((_, Ok(()))) => {

@@ -1,9 +1,12 @@
 //! Which provider has the environments of which runner.
 //!
 //! All runners of the executor `shell` share this host. A runner of the executor `instance` has instances of its own, whose
-//! provider lives as long as the runner is in the file, and then until its last job has ended.
+//! provider lives as long as the runner is in the file with that executor, and then until its last job has ended; its
+//! instances and its books go with it.
 
-use std::collections::BTreeMap;
+mod shelf;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +14,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::FutureExt;
 use futures::future::{join_all, select_all};
-use muster_environment::instance::{Executable, InstanceOptions, InstanceProvider, PluginSpec};
+use muster_environment::instance::{AutoscalerSettings, Executable, InstanceOptions, InstanceProvider, PluginSpec};
 use muster_environment::{Asking, Capacity, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey};
 use muster_telemetry::Telemetry;
-use sha2::{Digest, Sha256};
+use muster_telemetry::metrics::EntryLabels;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
+use self::shelf::{Own, Shelf};
 use crate::fleets::Shown;
 use crate::observe::labels;
 use crate::settings::{RunnerKey, RunnerSettings};
@@ -25,8 +30,8 @@ use crate::settings::{RunnerKey, RunnerSettings};
 const SHELL: &str = "shell";
 /// The executor of instances.
 const INSTANCE: &str = "instance";
-/// Hexadecimal digits of a runner's key in a file name.
-const KEY_DIGITS: usize = 16;
+/// For the instances of a runner that is not in the file any more.
+const RETIRE_LIMIT: Duration = Duration::from_secs(60);
 
 /// What instances need of this machine.
 #[derive(Debug, Clone)]
@@ -42,6 +47,8 @@ pub struct Instances {
 struct Fleet {
     provider: Arc<InstanceProvider>,
     capacity: watch::Receiver<Capacity>,
+    own: Own,
+    labels: EntryLabels,
 }
 
 /// The providers of all runners.
@@ -52,6 +59,16 @@ pub(crate) struct Providers {
     /// Where operators see the fleets; none without instances.
     shown: Option<Shown>,
     fleets: BTreeMap<RunnerKey, Fleet>,
+    /// The runners that have instances, in the order of the file.
+    wanted: Vec<RunnerKey>,
+    /// Fleets of runners that are gone.
+    ending: JoinSet<()>,
+    /// Whose turn it is with the books of a runner: a fleet that ends may still be at it.
+    turns: BTreeMap<RunnerKey, Arc<tokio::sync::Mutex<()>>>,
+    /// All jobs of an earlier start have been taken up.
+    is_complete: bool,
+    /// No more jobs are requested.
+    is_draining: bool,
     /// Something is to be told that [`Self::capacities`] has not told yet.
     stale: bool,
 }
@@ -59,7 +76,19 @@ pub(crate) struct Providers {
 impl Providers {
     /// Those of this host only.
     pub(crate) fn new(host: Arc<dyn Provider>) -> Self {
-        Self { of_host: host.capacity(), host, instances: None, shown: None, fleets: BTreeMap::new(), stale: true }
+        Self {
+            of_host: host.capacity(),
+            host,
+            instances: None,
+            shown: None,
+            fleets: BTreeMap::new(),
+            wanted: Vec::new(),
+            ending: JoinSet::new(),
+            turns: BTreeMap::new(),
+            is_complete: false,
+            is_draining: false,
+            stale: true,
+        }
     }
 
     /// Those of instances too, which operators see in `telemetry`.
@@ -77,12 +106,12 @@ impl Providers {
         }
     }
 
-    /// Where the runner's jobs run.
-    pub(crate) fn of(&self, runner: &RunnerSettings) -> Arc<dyn Provider> {
+    /// Where the jobs run that were taken with these settings; `key` is what their runner goes by now.
+    pub(crate) fn of(&self, runner: &RunnerSettings, key: &RunnerKey) -> Arc<dyn Provider> {
         if runner.executor != INSTANCE {
             return Arc::clone(&self.host);
         }
-        match self.fleets.get(&runner.key) {
+        match self.fleets.get(key) {
             Some(fleet) => Arc::<InstanceProvider>::clone(&fleet.provider),
             None => Arc::new(Nowhere { capacity: watch::Sender::new(Capacity::of(0)) }),
         }
@@ -91,6 +120,7 @@ impl Providers {
     /// Other runners. Providers of runners that are gone end; `has_jobs` says which may not yet.
     pub(crate) fn configure(&mut self, runners: &[Arc<RunnerSettings>], has_jobs: impl Fn(&RunnerKey) -> bool) {
         self.stale = true;
+        self.wanted.clear();
         for runner in runners.iter().filter(|runner| runner.executor == INSTANCE) {
             let Some(settings) = &runner.autoscaler else {
                 tracing::error!(
@@ -99,55 +129,114 @@ impl Providers {
                 );
                 continue;
             };
-            if let Some(fleet) = self.fleets.get(&runner.key) {
-                fleet.provider.set_policies(settings);
+            self.wanted.push(runner.key.clone());
+            if let Some(fleet) = self.fleets.get_mut(&runner.key) {
+                fleet.provider.configure(&fleet.own.settings(settings), runner.request_concurrency);
+                fleet.labels = labels(runner);
                 continue;
             }
-            match self.start(runner) {
+            match self.start(runner, settings, runners) {
                 Ok(fleet) => drop(self.fleets.insert(runner.key.clone(), fleet)),
                 Err(error) => tracing::error!(runner = runner.name, error, "no jobs are requested for this runner"),
             }
         }
-        let gone = |key: &RunnerKey| runners.iter().all(|runner| runner.key != *key) && !has_jobs(key);
-        let gone: Vec<RunnerKey> = self.fleets.keys().filter(|key| gone(key)).cloned().collect();
-        for key in gone {
-            if let Some(fleet) = self.fleets.remove(&key) {
-                tokio::spawn(end(key, fleet.provider, END_LIMIT));
+        self.retire(has_jobs);
+        self.show();
+    }
+
+    /// Ends the providers of runners that are gone, or have another executor, and have no jobs any more.
+    pub(crate) fn retire(&mut self, has_jobs: impl Fn(&RunnerKey) -> bool) {
+        while self.ending.try_join_next().is_some() {}
+        let wanted: BTreeSet<&RunnerKey> = self.wanted.iter().collect();
+        let gone = |key: &&RunnerKey| !wanted.contains(key) && !has_jobs(key);
+        let gone: Vec<RunnerKey> = self.fleets.keys().filter(gone).cloned().collect();
+        for key in &gone {
+            if let Some(Fleet { provider, labels, .. }) = self.fleets.remove(key) {
+                tracing::info!(
+                    runner = labels.runner_name,
+                    "it is gone from the configuration: its instances are removed"
+                );
+                self.ending.spawn(async move {
+                    let left = provider.retire(RETIRE_LIMIT).await;
+                    told(
+                        &labels.runner_name,
+                        &left,
+                        "they are not removed by anyone any more: remove them at the provider",
+                    );
+                });
             }
         }
-        if let Some(shown) = &self.shown {
-            let fleet = |runner: &Arc<RunnerSettings>| {
-                Some((labels(runner), Arc::clone(&self.fleets.get(&runner.key)?.provider)))
-            };
-            shown.set(runners.iter().filter_map(fleet).collect());
+        if !gone.is_empty() {
+            self.stale = true;
+            self.show();
         }
     }
 
-    fn start(&self, runner: &RunnerSettings) -> Result<Fleet, String> {
+    /// Operators see the fleets of the file in its order, then those that end.
+    fn show(&self) {
+        let Some(shown) = &self.shown else { return };
+        let ending = self.fleets.keys().filter(|key| !self.wanted.contains(key));
+        let fleets = self.wanted.iter().chain(ending).filter_map(|key| self.fleets.get(key));
+        shown.set(fleets.map(|fleet| (fleet.labels.clone(), Arc::clone(&fleet.provider))).collect());
+    }
+
+    fn start(
+        &mut self,
+        runner: &RunnerSettings,
+        settings: &Arc<AutoscalerSettings>,
+        runners: &[Arc<RunnerSettings>],
+    ) -> Result<Fleet, String> {
         let instances = self.instances.as_ref().ok_or("this manager has no instances")?;
-        let settings = runner.autoscaler.clone().ok_or("there is no [runners.autoscaler]")?;
-        let digest = format!("{:x}", Sha256::digest(runner.key.as_str()));
-        let own = format!("{}.books", digest.get(..KEY_DIGITS).unwrap_or(&digest));
-        let folder = &instances.books;
-        std::fs::create_dir_all(folder)
-            .map_err(|error| format!("cannot create directory {}: {error}", folder.display()))?;
-        let books = folder.join(own);
+        let own = Shelf { folder: &instances.books }.take(runner, runners)?;
         let name = if runner.name.is_empty() { runner.key.to_string() } else { runner.name.clone() };
-        let groups = settings.all_groups(&name);
-        let plugins = groups.iter().map(|group| (instances.find_plugin)(&group.plugin)).collect::<Result<_, _>>()?;
         let provider = InstanceProvider::start(InstanceOptions {
             name,
-            settings,
-            plugins,
+            settings: own.settings(settings),
+            find_plugin: instances.find_plugin,
             requests: runner.request_concurrency,
-            books,
+            books: own.books.clone(),
+            turn: Arc::clone(self.turns.entry(runner.key.clone()).or_default()),
             executable: Arc::clone(&instances.executable),
         });
-        Ok(Fleet { capacity: provider.capacity(), provider })
+        if self.is_complete {
+            // No job of an earlier start will ask for a lease of its books any more.
+            provider.expected_all();
+        }
+        if self.is_draining {
+            provider.drain();
+        }
+        Ok(Fleet { capacity: provider.capacity(), provider, own, labels: labels(runner) })
+    }
+
+    /// Tells of instances that no runner has any more.
+    fn tell_orphans(&self) {
+        let Some(instances) = self.instances.as_ref().filter(|instances| instances.books.exists()) else { return };
+        let unix = crate::clock::unix_now();
+        match (Shelf { folder: &instances.books }).orphans(self.wanted.iter(), unix) {
+            Ok(orphans) => orphans.iter().for_each(|orphan| {
+                tracing::warn!(
+                    runner = orphan.runner,
+                    instances = orphan.instances.join(", "),
+                    books = %orphan.books.display(),
+                    "these instances are of a runner that is not in the configuration with executor `instance` any more: \
+                     nobody uses or removes them, and they may cost money; put the runner back and take it out while the \
+                     manager runs, or remove them at the provider, and then the books"
+                );
+            }),
+            Err(error) => tracing::error!(error, "the books of earlier fleets cannot be read"),
+        }
+    }
+
+    /// No jobs are requested any more: nothing is kept idle.
+    pub(crate) fn drain(&mut self) {
+        self.is_draining = true;
+        self.fleets.values().for_each(|fleet| fleet.provider.drain());
     }
 
     /// All jobs of an earlier start have been taken up.
-    pub(crate) fn expected_all(&self) {
+    pub(crate) fn expected_all(&mut self) {
+        self.is_complete = true;
+        self.tell_orphans();
         self.fleets.values().for_each(|fleet| fleet.provider.expected_all());
     }
 
@@ -185,19 +274,20 @@ impl Providers {
     /// Ends all fleets, each within about `limit`.
     pub(crate) async fn stop(&mut self, limit: Duration) {
         let fleets = std::mem::take(&mut self.fleets);
-        join_all(fleets.into_iter().map(|(key, fleet)| end(key, fleet.provider, limit))).await;
+        let stopped = join_all(fleets.into_values().map(|Fleet { provider, labels, .. }| async move {
+            let left = provider.stop(limit).await;
+            told(&labels.runner_name, &left, "the next start finds them");
+        }));
+        let retired = async { while self.ending.join_next().await.is_some() {} };
+        let _ = tokio::join!(stopped, tokio::time::timeout(limit, retired));
     }
 }
 
-/// For the instances of a runner that was removed from the file.
-const END_LIMIT: Duration = Duration::from_secs(60);
-
-async fn end(runner: RunnerKey, provider: Arc<InstanceProvider>, limit: Duration) {
-    let left = provider.stop(limit).await;
+fn told(runner: &str, left: &[String], what_then: &str) {
     if left.is_empty() {
-        tracing::info!(%runner, "no instance is left");
+        tracing::info!(runner, "no instance is left");
     } else {
-        tracing::info!(%runner, left = left.join(", "), "these instances are left; the next start finds them");
+        tracing::info!(runner, left = left.join(", "), "these instances are left; {what_then}");
     }
 }
 

@@ -3,7 +3,7 @@
 //! An expression is a test of membership, not a trigger. Five fields (minute, hour, day, month, day of the week), each a list
 //! of values and ranges with an optional step; all five must match. Where that differs from cron(8), it is so because
 //! gitlab-runner's configuration files are written for it (fleeting.md 7.4): a step keeps the values that it divides, a
-//! range may wrap, and day and weekday must both match.
+//! range may wrap, and day and weekday must both match. `?` is `*`, and names may be written out.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,7 +16,7 @@ pub struct Cron {
     fields: [u64; 5],
 }
 
-/// Name, least and greatest value, and names of values from the least on.
+/// Name, least and greatest value, and names of values from the least on, whose first three letters do, too.
 struct Field {
     name: &'static str,
     min: u32,
@@ -24,8 +24,22 @@ struct Field {
     names: &'static [&'static str],
 }
 
-const MONTHS: [&str; 12] = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"];
-const WEEKDAYS: [&str; 7] = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"];
+const MONTHS: [&str; 12] = [
+    "january",
+    "february",
+    "march",
+    "april",
+    "may",
+    "june",
+    "july",
+    "august",
+    "september",
+    "october",
+    "november",
+    "december",
+];
+const WEEKDAYS: [&str; 7] = ["sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday"];
+const NAME_SHORT: usize = 3;
 const FIELDS: [Field; 5] = [
     Field { name: "minute", min: 0, max: 59, names: &[] },
     Field { name: "hour", min: 0, max: 23, names: &[] },
@@ -42,6 +56,14 @@ const ALSO_SUNDAY: u64 = 1 << 7;
 pub struct CronError {
     text: String,
     cause: String,
+}
+
+impl CronError {
+    /// What is wrong, without the text.
+    #[must_use]
+    pub fn cause(&self) -> &str {
+        &self.cause
+    }
 }
 
 impl Cron {
@@ -108,6 +130,7 @@ fn entry(field: &Field, part: &str) -> Result<u64, String> {
         Some((base, step)) => (base, Some(step)),
         None => (part, None),
     };
+    let base = if base == "?" { "*" } else { base };
     let set = match base.split_once('-') {
         _ if base == "*" => range(field.min, field.max),
         Some((from, to)) => match (value(field, from)?, value(field, to)?) {
@@ -124,7 +147,10 @@ fn entry(field: &Field, part: &str) -> Result<u64, String> {
 }
 
 fn value(field: &Field, text: &str) -> Result<u32, String> {
-    if let Some(index) = field.names.iter().position(|name| name.eq_ignore_ascii_case(text)) {
+    let is_it = |name: &&str| {
+        name.eq_ignore_ascii_case(text) || name.get(..NAME_SHORT).is_some_and(|short| short.eq_ignore_ascii_case(text))
+    };
+    if let Some(index) = field.names.iter().position(is_it) {
         return Ok(field.min + u32::try_from(index).unwrap_or(0));
     }
     let Field { min, max, .. } = field;

@@ -175,6 +175,10 @@ pub enum Event {
         /// It has.
         available: bool,
     },
+    /// No more jobs are requested: nothing is kept idle any more, whatever the policies say.
+    Drain,
+    /// At the end all instances go, whatever [`crate::config::Config::delete_on_shutdown`] says.
+    RemoveAtTheEnd,
     /// Nothing more is created or granted.
     Stop,
 }

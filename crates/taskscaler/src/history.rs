@@ -137,7 +137,7 @@ pub(crate) struct History {
 }
 
 /// The files of a history that belongs to these books, the older one first.
-fn files(books: &Path) -> [PathBuf; 2] {
+pub(crate) fn files(books: &Path) -> [PathBuf; 2] {
     [books.with_extension("history.1"), books.with_extension("history")]
 }
 

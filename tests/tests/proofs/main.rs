@@ -11,6 +11,7 @@ mod faults;
 mod fleet_kill;
 mod groups;
 mod instances;
+mod keeping;
 mod kill;
 mod life;
 mod taskscaler;

@@ -97,7 +97,7 @@ impl Environment for Leased {
 
     fn share(&self) -> Option<Share> {
         let slot = self.held.slot.as_ref()?;
-        Some(share::share(slot, &self.shared.options.settings, self.instance.home().as_deref()))
+        Some(share::share(slot, &self.shared.settings(), self.instance.home().as_deref()))
     }
 
     fn used(&self, used: &Used) {

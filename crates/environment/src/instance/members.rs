@@ -8,8 +8,9 @@ use muster_taskscaler::driver::{Host, Journal, Late, Plugin, Scaler};
 use muster_taskscaler::words::GroupId;
 
 use super::extension;
-use super::provider::{InstanceOptions, Ready, Shared, causes};
-use super::settings::GroupSettings;
+use super::prepare::Ready;
+use super::provider::{InstanceOptions, Shared, causes};
+use super::settings::{AutoscalerSettings, GroupSettings};
 
 /// Between two starts of a plugin that does not start.
 const START_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -18,8 +19,12 @@ const START_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::fro
 pub(super) async fn started(shared: &Arc<Shared>) -> (Scaler, Vec<Member>) {
     let (mut wait, cap) = START_AGAIN;
     loop {
-        let error = match start(shared).await {
-            Ok(started) => return started,
+        let settings = shared.settings();
+        let error = match start(shared, &settings).await {
+            Ok((scaler, members)) => {
+                shared.runs(&scaler, &settings);
+                return (scaler, members);
+            }
             Err(error) => error,
         };
         tracing::error!(
@@ -29,17 +34,20 @@ pub(super) async fn started(shared: &Arc<Shared>) -> (Scaler, Vec<Member>) {
             "no instances can be had, and no jobs are requested, until this is mended; it is tried again"
         );
         shared.publish(0, Some(error.into()));
-        tokio::time::sleep(wait).await;
-        wait = (wait * 2).min(cap);
+        tokio::select! {
+            () = tokio::time::sleep(wait) => wait = (wait * 2).min(cap),
+            // Others may do.
+            () = shared.changed.notified() => wait = START_AGAIN.0,
+        }
     }
 }
 
 /// A scaler on the plugins that start: where some do not, the groups of the others stand in for theirs meanwhile.
-async fn start(shared: &Arc<Shared>) -> Result<(Scaler, Vec<Member>), String> {
-    let InstanceOptions { name, settings, books, .. } = &shared.options;
+async fn start(shared: &Arc<Shared>, settings: &AutoscalerSettings) -> Result<(Scaler, Vec<Member>), String> {
+    let InstanceOptions { name, books, find_plugin, .. } = &shared.options;
     let (config, buckets) = settings.scaling(name, rand::random()).map_err(|error| causes(&error))?;
-    let wanted = shared.groups.iter().zip(&shared.options.plugins);
-    let plugins: Vec<_> = wanted.map(|(group, plugin)| spec(group, plugin)).collect::<Result<_, _>>()?;
+    let groups = settings.all_groups(name);
+    let plugins: Vec<_> = groups.iter().map(|group| spec(group, *find_plugin)).collect::<Result<_, _>>()?;
     let begun = futures::future::join_all(plugins.iter().map(|spec| plugin(spec.clone()))).await;
     if begun.iter().all(Result::is_err) {
         let errors = begun.into_iter().filter_map(Result::err);
@@ -53,9 +61,10 @@ async fn start(shared: &Arc<Shared>) -> Result<(Scaler, Vec<Member>), String> {
 }
 
 /// The plugin of a group, with the group's settings.
-fn spec(group: &GroupSettings, plugin: &PluginSpec) -> Result<PluginSpec, String> {
+fn spec(group: &GroupSettings, find: fn(&str) -> Result<PluginSpec, String>) -> Result<PluginSpec, String> {
+    let plugin = find(&group.plugin)?;
     let connector = group.connector.config().map_err(|error| causes(&error))?;
-    Ok(PluginSpec { config: group.plugin_config.clone(), connector, ..plugin.clone() })
+    Ok(PluginSpec { config: group.plugin_config.clone(), connector, ..plugin })
 }
 
 /// Starts a plugin; its name and why not.

@@ -14,9 +14,11 @@
 
 mod executable;
 mod extension;
+pub mod files;
 mod lease;
 mod members;
 mod place;
+mod prepare;
 mod provider;
 mod reach;
 mod report;
@@ -25,6 +27,7 @@ mod share;
 mod shell;
 #[cfg(test)]
 mod tests;
+mod work;
 
 pub use executable::Executable;
 pub use muster_fleeting::host::PluginSpec;
@@ -45,5 +48,12 @@ pub mod numbers {
     }
 }
 pub use muster_taskscaler::need::{cpu_milli, memory_bytes};
+
+/// Why a text is no period of a policy; none where it is one.
+#[must_use]
+pub fn period_problem(text: &str) -> Option<String> {
+    text.parse::<muster_taskscaler::cron::Cron>().err().map(|error| error.cause().to_owned())
+}
+
 pub use share::{DensitySettings, StickySettings};
 pub use shell::{CONNECTED, FAILED, MARK, OLDER};

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! work:    start the plugin and its scaler (again and again) --> keep as many promises of a slot as requests may be in flight
-//! acquire: a promise --> a slot of an instance that the agent is on
+//! acquire: a promise --> a slot of an instance that the agent is on --> what the plugin does before a job (else another slot)
 //! ```
 //!
 //! A job request is sent only where a promise stands behind it: so no job is taken that no instance is in sight for. An
@@ -11,7 +11,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -19,25 +19,22 @@ use muster_fleeting::connector::{KnownHosts, Session};
 use muster_fleeting::host::PluginSpec;
 use muster_fleeting::model::{ConnectInfo, InstanceId};
 use muster_job::JobId;
-use muster_taskscaler::driver::{AcquireFailure, Prepare, Reservation, Scaler, Up};
+use muster_taskscaler::books::RowKey;
+use muster_taskscaler::driver::{AcquireFailure, Journal, Reservation, Scaler};
 use muster_taskscaler::words::Key;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, OwnedMutexGuard, watch};
 use tokio::task::JoinHandle;
 
 use super::executable::Executable;
 use super::lease::leased;
-use super::reach::{Addresses, Dial, Instance, dial, run};
-use super::settings::{AutoscalerSettings, GroupSettings};
-use super::{members, share};
+use super::reach::{Addresses, Instance, dial};
+use super::settings::AutoscalerSettings;
+use super::{files, share, work};
 use crate::{Asking, Capacity, EnvironmentError, Lease, LeaseRecord, Provider, Slot, SlotKey, Slots, TakenSlot};
 
-/// After a refused promise the scaler tells when one is possible; without a word it is asked again after this.
-const PROMISE_NET: Duration = Duration::from_secs(10);
-/// For leases of an earlier start, which the scaler has when it runs.
-const RESTORE_LIMIT: Duration = Duration::from_secs(120);
-/// Connections to instances that are gone are looked for this often at most.
-const PRUNE_EVERY: Duration = Duration::from_secs(10);
+/// Slots that may be lost, or be refused by the plugin, before a job gets one.
+const MOVES_MAX: usize = 10;
 
 /// What a provider works by.
 #[derive(Debug, Clone)]
@@ -46,12 +43,14 @@ pub struct InstanceOptions {
     pub name: String,
     /// `[runners.autoscaler]`.
     pub settings: Arc<AutoscalerSettings>,
-    /// The plugin of each group of the settings ([`AutoscalerSettings::all_groups`]), whose settings it gets.
-    pub plugins: Vec<PluginSpec>,
+    /// How to run a plugin, by what `plugin` says; or why there is none. It is asked again before each try.
+    pub find_plugin: fn(&str) -> Result<PluginSpec, String>,
     /// Job requests that may be in flight.
     pub requests: usize,
     /// The scaler's books; their directory exists.
     pub books: PathBuf,
+    /// Whoever has it has the books: a provider that ends may still be removing instances.
+    pub turn: Arc<tokio::sync::Mutex<()>>,
     /// What the agent is.
     pub executable: Arc<Executable>,
 }
@@ -65,17 +64,24 @@ pub struct InstanceProvider {
 /// What the provider shares with its leases.
 pub(super) struct Shared {
     pub(super) options: InstanceOptions,
-    pub(super) groups: Vec<GroupSettings>,
-    pub(super) hosts: KnownHosts,
+    hosts: OnceLock<KnownHosts>,
+    /// Those that the scaler runs with; as long as there is none, the newest.
+    settings: Mutex<Arc<AutoscalerSettings>>,
+    /// They are others than those that did not do.
+    pub(super) changed: Notify,
+    pub(super) requests: AtomicUsize,
+    /// No more jobs are requested.
+    pub(super) draining: AtomicBool,
+    pub(super) turn: Mutex<Option<OwnedMutexGuard<()>>>,
     scaler: watch::Sender<Option<Scaler>>,
     capacity: watch::Sender<Capacity>,
     /// Jobs that wait for a slot or have one.
     under_way: AtomicUsize,
-    promises: Mutex<Vec<Reservation>>,
+    pub(super) promises: Mutex<Vec<Reservation>>,
     /// Promises may be missing, or possible again.
-    again: Notify,
+    pub(super) again: Notify,
     slots: Slots,
-    instances: Mutex<HashMap<InstanceId, Arc<Instance>>>,
+    pub(super) instances: Mutex<HashMap<InstanceId, Arc<Instance>>>,
     /// It was told that jobs run without their share.
     pub(super) told_no_share: AtomicBool,
     expected: Mutex<Expected>,
@@ -94,9 +100,13 @@ impl InstanceProvider {
     #[must_use]
     pub fn start(options: InstanceOptions) -> Arc<Self> {
         let shared = Arc::new(Shared {
-            groups: options.settings.all_groups(&options.name),
+            settings: Mutex::new(Arc::clone(&options.settings)),
+            changed: Notify::new(),
+            requests: AtomicUsize::new(options.requests),
+            draining: AtomicBool::new(false),
+            turn: Mutex::default(),
             options,
-            hosts: KnownHosts::default(),
+            hosts: OnceLock::new(),
             scaler: watch::Sender::new(None),
             capacity: watch::Sender::new(Capacity { jobs: 0, why: Some("its plugin has not been started yet".into()) }),
             under_way: AtomicUsize::new(0),
@@ -107,18 +117,32 @@ impl InstanceProvider {
             told_no_share: AtomicBool::new(false),
             expected: Mutex::default(),
         });
-        let work = tokio::spawn(work(Arc::clone(&shared)));
+        let work = tokio::spawn(work::work(Arc::clone(&shared)));
         Arc::new(Self { shared, work: Mutex::new(Some(work)) })
     }
 
-    /// Other policies (`[[runners.autoscaler.policy]]` takes effect without a restart).
-    pub fn set_policies(&self, settings: &AutoscalerSettings) {
-        let Some(scaler) = self.shared.scaler.borrow().clone() else { return };
-        match settings.scaling(&self.shared.options.name, 0) {
-            Ok((config, _)) => scaler.set_policies(config.policies),
-            Err(error) => {
-                tracing::error!(runner = self.shared.options.name, %error, "the policies stay as they were");
+    /// Other settings. Policies and `requests` take effect at once, the others as long as the plugin does not run.
+    pub fn configure(&self, settings: &Arc<AutoscalerSettings>, requests: usize) {
+        self.shared.requests.store(requests, Ordering::Relaxed);
+        self.shared.again.notify_one();
+        let mut own = self.shared.settings.lock();
+        match &*self.shared.scaler.borrow() {
+            Some(scaler) => work::set_policies(scaler, settings, &self.shared.options.name),
+            None if *own != *settings => {
+                own.clone_from(settings);
+                self.shared.changed.notify_one();
             }
+            None => {}
+        }
+    }
+
+    /// No more jobs are requested: nothing is kept idle or promised. Jobs that are there already are served.
+    pub fn drain(&self) {
+        self.shared.draining.store(true, Ordering::Relaxed);
+        self.shared.promises.lock().clear();
+        self.shared.again.notify_one();
+        if let Some(scaler) = self.scaler() {
+            scaler.drain();
         }
     }
 
@@ -131,6 +155,31 @@ impl InstanceProvider {
     /// Ends the scaler and its plugin within about `limit`; instances are removed where the configuration says so. Those
     /// that are left, by name.
     pub async fn stop(&self, limit: Duration) -> Vec<String> {
+        let left = self.end(limit, false).await;
+        self.shared.turn.lock().take();
+        left
+    }
+
+    /// As [`Self::stop`], for a runner that is not in the configuration any more: all its instances are removed, and with
+    /// the last one its books.
+    pub async fn retire(&self, limit: Duration) -> Vec<String> {
+        let left = self.end(limit, true).await;
+        // Without its turn it has not looked at the books.
+        let turn = self.shared.turn.lock().take();
+        if turn.is_some()
+            && left.is_empty()
+            && let Err(error) = files::discard(&self.shared.options.books)
+        {
+            tracing::warn!(error = causes(&error), "the books of a runner that is gone are left");
+        }
+        left
+    }
+
+    async fn end(&self, limit: Duration, remove: bool) -> Vec<String> {
+        // One that has not started knows of no instances; those in the books it must know to remove them.
+        if remove && self.scaler().is_none() && self.shared.options.books.exists() {
+            let _ = tokio::time::timeout(limit, self.shared.scaler()).await;
+        }
         let work = self.work.lock().take();
         if let Some(work) = work {
             work.abort();
@@ -139,8 +188,13 @@ impl InstanceProvider {
         }
         self.shared.promises.lock().clear();
         self.shared.instances.lock().clear();
-        let Some(scaler) = self.shared.scaler.send_replace(None) else { return Vec::new() };
-        let limit = self.shared.options.settings.shutdown_limit().map_or(limit, |own| own.min(limit));
+        let Some(scaler) = self.shared.scaler.send_replace(None) else {
+            return Journal::rows(&self.shared.options.books).map_or_else(|_| Vec::new(), |rows| instances_of(&rows));
+        };
+        if remove {
+            scaler.remove_at_the_end();
+        }
+        let limit = self.shared.settings().shutdown_limit().filter(|_| !remove).map_or(limit, |own| own.min(limit));
         scaler.shutdown(limit).await.into_iter().map(|instance| instance.id).collect()
     }
 }
@@ -153,7 +207,7 @@ impl Provider for InstanceProvider {
 
     async fn acquire(&self, key: &SlotKey, job: &Asking) -> Result<Lease, EnvironmentError> {
         let counted = UnderWay::count(&self.shared);
-        let limit = self.shared.options.settings.instance_acquire_timeout;
+        let limit = self.shared.settings().instance_acquire_timeout;
         let began = tokio::time::Instant::now();
         let scaler = tokio::time::timeout(limit, self.shared.scaler()).await.map_err(|_| {
             let why = self.shared.capacity.borrow().why.clone().unwrap_or_default();
@@ -163,41 +217,49 @@ impl Provider for InstanceProvider {
             ))
         })?;
         let promise = self.shared.promises.lock().pop();
-        let name = key_of(job.id);
-        let promise = match promise {
-            Some(promise) => promise.renamed(name),
-            None => scaler.admit(name),
+        let mut promise = match promise {
+            Some(promise) => promise.renamed(key_of(job.id)),
+            None => scaler.admit(key_of(job.id)),
         };
         self.shared.again.notify_one();
-        let left = limit.saturating_sub(began.elapsed());
-        let request = share::request(key, job, &self.shared.options.settings);
-        let lease = promise.acquire(request, left).await.map_err(|failure| {
-            let failure = match failure {
-                // The scaler's start may have taken a part of it.
-                AcquireFailure::Timeout { why, .. } => AcquireFailure::Timeout { limit, why },
-                failure => failure,
+        let request = share::request(key, job, &self.shared.settings());
+        let mut moved = Vec::new();
+        let lease = loop {
+            let left = limit.saturating_sub(began.elapsed());
+            let lease = promise.acquire(request, left).await.map_err(|failure| {
+                let failure = match failure {
+                    // The scaler's start, or other slots, may have taken a part of it.
+                    AcquireFailure::Timeout { why, .. } => AcquireFailure::Timeout { limit, why },
+                    failure => failure,
+                };
+                EnvironmentError::NotAcquired(failure.to_string())
+            })?;
+            let why = match prepared(&lease, limit.saturating_sub(began.elapsed())).await {
+                Ok(()) => break lease,
+                Err(why) => why,
             };
-            EnvironmentError::NotAcquired(failure.to_string())
-        })?;
-        let left = limit.saturating_sub(began.elapsed());
-        if let Err(error) = lease.prepare_job(left).await {
-            let instance = lease.instance();
-            let text = format!("instance {instance}: its plugin could not prepare it for the job: {error}");
-            return Err(EnvironmentError::NotAcquired(text));
-        }
+            if moved.len() >= MOVES_MAX || began.elapsed() >= limit {
+                return Err(EnvironmentError::NotAcquired(why));
+            }
+            tracing::warn!(job = job.id.0, why, "another slot is looked for, nothing was started");
+            moved.push(why);
+            promise = scaler.admit(key_of(job.id));
+        };
         let taken = self.shared.slots.take(key).ok_or_else(|| self.slot_taken(0))?;
         let instance = self.shared.instance(lease.group(), lease.instance());
         // The list of all has one, and this is the other.
         if Arc::strong_count(&instance) <= 2 {
             instance.found_free();
         }
-        Ok(self.lease(lease, taken, counted))
+        let mut lease = self.lease(lease, taken, counted);
+        lease.moved = moved;
+        Ok(lease)
     }
 
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, EnvironmentError> {
-        let restored = self.restore_expected(record).await;
-        self.shared.seen(&record.claim);
-        restored
+        // Also where nobody waits for it any more.
+        let _seen = Seen { shared: &self.shared, claim: &record.claim };
+        self.restore_expected(record).await
     }
 
     fn expect(&self, record: &LeaseRecord) {
@@ -217,9 +279,8 @@ impl InstanceProvider {
             environment: format!("instance {}", record.environment),
             message: message.to_owned(),
         };
-        let Ok(scaler) = tokio::time::timeout(RESTORE_LIMIT, self.shared.scaler()).await else {
-            return Err(lost("its plugin cannot be started"));
-        };
+        // However long its plugin takes to start: the job is on the instance meanwhile, and loses nothing.
+        let scaler = self.shared.scaler().await;
         let lease = scaler.claim(Key::new(&record.claim)).await;
         let lease = lease.ok_or_else(|| lost("it was gone when the manager started again"))?;
         let taken = self.shared.slots.take_again(&record.slot).ok_or_else(|| self.slot_taken(record.slot.id))?;
@@ -237,6 +298,29 @@ impl InstanceProvider {
         let instance = self.shared.instance(lease.group(), lease.instance());
         let (environment, guard) = leased(lease, instance, Arc::clone(&self.shared), taken, counted);
         Lease::new(record, environment, guard)
+    }
+}
+
+/// A lease of an earlier start is claimed, or not wanted, when this is dropped.
+struct Seen<'a> {
+    shared: &'a Shared,
+    claim: &'a str,
+}
+
+impl Drop for Seen<'_> {
+    fn drop(&mut self) {
+        self.shared.seen(self.claim);
+    }
+}
+
+/// What the plugin does before a job, as long as there is the instance; why the job cannot run there.
+async fn prepared(lease: &muster_taskscaler::driver::Lease, limit: Duration) -> Result<(), String> {
+    let instance = lease.instance();
+    tokio::select! {
+        prepared = lease.prepare_job(limit) => {
+            prepared.map_err(|error| format!("instance {instance}: its plugin could not prepare it for the job: {error}"))
+        }
+        loss = lease.lost() => Err(format!("instance {instance} was lost: {loss}")),
     }
 }
 
@@ -258,6 +342,36 @@ impl Drop for UnderWay {
 }
 
 impl Shared {
+    /// `[runners.autoscaler]` as it is acted on.
+    pub(super) fn settings(&self) -> Arc<AutoscalerSettings> {
+        Arc::clone(&self.settings.lock())
+    }
+
+    /// The host keys of the instances.
+    pub(super) fn hosts(&self) -> &KnownHosts {
+        self.hosts.get_or_init(|| {
+            let path = files::hosts(&self.options.books);
+            KnownHosts::kept_in(&path).unwrap_or_else(|error| {
+                let (runner, path) = (&self.options.name, path.display());
+                tracing::error!(runner, %path, %error, "the host keys of earlier starts are not known: the first ones are believed");
+                KnownHosts::default()
+            })
+        })
+    }
+
+    /// The scaler runs, with these settings. What was changed while it started, and can take effect, does.
+    pub(super) fn runs(&self, scaler: &Scaler, settings: &Arc<AutoscalerSettings>) {
+        let mut newest = self.settings.lock();
+        if *newest != *settings {
+            work::set_policies(scaler, &newest, &self.options.name);
+            newest.clone_from(settings);
+        }
+        self.scaler.send_replace(Some(scaler.clone()));
+        if self.draining.load(Ordering::Relaxed) {
+            scaler.drain();
+        }
+    }
+
     /// The scaler, when it runs. Cancel-safe.
     async fn scaler(&self) -> Scaler {
         let mut scaler = self.scaler.subscribe();
@@ -276,15 +390,19 @@ impl Shared {
     }
 
     /// An instance's name among those of all groups.
-    fn name(&self, group: &str, id: &str) -> InstanceId {
-        if self.groups.len() > 1 { InstanceId::new(format!("{group}/{id}")) } else { InstanceId::new(id) }
+    pub(super) fn name(&self, group: &str, id: &str) -> InstanceId {
+        if self.settings.lock().groups.len() > 1 {
+            InstanceId::new(format!("{group}/{id}"))
+        } else {
+            InstanceId::new(id)
+        }
     }
 
-    fn instance(&self, group: &str, id: &InstanceId) -> Arc<Instance> {
+    pub(super) fn instance(&self, group: &str, id: &InstanceId) -> Arc<Instance> {
         let mut instances = self.instances.lock();
         let name = self.name(group, id.as_str());
         let made = || {
-            let (executable, told) = (Arc::clone(&self.options.executable), self.options.settings.told());
+            let (executable, told) = (Arc::clone(&self.options.executable), self.settings().told());
             Arc::new(Instance::new(name.as_str(), executable, told))
         };
         Arc::clone(instances.entry(name.clone()).or_insert_with(made))
@@ -296,10 +414,11 @@ impl Shared {
         details: impl Fn() -> D,
         is_new: bool,
     ) -> Result<(Box<dyn Session>, Addresses), String> {
-        let of = self.groups.iter().find(|of| of.name == group);
-        let use_external_addr = of.is_some_and(|of| of.connector.use_external_addr);
+        let settings = self.settings();
+        let of = settings.groups.iter().find(|of| of.name == group);
+        let connector = of.map_or(&settings.connector, |of| &of.connector);
         let name = self.name(group, id.as_str());
-        dial(name.as_str(), details, use_external_addr, &self.hosts, is_new).await
+        dial(name.as_str(), details, connector.use_external_addr, self.hosts(), is_new).await
     }
 
     /// A lease of an earlier start was claimed, or is not wanted.
@@ -309,7 +428,7 @@ impl Shared {
     }
 
     /// Tells the scaler when no lease of an earlier start is left to be claimed.
-    fn settle(&self) {
+    pub(super) fn settle(&self) {
         let expected = self.expected.lock();
         if expected.complete
             && expected.claims.is_empty()
@@ -331,111 +450,10 @@ impl Shared {
     }
 }
 
-/// The provider's task.
-async fn work(shared: Arc<Shared>) {
-    let (scaler, members) = members::started(&shared).await;
-    shared.scaler.send_replace(Some(scaler.clone()));
-    shared.settle();
-    // The first end where the plugin tells nothing by itself; the second never does.
-    let members = members.into_iter().map(|member| member.follow(scaler.clone(), &shared.options.name));
-    tokio::join!(futures::future::join_all(members), promise(&shared, &scaler));
-}
-
-/// Keeps as many promises as requests may be in flight.
-async fn promise(shared: &Shared, scaler: &Scaler) {
-    let mut refused: Option<Arc<str>> = None;
-    let mut pruned = tokio::time::Instant::now();
-    let mut room = scaler.room();
-    loop {
-        room.mark_unchanged();
-        let why = keep_promises(shared, scaler).await;
-        if why.is_some() && refused.is_none() {
-            tracing::debug!(runner = shared.options.name, why = why.as_deref(), "no more jobs are requested for now");
-        }
-        refused = why;
-        if pruned.elapsed() >= PRUNE_EVERY {
-            prune(shared, scaler).await;
-            pruned = tokio::time::Instant::now();
-        }
-        tokio::select! {
-            () = shared.again.notified() => {}
-            // A scaler that has ended has no more promises.
-            changed = room.changed() => if changed.is_err() { return },
-            // A net: it is told of each chance.
-            () = tokio::time::sleep(PROMISE_NET), if refused.is_some() => {}
-        }
-    }
-}
-
-/// Makes the promises that are missing; why there are not more.
-async fn keep_promises(shared: &Shared, scaler: &Scaler) -> Option<Arc<str>> {
-    loop {
-        let held = {
-            let mut promises = shared.promises.lock();
-            promises.retain(|promise| !promise.is_withdrawn());
-            promises.len()
-        };
-        shared.publish(held, None);
-        if held >= shared.options.requests.max(1) {
-            return None;
-        }
-        match scaler.reserve(new_key()).await {
-            Ok(promise) => shared.promises.lock().push(promise),
-            Err(refusal) => {
-                let why = refusal.map_or_else(|| "the taskscaler has ended".to_owned(), |why| why.to_string());
-                let why: Arc<str> = why.into();
-                shared.publish(shared.promises.lock().len(), Some(Arc::clone(&why)));
-                return Some(why);
-            }
-        }
-    }
-}
-
-/// Forgets the connections to instances that are gone.
-async fn prune(shared: &Shared, scaler: &Scaler) {
-    let Some(status) = scaler.status().await else { return };
-    let known: BTreeSet<InstanceId> =
-        status.instances.iter().map(|instance| shared.name(&instance.group, &instance.id)).collect();
-    shared.instances.lock().retain(|id, _| {
-        let is_known = known.contains(id);
-        if !is_known {
-            shared.hosts.forget(id);
-        }
-        is_known
-    });
-}
-
-/// Makes an instance ready: the command of the configuration, then the agent.
-pub(super) struct Ready(pub(super) Weak<Shared>);
-
-#[async_trait]
-impl Prepare for Ready {
-    async fn prepare(&self, up: Up) -> Result<(), String> {
-        let shared = self.0.upgrade().ok_or("the manager ends")?;
-        let instance = shared.instance(&up.group, &up.id);
-        if !up.host_keys.is_empty() {
-            shared.hosts.pin(&shared.name(&up.group, up.id.as_str()), &up.host_keys);
-        }
-        let way = Way { shared: &shared, up: &up };
-        // Once: what it removes or starts again may be in use by the jobs of an earlier start.
-        if let Some(command) = shared.options.settings.instance_ready_command.as_ref().filter(|_| !up.again) {
-            run(&way, command).await.map_err(|error| format!("instance_ready_command: {error}"))?;
-        }
-        instance.connect(&way).await.map(drop).map_err(|error| error.to_string())
-    }
-}
-
-/// To an instance that no job has yet.
-struct Way<'a> {
-    shared: &'a Shared,
-    up: &'a Up,
-}
-
-#[async_trait]
-impl Dial for Way<'_> {
-    async fn dial(&self) -> Result<(Box<dyn Session>, Addresses), String> {
-        self.shared.dial((&self.up.group, &self.up.id), || self.up.connect_info(), true).await
-    }
+/// The instances that are in the books.
+fn instances_of(rows: &std::collections::BTreeMap<RowKey, muster_taskscaler::books::Row>) -> Vec<String> {
+    let id = |key: &RowKey| if let RowKey::Instance { id, .. } = key { Some(id.clone()) } else { None };
+    rows.keys().filter_map(id).collect()
 }
 
 /// A job's name in the books: by it operators find the job's slot, and why it waits ([`muster_taskscaler::words::Key`]s are
@@ -443,10 +461,6 @@ impl Dial for Way<'_> {
 fn key_of(job: JobId) -> Key {
     let unique = uuid::Uuid::new_v4().simple().to_string();
     Key::new(format!("job-{}-{unique:.8}", job.0))
-}
-
-fn new_key() -> Key {
-    Key::new(uuid::Uuid::new_v4().simple().to_string())
 }
 
 /// The error with its causes.

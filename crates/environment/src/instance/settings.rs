@@ -19,6 +19,9 @@ pub struct AutoscalerSettings {
     pub plugin: String,
     /// As JSON; `null` where there is none.
     pub plugin_config: serde_json::Value,
+    /// The plugin's `prefix` is made of the runner's token (`[runners.machine]`): the first one stays, since the machines
+    /// that exist go by it.
+    pub has_token_prefix: bool,
     pub connector: ConnectorSettings,
     /// Those that stand in for each other; none: there is one, of the fields before.
     pub groups: Vec<GroupSettings>,
@@ -82,6 +85,7 @@ impl Default for AutoscalerSettings {
         Self {
             plugin: String::new(),
             plugin_config: serde_json::Value::Null,
+            has_token_prefix: false,
             connector: ConnectorSettings::default(),
             groups: Vec::new(),
             instance_ready_command: None,

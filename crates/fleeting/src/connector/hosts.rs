@@ -1,14 +1,27 @@
 //! Who machines are.
 
 use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
 
 use crate::model::InstanceId;
 
 /// The host keys of instances (with HTTPS their certificates): those that the plugin pinned, else the one of the first connection. A machine is new, so its
 /// first key is believed; from then on only that one.
 #[derive(Debug, Clone, Default)]
-pub struct KnownHosts(Arc<Mutex<HashMap<InstanceId, Keys>>>);
+pub struct KnownHosts(Arc<Mutex<Hosts>>);
+
+#[derive(Debug, Default)]
+struct Hosts {
+    keys: HashMap<InstanceId, Keys>,
+    /// Where the keys of first connections are kept; none: nowhere.
+    book: Option<Book>,
+}
 
 /// The keys that an instance may have.
 #[derive(Debug)]
@@ -18,21 +31,72 @@ struct Keys {
     are_pinned: bool,
 }
 
+/// A line of the book: an instance and its fingerprints; with none it is forgotten.
+#[derive(Serialize, Deserialize)]
+struct Line {
+    instance: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    keys: Vec<String>,
+}
+
+/// A file of lines, the last one of an instance counts. It is written anew when there are many more lines than instances.
+#[derive(Debug)]
+struct Book {
+    path: PathBuf,
+    /// None: it is to be written anew.
+    file: Option<File>,
+    lines: usize,
+}
+
+/// The book is written anew when it has so many more lines than instances.
+const SURPLUS_MAX: usize = 1000;
+
 impl KnownHosts {
+    /// Those that are in a file, and from now on kept there: the first key of a machine is believed once, also where the
+    /// process that saw it has ended. A file that is not there is made. A line that cannot be read is left out.
+    ///
+    /// # Errors
+    /// It cannot be read or written.
+    pub fn kept_in(path: &Path) -> std::io::Result<Self> {
+        let mut keys = HashMap::new();
+        match File::open(path) {
+            Ok(file) => {
+                for line in BufReader::new(file).split(b'\n') {
+                    let Ok(Line { instance, keys: fingerprints }) = serde_json::from_slice(&line?) else { continue };
+                    if fingerprints.is_empty() {
+                        keys.remove(&InstanceId::new(instance));
+                    } else {
+                        keys.insert(InstanceId::new(instance), Keys { fingerprints, are_pinned: false });
+                    }
+                }
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        let mut hosts = Hosts { keys, book: Some(Book { path: path.to_owned(), file: None, lines: 0 }) };
+        hosts.rewrite()?;
+        Ok(Self(Arc::new(Mutex::new(hosts))))
+    }
+
     /// The known fingerprints, where the key is none of them.
     pub(super) fn differs(&self, instance: &InstanceId, found: &str) -> Option<String> {
         let mut hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = || Keys { fingerprints: vec![found.to_owned()], are_pinned: false };
-        let known = &hosts.entry(instance.clone()).or_insert_with(first).fingerprints;
-        (!known.iter().any(|known| known == found)).then(|| known.join(" or "))
+        if let Some(known) = hosts.keys.get(instance) {
+            let known = &known.fingerprints;
+            return (!known.iter().any(|known| known == found)).then(|| known.join(" or "));
+        }
+        let first = Keys { fingerprints: vec![found.to_owned()], are_pinned: false };
+        hosts.keys.insert(instance.clone(), first);
+        hosts.note(Line { instance: instance.as_str().to_owned(), keys: vec![found.to_owned()] });
+        None
     }
 
     /// Forgets the key of the first connection. Whether there was one, and not pinned ones.
     pub(super) fn forget_the_first(&self, instance: &InstanceId) -> bool {
         let mut hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_first = hosts.get(instance).is_some_and(|keys| !keys.are_pinned);
+        let is_first = hosts.keys.get(instance).is_some_and(|keys| !keys.are_pinned);
         if is_first {
-            hosts.remove(instance);
+            hosts.forget(instance);
         }
         is_first
     }
@@ -40,11 +104,111 @@ impl KnownHosts {
     /// The keys that the instance may have, where they are known from elsewhere: fingerprints, `SHA256:...`.
     pub fn pin(&self, instance: &InstanceId, fingerprints: &[String]) {
         let keys = Keys { fingerprints: fingerprints.to_vec(), are_pinned: true };
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(instance.clone(), keys);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).keys.insert(instance.clone(), keys);
     }
 
     /// The instance is gone: its name may come back with another machine.
     pub fn forget(&self, instance: &InstanceId) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(instance);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).forget(instance);
+    }
+
+    /// All others are gone.
+    pub fn retain(&self, is_there: impl Fn(&InstanceId) -> bool) {
+        let mut hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone: Vec<InstanceId> = hosts.keys.keys().filter(|id| !is_there(id)).cloned().collect();
+        gone.iter().for_each(|id| hosts.forget(id));
+    }
+}
+
+impl Hosts {
+    fn forget(&mut self, instance: &InstanceId) {
+        // Pinned ones are told anew by who knows them.
+        if self.keys.remove(instance).is_some_and(|keys| !keys.are_pinned) {
+            self.note(Line { instance: instance.as_str().to_owned(), keys: Vec::new() });
+        }
+    }
+
+    /// Keeps what has changed. Where that fails it is tried again with the next change; until then it holds in memory.
+    fn note(&mut self, line: Line) {
+        if self.book.is_none() {
+            return;
+        }
+        if let Err(error) = self.write(&line) {
+            let Some(book) = &mut self.book else { return };
+            tracing::warn!(path = %book.path.display(), %error, "host keys cannot be kept: a restart would believe them anew");
+            book.file = None;
+        }
+    }
+
+    fn write(&mut self, line: &Line) -> std::io::Result<()> {
+        let known = self.keys.len();
+        match &mut self.book {
+            Some(Book { file: Some(file), lines, .. }) if *lines <= known + SURPLUS_MAX => {
+                let mut text = serde_json::to_vec(line)?;
+                text.push(b'\n');
+                *lines += 1;
+                file.write_all(&text)
+            }
+            _ => self.rewrite(),
+        }
+    }
+
+    fn rewrite(&mut self) -> std::io::Result<()> {
+        let Some(book) = &mut self.book else { return Ok(()) };
+        let mut text = Vec::new();
+        for (instance, keys) in self.keys.iter().filter(|(_, keys)| !keys.are_pinned) {
+            serde_json::to_writer(
+                &mut text,
+                &Line { instance: instance.as_str().to_owned(), keys: keys.fingerprints.clone() },
+            )?;
+            text.push(b'\n');
+        }
+        let beside = book.path.with_extension("hosts.new");
+        let mut file = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&beside)?;
+        file.write_all(&text)?;
+        std::fs::rename(&beside, &book.path)?;
+        (book.lines, book.file) = (self.keys.len(), Some(file));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_first_key_is_believed_once_also_by_the_next_process() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("one.hosts");
+        let [one, two, three] = ["i-1", "i-2", "i-3"].map(InstanceId::new);
+        let hosts = KnownHosts::kept_in(&path).unwrap();
+        assert_eq!(hosts.differs(&one, "SHA256:a"), None);
+        assert_eq!(hosts.differs(&two, "SHA256:b"), None);
+        hosts.forget(&two);
+        hosts.pin(&three, &["SHA256:c".to_owned()]);
+        drop(hosts);
+        // It was cut off in the middle of a line.
+        OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"instance\":").unwrap();
+        let hosts = KnownHosts::kept_in(&path).unwrap();
+        assert_eq!(hosts.differs(&one, "SHA256:other"), Some("SHA256:a".to_owned()));
+        assert_eq!(hosts.differs(&two, "SHA256:other"), None, "it was forgotten");
+        assert_eq!(hosts.differs(&three, "SHA256:other"), None, "who pinned it tells it again");
+        hosts.retain(|id| *id == two);
+        assert_eq!(hosts.differs(&one, "SHA256:new"), None);
+        assert_eq!(hosts.differs(&two, "SHA256:new"), Some("SHA256:other".to_owned()));
+    }
+
+    #[test]
+    fn the_file_does_not_grow_without_bound() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("one.hosts");
+        let hosts = KnownHosts::kept_in(&path).unwrap();
+        let one = InstanceId::new("i-1");
+        for _ in 0..SURPLUS_MAX * 2 {
+            assert_eq!(hosts.differs(&one, "SHA256:a"), None);
+            hosts.forget(&one);
+        }
+        let lines = std::fs::read_to_string(&path).unwrap().lines().count();
+        assert!(lines <= SURPLUS_MAX + 2, "{lines}");
     }
 }

@@ -28,6 +28,7 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
         groups: table.tables("groups").iter().map(|table| group(table)).collect(),
         plugin: plugin.clone(),
         plugin_config: plugin_config.clone(),
+        has_token_prefix: false,
         connector: connector.clone(),
         instance_ready_command: owned("instance_ready_command"),
         instance_acquire_timeout: duration(table, "instance_acquire_timeout")
@@ -234,6 +235,7 @@ placement = "spread"
         });
         let wanted = AutoscalerSettings {
             plugin: "aws:1.x".to_owned(),
+            has_token_prefix: false,
             plugin_config: serde_json::json!({ "name": "group", "sizes": [1, 2], "tags": { "team": "ci" } }),
             connector,
             groups: Vec::new(),

@@ -68,6 +68,7 @@ pub const CODES: &[(&str, Severity, &str)] = &[
     ("C081", Warning, "A machine's name without `%s`, or too long"),
     ("C082", Warning, "Docker Machine is deprecated"),
     ("C083", Warning, "All slots share one cgroup"),
+    ("C084", Warning, "Jobs that share an instance are one user"),
     ("C090", Warning, "`poll_timeout` is too short for new nodes"),
     ("C091", Warning, "No namespace"),
     ("C092", Info, "Overwrites by jobs are not allowed"),

@@ -53,6 +53,7 @@ pub(super) fn read(entry: &Runner) -> Option<AutoscalerSettings> {
     Some(AutoscalerSettings {
         plugin: PLUGIN.to_owned(),
         plugin_config: plugin_config(entry, machine),
+        has_token_prefix: true,
         scaling: json!({
             "max_use_count": max_use_count(machine),
             "max_instances": max_instances(entry),
@@ -105,7 +106,7 @@ pub(super) fn max_instances(entry: &Runner) -> u32 {
 /// The idle values outside of all periods, then those of the periods: the last one that matches wins in both.
 pub(super) fn policies(machine: &Table) -> Vec<PolicySettings> {
     let periods = machine.tables("autoscaling").iter().map(|table| PolicySettings {
-        periods: table.strings("Periods").map(|(period, _)| five_fields(period)).collect(),
+        periods: table.strings("Periods").flat_map(|(period, _)| five_fields(period)).collect(),
         timezone: table.str("Timezone").filter(|zone| *zone != "Local").unwrap_or_default().to_owned(),
         ..policy(table)
     });
@@ -121,8 +122,9 @@ fn policy(table: &Table) -> PolicySettings {
         _ => 0.0,
     };
     let idle_time = Duration::from_secs(count(table, "IdleTime").into());
-    if factor > 0.0 {
-        let floor = count(table, "IdleCountMin").max(1);
+    // Never more than `IdleCount` are idle there: with 0 none, whatever the factor says.
+    if factor > 0.0 && idle_count > 0 {
+        let floor = count(table, "IdleCountMin").clamp(1, idle_count);
         PolicySettings {
             idle_count: floor,
             idle_time,
@@ -135,13 +137,41 @@ fn policy(table: &Table) -> PolicySettings {
     }
 }
 
-/// A period of seven fields without its seconds and its year.
-fn five_fields(period: &str) -> String {
+/// A period of seven fields without its seconds and its year, as one or two of five: steps count from the first value there,
+/// where those of policies keep multiples; and a day or a weekday is enough there, where policies want both.
+pub(super) fn five_fields(period: &str) -> Vec<String> {
+    /// The least and the greatest value of minute, hour, day, month, weekday.
+    const LIMITS: [(u32, u32); 5] = [(0, 59), (0, 23), (1, 31), (1, 12), (0, 6)];
     let fields: Vec<_> = period.split_whitespace().collect();
-    match fields.as_slice() {
-        [_seconds, kept @ .., _year] if fields.len() == 7 => kept.join(" "),
-        _ => period.to_owned(),
+    let [_seconds, kept @ .., _year] = fields.as_slice() else { return vec![period.to_owned()] };
+    if fields.len() != 7 {
+        return vec![period.to_owned()];
     }
+    let fields: Vec<String> = kept.iter().zip(LIMITS).map(|(field, limits)| without_steps(field, limits)).collect();
+    let [minute, hour, day, month, weekday] = fields.as_slice() else { return vec![period.to_owned()] };
+    if [day, weekday].iter().any(|field| matches!(field.as_str(), "*" | "?")) {
+        return vec![fields.join(" ")];
+    }
+    vec![format!("{minute} {hour} {day} {month} *"), format!("{minute} {hour} * {month} {weekday}")]
+}
+
+/// The values in place of steps; what cannot be read stays, and is told of.
+fn without_steps(field: &str, (least, greatest): (u32, u32)) -> String {
+    let values = |part: &str| {
+        let (base, step) = part.split_once('/')?;
+        let step = step.parse::<usize>().ok().filter(|step| *step > 0)?;
+        let (from, to) = match base.split_once('-') {
+            _ if matches!(base, "*" | "?") && step == 1 => return Some("*".to_owned()),
+            _ if matches!(base, "*" | "?") => (least, greatest),
+            Some((from, to)) => (from.parse().ok()?, to.parse().ok()?),
+            None => (base.parse().ok()?, greatest),
+        };
+        if from < least || to > greatest || from > to {
+            return None;
+        }
+        Some((from..=to).step_by(step).map(|value| value.to_string()).collect::<Vec<_>>().join(","))
+    };
+    field.split(',').map(|part| values(part).unwrap_or_else(|| part.to_owned())).collect::<Vec<_>>().join(",")
 }
 
 /// The parts of periods that have no counterpart: seconds that are not all of a minute, and years.
@@ -214,6 +244,35 @@ IdleTime = 3600
         let policy = &found.unwrap().scaling["policy"][0];
         assert_eq!((&policy["idle_count"], &policy["scale_factor_limit"]), (&json!(1), &json!(20)));
         assert_eq!(policy["scale_factor"], json!(1.5));
+    }
+
+    #[test]
+    fn a_period_means_what_it_meant_there() {
+        for (there, here) in [
+            ("* * 9-17 * * mon-fri *", &["* 9-17 * * mon-fri"][..]),
+            ("0 1-9/4 */6 ? * * *", &["1,5,9 0,6,12,18 ? * *"]),
+            ("0 50/5,3 9 */10 * ? *", &["50,55,3 9 1,11,21,31 * ?"]),
+            ("* */1 * * * * *", &["* * * * *"]),
+            // One of the two is enough.
+            ("* * 9 1,15 * mon *", &["* 9 1,15 * *", "* 9 * * mon"]),
+        ] {
+            assert_eq!(five_fields(there), here, "{there}");
+        }
+    }
+
+    #[test]
+    fn a_factor_never_keeps_more_idle_than_the_idle_count() {
+        let policy = |keys: &str| {
+            let machine =
+                "[runners.machine]\nMachineName = \"m-%s\"\nMachineDriver = \"none\"\nIdleScaleFactor = 1.5\n";
+            of(&format!("executor = \"instance\"\n{machine}{keys}")).unwrap().scaling["policy"][0].clone()
+        };
+        for none in ["", "IdleCount = 0\nIdleCountMin = 3\n"] {
+            let policy = policy(none);
+            assert_eq!((&policy["idle_count"], &policy["scale_factor"]), (&json!(0), &json!(0.0)), "{none}");
+        }
+        let policy = policy("IdleCount = 4\nIdleCountMin = 9\n");
+        assert_eq!((&policy["idle_count"], &policy["scale_factor_limit"]), (&json!(4), &json!(4)));
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::state::JobState;
 use crate::store::RunName;
 
 /// Past the job's own timeout, which the agent enforces: winding down, after_script, uploads.
-const WATCHDOG_SLACK: Duration = Duration::from_secs(30 * 60);
+pub(super) const WATCHDOG_SLACK: Duration = Duration::from_secs(30 * 60);
 /// Between two tries to reach a lost agent, at first and at most.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 

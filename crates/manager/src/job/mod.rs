@@ -26,13 +26,15 @@ mod uploader;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use muster_environment::{Lease, Provider};
+use muster_environment::{EnvironmentError, Lease, Provider};
 use muster_job::mask::Secrets;
 use muster_job::{FailureReason, JobId};
 use muster_runner_api::client::Client;
 use muster_runner_api::payload::JobPayload;
 use muster_runner_api::retry::{Backoff, Policy};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::Instrument as _;
 
 use crate::failure::last_words;
 use crate::lower::LoweredJob;
@@ -43,7 +45,7 @@ use crate::store::{RunName, Store, StoreError, StoredJob};
 use follow::Followed;
 use give_back::Afterwards;
 pub(crate) use give_back::Unreported;
-use interrupt::Interruption;
+use interrupt::{Interruption, heard};
 use uploader::{Uploader, Verdict};
 
 /// Between two tries to go on with a job whose state could not be stored.
@@ -99,6 +101,8 @@ struct Actor {
     payload: Arc<JobPayload>,
     state: JobState,
     lease: Option<Lease>,
+    /// The lease of an earlier start, until it is there.
+    restoring: Option<AbortOnDropHandle<Result<Lease, EnvironmentError>>>,
     /// Where the job has ended, after its slot was given back.
     afterwards: Option<Afterwards>,
     /// An agent has the job's result.
@@ -177,17 +181,10 @@ async fn execute_once(
     let payload = Arc::new(payload);
     let uploader = Uploader::new(context.client.clone(), Arc::clone(&payload), Arc::clone(watch), &context.runner);
     let own = kept.take().filter(|lease| state.held() == Some(&lease.record));
-    let (lease, no_lease) = match state.held() {
-        None => (None, None),
-        Some(_) if own.is_some() => (own, None),
-        Some(record) => match context.provider.restore(record).await {
-            Ok(lease) => (Some(lease), None),
-            Err(error) => {
-                tracing::warn!(%error, "the job goes on without its slot being counted");
-                (None, Some(error.to_string()))
-            }
-        },
-    };
+    let restoring = state.held().filter(|_| own.is_none()).cloned().map(|record| {
+        let provider = Arc::clone(&context.provider);
+        AbortOnDropHandle::new(tokio::spawn(async move { provider.restore(&record).await }.in_current_span()))
+    });
     let watch = Arc::clone(watch);
     let mut actor = Actor {
         context,
@@ -195,11 +192,12 @@ async fn execute_once(
         run,
         payload,
         state,
-        lease,
+        lease: own,
+        restoring,
         afterwards: None,
         executed: false,
         told_used: false,
-        no_lease,
+        no_lease: None,
         moved: Vec::new(),
         lowered: None,
         uploader,
@@ -228,6 +226,7 @@ impl Actor {
         if refused.is_none() && recovered && self.ask().await == Verdict::Gone {
             refused = Some(Interruption::Gone);
         }
+        refused = self.take_back(refused).await;
         loop {
             let next = match refused.take() {
                 Some(why) => self.interrupted(why).await?,
@@ -242,6 +241,32 @@ impl Actor {
                 Next::Gone => return self.clean_up().await,
             }
         }
+    }
+
+    /// The lease of an earlier start. What makes environments may take long to start, and costs the job nothing: its agent
+    /// goes on. A job that is to end has its place closed, where that is there in time.
+    async fn take_back(&mut self, refused: Option<Interruption>) -> Option<Interruption> {
+        let Some(mut restoring) = self.restoring.take() else { return refused };
+        let is_over = refused.is_some() || matches!(self.state, JobState::Ended { .. });
+        let limit =
+            if is_over { CLOSE_LIMIT } else { crate::lower::job_timeout(&self.payload) + follow::WATCHDOG_SLACK };
+        let restored = tokio::select! {
+            biased;
+            restored = tokio::time::timeout(limit, &mut restoring) => restored,
+            why = heard(&mut self.uploader, &self.context.cancel, None), if refused.is_none() => return Some(why),
+        };
+        let error = match restored {
+            Ok(Ok(Ok(lease))) => {
+                self.lease = Some(lease);
+                return refused;
+            }
+            Ok(Ok(Err(error))) => error.to_string(),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("the environment of the job was not there within {} s", limit.as_secs()),
+        };
+        tracing::warn!(error, "the job goes on without its slot being counted");
+        self.no_lease = Some(error);
+        refused
     }
 
     fn id(&self) -> JobId {

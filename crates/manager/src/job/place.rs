@@ -66,6 +66,7 @@ impl Actor {
         };
         match lease {
             Ok(lease) => {
+                self.moved.extend(lease.moved.iter().map(|why| moved(why)));
                 // What an earlier place wrote stays in the trace.
                 let next = self.state.clone().lease(lease.record.clone(), self.uploader.end())?;
                 self.lease = Some(lease);

@@ -15,6 +15,8 @@ const CPU: [&str; 2] = ["MUSTER_CPU_REQUEST", "KUBERNETES_CPU_REQUEST"];
 const MEMORY: [&str; 2] = ["MUSTER_MEMORY_REQUEST", "KUBERNETES_MEMORY_REQUEST"];
 /// `false`: the job takes no sticky context.
 const STICKY: &str = "MUSTER_STICKY_CONTEXT";
+/// Whether the ref is protected, for servers whose payload does not say so itself.
+const PROTECTED: &str = "CI_COMMIT_REF_PROTECTED";
 /// What `slot_cgroup_template` is by default.
 const TEMPLATE: &str = "gitlab-runner/slot-${slot}";
 /// Hexadecimal digits of the runner's key in the name of a context: two runners may share a machine.
@@ -27,15 +29,28 @@ fn value<'a>(payload: &'a JobPayload, names: &[&'static str]) -> Option<(&'stati
     })
 }
 
+/// Whether the job's ref is protected, by the server's word: a field that older ones do not send, else the first variable of
+/// this name. Later ones are the job's own: with those it could read what protected jobs keep, or leave something for them.
+fn protected(payload: &JobPayload) -> Option<bool> {
+    payload.git_info.protected.or_else(|| {
+        let first = payload.variables.iter().find(|variable| variable.key == PROTECTED)?;
+        match first.value.as_str() {
+            "true" => Some(true),
+            "false" => Some(false),
+            _ => None,
+        }
+    })
+}
+
 /// What a job asks its provider for.
 pub(crate) fn asking(payload: &JobPayload) -> Asking {
     Asking {
         name: payload.job_info.name.clone(),
-        // Not a variable: a job could set that, and so read what protected jobs keep, or leave something for them.
-        protected: payload.git_info.protected.unwrap_or_default(),
+        protected: protected(payload).unwrap_or_default(),
         cpu_milli: value(payload, &CPU).and_then(|(_, text)| cpu_milli(text)),
         memory_bytes: value(payload, &MEMORY).and_then(|(_, text)| memory_bytes(text)),
-        sticky: value(payload, &[STICKY]).is_none_or(|(_, text)| text != "false"),
+        // Of a level that nobody knows there is no context that could be its own.
+        sticky: protected(payload).is_some() && value(payload, &[STICKY]).is_none_or(|(_, text)| text != "false"),
         ..Asking::new(payload.id)
     }
 }

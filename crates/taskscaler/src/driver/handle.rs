@@ -158,6 +158,16 @@ impl Scaler {
         self.tell(Event::Policies(policies));
     }
 
+    /// No more jobs are requested: nothing is kept idle from now on. Jobs that are there already are served.
+    pub fn drain(&self) {
+        self.tell(Event::Drain);
+    }
+
+    /// [`Self::shutdown`] is to remove all instances, whatever the configuration says: nobody will start with these books.
+    pub fn remove_at_the_end(&self) {
+        self.tell(Event::RemoveAtTheEnd);
+    }
+
     /// So many jobs exist that will want a slot, and are not ready yet: instances are made for them ahead.
     pub fn upcoming(&self, jobs: u32) {
         self.tell(Event::Upcoming { jobs });

@@ -57,6 +57,42 @@ impl Journal {
         Ok(journal.rows)
     }
 
+    /// Removes books that nobody will go on from, with their history. Books that are not there are removed.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn discard(path: &Path) -> Result<(), StoreError> {
+        let [older, newer] = crate::history::files(path);
+        for path in [older, newer, beside(path), path.to_owned()] {
+            match std::fs::remove_file(&path) {
+                Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(StoreError::File { doing: "remove", path, source });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Books and history are from now on those of another name, in the same directory.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn rename(from: &Path, to: &Path) -> Result<(), StoreError> {
+        let (from_history, to_history) = (crate::history::files(from), crate::history::files(to));
+        let both = from_history.into_iter().zip(to_history);
+        // The books at last: as long as they are there it is done again.
+        for (from, to) in both.chain([(from.to_owned(), to.to_owned())]) {
+            match std::fs::rename(&from, &to) {
+                Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(StoreError::File { doing: "rename", path: from, source });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     fn error(&self, doing: &'static str) -> impl FnOnce(std::io::Error) -> StoreError + use<> {
         let path = self.path.clone();
         move |source| StoreError::File { doing, path, source }

@@ -82,6 +82,8 @@ pub struct Engine {
     minute: Option<i64>,
     forecast: Option<Forecast>,
     upcoming: u32,
+    /// Nothing is kept idle.
+    draining: bool,
     stopping: bool,
     next_number: u64,
     /// Why instances that are missing are not asked for, as it was last told.
@@ -134,6 +136,7 @@ impl Engine {
             minute: None,
             forecast,
             upcoming: 0,
+            draining: false,
             stopping: false,
             next_number: 1,
             held: Vec::new(),
@@ -180,6 +183,11 @@ impl Engine {
             Event::Disowned { group, id, why } => self.disowned(now, group, &id, why),
             Event::Priced { group, per_hour } => self.priced(group, per_hour),
             Event::Stock { group, available } => self.stock(group, available),
+            Event::Drain => {
+                self.draining = true;
+                self.minute = None;
+            }
+            Event::RemoveAtTheEnd => self.config.delete_on_shutdown = true,
             Event::Stop => self.stop(now),
         }
         self.settle(now);
@@ -227,7 +235,12 @@ impl Engine {
         }
         let first = self.minute.is_none();
         self.minute = Some(minute);
-        let (policy, wanted) = self.config.policies.at(now.unix);
+        let (policy, wanted) = match self.config.policies.at(now.unix) {
+            (_, Wanted { placement, .. }) if self.draining => {
+                (None, Wanted { placement, idle_time: std::time::Duration::ZERO, ..Wanted::default() })
+            }
+            wanted => wanted,
+        };
         self.pool.place_by(wanted.placement);
         if first || policy != self.policy {
             self.decide(now, What::Policy { index: policy, idle_count: wanted.idle_count });

@@ -56,8 +56,8 @@ impl Engine {
         let (capacity, usable) = (u64::from(self.config.capacity.get()), u64::from(self.config.usable()));
         let expected: u64 = self.groups.iter().map(|group| u64::from(group.expected())).sum();
         let (requests, waiting) = (self.queue.len() as u64, self.queue.slots(self.config.usable()));
-        let forecast =
-            self.forecast.as_ref().map_or(0, |forecast| forecast.idle(now.unix, sums.held + waiting, self.boot_time()));
+        let forecast = self.forecast.as_ref().filter(|_| !self.draining);
+        let forecast = forecast.map_or(0, |forecast| forecast.idle(now.unix, sums.held + waiting, self.boot_time()));
         let keeps = self.wanted.preemptive && self.wanted.idle_count > 0 || !self.config.reservation_throttling;
         let reserved = (self.reservations.len() as u64).saturating_sub(requests);
         Inputs {

@@ -1,4 +1,4 @@
-//! Instances of fleeting plugins (C070 to C079, C083).
+//! Instances of fleeting plugins (C070 to C079, C083, C084).
 
 use std::collections::BTreeMap;
 
@@ -15,6 +15,7 @@ pub(super) fn check(check: &mut Check<'_>) {
             policies(check, runner, autoscaler);
             instances(check, runner, autoscaler);
             build_directory(check, runner, autoscaler);
+            one_user(check, runner, autoscaler);
             amounts(check, runner, autoscaler);
         }
         slots(check, runner);
@@ -118,6 +119,27 @@ fn build_directory(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
+/// C084. Not where `vm_isolation` gives each job a machine of its own.
+fn one_user(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+    if autoscaler.bool("vm_isolation.enabled") == Some(true) {
+        return;
+    }
+    const HELP: &str = "use one runner for each group of projects that trust each other";
+    if autoscaler.bool("sticky_context.enabled") == Some(true) {
+        let message = "sticky contexts are no wall: all jobs of an instance are one user there, so each can read and write the \
+                       contexts of other projects, and those of protected refs";
+        check.tell(runner, "autoscaler.sticky_context.enabled", "C084", message, HELP);
+    }
+    let capacity = capacity(autoscaler);
+    if capacity > 1 {
+        let message = format!(
+            "capacity_per_instance = {capacity}: jobs that run at the same time on an instance are one user there, so each can \
+             read and write the files of the others, and the agent's, which have their variables"
+        );
+        check.tell(runner, "autoscaler.capacity_per_instance", "C084", message, HELP);
+    }
+}
+
 /// C014, for amounts of memory.
 fn amounts(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     for key in ["density.slot_memory", "sticky_context.size_max"] {
@@ -209,6 +231,16 @@ mod tests {
     fn c072_a_restart_without_books() {
         found("C072", &runner("a", "max_instances = 3"));
         clean("C072", &runner("a", "[runners.autoscaler.state_storage]\nenabled = true"));
+    }
+
+    #[test]
+    fn c084_jobs_that_share_an_instance_are_one_user() {
+        let sticky = "[runners.autoscaler.sticky_context]\nenabled = true";
+        assert!(found("C084", &runner("a", sticky)).contains("sticky contexts are no wall"));
+        assert!(found("C084", &runner("a", "capacity_per_instance = 4")).contains("jobs that run at the same time"));
+        clean("C084", &runner("a", "capacity_per_instance = 1"));
+        let isolated = "capacity_per_instance = 4\n[runners.autoscaler.vm_isolation]\nenabled = true";
+        clean("C084", &runner("a", isolated));
     }
 
     #[test]

@@ -1,43 +1,36 @@
-//! Cron patterns: their number of fields, and which pattern is always active.
+//! Cron patterns: which can be used, and which pattern is always active.
 
-/// What is wrong with a pattern of `wanted` fields; none where it is right.
-///
-/// The values themselves are checked as far as their characters and bounds tell; names of days and months are taken.
+use muster_environment::instance::period_problem;
+
+use super::super::machine;
+use super::super::problem::shown_name;
+
+/// What is wrong with a pattern of `wanted` fields; none where it is right: then the scaler takes it, or what is made of it.
 pub(super) fn wrong(pattern: &str, wanted: usize) -> Option<String> {
     let fields: Vec<_> = pattern.split_whitespace().collect();
     if fields.len() != wanted {
         let counts = if wanted == 7 { "with seconds first and year last" } else { "without seconds and year" };
         return Some(format!("{} fields found, {wanted} expected (this table counts {counts})", fields.len()));
     }
-    // second, minute, hour, day, month, day of the week, year
-    let limits = [(0, 59), (0, 59), (0, 23), (1, 31), (1, 12), (0, 7), (1970, 2099)];
-    let limits = limits.get(if wanted == 7 { 0..7 } else { 1..6 }).unwrap_or_default();
-    let bad = fields.iter().zip(limits).find(|(field, limits)| !field.split(',').all(|part| is_part(part, **limits)));
-    bad.map(|(field, (low, high))| {
-        format!("`{}` is no list of values between {low} and {high}", super::super::problem::shown_name(field))
-    })
+    let ends = [(fields.first(), (0, 59)), (fields.last(), (1970, 2099))];
+    let ends = ends.iter().filter(|_| wanted == 7).filter_map(|(field, limits)| Some(((*field)?, *limits)));
+    for (field, (low, high)) in ends {
+        if !field.split(',').all(|part| is_part(part, (low, high))) {
+            return Some(format!("`{}` is no list of values between {low} and {high}", shown_name(field)));
+        }
+    }
+    let used = if wanted == 7 { machine::five_fields(pattern) } else { vec![pattern.to_owned()] };
+    used.iter().find_map(|pattern| period_problem(pattern)).map(|cause| shown_name(&cause))
 }
 
-/// `*`, `?`, `5`, `1-5`, `*/5`, `mon-fri`, `L`, `15W`, `6#3`.
+/// Of the fields that policies do not have: `*`, `?`, `5`, `1-5`, `*/5`.
 fn is_part(part: &str, (low, high): (u32, u32)) -> bool {
     let (range, step) = part.split_once('/').map_or((part, None), |(range, step)| (range, Some(step)));
     if step.is_some_and(|step| !step.parse::<u32>().is_ok_and(|step| step > 0)) {
         return false;
     }
-    if matches!(range, "*" | "?") {
-        return true;
-    }
-    let is_value = |value: &str| {
-        if value.is_empty() {
-            return false;
-        }
-        let value = value.split('#').next().unwrap_or_default().trim_end_matches(['L', 'W', 'l', 'w']);
-        match value.parse::<u32>() {
-            Ok(number) => (low..=high).contains(&number),
-            Err(_) => value.len() <= 9 && value.bytes().all(|byte| byte.is_ascii_alphabetic()),
-        }
-    };
-    !range.is_empty() && range.split('-').count() <= 2 && range.split('-').all(is_value)
+    let is_value = |value: &str| value.parse::<u32>().is_ok_and(|number| (low..=high).contains(&number));
+    matches!(range, "*" | "?") || range.split('-').count() <= 2 && range.split('-').all(is_value)
 }
 
 /// Whether the pattern is active at any time.
@@ -65,7 +58,16 @@ mod tests {
             ("* 8-18 * * 1,2,3", 5, true),
             ("0 0 8-18 * * mon-fri *", 7, true),
             ("* * 9-17 ? * 2-6 2026", 7, true),
-            ("* * 10 L * 6#3 *", 7, true),
+            ("* * 10 * * saturday *", 7, true),
+            ("0 1-59/2 9 1-15 * mon-fri *", 7, true),
+            // What no policy can say.
+            ("* * 10 L * * *", 7, false),
+            ("* * 10 15W * * *", 7, false),
+            ("* * 10 * * 6#3 *", 7, false),
+            ("* 10 L * *", 5, false),
+            ("* 10 ? * *", 5, true),
+            ("60 * * * * * *", 7, false),
+            ("* * * * * * 1900", 7, false),
             ("* * * *", 5, false),
             ("* * * * * * *", 5, false),
             ("* 25 * * *", 5, false),

@@ -121,6 +121,10 @@ fn entry(document: &mut DocumentMut, index: usize) -> Option<&mut EditTable> {
     machine.is_table().then_some(entry)
 }
 
+/// What the executor that takes the place of `docker+machine` cannot do yet.
+const NO_CONTAINERS: &str = "executor `docker-autoscaler` takes no jobs in this version of Muster: containers on machines are \
+                             not built yet; where jobs need no image, write executor = \"instance\"";
+
 fn remove(table: &mut EditTable, key: &str) {
     let name = table.iter().map(|(name, _)| name).find(|name| name.eq_ignore_ascii_case(key)).map(str::to_owned);
     if let Some(name) = name {
@@ -130,6 +134,9 @@ fn remove(table: &mut EditTable, key: &str) {
 
 fn new(runner: &Runner, old: &Table, way: Way) -> New {
     let mut notes = Vec::new();
+    if runner.executor == "docker+machine" {
+        notes.push(NO_CONTAINERS.to_owned());
+    }
     let driver = drivers::driver(old.str("MachineDriver").unwrap_or_default());
     let group = match (way, driver) {
         (Way::Group, Some(driver)) => driver.plugin.map(|plugin| (driver, plugin)),

@@ -50,11 +50,18 @@ fn the_rest_of_the_file_stays_and_the_new_keys_mean_what_the_old_ones_meant() {
     );
     assert!(migration.text.contains("token = \"glrt-abcdefghijklmnop\" # of the team\n"));
     assert!(migration.text.contains("executor = \"docker-autoscaler\" # old\n"));
+    assert!(
+        migration.text.contains("# executor `docker-autoscaler` takes no jobs in this version"),
+        "{}",
+        migration.text
+    );
     let scaler = |text: &str| {
         let config = load::parse(text, &Facts::default()).config.unwrap();
         (**settings(&config, &Surroundings::default()).runners[0].autoscaler.as_ref().unwrap()).clone()
     };
     let (mut old, mut new) = (scaler(&text), scaler(&migration.text));
+    // What it was made of is written down.
+    assert!(std::mem::take(&mut old.has_token_prefix) && !new.has_token_prefix);
     for settings in [&mut old, &mut new] {
         said(&mut settings.plugin_config);
         said(&mut settings.scaling);

@@ -74,8 +74,16 @@ fn a_sticky_context_is_of_one_runner_one_project_and_one_protection_level() {
     };
     assert_ne!(name(other_runner, 5, json!(true), none()).unwrap(), one);
     assert!(name(|_| {}, 6, json!(true), none()).unwrap().ends_with("-6-protected"));
-    for unprotected in [json!(false), none()] {
-        assert!(name(|_| {}, 5, unprotected, none()).unwrap().ends_with("-5-unprotected"));
+    assert!(name(|_| {}, 5, json!(false), none()).unwrap().ends_with("-5-unprotected"));
+    // Older servers say it in a variable; the first of its name is theirs.
+    let said = |values: &[&str]| {
+        Value::Array(values.iter().map(|value| json!({ "key": "CI_COMMIT_REF_PROTECTED", "value": value })).collect())
+    };
+    assert!(name(|_| {}, 5, none(), said(&["true"])).unwrap().ends_with("-5-protected"));
+    assert!(name(|_| {}, 5, none(), said(&["false", "true"])).unwrap().ends_with("-5-unprotected"));
+    // One that does not say it at all: what the job leaves could be for anyone.
+    for unsaid in [none(), said(&["perhaps"])] {
+        assert_eq!(name(|_| {}, 5, none(), unsaid), None);
     }
     // What a job says of itself does not count.
     let claims =

@@ -181,3 +181,23 @@ fn while_a_plugin_is_down_no_machine_is_judged() {
     assert_eq!(rig.place("3"), "i1/0", "it has its time to be listed when the plugin is back");
     assert_eq!(rig.count(|action| matches!(action, Action::Decrease { .. })), 0);
 }
+
+#[test]
+fn a_fleet_that_gets_no_more_jobs_keeps_nothing_idle_and_serves_those_that_are_there() {
+    let mut config = config(5, 1);
+    config.policies = Policies::always(wanted(3, 3600));
+    let mut rig = Rig::new(config);
+    rig.want("1");
+    rig.seconds(31);
+    assert_eq!(rig.clouds[0].len(), 4);
+    rig.tell(Event::Drain);
+    rig.seconds(5);
+    assert_eq!(rig.clouds[0].len(), 1, "that of the job");
+    // A job that was here before, and is moved.
+    rig.want("2");
+    rig.seconds(31);
+    assert_eq!(rig.clouds[0].len(), 2);
+    rig.tell(Event::Policies(Policies::always(wanted(3, 3600))));
+    rig.seconds(90);
+    assert_eq!(rig.clouds[0].len(), 2, "other policies do not matter any more");
+}

@@ -1,0 +1,39 @@
+//! The files of a fleet: the books of its scaler, and beside them the host keys of its instances.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use muster_taskscaler::driver::{Journal, StoreError};
+
+/// Where host keys are kept: which machine is which is believed once, and not at each start.
+pub(super) fn hosts(books: &Path) -> PathBuf {
+    books.with_extension("hosts")
+}
+
+/// A fleet's files are from now on those of other books, in the same directory.
+///
+/// # Errors
+/// [`StoreError`].
+pub fn rename(from: &Path, to: &Path) -> Result<(), StoreError> {
+    done("rename", from, std::fs::rename(hosts(from), hosts(to)))?;
+    Journal::rename(from, to)
+}
+
+/// Removes the files of a fleet that nobody will go on from.
+///
+/// # Errors
+/// [`StoreError`].
+pub fn discard(books: &Path) -> Result<(), StoreError> {
+    done("remove", books, std::fs::remove_file(hosts(books)))?;
+    Journal::discard(books)
+}
+
+/// What is not there is done.
+fn done(doing: &'static str, books: &Path, result: io::Result<()>) -> Result<(), StoreError> {
+    match result {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(StoreError::File { doing, path: hosts(books), source })
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,253 @@
+//! The books of the fleets: a set of files for each runner, by its key, and beside them whose they are.
+//!
+//! The key of an entry without an `id` comes of its token. Under a new token such an entry finds its books by url and name,
+//! which the owner's file keeps, as its jobs find it.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use muster_environment::instance::{AutoscalerSettings, files, fleet};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::settings::{RunnerKey, RunnerSettings};
+
+/// Hexadecimal digits of a runner's key in a file name.
+const KEY_DIGITS: usize = 16;
+/// The plugin's setting that its machines' names begin with.
+const PREFIX: &str = "prefix";
+
+/// Whose books they are. Version 1.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Owner {
+    version: u32,
+    key: RunnerKey,
+    #[serde(default)]
+    name: String,
+    url: String,
+    #[serde(default)]
+    id: i64,
+    /// What the names of its machines begin with, where that came of the token that it had first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    prefix: Option<String>,
+}
+
+/// The books of one runner.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Own {
+    /// The file; its directory exists.
+    pub(super) books: PathBuf,
+    prefix: Option<String>,
+}
+
+/// Books that no runner of the configuration has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Orphan {
+    pub(super) books: PathBuf,
+    /// The name of the runner that it was.
+    pub(super) runner: String,
+    /// Its instances, by name.
+    pub(super) instances: Vec<String>,
+}
+
+/// See the module.
+pub(super) struct Shelf<'a> {
+    pub(super) folder: &'a Path,
+}
+
+impl Shelf<'_> {
+    /// The books of `runner`, one of `runners`.
+    ///
+    /// # Errors
+    /// What cannot be read or written, and why.
+    pub(super) fn take(&self, runner: &RunnerSettings, runners: &[Arc<RunnerSettings>]) -> Result<Own, String> {
+        let folder = self.folder;
+        muster_environment::host::private_directory(folder)
+            .map_err(|error| format!("cannot create directory {}: {error}", folder.display()))?;
+        let books = self.books(&runner.key);
+        let mut known = read_owner(&books);
+        if known.is_none() && !books.exists() {
+            known = self.follow(runner, runners, &books)?;
+        }
+        let prefix = runner.autoscaler.as_ref().filter(|settings| settings.has_token_prefix).and_then(|settings| {
+            let first = known.as_ref().and_then(|known| known.prefix.clone());
+            first.or_else(|| Some(settings.plugin_config.get(PREFIX)?.as_str()?.to_owned()))
+        });
+        let owner = Owner {
+            version: 1,
+            key: runner.key.clone(),
+            name: runner.name.clone(),
+            url: runner.coordinator_url().to_owned(),
+            id: runner.id,
+            prefix: prefix.clone(),
+        };
+        if known.as_ref() != Some(&owner) {
+            let path = owner_of(&books);
+            write_owner(&path, &owner).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        }
+        Ok(Own { books, prefix })
+    }
+
+    /// The books of the entry without an id in whose place `runner` came with a new token are those of `runner` now.
+    fn follow(
+        &self,
+        runner: &RunnerSettings,
+        runners: &[Arc<RunnerSettings>],
+        to: &Path,
+    ) -> Result<Option<Owner>, String> {
+        if runner.id > 0 || runner.name.is_empty() {
+            return Ok(None);
+        }
+        let folder = self.folder;
+        let entries =
+            std::fs::read_dir(folder).map_err(|error| format!("cannot read {}: {error}", folder.display()))?;
+        for entry in entries.flatten().map(|entry| entry.path()) {
+            let from = entry.with_extension("books");
+            let was = (entry.extension().is_some_and(|end| end == "owner") && from.exists()).then(|| read_owner(&from));
+            let Some(was) = was.flatten() else { continue };
+            let is_gone = runners.iter().all(|known| known.key != was.key);
+            if is_gone && was.id == 0 && was.name == runner.name && was.url == runner.coordinator_url() {
+                tracing::info!(runner = runner.name, "its token is new: its instances are taken over");
+                files::rename(&from, to).map_err(|error| format!("its books cannot be taken over: {error}"))?;
+                // Without books it is nobody's.
+                let _ = std::fs::remove_file(entry);
+                return Ok(Some(was));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Books with instances that belong to none of these runners.
+    ///
+    /// # Errors
+    /// Books that cannot be read.
+    pub(super) fn orphans<'r>(
+        &self,
+        keys: impl Iterator<Item = &'r RunnerKey>,
+        unix: i64,
+    ) -> Result<Vec<Orphan>, String> {
+        let own: BTreeSet<PathBuf> = keys.map(|key| self.books(key)).collect();
+        let fleets = fleet::offline(self.folder, unix).map_err(|error| error.to_string())?;
+        let orphans = fleets.into_iter().filter(|fleet| !own.contains(&fleet.books)).map(|fleet| {
+            let status = fleet.report.status.map(|status| status.instances).unwrap_or_default();
+            let runner = match read_owner(&fleet.books) {
+                Some(owner) if !owner.name.is_empty() => owner.name,
+                Some(owner) => owner.key.to_string(),
+                None => fleet.report.runner,
+            };
+            Orphan { books: fleet.books, runner, instances: status.into_iter().map(|instance| instance.id).collect() }
+        });
+        Ok(orphans.filter(|orphan| !orphan.instances.is_empty()).collect())
+    }
+
+    fn books(&self, key: &RunnerKey) -> PathBuf {
+        let digest = format!("{:x}", Sha256::digest(key.as_str()));
+        self.folder.join(format!("{}.books", digest.get(..KEY_DIGITS).unwrap_or(&digest)))
+    }
+}
+
+impl Own {
+    /// The settings as they are for machines that have names already.
+    pub(super) fn settings(&self, settings: &Arc<AutoscalerSettings>) -> Arc<AutoscalerSettings> {
+        let mut settings = Arc::clone(settings);
+        if settings.has_token_prefix
+            && let Some(prefix) = &self.prefix
+            && let Some(config) = Arc::make_mut(&mut settings).plugin_config.as_object_mut()
+        {
+            config.insert(PREFIX.to_owned(), prefix.clone().into());
+        }
+        settings
+    }
+}
+
+fn owner_of(books: &Path) -> PathBuf {
+    books.with_extension("owner")
+}
+
+/// None where it is not there. One that cannot be read is told, and written anew.
+fn read_owner(books: &Path) -> Option<Owner> {
+    let path = owner_of(books);
+    let text = match std::fs::read(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+        text => text,
+    };
+    let owner = text.and_then(|text| serde_json::from_slice(&text).map_err(io::Error::from));
+    owner
+        .inspect_err(|error| tracing::warn!(path = %path.display(), %error, "it cannot be read whose books these are"))
+        .ok()
+}
+
+fn write_owner(path: &Path, owner: &Owner) -> io::Result<()> {
+    let beside = path.with_extension("owner.new");
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.create(true).write(true).truncate(true).mode(0o600).open(&beside)?;
+    serde_json::to_writer(&file, owner)?;
+    file.sync_all()?;
+    std::fs::rename(&beside, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_job::Secret;
+    use serde_json::json;
+
+    use super::*;
+
+    fn runner(token: &str, id: i64, name: &str) -> Arc<RunnerSettings> {
+        let short: String = token.chars().take(3).collect();
+        let autoscaler = AutoscalerSettings {
+            plugin_config: json!({ "prefix": format!("runner-{short}-") }),
+            has_token_prefix: true,
+            ..AutoscalerSettings::default()
+        };
+        let own = RunnerSettings::new("https://one.example/".parse().unwrap(), Secret::new(token), id);
+        Arc::new(RunnerSettings { name: name.to_owned(), autoscaler: Some(Arc::new(autoscaler)), ..own })
+    }
+
+    fn one_row(books: &Path, instance: &str) {
+        let instance = json!([[[{ "instance": { "group": "g", "id": instance } },
+            { "instance": { "slots": [], "used": 0, "seen_unix": 1, "intent": "use" } }]]]);
+        let text = format!("{{\"taskscaler_books\":1}}\n{}\n", instance[0]);
+        std::fs::write(books, text).unwrap();
+    }
+
+    fn prefix(own: &Own, runner: &RunnerSettings) -> String {
+        let settings = own.settings(runner.autoscaler.as_ref().unwrap());
+        settings.plugin_config[PREFIX].as_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_new_token_keeps_the_books_and_the_names_of_the_machines() {
+        for id in [0, 7] {
+            let place = tempfile::tempdir().unwrap();
+            let shelf = Shelf { folder: &place.path().join("instances") };
+            let (old, new, other) = (runner("one-1", id, "a"), runner("two-2", id, "a"), runner("three", 0, "b"));
+            let own = shelf.take(&old, &[Arc::clone(&old), Arc::clone(&other)]).unwrap();
+            shelf.take(&other, &[Arc::clone(&old), Arc::clone(&other)]).unwrap();
+            one_row(&own.books, "i-1");
+            let runners = [Arc::clone(&other), Arc::clone(&new)];
+            let (own, others) = (shelf.take(&new, &runners).unwrap(), shelf.take(&other, &runners).unwrap());
+            assert!(std::fs::read_to_string(&own.books).unwrap().contains("i-1"), "id {id}");
+            assert!(!others.books.exists());
+            assert_eq!((prefix(&own, &new), prefix(&others, &other)), ("runner-one-".into(), "runner-thr-".into()));
+            assert_eq!(shelf.take(&new, &runners).unwrap(), own, "and so at each later start");
+            assert_eq!(shelf.orphans(runners.iter().map(|runner| &runner.key), 9).unwrap(), []);
+        }
+    }
+
+    #[test]
+    fn books_of_a_runner_that_is_in_the_file_are_not_taken_over_and_those_of_nobody_are_told() {
+        let place = tempfile::tempdir().unwrap();
+        let shelf = Shelf { folder: place.path() };
+        let (old, new) = (runner("one-1", 0, "a"), runner("two-2", 0, "a"));
+        let both = [Arc::clone(&old), Arc::clone(&new)];
+        let books = shelf.take(&old, &both).unwrap().books;
+        one_row(&books, "i-1");
+        assert!(!shelf.take(&new, &both).unwrap().books.exists());
+        let orphan = Orphan { books, runner: "a".to_owned(), instances: vec!["i-1".to_owned()] };
+        assert_eq!(shelf.orphans([&new.key].into_iter(), 9).unwrap(), [orphan]);
+    }
+}
