@@ -3,7 +3,7 @@
 //! An expression is a test of membership, not a trigger. Five fields (minute, hour, day, month, day of the week), each a list
 //! of values and ranges with an optional step; all five must match. Where that differs from cron(8), it is so because
 //! gitlab-runner's configuration files are written for it (fleeting.md 7.4): a step keeps the values that it divides, a
-//! range may wrap, and day and weekday must both match. `?` is `*`, and names may be written out.
+//! range may wrap, and day and weekday must both match. Names may be written out.
 
 use std::fmt;
 use std::str::FromStr;
@@ -130,7 +130,6 @@ fn entry(field: &Field, part: &str) -> Result<u64, String> {
         Some((base, step)) => (base, Some(step)),
         None => (part, None),
     };
-    let base = if base == "?" { "*" } else { base };
     let set = match base.split_once('-') {
         _ if base == "*" => range(field.min, field.max),
         Some((from, to)) => match (value(field, from)?, value(field, to)?) {

@@ -149,15 +149,18 @@ pub(super) fn five_fields(period: &str) -> Vec<String> {
     }
     let fields: Vec<String> = kept.iter().zip(LIMITS).map(|(field, limits)| without_steps(field, limits)).collect();
     let [minute, hour, day, month, weekday] = fields.as_slice() else { return vec![period.to_owned()] };
-    if [day, weekday].iter().any(|field| matches!(field.as_str(), "*" | "?")) {
+    if [day, weekday].iter().any(|field| *field == "*") {
         return vec![fields.join(" ")];
     }
     vec![format!("{minute} {hour} {day} {month} *"), format!("{minute} {hour} * {month} {weekday}")]
 }
 
-/// The values in place of steps; what cannot be read stays, and is told of.
+/// The values in place of steps, and `*` for `?`; what cannot be read stays, and is told of.
 fn without_steps(field: &str, (least, greatest): (u32, u32)) -> String {
     let values = |part: &str| {
+        if part == "?" {
+            return Some("*".to_owned());
+        }
         let (base, step) = part.split_once('/')?;
         let step = step.parse::<usize>().ok().filter(|step| *step > 0)?;
         let (from, to) = match base.split_once('-') {
@@ -250,8 +253,8 @@ IdleTime = 3600
     fn a_period_means_what_it_meant_there() {
         for (there, here) in [
             ("* * 9-17 * * mon-fri *", &["* 9-17 * * mon-fri"][..]),
-            ("0 1-9/4 */6 ? * * *", &["1,5,9 0,6,12,18 ? * *"]),
-            ("0 50/5,3 9 */10 * ? *", &["50,55,3 9 1,11,21,31 * ?"]),
+            ("0 1-9/4 */6 ? * * *", &["1,5,9 0,6,12,18 * * *"]),
+            ("0 50/5,3 9 */10 * ? *", &["50,55,3 9 1,11,21,31 * *"]),
             ("* */1 * * * * *", &["* * * * *"]),
             // One of the two is enough.
             ("* * 9 1,15 * mon *", &["* 9 1,15 * *", "* 9 * * mon"]),
