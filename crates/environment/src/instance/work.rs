@@ -67,6 +67,7 @@ async fn keep_promises(shared: &Shared, scaler: &Scaler) -> Option<Arc<str>> {
         };
         shared.publish(held, None);
         if shared.draining.load(Ordering::Relaxed) {
+            shared.promises.lock().clear();
             return Some(DRAINING.into());
         }
         let wanted = shared.requests.load(Ordering::Relaxed).max(1);
