@@ -9,6 +9,7 @@
 
 pub mod check;
 pub mod cloud;
+mod happening;
 pub mod report;
 pub mod scenario;
 pub mod trace;

@@ -9,6 +9,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::check::Watch;
 use super::cloud::{Cloud, chance};
+use super::happening::Happening;
 use super::report::Report;
 use super::scenario::Scenario;
 use super::trace::Job;
@@ -23,30 +24,6 @@ use crate::words::{GroupId, Key, Lease};
 const CONNECTION_BREAKS: Duration = Duration::from_secs(5);
 /// After a refusal the manager asks for a job again after so long.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
-
-/// What happens at a time.
-#[derive(Debug)]
-enum Happening {
-    /// Something for the engine, from a call that it made in this life of the manager.
-    Told {
-        life: u32,
-        event: Event,
-    },
-    Arrives(usize),
-    Ends {
-        job: usize,
-        attempt: u32,
-    },
-    Breaks {
-        job: usize,
-        attempt: u32,
-    },
-    AskForJobs,
-    Wake,
-    Kill,
-    Foreign,
-    Sample,
-}
 
 /// Where a job is.
 #[derive(Debug, Clone, PartialEq)]
