@@ -83,7 +83,7 @@ pub(super) struct Member {
 enum State {
     Here(Weak<Plugin>),
     /// It did not start, and is tried again.
-    Late(Arc<Late>, PluginSpec),
+    Late(Arc<Late>, Box<PluginSpec>),
 }
 
 impl Member {
@@ -96,7 +96,7 @@ impl Member {
             Err(error) => {
                 tracing::error!(error, "a group has no instances until this is mended; the others stand in for it");
                 let late = Late::new(error);
-                (Arc::<Late>::clone(&late), Self { group, state: State::Late(late, spec) })
+                (Arc::<Late>::clone(&late), Self { group, state: State::Late(late, Box::new(spec)) })
             }
         }
     }

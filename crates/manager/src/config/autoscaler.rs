@@ -25,7 +25,7 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
         connector: group.table("connector_config").map_or_else(|| connector.clone(), self::connector),
     };
     Some(AutoscalerSettings {
-        groups: table.tables("groups").iter().map(|table| group(table)).collect(),
+        groups: table.tables("groups").iter().map(group).collect(),
         plugin: plugin.clone(),
         plugin_config: plugin_config.clone(),
         has_token_prefix: false,

@@ -151,7 +151,7 @@ impl Processes {
     /// Gives a process its limit of open files. It runs already, but has hardly done more than to load its program: to hold it
     /// back would mean to start it in the slower one of two ways.
     fn limit(&self, pid: i32) {
-        let Some((limit, pid)) = self.host.open_files.clone().zip(Pid::from_raw(pid)) else { return };
+        let Some((limit, pid)) = self.host.open_files.zip(Pid::from_raw(pid)) else { return };
         if let Err(error) = prlimit(Some(pid), Resource::Nofile, limit) {
             tracing::debug!(%error, "a process of a job has this process's limit of open files");
         }

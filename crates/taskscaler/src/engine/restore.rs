@@ -37,14 +37,7 @@ impl Engine {
             };
             let name = match (&key, &row) {
                 (RowKey::Load { bucket }, Row::Load { most }) => {
-                    // What is not looked at any more leaves the books.
-                    let (bucket, most) = (*bucket, u64::from(*most));
-                    let changed =
-                        engine.forecast.as_mut().map(|forecast| forecast.record(bucket.saturating_mul(BUCKET_S), most));
-                    let stale =
-                        |bucket: &i64| engine.forecast.as_ref().is_none_or(|forecast| forecast.most(*bucket).is_none());
-                    let stale = changed.unwrap_or_else(|| vec![bucket]).into_iter().filter(stale);
-                    outdated.extend(stale.map(|bucket| RowKey::Load { bucket }));
+                    outdated.extend(engine.restore_load(*bucket, *most));
                     continue;
                 }
                 (RowKey::Spent { day }, Row::Spent { slot_seconds }) => {
@@ -96,15 +89,7 @@ impl Engine {
                 }
                 (RowKey::Ask { call, .. }, Row::Ask { n, open, asked_unix, granted, owed_unix }) => {
                     engine.next_number = engine.next_number.max(call + 1);
-                    let state = if let Some(until) = owed_unix {
-                        let left = u64::try_from(until.saturating_sub(now.unix)).unwrap_or(0);
-                        AskState::Owed { until: now.at + Duration::from_secs(left) }
-                    } else if granted {
-                        let last = now.at + engine.config.create_deadline;
-                        AskState::Granted { until: last, last }
-                    } else {
-                        AskState::Doubtful { until: now.at + DOUBT }
-                    };
+                    let state = engine.state_of_ask(now, granted, owed_unix);
                     if let Some(group) = engine.group_mut(group) {
                         group.asks.push_back(Ask { call, asked: now.at, asked_unix, n, open, state });
                     }
@@ -123,6 +108,27 @@ impl Engine {
             engine.touch_foreign(group, &id);
         }
         (engine, unknown)
+    }
+
+    /// Remembers a load. The rows that are not looked at any more, which leave the books.
+    fn restore_load(&mut self, bucket: i64, most: u32) -> Vec<RowKey> {
+        let changed =
+            self.forecast.as_mut().map(|forecast| forecast.record(bucket.saturating_mul(BUCKET_S), u64::from(most)));
+        let is_stale = |bucket: &i64| self.forecast.as_ref().is_none_or(|forecast| forecast.most(*bucket).is_none());
+        let stale = changed.unwrap_or_else(|| vec![bucket]).into_iter().filter(is_stale);
+        stale.map(|bucket| RowKey::Load { bucket }).collect()
+    }
+
+    fn state_of_ask(&self, now: Now, granted: bool, owed_unix: Option<i64>) -> AskState {
+        if let Some(until) = owed_unix {
+            let left = u64::try_from(until.saturating_sub(now.unix)).unwrap_or(0);
+            AskState::Owed { until: now.at + Duration::from_secs(left) }
+        } else if granted {
+            let last = now.at + self.config.create_deadline;
+            AskState::Granted { until: last, last }
+        } else {
+            AskState::Doubtful { until: now.at + DOUBT }
+        }
     }
 
     /// The name of the only group, where all rows are of one group that has another name.
