@@ -13,6 +13,10 @@ use crate::lower::go_duration::GoDuration;
 /// The settings of an entry, if it has the table. What is out of range is as if it were not there: its problem has told.
 pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
     let table = runner.table("autoscaler")?;
+    if table.bool("vm_isolation.enabled") == Some(true) {
+        // Who wants a virtual machine for each job does not get the bare instance in its place (C008).
+        return None;
+    }
     let defaults = AutoscalerSettings::default();
     let owned = |name: &str| table.str(name).map(str::to_owned);
     let (plugin, plugin_config) = (owned("plugin").unwrap_or_default(), plugin_config(table).unwrap_or_default());
