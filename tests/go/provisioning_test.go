@@ -26,7 +26,7 @@ func TestLocalPassesTheProvisioningSuite(t *testing.T) {
 // The example in shell, behind the plugin `script`.
 func TestScriptPassesTheProvisioningSuite(t *testing.T) {
 	if _, err := os.Stat("/usr/sbin/sshd"); err != nil {
-		t.Skip("there is no /usr/sbin/sshd (Debian: openssh-server)")
+		missing(t, "there is no /usr/sbin/sshd (Debian: openssh-server)")
 	}
 	example, err := filepath.Abs("../../examples/plugins/shell/sshd-group")
 	if err != nil {
@@ -80,7 +80,7 @@ func TestDockerMachinePassesTheProvisioningSuite(t *testing.T) {
 // The examples in other languages, each a plugin by itself.
 func TestExamplesPassTheProvisioningSuite(t *testing.T) {
 	if _, err := os.Stat("/usr/sbin/sshd"); err != nil {
-		t.Skip("there is no /usr/sbin/sshd (Debian: openssh-server)")
+		missing(t, "there is no /usr/sbin/sshd (Debian: openssh-server)")
 	}
 	for language, variable := range map[string]string{
 		"Go":     "MUSTER_TEST_GO_EXAMPLE",
@@ -89,7 +89,7 @@ func TestExamplesPassTheProvisioningSuite(t *testing.T) {
 	} {
 		t.Run(language, func(t *testing.T) {
 			if os.Getenv(variable) == "" {
-				t.Skipf("%s does not name the executable", variable)
+				missing(t, variable+" does not name the executable: see what scripts/test says of it")
 			}
 			suite(t, variable, map[string]any{"max_size": 3})
 		})

@@ -10,6 +10,15 @@ import (
 	"time"
 )
 
+// Skips the test, or fails it with MUSTER_TEST_REQUIRE=1.
+func missing(t *testing.T, what string) {
+	t.Helper()
+	if os.Getenv("MUSTER_TEST_REQUIRE") == "1" {
+		t.Fatalf("MUSTER_TEST_REQUIRE=1, and %s", what)
+	}
+	t.Skip(what)
+}
+
 // An OpenSSH server on this host, which ends with the test.
 type sshServer struct{ address, host, port, user, key string }
 
@@ -17,7 +26,7 @@ func startSSH(t *testing.T) sshServer {
 	t.Helper()
 	const sshd = "/usr/sbin/sshd"
 	if _, err := os.Stat(sshd); err != nil {
-		t.Skipf("there is no %s (Debian: openssh-server)", sshd)
+		missing(t, "there is no "+sshd+" (Debian: openssh-server)")
 	}
 	home := t.TempDir()
 	for _, key := range []string{"host", "login"} {

@@ -50,16 +50,23 @@ impl Bench {
     /// A world whose manager runs jobs on instances that outlive it and their plugin; `autoscaler` are more lines of
     /// `[runners.autoscaler]`, `plugin` more of its `plugin_config`.
     pub async fn with_instances(concurrent: usize, autoscaler: &str, plugin: &str) -> Self {
+        let write = |bench: &Self| {
+            let (url, executable, machines) = (&bench.proxy.url, plugin_local(), bench.path("machines"));
+            format!(
+                "concurrent = {concurrent}\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = {url:?}\n  \
+                 token = \"{RUNNER_TOKEN}\"\n  executor = \"instance\"\n  shell = \"bash\"\n  request_concurrency = {concurrent}\n  \
+                 [runners.autoscaler]\n    plugin = {executable:?}\n    {autoscaler}\n    [runners.autoscaler.plugin_config]\n      \
+                 directory = {machines:?}\n      outlive_plugin = true\n      {plugin}\n"
+            )
+        };
+        Self::configured(concurrent, write).await
+    }
+
+    /// A world whose manager works by this `config.toml`.
+    pub async fn configured(concurrent: usize, write: impl FnOnce(&Self) -> String) -> Self {
         let mut bench = Self::prepare(concurrent).await;
-        let (url, executable, machines) = (&bench.proxy.url, plugin_local(), bench.path("machines"));
-        let text = format!(
-            "concurrent = {concurrent}\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = {url:?}\n  \
-             token = \"{RUNNER_TOKEN}\"\n  executor = \"instance\"\n  shell = \"bash\"\n  request_concurrency = {concurrent}\n  \
-             [runners.autoscaler]\n    plugin = {executable:?}\n    {autoscaler}\n    [runners.autoscaler.plugin_config]\n      \
-             directory = {machines:?}\n      outlive_plugin = true\n      {plugin}\n"
-        );
         let config = bench.path("config.toml");
-        std::fs::write(&config, text).unwrap();
+        std::fs::write(&config, write(&bench)).unwrap();
         bench.config = Some(config);
         bench.start_manager();
         bench
@@ -159,6 +166,11 @@ impl Bench {
     pub fn signal(&self, name: &str) {
         let manager = self.manager.as_ref().unwrap().id().to_string();
         assert!(Command::new("kill").args([&format!("-{name}"), &manager]).status().unwrap().success());
+    }
+
+    /// Whether the manager runs.
+    pub fn is_managed(&mut self) -> bool {
+        self.manager.as_mut().is_some_and(|manager| manager.try_wait().unwrap().is_none())
     }
 
     /// SIGKILL for the manager.

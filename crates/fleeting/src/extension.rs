@@ -31,7 +31,7 @@ pub struct Offer {
     pub zone: String,
     /// The provider may take it back.
     pub interruptible: bool,
-    /// How many can be had; `None`: not known.
+    /// How many more can be had now; `None`: not known. 0 is no stock-out: the group may have them all.
     pub available: Option<u32>,
     /// What it costs; `None`: not known.
     pub price: Option<Price>,

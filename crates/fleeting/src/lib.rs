@@ -6,6 +6,7 @@
 //! - [`connector`] reaches the machines that a plugin made: commands and streams over SSH.
 //! - `install` (feature of that name) brings plugins from registries and finds them; `oci` is what it speaks with.
 //! - [`extension`] has what a plugin may offer beside the protocol: prices, notices, resource use, hooks.
+//! - `hostile` (feature `test-support`) is a plugin that means ill, for tests of what runs plugins.
 //! - [`nesting`] makes virtual machines on an instance, by the hypervisor daemon there.
 //! - [`model`] has the words that both share.
 //!
@@ -17,6 +18,8 @@ pub mod conformance;
 pub mod connector;
 pub mod extension;
 pub mod host;
+#[cfg(any(test, feature = "test-support"))]
+pub mod hostile;
 #[cfg(feature = "install")]
 pub mod install;
 mod layout;

@@ -73,7 +73,7 @@ impl metrics::Source for Fleets {
 
 fn family(family: numbers::Family) -> metrics::Family {
     let sample = |sample: numbers::Sample| metrics::Sample {
-        labels: sample.label.into_iter().collect(),
+        labels: sample.labels,
         value: sample.value,
         buckets: sample.buckets,
     };

@@ -10,6 +10,7 @@ mod differential;
 mod faults;
 mod fleet_kill;
 mod groups;
+mod hostile;
 mod instances;
 mod keeping;
 mod kill;

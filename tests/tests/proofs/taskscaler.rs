@@ -84,7 +84,7 @@ async fn a_thousand_jobs_leave_no_instance() {
     let families = scaler.metrics().families();
     let of = |name: &str, label: &str| {
         let family = families.iter().find(|family| family.name == name).unwrap();
-        family.samples.iter().find(|sample| sample.label.as_ref().is_some_and(|(_, is)| is == label)).unwrap().value
+        family.samples.iter().find(|sample| sample.labels.iter().any(|(_, is)| is == label)).unwrap().value
     };
     assert_eq!(of("fleeting_taskscaler_task_operations_total", "acquire"), 1000.0);
     assert_eq!(of("fleeting_taskscaler_task_operations_total", "release"), 1000.0);

@@ -7,10 +7,10 @@ use muster_fleeting::host::{Group, PluginSpec};
 use muster_taskscaler::driver::{Host, Journal, Late, Plugin, Scaler};
 use muster_taskscaler::words::GroupId;
 
-use super::extension;
 use super::prepare::Ready;
 use super::provider::{InstanceOptions, Shared, causes};
 use super::settings::{AutoscalerSettings, GroupSettings};
+use super::{extension, resources};
 
 /// Between two starts of a plugin that does not start.
 const START_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -47,7 +47,7 @@ async fn start(shared: &Arc<Shared>, settings: &AutoscalerSettings) -> Result<(S
     let InstanceOptions { name, books, find_plugin, .. } = &shared.options;
     let (config, buckets) = settings.scaling(name, rand::random()).map_err(|error| causes(&error))?;
     let groups = settings.all_groups(name);
-    let plugins: Vec<_> = groups.iter().map(|group| spec(group, *find_plugin)).collect::<Result<_, _>>()?;
+    let plugins: Vec<_> = groups.iter().map(|group| spec(shared, group, *find_plugin)).collect::<Result<_, _>>()?;
     let begun = futures::future::join_all(plugins.iter().map(|spec| plugin(spec.clone()))).await;
     if begun.iter().all(Result::is_err) {
         let errors = begun.into_iter().filter_map(Result::err);
@@ -61,10 +61,15 @@ async fn start(shared: &Arc<Shared>, settings: &AutoscalerSettings) -> Result<(S
 }
 
 /// The plugin of a group, with the group's settings.
-fn spec(group: &GroupSettings, find: fn(&str) -> Result<PluginSpec, String>) -> Result<PluginSpec, String> {
+fn spec(
+    shared: &Shared,
+    group: &GroupSettings,
+    find: fn(&str) -> Result<PluginSpec, String>,
+) -> Result<PluginSpec, String> {
     let plugin = find(&group.plugin)?;
     let connector = group.connector.config().map_err(|error| causes(&error))?;
-    Ok(PluginSpec { config: group.plugin_config.clone(), connector, ..plugin })
+    let meter = shared.meter(&group.name);
+    Ok(PluginSpec { config: group.plugin_config.clone(), connector, meter, ..plugin })
 }
 
 /// Starts a plugin; its name and why not.
@@ -102,12 +107,14 @@ impl Member {
     }
 
     /// Starts it where it does not run yet, and tells the scaler what it tells. Cancel-safe.
-    pub(super) async fn follow(self, scaler: Scaler, runner: &str) {
+    pub(super) async fn follow(self, scaler: Scaler, shared: &Shared) {
+        let runner = &shared.options.name;
         let weak = match self.state {
             State::Here(weak) => weak,
             State::Late(late, spec) => arrive(&late, &spec, runner).await,
         };
-        extension::follow(weak, scaler, self.group, runner).await;
+        let uses = resources::follow(weak.clone(), scaler.clone(), self.group, &shared.usage, runner);
+        tokio::join!(extension::follow(weak, scaler, self.group, runner), uses);
     }
 }
 

@@ -18,10 +18,12 @@ pub mod files;
 mod lease;
 mod members;
 mod place;
+mod plugin_numbers;
 mod prepare;
 mod provider;
 mod reach;
 mod report;
+mod resources;
 mod settings;
 mod share;
 mod shell;
@@ -36,15 +38,18 @@ pub use muster_taskscaler::fleet;
 pub use provider::{InstanceOptions, InstanceProvider};
 pub use reach::{Addresses, Dial, Told, directories};
 pub use settings::{AutoscalerSettings, ConnectorSettings, GroupSettings, SettingsError};
-/// The scaler's numbers.
+/// The numbers of a scaler, its plugin and its instances.
 pub mod numbers {
     pub use muster_taskscaler::driver::{Buckets, Family, Kind, Sample};
 
-    /// All of them, of a scaler that has done nothing.
+    /// All of them, of a scaler that has done nothing, and a plugin that was not started.
     #[must_use]
     pub fn all() -> Vec<Family> {
         use muster_taskscaler::config::{Config, GroupConfig};
-        muster_taskscaler::driver::Metrics::new(&Config::new(GroupConfig::new("", 0)), &Buckets::default()).families()
+        let scaler =
+            muster_taskscaler::driver::Metrics::new(&Config::new(GroupConfig::new("", 0)), &Buckets::default());
+        let plugin = super::plugin_numbers::families(&[(String::new(), muster_fleeting::host::Counts::default())]);
+        scaler.families().into_iter().chain(plugin).chain(super::resources::Usage::default().families()).collect()
     }
 }
 pub use muster_taskscaler::need::{cpu_milli, memory_bytes};

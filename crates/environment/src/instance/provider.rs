@@ -8,7 +8,7 @@
 //! A job request is sent only where a promise stands behind it: so no job is taken that no instance is in sight for. An
 //! instance is ready when its agent answers; a job that gets one finds the connection open.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_fleeting::connector::{KnownHosts, Session};
-use muster_fleeting::host::PluginSpec;
+use muster_fleeting::host::{Counts, Meter, PluginSpec};
 use muster_fleeting::model::{ConnectInfo, InstanceId};
 use muster_job::JobId;
 use muster_taskscaler::books::RowKey;
@@ -29,6 +29,7 @@ use tokio::task::JoinHandle;
 use super::executable::Executable;
 use super::lease::leased;
 use super::reach::{Addresses, Instance, dial};
+use super::resources::Usage;
 use super::settings::AutoscalerSettings;
 use super::{files, share, work};
 use crate::{Asking, Capacity, EnvironmentError, Lease, LeaseRecord, Provider, Slot, SlotKey, Slots, TakenSlot};
@@ -84,6 +85,10 @@ pub(super) struct Shared {
     pub(super) instances: Mutex<HashMap<InstanceId, Arc<Instance>>>,
     /// It was told that jobs run without their share.
     pub(super) told_no_share: AtomicBool,
+    /// What the instances use.
+    pub(super) usage: Usage,
+    /// What counts the plugin of each group, by the group's name.
+    meters: Mutex<BTreeMap<String, Meter>>,
     expected: Mutex<Expected>,
 }
 
@@ -115,6 +120,8 @@ impl InstanceProvider {
             slots: Slots::new(usize::MAX),
             instances: Mutex::default(),
             told_no_share: AtomicBool::new(false),
+            usage: Usage::default(),
+            meters: Mutex::default(),
             expected: Mutex::default(),
         });
         let work = tokio::spawn(work::work(Arc::clone(&shared)));
@@ -387,6 +394,16 @@ impl Shared {
     pub(super) fn no_requests(&self) -> Option<String> {
         let why = self.capacity.borrow().why.as_ref().map(ToString::to_string);
         why.filter(|_| self.promises.lock().is_empty())
+    }
+
+    /// What counts the plugin of a group, over all its starts.
+    pub(super) fn meter(&self, group: &str) -> Meter {
+        self.meters.lock().entry(group.to_owned()).or_default().clone()
+    }
+
+    /// The counts of each group's plugin.
+    pub(super) fn plugin_counts(&self) -> Vec<(String, Counts)> {
+        self.meters.lock().iter().map(|(group, meter)| (group.clone(), meter.counts())).collect()
     }
 
     /// An instance's name among those of all groups.

@@ -6,6 +6,7 @@ use muster_taskscaler::driver::Family;
 use muster_taskscaler::fleet::{Explained, Report, Source, Subject, explain};
 use muster_taskscaler::history;
 
+use super::plugin_numbers;
 use super::provider::InstanceProvider;
 
 impl InstanceProvider {
@@ -17,7 +18,8 @@ impl InstanceProvider {
             None => None,
         };
         let down = status.is_none().then(|| no_requests.clone().unwrap_or_else(|| "it has ended".to_owned()));
-        Report { runner, down, no_requests, status }
+        let resources = self.shared.usage.now();
+        Report { runner, down, no_requests, status, resources }
     }
 
     /// Why something is as it is, at `unix`.
@@ -36,9 +38,12 @@ impl InstanceProvider {
         read.await.unwrap_or_else(|error| Err(std::io::Error::other(error)))
     }
 
-    /// The scaler's numbers; none where it does not run.
+    /// The scaler's numbers, none where it does not run, and those of the plugins.
     #[must_use]
     pub fn families(&self) -> Vec<Family> {
-        self.scaler().map(|scaler| Arc::clone(scaler.metrics()).families()).unwrap_or_default()
+        let mut families = self.scaler().map(|scaler| Arc::clone(scaler.metrics()).families()).unwrap_or_default();
+        families.extend(plugin_numbers::families(&self.shared.plugin_counts()));
+        families.extend(self.shared.usage.families());
+        families
     }
 }

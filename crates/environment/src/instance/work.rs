@@ -27,7 +27,7 @@ pub(super) async fn work(shared: Arc<Shared>) {
     let (scaler, members) = members::started(&shared).await;
     shared.settle();
     // The first end where the plugin tells nothing by itself; the second never does.
-    let members = members.into_iter().map(|member| member.follow(scaler.clone(), &shared.options.name));
+    let members = members.into_iter().map(|member| member.follow(scaler.clone(), &shared));
     tokio::join!(futures::future::join_all(members), promise(&shared, &scaler));
 }
 

@@ -17,6 +17,7 @@ use tonic::{Code, Status};
 use super::plan::Plan;
 use crate::causes::causes;
 use crate::host::connection::{Connection, Streams, is_broken};
+use crate::host::mask::Mask;
 use crate::host::process::{command, first_line};
 use crate::host::{Address, Handshake};
 use crate::model::ConnectorConfig;
@@ -176,7 +177,7 @@ impl Subject {
         }
         match connect(plan, &mut child, &log).await {
             Ok(connection) => {
-                let streams = connection.open_streams("plugin");
+                let streams = connection.open_streams("plugin", Mask::default());
                 let process = Process { child, group, log, _directory: directory };
                 Ok(Self { process, connection, streams, limit: plan.call_limit })
             }

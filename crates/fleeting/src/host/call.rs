@@ -9,6 +9,8 @@ use tonic::{Code, Status};
 
 use super::Limits;
 use super::connection::{Connection, is_broken};
+use super::mask::Mask;
+use super::meter::{CallResult, Meter};
 use crate::causes::causes;
 use crate::model::{ConnectInfo, ConnectorConfig, ConnectorConfigError, GroupInfo, InstanceId, InstanceState};
 use crate::protocol::{RichStatus, SUSPEND_RESUME, group};
@@ -93,6 +95,8 @@ pub(super) struct Caller {
     pub(super) plugin: String,
     pub(super) connection: Connection,
     pub(super) limits: Limits,
+    pub(super) meter: Meter,
+    pub(super) mask: Mask,
 }
 
 impl Caller {
@@ -144,6 +148,7 @@ impl Caller {
         let call = client.increase(group::IncreaseRequest { n });
         let succeeded = self.timed("Increase", self.limits.change, call).await?.into_inner().succeeded;
         if succeeded > n {
+            self.meter.heard_nonsense("Increase");
             tracing::error!(
                 plugin = self.plugin,
                 asked = n,
@@ -244,6 +249,7 @@ impl Caller {
         let (known, unknown): (Vec<_>, Vec<_>) =
             succeeded.into_iter().filter(|id| seen.insert(id.clone())).partition(|id| asked.contains(id.as_str()));
         if let Some(first) = unknown.first() {
+            self.meter.heard_nonsense(call);
             tracing::error!(
                 plugin = self.plugin,
                 unknown = unknown.len(),
@@ -255,6 +261,7 @@ impl Caller {
     }
 
     fn nonsense(&self, call: &'static str, what: String) -> CallError {
+        self.meter.heard_nonsense(call);
         CallError::Nonsense { plugin: self.plugin.clone(), call, what }
     }
 
@@ -275,21 +282,34 @@ impl Caller {
     ) -> Result<T, Ended> {
         let started = tokio::time::Instant::now();
         let ended = tokio::time::timeout(limit, work).await;
-        let elapsed_ms = started.elapsed().as_millis();
-        tracing::trace!(plugin = self.plugin, call, elapsed_ms, "call");
-        match ended {
-            Err(_) => Err(Ended::Late(limit)),
-            Ok(Err(status)) => Err(Ended::Status(status)),
-            Ok(Ok(value)) => Ok(value),
-        }
+        let elapsed = started.elapsed();
+        tracing::trace!(plugin = self.plugin, call, elapsed_ms = elapsed.as_millis(), "call");
+        let (result, answer) = match ended {
+            Err(_) => (CallResult::Late, Err(Ended::Late(limit))),
+            Ok(Ok(value)) => (CallResult::Ok, Ok(value)),
+            Ok(Err(status)) => {
+                let result = match status.code() {
+                    _ if is_broken(&status) => CallResult::Broken,
+                    Code::Unimplemented => CallResult::Unimplemented,
+                    _ => CallResult::Refused,
+                };
+                (result, Err(Ended::Status(status)))
+            }
+        };
+        self.meter.called(call, elapsed, result);
+        answer
     }
 
     pub(super) fn judge(&self, call: &'static str, error: Ended) -> CallError {
         let plugin = self.plugin.clone();
         match error {
             Ended::Late(limit) => CallError::Deadline { plugin, call, limit },
-            Ended::Status(status) if is_broken(&status) => CallError::Broken { plugin, call, cause: causes(&status) },
-            Ended::Status(status) => CallError::Refused { plugin, call, message: status.message().to_owned() },
+            Ended::Status(status) if is_broken(&status) => {
+                CallError::Broken { plugin, call, cause: self.mask.hide(causes(&status)) }
+            }
+            Ended::Status(status) => {
+                CallError::Refused { plugin, call, message: self.mask.hide(status.message().to_owned()) }
+            }
         }
     }
 }

@@ -13,6 +13,7 @@ use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
 
 use super::handshake::Address;
+use super::mask::Mask;
 use crate::causes::causes;
 use crate::protocol::extension::instance_group_extension_client::InstanceGroupExtensionClient;
 use crate::protocol::group::instance_group_client::InstanceGroupClient;
@@ -84,11 +85,11 @@ impl Connection {
 
     /// Opens the streams that go-plugin opens: the plugin's output, which is logged (a plugin whose output nobody reads
     /// would stop), and the broker's, which stays silent. A plugin may lack both.
-    pub(crate) fn open_streams(&self, plugin: &str) -> Streams {
+    pub(crate) fn open_streams(&self, plugin: &str, mask: Mask) -> Streams {
         let stop = CancellationToken::new();
         let (asking, opening) = mpsc::channel(1);
         let tasks = vec![
-            tokio::spawn(copy_output(self.channel.clone(), plugin.to_owned(), asking.clone())),
+            tokio::spawn(copy_output(self.channel.clone(), plugin.to_owned(), mask, asking.clone())),
             tokio::spawn(hold_broker(self.channel.clone(), stop.clone(), asking)),
         ];
         Streams { tasks, opening, _broker: stop.drop_guard() }
@@ -115,13 +116,14 @@ impl Connection {
     }
 }
 
-async fn copy_output(channel: Channel, plugin: String, asking: mpsc::Sender<Infallible>) {
+async fn copy_output(channel: Channel, plugin: String, mask: Mask, asking: mpsc::Sender<Infallible>) {
     let Ok(answer) = GrpcStdioClient::new(channel).stream_stdio(()).await else { return };
     drop(asking);
     let mut output = answer.into_inner();
     while let Some(Ok(StdioData { channel, data })) = output.next().await {
         let from = if channel == stdio_data::Channel::Stderr as i32 { "stderr" } else { "stdout" };
-        tracing::debug!(target: "muster_fleeting::plugin", plugin, from, "{}", String::from_utf8_lossy(&data).trim_end());
+        let text = mask.hide(String::from_utf8_lossy(&data).trim_end().to_owned());
+        tracing::debug!(target: "muster_fleeting::plugin", plugin, from, "{text}");
     }
 }
 

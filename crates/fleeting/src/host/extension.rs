@@ -35,12 +35,6 @@ impl Caller {
 }
 
 impl Group {
-    /// Which parts of the extension the plugin has.
-    #[must_use]
-    pub fn features(&self) -> Features {
-        self.info().features
-    }
-
     fn need(&self, has: bool, capability: &'static str) -> Result<(), CallError> {
         if has { Ok(()) } else { Err(CallError::NoCapability { plugin: self.name().to_owned(), capability }) }
     }

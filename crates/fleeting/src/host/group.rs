@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::call::{CallError, Caller, Snapshot};
 use super::supervisor::{Running, Supervisor};
 use super::{PluginSpec, StartError};
+use crate::extension::Features;
 use crate::model::{ConnectInfo, GroupInfo, InstanceId};
 use crate::protocol::SUSPEND_RESUME;
 
@@ -163,6 +164,15 @@ impl Group {
         }
     }
 
+    /// Which parts of the extension the plugin has: those of its process, or where there is none, of the first one.
+    #[must_use]
+    pub fn features(&self) -> Features {
+        match &*self.running.borrow() {
+            Running::Up(callable) => callable.features,
+            Running::Down => self.info.features,
+        }
+    }
+
     fn need_suspend(&self) -> Result<(), CallError> {
         if self.info.can_suspend {
             return Ok(());
@@ -221,4 +231,6 @@ pub(super) struct Callable {
     pub(super) hung: CancellationToken,
     /// Calls about one instance that had no answer, since the last answer.
     pub(super) late: AtomicU32,
+    /// What this process offers beside the protocol: another one may be of another version.
+    pub(super) features: Features,
 }

@@ -5,6 +5,8 @@ use std::time::Instant;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 
+use super::mask::Mask;
+
 /// A line is read up to here; a longer one comes in pieces, which are not looked into.
 const LINE_MAX: usize = 64 * 1024;
 
@@ -129,7 +131,13 @@ impl Budget {
 }
 
 /// Copies a plugin's stderr to this process's log until it ends. Keeps the last lines for the error of a failed start.
-pub(super) async fn pump(plugin: String, stderr: impl AsyncRead + Unpin, last: super::process::LastLines) {
+pub(super) async fn pump(
+    plugin: String,
+    stderr: impl AsyncRead + Unpin,
+    last: super::process::LastLines,
+    meter: super::Meter,
+    mask: Mask,
+) {
     let mut stderr = BufReader::with_capacity(LINE_MAX, stderr);
     let mut reader = LogReader::default();
     let mut budget = Budget::new(Instant::now());
@@ -138,11 +146,12 @@ pub(super) async fn pump(plugin: String, stderr: impl AsyncRead + Unpin, last: s
         match next_line(&mut stderr, &mut line).await {
             Ok(Some(whole)) => {
                 let text = String::from_utf8_lossy(&line);
-                let record = if whole {
+                let Record { level, message, fields } = if whole {
                     reader.read(&text)
                 } else {
                     Record { level: Level::Debug, message: text.into_owned(), fields: String::new() }
                 };
+                let record = Record { level, message: mask.hide(message), fields: mask.hide(fields) };
                 last.push(&record.message);
                 match budget.take(Instant::now()) {
                     Some(0) => emit(&plugin, &record),
@@ -150,7 +159,7 @@ pub(super) async fn pump(plugin: String, stderr: impl AsyncRead + Unpin, last: s
                         tracing::warn!(plugin, lines, "lines of the plugin's log were left out: it writes too many");
                         emit(&plugin, &record);
                     }
-                    None => {}
+                    None => meter.left_out(1),
                 }
             }
             Ok(None) => return,

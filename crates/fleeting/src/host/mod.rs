@@ -19,7 +19,10 @@ mod handshake;
 #[cfg(test)]
 mod hostile;
 mod log;
+pub(crate) mod mask;
+mod meter;
 pub(crate) mod process;
+mod sockets;
 mod supervisor;
 mod sys;
 
@@ -28,6 +31,7 @@ pub use error::StartError;
 pub use group::{Group, Status};
 pub use handshake::{Address, Handshake, HandshakeError};
 pub use log::{Level, LogReader, Record};
+pub use meter::{CALL_SECONDS, CallResult, Calls, Counts, Meter};
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -47,6 +51,8 @@ pub struct PluginSpec {
     pub connector: ConnectorConfig,
     /// How long it may take.
     pub limits: Limits,
+    /// What counts it: one for all starts of this and its clones.
+    pub meter: Meter,
 }
 
 /// Without the settings: some are secrets.
@@ -70,6 +76,7 @@ impl PluginSpec {
             config: serde_json::Value::Null,
             connector: ConnectorConfig::default(),
             limits: Limits::default(),
+            meter: Meter::default(),
         }
     }
 

@@ -1,18 +1,19 @@
 //! A plugin's process: start, handshake, end.
 
 use std::collections::VecDeque;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, sink};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::task::JoinHandle;
 
 use super::handshake::{Handshake, LINE_MAX};
+use super::mask::Mask;
+use super::sockets::Sockets;
 use super::{PluginSpec, StartError, log, sys};
 use crate::process_group::ProcessGroup;
 use crate::protocol::{APP_VERSION, COOKIE_KEY, COOKIE_VALUE, SOCKET_DIR_KEY, VERSIONS_KEY};
@@ -67,18 +68,14 @@ pub(super) struct Process {
     pumps: Vec<JoinHandle<()>>,
     last: LastLines,
     /// Holds the socket; removed with the process.
-    _directory: TempDir,
+    _directory: Sockets,
 }
 
 impl Process {
     /// Starts the plugin and waits for its handshake. A plugin that fails is killed and reaped.
     pub(super) async fn start(spec: &PluginSpec) -> Result<(Self, Handshake), StartError> {
         let path = &spec.executable;
-        let directory = tempfile::Builder::new()
-            .prefix("muster-plugin-")
-            .permissions(std::fs::Permissions::from_mode(0o700))
-            .tempdir()
-            .map_err(|source| StartError::Directory { path: path.clone(), source })?;
+        let directory = Sockets::new().map_err(|source| StartError::Directory { path: path.clone(), source })?;
         let mut child = command(path, directory.path())
             .args(&spec.arguments)
             .spawn()
@@ -87,7 +84,7 @@ impl Process {
         let last = LastLines::default();
         let mut pumps = Vec::new();
         if let Some(stderr) = child.stderr.take() {
-            pumps.push(tokio::spawn(log::pump(spec.name(), stderr, last.clone())));
+            pumps.push(tokio::spawn(log::pump(spec.name(), stderr, last.clone(), spec.meter.clone(), Mask::of(spec))));
         }
         let stdout = child.stdout.take();
         let mut process = Self { child, group, pumps, last, _directory: directory };
@@ -184,7 +181,6 @@ pub(crate) fn command(path: &Path, sockets: &Path) -> Command {
         .env(VERSIONS_KEY, APP_VERSION)
         .env("PLUGIN_MIN_PORT", "10000")
         .env("PLUGIN_MAX_PORT", "25000")
-        // Of its own, so that nobody else can put a socket there.
         .env(SOCKET_DIR_KEY, sockets)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

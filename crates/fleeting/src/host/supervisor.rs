@@ -13,6 +13,7 @@ use super::call::{CallError, Caller};
 use super::connection::{Connection, Streams};
 use super::group::{Callable, Status};
 use super::handshake::Address;
+use super::mask::Mask;
 use super::process::Process;
 use super::{PluginSpec, StartError};
 use crate::causes::causes;
@@ -56,7 +57,7 @@ enum Gone {
 impl Supervisor {
     /// The first start.
     pub(super) async fn start(spec: PluginSpec, stop: CancellationToken) -> Result<(Self, GroupInfo), StartError> {
-        let (instance, info) = start(&spec).await?;
+        let (instance, info) = counted_start(&spec).await?;
         let running = Running::Up(Arc::clone(&instance.callable));
         let (name, status) = (spec.name(), Status::Up { pid: instance.process.pid() });
         let supervisor = Self {
@@ -109,6 +110,7 @@ impl Supervisor {
                 pause_ms = pause.as_millis(),
                 "plugin process is gone; it is started again"
             );
+            self.spec.meter.went_down();
             self.running.send_replace(Running::Down);
             self.status.send_replace(Status::Down { cause, failures });
             tokio::select! {
@@ -153,7 +155,7 @@ impl Supervisor {
 
     async fn again(&mut self) -> Result<(), StartError> {
         let (mut instance, info) = tokio::select! {
-            started = start(&self.spec) => started?,
+            started = counted_start(&self.spec) => started?,
             // What is under way is dropped, and killed with that.
             () = self.stop.cancelled() => return Ok(()),
         };
@@ -175,6 +177,21 @@ impl Supervisor {
         let doubled = limits.restart_first.saturating_mul(1 << (failures - 1).min(16));
         doubled.min(limits.restart_cap).mul_f64(rand::rng().random_range(0.75..1.25))
     }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        self.spec.meter.went_down();
+    }
+}
+
+async fn counted_start(spec: &PluginSpec) -> Result<(Instance, GroupInfo), StartError> {
+    let started = start(spec).await;
+    match &started {
+        Ok(_) => spec.meter.started(),
+        Err(_) => spec.meter.start_failed(),
+    }
+    started
 }
 
 /// Process, handshake, connection, `Init`. A failure leaves no process.
@@ -205,8 +222,9 @@ async fn prepare(spec: &PluginSpec, address: &Address) -> Result<(Callable, Stre
         Ok(opened) => opened.map_err(unreachable)?,
         Err(_) => return Err(unreachable(format!("no answer within {} s", spec.limits.start.as_secs()))),
     };
-    let streams = connection.open_streams(&spec.name());
-    let caller = Caller { plugin: spec.name(), connection, limits: spec.limits };
+    let mask = Mask::of(spec);
+    let streams = connection.open_streams(&spec.name(), mask.clone());
+    let caller = Caller { plugin: spec.name(), connection, limits: spec.limits, meter: spec.meter.clone(), mask };
     let info = caller.init(&spec.config, &spec.connector).await.map_err(|error| {
         let message = match error {
             CallError::Refused { message, .. } => message,
@@ -214,5 +232,6 @@ async fn prepare(spec: &PluginSpec, address: &Address) -> Result<(Callable, Stre
         };
         StartError::Init { path: path(), message }
     })?;
-    Ok((Callable { caller, hung: CancellationToken::new(), late: AtomicU32::new(0) }, streams, info))
+    let (hung, late, features) = (CancellationToken::new(), AtomicU32::new(0), info.features);
+    Ok((Callable { caller, hung, late, features }, streams, info))
 }

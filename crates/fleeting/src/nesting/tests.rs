@@ -160,10 +160,7 @@ esac
 
 #[tokio::test]
 async fn the_real_daemon_is_spoken_with() {
-    let Some(daemon) = std::env::var_os("MUSTER_TEST_NESTING") else {
-        eprintln!("skipped: MUSTER_TEST_NESTING does not name the executable of GitLab's nesting");
-        return;
-    };
+    let Some(daemon) = muster_test_needs::variable("MUSTER_TEST_NESTING", "GitLab's nesting daemon") else { return };
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("nesting.sock");
     let tart = directory.path().join("tart");

@@ -7,10 +7,8 @@ use serde_json::json;
 
 #[tokio::test]
 async fn the_dummy_of_fleeting_runs_under_our_host() {
-    let Some(dummy) = std::env::var_os("MUSTER_TEST_FLEETING_DUMMY") else {
-        eprintln!("skipped: MUSTER_TEST_FLEETING_DUMMY does not name the executable of fleeting-plugin-dummy");
-        return;
-    };
+    let dummy = muster_test_needs::variable("MUSTER_TEST_FLEETING_DUMMY", "fleeting-plugin-dummy");
+    let Some(dummy) = dummy else { return };
     let mut spec = PluginSpec::new(&dummy);
     spec.config = json!({"MaxSize": 7, "Suspendable": true});
     let group = Group::start(spec.clone()).await.unwrap();

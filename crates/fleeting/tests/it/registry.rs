@@ -37,7 +37,6 @@ impl Drop for Registry {
 
 impl Registry {
     /// `None`, told on stderr, where the program is not installed.
-    #[expect(clippy::print_stderr, reason = "what is skipped is told")]
     pub(crate) fn start(login: bool) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
@@ -61,9 +60,9 @@ impl Registry {
         let mut process = match command.spawn() {
             Ok(process) => process,
             Err(error) => {
-                eprintln!(
-                    "skipped: docker-registry cannot be run ({error}); on Debian: apt-get install docker-registry"
-                );
+                let why =
+                    format!("docker-registry cannot be run ({error}); on Debian: apt-get install docker-registry");
+                muster_test_needs::missing(why);
                 return None;
             }
         };

@@ -156,7 +156,13 @@ mod tests {
             groups: Vec::new(),
             instances: (0..instances).map(instance).collect(),
         };
-        let report = Report { runner: "demo".to_owned(), down: None, no_requests: None, status: Some(status) };
+        let report = Report {
+            runner: "demo".to_owned(),
+            down: None,
+            no_requests: None,
+            status: Some(status),
+            resources: std::collections::BTreeMap::new(),
+        };
         Frame {
             elapsed: Duration::from_secs(65),
             counts: Counts { created: 9, succeeded: 4, failed: 0, running: 2, waiting: 3 },

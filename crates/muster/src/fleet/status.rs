@@ -1,12 +1,13 @@
 //! `muster fleet status`.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anstyle::Style;
 use muster_taskscaler::engine::{InstanceStatus, Status};
-use muster_taskscaler::fleet::{Report, Reports, Source};
+use muster_taskscaler::fleet::{Report, Reports, Source, Used};
 
 use super::ask::Whom;
 use crate::ci::{self, ui};
@@ -97,7 +98,7 @@ fn fleet(report: &Report, source: Source) -> String {
         line("", &format!("none is asked for: {held}"));
     }
     waiting(status, &mut line);
-    text.push_str(&instances(status));
+    text.push_str(&instances(status, &report.resources));
     text
 }
 
@@ -115,17 +116,29 @@ fn waiting(status: &Status, line: &mut impl FnMut(&str, &str)) {
     }
 }
 
-fn instances(status: &Status) -> String {
+/// `12.3 s cpu, 120 of 512 MiB, 4 processes`.
+fn uses(used: &Used) -> String {
+    const MIB: u64 = 1024 * 1024;
+    let limit = used.memory_limit_bytes.map_or_else(String::new, |limit| format!(" of {}", limit / MIB));
+    format!("{:.1} s cpu, {}{limit} MiB, {} processes", used.cpu_seconds, used.memory_bytes / MIB, used.processes)
+}
+
+fn instances(status: &Status, resources: &BTreeMap<String, Used>) -> String {
     if status.instances.is_empty() {
         return String::new();
     }
-    let mut table = ui::Table::new(&["INSTANCE", "STATE", "FOR", "AGE", "JOBS", "SLOTS"]);
+    let names = ["INSTANCE", "STATE", "FOR", "AGE", "JOBS", "USES", "SLOTS"];
+    // Most plugins do not say what an instance uses.
+    let is_shown = |name: &&str| *name != "USES" || !resources.is_empty();
+    let mut table = ui::Table::new(&names.into_iter().filter(is_shown).collect::<Vec<_>>());
     for instance in &status.instances {
         let InstanceStatus { id, state, why, for_ms, age_ms, used, slots, .. } = instance;
         let state = why.as_ref().map_or_else(|| state.clone(), |why| format!("{state}: {}", ui::fit(why, 40)));
         let slots: Vec<String> = slots.iter().map(|slot| format!("{}: {}", slot.slot, slot.key)).collect();
-        let cells = [id.clone(), state, time(*for_ms), time(*age_ms), used.to_string(), slots.join(", ")];
-        table.row(cells.map(|cell| (cell, Style::new())));
+        let uses = resources.get(id).map(uses).unwrap_or_default();
+        let cells = [id.clone(), state, time(*for_ms), time(*age_ms), used.to_string(), uses, slots.join(", ")];
+        let shown = names.into_iter().zip(cells).filter(|(name, _)| is_shown(name));
+        table.row(shown.map(|(_, cell)| (cell, Style::new())));
     }
     format!("\n{table}")
 }

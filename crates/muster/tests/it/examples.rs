@@ -76,12 +76,9 @@ fn root() -> PathBuf {
 }
 
 /// Whether `command` is there; says so where it is not.
+#[track_caller]
 fn has(command: &str) -> bool {
-    let there = Command::new(command).arg("--version").output().is_ok_and(|output| output.status.success());
-    if !there {
-        println!("skipped: no {command} on this machine");
-    }
-    there
+    muster_test_needs::program(command, "--version", command)
 }
 
 #[test]

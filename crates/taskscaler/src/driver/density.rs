@@ -87,13 +87,13 @@ impl Density {
             kind: Kind::Histogram,
             samples: all
                 .iter()
-                .map(|(value, histogram)| Sample { label: Some((label, (*value).to_owned())), ..histogram.sample() })
+                .map(|(value, histogram)| Sample { labels: vec![(label, (*value).to_owned())], ..histogram.sample() })
                 .collect(),
         };
         let [fresh, kept] = self.sticky;
         #[expect(clippy::cast_precision_loss, reason = "a counter beyond 2^52 is none that anyone reads")]
         let sticky = [("kept", kept), ("new", fresh)].map(|(value, count)| Sample {
-            label: Some(("context", value.to_owned())),
+            labels: vec![("context", value.to_owned())],
             value: count as f64,
             buckets: Vec::new(),
         });
@@ -155,7 +155,7 @@ mod tests {
         let family = |name: &str| families.iter().find(|family| family.name.ends_with(name)).unwrap();
         let sum = |name: &str, label: &str| {
             let samples = &family(name).samples;
-            let of = |sample: &&Sample| sample.label.as_ref().map_or("", |(_, value)| value) == label;
+            let of = |sample: &&Sample| sample.labels.first().map_or("", |(_, value)| value) == label;
             samples.iter().find(of).map(|sample| (sample.value, sample.buckets.last().map_or(0, |(_, count)| *count)))
         };
         assert_eq!(sum("instance_jobs", ""), Some((9.0, 3)));

@@ -29,8 +29,8 @@ pub struct Family {
 /// One number, or one histogram.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
-    /// Label and value; at most one.
-    pub label: Option<(&'static str, String)>,
+    /// Labels and values.
+    pub labels: Vec<(&'static str, String)>,
     /// The number; of a histogram, the sum.
     pub value: f64,
     /// Of a histogram: each bound with the observations up to it; the last bound is infinite.
@@ -72,6 +72,6 @@ impl Histogram {
             sum += count;
             (bound, sum)
         });
-        Sample { label: None, value: self.sum, buckets: buckets.collect() }
+        Sample { labels: Vec::new(), value: self.sum, buckets: buckets.collect() }
     }
 }

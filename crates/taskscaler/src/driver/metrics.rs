@@ -355,12 +355,12 @@ fn add(values: &mut Labelled, name: &'static str, n: u64) {
 }
 
 fn one(name: &'static str, help: &'static str, kind: Kind, value: f64) -> Family {
-    Family { name, help, kind, samples: vec![Sample { label: None, value, buckets: Vec::new() }] }
+    Family { name, help, kind, samples: vec![Sample { labels: Vec::new(), value, buckets: Vec::new() }] }
 }
 
 fn labelled(label: &'static str, values: &Labelled) -> Vec<Sample> {
     let sample = |(name, value): (&&'static str, &u64)| Sample {
-        label: Some((label, (*name).to_owned())),
+        labels: vec![(label, (*name).to_owned())],
         value: to_float(*value),
         buckets: Vec::new(),
     };

@@ -254,7 +254,13 @@ mod tests {
             groups: Vec::new(),
             instances: Vec::new(),
         };
-        Report { runner: "r".to_owned(), down: None, no_requests: None, status: Some(status) }
+        Report {
+            runner: "r".to_owned(),
+            down: None,
+            no_requests: None,
+            status: Some(status),
+            resources: std::collections::BTreeMap::new(),
+        }
     }
 
     fn ask(job: &str, report: &Report, history: &[Told]) -> Explained {

@@ -10,6 +10,8 @@
 mod explain;
 mod offline;
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::engine::Status;
@@ -55,6 +57,22 @@ pub struct Report {
     pub no_requests: Option<String>,
     /// Everything that is known.
     pub status: Option<Status>,
+    /// What instances use, by their names, where the plugin says.
+    #[serde(default)]
+    pub resources: BTreeMap<String, Used>,
+}
+
+/// What an instance used when it was looked at last.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Used {
+    /// Seconds of processors since its start.
+    pub cpu_seconds: f64,
+    /// Memory.
+    pub memory_bytes: u64,
+    /// The most memory that it may use; none: not known, or no limit.
+    pub memory_limit_bytes: Option<u64>,
+    /// Processes.
+    pub processes: u32,
 }
 
 /// The answers to one question, of all fleets that can answer it.

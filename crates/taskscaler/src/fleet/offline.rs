@@ -45,7 +45,10 @@ pub fn offline(directory: &Path, unix: i64) -> Result<Vec<OfflineFleet>, StoreEr
 /// Damaged books say nothing of the others.
 fn unreadable(books: PathBuf, error: &StoreError) -> OfflineFleet {
     let down = Some(crate::driver::words(error));
-    OfflineFleet { report: Report { runner: name_of(&books), down, no_requests: None, status: None }, books }
+    OfflineFleet {
+        report: Report { runner: name_of(&books), down, no_requests: None, status: None, resources: BTreeMap::new() },
+        books,
+    }
 }
 
 fn fleet(books: &Path, unix: i64) -> Result<OfflineFleet, StoreError> {
@@ -90,7 +93,7 @@ fn fleet(books: &Path, unix: i64) -> Result<OfflineFleet, StoreError> {
     let down = Some("this is what its books say".to_owned());
     Ok(OfflineFleet {
         books: books.to_owned(),
-        report: Report { runner, down, no_requests: None, status: Some(status) },
+        report: Report { runner, down, no_requests: None, status: Some(status), resources: BTreeMap::new() },
     })
 }
 

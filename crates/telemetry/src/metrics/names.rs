@@ -69,6 +69,7 @@ const LIFE_SECONDS: &[f64] = &[60., 300., 600., 900., 1800., 3600., 21600., 4320
 const SHARED_COUNTS: &[f64] = &[1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0];
 const PRESSURE_RATIOS: &[f64] = &[0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8];
 const SLOW_DOWN_RATIOS: &[f64] = &[0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0];
+const PLUGIN_SECONDS: &[f64] = &[0.005, 0.025, 0.1, 0.5, 1., 5., 15., 60., 120., 300.];
 const WAIT_SECONDS: &[f64] = &[0.01, 0.1, 0.5, 1., 5., 15., 30., 60., 120., 300., 900., 3600.];
 
 const fn fleet(name: &'static str, kind: Kind, labels: &'static [&'static str], help: &'static str) -> Definition {
@@ -186,6 +187,36 @@ pub const FLEET: &[Definition] = &[
         &[],
         "How long jobs waited for a slot.",
     ),
+    fleet("muster_plugin_up", Kind::Gauge, &["group"], "Whether the plugin runs and can be called."),
+    fleet("muster_plugin_starts_total", Kind::Counter, &["group", "result"], "Starts of the plugin's process."),
+    fleet(
+        "muster_plugin_calls_total",
+        Kind::Counter,
+        &["group", "rpc", "result"],
+        "Calls of the plugin, by what came of them.",
+    ),
+    fleet(
+        "muster_plugin_call_seconds",
+        Kind::Histogram(PLUGIN_SECONDS),
+        &["group", "rpc"],
+        "Time of each call of the plugin.",
+    ),
+    fleet(
+        "muster_plugin_nonsense_total",
+        Kind::Counter,
+        &["group", "rpc"],
+        "Answers of the plugin, or parts of them, that made no sense.",
+    ),
+    fleet(
+        "muster_plugin_log_lines_left_out_total",
+        Kind::Counter,
+        &["group"],
+        "Lines of the plugin's log that were left out, since there were too many.",
+    ),
+    fleet("muster_instances_measured", Kind::Gauge, &[], "Instances of which the plugin says what they use."),
+    fleet("muster_instances_busy_cpus", Kind::Gauge, &[], "Processors that these instances keep busy."),
+    fleet("muster_instances_memory_bytes", Kind::Gauge, &[], "Memory that these instances use."),
+    fleet("muster_instances_processes", Kind::Gauge, &[], "Processes on these instances."),
 ];
 
 macro_rules! metrics {

@@ -159,8 +159,7 @@ async fn an_empty_configuration_says_what_to_set() {
 
 #[tokio::test]
 async fn the_example_in_shell_makes_machines_that_run_commands() {
-    if !Path::new("/usr/sbin/sshd").exists() {
-        eprintln!("skipped: there is no /usr/sbin/sshd (Debian: openssh-server)");
+    if !muster_test_needs::sshd() {
         return;
     }
     let directory = TempDir::new().unwrap();

@@ -5,202 +5,20 @@ mod order;
 mod seeded;
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::pin::Pin;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::{Stream, StreamExt};
 use tempfile::TempDir;
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
-use tonic::{Request, Response, Status as GrpcStatus};
 
 use super::{CallError, Group, PluginSpec};
+use crate::hostile::{Asked, Call, Hostile, Manner, Manners, SLEEP, WELL, always};
 use crate::model::{InstanceId, InstanceState};
-use crate::protocol::group::instance_group_server::{InstanceGroup, InstanceGroupServer};
-use crate::protocol::group::{
-    ConnectInfoRequest, ConnectInfoResponse, ConnectorConfig, DecreaseRequest, DecreaseResponse, Empty,
-    HeartbeatRequest, IncreaseRequest, IncreaseResponse, InitRequest, InitResponse, ResumeRequest, ResumeResponse,
-    SuspendRequest, SuspendResponse, UpdateResponse,
-};
 use crate::protocol::plugin::grpc_controller_server::GrpcControllerServer;
 use crate::protocol::plugin::grpc_stdio_server::GrpcStdioServer;
-
-/// What a plugin does at a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Manner {
-    Well,
-    Slow,
-    Hangs,
-    Fails,
-    /// Its words are those of a transport.
-    Unavailable,
-    Lacks,
-    Panics,
-    Nonsense,
-    Huge,
-    Endless,
-    Exits,
-}
-
-const MANNERS: [Manner; 11] = [
-    Manner::Well,
-    Manner::Slow,
-    Manner::Hangs,
-    Manner::Fails,
-    Manner::Unavailable,
-    Manner::Lacks,
-    Manner::Panics,
-    Manner::Nonsense,
-    Manner::Huge,
-    Manner::Endless,
-    Manner::Exits,
-];
-
-/// The calls that it may behave at in different manners.
-#[derive(Debug, Clone, Copy)]
-enum Call {
-    Init,
-    Update,
-    Increase,
-    Decrease,
-    ConnectInfo,
-    Heartbeat,
-    Sleep,
-    Shutdown,
-}
-
-/// Its manner at each [`Call`].
-type Manners = [Manner; 8];
-
-/// Every call in this manner, but `Init` well.
-fn always(manner: Manner) -> Manners {
-    let mut manners = [manner; 8];
-    manners[Call::Init as usize] = Manner::Well;
-    manners
-}
-
-/// How its process begins, with `$socket`: well.
-const WELL: &str = "echo \"1|0|unix|$socket|grpc|\"";
-/// And goes on.
-const SLEEP: &str = "exec sleep 600";
-
-struct Hostile {
-    manners: Manners,
-    pid_file: PathBuf,
-    asked: Asked,
-    /// What a plugin of Go's library has beside the protocol.
-    beside: Option<order::Beside>,
-}
-
-/// The last `Init` that it was asked.
-type Asked = Arc<std::sync::Mutex<Option<InitRequest>>>;
-
-impl Hostile {
-    async fn behave<T>(&self, call: Call, well: T, nonsense: T) -> Result<Response<T>, GrpcStatus> {
-        match self.manners[call as usize] {
-            Manner::Slow => {
-                tokio::time::sleep(Duration::from_millis(30)).await;
-                Ok(Response::new(well))
-            }
-            Manner::Well | Manner::Huge | Manner::Endless => Ok(Response::new(well)),
-            Manner::Nonsense => Ok(Response::new(nonsense)),
-            Manner::Hangs => std::future::pending().await,
-            Manner::Fails => Err(GrpcStatus::unknown("quota exceeded")),
-            Manner::Unavailable => Err(GrpcStatus::unavailable("the cloud's API is down")),
-            Manner::Lacks => Err(GrpcStatus::unimplemented("no such call")),
-            Manner::Panics => panic!("a defect of the plugin"),
-            Manner::Exits => {
-                if let Some(pid) = pids(&self.pid_file).pop().and_then(rustix::process::Pid::from_raw) {
-                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-                }
-                std::future::pending().await
-            }
-        }
-    }
-
-    fn text(&self, call: Call) -> String {
-        if self.manners[call as usize] == Manner::Huge { "x".repeat(20 * 1024 * 1024) } else { "i1".to_owned() }
-    }
-}
-
-#[tonic::async_trait]
-impl InstanceGroup for Hostile {
-    type UpdateStream = Pin<Box<dyn Stream<Item = Result<UpdateResponse, GrpcStatus>> + Send>>;
-
-    async fn init(&self, request: Request<InitRequest>) -> Result<Response<InitResponse>, GrpcStatus> {
-        *self.asked.lock().unwrap() = Some(request.into_inner());
-        let capabilities = vec!["suspend_resume".to_owned(), "flying".to_owned()];
-        let id = if self.manners[Call::Init as usize] == Manner::Huge {
-            self.text(Call::Init)
-        } else {
-            "hostile".to_owned()
-        };
-        let well = InitResponse { id, max_size: u32::MAX, capabilities, ..Default::default() };
-        self.behave(Call::Init, well, InitResponse::default()).await
-    }
-
-    async fn update(&self, _: Request<Empty>) -> Result<Response<Self::UpdateStream>, GrpcStatus> {
-        if let Some(beside) = &self.beside {
-            beside.said.cancelled().await;
-        }
-        let one = UpdateResponse { instance: self.text(Call::Update), state: 1 };
-        let unknown = UpdateResponse { instance: "i2".to_owned(), state: 8 };
-        let nameless = UpdateResponse { instance: String::new(), state: -7 };
-        let stream: Self::UpdateStream = if self.manners[Call::Update as usize] == Manner::Endless {
-            Box::pin(futures::stream::iter(0_u64..).map(|n| Ok(UpdateResponse { instance: format!("i{n}"), state: 1 })))
-        } else {
-            let well: Vec<_> = [one, unknown].into_iter().map(Ok).collect();
-            let broken = vec![Ok(nameless), Err(GrpcStatus::internal("half way"))];
-            let messages = self.behave(Call::Update, well, broken).await?.into_inner();
-            Box::pin(futures::stream::iter(messages))
-        };
-        Ok(Response::new(stream))
-    }
-
-    async fn increase(&self, request: Request<IncreaseRequest>) -> Result<Response<IncreaseResponse>, GrpcStatus> {
-        let succeeded = request.into_inner().n;
-        self.behave(Call::Increase, IncreaseResponse { succeeded }, IncreaseResponse { succeeded: u32::MAX }).await
-    }
-
-    async fn decrease(&self, request: Request<DecreaseRequest>) -> Result<Response<DecreaseResponse>, GrpcStatus> {
-        let succeeded = request.into_inner().instances;
-        let others = ["i1", "i1", "somebody else's", ""].map(str::to_owned).to_vec();
-        self.behave(Call::Decrease, DecreaseResponse { succeeded }, DecreaseResponse { succeeded: others }).await
-    }
-
-    async fn connect_info(&self, _: Request<ConnectInfoRequest>) -> Result<Response<ConnectInfoResponse>, GrpcStatus> {
-        let well = ConnectInfoResponse {
-            connector: Some(ConnectorConfig { keepalive: -1, ..Default::default() }),
-            external_addr: self.text(Call::ConnectInfo),
-            ..Default::default()
-        };
-        self.behave(Call::ConnectInfo, well, ConnectInfoResponse::default()).await
-    }
-
-    async fn heartbeat(&self, _: Request<HeartbeatRequest>) -> Result<Response<Empty>, GrpcStatus> {
-        self.behave(Call::Heartbeat, Empty {}, Empty {}).await
-    }
-
-    async fn suspend(&self, request: Request<SuspendRequest>) -> Result<Response<SuspendResponse>, GrpcStatus> {
-        let succeeded = request.into_inner().instances;
-        self.behave(Call::Sleep, SuspendResponse { succeeded }, SuspendResponse { succeeded: vec!["?".to_owned()] })
-            .await
-    }
-
-    async fn resume(&self, _: Request<ResumeRequest>) -> Result<Response<ResumeResponse>, GrpcStatus> {
-        self.behave(Call::Sleep, ResumeResponse::default(), ResumeResponse::default()).await
-    }
-
-    async fn shutdown(&self, _: Request<Empty>) -> Result<Response<Empty>, GrpcStatus> {
-        if let Some(beside) = &self.beside {
-            beside.note("InstanceGroup.Shutdown");
-        }
-        self.behave(Call::Shutdown, Empty {}, Empty {}).await
-    }
-}
 
 /// A plugin whose process is a script and whose service is here.
 struct Fake {
@@ -229,13 +47,20 @@ impl Fake {
         std::fs::write(&script, text).unwrap();
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
         let listener = UnixListener::bind(&socket).unwrap();
-        let asked = Asked::default();
-        let service =
-            InstanceGroupServer::new(Hostile { manners, pid_file, asked: Arc::clone(&asked), beside: beside.clone() })
-                .max_encoding_message_size(usize::MAX)
-                .max_decoding_message_size(usize::MAX);
+        let exit = move || {
+            if let Some(pid) = pids(&pid_file).pop().and_then(rustix::process::Pid::from_raw) {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+        };
+        let mut service = Hostile::new(manners, exit);
+        service.has("i1", 1);
+        service.has("i2", 8);
+        let asked = Arc::clone(&service.asked);
+        if let Some(beside) = &beside {
+            service.around = Arc::new(beside.clone());
+        }
         let server = tonic::transport::Server::builder()
-            .add_service(service)
+            .add_service(service.into_service())
             .add_optional_service(beside.clone().map(GrpcControllerServer::new))
             .add_optional_service(beside.map(GrpcStdioServer::new));
         let serve = async { server.serve_with_incoming(UnixListenerStream::new(listener)).await.unwrap() };

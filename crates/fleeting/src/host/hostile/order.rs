@@ -8,8 +8,9 @@ use futures::{Stream, StreamExt, stream};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::{Call, Fake, MANNERS, Manner, WELL, always};
+use super::{Fake, Manner, WELL, always};
 use crate::host::Group;
+use crate::hostile::Around;
 use crate::protocol::plugin::grpc_controller_server::GrpcController;
 use crate::protocol::plugin::grpc_stdio_server::GrpcStdio;
 use crate::protocol::plugin::{Empty, StdioData, stdio_data};
@@ -22,14 +23,25 @@ const OUTPUT_BYTES: usize = 10 * 1024 * 1024;
 pub(super) struct Beside {
     calls: Arc<Mutex<Vec<&'static str>>>,
     /// All output was taken.
-    pub(super) said: CancellationToken,
+    said: CancellationToken,
     /// The process is to end.
     ended: CancellationToken,
 }
 
 impl Beside {
-    pub(super) fn note(&self, call: &'static str) {
+    fn note(&self, call: &'static str) {
         self.calls.lock().unwrap().push(call);
+    }
+}
+
+#[tonic::async_trait]
+impl Around for Beside {
+    async fn before_update(&self) {
+        self.said.cancelled().await;
+    }
+
+    fn at_shutdown(&self) {
+        self.note("InstanceGroup.Shutdown");
     }
 }
 
@@ -94,11 +106,4 @@ async fn h11_it_cleans_up_then_ends_by_itself_and_is_not_killed() {
     assert_eq!(*beside.calls.lock().unwrap(), ["InstanceGroup.Shutdown", "GRPCController.Shutdown"]);
     assert_eq!(std::fs::read_to_string(status).unwrap().trim(), "0");
     fake.ended().await;
-}
-
-/// The seeded runs draw from all manners, and every call has one.
-#[test]
-fn every_manner_is_drawn() {
-    assert_eq!(MANNERS.len(), Manner::Exits as usize + 1);
-    assert_eq!(always(Manner::Well).len(), Call::Shutdown as usize + 1);
 }

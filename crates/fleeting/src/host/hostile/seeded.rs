@@ -8,62 +8,32 @@ use std::time::{Duration, Instant};
 
 use futures::{StreamExt, stream};
 use rand::rngs::StdRng;
-use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-use super::{Call, Fake, MANNERS, Manner, Manners, SLEEP, WELL, id};
+use super::{Call, Fake, Manner, WELL, id};
 use crate::host::{CallError, Group};
+use crate::hostile::Script;
 
 /// Runs where nobody asks for more.
 const SAMPLE: u64 = 40;
 /// What a run may take on a machine with much to do: each of its few calls has a limit of 5 s or less.
 const RUN_LIMIT: Duration = Duration::from_secs(120);
 
-/// How its process begins.
-const BEGINNINGS: [&str; 9] = [
-    WELL,
-    "head -c 3000 /dev/urandom",
-    "printf '1|0|unix|'",
-    "printf '1|0|unix|'; exit 0",
-    "exec tr '\\0' x </dev/zero",
-    "",
-    "exit 7",
-    "echo '1|5|unix|/x|grpc|'",
-    "echo '1|0|unix|/nowhere/socket|grpc|'",
-];
-
-/// How it goes on.
-const BODIES: [&str; 4] = [
-    SLEEP,
-    "while :; do echo garbage; done",
-    "while :; do echo '{\"@level\":7' >&2; done",
-    "trap '' TERM INT; sleep 600 & exec sleep 600",
-];
-
 /// A run, as its seed says.
 #[derive(Debug)]
-struct Script {
-    begin: &'static str,
-    body: &'static str,
-    manners: Manners,
+struct Run {
+    script: Script,
     /// It is started again at once where it died.
     is_hasty: bool,
     calls: Vec<u8>,
 }
 
-impl Script {
+impl Run {
     fn of(seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
-        let one = |random: &mut StdRng| *MANNERS.choose(random).unwrap();
-        // Most begin well, or there would be nothing to call.
-        let begin = if random.random_ratio(3, 4) { WELL } else { BEGINNINGS.choose(&mut random).unwrap() };
-        let mut manners: Manners = std::array::from_fn(|_| one(&mut random));
-        if random.random_ratio(3, 4) {
-            manners[Call::Init as usize] = Manner::Well;
-        }
-        let body = BODIES.choose(&mut random).unwrap();
+        let script = Script::draw(&mut random);
         let calls = (0..random.random_range(1..6)).map(|_| random.random_range(0..6)).collect();
-        Self { begin, body, manners, is_hasty: random.random(), calls }
+        Self { script, is_hasty: random.random(), calls }
     }
 }
 
@@ -74,7 +44,8 @@ struct Tally {
     errors: u32,
 }
 
-async fn run(script: &Script) -> Tally {
+async fn run(run: &Run) -> Tally {
+    let script = &run.script;
     let fake = Fake::with(script.manners, script.begin, script.body);
     let mut spec = fake.spec();
     if script.begin != WELL {
@@ -83,7 +54,7 @@ async fn run(script: &Script) -> Tally {
     if script.manners[Call::Init as usize] == Manner::Hangs {
         spec.limits.init = Duration::from_millis(150);
     }
-    if script.is_hasty {
+    if run.is_hasty {
         spec.limits.restart_first = Duration::from_millis(1);
         spec.limits.restart_cap = Duration::from_millis(20);
     }
@@ -91,7 +62,7 @@ async fn run(script: &Script) -> Tally {
     match Group::start(spec).await {
         Ok(group) => {
             tally.started = 1;
-            for call in &script.calls {
+            for call in &run.calls {
                 match made(&group, *call).await {
                     Ok(()) => tally.answers += 1,
                     Err(error) => {
@@ -139,10 +110,10 @@ async fn hostile_plugins_are_contained() {
     println!("MUSTER_TEST_SEED={first} MUSTER_TEST_RUNS={runs}");
     let began = Instant::now();
     let each = |seed: u64| async move {
-        let script = Script::of(seed);
+        let drawn = Run::of(seed);
         // A task, so that a failure is that of its seed.
-        let told = format!("MUSTER_TEST_SEED={seed} MUSTER_TEST_RUNS=1: {script:?}");
-        let ended = tokio::spawn(async move { tokio::time::timeout(RUN_LIMIT, run(&script)).await }).await;
+        let told = format!("MUSTER_TEST_SEED={seed} MUSTER_TEST_RUNS=1: {drawn:?}");
+        let ended = tokio::spawn(async move { tokio::time::timeout(RUN_LIMIT, run(&drawn)).await }).await;
         match ended {
             Ok(Ok(tally)) => tally,
             Ok(Err(_)) => panic!("not done within {} s: {told}", RUN_LIMIT.as_secs()),

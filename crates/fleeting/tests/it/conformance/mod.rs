@@ -58,10 +58,8 @@ async fn p2_p7_p8_p9_p14_p15_the_toy_passes() {
 /// What the kit says of Go's own plugin: where its library and Muster differ, both are told.
 #[tokio::test]
 async fn the_dummy_of_fleeting_passes() {
-    let Some(dummy) = std::env::var_os("MUSTER_TEST_FLEETING_DUMMY") else {
-        eprintln!("skipped: MUSTER_TEST_FLEETING_DUMMY does not name the executable of fleeting-plugin-dummy");
-        return;
-    };
+    let dummy = muster_test_needs::variable("MUSTER_TEST_FLEETING_DUMMY", "fleeting-plugin-dummy");
+    let Some(dummy) = dummy else { return };
     let mut plan = plan(dummy);
     plan.config = json!({"Suspendable": true, "ListenSSH": true});
     plan.exit_limit = Duration::from_secs(3);

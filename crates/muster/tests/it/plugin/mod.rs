@@ -1,7 +1,8 @@
 //! `muster plugin`, by all its names.
 
-// The one of the tests of `crates/fleeting`.
+mod guides;
 mod new;
+// The one of the tests of `crates/fleeting`.
 #[path = "../../../../fleeting/tests/it/registry.rs"]
 #[expect(dead_code, reason = "more of it is used there")]
 mod registry;

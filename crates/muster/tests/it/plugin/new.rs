@@ -39,8 +39,7 @@ fn a_project_in_shell_or_python_passes() {
 fn a_project_in_rust_builds_and_passes() {
     let cargo = env!("CARGO");
     if !Path::new(cargo).is_file() {
-        eprintln!("skipped: there is no {cargo} to build the project with");
-        return;
+        return muster_test_needs::missing(format_args!("there is no {cargo} to build the project with"));
     }
     let home = Home::new();
     let sdk = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fleeting");
@@ -67,8 +66,8 @@ fn a_project_in_rust_builds_and_passes() {
 
 #[test]
 fn a_project_in_go_builds_and_passes() {
-    if std::env::var_os("MUSTER_TEST_FLEETING_DUMMY").is_none() {
-        eprintln!("skipped: MUSTER_TEST_FLEETING_DUMMY does not say that Go and its modules are there");
+    // Go and its modules are there where this is.
+    if muster_test_needs::variable("MUSTER_TEST_FLEETING_DUMMY", "fleeting-plugin-dummy").is_none() {
         return;
     }
     let home = Home::new();

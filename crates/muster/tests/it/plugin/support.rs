@@ -48,12 +48,12 @@ impl Home {
 }
 
 /// An executable that Cargo builds beside this one; `None`, told on stderr, where it has not (a build of this crate alone).
-#[expect(clippy::print_stderr, reason = "what is skipped is told")]
+#[track_caller]
 pub(crate) fn sibling(name: &str) -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_BIN_EXE_muster")).with_file_name(name);
     if path.is_file() {
         return Some(path);
     }
-    eprintln!("skipped: {} is not built; cargo build --workspace does", path.display());
+    muster_test_needs::missing(format_args!("{} is not built; cargo build --workspace does", path.display()));
     None
 }

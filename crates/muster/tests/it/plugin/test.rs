@@ -80,8 +80,7 @@ fn c4_c6_the_plugin_local_of_the_program_passes() {
 
 #[test]
 fn c4_c6_the_plugin_script_of_the_program_passes_with_the_example_in_shell() {
-    if !Path::new("/usr/sbin/sshd").exists() {
-        eprintln!("skipped: there is no /usr/sbin/sshd (Debian: openssh-server)");
+    if !muster_test_needs::sshd() {
         return;
     }
     let home = Home::new();

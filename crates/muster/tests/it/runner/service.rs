@@ -69,8 +69,7 @@ fn install_writes_a_unit_whose_jobs_survive_a_restart_and_makes_a_configuration(
 #[test]
 fn systemd_accepts_the_unit() {
     // Without systemd's own checker the other tests have to do.
-    if Command::new("systemd-analyze").arg("--version").output().is_err() {
-        println!("skipped: there is no systemd-analyze");
+    if !muster_test_needs::program("systemd-analyze", "--version", "systemd") {
         return;
     }
     let home = home_with_systemctl("");

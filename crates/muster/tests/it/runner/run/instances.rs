@@ -135,3 +135,42 @@ async fn a_provider_that_fails_is_quoted_in_log_metric_and_status() {
     let failures = exposed.lines().find(|line| line.starts_with("muster_taskscaler_creation_failures_total")).unwrap();
     assert!(!failures.ends_with(" 0"), "{failures}");
 }
+
+/// R178: by the plugin `local`, which measures.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_instances_use_is_in_metrics_and_status() {
+    let (bench, run, address) = start("").await;
+    bench.push(0, 3);
+    bench.begun(0, 3).await;
+    let (instance, used) = until(async || {
+        let now = status(&bench, &address).await;
+        let resources = now["fleets"][0]["resources"].as_object().cloned().unwrap_or_default();
+        resources.into_iter().next().ok_or_else(|| format!("{now}\n{}", run.log()))
+    })
+    .await;
+    assert!(used["memory_bytes"].as_u64() > Some(0) && used["processes"].as_u64() > Some(1), "{used}");
+    let shown = fleet(&bench, &["status", "--address", &address]).await.check(0, &[]).stdout;
+    let line = shown.lines().find(|line| line.contains(&instance)).unwrap();
+    assert!(line.contains(" s cpu, ") && line.contains(" MiB, ") && line.contains(" processes"), "{shown}");
+    let exposed = metrics(&address).await;
+    let value = |name: &str| {
+        let line = exposed.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name}: {exposed}"));
+        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+    };
+    assert_eq!((value("muster_instances_measured{"), value("muster_plugin_up{")), (1.0, 1.0));
+    assert!(value("muster_instances_memory_bytes{") > 0.0);
+    // And what its plugin was asked.
+    for rpc in ["Init", "Update", "Increase", "ConnectInfo", "Resources"] {
+        let of = |line: &&str| {
+            line.starts_with("muster_plugin_calls_total{")
+                && line.contains(&format!("rpc=\"{rpc}\""))
+                && line.contains("result=\"ok\"")
+        };
+        let line = exposed.lines().find(of).unwrap_or_else(|| panic!("{rpc}: {exposed}"));
+        assert!(!line.ends_with(" 0"), "{line}");
+    }
+    bench.let_go(3);
+    bench.ended(0, 3).await;
+    run.signal(Signal::QUIT);
+    run.code().await;
+}

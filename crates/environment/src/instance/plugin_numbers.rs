@@ -1,0 +1,121 @@
+//! What is counted of a plugin, as families of numbers.
+
+use muster_fleeting::host::{CALL_SECONDS, CallResult, Calls, Counts};
+use muster_taskscaler::driver::{Family, Kind, Sample};
+
+/// All of them, of the plugin of each group by the group's name. They are there from the first attempt to start the plugin on, also where none succeeds.
+pub(super) fn families(groups: &[(String, Counts)]) -> Vec<Family> {
+    let mut all: Vec<Family> = Vec::new();
+    for (group, counts) in groups {
+        for (index, mut family) in of_one(counts).into_iter().enumerate() {
+            for sample in &mut family.samples {
+                sample.labels.insert(0, ("group", group.clone()));
+            }
+            match all.get_mut(index) {
+                Some(told) => told.samples.append(&mut family.samples),
+                None => all.push(family),
+            }
+        }
+    }
+    all
+}
+
+/// Those of one plugin, in an order that is always the same.
+fn of_one(counts: &Counts) -> Vec<Family> {
+    let family = |name, help, kind, samples| Family { name, help, kind, samples };
+    let calls = |of: &dyn Fn(&'static str, &Calls) -> Vec<Sample>| {
+        counts.calls.iter().flat_map(|(call, calls)| of(call, calls)).collect()
+    };
+    let results = |call, calls: &Calls| {
+        let count = |result: &CallResult| calls.results.get(result).copied().unwrap_or_default();
+        let told = |result: &CallResult| number(&[("rpc", call), ("result", result.word())], count(result));
+        CallResult::ALL.iter().map(told).collect()
+    };
+    vec![
+        family(
+            "muster_plugin_up",
+            "Whether the plugin runs and can be called.",
+            Kind::Gauge,
+            vec![number(&[], u64::from(counts.is_up))],
+        ),
+        family(
+            "muster_plugin_starts_total",
+            "Starts of the plugin's process.",
+            Kind::Counter,
+            vec![number(&[("result", "ok")], counts.starts), number(&[("result", "failed")], counts.failed_starts)],
+        ),
+        family(
+            "muster_plugin_calls_total",
+            "Calls of the plugin, by what came of them.",
+            Kind::Counter,
+            calls(&results),
+        ),
+        family(
+            "muster_plugin_call_seconds",
+            "Time of each call of the plugin.",
+            Kind::Histogram,
+            calls(&|call, calls| vec![times(call, calls)]),
+        ),
+        family(
+            "muster_plugin_nonsense_total",
+            "Answers of the plugin, or parts of them, that made no sense.",
+            Kind::Counter,
+            calls(&|call, calls| vec![number(&[("rpc", call)], calls.nonsense)]),
+        ),
+        family(
+            "muster_plugin_log_lines_left_out_total",
+            "Lines of the plugin's log that were left out, since there were too many.",
+            Kind::Counter,
+            vec![number(&[], counts.lines_left_out)],
+        ),
+    ]
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a counter beyond 2^52 is none that anyone reads")]
+fn number(labels: &[(&'static str, &str)], value: u64) -> Sample {
+    let labels = labels.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
+    Sample { labels, value: value as f64, buckets: Vec::new() }
+}
+
+fn times(call: &'static str, calls: &Calls) -> Sample {
+    let mut sum = 0;
+    let bounds = CALL_SECONDS.into_iter().chain([f64::INFINITY]);
+    let buckets = bounds.zip(calls.times).map(|(bound, count)| {
+        sum += count;
+        (bound, sum)
+    });
+    Sample { labels: vec![("rpc", call.to_owned())], value: calls.seconds, buckets: buckets.collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn calls_are_told_by_name_and_result_and_their_times_add_up() {
+        let mut calls = Calls { nonsense: 1, seconds: 6.5, ..Calls::default() };
+        calls.results = BTreeMap::from([(CallResult::Ok, 3), (CallResult::Late, 1)]);
+        calls.times[0] = 2;
+        calls.times[CALL_SECONDS.len()] = 2;
+        let counts = Counts { is_up: true, starts: 4, calls: BTreeMap::from([("Update", calls)]), ..Counts::default() };
+        let families = families(&[("g".to_owned(), counts), ("h".to_owned(), Counts::default())]);
+        let samples = |name: &str| &families.iter().find(|family| family.name == name).unwrap().samples;
+        let told = |name: &str, values: &[&str]| {
+            let is_it =
+                |sample: &&Sample| sample.labels.iter().map(|(_, value)| value.as_str()).eq([&["g"], values].concat());
+            samples(name).iter().find(is_it).unwrap().clone()
+        };
+        assert_eq!(samples("muster_plugin_up").iter().map(|sample| sample.value).collect::<Vec<_>>(), [1.0, 0.0]);
+        assert_eq!(told("muster_plugin_up", &[]).value, 1.0);
+        assert_eq!(told("muster_plugin_starts_total", &["ok"]).value, 4.0);
+        assert_eq!(told("muster_plugin_starts_total", &["failed"]).value, 0.0);
+        assert_eq!(told("muster_plugin_calls_total", &["Update", "late"]).value, 1.0);
+        assert_eq!(told("muster_plugin_calls_total", &["Update", "broken"]).value, 0.0);
+        assert_eq!(told("muster_plugin_nonsense_total", &["Update"]).value, 1.0);
+        let times = told("muster_plugin_call_seconds", &["Update"]);
+        assert_eq!((times.value, times.buckets[0]), (6.5, (0.005, 2)));
+        assert_eq!(times.buckets.last(), Some(&(f64::INFINITY, 4)));
+    }
+}

@@ -1,0 +1,132 @@
+//! What instances use, where their plugin can say: asked for at a modest rate, for those who watch. Nothing depends on it.
+
+use std::collections::BTreeMap;
+use std::sync::Weak;
+use std::time::Duration;
+
+use muster_fleeting::extension::Resources;
+use muster_fleeting::model::InstanceId;
+use muster_taskscaler::driver::{Family, Kind, Plugin, Sample, Scaler};
+use muster_taskscaler::engine::InstanceStatus;
+use muster_taskscaler::fleet::Used;
+use muster_taskscaler::words::GroupId;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::provider::causes;
+
+/// It is a measurement at the provider, or on each machine: the first looks, which double, and the later ones.
+const EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
+/// Instances of one question.
+const ASKED_MAX: usize = 500;
+
+/// What instances used when they were looked at last, by the numbers of their groups.
+#[derive(Debug, Default)]
+pub(super) struct Usage(Mutex<BTreeMap<usize, Seen>>);
+
+#[derive(Debug, Default)]
+struct Seen {
+    instances: BTreeMap<String, Used>,
+    /// Processors that all of them kept busy between the last two looks.
+    cpus: f64,
+    at: Option<Instant>,
+}
+
+impl Usage {
+    /// By the names of the instances.
+    pub(super) fn now(&self) -> BTreeMap<String, Used> {
+        self.0.lock().values().flat_map(|seen| seen.instances.clone()).collect()
+    }
+
+    fn saw(&self, group: GroupId, resources: Vec<Resources>, at: Instant) {
+        let mut groups = self.0.lock();
+        let seen = groups.entry(group.0).or_default();
+        let mut busy = 0.0;
+        let mut instances = BTreeMap::new();
+        for Resources { instance, cpu_seconds, memory_bytes, memory_limit_bytes, processes } in resources {
+            let name = instance.as_str().to_owned();
+            if let Some(before) = seen.instances.get(&name) {
+                busy += (cpu_seconds - before.cpu_seconds).max(0.0);
+            }
+            instances.insert(name, Used { cpu_seconds, memory_bytes, memory_limit_bytes, processes });
+        }
+        let between = seen.at.map_or(0.0, |before| at.saturating_duration_since(before).as_secs_f64());
+        let cpus = if between > 0.0 && busy.is_finite() { busy / between } else { 0.0 };
+        *seen = Seen { instances, cpus, at: Some(at) };
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "bytes of memory are far below 2^52")]
+    pub(super) fn families(&self) -> Vec<Family> {
+        let groups = self.0.lock();
+        let all = || groups.values().flat_map(|seen| seen.instances.values());
+        let sum = |of: fn(&Used) -> u64| all().map(of).sum::<u64>() as f64;
+        let gauge = |name, help, value| {
+            let samples = vec![Sample { labels: Vec::new(), value, buckets: Vec::new() }];
+            Family { name, help, kind: Kind::Gauge, samples }
+        };
+        vec![
+            gauge(
+                "muster_instances_measured",
+                "Instances of which the plugin says what they use.",
+                all().count() as f64,
+            ),
+            gauge(
+                "muster_instances_busy_cpus",
+                "Processors that these instances keep busy.",
+                groups.values().map(|seen| seen.cpus).sum(),
+            ),
+            gauge("muster_instances_memory_bytes", "Memory that these instances use.", sum(|used| used.memory_bytes)),
+            gauge("muster_instances_processes", "Processes on these instances.", sum(|used| u64::from(used.processes))),
+        ]
+    }
+}
+
+/// Looks at the instances of a group as long as there is the plugin. Cancel-safe.
+pub(super) async fn follow(plugin: Weak<Plugin>, scaler: Scaler, of: GroupId, usage: &Usage, runner: &str) {
+    let mut wait = EVERY.0;
+    loop {
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(EVERY.1);
+        let Some(status) = scaler.status().await else { return };
+        let Some(own) = status.groups.get(of.0).map(|group| &group.name) else { return };
+        let is_up = |instance: &&InstanceStatus| instance.group == *own && instance.state != "booting";
+        let ids = status.instances.iter().filter(is_up).take(ASKED_MAX);
+        let ids: Vec<InstanceId> = ids.map(|instance| InstanceId::new(&instance.id)).collect();
+        let Some(plugin) = plugin.upgrade() else { return };
+        let group = plugin.group();
+        // Another version of it may have what this one lacks.
+        let answer =
+            if ids.is_empty() || !group.features().resources { Ok(Vec::new()) } else { group.resources(&ids).await };
+        match answer {
+            Ok(resources) => usage.saw(of, resources, Instant::now()),
+            Err(error) => {
+                tracing::debug!(runner, error = causes(&error), "what the instances use is not known now");
+                usage.saw(of, Vec::new(), Instant::now());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn used(name: &str, cpu_seconds: f64, memory_bytes: u64) -> Resources {
+        Resources { instance: InstanceId::new(name), cpu_seconds, memory_bytes, memory_limit_bytes: None, processes: 3 }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn processors_are_what_was_used_since_the_last_look() {
+        let usage = Usage::default();
+        usage.saw(GroupId(0), vec![used("a", 100.0, 10), used("gone", 7.0, 1)], Instant::now());
+        tokio::time::advance(Duration::from_secs(10)).await;
+        usage.saw(GroupId(1), vec![used("other", 1.0, 0)], Instant::now());
+        usage.saw(GroupId(0), vec![used("a", 115.0, 20), used("new", 50.0, 5)], Instant::now());
+        let families = usage.families();
+        let value = |name: &str| families.iter().find(|family| family.name == name).unwrap().samples[0].value;
+        let now = ["measured", "busy_cpus", "memory_bytes", "processes"]
+            .map(|name| value(&format!("muster_instances_{name}")));
+        assert_eq!(now, [3.0, 1.5, 25.0, 9.0], "a new one counts from the next look on");
+        assert_eq!(usage.now().into_keys().collect::<Vec<_>>(), ["a", "new", "other"]);
+    }
+}

@@ -1,0 +1,98 @@
+//! What a plugin was given in secret is shown nowhere: its log and its errors are the manager's.
+
+use serde_json::Value;
+
+use super::PluginSpec;
+
+/// In place of a secret.
+const MASKED: &str = "[masked]";
+/// A shorter text is in too many words to be hidden in each.
+const LENGTH_MIN: usize = 4;
+/// A key of this word in its name has a secret value, or a table of such.
+const SECRET_WORDS: [&str; 8] =
+    ["password", "passphrase", "passwd", "secret", "token", "credential", "private", "api_key"];
+/// Keys of these names too: most others that end so name a key, and are none.
+const SECRET_NAMES: [&str; 4] = ["key", "apikey", "access_key", "ssh_key"];
+
+/// The secrets of one plugin.
+#[derive(Clone, Default)]
+pub(crate) struct Mask(Vec<String>);
+
+impl std::fmt::Debug for Mask {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mask").field("secrets", &self.0.len()).finish()
+    }
+}
+
+impl Mask {
+    /// Of `plugin_config`, by the names of its keys, and of `connector_config`.
+    pub(super) fn of(spec: &PluginSpec) -> Self {
+        let mut secrets = Vec::new();
+        collect(&spec.config, false, &mut secrets);
+        add(&spec.connector.password, &mut secrets);
+        add(&String::from_utf8_lossy(&spec.connector.key), &mut secrets);
+        // One that is a part of another one must not tear it.
+        secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
+        secrets.dedup();
+        Self(secrets)
+    }
+
+    /// The text without them.
+    pub(super) fn hide(&self, text: String) -> String {
+        let hidden = |text: String, secret: &String| {
+            if text.contains(secret.as_str()) { text.replace(secret.as_str(), MASKED) } else { text }
+        };
+        self.0.iter().fold(text, hidden)
+    }
+}
+
+fn collect(value: &Value, is_secret: bool, secrets: &mut Vec<String>) {
+    match value {
+        Value::String(text) if is_secret => add(text, secrets),
+        Value::Number(number) if is_secret => add(&number.to_string(), secrets),
+        Value::Array(values) => values.iter().for_each(|value| collect(value, is_secret, secrets)),
+        Value::Object(object) => {
+            for (key, value) in object {
+                let key = key.to_lowercase().replace('-', "_");
+                let is_named =
+                    SECRET_NAMES.contains(&key.as_str()) || SECRET_WORDS.iter().any(|word| key.contains(word));
+                // A path is where the secret is, not what it is.
+                let names_file = ["_path", "_file"].iter().any(|end| key.ends_with(end));
+                collect(value, is_secret || is_named && !names_file, secrets);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// A secret of several lines is shown line by line.
+fn add(text: &str, secrets: &mut Vec<String>) {
+    let lines = text.lines().map(str::trim).filter(|line| line.len() >= LENGTH_MIN && !line.starts_with("-----"));
+    secrets.extend(lines.map(str::to_owned));
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn secrets_are_found_by_the_names_of_their_keys() {
+        let mut spec = PluginSpec::new("x");
+        spec.config = json!({
+            "name": "fleet", "Password": "hunter2-and-more", "settings": {"secret": {"a": ["s3cr3t"]}, "region": "mars-1"},
+            "key_path": "/etc/key.pem", "AccessToken": 123_456_789, "short_token": "abc",
+        });
+        spec.connector.password = "hunter2".to_owned();
+        spec.connector.key = b"-----BEGIN KEY-----\nAAAAB3Nza\n-----END KEY-----\n".to_vec();
+        let mask = Mask::of(&spec);
+        let hide = |text: &str| mask.hide(text.to_owned());
+        assert_eq!(
+            hide("fleet mars-1 hunter2-and-more hunter2 s3cr3t 123456789 AAAAB3Nza"),
+            "fleet mars-1 [masked] [masked] [masked] [masked] [masked]"
+        );
+        assert_eq!(hide("abc of /etc/key.pem -----BEGIN KEY-----"), "abc of /etc/key.pem -----BEGIN KEY-----");
+        assert!(!format!("{mask:?}").contains("hunter2"));
+    }
+}

@@ -1,0 +1,333 @@
+//! A plugin that means ill, or is broken, as a seed says: for the tests of what runs plugins.
+//!
+//! Its process begins with a handshake or something else ([`Script::begin`]) and goes on in some manner
+//! ([`Script::body`]); its service ([`Hostile`]) behaves at each call as [`Script::manners`] say.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures::Stream;
+use rand::Rng;
+use rand::seq::IndexedRandom;
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status};
+
+use crate::protocol::group::instance_group_server::{InstanceGroup, InstanceGroupServer};
+use crate::protocol::group::{
+    ConnectInfoRequest, ConnectInfoResponse, ConnectorConfig, DecreaseRequest, DecreaseResponse, Empty,
+    HeartbeatRequest, IncreaseRequest, IncreaseResponse, InitRequest, InitResponse, ResumeRequest, ResumeResponse,
+    SuspendRequest, SuspendResponse, UpdateResponse,
+};
+
+/// What a plugin does at a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Manner {
+    /// As it should.
+    Well,
+    /// The same, later.
+    Slow,
+    /// It never answers.
+    Hangs,
+    /// It answers with an error.
+    Fails,
+    /// The same; its words are those of a transport.
+    Unavailable,
+    /// It does not have the call.
+    Lacks,
+    /// A defect of its own.
+    Panics,
+    /// An answer that makes no sense: others' instances, more than was asked, no names, states below zero.
+    Nonsense,
+    /// An answer of 20 MiB.
+    Huge,
+    /// A list without end.
+    Endless,
+    /// Its process ends.
+    Exits,
+}
+
+const MANNERS: [Manner; 11] = [
+    Manner::Well,
+    Manner::Slow,
+    Manner::Hangs,
+    Manner::Fails,
+    Manner::Unavailable,
+    Manner::Lacks,
+    Manner::Panics,
+    Manner::Nonsense,
+    Manner::Huge,
+    Manner::Endless,
+    Manner::Exits,
+];
+
+/// The calls that it may behave at in different manners.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Call {
+    /// `Init`.
+    Init,
+    /// `Update`.
+    Update,
+    /// `Increase`.
+    Increase,
+    /// `Decrease`.
+    Decrease,
+    /// `ConnectInfo`.
+    ConnectInfo,
+    /// `Heartbeat`.
+    Heartbeat,
+    /// `Suspend` and `Resume`.
+    Sleep,
+    /// `Shutdown`.
+    Shutdown,
+}
+
+/// Its manner at each [`Call`].
+pub type Manners = [Manner; 8];
+
+/// How its process begins, with `$socket`: well.
+pub const WELL: &str = "echo \"1|0|unix|$socket|grpc|\"";
+/// And goes on.
+pub const SLEEP: &str = "exec sleep 600";
+
+/// How its process begins, in `sh`.
+const BEGINNINGS: [&str; 9] = [
+    WELL,
+    "head -c 3000 /dev/urandom",
+    "printf '1|0|unix|'",
+    "printf '1|0|unix|'; exit 0",
+    "exec tr '\\0' x </dev/zero",
+    "",
+    "exit 7",
+    "echo '1|5|unix|/x|grpc|'",
+    "echo '1|0|unix|/nowhere/socket|grpc|'",
+];
+
+/// How it goes on.
+const BODIES: [&str; 4] = [
+    SLEEP,
+    "while :; do echo garbage; done",
+    "while :; do echo '{\"@level\":7' >&2; done",
+    "trap '' TERM INT; sleep 600 & exec sleep 600",
+];
+
+/// What a seed says of a plugin.
+#[derive(Debug, Clone)]
+pub struct Script {
+    /// How its process begins, in `sh`; [`WELL`] or something else.
+    pub begin: &'static str,
+    /// How it goes on, in `sh`.
+    pub body: &'static str,
+    /// How it behaves at each [`Call`].
+    pub manners: Manners,
+}
+
+impl Script {
+    /// One by chance. Most begin well, or there would be nothing to call.
+    pub fn draw(random: &mut impl Rng) -> Self {
+        let begin = if random.random_ratio(3, 4) { WELL } else { BEGINNINGS.choose(random).unwrap_or(&WELL) };
+        let mut manners: Manners = std::array::from_fn(|_| MANNERS.choose(random).copied().unwrap_or(Manner::Well));
+        if random.random_ratio(3, 4) {
+            manners[Call::Init as usize] = Manner::Well;
+        }
+        Self { begin, body: BODIES.choose(random).unwrap_or(&SLEEP), manners }
+    }
+
+    /// Its manner at a call.
+    #[must_use]
+    pub fn at(&self, call: Call) -> Manner {
+        self.manners.get(call as usize).copied().unwrap_or(Manner::Well)
+    }
+}
+
+/// The last `Init` that it was asked.
+pub(crate) type Asked = Arc<Mutex<Option<InitRequest>>>;
+
+/// What a test has around the calls.
+#[tonic::async_trait]
+pub(crate) trait Around: Send + Sync {
+    /// Before a list is answered.
+    async fn before_update(&self) {}
+    /// When it is told to clean up.
+    fn at_shutdown(&self) {}
+}
+
+struct Nothing;
+impl Around for Nothing {}
+
+/// The service.
+pub struct Hostile {
+    manners: Manners,
+    exit: Box<dyn Fn() + Send + Sync>,
+    /// Instances with the number of their state.
+    instances: Mutex<BTreeMap<String, i32>>,
+    pub(crate) asked: Asked,
+    pub(crate) around: Arc<dyn Around>,
+}
+
+impl Hostile {
+    /// With these manners; `exit` ends its process.
+    pub fn new(manners: Manners, exit: impl Fn() + Send + Sync + 'static) -> Self {
+        let (instances, asked) = (Mutex::default(), Asked::default());
+        Self { manners, exit: Box::new(exit), instances, asked, around: Arc::new(Nothing) }
+    }
+
+    /// Serves until it is dropped.
+    ///
+    /// # Errors
+    /// The transport's.
+    pub async fn serve(self, listener: UnixListener) -> Result<(), tonic::transport::Error> {
+        let server = tonic::transport::Server::builder().add_service(self.into_service());
+        server.serve_with_incoming(UnixListenerStream::new(listener)).await
+    }
+
+    /// It has this instance from the beginning.
+    #[cfg(test)]
+    pub(crate) fn has(&self, name: &str, state: i32) {
+        self.instances().insert(name.to_owned(), state);
+    }
+
+    pub(crate) fn into_service(self) -> InstanceGroupServer<Self> {
+        let service = InstanceGroupServer::new(self);
+        service.max_encoding_message_size(usize::MAX).max_decoding_message_size(usize::MAX)
+    }
+
+    fn instances(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, i32>> {
+        self.instances.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn at(&self, call: Call) -> Manner {
+        self.manners.get(call as usize).copied().unwrap_or(Manner::Well)
+    }
+
+    async fn behave<T>(&self, call: Call, well: T, nonsense: T) -> Result<Response<T>, Status> {
+        match self.at(call) {
+            Manner::Slow => {
+                tokio::time::sleep(Duration::from_millis(30)).await;
+                Ok(Response::new(well))
+            }
+            Manner::Well | Manner::Huge | Manner::Endless => Ok(Response::new(well)),
+            Manner::Nonsense => Ok(Response::new(nonsense)),
+            Manner::Hangs => std::future::pending().await,
+            Manner::Fails => Err(Status::unknown("quota exceeded")),
+            Manner::Unavailable => Err(Status::unavailable("the cloud's API is down")),
+            Manner::Lacks => Err(Status::unimplemented("no such call")),
+            #[expect(clippy::panic, reason = "that is what it is for")]
+            Manner::Panics => panic!("a defect of the plugin"),
+            Manner::Exits => {
+                (self.exit)();
+                std::future::pending().await
+            }
+        }
+    }
+
+    /// A text, or 20 MiB in its place.
+    fn text(&self, call: Call, text: &str) -> String {
+        if self.at(call) == Manner::Huge { "x".repeat(20 * 1024 * 1024) } else { text.to_owned() }
+    }
+}
+
+#[tonic::async_trait]
+impl InstanceGroup for Hostile {
+    type UpdateStream = Pin<Box<dyn Stream<Item = Result<UpdateResponse, Status>> + Send>>;
+
+    async fn init(&self, request: Request<InitRequest>) -> Result<Response<InitResponse>, Status> {
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(request.into_inner());
+        let capabilities = vec!["suspend_resume".to_owned(), "flying".to_owned()];
+        let id = self.text(Call::Init, "hostile");
+        let well = InitResponse { id, max_size: u32::MAX, capabilities, ..Default::default() };
+        self.behave(Call::Init, well, InitResponse::default()).await
+    }
+
+    async fn update(&self, _: Request<Empty>) -> Result<Response<Self::UpdateStream>, Status> {
+        self.around.before_update().await;
+        if self.at(Call::Update) == Manner::Endless {
+            let list = (0_u64..).map(|n| Ok(UpdateResponse { instance: format!("i{n}"), state: 1 }));
+            return Ok(Response::new(Box::pin(futures::stream::iter(list))));
+        }
+        let instances = self.instances().clone();
+        let mut well: Vec<_> =
+            instances.into_iter().map(|(instance, state)| Ok(UpdateResponse { instance, state })).collect();
+        if self.at(Call::Update) == Manner::Huge {
+            well.push(Ok(UpdateResponse { instance: self.text(Call::Update, ""), state: 1 }));
+        }
+        let nameless = UpdateResponse { instance: String::new(), state: -7 };
+        let broken = vec![Ok(nameless), Err(Status::internal("half way"))];
+        let messages = self.behave(Call::Update, well, broken).await?.into_inner();
+        Ok(Response::new(Box::pin(futures::stream::iter(messages))))
+    }
+
+    async fn increase(&self, request: Request<IncreaseRequest>) -> Result<Response<IncreaseResponse>, Status> {
+        let succeeded = request.into_inner().n;
+        {
+            // Also where it says that it failed.
+            let mut instances = self.instances();
+            for _ in 0..succeeded.min(100) {
+                let name = format!("h{}", instances.len());
+                instances.insert(name, 1);
+            }
+        }
+        self.behave(Call::Increase, IncreaseResponse { succeeded }, IncreaseResponse { succeeded: u32::MAX }).await
+    }
+
+    async fn decrease(&self, request: Request<DecreaseRequest>) -> Result<Response<DecreaseResponse>, Status> {
+        let succeeded = request.into_inner().instances;
+        if [Manner::Well, Manner::Slow].contains(&self.at(Call::Decrease)) {
+            self.instances().retain(|name, _| !succeeded.contains(name));
+        }
+        let others = ["i1", "i1", "somebody else's", ""].map(str::to_owned).to_vec();
+        self.behave(Call::Decrease, DecreaseResponse { succeeded }, DecreaseResponse { succeeded: others }).await
+    }
+
+    async fn connect_info(&self, _: Request<ConnectInfoRequest>) -> Result<Response<ConnectInfoResponse>, Status> {
+        let well = ConnectInfoResponse {
+            connector: Some(ConnectorConfig { keepalive: -1, ..Default::default() }),
+            // Nobody is there.
+            internal_addr: "127.0.0.1:1".to_owned(),
+            external_addr: self.text(Call::ConnectInfo, "127.0.0.1:1"),
+            ..Default::default()
+        };
+        self.behave(Call::ConnectInfo, well, ConnectInfoResponse::default()).await
+    }
+
+    async fn heartbeat(&self, _: Request<HeartbeatRequest>) -> Result<Response<Empty>, Status> {
+        self.behave(Call::Heartbeat, Empty {}, Empty {}).await
+    }
+
+    async fn suspend(&self, request: Request<SuspendRequest>) -> Result<Response<SuspendResponse>, Status> {
+        let succeeded = request.into_inner().instances;
+        self.behave(Call::Sleep, SuspendResponse { succeeded }, SuspendResponse { succeeded: vec!["?".to_owned()] })
+            .await
+    }
+
+    async fn resume(&self, _: Request<ResumeRequest>) -> Result<Response<ResumeResponse>, Status> {
+        self.behave(Call::Sleep, ResumeResponse::default(), ResumeResponse::default()).await
+    }
+
+    async fn shutdown(&self, _: Request<Empty>) -> Result<Response<Empty>, Status> {
+        self.around.at_shutdown();
+        self.behave(Call::Shutdown, Empty {}, Empty {}).await
+    }
+}
+
+/// Every call in this manner, but `Init` well.
+#[cfg(test)]
+pub(crate) fn always(manner: Manner) -> Manners {
+    let mut manners = [manner; 8];
+    manners[Call::Init as usize] = Manner::Well;
+    manners
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The seeded runs draw from all manners, and every call has one.
+    #[test]
+    fn every_manner_is_drawn() {
+        assert_eq!(MANNERS.len(), Manner::Exits as usize + 1);
+        assert_eq!(always(Manner::Well).len(), Call::Shutdown as usize + 1);
+    }
+}

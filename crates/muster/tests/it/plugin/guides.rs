@@ -1,0 +1,142 @@
+//! The guide `docs/how-to/write-a-plugin.md`, word for word: each section in an empty directory, its files as they stand there,
+//! its commands by a shell; what comes out passes `muster plugin test`, which is one of the commands.
+
+use std::path::{Path, PathBuf};
+
+use super::support::{Home, sibling};
+use crate::process::Ended;
+
+fn clone() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// The part of the guide from a heading on.
+fn section(heading: &str) -> String {
+    let guide = std::fs::read_to_string(clone().join("docs/how-to/write-a-plugin.md")).unwrap();
+    guide.split_once(&format!("\n## {heading}")).unwrap().1.to_owned()
+}
+
+/// The first code block of a language after a text.
+fn block(text: &str, after: &str, language: &str) -> String {
+    let rest = text.split_once(after).unwrap_or_else(|| panic!("`{after}` is not in the guide")).1;
+    let rest = rest.split_once(&format!("```{language}\n")).unwrap().1;
+    rest.split_once("\n```").unwrap().0.to_owned() + "\n"
+}
+
+/// Follows commands as a person does, in this home, with `muster` on `PATH`; `more` are variables of the person's shell.
+fn follow(home: &Home, commands: &str, more: &[(&str, &str)]) -> Ended {
+    let mut shell = home.command(&["muster"]);
+    let mut path = home.path("").into_os_string();
+    path.push(":");
+    path.push(std::env::var_os("PATH").unwrap());
+    let words = ["-e", "-c", commands];
+    let program = std::mem::replace(&mut shell, std::process::Command::new("sh"));
+    shell.args(words).env_clear().envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    shell.current_dir(home.path("")).env("PATH", path).env("MUSTER", clone()).envs(more.iter().copied());
+    Ended::of_report(shell.output().unwrap())
+}
+
+/// Whether no case of the kit failed; a plugin without the SDK is warned of what only the SDK has.
+fn passes(ended: Ended) -> Ended {
+    ended.check(0, &[" 0 fail", "pass  C4 ", "pass  C6 "])
+}
+
+#[test]
+fn the_files_of_the_guide_are_those_of_the_example() {
+    let rust = section("Rust");
+    for (step, language, file) in [("**1.**", "toml", "Cargo.toml"), ("**2.**", "rust", "src/main.rs")] {
+        let text = std::fs::read_to_string(clone().join("examples/plugins/rust").join(file)).unwrap();
+        assert_eq!(block(&rust, step, language), text, "{file} and the guide differ");
+        assert!(text.lines().count() < 150, "R022");
+    }
+}
+
+/// Without the network: with the crates that this program was built of, in the versions of its lock file.
+#[test]
+fn the_guide_to_rust_makes_a_plugin_that_passes() {
+    if !muster_test_needs::sshd() {
+        return;
+    }
+    let (home, rust) = (Home::new(), section("Rust"));
+    let manifest = block(&rust, "**1.**", "toml").replace("../../..", clone().to_str().unwrap());
+    std::fs::write(home.path("Cargo.toml"), manifest).unwrap();
+    std::fs::create_dir(home.path("src")).unwrap();
+    std::fs::write(home.path("src/main.rs"), block(&rust, "**2.**", "rust")).unwrap();
+    std::fs::write(home.path("config.toml"), block(&rust, "**5.**", "toml")).unwrap();
+    std::fs::copy(clone().join("Cargo.lock"), home.path("Cargo.lock")).unwrap();
+    // What is built is kept between two runs of the tests; the project itself is new each time.
+    let built = concat!(env!("CARGO_TARGET_TMPDIR"), "/plugin-new");
+    std::fs::create_dir_all(built).unwrap();
+    std::os::unix::fs::symlink(built, home.path("target")).unwrap();
+    let cargo = Path::new(env!("CARGO")).parent().unwrap().to_str().unwrap();
+    let users = ["CARGO_HOME", "RUSTUP_HOME", "HOME"].map(|name| (name, std::env::var(name).unwrap_or_default()));
+    let mut more: Vec<(&str, &str)> =
+        users.iter().filter(|(_, value)| !value.is_empty()).map(|(name, value)| (*name, value.as_str())).collect();
+    more.extend([("CARGO_NET_OFFLINE", "true"), ("CARGO_PROFILE_DEV_DEBUG", "0")]);
+    let steps: String = ["**3.**", "**4.**", "**5.**"].map(|step| block(&rust, step, "sh")).concat();
+    let ended = passes(follow(&home, &format!("PATH={cargo}:$PATH\n{steps}"), &more));
+    for words in [
+        "Name:         fleeting-plugin-sshd",
+        "| `max_size` | integer | `10` | The most instances. |",
+        "runners.autoscaler.plugin = \"fleeting-plugin-sshd\"",
+        "config.toml: works (0 errors, ",
+    ] {
+        let said = ended.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+        let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(said.contains(&words), "`{words}` is not in {ended:#?}");
+    }
+    assert!(!ended.stdout.contains("warn  "), "{}", ended.stdout);
+}
+
+#[test]
+fn the_guide_to_python_makes_a_plugin_that_passes() {
+    let Some(venv) = muster_test_needs::variable("MUSTER_TEST_PYTHON_VENV", "a Python with grpcio") else { return };
+    if !muster_test_needs::sshd() {
+        return;
+    }
+    let home = Home::new();
+    let commands = block(&section("Python"), "", "sh");
+    // Its first two lines are what scripts/test did.
+    let (made, rest) = commands.split_at(commands.find("cp ").unwrap());
+    assert_eq!(made, "python3 -m venv venv\nvenv/bin/pip install grpcio grpcio-tools\n");
+    std::os::unix::fs::symlink(venv, home.path("venv")).unwrap();
+    passes(follow(&home, rest, &[]));
+    let lines = std::fs::read_to_string(home.path("fleeting-plugin-sshd.py")).unwrap().lines().count();
+    assert!(lines < 100, "R022: {lines} lines");
+}
+
+#[test]
+fn the_guide_to_go_makes_a_plugin_that_passes() {
+    // Go and the example's modules are there where this is.
+    if muster_test_needs::variable("MUSTER_TEST_GO_EXAMPLE", "the plugin in Go").is_none() || !muster_test_needs::sshd()
+    {
+        return;
+    }
+    let home = Home::new();
+    let users = [
+        "HOME",
+        "GOPATH",
+        "GOCACHE",
+        "GOMODCACHE",
+        "GOPROXY",
+        "GONOSUMDB",
+        "GONOSUMCHECK",
+        "GOFLAGS",
+        "GOTOOLCHAIN",
+        "GOSUMDB",
+    ];
+    let users = users.map(|name| (name, std::env::var(name).unwrap_or_default()));
+    let more: Vec<(&str, &str)> =
+        users.iter().filter(|(_, value)| !value.is_empty()).map(|(name, value)| (*name, value.as_str())).collect();
+    passes(follow(&home, &block(&section("Go"), "", "sh"), &more));
+}
+
+#[test]
+fn the_guide_to_shell_makes_a_plugin_that_passes() {
+    if !muster_test_needs::sshd() || sibling("fleeting-plugin-script").is_none() {
+        return;
+    }
+    let home = Home::new();
+    let ended = passes(follow(&home, &block(&section("Shell"), "", "sh"), &[]));
+    assert!(!ended.stdout.contains("warn  "), "{}", ended.stdout);
+}

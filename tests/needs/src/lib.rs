@@ -1,0 +1,60 @@
+//! What tests need of the machine: programs that `scripts/test` installs or builds where it can.
+//!
+//! Where one is missing, a test says so and passes; with `MUSTER_TEST_REQUIRE=1` it fails instead, so that CI cannot be green
+//! by what it leaves out. What the kernel does not permit (namespaces, cgroups) is not asked here: nobody can install that.
+
+use std::ffi::OsString;
+use std::fmt::Display;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+const REQUIRE: &str = "MUSTER_TEST_REQUIRE";
+const SSHD: &str = "/usr/sbin/sshd";
+
+/// This is not here: the calling test is skipped, or fails.
+///
+/// # Panics
+/// With `MUSTER_TEST_REQUIRE=1`.
+#[track_caller]
+#[expect(clippy::print_stderr, clippy::panic, reason = "what is skipped is told, and fails where that is asked for")]
+pub fn missing(what: impl Display) {
+    assert!(std::env::var_os(REQUIRE).is_none_or(|value| value != "1"), "{REQUIRE}=1, and {what}");
+    eprintln!("skipped: {what}");
+}
+
+/// The value of a variable that `scripts/test` sets to what it has built.
+#[track_caller]
+#[must_use]
+pub fn variable(name: &str, what: &str) -> Option<OsString> {
+    let value = std::env::var_os(name);
+    if value.is_none() {
+        missing(format_args!("{name} does not name {what}: see what scripts/test says of it"));
+    }
+    value
+}
+
+/// Whether a program is on `PATH`, as it is told with this argument; `package` is Debian's.
+#[track_caller]
+#[must_use]
+pub fn program(name: &str, argument: &str, package: &str) -> bool {
+    let asked = Command::new(name).arg(argument).stdin(Stdio::null()).output();
+    let has = asked.is_ok_and(|output| output.status.success());
+    if !has {
+        missing(format_args!("there is no {name} (Debian: {package})"));
+    }
+    has
+}
+
+/// Whether OpenSSH's server can be run.
+#[track_caller]
+#[must_use]
+pub fn sshd() -> bool {
+    let has = Path::new(SSHD).exists();
+    if has {
+        // It wants it, where it runs as root, and a package makes it only when the service starts.
+        let _ = std::fs::create_dir("/run/sshd");
+    } else {
+        missing(format_args!("there is no {SSHD} (Debian: openssh-server)"));
+    }
+    has
+}

@@ -1,0 +1,59 @@
+//! A plugin that means ill, as the seed says that its name ends with (`fleeting-plugin-hostile-17`): proofs have many of
+//! them by links. Each of its processes is noted in `<name>.pids` beside the link.
+
+use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use muster_fleeting::hostile::{Hostile, Script, WELL};
+use rand::SeedableRng as _;
+use rand::rngs::StdRng;
+use tokio::net::UnixListener;
+
+fn main() -> ExitCode {
+    let name = PathBuf::from(std::env::args_os().next().unwrap_or_default());
+    let seed = name.to_string_lossy().rsplit('-').next().and_then(|seed| seed.parse().ok());
+    let Some(seed) = seed else { return told("its name does not end with a seed") };
+    let script = Script::draw(&mut StdRng::seed_from_u64(seed));
+    let note = || {
+        let mut pids = std::fs::File::options().create(true).append(true).open(name.with_extension("pids"))?;
+        writeln!(pids, "{}", std::process::id())
+    };
+    match note().and_then(|()| if script.begin == WELL { serve(&script) } else { Err(no_plugin(&script)) }) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => told(&error.to_string()),
+    }
+}
+
+fn told(why: &str) -> ExitCode {
+    let _ = writeln!(std::io::stderr(), "{why}");
+    ExitCode::FAILURE
+}
+
+/// Goes on as a shell that never serves; comes back where there is none.
+fn no_plugin(script: &Script) -> std::io::Error {
+    shell(&format!("{}\n{}", script.begin, script.body)).exec()
+}
+
+/// What never ends has the lowest priority: others work on the machine.
+fn shell(text: &str) -> Command {
+    let mut command = Command::new("nice");
+    command.args(["-n", "19", "sh", "-c", text]);
+    command
+}
+
+#[tokio::main]
+async fn serve(script: &Script) -> std::io::Result<()> {
+    let directory = PathBuf::from(std::env::var_os("PLUGIN_UNIX_SOCKET_DIR").unwrap_or_default());
+    let socket = directory.join("hostile");
+    let listener = UnixListener::bind(&socket)?;
+    let mut out = std::io::stdout();
+    writeln!(out, "1|0|unix|{}|grpc|", socket.display())?;
+    out.flush()?;
+    // It goes on beside the service, in the same process group, and outlives this process.
+    shell(script.body).spawn()?;
+    #[expect(clippy::exit, reason = "that is what it is for")]
+    let service = Hostile::new(script.manners, || std::process::exit(7));
+    service.serve(listener).await.map_err(std::io::Error::other)
+}
