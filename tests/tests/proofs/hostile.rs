@@ -113,6 +113,7 @@ const NO_PLUGIN: &[&str] = &[
     "unrecognized plugin message",
     "incompatible API version",
     "unsupported plugin protocol",
+    "handshake names no address",
     "exited before the handshake",
     "cannot be reached at",
     "has not been started yet",
