@@ -51,7 +51,7 @@ impl Sockets {
 fn clear(place: &Path) {
     let Ok(entries) = std::fs::read_dir(place) else { return };
     let ours = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX));
-    for left in ours.map(|entry| entry.path()).filter(|path| is_left(path)).take(LEFT_MAX) {
+    for left in ours.map(|entry| entry.path()).filter(is_left).take(LEFT_MAX) {
         tracing::debug!(directory = %left.display(), "a host that is no more left this; it is removed");
         // Whatever stays is looked at by the next host.
         let _ = std::fs::remove_dir_all(left);
