@@ -34,6 +34,8 @@ const TRASH_LIMIT: Duration = Duration::from_secs(3);
 /// How long the end of an earlier agent of the same spool is waited for, and between two looks: longer than its last acts
 /// take.
 const ENDING_LIMIT: Duration = Duration::from_secs(10);
+/// How long a copy of the lock may outlive an agent that was killed.
+const COPY_LIMIT: Duration = Duration::from_secs(1);
 const ENDING_LOOK: Duration = Duration::from_millis(20);
 /// The kernel's limit for the path of a socket.
 const MAX_SOCKET_PATH: usize = 107;
@@ -166,13 +168,16 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
     Ok(result?)
 }
 
-/// Takes the spool; one whose agent is about to end is waited for.
+/// Takes the spool. One whose agent is about to end is waited for; so is, for a moment, any other: a process that a killed
+/// agent was just starting has a copy of the lock.
 async fn open_spool(path: &Path, limit: u64) -> Result<Spool, SpoolError> {
-    let until = Instant::now() + ENDING_LIMIT;
+    let started = Instant::now();
     loop {
         match Spool::open(path, limit) {
-            Err(SpoolError::Taken { is_ending: true, .. }) if Instant::now() < until => {
-                // Its end is no event for this process.
+            Err(SpoolError::Taken { is_ending, .. })
+                if started.elapsed() < if is_ending { ENDING_LIMIT } else { COPY_LIMIT } =>
+            {
+                // Neither end is an event for this process.
                 tokio::time::sleep(ENDING_LOOK).await;
             }
             opened => return opened,

@@ -27,6 +27,18 @@ async fn until(what: &str, is_so: impl FnMut() -> bool) {
 const WAITS: &str =
     "echo $$ >> \"$MARKS/started-$CI_JOB_ID\"; until test -e \"$MARKS/go\"; do sleep 0.02; done; echo went on";
 
+/// A job whose script waits for the file `go`, and then writes `lines`; the machines of the fleet once it waits.
+async fn waiting(bench: &Bench, lines: Lines) -> Vec<String> {
+    bench.push(1, &["until test -e \"$MARKS/go\"; do sleep 0.02; done", &lines.script()], &json!({}));
+    bench.coordinator.wait_for(JOB, |job| job.text().contains("until test -e")).await;
+    bench.machines.names()
+}
+
+/// Lets the job of [`waiting`] go on.
+fn go(bench: &Bench) {
+    std::fs::write(bench.path("go"), "").unwrap();
+}
+
 async fn started(bench: &Bench, id: JobId) {
     until("the job starts", || bench.starts(id) == 1).await;
 }
@@ -35,12 +47,10 @@ async fn started(bench: &Bench, id: JobId) {
 async fn a_manager_that_is_killed_mid_job_adopts_its_instance_and_the_job() {
     let mut bench = Bench::with_instances(1, "max_instances = 2\n    delete_instances_on_shutdown = true", "").await;
     let lines = Lines::any(&mut StdRng::seed_from_u64(7));
-    bench.push(1, &["until test -e \"$MARKS/go\"; do sleep 0.02; done", &lines.script()], &json!({}));
-    bench.coordinator.wait_for(JOB, |job| job.text().contains("until test -e")).await;
-    let machines = bench.machines.names();
+    let machines = waiting(&bench, lines).await;
     assert_eq!(machines.len(), 1);
     bench.kill_manager();
-    std::fs::write(bench.path("go"), "").unwrap();
+    go(&bench);
     bench.start_manager();
     let job = bench.coordinator.wait_for_end(JOB).await;
     life::check_success(&bench, JOB, &job, lines);
@@ -104,7 +114,7 @@ async fn an_instance_lost_while_the_job_is_prepared_moves_it_and_the_next_manage
     started(&bench, JobId(2)).await;
     bench.kill_manager();
     bench.start_manager();
-    std::fs::write(bench.path("go"), "").unwrap();
+    go(&bench);
     let job = bench.coordinator.wait_for_end(JobId(2)).await;
     let text = job.text();
     assert_eq!(job.status, JobStatus::Success, "{text}\n{}", bench.log());
@@ -140,7 +150,7 @@ async fn a_frozen_instance_costs_a_job_that_is_prepared_there_nothing_but_time()
     let bench = Bench::with_instances(1, "max_instances = 1", "").await;
     held_in_its_preparation(&bench).await;
     assert!(bench.machines.freeze() > 1);
-    std::fs::write(bench.path("go"), "").unwrap();
+    go(&bench);
     let job = bench.coordinator.wait_for_end(JobId(2)).await;
     assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), bench.log());
     life::check(&bench, JobId(2), &job).unwrap();
@@ -152,14 +162,12 @@ async fn a_frozen_instance_costs_a_job_that_is_prepared_there_nothing_but_time()
 async fn a_manager_that_was_stopped_for_a_while_asks_before_it_gives_an_instance_up() {
     let bench = Bench::with_instances(1, "max_instances = 1", "").await;
     let lines = Lines::any(&mut StdRng::seed_from_u64(11));
-    bench.push(1, &["until test -e \"$MARKS/go\"; do sleep 0.02; done", &lines.script()], &json!({}));
-    bench.coordinator.wait_for(JOB, |job| job.text().contains("until test -e")).await;
-    let machines = bench.machines.names();
+    let machines = waiting(&bench, lines).await;
     bench.pause_manager(true);
     // The pause itself is what is tried: longer than an instance may be silent.
     tokio::time::sleep(LOSS_LIMIT).await;
     bench.pause_manager(false);
-    std::fs::write(bench.path("go"), "").unwrap();
+    go(&bench);
     let job = bench.coordinator.wait_for_end(JOB).await;
     life::check_success(&bench, JOB, &job, lines);
     assert_eq!(bench.machines.names(), machines, "the instance is the same: {}", bench.log());
@@ -184,11 +192,9 @@ async fn an_instance_lost_after_the_first_command_ends_the_job_at_once_with_a_re
 async fn an_ssh_server_that_dies_costs_the_job_nothing() {
     let bench = Bench::with_instances(1, "max_instances = 1", "").await;
     let lines = Lines::any(&mut StdRng::seed_from_u64(8));
-    bench.push(1, &["until test -e \"$MARKS/go\"; do sleep 0.02; done", &lines.script()], &json!({}));
-    bench.coordinator.wait_for(JOB, |job| job.text().contains("until test -e")).await;
-    let machines = bench.machines.names();
+    let machines = waiting(&bench, lines).await;
     assert_eq!(bench.machines.kill(Part::Server), 1);
-    std::fs::write(bench.path("go"), "").unwrap();
+    go(&bench);
     let job = bench.coordinator.wait_for_end(JOB).await;
     life::check_success(&bench, JOB, &job, lines);
     assert_eq!(bench.machines.names(), machines, "the instance is the same");
@@ -198,12 +204,10 @@ async fn an_ssh_server_that_dies_costs_the_job_nothing() {
 async fn a_plugin_that_dies_costs_neither_job_nor_instance() {
     let bench = Bench::with_instances(1, "max_instances = 1", "").await;
     let lines = Lines::any(&mut StdRng::seed_from_u64(9));
-    bench.push(1, &["until test -e \"$MARKS/go\"; do sleep 0.02; done", &lines.script()], &json!({}));
-    bench.coordinator.wait_for(JOB, |job| job.text().contains("until test -e")).await;
-    let machines = bench.machines.names();
+    let machines = waiting(&bench, lines).await;
     assert!(bench.kill_plugin());
     until("the plugin runs again", || bench.log().contains("plugin runs again")).await;
-    std::fs::write(bench.path("go"), "").unwrap();
+    go(&bench);
     let job = bench.coordinator.wait_for_end(JOB).await;
     life::check_success(&bench, JOB, &job, lines);
     assert_eq!(bench.machines.names(), machines, "the instance is the same");
@@ -238,9 +242,7 @@ async fn a_job_without_an_instance_in_time_ends_with_what_it_waited_for() {
 async fn an_agent_of_an_older_executable_ends_its_job_and_is_replaced_before_the_next_one() {
     let mut bench = Bench::with_instances(1, "max_instances = 1\n    delete_instances_on_shutdown = true\n    [[runners.autoscaler.policy]]\n      idle_time = \"1h\"", "").await;
     let lines = Lines::any(&mut StdRng::seed_from_u64(10));
-    bench.push(1, &["until test -e \"$MARKS/go\"; do sleep 0.02; done", &lines.script()], &json!({}));
-    bench.coordinator.wait_for(JOB, |job| job.text().contains("until test -e")).await;
-    let (machines, older) = (bench.machines.names(), agents(&bench));
+    let (machines, older) = (waiting(&bench, lines).await, agents(&bench));
     assert_eq!(older.len(), 1);
 
     // The upgrade: another executable, and so another hash.
@@ -252,7 +254,7 @@ async fn an_agent_of_an_older_executable_ends_its_job_and_is_replaced_before_the
     bench.start_manager();
     until("the new manager speaks to the older agent", || bench.log().matches("connected to the agent").count() == 2)
         .await;
-    std::fs::write(bench.path("go"), "").unwrap();
+    go(&bench);
     let job = bench.coordinator.wait_for_end(JOB).await;
     life::check_success(&bench, JOB, &job, lines);
 

@@ -98,6 +98,25 @@ async fn a_finished_job_is_served_by_the_next_agent_as_it_was() {
 }
 
 #[tokio::test]
+async fn a_copy_of_the_lock_that_a_killed_agents_child_still_has_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = options(dir.path());
+    std::fs::create_dir_all(&options.spool).unwrap();
+    let copy = std::fs::File::create(options.spool.join("agent.lock")).unwrap();
+    rustix::fs::flock(&copy, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    let (ready, is_ready) = tokio::sync::oneshot::channel();
+    options.ready = Some(ready);
+    let shutdown = options.shutdown.clone();
+    // The agent is polled first, and so finds the lock held.
+    let (served, ()) = tokio::join!(muster_agent::serve(options), async {
+        drop(copy);
+        let _ = is_ready.await;
+        shutdown.cancel();
+    });
+    served.unwrap();
+}
+
+#[tokio::test]
 async fn a_job_before_its_first_command_may_be_run_again_and_its_log_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     let (upstream, sha) = crate::checkout::repository(dir.path());

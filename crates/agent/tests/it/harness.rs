@@ -53,14 +53,6 @@ pub(crate) async fn connect(socket: PathBuf) -> Channel {
     Endpoint::from_static("http://agent").connect_with_connector(connector).await.unwrap()
 }
 
-/// Waits until nobody holds the spool's lock: a process that another test is just starting has a copy of it for a moment.
-async fn free(spool: &Path) {
-    let Ok(lock) = std::fs::File::open(spool.join("agent.lock")) else { return };
-    let locked =
-        tokio::task::spawn_blocking(move || rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive));
-    tokio::time::timeout(PATIENCE, locked).await.expect("the spool is free").unwrap().unwrap();
-}
-
 impl Agent {
     pub(crate) async fn start() -> Self {
         Self::start_in(tempfile::tempdir().unwrap()).await
@@ -71,7 +63,6 @@ impl Agent {
     }
 
     pub(crate) async fn start_with(mut options: Options, dir: TempDir) -> Self {
-        free(&options.spool).await;
         let (ready, is_ready) = oneshot::channel();
         options.ready = Some(ready);
         let (shutdown, socket) = (options.shutdown.clone(), options.socket.clone());

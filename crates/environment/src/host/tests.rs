@@ -52,20 +52,21 @@ fn serve(socket: &Path, pid: i64) -> Runtime {
     runtime
 }
 
-fn provider(home: &Path, executable: impl Into<PathBuf>) -> HostProvider {
-    let directories = Directories { builds: home.join("builds"), cache: home.join("cache"), shared: true };
-    let (state_dir, executable) = (home.join("state"), executable.into());
-    let options = HostOptions {
-        state_dir,
-        directories,
+fn options(home: &Path, executable: impl Into<PathBuf>) -> HostOptions {
+    HostOptions {
+        state_dir: home.join("state"),
+        directories: Directories { builds: home.join("builds"), cache: home.join("cache"), shared: true },
         slots: 1,
-        executable,
+        executable: executable.into(),
         until_pid: None,
         user: None,
         hidden: Vec::new(),
         open_files: None,
-    };
-    HostProvider::new(options).unwrap()
+    }
+}
+
+fn provider(home: &Path, executable: impl Into<PathBuf>) -> HostProvider {
+    HostProvider::new(options(home, executable)).unwrap()
 }
 
 /// The environment of the first agent.
@@ -176,19 +177,7 @@ fn the_state_is_private_and_the_agent_of_another_user_is_let_pass() {
 fn a_user_that_does_not_exist_is_told_by_name() {
     let home = tempfile::tempdir().unwrap();
     for name in ["nobody-of-this-name", "-u", "../root", ""] {
-        let directories = Directories { builds: home.path().into(), cache: home.path().into(), shared: true };
-        let user = Some(name.to_owned());
-        let (state_dir, executable) = (home.path().join("state"), "/nonexistent".into());
-        let options = HostOptions {
-            state_dir,
-            directories,
-            slots: 1,
-            executable,
-            until_pid: None,
-            user,
-            hidden: Vec::new(),
-            open_files: None,
-        };
+        let options = HostOptions { user: Some(name.to_owned()), ..options(home.path(), "/nonexistent") };
         let error = HostProvider::new(options).unwrap_err();
         assert!(error.to_string().contains(&format!("jobs cannot run as user `{name}`")), "{error}");
     }

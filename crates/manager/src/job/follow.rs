@@ -10,13 +10,12 @@ use tokio::time::{Instant, sleep_until};
 use tonic::Streaming;
 
 use super::agent::{self, AgentError};
+use super::beginning::Beginning;
 use super::interrupt::{Interruption, heard};
 use super::place::Handed;
 use super::silence::Silence;
 use super::uploader::Verdict;
-use super::{Actor, Context, JobError};
-use crate::state::JobState;
-use crate::store::RunName;
+use super::{Actor, JobError};
 
 /// Past the job's own timeout, which the agent enforces: winding down, after_script, uploads.
 pub(super) const WATCHDOG_SLACK: Duration = Duration::from_secs(30 * 60);
@@ -181,9 +180,8 @@ impl Actor {
         watchdog: Instant,
     ) -> Result<Once, AgentError> {
         // An agent that asks before the user's first command is answered once that is stored.
-        let mut gate = pin!(agent::gate(connection, id));
-        let mut opening = pin!(agent::open(connection, id));
-        let (mut may_ask, mut must_open) = (self.is_elsewhere() && connection.identity().asks, false);
+        let asks = self.is_elsewhere() && connection.identity().asks;
+        let mut beginning = Beginning::new(asks, agent::gate(connection, id), agent::open(connection, id));
         let stop = self.context.cancel.clone();
         let mut canceled = false;
         // Asked for at once: it then comes together with the end of the log.
@@ -196,15 +194,10 @@ impl Actor {
                     Some(chunk) => self.uploader.push(&chunk.data),
                     None => break,
                 },
-                waits = &mut gate, if may_ask => {
-                    (may_ask, must_open) = (false, waits?);
-                    if must_open && let Err(error) = may_begin(&mut self.state, &self.context, &self.run) {
+                begun = beginning.go_on(&mut self.state, &self.context, &self.run), if !beginning.is_over() => {
+                    if let Err(error) = begun? {
                         return Ok(Once::Done(Followed::Failed(error)));
                     }
-                }
-                opened = &mut opening, if must_open => {
-                    opened?;
-                    must_open = false;
                 }
                 () = sleep_until(self.uploader.due()) => {
                     let mut sending = pin!(self.uploader.send());
@@ -212,15 +205,12 @@ impl Actor {
                     let verdict = loop {
                         tokio::select! {
                             verdict = &mut sending => break verdict,
-                            waits = &mut gate, if may_ask => {
-                                (may_ask, must_open) = (false, waits?);
-                                if must_open && let Err(error) = may_begin(&mut self.state, &self.context, &self.run) {
+                            begun = beginning.go_on(&mut self.state, &self.context, &self.run),
+                                if !beginning.is_over() =>
+                            {
+                                if let Err(error) = begun? {
                                     return Ok(Once::Done(Followed::Failed(error)));
                                 }
-                            }
-                            opened = &mut opening, if must_open => {
-                                opened?;
-                                must_open = false;
                             }
                             () = stop.cancelled(), if !canceled => cancel_once(&mut canceled, connection, id).await?,
                         }
@@ -292,17 +282,6 @@ impl Actor {
         }
         Verdict::GoOn
     }
-}
-
-/// The user's first command is to begin: that is stored before it may (J2).
-fn may_begin(state: &mut JobState, context: &Context, run: &RunName) -> Result<(), JobError> {
-    if matches!(state, JobState::Leased { .. }) {
-        let next = state.clone().start()?;
-        context.store.set_state(run, &next)?;
-        tracing::debug!("the first command may begin");
-        *state = next;
-    }
-    Ok(())
 }
 
 async fn cancel_once(canceled: &mut bool, connection: &AgentConnection, id: &str) -> Result<(), AgentError> {

@@ -15,6 +15,7 @@
 //! and the coordinator knows what it has.
 
 mod agent;
+mod beginning;
 mod follow;
 mod give_back;
 mod interrupt;

@@ -12,7 +12,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use muster_runner_api::payload::JobPayload;
 use parking_lot::Mutex;
@@ -35,6 +35,11 @@ use books::Books;
 use keeper::Keeper;
 use record::{Lane, Record};
 pub use run_name::RunName;
+
+/// How long a copy of the lock may outlive a manager that was killed: a process that it was just starting has one.
+const COPY_LIMIT: Duration = Duration::from_secs(1);
+/// Its end is no event for this process; this is between two looks.
+const COPY_LOOK: Duration = Duration::from_millis(20);
 
 /// Why the state cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -134,10 +139,14 @@ impl Store {
         let failed = |source| StoreError::Directory { path: directory.to_owned(), source };
         muster_environment::host::private_directory(directory).map_err(failed)?;
         let lock = private_file(&directory.join("manager.lock")).map_err(failed)?;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
-            rustix::io::Errno::WOULDBLOCK => StoreError::InUse(directory.to_owned()),
-            error => failed(error.into()),
-        })?;
+        let started = Instant::now();
+        while let Err(error) = flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            match error {
+                rustix::io::Errno::WOULDBLOCK if started.elapsed() < COPY_LIMIT => tokio::time::sleep(COPY_LOOK).await,
+                rustix::io::Errno::WOULDBLOCK => return Err(StoreError::InUse(directory.to_owned())),
+                error => return Err(failed(error.into())),
+            }
+        }
         let mut books = Books::open(&directory.join("state.log"))?;
         state_db::take_over(directory, &mut books).await?;
         Ok(Self {

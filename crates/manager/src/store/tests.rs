@@ -89,6 +89,16 @@ async fn what_is_stored_is_there_after_a_new_start_with_its_runner() {
 }
 
 #[tokio::test]
+async fn a_copy_of_the_lock_that_a_killed_managers_child_still_has_is_waited_for() {
+    let home = tempfile::tempdir().unwrap();
+    let copy = private_file(&home.path().join("manager.lock")).unwrap();
+    flock(&copy, FlockOperation::NonBlockingLockExclusive).unwrap();
+    // The store is polled first, and so finds the lock held.
+    let (opened, ()) = tokio::join!(Store::open(home.path()), async { drop(copy) });
+    opened.unwrap();
+}
+
+#[tokio::test]
 async fn only_its_owner_looks_into_a_new_state_directory_and_one_that_was_there_stays_as_it_is() {
     let home = tempfile::tempdir().unwrap();
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;

@@ -34,6 +34,17 @@ fn second(text: &str) -> String {
     head.to_owned() + &rest[rest.find("\n# from").unwrap()..]
 }
 
+/// With a file that cannot be saved, the command ends with these words, for one runner and for all.
+fn refused_unsaved(bench: &Bench, command: &str, words: &str) {
+    // There is room in a name for the lock beside the file, and none for the new file.
+    let path = bench.home.path("c".repeat(249));
+    std::fs::write(&path, bench.config().replace("URL", &bench.url())).unwrap();
+    let at = path.display().to_string();
+    for which in [&["-n", "two"][..], &["--all-runners"]] {
+        bench.home.run(&[&[command, "--config", &at], which].concat()).check(1, &[words, "write beside"]);
+    }
+}
+
 async fn bench() -> Bench {
     let bench = Bench::start().await;
     bench.configure(TWO);
@@ -136,14 +147,7 @@ async fn reset_token_fails_for_one_and_goes_on_for_all() {
 #[tokio::test(flavor = "multi_thread")]
 async fn reset_token_asks_nothing_where_the_file_cannot_be_saved() {
     let bench = bench().await;
-    // There is room in a name for the lock beside the file, and none for the new file.
-    let path = bench.home.path("c".repeat(249));
-    std::fs::write(&path, bench.config().replace("URL", &bench.url())).unwrap();
-    let at = path.display().to_string();
-    for which in [&["-n", "two"][..], &["--all-runners"]] {
-        let told = ["the token was not reset", "write beside"];
-        bench.home.run(&[&["reset-token", "--config", &at], which].concat()).check(1, &told);
-    }
+    refused_unsaved(&bench, "reset-token", "the token was not reset");
     assert!(bench.coordinator.runner("old-two").is_some(), "the old token is valid");
     assert!(bench.coordinator.runner(RUNNER_TOKEN).is_some(), "the old token is valid");
 }
@@ -151,14 +155,7 @@ async fn reset_token_asks_nothing_where_the_file_cannot_be_saved() {
 #[tokio::test(flavor = "multi_thread")]
 async fn unregister_tells_the_server_nothing_where_the_file_cannot_be_saved() {
     let bench = bench().await;
-    // There is room in a name for the lock beside the file, and none for the new file.
-    let path = bench.home.path("c".repeat(249));
-    std::fs::write(&path, bench.config().replace("URL", &bench.url())).unwrap();
-    let at = path.display().to_string();
-    for which in [&["-n", "two"][..], &["--all-runners"]] {
-        let told = ["nothing was unregistered", "write beside"];
-        bench.home.run(&[&["unregister", "--config", &at], which].concat()).check(1, &told);
-    }
+    refused_unsaved(&bench, "unregister", "nothing was unregistered");
     assert!(bench.coordinator.runner("old-two").is_some() && bench.coordinator.runner(RUNNER_TOKEN).is_some());
 }
 

@@ -1,18 +1,10 @@
 //! What those who wait are told.
 
-use std::num::NonZeroU32;
-
 use super::rig::{Mood, Rig, config, key};
 
 #[test]
 fn a_machine_that_goes_is_not_one_that_comes() {
-    let mut config = config(2, 1);
-    config.uses_max = NonZeroU32::new(1);
-    let mut rig = Rig::new(config);
-    rig.want("first");
-    rig.seconds(40);
-    rig.removing = false;
-    rig.release("first");
+    let mut rig = Rig::with_a_machine_that_stays(2);
     rig.seconds(120);
     rig.want("second");
     rig.seconds(10);

@@ -1,7 +1,5 @@
 //! Promises of a slot: what keeps them, and what takes them back.
 
-use std::num::NonZeroU32;
-
 use super::rig::{Rig, config, key, wanted};
 use crate::engine::NoCapacity;
 use crate::event::Event;
@@ -70,13 +68,7 @@ fn a_job_that_came_for_a_withdrawn_promise_waits_as_any_other() {
 /// A machine that the provider does not delete is no capacity, however long one waits for it.
 #[test]
 fn a_place_that_never_becomes_free_is_not_promised() {
-    let mut config = config(1, 1);
-    config.uses_max = NonZeroU32::new(1);
-    let mut rig = Rig::new(config);
-    rig.want("first");
-    rig.seconds(40);
-    rig.removing = false;
-    rig.release("first");
+    let mut rig = Rig::with_a_machine_that_stays(1);
     rig.seconds(1);
     rig.reserve("soon").unwrap();
     rig.seconds(400);

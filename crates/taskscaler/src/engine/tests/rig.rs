@@ -111,6 +111,18 @@ impl Rig {
         rig
     }
 
+    /// At most `max` machines of one job each: the first has had its job, and the provider does not remove it.
+    pub(super) fn with_a_machine_that_stays(max: u32) -> Self {
+        let mut config = config(max, 1);
+        config.uses_max = NonZeroU32::new(1);
+        let mut rig = Self::new(config);
+        rig.want("first");
+        rig.seconds(40);
+        rig.removing = false;
+        rig.release("first");
+        rig
+    }
+
     /// One event, and the answers to what it leads to.
     pub(super) fn tell(&mut self, event: Event) {
         self.engine.handle(self.now, event);
