@@ -99,6 +99,8 @@ struct Actor {
     context: Arc<Context>,
     watch: Arc<JobWatch>,
     run: RunName,
+    /// What the ids of its runs at agents begin with.
+    at_agents: String,
     payload: Arc<JobPayload>,
     state: JobState,
     lease: Option<Lease>,
@@ -178,6 +180,7 @@ async fn execute_once(
     recovered: bool,
     kept: &mut Option<Lease>,
 ) -> Result<(), JobError> {
+    let at_agents = job.at_agents();
     let StoredJob { run, payload, state, .. } = job;
     let payload = Arc::new(payload);
     let uploader = Uploader::new(context.client.clone(), Arc::clone(&payload), Arc::clone(watch), &context.runner);
@@ -191,6 +194,7 @@ async fn execute_once(
         context,
         watch,
         run,
+        at_agents,
         payload,
         state,
         lease: own,
@@ -397,7 +401,7 @@ impl Actor {
             | JobState::Finished { attempt, .. } => attempt,
             JobState::Ended { place, .. } => &place.as_ref()?.1,
         };
-        Some(self.run.attempt(&self.payload.token, *attempt))
+        Some(format!("{}-{attempt}", self.at_agents))
     }
 
     /// R6: the agent may forget the job, the slot is free, the row is deleted.

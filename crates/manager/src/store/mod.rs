@@ -106,6 +106,16 @@ pub struct StoredJob {
     pub state: JobState,
     /// When it was taken, in milliseconds of Unix time.
     pub taken_ms: i64,
+    /// Whether its token is part of its runs' names at agents: those that an earlier version took are known without.
+    pub by_token: bool,
+}
+
+impl StoredJob {
+    /// What the ids of its runs at agents begin with.
+    #[must_use]
+    pub fn at_agents(&self) -> String {
+        self.run.at_agents(self.by_token.then_some(self.payload.token.as_str()))
+    }
 }
 
 /// A job that could not be stored.
@@ -214,7 +224,7 @@ impl Store {
         match self.write_taken(runner, lane, &run, &payload, taken_ms) {
             Ok(true) => {
                 let runner = Some(Arc::clone(runner));
-                Ok(Some(StoredJob { run, runner, payload, state: JobState::taken(), taken_ms }))
+                Ok(Some(StoredJob { run, runner, payload, state: JobState::taken(), taken_ms, by_token: true }))
             }
             Ok(false) => Ok(None),
             Err(error) => {
@@ -243,7 +253,7 @@ impl Store {
                 books.add(&Record::Runner { digest: &digest, settings: runner })?;
             }
             let (runner, lane) = (Some(digest.as_str()), Some(&lane));
-            books.add(&Record::Job { run, runner, taken_ms, lane, payload }).map(|()| true)
+            books.add(&Record::Job { run, runner, taken_ms, lane, payload, by_token: true }).map(|()| true)
         })
     }
 

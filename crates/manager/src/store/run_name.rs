@@ -1,8 +1,8 @@
-//! What a job is called at agents and in `state.db`.
+//! What a job is called at agents and in `state.log`.
 
 use std::fmt;
 
-use muster_job::{Attempt, JobId};
+use muster_job::JobId;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use url::Url;
@@ -34,11 +34,15 @@ impl RunName {
         &self.0
     }
 
-    /// The id of one attempt's run at an agent. A coordinator that was set up anew counts its jobs from the beginning, and a
-    /// machine may still have the spool of earlier ones; `token` is the job's own, and no other job has it.
+    /// What the ids of the job's runs at agents begin with; an attempt's number follows. A coordinator that was set up anew counts its jobs from the beginning, and a
+    /// machine may still have the spool of earlier ones; `token` is the job's own, and no other job has it. None for a job
+    /// whose runs have been named without since an earlier version took it.
     #[must_use]
-    pub fn attempt(&self, token: &str, attempt: Attempt) -> String {
-        format!("{}-{}-{attempt}", self.0, short(token))
+    pub fn at_agents(&self, token: Option<&str>) -> String {
+        match token {
+            Some(token) => format!("{}-{}", self.0, short(token)),
+            None => self.0.clone(),
+        }
     }
 }
 
@@ -61,7 +65,7 @@ mod tests {
     fn a_coordinator_that_counts_from_the_beginning_again_is_not_told_of_an_earlier_job() {
         let url = Url::parse("http://127.0.0.1:8873").unwrap();
         let name = RunName::new(JobId(100_000), &url);
-        let run = |token: &str| name.attempt(token, Attempt(1));
+        let run = |token: &str| name.at_agents(Some(token));
         assert_ne!(run("of the first run"), run("of the second run"));
         assert_eq!(run("of the first run"), run("of the first run"), "after a restart it is found again");
         assert!(!run("of the first run").contains("first"));

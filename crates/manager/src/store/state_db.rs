@@ -77,7 +77,7 @@ fn copy_job(row: &SqliteRow, books: &mut Books) -> Result<(), StoreError> {
     let state: JobState = serde_json::from_str(row.get("state")).map_err(unreadable)?;
     let runner: Option<String> = row.get("runner");
     let (runner, taken_ms) = (runner.as_deref(), row.get("taken_ms"));
-    books.add(&Record::Job { run: &run, runner, taken_ms, lane: None, payload: &payload })?;
+    books.add(&Record::Job { run: &run, runner, taken_ms, lane: None, payload: &payload, by_token: false })?;
     // Of a job that was taken this says nothing new, and does no harm.
     books.add(&Record::State { run: &run, state: &state })
 }

@@ -81,6 +81,7 @@ async fn what_is_stored_is_there_after_a_new_start_with_its_runner() {
         payload: payload(id),
         state: JobState::taken(),
         taken_ms,
+        by_token: true,
     };
     assert_eq!(store.jobs(), [stored(7, &old, first.taken_ms), stored(9, &new, last.taken_ms)]);
     assert_eq!(store.lane_key(&old.key, 1).unwrap(), key);
@@ -175,6 +176,8 @@ async fn version_1_of_state_log_stays_readable() {
     let store = store_of(home.path(), LOG_1).await;
     let jobs = store.jobs();
     assert_eq!(named(&jobs), [("7-0a1b2c3d", "running"), ("8-0a1b2c3d", "taken")]);
+    // Their runs are at agents by the names that the version of then gave.
+    assert_eq!(jobs[0].at_agents(), "7-0a1b2c3d");
     assert!(jobs.iter().all(|job| job.runner.as_ref().is_some_and(|runner| runner.name == "kept")));
     let keys = [0, 3].map(|lane| store.lane_key(&jobs[0].runner.as_ref().unwrap().key, lane).unwrap());
     assert_eq!(keys, ["9".repeat(32), "3".repeat(32)]);
