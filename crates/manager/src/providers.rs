@@ -187,7 +187,10 @@ impl Providers {
         runners: &[Arc<RunnerSettings>],
     ) -> Result<Fleet, String> {
         let instances = self.instances.as_ref().ok_or("this manager has no instances")?;
-        let own = Shelf { folder: &instances.books }.take(runner, runners)?;
+        // What still has jobs, or still removes its instances, keeps its books.
+        let busy = self.turns.iter().filter(|(_, turn)| turn.try_lock().is_err()).map(|(key, _)| key);
+        let known = runners.iter().map(|runner| &runner.key).chain(self.fleets.keys()).chain(busy);
+        let own = Shelf { folder: &instances.books }.take(runner, &known.cloned().collect())?;
         let name = if runner.name.is_empty() { runner.key.to_string() } else { runner.name.clone() };
         let provider = InstanceProvider::start(InstanceOptions {
             name,

@@ -77,7 +77,6 @@ impl Actor {
         let limit = crate::lower::job_timeout(&self.payload) + WATCHDOG_SLACK;
         let watchdog = Instant::now() + limit;
         let mut silence = Silence::new(self.patience());
-        let mut wait = RECONNECT.0;
         let mut pace = Pace::new(self.uploader.acknowledged());
         let mut last = None;
         loop {
@@ -108,13 +107,13 @@ impl Actor {
                 return Followed::Unfit(format!("no result within {} s", limit.as_secs()));
             }
             tracing::warn!(%error, "the agent is out of reach, trying again");
+            let pause = silence.pause();
             tokio::select! {
-                () = tokio::time::sleep(wait) => {}
+                () = tokio::time::sleep(pause) => {}
                 () = silence.is_too_long() => return self.lost_in_silence(Some(&error)),
                 why = heard(&mut self.uploader, &self.context.cancel, None) => return Followed::Interrupted(why),
             }
             last = Some(error);
-            wait = (wait * 2).min(RECONNECT.1);
         }
     }
 
@@ -148,7 +147,8 @@ impl Actor {
         let (connection, log) = tokio::select! {
             connected = connecting => connected?,
             why = environment.lost() => return Ok(Once::Done(Followed::Lost(why))),
-            () = silence.is_too_long() => return Ok(Once::Silent),
+            // A newer executable may be on its way to the place: the silence ends nothing before the agent was reached.
+            () = silence.goes_on(self.handed) => return Ok(Once::Silent),
         };
         self.handed = true;
         let followed = tokio::select! {

@@ -164,7 +164,8 @@ impl Actor {
     pub(super) fn give_up_place(&mut self, why: &str) {
         if let Some(lease) = &self.lease {
             lease.environment.give_up(why);
-            self.given_up = true;
+            // An agent of this host that is only slow is still to end the job.
+            self.given_up = self.is_elsewhere();
         }
     }
 

@@ -59,21 +59,21 @@ pub(super) struct Shelf<'a> {
 }
 
 impl Shelf<'_> {
-    /// The books of `runner`, one of `runners`.
+    /// The books of `runner`. The books of those in `known` stay theirs: they are in the file, or still have instances in hand.
     ///
     /// # Errors
     /// What cannot be read or written, and why.
-    pub(super) fn take(&self, runner: &RunnerSettings, runners: &[Arc<RunnerSettings>]) -> Result<Own, String> {
+    pub(super) fn take(&self, runner: &RunnerSettings, known: &BTreeSet<RunnerKey>) -> Result<Own, String> {
         let folder = self.folder;
         muster_environment::host::private_directory(folder)
             .map_err(|error| format!("cannot create directory {}: {error}", folder.display()))?;
         let books = self.books(&runner.key);
-        let mut known = read_owner(&books);
-        if known.is_none() && !books.exists() {
-            known = self.follow(runner, runners, &books)?;
+        let mut was = read_owner(&books);
+        if was.is_none() && !books.exists() {
+            was = self.follow(runner, known, &books)?;
         }
         let prefix = runner.autoscaler.as_ref().filter(|settings| settings.has_token_prefix).and_then(|settings| {
-            let first = known.as_ref().and_then(|known| known.prefix.clone());
+            let first = was.as_ref().and_then(|was| was.prefix.clone());
             first.or_else(|| Some(settings.plugin_config.get(PREFIX)?.as_str()?.to_owned()))
         });
         let owner = Owner {
@@ -84,7 +84,7 @@ impl Shelf<'_> {
             id: runner.id,
             prefix: prefix.clone(),
         };
-        if known.as_ref() != Some(&owner) {
+        if was.as_ref() != Some(&owner) {
             let path = owner_of(&books);
             write_owner(&path, &owner).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
         }
@@ -92,12 +92,7 @@ impl Shelf<'_> {
     }
 
     /// The books of the entry without an id in whose place `runner` came with a new token are those of `runner` now.
-    fn follow(
-        &self,
-        runner: &RunnerSettings,
-        runners: &[Arc<RunnerSettings>],
-        to: &Path,
-    ) -> Result<Option<Owner>, String> {
+    fn follow(&self, runner: &RunnerSettings, known: &BTreeSet<RunnerKey>, to: &Path) -> Result<Option<Owner>, String> {
         if runner.id > 0 || runner.name.is_empty() {
             return Ok(None);
         }
@@ -108,8 +103,11 @@ impl Shelf<'_> {
             let from = entry.with_extension("books");
             let was = (entry.extension().is_some_and(|end| end == "owner") && from.exists()).then(|| read_owner(&from));
             let Some(was) = was.flatten() else { continue };
-            let is_gone = runners.iter().all(|known| known.key != was.key);
-            if is_gone && was.id == 0 && was.name == runner.name && was.url == runner.coordinator_url() {
+            if !known.contains(&was.key)
+                && was.id == 0
+                && was.name == runner.name
+                && was.url == runner.coordinator_url()
+            {
                 tracing::info!(runner = runner.name, "its token is new: its instances are taken over");
                 files::rename(&from, to).map_err(|error| format!("its books cannot be taken over: {error}"))?;
                 // Without books it is nobody's.
@@ -214,6 +212,10 @@ mod tests {
         std::fs::write(books, text).unwrap();
     }
 
+    fn keys(runners: &[&Arc<RunnerSettings>]) -> BTreeSet<RunnerKey> {
+        runners.iter().map(|runner| runner.key.clone()).collect()
+    }
+
     fn prefix(own: &Own, runner: &RunnerSettings) -> String {
         let settings = own.settings(runner.autoscaler.as_ref().unwrap());
         settings.plugin_config[PREFIX].as_str().unwrap().to_owned()
@@ -225,25 +227,25 @@ mod tests {
             let place = tempfile::tempdir().unwrap();
             let shelf = Shelf { folder: &place.path().join("instances") };
             let (old, new, other) = (runner("one-1", id, "a"), runner("two-2", id, "a"), runner("three", 0, "b"));
-            let own = shelf.take(&old, &[Arc::clone(&old), Arc::clone(&other)]).unwrap();
-            shelf.take(&other, &[Arc::clone(&old), Arc::clone(&other)]).unwrap();
+            let own = shelf.take(&old, &keys(&[&old, &other])).unwrap();
+            shelf.take(&other, &keys(&[&old, &other])).unwrap();
             one_row(&own.books, "i-1");
-            let runners = [Arc::clone(&other), Arc::clone(&new)];
+            let runners = keys(&[&other, &new]);
             let (own, others) = (shelf.take(&new, &runners).unwrap(), shelf.take(&other, &runners).unwrap());
             assert!(std::fs::read_to_string(&own.books).unwrap().contains("i-1"), "id {id}");
             assert!(!others.books.exists());
             assert_eq!((prefix(&own, &new), prefix(&others, &other)), ("runner-one-".into(), "runner-thr-".into()));
             assert_eq!(shelf.take(&new, &runners).unwrap(), own, "and so at each later start");
-            assert_eq!(shelf.orphans(runners.iter().map(|runner| &runner.key), 9).unwrap(), []);
+            assert_eq!(shelf.orphans(runners.iter(), 9).unwrap(), []);
         }
     }
 
     #[test]
-    fn books_of_a_runner_that_is_in_the_file_are_not_taken_over_and_those_of_nobody_are_told() {
+    fn books_of_a_runner_that_is_in_the_file_or_has_jobs_are_not_taken_over_and_those_of_nobody_are_told() {
         let place = tempfile::tempdir().unwrap();
         let shelf = Shelf { folder: place.path() };
         let (old, new) = (runner("one-1", 0, "a"), runner("two-2", 0, "a"));
-        let both = [Arc::clone(&old), Arc::clone(&new)];
+        let both = keys(&[&old, &new]);
         let books = shelf.take(&old, &both).unwrap().books;
         one_row(&books, "i-1");
         assert!(!shelf.take(&new, &both).unwrap().books.exists());
