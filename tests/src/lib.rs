@@ -6,3 +6,4 @@ pub mod bench;
 pub mod machines;
 pub mod process;
 pub mod proxy;
+pub mod vms;

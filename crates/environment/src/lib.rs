@@ -21,6 +21,7 @@ mod slots;
 pub use connection::{AgentConnection, Identity};
 pub use error::EnvironmentError;
 pub use port::{
-    Asking, Capacity, Directories, Environment, Guard, Lease, LeaseRecord, Provider, Share, SlotGuard, Sticky,
+    Asking, Capacity, Directories, Environment, Guard, Lease, LeaseRecord, Machine, Provider, Share, SlotGuard, Sticky,
+    VmImage,
 };
 pub use slots::{Slot, SlotKey, Slots, TakenSlot};

@@ -60,13 +60,32 @@ pub struct Asking {
     pub memory_bytes: Option<u64>,
     /// It takes a sticky context where the environment has such.
     pub sticky: bool,
+    /// The image of the virtual machine that it is to run in, where it gets one of its own; or why it can have none.
+    pub image: Result<VmImage, String>,
+}
+
+/// An image of virtual machines, at whatever makes them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmImage {
+    /// Its name.
+    pub name: String,
+    /// The job chose it, and not the runner's configuration: that there is none of that name is no fault of the instance.
+    pub is_of_job: bool,
 }
 
 impl Asking {
     /// A job of which nothing more is known.
     #[must_use]
     pub fn new(id: JobId) -> Self {
-        Self { id, name: String::new(), protected: false, cpu_milli: None, memory_bytes: None, sticky: false }
+        Self {
+            id,
+            name: String::new(),
+            protected: false,
+            cpu_milli: None,
+            memory_bytes: None,
+            sticky: false,
+            image: Err("nobody said which image".to_owned()),
+        }
     }
 }
 
@@ -205,6 +224,18 @@ pub struct LeaseRecord {
     /// The name under which the provider has the lease in books of its own; empty where it has none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub claim: String,
+    /// The virtual machine on the environment that was made for the job; none: it runs on the environment itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<Machine>,
+}
+
+/// A virtual machine on an instance, which one job has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Its name at what made it.
+    pub id: String,
+    /// Its address, as the instance sees it.
+    pub address: String,
 }
 
 /// One job's right to one slot of one environment.

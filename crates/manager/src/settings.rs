@@ -7,6 +7,8 @@
 //! A [`RunnerSettings`] is immutable and shared: a job's actor holds the one that it was taken with until its end, also
 //! across a restart, since `state.log` keeps it. It is therefore also a format on disk: a new field needs a default.
 
+mod on_instances;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
@@ -19,6 +21,8 @@ pub use muster_runner_api::client::{ConnectionAge, TlsFiles};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use url::Url;
+
+pub use on_instances::{BuildDir, OnInstances};
 
 /// Hexadecimal digits of a token's hash in a key.
 const TOKEN_DIGITS: usize = 12;
@@ -286,6 +290,9 @@ pub struct RunnerSettings {
     /// Limits of an artifact upload.
     #[serde(default)]
     pub artifact: ArtifactTimeouts,
+    /// What concerns jobs on instances.
+    #[serde(default)]
+    pub on_instances: OnInstances,
     /// `[runners.autoscaler]`. Not stored with a job: what makes instances is the file's to say, and has secrets.
     #[serde(skip)]
     pub autoscaler: Option<Arc<AutoscalerSettings>>,
@@ -332,6 +339,7 @@ impl RunnerSettings {
             custom_build_dir: None,
             feature_flags: BTreeMap::new(),
             artifact: ArtifactTimeouts::default(),
+            on_instances: OnInstances::default(),
             autoscaler: None,
         }
     }

@@ -52,6 +52,9 @@ pub struct Config {
     pub foreign: Foreign,
     /// Instances without jobs are removed when the engine stops (`delete_instances_on_shutdown`).
     pub delete_on_shutdown: bool,
+    /// Jobs leave nothing on an instance, since each has a machine of its own there: an instance whose job did not survive a
+    /// restart is used on.
+    pub jobs_leave_nothing: bool,
     /// Where jitter comes from: two managers with different seeds do not knock at the same time.
     pub jitter_seed: u64,
 }
@@ -134,6 +137,7 @@ impl Config {
             spend_max_per_hour: None,
             foreign: Foreign::default(),
             delete_on_shutdown: false,
+            jobs_leave_nothing: false,
             jitter_seed: 0,
         }
     }

@@ -2,6 +2,7 @@
 
 use std::borrow::Borrow;
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use muster_fleeting::model::InstanceId;
@@ -52,6 +53,21 @@ pub struct Work(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Context(pub u64);
 
+/// An instance that a job has tried, as a request names it. A hash; another instance of the same hash costs a wrong preference,
+/// and nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Tried(u64);
+
+impl Tried {
+    /// That instance.
+    #[must_use]
+    pub fn of(id: &InstanceId) -> Self {
+        let mut hasher = DefaultHasher::new();
+        id.hash(&mut hasher);
+        Self(hasher.finish())
+    }
+}
+
 /// What a request for a slot asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Request {
@@ -61,6 +77,8 @@ pub struct Request {
     pub work: Option<Work>,
     /// Instances that have this are preferred.
     pub context: Option<Context>,
+    /// The job could not be started there: any other instance with a slot is preferred.
+    pub avoid: Option<Tried>,
 }
 
 /// One job's right to one slot of one instance, or to several where the job needs more than one stands for.

@@ -12,6 +12,7 @@ mod fleet_kill;
 mod groups;
 mod hostile;
 mod instances;
+mod isolation;
 mod keeping;
 mod kill;
 mod life;

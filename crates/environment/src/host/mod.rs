@@ -90,7 +90,7 @@ impl HostProvider {
     }
 
     fn lease(name: String, environment: Arc<HostEnvironment>, taken: TakenSlot) -> Lease {
-        let record = LeaseRecord { environment: name, slot: taken.slot.clone(), claim: String::new() };
+        let record = LeaseRecord { environment: name, slot: taken.slot.clone(), claim: String::new(), machine: None };
         Lease::new(record, environment, Box::new(taken))
     }
 }

@@ -225,6 +225,7 @@ async fn a_new_job_never_goes_to_an_agent_of_another_version_and_a_job_that_is_t
         environment: "host".to_owned(),
         slot: Slot { id: 0, project_slot: 0, key },
         claim: String::new(),
+        machine: None,
     };
     let lease = provider.restore(&record).await.unwrap();
     assert_eq!(lease.environment.connect().await.unwrap().identity().pid, 1);

@@ -9,31 +9,102 @@ use muster_agent_api::result::Used;
 use muster_fleeting::connector::Session;
 use muster_taskscaler::driver::Lease as Slot;
 
-use super::provider::{Shared, UnderWay};
+use super::acquire::UnderWay;
+use super::isolation::Nested;
+use super::provider::Shared;
 use super::reach::{Addresses, Dial, Instance, directories};
 use super::share;
-use crate::{AgentConnection, Directories, Environment, EnvironmentError, Guard, Share, SlotGuard, TakenSlot};
+use crate::{AgentConnection, Directories, Environment, EnvironmentError, Guard, Lease, LeaseRecord, Share, TakenSlot};
 
 /// An instance that answers nothing for so long is given up, whatever its provider says of it. Before that its connection was
 /// silent for up to 6 s: together a job hears of it within 15 s.
 const SILENCE_MAX: Duration = Duration::from_secs(7);
 
-/// The scaler's lease. Given back when the job said so, and else left to the manager's next start: the instance of a job
-/// that may still run must not be removed.
-struct Held {
+/// The scaler's lease. Given back when it is over, and else left to the manager's next start: the instance of a job that may
+/// still run must not be removed.
+pub(super) struct Held {
     slot: Option<Slot>,
+    /// No job has it any more, or none yet.
     over: AtomicBool,
-    /// Dropped after the slot: then it is free when the next job is asked for.
-    _counted: (TakenSlot, UnderWay),
+    /// These two are dropped after the slot: then it is free when the next job is asked for.
+    _taken: TakenSlot,
+    counted: Option<UnderWay>,
+    record: LeaseRecord,
+    /// The job's machine on the instance.
+    nested: Option<Arc<Nested>>,
+    shared: Arc<Shared>,
+}
+
+impl Held {
+    pub(super) fn new(slot: Slot, shared: Arc<Shared>, taken: TakenSlot) -> Self {
+        let record = LeaseRecord {
+            environment: slot.instance().as_str().to_owned(),
+            slot: taken.slot.clone(),
+            claim: slot.key().as_str().to_owned(),
+            machine: None,
+        };
+        let over = AtomicBool::new(true);
+        Self { slot: Some(slot), over, _taken: taken, counted: None, record, nested: None, shared }
+    }
+
+    /// With a machine for the job, which goes with the slot.
+    pub(super) fn with(mut self, nested: Arc<Nested>) -> Self {
+        self.record.machine = Some(nested.machine().clone());
+        self.nested = Some(nested);
+        self
+    }
+
+    /// Waits until its instance is known to be gone for good; why. Cancel-safe.
+    pub(super) async fn lost(&self) -> String {
+        let Some(slot) = &self.slot else { return std::future::pending().await };
+        let loss = slot.lost().await;
+        format!("instance {} was lost: {loss}", slot.instance())
+    }
+
+    pub(super) fn slot(&self) -> Option<&Slot> {
+        self.slot.as_ref()
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Where its agent is: on the job's machine, or on the instance.
+    pub(super) fn place(&self) -> Arc<Instance> {
+        match (&self.nested, &self.slot) {
+            (Some(nested), _) => Arc::clone(nested.place()),
+            (None, Some(slot)) => self.shared.instance(slot.group(), slot.instance()),
+            (None, None) => self.shared.place(&self.record.environment),
+        }
+    }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
         let Some(slot) = self.slot.take() else { return };
-        if self.over.load(Ordering::Relaxed) {
-            slot.finish_job();
-        } else {
-            slot.keep();
+        if !self.over.load(Ordering::Relaxed) {
+            return slot.keep();
+        }
+        match self.nested.take() {
+            Some(nested) => nested.remove(slot, Arc::clone(&self.shared)),
+            None => slot.finish_job(),
+        }
+    }
+}
+
+#[async_trait]
+impl Dial for Held {
+    async fn dial(&self) -> Result<(Box<dyn Session>, Addresses), String> {
+        let slot = self.slot.as_ref().ok_or("the slot was given back")?;
+        match &self.nested {
+            Some(nested) => nested.dial(&self.shared, slot).await,
+            None => self.shared.dial((slot.group(), slot.instance()), || slot.connect_info(), false).await,
+        }
+    }
+
+    fn doubt(&self) {
+        if let Some(slot) = &self.slot {
+            slot.suspect();
         }
     }
 }
@@ -41,9 +112,8 @@ impl Drop for Held {
 /// The environment of one lease; its instance may have others.
 struct Leased {
     /// Dropped before the slot is: who gets that finds the instance free.
-    instance: Arc<Instance>,
+    place: Arc<Instance>,
     held: Arc<Held>,
-    shared: Arc<Shared>,
 }
 
 struct HeldGuard(Arc<Held>);
@@ -54,59 +124,45 @@ impl Guard for HeldGuard {
     }
 }
 
-/// A lease's environment, and what holds its slot.
-pub(super) fn leased(
-    slot: Slot,
-    instance: Arc<Instance>,
-    shared: Arc<Shared>,
-    number: TakenSlot,
-    counted: UnderWay,
-) -> (Arc<dyn Environment>, SlotGuard) {
-    let held = Arc::new(Held { slot: Some(slot), over: AtomicBool::new(false), _counted: (number, counted) });
-    let guard = HeldGuard(Arc::clone(&held));
-    (Arc::new(Leased { instance, held, shared }), Box::new(guard))
-}
-
-#[async_trait]
-impl Dial for Leased {
-    async fn dial(&self) -> Result<(Box<dyn Session>, Addresses), String> {
-        let slot = self.held.slot.as_ref().ok_or("the slot was given back")?;
-        self.shared.dial((slot.group(), slot.instance()), || slot.connect_info(), false).await
-    }
-
-    fn doubt(&self) {
-        if let Some(slot) = &self.held.slot {
-            slot.suspect();
-        }
-    }
+/// A job's lease: from now on the slot is held until the job says that it is over. `counted` counts the job until then.
+pub(super) fn leased(mut held: Held, counted: UnderWay) -> Lease {
+    held.over.store(false, Ordering::Relaxed);
+    held.counted = Some(counted);
+    let (record, place) = (held.record.clone(), held.place());
+    let held = Arc::new(held);
+    let environment = Leased { place, held: Arc::clone(&held) };
+    Lease::new(record, Arc::new(environment), Box::new(HeldGuard(held)))
 }
 
 #[async_trait]
 impl Environment for Leased {
     async fn connect(&self) -> Result<AgentConnection, EnvironmentError> {
-        Ok(self.instance.connect(self).await?.0)
+        Ok(self.place.connect(self.held.as_ref()).await?.0)
     }
 
     async fn directories(&self) -> Result<Directories, EnvironmentError> {
-        Ok(directories(&self.instance.connect(self).await?.1))
+        Ok(directories(&self.place.connect(self.held.as_ref()).await?.1))
     }
 
     fn words(&self) -> Vec<String> {
-        self.instance.words()
+        match &self.held.nested {
+            Some(nested) => nested.words(),
+            None => self.place.words(),
+        }
     }
 
     fn share(&self) -> Option<Share> {
         let slot = self.held.slot.as_ref()?;
-        Some(share::share(slot, &self.shared.settings(), self.instance.home().as_deref()))
+        Some(share::share(slot, &self.held.shared.settings(), self.place.home().as_deref()))
     }
 
     fn used(&self, used: &Used) {
         let Some(slot) = &self.held.slot else { return };
         slot.used(share::used(used));
         // Once: it is the same on all instances of one image.
-        if !used.no_share.is_empty() && !self.shared.told_no_share.swap(true, Ordering::Relaxed) {
+        if !used.no_share.is_empty() && !self.held.shared.told_no_share.swap(true, Ordering::Relaxed) {
             tracing::warn!(
-                runner = self.shared.options.name,
+                runner = self.held.shared.options.name,
                 instance = %slot.instance(),
                 why = used.no_share,
                 "use_slot_cgroups: jobs run without cgroups, so without shares of their own, and what they use is not counted; \
@@ -120,14 +176,27 @@ impl Environment for Leased {
     }
 
     fn give_up(&self, why: &str) {
-        if let Some(slot) = &self.held.slot {
-            slot.disown(why.to_owned());
+        match (&self.held.slot, &self.held.nested) {
+            (Some(slot), None) => slot.disown(why.to_owned()),
+            // That its machine is silent says little of the instance: whoever can find out is told.
+            (Some(slot), Some(_)) => {
+                slot.health(Err(why.to_owned()));
+                slot.suspect();
+            }
+            (None, _) => {}
         }
     }
 
     async fn lost(&self) -> String {
-        let Some(slot) = &self.held.slot else { return std::future::pending().await };
-        let loss = slot.lost().await;
-        format!("instance {} was lost: {loss}", slot.instance())
+        let nested = async {
+            match &self.held.nested {
+                Some(nested) => nested.gone().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            why = self.held.lost() => why,
+            why = nested => why,
+        }
     }
 }

@@ -43,9 +43,10 @@ pub(super) async fn started(shared: &Arc<Shared>) -> (Scaler, Vec<Member>) {
 }
 
 /// A scaler on the plugins that start: where some do not, the groups of the others stand in for theirs meanwhile.
-async fn start(shared: &Arc<Shared>, settings: &AutoscalerSettings) -> Result<(Scaler, Vec<Member>), String> {
+async fn start(shared: &Arc<Shared>, settings: &Arc<AutoscalerSettings>) -> Result<(Scaler, Vec<Member>), String> {
     let InstanceOptions { name, books, find_plugin, .. } = &shared.options;
     let (config, buckets) = settings.scaling(name, rand::random()).map_err(|error| causes(&error))?;
+    settings.check().map_err(|error| causes(&error))?;
     let groups = settings.all_groups(name);
     let plugins: Vec<_> = groups.iter().map(|group| spec(shared, group, *find_plugin)).collect::<Result<_, _>>()?;
     let begun = futures::future::join_all(plugins.iter().map(|spec| plugin(spec.clone()))).await;
@@ -55,8 +56,9 @@ async fn start(shared: &Arc<Shared>, settings: &AutoscalerSettings) -> Result<(S
     }
     let all = begun.into_iter().zip(plugins).enumerate();
     let (hosts, members) = all.map(|(index, (begun, spec))| Member::of(GroupId(index), begun, spec)).unzip();
-    let (ready, store) = (Arc::new(Ready(Arc::downgrade(shared))), Box::new(Journal::new(books)));
-    let scaler = Scaler::start(config, hosts, ready, store, &buckets, wall).await;
+    let ready = Ready { shared: Arc::downgrade(shared), settings: Arc::clone(settings) };
+    let store = Box::new(Journal::new(books));
+    let scaler = Scaler::start(config, hosts, Arc::new(ready), store, &buckets, wall).await;
     Ok((scaler.map_err(|error| causes(&error))?, members))
 }
 
@@ -67,7 +69,7 @@ fn spec(
     find: fn(&str) -> Result<PluginSpec, String>,
 ) -> Result<PluginSpec, String> {
     let plugin = find(&group.plugin)?;
-    let connector = group.connector.config().map_err(|error| causes(&error))?;
+    let connector = group.connector.config("connector_config").map_err(|error| causes(&error))?;
     let meter = shared.meter(&group.name);
     Ok(PluginSpec { config: group.plugin_config.clone(), connector, meter, ..plugin })
 }

@@ -9,12 +9,16 @@
 //! tunnel is the relay's standard input and output, so an SSH server needs no forwarding, and one session serves all jobs
 //! of an instance.
 //!
+//! With `vm_isolation` each job has a virtual machine on its instance, and the agent is in that one ([`isolation`]).
+//!
 //! A connection that breaks is mended while the instance lives. Whether it lives is the scaler's to say: it is told of the
 //! doubt at once, and asks the provider.
 
+mod acquire;
 mod executable;
 mod extension;
 pub mod files;
+mod isolation;
 mod lease;
 mod members;
 mod place;
@@ -37,19 +41,20 @@ pub use muster_fleeting::host::PluginSpec;
 pub use muster_taskscaler::fleet;
 pub use provider::{InstanceOptions, InstanceProvider};
 pub use reach::{Addresses, Dial, Told, directories};
-pub use settings::{AutoscalerSettings, ConnectorSettings, GroupSettings, SettingsError};
+pub use settings::{AutoscalerSettings, ConnectorSettings, GroupSettings, IsolationSettings, SettingsError};
 /// The numbers of a scaler, its plugin and its instances.
 pub mod numbers {
     pub use muster_taskscaler::driver::{Buckets, Family, Kind, Sample};
 
-    /// All of them, of a scaler that has done nothing, and a plugin that was not started.
+    /// All of them, of a scaler that has done nothing, a plugin that was not started, and no virtual machine.
     #[must_use]
     pub fn all() -> Vec<Family> {
         use muster_taskscaler::config::{Config, GroupConfig};
         let scaler =
             muster_taskscaler::driver::Metrics::new(&Config::new(GroupConfig::new("", 0)), &Buckets::default());
         let plugin = super::plugin_numbers::families(&[(String::new(), muster_fleeting::host::Counts::default())]);
-        scaler.families().into_iter().chain(plugin).chain(super::resources::Usage::default().families()).collect()
+        let of_scaler = scaler.families().into_iter().chain(plugin).chain(super::resources::Usage::default().families());
+        of_scaler.chain(super::isolation::Isolation::default().families()).collect()
     }
 }
 pub use muster_taskscaler::need::{cpu_milli, memory_bytes};

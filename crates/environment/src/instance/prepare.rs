@@ -1,6 +1,6 @@
 //! From an instance that runs to one that jobs can have.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use muster_fleeting::connector::Session;
@@ -8,24 +8,32 @@ use muster_taskscaler::driver::{Prepare, Up};
 
 use super::provider::Shared;
 use super::reach::{Addresses, Dial, run};
+use super::settings::AutoscalerSettings;
 
-/// Makes an instance ready: the command of the configuration, then the agent.
-pub(super) struct Ready(pub(super) Weak<Shared>);
+/// Makes an instance ready: the command of the configuration, then the agent, or what makes virtual machines for jobs.
+pub(super) struct Ready {
+    pub(super) shared: Weak<Shared>,
+    /// Those that the scaler was started with.
+    pub(super) settings: Arc<AutoscalerSettings>,
+}
 
 #[async_trait]
 impl Prepare for Ready {
     async fn prepare(&self, up: Up) -> Result<(), String> {
-        let shared = self.0.upgrade().ok_or("the manager ends")?;
-        let instance = shared.instance(&up.group, &up.id);
+        let shared = self.shared.upgrade().ok_or("the manager ends")?;
         if !up.host_keys.is_empty() {
             shared.hosts().pin(&shared.name(&up.group, up.id.as_str()), &up.host_keys);
         }
         let way = Way { shared: &shared, up: &up };
         // Once: what it removes or starts again may be in use by the jobs of an earlier start.
-        if let Some(command) = shared.settings().instance_ready_command.as_ref().filter(|_| !up.again) {
+        if let Some(command) = self.settings.instance_ready_command.as_ref().filter(|_| !up.again) {
             run(&way, command).await.map_err(|error| format!("instance_ready_command: {error}"))?;
         }
-        instance.connect(&way).await.map(drop).map_err(|error| error.to_string())
+        if let Some(settings) = &self.settings.isolation {
+            return shared.isolation.prepare(settings, &way, up.id.as_str()).await;
+        }
+        let ready = shared.instance(&up.group, &up.id).connect(&way).await;
+        ready.map(drop).map_err(|error| error.to_string())
     }
 }
 

@@ -3,6 +3,7 @@
 //! ```text
 //! work:    start the plugin and its scaler (again and again) --> keep as many promises of a slot as requests may be in flight
 //! acquire: a promise --> a slot of an instance that the agent is on --> what the plugin does before a job (else another slot)
+//!          --> with vm_isolation: a virtual machine there, that the agent is on (else another slot)
 //! ```
 //!
 //! A job request is sent only where a promise stands behind it: so no job is taken that no instance is in sight for. An
@@ -18,24 +19,22 @@ use async_trait::async_trait;
 use muster_fleeting::connector::{KnownHosts, Session};
 use muster_fleeting::host::{Counts, Meter, PluginSpec};
 use muster_fleeting::model::{ConnectInfo, InstanceId};
-use muster_job::JobId;
 use muster_taskscaler::books::RowKey;
-use muster_taskscaler::driver::{AcquireFailure, Journal, Reservation, Scaler};
+use muster_taskscaler::driver::{Journal, Reservation, Scaler};
 use muster_taskscaler::words::Key;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedMutexGuard, watch};
 use tokio::task::JoinHandle;
 
+use super::acquire::UnderWay;
 use super::executable::Executable;
-use super::lease::leased;
-use super::reach::{Addresses, Instance, dial};
+use super::isolation::{Isolation, Nested};
+use super::lease::{Held, leased};
+use super::reach::{Addresses, Instance, check_platform, dial};
 use super::resources::Usage;
 use super::settings::AutoscalerSettings;
-use super::{files, share, work};
-use crate::{Asking, Capacity, EnvironmentError, Lease, LeaseRecord, Provider, Slot, SlotKey, Slots, TakenSlot};
-
-/// Slots that may be lost, or be refused by the plugin, before a job gets one.
-const MOVES_MAX: usize = 10;
+use super::{files, work};
+use crate::{Asking, Capacity, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey, Slots};
 
 /// What a provider works by.
 #[derive(Debug, Clone)]
@@ -75,14 +74,16 @@ pub(super) struct Shared {
     pub(super) draining: AtomicBool,
     pub(super) turn: Mutex<Option<OwnedMutexGuard<()>>>,
     scaler: watch::Sender<Option<Scaler>>,
-    capacity: watch::Sender<Capacity>,
+    pub(super) capacity: watch::Sender<Capacity>,
     /// Jobs that wait for a slot or have one.
-    under_way: AtomicUsize,
+    pub(super) under_way: AtomicUsize,
     pub(super) promises: Mutex<Vec<Reservation>>,
     /// Promises may be missing, or possible again.
     pub(super) again: Notify,
-    slots: Slots,
+    pub(super) slots: Slots,
     pub(super) instances: Mutex<HashMap<InstanceId, Arc<Instance>>>,
+    /// The virtual machines, where each job has one on its instance.
+    pub(super) isolation: Arc<Isolation>,
     /// It was told that jobs run without their share.
     pub(super) told_no_share: AtomicBool,
     /// What the instances use.
@@ -119,6 +120,7 @@ impl InstanceProvider {
             again: Notify::new(),
             slots: Slots::new(usize::MAX),
             instances: Mutex::default(),
+            isolation: Arc::default(),
             told_no_share: AtomicBool::new(false),
             usage: Usage::default(),
             meters: Mutex::default(),
@@ -195,6 +197,10 @@ impl InstanceProvider {
         }
         self.shared.promises.lock().clear();
         self.shared.instances.lock().clear();
+        let began = tokio::time::Instant::now();
+        // One that is being made may take longer than there is time: the instances have their part of it, too.
+        self.shared.isolation.idle(limit / 2).await;
+        let limit = limit.saturating_sub(began.elapsed());
         let Some(scaler) = self.shared.scaler.send_replace(None) else {
             return Journal::rows(&self.shared.options.books).map_or_else(|_| Vec::new(), |rows| instances_of(&rows));
         };
@@ -213,54 +219,7 @@ impl Provider for InstanceProvider {
     }
 
     async fn acquire(&self, key: &SlotKey, job: &Asking) -> Result<Lease, EnvironmentError> {
-        let counted = UnderWay::count(&self.shared);
-        let limit = self.shared.settings().instance_acquire_timeout;
-        let began = tokio::time::Instant::now();
-        let scaler = tokio::time::timeout(limit, self.shared.scaler()).await.map_err(|_| {
-            let why = self.shared.capacity.borrow().why.clone().unwrap_or_default();
-            let seconds = limit.as_secs();
-            EnvironmentError::NotAcquired(format!(
-                "unable to acquire instance within the configured timeout of {seconds}s: {why}"
-            ))
-        })?;
-        let promise = self.shared.promises.lock().pop();
-        let mut promise = match promise {
-            Some(promise) => promise.renamed(key_of(job.id)),
-            None => scaler.admit(key_of(job.id)),
-        };
-        self.shared.again.notify_one();
-        let request = share::request(key, job, &self.shared.settings());
-        let mut moved = Vec::new();
-        let lease = loop {
-            let left = limit.saturating_sub(began.elapsed());
-            let lease = promise.acquire(request, left).await.map_err(|failure| {
-                let failure = match failure {
-                    // The scaler's start, or other slots, may have taken a part of it.
-                    AcquireFailure::Timeout { why, .. } => AcquireFailure::Timeout { limit, why },
-                    failure => failure,
-                };
-                EnvironmentError::NotAcquired(failure.to_string())
-            })?;
-            let why = match prepared(&lease, limit.saturating_sub(began.elapsed())).await {
-                Ok(()) => break lease,
-                Err(why) => why,
-            };
-            if moved.len() >= MOVES_MAX || began.elapsed() >= limit {
-                return Err(EnvironmentError::NotAcquired(why));
-            }
-            tracing::warn!(job = job.id.0, why, "another slot is looked for, nothing was started");
-            moved.push(why);
-            promise = scaler.admit(key_of(job.id));
-        };
-        let taken = self.shared.slots.take(key).ok_or_else(|| self.slot_taken(0))?;
-        let instance = self.shared.instance(lease.group(), lease.instance());
-        // The list of all has one, and this is the other.
-        if Arc::strong_count(&instance) <= 2 {
-            instance.found_free();
-        }
-        let mut lease = self.lease(lease, taken, counted);
-        lease.moved = moved;
-        Ok(lease)
+        self.place_for(key, job).await
     }
 
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, EnvironmentError> {
@@ -270,11 +229,13 @@ impl Provider for InstanceProvider {
     }
 
     fn expect(&self, record: &LeaseRecord) {
+        self.shared.isolation.expect(record);
         self.shared.expected.lock().claims.insert(record.claim.clone());
     }
 
     fn expected_all(&self) {
         self.shared.expected.lock().complete = true;
+        self.shared.isolation.expected_all();
         self.shared.settle();
     }
 }
@@ -290,21 +251,23 @@ impl InstanceProvider {
         let scaler = self.shared.scaler().await;
         let lease = scaler.claim(Key::new(&record.claim)).await;
         let lease = lease.ok_or_else(|| lost("it was gone when the manager started again"))?;
+        let nested = match (&record.machine, &self.shared.settings().isolation) {
+            (None, _) => None,
+            (Some(machine), Some(settings)) => Some(Nested::again(&self.shared, &lease, machine.clone(), settings.clone())),
+            (Some(machine), None) => {
+                let id = &machine.id;
+                return Err(lost(&format!(
+                    "the job ran in its virtual machine {id}, and vm_isolation was switched off"
+                )));
+            }
+        };
         let taken = self.shared.slots.take_again(&record.slot).ok_or_else(|| self.slot_taken(record.slot.id))?;
-        Ok(self.lease(lease, taken, counted))
+        let held = Held::new(lease, Arc::clone(&self.shared), taken);
+        Ok(leased(if let Some(nested) = nested { held.with(nested) } else { held }, counted))
     }
 
-    fn slot_taken(&self, slot: u32) -> EnvironmentError {
+    pub(super) fn slot_taken(&self, slot: u32) -> EnvironmentError {
         EnvironmentError::SlotTaken { environment: self.shared.options.name.clone(), slot }
-    }
-
-    fn lease(&self, lease: muster_taskscaler::driver::Lease, taken: TakenSlot, counted: UnderWay) -> Lease {
-        let slot: Slot = taken.slot.clone();
-        let environment = lease.instance().as_str().to_owned();
-        let record = LeaseRecord { environment, slot, claim: lease.key().as_str().to_owned() };
-        let instance = self.shared.instance(lease.group(), lease.instance());
-        let (environment, guard) = leased(lease, instance, Arc::clone(&self.shared), taken, counted);
-        Lease::new(record, environment, guard)
     }
 }
 
@@ -317,34 +280,6 @@ struct Seen<'a> {
 impl Drop for Seen<'_> {
     fn drop(&mut self) {
         self.shared.seen(self.claim);
-    }
-}
-
-/// What the plugin does before a job, as long as there is the instance; why the job cannot run there.
-async fn prepared(lease: &muster_taskscaler::driver::Lease, limit: Duration) -> Result<(), String> {
-    let instance = lease.instance();
-    tokio::select! {
-        prepared = lease.prepare_job(limit) => {
-            prepared.map_err(|error| format!("instance {instance}: its plugin could not prepare it for the job: {error}"))
-        }
-        loss = lease.lost() => Err(format!("instance {instance} was lost: {loss}")),
-    }
-}
-
-/// One more job that waits or has a slot, until this is dropped.
-pub(super) struct UnderWay(Arc<Shared>);
-
-impl UnderWay {
-    fn count(shared: &Arc<Shared>) -> Self {
-        shared.under_way.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(shared))
-    }
-}
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        self.0.under_way.fetch_sub(1, Ordering::Relaxed);
-        self.0.again.notify_one();
     }
 }
 
@@ -380,7 +315,7 @@ impl Shared {
     }
 
     /// The scaler, when it runs. Cancel-safe.
-    async fn scaler(&self) -> Scaler {
+    pub(super) async fn scaler(&self) -> Scaler {
         let mut scaler = self.scaler.subscribe();
         // The sender lives in `self`.
         let running = scaler.wait_for(Option::is_some).await.ok().and_then(|scaler| scaler.clone());
@@ -418,11 +353,12 @@ impl Shared {
     pub(super) fn instance(&self, group: &str, id: &InstanceId) -> Arc<Instance> {
         let mut instances = self.instances.lock();
         let name = self.name(group, id.as_str());
-        let made = || {
-            let (executable, told) = (Arc::clone(&self.options.executable), self.settings().told());
-            Arc::new(Instance::new(name.as_str(), executable, told))
-        };
-        Arc::clone(instances.entry(name.clone()).or_insert_with(made))
+        Arc::clone(instances.entry(name.clone()).or_insert_with(|| self.place(name.as_str())))
+    }
+
+    /// A place for an agent that nobody has reached yet.
+    pub(super) fn place(&self, name: &str) -> Arc<Instance> {
+        Arc::new(Instance::new(name, Arc::clone(&self.options.executable), self.settings().told()))
     }
 
     pub(super) async fn dial<D: Future<Output = Result<ConnectInfo, String>>>(
@@ -435,6 +371,18 @@ impl Shared {
         let of = settings.groups.iter().find(|of| of.name == group);
         let connector = of.map_or(&settings.connector, |of| &of.connector);
         let name = self.name(group, id.as_str());
+        // With virtual machines on it, no agent runs on the instance itself.
+        let runs_agent = settings.isolation.is_none();
+        let details = || {
+            let (asked, name) = (details(), name.clone());
+            async move {
+                let info = asked.await?;
+                if runs_agent {
+                    check_platform(name.as_str(), &info)?;
+                }
+                Ok(info)
+            }
+        };
         dial(name.as_str(), details, connector.use_external_addr, self.hosts(), is_new).await
     }
 
@@ -471,13 +419,6 @@ impl Shared {
 fn instances_of(rows: &std::collections::BTreeMap<RowKey, muster_taskscaler::books::Row>) -> Vec<String> {
     let id = |key: &RowKey| if let RowKey::Instance { id, .. } = key { Some(id.clone()) } else { None };
     rows.keys().filter_map(id).collect()
-}
-
-/// A job's name in the books: by it operators find the job's slot, and why it waits ([`muster_taskscaler::words::Key`]s are
-/// unique, and a job may come more than once).
-fn key_of(job: JobId) -> Key {
-    let unique = uuid::Uuid::new_v4().simple().to_string();
-    Key::new(format!("job-{}-{unique:.8}", job.0))
 }
 
 /// The error with its causes.

@@ -58,7 +58,7 @@ pub struct Told {
 }
 
 /// How long a machine that has just been made may refuse the credentials: some get the user's key a while after they answer.
-const NEW_GRACE: Duration = Duration::from_secs(120);
+pub(super) const NEW_GRACE: Duration = Duration::from_secs(120);
 
 /// A connection as a plugin's details say; `is_new` before the first job. Details may be of use for a minute only, and the
 /// machine may take longer to answer: they are asked for again, for as long as one set of them gives it.
@@ -75,7 +75,6 @@ pub(super) async fn dial<D: Future<Output = Result<ConnectInfo, String>>>(
     let began = tokio::time::Instant::now();
     loop {
         let info = details().await?;
-        check_platform(id, &info)?;
         let (addresses, limit) = (Addresses::of(&info), info.connector.timeout);
         let target = Target { instance: InstanceId::new(id), info, use_external_addr };
         let dialled = match is_new {
@@ -94,7 +93,7 @@ pub(super) async fn dial<D: Future<Output = Result<ConnectInfo, String>>>(
 }
 
 /// The agent is this very executable: it runs where this one does.
-fn check_platform(id: &str, info: &ConnectInfo) -> Result<(), String> {
+pub(super) fn check_platform(id: &str, info: &ConnectInfo) -> Result<(), String> {
     let own = (std::env::consts::OS, if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" });
     let theirs = (info.connector.os.as_str(), info.connector.arch.as_str());
     let fits = |own: &str, theirs: &str| theirs.is_empty() || own == theirs;
@@ -211,7 +210,7 @@ pub(super) async fn run(dial: &dyn Dial, command: &str) -> Result<(), String> {
 }
 
 /// job-execution 7.2.
-fn words(id: &str, addresses: &Addresses, told: Told) -> Vec<String> {
+pub(super) fn words(id: &str, addresses: &Addresses, told: Told) -> Vec<String> {
     let shown = [(told.internal, &addresses.internal), (told.external, &addresses.external)];
     let shown: String = shown
         .into_iter()

@@ -38,12 +38,15 @@ impl InstanceProvider {
         read.await.unwrap_or_else(|error| Err(std::io::Error::other(error)))
     }
 
-    /// The scaler's numbers, none where it does not run, and those of the plugins.
+    /// The scaler's numbers, none where it does not run, those of the plugins, and those of virtual machines where jobs have such.
     #[must_use]
     pub fn families(&self) -> Vec<Family> {
         let mut families = self.scaler().map(|scaler| Arc::clone(scaler.metrics()).families()).unwrap_or_default();
         families.extend(plugin_numbers::families(&self.shared.plugin_counts()));
         families.extend(self.shared.usage.families());
+        if self.shared.settings().isolation.is_some() {
+            families.extend(self.shared.isolation.families());
+        }
         families
     }
 }

@@ -32,6 +32,8 @@ pub struct AutoscalerSettings {
     pub density: DensitySettings,
     /// None: there are no sticky contexts.
     pub sticky: Option<StickySettings>,
+    /// None: jobs run on the instances themselves.
+    pub isolation: Option<IsolationSettings>,
     /// The keys that the scaler acts on, as an object.
     pub scaling: serde_json::Value,
 }
@@ -64,15 +66,34 @@ pub struct ConnectorSettings {
     pub use_external_addr: bool,
 }
 
+/// `[runners.autoscaler.vm_isolation]`, where it is enabled. The image is each job's to say ([`crate::Asking::image`]).
+#[derive(Clone, Default, PartialEq)]
+pub struct IsolationSettings {
+    /// Where the daemon listens, as an instance sees it.
+    pub nesting_host: String,
+    /// What the daemon is initialised with, as JSON; `null` where there is nothing.
+    pub nesting_config: serde_json::Value,
+    /// How a machine is reached from its instance.
+    pub connector: ConnectorSettings,
+}
+
 /// Why settings cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     /// What the scaler cannot act on.
     #[error("[runners.autoscaler]: {}", .0.join("; "))]
     Scaling(Vec<String>),
+    /// Nobody knows where the nesting daemon is.
+    #[error(
+        "[runners.autoscaler.vm_isolation]: nesting_host is missing: where the nesting daemon listens on an instance, as in \
+         unix:///run/nesting.sock"
+    )]
+    NoNestingHost,
     /// The private key cannot be read.
-    #[error("connector_config: key_path {}: {source}", path.display())]
+    #[error("{table}: key_path {}: {source}", path.display())]
     Key {
+        /// Which table names it.
+        table: &'static str,
         /// The file.
         path: PathBuf,
         /// The system's answer.
@@ -94,6 +115,7 @@ impl Default for AutoscalerSettings {
             log_external_ip: false,
             density: DensitySettings::default(),
             sticky: None,
+            isolation: None,
             scaling: serde_json::json!({}),
         }
     }
@@ -117,7 +139,8 @@ impl AutoscalerSettings {
         let config = settings
             .config(name)
             .map_err(|problems| SettingsError::Scaling(problems.iter().map(ToString::to_string).collect()))?;
-        let config = Config { jitter_seed: seed, density: self.density.density(), ..config };
+        let (density, jobs_leave_nothing) = (self.density.density(), self.isolation.is_some());
+        let config = Config { jitter_seed: seed, density, jobs_leave_nothing, ..config };
         Ok((config, settings.buckets()))
     }
 
@@ -132,6 +155,18 @@ impl AutoscalerSettings {
         vec![GroupSettings { name: name.to_owned(), plugin, plugin_config, connector }]
     }
 
+    /// Looks at what is used only when there are instances.
+    ///
+    /// # Errors
+    /// [`SettingsError`].
+    pub(super) fn check(&self) -> Result<(), SettingsError> {
+        match &self.isolation {
+            Some(isolation) if isolation.nesting_host.trim().is_empty() => Err(SettingsError::NoNestingHost),
+            Some(isolation) => isolation.connector().map(drop),
+            None => Ok(()),
+        }
+    }
+
     /// How long the end waits for removals: so many retries (`shutdown_deletion_retries`), each after its interval.
     pub(super) fn shutdown_limit(&self) -> Option<Duration> {
         let (config, _) = self.scaling("", 0).ok()?;
@@ -144,15 +179,27 @@ impl AutoscalerSettings {
     }
 }
 
-impl ConnectorSettings {
-    /// What a plugin is told of connecting.
+impl IsolationSettings {
+    /// How a machine is reached.
     ///
     /// # Errors
     /// [`SettingsError::Key`].
-    pub(super) fn config(&self) -> Result<ConnectorConfig, SettingsError> {
+    pub(super) fn connector(&self) -> Result<ConnectorConfig, SettingsError> {
+        self.connector.config("vm_isolation.connector_config")
+    }
+}
+
+impl ConnectorSettings {
+    /// What a plugin is told of connecting, or how a machine is reached; `table` is where they stand.
+    ///
+    /// # Errors
+    /// [`SettingsError::Key`].
+    pub(super) fn config(&self, table: &'static str) -> Result<ConnectorConfig, SettingsError> {
         let key = match &self.key_path {
             None => Vec::new(),
-            Some(path) => std::fs::read(path).map_err(|source| SettingsError::Key { path: path.clone(), source })?,
+            Some(path) => {
+                std::fs::read(path).map_err(|source| SettingsError::Key { table, path: path.clone(), source })?
+            }
         };
         let default = ConnectorConfig::default();
         Ok(ConnectorConfig {
@@ -173,6 +220,20 @@ impl ConnectorSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn machines_on_instances_need_a_daemon_and_a_key_that_can_be_read() {
+        let with = |isolation| AutoscalerSettings { isolation: Some(isolation), ..AutoscalerSettings::default() };
+        let error = with(IsolationSettings::default()).check().unwrap_err().to_string();
+        assert!(error.contains("nesting_host is missing") && error.contains("unix:///run/nesting.sock"), "{error}");
+        let connector = ConnectorSettings { key_path: Some("/nonexistent/key".into()), ..ConnectorSettings::default() };
+        let host = "unix:///run/nesting.sock".to_owned();
+        let mut isolation = IsolationSettings { nesting_host: host, connector, ..IsolationSettings::default() };
+        let error = with(isolation.clone()).check().unwrap_err().to_string();
+        assert!(error.starts_with("vm_isolation.connector_config: key_path /nonexistent/key: "), "{error}");
+        isolation.connector = ConnectorSettings::default();
+        with(isolation).check().unwrap();
+    }
 
     #[test]
     fn what_the_scaler_cannot_act_on_is_told_all_at_once() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use muster_agent_api::result::Used;
 use muster_taskscaler::driver;
 use muster_taskscaler::need::{self, Density, Need};
-use muster_taskscaler::words::{Context, Request, Work};
+use muster_taskscaler::words::{Context, Request, Tried, Work};
 use sha2::{Digest, Sha256};
 
 use super::settings::AutoscalerSettings;
@@ -67,13 +67,14 @@ impl Default for StickySettings {
 }
 
 /// What the scaler is asked for.
-pub(super) fn request(key: &SlotKey, job: &Asking, settings: &AutoscalerSettings) -> Request {
+pub(super) fn request(key: &SlotKey, job: &Asking, settings: &AutoscalerSettings, avoid: Option<Tried>) -> Request {
     let project = key.project_id.to_le_bytes();
     let sticky = settings.sticky.is_some() && job.sticky;
     Request {
         need: Need { cpu_milli: job.cpu_milli, memory_bytes: job.memory_bytes },
         work: (!job.name.is_empty()).then(|| Work(number(&[&project, job.name.as_bytes()]))),
         context: sticky.then(|| Context(number(&[&project, &[u8::from(job.protected)]]))),
+        avoid,
     }
 }
 
@@ -125,7 +126,7 @@ mod tests {
         let of = |project_id, name: &str, protected| {
             let key = SlotKey { runner: "r".to_owned(), project_id };
             let job = Asking { name: name.to_owned(), protected, sticky: true, ..Asking::new(JobId(1)) };
-            request(&key, &job, &settings)
+            request(&key, &job, &settings, None)
         };
         let one = of(1, "build", true);
         assert_eq!(one, of(1, "build", true));
@@ -139,6 +140,7 @@ mod tests {
             &SlotKey { runner: "r".to_owned(), project_id: 1 },
             &Asking { sticky: true, ..Asking::new(JobId(1)) },
             &AutoscalerSettings::default(),
+            None,
         );
         assert_eq!((off.context, off.work), (None, None));
     }

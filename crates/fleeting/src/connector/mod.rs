@@ -232,3 +232,28 @@ pub async fn dial(target: &Target, hosts: &KnownHosts) -> Result<Box<dyn Session
 pub async fn dial_new(target: &Target, hosts: &KnownHosts, grace: Duration) -> Result<Box<dyn Session>, DialError> {
     retry::retry_new(target, hosts, grace, || dial(target, hosts)).await
 }
+
+/// Connects, as [`dial`] does, to a machine that only the instance of another session can reach: each stream is one of that
+/// session. By SSH only. Credentials that are refused are tried again for `grace`, as [`dial_new`] does.
+///
+/// # Errors
+/// [`DialError`].
+pub async fn dial_through(
+    via: &dyn Session,
+    target: &Target,
+    hosts: &KnownHosts,
+    grace: Duration,
+) -> Result<Box<dyn Session>, DialError> {
+    retry::retry_new(target, hosts, grace, || dial_through_once(via, target, hosts)).await
+}
+
+async fn dial_through_once(
+    via: &dyn Session,
+    target: &Target,
+    hosts: &KnownHosts,
+) -> Result<Box<dyn Session>, DialError> {
+    match target.info.connector.protocol.as_str() {
+        "" | "ssh" => Ok(Box::new(ssh::connect_through(via, target, hosts).await?)),
+        other => Err(DialError::Protocol { instance: target.instance.clone(), protocol: other.to_owned() }),
+    }
+}

@@ -80,6 +80,18 @@ pub struct SshSession {
 /// # Errors
 /// [`DialError`].
 pub async fn connect(target: &Target, hosts: &KnownHosts) -> Result<SshSession, DialError> {
+    connect_by(None, target, hosts).await
+}
+
+/// Connects and logs in, from the instance of another session.
+///
+/// # Errors
+/// [`DialError`].
+pub async fn connect_through(via: &dyn Session, target: &Target, hosts: &KnownHosts) -> Result<SshSession, DialError> {
+    connect_by(Some(via), target, hosts).await
+}
+
+async fn connect_by(via: Option<&dyn Session>, target: &Target, hosts: &KnownHosts) -> Result<SshSession, DialError> {
     let instance = target.instance.clone();
     let connector = &target.info.connector;
     let address = address(&target.info, target.use_external_addr)
@@ -91,10 +103,11 @@ pub async fn connect(target: &Target, hosts: &KnownHosts) -> Result<SshSession, 
         nodelay: true,
         ..client::Config::default()
     });
-    retry(target, &address, || try_once(target, &address, key.clone(), hosts, Arc::clone(&config))).await
+    retry(target, &address, || try_once(via, target, &address, key.clone(), hosts, Arc::clone(&config))).await
 }
 
 async fn try_once(
+    via: Option<&dyn Session>,
     target: &Target,
     address: &str,
     key: Option<Key>,
@@ -102,8 +115,14 @@ async fn try_once(
     config: Arc<client::Config>,
 ) -> Result<SshSession, Failed> {
     let for_now = |error: &dyn std::error::Error| Failed::ForNow(error.to_string());
-    let stream = TcpStream::connect(address).await.map_err(|error| for_now(&error))?;
-    let _ = stream.set_nodelay(true);
+    let stream: Box<dyn Stream> = match via {
+        Some(session) => session.dial("tcp", address).await.map_err(|error| for_now(&error))?,
+        None => {
+            let stream = TcpStream::connect(address).await.map_err(|error| for_now(&error))?;
+            let _ = stream.set_nodelay(true);
+            Box::new(stream)
+        }
+    };
     let refused = Arc::new(Mutex::new(None));
     let gate = Gate { instance: target.instance.clone(), hosts: hosts.clone(), refused: Arc::clone(&refused) };
     let mut handle = match client::connect_stream(config, stream, gate).await {

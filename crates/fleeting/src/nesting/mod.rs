@@ -4,6 +4,8 @@
 //! initialised by whoever comes first; others find it so. A slot has one machine: making another one in it removes the
 //! first, which is how machines that a lost manager left behind go.
 
+#[cfg(any(test, feature = "test-support"))]
+pub mod fake;
 mod target;
 #[cfg(test)]
 mod tests;
@@ -26,6 +28,9 @@ use target::Daemon;
 /// What the daemon says before `Init`, and to a second one. Code and text are compared as a whole, as the Go host does.
 const NOT_INITIALISED: &str = "not initialized";
 const INITIALISED: &str = "already initialized";
+/// How the daemon begins when the machine that is in the slot cannot be removed.
+const CLEARING: &str = "clearing slot:";
+const CREATE: &str = "Create";
 
 /// How long a call may take. The protocol has no deadlines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,10 +121,21 @@ pub enum NestingError {
     },
 }
 
+impl NestingError {
+    /// Whether it is about what was asked for, and perhaps only that: another image may be made where one is refused. That a
+    /// slot cannot be cleared is about the daemon.
+    #[must_use]
+    pub fn is_about_the_image(&self) -> bool {
+        matches!(self, Self::Refused { call: CREATE, message, .. } if !message.starts_with(CLEARING))
+    }
+}
+
+type Client = NestingClient<Channel>;
+
 /// A daemon.
 #[derive(Debug, Clone)]
 pub struct Nesting {
-    client: NestingClient<Channel>,
+    client: Client,
     daemon: String,
     config: Vec<u8>,
     limits: NestingLimits,
@@ -158,10 +174,13 @@ impl Nesting {
     /// [`NestingError`]: where it is a [`NestingError::Deadline`], a machine may have been made, which the next one in the
     /// slot removes.
     pub async fn create(&self, image: &str, slot: Option<i32>) -> Result<Created, NestingError> {
-        const CALL: &str = "Create";
         let request = wire::CreateRequest { name: image.to_owned(), slot };
-        let answer = self.call(CALL, self.limits.create, async |client| client.create(request.clone()).await).await?;
-        let nonsense = |what| NestingError::Nonsense { daemon: self.daemon.clone(), call: CALL, what };
+        let ask = |mut client: Client| {
+            let request = request.clone();
+            async move { client.create(request).await }
+        };
+        let answer = self.call(CREATE, self.limits.create, ask).await?;
+        let nonsense = |what| NestingError::Nonsense { daemon: self.daemon.clone(), call: CREATE, what };
         let machine = answer.vm.ok_or_else(|| nonsense("no machine"))?;
         if machine.id.is_empty() || machine.addr.is_empty() {
             return Err(nonsense("a machine without id or address"));
@@ -175,7 +194,11 @@ impl Nesting {
     /// [`NestingError`].
     pub async fn delete(&self, id: &str) -> Result<(), NestingError> {
         let request = wire::DeleteRequest { id: id.to_owned() };
-        self.call("Delete", self.limits.delete, async |client| client.delete(request.clone()).await).await.map(drop)
+        let ask = |mut client: Client| {
+            let request = request.clone();
+            async move { client.delete(request).await }
+        };
+        self.call("Delete", self.limits.delete, ask).await.map(drop)
     }
 
     /// The machines there are.
@@ -183,35 +206,36 @@ impl Nesting {
     /// # Errors
     /// [`NestingError`].
     pub async fn list(&self) -> Result<Vec<VirtualMachine>, NestingError> {
-        let answer =
-            self.call("List", self.limits.list, async |client| client.list(wire::ListRequest {}).await).await?;
+        let ask = |mut client: Client| async move { client.list(wire::ListRequest {}).await };
+        let answer = self.call("List", self.limits.list, ask).await?;
         Ok(answer.vms.into_iter().map(Into::into).collect())
     }
 
-    /// Removes all machines: an instance that is ready has none. Gives those that are left, each with the reason.
+    /// Removes all machines but those that `keep` names: an instance that is ready has none of nobody. Gives those that it
+    /// removed, and those that are left, each with the reason.
     ///
     /// # Errors
     /// [`NestingError`] where they cannot even be listed.
-    pub async fn clear(&self) -> Result<Vec<(VirtualMachine, NestingError)>, NestingError> {
-        let mut left = Vec::new();
-        for machine in self.list().await? {
-            if let Err(error) = self.delete(&machine.id).await {
-                tracing::warn!(machine = machine.id, %error, "a nested machine is left");
-                left.push((machine, error));
-            }
+    pub async fn clear(
+        &self,
+        keep: impl Fn(&str) -> bool,
+    ) -> Result<Vec<(VirtualMachine, Result<(), NestingError>)>, NestingError> {
+        let mut removed = Vec::new();
+        for machine in self.list().await?.into_iter().filter(|machine| !keep(&machine.id)) {
+            let result = self.delete(&machine.id).await;
+            removed.push((machine, result));
         }
-        Ok(left)
+        Ok(removed)
     }
 
     /// One call; a daemon that was not initialised is, and is asked once more (N4).
-    async fn call<T>(
+    async fn call<T, F: Future<Output = Result<tonic::Response<T>, Status>>>(
         &self,
         call: &'static str,
         limit: Duration,
-        ask: impl AsyncFn(&mut NestingClient<Channel>) -> Result<tonic::Response<T>, Status>,
+        ask: impl Fn(Client) -> F,
     ) -> Result<T, NestingError> {
-        let mut client = self.client.clone();
-        match self.timed(call, limit, ask(&mut client)).await? {
+        match self.timed(call, limit, ask(self.client.clone())).await? {
             Err(status) if is(&status, NOT_INITIALISED) => {}
             answer => return self.judge(call, answer),
         }
@@ -221,7 +245,7 @@ impl Nesting {
         if !matches!(&answer, Err(status) if is(status, INITIALISED)) {
             self.judge("Init", answer)?;
         }
-        let answer = self.timed(call, limit, ask(&mut client)).await?;
+        let answer = self.timed(call, limit, ask(self.client.clone())).await?;
         self.judge(call, answer)
     }
 

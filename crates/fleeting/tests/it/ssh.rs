@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use muster_fleeting::connector::{DialError, Exit, KnownHosts, Run, RunError, Session, Target, dial, dial_new};
+use muster_fleeting::connector::{
+    DialError, Exit, KnownHosts, Run, RunError, Session, Target, dial, dial_new, dial_through,
+};
 use russh::keys::ssh_key::{LineEnding, certificate};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -50,6 +52,35 @@ async fn c04_a_wrong_password_is_told_within_one_handshake() {
     let error = logged_in(&wrong).await.err().unwrap();
     assert!(matches!(error, DialError::Auth { method: "password", .. }), "{error}");
     assert_eq!(*server.tries.borrow(), before + 1, "the Go host tries until the timeout");
+}
+
+#[tokio::test]
+async fn a_machine_is_reached_through_the_instance_that_it_is_on() {
+    let (instance, way) = password_server().await;
+    let inner = Server::start(Believes { password: Some("inner".to_owned()), ..Believes::default() }).await;
+    let via = logged_in(&way).await.unwrap();
+    let through = async |target: &Target, hosts: &KnownHosts, grace| dial_through(&*via, target, hosts, grace).await;
+    let machine = with_password(inner.target(), "inner");
+    let session = through(&machine, &KnownHosts::default(), Duration::ZERO).await.unwrap();
+    assert_eq!(session.run(Run::new("7")).await.unwrap().exit, Exit::Code(7));
+    assert_eq!(*instance.told.lock().unwrap(), [format!("to {}", inner.address)], "nothing else leads there");
+
+    let error =
+        through(&with_password(inner.target(), "no"), &KnownHosts::default(), Duration::ZERO).await.err().unwrap();
+    assert!(matches!(error, DialError::Auth { .. }), "{error}");
+    let hosts = KnownHosts::default();
+    hosts.pin(&machine.instance, &["SHA256:another".to_owned()]);
+    let error = through(&machine, &hosts, Duration::ZERO).await.err().unwrap();
+    assert!(matches!(error, DialError::HostKey { .. }), "{error}");
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let mut nobody = target(closed);
+    nobody.info.connector.timeout = Duration::from_millis(200);
+    let error = through(&nobody, &KnownHosts::default(), Duration::ZERO).await.err().unwrap();
+    assert!(matches!(error, DialError::Unreachable { .. }) && error.to_string().contains("was refused"), "{error}");
+    let mut windows = machine;
+    windows.info.connector.protocol = "winrm".to_owned();
+    let error = through(&windows, &KnownHosts::default(), Duration::ZERO).await.err().unwrap();
+    assert!(matches!(error, DialError::Protocol { .. }), "{error}");
 }
 
 #[tokio::test]

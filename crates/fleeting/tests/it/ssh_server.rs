@@ -8,7 +8,7 @@ use muster_fleeting::model::{ConnectInfo, ConnectorConfig, InstanceId};
 use russh::keys::{Algorithm, Certificate, HashAlg, PrivateKey, PublicKey};
 use russh::server::{Auth, ChannelOpenHandle, Config, Handler, Msg, Session, VerifiedPublicKey};
 use russh::{Channel, ChannelId, Sig};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 /// What the server believes.
@@ -113,6 +113,25 @@ impl Handler for Login {
         _: &mut Session,
     ) -> Result<(), russh::Error> {
         reply.accept().await;
+        Ok(())
+    }
+
+    async fn channel_open_direct_tcpip(
+        &mut self,
+        channel: Channel<Msg>,
+        host: &str,
+        port: u32,
+        _: &str,
+        _: u32,
+        reply: ChannelOpenHandle,
+        _: &mut Session,
+    ) -> Result<(), russh::Error> {
+        self.told.lock().unwrap().push(format!("to {host}:{port}"));
+        // Dropped without a word, the reply is a refusal.
+        if let Ok(mut stream) = TcpStream::connect((host, u16::try_from(port).unwrap())).await {
+            reply.accept().await;
+            tokio::spawn(async move { tokio::io::copy_bidirectional(&mut channel.into_stream(), &mut stream).await });
+        }
         Ok(())
     }
 

@@ -4,28 +4,28 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use muster_environment::instance::{
-    AutoscalerSettings, ConnectorSettings, DensitySettings, GroupSettings, StickySettings, cpu_milli, memory_bytes,
+    AutoscalerSettings, ConnectorSettings, DensitySettings, GroupSettings, IsolationSettings, StickySettings,
+    cpu_milli, memory_bytes,
 };
 
 use super::tree::{Table, Value};
 use crate::lower::go_duration::GoDuration;
+use crate::settings::{BuildDir, OnInstances};
 
 /// The settings of an entry, if it has the table. What is out of range is as if it were not there: its problem has told.
 pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
     let table = runner.table("autoscaler")?;
-    if table.bool("vm_isolation.enabled") == Some(true) {
-        // Who wants a virtual machine for each job does not get the bare instance in its place (C008).
-        return None;
-    }
     let defaults = AutoscalerSettings::default();
     let owned = |name: &str| table.str(name).map(str::to_owned);
-    let (plugin, plugin_config) = (owned("plugin").unwrap_or_default(), plugin_config(table).unwrap_or_default());
+    let isolation = table.table("vm_isolation").and_then(isolation);
+    let (plugin, plugin_config) = (owned("plugin").unwrap_or_default(), passed_on(table, "plugin_config"));
+    let plugin_config = plugin_config.unwrap_or_default();
     let connector = table.table("connector_config").map(connector).unwrap_or_default();
     // What a group does not say is as its runner says.
     let group = |group: &Table| GroupSettings {
         name: group.str("name").unwrap_or_default().to_owned(),
         plugin: group.str("plugin").unwrap_or(&plugin).to_owned(),
-        plugin_config: self::plugin_config(group).unwrap_or_else(|| plugin_config.clone()),
+        plugin_config: passed_on(group, "plugin_config").unwrap_or_else(|| plugin_config.clone()),
         connector: group.table("connector_config").map_or_else(|| connector.clone(), self::connector),
     };
     Some(AutoscalerSettings {
@@ -41,12 +41,43 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
         log_external_ip: table.bool("log_external_ip").unwrap_or_default(),
         scaling: object(table, &NOT_SCALING),
         density: table.table("density").map(density).unwrap_or_default(),
-        sticky: table.table("sticky_context").and_then(sticky),
+        // What a job leaves in a machine of its own goes with that.
+        sticky: table.table("sticky_context").and_then(sticky).filter(|_| isolation.is_none()),
+        isolation,
     })
 }
 
-fn plugin_config(table: &Table) -> Option<serde_json::Value> {
-    match table.node("plugin_config").map(|node| &node.value) {
+/// What concerns jobs of an entry, where they run on instances.
+pub(super) fn on_instances(runner: &Table, executor: &str) -> OnInstances {
+    let Some(autoscaler) = runner.table("autoscaler").filter(|_| executor == "instance") else {
+        return OnInstances::default();
+    };
+    let is_alone = autoscaler.bool("vm_isolation.enabled") == Some(true) || autoscaler.int("max_use_count") == Some(1);
+    OnInstances {
+        image: autoscaler.str("vm_isolation.image").unwrap_or_default().to_owned(),
+        allowed_images: runner
+            .table("instance")
+            .map(|table| table.strings("allowed_images").map(|(image, _)| image.to_owned()).collect())
+            .unwrap_or_default(),
+        build_dir: match runner.bool("instance.use_common_build_dir") {
+            Some(true) if is_alone => BuildDir::Common,
+            Some(true) => BuildDir::CommonIgnored,
+            _ => BuildDir::Own,
+        },
+    }
+}
+
+fn isolation(table: &Table) -> Option<IsolationSettings> {
+    table.bool("enabled").unwrap_or_default().then(|| IsolationSettings {
+        nesting_host: table.str("nesting_host").unwrap_or_default().to_owned(),
+        nesting_config: passed_on(table, "nesting_config").unwrap_or_default(),
+        connector: table.table("connector_config").map(connector).unwrap_or_default(),
+    })
+}
+
+/// A table that is passed on as it is, if there is one.
+fn passed_on(table: &Table, name: &str) -> Option<serde_json::Value> {
+    match table.node(name).map(|node| &node.value) {
         Some(Value::Any(text)) => Some(json(text)),
         _ => None,
     }
@@ -148,11 +179,15 @@ mod tests {
     use super::*;
     use crate::config::{Surroundings, parse, settings};
 
-    fn of(text: &str) -> AutoscalerSettings {
+    fn loaded(text: &str) -> std::sync::Arc<crate::settings::RunnerSettings> {
         let runner = "[[runners]]\nurl = \"https://one.example\"\ntoken = \"glrt-x\"\nexecutor = \"instance\"\n";
         let loaded = parse(&format!("{runner}{text}"), &crate::config::Facts::default());
         let settings = settings(&loaded.config.unwrap(), &Surroundings::default());
-        (**settings.runners[0].autoscaler.as_ref().unwrap()).clone()
+        std::sync::Arc::clone(&settings.runners[0])
+    }
+
+    fn of(text: &str) -> AutoscalerSettings {
+        (**loaded(text).autoscaler.as_ref().unwrap()).clone()
     }
 
     #[test]
@@ -256,6 +291,7 @@ placement = "spread"
                 measured_margin: 2.0,
             },
             sticky: Some(StickySettings { size_max_bytes: 1 << 30, age_max: Duration::from_secs(86_400) }),
+            isolation: None,
         };
         assert!(found == wanted, "{found:?}");
     }
@@ -306,6 +342,55 @@ password = "secret"
             { "name": "other cloud", "plugin": "googlecloud", "price_per_hour": 0.5, "scale_throttle": { "limit": 3 } },
         ]);
         assert_eq!((&found.scaling["groups"], &found.scaling["group_order"]), (&groups, &"price".into()));
+    }
+
+    #[test]
+    fn every_key_of_vm_isolation_reaches_the_instances_and_their_jobs() {
+        let text = r#"
+[runners.instance]
+allowed_images = ["ubuntu-*", "macos"]
+use_common_build_dir = true
+[runners.autoscaler]
+plugin = "aws"
+[runners.autoscaler.sticky_context]
+enabled = true
+[runners.autoscaler.vm_isolation]
+enabled = true
+nesting_host = "unix:///run/nesting.sock"
+image = "ubuntu-$VERSION"
+[runners.autoscaler.vm_isolation.nesting_config]
+image_directory = "/images"
+[runners.autoscaler.vm_isolation.connector_config]
+username = "ci"
+password = "secret"
+timeout = "3m"
+"#;
+        let runner = loaded(text);
+        let found = runner.autoscaler.as_ref().unwrap();
+        let connector = ConnectorSettings {
+            username: "ci".to_owned(),
+            password: "secret".to_owned(),
+            timeout: Some(Duration::from_secs(180)),
+            ..ConnectorSettings::default()
+        };
+        let wanted = IsolationSettings {
+            nesting_host: "unix:///run/nesting.sock".to_owned(),
+            nesting_config: serde_json::json!({ "image_directory": "/images" }),
+            connector,
+        };
+        assert!(found.isolation == Some(wanted));
+        assert_eq!(found.sticky, None, "what a job leaves goes with its machine");
+        let jobs = OnInstances {
+            image: "ubuntu-$VERSION".to_owned(),
+            allowed_images: vec!["ubuntu-*".to_owned(), "macos".to_owned()],
+            build_dir: BuildDir::Common,
+        };
+        assert_eq!(runner.on_instances, jobs);
+        let off = loaded(&text.replace("enabled = true\nnesting", "nesting"));
+        assert!(off.autoscaler.as_ref().unwrap().isolation.is_none());
+        assert_eq!(off.on_instances.build_dir, BuildDir::CommonIgnored);
+        let once = loaded("[runners.instance]\nuse_common_build_dir = true\n[runners.autoscaler]\nmax_use_count = 1\n");
+        assert_eq!(once.on_instances.build_dir, BuildDir::Common);
     }
 
     #[test]

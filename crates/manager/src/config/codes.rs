@@ -1,5 +1,5 @@
 //! The numbers of problems, their usual severity and the mistake behind each. C001 to C110 are those of the
-//! documentation's list of what users get wrong most; C000, C006, C008, C009 and C019 are our own. C077 (sshd allows too
+//! documentation's list of what users get wrong most; C000, C006, C008, C009, C019, C084 and C085 are our own. C077 (sshd allows too
 //! few sessions for many slots) cannot happen: all jobs of an instance share one session.
 
 use super::problem::Severity::{self, Error, Fatal, Info, Warning};
@@ -69,6 +69,7 @@ pub const CODES: &[(&str, Severity, &str)] = &[
     ("C082", Warning, "Docker Machine is deprecated"),
     ("C083", Warning, "All slots share one cgroup"),
     ("C084", Warning, "Jobs that share an instance are one user"),
+    ("C085", Error, "`vm_isolation` without what it needs"),
     ("C090", Warning, "`poll_timeout` is too short for new nodes"),
     ("C091", Warning, "No namespace"),
     ("C092", Info, "Overwrites by jobs are not allowed"),

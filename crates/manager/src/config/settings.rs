@@ -112,6 +112,7 @@ fn runner(tree: &Table, entry: &Runner, around: &Surroundings) -> Option<RunnerS
         slot_cgroup_template: owned("slot_cgroup_template"),
         custom_build_dir: table.bool("custom_build_dir.enabled"),
         feature_flags: feature_flags(table).collect(),
+        on_instances: super::autoscaler::on_instances(table, &entry.executor),
         autoscaler: super::autoscaler::read(table).or_else(|| super::machine::read(entry)).map(Arc::new),
         artifact: ArtifactTimeouts {
             upload: duration(table, "artifact.upload_timeout").unwrap_or(defaults.artifact.upload),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use muster_environment::{Directories, Environment, EnvironmentError, SlotKey};
+use muster_environment::{Directories, Environment, EnvironmentError, LeaseRecord, SlotKey};
 use muster_job::{FailureReason, Secret};
 
 use super::agent::{self, AgentError, Run, Saying};
@@ -59,14 +59,14 @@ impl Actor {
     pub(super) async fn lease(&mut self) -> Result<Next, JobError> {
         let runner = short_token(self.context.runner.token.expose());
         let key = SlotKey { runner, project_id: self.payload.job_info.project_id };
-        let (context, asking) = (Arc::clone(&self.context), asking(&self.payload));
+        let (context, asking) = (Arc::clone(&self.context), asking(&self.payload, &self.context.runner));
         let lease = tokio::select! {
             lease = context.provider.acquire(&key, &asking) => lease,
             why = heard(&mut self.uploader, &context.cancel, self.prepare_by) => return self.interrupted(why).await,
         };
         match lease {
             Ok(lease) => {
-                self.moved.extend(lease.moved.iter().map(|why| moved(why)));
+                self.moved.extend(lease.moved.iter().map(|why| moved(why, lease.record.machine.is_some())));
                 // What an earlier place wrote stays in the trace.
                 let next = self.state.clone().lease(lease.record.clone(), self.uploader.end())?;
                 self.lease = Some(lease);
@@ -140,7 +140,8 @@ impl Actor {
             return self.system_failure(message).await;
         }
         tracing::warn!(message, "the place is lost, nothing of the user's has run: the job gets another one");
-        self.moved.push(moved(message));
+        let had_machine = self.state.held().is_some_and(|record| record.machine.is_some());
+        self.moved.push(moved(message, had_machine));
         if std::mem::take(&mut self.handed) {
             self.prepare_by = self.prepare_limit().map(|limit| tokio::time::Instant::now() + limit);
         }
@@ -232,7 +233,9 @@ impl Actor {
         let how = last.map(|error| format!(": {error}")).unwrap_or_default();
         match &self.lease {
             Some(lease) if self.is_elsewhere() => {
-                format!("instance {} was lost: nothing there answers{how}", lease.record.environment)
+                let LeaseRecord { environment, machine, .. } = &lease.record;
+                let place = machine.as_ref().map(|machine| format!("virtual machine {} on ", machine.id));
+                format!("{}instance {environment} was lost: nothing there answers{how}", place.unwrap_or_default())
             }
             _ => format!("the job's environment was lost: the agent does not answer{how}"),
         }
@@ -276,8 +279,9 @@ impl Actor {
 }
 
 /// The one line of a job that is moved.
-fn moved(message: &str) -> String {
-    format!("{message}; none of the job's commands had begun, so it was moved to another instance")
+fn moved(message: &str, had_machine: bool) -> String {
+    let to = if had_machine { "another virtual machine" } else { "another instance" };
+    format!("{message}; none of the job's commands had begun, so it was moved to {to}")
 }
 
 /// Where jobs find their files in the place, once it is reached; the caller bounds the time.

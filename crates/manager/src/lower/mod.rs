@@ -21,6 +21,7 @@ mod share;
 #[cfg(test)]
 mod tests;
 mod variables;
+mod vm_image;
 
 use std::sync::Arc;
 
@@ -31,7 +32,7 @@ use muster_job::{FailureReason, Secret, Variable};
 use muster_runner_api::payload::JobPayload;
 use muster_telemetry::metrics::InputFailure;
 
-use crate::settings::RunnerSettings;
+use crate::settings::{BuildDir, RunnerSettings};
 
 pub use expand::expand;
 pub use paths::short_token;
@@ -128,6 +129,9 @@ pub fn lower(payload: &JobPayload, placement: &Placement) -> Result<LoweredJob, 
     let mut warnings = flags.warnings.clone();
     warnings.extend(problems);
     warnings.extend(share::problems(payload, placement));
+    if placement.runner.on_instances.build_dir == BuildDir::CommonIgnored {
+        warnings.push("use_common_build_dir has no effect: requires vm isolation or max_use_count = 1".to_owned());
+    }
     let read =
         phases::Read { payload, placement, paths: &paths, variables: &variables, settings: &settings, flags: &flags };
     let phases = phases::all(&read, &mut warnings)?;

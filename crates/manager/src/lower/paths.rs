@@ -6,6 +6,7 @@ use url::Url;
 
 use super::expand::expand;
 use super::{LowerError, Placement};
+use crate::settings::BuildDir;
 
 /// The job's directories.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +29,7 @@ impl Paths {
         let slug = slug(payload);
         let mut project_dir = match clone_path(payload, placement, &builds_dir)? {
             Some(path) => path,
-            None if directories.shared => {
+            None if directories.shared && runner.on_instances.build_dir != BuildDir::Common => {
                 // Where an environment has slots of its own, these name the directories: as many as it has slots.
                 let own = placement.share.as_ref().map_or(placement.slot.project_slot, |share| share.slot);
                 let (token, slot) = (short_token(runner.token.expose()), own);

@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::Placement;
 use super::expand::expand;
+use super::vm_image::vm_image;
 use crate::settings::RunnerSettings;
 
 /// Variables by which a job says what it needs; those of the Kubernetes executor are known, too. The first that is set counts.
@@ -43,7 +44,7 @@ fn protected(payload: &JobPayload) -> Option<bool> {
 }
 
 /// What a job asks its provider for.
-pub(crate) fn asking(payload: &JobPayload) -> Asking {
+pub(crate) fn asking(payload: &JobPayload, runner: &RunnerSettings) -> Asking {
     Asking {
         name: payload.job_info.name.clone(),
         protected: protected(payload).unwrap_or_default(),
@@ -51,6 +52,7 @@ pub(crate) fn asking(payload: &JobPayload) -> Asking {
         memory_bytes: value(payload, &MEMORY).and_then(|(_, text)| memory_bytes(text)),
         // Of a level that nobody knows there is no context that could be its own.
         sticky: protected(payload).is_some() && value(payload, &[STICKY]).is_none_or(|(_, text)| text != "false"),
+        image: vm_image(payload, runner),
         ..Asking::new(payload.id)
     }
 }
@@ -82,7 +84,7 @@ pub(super) fn cgroup(placement: &Placement) -> Option<String> {
 /// What the agent does about it.
 pub(super) fn plan(payload: &JobPayload, placement: &Placement) -> Option<Share> {
     let share = placement.share.as_ref()?;
-    let asking = asking(payload);
+    let asking = asking(payload, &placement.runner);
     let context = share.sticky.as_ref().filter(|_| asking.sticky).map(|sticky| StickyContext {
         root: sticky.root.display().to_string(),
         name: context_name(&placement.runner, payload.job_info.project_id, asking.protected),

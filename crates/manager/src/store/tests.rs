@@ -31,7 +31,8 @@ fn name(runner: &RunnerSettings, id: i64) -> RunName {
 
 fn leased() -> JobState {
     let slot = Slot { id: 0, project_slot: 0, key: SlotKey { runner: "short".to_owned(), project_id: 1 } };
-    JobState::taken().lease(LeaseRecord { environment: "host".to_owned(), slot, claim: String::new() }, 0).unwrap()
+    let lease = LeaseRecord { environment: "host".to_owned(), slot, claim: String::new(), machine: None };
+    JobState::taken().lease(lease, 0).unwrap()
 }
 
 async fn with_state_db(sql: &str) -> tempfile::TempDir {

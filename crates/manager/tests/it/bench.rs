@@ -208,7 +208,12 @@ impl FakeProvider {
     }
 
     fn lease(&self, taken: muster_environment::TakenSlot) -> Lease {
-        let record = LeaseRecord { environment: "fake".to_owned(), slot: taken.slot.clone(), claim: String::new() };
+        let record = LeaseRecord {
+            environment: "fake".to_owned(),
+            slot: taken.slot.clone(),
+            claim: String::new(),
+            machine: None,
+        };
         Lease::new(record, self.environment.clone(), Box::new(taken))
     }
 }

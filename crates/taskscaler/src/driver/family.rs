@@ -37,8 +37,9 @@ pub struct Sample {
     pub buckets: Vec<(f64, u64)>,
 }
 
+/// Observations by size.
 #[derive(Debug)]
-pub(super) struct Histogram {
+pub struct Histogram {
     bounds: Vec<f64>,
     counts: Vec<u64>,
     sum: f64,
@@ -46,18 +47,21 @@ pub(super) struct Histogram {
 
 impl Histogram {
     /// With the first bounds that are any.
-    pub(super) fn new(candidates: &[&[f64]]) -> Self {
+    #[must_use]
+    pub fn new(candidates: &[&[f64]]) -> Self {
         let bounds =
             candidates.iter().find(|bounds| !bounds.is_empty()).map(|bounds| bounds.to_vec()).unwrap_or_default();
         let counts = vec![0; bounds.len() + 1];
         Self { bounds, counts, sum: 0.0 }
     }
 
-    pub(super) fn observe(&mut self, duration: Duration) {
+    /// One more, in seconds.
+    pub fn observe(&mut self, duration: Duration) {
         self.observe_number(duration.as_secs_f64());
     }
 
-    pub(super) fn observe_number(&mut self, number: f64) {
+    /// One more.
+    pub fn observe_number(&mut self, number: f64) {
         let place = self.bounds.iter().position(|bound| number <= *bound).unwrap_or(self.bounds.len());
         if let Some(count) = self.counts.get_mut(place) {
             *count += 1;
@@ -65,7 +69,9 @@ impl Histogram {
         self.sum += number;
     }
 
-    pub(super) fn sample(&self) -> Sample {
+    /// As a value, without a label.
+    #[must_use]
+    pub fn sample(&self) -> Sample {
         let mut sum = 0;
         let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
         let buckets = bounds.zip(&self.counts).map(|(bound, count)| {

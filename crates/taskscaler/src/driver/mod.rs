@@ -30,7 +30,7 @@ mod task;
 #[cfg(test)]
 mod tests;
 
-pub use family::{Family, Kind, Sample};
+pub use family::{Family, Histogram, Kind, Sample};
 pub use handle::{Scaler, StartError};
 pub use host::words;
 pub use host::{Host, HostStatus, NoPreparation, Plugin, Prepare, Unanswered, Up};

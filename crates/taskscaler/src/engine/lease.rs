@@ -176,8 +176,8 @@ impl Engine {
         if !self.reservations.contains(&key) {
             return Err(AcquireError::NotReserved { key });
         }
-        let (work, context) = (request.work, request.context);
-        let waiter = Waiter { key: key.clone(), since: now.at, slots: self.slots_for(request), work, context };
+        let Request { work, context, avoid, .. } = *request;
+        let waiter = Waiter { key: key.clone(), since: now.at, slots: self.slots_for(request), work, context, avoid };
         if self.leases.contains_key(&key) || !self.queue.push(waiter) {
             return Err(AcquireError::Twice { key });
         }
@@ -260,7 +260,8 @@ impl Engine {
         Some(place.index)
     }
 
-    fn after_release(&mut self, now: Now, index: usize) {
+    /// What comes of an instance when a lease of it has ended.
+    pub(super) fn after_release(&mut self, now: Now, index: usize) {
         let Some(instance) = self.pool.get(index) else { return };
         if instance.held > 0 {
             return;

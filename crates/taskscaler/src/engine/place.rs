@@ -36,7 +36,7 @@ impl Engine {
             return None;
         }
         let waiter = self.queue.first(self.pool.widest())?;
-        let index = self.pool.best(waiter.slots, waiter.context)?;
+        let index = self.pool.best(waiter.slots, waiter.context, waiter.avoid)?;
         Some((waiter.clone(), index))
     }
 

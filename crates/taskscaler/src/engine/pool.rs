@@ -9,7 +9,7 @@ use slab::Slab;
 use super::instance::{Instance, Part, State};
 use crate::policy::Placement;
 use crate::time::Time;
-use crate::words::{Context, GroupId};
+use crate::words::{Context, GroupId, Tried};
 
 /// Where an instance is in the pool.
 pub(super) type Index = usize;
@@ -217,26 +217,33 @@ impl Pool {
         STATES.into_iter().zip(self.by_state)
     }
 
-    /// The instance whose slots a request for so many gets next: one with its sticky context, where there is one.
-    pub(super) fn best(&self, slots: u32, context: Option<Context>) -> Option<Index> {
+    /// The instance whose slots a request for so many gets next: one with its sticky context, where there is one, and not the
+    /// one to avoid, where there is another.
+    pub(super) fn best(&self, slots: u32, context: Option<Context>, avoid: Option<Tried>) -> Option<Index> {
+        let is_tried =
+            |index: Index| avoid.is_some() && self.all.get(index).map(|instance| Tried::of(&instance.id)) == avoid;
         let holders = context.and_then(|context| self.holders.get(&context)).into_iter().flatten();
         let fits = |index: &&Index| self.all.get(**index).is_some_and(|instance| self.room(instance) >= slots);
-        let sticky = holders.take(HOLDERS_MAX).filter(fits).filter_map(|index| {
+        let holders = holders.take(HOLDERS_MAX).filter(|index| !is_tried(**index));
+        let sticky = holders.filter(fits).filter_map(|index| {
             let instance = self.all.get(*index)?;
             Some(self.rank(*index, instance))
         });
         let sticky = sticky.min().map(|rank| rank.3);
-        sticky.or_else(|| self.of.iter().filter_map(|of| self.best_of(of.rank, slots)).min().map(|rank| rank.3))
+        let any = |suits: &dyn Fn(Index) -> bool| {
+            self.of.iter().filter_map(|of| self.best_of(of.rank, slots, suits)).min().map(|rank| rank.3)
+        };
+        sticky.or_else(|| any(&|index| !is_tried(index))).or_else(|| any(&|_| true))
     }
 
     /// That of the group with this rank.
-    fn best_of(&self, group: usize, slots: u32) -> Option<Rank> {
+    fn best_of(&self, group: usize, slots: u32, suits: &dyn Fn(Index) -> bool) -> Option<Rank> {
         let (least, most) = match self.placement {
             Placement::Pack => (slots, u32::MAX),
             Placement::Spread => (0, self.capacity.checked_sub(slots)?),
         };
         let fitting = (group, least, 0, 0)..=(group, most, u64::MAX, Index::MAX);
-        self.free.range(fitting).next().copied()
+        self.free.range(fitting).find(|rank| suits(rank.3)).copied()
     }
 
     /// The most slots that one request can have now.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::time::Time;
-use crate::words::{Context, Key, Work};
+use crate::words::{Context, Key, Tried, Work};
 
 /// One of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,6 +14,7 @@ pub(super) struct Waiter {
     pub(super) slots: u32,
     pub(super) work: Option<Work>,
     pub(super) context: Option<Context>,
+    pub(super) avoid: Option<Tried>,
 }
 
 /// See the module. Everything is done in logarithmic time; there are as many lines as sizes that occur.

@@ -180,14 +180,18 @@ impl Engine {
         index
     }
 
-    /// All leases that are still wanted are claimed: the others end, and their instances go, since what their jobs left
-    /// behind is unknown.
+    /// All leases that are still wanted are claimed: the others end, and their instances go where what their jobs left behind
+    /// is unknown.
     pub(super) fn settled(&mut self, now: Now) {
         let unclaimed = std::mem::take(&mut self.unclaimed);
         for key in unclaimed {
             if let Some(index) = self.drop_lease(now, &key) {
                 self.actions.push(crate::event::Action::Lost { key, cause: Loss::NotFoundAgain });
-                self.retire(now, index, Removal::Unclaimed);
+                if self.config.jobs_leave_nothing {
+                    self.after_release(now, index);
+                } else {
+                    self.retire(now, index, Removal::Unclaimed);
+                }
             }
         }
     }

@@ -292,6 +292,7 @@ fn share(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
             need: Need { cpu_milli: declared, memory_bytes: None },
             work: chance(random, 0.5).then(|| Work(random.random_range(0..3))),
             context: chance(random, 0.5).then(|| Context(random.random_range(0..4))),
+            avoid: None,
         };
     }
 }

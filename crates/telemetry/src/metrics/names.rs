@@ -217,6 +217,24 @@ pub const FLEET: &[Definition] = &[
     fleet("muster_instances_busy_cpus", Kind::Gauge, &[], "Processors that these instances keep busy."),
     fleet("muster_instances_memory_bytes", Kind::Gauge, &[], "Memory that these instances use."),
     fleet("muster_instances_processes", Kind::Gauge, &[], "Processes on these instances."),
+    fleet(
+        "muster_nesting_operations_total",
+        Kind::Counter,
+        &["operation"],
+        "Virtual machines on instances: what was done with them.",
+    ),
+    fleet(
+        "muster_nesting_create_seconds",
+        Kind::Histogram(OPERATION_SECONDS),
+        &[],
+        "From the request for a virtual machine until its agent answers.",
+    ),
+    fleet(
+        "muster_nesting_delete_seconds",
+        Kind::Histogram(OPERATION_SECONDS),
+        &[],
+        "How long the removal of a virtual machine took.",
+    ),
 ];
 
 macro_rules! metrics {

@@ -1,4 +1,4 @@
-//! Instances of fleeting plugins (C070 to C079, C083, C084).
+//! Instances of fleeting plugins (C070 to C079, C083 to C085).
 
 use std::collections::BTreeMap;
 
@@ -17,6 +17,7 @@ pub(super) fn check(check: &mut Check<'_>) {
             build_directory(check, runner, autoscaler);
             one_user(check, runner, autoscaler);
             amounts(check, runner, autoscaler);
+            isolation(check, runner, autoscaler);
         }
         slots(check, runner);
     }
@@ -137,6 +138,33 @@ fn one_user(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
              read and write the files of the others, and the agent's, which have their variables"
         );
         check.tell(runner, "autoscaler.capacity_per_instance", "C084", message, HELP);
+    }
+}
+
+/// C085.
+fn isolation(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+    if autoscaler.bool("vm_isolation.enabled") != Some(true) {
+        return;
+    }
+    let of = |key: &str| autoscaler.str(key).unwrap_or_default().trim();
+    if of("vm_isolation.nesting_host").is_empty() {
+        check.tell(
+            runner,
+            "autoscaler.vm_isolation.nesting_host",
+            "C085",
+            "vm_isolation without nesting_host: nothing makes the virtual machines, so no instance gets ready",
+            "write where the nesting daemon listens on an instance, for example unix:///run/nesting.sock",
+        );
+    }
+    let protocol = of("vm_isolation.connector_config.protocol");
+    if !matches!(protocol, "" | "ssh") {
+        check.tell(
+            runner,
+            "autoscaler.vm_isolation.connector_config.protocol",
+            "C085",
+            format!("virtual machines are reached by SSH only, not by {protocol:?}: no job gets one"),
+            "leave protocol out, and let the image have an SSH server",
+        );
     }
 }
 
@@ -297,6 +325,18 @@ mod tests {
             assert!(found("C014", &text(table, key, "much")).contains("`much` is no amount of memory"));
             clean("C014", &text(table, key, "1.5g"));
         }
+    }
+
+    #[test]
+    fn c085_virtual_machines_need_a_daemon_and_are_reached_by_ssh() {
+        let text = |more: &str| runner("a", &format!("[runners.autoscaler.vm_isolation]\nenabled = true\n{more}"));
+        assert!(found("C085", &text("")).contains("without nesting_host"));
+        let host = "nesting_host = \"unix:///run/nesting.sock\"\n[runners.autoscaler.vm_isolation.connector_config]\n";
+        let told = found("C085", &text(&format!("{host}protocol = \"winrm\"")));
+        assert!(told.contains("by SSH only, not by \"winrm\""), "{told}");
+        clean("C085", &text(host));
+        clean("C085", &text(&format!("{host}protocol = \"ssh\"")));
+        clean("C085", &runner("a", "[runners.autoscaler.vm_isolation]\nenabled = false"));
     }
 
     #[test]

@@ -96,7 +96,7 @@ fn a_sticky_context_is_of_one_runner_one_project_and_one_protection_level() {
 #[test]
 fn a_job_says_what_it_needs() {
     let asks = |all: &[(&str, &str)]| {
-        let asking = asking(&payload(variables(all)));
+        let asking = asking(&payload(variables(all)), &runner());
         (asking.cpu_milli, asking.memory_bytes)
     };
     assert_eq!(asks(&[]), (None, None));
@@ -105,11 +105,80 @@ fn a_job_says_what_it_needs() {
     assert_eq!(asks(&kubernetes), (Some(500), Some(64 << 20)));
     assert_eq!(asks(&[kubernetes[0], ("MUSTER_CPU_REQUEST", "3")]), (Some(3000), None));
     let unread = variables(&[("MUSTER_CPU_REQUEST", "many")]);
-    assert_eq!(asking(&payload(unread.clone())).cpu_milli, None);
+    assert_eq!(asking(&payload(unread.clone()), &runner()).cpu_milli, None);
     let warnings = lowered_on(shared(), |_| {}, unread.clone()).plan.warnings;
     assert!(
         warnings.iter().any(|warning| warning.starts_with("MUSTER_CPU_REQUEST `many` cannot be read")),
         "{warnings:?}"
     );
     assert_eq!(lower(&payload(unread), &placement()).unwrap().plan.warnings, Vec::<String>::new());
+}
+
+fn isolated(runner: &mut RunnerSettings) {
+    runner.on_instances.image = "macos-$VERSION".to_owned();
+    runner.environment = vec![muster_job::Variable::public("VERSION", "14")];
+}
+
+#[test]
+fn a_job_chooses_the_image_of_its_machine_and_else_the_runner_does() {
+    let with = |change: &dyn Fn(&mut RunnerSettings), more: Value| {
+        let mut runner = runner();
+        change(&mut runner);
+        asking(&payload(more), &runner).image
+    };
+    let image = |name: &str, is_of_job| Ok(muster_environment::VmImage { name: name.to_owned(), is_of_job });
+    assert_eq!(with(&|_| {}, json!({ "image": { "name": "ubuntu" } })), image("ubuntu", true));
+    assert_eq!(with(&isolated, json!({})), image("macos-14", false));
+    assert_eq!(with(&isolated, json!({ "image": { "name": "" } })), image("macos-14", false));
+    assert_eq!(with(&isolated, json!({ "image": { "name": "ubuntu" } })), image("ubuntu", true));
+    let mut own = variables(&[("VERSION", "$MAJOR"), ("MAJOR", "15")]);
+    own["image"] = json!({ "name": "macos-$VERSION-xcode" });
+    assert_eq!(
+        with(&isolated, own),
+        image("macos-15-xcode", true),
+        "the job's variables count, and what they refer to"
+    );
+    let none = |runner: &mut RunnerSettings| {
+        isolated(runner);
+        runner.on_instances.image = "$UNSET".to_owned();
+    };
+    let error = with(&none, json!({})).unwrap_err();
+    assert!(error.contains("no nesting VM image") && error.contains("[runners.autoscaler.vm_isolation]"), "{error}");
+}
+
+#[test]
+fn a_job_has_only_images_that_the_runner_allows() {
+    let with = |allowed: &[&str], name: &str| {
+        let mut runner = runner();
+        isolated(&mut runner);
+        runner.on_instances.allowed_images = allowed.iter().map(|pattern| (*pattern).to_owned()).collect();
+        let mut more = variables(&[("NAME", "secret/other")]);
+        more["image"] = json!({ "name": name });
+        asking(&payload(more), &runner).image.map(|image| image.name)
+    };
+    assert_eq!(with(&[], "any/thing"), Ok("any/thing".to_owned()));
+    assert_eq!(with(&["ubuntu-*", "team/**"], "ubuntu-24.04"), Ok("ubuntu-24.04".to_owned()));
+    assert_eq!(with(&["team/**"], "team/a/b"), Ok("team/a/b".to_owned()));
+    for (pattern, name) in [("ubuntu-*", "ubuntu-1/2"), ("*", "team/a"), ("ubuntu", "macos"), ("$NAME", "$NAME")] {
+        let error = with(&[pattern], name).unwrap_err();
+        assert!(error.starts_with("disallowed image: "), "{pattern} {name}: {error}");
+        assert!(error.contains(&format!("({pattern})")) && error.contains("[runners.instance]"), "{error}");
+    }
+    assert_eq!(with(&["ubuntu"], ""), Ok("macos-14".to_owned()), "the runner's own is always allowed");
+}
+
+#[test]
+fn jobs_that_never_meet_have_one_build_directory() {
+    let with = |build_dir| lowered_on(shared(), |runner| runner.on_instances.build_dir = build_dir, json!({}));
+    let common = with(BuildDir::Common);
+    assert_eq!(
+        (common.plan.project_dir.as_str(), common.plan.warnings.as_slice()),
+        ("/builds/group/project", [].as_slice())
+    );
+    let ignored = with(BuildDir::CommonIgnored);
+    assert_eq!(ignored.plan.project_dir, "/builds/shorttoke/3/group/project");
+    assert_eq!(
+        ignored.plan.warnings,
+        ["use_common_build_dir has no effect: requires vm isolation or max_use_count = 1"]
+    );
 }

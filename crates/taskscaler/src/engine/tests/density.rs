@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::rig::{Rig, adopted, config, key, wanted};
+use super::rig::{Rig, adopted, config, id, key, wanted};
 use crate::config::Config;
 use crate::decision::What;
 use crate::event::Event;
 use crate::need::{Need, Used};
 use crate::policy::Policies;
-use crate::words::{Context, Request, Work};
+use crate::words::{Context, Request, Tried, Work};
 
 /// Instances of `capacity` slots, each of which stands for one CPU and 2 GiB.
 fn sized(max: u32, capacity: u32) -> Config {
@@ -170,4 +170,20 @@ fn an_instance_with_the_sticky_context_is_preferred_and_none_is_waited_for() {
     rig.want_by("6", &with_context(1));
     assert_eq!(rig.place("6"), "b/1", "a is full: the job does not wait for it");
     assert!(rig.told(|what| matches!(what, What::Leased { sticky: Some(true), .. })));
+}
+
+#[test]
+fn a_job_that_could_not_be_started_on_an_instance_gets_another_one_where_there_is_one() {
+    let mut rig = adopted(sized(2, 2), &["a", "b"]);
+    rig.want("1");
+    let (full, other) = if rig.place("1").starts_with("a/") { ("a", "b") } else { ("b", "a") };
+    let not_there = Request { avoid: Some(Tried::of(&id(full))), ..Request::default() };
+    rig.want("2");
+    assert_eq!(rig.place("2"), format!("{full}/1"), "packed");
+    rig.release("2");
+    rig.want_by("3", &not_there);
+    assert_eq!(rig.place("3"), format!("{other}/0"));
+    rig.want_by("4", &not_there);
+    rig.want_by("5", &not_there);
+    assert_eq!([rig.place("4"), rig.place("5")], [format!("{other}/1"), format!("{full}/1")], "better than none");
 }

@@ -153,6 +153,21 @@ fn a_lease_that_nobody_claims_ends_and_takes_its_instance_along() {
 }
 
 #[test]
+fn an_instance_on_which_jobs_leave_nothing_outlives_such_a_lease() {
+    let mut config = config(3, 2);
+    config.jobs_leave_nothing = true;
+    config.policies = Policies::always(wanted(0, 600));
+    let mut rig = Rig::new(config.clone());
+    rig.want("1");
+    rig.seconds(31);
+    let mut rig = restarted(rig, config);
+    rig.tell(Event::Settled);
+    assert_eq!(rig.lost, [key("1")]);
+    rig.want("2");
+    assert_eq!((rig.place("2").as_str(), rig.clouds[0].len()), ("i1/0", 1));
+}
+
+#[test]
 fn a_request_that_was_under_way_still_counts() {
     let config = config(1, 1);
     let mut rig = Rig::new(config.clone());

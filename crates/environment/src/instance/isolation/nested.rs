@@ -1,0 +1,377 @@
+//! One job's machine: made or found again, reached through its instance, removed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use muster_fleeting::connector::{self, Outcome, Run, RunError, Session, Stream, Target};
+use muster_fleeting::model::{ConnectInfo, InstanceId};
+use muster_fleeting::nesting::NestingError;
+use muster_taskscaler::driver::Lease as Slot;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::{Busy, Isolation, NotMade, Operation, daemon};
+use crate::instance::lease::Held;
+use crate::instance::provider::Shared;
+use crate::instance::reach::{Addresses, Instance, NEW_GRACE, check_platform, words};
+use crate::instance::settings::IsolationSettings;
+use crate::{Machine, VmImage};
+
+/// For the connection to a machine that has been reached before.
+const AGAIN_LIMIT: Duration = Duration::from_secs(60);
+/// For the whole removal of a machine (fleeting.md 8.4), and between two tries.
+const DELETE_LIMIT: Duration = Duration::from_secs(60);
+const DELETE_PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
+
+/// See the module.
+pub(in crate::instance) struct Nested {
+    isolation: Arc<Isolation>,
+    /// The instance's name at its provider, and among those of all groups.
+    id: String,
+    instance: String,
+    machine: Machine,
+    settings: IsolationSettings,
+    /// The machine as a place with an agent; no other job has it.
+    place: Arc<Instance>,
+    /// What the trace is told after the way to the instance.
+    told: Vec<String>,
+    /// The addresses of the instance, once it was reached.
+    addresses: Mutex<Addresses>,
+    /// The session that the machine was made over, until it is used.
+    first: Mutex<Option<Arc<dyn Session>>>,
+    /// Why the machine is no more.
+    gone: watch::Sender<Option<String>>,
+    shown: super::super::reach::Told,
+}
+
+impl Nested {
+    /// Makes a machine in the slot.
+    ///
+    /// # Errors
+    /// [`NotMade`].
+    pub(super) async fn make(
+        isolation: &Arc<Isolation>,
+        held: &Held,
+        settings: IsolationSettings,
+        image: &VmImage,
+    ) -> Result<Arc<Self>, NotMade> {
+        let (Some(slot), shared) = (held.slot(), held.shared()) else {
+            return Err(NotMade("the slot was given back".to_owned()));
+        };
+        let name = shared.name(slot.group(), slot.instance().as_str());
+        let instance = name.as_str();
+        let at_fault = |error: String| {
+            slot.health(Err(error.clone()));
+            NotMade(format!("instance {instance}: {error}"))
+        };
+        let host = shared.dial((slot.group(), slot.instance()), || slot.connect_info(), false).await;
+        let (host, addresses) = host.map_err(|error| {
+            slot.suspect();
+            at_fault(error)
+        })?;
+        let host: Arc<dyn Session> = Arc::from(host);
+        let began = Instant::now();
+        let number = i32::try_from(slot.slot()).unwrap_or(i32::MAX);
+        let created = async { daemon(&settings, &host).await?.create(&image.name, Some(number)).await }.await;
+        let created = match created {
+            Ok(created) => created,
+            Err(error) => {
+                host.close().await;
+                let text = format!("no virtual machine of image {:?}: {error}{}", image.name, remedy(&error));
+                return Err(match error.is_about_the_image() && image.is_of_job {
+                    true => NotMade(format!("instance {instance}: {text}")),
+                    false => at_fault(text),
+                });
+            }
+        };
+        let machine = Machine { id: created.machine.id, address: created.machine.address };
+        tracing::info!(
+            instance,
+            slot = number,
+            machine = machine.id,
+            address = machine.address,
+            image = image.name,
+            took_ms = began.elapsed().as_millis(),
+            "a virtual machine was made for a job"
+        );
+        let mut told = vec![
+            "Enforcing VM Isolation".to_owned(),
+            "Dialing nesting daemon".to_owned(),
+            "Creating nesting VM tunnel".to_owned(),
+            format!("Creating nesting VM {}", image.name),
+            format!("Created nesting VM {} {}", machine.id, machine.address),
+        ];
+        if let Some(stomped) = created.stomped {
+            isolation.numbers.count(Operation::Stomp);
+            isolation.disown(slot.instance().as_str(), &stomped);
+            tracing::warn!(
+                instance,
+                slot = number,
+                machine = stomped,
+                "the slot had a virtual machine of nobody: it was removed"
+            );
+            told.push(format!("Stomped nesting VM:  {stomped}"));
+        }
+        let nested = Self::new(shared, slot, machine, settings, told);
+        *nested.addresses.lock() = addresses;
+        *nested.first.lock() = Some(host);
+        Ok(Arc::new(nested))
+    }
+
+    /// The machine of a lease of an earlier start.
+    pub(in crate::instance) fn again(
+        shared: &Shared,
+        slot: &Slot,
+        machine: Machine,
+        settings: IsolationSettings,
+    ) -> Arc<Self> {
+        let told =
+            vec!["Enforcing VM Isolation".to_owned(), format!("Found nesting VM {} {}", machine.id, machine.address)];
+        shared.isolation.numbers.count(Operation::Reuse);
+        let nested = Self::new(shared, slot, machine, settings, told);
+        let (instance, machine) = (&nested.instance, &nested.machine.id);
+        tracing::info!(instance, machine, "a job goes on in the virtual machine that it has");
+        Arc::new(nested)
+    }
+
+    fn new(
+        shared: &Shared,
+        slot: &Slot,
+        machine: Machine,
+        settings: IsolationSettings,
+        told: Vec<String>,
+    ) -> Self {
+        let isolation = &shared.isolation;
+        let id = slot.instance().as_str().to_owned();
+        let instance = shared.name(slot.group(), &id).as_str().to_owned();
+        isolation.own(&id, &machine.id);
+        Self {
+            id,
+            place: shared.place(&format!("{instance}/{}", machine.id)),
+            isolation: Arc::clone(isolation),
+            instance,
+            machine,
+            settings,
+            told,
+            addresses: Mutex::default(),
+            first: Mutex::default(),
+            gone: watch::Sender::new(None),
+            shown: shared.settings().told(),
+        }
+    }
+
+    pub(in crate::instance) fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    pub(in crate::instance) fn place(&self) -> &Arc<Instance> {
+        &self.place
+    }
+
+    /// What the trace tells of the way to it (job-execution 7.5).
+    pub(in crate::instance) fn words(&self) -> Vec<String> {
+        let way = words(&self.instance, &self.addresses.lock(), self.shown);
+        way.into_iter().chain(self.told.iter().cloned()).collect()
+    }
+
+    /// Waits until the machine is known to be no more, while its instance lives; why. Cancel-safe.
+    pub(in crate::instance) async fn gone(&self) -> String {
+        let mut gone = self.gone.subscribe();
+        // The sender lives in `self`.
+        let why = gone.wait_for(Option::is_some).await.ok().and_then(|why| why.clone());
+        match why {
+            Some(why) => why,
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn host(&self, shared: &Shared, slot: &Slot) -> Result<Arc<dyn Session>, String> {
+        let (host, addresses) = shared.dial((slot.group(), slot.instance()), || slot.connect_info(), false).await?;
+        *self.addresses.lock() = addresses;
+        Ok(Arc::from(host))
+    }
+
+    /// A session on the machine, through one on its instance.
+    ///
+    /// # Errors
+    /// Why there is none, for people.
+    pub(in crate::instance) async fn dial(
+        &self,
+        shared: &Shared,
+        slot: &Slot,
+    ) -> Result<(Box<dyn Session>, Addresses), String> {
+        let first = self.first.lock().take();
+        let is_first = first.is_some();
+        let host = match first {
+            Some(host) => host,
+            None => self.host(shared, slot).await?,
+        };
+        match self.dial_through(&host, is_first).await {
+            Ok(machine) => Ok((Box::new(Through { machine, host }), self.addresses.lock().clone())),
+            Err(error) => {
+                host.close().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn dial_through(
+        &self,
+        host: &Arc<dyn Session>,
+        is_first: bool,
+    ) -> Result<Box<dyn Session>, String> {
+        if !is_first {
+            self.look(host).await?;
+        }
+        let name = format!("{}/{}", self.instance, self.machine.id);
+        let mut connector = self.settings.connector().map_err(|error| error.to_string())?;
+        let mut grace = NEW_GRACE;
+        if !is_first {
+            connector.timeout = connector.timeout.min(AGAIN_LIMIT);
+            grace = Duration::ZERO;
+        }
+        let internal_addr = self.machine.address.clone();
+        let info = ConnectInfo { connector, internal_addr, external_addr: String::new(), expires: None };
+        check_platform(&name, &info)?;
+        let target = Target { instance: InstanceId::new(name), info, use_external_addr: false };
+        let dialled = connector::dial_through(host.as_ref(), &target, &self.isolation.hosts, grace).await;
+        dialled.map_err(|error| {
+            format!("{error} (a virtual machine on the instance: vm_isolation.connector_config says how it is reached)")
+        })
+    }
+
+    /// Whether the machine is still there; where the daemon does not say, it is believed to be.
+    async fn look(&self, host: &Arc<dyn Session>) -> Result<(), String> {
+        let listed = async { daemon(&self.settings, host).await?.list().await }.await;
+        let Machine { id, .. } = &self.machine;
+        match listed {
+            Ok(machines) if machines.iter().all(|machine| machine.id != *id) => {
+                let daemon = &self.settings.nesting_host;
+                let instance = &self.instance;
+                let why = format!(
+                    "virtual machine {id} on instance {instance} was lost: the nesting daemon at {daemon} does not list it any more"
+                );
+                if self.gone.send_replace(Some(why.clone())).is_none() {
+                    self.isolation.numbers.count(Operation::Lost);
+                }
+                Err(why)
+            }
+            Ok(_) => Ok(()),
+            Err(error) => {
+                tracing::debug!(instance = self.instance, machine = id, %error, "the virtual machine may be there");
+                Ok(())
+            }
+        }
+    }
+
+    /// The job is over, or never began: the machine goes, and then its slot is free.
+    pub(in crate::instance) fn remove(self: Arc<Self>, slot: Slot, shared: Arc<Shared>) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return slot.finish_job() };
+        let busy = Busy::new(&self.isolation.busy);
+        runtime.spawn(async move {
+            let _busy = busy;
+            let deleted = tokio::select! {
+                // It is gone with its instance.
+                _ = slot.lost() => Ok(None),
+                deleted = self.delete(&shared, &slot) => deleted.map(Some),
+            };
+            let (numbers, instance, machine) = (&self.isolation.numbers, &self.instance, &self.machine.id);
+            match deleted {
+                Ok(Some(took)) => {
+                    numbers.deleted(took);
+                    tracing::info!(instance, machine, took_ms = took.as_millis(), "the virtual machine of a job was removed");
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    numbers.count(Operation::DeleteFailed);
+                    slot.health(Err(format!("a virtual machine could not be removed: {error}")));
+                    tracing::warn!(
+                        instance, machine, error,
+                        "the virtual machine of a job is left: the next job in its slot removes it, or the next start of the manager"
+                    );
+                }
+            }
+            self.isolation.disown(&self.id, machine);
+            self.isolation.hosts.forget(&InstanceId::new(format!("{instance}/{machine}")));
+            slot.finish_job();
+        });
+    }
+
+    async fn delete(&self, shared: &Shared, slot: &Slot) -> Result<Duration, String> {
+        let (began, mut last) = (Instant::now(), String::new());
+        let tries = async {
+            let (mut pause, cap) = DELETE_PAUSES;
+            loop {
+                match self.delete_once(shared, slot).await {
+                    Ok(()) => return,
+                    Err(error) => last = error,
+                }
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(cap);
+            }
+        };
+        match tokio::time::timeout(DELETE_LIMIT, tries).await {
+            Ok(()) => Ok(began.elapsed()),
+            Err(_) => Err(format!("not within {} s: {last}", DELETE_LIMIT.as_secs())),
+        }
+    }
+
+    async fn delete_once(&self, shared: &Shared, slot: &Slot) -> Result<(), String> {
+        let first = self.first.lock().take();
+        let host = match first {
+            Some(host) => host,
+            None => self.host(shared, slot).await?,
+        };
+        let deleted = async {
+            let daemon = daemon(&self.settings, &host).await?;
+            match daemon.delete(&self.machine.id).await {
+                // Some daemons refuse to remove what is not there.
+                Err(error @ NestingError::Refused { .. }) => {
+                    let is_there = daemon.list().await?.iter().any(|machine| machine.id == self.machine.id);
+                    if is_there { Err(error) } else { Ok(()) }
+                }
+                deleted => deleted,
+            }
+        };
+        let deleted = deleted.await.map_err(|error| error.to_string());
+        host.close().await;
+        deleted
+    }
+}
+
+/// What to do about it, where the daemon does not say.
+fn remedy(error: &NestingError) -> &'static str {
+    if error.is_about_the_image() {
+        "; is there an image of that name on the instance, and room for one more machine?"
+    } else {
+        ""
+    }
+}
+
+/// A session that needs another one.
+struct Through {
+    machine: Box<dyn Session>,
+    host: Arc<dyn Session>,
+}
+
+#[async_trait]
+impl Session for Through {
+    async fn run(&self, run: Run<'_>) -> Result<Outcome, RunError> {
+        self.machine.run(run).await
+    }
+
+    async fn dial(&self, network: &str, address: &str) -> Result<Box<dyn Stream>, RunError> {
+        self.machine.dial(network, address).await
+    }
+
+    async fn dial_run(&self, command: &str) -> Result<Box<dyn Stream>, RunError> {
+        self.machine.dial_run(command).await
+    }
+
+    async fn close(&self) {
+        self.machine.close().await;
+        self.host.close().await;
+    }
+}

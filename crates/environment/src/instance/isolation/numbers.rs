@@ -1,0 +1,111 @@
+//! How many machines were made and removed, and how long it took.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use muster_taskscaler::driver::{Family, Histogram, Kind, Sample};
+use parking_lot::Mutex;
+
+/// Seconds of a boot, or of a removal.
+const SECONDS: [f64; 10] = [1.0, 5.0, 10.0, 15.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0];
+
+/// What is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Operation {
+    /// A machine was made, and its agent answered.
+    Create,
+    /// It was not.
+    CreateFailed,
+    /// A machine went with its job.
+    Delete,
+    /// It did not: it is left.
+    DeleteFailed,
+    /// The machine that another one left in the slot went.
+    Stomp,
+    /// A machine of nobody was removed when its instance was made ready.
+    Orphan,
+    /// A job goes on in its machine after a start of the manager.
+    Reuse,
+    /// A machine ended by itself while it had a job.
+    Lost,
+}
+
+impl Operation {
+    const ALL: [(Self, &'static str); 8] = [
+        (Self::Create, "create"),
+        (Self::CreateFailed, "create_failed"),
+        (Self::Delete, "delete"),
+        (Self::DeleteFailed, "delete_failed"),
+        (Self::Stomp, "stomp"),
+        (Self::Orphan, "orphan"),
+        (Self::Reuse, "reuse"),
+        (Self::Lost, "lost"),
+    ];
+}
+
+#[derive(Debug)]
+struct Counted {
+    operations: BTreeMap<Operation, u64>,
+    create: Histogram,
+    delete: Histogram,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Numbers(Mutex<Counted>);
+
+impl Default for Numbers {
+    fn default() -> Self {
+        let histogram = || Histogram::new(&[&SECONDS]);
+        Self(Mutex::new(Counted { operations: BTreeMap::new(), create: histogram(), delete: histogram() }))
+    }
+}
+
+impl Numbers {
+
+    pub(super) fn count(&self, operation: Operation) {
+        *self.0.lock().operations.entry(operation).or_default() += 1;
+    }
+
+    /// From the call to the agent's answer.
+    pub(super) fn created(&self, took: Duration) {
+        self.count(Operation::Create);
+        self.0.lock().create.observe(took);
+    }
+
+    pub(super) fn deleted(&self, took: Duration) {
+        self.count(Operation::Delete);
+        self.0.lock().delete.observe(took);
+    }
+
+    pub(super) fn families(&self) -> Vec<Family> {
+        let counted = self.0.lock();
+        let sample = |(operation, name): (Operation, &str)| Sample {
+            labels: vec![("operation", name.to_owned())],
+            value: f64::from(
+                u32::try_from(counted.operations.get(&operation).copied().unwrap_or(0)).unwrap_or(u32::MAX),
+            ),
+            buckets: Vec::new(),
+        };
+        vec![
+            Family {
+                name: "muster_nesting_operations_total",
+                help: "Virtual machines on instances: what was done with them.",
+                kind: Kind::Counter,
+                samples: Operation::ALL.into_iter().map(sample).collect(),
+            },
+            Family {
+                name: "muster_nesting_create_seconds",
+                help: "From the request for a virtual machine until its agent answers.",
+                kind: Kind::Histogram,
+                samples: vec![counted.create.sample()],
+            },
+            Family {
+                name: "muster_nesting_delete_seconds",
+                help: "How long the removal of a virtual machine took.",
+                kind: Kind::Histogram,
+                samples: vec![counted.delete.sample()],
+            },
+        ]
+    }
+}

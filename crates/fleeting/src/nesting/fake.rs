@@ -1,0 +1,204 @@
+//! A nesting daemon for tests, by the rules of the real one: `Init` first, one machine for each slot. What a machine is says
+//! the test.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use tokio::net::UnixListener;
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status};
+
+use super::{INITIALISED, NOT_INITIALISED};
+use crate::protocol::nesting as wire;
+use crate::protocol::nesting::nesting_server::{Nesting, NestingServer};
+
+/// What makes the machines.
+#[async_trait]
+pub trait Hypervisor: Send + Sync + 'static {
+    /// Makes the machine `id` of an image; its address.
+    ///
+    /// # Errors
+    /// What the daemon answers.
+    async fn create(&self, id: &str, image: &str) -> Result<String, String>;
+
+    /// Removes it.
+    ///
+    /// # Errors
+    /// What the daemon answers.
+    async fn delete(&self, id: &str) -> Result<(), String>;
+
+    /// Before a list is given.
+    async fn listing(&self) {}
+}
+
+/// A machine that there is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Known {
+    /// Its image.
+    pub image: String,
+    /// The slot that it was made in.
+    pub slot: Option<i32>,
+    /// Its address.
+    pub address: String,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    config: Option<Vec<u8>>,
+    inits: u32,
+    made: u32,
+    machines: BTreeMap<String, Known>,
+    slots: BTreeMap<i32, String>,
+}
+
+struct Shared {
+    hypervisor: Arc<dyn Hypervisor>,
+    /// Another one initialises it between a question and its answer.
+    is_raced: bool,
+    state: Mutex<State>,
+}
+
+/// A daemon that serves until it is dropped.
+pub struct FakeDaemon {
+    shared: Arc<Shared>,
+    serves: JoinHandle<()>,
+}
+
+impl Drop for FakeDaemon {
+    fn drop(&mut self) {
+        self.serves.abort();
+    }
+}
+
+impl FakeDaemon {
+    /// Serves on a socket. `is_raced`: each `Init` finds that another one was faster.
+    ///
+    /// # Errors
+    /// The socket cannot be made.
+    pub fn start(socket: &Path, hypervisor: Arc<dyn Hypervisor>, is_raced: bool) -> io::Result<Self> {
+        let incoming = UnixListenerStream::new(UnixListener::bind(socket)?);
+        let shared = Arc::new(Shared { hypervisor, is_raced, state: Mutex::default() });
+        let server = tonic::transport::Server::builder().add_service(NestingServer::new(Service(Arc::clone(&shared))));
+        let serves = tokio::spawn(async move {
+            // Its end is the test's.
+            let _ = server.serve_with_incoming(incoming).await;
+        });
+        Ok(Self { shared, serves })
+    }
+
+    /// The machines by their ids.
+    #[must_use]
+    pub fn machines(&self) -> BTreeMap<String, Known> {
+        self.shared.state().machines.clone()
+    }
+
+    /// A machine ended by itself: it is not known any more.
+    pub fn forget(&self, id: &str) {
+        let mut state = self.shared.state();
+        state.machines.remove(id);
+        state.slots.retain(|_, of| of != id);
+    }
+
+    /// How many machines were ever asked for.
+    #[must_use]
+    pub fn made(&self) -> u32 {
+        self.shared.state().made
+    }
+
+    /// How often it was initialised, and with what.
+    #[must_use]
+    pub fn initialised(&self) -> (u32, Vec<u8>) {
+        let state = self.shared.state();
+        (state.inits, state.config.clone().unwrap_or_default())
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ready(&self) -> Result<MutexGuard<'_, State>, Status> {
+        let state = self.state();
+        if state.config.is_none() { Err(Status::failed_precondition(NOT_INITIALISED)) } else { Ok(state) }
+    }
+
+    /// Removes it from wherever it is; the hypervisor goes first.
+    async fn remove(&self, id: &str) -> Result<(), String> {
+        self.hypervisor.delete(id).await?;
+        let mut state = self.state();
+        state.slots.retain(|_, of| of != id);
+        state.machines.remove(id);
+        Ok(())
+    }
+}
+
+struct Service(Arc<Shared>);
+
+#[tonic::async_trait]
+impl Nesting for Service {
+    async fn init(&self, request: Request<wire::InitRequest>) -> Result<Response<wire::InitResponse>, Status> {
+        let mut state = self.0.state();
+        let is_second = state.config.replace(request.into_inner().config).is_some() || self.0.is_raced;
+        state.inits += 1;
+        if is_second {
+            return Err(Status::failed_precondition(INITIALISED));
+        }
+        Ok(Response::new(wire::InitResponse {}))
+    }
+
+    async fn create(&self, request: Request<wire::CreateRequest>) -> Result<Response<wire::CreateResponse>, Status> {
+        let wire::CreateRequest { name, slot } = request.into_inner();
+        let (stomped, id) = {
+            let mut state = self.0.ready()?;
+            state.made += 1;
+            let stomped = slot.and_then(|slot| state.slots.get(&slot).cloned());
+            (stomped, format!("nesting-{}", state.made))
+        };
+        if let Some(id) = &stomped {
+            self.0.remove(id).await.map_err(|error| Status::unknown(format!("clearing slot: {error}")))?;
+        }
+        let (shared, image, of) = (Arc::clone(&self.0), name.clone(), id.clone());
+        // Whoever asked may be gone before it is made: it is made all the same.
+        let made = tokio::spawn(async move {
+            let address = shared.hypervisor.create(&of, &image).await?;
+            let mut state = shared.state();
+            state.machines.insert(of.clone(), Known { image, slot, address: address.clone() });
+            if let Some(slot) = slot {
+                state.slots.insert(slot, of);
+            }
+            Ok(address)
+        });
+        let made = made.await.unwrap_or_else(|error| Err(error.to_string()));
+        let vm = Some(wire::VirtualMachine { id, name, addr: made.map_err(Status::unknown)? });
+        Ok(Response::new(wire::CreateResponse { vm, stomped_vm_id: stomped }))
+    }
+
+    async fn delete(&self, request: Request<wire::DeleteRequest>) -> Result<Response<wire::DeleteResponse>, Status> {
+        let id = request.into_inner().id;
+        if !self.0.ready()?.machines.contains_key(&id) {
+            return Err(Status::unknown(format!("no vm ({id}) found")));
+        }
+        self.0.remove(&id).await.map_err(Status::unknown)?;
+        Ok(Response::new(wire::DeleteResponse {}))
+    }
+
+    async fn list(&self, _: Request<wire::ListRequest>) -> Result<Response<wire::ListResponse>, Status> {
+        self.0.hypervisor.listing().await;
+        let machine = |(id, known): (&String, &Known)| wire::VirtualMachine {
+            id: id.clone(),
+            name: String::new(),
+            addr: known.address.clone(),
+        };
+        let vms = self.0.ready()?.machines.iter().map(machine).collect();
+        Ok(Response::new(wire::ListResponse { vms }))
+    }
+
+    async fn shutdown(&self, _: Request<wire::ShutdownRequest>) -> Result<Response<wire::ShutdownResponse>, Status> {
+        Err(Status::unimplemented("not by a runner"))
+    }
+}

@@ -1,0 +1,47 @@
+//! The image of a job's virtual machine (fleeting.md 8.4).
+
+use globset::GlobBuilder;
+use muster_environment::VmImage;
+use muster_job::Variable;
+use muster_runner_api::payload::JobPayload;
+
+use super::expand::expand;
+use crate::settings::RunnerSettings;
+
+/// The image of the machine that the job is to run in, where jobs have such: its own, else the runner's.
+///
+/// # Errors
+/// There is none, or the runner does not allow it; for the job's log.
+pub(super) fn vm_image(payload: &JobPayload, runner: &RunnerSettings) -> Result<VmImage, String> {
+    let on = &runner.on_instances;
+    let own = payload.image.as_ref().map(|image| image.name.as_str()).filter(|name| !name.trim().is_empty());
+    let name = put_in(own.unwrap_or(&on.image), payload, runner);
+    let name = name.trim().to_owned();
+    if name.is_empty() {
+        return Err("no nesting VM image specified to run the job in: set `image` in the job, or in \
+                    [runners.autoscaler.vm_isolation]"
+            .to_owned());
+    }
+    // What it comes to is looked at: gitlab-runner looks at the text with its variables, which no pattern can mean.
+    let allows = |pattern: &String| {
+        let glob = GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).build();
+        glob.is_ok_and(|glob| glob.compile_matcher().is_match(&name))
+    };
+    if own.is_some() && !on.allowed_images.is_empty() && !on.allowed_images.iter().any(allows) {
+        let allowed = on.allowed_images.join(", ");
+        return Err(format!(
+            "disallowed image: {name:?} is not present on list of allowed images ({allowed}), which is allowed_images in \
+             [runners.instance]"
+        ));
+    }
+    Ok(VmImage { name, is_of_job: own.is_some() })
+}
+
+/// The text with the job's variables, else the runner's, whose own references are put in too.
+fn put_in(text: &str, payload: &JobPayload, runner: &RunnerSettings) -> String {
+    let of =
+        |all: &[Variable], name: &str| all.iter().rfind(|known| known.key == name).map(|known| known.value.clone());
+    let written =
+        |name: &str| of(&payload.variables, name).or_else(|| of(&runner.environment, name)).unwrap_or_default();
+    expand(text, |name| expand(&written(name), written))
+}
