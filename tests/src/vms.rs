@@ -14,7 +14,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
-use crate::process::plugin_local;
+use crate::process::{LIMIT, plugin_local};
 
 /// An image that there is none of.
 pub const NO_IMAGE: &str = "none";
@@ -31,6 +31,8 @@ pub struct Vms {
     held: watch::Sender<bool>,
     /// Creations that have begun.
     begun: watch::Sender<u32>,
+    /// So many machines are made that nobody can reach.
+    unreachable: Mutex<u32>,
 }
 
 /// A daemon with its machines, on this host.
@@ -54,6 +56,7 @@ impl Nest {
             failing: Mutex::default(),
             held: watch::Sender::new(false),
             begun: watch::Sender::new(0),
+            unreachable: Mutex::default(),
         });
         let hypervisor: Arc<dyn Hypervisor> = Arc::<Vms>::clone(&vms);
         let daemon = FakeDaemon::start(&folder.path().join("nesting.sock"), hypervisor, false).unwrap();
@@ -95,6 +98,11 @@ impl Vms {
         *self.failing.lock() = creations;
     }
 
+    /// So many machines have no SSH server from now on.
+    pub fn make_unreachable(&self, machines: u32) {
+        *self.unreachable.lock() = machines;
+    }
+
     /// Creations wait, or wait no longer.
     pub fn hold(&self, hold: bool) {
         self.held.send_replace(hold);
@@ -102,7 +110,8 @@ impl Vms {
 
     /// Waits until so many creations have begun.
     pub async fn begun(&self, creations: u32) {
-        self.begun.subscribe().wait_for(|begun| *begun >= creations).await.unwrap();
+        let mut begun = self.begun.subscribe();
+        tokio::time::timeout(LIMIT, begun.wait_for(|begun| *begun >= creations)).await.unwrap().unwrap();
     }
 
     /// The machine and all that runs in it is no more, and nobody was asked.
@@ -110,6 +119,14 @@ impl Vms {
         let child = self.running.lock().remove(machine);
         end(child.unwrap()).await;
     }
+}
+
+/// Whether there was one of so many left.
+fn one_of(many: &Mutex<u32>) -> bool {
+    let mut many = many.lock();
+    let is_one = *many > 0;
+    *many = many.saturating_sub(1);
+    is_one
 }
 
 async fn end(mut child: Child) {
@@ -126,14 +143,12 @@ impl Hypervisor for Vms {
         if image == NO_IMAGE {
             return Err("no such image".to_owned());
         }
-        let is_failing = {
-            let mut failing = self.failing.lock();
-            let is_failing = *failing > 0;
-            *failing = failing.saturating_sub(1);
-            is_failing
-        };
-        if is_failing {
+        if one_of(&self.failing) {
             return Err("no space left".to_owned());
+        }
+        if one_of(&self.unreachable) {
+            // Nobody listens at the port of discard.
+            return Ok("127.0.0.1:9".to_owned());
         }
         let home = self.homes.join(id);
         std::fs::create_dir_all(&home).unwrap();

@@ -88,7 +88,7 @@ async fn an_instance_lost_before_the_first_command_costs_the_job_nothing_but_a_l
 }
 
 /// Job 1 leaves artifacts that job 2 wants, and whose first download never ends: what it tells is that it began.
-async fn held_in_its_preparation(bench: &Bench) {
+pub(crate) async fn held_in_its_preparation(bench: &Bench) {
     let artifacts = json!([{ "paths": ["out"], "artifact_type": "archive", "artifact_format": "zip" }]);
     bench.push(1, &["echo kept > out"], &json!({ "artifacts": artifacts }));
     bench.coordinator.wait_for_end(JOB).await;

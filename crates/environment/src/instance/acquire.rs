@@ -39,7 +39,8 @@ impl InstanceProvider {
         let scaler = tokio::time::timeout(limit, self.shared.scaler()).await.map_err(|_| self.not_within(limit))?;
         // From now on they do not change.
         let isolation = self.shared.settings().isolation.clone();
-        let image = isolation.is_some().then(|| job.image.clone()).transpose().map_err(EnvironmentError::NotAcquired)?;
+        let image =
+            isolation.is_some().then(|| job.image.clone()).transpose().map_err(EnvironmentError::NotAcquired)?;
         let mut search = Search { key, job, moved: Vec::new(), tried: None };
         let (mut left, mut failures) = (limit.saturating_sub(began.elapsed()), Vec::new());
         let held = loop {

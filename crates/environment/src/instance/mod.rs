@@ -53,7 +53,8 @@ pub mod numbers {
         let scaler =
             muster_taskscaler::driver::Metrics::new(&Config::new(GroupConfig::new("", 0)), &Buckets::default());
         let plugin = super::plugin_numbers::families(&[(String::new(), muster_fleeting::host::Counts::default())]);
-        let of_scaler = scaler.families().into_iter().chain(plugin).chain(super::resources::Usage::default().families());
+        let of_scaler =
+            scaler.families().into_iter().chain(plugin).chain(super::resources::Usage::default().families());
         of_scaler.chain(super::isolation::Isolation::default().families()).collect()
     }
 }

@@ -253,7 +253,9 @@ impl InstanceProvider {
         let lease = lease.ok_or_else(|| lost("it was gone when the manager started again"))?;
         let nested = match (&record.machine, &self.shared.settings().isolation) {
             (None, _) => None,
-            (Some(machine), Some(settings)) => Some(Nested::again(&self.shared, &lease, machine.clone(), settings.clone())),
+            (Some(machine), Some(settings)) => {
+                Some(Nested::again(&self.shared, &lease, machine.clone(), settings.clone()))
+            }
             (Some(machine), None) => {
                 let id = &machine.id;
                 return Err(lost(&format!(

@@ -1,6 +1,5 @@
 //! Against a daemon of the tests, and against the real one where `scripts/test` could build it.
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -109,8 +108,11 @@ async fn the_real_daemon_is_spoken_with() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("nesting.sock");
     let tart = directory.path().join("tart");
-    std::fs::write(&tart, TART).unwrap();
-    std::fs::set_permissions(&tart, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let script = directory.path().join("script");
+    std::fs::write(&script, TART).unwrap();
+    // By another process: a file that one of this one's children still has open for writing cannot be run.
+    let install = std::process::Command::new("install").args(["-m", "755"]).args([&script, &tart]).status();
+    assert!(install.unwrap().success());
     let path = format!("{}:{}", directory.path().display(), std::env::var("PATH").unwrap_or_default());
     let mut child = tokio::process::Command::new(daemon)
         .args(["serve", "-hypervisor", "tart"])

@@ -136,13 +136,7 @@ impl Nested {
         Arc::new(nested)
     }
 
-    fn new(
-        shared: &Shared,
-        slot: &Slot,
-        machine: Machine,
-        settings: IsolationSettings,
-        told: Vec<String>,
-    ) -> Self {
+    fn new(shared: &Shared, slot: &Slot, machine: Machine, settings: IsolationSettings, told: Vec<String>) -> Self {
         let isolation = &shared.isolation;
         let id = slot.instance().as_str().to_owned();
         let instance = shared.name(slot.group(), &id).as_str().to_owned();
@@ -217,17 +211,13 @@ impl Nested {
         }
     }
 
-    async fn dial_through(
-        &self,
-        host: &Arc<dyn Session>,
-        is_first: bool,
-    ) -> Result<Box<dyn Session>, String> {
+    async fn dial_through(&self, host: &Arc<dyn Session>, is_first: bool) -> Result<Box<dyn Session>, String> {
         if !is_first {
             self.look(host).await?;
         }
         let name = format!("{}/{}", self.instance, self.machine.id);
         let mut connector = self.settings.connector().map_err(|error| error.to_string())?;
-        let mut grace = NEW_GRACE;
+        let mut grace = NEW_GRACE.min(connector.timeout);
         if !is_first {
             connector.timeout = connector.timeout.min(AGAIN_LIMIT);
             grace = Duration::ZERO;
@@ -242,28 +232,29 @@ impl Nested {
         })
     }
 
-    /// Whether the machine is still there; where the daemon does not say, it is believed to be.
+    /// Whether the machine is still there. That has to be known: its address may be another job's by now, and clones of one
+    /// image have the same host key.
+    ///
+    /// # Errors
+    /// It is gone, or the daemon does not say.
     async fn look(&self, host: &Arc<dyn Session>) -> Result<(), String> {
         let listed = async { daemon(&self.settings, host).await?.list().await }.await;
-        let Machine { id, .. } = &self.machine;
-        match listed {
-            Ok(machines) if machines.iter().all(|machine| machine.id != *id) => {
-                let daemon = &self.settings.nesting_host;
-                let instance = &self.instance;
-                let why = format!(
-                    "virtual machine {id} on instance {instance} was lost: the nesting daemon at {daemon} does not list it any more"
-                );
-                if self.gone.send_replace(Some(why.clone())).is_none() {
-                    self.isolation.numbers.count(Operation::Lost);
-                }
-                Err(why)
-            }
-            Ok(_) => Ok(()),
-            Err(error) => {
-                tracing::debug!(instance = self.instance, machine = id, %error, "the virtual machine may be there");
-                Ok(())
-            }
+        let (Machine { id, .. }, instance) = (&self.machine, &self.instance);
+        let listed = listed.map_err(|error| {
+            format!("whether virtual machine {id} on instance {instance} is still there cannot be told: {error}")
+        })?;
+        if listed.iter().any(|machine| machine.id == *id) {
+            return Ok(());
         }
+        let daemon = &self.settings.nesting_host;
+        let why = format!(
+            "virtual machine {id} on instance {instance} was lost: the nesting daemon at {daemon} does not list it any more"
+        );
+        if self.gone.send_replace(Some(why.clone())).is_none() {
+            self.isolation.numbers.count(Operation::Lost);
+            tracing::warn!(instance, machine = id, "the virtual machine of a job ended by itself");
+        }
+        Err(why)
     }
 
     /// The job is over, or never began: the machine goes, and then its slot is free.

@@ -62,7 +62,6 @@ impl Default for Numbers {
 }
 
 impl Numbers {
-
     pub(super) fn count(&self, operation: Operation) {
         *self.0.lock().operations.entry(operation).or_default() += 1;
     }
@@ -78,6 +77,7 @@ impl Numbers {
         self.0.lock().delete.observe(took);
     }
 
+    /// As families; all of them, also where nothing was counted.
     pub(super) fn families(&self) -> Vec<Family> {
         let counted = self.0.lock();
         let sample = |(operation, name): (Operation, &str)| Sample {
@@ -107,5 +107,28 @@ impl Numbers {
                 samples: vec![counted.delete.sample()],
             },
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_done_is_counted_by_name_and_the_times_of_what_went_well_are_observed() {
+        let numbers = Numbers::default();
+        numbers.created(Duration::from_secs(2));
+        numbers.created(Duration::from_secs(40));
+        numbers.count(Operation::CreateFailed);
+        numbers.count(Operation::Lost);
+        let families = numbers.families();
+        let counted = |name: &str| {
+            let samples = &families[0].samples;
+            samples.iter().find(|sample| sample.labels[0].1 == name).unwrap().value
+        };
+        assert_eq!(["create", "create_failed", "delete", "reuse", "lost"].map(counted), [2.0, 1.0, 0.0, 0.0, 1.0]);
+        let create = &families[1].samples[0];
+        assert_eq!((create.value, create.buckets[1], create.buckets.last().unwrap().1), (42.0, (5.0, 1), 2));
+        assert_eq!(families[2].samples[0].buckets.last().unwrap().1, 0);
     }
 }
