@@ -73,6 +73,15 @@ impl Machines {
     /// SIGSTOP for everything on all of them: they are there, and do nothing; how many processes there were. What made their
     /// namespaces is not on them.
     pub fn freeze(&self) -> usize {
+        self.signal_all("STOP")
+    }
+
+    /// SIGCONT for what [`freeze`](Self::freeze) stopped; how many processes there were.
+    pub fn thaw(&self) -> usize {
+        self.signal_all("CONT")
+    }
+
+    fn signal_all(&self, name: &str) -> usize {
         let directory = self.0.as_os_str().as_encoded_bytes();
         let is_inside = |process: &Path| {
             let file = |name| std::fs::read(process.join(name)).unwrap_or_default();
@@ -84,7 +93,7 @@ impl Machines {
         };
         let all = std::fs::read_dir("/proc").unwrap().flatten().filter(|process| is_inside(&process.path()));
         let pids = all.filter_map(|process| process.file_name().to_string_lossy().parse().ok());
-        pids.filter(|pid| signal("STOP", *pid)).count()
+        pids.filter(|pid| signal(name, *pid)).count()
     }
 
     /// SIGKILL for this part of all; how many there were.

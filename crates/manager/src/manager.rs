@@ -17,7 +17,7 @@ use tracing::Instrument;
 use url::Url;
 
 use crate::admission::{Admission, Limits, Notice, Pace};
-use crate::job::{self, Context, JobError, Unreported};
+use crate::job::{self, Answering, Context, JobError, Unreported};
 use crate::observe::Observer;
 use crate::providers::{Instances, Providers};
 use crate::requests::{Answer, Answered, Requests};
@@ -64,6 +64,7 @@ pub struct Manager {
     jobs: JoinSet<Result<(), JobError>>,
     ids: HashMap<Id, (RunName, RunnerKey)>,
     unreported: Unreported,
+    answering: Answering,
     /// Jobs that gave their slots back.
     freed: mpsc::UnboundedReceiver<RunName>,
     /// Jobs without a slot: they do not count any more.
@@ -87,6 +88,7 @@ impl Manager {
         Self {
             settings,
             unreported,
+            answering: Answering::default(),
             freed,
             without_slot: HashSet::new(),
             requests: Requests::new(Arc::clone(&store), Arc::clone(&observer)),
@@ -304,6 +306,7 @@ impl Manager {
             Answer::Failed(error) => Some(error),
             Answer::Empty { .. } | Answer::Repeated | Answer::Cut => None,
         };
+        self.providers.retire(|runner| self.admission.has_jobs(runner));
         if let Some(notice) = notice {
             tell(&runner, notice, error.as_ref());
             if matches!(notice, Notice::Refused { unhealthy: true, .. }) && self.settings.refusal_is_fatal {
@@ -327,6 +330,7 @@ impl Manager {
             host_name: self.settings.host_name.clone(),
             cancel: self.cancel.clone(),
             unreported: self.unreported.clone(),
+            answering: self.answering.clone(),
         }))
     }
 

@@ -64,6 +64,8 @@ pub struct Config {
 pub struct GroupConfig {
     /// Its name for people, unique in the scaler.
     pub name: String,
+    /// It is one of a list, with a name that an operator gave it; else it is the runner's only one, and named after it.
+    pub listed: bool,
     /// The most instances in any state (`max_instances`); 0: as the plugin says.
     pub instances_max: u32,
     /// What an instance costs in an hour; 0 where nobody says.
@@ -76,7 +78,7 @@ impl GroupConfig {
     /// A group with the usual throttle and no price.
     #[must_use]
     pub fn new(name: impl Into<String>, instances_max: u32) -> Self {
-        Self { name: name.into(), instances_max, price_per_hour: 0.0, throttle: Throttle::default() }
+        Self { name: name.into(), listed: false, instances_max, price_per_hour: 0.0, throttle: Throttle::default() }
     }
 }
 

@@ -307,6 +307,7 @@ impl Settings {
             }
             groups.push(GroupConfig {
                 name: group.name.clone(),
+                listed: !self.groups.is_empty(),
                 instances_max: check.count(&key("max_instances"), group.max_instances),
                 price_per_hour: check.positive(&key("price_per_hour"), group.price_per_hour),
                 throttle: Throttle {

@@ -146,6 +146,26 @@ async fn a_frozen_instance_ends_its_job_within_15_s_and_is_replaced() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn where_no_instance_answers_the_managers_network_is_suspected_and_no_job_is_lost() {
+    let bench = Bench::with_instances(2, "max_instances = 2", "").await;
+    for id in [1, 2] {
+        bench.push(id, &[WAITS], &json!({}));
+        started(&bench, JobId(id)).await;
+    }
+    let machines = bench.machines.names();
+    assert!(bench.machines.freeze() > 2);
+    until("both have been silent for too long", || bench.log().matches("no instance answers").count() == 2).await;
+    go(&bench);
+    assert!(bench.machines.thaw() > 2);
+    for id in [1, 2] {
+        let job = bench.coordinator.wait_for_end(JobId(id)).await;
+        assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), bench.log());
+        assert_eq!(bench.starts(JobId(id)), 1);
+    }
+    assert_eq!(bench.machines.names(), machines, "none is removed: {}", bench.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_instance_costs_a_job_that_is_prepared_there_nothing_but_time() {
     let bench = Bench::with_instances(1, "max_instances = 1", "").await;
     held_in_its_preparation(&bench).await;

@@ -184,9 +184,9 @@ impl Admission {
         self.polls.len()
     }
 
-    /// Whether jobs of the runner are under way.
+    /// Whether jobs of the runner are under way, or may come with a request's answer.
     pub(crate) fn has_jobs(&self, runner: &RunnerKey) -> bool {
-        self.jobs_of(runner) > 0
+        self.jobs_of(runner) + self.polls_of(runner) > 0
     }
 
     /// Jobs under way.

@@ -12,6 +12,7 @@ use tonic::Streaming;
 use super::agent::{self, AgentError};
 use super::beginning::Beginning;
 use super::interrupt::{Interruption, heard};
+use super::outage::Line;
 use super::place::Handed;
 use super::silence::Silence;
 use super::uploader::Verdict;
@@ -77,11 +78,17 @@ impl Actor {
         let limit = crate::lower::job_timeout(&self.payload) + WATCHDOG_SLACK;
         let watchdog = Instant::now() + limit;
         let mut silence = Silence::new(self.patience());
+        let place = self.state.held().filter(|record| !record.claim.is_empty());
+        let mut line = place.map(|record| self.context.answering.job_on(&record.environment));
         let mut pace = Pace::new(self.uploader.acknowledged());
         let mut last = None;
         loop {
-            let error = match self.follow_once(&mut silence, watchdog).await {
+            let error = match self.follow_once(&mut silence, line.as_mut(), watchdog).await {
                 Ok(Once::Done(followed)) => return followed,
+                Ok(Once::Silent) if line.as_mut().is_some_and(Line::has_more_time) => {
+                    silence = Silence::new(self.patience());
+                    continue;
+                }
                 Ok(Once::Silent) => return self.lost_in_silence(last.as_ref()),
                 Ok(Once::Again) => {
                     let stopping = self.context.cancel.is_cancelled();
@@ -110,7 +117,12 @@ impl Actor {
             let pause = silence.pause();
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
-                () = silence.is_too_long() => return self.lost_in_silence(Some(&error)),
+                () = silence.is_too_long() => {
+                    if !line.as_mut().is_some_and(Line::has_more_time) {
+                        return self.lost_in_silence(Some(&error));
+                    }
+                    silence = Silence::new(self.patience());
+                }
                 why = heard(&mut self.uploader, &self.context.cancel, None) => return Followed::Interrupted(why),
             }
             last = Some(error);
@@ -129,7 +141,12 @@ impl Actor {
         Followed::Lost(message)
     }
 
-    async fn follow_once(&mut self, silence: &mut Silence, watchdog: Instant) -> Result<Once, AgentError> {
+    async fn follow_once(
+        &mut self,
+        silence: &mut Silence,
+        mut line: Option<&mut Line>,
+        watchdog: Instant,
+    ) -> Result<Once, AgentError> {
         let (Some(environment), Some(id)) = (self.environment(), self.run_id()) else {
             let why = self.no_lease.clone().unwrap_or_else(|| "the slot of the job is lost".to_owned());
             return Err(AgentError::Refused(why));
@@ -144,13 +161,22 @@ impl Actor {
             agent::doubt_if_broken(&connection, &log);
             Ok::<_, AgentError>((connection, log?))
         };
+        // Before the agent was reached a newer executable may be on its way to it, and one of this host may be starting.
+        let may_be_cut = self.handed && environment.silence_max().is_some();
+        let try_limit = silence.try_limit();
         let (connection, log) = tokio::select! {
             connected = connecting => connected?,
             why = environment.lost() => return Ok(Once::Done(Followed::Lost(why))),
-            // A newer executable may be on its way to the place: the silence ends nothing before the agent was reached.
-            () = silence.goes_on(self.handed) => return Ok(Once::Silent),
+            () = silence.goes_on(may_be_cut) => return Ok(Once::Silent),
+            // What was sent while nobody was there is sent again less and less often by the system: a new try comes through.
+            () = sleep_until(Instant::now() + try_limit), if may_be_cut => {
+                return Err(AgentError::Broken(format!("no connection within {} ms", try_limit.as_millis())));
+            }
         };
         self.handed = true;
+        if let Some(line) = &mut line {
+            line.set(true);
+        }
         let followed = tokio::select! {
             followed = self.follow_on(&connection, log, &id, watchdog) => followed,
             // What was on its way to the coordinator is told apart by its length.
@@ -159,6 +185,9 @@ impl Actor {
         agent::doubt_if_broken(&connection, &followed);
         // The agent's silence is none while the connection stands: pings watch it.
         *silence = Silence::new(self.patience());
+        if let Some(line) = line {
+            line.set(false);
+        }
         followed
     }
 

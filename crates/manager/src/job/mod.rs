@@ -19,6 +19,7 @@ mod beginning;
 mod follow;
 mod give_back;
 mod interrupt;
+mod outage;
 mod place;
 mod report;
 mod silence;
@@ -47,6 +48,7 @@ use follow::Followed;
 use give_back::Afterwards;
 pub(crate) use give_back::Unreported;
 use interrupt::{Interruption, heard};
+pub(crate) use outage::Answering;
 use uploader::{Uploader, Verdict};
 
 /// Between two tries to go on with a job whose state could not be stored.
@@ -71,6 +73,8 @@ pub(crate) struct Context {
     pub(crate) cancel: CancellationToken,
     /// Jobs without a slot that wait for their report to be taken.
     pub(crate) unreported: Unreported,
+    /// Which instances answer.
+    pub(crate) answering: Answering,
 }
 
 /// Why an actor cannot go on. The row stays: a later start of the manager takes it up.

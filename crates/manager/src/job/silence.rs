@@ -16,6 +16,8 @@ const PIECE_MAX: Duration = Duration::from_secs(1);
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 /// However short a silence may last, the agent is tried about this often in it.
 const TRIES: u32 = 12;
+/// The first try to reach an agent may take so long, each further one twice as long.
+const TRY: Duration = Duration::from_secs(2);
 
 /// The silence of one agent, from now on.
 #[derive(Debug)]
@@ -24,13 +26,14 @@ pub(super) struct Silence {
     counted: Instant,
     pause: Duration,
     longest: Duration,
+    try_limit: Duration,
 }
 
 impl Silence {
     /// A silence that is over when it has lasted for `limit`.
     pub(super) fn new(limit: Duration) -> Self {
         let longest = PAUSE.1.min(limit / TRIES);
-        Self { left: limit, counted: Instant::now(), pause: PAUSE.0.min(longest), longest }
+        Self { left: limit, counted: Instant::now(), pause: PAUSE.0.min(longest), longest, try_limit: TRY }
     }
 
     /// Waits until it has lasted too long. Dropped and called again, it goes on.
@@ -52,6 +55,12 @@ impl Silence {
             }
             sleep(if self.left.is_zero() { PIECE } else { self.left.min(PIECE) }).await;
         }
+    }
+
+    /// How long the next try may take.
+    pub(super) fn try_limit(&mut self) -> Duration {
+        let longer = self.try_limit * 2;
+        std::mem::replace(&mut self.try_limit, longer)
     }
 
     /// How long to wait before the next try; each such wait is twice the one before.

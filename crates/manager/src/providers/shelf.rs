@@ -69,8 +69,10 @@ impl Shelf<'_> {
             .map_err(|error| format!("cannot create directory {}: {error}", folder.display()))?;
         let books = self.books(&runner.key);
         let mut was = read_owner(&books);
-        if was.is_none() && !books.exists() {
-            was = self.follow(runner, known, &books)?;
+        if !books.exists()
+            && let Some(earlier) = self.follow(runner, known, &books)?
+        {
+            was = Some(earlier);
         }
         let prefix = runner.autoscaler.as_ref().filter(|settings| settings.has_token_prefix).and_then(|settings| {
             let first = was.as_ref().and_then(|was| was.prefix.clone());
@@ -109,6 +111,8 @@ impl Shelf<'_> {
                 && was.url == runner.coordinator_url()
             {
                 tracing::info!(runner = runner.name, "its token is new: its instances are taken over");
+                // First: the books are never without the prefix of their machines' names, whenever this is ended.
+                write_owner(&owner_of(to), &was).map_err(|error| format!("its owner cannot be written: {error}"))?;
                 files::rename(&from, to).map_err(|error| format!("its books cannot be taken over: {error}"))?;
                 // Without books it is nobody's.
                 let _ = std::fs::remove_file(entry);

@@ -111,11 +111,17 @@ impl World {
         let books: PathBuf = self.folder.path().join("manager").join(crate::runner::INSTANCES);
         let fleets = offline(&books, 0).map_err(|error| DemoError::Defect(error.to_string()))?;
         let in_books = fleets.iter().filter_map(|fleet| Some(fleet.report.status.as_ref()?.instances.len()));
-        let machines = std::fs::read_dir(self.folder.path().join("machines")).map_or(0, Iterator::count);
+        // A plugin that was ended while it started may leave its folder, which goes with the demo's.
+        let plugins = std::fs::read_dir(self.folder.path().join("machines")).into_iter().flatten().flatten();
+        let machines: usize = plugins.map(|plugin| folders(&plugin.path())).sum();
         let left = in_books.sum::<usize>().max(machines);
         end_descendants(GRACE).await;
         ended.map(|()| left)
     }
+}
+
+fn folders(path: &std::path::Path) -> usize {
+    std::fs::read_dir(path).map_or(0, |entries| entries.flatten().filter(|entry| entry.path().is_dir()).count())
 }
 
 /// The manager's `config.toml`: nothing in it is special for a demo but the short times.

@@ -55,9 +55,12 @@ async fn an_interrupt_ends_it_cleanly_in_the_middle() {
     // A machine is there: jobs are under way.
     let has_machine = || {
         let folders = std::fs::read_dir(place.path()).unwrap().flatten();
-        folders
-            .map(|folder| folder.path().join("machines"))
-            .any(|machines| std::fs::read_dir(machines).is_ok_and(|mut machines| machines.next().is_some()))
+        // The plugin has a folder of its own for them, also before it has made one.
+        let plugins = folders.filter_map(|folder| std::fs::read_dir(folder.path().join("machines")).ok()).flatten();
+        plugins.flatten().any(|plugin| {
+            std::fs::read_dir(plugin.path())
+                .is_ok_and(|machines| machines.flatten().any(|machine| machine.path().is_dir()))
+        })
     };
     until(async || {
         assert!(running.try_wait().unwrap().is_none(), "it ended before it had a machine");

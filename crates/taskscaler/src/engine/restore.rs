@@ -131,9 +131,13 @@ impl Engine {
         }
     }
 
-    /// The name of the only group, where all rows are of one group that has another name.
+    /// The name of the only group, where all rows are of one group that has another name: the runner was renamed. One from a
+    /// list has been replaced instead, perhaps by another provider's.
     fn renames(&self, rows: &[(RowKey, Row)]) -> Option<String> {
         let [only] = self.groups.as_slice() else { return None };
+        if only.config.listed {
+            return None;
+        }
         let mut names = rows.iter().filter_map(|(key, _)| key.group());
         let first = names.next()?;
         (first != only.config.name && names.all(|name| name == first)).then(|| only.config.name.clone())

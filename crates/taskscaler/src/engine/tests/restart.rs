@@ -68,6 +68,23 @@ fn a_group_with_a_new_name_keeps_its_instances_and_its_leases() {
 }
 
 #[test]
+fn a_group_of_a_list_that_is_replaced_leaves_its_instances_to_those_who_look_for_them() {
+    let config = config(2, 1);
+    let mut rig = Rig::new(config.clone());
+    rig.want("1");
+    rig.seconds(31);
+    let mut rows = BTreeMap::new();
+    stored(&mut rig, &mut rows);
+    let mut replaced = config;
+    (replaced.groups[0].name, replaced.groups[0].listed) = ("of-another-provider".to_owned(), true);
+    let kept = rows.clone().into_iter().collect();
+    let (engine, unknown) = Engine::restore(replaced, kept, Now::steady(Time::ZERO, MONDAY));
+    let is_instance = |key: &&RowKey| matches!(key, RowKey::Instance { .. });
+    assert_eq!(unknown.iter().filter(is_instance).count(), 1, "it stays in the books: {unknown:?}");
+    assert!(engine.status(Now::steady(Time::ZERO, MONDAY)).instances.is_empty());
+}
+
+#[test]
 fn what_is_done_to_a_new_instance_is_not_done_again_after_a_restart() {
     let mut config = config(2, 1);
     config.policies = Policies::always(wanted(1, 600));
