@@ -145,3 +145,24 @@ async fn on_a_small_disk(disk: &std::path::Path) {
     let last = "ERROR: Job failed (system failure): no space left for the job's log\x1b[0;m\n";
     assert!(log.ends_with(last), "{}", &log[log.len() - 200..]);
 }
+
+/// The clients, the agent and the reader of the flood share one thread here.
+#[tokio::test]
+async fn a_job_that_prints_without_end_holds_up_no_other_job() {
+    let mut agent = Agent::start().await;
+    let secrets: Vec<Variable> = (0..50)
+        .map(|number| Variable { masked: true, ..variable(&format!("S{number}"), &format!("{number:02}-hunter22")) })
+        .collect();
+    let mut flood = agent.plan(vec![script(&["exec yes \"$S7 and 49-hunter2 and $S31\""])]);
+    flood.output_limit = 64 << 20;
+    agent.run("1-1", &flood, &secrets).await;
+    agent.log_until("1-1", "\n[MASKED] and 49-hunter2 and [MASKED]\n").await;
+    let mut other = agent.plan(vec![script(&["echo done by itself"])]);
+    other.project_dir = agent.dir.path().join("builds/q").to_string_lossy().into_owned();
+    agent.run("2-1", &other, &[]).await;
+    assert!(agent.log("2-1").await.contains("\ndone by itself\n"));
+    assert_eq!(agent.wait("2-1").await.outcome, Outcome::Success);
+    assert_eq!(agent.ids().await, ["1-1", "2-1"]);
+    agent.cancel("1-1").await;
+    assert_eq!(failed(&agent.wait("1-1").await).0, "job_canceled");
+}

@@ -19,6 +19,11 @@ impl Limiter {
         Self { limit, size: already, held: Vec::new(), cut: already >= limit }
     }
 
+    /// Whether the limit is reached: nothing comes through any more.
+    pub(super) fn is_cut(&self) -> bool {
+        self.cut
+    }
+
     pub(super) fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         if self.cut || bytes.is_empty() {
             return;

@@ -159,6 +159,10 @@ impl Inner {
     }
 
     fn pass(&mut self, stream: Stream, mask: impl FnOnce(&mut Masker, &mut Vec<u8>), last: bool) -> io::Result<()> {
+        if self.limiter.is_cut() {
+            // What nobody will see needs no mask.
+            return Ok(());
+        }
         let index = self.channels.iter().position(|(own, _)| *own == stream).unwrap_or(0);
         let Some((_, channel)) = self.channels.get_mut(index) else { return Ok(()) };
         let [masked, stamped, limited] = &mut self.buffers;

@@ -3,6 +3,11 @@
 /// Bytes of escape sequences between two bytes of a secret, at most: what has to be held back is bounded by this.
 pub(super) const GAP_MAX: usize = 256;
 
+/// Whether a sequence may start with this byte.
+pub(super) fn is_escape(byte: u8) -> bool {
+    byte == 0x1b
+}
+
 /// What starts at some place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Escape {

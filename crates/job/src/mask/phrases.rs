@@ -108,10 +108,12 @@ impl Phrases {
 
     /// One more byte that is seen.
     fn take(&mut self, byte: u8, out: &mut Vec<u8>) {
+        // Both are one as long as there is no escape sequence.
+        let same = self.place == self.plain;
         let at = self.hold(byte, false);
         self.seen.push_back(at);
         self.gap = 0;
-        self.place = self.trie.next(self.place, byte);
+        self.place = if same { self.plain } else { self.trie.next(self.place, byte) };
         let depth = self.trie.depth(self.place);
         while self.seen.len() > depth {
             self.seen.pop_front();

@@ -6,6 +6,8 @@
 
 use std::collections::VecDeque;
 
+use super::escape::is_escape;
+
 /// What has been seen: the longest end of the stream that some text starts with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place(u32);
@@ -33,13 +35,13 @@ struct Node {
 #[derive(Debug, Clone)]
 pub(super) struct Trie {
     nodes: Vec<Node>,
-    /// Whether a byte starts a text.
-    starts: Box<[bool; 256]>,
+    /// The node behind the root for each byte; 0 where no text starts with it. Most bytes of a log are looked up here.
+    starts: Box<[u32; 256]>,
 }
 
 impl Trie {
     pub(super) fn new<'a>(texts: impl IntoIterator<Item = &'a [u8]>) -> Self {
-        let mut trie = Self { nodes: vec![Node::default()], starts: Box::new([false; 256]) };
+        let mut trie = Self { nodes: vec![Node::default()], starts: Box::new([0; 256]) };
         for text in texts {
             trie.add(text);
         }
@@ -51,10 +53,20 @@ impl Trie {
         self.nodes.len() == 1
     }
 
-    /// Bytes at the start of `bytes` with which no text starts.
+    /// Bytes at the start of `bytes` with which no text starts, as far as the byte behind each tells.
     pub(super) fn idle(&self, bytes: &[u8]) -> usize {
-        let starts = |byte: &u8| self.starts.get(usize::from(*byte)) == Some(&true);
-        bytes.iter().position(starts).unwrap_or(bytes.len())
+        let mut at = 0;
+        while let Some(skip) = bytes.get(at..).and_then(|rest| rest.iter().position(|byte| self.start(*byte) != 0)) {
+            at += skip;
+            let start = bytes.get(at).map_or(0, |byte| self.start(*byte));
+            // An escape sequence may stand between two bytes of a text.
+            let ends_here = |next: &u8| !is_escape(*next) && self.child(start, *next).is_none();
+            if self.node(start).longest > 0 || !bytes.get(at + 1).is_some_and(ends_here) {
+                return at;
+            }
+            at += 1;
+        }
+        bytes.len()
     }
 
     /// The move with one more byte. The whole stream takes no more steps back than it takes forward.
@@ -87,7 +99,15 @@ impl Trie {
         self.nodes.get_mut(index as usize)
     }
 
+    /// The node behind the root for a byte; 0 is none.
+    fn start(&self, byte: u8) -> u32 {
+        self.starts.get(usize::from(byte)).copied().unwrap_or_default()
+    }
+
     fn child(&self, at: u32, byte: u8) -> Option<u32> {
+        if at == 0 {
+            return Some(self.start(byte)).filter(|child| *child != 0);
+        }
         let mut child = self.node(at).first;
         while child != 0 {
             let node = self.node(child);
@@ -112,6 +132,11 @@ impl Trie {
                     if let Some(parent) = self.node_mut(at) {
                         parent.first = new;
                     }
+                    if at == 0
+                        && let Some(start) = self.starts.get_mut(usize::from(*byte))
+                    {
+                        *start = new;
+                    }
                     new
                 }
             };
@@ -119,9 +144,6 @@ impl Trie {
         let length = self.node(at).depth;
         if let Some(node) = self.node_mut(at) {
             node.longest = length;
-        }
-        if let Some(start) = text.first().and_then(|first| self.starts.get_mut(usize::from(*first))) {
-            *start = true;
         }
     }
 

@@ -1,0 +1,103 @@
+//! A job that prints a lot, with many secrets: how fast its log is masked, and for how long that holds up everything else on the
+//! thread.
+//!
+//! `cargo bench -p muster-builtins --bench flood -- [MIB] [SECRETS]` prints, for a log without secrets in it and for
+//! one that is full of them, MiB per second and the longest time between two turns of another task on the same thread.
+
+#![expect(clippy::print_stdout, clippy::expect_used, reason = "a measurement for people")]
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use muster_builtins::trace::{Sink, Trace, TraceOptions};
+use muster_job::mask::Secrets;
+use muster_steps::log::Log;
+use muster_steps::process::{Command, Containment, Ended, Host};
+use muster_steps::stop::Stop;
+
+/// Keeps the log in a file, as the agent's spool does.
+struct ToFile(std::fs::File, Arc<AtomicU64>);
+
+impl Sink for ToFile {
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.1.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        self.0.write_all(bytes)
+    }
+}
+
+fn secret(number: usize) -> String {
+    format!("{:08x}-secret-{number}", number.wrapping_mul(2_654_435_761) & 0xffff_ffff)
+}
+
+/// A log of this many MiB, each line of which has a secret, or looks like one for a while.
+fn write_log(path: &Path, mib: usize, secrets: usize, hits: bool) {
+    let mut block = Vec::new();
+    for line in 0.. {
+        if block.len() >= 1 << 20 {
+            break;
+        }
+        let own = secret(line % secrets.max(1));
+        let shown = if hits { own.as_str() } else { own.get(..10).unwrap_or_default() };
+        block.extend_from_slice(format!("{line:>8} compiled module with {shown} in 0.{line} s\n").as_bytes());
+    }
+    let mut file = std::fs::File::create(path).expect("a file");
+    for _ in 0..mib {
+        file.write_all(&block).expect("room on the disk");
+    }
+}
+
+async fn flood(log: &Path, spool: &Path, secrets: usize) -> (Duration, Duration, u64) {
+    let names: Vec<String> = (0..secrets).map(secret).collect();
+    let options = TraceOptions {
+        secrets: Secrets::new(names.iter().map(String::as_str), []),
+        timestamps: false,
+        limit: u64::MAX,
+    };
+    let written = Arc::new(AtomicU64::new(0));
+    let sink = ToFile(std::fs::File::create(spool).expect("a file"), Arc::clone(&written));
+    let trace: Arc<dyn Log> = Arc::new(Trace::new(&options, Box::new(sink), 0, Box::new(|_| {})));
+    let host = Host::new(Containment::Descent, None);
+    let processes = host.job("flood", "1", Arc::new(|_| Ok(()))).expect("a job");
+    let cat = Command { program: "/bin/cat".into(), args: vec![log.into()], ..Command::default() };
+    let longest = Arc::new(parking_lot::Mutex::new(Duration::ZERO));
+    let seen = Arc::clone(&longest);
+    let other = tokio::spawn(async move {
+        let mut last = Instant::now();
+        loop {
+            tokio::task::yield_now().await;
+            let now = Instant::now();
+            let mut seen = seen.lock();
+            *seen = seen.max(now - last);
+            last = now;
+        }
+    });
+    let started = Instant::now();
+    let ended = processes.run(cat, &trace, &Stop::new(), Duration::from_secs(1)).await.expect("it runs");
+    let took = started.elapsed();
+    assert!(matches!(ended, Ended::Exited(status) if status.success()), "{ended:?}");
+    other.abort();
+    processes.finish(Duration::from_secs(1)).await;
+    let longest = *longest.lock();
+    (took, longest, written.load(Ordering::Relaxed))
+}
+
+fn main() {
+    // cargo adds words of its own.
+    let mut numbers = std::env::args().filter_map(|text| text.parse().ok());
+    let (mib, secrets) = (numbers.next().unwrap_or(200), numbers.next().unwrap_or(50));
+    let dir = tempfile::tempdir().expect("a directory");
+    let (log, spool) = (dir.path().join("log"), dir.path().join("spool"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    for (what, hits) in [("no secret", false), ("one in each line", true)] {
+        write_log(&log, mib, secrets, hits);
+        let (took, longest, written) = runtime.block_on(flood(&log, &spool, secrets));
+        println!(
+            "{what}: {mib} MiB, {secrets} secrets: {:.0} MiB/s, longest hold-up {:.1} ms, {written} bytes",
+            mib as f64 / took.as_secs_f64(),
+            longest.as_secs_f64() * 1000.0
+        );
+    }
+}
