@@ -2,6 +2,10 @@
 
 use muster_job::{EndCause, FailureReason};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// What a job used, in its tree for people.
+const USED: &str = "used";
 
 /// The result of one job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -17,12 +21,24 @@ pub struct JobResult {
     pub log_crc32: u32,
     /// Every step, in the order in which they started.
     pub tree: StepNode,
-    /// What it used, where that was to be said.
+    /// What it used; none: nothing of it ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<Used>,
 }
 
-/// What a job used of a machine that it shared with others.
+impl JobResult {
+    /// The tree for people to look at, with what the job used at its root.
+    #[must_use]
+    pub fn to_tree(&self) -> Option<Value> {
+        let mut tree = serde_json::to_value(&self.tree).ok()?;
+        if let (Some(root), Some(used)) = (tree.as_object_mut(), &self.used) {
+            root.insert(USED.to_owned(), serde_json::to_value(used).ok()?);
+        }
+        Some(tree)
+    }
+}
+
+/// What a job used of its machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Used {
@@ -32,6 +48,9 @@ pub struct Used {
     pub cpu_ms: Option<u64>,
     /// The most memory at once, in bytes; none: it was not counted.
     pub memory_bytes: Option<u64>,
+    /// No cgroup counted: the CPU time is that of the processes that were waited for or had to be ended, the memory that of the
+    /// largest of them.
+    pub by_processes: bool,
     /// How long something in its cgroup, or without one on the machine, waited for a CPU, in milliseconds.
     pub cpu_stalled_ms: Option<u64>,
     /// The same for memory.
@@ -40,6 +59,14 @@ pub struct Used {
     pub io_stalled_ms: Option<u64>,
     /// Why it ran without its share of the machine; empty: it had it, or none was wanted.
     pub no_share: String,
+}
+
+impl Used {
+    /// What a tree of [`JobResult::to_tree`] says at its root.
+    #[must_use]
+    pub fn of_tree(tree: &Value) -> Option<Self> {
+        serde_json::from_value(tree.get(USED)?.clone()).ok()
+    }
 }
 
 /// How a job ended.

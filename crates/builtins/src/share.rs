@@ -1,6 +1,6 @@
 //! A job's part of a machine that it shares: its context from earlier jobs at the start, and what it used at the end.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use muster_agent_api::builtin::Share;
 use muster_agent_api::result::Used;
@@ -16,7 +16,6 @@ pub const CONTEXT_DIR: &str = "MUSTER_CONTEXT_DIR";
 /// A job's part, while it runs.
 #[derive(Debug)]
 pub(crate) struct Sharing {
-    began: Instant,
     stalled: Stalled,
     measure: bool,
     sticky: Option<Sticky>,
@@ -39,8 +38,7 @@ pub fn give(processes: &mut Processes, share: &Share) -> Option<String> {
 impl Sharing {
     /// Before the job's first phase. A context that cannot be had is told, and the job runs without.
     pub(crate) async fn begin(context: &Context, share: &Share) -> Self {
-        let mut sharing =
-            Self { began: Instant::now(), stalled: Stalled::of_machine(), measure: share.measure, sticky: None };
+        let mut sharing = Self { stalled: Stalled::of_machine(), measure: share.measure, sticky: None };
         let Some(wanted) = share.context.clone() else { return sharing };
         let opened = tokio::task::spawn_blocking(move || Sticky::open(&wanted)).await;
         match opened.map_err(std::io::Error::other).and_then(|opened| opened) {
@@ -58,8 +56,8 @@ impl Sharing {
         sharing
     }
 
-    /// After the job's last process has ended.
-    pub(crate) async fn end(self, context: &Context) -> Option<Used> {
+    /// After the job's last process has ended; adds how long it waited for the machine.
+    pub(crate) async fn end(self, context: &Context, used: &mut Used) {
         if let Some(sticky) = self.sticky {
             let removed = tokio::task::spawn_blocking(move || sticky.close()).await.unwrap_or_default();
             for line in removed {
@@ -67,20 +65,29 @@ impl Sharing {
             }
         }
         if !self.measure {
-            return None;
+            return;
         }
-        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let counted = context.processes.counted().unwrap_or_default();
+        let counted = context.processes.counted();
         let around = Stalled::of_machine().since(self.stalled);
         let stalled = if counted.stalled == Stalled::default() { around } else { counted.stalled };
-        Some(Used {
-            wall_ms: millis(self.began.elapsed()),
-            cpu_ms: counted.cpu.map(millis),
-            memory_bytes: counted.memory_bytes,
-            cpu_stalled_ms: stalled.cpu.map(millis),
-            memory_stalled_ms: stalled.memory.map(millis),
-            io_stalled_ms: stalled.io.map(millis),
-            no_share: String::new(),
-        })
+        used.cpu_stalled_ms = stalled.cpu.map(millis);
+        used.memory_stalled_ms = stalled.memory.map(millis);
+        used.io_stalled_ms = stalled.io.map(millis);
     }
+}
+
+/// What a job used, whose last process has ended, in the time since it began.
+pub(crate) fn used(processes: &Processes, wall: Duration) -> Used {
+    let counted = processes.counted();
+    Used {
+        wall_ms: millis(wall),
+        cpu_ms: counted.cpu.map(millis),
+        memory_bytes: counted.memory_bytes,
+        by_processes: counted.by_processes,
+        ..Used::default()
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

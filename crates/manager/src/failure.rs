@@ -29,7 +29,7 @@ pub(crate) fn of_result(payload: &JobPayload, result: &JobResult, from: u64, int
     UpdateRequest {
         output: Output { checksum, bytesize: Some(from + result.log_bytes) },
         // The tree is for people to look at: a result without it is better than none.
-        result_tree: tree.then(|| serde_json::to_value(&result.tree).ok()).flatten(),
+        result_tree: tree.then(|| result.to_tree()).flatten(),
         ..update(payload, state, reason, exit_code)
     }
 }

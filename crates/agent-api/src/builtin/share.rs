@@ -12,7 +12,7 @@ pub struct Share {
     pub slots: u32,
     /// Memory that is taken from it last, in bytes; 0: no such promise.
     pub memory_bytes: u64,
-    /// Say what it used.
+    /// Say how long it waited for the machine, beside what it used.
     pub measure: bool,
     /// What jobs of its project leave for each other.
     pub context: Option<StickyContext>,

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::share::Sharing;
+use crate::share::{self, Sharing};
 use crate::trace::style;
 use crate::variables::Variables;
 use standing::Standing;
@@ -36,7 +36,7 @@ pub struct JobEnd {
     pub message: String,
     /// Every phase.
     pub tree: StepNode,
-    /// What it used, where the plan wants to know.
+    /// What it used; none: nothing of it ran.
     pub used: Option<Used>,
 }
 
@@ -71,10 +71,10 @@ pub async fn run(context: Arc<Context>, plan: &JobPlan, brakes: &Brakes) -> JobE
         Err(error) => standing.fail(Failure::System(format!("cannot write the job's temporary files: {error}"))),
     }
     context.processes.finish(context.grace).await;
-    let used = match sharing {
-        Some(sharing) => sharing.end(&context).await,
-        None => None,
-    };
+    let mut used = share::used(&context.processes, started.elapsed());
+    if let Some(sharing) = sharing {
+        sharing.end(&context, &mut used).await;
+    }
     if let Err(error) = Variables::clear_files(&context.temp_dir) {
         context.say(&style::warning(&format!("the job's temporary files cannot be removed: {error}")));
     }
@@ -96,7 +96,7 @@ pub async fn run(context: Arc<Context>, plan: &JobPlan, brakes: &Brakes) -> JobE
         cause: failure.as_ref().and_then(Failure::cause),
         steps,
     };
-    JobEnd { outcome: outcome(failure.as_ref()), message, tree, used }
+    JobEnd { outcome: outcome(failure.as_ref()), message, tree, used: Some(used) }
 }
 
 /// The first lines of the trace.

@@ -99,13 +99,13 @@ pub(super) fn share(lease: &driver::Lease, settings: &AutoscalerSettings, home: 
     }
 }
 
-/// What a job used, as the scaler learns from it.
+/// What a job used, as the scaler learns from it: what only some processes say is no need.
 pub(super) fn used(used: &Used) -> need::Used {
     let millis = Duration::from_millis;
     need::Used {
         wall: millis(used.wall_ms),
-        cpu: used.cpu_ms.map(millis),
-        memory_bytes: used.memory_bytes,
+        cpu: used.cpu_ms.filter(|_| !used.by_processes).map(millis),
+        memory_bytes: used.memory_bytes.filter(|_| !used.by_processes),
         stalled: need::Stalled {
             cpu: used.cpu_stalled_ms.map(millis),
             memory: used.memory_stalled_ms.map(millis),

@@ -235,6 +235,9 @@ impl Actor {
         if refused.is_none() && recovered && self.ask().await == Verdict::Gone {
             refused = Some(Interruption::Gone);
         }
+        if refused.is_none() {
+            self.watch.checked();
+        }
         refused = self.take_back(refused).await;
         loop {
             let next = match refused.take() {

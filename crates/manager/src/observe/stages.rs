@@ -2,7 +2,18 @@
 
 use memchr::memmem;
 
-/// GitLab Runner's stages (runner-config 3.2), and those that Muster's manager has itself.
+/// The manager's own stages, in their order. `health` runs beside the agent's stages: as long as an agent has the job, its
+/// log is followed, its state is told to the server, and what it uses is counted (R200).
+pub(super) mod own {
+    pub(in crate::observe) const RETRIEVAL: &str = "retrieval";
+    pub(in crate::observe) const PRE_CHECKS: &str = "pre_checks";
+    pub(in crate::observe) const ENVIRONMENT: &str = "prepare_executor";
+    pub(in crate::observe) const HEALTH: &str = "health";
+    pub(in crate::observe) const REPORT: &str = "report";
+    pub(in crate::observe) const CLEANUP: &str = "cleanup";
+}
+
+/// GitLab Runner's stages (runner-config 3.2).
 const STAGES: &[&str] = &[
     "resolve_secrets",
     "prepare_executor",
@@ -20,8 +31,6 @@ const STAGES: &[&str] = &[
     "upload_artifacts_on_success",
     "upload_artifacts_on_failure",
     "cleanup_file_variables",
-    "report",
-    "cleanup",
 ];
 const MARK: &[u8] = b"section_start:";
 /// The longest mark: the word, seconds, a name.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use muster_agent_api::result::JobResult;
+use muster_agent_api::result::{JobResult, Used};
 use muster_job::{FailureReason, Variable};
 use muster_runner_api::payload::JobPayload;
 use muster_telemetry::Telemetry;
@@ -11,7 +11,7 @@ use muster_telemetry::metrics::{ExecutorStage, JobFacts, JobRecord, Mode, Proces
 use muster_telemetry::spans::{Attribute, Ending, JobSpan, StepSpan, TraceContext};
 use parking_lot::Mutex;
 
-use super::stages::{Marks, known};
+use super::stages::{Marks, known, own};
 use super::trace::{self, JobTrace};
 use super::{Observer, labels};
 use crate::lower::{LowerError, LoweredJob};
@@ -46,6 +46,7 @@ struct Progress {
     /// Bytes of the log that were acknowledged, and that wait.
     uploaded: (u64, u64),
     ended: Option<Ended>,
+    used: Option<Used>,
     cleaned: bool,
 }
 
@@ -77,20 +78,30 @@ impl JobWatch {
             telemetry.metrics.job_started(mode, &runner.executor);
         }
         tell_added(runner, payload);
-        let progress = Progress {
+        let mut progress = Progress {
             started_ms,
             marks: Marks::default(),
-            stage: ("prepare_executor", now, Instant::now()),
+            stage: (own::PRE_CHECKS, now, Instant::now()),
             own: Vec::new(),
             uploaded: (0, 0),
             ended: None,
+            used: None,
             cleaned: false,
         };
+        let stages_wanted = stages_wanted(runner);
+        if !recovered {
+            // The answer was there, and the job was stored.
+            if stages_wanted {
+                record.stage_took(own::RETRIEVAL, age.as_secs_f64());
+            }
+            telemetry.metrics.stage_took(own::RETRIEVAL, age.as_secs_f64());
+            progress.own.push(own_span(own::RETRIEVAL, started_ms, now));
+        }
         Arc::new(Self {
             runner: Arc::clone(runner),
             record,
             recovered,
-            stages_wanted: stages_wanted(runner),
+            stages_wanted,
             trace: JobTrace::of(observer, runner, payload),
             attributes: trace::attributes(runner, payload),
             progress: Mutex::new(progress),
@@ -113,13 +124,21 @@ impl JobWatch {
         }
     }
 
+    /// The job can be run: the server knows that it was accepted, and wants it.
+    pub(crate) fn checked(&self) {
+        let mut progress = self.progress.lock();
+        if progress.stage.0 == own::PRE_CHECKS {
+            self.enter(&mut progress, own::ENVIRONMENT);
+        }
+    }
+
     /// An agent has the job.
     pub(crate) fn running(&self) {
         self.record.set_state(State::Running, ExecutorStage::Prepare);
         self.record.set_stage("prepare_script");
         let mut progress = self.progress.lock();
-        if progress.stage.0 == "prepare_executor" {
-            self.enter(&mut progress, "execute");
+        if progress.stage.0 == own::ENVIRONMENT {
+            self.enter(&mut progress, own::HEALTH);
             if !self.recovered {
                 self.record.entry().handed_over(self.record.age());
             }
@@ -129,7 +148,7 @@ impl JobWatch {
     /// The agent was asked before, by this manager or an earlier one: it is not known when it took the job.
     pub(crate) fn found_running(&self) {
         self.record.set_state(State::Running, ExecutorStage::Prepare);
-        self.progress.lock().stage.0 = "execute";
+        self.progress.lock().stage.0 = own::HEALTH;
     }
 
     /// A piece of the job's log came.
@@ -174,6 +193,10 @@ impl JobWatch {
         let stages = result.tree.steps.iter().map(trace::span).collect();
         let mut progress = self.progress.lock();
         progress.started_ms = progress.started_ms.min(result.tree.started_ms);
+        if let (Some(used), None) = (&result.used, &progress.ended) {
+            self.record.entry().job_used(used.cpu_ms.map(Duration::from_millis), used.memory_bytes);
+            progress.used = Some(used.clone());
+        }
         self.end(&mut progress, reason, exit_code, stages);
     }
 
@@ -186,7 +209,7 @@ impl JobWatch {
         if progress.ended.is_some() {
             return;
         }
-        self.enter(progress, "report");
+        self.enter(progress, own::REPORT);
         let state = match reason {
             None => State::Success,
             Some("job_canceled") => State::Canceled,
@@ -209,7 +232,7 @@ impl JobWatch {
         let mut progress = self.progress.lock();
         let state = progress.ended.as_ref().map_or(State::Canceled, |ended| ended.state);
         self.record.set_state(state, ExecutorStage::Cleanup);
-        self.enter(&mut progress, "cleanup");
+        self.enter(&mut progress, own::CLEANUP);
     }
 
     /// Nothing of the job is left.
@@ -219,19 +242,12 @@ impl JobWatch {
         progress.cleaned = true;
     }
 
-    /// One of the manager's own stages is over, and another begins. While the agent executes, the stages are its.
+    /// One of the manager's own stages is over, and another begins.
     fn enter(&self, progress: &mut Progress, next: &'static str) {
         let now = now_ms();
         let (name, started_ms, started) = std::mem::replace(&mut progress.stage, (next, now, Instant::now()));
-        if name == "execute" {
-            return;
-        }
         self.stage_took(name, started.elapsed());
-        let duration_ms = now.saturating_sub(started_ms);
-        let name = name.to_owned();
-        let span =
-            StepSpan { name, ending: Ending::Success, started_ms, duration_ms, exit_code: None, steps: Vec::new() };
-        progress.own.push(span);
+        progress.own.push(own_span(name, started_ms, now));
     }
 
     fn stage_took(&self, stage: &str, took: Duration) {
@@ -242,18 +258,37 @@ impl JobWatch {
     }
 }
 
+/// A stage of the manager's.
+fn own_span(name: &str, started_ms: u64, ended_ms: u64) -> StepSpan {
+    StepSpan {
+        name: name.to_owned(),
+        ending: Ending::Success,
+        started_ms,
+        duration_ms: ended_ms.saturating_sub(started_ms),
+        exit_code: None,
+        steps: Vec::new(),
+    }
+}
+
 /// The job's spans, when nothing is left of it.
 fn job_span(context: TraceContext, mut attributes: Vec<(&'static str, Attribute)>, progress: &mut Progress) -> JobSpan {
     let ended = progress.ended.take();
     let state = ended.as_ref().map(|ended| ended.state);
     attributes.push(("ci.job.status", Attribute::Text(state.map_or(GONE, State::label).to_owned())));
+    let number = |value: u64| Attribute::Number(i64::try_from(value).unwrap_or(i64::MAX));
+    if let Some(used) = &progress.used {
+        attributes.extend(used.cpu_ms.map(|cpu| ("ci.job.cpu_ms", number(cpu))));
+        attributes.extend(used.memory_bytes.map(|bytes| ("ci.job.memory_bytes", number(bytes))));
+    }
     let ending = match state {
         Some(State::Success) => Ending::Success,
         None | Some(State::Canceled | State::Terminated) => Ending::Cancelled,
         Some(_) => Ending::Failure,
     };
-    let (failure, mut stages) = ended.map(|ended| (ended.failure, ended.stages)).unwrap_or_default();
-    stages.append(&mut progress.own);
+    let (failure, of_agent) = ended.map(|ended| (ended.failure, ended.stages)).unwrap_or_default();
+    // Of those that begin in the same millisecond the manager's are first.
+    let mut stages = std::mem::take(&mut progress.own);
+    stages.extend(of_agent);
     stages.sort_by_key(|stage| stage.started_ms);
     JobSpan {
         context,
@@ -276,7 +311,7 @@ impl Drop for JobWatch {
         }
         let ended = progress.ended.as_ref();
         let failure = ended.and_then(|ended| ended.failure.as_ref());
-        let labels = labels(&self.runner);
+        let (labels, used) = (labels(&self.runner), progress.used.as_ref());
         tracing::info!(
             runner = labels.runner,
             runner_name = labels.runner_name,
@@ -284,6 +319,8 @@ impl Drop for JobWatch {
             "job-status" = ended.map_or(GONE, |ended| ended.state.label()),
             failure_reason = failure.map(|(reason, _)| reason.as_str()),
             exit_code = failure.and_then(|(_, code)| *code),
+            cpu_s = used.and_then(|used| used.cpu_ms).map(|ms| Duration::from_millis(ms).as_secs_f64()),
+            memory_bytes = used.and_then(|used| used.memory_bytes),
             "Removed job from processing list"
         );
         if let Some(context) = self.trace.context {

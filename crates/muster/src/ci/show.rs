@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use muster_agent_api::result::{StepNode, StepStatus};
+use muster_agent_api::result::{StepNode, StepStatus, Used};
 use muster_coordinator::History;
 use muster_coordinator::views::{ArtifactView, JobView, PipelineView};
 use muster_job::JobStatus;
@@ -13,7 +13,7 @@ use super::args::ShowArgs;
 use super::error::{CiError, ExitStatus};
 use super::prepare::locate;
 use super::record::RunRecord;
-use super::run::{TraceLines, failure, job_time, tree_of};
+use super::run::{TraceLines, failure, job_time, tree_of, used_by};
 use super::state::ProjectState;
 use super::ui::{self, Table};
 
@@ -207,6 +207,9 @@ fn job_text(job: &JobView, pipelines: &[PipelineView], live: bool) -> String {
     if let Some(why) = reason(job, pipelines) {
         let _ = writeln!(text, "  {}", ui::plain(&why));
     }
+    if let Some(line) = used_by(job).as_ref().and_then(used_text) {
+        let _ = writeln!(text, "  {line}");
+    }
     if let Some(coverage) = job.coverage {
         let _ = writeln!(text, "  coverage {coverage}%");
     }
@@ -227,6 +230,16 @@ fn job_text(job: &JobView, pipelines: &[PipelineView], live: bool) -> String {
         );
     }
     text
+}
+
+/// What a job used, in a line.
+fn used_text(used: &Used) -> Option<String> {
+    let cpu = used.cpu_ms.map(|ms| format!("{} of CPU", ui::duration(std::time::Duration::from_millis(ms))));
+    let largest = if used.by_processes { " in its largest process" } else { "" };
+    let memory = used.memory_bytes.filter(|bytes| *bytes > 0);
+    let memory = memory.map(|bytes| format!("{} of memory{largest}", ui::size(bytes)));
+    let parts: Vec<String> = cpu.into_iter().chain(memory).collect();
+    (!parts.is_empty()).then(|| format!("used {}", parts.join(", ")))
 }
 
 fn steps(text: &mut String, step: &StepNode, depth: usize) {

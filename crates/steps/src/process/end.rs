@@ -10,6 +10,7 @@ use tokio::time::{Instant, timeout_at};
 use super::cgroup::Cgroup;
 use super::sys::Watched;
 use super::table::{self, Process};
+use super::usage::Usage;
 use super::{AWAITED, JOBS, Processes, Trail};
 
 /// How long killed processes may take to go. Only a process in an uninterruptible call of the kernel takes longer.
@@ -21,6 +22,10 @@ impl Processes {
     /// Ends every process of the job that still runs. Returns how many would not go, which is 0 but for a process
     /// stuck in the kernel.
     pub async fn end(&self, grace: Duration) -> usize {
+        // Their accounts go with them: nobody waits for most of these.
+        for usage in self.members().into_iter().filter_map(Usage::so_far) {
+            self.usage.lock().add(usage);
+        }
         let left = end_all(|| self.members(), grace, self.cgroup.as_ref()).await;
         self.reap_orphans();
         left

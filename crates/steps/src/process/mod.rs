@@ -17,6 +17,7 @@ mod run;
 mod slot;
 mod sys;
 mod table;
+mod usage;
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsString;
@@ -36,6 +37,7 @@ pub use run::{Command, Ended, RunError};
 use slot::Slot;
 pub use slot::{Counted, Share, Stalled};
 pub use sys::Watched;
+use usage::Usage;
 
 /// The variable whose value marks a job's processes.
 const MARK: &str = "MUSTER_JOB_MARK";
@@ -136,6 +138,7 @@ impl Host {
             slot: None,
             recorder,
             leaders: Mutex::new(HashSet::new()),
+            usage: Mutex::default(),
             pumps: Mutex::new(JoinSet::new()),
         })
     }
@@ -179,6 +182,8 @@ pub struct Processes {
     recorder: Recorder,
     /// Leaders that still run or were not waited for yet.
     leaders: Mutex<HashSet<i32>>,
+    /// What those used that have ended.
+    usage: Mutex<Usage>,
     /// The readers of the processes' output, which may live longer than the process that a step waits for.
     pumps: Mutex<JoinSet<()>>,
 }
@@ -215,10 +220,15 @@ impl Processes {
         Ok(())
     }
 
-    /// What the kernel counted for it so far; none without a [`Self::share`].
+    /// What it used so far: what its cgroup counted, or else the accounts of its processes that have ended.
     #[must_use]
-    pub fn counted(&self) -> Option<Counted> {
-        self.slot.as_ref().map(Slot::counted)
+    pub fn counted(&self) -> Counted {
+        let counted = self.slot.as_ref().map(Slot::counted).unwrap_or_default();
+        if counted.cpu.is_some() || counted.memory_bytes.is_some() {
+            return counted;
+        }
+        let usage = *self.usage.lock();
+        Counted { cpu: Some(usage.cpu), memory_bytes: Some(usage.memory_bytes), by_processes: true, ..counted }
     }
 }
 

@@ -19,7 +19,7 @@ use tokio::process::Child;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::{AWAITED, MARK, Processes, Trail, table};
+use super::{AWAITED, MARK, Processes, Trail, table, usage};
 use crate::log::{Log, Stream};
 use crate::stop::Stop;
 
@@ -92,7 +92,7 @@ impl Processes {
         let placed = self.place(pid);
         let ended = match placed {
             Err(error) => Err(RunError::Watch(error)),
-            Ok(()) => self.watch(&mut child, command.stdin, stop, grace).await,
+            Ok(()) => self.watch(&mut child, pid, command.stdin, stop, grace).await,
         };
         if ended.is_err() {
             let _ = child.kill().await;
@@ -172,9 +172,18 @@ impl Processes {
         (self.recorder)(&Trail::Leader { pid, start_ticks })
     }
 
+    /// Takes the status of a child that has ended, and its account before that.
+    async fn wait(&self, child: &mut Child, pid: i32) -> io::Result<ExitStatus> {
+        if let Some(usage) = usage::at_the_end(pid).await {
+            self.usage.lock().add(usage);
+        }
+        child.wait().await
+    }
+
     async fn watch(
         &self,
         child: &mut Child,
+        pid: i32,
         stdin: Option<Vec<u8>>,
         stop: &Stop,
         grace: Duration,
@@ -187,7 +196,7 @@ impl Processes {
             }
         };
         let run = async {
-            let ((), status) = tokio::join!(feed, child.wait());
+            let ((), status) = tokio::join!(feed, self.wait(child, pid));
             status
         };
         tokio::select! {
@@ -195,7 +204,7 @@ impl Processes {
             status = run => status.map(Ended::Exited).map_err(RunError::Watch),
             cause = stop.stopped() => {
                 self.end(grace).await;
-                // Everything was killed; what is left of the child is its status.
+                // Everything was killed, and counted before that; what is left of the child is its status.
                 let _ = tokio::time::timeout(grace, child.wait()).await;
                 Ok(Ended::Stopped(cause))
             }
@@ -224,7 +233,8 @@ impl Drained {
     }
 }
 
-/// Copies a pipe to the log until its last writer is gone; `read` is told of each piece.
+/// Copies a pipe to the log until its last writer is gone; `read` is told of each piece. Writing to the log is work, most of
+/// it masking: between two full buffers everything else on the thread has its turn.
 async fn pump(pipe: OwnedFd, log: Arc<dyn Log>, read: watch::Sender<()>) {
     let mut pipe = match Receiver::from_owned_fd(pipe) {
         Ok(pipe) => pipe,
@@ -237,5 +247,8 @@ async fn pump(pipe: OwnedFd, log: Arc<dyn Log>, read: watch::Sender<()>) {
     while let Ok(length @ 1..) = pipe.read(&mut buffer).await {
         log.write(Stream::Output, buffer.get(..length).unwrap_or_default());
         read.send_replace(());
+        if length == buffer.len() {
+            tokio::task::yield_now().await;
+        }
     }
 }

@@ -45,6 +45,9 @@ pub struct Counted {
     pub cpu: Option<Duration>,
     /// The most memory at once, with the file cache that was charged to it.
     pub memory_bytes: Option<u64>,
+    /// There is no cgroup that counts: the CPU time is that of the processes that were waited for or had to be ended, the
+    /// memory that of the largest of them.
+    pub by_processes: bool,
     /// How long something of it waited.
     pub stalled: Stalled,
 }
@@ -157,6 +160,7 @@ impl Slot {
         Counted {
             cpu: read("cpuacct.usage").map(Duration::from_nanos).or_else(stat),
             memory_bytes: read("memory.peak").or_else(|| read("memory.max_usage_in_bytes")),
+            by_processes: false,
             stalled: Stalled {
                 cpu: stalled("cpu.pressure"),
                 memory: stalled("memory.pressure"),

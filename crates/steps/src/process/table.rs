@@ -35,6 +35,13 @@ impl Process {
     }
 }
 
+/// The CPU time of a process and of those that it waited for, in clock ticks.
+pub(super) fn cpu_ticks(pid: i32) -> Option<u64> {
+    let stat = read_once(&format!("/proc/{pid}/stat")).ok()?;
+    let fields = stat.rsplit_once(") ")?.1.split(' ').skip(11).take(4);
+    fields.map(|field| field.parse::<u64>().ok()).sum()
+}
+
 /// Every process, zombies too.
 pub(super) fn all() -> Vec<Process> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };

@@ -81,6 +81,46 @@ async fn output_of_both_streams_keeps_its_order_and_the_status_is_told() {
     }
 }
 
+/// Takes some processor time, the same on a machine with a lot to do.
+const BURN: &str = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
+const BURNT: Duration = Duration::from_millis(20);
+
+#[tokio::test]
+async fn what_processes_used_is_counted_with_what_they_waited_for() {
+    for host in hosts() {
+        let (processes, _) = job(&host, "usage");
+        let log: Arc<dyn Log> = Arc::new(Memory::default());
+        let before = processes.counted();
+        assert_eq!((before.cpu, before.memory_bytes), (Some(Duration::ZERO), Some(0)));
+        let script = format!("sh -c '{BURN}'; head -c 30000000 /dev/zero | tail -c 30000000 >/dev/null");
+        processes.run(shell(&script), &log, &Stop::new(), GRACE).await.unwrap();
+        let after = processes.counted();
+        assert!(after.by_processes && after.cpu > Some(BURNT) && after.memory_bytes > Some(30_000_000), "{after:?}");
+        // One more adds its time, and does not take the memory for its own.
+        processes.run(shell(BURN), &log, &Stop::new(), GRACE).await.unwrap();
+        let both = processes.counted();
+        assert!(both.cpu > after.cpu.map(|cpu| cpu + BURNT), "{both:?} after {after:?}");
+        assert_eq!(both.memory_bytes, after.memory_bytes);
+        processes.finish(GRACE).await;
+    }
+}
+
+#[tokio::test]
+async fn what_nobody_waited_for_is_counted_when_it_is_ended() {
+    for host in hosts() {
+        let (processes, _) = job(&host, "left");
+        let memory = Arc::new(Memory::default());
+        let log: Arc<dyn Log> = Arc::<Memory>::clone(&memory);
+        let script = format!("sh -c '{BURN}; echo burnt; exec sleep 600 >/dev/null 2>&1' & exit 0");
+        processes.run(shell(&script), &log, &Stop::new(), GRACE).await.unwrap();
+        until("it has burnt", || memory.text().contains("burnt")).await;
+        let before = processes.counted();
+        processes.finish(GRACE).await;
+        let after = processes.counted();
+        assert!(after.cpu > before.cpu.map(|cpu| cpu + BURNT), "{after:?} after {before:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_stubborn_tree_is_killed_after_the_grace_time() {
     for host in hosts() {
@@ -113,6 +153,47 @@ async fn a_server_in_the_background_does_not_hold_up_the_end_and_one_that_still_
     processes.run(shell(script), &log, &Stop::new(), GRACE).await.unwrap();
     assert!(started.elapsed() < DRAIN_HALF, "{:?}", started.elapsed());
     assert!(memory.text().ends_with("late 3\n"), "{}", memory.text());
+    processes.finish(GRACE).await;
+}
+
+/// Counts what is written between two turns of another task on the same thread.
+#[derive(Default)]
+struct Turns {
+    /// Since the last turn, and the most.
+    writes: Mutex<(usize, usize)>,
+    written: tokio::sync::Notify,
+}
+
+impl Log for Turns {
+    fn write(&self, _: Stream, _: &[u8]) {
+        let mut writes = self.writes.lock();
+        writes.0 += 1;
+        writes.1 = writes.1.max(writes.0);
+        self.written.notify_one();
+    }
+}
+
+#[tokio::test]
+async fn a_process_that_prints_without_end_leaves_others_on_the_thread_their_turns() {
+    let host = Host::new(Containment::Descent, None);
+    let (processes, _) = job(&host, "flood");
+    let turns = Arc::new(Turns::default());
+    let log: Arc<dyn Log> = Arc::<Turns>::clone(&turns);
+    let stop = Stop::new();
+    let run = processes.run(shell("exec cat /dev/zero"), &log, &stop, GRACE);
+    let other = async {
+        turns.written.notified().await;
+        for _ in 0..1000 {
+            turns.writes.lock().0 = 0;
+            tokio::task::yield_now().await;
+        }
+        stop.stop(EndCause::CanceledByUser);
+    };
+    let (ended, ()) = tokio::join!(run, other);
+    assert_eq!(ended.unwrap(), Ended::Stopped(EndCause::CanceledByUser));
+    // A turn of the flood may come from the pipe and another one from its own yield.
+    let most = turns.writes.lock().1;
+    assert!(most <= 4, "{most} pieces between two turns");
     processes.finish(GRACE).await;
 }
 

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus::{Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
+use tokio::time::Instant;
 
 use super::group::Group;
 use super::names;
@@ -37,6 +39,8 @@ pub struct EntryMetrics {
     pub(super) processing_failures: IntCounterVec,
     health_check_failures: IntCounter,
     handover: Histogram,
+    job_cpu: Histogram,
+    job_memory: Histogram,
     recovered: IntCounter,
     pub(super) unreported: IntGauge,
     trace_bytes: IntCounter,
@@ -93,6 +97,8 @@ impl EntryMetrics {
             processing_failures: group.counters(&names::WORKER_PROCESSING_FAILURES),
             health_check_failures: group.counter(&names::WORKER_HEALTH_CHECK_FAILURES),
             handover: group.histogram(&names::HANDOVER),
+            job_cpu: group.histogram(&names::JOB_CPU),
+            job_memory: group.histogram(&names::JOB_MEMORY),
             recovered: group.counter(&names::RECOVERED),
             unreported: group.gauge(&names::UNREPORTED),
             trace_bytes: group.counter(&names::TRACE_BYTES),
@@ -147,6 +153,16 @@ impl EntryMetrics {
         self.handover.observe(after.as_secs_f64());
     }
 
+    /// A job used so much, as far as it was counted.
+    pub fn job_used(&self, cpu: Option<Duration>, memory_bytes: Option<u64>) {
+        if let Some(cpu) = cpu {
+            self.job_cpu.observe(cpu.as_secs_f64());
+        }
+        if let Some(bytes) = memory_bytes {
+            self.job_memory.observe(bytes as f64);
+        }
+    }
+
     /// A job of an earlier start was taken up.
     pub fn recovered(&self) {
         self.recovered.inc();
@@ -197,6 +213,9 @@ pub struct TokenMetrics {
     used_limit: IntGauge,
     statuses: IntCounterVec,
     durations: HistogramVec,
+    heartbeat_age: Gauge,
+    /// When the server last took something, or from when on it could have.
+    heard: Mutex<Instant>,
 }
 
 impl TokenMetrics {
@@ -210,12 +229,19 @@ impl TokenMetrics {
             used_limit: group.gauge(&names::REQUEST_CONCURRENCY_USED_LIMIT),
             statuses: group.counters(&names::API_STATUSES),
             durations: group.histograms(&names::API_DURATION),
+            heartbeat_age: group.float_gauge(&names::HEARTBEAT_AGE),
+            heard: Mutex::new(Instant::now()),
             group,
         }
     }
 
     pub(super) fn unregister(&mut self) {
         self.group.unregister();
+    }
+
+    /// Before a scrape: what time alone changes.
+    pub(super) fn refresh(&self) {
+        self.heartbeat_age.set(self.heard.lock().elapsed().as_secs_f64());
     }
 
     /// A job request is open until the answer is dropped.
@@ -239,6 +265,10 @@ impl TokenMetrics {
 
     /// A call to the server ended. `endpoint` and `method` are of a fixed few; no status is no answer.
     pub fn called(&self, endpoint: &str, method: &str, status: Option<u16>, took: Duration) {
+        if matches!(status, Some(200..300)) {
+            // Job requests, logs and states are what a server knows by that its runner lives.
+            *self.heard.lock() = Instant::now();
+        }
         let method = method.to_ascii_lowercase();
         let text = status.map_or_else(|| "-1".to_owned(), |status| status.to_string());
         self.statuses.with_label_values(&[endpoint, &text, &method]).inc();

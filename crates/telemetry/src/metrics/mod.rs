@@ -235,6 +235,7 @@ impl Metrics {
             entry.jobs.with_label_values(&["idle", "idle", "idle"]);
             entry.unreported.set(0);
         }
+        entries.by_token.values().for_each(|token| token.refresh());
         self.table.count();
         let mut text = String::new();
         let mut families = self.registry.gather();

@@ -63,6 +63,20 @@ const CALL_SECONDS: &[f64] = &[0.1, 0.25, 0.5, 1., 2.5, 5., 10., 30., 60.];
 const FINE_SECONDS: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1., 2.5, 5., 10., 30., 60., 300.];
 
+/// What a job used: from a moment of one processor to days of many; from 4 MiB to 256 GiB.
+const CPU_SECONDS: &[f64] = &[0.01, 0.1, 1., 10., 60., 300., 900., 3600., 14400., 86400.];
+const MEMORY_BYTES: &[f64] = &[
+    4_194_304.,
+    16_777_216.,
+    67_108_864.,
+    268_435_456.,
+    1_073_741_824.,
+    4_294_967_296.,
+    17_179_869_184.,
+    68_719_476_736.,
+    274_877_906_944.,
+];
+
 const OPERATION_SECONDS: &[f64] = &[1., 5., 10., 15., 30., 45., 60., 90., 120., 180.];
 const LIFE_SECONDS: &[f64] = &[60., 300., 600., 900., 1800., 3600., 21600., 43200., 86400.];
 /// Jobs or slots.
@@ -288,6 +302,9 @@ metrics! {
     PROCESS_START = Kind::Gauge, Process, "process_start_time_seconds", [], "Start of the process, in seconds since 1970.";
     HANDOVER = Kind::Histogram(FINE_SECONDS), Entry, "muster_job_handover_seconds", [], "From the answer that brought a job to an agent that has it.";
     STAGE = Kind::Histogram(FINE_SECONDS), Process, "muster_job_stage_seconds", ["stage"], "Time of each stage of a job, of all runners.";
+    JOB_CPU = Kind::Histogram(CPU_SECONDS), Entry, "muster_job_cpu_seconds", [], "CPU time that a job used, by its cgroup or its processes.";
+    JOB_MEMORY = Kind::Histogram(MEMORY_BYTES), Entry, "muster_job_memory_bytes", [], "The most memory that a job had at once, by its cgroup, or that of its largest process.";
+    HEARTBEAT_AGE = Kind::Gauge, Token, "muster_heartbeat_age_seconds", [], "Time since the server last took something that this manager told it.";
     RECOVERED = Kind::Counter, Entry, "muster_recovered_jobs_total", [], "Jobs of an earlier start of the manager that this one took up.";
     UNREPORTED = Kind::Gauge, Entry, "muster_unreported_jobs", [], "Jobs that have ended and whose end the server has not acknowledged yet.";
     TRACE_BYTES = Kind::Counter, Entry, "muster_trace_bytes_total", [], "Bytes of job logs that the server has acknowledged.";

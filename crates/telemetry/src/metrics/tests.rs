@@ -45,6 +45,7 @@ fn busy() -> (Arc<Telemetry>, Arc<EntryMetrics>, JobRecord) {
     let entry = metrics.entry(&labels("one"));
     entry.set_limit(2);
     entry.handed_over(Duration::from_millis(3));
+    entry.job_used(Some(Duration::from_millis(1200)), Some(30_000_000));
     entry.trace_waits(0, 10);
     entry.trace_waits(10, 2);
     entry.trace_acknowledged(8);
@@ -60,6 +61,28 @@ fn busy() -> (Arc<Telemetry>, Arc<EntryMetrics>, JobRecord) {
     job.set_state(State::Running, ExecutorStage::Prepare);
     drop(metrics.job(&entry, facts()));
     (telemetry, entry, job)
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_age_of_the_heartbeat_grows_until_the_server_takes_something() {
+    let telemetry = telemetry();
+    let entry = telemetry.metrics.entry(&labels("one"));
+    let age = || {
+        let text = text(&telemetry);
+        let series = "muster_heartbeat_age_seconds{runner=\"abcdefghi\",system_id=\"s_1\"} ";
+        let line = text.lines().find_map(|line| line.strip_prefix(series));
+        line.unwrap_or_else(|| panic!("{series} in:\n{text}")).parse::<f64>().unwrap()
+    };
+    tokio::time::advance(Duration::from_secs(30)).await;
+    assert_eq!(age(), 30.0, "a manager that never gets through is silent from its start on");
+    entry.token().called("request_job", "POST", None, Duration::from_secs(1));
+    entry.token().called("request_job", "POST", Some(502), Duration::from_secs(1));
+    entry.token().called("request_job", "POST", Some(403), Duration::from_secs(1));
+    assert_eq!(age(), 30.0, "nothing of this was taken");
+    entry.token().called("patch_trace", "PATCH", Some(202), Duration::from_secs(1));
+    assert_eq!(age(), 0.0);
+    tokio::time::advance(Duration::from_millis(1500)).await;
+    assert_eq!(age(), 1.5);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::super::error::ExitStatus;
 use super::super::ui;
-use super::report::{Ending, Reporter, RunInfo, job_time};
+use super::report::{Ending, Reporter, RunInfo, job_time, used_by};
 
 /// Prints events as they come.
 pub(super) struct Json;
@@ -19,6 +19,7 @@ fn milliseconds(time: std::time::Duration) -> u64 {
 }
 
 fn job_fields(job: &JobView) -> Value {
+    let used = used_by(job);
     json!({
         "id": job.id,
         "pipeline": job.pipeline,
@@ -32,6 +33,8 @@ fn job_fields(job: &JobView) -> Value {
         "message": job.message,
         "coverage": job.coverage,
         "duration_ms": job_time(job).map(milliseconds),
+        "cpu_ms": used.as_ref().and_then(|used| used.cpu_ms),
+        "memory_bytes": used.as_ref().and_then(|used| used.memory_bytes),
     })
 }
 

@@ -44,7 +44,7 @@ use super::ui;
 pub(crate) use descendants::adopt_orphans;
 use follow::Follower;
 use report::{Ending, Reporter, RunInfo, reporter};
-pub(super) use report::{failure, job_time, tree_of};
+pub(super) use report::{failure, job_time, tree_of, used_by};
 use server::Door;
 pub(crate) use signals::Interrupts;
 use start::{announce, manager_options, new_pipeline, notices, serve};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use muster_agent_api::result::StepNode;
+use muster_agent_api::result::{StepNode, Used};
 use muster_coordinator::views::{JobKind, JobView, PipelineSummary};
 use muster_job::{FailureReason, JobStatus};
 use muster_pipeline::model::Pipeline;
@@ -69,6 +69,11 @@ pub(in super::super) fn job_time(job: &JobView) -> Option<Duration> {
 /// The tree of a job's steps, where its manager sent one.
 pub(in super::super) fn tree_of(job: &JobView) -> Option<StepNode> {
     job.result_tree.clone().and_then(|tree| serde_json::from_value(tree).ok())
+}
+
+/// What a job used, where its manager said.
+pub(in super::super) fn used_by(job: &JobView) -> Option<Used> {
+    Used::of_tree(job.result_tree.as_ref()?)
 }
 
 /// Why a job failed, in a few words; none for one that did not.

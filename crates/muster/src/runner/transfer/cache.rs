@@ -55,15 +55,28 @@ impl StoreArgs {
         Ok(Remote::new(Duration::from_secs(minutes.saturating_mul(60)), retry.retries(), retry.retry_time)?)
     }
 
-    /// A store that needs more than an address is refused, and not passed over in silence.
     fn check(&self) -> Result<(), TransferError> {
-        if self.gocloud_url.is_empty() {
-            return Ok(());
-        }
-        Err(TransferError::Usage(
-            "--gocloud-url is not supported: use a store with signed addresses, and --url".to_owned(),
-        ))
+        no_go_cloud("--gocloud-url", &self.gocloud_url, "--url")
     }
+}
+
+/// A store that needs more than an address is refused, before any work is done, and not passed over in silence.
+fn no_go_cloud(flag: &str, text: &str, instead: &str) -> Result<(), TransferError> {
+    if text.is_empty() {
+        return Ok(());
+    }
+    let scheme = text.split_once(':').map_or(text, |(scheme, _)| scheme);
+    let azure = match scheme {
+        "azblob" => {
+            "; for azblob that is https://ACCOUNT.blob.core.windows.net/CONTAINER/OBJECT?SAS, and for an upload \
+             --header 'x-ms-blob-type: BlockBlob' too"
+        }
+        _ => "",
+    };
+    Err(TransferError::Usage(format!(
+        "{flag} is not supported, since stores are not reached by credentials ({scheme:?}): let the store sign an address of \
+         the object, and give it as {instead}{azure}"
+    )))
 }
 
 fn address(flag: &str, text: &str) -> Result<Url, TransferError> {
@@ -218,6 +231,7 @@ pub(crate) fn extract(args: &ExtractArgs) -> ExitCode {
             return Ok(ExitCode::FAILURE);
         }
         args.store.check()?;
+        no_go_cloud("--alternate-gocloud-url", &args.alternate_gocloud_url, "--alternate-url")?;
         let site = Here::new(None, &args.meter)?;
         if args.store.url.is_empty() {
             tracing::info!("{NO_DOWNLOAD}");

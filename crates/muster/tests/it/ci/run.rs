@@ -230,6 +230,20 @@ fn junit_has_a_case_per_job() {
 }
 
 #[test]
+fn what_a_job_used_is_kept_with_its_result_and_shown() {
+    // The loop takes what it takes on any machine; the text is the memory of one process.
+    let burn = "i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done; text=$(printf %20000000s x)";
+    let project = Project::new(&format!("heavy: {{script: ['{burn}']}}\n"));
+    let said = project.ci(&["--output", "json"]).code(0);
+    let events = said.events();
+    let ended = events.iter().rfind(|event| event["event"] == "job").unwrap();
+    assert!(ended["cpu_ms"].as_u64().unwrap() >= 20, "{ended}");
+    assert!(ended["memory_bytes"].as_u64().unwrap() >= 20_000_000, "{ended}");
+    assert_eq!(events.last().unwrap()["jobs"][0]["cpu_ms"], ended["cpu_ms"]);
+    project.ci(&["show", "last", "heavy"]).code(0).says("\n  used ").says(" of CPU, ").says(" MB of memory");
+}
+
+#[test]
 fn show_tells_of_past_runs() {
     let project = Project::new(THREE_STAGES);
     project.ci(&[]).code(0);

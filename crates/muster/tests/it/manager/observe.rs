@@ -113,7 +113,16 @@ async fn metrics_tell_of_jobs_while_they_run_and_after() {
         ("gitlab_runner_job_queue_size", 4.0),
         ("gitlab_runner_job_execution_mode_total{executor=\"shell\",mode=\"traditional\"}", 2.0),
         ("muster_job_handover_seconds_count", 2.0),
+        ("muster_job_stage_seconds_count{stage=\"retrieval\"}", 2.0),
+        ("muster_job_stage_seconds_count{stage=\"pre_checks\"}", 2.0),
+        ("muster_job_stage_seconds_count{stage=\"prepare_executor\"}", 2.0),
+        ("muster_job_stage_seconds_count{stage=\"get_sources\"}", 2.0),
         ("muster_job_stage_seconds_count{stage=\"step_script\"}", 2.0),
+        ("muster_job_stage_seconds_count{stage=\"health\"}", 2.0),
+        ("muster_job_stage_seconds_count{stage=\"report\"}", 2.0),
+        ("muster_job_stage_seconds_count{stage=\"cleanup\"}", 2.0),
+        ("muster_job_cpu_seconds_count", 2.0),
+        ("muster_job_memory_bytes_count", 2.0),
         ("muster_unreported_jobs", 0.0),
         ("muster_trace_waiting_bytes", 0.0),
         ("muster_trace_bytes_total", traces as f64),
@@ -128,6 +137,8 @@ async fn metrics_tell_of_jobs_while_they_run_and_after() {
         let of_status = |line: &&str| line.starts_with(&series) && line.contains(&format!("status=\"{status}\""));
         assert!(after.lines().any(|line| of_status(&line)), "{series} {status} in:\n{after}");
     }
+    let age = value(&after, "muster_heartbeat_age_seconds{");
+    assert!((0.0..60.0).contains(&age), "jobs were asked for and reported just now: {age}");
     check_with_promtool(&after);
     let seen = format!("{now}{after}{list}{}", std::fs::read_to_string(&log).unwrap());
     for secret in ["glcbt-secret", muster_runner_api::test_support::RUNNER_TOKEN] {
@@ -175,7 +186,15 @@ async fn the_log_names_a_job_in_fields_when_it_comes_and_goes() {
         assert!(added.contains(field), "`{field}` in: {added}");
     }
     let removed = record("Removed job from processing list");
-    for field in [" duration_s=", " exit_code=3", " failure_reason=script_failure", " job=7", " job-status=failed"] {
+    for field in [
+        " duration_s=",
+        " exit_code=3",
+        " failure_reason=script_failure",
+        " job=7",
+        " job-status=failed",
+        " cpu_s=",
+        " memory_bytes=",
+    ] {
         assert!(removed.contains(field), "`{field}` in: {removed}");
     }
 }

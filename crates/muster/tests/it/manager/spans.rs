@@ -95,9 +95,14 @@ async fn a_job_is_one_trace_that_its_script_can_join() {
     let stages: Vec<_> = spans.iter().filter(of_root).map(|span| span.name.as_str()).collect();
     let position =
         |name: &str| stages.iter().position(|stage| *stage == name).unwrap_or_else(|| panic!("{name} in {stages:?}"));
-    let order = ["prepare_executor", "get_sources", "step_script", "report", "cleanup"].map(position);
-    assert!(order.is_sorted(), "{stages:?}");
+    let order = ["retrieval", "pre_checks", "prepare_executor", "get_sources", "step_script", "report", "cleanup"];
+    assert!(order.map(position).is_sorted(), "{stages:?}");
+    // Beside the agent's stages.
+    assert!((position("prepare_executor")..position("report")).contains(&position("health")), "{stages:?}");
     let told = attributes(root);
+    for used in ["ci.job.cpu_ms", "ci.job.memory_bytes"] {
+        assert!(told[used].parse::<u64>().is_ok(), "{used} is {}", told[used]);
+    }
     for (name, expected) in [
         ("ci.job.id", "7"),
         ("ci.project.id", "5"),

@@ -50,7 +50,10 @@ fn nothing_to_keep_and_nothing_there_are_told() {
     extractor(&home, &[]).check(1, &["Cache file does not exist"]);
     run_in(&home, "project", &["cache-extractor"]).check(1, &["Missing cache file"]);
     project(&home);
-    archiver(&home, &["--gocloud-url", "azblob://c/o"]).check(1, &["--gocloud-url is not supported"]);
+    let told = ["--gocloud-url is not supported", "(\"azblob\")", "?SAS", "'x-ms-blob-type: BlockBlob'"];
+    archiver(&home, &["--gocloud-url", "azblob://c/o"]).check(1, &told);
+    let told = ["--alternate-gocloud-url is not supported", "(\"s3\")", "give it as --alternate-url"];
+    extractor(&home, &["--alternate-gocloud-url", "s3://b/o"]).check(1, &told);
     std::fs::create_dir_all(home.path("cache/key")).unwrap();
     std::fs::write(home.path("cache/key/cache.zip"), "no archive").unwrap();
     extractor(&home, &[]).check(1, &["the archive cannot be read"]);
