@@ -6,6 +6,10 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How many cgroups this process has made for itself.
+static HOSTS: AtomicU64 = AtomicU64::new(0);
 
 /// A cgroup directory that we made.
 #[derive(Debug, Clone)]
@@ -17,7 +21,9 @@ impl Cgroup {
         let mount = mount_point(&fs::read_to_string("/proc/self/mountinfo").ok()?)?;
         let own = fs::read_to_string("/proc/self/cgroup").ok()?;
         let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?.to_owned();
-        let path = mount.join(own).join(format!("muster-agent-{}", std::process::id()));
+        // A second host of the same process gets one of its own: neither removes what is the other's.
+        let number = HOSTS.fetch_add(1, Ordering::Relaxed);
+        let path = mount.join(own).join(format!("muster-agent-{}-{number}", std::process::id()));
         fs::create_dir(&path).ok()?;
         let cgroup = Self(path);
         // A probe: the kernel may be too old for `cgroup.kill`, or processes may not be moved here.

@@ -183,16 +183,18 @@ async fn a_process_that_prints_without_end_leaves_others_on_the_thread_their_tur
     let run = processes.run(shell("exec cat /dev/zero"), &log, &stop, GRACE);
     let other = async {
         turns.written.notified().await;
+        *turns.writes.lock() = (0, 0);
         for _ in 0..1000 {
             turns.writes.lock().0 = 0;
             tokio::task::yield_now().await;
         }
+        let most = turns.writes.lock().1;
         stop.stop(EndCause::CanceledByUser);
+        most
     };
-    let (ended, ()) = tokio::join!(run, other);
+    let (ended, most) = tokio::join!(run, other);
     assert_eq!(ended.unwrap(), Ended::Stopped(EndCause::CanceledByUser));
     // A turn of the flood may come from the pipe and another one from its own yield.
-    let most = turns.writes.lock().1;
     assert!(most <= 4, "{most} pieces between two turns");
     processes.finish(GRACE).await;
 }
