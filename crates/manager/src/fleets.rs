@@ -1,6 +1,7 @@
 //! The fleets of a manager as operators see them: metrics, and the pages behind `muster fleet status` and `explain`.
 
 use std::collections::HashSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -14,6 +15,7 @@ use muster_telemetry::metrics::{self, EntryLabels, FamilyKind};
 use parking_lot::Mutex;
 
 use crate::clock::unix_now;
+use crate::operators::Desk;
 
 /// How all fleets are.
 pub const STATUS_PATH: &str = "/debug/fleet/status";
@@ -26,17 +28,20 @@ type Fleet = (EntryLabels, Arc<InstanceProvider>);
 #[derive(Default)]
 pub(crate) struct Fleets(Mutex<Vec<Fleet>>);
 
-/// What holds the pages and the numbers in their places.
+/// What holds the pages, the numbers and the socket for operators in their places.
 pub(crate) struct Shown {
     fleets: Arc<Fleets>,
+    books: PathBuf,
+    /// Open from the first fleet on.
+    desk: Mutex<Option<Desk>>,
     _status: Arc<dyn Page>,
     _explain: Arc<dyn Page>,
     _numbers: Arc<dyn metrics::Source>,
 }
 
 impl Shown {
-    /// Shows fleets, none at first.
-    pub(crate) fn new(telemetry: &Telemetry) -> Self {
+    /// Shows fleets, none at first, whose books are in this directory.
+    pub(crate) fn new(telemetry: &Telemetry, books: PathBuf) -> Self {
         let fleets = Arc::new(Fleets::default());
         let status: Arc<dyn Page> = Arc::new(StatusPage(Arc::clone(&fleets)));
         let explain: Arc<dyn Page> = Arc::new(ExplainPage(Arc::clone(&fleets)));
@@ -44,17 +49,28 @@ impl Shown {
         telemetry.pages.add(STATUS_PATH, Arc::downgrade(&status));
         telemetry.pages.add(EXPLAIN_PATH, Arc::downgrade(&explain));
         telemetry.metrics.add_source(Arc::downgrade(&numbers));
-        Self { fleets, _status: status, _explain: explain, _numbers: numbers }
+        Self { fleets, books, desk: Mutex::default(), _status: status, _explain: explain, _numbers: numbers }
     }
 
     /// These are the fleets.
     pub(crate) fn set(&self, fleets: Vec<Fleet>) {
+        let any = !fleets.is_empty();
         *self.fleets.0.lock() = fleets;
+        let mut desk = self.desk.lock();
+        if any && desk.is_none() {
+            match Desk::open(&self.books, Arc::clone(&self.fleets)) {
+                Ok(open) => *desk = Some(open),
+                Err(error) => {
+                    let books = self.books.display();
+                    tracing::warn!(%error, %books, "`muster fleet drain`, `resume` and `remove` cannot reach this manager");
+                }
+            }
+        }
     }
 }
 
 impl Fleets {
-    fn providers(&self) -> Vec<Arc<InstanceProvider>> {
+    pub(crate) fn providers(&self) -> Vec<Arc<InstanceProvider>> {
         self.0.lock().iter().map(|(_, provider)| Arc::clone(provider)).collect()
     }
 }

@@ -24,6 +24,7 @@ mod job;
 pub mod lower;
 mod manager;
 mod observe;
+mod operators;
 mod providers;
 pub mod reload;
 mod requests;

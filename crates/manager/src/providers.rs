@@ -93,8 +93,8 @@ impl Providers {
 
     /// Those of instances too, which operators see in `telemetry`.
     pub(crate) fn allow(&mut self, instances: Instances, telemetry: &Telemetry) {
+        self.shown = Some(Shown::new(telemetry, instances.books.clone()));
         self.instances = Some(instances);
-        self.shown = Some(Shown::new(telemetry));
     }
 
     /// Whether there can be environments for a runner.

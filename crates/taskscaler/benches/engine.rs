@@ -118,7 +118,7 @@ fn measure(config: Config, running: usize, request: fn(usize) -> Request) {
     let engine = Engine::new(config, Now::steady(Time::ZERO, 1_772_409_600));
     let mut fleet = Fleet { engine, at: 0, call: 0 };
     let before = counting::held();
-    fleet.tell(Event::GroupUp { group: G, max_size: 0, can_suspend: false });
+    fleet.tell(Event::GroupUp { group: G, max_size: 0 });
     let call = fleet.call;
     fleet.tell(Event::Updated { group: G, call, result: Ok(list()) });
     for (id, _) in list() {

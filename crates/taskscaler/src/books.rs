@@ -43,6 +43,11 @@ pub enum RowKey {
         /// The instance.
         id: String,
     },
+    /// An operator drained the group.
+    Drained {
+        /// The group's name.
+        group: String,
+    },
     /// The last runs of a kind of job.
     Work(Work),
     /// The most slots in use at once, for the forecast.
@@ -65,7 +70,8 @@ impl RowKey {
             Self::Instance { group, .. }
             | Self::Ask { group, .. }
             | Self::Gone { group, .. }
-            | Self::Foreign { group, .. } => Some(group),
+            | Self::Foreign { group, .. }
+            | Self::Drained { group } => Some(group),
             Self::Work(_) | Self::Load { .. } | Self::Spent { .. } => None,
         }
     }
@@ -78,7 +84,8 @@ impl RowKey {
             Self::Instance { group, .. }
             | Self::Ask { group, .. }
             | Self::Gone { group, .. }
-            | Self::Foreign { group, .. } => name.clone_into(group),
+            | Self::Foreign { group, .. }
+            | Self::Drained { group } => name.clone_into(group),
             Self::Work(_) | Self::Load { .. } | Self::Spent { .. } => {}
         }
         renamed
@@ -130,6 +137,11 @@ pub enum Row {
         /// When it was seen first, in seconds since 1970.
         unix: i64,
     },
+    /// See [`RowKey::Drained`].
+    Drained {
+        /// Who, and why.
+        by: String,
+    },
     /// See [`RowKey::Work`].
     Work(Usage),
     /// See [`RowKey::Load`].
@@ -148,10 +160,17 @@ pub enum Row {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Intent {
-    /// Jobs get its slots.
+    /// Jobs get its slots. Earlier books may say `sleep` of one.
+    #[serde(alias = "sleep")]
     Use,
-    /// It sleeps, for the lease that holds its slot.
-    Sleep,
+    /// An operator keeps it: it gets no jobs, and is not removed.
+    Keep {
+        /// Who, and why.
+        by: String,
+        /// Why it goes when it is not kept any more.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        then: Option<Removal>,
+    },
     /// It goes when its jobs have ended.
     Drain(Removal),
     /// It goes.

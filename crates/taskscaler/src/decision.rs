@@ -7,6 +7,7 @@ use muster_fleeting::model::{InstanceId, InstanceState};
 
 use crate::formula::Inputs;
 use crate::need::Used;
+use crate::operator::{Act, Done};
 use crate::words::{GroupId, Key, Loss, Removal};
 
 /// One decision.
@@ -207,6 +208,19 @@ pub enum What {
         /// The jobs that were on it.
         jobs: Vec<Key>,
     },
+    /// An operator did something by hand.
+    Operator {
+        /// Where.
+        group: GroupId,
+        /// To which; none: to the group.
+        id: Option<InstanceId>,
+        /// What.
+        act: Act,
+        /// Who, and why.
+        by: String,
+        /// What came of it.
+        done: Done,
+    },
     /// A listed instance was missing in a snapshot.
     Missed {
         /// Where.
@@ -245,6 +259,11 @@ pub enum Hold {
     Down {
         /// Why.
         cause: String,
+    },
+    /// An operator drained it.
+    Drained {
+        /// Who, and why.
+        by: String,
     },
     /// Its instances are not known yet.
     Unknown,
@@ -301,6 +320,7 @@ impl fmt::Display for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Down { cause } => write!(f, "its plugin does not run: {cause}"),
+            Self::Drained { by } => write!(f, "it was drained by {by}"),
             Self::Unknown => f.write_str("its instances have not been listed yet"),
             Self::AtMax { max, leaving: 0, .. } => write!(f, "it has its {max} instances"),
             Self::AtMax { max, leaving, stuck } => {
@@ -389,6 +409,18 @@ impl fmt::Display for What {
             }
             Self::Gone { id, life, .. } => write!(f, "instance {id} is gone after {}", seconds(life)),
             Self::Lost { id, cause, jobs, .. } => write!(f, "instance {id} with {} jobs: {cause}", jobs.len()),
+            Self::Operator { id, act, by, done, .. } => {
+                match id {
+                    Some(id) => write!(f, "instance {id}")?,
+                    None => f.write_str("the group")?,
+                }
+                let act = match act {
+                    Act::Drain => "drained",
+                    Act::Resume => "resumed",
+                    Act::Remove { .. } => "removed",
+                };
+                write!(f, " was {act} by {by}: {done}")
+            }
             Self::Missed { id, .. } => write!(f, "instance {id} is missing in the provider's list"),
             Self::UpdateFailed { error, failures, .. } => {
                 write!(f, "instances cannot be listed ({failures} in a row): {error}")

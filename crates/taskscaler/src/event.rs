@@ -3,6 +3,7 @@
 use muster_fleeting::model::{InstanceId, InstanceState};
 
 use crate::need::Used;
+use crate::operator::{Act, Done, Refused};
 use crate::policy::Policies;
 use crate::words::{GroupId, Key, Lease, Loss};
 
@@ -17,8 +18,6 @@ pub enum Event {
         group: GroupId,
         /// The most instances it can have; 0: it does not say.
         max_size: u32,
-        /// It can put instances to sleep.
-        can_suspend: bool,
     },
     /// A group's plugin does not run.
     GroupDown {
@@ -84,24 +83,6 @@ pub enum Event {
         /// The lease.
         key: Key,
     },
-    /// The answer to [`Action::Suspend`].
-    Suspended {
-        /// Which group.
-        group: GroupId,
-        /// Which instance.
-        id: InstanceId,
-        /// Whether it was accepted.
-        result: Result<(), String>,
-    },
-    /// The answer to [`Action::Resume`].
-    Resumed {
-        /// Which group.
-        group: GroupId,
-        /// Which instance.
-        id: InstanceId,
-        /// Whether it was accepted.
-        result: Result<(), String>,
-    },
     /// A reservation is not needed any more.
     Unreserve {
         /// Whose.
@@ -124,33 +105,22 @@ pub enum Event {
         /// Whose.
         key: Key,
     },
-    /// A lease's instance is put to sleep; the lease stays.
-    Suspend {
-        /// Whose.
-        key: Key,
-    },
-    /// The instance of a sleeping lease is woken; [`Action::Grant`] comes when it is ready.
-    Resume {
-        /// Whose.
-        key: Key,
-    },
     /// After a restart, all leases that are still wanted have been claimed.
     Settled,
     /// Other policies.
     Policies(Policies),
-    /// So many jobs exist that will want a slot, and are not ready yet.
-    Upcoming {
-        /// Jobs.
-        jobs: u32,
-    },
-    /// An operator removes an instance.
-    Remove {
+    /// An operator does something to an instance, or to a whole group; [`Action::Answer`] says what came of it.
+    Operator {
+        /// The question's number, to be given back.
+        question: u64,
         /// Which group.
         group: GroupId,
-        /// Which instance.
-        id: InstanceId,
-        /// Who, or why.
-        why: String,
+        /// Which instance; none: the group.
+        id: Option<InstanceId>,
+        /// What.
+        act: Act,
+        /// Who, and why.
+        by: String,
     },
     /// A plugin says that an instance should not be used any more: the provider takes it back, or a job has spoilt it.
     Disowned {
@@ -225,20 +195,6 @@ pub enum Action {
         /// Which.
         id: InstanceId,
     },
-    /// Put an instance to sleep.
-    Suspend {
-        /// Of which group.
-        group: GroupId,
-        /// Which.
-        id: InstanceId,
-    },
-    /// Wake an instance.
-    Resume {
-        /// Of which group.
-        group: GroupId,
-        /// Which.
-        id: InstanceId,
-    },
     /// A waiting request has its slot.
     Grant(Lease),
     /// A lease ended, since its instance did.
@@ -252,6 +208,13 @@ pub enum Action {
     Withdraw {
         /// Whose.
         key: Key,
+    },
+    /// What came of [`Event::Operator`]; it is in the books.
+    Answer {
+        /// The question's number.
+        question: u64,
+        /// What is done, or why it cannot be.
+        answer: Result<Done, Refused>,
     },
     /// An instance is gone: what is known of it can be forgotten.
     Forget {
@@ -271,10 +234,10 @@ impl Action {
             | Self::Increase { group, .. }
             | Self::Decrease { group, .. }
             | Self::Prepare { group, .. }
-            | Self::Heartbeat { group, .. }
-            | Self::Suspend { group, .. }
-            | Self::Resume { group, .. } => Some(*group),
-            Self::Grant(_) | Self::Lost { .. } | Self::Withdraw { .. } | Self::Forget { .. } => None,
+            | Self::Heartbeat { group, .. } => Some(*group),
+            Self::Grant(_) | Self::Lost { .. } | Self::Withdraw { .. } | Self::Forget { .. } | Self::Answer { .. } => {
+                None
+            }
         }
     }
 }

@@ -117,6 +117,7 @@ fn subject(what: &What) -> (&'static str, Option<GroupId>, Option<&muster_fleeti
         What::Stuck { group, id, .. } => ("stuck", Some(*group), Some(id)),
         What::Gone { group, id, .. } => ("gone", Some(*group), Some(id)),
         What::Lost { group, id, .. } => ("lost", Some(*group), Some(id)),
+        What::Operator { group, id, .. } => ("operator", Some(*group), id.as_ref()),
         What::Missed { group, id } => ("missed", Some(*group), Some(id)),
     }
 }

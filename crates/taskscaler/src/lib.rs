@@ -28,6 +28,7 @@ pub mod forecast;
 pub mod formula;
 pub mod history;
 pub mod need;
+pub mod operator;
 pub mod policy;
 pub mod settings;
 pub mod sim;

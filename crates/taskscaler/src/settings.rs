@@ -143,6 +143,14 @@ impl std::fmt::Display for Problem {
     }
 }
 
+/// The table `density` of a whole configuration, as [`Settings::config`] has it; what cannot be acted on is as if it were not
+/// there.
+#[must_use]
+pub fn density(settings: &serde_json::Value) -> Density {
+    let table = settings.get("density").map(DensitySettings::deserialize);
+    table.and_then(Result::ok).unwrap_or_default().density(&mut Check::default())
+}
+
 /// Collects problems, and gives a default in the place of each.
 #[derive(Default)]
 struct Check(Vec<Problem>);
@@ -202,6 +210,8 @@ impl DensitySettings {
         }
         let runs = check.count("density.measured_runs", self.measured_runs);
         let margin = self.measured_margin.map(|margin| check.positive("density.measured_margin", margin));
+        // Zero is the default, as of durations.
+        let margin = margin.filter(|margin| *margin > 0.0);
         Density {
             slot: Need {
                 cpu_milli: need::cpu_milli(&cpus.to_string()),
@@ -433,6 +443,18 @@ mod tests {
         assert_eq!(config.forecast.unwrap().lead.as_secs(), 300);
         let slot = Need { cpu_milli: Some(500), memory_bytes: Some(2 << 30) };
         assert_eq!(config.density, Density { slot, measured: true, ..Density::default() });
+    }
+
+    /// What slots stand for is read in one way by the scaler and by what gives a job its share.
+    #[test]
+    fn density_is_the_same_for_all_who_ask() {
+        let text = "[density]\nslot_cpus = 1.5\nslot_memory = \"512m\"\nmeasured_runs = 7\nmeasured_margin = 0.0";
+        let value = serde_json::to_value(text.parse::<toml::Table>().unwrap()).unwrap();
+        let alone = density(&value);
+        assert_eq!(serde_json::from_value::<Settings>(value).unwrap().config("g").unwrap().density, alone);
+        let slot = Need { cpu_milli: Some(1500), memory_bytes: Some(512 << 20) };
+        assert_eq!(alone, Density { slot, runs_least: 7, ..Density::default() });
+        assert_eq!(density(&serde_json::json!({ "density": { "slot_memory": "much" } })), Density::default());
     }
 
     #[test]

@@ -150,15 +150,25 @@ pub enum Removal {
     },
     /// Its jobs did not survive a restart of the manager.
     Unclaimed,
-    /// Its sleep was longer than agreed.
-    SleptTooLong,
+    /// An operator drained its group.
+    GroupDrained {
+        /// Who, and why.
+        by: String,
+    },
     /// The scaler ends.
     Shutdown,
-    /// Somebody said so.
+    /// An operator said so.
     Operator {
-        /// Who, or why.
-        why: String,
+        /// Who, and why.
+        by: String,
     },
+}
+
+impl Removal {
+    /// Whether an instance that an operator keeps goes for it all the same.
+    pub(crate) fn overrules_who_keeps(&self) -> bool {
+        matches!(self, Self::Operator { .. } | Self::Shutdown | Self::Returned | Self::Foreign | Self::Provider)
+    }
 }
 
 impl fmt::Display for Removal {
@@ -176,9 +186,9 @@ impl fmt::Display for Removal {
             Self::Provider => f.write_str("taken by the provider"),
             Self::Disowned { why } => write!(f, "not to be used any more: {why}"),
             Self::Unclaimed => f.write_str("its jobs did not survive a restart"),
-            Self::SleptTooLong => f.write_str("slept longer than agreed"),
+            Self::GroupDrained { by } => write!(f, "its group was drained by {by}"),
             Self::Shutdown => f.write_str("the scaler ends"),
-            Self::Operator { why } => write!(f, "removed by an operator: {why}"),
+            Self::Operator { by } => write!(f, "removed by {by}"),
         }
     }
 }
@@ -192,14 +202,20 @@ pub enum Loss {
     TakenByProvider,
     /// It was not found after a restart.
     NotFoundAgain,
+    /// An operator removes the instance, with its jobs.
+    Operator {
+        /// Who, and why.
+        by: String,
+    },
 }
 
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Missing => "instance unexpectedly removed: the provider does not list it any more",
-            Self::TakenByProvider => "instance unexpectedly removed: the provider takes it",
-            Self::NotFoundAgain => "instance unexpectedly removed: it was gone after the restart",
-        })
+        match self {
+            Self::Missing => f.write_str("instance unexpectedly removed: the provider does not list it any more"),
+            Self::TakenByProvider => f.write_str("instance unexpectedly removed: the provider takes it"),
+            Self::NotFoundAgain => f.write_str("instance unexpectedly removed: it was gone after the restart"),
+            Self::Operator { by } => write!(f, "instance removed at once by {by}"),
+        }
     }
 }

@@ -16,5 +16,6 @@ mod isolation;
 mod keeping;
 mod kill;
 mod life;
+mod operator;
 mod taskscaler;
 mod uploads;

@@ -29,7 +29,7 @@ use crate::{
     SlotKey, Slots, TakenSlot,
 };
 
-pub use socket::socket_path;
+pub use socket::{operator_socket_path, socket_path};
 pub use start::READY_MARKER;
 pub use user::private_directory;
 

@@ -18,7 +18,21 @@ const PATH_MAX_BYTES: usize = 100;
 /// [`EnvironmentError::File`] where that directory cannot be made, or belongs to someone else.
 pub fn socket_path(state_dir: &Path, number: u32) -> Result<PathBuf, EnvironmentError> {
     let dotted = if number == 0 { String::new() } else { format!(".{number}") };
-    let near = state_dir.join(format!("agent{dotted}.sock"));
+    named(state_dir, &format!("agent{dotted}.sock"), &format!("{dotted}.sock"))
+}
+
+/// The socket at which the manager takes an operator's acts on instances, by the directory of their books: chosen as
+/// [`socket_path`] is.
+///
+/// # Errors
+/// As [`socket_path`].
+pub fn operator_socket_path(books: &Path) -> Result<PathBuf, EnvironmentError> {
+    named(books, "operator.sock", ".operator.sock")
+}
+
+/// `near` in the directory, or what it is hashed to with `far` behind.
+fn named(state_dir: &Path, near: &str, far: &str) -> Result<PathBuf, EnvironmentError> {
+    let near = state_dir.join(near);
     if near.as_os_str().as_bytes().len() <= PATH_MAX_BYTES {
         return Ok(near);
     }
@@ -35,7 +49,7 @@ pub fn socket_path(state_dir: &Path, number: u32) -> Result<PathBuf, Environment
     // The same hash in every start of the same build; another build's agent has another spool format anyway.
     let mut hasher = DefaultHasher::new();
     state_dir.as_os_str().as_bytes().hash(&mut hasher);
-    Ok(directory.join(format!("{:016x}{dotted}.sock", hasher.finish())))
+    Ok(directory.join(format!("{:016x}{far}", hasher.finish())))
 }
 
 /// Makes the directory, or checks that it is this user's and closed to others: /tmp is everyone's.

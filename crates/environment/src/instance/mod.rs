@@ -38,7 +38,7 @@ mod work;
 pub use executable::Executable;
 pub use muster_fleeting::host::PluginSpec;
 /// What operators are told of a fleet.
-pub use muster_taskscaler::fleet;
+pub use muster_taskscaler::{fleet, operator};
 pub use provider::{InstanceOptions, InstanceProvider};
 pub use reach::{Addresses, Dial, Told, directories};
 pub use settings::{AutoscalerSettings, ConnectorSettings, GroupSettings, IsolationSettings, SettingsError};
@@ -66,5 +66,5 @@ pub fn period_problem(text: &str) -> Option<String> {
     text.parse::<muster_taskscaler::cron::Cron>().err().map(|error| error.cause().to_owned())
 }
 
-pub use share::{DensitySettings, StickySettings};
+pub use share::StickySettings;
 pub use shell::{CONNECTED, FAILED, MARK, OLDER};

@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use muster_fleeting::model::InstanceId;
 use muster_taskscaler::driver::Family;
 use muster_taskscaler::fleet::{Explained, Report, Source, Subject, explain};
 use muster_taskscaler::history;
+use muster_taskscaler::operator::{Act, Done, Place, Refused};
+use muster_taskscaler::words::GroupId;
 
 use super::plugin_numbers;
 use super::provider::InstanceProvider;
@@ -36,6 +39,13 @@ impl InstanceProvider {
             })
         });
         read.await.unwrap_or_else(|error| Err(std::io::Error::other(error)))
+    }
+
+    /// An operator does something to an instance, or to a whole group; `by` is who, and why. What is answered is in the
+    /// books; none where the scaler does not run, or cannot write them now.
+    pub async fn operate(&self, place: &Place, act: Act, by: String) -> Option<Result<Done, Refused>> {
+        let id = place.instance.clone().map(InstanceId::new);
+        self.scaler()?.operate(GroupId(place.group), id, act, by).await
     }
 
     /// The scaler's numbers, none where it does not run, those of the plugins, and those of virtual machines where jobs have such.

@@ -7,10 +7,11 @@ use std::time::Duration;
 use muster_fleeting::model::ConnectorConfig;
 use muster_taskscaler::config::Config;
 use muster_taskscaler::driver::Buckets;
+use muster_taskscaler::need::Density;
 use muster_taskscaler::settings::Settings;
 
 use super::reach::Told;
-use super::share::{DensitySettings, StickySettings};
+use super::share::StickySettings;
 
 /// `[runners.autoscaler]`, with the defaults filled in.
 #[derive(Clone, PartialEq)]
@@ -29,7 +30,6 @@ pub struct AutoscalerSettings {
     pub instance_acquire_timeout: Duration,
     pub log_internal_ip: bool,
     pub log_external_ip: bool,
-    pub density: DensitySettings,
     /// None: there are no sticky contexts.
     pub sticky: Option<StickySettings>,
     /// None: jobs run on the instances themselves.
@@ -113,7 +113,6 @@ impl Default for AutoscalerSettings {
             instance_acquire_timeout: Duration::from_secs(15 * 60),
             log_internal_ip: false,
             log_external_ip: false,
-            density: DensitySettings::default(),
             sticky: None,
             isolation: None,
             scaling: serde_json::json!({}),
@@ -139,9 +138,13 @@ impl AutoscalerSettings {
         let config = settings
             .config(name)
             .map_err(|problems| SettingsError::Scaling(problems.iter().map(ToString::to_string).collect()))?;
-        let (density, jobs_leave_nothing) = (self.density.density(), self.isolation.is_some());
-        let config = Config { jitter_seed: seed, density, jobs_leave_nothing, ..config };
+        let config = Config { jitter_seed: seed, jobs_leave_nothing: self.isolation.is_some(), ..config };
         Ok((config, settings.buckets()))
+    }
+
+    /// What slots stand for.
+    pub(super) fn density(&self) -> Density {
+        muster_taskscaler::settings::density(&self.scaling)
     }
 
     /// The groups, in the scaler's order: those that are listed, else one, of this name.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use muster_agent_api::result::Used;
 use muster_taskscaler::driver;
-use muster_taskscaler::need::{self, Density, Need};
+use muster_taskscaler::need::{self, Need};
 use muster_taskscaler::words::{Context, Request, Tried, Work};
 use sha2::{Digest, Sha256};
 
@@ -15,42 +15,6 @@ use crate::slots::SlotKey;
 
 /// Below the home directory: what jobs leave for each other.
 const CONTEXTS: &str = ".muster/contexts";
-
-/// `[runners.autoscaler.density]`.
-#[derive(Debug, Clone, Copy, PartialEq)]
-#[expect(missing_docs, reason = "the field names are those of config.toml")]
-pub struct DensitySettings {
-    /// In thousandths; 0: not looked at.
-    pub slot_cpu_milli: u32,
-    /// 0: not looked at.
-    pub slot_memory_bytes: u64,
-    pub measured: bool,
-    pub measured_runs: u32,
-    pub measured_margin: f64,
-}
-
-impl Default for DensitySettings {
-    fn default() -> Self {
-        let Density { runs_least, margin, .. } = Density::default();
-        let measured_runs = u32::try_from(runs_least).unwrap_or(u32::MAX);
-        Self { slot_cpu_milli: 0, slot_memory_bytes: 0, measured: false, measured_runs, measured_margin: margin }
-    }
-}
-
-impl DensitySettings {
-    /// The scaler's own form.
-    pub(super) fn density(&self) -> Density {
-        Density {
-            slot: Need {
-                cpu_milli: Some(self.slot_cpu_milli).filter(|milli| *milli > 0),
-                memory_bytes: Some(self.slot_memory_bytes).filter(|bytes| *bytes > 0),
-            },
-            measured: self.measured,
-            runs_least: self.measured_runs as usize,
-            margin: self.measured_margin,
-        }
-    }
-}
 
 /// `[runners.autoscaler.sticky_context]`, where it is enabled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,11 +54,12 @@ pub(super) fn share(lease: &driver::Lease, settings: &AutoscalerSettings, home: 
     let sticky = |sticky: &StickySettings| {
         Some(Sticky { root: home?.join(CONTEXTS), size_max_bytes: sticky.size_max_bytes, age_max: sticky.age_max })
     };
+    let density = settings.density();
     Share {
         slot: lease.slot(),
         slots: lease.slots(),
-        memory_bytes: settings.density.slot_memory_bytes.saturating_mul(u64::from(lease.slots())),
-        measured: settings.density.measured,
+        memory_bytes: density.slot.memory_bytes.unwrap_or_default().saturating_mul(u64::from(lease.slots())),
+        measured: density.measured,
         sticky: settings.sticky.as_ref().and_then(sticky),
     }
 }

@@ -4,8 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use muster_environment::instance::{
-    AutoscalerSettings, ConnectorSettings, DensitySettings, GroupSettings, IsolationSettings, StickySettings,
-    cpu_milli, memory_bytes,
+    AutoscalerSettings, ConnectorSettings, GroupSettings, IsolationSettings, StickySettings, memory_bytes,
 };
 
 use super::tree::{Table, Value};
@@ -40,7 +39,6 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
         log_internal_ip: table.bool("log_internal_ip").unwrap_or_default(),
         log_external_ip: table.bool("log_external_ip").unwrap_or_default(),
         scaling: object(table, &NOT_SCALING),
-        density: table.table("density").map(density).unwrap_or_default(),
         // What a job leaves in a machine of its own goes with that.
         sticky: table.table("sticky_context").and_then(sticky).filter(|_| isolation.is_none()),
         isolation,
@@ -83,17 +81,6 @@ fn passed_on(table: &Table, name: &str) -> Option<serde_json::Value> {
     }
 }
 
-fn density(table: &Table) -> DensitySettings {
-    let default = DensitySettings::default();
-    DensitySettings {
-        slot_cpu_milli: float(table, "slot_cpus").and_then(|cpus| cpu_milli(&cpus.to_string())).unwrap_or_default(),
-        slot_memory_bytes: table.str("slot_memory").and_then(memory_bytes).unwrap_or_default(),
-        measured: table.bool("measured").unwrap_or_default(),
-        measured_runs: count(table, "measured_runs").filter(|runs| *runs > 0).unwrap_or(default.measured_runs),
-        measured_margin: float(table, "measured_margin").unwrap_or(default.measured_margin),
-    }
-}
-
 fn sticky(table: &Table) -> Option<StickySettings> {
     let default = StickySettings::default();
     table.bool("enabled").unwrap_or_default().then(|| StickySettings {
@@ -103,8 +90,7 @@ fn sticky(table: &Table) -> Option<StickySettings> {
 }
 
 /// Tables that are not the scaler's, some of them with secrets.
-const NOT_SCALING: [&str; 6] =
-    ["plugin_config", "connector_config", "density", "state_storage", "sticky_context", "vm_isolation"];
+const NOT_SCALING: [&str; 5] = ["plugin_config", "connector_config", "state_storage", "sticky_context", "vm_isolation"];
 
 /// A table in the words that the scaler reads, which are those of the file.
 fn object(table: &Table, without: &[&str]) -> serde_json::Value {
@@ -142,18 +128,6 @@ fn connector(table: &Table) -> ConnectorSettings {
         keepalive: duration(table, "keepalive"),
         timeout: duration(table, "timeout"),
         use_external_addr: table.bool("use_external_addr").unwrap_or_default(),
-    }
-}
-
-fn count(table: &Table, name: &str) -> Option<u32> {
-    table.int(name).and_then(|value| u32::try_from(value).ok())
-}
-
-/// A number above 0.
-fn float(table: &Table, name: &str) -> Option<f64> {
-    match table.node(name).map(|node| &node.value) {
-        Some(Value::Float(number)) if *number > 0.0 && number.is_finite() => Some(*number),
-        _ => None,
     }
 }
 
@@ -271,6 +245,9 @@ placement = "spread"
             "delete_instances_on_shutdown": true, "instance_creation_time_buckets": [1.0, 2.5],
             "foreign_instances": "adopt", "forecast": { "days": 14 }, "scale_throttle": { "limit": -1, "burst": 7 },
             "policy": [policy],
+            "density": {
+                "slot_cpus": 1.5, "slot_memory": "2g", "measured": true, "measured_runs": 7, "measured_margin": 2.0
+            },
         });
         let wanted = AutoscalerSettings {
             plugin: "aws:1.x".to_owned(),
@@ -283,13 +260,6 @@ placement = "spread"
             log_internal_ip: true,
             log_external_ip: true,
             scaling,
-            density: DensitySettings {
-                slot_cpu_milli: 1500,
-                slot_memory_bytes: 2 << 30,
-                measured: true,
-                measured_runs: 7,
-                measured_margin: 2.0,
-            },
             sticky: Some(StickySettings { size_max_bytes: 1 << 30, age_max: Duration::from_secs(86_400) }),
             isolation: None,
         };

@@ -126,7 +126,7 @@ impl Whom {
 }
 
 /// Where a manager has the books of its scalers.
-fn instances(state: &Path) -> PathBuf {
+pub(super) fn instances(state: &Path) -> PathBuf {
     state.join(crate::runner::INSTANCES)
 }
 

@@ -26,7 +26,7 @@ pub(crate) struct Args {
     name: Option<String>,
     #[command(flatten)]
     whom: Whom,
-    /// Show so many of the latest decisions; 0: all of the last day.
+    /// Show so many of the latest decisions; 0: all of the last day, at most the 1000 latest.
     #[arg(long, default_value_t = DECISIONS, value_name = "COUNT")]
     last: usize,
 }
@@ -64,6 +64,8 @@ pub(super) async fn run(args: Args) -> ExitCode {
     for fleet in &mut explanations.fleets {
         let surplus = if args.last == 0 { 0 } else { fleet.decisions.len().saturating_sub(args.last) };
         fleet.decisions.drain(..surplus);
+        // What was asked not to be shown is not missed.
+        fleet.is_cut &= args.last == 0;
     }
     let known = explanations.fleets.iter().any(|fleet| fleet.known);
     let printed =
@@ -86,6 +88,9 @@ fn fleet(explained: &Explained) -> String {
     }
     if !explained.decisions.is_empty() {
         text.push_str("\ndecisions\n");
+    }
+    if explained.is_cut {
+        text.push_str("  (older ones are left out here; the files *.history beside the books have them)\n");
     }
     for told in &explained.decisions {
         let _ = writeln!(text, "  {}  {}", when(told.unix), ui::plain(&told.text));

@@ -81,6 +81,9 @@ fn fleet(report: &Report, source: Source) -> String {
         let max = group.max.map_or_else(String::new, |max| format!(" of at most {max}"));
         let coming = if group.coming > 0 { format!(", {} asked for", group.coming) } else { String::new() };
         line("group", &format!("{}: {} instances{max}{coming}", group.name, group.instances));
+        if let Some(by) = &group.drained {
+            line("", &format!("it makes no more until it is resumed: drained by {by}"));
+        }
         if let Some(why) = &group.down {
             line("", &format!("its plugin does not run: {why}"));
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::host::{Host, Prepare, Unanswered, Up};
-use super::task::Shared;
+use super::shared::Shared;
 use crate::engine::Engine;
 use crate::event::{Action, Event};
 use crate::words::GroupId;
@@ -36,9 +36,11 @@ impl Call {
             Action::Decrease { ids, .. } => Event::Decreased { group, ids, result: Err(why()) },
             Action::Prepare { id, .. } => Event::Prepared { group, id, result: Err(why()) },
             Action::Heartbeat { id, .. } => Event::HealthUnknown { group, id },
-            Action::Suspend { id, .. } => Event::Suspended { group, id, result: Err(why()) },
-            Action::Resume { id, .. } => Event::Resumed { group, id, result: Err(why()) },
-            Action::Grant(_) | Action::Lost { .. } | Action::Withdraw { .. } | Action::Forget { .. } => Event::Tick,
+            Action::Grant(_)
+            | Action::Lost { .. }
+            | Action::Withdraw { .. }
+            | Action::Forget { .. }
+            | Action::Answer { .. } => Event::Tick,
         }
     }
 
@@ -53,7 +55,7 @@ impl Call {
                 Event::Decreased { group, ids, result }
             }
             Action::Prepare { id, again, .. } => {
-                // Details of before a restart, or a sleep, may be wrong.
+                // Details of before a restart may be wrong.
                 shared.forget(group, &id);
                 let result = match host.host_keys(&id).await {
                     Ok(host_keys) => {
@@ -69,15 +71,11 @@ impl Call {
                 Err(Unanswered::Instance(error)) => Event::Health { group, id, result: Err(error) },
                 Err(Unanswered::Plugin(_)) => Event::HealthUnknown { group, id },
             },
-            Action::Suspend { id, .. } => {
-                let result = host.suspend(&id).await;
-                Event::Suspended { group, id, result }
-            }
-            Action::Resume { id, .. } => {
-                let result = host.resume(&id).await;
-                Event::Resumed { group, id, result }
-            }
-            Action::Grant(_) | Action::Lost { .. } | Action::Withdraw { .. } | Action::Forget { .. } => Event::Tick,
+            Action::Grant(_)
+            | Action::Lost { .. }
+            | Action::Withdraw { .. }
+            | Action::Forget { .. }
+            | Action::Answer { .. } => Event::Tick,
         }
     }
 }

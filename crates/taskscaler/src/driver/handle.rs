@@ -9,11 +9,13 @@ use tokio::task::JoinHandle;
 use super::host::{Host, Prepare};
 use super::lease::{Lease, Reservation};
 use super::metrics::{Buckets, Metrics};
+use super::shared::Shared;
 use super::store::{Store, StoreError};
-use super::task::{Command, Shared, Task};
+use super::task::{Command, Task};
 use crate::config::Config;
 use crate::engine::{InstanceStatus, NoCapacity, Status, Wait};
 use crate::event::Event;
+use crate::operator::{Act, Done, Refused};
 use crate::policy::Policies;
 use crate::words::{GroupId, Key};
 use muster_fleeting::model::InstanceId;
@@ -168,14 +170,19 @@ impl Scaler {
         self.tell(Event::RemoveAtTheEnd);
     }
 
-    /// So many jobs exist that will want a slot, and are not ready yet: instances are made for them ahead.
-    pub fn upcoming(&self, jobs: u32) {
-        self.tell(Event::Upcoming { jobs });
-    }
-
-    /// Removes an instance when its jobs have ended.
-    pub fn remove(&self, group: GroupId, id: InstanceId, why: String) {
-        self.tell(Event::Remove { group, id, why });
+    /// An operator does something to an instance, or without one to the whole group; `by` is who, and why. What is answered
+    /// is in the books. None where the scaler has ended, or cannot say within five seconds: its books cannot be written,
+    /// and it does it when they can.
+    pub async fn operate(
+        &self,
+        group: GroupId,
+        id: Option<InstanceId>,
+        act: Act,
+        by: String,
+    ) -> Option<Result<Done, Refused>> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.commands.send(Command::Operate { group, id, act, by, reply });
+        tokio::time::timeout(ANSWERS_WITHIN, answer).await.ok()?.ok()
     }
 
     /// A plugin says that an instance should not be used any more: it gets no more jobs, and goes after those that it has.

@@ -8,7 +8,7 @@ use muster_fleeting::host::{CallError, Group, Status};
 use muster_fleeting::model::{ConnectInfo, InstanceId, InstanceState};
 use tokio::sync::watch;
 
-use super::task::Shared;
+use super::shared::Shared;
 use crate::words::GroupId;
 
 /// The details of an instance are asked for so often where the plugin ended each time; then they count as not to be had.
@@ -21,8 +21,6 @@ pub enum HostStatus {
     Up {
         /// The most instances it can have; 0: it does not say.
         max_size: u32,
-        /// It can put instances to sleep.
-        can_suspend: bool,
     },
     /// It cannot, for now.
     Down {
@@ -85,10 +83,6 @@ pub trait Host: Send + Sync + 'static {
     async fn finish_job(&self, _id: &InstanceId, _job: &str) -> Result<(), String> {
         Ok(())
     }
-    /// Puts an instance to sleep.
-    async fn suspend(&self, id: &InstanceId) -> Result<(), String>;
-    /// Wakes an instance.
-    async fn resume(&self, id: &InstanceId) -> Result<(), String>;
     /// Ends it, in order. No instance is removed by this.
     async fn stop(self: Arc<Self>);
 }
@@ -108,9 +102,9 @@ impl Plugin {
     /// The group of a started plugin.
     #[must_use]
     pub fn new(group: Group) -> Arc<Self> {
-        let (max_size, can_suspend) = (group.info().max_size, group.info().can_suspend);
+        let max_size = group.info().max_size;
         let translate = move |status: &Status| match status {
-            Status::Up { .. } => HostStatus::Up { max_size, can_suspend },
+            Status::Up { .. } => HostStatus::Up { max_size },
             Status::Down { cause, .. } => HostStatus::Down { cause: cause.clone() },
             Status::Stopped => HostStatus::Down { cause: "it was stopped".to_owned() },
         };
@@ -219,25 +213,9 @@ impl Host for Plugin {
         }
     }
 
-    async fn suspend(&self, id: &InstanceId) -> Result<(), String> {
-        accepted(self.group.suspend(std::slice::from_ref(id)).await)
-    }
-
-    async fn resume(&self, id: &InstanceId) -> Result<(), String> {
-        accepted(self.group.resume(std::slice::from_ref(id)).await)
-    }
-
     async fn stop(self: Arc<Self>) {
         self.follow.abort();
         self.group.stop().await;
-    }
-}
-
-fn accepted(answer: Result<Vec<InstanceId>, CallError>) -> Result<(), String> {
-    match answer {
-        Ok(ids) if ids.is_empty() => Err("the plugin did not accept it".to_owned()),
-        Ok(_) => Ok(()),
-        Err(error) => Err(words(&error)),
     }
 }
 
@@ -250,7 +228,7 @@ pub struct Up {
     pub id: InstanceId,
     /// Fingerprints of the keys that its SSH server may show; none: whichever it shows first.
     pub host_keys: Vec<String>,
-    /// It was ready before, for an earlier start of the manager or before it slept: jobs may run on it.
+    /// It was ready before, for an earlier start of the manager or before an operator drained it: jobs may run on it.
     pub again: bool,
     pub(super) of: GroupId,
     pub(super) shared: Arc<Shared>,

@@ -103,14 +103,6 @@ impl Host for Late {
         self.host()?.finish_job(id, job).await
     }
 
-    async fn suspend(&self, id: &InstanceId) -> Result<(), String> {
-        self.host()?.suspend(id).await
-    }
-
-    async fn resume(&self, id: &InstanceId) -> Result<(), String> {
-        self.host()?.resume(id).await
-    }
-
     async fn stop(self: Arc<Self>) {
         if let Some((host, follow)) = self.arrived.get() {
             follow.abort();

@@ -8,7 +8,8 @@ use std::time::Duration;
 use muster_fleeting::model::{ConnectInfo, InstanceId};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::task::{Command, Shared};
+use super::shared::Shared;
+use super::task::Command;
 use crate::engine::{AcquireError, Wait};
 use crate::event::Event;
 use crate::need::Used;

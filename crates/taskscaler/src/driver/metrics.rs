@@ -80,7 +80,7 @@ impl Metrics {
             gauges,
             instances: BTreeMap::new(),
             tasks: BTreeMap::new(),
-            instance_operations: zeros(&["create", "delete", "suspend", "resume"]),
+            instance_operations: zeros(&["create", "delete"]),
             internal_operations: zeros(&["removal", "reconcile", "provision"]),
             task_operations: zeros(&[
                 "acquire",
@@ -141,8 +141,6 @@ impl Metrics {
                 add(&mut numbers.internal_operations, "removal", 1);
                 add(&mut numbers.instance_operations, "delete", ids.len() as u64);
             }
-            Action::Suspend { .. } => add(&mut numbers.instance_operations, "suspend", 1),
-            Action::Resume { .. } => add(&mut numbers.instance_operations, "resume", 1),
             _ => {}
         }
     }
@@ -344,9 +342,8 @@ fn removal_label(why: &Removal) -> &'static str {
         Removal::Provider => "provider",
         Removal::Disowned { .. } => "disowned",
         Removal::Unclaimed => "unclaimed",
-        Removal::SleptTooLong => "slept_too_long",
         Removal::Shutdown => "shutdown",
-        Removal::Operator { .. } => "operator",
+        Removal::Operator { .. } | Removal::GroupDrained { .. } => "operator",
     }
 }
 

@@ -25,6 +25,7 @@ mod late;
 mod lease;
 mod metrics;
 mod room;
+mod shared;
 mod store;
 mod task;
 #[cfg(test)]

@@ -2,20 +2,21 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use muster_fleeting::model::{ConnectInfo, InstanceId};
+use muster_fleeting::model::InstanceId;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{self, JoinSet};
 use tokio::time::Instant;
 
 use super::bookkeeper::Bookkeeper;
 use super::call;
-use super::host::{Host, HostStatus, Prepare, Unanswered};
+use super::host::{HostStatus, Prepare};
 use super::lease::{Lease, Reservation};
 use super::metrics::Metrics;
 use super::room::Room;
+use super::shared::Shared;
 use super::store::Store;
 use crate::books::{Row, RowKey};
 use crate::config::Config;
@@ -23,13 +24,15 @@ use crate::decision::{Decision, Hold, What};
 use crate::engine::{AcquireError, Engine, InstanceStatus, NoCapacity, Status, Wait};
 use crate::event::{Action, Event};
 use crate::history::Told;
+use crate::operator::{Act, Done, Refused};
 use crate::time::{Now, Time};
 use crate::words::{GroupId, Key, Loss, Request};
 
-/// Connection details that end within this are asked for again (fleeting.md 2.4).
-const EXPIRES_SOON_S: i64 = 10;
 /// Events that are taken together, with one write.
 const TOGETHER_MAX: usize = 256;
+
+/// What an operator is told.
+type Answer = Result<Done, Refused>;
 
 /// What the task is told.
 #[derive(Debug)]
@@ -42,61 +45,10 @@ pub(super) enum Command {
     GiveUp { key: Key },
     Claim { key: Key, reply: oneshot::Sender<Option<Lease>> },
     Tell(Event),
+    Operate { group: GroupId, id: Option<InstanceId>, act: Act, by: String, reply: oneshot::Sender<Answer> },
     Status { reply: oneshot::Sender<Status> },
     WhyWaiting { key: Key, reply: oneshot::Sender<Option<Wait>> },
     Shutdown { limit: Duration, reply: oneshot::Sender<Vec<InstanceStatus>> },
-}
-
-/// What leases share with the task.
-pub(super) struct Shared {
-    hosts: Mutex<Vec<Arc<dyn Host>>>,
-    commands: mpsc::UnboundedSender<Command>,
-    infos: Mutex<HashMap<(GroupId, InstanceId), ConnectInfo>>,
-    /// Counts how often a promise was possible again.
-    pub(super) room: watch::Sender<u64>,
-    pub(super) wall: fn() -> i64,
-}
-
-impl std::fmt::Debug for Shared {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").finish_non_exhaustive()
-    }
-}
-
-impl Shared {
-    pub(super) fn new(hosts: Vec<Arc<dyn Host>>, commands: mpsc::UnboundedSender<Command>, wall: fn() -> i64) -> Self {
-        Self { hosts: Mutex::new(hosts), commands, infos: Mutex::default(), room: watch::Sender::new(0), wall }
-    }
-
-    pub(super) fn host(&self, group: GroupId) -> Option<Arc<dyn Host>> {
-        self.hosts.lock().unwrap_or_else(PoisonError::into_inner).get(group.0).cloned()
-    }
-
-    /// How to reach an instance; asked for again where the details end soon.
-    pub(super) async fn connect_info(
-        &self,
-        host: &dyn Host,
-        group: GroupId,
-        id: &InstanceId,
-    ) -> Result<ConnectInfo, Unanswered> {
-        let known = self.infos.lock().unwrap_or_else(PoisonError::into_inner).get(&(group, id.clone())).cloned();
-        if let Some(info) = known
-            && info.expires.is_none_or(|expires| expires - (self.wall)() > EXPIRES_SOON_S)
-        {
-            return Ok(info);
-        }
-        let info = host.connect_info(id).await?;
-        self.infos.lock().unwrap_or_else(PoisonError::into_inner).insert((group, id.clone()), info.clone());
-        Ok(info)
-    }
-
-    pub(super) fn forget(&self, group: GroupId, id: &InstanceId) {
-        self.infos.lock().unwrap_or_else(PoisonError::into_inner).remove(&(group, id.clone()));
-    }
-
-    pub(super) fn tell(&self, event: Event) {
-        let _ = self.commands.send(Command::Tell(event));
-    }
 }
 
 /// The end that is under way.
@@ -122,6 +74,9 @@ pub(super) struct Task {
     losses: HashMap<Key, watch::Sender<Option<Loss>>>,
     /// Promises that no job has used, and whether they were withdrawn.
     promises: HashMap<Key, Arc<AtomicBool>>,
+    /// Operators who wait for an answer, by the question's number.
+    questions: HashMap<u64, oneshot::Sender<Answer>>,
+    asked: u64,
     origin: Instant,
     ending: Option<Ending>,
     room: Room,
@@ -159,6 +114,8 @@ impl Task {
             waiting: HashMap::new(),
             losses: HashMap::new(),
             promises: HashMap::new(),
+            questions: HashMap::new(),
+            asked: 0,
             origin,
             ending: None,
             room,
@@ -249,7 +206,7 @@ impl Task {
 
     fn status_changed(&mut self, group: GroupId, status: HostStatus) {
         let event = match status {
-            HostStatus::Up { max_size, can_suspend } => Event::GroupUp { group, max_size, can_suspend },
+            HostStatus::Up { max_size } => Event::GroupUp { group, max_size },
             HostStatus::Down { cause } => Event::GroupDown { group, cause },
         };
         self.engine.handle(self.now(), event);
@@ -303,6 +260,12 @@ impl Task {
                     self.losses.remove(key);
                 }
                 self.engine.handle(now, event);
+            }
+            Command::Operate { group, id, act, by, reply } => {
+                self.asked += 1;
+                let question = self.asked;
+                self.questions.insert(question, reply);
+                self.engine.handle(now, Event::Operator { question, group, id, act, by });
             }
             Command::Status { reply } => {
                 let _ = reply.send(self.status(now));
@@ -419,10 +382,8 @@ impl Task {
             Action::Grant(lease) => {
                 let key = lease.key.clone();
                 let Some(reply) = self.waiting.remove(&key) else {
-                    // Nobody waits any more, or a sleeping lease woke, whose holder has it already.
-                    if !self.losses.contains_key(&key) {
-                        self.engine.handle(self.now(), Event::Release { key });
-                    }
+                    // Nobody waits any more.
+                    self.engine.handle(self.now(), Event::Release { key });
                     return;
                 };
                 if let Some(lease) = self.lease(lease) {
@@ -439,6 +400,12 @@ impl Task {
                 if let Some(withdrawn) = self.promises.remove(&key) {
                     withdrawn.store(true, Ordering::Relaxed);
                     self.shared.room.send_modify(|times| *times += 1);
+                }
+            }
+            Action::Answer { question, answer } => {
+                if let Some(reply) = self.questions.remove(&question) {
+                    // Who asked may have gone away.
+                    let _ = reply.send(answer);
                 }
             }
             Action::Forget { group, id } => self.shared.forget(group, &id),

@@ -27,7 +27,7 @@ struct Cloud {
     defects: AtomicU32,
 }
 
-const UP: HostStatus = HostStatus::Up { max_size: 0, can_suspend: false };
+const UP: HostStatus = HostStatus::Up { max_size: 0 };
 
 impl Cloud {
     fn new() -> Arc<Self> {
@@ -99,14 +99,6 @@ impl Host for Cloud {
 
     async fn heartbeat(&self, _: &InstanceId) -> Result<(), Unanswered> {
         Ok(self.is_up()?)
-    }
-
-    async fn suspend(&self, _: &InstanceId) -> Result<(), String> {
-        Err("it cannot".to_owned())
-    }
-
-    async fn resume(&self, _: &InstanceId) -> Result<(), String> {
-        Err("it cannot".to_owned())
     }
 
     async fn stop(self: Arc<Self>) {}

@@ -17,9 +17,9 @@ const HEARD_WITHIN: std::time::Duration = std::time::Duration::from_secs(60);
 pub(super) const DOUBTED: std::time::Duration = std::time::Duration::from_secs(5);
 
 impl Engine {
-    pub(super) fn group_up(&mut self, now: Now, id: GroupId, max_size: u32, can_suspend: bool) {
+    pub(super) fn group_up(&mut self, now: Now, id: GroupId, max_size: u32) {
         let Some(group) = self.group_mut(id) else { return };
-        group.plugin = Plugin::Up { max_size, can_suspend };
+        group.plugin = Plugin::Up { max_size };
         group.updates.urgent = Some(now.at);
         group.updates.under_way.clear();
         // A plugin that starts again has not had its burst again.
@@ -60,10 +60,10 @@ impl Engine {
     pub(super) fn prepare(&mut self, now: Now, index: usize) {
         let deadline = now.at + self.config.prepare_deadline;
         let Some(instance) = self.pool.get(index) else { return };
-        let (group, id, after, restored, again) =
-            (instance.group, instance.id.clone(), now.at.since(instance.asked), instance.restored, instance.was_ready);
+        let (group, id, after, teaches, again) =
+            (instance.group, instance.id.clone(), now.at.since(instance.asked), instance.teaches, instance.was_ready);
         self.pool.change(index, |instance| instance.enter(State::Preparing, now.at, Some(deadline)));
-        if !restored {
+        if teaches {
             if let Some(group) = self.group_mut(group) {
                 group.boot.learn(after);
             }
@@ -82,7 +82,7 @@ impl Engine {
             return;
         }
         let used_up = instance.held == 0 && self.config.uses_max.is_some_and(|max| instance.used >= max.get());
-        let (uses, was_ready, restored) = (instance.used, instance.was_ready, instance.restored);
+        let (uses, was_ready, teaches) = (instance.used, instance.was_ready, instance.teaches);
         let beat = self.next_heartbeat(now);
         if !was_ready {
             self.touch(index);
@@ -95,12 +95,11 @@ impl Engine {
         });
         if let Some(group) = self.group_mut(group) {
             group.readiness.succeed();
-            if !restored {
+            if teaches {
                 group.preparation.learn(after);
             }
         }
         self.decide(now, What::Ready { group, id: id.clone(), after });
-        self.awake(now, index);
         if used_up {
             self.delete(now, index, Removal::UsedUp { uses });
         }

@@ -37,7 +37,7 @@ const REMEMBERED_MAX: usize = 100_000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Plugin {
     Down { cause: String },
-    Up { max_size: u32, can_suspend: bool },
+    Up { max_size: u32 },
 }
 
 /// One request for instances.
@@ -152,6 +152,8 @@ impl Appearances {
 pub(super) struct Group {
     pub(super) config: GroupConfig,
     pub(super) plugin: Plugin,
+    /// Who drained it, and why.
+    pub(super) drained: Option<String>,
     /// Its instances have been listed since the start.
     pub(super) listed: bool,
     pub(super) asks: VecDeque<Ask>,
@@ -192,6 +194,7 @@ impl Group {
             bucket_max: Some(config.instances_max),
             config,
             plugin: Plugin::Down { cause: "it has not been started yet".to_owned() },
+            drained: None,
             listed: false,
             asks: VecDeque::new(),
             bucket,
@@ -234,9 +237,14 @@ impl Group {
         }
     }
 
-    /// Instances on their way that are counted on.
+    /// Instances on their way.
     pub(super) fn expected(&self) -> u32 {
         self.open(|state| matches!(state, AskState::Asked | AskState::Granted { .. }))
+    }
+
+    /// Of those, the ones that jobs can have: those of a drained group go when they appear.
+    pub(super) fn counted_on(&self) -> u32 {
+        if self.drained.is_some() { 0 } else { self.expected() }
     }
 
     /// Instances that may appear, counted on or not.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  (asked) -> Booting -> Preparing -> Ready <-> (slots held) -> Draining -> Deleting -> gone
-//!                 \           \          |  \-> Suspending -> Suspended -> Resuming -> Preparing
+//!                 \           \          |  \-> Aside (from any of these three) -> Booting
 //!                  \-----------\---------+-> lost, failed, timed out: Deleting or gone
 //! ```
 
@@ -31,12 +31,13 @@ pub(super) enum State {
     Draining(Removal),
     /// It goes.
     Deleting(Deleting),
-    /// It is being put to sleep, for the lease that keeps it.
-    Suspending,
-    /// It sleeps.
-    Suspended,
-    /// It is being woken.
-    Resuming,
+    /// An operator keeps it: it gets no jobs, and is not removed.
+    Aside {
+        /// Who, and why.
+        by: String,
+        /// Why it goes when it is not kept any more.
+        then: Option<Removal>,
+    },
 }
 
 /// A removal under way.
@@ -113,8 +114,10 @@ pub(super) struct Instance {
     pub(super) due: Option<Time>,
     /// The snapshot that had it last.
     pub(super) listed: u64,
-    /// It is from before a restart: its times teach nothing.
+    /// It is from before a restart.
     pub(super) restored: bool,
+    /// Its times say how long others will take.
+    pub(super) teaches: bool,
     /// It was ready once: what is done to a new instance has been done.
     pub(super) was_ready: bool,
 }
@@ -224,7 +227,7 @@ impl Instance {
 
     /// Whether the next snapshot may bring news of it.
     pub(super) fn is_expected(&self) -> bool {
-        !matches!(self.state, State::Ready | State::Draining(_) | State::Suspended | State::Preparing)
+        !matches!(self.state, State::Ready | State::Draining(_) | State::Aside { .. } | State::Preparing)
             || self.absence.is_missing()
     }
 }

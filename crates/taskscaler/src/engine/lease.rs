@@ -199,7 +199,7 @@ impl Engine {
         let slots =
             (sums.supply * u64::from(self.config.capacity.get())).saturating_sub(sums.unavailable + sums.acquired);
         holds.iter().fold(slots, |slots, (group, hold)| {
-            let expected = self.group(*group).map_or(0, |group| u64::from(group.expected()));
+            let expected = self.group(*group).map_or(0, |group| u64::from(group.counted_on()));
             let more = match hold {
                 // A place will be free when one that goes is gone.
                 Some(Hold::AtMax { leaving, stuck, .. }) => u64::from(leaving.saturating_sub(stuck.count)),
@@ -214,7 +214,7 @@ impl Engine {
 
     fn facts(&self) -> String {
         let sums = self.pool.sums();
-        let coming: u64 = self.groups.iter().map(|group| u64::from(group.expected())).sum();
+        let coming = self.expected();
         let unready = (sums.supply * u64::from(self.config.capacity.get()))
             .saturating_sub(sums.acquired + sums.unavailable + sums.free);
         format!(
@@ -240,7 +240,6 @@ impl Engine {
 
     /// Frees a slot. An instance that is used up goes at once (S12).
     pub(super) fn release(&mut self, now: Now, key: &Key) {
-        self.waking.remove(key);
         let Some(index) = self.drop_lease(now, key) else { return };
         self.decide(now, What::Released { key: key.clone() });
         self.after_release(now, index);
@@ -269,10 +268,8 @@ impl Engine {
         let used = instance.used;
         match instance.state.clone() {
             State::Draining(why) => self.delete(now, index, why),
-            State::Suspending | State::Suspended | State::Resuming => {
-                self.delete(now, index, Removal::UsedUp { uses: used });
-            }
-            State::Deleting(_) => {}
+            // Who keeps it wants to look at it, also where it is used up.
+            State::Deleting(_) | State::Aside { .. } => {}
             _ if self.config.uses_max.is_some_and(|max| used >= max.get()) => {
                 self.delete(now, index, Removal::UsedUp { uses: used });
             }
@@ -282,7 +279,7 @@ impl Engine {
 
     /// The instance is no more: its leases end, and it leaves the books.
     pub(super) fn gone(&mut self, now: Now, index: usize, cause: Loss) {
-        self.lose_jobs(now, index, cause);
+        self.lose_jobs(now, index, &cause);
         let Some(instance) = self.pool.remove(index) else { return };
         let deletion = match &instance.state {
             State::Deleting(deleting) if deleting.attempts > 0 => Some(now.at.since(deleting.since)),
@@ -302,7 +299,7 @@ impl Engine {
     }
 
     /// Ends all leases of an instance that is going or gone by itself.
-    pub(super) fn lose_jobs(&mut self, now: Now, index: usize, cause: Loss) {
+    pub(super) fn lose_jobs(&mut self, now: Now, index: usize, cause: &Loss) {
         let Some(instance) = self.pool.get(index) else { return };
         if instance.held == 0 {
             return;
@@ -310,10 +307,9 @@ impl Engine {
         let (group, id): (GroupId, InstanceId) = (instance.group, instance.id.clone());
         let jobs: Vec<Key> = instance.keys().map(|(_, key)| key.clone()).collect();
         for key in &jobs {
-            self.waking.remove(key);
             self.drop_lease(now, key);
             self.actions.push(Action::Lost { key: key.clone(), cause: cause.clone() });
         }
-        self.decide(now, What::Lost { group, id, cause, jobs });
+        self.decide(now, What::Lost { group, id, cause: cause.clone(), jobs });
     }
 }

@@ -58,7 +58,7 @@ impl Engine {
                     return Err(Violation::new("R2", format!("{key} has a slot and waits for one")));
                 }
             }
-            let bounded = matches!(instance.state, State::Ready | State::Suspended) || instance.due.is_some();
+            let bounded = matches!(instance.state, State::Ready | State::Aside { .. }) || instance.due.is_some();
             if !bounded && instance.held == 0 {
                 return Err(Violation::new(
                     "I3",

@@ -23,6 +23,7 @@ mod instance;
 mod lease;
 mod limits;
 mod offers;
+mod operator;
 mod place;
 mod pool;
 mod queue;
@@ -31,12 +32,11 @@ mod remove;
 mod restore;
 mod scale;
 mod status;
-mod suspend;
 #[cfg(test)]
 mod tests;
 mod update;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use crate::books::{Change, RowKey};
 use crate::config::Config;
@@ -74,17 +74,16 @@ pub struct Engine {
     kept: Option<(Key, Index)>,
     /// What earlier jobs used.
     usages: Usages,
-    /// Leases whose instance is to be woken, or is being woken.
-    waking: BTreeMap<Key, Time>,
     wanted: Wanted,
     policy: Option<usize>,
     /// The minute for which [`Self::wanted`] was looked up.
     minute: Option<i64>,
     forecast: Option<Forecast>,
-    upcoming: u32,
     /// Nothing is kept idle.
     draining: bool,
     stopping: bool,
+    /// At the end, also what an operator keeps goes.
+    nothing_stays: bool,
     next_number: u64,
     /// Why instances that are missing are not asked for, as it was last told.
     held: Vec<(GroupId, Hold)>,
@@ -130,14 +129,13 @@ impl Engine {
             unclaimed: BTreeSet::new(),
             kept: None,
             usages: Usages::default(),
-            waking: BTreeMap::new(),
             wanted: Wanted::default(),
             policy: None,
             minute: None,
             forecast,
-            upcoming: 0,
             draining: false,
             stopping: false,
+            nothing_stays: false,
             next_number: 1,
             held: Vec::new(),
             missing: 0,
@@ -152,7 +150,7 @@ impl Engine {
     pub fn handle(&mut self, now: Now, event: Event) {
         match event {
             Event::Tick => {}
-            Event::GroupUp { group, max_size, can_suspend } => self.group_up(now, group, max_size, can_suspend),
+            Event::GroupUp { group, max_size } => self.group_up(now, group, max_size),
             Event::GroupDown { group, cause } => self.group_down(group, cause),
             Event::Updated { group, call, result } => self.updated(now, group, call, result),
             Event::Increased { group, call, result } => self.increased(now, group, call, result),
@@ -161,8 +159,6 @@ impl Engine {
             Event::Health { group, id, result } => self.health(now, group, &id, result),
             Event::HealthUnknown { group, id } => self.health_unknown(now, group, &id),
             Event::Suspect { key } => self.suspect(now, &key),
-            Event::Suspended { group, id, result } => self.sleep_answered(now, group, &id, result),
-            Event::Resumed { group, id, result } => self.wake_answered(now, group, &id, result),
             Event::Unreserve { key } => {
                 self.reservations.remove(&key);
             }
@@ -171,15 +167,12 @@ impl Engine {
             }
             Event::Used { key, used } => self.used(now, key, used),
             Event::Release { key } => self.release(now, &key),
-            Event::Suspend { key } => self.sleep(now, &key),
-            Event::Resume { key } => self.wake(now, key),
             Event::Settled => self.settled(now),
             Event::Policies(policies) => {
                 self.config.policies = policies;
                 self.minute = None;
             }
-            Event::Upcoming { jobs } => self.upcoming = jobs,
-            Event::Remove { group, id, why } => self.remove_by_operator(now, group, &id, why),
+            Event::Operator { question, group, id, act, by } => self.operate(now, question, (group, id), act, by),
             Event::Disowned { group, id, why } => self.disowned(now, group, &id, why),
             Event::Priced { group, per_hour } => self.priced(group, per_hour),
             Event::Stock { group, available } => self.stock(group, available),
@@ -187,7 +180,10 @@ impl Engine {
                 self.draining = true;
                 self.minute = None;
             }
-            Event::RemoveAtTheEnd => self.config.delete_on_shutdown = true,
+            Event::RemoveAtTheEnd => {
+                self.config.delete_on_shutdown = true;
+                self.nothing_stays = true;
+            }
             Event::Stop => self.stop(now),
         }
         self.settle(now);

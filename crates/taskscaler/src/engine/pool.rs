@@ -427,16 +427,13 @@ impl Instance {
 }
 
 /// States as the peer's metrics name them.
-const STATES: [&str; 6] = ["creating", "running", "suspending", "suspended", "resuming", "deleting"];
+const STATES: [&str; 3] = ["creating", "running", "deleting"];
 
 fn label(instance: &Instance) -> usize {
     match instance.state {
         State::Booting => 0,
-        State::Preparing | State::Ready | State::Draining(_) => 1,
-        State::Suspending => 2,
-        State::Suspended => 3,
-        State::Resuming => 4,
-        State::Deleting(_) => 5,
+        State::Preparing | State::Ready | State::Aside { .. } | State::Draining(_) => 1,
+        State::Deleting(_) => 2,
     }
 }
 

@@ -90,7 +90,6 @@ impl Engine {
             (State::Deleting(_), _) => {}
             (_, InstanceState::Deleting) => self.taken(now, index),
             (State::Booting, InstanceState::Running) => self.prepare(now, index),
-            (State::Suspending | State::Suspended | State::Resuming, state) => self.observe_sleep(now, index, state),
             (
                 State::Ready | State::Draining(_) | State::Preparing,
                 InstanceState::Suspending | InstanceState::Suspended,
@@ -116,10 +115,13 @@ impl Engine {
         let foreign_is = self.config.foreign;
         let Some(of) = self.groups.get_mut(group.0) else { return };
         if of.was_ours(&id) {
-            if state != InstanceState::Deleting {
-                let index = self.adopt(now, group, id, false);
-                self.pool.mark_listed(index, call);
-                self.delete(now, index, Removal::Returned);
+            let index = self.adopt(now, group, id, false);
+            self.pool.mark_listed(index, call);
+            self.delete(now, index, Removal::Returned);
+            if state == InstanceState::Deleting {
+                // It goes by itself, and has its place until it is gone.
+                let later = now.at + self.config.deletion_retry_interval;
+                self.pool.change(index, |instance| instance.due = Some(later));
             }
             return;
         }
@@ -178,6 +180,7 @@ impl Engine {
             due: Some(now.at + self.config.boot_deadline),
             listed: 0,
             restored: old,
+            teaches: !old,
             was_ready: false,
         };
         let index = self.pool.insert(instance);

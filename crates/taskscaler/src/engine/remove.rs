@@ -6,7 +6,7 @@ use muster_fleeting::model::InstanceId;
 
 use super::Engine;
 use super::calls::DOUBTED;
-use super::instance::{Deleting, State};
+use super::instance::{Deleting, Instance, State};
 use crate::decision::What;
 use crate::event::Action;
 use crate::throttle::jittered;
@@ -25,6 +25,15 @@ impl Engine {
     pub(super) fn retire(&mut self, now: Now, index: usize, why: Removal) {
         let Some(instance) = self.pool.get(index) else { return };
         if instance.is_deleting() {
+            return;
+        }
+        if matches!(instance.state, State::Aside { .. }) && !why.overrules_who_keeps() {
+            self.pool.change(index, |instance| {
+                if let State::Aside { then, .. } = &mut instance.state {
+                    *then = Some(why);
+                }
+            });
+            self.touch(index);
             return;
         }
         if instance.held == 0 {
@@ -52,16 +61,6 @@ impl Engine {
         self.decide(now, What::Remove { group, id, why, inputs });
     }
 
-    pub(super) fn remove_by_operator(&mut self, now: Now, group: GroupId, id: &InstanceId, why: String) {
-        if let Some(index) = self.pool.find(group, id) {
-            self.retire(now, index, Removal::Operator { why });
-        } else if self.group_mut(group).is_some_and(|group| group.foreign.remove(id).is_some()) {
-            self.touch_foreign(group, id);
-            let index = self.adopt(now, group, id.clone(), true);
-            self.delete(now, index, Removal::Operator { why });
-        }
-    }
-
     pub(super) fn stop(&mut self, now: Now) {
         self.stopping = true;
         let retry = self.config.deletion_retry_interval.min(self.config.shutdown_deletion_interval);
@@ -81,7 +80,9 @@ impl Engine {
         if !self.config.delete_on_shutdown {
             return;
         }
-        let idle = self.pool.iter().filter(|(_, instance)| instance.held == 0 && !instance.is_deleting());
+        let kept = |state: &State| matches!(state, State::Aside { .. }) && !self.nothing_stays;
+        let goes = |instance: &Instance| instance.held == 0 && !instance.is_deleting() && !kept(&instance.state);
+        let idle = self.pool.iter().filter(|(_, instance)| goes(instance));
         for index in idle.map(|(index, _)| index).collect::<Vec<_>>() {
             self.delete(now, index, Removal::Shutdown);
         }
@@ -121,8 +122,7 @@ impl Engine {
                     });
                     self.to_remove.push(index);
                 }
-                State::Suspending | State::Resuming | State::Suspended => self.sleep_is_due(now, index),
-                State::Draining(_) => {
+                State::Draining(_) | State::Aside { .. } => {
                     self.pool.change(index, |instance| instance.due = None);
                 }
             }
@@ -211,7 +211,7 @@ impl Engine {
 
     /// The provider takes it: its jobs are lost now, not when it answers no more.
     pub(super) fn taken(&mut self, now: Now, index: usize) {
-        self.lose_jobs(now, index, Loss::TakenByProvider);
+        self.lose_jobs(now, index, &Loss::TakenByProvider);
         self.delete(now, index, Removal::Provider);
         // It goes by itself: a call of ours comes only if it is still there later.
         let later: Time = now.at + self.config.deletion_retry_interval;

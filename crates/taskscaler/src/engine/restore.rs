@@ -56,7 +56,8 @@ impl Engine {
                     RowKey::Instance { group, .. }
                     | RowKey::Ask { group, .. }
                     | RowKey::Gone { group, .. }
-                    | RowKey::Foreign { group, .. },
+                    | RowKey::Foreign { group, .. }
+                    | RowKey::Drained { group },
                     _,
                 ) => group,
             };
@@ -92,6 +93,11 @@ impl Engine {
                     let state = engine.state_of_ask(now, granted, owed_unix);
                     if let Some(group) = engine.group_mut(group) {
                         group.asks.push_back(Ask { call, asked: now.at, asked_unix, n, open, state });
+                    }
+                }
+                (RowKey::Drained { .. }, Row::Drained { by }) => {
+                    if let Some(group) = engine.group_mut(group) {
+                        group.drained = Some(by);
                     }
                 }
                 (RowKey::Gone { id, .. }, Row::Gone { .. }) => {
@@ -167,7 +173,7 @@ impl Engine {
             instance.jobs = u32::try_from(instance.keys().count()).unwrap_or(u32::MAX);
             match intent {
                 Intent::Use => {}
-                Intent::Sleep => instance.enter(State::Suspending, now.at, Some(now.at)),
+                Intent::Keep { by, then } => instance.enter(State::Aside { by, then }, now.at, None),
                 Intent::Drain(why) => instance.enter(State::Draining(why), now.at, None),
                 Intent::Delete(why) => {
                     let deleting = Deleting { why, attempts: 0, called: false, since: now.at };
@@ -237,7 +243,7 @@ impl Engine {
                 let instance = self.pool.get(index)?;
                 let intent = match &instance.state {
                     State::Booting | State::Preparing | State::Ready => Intent::Use,
-                    State::Suspending | State::Suspended | State::Resuming => Intent::Sleep,
+                    State::Aside { by, then } => Intent::Keep { by: by.clone(), then: then.clone() },
                     State::Draining(why) => Intent::Drain(why.clone()),
                     State::Deleting(deleting) => Intent::Delete(deleting.why.clone()),
                 };
@@ -268,6 +274,7 @@ impl Engine {
                 let stranger = self.group(by_name(group)?)?.foreign.get(&InstanceId::new(id.clone()))?;
                 Some(Row::Foreign { unix: stranger.since_unix })
             }
+            RowKey::Drained { group } => Some(Row::Drained { by: self.group(by_name(group)?)?.drained.clone()? }),
             RowKey::Work(work) => self.usages.get(*work).cloned().map(Row::Work),
             RowKey::Spent { day } => Some(Row::Spent { slot_seconds: self.forecast.as_ref()?.spent(*day)? }),
             RowKey::Load { bucket } => Some(Row::Load { most: self.forecast.as_ref()?.most(*bucket)? }),

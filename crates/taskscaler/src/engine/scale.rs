@@ -37,6 +37,9 @@ impl Engine {
             self.remove_at_the_end(now);
             return;
         }
+        for group in (0..self.groups.len()).map(GroupId) {
+            self.empty_drained(now, group);
+        }
         let inputs = self.inputs(now);
         self.missing = formula::required(&inputs);
         match self.missing {
@@ -54,7 +57,7 @@ impl Engine {
     pub(super) fn inputs(&self, now: Now) -> Inputs {
         let sums = self.pool.sums();
         let (capacity, usable) = (u64::from(self.config.capacity.get()), u64::from(self.config.usable()));
-        let expected: u64 = self.groups.iter().map(|group| u64::from(group.expected())).sum();
+        let expected = self.expected();
         let (requests, waiting) = (self.queue.len() as u64, self.queue.slots(self.config.usable()));
         let forecast = self.forecast.as_ref().filter(|_| !self.draining);
         let forecast = forecast.map_or(0, |forecast| forecast.idle(now.unix, sums.held + waiting, self.boot_time()));
@@ -67,12 +70,17 @@ impl Engine {
             stray: self.stray(),
             reserved: if keeps { reserved } else { 0 },
             unavailable: sums.unavailable + expected * (capacity - usable),
-            idle_count: u64::from(self.wanted.idle_count).max(u64::from(self.upcoming)).max(forecast),
+            idle_count: u64::from(self.wanted.idle_count).max(forecast),
             capacity,
             usable,
             scale_factor: self.wanted.scale_factor,
             scale_factor_limit: u64::from(self.wanted.scale_factor_limit),
         }
+    }
+
+    /// Instances on their way that jobs can have.
+    pub(super) fn expected(&self) -> u64 {
+        self.groups.iter().map(|group| u64::from(group.counted_on())).sum()
     }
 
     /// How long a new instance takes, as far as is known.
@@ -160,6 +168,9 @@ impl Engine {
         let group = self.groups.get_mut(id.0)?;
         if stopping {
             return Some(Hold::Stopping);
+        }
+        if let Some(by) = &group.drained {
+            return Some(Hold::Drained { by: by.clone() });
         }
         if let Plugin::Down { cause } = &group.plugin {
             return Some(Hold::Down { cause: cause.clone() });

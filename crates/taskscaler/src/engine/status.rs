@@ -104,6 +104,9 @@ pub struct GroupStatus {
     pub error: Option<String>,
     /// Instances that nobody here asked for.
     pub foreign: Vec<String>,
+    /// Who drained it, and why; none: it is not drained.
+    #[serde(default)]
+    pub drained: Option<String>,
 }
 
 /// One instance.
@@ -113,9 +116,9 @@ pub struct InstanceStatus {
     pub id: String,
     /// Its group's name.
     pub group: String,
-    /// `booting`, `preparing`, `ready`, `draining`, `deleting`, `suspending`, `suspended`, `resuming`.
+    /// `booting`, `preparing`, `ready`, `drained` (an operator keeps it), `draining` (it goes after its jobs), `deleting`.
     pub state: String,
-    /// Why it goes, where it does.
+    /// Why it goes, where it does, or who keeps it.
     pub why: Option<String>,
     /// Since when it is in this state, in milliseconds.
     pub for_ms: u64,
@@ -230,8 +233,7 @@ impl Engine {
 
     /// Instances that boot or are made ready.
     fn booting(&self) -> u64 {
-        let expected: u64 = self.groups.iter().map(|group| u64::from(group.expected())).sum();
-        expected + (0..self.groups.len()).map(|group| u64::from(self.pool.coming(GroupId(group)))).sum::<u64>()
+        self.expected() + (0..self.groups.len()).map(|group| u64::from(self.pool.coming(GroupId(group)))).sum::<u64>()
     }
 
     fn ready_in_ms(&self, now: Now) -> Option<u64> {
@@ -277,6 +279,7 @@ impl Engine {
             failures: failing.map_or(0, |backoff| backoff.failures),
             error: failing.map(|backoff| backoff.error.clone()),
             foreign: group.foreign.keys().map(ToString::to_string).collect(),
+            drained: group.drained.clone(),
         })
     }
 
@@ -285,18 +288,16 @@ impl Engine {
             State::Booting => ("booting", None),
             State::Preparing => ("preparing", None),
             State::Ready => ("ready", None),
-            State::Draining(why) => ("draining", Some(why)),
-            State::Deleting(deleting) => ("deleting", Some(&deleting.why)),
-            State::Suspending => ("suspending", None),
-            State::Suspended => ("suspended", None),
-            State::Resuming => ("resuming", None),
+            State::Aside { by, .. } => ("drained", Some(by.clone())),
+            State::Draining(why) => ("draining", Some(why.to_string())),
+            State::Deleting(deleting) => ("deleting", Some(deleting.why.to_string())),
         };
         let slots = (0..).zip(&instance.slots);
         InstanceStatus {
             id: instance.id.to_string(),
             group: self.group(instance.group).map_or_else(String::new, |group| group.config.name.clone()),
             state: state.to_owned(),
-            why: why.map(ToString::to_string),
+            why,
             for_ms: millis(now.at.since(instance.since)),
             age_ms: millis(now.at.since(instance.seen)),
             used: instance.used,

@@ -7,7 +7,7 @@ use crate::history::{DAY_S, Told};
 /// Decisions of an answer.
 const DECISIONS_MAX: usize = 1000;
 /// Kinds that say how many instances there are to be.
-const SCALING: [&str; 7] = ["policy", "ask", "granted", "hold", "creation_failed", "update_failed", "lost"];
+const SCALING: [&str; 8] = ["policy", "ask", "granted", "hold", "creation_failed", "update_failed", "lost", "operator"];
 
 /// What is asked about.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,19 +38,22 @@ pub fn explain(
 ) -> std::io::Result<Explained> {
     let since = unix - DAY_S;
     let mut explained = match subject {
-        Subject::Fleet => fleet(report, source, recall(since, DECISIONS_MAX, &|_| true)?),
+        Subject::Fleet => fleet(report, source, recall(since, DECISIONS_MAX + 1, &|_| true)?),
         Subject::Job(job) => self::job(job, report, unix, recall)?,
         Subject::Instance(id) => {
-            let own = recall(since, DECISIONS_MAX, &|told| told.instance.as_ref() == Some(id))?;
+            let own = recall(since, DECISIONS_MAX + 1, &|told| told.instance.as_ref() == Some(id))?;
             instance(id, report, own)
         }
         Subject::Group(name) => {
             let about = |told: &Told| {
                 told.group.as_ref() == Some(name) || told.kind == "policy" || told.text.contains(&mention(name))
             };
-            group(name, report, source, recall(since, DECISIONS_MAX, &about)?)
+            group(name, report, source, recall(since, DECISIONS_MAX + 1, &about)?)
         }
     };
+    let surplus = explained.decisions.len().saturating_sub(DECISIONS_MAX);
+    explained.is_cut = surplus > 0;
+    explained.decisions.drain(..surplus);
     if let Some(why) = &report.down {
         explained.answer.insert(0, format!("the scaler of runner {} does not run: {why}", report.runner));
     }
@@ -63,7 +66,7 @@ fn mention(group: &str) -> String {
 }
 
 fn explained(report: &Report, known: bool, answer: Vec<String>, decisions: Vec<Told>) -> Explained {
-    Explained { runner: report.runner.clone(), known, answer, decisions }
+    Explained { runner: report.runner.clone(), known, answer, decisions, is_cut: false }
 }
 
 /// Whether a key is that of a job: its own text, or `job-<number>-...`.
@@ -75,7 +78,7 @@ fn is_of(key: &str, job: &str) -> bool {
 fn job(job: &str, report: &Report, unix: i64, recall: Recall<'_>) -> std::io::Result<Explained> {
     let since = unix - DAY_S;
     let own = |told: &Told| told.keys.iter().any(|key| is_of(key, job));
-    let mut decisions = recall(since, DECISIONS_MAX, &own)?;
+    let mut decisions = recall(since, DECISIONS_MAX + 1, &own)?;
     let mut answer = Vec::new();
     let mut window = None;
     let status = report.status.as_ref();
@@ -109,7 +112,7 @@ fn job(job: &str, report: &Report, unix: i64, recall: Recall<'_>) -> std::io::Re
     let known = waiting.is_some() || held.is_some() || !decisions.is_empty();
     if let Some((from, to)) = window {
         let meanwhile = |told: &Told| told.unix <= to && SCALING.contains(&told.kind.as_str()) && !own(told);
-        decisions.extend(recall(from, DECISIONS_MAX, &meanwhile)?);
+        decisions.extend(recall(from, DECISIONS_MAX + 1, &meanwhile)?);
         decisions.sort_by_key(|told| told.unix);
     }
     Ok(explained(report, known, answer, decisions))
@@ -144,7 +147,7 @@ fn instance(id: &str, report: &Report, decisions: Vec<Told>) -> Explained {
         answer.push(format!("runner {} does not know instance {id}, nor did it in the last day", report.runner));
     } else {
         answer.push(format!("instance {id} is not there any more"));
-        let ends = ["remove", "lost", "gone"];
+        let ends = ["operator", "remove", "lost", "gone"];
         answer.extend(decisions.iter().filter(|told| ends.contains(&&*told.kind)).map(|told| told.text.clone()));
     }
     explained(report, found.is_some() || foreign.is_some() || !decisions.is_empty(), answer, decisions)
@@ -157,7 +160,10 @@ fn now(instance: &InstanceStatus) -> Vec<String> {
         seconds(*for_ms),
         seconds(*age_ms)
     )];
-    answer.extend(why.as_ref().map(|why| format!("it goes: {why}")));
+    answer.extend(why.as_ref().map(|why| match state.as_str() {
+        "drained" => format!("it gets no jobs and stays until it is resumed or removed: drained by {why}"),
+        _ => format!("it goes: {why}"),
+    }));
     answer.extend(slots.iter().map(|slot| format!("slot {}: {}", slot.slot, slot.key)));
     answer
 }
@@ -179,7 +185,7 @@ fn group(name: &str, report: &Report, source: Source, decisions: Vec<Told>) -> E
 }
 
 fn how(group: &GroupStatus, source: Source) -> Vec<String> {
-    let GroupStatus { name, down, max, instances, coming, doubtful, failures, error, foreign } = group;
+    let GroupStatus { name, down, max, instances, coming, doubtful, failures, error, foreign, drained } = group;
     let max = match (source, max) {
         (Source::Store, _) => String::new(),
         (Source::Manager, None) => " without a limit".to_owned(),
@@ -187,6 +193,7 @@ fn how(group: &GroupStatus, source: Source) -> Vec<String> {
     };
     let doubt = if *doubtful > 0 { format!(" ({doubtful} of them in doubt)") } else { String::new() };
     let mut answer = vec![format!("group {name} has {instances} instances{max}, and {coming} asked for{doubt}")];
+    answer.extend(drained.as_ref().map(|by| format!("it makes no more until it is resumed: drained by {by}")));
     answer.extend(down.as_ref().map(|why| format!("its plugin does not run: {why}")));
     answer.extend(error.as_ref().map(|error| format!("the last {failures} attempts failed: {error}")));
     if !foreign.is_empty() {
@@ -325,6 +332,18 @@ mod tests {
             }
             assert!(answer.contains("only a manager at work can say"), "{answer}");
         }
+    }
+
+    #[test]
+    fn an_answer_that_leaves_something_out_says_so() {
+        let history: Vec<Told> = (0..1500).map(|n| told(n, "policy", &[], &n.to_string())).collect();
+        let report = report(Vec::new());
+        let recall = |_, most: usize, _: &dyn Fn(&Told) -> bool| Ok(history[history.len() - most.min(1500)..].to_vec());
+        let explained = explain(&Subject::Fleet, &report, Source::Manager, 1500, &recall).unwrap();
+        assert_eq!((explained.is_cut, explained.decisions.len()), (true, DECISIONS_MAX));
+        assert_eq!(explained.decisions[0].text, "500", "the latest stay");
+        let few = |_, _: usize, _: &dyn Fn(&Told) -> bool| Ok(history[..1000].to_vec());
+        assert!(!explain(&Subject::Fleet, &report, Source::Manager, 1500, &few).unwrap().is_cut);
     }
 
     #[test]

@@ -99,4 +99,7 @@ pub struct Explained {
     pub answer: Vec<String>,
     /// The decisions behind it, the latest last.
     pub decisions: Vec<Told>,
+    /// Older ones of the last day are left out: there are more than an answer has.
+    #[serde(default)]
+    pub is_cut: bool,
 }

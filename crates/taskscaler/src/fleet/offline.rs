@@ -67,6 +67,7 @@ fn fleet(books: &Path, unix: i64) -> Result<OfflineFleet, StoreError> {
                 group.doubtful += if granted { 0 } else { open };
             }
             (RowKey::Gone { group, .. }, _) => drop(of(&mut groups, &group)),
+            (RowKey::Drained { group }, Row::Drained { by }) => of(&mut groups, &group).drained = Some(by),
             (RowKey::Foreign { group, id }, _) => of(&mut groups, &group).foreign.push(id),
             _ => {}
         }
@@ -114,6 +115,7 @@ fn of<'a>(groups: &'a mut BTreeMap<String, GroupStatus>, name: &str) -> &'a mut 
         failures: 0,
         error: None,
         foreign: Vec::new(),
+        drained: None,
     })
 }
 
@@ -127,16 +129,16 @@ fn instance(
 ) -> InstanceStatus {
     let (state, why) = match intent {
         Intent::Use => ("in use", None),
-        Intent::Sleep => ("suspended", None),
-        Intent::Drain(why) => ("draining", Some(why)),
-        Intent::Delete(why) => ("deleting", Some(why)),
+        Intent::Keep { by, .. } => ("drained", Some(by.clone())),
+        Intent::Drain(why) => ("draining", Some(why.to_string())),
+        Intent::Delete(why) => ("deleting", Some(why.to_string())),
     };
     let age_ms = u64::try_from(age_s).unwrap_or(0).saturating_mul(1000);
     InstanceStatus {
         id,
         group,
         state: state.to_owned(),
-        why: why.map(ToString::to_string),
+        why,
         for_ms: age_ms,
         age_ms,
         used,

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use super::cloud::Cloud;
+use super::cloud::{Cloud, Known};
 use crate::InstanceId;
 use crate::config::Config;
 use crate::engine::Violation;
@@ -89,13 +89,13 @@ impl Watch {
         Ok(())
     }
 
-    /// The machines of a group, as they really are. Those that the provider lied about do not count: nobody can know of
-    /// them.
+    /// The machines of a group, as they really are. Those that no list since the last lie about them has told of do not
+    /// count: nobody can know of them.
     ///
     /// # Errors
     /// I1: more than allowed.
     pub fn made(&self, cloud: &Cloud, at: Time, max: u32) -> Result<(), Violation> {
-        let live = cloud.live(at).filter(|(_, machine)| machine.honest).count();
+        let live = cloud.live(at).filter(|(_, machine)| machine.known == Known::Always).count();
         if max > 0 && live > max as usize {
             return Err(Violation::new("I1", format!("{live} machines, of at most {max}")));
         }
@@ -110,7 +110,7 @@ impl Watch {
     pub fn spent(&self, clouds: &[Cloud], config: &Config, at: Time) -> Result<(), Violation> {
         let Some(max) = config.spend_max_per_hour else { return Ok(()) };
         let costs = clouds.iter().zip(&config.groups).map(|(cloud, group)| {
-            cloud.live(at).filter(|(_, machine)| machine.honest).count() as f64 * group.price_per_hour
+            cloud.live(at).filter(|(_, machine)| machine.known == Known::Always).count() as f64 * group.price_per_hour
         });
         let spend: f64 = costs.sum();
         if spend > max + 1e-6 {

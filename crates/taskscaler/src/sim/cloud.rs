@@ -132,10 +132,24 @@ pub struct Machine {
     pub gone: Option<Time>,
     /// It was told to go.
     pub deleting: bool,
-    /// The provider never lied about it, and made it for who asked.
-    pub honest: bool,
+    /// The provider made it for who asked, and told of it: in lists that came since the last that lacked it, by the manager's
+    /// life and the list's number. None where nobody can know of it.
+    pub known: Known,
+    /// A list that had it has come.
+    pub is_listed: bool,
     /// A person made it.
     pub foreign: bool,
+}
+
+/// Whether a manager can know of a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Known {
+    /// It can.
+    Always,
+    /// Once a list has come that is later than this one, by the manager's life and the list's number.
+    Since((u32, u64)),
+    /// A person made it, or it was listed late: it cannot be told from what was asked for later.
+    Never,
 }
 
 /// See the module.
@@ -248,7 +262,8 @@ impl Cloud {
             taken: announced,
             gone,
             deleting: false,
-            honest: !late && !foreign,
+            known: if foreign || late { Known::Never } else { Known::Always },
+            is_listed: false,
             foreign,
         };
         self.live.insert(id.clone(), ());
@@ -291,7 +306,12 @@ impl Cloud {
     }
 
     /// All machines, as the provider says.
-    pub fn list(&mut self, at: Time, random: &mut ChaCha8Rng) -> Result<Vec<(InstanceId, InstanceState)>, String> {
+    pub fn list(
+        &mut self,
+        at: Time,
+        number: (u32, u64),
+        random: &mut ChaCha8Rng,
+    ) -> Result<Vec<(InstanceId, InstanceState)>, String> {
         self.bury(at);
         let lies = self.lies(at);
         if chance(random, lies.refused) {
@@ -308,11 +328,13 @@ impl Cloud {
             let Some(machine) = self.machines.get_mut(&id) else { continue };
             if seen < machine.visible || machine.gone.is_some_and(|gone| gone <= seen) {
                 // To who looks now, it is there.
-                machine.honest &= !(stale && machine.is_live(at) && machine.visible <= at);
+                if stale && machine.is_live(at) && machine.visible <= at {
+                    machine.is_lacked_by(number);
+                }
                 continue;
             }
             if chance(random, lies.hidden) {
-                machine.honest = false;
+                machine.is_lacked_by(number);
                 continue;
             }
             let state = if machine.taken.is_some_and(|taken| taken <= seen) || machine.deleting {
@@ -325,6 +347,17 @@ impl Cloud {
             list.push((id, state));
         }
         Ok(list)
+    }
+
+    /// A list of this number has come to the manager: what it has is known, unless a later one lacked it.
+    pub fn is_told(&mut self, number: (u32, u64), list: &[(InstanceId, InstanceState)]) {
+        for (id, _) in list {
+            let Some(machine) = self.machines.get_mut(id) else { continue };
+            machine.is_listed = true;
+            if matches!(machine.known, Known::Since(lacked) if lacked < number) {
+                machine.known = Known::Always;
+            }
+        }
     }
 
     /// Whether an instance can be made ready, after so long.
@@ -376,6 +409,16 @@ impl Cloud {
 }
 
 impl Machine {
+    /// The list of this number, a lie, does not have it.
+    fn is_lacked_by(&mut self, number: (u32, u64)) {
+        self.known = match self.known {
+            // One that no list has had yet may be taken for one that was asked for later.
+            Known::Never => Known::Never,
+            _ if !self.is_listed => Known::Never,
+            _ => Known::Since(number),
+        };
+    }
+
     /// Whether it is there.
     #[must_use]
     pub fn is_live(&self, at: Time) -> bool {

@@ -1,5 +1,6 @@
 //! What a world's agenda is made of.
 
+use super::turn::Turn;
 use crate::event::Event;
 
 /// What happens at a time.
@@ -22,6 +23,11 @@ pub(super) enum Happening {
     AskForJobs,
     Wake,
     Kill,
+    /// A group's plugin that was down may be up.
+    PluginUp(usize),
+    Turn(Turn),
+    /// From here on nothing is wrong.
+    Heal,
     Foreign,
     Sample,
 }

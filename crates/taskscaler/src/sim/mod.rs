@@ -3,6 +3,7 @@
 //!
 //! - [`cloud`] is the provider: boot times, rate limits, quotas, stock-outs, spot losses, prices; and, where it is told to,
 //!   lies: lists that are old or lack something, errors after success, grants that are short or late.
+//! - [`turn`] is what happens beside: plugins that go, prices and clocks that jump, people.
 //! - [`world`] runs an engine in it, with jobs, restarts of the manager, and the invariants after every event.
 //! - [`trace`] are jobs: read from a file, or generated.
 //! - [`report`] is what came of it: waits, cost, idle share, a timeline.
@@ -13,4 +14,5 @@ mod happening;
 pub mod report;
 pub mod scenario;
 pub mod trace;
+pub mod turn;
 pub mod world;

@@ -9,6 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use super::cloud::{CloudConfig, Lies, Spread, chance};
 use super::report::Report;
 use super::trace::Job;
+use super::turn::{self, Turn};
 use super::world::World;
 use crate::config::{Config, GroupConfig, GroupOrder, Throttle};
 use crate::engine::Violation;
@@ -35,6 +36,10 @@ pub struct Scenario {
     pub killed_before_acting: f64,
     /// A person makes a machine in the first group.
     pub foreign: Vec<Time>,
+    /// What else happens, and when; before `heals`.
+    pub turns: Vec<(Time, Turn)>,
+    /// Promises that the manager holds, also without a job: its requests in flight.
+    pub promises: usize,
     /// From then on nothing is wrong.
     pub heals: Time,
     /// The last moment; all jobs are done before.
@@ -77,6 +82,8 @@ impl Scenario {
             kills: Vec::new(),
             killed_before_acting: 0.0,
             foreign: Vec::new(),
+            turns: Vec::new(),
+            promises: 0,
             heals: Time::from_millis(u64::MAX),
             end,
             quiet: None,
@@ -88,13 +95,13 @@ impl Scenario {
         }
     }
 
-    /// Instances that the policy keeps at the end, at most.
+    /// Instances that the policy of a configuration keeps at the end, at most.
     #[must_use]
-    pub fn instances_kept(&self) -> u64 {
+    pub fn instances_kept(&self, config: &Config) -> u64 {
         let unix = self.origin + i64::try_from(self.end.as_millis() / 1000).unwrap_or(0);
-        let (_, wanted) = self.config.policies.at(unix);
+        let (_, wanted) = config.policies.at(unix);
         // One that was used before may give as little as one slot.
-        let least = if self.config.uses_max.is_some() { 1 } else { self.config.capacity.get() };
+        let least = if config.uses_max.is_some() { 1 } else { config.capacity.get() };
         u64::from(wanted.idle_count).div_ceil(u64::from(least))
     }
 }
@@ -135,6 +142,14 @@ impl Case {
         config.jitter_seed = seed;
         // From a source of their own: what seeds showed before is what they show now, where jobs take one slot each.
         share(&mut config, &mut jobs, &mut ChaCha8Rng::seed_from_u64(seed ^ 0xde45));
+        // From another.
+        let other = &mut ChaCha8Rng::seed_from_u64(seed ^ 0x0bad);
+        let (mut turns, mut promises) = (Vec::new(), 0);
+        if chance(other, 0.5) {
+            turns = turn::random(clouds.len(), heals, other);
+            turn::configure(&mut config, other);
+            promises = other.random_range(0..4);
+        }
         let killed_before_acting = if chance(random, 0.3) { 0.02 } else { 0.0 };
         let scenario = Scenario {
             seed,
@@ -144,6 +159,8 @@ impl Case {
             kills,
             killed_before_acting,
             foreign,
+            turns,
+            promises,
             heals,
             end,
             quiet: Some(Duration::from_secs(3600)),
@@ -199,6 +216,10 @@ impl Case {
         with(&|case| {
             case.scenario.foreign.pop();
         });
+        for index in 0..self.scenario.turns.len() {
+            with(&|case| drop(case.scenario.turns.remove(index)));
+        }
+        with(&|case| case.scenario.promises = 0);
         with(&|case| case.scenario.killed_before_acting = 0.0);
         with(&|case| case.jobs.iter_mut().for_each(|job| job.request = Request::default()));
         with(&|case| {

@@ -1,5 +1,7 @@
 //! An engine, providers, and jobs; restarts of the manager at any moment.
 
+mod turns;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 use std::time::Duration;
@@ -15,6 +17,7 @@ use super::scenario::Scenario;
 use super::trace::Job;
 use crate::InstanceId;
 use crate::books::{Row, RowKey};
+use crate::config::{Config, Foreign};
 use crate::engine::{Engine, Violation};
 use crate::event::{Action, Event};
 use crate::time::{Now, Time};
@@ -47,6 +50,8 @@ struct Running {
 /// See the module.
 pub struct World<'a> {
     scenario: &'a Scenario,
+    /// The engine's, as it is by now.
+    config: Config,
     jobs: &'a [Job],
     engine: Engine,
     rows: BTreeMap<RowKey, Row>,
@@ -55,6 +60,15 @@ pub struct World<'a> {
     agenda: BinaryHeap<Reverse<(Time, u64)>>,
     happenings: HashMap<u64, Happening>,
     number: u64,
+    /// Until when each group's plugin is down.
+    down: Vec<Time>,
+    /// Whether each group's plugin says that there are machines to be had.
+    stock: Vec<bool>,
+    /// Seconds that the wall clock was set forward.
+    clock: i64,
+    is_draining: bool,
+    /// Promises that no job has used.
+    promises: Vec<Key>,
     life: u32,
     now: Now,
     /// The engine is woken then; an earlier wake makes this one void.
@@ -87,6 +101,7 @@ impl<'a> World<'a> {
         let new = |job: &Job| Running { place: Place::Server, attempt: 0, waited_since: job.at, started: Time::ZERO };
         let mut world = Self {
             scenario,
+            config: scenario.config.clone(),
             jobs,
             engine,
             rows: BTreeMap::new(),
@@ -95,6 +110,11 @@ impl<'a> World<'a> {
             agenda: BinaryHeap::new(),
             happenings: HashMap::new(),
             number: 0,
+            down: vec![Time::ZERO; scenario.clouds.len()],
+            stock: vec![true; scenario.clouds.len()],
+            clock: 0,
+            is_draining: false,
+            promises: Vec::new(),
             life: 0,
             now,
             wake: None,
@@ -116,6 +136,12 @@ impl<'a> World<'a> {
         for at in &scenario.foreign {
             world.plan(*at, Happening::Foreign);
         }
+        for (at, turn) in &scenario.turns {
+            world.plan(*at, Happening::Turn(turn.clone()));
+        }
+        if !scenario.turns.is_empty() {
+            world.plan(scenario.heals, Happening::Heal);
+        }
         if let Some(every) = scenario.sample_every {
             world.plan(Time::ZERO + every, Happening::Sample);
         }
@@ -127,15 +153,6 @@ impl<'a> World<'a> {
         self.number += 1;
         self.agenda.push(Reverse((at, self.number)));
         self.happenings.insert(self.number, happening);
-    }
-
-    fn engine_starts(&mut self) {
-        for group in (0..self.clouds.len()).map(GroupId) {
-            self.plan(
-                self.now.at,
-                Happening::Told { life: self.life, event: Event::GroupUp { group, max_size: 0, can_suspend: false } },
-            );
-        }
     }
 
     /// Until all jobs are done and the fleet is quiet, or until the scenario's end.
@@ -152,7 +169,7 @@ impl<'a> World<'a> {
             if matches!(happening, Happening::Wake) && self.wake != Some(at) {
                 continue;
             }
-            self.now = Now::steady(at, self.scenario.origin);
+            self.now = self.moment(at);
             if let Err(mut violation) = self.happens(happening).and_then(|()| self.settle()) {
                 let live: Vec<_> = self.clouds.iter().flat_map(|cloud| cloud.live(at)).collect();
                 violation.what =
@@ -175,6 +192,10 @@ impl<'a> World<'a> {
             Happening::Told { life, event } => {
                 if life == self.life {
                     self.report.events += 1;
+                    let event = self.cut(event);
+                    if let Event::Updated { group, call, result: Ok(list) } = &event {
+                        self.clouds[group.0].is_told((self.life, *call), list);
+                    }
                     self.engine.handle(self.now, event);
                 }
             }
@@ -196,6 +217,9 @@ impl<'a> World<'a> {
                 self.engine.handle(self.now, Event::Tick);
             }
             Happening::Kill => self.restart()?,
+            Happening::PluginUp(group) => self.plugin_is_up(group),
+            Happening::Turn(turn) => self.turn(turn)?,
+            Happening::Heal => self.heal(),
             Happening::Foreign => {
                 self.clouds[0].make(self.now.at, &mut self.random, true);
             }
@@ -252,10 +276,14 @@ impl<'a> World<'a> {
         while !self.asking
             && let Some(job) = self.queue.front().copied()
         {
+            if self.is_draining && self.now.at < self.scenario.heals {
+                break;
+            }
             let key = self.key(job);
-            if self.engine.reserve(self.now, key.clone()).is_err() {
-                self.asking = true;
-                self.plan(self.now.at + ASK_AGAIN, Happening::AskForJobs);
+            if let Some(promise) = self.promises.pop() {
+                self.engine.rename(&promise, key.clone());
+            } else if self.engine.reserve(self.now, key.clone()).is_err() {
+                self.ask_again();
                 return;
             }
             self.queue.pop_front();
@@ -263,6 +291,7 @@ impl<'a> World<'a> {
             self.keys.insert(key.clone(), job);
             let _ = self.engine.acquire(self.now, key, &self.jobs[job].request);
         }
+        self.promise();
     }
 
     fn key(&self, job: usize) -> Key {
@@ -272,25 +301,34 @@ impl<'a> World<'a> {
     fn act(&mut self, action: Action) -> Result<(), Violation> {
         let (at, life) = (self.now.at, self.life);
         let of = action.group().map_or(0, |group| group.0);
+        if action.group().is_some_and(|group| self.is_down(group))
+            && let Some(event) = Self::unheard(&action)
+        {
+            self.plan(at + Self::refusal(), Happening::Told { life, event });
+            return Ok(());
+        }
         let (delay, event) = match action {
             Action::Grant(lease) => return self.starts(lease),
             Action::Lost { key, .. } => return self.lost(&key),
-            Action::Forget { .. } | Action::Withdraw { .. } => return Ok(()),
-            Action::Suspend { .. } | Action::Resume { .. } => return Ok(()),
+            Action::Forget { .. } | Action::Answer { .. } => return Ok(()),
+            Action::Withdraw { key } => {
+                self.promises.retain(|promise| *promise != key);
+                return Ok(());
+            }
             Action::Update { group, call } => {
                 self.report.lists += 1;
                 let cloud = &mut self.clouds[group.0];
-                let result = cloud.list(at, &mut self.random);
+                let result = cloud.list(at, (life, call), &mut self.random);
                 (cloud.delay(at, &mut self.random), Event::Updated { group, call, result })
             }
             Action::Increase { group, call, n } => {
                 self.watch.asked(at)?;
                 let cloud = &mut self.clouds[group.0];
                 let result = cloud.increase(at, n, &mut self.random);
-                let max = self.scenario.config.groups[group.0].instances_max;
+                let max = self.config.groups[group.0].instances_max;
                 self.watch.made(cloud, at, max)?;
                 let delay = cloud.delay(at, &mut self.random);
-                self.watch.spent(&self.clouds, &self.scenario.config, at)?;
+                self.watch.spent(&self.clouds, &self.config, at)?;
                 (delay, Event::Increased { group, call, result })
             }
             Action::Decrease { group, ids } => {
@@ -401,51 +439,6 @@ impl<'a> World<'a> {
         self.queue.push_back(job);
     }
 
-    /// The manager is killed, and starts again from its books. Calls under way are carried out; nobody hears the answers.
-    fn restart(&mut self) -> Result<(), Violation> {
-        self.life += 1;
-        self.wake = None;
-        self.asking = false;
-        let rows = self.rows.iter().map(|(key, row)| (key.clone(), row.clone())).collect();
-        let (engine, unknown) = Engine::restore(self.scenario.config.clone(), rows, self.now);
-        if let Some(row) = unknown.first() {
-            return Err(Violation::new("R2", format!("{row:?} is not read again")));
-        }
-        self.engine = engine;
-        for job in 0..self.running.len() {
-            let key = self.key(job);
-            match self.running[job].place.clone() {
-                Place::Server | Place::Done => {}
-                Place::Waiting => match self.engine.claim(&key) {
-                    // It had its slot, and nobody was told.
-                    Some(lease) => self.starts(lease)?,
-                    None => {
-                        self.engine.admit(key.clone());
-                        let _ = self.engine.acquire(self.now, key, &self.jobs[job].request);
-                    }
-                },
-                Place::On(lease) => match self.engine.claim(&key) {
-                    Some(again) if again.is_where(&lease) => {
-                        self.plan_break(job, self.running[job].attempt, lease.group, &lease.instance);
-                    }
-                    Some(again) => {
-                        return Err(Violation::new("R2", format!("{key} was on {lease:?} and is on {again:?}")));
-                    }
-                    // Its loss was written down, and nobody was told.
-                    None => {
-                        self.keys.remove(&key);
-                        self.leaves(&lease);
-                        self.report.moved += 1;
-                        self.again(job);
-                    }
-                },
-            }
-        }
-        self.engine.handle(self.now, Event::Settled);
-        self.engine_starts();
-        self.settle()
-    }
-
     /// J1: every job is done. I3: what is left is what the policy keeps, and what a person made.
     fn finish(mut self, end: Time) -> Result<Report, Violation> {
         if self.scenario.checked {
@@ -456,8 +449,10 @@ impl<'a> World<'a> {
                 return Err(Violation::new("J1", what));
             }
             let left: usize = self.clouds.iter().map(|cloud| cloud.live(end).count()).sum();
-            let kept =
-                usize::try_from(self.scenario.instances_kept()).unwrap_or(usize::MAX) + self.scenario.foreign.len();
+            let by_policy = if self.is_draining { 0 } else { self.scenario.instances_kept(&self.config) };
+            // Only those that are left alone.
+            let foreign = if self.config.foreign == Foreign::Leave { self.scenario.foreign.len() } else { 0 };
+            let kept = usize::try_from(by_policy).unwrap_or(usize::MAX) + foreign;
             if left > kept {
                 let what = format!("{left} machines are left, and {kept} may be; {:?}", self.engine.status(self.now));
                 return Err(Violation::new("I3", what));

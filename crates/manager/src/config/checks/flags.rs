@@ -1,4 +1,4 @@
-//! Feature flags (C012, C110). Names are those of release 19.4.
+//! Feature flags (C009, C012, C110). Names are those of release 19.4.
 
 use super::super::problem::{Problem, Severity, shown_name};
 use super::super::tree::Table;
@@ -105,6 +105,7 @@ pub(super) fn check(check: &mut Check<'_>) {
         }
     }
     metrics(check);
+    suspending(check);
 }
 
 fn nearest(name: &str) -> Option<&'static str> {
@@ -131,6 +132,16 @@ fn metrics(check: &mut Check<'_>) {
     }
 }
 
+/// C009.
+fn suspending(check: &mut Check<'_>) {
+    let key = "feature_flags.FF_SUSPENDABLE_ENVIRONMENTS";
+    if let Some(first) = check.runners.iter().find(|runner| runner.table.bool(key) == Some(true)) {
+        let message =
+            "FF_SUSPENDABLE_ENVIRONMENTS is not acted on: no instance is put to sleep, whatever its plugin can";
+        check.add(Problem::new("C009", message).at(&super::place(&first.table, key)));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::testing::{clean, found};
@@ -144,6 +155,12 @@ mod tests {
         assert!(found("C012", &flags("FF_USE_NATIVE_STEPS = true")).contains("was removed in GitLab Runner 18.6"));
         assert!(found("C012", &flags("FF_TIMESTAMP = true")).contains("did you mean FF_TIMESTAMPS?"));
         clean("C012", &flags("FF_TIMESTAMPS = false"));
+    }
+
+    #[test]
+    fn c009_no_instance_sleeps() {
+        assert!(found("C009", &flags("FF_SUSPENDABLE_ENVIRONMENTS = true")).contains("no instance is put to sleep"));
+        clean("C009", &flags("FF_SUSPENDABLE_ENVIRONMENTS = false"));
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod density;
 mod hopes;
 mod money;
 mod offers;
+mod operator;
 mod promises;
 mod removal;
 mod restart;

@@ -60,7 +60,7 @@ fn a_job_that_came_for_a_withdrawn_promise_waits_as_any_other() {
     assert_eq!(rig.withdrawn, [key("promise")]);
     rig.engine.rename(&key("promise"), key("job"));
     rig.engine.acquire(rig.now, key("job"), &crate::words::Request::default()).unwrap();
-    rig.tell(Event::GroupUp { group: super::rig::G, max_size: 0, can_suspend: false });
+    rig.tell(Event::GroupUp { group: super::rig::G, max_size: 0 });
     rig.seconds(40);
     assert_eq!(rig.place("job"), "i1/0");
 }

@@ -236,8 +236,9 @@ fn rows_of_version_1_are_read() {
     let (engine, unknown) = Engine::restore(with_forecast, rows, Now::steady(Time::ZERO, MONDAY));
     assert_eq!(unknown.len(), 1, "the group `old` is not configured any more");
     let status = engine.status(Now::steady(Time::ZERO, MONDAY));
-    assert_eq!(status.instances.len(), 3);
-    assert_eq!(status.groups[0].coming, 2);
+    assert_eq!(status.instances.len(), 4);
+    assert_eq!((status.groups[0].coming, status.groups[0].drained.as_deref()), (2, Some("ann")));
+    assert_eq!(status.instances.iter().filter(|instance| instance.state == "drained").count(), 1);
 }
 
 /// The books have more held slots than there are now.

@@ -8,6 +8,7 @@ use crate::config::{Config, GroupConfig};
 use crate::decision::{Decision, What};
 use crate::engine::{Engine, NoCapacity};
 use crate::event::{Action, Event};
+use crate::operator::{Act, Done, Refused};
 use crate::policy::{Policies, Wanted};
 use crate::time::{Now, Time};
 use crate::words::{GroupId, Key, Lease, Request};
@@ -68,6 +69,7 @@ pub(super) struct Rig {
     pub(super) granted: Vec<Lease>,
     pub(super) lost: Vec<Key>,
     pub(super) withdrawn: Vec<Key>,
+    pub(super) answers: Vec<Result<Done, Refused>>,
     pub(super) log: Vec<Action>,
     pub(super) decisions: Vec<Decision>,
 }
@@ -102,11 +104,12 @@ impl Rig {
             granted: Vec::new(),
             lost: Vec::new(),
             withdrawn: Vec::new(),
+            answers: Vec::new(),
             log: Vec::new(),
             decisions: Vec::new(),
         };
         for group in (0..groups).map(GroupId) {
-            rig.tell(Event::GroupUp { group, max_size: 0, can_suspend: true });
+            rig.tell(Event::GroupUp { group, max_size: 0 });
         }
         rig
     }
@@ -173,14 +176,6 @@ impl Rig {
             }
             Action::Prepare { group, id, .. } => Some(Event::Prepared { group, id, result: self.readying.clone() }),
             Action::Heartbeat { group, id } => Some(Event::Health { group, id, result: Ok(()) }),
-            Action::Suspend { group, id } => {
-                self.clouds[group.0].insert(id.clone(), InstanceState::Suspended);
-                Some(Event::Suspended { group, id, result: Ok(()) })
-            }
-            Action::Resume { group, id } => {
-                self.clouds[group.0].insert(id.clone(), InstanceState::Running);
-                Some(Event::Resumed { group, id, result: Ok(()) })
-            }
             Action::Grant(lease) => {
                 self.granted.push(lease);
                 None
@@ -191,6 +186,10 @@ impl Rig {
             }
             Action::Withdraw { key } => {
                 self.withdrawn.push(key);
+                None
+            }
+            Action::Answer { answer, .. } => {
+                self.answers.push(answer);
                 None
             }
             Action::Forget { .. } => None,
@@ -260,6 +259,13 @@ impl Rig {
         self.answer();
     }
 
+    /// An operator does something: to an instance, or without one to the group. What came of it.
+    pub(super) fn operate(&mut self, id: Option<&str>, act: Act) -> Result<Done, Refused> {
+        let (id, by) = (id.map(InstanceId::new), "ann".to_owned());
+        self.tell(Event::Operator { question: 1, group: G, id, act, by });
+        self.answers.pop().unwrap()
+    }
+
     pub(super) fn release(&mut self, name: &str) {
         self.tell(Event::Release { key: key(name) });
     }
@@ -289,6 +295,13 @@ impl Rig {
     pub(super) fn told(&self, which: impl Fn(&What) -> bool) -> bool {
         self.decisions.iter().any(|decision| which(&decision.what))
     }
+}
+
+/// Where Muster differs from the peer on purpose: its value by fleeting.md, and ours as it was found.
+#[track_caller]
+pub(super) fn differs<T: PartialEq + std::fmt::Debug>(what: &str, (of_the_peer, of_muster): (T, T), found: T) {
+    assert_eq!(found, of_muster, "{what}, where the peer has {of_the_peer:?}");
+    assert_ne!(of_the_peer, of_muster, "{what}: that is no difference");
 }
 
 /// Instances that run already, and are ours by configuration.

@@ -1,0 +1,240 @@
+//! What operators do to instances and groups by hand: a socket in the directory of the books, for the user of this process
+//! and for root alone. An order is one line of JSON, and so is its answer
+//! ([`muster_environment::instance::operator`]). What is answered as done is in the books.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use muster_environment::instance::InstanceProvider;
+use muster_environment::instance::fleet::Report;
+use muster_environment::instance::operator::{Act, Answer, Order, Place, VERSION};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::task::{JoinHandle, JoinSet};
+
+use crate::fleets::Fleets;
+
+/// Conversations at the same time; who comes later waits.
+const CONVERSATIONS_MAX: usize = 16;
+/// A conversation takes no longer.
+const LIMIT: Duration = Duration::from_secs(20);
+/// Bytes of an order.
+const ORDER_MAX_BYTES: u64 = 64 * 1024;
+/// Before a connection is accepted again after one was not.
+const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
+/// Characters of a name or a reason that are kept: they stand in the books, in logs, and in answers.
+const WORDS_MAX: usize = 300;
+
+/// The open socket; closed and gone when it is dropped.
+pub(crate) struct Desk {
+    serving: JoinHandle<()>,
+    path: PathBuf,
+}
+
+impl Drop for Desk {
+    fn drop(&mut self) {
+        self.serving.abort();
+        // Without a manager there is nobody to be asked; one that was killed leaves it, and the next one takes it away.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+impl Desk {
+    /// Opens it beside these books, and takes orders for these fleets until it is dropped.
+    ///
+    /// # Errors
+    /// What the system says, or that another manager is at work there.
+    pub(crate) fn open(books: &Path, fleets: Arc<Fleets>) -> io::Result<Self> {
+        let path = muster_environment::host::operator_socket_path(books).map_err(io::Error::other)?;
+        if std::os::unix::net::UnixStream::connect(&path).is_ok() {
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another manager answers there"));
+        }
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&path)?;
+        // Who came before this was done is turned away by his user.
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+        let serving = tokio::spawn(serve(listener, fleets));
+        Ok(Self { serving, path })
+    }
+}
+
+async fn serve(listener: UnixListener, fleets: Arc<Fleets>) {
+    let mut conversations = JoinSet::new();
+    loop {
+        while conversations.try_join_next().is_some() {}
+        if conversations.len() >= CONVERSATIONS_MAX {
+            conversations.join_next().await;
+        }
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let fleets = Arc::clone(&fleets);
+                conversations.spawn(async move {
+                    // Who is too slow is not answered, and knows no less than before.
+                    if let Ok(Err(error)) = tokio::time::timeout(LIMIT, converse(stream, &fleets)).await {
+                        tracing::debug!(%error, "an operator went away");
+                    }
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "an operator was not heard");
+                tokio::time::sleep(ACCEPT_AGAIN).await;
+            }
+        }
+    }
+}
+
+async fn converse(mut stream: UnixStream, fleets: &Fleets) -> io::Result<()> {
+    let user = stream.peer_cred()?.uid();
+    let (read, mut write) = stream.split();
+    let answer = if user == rustix::process::geteuid().as_raw() || user == 0 {
+        let mut line = Vec::new();
+        BufReader::new(read.take(ORDER_MAX_BYTES)).read_until(b'\n', &mut line).await?;
+        match serde_json::from_slice::<Order>(&line) {
+            Ok(order) => operate(fleets, &order, user).await,
+            Err(error) => Err(format!("this is no order that this manager understands: {error}")),
+        }
+    } else {
+        Err(format!("user {user} is neither the one that the manager runs as nor root"))
+    };
+    let (done, text) = match answer {
+        Ok(text) => (true, text),
+        Err(text) => (false, text),
+    };
+    let mut line = serde_json::to_vec(&Answer { version: VERSION, done, text })?;
+    line.push(b'\n');
+    write.write_all(&line).await
+}
+
+/// Does it; what is done, or why it is not.
+async fn operate(fleets: &Fleets, order: &Order, user: u32) -> Result<String, String> {
+    let providers = fleets.providers();
+    let reports = join_all(providers.iter().map(|provider| provider.report())).await;
+    let found: Vec<(&Arc<InstanceProvider>, String, Place)> =
+        providers.iter().zip(&reports).flat_map(|(provider, report)| places(order, provider, report)).collect();
+    let (provider, words, place) = match found.as_slice() {
+        [] => return Err(nowhere(order, &reports)),
+        [one] => one,
+        several => {
+            let names: Vec<&str> = several.iter().map(|(_, words, _)| words.as_str()).collect();
+            return Err(format!("`{}` is {}: say which with --runner or --group", order.name, names.join(", ")));
+        }
+    };
+    let by = by(order, user);
+    let act = match order.act {
+        Act::Drain => "drain",
+        Act::Resume => "resume",
+        Act::Remove { .. } => "remove",
+    };
+    tracing::info!(act, on = words, by, "an operator's act");
+    match provider.operate(place, order.act, by).await {
+        Some(Ok(done)) => Ok(format!("{words}: {done}")),
+        Some(Err(refused)) => Err(format!("{words}: {refused}")),
+        None => Err(format!(
+            "{words}: its scaler has ended, or cannot write its books; then it is done when it can: see `muster fleet status`"
+        )),
+    }
+}
+
+/// What an order may mean in one fleet.
+fn places<'a>(
+    order: &Order,
+    provider: &'a Arc<InstanceProvider>,
+    report: &Report,
+) -> Vec<(&'a Arc<InstanceProvider>, String, Place)> {
+    let of_runner = order.runner.as_ref().is_none_or(|runner| report.runner == *runner);
+    let Some(status) = report.status.as_ref().filter(|_| of_runner) else { return Vec::new() };
+    let wanted = |group: &str| order.group.as_ref().is_none_or(|wanted| group == wanted);
+    let mut found = Vec::new();
+    for (number, group) in status.groups.iter().enumerate().filter(|(_, group)| wanted(&group.name)) {
+        let of = format!("group {} of runner {}", group.name, report.runner);
+        if group.name == order.name {
+            found.push((provider, of.clone(), Place { group: number, instance: None }));
+        }
+        let ours = status.instances.iter().any(|one| one.group == group.name && one.id == order.name);
+        if ours || group.foreign.contains(&order.name) {
+            let place = Place { group: number, instance: Some(order.name.clone()) };
+            found.push((provider, format!("instance {} in {of}", order.name), place));
+        }
+    }
+    found
+}
+
+fn nowhere(order: &Order, reports: &[Report]) -> String {
+    let mut text = format!("no runner has an instance or a group `{}`", order.name);
+    let down = reports.iter().filter_map(|report| Some((&report.runner, report.down.as_ref()?)));
+    for (runner, why) in down {
+        text.push_str(&format!("; the scaler of runner {runner} does not run: {why}"));
+    }
+    text.push_str("; `muster fleet status` shows all");
+    text
+}
+
+/// Who says so, and why: the user is what the system says, his name what he says.
+fn by(order: &Order, user: u32) -> String {
+    let who = order.who.as_deref().map(words).filter(|who| !who.is_empty());
+    let mut by = match who {
+        Some(who) => format!("operator {who} (user {user})"),
+        None => format!("operator (user {user})"),
+    };
+    if let Some(why) = order.why.as_deref().map(words).filter(|why| !why.is_empty()) {
+        by = format!("{by}: {why}");
+    }
+    by
+}
+
+fn words(text: &str) -> String {
+    text.trim().chars().filter(|character| !character.is_control()).take(WORDS_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn ask(path: &Path, line: &[u8]) -> Answer {
+        let mut stream = UnixStream::connect(path).await.unwrap();
+        stream.write_all(line).await.unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.unwrap();
+        serde_json::from_slice(&answer).unwrap()
+    }
+
+    fn order() -> Order {
+        let (runner, group) = (None, None);
+        let (who, why) = (Some("ann\n".to_owned()), Some(format!("disk\u{7} full{}", "!".repeat(1000))));
+        Order { version: VERSION, act: Act::Drain, name: "i-1".to_owned(), runner, group, who, why }
+    }
+
+    #[tokio::test]
+    async fn the_socket_is_for_its_owner_and_goes_with_the_manager() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("operator.sock");
+        // One that was killed left its own.
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let desk = Desk::open(place.path(), Arc::default()).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let second = Desk::open(place.path(), Arc::default()).err().unwrap().to_string();
+        assert_eq!(second, "another manager answers there");
+        let mut line = serde_json::to_vec(&order()).unwrap();
+        line.push(b'\n');
+        let answer = ask(&path, &line).await;
+        let text = "no runner has an instance or a group `i-1`; `muster fleet status` shows all".to_owned();
+        assert_eq!(answer, Answer { version: VERSION, done: false, text });
+        let answer = ask(&path, b"{\"act\":\"explode\"}\n").await;
+        assert!(!answer.done && answer.text.starts_with("this is no order"), "{answer:?}");
+        drop(desk);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn who_and_why_are_short_and_of_one_line() {
+        let by = by(&order(), 7);
+        assert!(by.starts_with("operator ann (user 7): disk full!!!") && by.chars().count() < 400, "{by}");
+    }
+}

@@ -1,0 +1,67 @@
+//! What leases and calls share with the task: plugins, and how to reach instances.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use muster_fleeting::model::{ConnectInfo, InstanceId};
+use tokio::sync::{mpsc, watch};
+
+use super::host::{Host, Unanswered};
+use super::task::Command;
+use crate::event::Event;
+use crate::words::GroupId;
+
+/// Connection details that end within this are asked for again (fleeting.md 2.4).
+const EXPIRES_SOON_S: i64 = 10;
+
+/// See the module.
+pub(super) struct Shared {
+    pub(super) hosts: Mutex<Vec<Arc<dyn Host>>>,
+    pub(super) commands: mpsc::UnboundedSender<Command>,
+    infos: Mutex<HashMap<(GroupId, InstanceId), ConnectInfo>>,
+    /// Counts how often a promise was possible again.
+    pub(super) room: watch::Sender<u64>,
+    pub(super) wall: fn() -> i64,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub(super) fn new(hosts: Vec<Arc<dyn Host>>, commands: mpsc::UnboundedSender<Command>, wall: fn() -> i64) -> Self {
+        Self { hosts: Mutex::new(hosts), commands, infos: Mutex::default(), room: watch::Sender::new(0), wall }
+    }
+
+    pub(super) fn host(&self, group: GroupId) -> Option<Arc<dyn Host>> {
+        self.hosts.lock().unwrap_or_else(PoisonError::into_inner).get(group.0).cloned()
+    }
+
+    /// How to reach an instance; asked for again where the details end soon.
+    pub(super) async fn connect_info(
+        &self,
+        host: &dyn Host,
+        group: GroupId,
+        id: &InstanceId,
+    ) -> Result<ConnectInfo, Unanswered> {
+        let known = self.infos.lock().unwrap_or_else(PoisonError::into_inner).get(&(group, id.clone())).cloned();
+        if let Some(info) = known
+            && info.expires.is_none_or(|expires| expires - (self.wall)() > EXPIRES_SOON_S)
+        {
+            return Ok(info);
+        }
+        let info = host.connect_info(id).await?;
+        self.infos.lock().unwrap_or_else(PoisonError::into_inner).insert((group, id.clone()), info.clone());
+        Ok(info)
+    }
+
+    pub(super) fn forget(&self, group: GroupId, id: &InstanceId) {
+        self.infos.lock().unwrap_or_else(PoisonError::into_inner).remove(&(group, id.clone()));
+    }
+
+    pub(super) fn tell(&self, event: Event) {
+        let _ = self.commands.send(Command::Tell(event));
+    }
+}
