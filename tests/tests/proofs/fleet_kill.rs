@@ -2,8 +2,11 @@
 //! instance, at a point of a job's life: no job is lost, none doubled, no instance is removed under a running job, there
 //! are never more than allowed, and none is left.
 //!
+//! `MUSTER_TEST_SEED=n MUSTER_TEST_RUNS=1` replays one, in its world and after the seeds that were before it there.
 //! All of it: `MUSTER_TEST_RUNS=200 cargo test -p muster-tests --test proofs fleet_kill -- --nocapture`
 
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -20,6 +23,8 @@ use crate::life;
 
 /// Worlds that work at the same time: most of the time of a run is waiting.
 const WORLDS: usize = 3;
+/// Seeds of one world: these follow each other, from a multiple of this number on.
+const SEEDS: u64 = 4;
 const CONCURRENT: usize = 2;
 const INSTANCES_MAX: usize = 3;
 /// Between two looks at how many instances there are.
@@ -29,20 +34,49 @@ const VICTIMS: [Victim; 4] = [Victim::Manager, Victim::Plugin, Victim::Server, V
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_at_any_point_a_fleet_loses_no_job_and_leaves_no_instance() {
-    let seeds = Arc::new(Mutex::new(life::seeds(12)));
-    let worlds: Vec<_> = (0..WORLDS).map(|_| tokio::spawn(world(Arc::clone(&seeds)))).collect();
+    let left = Arc::new(Mutex::new(worlds(life::seeds(12))));
+    let workers: Vec<_> = (0..WORLDS).map(|_| tokio::spawn(work(Arc::clone(&left)))).collect();
     let mut all = Tally::default();
-    for world in worlds {
-        let tally = world.await.unwrap();
-        all.runs += tally.runs;
-        all.kills += tally.kills;
-        all.passed += tally.passed;
-        all.told += tally.told;
+    for worker in workers {
+        for tally in worker.await.unwrap() {
+            all.runs += tally.runs;
+            all.kills += tally.kills;
+            all.passed += tally.passed;
+            all.told += tally.told;
+        }
     }
     all.tell();
 }
 
-async fn world(seeds: Arc<Mutex<std::ops::Range<u64>>>) -> Tally {
+/// The seeds of each world that are needed to run these: what a seed does depends on what those before it in its world have
+/// left behind, so they go before it, whichever seed is asked for first.
+fn worlds(seeds: Range<u64>) -> VecDeque<Range<u64>> {
+    let first = seeds.start / SEEDS;
+    (first..seeds.end.div_ceil(SEEDS)).map(|world| world * SEEDS..seeds.end.min((world + 1) * SEEDS)).collect()
+}
+
+#[test]
+fn a_seed_alone_is_in_the_same_world_after_the_same_seeds_as_among_many() {
+    let whole = worlds(8..20);
+    assert_eq!(whole, [8..12, 12..16, 16..20]);
+    for seed in 8..20 {
+        let alone = worlds(seed..seed + 1);
+        let [world] = alone.as_slices().0 else { panic!("{alone:?}") };
+        let among = whole.iter().find(|world| world.contains(&seed)).unwrap();
+        assert_eq!((world.start, world.end), (among.start, seed + 1));
+    }
+}
+
+/// Worlds, one after the other, until none is left.
+async fn work(left: Arc<Mutex<VecDeque<Range<u64>>>>) -> Vec<Tally> {
+    let mut tallies = Vec::new();
+    loop {
+        let Some(seeds) = left.lock().pop_front() else { return tallies };
+        tallies.push(world(seeds).await);
+    }
+}
+
+async fn world(seeds: Range<u64>) -> Tally {
     let autoscaler = format!(
         "max_instances = {INSTANCES_MAX}\n    max_use_count = 4\n    delete_instances_on_shutdown = true\n    \
          create_deadline = \"5s\"\n    update_interval = \"2s\"\n    update_interval_when_expecting = \"200ms\"\n    deletion_retry_interval = \"1s\"\n    \
@@ -55,8 +89,7 @@ async fn world(seeds: Arc<Mutex<std::ops::Range<u64>>>) -> Tally {
     let looking = tokio::spawn(look(bench.machines.clone(), Arc::clone(&most)));
     let mut tally = Tally::default();
     let whole = undisturbed(&mut bench, &mut tally).await;
-    loop {
-        let Some(seed) = seeds.lock().next() else { break };
+    for seed in seeds {
         let mut rng = StdRng::seed_from_u64(seed);
         let victim = VICTIMS[rng.random_range(0..VICTIMS.len())];
         let point = Point::any(&mut rng);
