@@ -81,6 +81,11 @@ impl Machines {
         self.signal_all("CONT")
     }
 
+    /// SIGKILL for everything on all of them.
+    pub fn end(&self) {
+        self.signal_all("KILL");
+    }
+
     fn signal_all(&self, name: &str) -> usize {
         let directory = self.0.as_os_str().as_encoded_bytes();
         let is_inside = |process: &Path| {

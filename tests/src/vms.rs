@@ -14,6 +14,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
+use crate::machines::Machines;
 use crate::process::{LIMIT, plugin_local};
 
 /// An image that there is none of.
@@ -66,6 +67,11 @@ impl Nest {
     /// The table `[runners.autoscaler.vm_isolation]`; `more` are more of its keys.
     pub fn table(&self, more: &str) -> String {
         table(&self.folder.path().join("nesting.sock"), &self.folder.path().join("key"), more)
+    }
+
+    /// All machines are there, and do nothing; how many processes there were.
+    pub fn freeze(&self) -> usize {
+        Machines::new(&self.vms.homes).freeze()
     }
 
     /// The home of a machine.
@@ -168,6 +174,8 @@ impl Hypervisor for Vms {
     async fn delete(&self, id: &str) -> Result<(), String> {
         let child = self.running.lock().remove(id);
         if let Some(child) = child {
+            // Also one that does nothing any more.
+            Machines::new(self.homes.join(id)).end();
             end(child).await;
         }
         Ok(())

@@ -232,6 +232,28 @@ async fn a_job_whose_machine_is_lost_ends_at_once_with_the_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_machine_ends_its_job_and_its_instance_serves_on() {
+    let nest = Nest::start();
+    let bench = world(&nest, 1, "max_instances = 1", "image = \"base\"").await;
+    bench.push(1, &[WAITS], &json!({}));
+    until("the job runs", || bench.starts(JOB) == 1).await;
+    let machine = nest.daemon.machines().into_keys().next().unwrap();
+    let instances = bench.machines.names();
+    assert!(nest.freeze() > 1);
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    let text = job.text();
+    assert_eq!(reason(&job), Some("runner_system_failure"), "{text}");
+    let lost = format!("virtual machine {machine} on instance {} was lost: nothing there answers", instances[0]);
+    assert!(text.contains(&lost), "{text}");
+    let lines = Lines::any(&mut StdRng::seed_from_u64(16));
+    bench.push(2, &[&lines.script()], &json!({}));
+    let job = bench.coordinator.wait_for_end(NEXT).await;
+    life::check_success(&bench, NEXT, &job, lines);
+    assert_eq!(bench.machines.names(), instances, "the instance is kept: {}", bench.log());
+    none_left(&bench, &nest).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_machine_lost_while_its_job_is_prepared_costs_the_job_nothing_but_a_line() {
     let nest = Nest::start();
     let bench = world(&nest, 1, "max_instances = 1", "image = \"base\"").await;
