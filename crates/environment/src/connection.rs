@@ -23,15 +23,15 @@ const HELLO_LIMIT: Duration = Duration::from_secs(10);
 const NEAR: Pings = Pings { every: Duration::from_secs(30), limit: Duration::from_secs(60) };
 /// A machine that does not answer for so long may be gone; whoever knows is asked then. The agent answers by itself, whatever
 /// its jobs do.
-const FAR: Pings = Pings { every: Duration::from_secs(2), limit: Duration::from_secs(4) };
+pub(crate) const FAR: Pings = Pings { every: Duration::from_secs(2), limit: Duration::from_secs(4) };
 /// A result tree can be large.
 const MESSAGE_MAX_BYTES: usize = 64 * 1024 * 1024;
 
 /// How the silence of an agent is told from its death.
 #[derive(Debug, Clone, Copy)]
-struct Pings {
-    every: Duration,
-    limit: Duration,
+pub(crate) struct Pings {
+    pub(crate) every: Duration,
+    pub(crate) limit: Duration,
 }
 
 /// Who answers.

@@ -78,7 +78,7 @@ fn fixed() -> Vec<(String, Config)> {
 
 fn predictive() -> Vec<(String, Config)> {
     let mut all = Vec::new();
-    for safety in [0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2, 3.0, 4.0] {
+    for safety in [0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.3, 1.7, 2.2, 3.0, 4.0] {
         for idle_time in IDLE_TIMES {
             let mut config = base();
             config.policies = Policies::always(wanted(0, idle_time, 0.0));

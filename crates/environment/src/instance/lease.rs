@@ -14,11 +14,13 @@ use super::isolation::Nested;
 use super::provider::Shared;
 use super::reach::{Addresses, Dial, Instance, directories};
 use super::share;
+use crate::connection::FAR;
 use crate::{AgentConnection, Directories, Environment, EnvironmentError, Guard, Lease, LeaseRecord, Share, TakenSlot};
 
 /// An instance that answers nothing for so long is given up, whatever its provider says of it. Before that its connection was
 /// silent for up to 6 s: together a job hears of it within 15 s.
 const SILENCE_MAX: Duration = Duration::from_secs(7);
+const _: () = assert!(FAR.every.as_secs() + FAR.limit.as_secs() + SILENCE_MAX.as_secs() < 15);
 
 /// The scaler's lease. Given back when it is over, and else left to the manager's next start: the instance of a job that may
 /// still run must not be removed.

@@ -84,7 +84,7 @@ async fn an_agent_that_comes_back_is_followed_on() {
 async fn an_agent_that_is_lost_for_good_fails_the_job_in_words_that_stand_once() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
-    let manager = bench.manager_with(Duration::from_millis(200)).await;
+    let manager = bench.manager_with(Duration::from_secs(1)).await;
     started(&bench).await;
     bench.agent.write(RUN, "before\n");
     bench.trace_has("before").await;

@@ -30,7 +30,7 @@ async fn an_agent_that_does_not_answer_is_asked_for_the_same_slot_again() {
     let bench = Bench::start().await;
     bench.agent.change(|spool| spool.lose_answers = true);
     bench.push(&json!({}));
-    let manager = bench.manager_with(Duration::from_millis(100)).await;
+    let manager = bench.manager_with(Duration::from_secs(1)).await;
     let job = bench.coordinator.wait_for_end(JOB).await;
     assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("runner_system_failure"));
     manager.drain().await;

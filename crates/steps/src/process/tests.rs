@@ -206,7 +206,7 @@ async fn a_process_has_the_limit_of_open_files_that_jobs_are_to_have() {
     let memory = Arc::new(Memory::default());
     let log: Arc<dyn Log> = Arc::<Memory>::clone(&memory);
     // It has the limit a moment after its start; what it starts then has it from its own start on.
-    let script = "n=0; while [ $(ulimit -Sn) != 99 ] && [ $n -lt 1000 ]; do n=$((n+1)); done; ulimit -Sn; ulimit -Hn";
+    let script = "n=0; while [ $(ulimit -Sn) != 99 ] && [ $n -lt 3000 ]; do n=$((n+1)); sleep 0.01; done; ulimit -Sn; ulimit -Hn";
     processes.run(shell(script), &log, &Stop::new(), GRACE).await.unwrap();
     let own = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
     let hard = own.map_or("unlimited".to_owned(), |files| files.to_string());

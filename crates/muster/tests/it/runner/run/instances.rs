@@ -148,9 +148,14 @@ async fn what_instances_use_is_in_metrics_and_status() {
     })
     .await;
     assert!(used["memory_bytes"].as_u64() > Some(0) && used["processes"].as_u64() > Some(1), "{used}");
-    let shown = fleet(&bench, &["status", "--address", &address]).await.check(0, &[]).stdout;
-    let line = shown.lines().find(|line| line.contains(&instance)).unwrap();
-    assert!(line.contains(" s cpu, ") && line.contains(" MiB, ") && line.contains(" processes"), "{shown}");
+    // Each look is at the newest answer of the plugin, which may be late once.
+    until(async || {
+        let shown = fleet(&bench, &["status", "--address", &address]).await.check(0, &[]).stdout;
+        let is_line =
+            |line: &str| [&instance, " s cpu, ", " MiB, ", " processes"].iter().all(|part| line.contains(part));
+        if shown.lines().any(is_line) { Ok(()) } else { Err(shown) }
+    })
+    .await;
     let exposed = metrics(&address).await;
     let value = |name: &str| {
         let line = exposed.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name}: {exposed}"));
