@@ -66,3 +66,20 @@ async fn a_group_whose_plugin_does_not_start_is_stood_in_for() {
     assert!(why.contains("not of group broken: ") && why.contains("of some kind"), "{why}\n{}", bench.log());
     all_succeed(&mut bench, 1..=2).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_that_is_mended_while_the_manager_works_joins_the_others() {
+    let broken = ("broken", "max_instances = 5", "isolation = \"of some kind\"");
+    let mut bench =
+        Bench::with_groups(2, "delete_instances_on_shutdown = true", &[broken, ("works", "max_instances = 1", "")])
+            .await;
+    bench.push(1, &[WAITS], &json!({}));
+    bench.push(2, &[WAITS], &json!({}));
+    let started = |bench: &Bench| bench.starts(JobId(1)) + bench.starts(JobId(2));
+    assert!(until(|| started(&bench) == 1).await, "none starts: {}", bench.log());
+    assert_eq!((machines(&bench, "broken"), machines(&bench, "works")), (0, 1), "{}", bench.log());
+    bench.edit("of some kind", "namespaces");
+    assert!(until(|| started(&bench) == 2).await, "the other does not start: {}", bench.log());
+    assert_eq!((machines(&bench, "broken"), machines(&bench, "works")), (1, 1), "{}", bench.log());
+    all_succeed(&mut bench, 1..=2).await;
+}

@@ -48,14 +48,13 @@ async fn start(shared: &Arc<Shared>, settings: &Arc<AutoscalerSettings>) -> Resu
     let (config, buckets) = settings.scaling(name, rand::random()).map_err(|error| causes(&error))?;
     settings.check().map_err(|error| causes(&error))?;
     let groups = settings.all_groups(name);
-    let plugins: Vec<_> = groups.iter().map(|group| spec(shared, group, *find_plugin)).collect::<Result<_, _>>()?;
-    let begun = futures::future::join_all(plugins.iter().map(|spec| plugin(spec.clone()))).await;
+    let begun = futures::future::join_all(groups.iter().map(|group| plugin(spec(shared, group, *find_plugin)))).await;
     if begun.iter().all(Result::is_err) {
         let errors = begun.into_iter().filter_map(Result::err);
         return Err(errors.collect::<Vec<_>>().join("; "));
     }
-    let all = begun.into_iter().zip(plugins).enumerate();
-    let (hosts, members) = all.map(|(index, (begun, spec))| Member::of(GroupId(index), begun, spec)).unzip();
+    let all = begun.into_iter().zip(groups).enumerate();
+    let (hosts, members) = all.map(|(index, (begun, group))| Member::of(GroupId(index), begun, group.name)).unzip();
     let ready = Ready { shared: Arc::downgrade(shared), settings: Arc::clone(settings) };
     let store = Box::new(Journal::new(books));
     let scaler = Scaler::start(config, hosts, Arc::new(ready), store, &buckets, wall).await;
@@ -75,7 +74,8 @@ fn spec(
 }
 
 /// Starts a plugin; its name and why not.
-async fn plugin(spec: PluginSpec) -> Result<Arc<Plugin>, String> {
+async fn plugin(spec: Result<PluginSpec, String>) -> Result<Arc<Plugin>, String> {
+    let spec = spec?;
     let name = spec.name();
     let group = Group::start(spec).await.map_err(|error| format!("plugin {name}: {}", causes(&error)))?;
     Ok(Plugin::new(group))
@@ -89,21 +89,25 @@ pub(super) struct Member {
 
 enum State {
     Here(Weak<Plugin>),
-    /// It did not start, and is tried again.
-    Late(Arc<Late>, Box<PluginSpec>),
+    /// It did not start, and is tried again; with the name of its group.
+    Late(Arc<Late>, String),
 }
 
 impl Member {
-    fn of(group: GroupId, begun: Result<Arc<Plugin>, String>, spec: PluginSpec) -> (Arc<dyn Host>, Self) {
+    fn of(group: GroupId, begun: Result<Arc<Plugin>, String>, name: String) -> (Arc<dyn Host>, Self) {
         match begun {
             Ok(plugin) => {
                 let state = State::Here(Arc::downgrade(&plugin));
                 (plugin, Self { group, state })
             }
             Err(error) => {
-                tracing::error!(error, "a group has no instances until this is mended; the others stand in for it");
+                tracing::error!(
+                    group = name,
+                    error,
+                    "a group has no instances until this is mended; the others stand in for it"
+                );
                 let late = Late::new(error);
-                (Arc::<Late>::clone(&late), Self { group, state: State::Late(late, Box::new(spec)) })
+                (Arc::<Late>::clone(&late), Self { group, state: State::Late(late, name) })
             }
         }
     }
@@ -113,26 +117,32 @@ impl Member {
         let runner = &shared.options.name;
         let weak = match self.state {
             State::Here(weak) => weak,
-            State::Late(late, spec) => arrive(&late, &spec, runner).await,
+            State::Late(late, group) => arrive(&late, &group, shared).await,
         };
         let uses = resources::follow(weak.clone(), scaler.clone(), self.group, &shared.usage, runner);
         tokio::join!(extension::follow(weak, scaler, self.group, runner), uses);
     }
 }
 
-async fn arrive(late: &Late, spec: &PluginSpec, runner: &str) -> Weak<Plugin> {
+/// Starts the plugin of a group, with the newest settings of that name.
+async fn arrive(late: &Late, group: &str, shared: &Shared) -> Weak<Plugin> {
+    let InstanceOptions { name: runner, find_plugin, .. } = &shared.options;
     let (mut wait, cap) = START_AGAIN;
     loop {
         tokio::time::sleep(wait).await;
-        match plugin(spec.clone()).await {
+        let groups = shared.newest().all_groups(runner);
+        let of = |settings: &GroupSettings| spec(shared, settings, *find_plugin);
+        // One that has left the file is not started; the next start of the manager does without it.
+        let gone = || Err(format!("group {group} is not in the configuration any more"));
+        match plugin(groups.iter().find(|settings| settings.name == group).map_or_else(gone, of)).await {
             Ok(plugin) => {
-                tracing::info!(runner, plugin = spec.name(), "the plugin runs");
+                tracing::info!(runner, group, "the plugin runs");
                 let weak = Arc::downgrade(&plugin);
                 late.arrive(plugin);
                 return weak;
             }
             Err(error) => {
-                tracing::warn!(runner, error, "a group's plugin does not start, it is tried again");
+                tracing::warn!(runner, group, error, "a group's plugin does not start, it is tried again");
                 late.failed(error);
             }
         }

@@ -67,6 +67,8 @@ pub(super) struct Shared {
     hosts: OnceLock<KnownHosts>,
     /// Those that the scaler runs with; as long as there is none, the newest.
     settings: Mutex<Arc<AutoscalerSettings>>,
+    /// As it stands in the file.
+    newest: Mutex<Arc<AutoscalerSettings>>,
     /// They are others than those that did not do.
     pub(super) changed: Notify,
     pub(super) requests: AtomicUsize,
@@ -107,6 +109,7 @@ impl InstanceProvider {
     pub fn start(options: InstanceOptions) -> Arc<Self> {
         let shared = Arc::new(Shared {
             settings: Mutex::new(Arc::clone(&options.settings)),
+            newest: Mutex::new(Arc::clone(&options.settings)),
             changed: Notify::new(),
             requests: AtomicUsize::new(options.requests),
             draining: AtomicBool::new(false),
@@ -134,6 +137,7 @@ impl InstanceProvider {
     pub fn configure(&self, settings: &Arc<AutoscalerSettings>, requests: usize) {
         self.shared.requests.store(requests, Ordering::Relaxed);
         self.shared.again.notify_one();
+        self.shared.newest.lock().clone_from(settings);
         let mut own = self.shared.settings.lock();
         match &*self.shared.scaler.borrow() {
             Some(scaler) => work::set_policies(scaler, settings, &self.shared.options.name),
@@ -289,6 +293,11 @@ impl Shared {
     /// `[runners.autoscaler]` as it is acted on.
     pub(super) fn settings(&self) -> Arc<AutoscalerSettings> {
         Arc::clone(&self.settings.lock())
+    }
+
+    /// `[runners.autoscaler]` as it stands in the file: what is started anew is started with it.
+    pub(super) fn newest(&self) -> Arc<AutoscalerSettings> {
+        Arc::clone(&self.newest.lock())
     }
 
     /// The host keys of the instances.

@@ -112,6 +112,12 @@ impl KnownHosts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).forget(instance);
     }
 
+    /// The instances of which something is known.
+    #[must_use]
+    pub fn names(&self) -> Vec<InstanceId> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).keys.keys().cloned().collect()
+    }
+
     /// All others are gone.
     pub fn retain(&self, is_there: impl Fn(&InstanceId) -> bool) {
         let mut hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -11,9 +11,6 @@ use tokio::sync::watch;
 use super::shared::Shared;
 use crate::words::GroupId;
 
-/// The details of an instance are asked for so often where the plugin ended each time; then they count as not to be had.
-const ASKED_MAX: u32 = 5;
-
 /// Whether a group can be called.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HostStatus {
@@ -238,24 +235,9 @@ impl Up {
     /// How to reach it; asked for again where the details end within ten seconds. While the plugin is down, it waits for it.
     ///
     /// # Errors
-    /// The plugin's words; or it ended at each of [`ASKED_MAX`] times, or for good.
+    /// The plugin's words; or it ended at each of some times, or for good.
     pub async fn connect_info(&self) -> Result<ConnectInfo, String> {
-        let host = self.shared.host(self.of).ok_or("the taskscaler has ended")?;
-        let mut status = host.status();
-        let mut asked = 0;
-        loop {
-            asked += 1;
-            match self.shared.connect_info(&*host, self.of, &self.id).await {
-                Ok(info) => return Ok(info),
-                Err(Unanswered::Plugin(cause)) if asked < ASKED_MAX => {
-                    tracing::debug!(instance = %self.id, cause, "connection details are asked for again when the plugin is up");
-                }
-                Err(error) => return Err(error.to_string()),
-            }
-            let up = status.wait_for(|status| matches!(status, HostStatus::Up { .. })).await;
-            up.map_err(|_| "the plugin was stopped".to_owned())?;
-            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
-        }
+        self.shared.connect_info(self.of, &self.id).await
     }
 }
 

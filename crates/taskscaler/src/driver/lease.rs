@@ -162,14 +162,13 @@ impl Lease {
         self.inner.use_number
     }
 
-    /// How to reach the instance; asked for again where the details end within ten seconds.
+    /// How to reach the instance; asked for again where the details end within ten seconds. While the plugin is down, it waits
+    /// for it: a job that runs there does not need the plugin.
     ///
     /// # Errors
-    /// The plugin's words.
+    /// The plugin's words; or it ended at each of some times, or for good.
     pub async fn connect_info(&self) -> Result<ConnectInfo, String> {
-        let (group, id) = (self.inner.group, &self.inner.instance);
-        let host = self.shared.host(group).ok_or("the taskscaler has ended")?;
-        self.shared.connect_info(&*host, group, id).await.map_err(|error| error.to_string())
+        self.shared.connect_info(self.inner.group, &self.inner.instance).await
     }
 
     /// Before its job runs: what the plugin does then, where it does anything.
