@@ -104,6 +104,9 @@ pub enum Row {
         used: u32,
         /// When it was seen first, in seconds since 1970.
         seen_unix: i64,
+        /// Since when it has had no job, in seconds since 1970; earlier books do not say it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        idle_unix: Option<i64>,
         /// What is meant with it.
         intent: Intent,
         /// Sticky contexts that it has, the one used last at the end.

@@ -83,6 +83,18 @@ impl Cron {
     }
 }
 
+impl Cron {
+    /// Whether it holds in no minute of any year: such as on February 30.
+    #[must_use]
+    pub fn is_never(&self) -> bool {
+        /// Of each month, in a leap year.
+        const DAYS: [u32; 12] = [31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+        let [.., days, months, _] = self.fields;
+        let comes = |(month, length): (u32, &u32)| months & 1 << month != 0 && days & range(1, *length) != 0;
+        self.fields.contains(&0) || !(1..).zip(&DAYS).any(comes)
+    }
+}
+
 impl fmt::Display for Cron {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
@@ -213,6 +225,16 @@ mod tests {
         assert!(cron("* * * * *").is_always());
         assert!(cron("0-59 * 1-31 jan-dec sun-sat").is_always());
         assert!(!cron("* * * * 1-5").is_always());
+    }
+
+    #[test]
+    fn what_never_comes_is_recognised() {
+        for text in ["* * 30 2 *", "* * 31 2,4,6,9,11 *", "1/7 * * * *", "* * 30-31 feb mon"] {
+            assert!(cron(text).is_never(), "{text}");
+        }
+        for text in ["* * 29 2 *", "* * 31 4,5 *", "* * 28-31 2 *", "* * * * *", "* * 13 * fri"] {
+            assert!(!cron(text).is_never(), "{text}");
+        }
     }
 
     proptest::proptest! {

@@ -266,7 +266,10 @@ pub enum Hold {
         by: String,
     },
     /// Its instances are not known yet.
-    Unknown,
+    Unknown {
+        /// Why the last list failed, in the provider's words; none where none has.
+        error: Option<String>,
+    },
     /// It has as many as it may.
     AtMax {
         /// How many.
@@ -321,7 +324,8 @@ impl fmt::Display for Hold {
         match self {
             Self::Down { cause } => write!(f, "its plugin does not run: {cause}"),
             Self::Drained { by } => write!(f, "it was drained by {by}"),
-            Self::Unknown => f.write_str("its instances have not been listed yet"),
+            Self::Unknown { error: None } => f.write_str("its instances have not been listed yet"),
+            Self::Unknown { error: Some(error) } => write!(f, "its instances cannot be listed: {error}"),
             Self::AtMax { max, leaving: 0, .. } => write!(f, "it has its {max} instances"),
             Self::AtMax { max, leaving, stuck } => {
                 write!(f, "it has its {max} instances, of which {leaving} are going")?;

@@ -90,6 +90,12 @@ impl Policies {
         found.map_or_else(|| (None, Wanted::default()), |(index, policy)| (Some(index), policy.wanted.clone()))
     }
 
+    /// The most idle slots that any of them keeps.
+    #[must_use]
+    pub fn idle_most(&self) -> u32 {
+        self.list.iter().map(|policy| policy.wanted.idle_count).max().unwrap_or(0)
+    }
+
     /// Whether the answer of [`Self::at`] can differ between two moments.
     #[must_use]
     pub fn vary(&self) -> bool {

@@ -163,7 +163,8 @@ impl Check {
     /// Go's words for durations: `1h30m`, `20m0s`, `500ms`.
     fn duration(&mut self, key: &str, text: Option<&String>, default: Duration) -> Duration {
         let Some(text) = text else { return default };
-        match text.parse::<SignedDuration>().ok().and_then(|found| Duration::try_from(found).ok()) {
+        let found = text.parse::<SignedDuration>().ok().filter(|_| is_gos(text));
+        match found.and_then(|found| Duration::try_from(found).ok()) {
             // The peer's zero is its default, and so is ours.
             Some(Duration::ZERO) => default,
             Some(found) => found,
@@ -200,6 +201,18 @@ impl Check {
     }
 }
 
+/// Whether a duration is written as Go writes it, perhaps with blanks between its parts: other words for it would be
+/// understood here, and not in `config.toml`.
+fn is_gos(text: &str) -> bool {
+    const UNITS: [&str; 8] = ["h", "m", "s", "ms", "us", "µs", "μs", "ns"];
+    let is_digit = |c: char| c.is_ascii_digit() || c == '.';
+    let is_part = |part: &str| {
+        part.starts_with(is_digit)
+            && part.split(is_digit).filter(|unit| !unit.is_empty()).all(|unit| UNITS.contains(&unit))
+    };
+    text.trim_start_matches(['+', '-']).split_whitespace().all(is_part)
+}
+
 impl DensitySettings {
     fn density(&self, check: &mut Check) -> Density {
         let default = Density::default();
@@ -232,8 +245,8 @@ impl Settings {
     pub fn config(&self, name: &str) -> Result<Config, Vec<Problem>> {
         let check = &mut Check::default();
         let mut config = Config::new(GroupConfig::new(name, 0));
-        config.capacity = NonZeroU32::new(u32::try_from(self.capacity_per_instance.max(1)).unwrap_or(u32::MAX))
-            .unwrap_or(NonZeroU32::MIN);
+        let capacity = check.count("capacity_per_instance", self.capacity_per_instance);
+        config.capacity = NonZeroU32::new(capacity).unwrap_or(NonZeroU32::MIN);
         config.uses_max = NonZeroU32::new(check.count("max_use_count", self.max_use_count));
         config.groups = self.groups(check, name);
         let orders = [("listed", GroupOrder::Listed), ("price", GroupOrder::Price)];
@@ -474,6 +487,8 @@ mod tests {
         let text = r#"
             max_instances = -1
             update_interval = "soon"
+            boot_deadline = "5 minutes"
+            capacity_per_instance = -2
             foreign_instances = "eat"
             [[policy]]
             periods = ["@daily"]
@@ -486,11 +501,13 @@ mod tests {
         assert_eq!(
             text,
             [
+                "capacity_per_instance: -2 is not from 0 to 4294967295",
                 "max_instances: -1 is not from 0 to 4294967295",
                 "policy[1].periods: period `@daily`: has 1 fields; it needs five: minute, hour, day, month, weekday",
                 "policy[1].timezone: `Mars/Olympus` is no time zone; write for example Europe/Berlin",
                 "policy[2].scale_factor: -1 is not a number from 0 on",
                 "update_interval: `soon` is no duration; write for example 20m0s or 500ms",
+                "boot_deadline: `5 minutes` is no duration; write for example 20m0s or 500ms",
                 "foreign_instances: `eat` is not known; write leave or adopt or delete",
             ]
         );

@@ -69,6 +69,10 @@ impl Slot {
         Self { machine, phase, health: Health::Unknown, busy: false, leaving: false }
     }
 
+    fn is_to_grant(&self) -> bool {
+        self.phase == Phase::Free && self.health == Health::Well && !self.leaving
+    }
+
     fn id(&self, lease: u64) -> InstanceId {
         InstanceId::new(format!("{}/{lease}", self.machine.name))
     }
@@ -116,11 +120,15 @@ impl Pool {
         self.slots.retain(|_, slot| !slot.leaving || slot.phase != Phase::Free);
     }
 
+    /// Whether a machine could be leased now.
+    pub(crate) fn has_one_to_grant(&self) -> bool {
+        self.slots.values().any(Slot::is_to_grant)
+    }
+
     /// Leases up to `n` machines that are free and well.
     pub(crate) fn grant(&mut self, n: u32) -> Vec<InstanceId> {
         let mut granted = Vec::new();
-        let fit = |slot: &&mut Slot| slot.phase == Phase::Free && slot.health == Health::Well && !slot.leaving;
-        for slot in self.slots.values_mut().filter(fit).take(n as usize) {
+        for slot in self.slots.values_mut().filter(|slot| slot.is_to_grant()).take(n as usize) {
             slot.phase = Phase::Leased(self.next);
             granted.push(slot.id(self.next));
             self.next += 1;

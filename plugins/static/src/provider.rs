@@ -19,6 +19,8 @@ use crate::store::Store;
 const CHECKS_AT_ONCE: usize = 64;
 /// For the first look at all machines; the host waits a minute for `Init`.
 const FIRST_LOOK: Duration = Duration::from_secs(30);
+/// For the others, when one machine is well.
+const OTHERS: Duration = Duration::from_secs(1);
 
 /// A pool of machines.
 pub(crate) struct Static {
@@ -76,6 +78,19 @@ impl Inner {
     /// Begins with what machines need, each in a task of its own: none waits for another's clean-up.
     fn begin(self: &Arc<Self>, due: Vec<Work>) -> JoinSet<()> {
         due.into_iter().map(|work| Arc::clone(self).work(work)).collect()
+    }
+
+    /// Until all machines have been looked at; once one of them is well, those that take longer than a moment more hold up
+    /// nobody.
+    async fn first_look(&self, mut first: JoinSet<()>) {
+        let _ = tokio::time::timeout(FIRST_LOOK, async {
+            while first.join_next().await.is_some() && !self.pool().await.has_one_to_grant() {}
+            let others = async { while first.join_next().await.is_some() {} };
+            let _ = tokio::time::timeout(OTHERS, others).await;
+        })
+        .await;
+        // What takes longer goes on.
+        first.detach_all();
     }
 
     /// Until the process ends: looks at every machine that nobody uses.
@@ -146,10 +161,8 @@ impl Provider for Static {
             read: Mutex::new(changed),
         });
         inner.store(inner.pool().await, |_| ()).await?;
-        let mut first = inner.begin(inner.pool().await.due());
-        let _ = tokio::time::timeout(FIRST_LOOK, async { while first.join_next().await.is_some() {} }).await;
-        // What takes longer goes on.
-        first.detach_all();
+        let first = inner.begin(inner.pool().await.due());
+        inner.first_look(first).await;
         tokio::spawn(Arc::clone(&inner).keep_looking());
         tracing::info!(group = id, machines = all, "ready");
         Ok((Self { inner }, Init { id, max_size, can_suspend: false }))

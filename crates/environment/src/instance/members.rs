@@ -9,7 +9,7 @@ use muster_taskscaler::words::GroupId;
 
 use super::prepare::Ready;
 use super::provider::{InstanceOptions, Shared, causes};
-use super::settings::{AutoscalerSettings, GroupSettings};
+use super::settings::{AutoscalerSettings, GroupSettings, SettingsError};
 use super::{extension, resources};
 
 /// Between two starts of a plugin that does not start.
@@ -27,31 +27,64 @@ pub(super) async fn started(shared: &Arc<Shared>) -> (Scaler, Vec<Member>) {
             }
             Err(error) => error,
         };
-        tracing::error!(
-            runner = shared.options.name,
-            error,
-            wait_ms = wait.as_millis(),
-            "no instances can be had, and no jobs are requested, until this is mended; it is tried again"
-        );
+        let (error, is_lasting) = match error {
+            StartError::Settings(error) => (error, true),
+            StartError::Trouble(error) => (error, false),
+        };
+        if is_lasting {
+            let what_then = "no instances can be had, and no jobs are requested, until the configuration is mended";
+            tracing::error!(runner = shared.options.name, error, "{what_then}");
+        } else {
+            tracing::error!(
+                runner = shared.options.name,
+                error,
+                wait_ms = wait.as_millis(),
+                "no instances can be had, and no jobs are requested, until this is mended; it is tried again"
+            );
+        }
         shared.publish(0, Some(error.into()));
         tokio::select! {
-            () = tokio::time::sleep(wait) => wait = (wait * 2).min(cap),
+            () = tokio::time::sleep(wait), if !is_lasting => wait = (wait * 2).min(cap),
             // Others may do.
             () = shared.changed.notified() => wait = START_AGAIN.0,
         }
     }
 }
 
+/// Why no scaler runs.
+enum StartError {
+    /// The configuration's values: they do not mend themselves.
+    Settings(String),
+    /// All else.
+    Trouble(String),
+}
+
+impl From<String> for StartError {
+    fn from(error: String) -> Self {
+        Self::Trouble(error)
+    }
+}
+
+impl From<SettingsError> for StartError {
+    fn from(error: SettingsError) -> Self {
+        match error {
+            // A file can come.
+            SettingsError::Key { .. } => Self::Trouble(causes(&error)),
+            _ => Self::Settings(causes(&error)),
+        }
+    }
+}
+
 /// A scaler on the plugins that start: where some do not, the groups of the others stand in for theirs meanwhile.
-async fn start(shared: &Arc<Shared>, settings: &Arc<AutoscalerSettings>) -> Result<(Scaler, Vec<Member>), String> {
+async fn start(shared: &Arc<Shared>, settings: &Arc<AutoscalerSettings>) -> Result<(Scaler, Vec<Member>), StartError> {
     let InstanceOptions { name, books, find_plugin, .. } = &shared.options;
-    let (config, buckets) = settings.scaling(name, rand::random()).map_err(|error| causes(&error))?;
-    settings.check().map_err(|error| causes(&error))?;
+    let (config, buckets) = settings.scaling(name, rand::random())?;
+    settings.check()?;
     let groups = settings.all_groups(name);
     let begun = futures::future::join_all(groups.iter().map(|group| plugin(spec(shared, group, *find_plugin)))).await;
     if begun.iter().all(Result::is_err) {
         let errors = begun.into_iter().filter_map(Result::err);
-        return Err(errors.collect::<Vec<_>>().join("; "));
+        return Err(errors.collect::<Vec<_>>().join("; ").into());
     }
     let all = begun.into_iter().zip(groups).enumerate();
     let (hosts, members) = all.map(|(index, (begun, group))| Member::of(GroupId(index), begun, group.name)).unzip();

@@ -204,7 +204,15 @@ pub(super) async fn run(dial: &dyn Dial, command: &str) -> Result<(), String> {
     session.close().await;
     match outcome {
         Ok(outcome) if outcome.exit == connector::Exit::Code(0) => Ok(()),
-        Ok(outcome) => Err(format!("it ended with {:?}: {}", outcome.exit, outcome.stderr)),
+        Ok(outcome) => {
+            let how = match outcome.exit {
+                connector::Exit::Code(code) => format!("status {code}"),
+                connector::Exit::Signal(signal) => format!("SIG{signal}"),
+            };
+            // What it said may have several lines.
+            let said = outcome.stderr.to_string().trim().lines().map(str::trim).collect::<Vec<_>>().join(" | ");
+            Err(if said.is_empty() { format!("it ended with {how}") } else { format!("it ended with {how}: {said}") })
+        }
         Err(error) => Err(error.to_string()),
     }
 }

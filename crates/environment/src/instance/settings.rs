@@ -90,7 +90,7 @@ pub enum SettingsError {
     )]
     NoNestingHost,
     /// The private key cannot be read.
-    #[error("{table}: key_path {}: {source}", path.display())]
+    #[error("{table}: key_path {} cannot be read", path.display())]
     Key {
         /// Which table names it.
         table: &'static str,
@@ -99,6 +99,19 @@ pub enum SettingsError {
         /// The system's answer.
         source: std::io::Error,
     },
+}
+
+/// What the scaler cannot act on of `[runners.autoscaler]`: the keys below it, and what is wrong with each. Parts of lists
+/// are counted from 1: `policy[1].idle_count`.
+#[must_use]
+pub fn scaling_problems(scaling: serde_json::Value) -> Vec<(String, String)> {
+    match serde_json::from_value::<Settings>(scaling) {
+        Ok(settings) => {
+            let problems = settings.config("").err().unwrap_or_default();
+            problems.into_iter().map(|problem| (problem.key, problem.message)).collect()
+        }
+        Err(error) => vec![(String::new(), error.to_string())],
+    }
 }
 
 impl Default for AutoscalerSettings {

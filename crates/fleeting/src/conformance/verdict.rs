@@ -6,6 +6,10 @@ use super::cases::{CASES, Case};
 use super::plan::Plan;
 use super::report::Report;
 
+/// Why what was left is skipped.
+const STOPPED: &str = "the run was stopped";
+const EARLIER_FAILED: &str = "an earlier case failed";
+
 /// How a case ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
@@ -28,6 +32,14 @@ pub struct Verdict {
     pub outcome: Outcome,
     /// How long it took.
     pub took: Duration,
+}
+
+impl Verdict {
+    /// Whether it was not come to at all, since the run ended before: nothing is known of the case.
+    #[must_use]
+    pub fn is_left_out(&self) -> bool {
+        matches!(&self.outcome, Outcome::Skip(why) if why == STOPPED || why == EARLIER_FAILED)
+    }
 }
 
 /// The verdicts of a run as they come.
@@ -76,7 +88,7 @@ impl<'a> Run<'a> {
     }
 
     pub(super) fn finish(mut self) -> Report {
-        let why = if self.plan.stop.is_cancelled() { "the run was stopped" } else { "an earlier case failed" };
+        let why = if self.plan.stop.is_cancelled() { STOPPED } else { EARLIER_FAILED };
         for case in CASES {
             self.say(case.id, Outcome::Skip(why.to_owned()));
         }

@@ -72,7 +72,18 @@ fn without_value(said: &str) -> String {
     let kinds = ["invalid type: ", "invalid value: "];
     let Some(found) = kinds.iter().find_map(|kind| before.strip_prefix(kind)) else { return said.to_owned() };
     let kind = found.split([' ', '`', '"']).next().unwrap_or_default();
-    let kind = if kind.is_empty() { "a value" } else { kind };
+    let kind = match kind {
+        "" => "a value",
+        "integer" if found.contains("`-") => "one below zero",
+        kind => kind,
+    };
+    // The names of types are Rust's.
+    let expected = match expected {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number from 0 on",
+        "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
+        "f32" | "f64" => "a number",
+        expected => expected,
+    };
     format!("expected {expected}, found {kind}")
 }
 
@@ -199,7 +210,9 @@ mod tests {
     fn what_is_missing_or_of_the_wrong_kind_is_named() {
         assert_eq!(read::<Config>(b"null").unwrap_err().to_string(), "plugin_config: missing field `name`");
         let error = read::<Config>(br#"{"name":"a","max_size":"3"}"#).unwrap_err().to_string();
-        assert_eq!(error, "plugin_config: max_size: expected u32, found string");
+        assert_eq!(error, "plugin_config: max_size: expected a whole number from 0 on, found string");
+        let error = read::<Config>(br#"{"name":"a","max_size":-5}"#).unwrap_err().to_string();
+        assert_eq!(error, "plugin_config: max_size: expected a whole number from 0 on, found one below zero");
         let error = read::<Config>(br#"{"name":123456}"#).unwrap_err().to_string();
         assert_eq!(error, "plugin_config: name: expected a string, found integer");
         assert!(read::<Config>(b"[1]").unwrap_err().to_string().contains("a list"));

@@ -45,6 +45,11 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
     })
 }
 
+/// `[runners.autoscaler]` in the words that the scaler reads, with all that is checked by it.
+pub(super) fn scaling(table: &Table) -> serde_json::Value {
+    object(table, &NOT_SCALING.into_iter().filter(|name| *name != "density").collect::<Vec<_>>())
+}
+
 /// What concerns jobs of an entry, where they run on instances.
 pub(super) fn on_instances(runner: &Table, executor: &str) -> OnInstances {
     let Some(autoscaler) = runner.table("autoscaler").filter(|_| executor == "instance") else {

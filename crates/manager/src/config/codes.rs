@@ -1,5 +1,5 @@
 //! The numbers of problems, their usual severity and the mistake behind each. C001 to C110 are those of the
-//! documentation's list of what users get wrong most; C000, C006, C008, C009, C019, C084 and C085 are our own. C077 (sshd allows too
+//! documentation's list of what users get wrong most; C000, C006, C008, C009, C019, C084 to C088 are our own. C077 (sshd allows too
 //! few sessions for many slots) cannot happen: all jobs of an instance share one session.
 
 use super::problem::Severity::{self, Error, Fatal, Info, Warning};
@@ -70,6 +70,9 @@ pub const CODES: &[(&str, Severity, &str)] = &[
     ("C083", Warning, "All slots share one cgroup"),
     ("C084", Warning, "Jobs that share an instance are one user"),
     ("C085", Error, "`vm_isolation` without what it needs"),
+    ("C086", Error, "A plugin that is not there, or cannot be run"),
+    ("C087", Warning, "A period that never comes"),
+    ("C088", Error, "A count, an amount or a duration that is out of its range"),
     ("C090", Warning, "`poll_timeout` is too short for new nodes"),
     ("C091", Warning, "No namespace"),
     ("C092", Info, "Overwrites by jobs are not allowed"),

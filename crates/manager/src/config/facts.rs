@@ -30,7 +30,12 @@ pub struct Facts {
     pub foreign_system_id: Option<String>,
     /// Files that keys name are looked for.
     pub files_checked: bool,
+    /// Looks for plugins; none: they are not looked for.
+    pub find_plugin: Option<FindPlugin>,
 }
+
+/// Why what `plugin = "..."` says cannot be run.
+pub type FindPlugin = fn(&str) -> Result<(), String>;
 
 impl Facts {
     /// The facts of this process about the file at `path`.
@@ -60,6 +65,7 @@ impl Facts {
             job_user: None,
             foreign_system_id: crate::system_id::foreign(path.parent().unwrap_or(Path::new("."))),
             files_checked: true,
+            find_plugin: None,
             env,
         }
     }

@@ -17,6 +17,9 @@ use crate::lower::short_token;
 /// The plugin that drives docker-machine; it comes with Muster.
 pub(super) const PLUGIN: &str = "fleeting-plugin-docker-machine";
 
+/// What is said of a `[[runners.machine.autoscaling]]` that is not taken over.
+pub(super) const PERIODS_NONE: &str = "without Periods it never applied, and is gone";
+
 /// A `[[runners.autoscaler.policy]]`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct PolicySettings {

@@ -35,7 +35,7 @@ mod walk;
 
 pub use checks::EXECUTORS;
 pub use effective::{Effective, Origin, effective};
-pub use facts::Facts;
+pub use facts::{Facts, FindPlugin};
 pub use load::{Config, FILE_SIZE_MAX, Loaded, load, parse};
 pub use problem::{Place, Problem, Severity};
 pub use runners::Runner;

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use muster_job::Variable;
 use url::Url;
 
+use super::facts::FindPlugin;
 use super::load::Config;
 use super::runners::Runner;
 use super::tree::{Table, Value};
@@ -24,6 +25,8 @@ pub struct Surroundings {
     pub certificates: Option<PathBuf>,
     /// The shell of entries that name none.
     pub default_shell: Option<String>,
+    /// Looks for plugins, for the checks.
+    pub find_plugin: Option<FindPlugin>,
 }
 
 /// The settings of a configuration. An entry without a usable URL is left out: its problem has told.

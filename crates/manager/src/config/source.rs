@@ -67,6 +67,12 @@ impl<'a> Source<'a> {
         text.extend(marked.chars().take(SHOWN_MAX));
         if length > SHOWN_MAX {
             text.push('…');
+        } else {
+            // Closing brackets and quotes are no secrets, and without them the line looks like the mistake.
+            let rest = self.text.get(end..self.line_end(line)).unwrap_or_default();
+            let closing: String =
+                rest.chars().take_while(|c| matches!(c, ']' | '}' | ' ' | '"')).take(SHOWN_MAX).collect();
+            text.push_str(closing.trim_end());
         }
         Place { line, column, text, mark, width: length.clamp(1, SHOWN_MAX) }
     }

@@ -173,3 +173,15 @@ fn what_is_printed_for_developers_holds_no_secret_either() {
     let printed = format!("{:?}", parse(&text.replace("glrt-secret", "glrt-hidden"), &facts()));
     assert!(printed.contains("text of 11 bytes") && !printed.contains("hidden"), "{printed}");
 }
+
+#[test]
+fn a_line_is_shown_with_the_brackets_that_close_it() {
+    let render = |text: &str, code: &str| {
+        let problems = parse(text, &Facts::default()).problems;
+        problems.iter().find(|problem| problem.code == code).unwrap().render(std::path::Path::new("c.toml"))
+    };
+    let told = render("[[runners]]\n[[runners.autoscaler.policy]]\nperiods = [\"nonsense\"] # glrt-secret\n", "C015");
+    assert!(told.contains("3 | periods = [\"nonsense\"]\n"), "{told}");
+    let told = render("[[runners]]\nname = \"a\"\n[runners.nothing]\nx = 1\n", "C010");
+    assert!(told.contains("3 | [runners.nothing]\n"), "{told}");
+}

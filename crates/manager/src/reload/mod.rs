@@ -131,7 +131,8 @@ impl ConfigWatch {
     }
 
     fn facts(&self) -> Facts {
-        Facts { job_user: self.around.user.clone().filter(|user| !user.is_empty()), ..Facts::of(&self.path) }
+        let job_user = self.around.user.clone().filter(|user| !user.is_empty());
+        Facts { job_user, find_plugin: self.around.find_plugin, ..Facts::of(&self.path) }
     }
 
     /// `digest` was taken before: a change in between is another change, and found by the next look.

@@ -64,6 +64,12 @@ pub(crate) fn print(text: &[u8]) -> ExitCode {
     with_output(ExitCode::SUCCESS)
 }
 
+/// As [`print`], for text whose colours are for terminals only.
+pub(crate) fn print_styled(text: &str) -> ExitCode {
+    ui::out(text);
+    with_output(ExitCode::SUCCESS)
+}
+
 /// Tells that the output was not written, if so: what looks complete would not be, so that success is none.
 pub(crate) fn with_output(code: ExitCode) -> ExitCode {
     let Some(error) = ui::output_error() else { return code };

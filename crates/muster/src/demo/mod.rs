@@ -64,7 +64,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Seconds after which a headless demo is given up.
-    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     limit: u64,
 }
 
@@ -105,6 +105,8 @@ struct Outcome {
     demo: Demo,
     left: usize,
     took: Duration,
+    /// What a headless demo was to do: jobs, within so many seconds.
+    asked: Option<(usize, u64)>,
 }
 
 /// Runs the command.
@@ -158,7 +160,8 @@ async fn play(args: &Args, screen: Option<&Screen>) -> Result<Outcome, DemoError
     demo.draw(screen);
     let left = world.end().await?;
     played?;
-    Ok(Outcome { headless: screen.is_none(), demo, left, took: began.elapsed() })
+    let asked = jobs.filter(|_| screen.is_none()).map(|jobs| (jobs, args.limit));
+    Ok(Outcome { headless: screen.is_none(), demo, left, took: began.elapsed(), asked })
 }
 
 impl Demo {
@@ -283,17 +286,27 @@ impl Outcome {
             counts.failed,
             seconds(self.took)
         ));
-        ui::outln(&format!(
+        let waited = format!(
             "waits      half within {}, 95 % within {}, longest {}, from the queue to the first line",
             seconds(waits.half),
             seconds(waits.p95),
             seconds(waits.most)
-        ));
+        );
+        // Of no job there are no waits.
+        ui::outln(if counts.succeeded + counts.failed > 0 { &waited } else { "waits      no job has ended" });
         ui::outln(&format!("instances  {} made, at most {} at once, {} left", meter.seen(), meter.most, self.left));
         ui::outln(&format!(
             "cost       {:.5}, at {PRICE_PER_HOUR} for an instance and hour (a model price)",
             meter.cost(PRICE_PER_HOUR)
         ));
+        if let Some((jobs, limit)) =
+            self.asked.filter(|(_, limit)| !complete && self.took >= Duration::from_secs(*limit))
+        {
+            ui::error(&format!(
+                "the demo was given up at its limit of {limit} s, with {} of {jobs} jobs done; --limit gives it more time",
+                counts.succeeded
+            ));
+        }
         if self.left > 0 || counts.failed > 0 || (self.headless && !complete) {
             return ExitCode::FAILURE;
         }

@@ -53,6 +53,10 @@ pub(crate) enum AskError {
     Store(#[from] StoreError),
     #[error("cannot read the decisions beside {}", books.display())]
     History { books: PathBuf, source: std::io::Error },
+    #[error("{}: there is no such directory; name the `--state-dir` of a manager", .0.display())]
+    NoSuchState(PathBuf),
+    #[error("{}: there is no such file; name the manager's configuration with --config, or its state with --state-dir", .0.display())]
+    NoSuchConfiguration(PathBuf),
     #[error("no directory is known that has the manager's state; name it with --state-dir")]
     NoStateDir,
 }
@@ -95,6 +99,9 @@ impl Whom {
             return get(&client()?, address, path, query).await;
         }
         if let Some(directory) = flags::filled(&self.state_dir) {
+            if !directory.is_dir() {
+                return Err(AskError::NoSuchState(directory));
+            }
             return store(&instances(&directory));
         }
         for place in self.places()? {
@@ -113,12 +120,15 @@ impl Whom {
 
     /// The manager of the configuration, then its state.
     fn places(&self) -> Result<Vec<Place>, AskError> {
+        let path = self.config.path();
+        if !path.exists() {
+            return Err(AskError::NoSuchConfiguration(path));
+        }
         let config = config::settings(&self.config.load()?, &Surroundings::default());
         let address = config.listen_address.filter(|address| !address.trim().is_empty());
         if address.is_none() {
             ui::note("`listen_address` is not set, so the manager cannot be asked: this is what it has on disk");
         }
-        let path = self.config.path();
         let path = std::path::absolute(&path).unwrap_or(path);
         let store = crate::runner::state_dir(&path).map(|directory| Place::Store(instances(&directory)));
         Ok(address.map(Place::Manager).into_iter().chain(store).collect())

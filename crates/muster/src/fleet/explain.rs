@@ -54,6 +54,16 @@ impl Args {
 }
 
 pub(super) async fn run(args: Args) -> ExitCode {
+    if let (Some(What::Job), Some(name)) = (args.what, &args.name)
+        && !name.starts_with("job-")
+        && !name.bytes().all(|byte| byte.is_ascii_digit())
+    {
+        ui::error(&format!(
+            "{} is no job's number: write the number that the server shows, such as 4711",
+            ui::plain(name)
+        ));
+        return ExitCode::from(2);
+    }
     let mut explanations = match args.whom.explain(&args.subject()).await {
         Ok(explanations) => explanations,
         Err(error) => {
@@ -69,7 +79,7 @@ pub(super) async fn run(args: Args) -> ExitCode {
     }
     let known = explanations.fleets.iter().any(|fleet| fleet.known);
     let printed =
-        if args.whom.json { super::print_json(&explanations) } else { ci::print(text(&explanations).as_bytes()) };
+        if args.whom.json { super::print_json(&explanations) } else { ci::print_styled(&text(&explanations)) };
     if known { printed } else { ExitCode::FAILURE }
 }
 

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args as ClapArgs, ValueEnum};
+use muster_taskscaler::config::Config;
 use muster_taskscaler::settings::Settings;
 use muster_taskscaler::sim::cloud::{CloudConfig, Spread};
 use muster_taskscaler::sim::report::Report;
@@ -19,6 +20,8 @@ use crate::ci::{self, ui};
 const POINTS: u64 = 600;
 /// After the last job the fleet is looked at for so long.
 const AFTER: Duration = Duration::from_secs(1800);
+/// Idle machines of one simulation: more would take minutes.
+const MACHINES_MAX: u64 = 20_000;
 /// Jobs of one simulation: more would take gigabytes.
 const JOBS_MAX: usize = 5_000_000;
 
@@ -86,6 +89,8 @@ enum PatternName {
 enum SimulateError {
     #[error("cannot read {}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
+    #[error("{}: line {line} is not UTF-8: save the file as plain text in UTF-8, such as CSV", path.display())]
+    Encoding { path: PathBuf, line: usize },
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: std::io::Error },
     #[error("{} is not what it should be", path.display())]
@@ -106,11 +111,13 @@ enum SimulateError {
 pub(super) struct Outcome {
     pub(super) name: String,
     pub(super) report: Report,
+    /// Its instances have a price: without one nothing is known of its cost.
+    has_price: bool,
 }
 
 pub(super) fn run(args: &Args) -> ExitCode {
     match simulate(args) {
-        Ok(text) => ci::print(text.as_bytes()),
+        Ok(text) => ci::print_styled(&text),
         Err(error) => {
             ui::report(&error);
             ExitCode::from(2)
@@ -126,6 +133,9 @@ fn simulate(args: &Args) -> Result<String, SimulateError> {
         }
         None => CloudConfig::default(),
     };
+    if let (Some(problem), Some(path)) = (cloud.problem(), &args.cloud) {
+        return Err(SimulateError::Policy { path: path.clone(), problems: vec![problem] });
+    }
     let mut outcomes = Vec::new();
     for path in &args.policies {
         let settings: Settings =
@@ -134,6 +144,10 @@ fn simulate(args: &Args) -> Result<String, SimulateError> {
             path: path.clone(),
             problems: problems.iter().map(ToString::to_string).collect(),
         })?;
+        if let Some(problem) = too_large(&config, &cloud) {
+            return Err(SimulateError::Policy { path: path.clone(), problems: vec![problem] });
+        }
+        let has_price = config.groups.iter().any(|group| group.price_per_hour > 0.0);
         let clouds = vec![cloud.clone(); config.groups.len()];
         let last = jobs.last().map_or(Time::ZERO, |job| job.at);
         let mut scenario = Scenario::honest(config, clouds, args.seed, last + Duration::from_secs(86_400));
@@ -142,8 +156,7 @@ fn simulate(args: &Args) -> Result<String, SimulateError> {
         scenario.measured_from = Time::ZERO + Duration::from_secs(u64::from(args.skip_days) * 86_400);
         scenario.sample_every = Some(Duration::from_millis((last.as_millis() / POINTS).max(1000)));
         let report = World::new(&scenario, &jobs).run()?;
-        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        outcomes.push(Outcome { name, report });
+        outcomes.push(Outcome { name: name_of(path, &args.policies), report, has_price });
     }
     if let Some(path) = &args.svg {
         let write = |source| SimulateError::Write { path: path.clone(), source };
@@ -152,8 +165,32 @@ fn simulate(args: &Args) -> Result<String, SimulateError> {
     Ok(if args.json { json(&outcomes, args, jobs.len()) } else { table(&outcomes, args, jobs.len()) })
 }
 
+/// What the row of a policy is called: its file's name; its path where another has the same name.
+fn name_of(path: &Path, all: &[PathBuf]) -> String {
+    let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let name = stem(path);
+    if all.iter().filter(|other| stem(other) == name).count() > 1 { path.display().to_string() } else { name }
+}
+
+/// Why a policy would not be done with.
+fn too_large(config: &Config, cloud: &CloudConfig) -> Option<String> {
+    let idle = u64::from(config.policies.idle_most().div_ceil(config.capacity.get()));
+    let max = config.groups.iter().map(|group| Some(u64::from(group.instances_max)).filter(|max| *max > 0));
+    let max: Option<u64> = max.sum();
+    let quota = cloud.quota.map(|quota| u64::from(quota) * config.groups.len() as u64);
+    let machines = [max, quota].into_iter().flatten().fold(idle, u64::min);
+    (machines > MACHINES_MAX).then(|| {
+        format!("idle_count keeps {machines} machines, and a simulation has {MACHINES_MAX} at most: set max_instances below that")
+    })
+}
+
 fn read(path: &Path) -> Result<String, SimulateError> {
-    std::fs::read_to_string(path).map_err(|source| SimulateError::Read { path: path.to_owned(), source })
+    let bytes = std::fs::read(path).map_err(|source| SimulateError::Read { path: path.to_owned(), source })?;
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = error.as_bytes().get(..error.utf8_error().valid_up_to()).unwrap_or_default();
+        let line = 1 + valid.iter().filter(|byte| **byte == b'\n').count();
+        SimulateError::Encoding { path: path.to_owned(), line }
+    })
 }
 
 fn jobs(args: &Args) -> Result<Vec<Job>, SimulateError> {
@@ -166,6 +203,16 @@ fn jobs(args: &Args) -> Result<Vec<Job>, SimulateError> {
         if !(value.is_finite() && (0.0..=1e6).contains(&value)) {
             return Err(SimulateError::Number { what, value: value.to_string(), wanted: "from 0 to 1000000" });
         }
+    }
+    if args.varies < 1.0 {
+        return Err(SimulateError::Number { what: "--varies", value: args.varies.to_string(), wanted: "from 1 on" });
+    }
+    if args.peak < args.quiet {
+        let wanted = "at least that of --quiet";
+        return Err(SimulateError::Number { what: "--peak", value: args.peak.to_string(), wanted });
+    }
+    if args.burst == 0 {
+        return Err(SimulateError::Number { what: "--burst", value: args.burst.to_string(), wanted: "from 1 on" });
     }
     if !(1..=365).contains(&args.days) {
         return Err(SimulateError::Number { what: "--days", value: args.days.to_string(), wanted: "from 1 to 365" });
@@ -216,7 +263,7 @@ fn table(outcomes: &[Outcome], args: &Args, jobs: usize) -> String {
         "moved",
     ];
     let mut rows = vec![heading.map(str::to_owned).to_vec()];
-    for Outcome { name, report } in outcomes {
+    for Outcome { name, report, has_price } in outcomes {
         rows.push(vec![
             name.clone(),
             report.done.to_string(),
@@ -225,7 +272,7 @@ fn table(outcomes: &[Outcome], args: &Args, jobs: usize) -> String {
             seconds(report.wait(0.95)),
             seconds(report.wait(0.99)),
             seconds(report.wait(1.0)),
-            format!("{:.2}", report.cost),
+            if *has_price { format!("{:.2}", report.cost) } else { "-".to_owned() },
             format!("{:.1}", report.machine_hours),
             format!("{:.0} %", report.idle_share() * 100.0),
             report.machines.to_string(),
@@ -253,7 +300,7 @@ fn table(outcomes: &[Outcome], args: &Args, jobs: usize) -> String {
 fn json(outcomes: &[Outcome], args: &Args, jobs: usize) -> String {
     let policies: Vec<serde_json::Value> = outcomes
         .iter()
-        .map(|Outcome { name, report }| {
+        .map(|Outcome { name, report, .. }| {
             let wait = |quantile| report.wait(quantile).as_secs_f64();
             serde_json::json!({
                 "policy": name,

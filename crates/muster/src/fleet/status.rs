@@ -24,8 +24,12 @@ pub(crate) struct Args {
 
 pub(super) async fn run(args: Args) -> ExitCode {
     match args.whom.status().await {
-        Ok(reports) if args.whom.json => super::print_json(&reports),
-        Ok(reports) => ci::print(text(&reports).as_bytes()),
+        Ok(reports) => {
+            let printed = if args.whom.json { super::print_json(&reports) } else { ci::print_styled(&text(&reports)) };
+            // Books that cannot be read are no answer.
+            let is_unread = |report: &Report| reports.source == Source::Store && report.status.is_none();
+            if reports.fleets.iter().any(is_unread) { ExitCode::from(2) } else { printed }
+        }
         Err(error) => {
             ui::report(&error);
             ExitCode::from(2)
@@ -89,6 +93,9 @@ fn fleet(report: &Report, source: Source) -> String {
         }
         if let Some(error) = &group.error {
             line("", &format!("the last {} attempts failed: {error}", group.failures));
+        }
+        if let Some(unlisted) = group.unlisted() {
+            line("", &unlisted);
         }
         if !group.foreign.is_empty() {
             line("", &format!("not asked for here, left alone: {}", group.foreign.join(", ")));

@@ -40,6 +40,11 @@ impl How {
 /// Runs the command.
 pub(super) async fn run(args: &Args) -> Result<bool, PluginError> {
     if args.plugins.is_empty() {
+        let path = args.config.path();
+        if !path.exists() {
+            let why = "it does not exist; name plugins, or a configuration with --config";
+            return Err(PluginError::Config(format!("{}: {why}", path.display())));
+        }
         return runners::install_all(&args.config, args.how).await;
     }
     let store = Store::of_environment()?;

@@ -32,11 +32,21 @@ struct Wanted {
 
 fn wanted(config: &ConfigArg) -> Result<Vec<Wanted>, PluginError> {
     let config = config.load().map_err(|error| PluginError::Config(error.to_string()))?;
-    let with_plugin = config.runners.iter().filter_map(|runner| {
-        let plugin = runner.table.table("autoscaler")?.str("plugin").unwrap_or_default().to_owned();
-        Some(Wanted { runner: runner.name.clone(), plugin })
-    });
-    Ok(with_plugin.collect())
+    let mut wanted = Vec::new();
+    for runner in &config.runners {
+        let Some(autoscaler) = runner.table.table("autoscaler") else { continue };
+        let own = autoscaler.str("plugin").unwrap_or_default();
+        let groups = autoscaler.tables("groups").iter().map(|group| group.str("plugin").unwrap_or(own));
+        let mut plugins: Vec<&str> = groups.collect();
+        if plugins.is_empty() {
+            plugins.push(own);
+        }
+        plugins.sort_unstable();
+        plugins.dedup();
+        wanted
+            .extend(plugins.iter().map(|plugin| Wanted { runner: runner.name.clone(), plugin: (*plugin).to_owned() }));
+    }
+    Ok(wanted)
 }
 
 fn tell(wanted: &Wanted, path: &std::path::Path) {
@@ -52,7 +62,11 @@ fn fail(wanted: &Wanted, error: &PluginError) -> bool {
 pub(super) async fn install_all(config: &ConfigArg, how: How) -> Result<bool, PluginError> {
     let around = surroundings()?;
     let mut all = true;
-    for wanted in wanted(config)? {
+    let wanted = wanted(config)?;
+    if wanted.is_empty() {
+        ui::note(&format!("{} names no plugin: nothing is installed", config.path().display()));
+    }
+    for wanted in wanted {
         use muster_fleeting::install::Found;
         match resolve(&wanted.plugin, &around) {
             Ok(Found::Installed(path)) if !how.upgrades() => tell(&wanted, &path),

@@ -13,6 +13,10 @@ use super::serve::surroundings;
 use super::test_config::{self, TestConfig};
 use crate::ci::ui;
 
+/// Of the names of cases that were not come to, so much is shown.
+const LEFT_OUT_WIDTH: usize = 80;
+/// The flags of this command that have no value.
+const SWITCHES: [&str; 4] = ["--cases", "--json", "--junit", "--strict"];
 /// What cannot be tested at all.
 const UNTESTED: u8 = 2;
 
@@ -60,7 +64,8 @@ pub(super) async fn run(args: &Args) -> ExitCode {
     };
     let for_people = !args.json && !args.junit;
     let mut told = |verdict: &Verdict| {
-        if for_people {
+        // What was not come to would bury what failed.
+        if for_people && !verdict.is_left_out() {
             tell(verdict);
         }
     };
@@ -80,6 +85,12 @@ pub(super) async fn run(args: &Args) -> ExitCode {
     } else if args.junit {
         ui::out(&report.junit());
     } else {
+        let left_out = report.verdicts.iter().filter(|verdict| verdict.is_left_out());
+        let left_out: Vec<_> = left_out.map(|verdict| verdict.case.id).collect();
+        if !left_out.is_empty() {
+            let ids = ui::fit(&left_out.join(" "), LEFT_OUT_WIDTH);
+            ui::outln(&format!("\n{} cases were not come to: {ids}", left_out.len()));
+        }
         ui::outln(&format!("\n{}: {}", report.plugin, report.summary()));
     }
     if passed(&report, args.strict) && !plan.stop.is_cancelled() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -118,6 +129,13 @@ fn tell(verdict: &Verdict) {
 }
 
 fn plan(args: &Args) -> Result<Plan, PluginError> {
+    // What follows the plugin is the plugin's: a flag of ours there was meant otherwise.
+    if let Some(switch) = args.command.iter().skip(1).find_map(|word| SWITCHES.iter().find(|switch| word == **switch)) {
+        return Err(PluginError::Config(format!(
+            "{switch} after the plugin would be the plugin's own argument: write it before the plugin; an argument of the \
+             plugin's stands in `arguments` of the file of --config"
+        )));
+    }
     let config = match &args.config {
         Some(path) => test_config::read(path)?,
         None => TestConfig::default(),

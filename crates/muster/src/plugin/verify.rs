@@ -1,7 +1,7 @@
 //! `verify`: whether installed plugins are what was installed.
 
-use muster_fleeting::install::{Store, Verdict};
-use muster_fleeting::oci::Repository;
+use muster_fleeting::install::{Installed, Store, Verdict};
+use muster_fleeting::oci::{Constraint, Reference};
 
 use super::error::PluginError;
 use crate::ci::ui;
@@ -9,7 +9,7 @@ use crate::ci::ui;
 /// Arguments of `verify`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Plugins to check, without versions. Without any, all that are installed.
+    /// Plugins to check; with :VERSION only those versions. Without any, all that are installed.
     #[arg(value_name = "PLUGIN")]
     plugins: Vec<String>,
 }
@@ -17,14 +17,15 @@ pub(crate) struct Args {
 /// Runs the command: one line for each version, more where it has changed.
 pub(super) fn run(args: &Args) -> Result<bool, PluginError> {
     let store = Store::of_environment()?;
-    let wanted: Vec<Repository> = args.plugins.iter().map(|plugin| plugin.parse()).collect::<Result<_, _>>()?;
+    let wanted: Vec<Reference> = args.plugins.iter().map(|plugin| plugin.parse()).collect::<Result<_, _>>()?;
     let mut installed = store.list();
-    installed.retain(|installed| wanted.is_empty() || wanted.contains(&installed.repository));
+    installed.retain(|installed| wanted.is_empty() || wanted.iter().any(|wanted| fits(wanted, installed)));
     let missing: Vec<_> =
-        wanted.iter().filter(|wanted| installed.iter().all(|installed| installed.repository != **wanted)).collect();
+        wanted.iter().filter(|wanted| !installed.iter().any(|installed| fits(wanted, installed))).collect();
     let mut all = missing.is_empty();
-    for repository in missing {
-        ui::error(&format!("plugin {repository}: no version is installed in {}", store.folder().display()));
+    for plugin in missing {
+        let version = if names_all(plugin) { "no version" } else { "no such version" };
+        ui::error(&format!("plugin {plugin}: {version} is installed in {}", store.folder().display()));
     }
     for finding in store.verify(installed)? {
         let name = format!("{} {}", finding.installed.repository, finding.installed.version);
@@ -48,4 +49,14 @@ pub(super) fn run(args: &Args) -> Result<bool, PluginError> {
         }
     }
     Ok(all)
+}
+
+/// Whether all versions are meant: none is named.
+fn names_all(wanted: &Reference) -> bool {
+    matches!(wanted.constraint, Constraint::Latest | Constraint::Any)
+}
+
+fn fits(wanted: &Reference, installed: &Installed) -> bool {
+    let is_it = names_all(wanted) || wanted.constraint.matches(&installed.version);
+    wanted.repository == installed.repository && is_it
 }

@@ -31,7 +31,7 @@ pub(crate) struct Args {
 impl Args {
     fn load(&self) -> (PathBuf, Facts, Loaded) {
         let path = self.config.path();
-        let facts = Facts::of(&path);
+        let facts = Facts { find_plugin: Some(super::run::look_for_plugin), ..Facts::of(&path) };
         let loaded = config::load(&path, &facts);
         (path, facts, loaded)
     }

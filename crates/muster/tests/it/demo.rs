@@ -48,6 +48,18 @@ fn all_jobs_are_done_and_no_instance_is_left() {
     check_nothing_is_left(place.path());
 }
 
+#[test]
+fn a_demo_that_is_given_up_says_so() {
+    let place = tempfile::tempdir().unwrap();
+    let arguments = ["--jobs", "30", "--boot", "600000", "--limit", "1"];
+    let output = demo(place.path(), &arguments).output().unwrap();
+    let (told, problems) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{told}{problems}");
+    assert!(problems.contains("given up at its limit of 1 s, with 0 of 30 jobs done"), "{told}{problems}");
+    assert!(told.contains("waits      no job has ended"), "{told}");
+    assert_eq!(demo(place.path(), &["--limit", "0"]).output().unwrap().status.code(), Some(2));
+}
+
 #[tokio::test]
 async fn an_interrupt_ends_it_cleanly_in_the_middle() {
     let place = tempfile::tempdir().unwrap();

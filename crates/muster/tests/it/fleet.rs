@@ -114,3 +114,54 @@ fn a_day_meets_its_objective_for_starts_with_idle_hours_under_a_bound() {
     assert!(idle_hours < 110.0, "a fleet for the peak, all day, would be idle for ten times as long: {result}");
     assert_eq!(of("/report/done"), result["jobs"].as_f64().unwrap());
 }
+
+#[test]
+fn what_is_not_there_is_no_answer() {
+    let directory = tempfile::tempdir().unwrap();
+    let wrong = |arguments: &[&str], wanted: &str| {
+        let output = muster(directory.path(), arguments);
+        let told = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {told}");
+        assert!(told.contains(wanted), "{arguments:?}: {told}");
+    };
+    wrong(&["fleet", "status", "--state-dir", "nope"], "nope: there is no such directory");
+    wrong(&["fleet", "status", "--config", "nope.toml"], "nope.toml: there is no such file");
+    wrong(&["fleet", "explain", "job", "abc", "--state-dir", "."], "abc is no job's number");
+    let books = directory.path().join("instances");
+    std::fs::create_dir(&books).unwrap();
+    std::fs::write(books.join("x.books"), "garbage").unwrap();
+    wrong(&["fleet", "status", "--state-dir", "."], "x.books, line 1 cannot be read");
+}
+
+#[test]
+fn what_would_mislead_in_a_comparison_is_refused_or_said() {
+    let directory = policies();
+    let write = |name: &str, text: &[u8]| std::fs::write(directory.path().join(name), text).unwrap();
+    std::fs::create_dir(directory.path().join("other")).unwrap();
+    write("other/floor.toml", b"[[policy]]\nidle_count = 10\n");
+    write("endless.toml", b"[[policy]]\nidle_count = 4000000000\n");
+    write("words.toml", b"[[policy]]\nidle_time = \"5 minutes\"\n");
+    write("latin.csv", b"0,1\n\xff,2\n");
+    write("night.toml", b"stock_outs = [[20.0, 3.0]]\n");
+    write("early.toml", b"boot = { median_s = -5.0, factor = 1.0 }\n");
+    let with = |more: &[&str]| muster(directory.path(), &[&["fleet", "simulate"][..], more].concat());
+    let output = with(&["--trace", "jobs.csv", "--policy", "floor.toml", "--policy", "other/floor.toml"]);
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let rows: Vec<Vec<&str>> = told.lines().skip(2).map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!((rows[0][0], rows[1][0]), ("floor.toml", "other/floor.toml"), "{told}");
+    assert!(rows[1].contains(&"-") && !rows[0].contains(&"-"), "no price, no cost: {told}");
+    for (arguments, wanted) in [
+        (&["--trace", "jobs.csv", "--policy", "endless.toml"][..], "set max_instances"),
+        (&["--trace", "jobs.csv", "--policy", "words.toml"], "policy[1].idle_time: `5 minutes` is no duration"),
+        (&["--trace", "latin.csv", "--policy", "floor.toml"], "latin.csv: line 2 is not UTF-8"),
+        (&["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "night.toml"], "one over midnight is two"),
+        (&["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "early.toml"], "boot: median_s and factor"),
+        (&["--peak", "1", "--quiet", "2", "--policy", "floor.toml"], "--peak 1 is not at least that of --quiet"),
+        (&["--burst", "0", "--policy", "floor.toml"], "--burst 0 is not from 1 on"),
+        (&["--varies", "0", "--policy", "floor.toml"], "--varies 0 is not from 1 on"),
+    ] {
+        let output = with(arguments);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && told.contains(wanted), "{arguments:?}: {told}");
+    }
+}

@@ -214,6 +214,7 @@ mod tests {
                 slots: vec![None],
                 used,
                 seen_unix: 1,
+                idle_unix: None,
                 intent: intent.clone(),
                 contexts: Vec::new(),
                 was_ready: false,

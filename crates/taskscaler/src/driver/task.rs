@@ -28,6 +28,8 @@ use crate::operator::{Act, Done, Refused};
 use crate::time::{Now, Time};
 use crate::words::{GroupId, Key, Loss, Request};
 
+/// What was before this process has a time, too: ten years are before it.
+const START: Time = Time::from_millis(10 * 365 * 24 * 3_600_000);
 /// Events that are taken together, with one write.
 const TOGETHER_MAX: usize = 256;
 
@@ -93,7 +95,7 @@ impl Task {
         received: mpsc::UnboundedReceiver<Command>,
     ) -> Self {
         let (origin, room) = (Instant::now(), Room::new(shared.room.clone()));
-        let now = Now { at: Time::ZERO, unix: (shared.wall)() };
+        let now = Now { at: START, unix: (shared.wall)() };
         let (engine, unknown) = Engine::restore(config, rows, now);
         for row in unknown {
             tracing::warn!(
@@ -123,8 +125,7 @@ impl Task {
     }
 
     fn now(&self) -> Now {
-        let ms = u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX);
-        Now { at: Time::from_millis(ms), unix: (self.shared.wall)() }
+        Now { at: START + self.origin.elapsed(), unix: (self.shared.wall)() }
     }
 
     pub(super) async fn run(mut self) {

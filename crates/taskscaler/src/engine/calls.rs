@@ -5,16 +5,20 @@ use muster_fleeting::model::InstanceId;
 use super::Engine;
 use super::group::Plugin;
 use super::instance::State;
+use super::status::millis;
 use crate::decision::What;
 use crate::event::Action;
 use crate::throttle::{Bucket, jittered, mix};
-use crate::time::Now;
+use crate::time::{Now, Time};
 use crate::words::{GroupId, Key, Removal};
 
 /// After a plugin was down, its instances are listed within this.
 const HEARD_WITHIN: std::time::Duration = std::time::Duration::from_secs(60);
 /// An instance that failed once, or whose plugin is down, is asked again after this.
 pub(super) const DOUBTED: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// An instance that was idle before a restart is kept so long at least, unless its idle time is shorter.
+const IDLE_AGAIN: std::time::Duration = std::time::Duration::from_secs(15);
 
 impl Engine {
     pub(super) fn group_up(&mut self, now: Now, id: GroupId, max_size: u32) {
@@ -87,11 +91,20 @@ impl Engine {
         if !was_ready {
             self.touch(index);
         }
+        let idle_time = self.wanted.idle_time;
         self.pool.change(index, |instance| {
             instance.was_ready = true;
             instance.enter(State::Ready, now.at, beat);
-            instance.idle_since = now.at;
             instance.failures = 0;
+            if !instance.idle_before {
+                (instance.idle_since, instance.idle_unix) = (now.at, now.unix);
+            } else {
+                // What of its idle time was before the restart counts, up to a while in which jobs may come.
+                let counts = idle_time.saturating_sub(IDLE_AGAIN);
+                let earliest = Time::from_millis(now.at.as_millis().saturating_sub(millis(counts)));
+                instance.idle_since = instance.idle_since.max(earliest);
+            }
+            instance.idle_before = false;
         });
         if let Some(group) = self.group_mut(group) {
             group.readiness.succeed();

@@ -112,6 +112,14 @@ pub(super) struct Updates {
     pub(super) backoff: Backoff,
 }
 
+impl Updates {
+    /// How many lists have failed in a row, and the last error in the provider's words; none: the last one did not fail.
+    pub(super) fn failure(&self) -> Option<(u32, &str)> {
+        let Backoff { failures, error, .. } = &self.backoff;
+        (*failures > 0).then_some((*failures, error.as_str()))
+    }
+}
+
 /// How long something takes, learned.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Estimate {

@@ -108,6 +108,10 @@ pub(super) struct Instance {
     pub(super) since: Time,
     /// Without a job since.
     pub(super) idle_since: Time,
+    /// The same by the wall clock.
+    pub(super) idle_unix: i64,
+    /// It was without a job before the restart, and has not been ready since.
+    pub(super) idle_before: bool,
     /// Snapshots in a row that did not have it.
     pub(super) absence: Absence,
     /// When something is to be done about it, whatever its state asks for.

@@ -252,7 +252,7 @@ impl Engine {
         self.pool.change(place.index, |instance| {
             instance.free(key, now.at);
             if instance.held == 0 {
-                instance.idle_since = now.at;
+                (instance.idle_since, instance.idle_unix) = (now.at, now.unix);
             }
         });
         self.touch(place.index);

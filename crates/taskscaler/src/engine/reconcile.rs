@@ -176,6 +176,8 @@ impl Engine {
             seen_unix: now.unix,
             since: now.at,
             idle_since: now.at,
+            idle_unix: now.unix,
+            idle_before: false,
             absence: Absence::default(),
             due: Some(now.at + self.config.boot_deadline),
             listed: 0,

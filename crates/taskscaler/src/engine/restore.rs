@@ -68,9 +68,9 @@ impl Engine {
             match (key, row) {
                 (
                     RowKey::Instance { id, .. },
-                    Row::Instance { slots, used, seen_unix, intent, contexts, was_ready },
+                    Row::Instance { slots, used, seen_unix, idle_unix, intent, contexts, was_ready },
                 ) => {
-                    let index = engine.restore_instance(now, group, &id, slots, (used, seen_unix), intent);
+                    let index = engine.restore_instance(now, group, &id, slots, (used, seen_unix, idle_unix), intent);
                     for context in contexts {
                         engine.pool.has_context(index, context, usize::MAX);
                     }
@@ -155,18 +155,24 @@ impl Engine {
         group: GroupId,
         id: &str,
         slots: Vec<Option<String>>,
-        (used, seen_unix): (u32, i64),
+        (used, seen_unix, idle_unix): (u32, i64, Option<i64>),
         intent: Intent,
     ) -> usize {
         let index = self.adopt(now, group, InstanceId::new(id), true);
-        let age = u64::try_from(now.unix.saturating_sub(seen_unix)).unwrap_or(0);
+        // A clock that went back since then says that it was now; before the origin there is nothing.
+        let at = |unix: i64| {
+            let ago = u64::try_from(now.unix.saturating_sub(unix)).unwrap_or(0);
+            Time::from_millis(now.at.as_millis().saturating_sub(ago.saturating_mul(1000)))
+        };
         let keys: Vec<(usize, Key)> =
             (slots.into_iter().enumerate()).filter_map(|(slot, key)| Some((slot, Key::new(key?)))).collect();
         self.pool.change(index, |instance| {
             instance.used = used;
             instance.seen_unix = seen_unix;
-            // Before the origin there is nothing: an age beyond it is cut.
-            instance.seen = Time::from_millis(now.at.as_millis().saturating_sub(age.saturating_mul(1000)));
+            instance.seen = at(seen_unix);
+            if let Some(unix) = idle_unix.filter(|_| keys.is_empty()) {
+                (instance.idle_since, instance.idle_unix, instance.idle_before) = (at(unix), unix, true);
+            }
             for (slot, key) in &keys {
                 instance.put(*slot, key.clone());
             }
@@ -249,7 +255,8 @@ impl Engine {
                 };
                 let slots = instance.slots.iter().map(|key| key.as_ref().map(|key| key.as_str().to_owned())).collect();
                 let (used, seen_unix, contexts) = (instance.used, instance.seen_unix, instance.contexts.clone());
-                Some(Row::Instance { slots, used, seen_unix, intent, contexts, was_ready: instance.was_ready })
+                let (was_ready, idle_unix) = (instance.was_ready, Some(instance.idle_unix));
+                Some(Row::Instance { slots, used, seen_unix, idle_unix, intent, contexts, was_ready })
             }
             RowKey::Ask { group, call } => {
                 let group = self.group(by_name(group)?)?;

@@ -94,7 +94,7 @@ impl Engine {
             match hold {
                 // A moment later it can; the next group costs more.
                 Some(Hold::Throttled) => break,
-                Some(Hold::Unknown) if !self.fails_to_list(id) => break,
+                Some(Hold::Unknown { error: None }) => break,
                 Some(hold) => {
                     passed.push((id, hold));
                     continue;
@@ -137,10 +137,6 @@ impl Engine {
         u32::try_from(n).unwrap_or(u32::MAX)
     }
 
-    fn fails_to_list(&self, id: GroupId) -> bool {
-        self.group(id).is_some_and(|group| group.updates.backoff.failures > 0)
-    }
-
     /// Takes a request into the books; its number.
     fn ask(&mut self, now: Now, id: GroupId, n: u32) -> u64 {
         let call = self.number();
@@ -176,7 +172,7 @@ impl Engine {
             return Some(Hold::Down { cause: cause.clone() });
         }
         if !group.listed {
-            return Some(Hold::Unknown);
+            return Some(Hold::Unknown { error: group.updates.failure().map(|(_, error)| error.to_owned()) });
         }
         if room == 0 {
             return Some(Hold::AtMax { max: group.max().unwrap_or(0), leaving, stuck });

@@ -102,11 +102,28 @@ pub struct GroupStatus {
     pub failures: u32,
     /// The last failure, in the provider's words.
     pub error: Option<String>,
+    /// Lists of its instances that failed in a row: what is told of them may be old.
+    #[serde(default)]
+    pub list_failures: u32,
+    /// The last such failure, in the provider's words.
+    #[serde(default)]
+    pub list_error: Option<String>,
     /// Instances that nobody here asked for.
     pub foreign: Vec<String>,
     /// Who drained it, and why; none: it is not drained.
     #[serde(default)]
     pub drained: Option<String>,
+}
+
+impl GroupStatus {
+    /// That its instances cannot be listed, and why; none where they can.
+    #[must_use]
+    pub fn unlisted(&self) -> Option<String> {
+        let error = self.list_error.as_ref()?;
+        let times =
+            if self.list_failures > 1 { format!(" {} times in a row", self.list_failures) } else { String::new() };
+        Some(format!("its instances could not be listed{times}: {error}"))
+    }
 }
 
 /// One instance.
@@ -278,6 +295,8 @@ impl Engine {
             doubtful: group.possible() - group.expected(),
             failures: failing.map_or(0, |backoff| backoff.failures),
             error: failing.map(|backoff| backoff.error.clone()),
+            list_failures: group.updates.failure().map_or(0, |(failures, _)| failures),
+            list_error: group.updates.failure().map(|(_, error)| error.to_owned()),
             foreign: group.foreign.keys().map(ToString::to_string).collect(),
             drained: group.drained.clone(),
         })
@@ -307,6 +326,6 @@ impl Engine {
     }
 }
 
-fn millis(duration: Duration) -> u64 {
+pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

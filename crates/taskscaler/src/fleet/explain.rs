@@ -42,7 +42,7 @@ pub fn explain(
         Subject::Job(job) => self::job(job, report, unix, recall)?,
         Subject::Instance(id) => {
             let own = recall(since, DECISIONS_MAX + 1, &|told| told.instance.as_ref() == Some(id))?;
-            instance(id, report, own)
+            instance(id, report, source, own)
         }
         Subject::Group(name) => {
             let about = |told: &Told| {
@@ -133,7 +133,7 @@ fn coming(status: &Status) -> Vec<String> {
     answer
 }
 
-fn instance(id: &str, report: &Report, decisions: Vec<Told>) -> Explained {
+fn instance(id: &str, report: &Report, source: Source, decisions: Vec<Told>) -> Explained {
     let status = report.status.as_ref();
     let found = status.and_then(|status| status.instances.iter().find(|instance| instance.id == id));
     let foreign = status.into_iter().flat_map(|status| &status.groups);
@@ -141,6 +141,7 @@ fn instance(id: &str, report: &Report, decisions: Vec<Told>) -> Explained {
     let mut answer = Vec::new();
     if let Some(instance) = found {
         answer.extend(now(instance));
+        answer.extend(status.filter(|_| source == Source::Manager).and_then(|status| why_idle(instance, status)));
     } else if let Some(group) = foreign {
         answer.push(format!("instance {id} of group {} was not asked for here; it is left alone", group.name));
     } else if decisions.is_empty() {
@@ -151,6 +152,23 @@ fn instance(id: &str, report: &Report, decisions: Vec<Told>) -> Explained {
         answer.extend(decisions.iter().filter(|told| ends.contains(&&*told.kind)).map(|told| told.text.clone()));
     }
     explained(report, found.is_some() || foreign.is_some() || !decisions.is_empty(), answer, decisions)
+}
+
+/// Why an instance without a job is there.
+fn why_idle(instance: &InstanceStatus, status: &Status) -> Option<String> {
+    if instance.state != "ready" || !instance.slots.is_empty() {
+        return None;
+    }
+    let (idle, wanted, promised) = (status.tasks.idle, status.idle_wanted, status.tasks.reserved);
+    let policy = status.policy.map_or_else(|| "no policy".to_owned(), |policy| format!("policy {policy}"));
+    let kept = format!("it has no job: {idle} slots are idle, and {wanted} are wanted idle ({policy})");
+    Some(if idle <= wanted {
+        format!("{kept}, so it is kept")
+    } else {
+        format!(
+            "{kept}; {promised} job requests are out, whose jobs may get it; else it goes when the idle time is over"
+        )
+    })
 }
 
 fn now(instance: &InstanceStatus) -> Vec<String> {
@@ -185,7 +203,7 @@ fn group(name: &str, report: &Report, source: Source, decisions: Vec<Told>) -> E
 }
 
 fn how(group: &GroupStatus, source: Source) -> Vec<String> {
-    let GroupStatus { name, down, max, instances, coming, doubtful, failures, error, foreign, drained } = group;
+    let GroupStatus { name, down, max, instances, coming, doubtful, failures, error, foreign, drained, .. } = group;
     let max = match (source, max) {
         (Source::Store, _) => String::new(),
         (Source::Manager, None) => " without a limit".to_owned(),
@@ -196,6 +214,7 @@ fn how(group: &GroupStatus, source: Source) -> Vec<String> {
     answer.extend(drained.as_ref().map(|by| format!("it makes no more until it is resumed: drained by {by}")));
     answer.extend(down.as_ref().map(|why| format!("its plugin does not run: {why}")));
     answer.extend(error.as_ref().map(|error| format!("the last {failures} attempts failed: {error}")));
+    answer.extend(group.unlisted());
     if !foreign.is_empty() {
         answer.push(format!("not asked for here, and left alone: {}", foreign.join(", ")));
     }

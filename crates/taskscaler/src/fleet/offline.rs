@@ -114,6 +114,8 @@ fn of<'a>(groups: &'a mut BTreeMap<String, GroupStatus>, name: &str) -> &'a mut 
         doubtful: 0,
         failures: 0,
         error: None,
+        list_failures: 0,
+        list_error: None,
         foreign: Vec::new(),
         drained: None,
     })

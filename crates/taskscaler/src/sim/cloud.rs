@@ -85,6 +85,28 @@ impl Default for CloudConfig {
     }
 }
 
+impl CloudConfig {
+    /// What cannot be: its key, and why.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        let spreads =
+            [("boot", self.boot), ("prepare", self.prepare), ("call", self.call), ("deletion", self.deletion)];
+        let bad = |value: f64| !(value.is_finite() && value >= 0.0);
+        for (key, spread) in spreads {
+            if bad(spread.median_s) || bad(spread.factor) {
+                return Some(format!("{key}: median_s and factor are numbers from 0 on"));
+            }
+        }
+        for (from, to) in &self.stock_outs {
+            if !(0.0 <= *from && from < to && *to <= 24.0) {
+                let split = "; one over midnight is two: [[20.0, 24.0], [0.0, 3.0]]";
+                return Some(format!("stock_outs: [{from:?}, {to:?}] is no time of the day, from and to{split}"));
+            }
+        }
+        None
+    }
+}
+
 /// What a provider lies about. All are probabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -110,6 +110,22 @@ fn id(name: &str) -> InstanceId {
 }
 
 #[tokio::test]
+async fn a_machine_that_does_not_answer_holds_up_none_of_the_others() {
+    let directory = TempDir::new().unwrap();
+    let machine = Machine::start().await;
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut dead = machine.entry(directory.path(), "a-dead");
+    dead["address"] = json!(silent.local_addr().unwrap().to_string());
+    let mut config = config(directory.path(), &[dead, machine.entry(directory.path(), "m1")]);
+    config["health_limit_s"] = json!(3600);
+    // Without an end to the first look it would take half a minute.
+    let group = tokio::time::timeout(Duration::from_secs(20), start(&config)).await.unwrap().unwrap();
+    assert_eq!(group.increase(2).await.unwrap(), 1);
+    assert_eq!(states(&group).await, [("m1/1".to_owned(), InstanceState::Running)]);
+    group.stop().await;
+}
+
+#[tokio::test]
 async fn machines_are_lent_reached_cleaned_and_lent_again() {
     let directory = TempDir::new().unwrap();
     let machine = Machine::start().await;

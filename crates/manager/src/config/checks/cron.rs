@@ -1,6 +1,6 @@
 //! Cron patterns: which can be used, and which pattern is always active.
 
-use muster_environment::instance::period_problem;
+use muster_environment::instance::{self, period_problem};
 
 use super::super::machine;
 use super::super::problem::shown_name;
@@ -21,6 +21,12 @@ pub(super) fn wrong(pattern: &str, wanted: usize) -> Option<String> {
     }
     let used = if wanted == 7 { machine::five_fields(pattern) } else { vec![pattern.to_owned()] };
     used.iter().find_map(|pattern| period_problem(pattern)).map(|cause| shown_name(&cause))
+}
+
+/// Whether the pattern, which is right, holds in no minute.
+pub(super) fn is_never(pattern: &str, fields: usize) -> bool {
+    let used = if fields == 7 { machine::five_fields(pattern) } else { vec![pattern.to_owned()] };
+    !used.is_empty() && used.iter().all(|pattern| instance::is_never(pattern))
 }
 
 /// Of the fields that policies do not have: `*`, `?`, `5`, `1-5`, `*/5`.

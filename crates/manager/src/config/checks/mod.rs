@@ -12,6 +12,7 @@ mod known;
 mod kubernetes;
 mod limits;
 mod machine;
+mod scaling;
 #[cfg(test)]
 pub(super) mod testing;
 mod text;
@@ -70,6 +71,7 @@ pub(super) fn all(check: &mut Check<'_>) {
         identity::check,
         docker::check,
         autoscaling::check,
+        scaling::check,
         machine::check,
         kubernetes::check,
         executors::check,

@@ -90,6 +90,10 @@ fn periods(check: &mut Check<'_>, runner: usize, tables: &[Table], path: &str, k
         for (pattern, node) in table.strings(key) {
             if let Some(why) = cron::wrong(pattern, fields) {
                 check.add(Problem::new("C015", format!("`{path}.{key}`: {why}")).of(runner, &name).at(&node.span));
+            } else if cron::is_never(pattern, fields) {
+                let message = format!("`{path}.{key}`: `{}` never comes", shown_name(pattern));
+                let help = "day, month and weekday must all fit, and a step keeps the values that it divides";
+                check.add(Problem::new("C087", message).of(runner, &name).at(&node.span).help(help));
             }
         }
         let zone = if key == "Periods" { "Timezone" } else { "timezone" };
@@ -253,6 +257,15 @@ mod tests {
         );
         found("C017", &format!("[[runners]]\n{day}{day}"));
         clean("C017", &format!("[[runners]]\n{always}{day}"));
+    }
+
+    #[test]
+    fn c087_a_period_that_never_comes() {
+        let policy = |period: &str| format!("[[runners]]\n[[runners.autoscaler.policy]]\nperiods = [\"{period}\"]\n");
+        let told = found("C087", &policy("* * 30 2 *"));
+        assert!(told.starts_with("3:12 warning") && told.contains("`* * 30 2 *` never comes"), "{told}");
+        found("C087", "[[runners]]\n[[runners.machine.autoscaling]]\nPeriods = [\"* * * 31 4 * *\"]\n");
+        clean("C087", &policy("* * 29 2 *"));
     }
 
     #[test]

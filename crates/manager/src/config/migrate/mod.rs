@@ -8,6 +8,7 @@
 //! ```
 
 mod drivers;
+mod gone;
 mod write;
 
 use toml_edit::{DocumentMut, Item, Table as EditTable};
@@ -85,14 +86,19 @@ pub fn migrate(text: &str, facts: &Facts, way: Way) -> Result<Migration, Migrate
         let Some(old) = runner.table.table("machine") else { continue };
         let name = shown_name(&runner.name);
         let Some(entry) = entry(&mut document, runner.index) else { return Err(MigrateError::Inline(name)) };
-        let mut new = new(runner, old, way);
-        if runner.table.table("autoscaler").is_some() {
-            new.notes = vec!["[runners.autoscaler] is there already and was left as it is".to_owned()];
+        let notes = if !OF_MACHINES.contains(&runner.executor.as_str()) {
             remove(entry, "machine");
+            let executor = shown_name(&runner.executor);
+            vec![format!("executor `{executor}` has no machines: [runners.machine] had no effect, and is gone")]
+        } else if let Some(autoscaler) = runner.table.table("autoscaler") {
+            write::without_machine(entry, runner);
+            beside(runner, old, autoscaler, drains)
         } else {
+            let new = new(runner, old, way);
             write::replace(entry, runner, old, &new, drains);
-        }
-        entries.push((name, new.notes));
+            new.notes
+        };
+        entries.push((name, notes));
     }
     if entries.is_empty() {
         return Err(MigrateError::Nothing);
@@ -119,6 +125,32 @@ fn entry(document: &mut DocumentMut, index: usize) -> Option<&mut EditTable> {
     };
     let machine = entry.iter().find(|(name, _)| name.eq_ignore_ascii_case("machine")).map(|(_, item)| item)?;
     machine.is_table().then_some(entry)
+}
+
+/// The executors that can have machines.
+const OF_MACHINES: [&str; 3] = ["docker+machine", "docker-autoscaler", "instance"];
+
+/// What is said of `[runners.machine]` where `[runners.autoscaler]` stays as it is: all that it had.
+fn beside(runner: &Runner, old: &Table, autoscaler: &Table, drains: bool) -> Vec<String> {
+    let mut notes = Vec::new();
+    if runner.executor == "docker+machine" {
+        notes.push(NO_CONTAINERS.to_owned());
+    }
+    notes.push("[runners.autoscaler] is there already, and was left as it is; [runners.machine] is gone: carry over by hand what you want of it".to_owned());
+    notes.extend(gone::keys(old));
+    let none = Driver { name: "", plugin: None, group: "", username: "", defaults: &[], advice: &[], options: &[] };
+    let driver = drivers::driver(old.str("MachineDriver").unwrap_or_default()).unwrap_or(&none);
+    notes.extend(options(driver, old).map(|(option, value, to)| note(option, value, to)));
+    if autoscaler.tables("policy").is_empty() {
+        notes.push("[runners.autoscaler] has no policy: nothing is kept idle".to_owned());
+    }
+    if drains && autoscaler.bool("delete_instances_on_shutdown") != Some(true) {
+        notes.push(
+            "[machine.shutdown_drain] removed machines at the end: set delete_instances_on_shutdown = true for that"
+                .to_owned(),
+        );
+    }
+    notes
 }
 
 /// What the executor that takes the place of `docker+machine` cannot do yet.
@@ -161,6 +193,7 @@ fn new(runner: &Runner, old: &Table, way: Way) -> New {
             (machine::PLUGIN.to_owned(), config.as_object().cloned().unwrap_or_default(), Vec::new())
         }
     };
+    notes.extend(gone::notes(runner, old, plugin != machine::PLUGIN));
     for period in machine::lost_of_periods(old) {
         notes.push(format!("period \"{period}\": policies have no seconds and no years; what it said of them is gone"));
     }
@@ -179,8 +212,8 @@ fn group_of(
     old: &Table,
     notes: &mut Vec<String>,
 ) -> (serde_json::Map<String, serde_json::Value>, Vec<(&'static str, Known)>) {
-    let template = old.str("MachineName").unwrap_or_default().replace("%s", "");
-    let name = Some(template.trim_matches(['-', '_', '.'])).filter(|name| !name.is_empty()).unwrap_or("runners");
+    let name = gone::name_of_group(old);
+    let name = name.as_str();
     let mut config = serde_json::Map::new();
     config.insert("name".to_owned(), name.into());
     config.extend(driver.defaults.iter().map(|(key, value)| ((*key).to_owned(), (*value).into())));
@@ -237,7 +270,8 @@ fn note(option: &str, value: &str, to: Option<To>) -> String {
 /// The options of the machines: name, value, where it goes.
 fn options<'a>(driver: &'a Driver, old: &'a Table) -> impl Iterator<Item = (&'a str, &'a str, Option<To>)> {
     let all = old.strings("MachineOptions").chain(old.strings("MachineOptionsWithName"));
-    all.map(|(option, _)| {
+    // What has no name is told of in `gone`.
+    all.filter(|(option, _)| gone::has_name(option)).map(|(option, _)| {
         let (name, value) = option.split_once('=').unwrap_or((option, "true"));
         let name = name.trim_start_matches('-');
         let known = driver.options.iter().chain(&drivers::COMMON).find(|(known, _)| *known == name);

@@ -136,6 +136,70 @@ fn google_and_azure_become_their_groups_and_digitalocean_stays_with_machines() {
 }
 
 #[test]
+fn nothing_goes_without_a_note() {
+    let text = with("    MachineDriver = \"google\"\n    MachineOptions = [\"google-project=ci\", \"=x\", \"\"]\n    MaxRemovalAttempts = 3\n")
+        .replace("IdleCount = 2\n", "IdleCount = -4\n    IdleScaleFactor = 1.5\n")
+        .replace("MaxBuilds = 100", "MaxBuilds = -1")
+        .replace("auto-%s", "auto-scale-%s.My.domain.com")
+        + "    [[runners.machine.autoscaling]]\n      IdleCount = 7\n";
+    let migration = migrated(&text, Way::Group);
+    let notes = migration.entries[0].1.join("\n");
+    for note in [
+        "MaxGrowthRate = 5 is gone: a group gets its instances all at once; [runners.autoscaler.scale_throttle]",
+        "MaxRemovalAttempts = 3 is gone: a removal is repeated until the provider confirms it",
+        "IdleCount = -4 is less than 0, and taken as 0",
+        "MaxBuilds = -1 is less than 0, and taken as 0",
+        "IdleScaleFactor = 1.5 has no effect without IdleCount, and is gone",
+        "[[runners.machine.autoscaling]] 2: without Periods it never applied, and is gone",
+        "of which `auto-scale-my-domain-com` is left",
+        "2 of the options of machines have no name before `=`: left out",
+    ] {
+        assert!(notes.contains(note) && migration.text.contains(note), "{note:?} is missing in\n{notes}");
+    }
+    assert!(migration.text.contains("name = \"auto-scale-my-domain-com\"\n"), "{}", migration.text);
+    let machines = migrated(&with("    MachineDriver = \"none\"\n"), Way::Machines);
+    assert!(!machines.entries[0].1.join("\n").contains("MaxGrowthRate"), "the plugin has it: {:?}", machines.entries);
+}
+
+#[test]
+fn beside_an_autoscaler_the_machines_go_and_all_that_they_had_is_said() {
+    let text = with(
+        "    MachineDriver = \"amazonec2\"\n    MachineOptions = [\"amazonec2-instance-type=m7i.large\", \"amazonec2-secret-key=s3cr3t\"]\n",
+    ) + "  [runners.autoscaler]\n    plugin = \"aws\"\n";
+    let migration = migrated(&text, Way::Group);
+    assert!(migration.text.contains("executor = \"docker-autoscaler\" # old\n"), "{}", migration.text);
+    assert!(migration.text.contains("[runners.autoscaler]\n    plugin = \"aws\"\n"), "{}", migration.text);
+    let notes = migration.entries[0].1.join("\n");
+    for note in [
+        "executor `docker-autoscaler` takes no jobs in this version",
+        "[runners.autoscaler] is there already, and was left as it is",
+        "IdleCount = 2: gone",
+        "MachineDriver = \"amazonec2\": gone",
+        "amazonec2-instance-type = m7i.large: InstanceType of the launch template",
+        "amazonec2-secret-key: not written here",
+        "has no policy: nothing is kept idle",
+    ] {
+        assert!(notes.contains(note), "{note:?} is missing in\n{notes}");
+    }
+    assert!(!notes.contains("s3cr3t"));
+}
+
+#[test]
+fn an_executor_without_machines_gets_none() {
+    let text = with("    MachineDriver = \"google\"\n").replace("\"docker+machine\"", "\"shell\"");
+    let migration = migrated(&text, Way::Group);
+    assert!(
+        !migration.text.contains("autoscaler") && migration.text.contains("executor = \"shell\""),
+        "{}",
+        migration.text
+    );
+    assert_eq!(
+        migration.entries[0].1,
+        ["executor `shell` has no machines: [runners.machine] had no effect, and is gone"]
+    );
+}
+
+#[test]
 fn what_the_drain_did_is_said_of_each_entry() {
     let text = format!("[machine.shutdown_drain]\nenabled = true\n\n{}", with("    MachineDriver = \"none\"\n"));
     let migration = migrated(&text, Way::Machines);

@@ -9,6 +9,12 @@ use super::{Known, New, remove};
 
 /// Puts `[runners.autoscaler]` in the place of `[runners.machine]`.
 pub(super) fn replace(entry: &mut Table, runner: &Runner, old: &Tree, new: &New, drains: bool) {
+    without_machine(entry, runner);
+    entry.insert("autoscaler", Item::Table(autoscaler(runner, old, new, drains)));
+}
+
+/// Takes `[runners.machine]` out, and its executor with it.
+pub(super) fn without_machine(entry: &mut Table, runner: &Runner) {
     remove(entry, "machine");
     if runner.executor == "docker+machine" {
         let name = entry.iter().map(|(name, _)| name).find(|name| name.eq_ignore_ascii_case("executor"));
@@ -18,7 +24,6 @@ pub(super) fn replace(entry: &mut Table, runner: &Runner, old: &Tree, new: &New,
             *executor.decor_mut() = decor;
         }
     }
-    entry.insert("autoscaler", Item::Table(autoscaler(runner, old, new, drains)));
 }
 
 fn autoscaler(runner: &Runner, old: &Tree, new: &New, drains: bool) -> Table {

@@ -125,6 +125,7 @@ async fn work(args: Args) -> Result<ExitCode, RunError> {
         user: args.user.clone(),
         certificates: Some(paths::certificates()),
         default_shell: None,
+        find_plugin: Some(look_for_plugin),
     };
     let (watch, loaded) = ConfigWatch::start(config.clone(), around);
     let source = Source { watch, config, listen_address: args.listen_address };
@@ -223,6 +224,11 @@ fn find_plugin(plugin: &str) -> Result<PluginSpec, String> {
     let around = crate::plugin::serve::surroundings().map_err(|error| chain(&error))?;
     let found = install::resolve(plugin, &around).map_err(|error| chain(&error))?;
     Ok(found.spec())
+}
+
+/// For the checks of a configuration: why a plugin cannot be run.
+pub(crate) fn look_for_plugin(plugin: &str) -> Result<(), String> {
+    find_plugin(plugin).map(drop)
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, RunError> {

@@ -118,6 +118,7 @@ fn settings(args: &Args) -> Result<Settings, SingleError> {
         user: None,
         certificates: Some(paths::certificates()),
         default_shell: None,
+        find_plugin: None,
     };
     match loaded.config.as_ref().filter(|_| !loaded.has(Severity::Error)) {
         Some(config) => Ok(config::settings(config, &around)),

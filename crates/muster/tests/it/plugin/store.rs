@@ -27,6 +27,9 @@ async fn plugins_are_installed_listed_checked_and_removed() {
     assert_eq!(ran.stdout, b"it runs\n");
 
     home.run(&["muster", "plugin", "verify"]).check(0, &["g/p 1.2.3: intact", "g/p 1.3.0: intact"]);
+    let one = home.run(&["muster", "plugin", "verify", &format!("{plugin}:1.2.3")]).check(0, &["g/p 1.2.3: intact"]);
+    assert!(!one.stdout.contains("1.3.0"), "{one:?}");
+    home.run(&["muster", "plugin", "verify", &format!("{plugin}:1.4")]).check(1, &["no such version is installed"]);
     std::fs::write(path.trim_end(), "changed").unwrap();
     home.run(&["muster", "plugin", "verify", &plugin])
         .check(1, &["g/p 1.3.0: CHANGED", "plugin has the digest", "--upgrade"]);
@@ -91,4 +94,9 @@ fn words_that_make_no_sense_are_told() {
     home.run(&["muster", "plugin", "login", "r/x", "--username", "a", "--password", "b"])
         .check(1, &["the server is no host"]);
     home.run(&["muster", "plugin", "verify"]).check(0, &[]);
+    home.run(&["muster", "plugin", "install", "-c", "nofile.toml"])
+        .check(1, &["nofile.toml: it does not exist; name plugins"]);
+    std::fs::write(home.path("empty.toml"), "concurrent = 1\n").unwrap();
+    home.run(&["muster", "plugin", "install", "-c", "empty.toml"])
+        .check(0, &["empty.toml names no plugin: nothing is installed"]);
 }

@@ -50,6 +50,45 @@ fn problems_are_shown_with_line_mark_and_remedy_and_end_with_1() {
 }
 
 #[test]
+fn a_plugin_that_cannot_be_run_and_values_out_of_range_are_told_with_their_place() {
+    let of = |autoscaler: &str| {
+        let instance = GOOD.replace("\"shell\"", "\"instance\"");
+        format!("{instance}[runners.autoscaler]\nmax_instances = 2\n{autoscaler}\n")
+    };
+    let home = Home::new();
+    std::fs::write(home.path("no-program"), "x").unwrap();
+    let (folder, file) = (home.path("").display().to_string(), home.path("no-program").display().to_string());
+    for (autoscaler, at, wanted) in [
+        (
+            "plugin = \"/nowhere/plugin\"",
+            "11:10",
+            "error[C086]: runner one: plugin \"/nowhere/plugin\": there is no such file",
+        ),
+        (&format!("plugin = \"{folder}\""), "11:10", "it is a directory; name the executable in it"),
+        (&format!("plugin = \"{file}\""), "11:10", "it is not executable; chmod +x helps"),
+        ("plugin = \"nothing-of-the-kind\"", "11:10", "is not installed in "),
+        ("", "9:1", "error[C086]: runner one: no `plugin`: nothing makes the instances of this runner"),
+        (
+            "plugin = \"local\"\nmax_use_count = -1",
+            "12:17",
+            "error[C088]: runner one: `runners.autoscaler.max_use_count`: -1 is not from 0 to",
+        ),
+        (
+            "plugin = \"local\"\nupdate_interval = \"-3s\"",
+            "12:19",
+            "error[C088]: runner one: `runners.autoscaler.update_interval` is less than zero",
+        ),
+    ] {
+        for command in ["verify-config", "lint"] {
+            let ended = run(command, &of(autoscaler), &[]).check(1, &[wanted]);
+            assert!(ended.stderr.contains(&format!("--> c.toml:{at}\n")), "{autoscaler}: {ended:#?}");
+        }
+    }
+    let never = of("plugin = \"local\"\n[[runners.autoscaler.policy]]\nperiods = [\"* * 30 2 *\"]");
+    run("verify-config", &never, &[]).check(0, &["warning[C087]: runner one: ", "`* * 30 2 *` never comes"]);
+}
+
+#[test]
 fn an_executor_that_is_not_built_is_an_error_here_and_none_of_the_format() {
     let text = GOOD.replace("\"shell\"", "\"kubernetes\"");
     run("verify-config", &text, &[]).check(1, &["error[C008]: runner one: executor `kubernetes` is not built yet"]);

@@ -1,6 +1,9 @@
 //! What those who wait are told.
 
-use super::rig::{Mood, Rig, config, key};
+use super::rig::{G, MONDAY, Mood, Rig, config, key};
+use crate::engine::Engine;
+use crate::event::{Action, Event};
+use crate::time::{Now, Time};
 
 #[test]
 fn a_machine_that_goes_is_not_one_that_comes() {
@@ -31,4 +34,24 @@ fn a_pause_that_is_told_later_is_shorter() {
     let at_first = left(&rig);
     rig.pass(std::time::Duration::from_secs(10));
     assert_eq!(left(&rig), at_first - 10);
+}
+
+#[test]
+fn a_provider_that_does_not_list_its_instances_is_quoted() {
+    let now = Now::steady(Time::ZERO, MONDAY);
+    let mut engine = Engine::new(config(3, 1), now);
+    engine.handle(now, Event::GroupUp { group: G, max_size: 0, can_suspend: false });
+    let refused = |engine: &mut Engine, name| engine.reserve(now, key(name)).unwrap_err().to_string();
+    assert!(refused(&mut engine, "1").contains("its instances have not been listed yet"));
+    let call = engine.actions().into_iter().find_map(|action| match action {
+        Action::Update { call, .. } => Some(call),
+        _ => None,
+    });
+    let result = Err("cloud says no: 403".to_owned());
+    engine.handle(now, Event::Updated { group: G, call: call.unwrap(), result });
+    let why = refused(&mut engine, "2");
+    assert!(why.contains("its instances cannot be listed: cloud says no: 403"), "{why}");
+    let status = engine.status(now);
+    let told = "its instances could not be listed: cloud says no: 403";
+    assert_eq!(status.groups[0].unlisted().as_deref(), Some(told));
 }

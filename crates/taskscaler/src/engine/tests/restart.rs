@@ -24,16 +24,20 @@ fn stored(rig: &mut Rig, rows: &mut BTreeMap<RowKey, Row>) {
 }
 
 /// The process is killed, and started again.
-fn restarted(mut rig: Rig, config: Config) -> Rig {
+fn restarted(rig: Rig, config: Config) -> Rig {
+    restarted_at(Now::steady(Time::ZERO, MONDAY), rig, config)
+}
+
+fn restarted_at(now: Now, mut rig: Rig, config: Config) -> Rig {
     let mut rows = BTreeMap::new();
     stored(&mut rig, &mut rows);
     let text = serde_json::to_string(&rows.into_iter().collect::<Vec<_>>()).unwrap();
     let rows: Vec<(RowKey, Row)> = serde_json::from_str(&text).unwrap();
-    let (engine, unknown) = Engine::restore(config, rows, Now::steady(Time::ZERO, MONDAY));
+    let (engine, unknown) = Engine::restore(config, rows, now);
     assert_eq!(unknown, []);
     let mut cloud = std::mem::take(&mut rig.clouds[0]);
     cloud.values_mut().for_each(|state| *state = crate::InstanceState::Running);
-    let mut next = Rig::around(engine, cloud);
+    let mut next = Rig::around_at(now, engine, cloud);
     next.made = rig.made;
     next
 }
@@ -119,6 +123,49 @@ fn a_job_keeps_all_its_slots_and_an_instance_its_sticky_contexts() {
     assert_eq!(rig.place("again"), place);
     rig.release("large");
     assert_eq!(rig.engine.tasks().acquired, 3);
+}
+
+/// An instance that has been idle for 100 s, restarted when the wall clock has gone on by so much.
+fn idle_and_restarted(idle_time_s: u64, after_s: i64) -> Rig {
+    let mut config = config(2, 1);
+    config.policies = Policies::always(wanted(0, idle_time_s));
+    let mut rig = Rig::new(config.clone());
+    rig.want("1");
+    rig.seconds(31);
+    rig.release("1");
+    rig.seconds(100);
+    assert_eq!(rig.clouds[0].len(), 1);
+    let start = Time::from_millis(1_000_000_000);
+    let mut rig = restarted_at(Now { at: start, unix: rig.now.unix + after_s }, rig, config);
+    rig.tell(Event::Settled);
+    rig
+}
+
+#[test]
+fn age_and_idle_time_go_on_over_a_restart() {
+    let mut rig = idle_and_restarted(600, 200);
+    let age = |rig: &Rig| rig.engine.status(rig.now).instances[0].age_ms / 1000;
+    let before = age(&rig);
+    assert!((300..=332).contains(&before), "{before}");
+    rig.seconds(290);
+    assert_eq!((rig.clouds[0].len(), age(&rig)), (1, before + 290));
+    rig.seconds(20);
+    assert!(rig.clouds[0].is_empty(), "600 s of idle time, 300 of them before the restart");
+}
+
+#[test]
+fn after_a_restart_jobs_have_a_while_to_come_whatever_the_clock_says() {
+    let mut rig = idle_and_restarted(600, 1_000_000_000);
+    rig.seconds(10);
+    assert_eq!(rig.clouds[0].len(), 1, "the clock was put forward");
+    rig.seconds(10);
+    assert!(rig.clouds[0].is_empty());
+    let mut rig = idle_and_restarted(600, -1_000_000_000);
+    assert_eq!(rig.engine.status(rig.now).instances[0].age_ms, 0, "the clock was put back");
+    rig.seconds(590);
+    assert_eq!(rig.clouds[0].len(), 1);
+    rig.seconds(20);
+    assert!(rig.clouds[0].is_empty());
 }
 
 #[test]

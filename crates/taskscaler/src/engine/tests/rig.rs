@@ -88,12 +88,16 @@ impl Rig {
     }
 
     pub(super) fn around(engine: Engine, there: BTreeMap<InstanceId, InstanceState>) -> Self {
+        Self::around_at(Now::steady(Time::ZERO, MONDAY), engine, there)
+    }
+
+    pub(super) fn around_at(now: Now, engine: Engine, there: BTreeMap<InstanceId, InstanceState>) -> Self {
         let groups = engine.config().groups.len();
         let mut clouds = vec![BTreeMap::new(); groups];
         clouds[0] = there;
         let mut rig = Self {
             engine,
-            now: Now::steady(Time::ZERO, MONDAY),
+            now,
             clouds,
             moods: vec![Mood::Obliging; groups],
             boot: Duration::from_secs(30),
