@@ -204,5 +204,5 @@ async fn a_ready_command_that_fails_tells_its_last_words() {
     let machine = Machine::new();
     run(&machine, "test -d \"$HOME\"").await.unwrap();
     let error = run(&machine, "echo no docker here >&2; exit 3").await.unwrap_err();
-    assert!(error.contains("Code(3)") && error.contains("no docker here"), "{error}");
+    assert!(error.contains("it ended with status 3: no docker here"), "{error}");
 }

@@ -30,3 +30,47 @@ fn the_protocol_of_the_python_example_is_this_one() {
         (text("examples/plugins/python/instance_group.proto"), text("crates/fleeting/proto/instance_group.proto"));
     assert!(copy == own, "copy crates/fleeting/proto/instance_group.proto to examples/plugins/python");
 }
+
+/// R045: a concern is on one side of the boundary: plugins have the SDK and the connectors, and nothing of the host, the scaler or
+/// the manager; and these know no provider by its name.
+#[test]
+fn a_plugin_has_only_the_sdk_and_the_host_knows_no_provider() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut plugins = 0;
+    for plugin in std::fs::read_dir(root.join("plugins")).unwrap().map(|entry| entry.unwrap().path()) {
+        let Ok(manifest) = std::fs::read_to_string(plugin.join("Cargo.toml")) else { continue };
+        let own = manifest.split("\n[dependencies]\n").nth(1).unwrap().split("\n[").next().unwrap();
+        let rooms: Vec<_> = own.lines().filter(|line| line.starts_with("muster-")).collect();
+        assert!(rooms.len() == 1 && rooms[0].starts_with("muster-fleeting"), "{}: {rooms:?}", plugin.display());
+        for (path, text) in sources(&plugin.join("src")) {
+            // Tests of a plugin may look at what a host does.
+            let code = text.split("#[cfg(test)]").next().unwrap();
+            for used in code.split("muster_fleeting::").skip(1) {
+                let door = used.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap();
+                assert!(matches!(door, "sdk" | "connector"), "{} uses {door}", path.display());
+            }
+        }
+        plugins += 1;
+    }
+    assert!(plugins >= 4, "{plugins}");
+    for room in ["crates/taskscaler/src", "crates/fleeting/src/host"] {
+        for (path, text) in sources(&root.join(room)) {
+            for name in ["docker-machine", "docker_machine", "amazonec2", "googlecloud"] {
+                assert!(!text.contains(name), "{} knows {name}", path.display());
+            }
+        }
+    }
+}
+
+/// The files of Rust below a folder.
+fn sources(folder: &std::path::Path) -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        if entry.is_dir() {
+            found.extend(sources(&entry));
+        } else if entry.extension().is_some_and(|extension| extension == "rs") {
+            found.push((entry.clone(), std::fs::read_to_string(&entry).unwrap()));
+        }
+    }
+    found
+}

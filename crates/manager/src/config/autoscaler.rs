@@ -373,4 +373,42 @@ timeout = "3m"
         let found = of("[runners.autoscaler]\nplugin = \"local\"\nplugin_config = { max_size = 3 }\n");
         assert_eq!(found.plugin_config, serde_json::json!({ "max_size": 3 }));
     }
+
+    /// R041: what machines are like, who makes them, how many there are, which job goes where, and what a job runs in are each a key
+    /// of their own: another one of it changes none of the others.
+    #[test]
+    fn each_of_the_five_concerns_is_swapped_by_itself() {
+        let base = "shell = \"bash\"\n[runners.autoscaler]\nplugin = \"aws\"\nmax_instances = 3\n[runners.autoscaler.plugin_config]\n\
+                    size = \"small\"\n[[runners.autoscaler.policy]]\nidle_count = 1\nplacement = \"pack\"\n";
+        let concerns = |text: &str| {
+            let runner = "[[runners]]\nurl = \"https://one.example\"\ntoken = \"glrt-x\"\nexecutor = \"instance\"\n";
+            let loaded = parse(&format!("{runner}{text}"), &crate::config::Facts::default());
+            let settings = settings(&loaded.config.unwrap(), &Surroundings::default());
+            let runner = &settings.runners[0];
+            let autoscaler = runner.autoscaler.as_deref().unwrap();
+            let mut scaling = autoscaler.scaling.clone();
+            let placement = scaling["policy"][0]["placement"].take();
+            scaling["plugin"].take();
+            [
+                autoscaler.plugin_config.clone(),
+                autoscaler.plugin.clone().into(),
+                scaling,
+                placement,
+                runner.shell.clone().into(),
+            ]
+        };
+        let before = concerns(base);
+        let swaps = [
+            ("size = \"small\"", "size = \"large\""),
+            ("\"aws\"", "\"googlecloud\""),
+            ("idle_count = 1", "idle_count = 5"),
+            ("\"pack\"", "\"spread\""),
+            ("\"bash\"", "\"sh\""),
+        ];
+        for (swapped, (one, other)) in swaps.into_iter().enumerate() {
+            let after = concerns(&base.replace(one, other));
+            let changed: Vec<usize> = (0..before.len()).filter(|index| before[*index] != after[*index]).collect();
+            assert_eq!(changed, [swapped], "{other}");
+        }
+    }
 }

@@ -185,3 +185,56 @@ fn a_line_is_shown_with_the_brackets_that_close_it() {
     let told = render("[[runners]]\nname = \"a\"\n[runners.nothing]\nx = 1\n", "C010");
     assert!(told.contains("3 | [runners.nothing]\n"), "{told}");
 }
+
+/// R043: an executor on instances wraps the plain one: each option of an entry that the executor `shell` acts on means the same with
+/// the executor `instance`.
+#[test]
+fn every_option_of_the_plain_executor_is_one_of_the_executor_on_instances() {
+    use super::schema::{Kind, Status, schema};
+    let sample = |name: &str, kind: Kind| match (name, kind) {
+        ("shell", _) => "\"bash\"",
+        ("clone_url", _) => "\"https://git.example\"",
+        ("slot_cgroup_template", _) => "\"ci/${slot}\"",
+        (_, Kind::Str | Kind::Regex) => "\"x\"",
+        (_, Kind::StrOrList | Kind::List) => "[\"KEY=value\"]",
+        (_, Kind::Int) => "7",
+        (_, Kind::Float) => "1.5",
+        (_, Kind::Bool) => "true",
+        (_, Kind::Duration) => "\"90s\"",
+        (_, Kind::Datetime) => "2026-01-02T03:04:05Z",
+        (_, Kind::Map) => "{ name = \"value\" }",
+        (_, Kind::MapBool) => "{ FF_TIMESTAMPS = false }",
+        (_, kind) => panic!("no sample of {kind:?}"),
+    };
+    // Who it is, and the tables of executors, which are the executors' own.
+    let own = ["name", "url", "token", "executor"];
+    let executors =
+        ["docker", "kubernetes", "machine", "autoscaler", "instance", "ssh", "parallels", "virtualbox", "custom"];
+    let mut options = 0;
+    for table in schema().tables() {
+        let mut names = table.path.split('.');
+        if names.next() != Some("runners") || names.next().is_some_and(|name| executors.contains(&name)) {
+            continue;
+        }
+        for key in table.keys.iter().filter(|key| key.status == Status::Acted && !own.contains(&key.name)) {
+            let (name, value) = (key.name, sample(key.name, key.kind));
+            let header = if table.path == "runners" { String::new() } else { format!("[{}]\n", table.path) };
+            let with = |executor: &str| {
+                let runner = RUNNER.replace("\"shell\"", &format!("\"{executor}\""));
+                let loaded = parse(&format!("{runner}{header}{name} = {value}\n"), &facts());
+                let told: Vec<_> = loaded.problems.iter().map(|problem| problem.code).collect();
+                let config = loaded.config.unwrap_or_else(|| panic!("{name}: {:?}", loaded.problems));
+                let mut settings = settings(&config, &Surroundings::default()).runners.remove(0);
+                let runner = std::sync::Arc::make_mut(&mut settings);
+                runner.executor.clear();
+                // How a shell is started by itself is the executor's own.
+                runner.login = false;
+                (runner.clone(), told.contains(&"C009") || told.contains(&"C010") || told.contains(&"C014"))
+            };
+            let (plain, scaled) = (with("shell"), with("instance"));
+            assert!(plain == scaled && !plain.1, "{}.{name}: {plain:?}\n{scaled:?}", table.path);
+            options += 1;
+        }
+    }
+    assert!(options > 25, "{options}");
+}

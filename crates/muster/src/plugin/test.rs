@@ -86,10 +86,11 @@ pub(super) async fn run(args: &Args) -> ExitCode {
         ui::out(&report.junit());
     } else {
         let left_out = report.verdicts.iter().filter(|verdict| verdict.is_left_out());
+        let why = left_out.clone().find_map(|verdict| verdict.outcome.reason());
         let left_out: Vec<_> = left_out.map(|verdict| verdict.case.id).collect();
-        if !left_out.is_empty() {
+        if let Some(why) = why {
             let ids = ui::fit(&left_out.join(" "), LEFT_OUT_WIDTH);
-            ui::outln(&format!("\n{} cases were not come to: {ids}", left_out.len()));
+            ui::outln(&format!("\n{} cases were not come to ({why}): {ids}", left_out.len()));
         }
         ui::outln(&format!("\n{}: {}", report.plugin, report.summary()));
     }

@@ -129,7 +129,7 @@ fn what_is_not_there_is_no_answer() {
     wrong(&["fleet", "explain", "job", "abc", "--state-dir", "."], "abc is no job's number");
     let books = directory.path().join("instances");
     std::fs::create_dir(&books).unwrap();
-    std::fs::write(books.join("x.books"), "garbage").unwrap();
+    std::fs::write(books.join("x.books"), "garbage\n").unwrap();
     wrong(&["fleet", "status", "--state-dir", "."], "x.books, line 1 cannot be read");
 }
 

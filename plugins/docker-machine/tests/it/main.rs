@@ -131,6 +131,7 @@ async fn machines_are_made_listed_reached_and_removed() {
 
     group.decrease(&[ids[0].clone(), InstanceId::new("runner-abc-auto-1-00000000")]).await.unwrap();
     assert_eq!(wait(&group, 1, InstanceState::Running).await, ids[1..]);
+    assert!(!cloud.path("machines").join(name).exists(), "R040: its key was there, and went with it");
     group.stop().await;
     assert_eq!(cloud.machines(), [ids[1].as_str()], "a plugin that stops removes nothing");
 }

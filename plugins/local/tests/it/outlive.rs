@@ -119,3 +119,32 @@ async fn what_cannot_be_kept_is_refused() {
         assert!(text.contains(told), "{text}");
     }
 }
+
+/// R040: where an instance's credentials are, who may read them, and that they go with it.
+#[tokio::test]
+async fn the_key_of_an_instance_is_its_owners_and_goes_with_it() {
+    use std::os::unix::fs::PermissionsExt as _;
+    if !possible() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let group = group(json!({"directory": directory.path(), "outlive_plugin": true})).await;
+    group.increase(1).await.unwrap();
+    let ids = wait(&group, InstanceState::Running, 1).await;
+    // Of what may come and go meanwhile nobody has a key.
+    let keys = || {
+        let files = std::fs::read_dir(directory.path()).unwrap().flatten().map(|entry| entry.path());
+        let holds = |path: &std::path::PathBuf| {
+            std::fs::read_to_string(path).is_ok_and(|text| text.contains("OPENSSH PRIVATE KEY"))
+        };
+        files.filter(|path| path.is_file()).filter(holds).collect::<Vec<_>>()
+    };
+    let [key] = keys().try_into().unwrap();
+    assert_eq!(key.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{}", key.display());
+    let home = directory.path().join(ids[0].as_str()).metadata().unwrap();
+    assert_eq!(home.permissions().mode() & 0o777, 0o700);
+    group.decrease(&ids).await.unwrap();
+    while !group.update().await.unwrap().instances.is_empty() {}
+    assert_eq!(keys(), Vec::<std::path::PathBuf>::new());
+    group.stop().await;
+}

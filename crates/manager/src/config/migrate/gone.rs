@@ -18,7 +18,7 @@ pub(super) fn notes(runner: &Runner, old: &Table, is_group: bool) -> Vec<String>
     }
     counts("", old, &mut notes);
     for (index, table) in old.tables("autoscaling").iter().enumerate() {
-        let place = format!("[[runners.machine.autoscaling]] {}: ", index + 1);
+        let place = format!("entry {} of autoscaling: ", index + 1);
         if table.strings("Periods").next().is_none() {
             notes.push(format!("{place}{PERIODS_NONE}"));
         } else {

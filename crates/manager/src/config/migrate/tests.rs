@@ -150,7 +150,7 @@ fn nothing_goes_without_a_note() {
         "IdleCount = -4 is less than 0, and taken as 0",
         "MaxBuilds = -1 is less than 0, and taken as 0",
         "IdleScaleFactor = 1.5 has no effect without IdleCount, and is gone",
-        "[[runners.machine.autoscaling]] 2: without Periods it never applied, and is gone",
+        "entry 2 of autoscaling: without Periods it never applied, and is gone",
         "of which `auto-scale-my-domain-com` is left",
         "2 of the options of machines have no name before `=`: left out",
     ] {
