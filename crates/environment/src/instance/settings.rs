@@ -246,7 +246,10 @@ mod tests {
         let host = "unix:///run/nesting.sock".to_owned();
         let mut isolation = IsolationSettings { nesting_host: host, connector, ..IsolationSettings::default() };
         let error = with(isolation.clone()).check().unwrap_err().to_string();
-        assert!(error.starts_with("vm_isolation.connector_config: key_path /nonexistent/key: "), "{error}");
+        assert!(
+            error.starts_with("vm_isolation.connector_config: key_path /nonexistent/key cannot be read"),
+            "{error}"
+        );
         isolation.connector = ConnectorSettings::default();
         with(isolation).check().unwrap();
     }

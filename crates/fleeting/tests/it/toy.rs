@@ -121,7 +121,10 @@ async fn a_plugin_without_an_extension_is_a_plugin_like_any_other() {
 async fn settings_that_the_plugin_refuses_are_told_in_its_words() {
     for (config, wanted) in [
         (json!({"max_size": 0}), "Init failed: max_size must be at least 1"),
-        (json!({"max_size": "many"}), "Init failed: plugin_config: max_size: expected a whole number from 0 on, found string"),
+        (
+            json!({"max_size": "many"}),
+            "Init failed: plugin_config: max_size: expected a whole number from 0 on, found string",
+        ),
         (json!([]), "Init failed: unmarshaling config: cannot use a list as a table of settings"),
     ] {
         let mut spec = PluginSpec::new(TOY);
