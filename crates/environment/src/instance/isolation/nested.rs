@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::{Busy, Isolation, NotMade, Operation, daemon};
 use crate::instance::lease::Held;
-use crate::instance::provider::Shared;
+use crate::instance::provider::{Shared, causes};
 use crate::instance::reach::{Addresses, Instance, NEW_GRACE, check_platform, words};
 use crate::instance::settings::IsolationSettings;
 use crate::{Machine, VmImage};
@@ -216,7 +216,7 @@ impl Nested {
             self.look(host).await?;
         }
         let name = format!("{}/{}", self.instance, self.machine.id);
-        let mut connector = self.settings.connector().map_err(|error| error.to_string())?;
+        let mut connector = self.settings.connector().map_err(|error| causes(&error))?;
         let mut grace = NEW_GRACE.min(connector.timeout);
         if !is_first {
             connector.timeout = connector.timeout.min(AGAIN_LIMIT);
