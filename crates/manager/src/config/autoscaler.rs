@@ -38,16 +38,16 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
             .unwrap_or(defaults.instance_acquire_timeout),
         log_internal_ip: table.bool("log_internal_ip").unwrap_or_default(),
         log_external_ip: table.bool("log_external_ip").unwrap_or_default(),
-        scaling: object(table, &NOT_SCALING),
+        scaling: scaling(table),
         // What a job leaves in a machine of its own goes with that.
         sticky: table.table("sticky_context").and_then(sticky).filter(|_| isolation.is_none()),
         isolation,
     })
 }
 
-/// `[runners.autoscaler]` in the words that the scaler reads, with all that is checked by it.
+/// `[runners.autoscaler]` in the words that the scaler reads.
 pub(super) fn scaling(table: &Table) -> serde_json::Value {
-    object(table, &NOT_SCALING.into_iter().filter(|name| *name != "density").collect::<Vec<_>>())
+    object(table, &NOT_SCALING)
 }
 
 /// What concerns jobs of an entry, where they run on instances.

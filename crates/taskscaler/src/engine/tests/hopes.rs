@@ -40,7 +40,7 @@ fn a_pause_that_is_told_later_is_shorter() {
 fn a_provider_that_does_not_list_its_instances_is_quoted() {
     let now = Now::steady(Time::ZERO, MONDAY);
     let mut engine = Engine::new(config(3, 1), now);
-    engine.handle(now, Event::GroupUp { group: G, max_size: 0, can_suspend: false });
+    engine.handle(now, Event::GroupUp { group: G, max_size: 0 });
     let refused = |engine: &mut Engine, name| engine.reserve(now, key(name)).unwrap_err().to_string();
     assert!(refused(&mut engine, "1").contains("its instances have not been listed yet"));
     let call = engine.actions().into_iter().find_map(|action| match action {
