@@ -78,15 +78,7 @@ impl Engine {
                     engine.pool.change(index, |instance| instance.was_ready = was_ready || instance.used > 0);
                 }
                 (RowKey::Foreign { id, .. }, Row::Foreign { unix }) => {
-                    let id = InstanceId::new(id);
-                    // The configuration may treat them differently by now: then they are found anew.
-                    if engine.config.foreign == Foreign::Leave
-                        && let Some(group) = engine.group_mut(group)
-                    {
-                        group.foreign.insert(id, Stranger::since(unix));
-                    } else {
-                        found_anew.push((group, id));
-                    }
+                    found_anew.extend(engine.restore_foreign(group, InstanceId::new(id), unix));
                 }
                 (RowKey::Ask { call, .. }, Row::Ask { n, open, asked_unix, granted, owed_unix }) => {
                     engine.next_number = engine.next_number.max(call + 1);
@@ -114,6 +106,16 @@ impl Engine {
             engine.touch_foreign(group, &id);
         }
         (engine, unknown)
+    }
+
+    /// Knows an instance of others again. One that the configuration treats differently by now is to be found anew.
+    fn restore_foreign(&mut self, group: GroupId, id: InstanceId, unix: i64) -> Option<(GroupId, InstanceId)> {
+        if self.config.foreign != Foreign::Leave {
+            return Some((group, id));
+        }
+        let of = self.group_mut(group)?;
+        of.foreign.insert(id, Stranger::since(unix));
+        None
     }
 
     /// Remembers a load. The rows that are not looked at any more, which leave the books.
