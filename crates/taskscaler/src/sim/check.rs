@@ -22,6 +22,8 @@ pub struct Watch {
     uses: HashMap<(GroupId, InstanceId), u32>,
     /// Calls of the last minute.
     increases: VecDeque<Time>,
+    /// When a price changed last.
+    priced: Option<Time>,
 }
 
 impl Watch {
@@ -102,13 +104,21 @@ impl Watch {
         Ok(())
     }
 
-    /// What the machines cost per hour.
+    /// A price is another one from now on.
+    pub fn priced(&mut self, at: Time) {
+        self.priced = Some(at);
+    }
+
+    /// What the machines cost per hour. What was asked for at another price may come for a while.
     ///
     /// # Errors
     /// I6: more than allowed.
     #[expect(clippy::cast_precision_loss, reason = "counts of machines")]
     pub fn spent(&self, clouds: &[Cloud], config: &Config, at: Time) -> Result<(), Violation> {
         let Some(max) = config.spend_max_per_hour else { return Ok(()) };
+        if self.priced.is_some_and(|priced| at.since(priced) < config.create_deadline) {
+            return Ok(());
+        }
         let costs = clouds.iter().zip(&config.groups).map(|(cloud, group)| {
             cloud.live(at).filter(|(_, machine)| machine.known == Known::Always).count() as f64 * group.price_per_hour
         });

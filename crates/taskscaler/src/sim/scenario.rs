@@ -226,6 +226,8 @@ impl Case {
             if case.scenario.clouds.len() > 1 {
                 case.scenario.clouds.pop();
                 case.scenario.config.groups.pop();
+                let groups = case.scenario.clouds.len();
+                case.scenario.turns.retain(|(_, turn)| turn.group().is_none_or(|group| group < groups));
             }
         });
         for index in 0..self.scenario.clouds.len() {

@@ -62,6 +62,20 @@ pub enum Turn {
     Stop(Duration),
 }
 
+impl Turn {
+    /// The group that it happens to, where it is one.
+    pub(super) fn group(&self) -> Option<usize> {
+        match self {
+            Self::Down { group, .. }
+            | Self::Disowned { group, .. }
+            | Self::Priced { group, .. }
+            | Self::Stock { group, .. }
+            | Self::Operator { group, .. } => Some(*group),
+            Self::Policies(_) | Self::Clock(_) | Self::Drain | Self::Stop(_) => None,
+        }
+    }
+}
+
 /// Turns before `heals`, one after the other, for `groups` groups.
 pub(super) fn random(groups: usize, heals: Time, random: &mut ChaCha8Rng) -> Vec<(Time, Turn)> {
     let mut turns: Vec<(Time, Turn)> = (0..random.random_range(0..12))

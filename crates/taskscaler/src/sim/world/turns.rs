@@ -33,6 +33,7 @@ impl World<'_> {
             }
             Turn::Priced { group, per_hour } => {
                 self.config.groups[group].price_per_hour = per_hour;
+                self.watch.priced(self.now.at);
                 self.engine.handle(self.now, Event::Priced { group: GroupId(group), per_hour });
             }
             Turn::Stock { group, available } => {
@@ -85,6 +86,7 @@ impl World<'_> {
             self.engine.handle(self.now, Event::Stock { group: GroupId(group), available: true });
             // Else it may cost more than is allowed, for ever.
             let per_hour = self.scenario.config.groups[group].price_per_hour;
+            self.watch.priced(self.now.at);
             self.config.groups[group].price_per_hour = per_hour;
             self.engine.handle(self.now, Event::Priced { group: GroupId(group), per_hour });
             self.operate(group, None, Act::Resume);
