@@ -64,13 +64,13 @@ impl Engine {
     pub(super) fn prepare(&mut self, now: Now, index: usize) {
         let deadline = now.at + self.config.prepare_deadline;
         let Some(instance) = self.pool.get(index) else { return };
-        let (group, id, after, teaches, again) =
-            (instance.group, instance.id.clone(), now.at.since(instance.asked), instance.teaches, instance.was_ready);
+        let (group, id, after) = (instance.group, instance.id.clone(), now.at.since(instance.asked));
+        let (restored, teaches, again) = (instance.restored, instance.teaches, instance.was_ready);
         self.pool.change(index, |instance| instance.enter(State::Preparing, now.at, Some(deadline)));
-        if teaches {
-            if let Some(group) = self.group_mut(group) {
-                group.boot.learn(after);
-            }
+        if let Some(group) = self.group_mut(group).filter(|_| teaches) {
+            group.boot.learn(after);
+        }
+        if !restored {
             self.decide(now, What::Running { group, id: id.clone(), after });
         }
         self.actions.push(Action::Prepare { group, id, again });

@@ -46,11 +46,36 @@ pub(super) struct Ask {
     pub(super) call: u64,
     pub(super) asked: Time,
     pub(super) asked_unix: i64,
+    /// Since when this process knows of it; later than asked where it comes from the books.
+    pub(super) known: Now,
     /// How many it was for.
     pub(super) n: u32,
     /// How many of it may still appear.
     pub(super) open: u32,
     pub(super) state: AskState,
+}
+
+impl Ask {
+    /// Whether the whole time since it was asked for was lived through: only then it says how long creations take.
+    pub(super) fn teaches(&self) -> bool {
+        self.known.at == self.asked
+    }
+
+    /// The wall clock's time of a later moment.
+    pub(super) fn unix(&self, at: Time) -> i64 {
+        self.known.unix.saturating_add_unsigned(at.since(self.known.at).as_secs())
+    }
+}
+
+/// An instance that appeared, and whose it is.
+#[derive(Debug)]
+pub(super) struct Match {
+    /// The request, as it stood before.
+    pub(super) ask: Ask,
+    /// It was given up, or in doubt.
+    pub(super) late: bool,
+    /// Requests whose records changed, by their calls.
+    pub(super) changed: Vec<u64>,
 }
 
 /// What is known of a request.
@@ -274,8 +299,8 @@ impl Group {
         Some((first, times.next_back().unwrap_or(first)))
     }
 
-    /// An instance appeared: the request that it belongs to, the likeliest first, and whether that was given up.
-    pub(super) fn consume(&mut self, at: Time) -> Option<(Ask, bool)> {
+    /// An instance appeared: the request that it belongs to, the likeliest first.
+    pub(super) fn consume(&mut self, at: Time) -> Option<Match> {
         let rank = |state: &AskState| match state {
             AskState::Granted { .. } => 0,
             AskState::Asked => 1,
@@ -293,14 +318,18 @@ impl Group {
             AskState::Granted { last, .. } => last,
             _ => at + DOUBT,
         };
+        let mut changed = vec![found.call];
         for other in &mut self.asks {
             match &mut other.state {
                 AskState::Late { until } | AskState::Doubtful { until } => *until = (*until).max(own),
-                AskState::Owed { until } => *until = (*until).max(at + OWED_AFTER_FAILURE),
+                AskState::Owed { until } => {
+                    *until = (*until).max(at + OWED_AFTER_FAILURE);
+                    changed.push(other.call);
+                }
                 AskState::Asked | AskState::Granted { .. } => {}
             }
         }
-        Some((found, late))
+        Some(Match { ask: found, late, changed })
     }
 
     /// The answer to a request: how many of it are still to appear, or none where it is not known.

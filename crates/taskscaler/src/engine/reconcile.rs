@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use muster_fleeting::model::{InstanceId, InstanceState};
 
 use super::Engine;
-use super::group::Stranger;
+use super::group::{Match, Stranger};
 use super::instance::{Absence, Instance, MISSED_FOR, State};
 use crate::config::Foreign;
 use crate::decision::{Cause, What};
@@ -125,15 +125,17 @@ impl Engine {
             }
             return;
         }
-        let ask = if state == InstanceState::Deleting { None } else { of.consume(now.at) };
-        if let Some((ask, late)) = ask {
-            let cause = if late { Cause::Late } else { Cause::Requested };
-            let index = self.adopt(now, group, id.clone(), false);
-            self.pool.change(index, |instance| instance.asked = ask.asked);
-            if let Some(of) = self.group_mut(group) {
+        let found = if state == InstanceState::Deleting { None } else { of.consume(now.at) };
+        if let Some(Match { ask, late, changed }) = found {
+            if ask.teaches() {
                 of.appearances.learn(now.at.since(ask.asked));
             }
-            self.touch_ask(group, ask.call);
+            let cause = if late { Cause::Late } else { Cause::Requested };
+            let index = self.adopt(now, group, id.clone(), false);
+            self.pool.change(index, |instance| (instance.asked, instance.teaches) = (ask.asked, ask.teaches()));
+            for call in changed {
+                self.touch_ask(group, call);
+            }
             self.decide(now, What::Appeared { group, id, cause, after: now.at.since(ask.asked) });
             self.observe(now, index, call, state);
             return;

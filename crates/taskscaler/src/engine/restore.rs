@@ -84,7 +84,8 @@ impl Engine {
                     engine.next_number = engine.next_number.max(call + 1);
                     let state = engine.state_of_ask(now, granted, owed_unix);
                     if let Some(group) = engine.group_mut(group) {
-                        group.asks.push_back(Ask { call, asked: now.at, asked_unix, n, open, state });
+                        let asked = earlier(now, asked_unix);
+                        group.asks.push_back(Ask { call, asked, asked_unix, known: now, n, open, state });
                     }
                 }
                 (RowKey::Drained { .. }, Row::Drained { by }) => {
@@ -161,19 +162,14 @@ impl Engine {
         intent: Intent,
     ) -> usize {
         let index = self.adopt(now, group, InstanceId::new(id), true);
-        // A clock that went back since then says that it was now; before the origin there is nothing.
-        let at = |unix: i64| {
-            let ago = u64::try_from(now.unix.saturating_sub(unix)).unwrap_or(0);
-            Time::from_millis(now.at.as_millis().saturating_sub(ago.saturating_mul(1000)))
-        };
         let keys: Vec<(usize, Key)> =
             (slots.into_iter().enumerate()).filter_map(|(slot, key)| Some((slot, Key::new(key?)))).collect();
         self.pool.change(index, |instance| {
             instance.used = used;
             instance.seen_unix = seen_unix;
-            instance.seen = at(seen_unix);
+            instance.seen = earlier(now, seen_unix);
             if let Some(unix) = idle_unix.filter(|_| keys.is_empty()) {
-                (instance.idle_since, instance.idle_unix, instance.idle_before) = (at(unix), unix, true);
+                (instance.idle_since, instance.idle_unix, instance.idle_before) = (earlier(now, unix), unix, true);
             }
             for (slot, key) in &keys {
                 instance.put(*slot, key.clone());
@@ -268,9 +264,7 @@ impl Engine {
                     .find(|ask| ask.call == *call && (ask.open > 0 || ask.state == AskState::Asked))?;
                 let granted = matches!(ask.state, AskState::Granted { .. } | AskState::Late { .. });
                 let owed_unix = match ask.state {
-                    AskState::Owed { until } => {
-                        Some(ask.asked_unix.saturating_add_unsigned(until.since(ask.asked).as_secs()))
-                    }
+                    AskState::Owed { until } => Some(ask.unix(until)),
                     _ => None,
                 };
                 Some(Row::Ask { n: ask.n, open: ask.open, asked_unix: ask.asked_unix, granted, owed_unix })
@@ -289,4 +283,10 @@ impl Engine {
             RowKey::Load { bucket } => Some(Row::Load { most: self.forecast.as_ref()?.most(*bucket)? }),
         }
     }
+}
+
+/// When the wall clock showed this. One that went back since then says that it was now; before the origin there is nothing.
+fn earlier(now: Now, unix: i64) -> Time {
+    let ago = u64::try_from(now.unix.saturating_sub(unix)).unwrap_or(0);
+    Time::from_millis(now.at.as_millis().saturating_sub(ago.saturating_mul(1000)))
 }

@@ -145,7 +145,7 @@ impl Engine {
             bucket.take(n);
         }
         group.calls.take(1);
-        let ask = Ask { call, asked: now.at, asked_unix: now.unix, n, open: n, state: AskState::Asked };
+        let ask = Ask { call, asked: now.at, asked_unix: now.unix, known: now, n, open: n, state: AskState::Asked };
         group.asks.push_back(ask);
         self.touch_ask(id, call);
         call

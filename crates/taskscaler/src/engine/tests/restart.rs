@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use super::rig::{MONDAY, Mood, Rig, config, id, key, wanted};
 use crate::books::{Row, RowKey};
 use crate::config::Config;
+use crate::decision::What;
 use crate::engine::Engine;
 use crate::event::{Action, Event};
 use crate::need::Need;
@@ -376,4 +378,26 @@ fn what_was_given_up_before_a_restart_is_ours_when_it_appears() {
     rig.make(super::rig::G);
     rig.seconds(100);
     assert!(rig.engine.status(rig.now).groups[0].foreign.is_empty());
+}
+
+/// Each is late by most of a day, and there was a restart before each of them.
+#[test]
+fn what_was_given_up_is_ours_for_a_day_however_many_restarts_there_are() {
+    let hour = Duration::from_secs(3600);
+    let config = config(2, 1);
+    let mut rig = Rig::new(config.clone());
+    rig.moods[0] = Mood::Empty;
+    rig.want("1");
+    rig.want("2");
+    rig.pass(hour);
+    for (restart, appears) in [(2, 10), (11, 23)] {
+        rig = restarted_at(Now::steady(Time::ZERO + hour * restart, MONDAY), rig, config.clone());
+        rig.moods[0] = Mood::Refusing("no");
+        rig.pass(hour * (appears - restart));
+        rig.make(super::rig::G);
+        rig.seconds(100);
+        assert!(rig.engine.status(rig.now).groups[0].foreign.is_empty(), "after {appears} h");
+        let of_its_age = |what: &What| matches!(what, What::Appeared { after, .. } if *after >= hour * appears);
+        assert!(rig.told(of_its_age), "after {appears} h");
+    }
 }

@@ -57,7 +57,10 @@ impl World<'_> {
             }
             Turn::Drain => {
                 self.is_draining = true;
-                self.promises.clear();
+                // Requests under way end without a job.
+                for key in std::mem::take(&mut self.promises) {
+                    self.engine.handle(self.now, Event::Unreserve { key });
+                }
                 self.engine.handle(self.now, Event::Drain);
             }
             Turn::Stop(lasts) => {
