@@ -3,7 +3,7 @@
 //!     cargo run --release -p muster-taskscaler --example forecast [SEED ...]
 //!
 //! For each seed: 12 days of jobs, of which the last 5 count. The fixed policies are a grid of day hours, idle slots by day and
-//! by night, idle times and scale factors, 240 of them. Those that no other fixed one beats in both wait and cost are the curve
+//! by night, idle times and scale factors, 300 of them. Those that no other fixed one beats in both wait and cost are the curve
 //! to be beaten. A forecast beats a point of it when it waits less and costs no more.
 
 #![expect(
@@ -50,7 +50,7 @@ fn wanted(idle_count: u32, idle_time_s: u64, scale_factor: f64) -> Wanted {
     Wanted { idle_count, idle_time, scale_factor, ..Wanted::default() }
 }
 
-const IDLE_TIMES: [u64; 4] = [30, 60, 180, 300];
+const IDLE_TIMES: [u64; 5] = [15, 30, 60, 180, 300];
 
 fn fixed() -> Vec<(String, Config)> {
     let mut all = Vec::new();
@@ -78,12 +78,15 @@ fn fixed() -> Vec<(String, Config)> {
 
 fn predictive() -> Vec<(String, Config)> {
     let mut all = Vec::new();
-    for safety in [0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.3, 1.7, 2.2, 3.0, 4.0] {
-        for idle_time in IDLE_TIMES {
+    let on_demand = [0.1, 0.2, 0.4, 0.6, 0.8, 1.0].map(|keep| (-1.0, keep));
+    let ahead = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2, 3.0, 4.0];
+    let ahead = ahead.into_iter().flat_map(|safety| [0.3, 0.6, 1.0].map(|more| (safety, safety + more)));
+    for (safety, keep) in on_demand.into_iter().chain(ahead) {
+        for idle_time in [0, 30] {
             let mut config = base();
             config.policies = Policies::always(wanted(0, idle_time, 0.0));
-            config.forecast = Some(ForecastConfig { safety, ..ForecastConfig::default() });
-            all.push((format!("safety {safety}; {idle_time} s"), config));
+            config.forecast = Some(ForecastConfig { safety, keep, ..ForecastConfig::default() });
+            all.push((format!("safety {safety}; keep {keep:.1}; {idle_time} s"), config));
         }
     }
     all

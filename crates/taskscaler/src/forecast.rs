@@ -3,8 +3,9 @@
 //! Three parts. The rise until then: of the same hours of past days, scaled by how today compares with them, or of the last
 //! minutes, prolonged. A stock for chance: arrivals scatter as the square root of their number, so that a busy hour needs
 //! fewer idle slots for each busy one than a quiet hour. And the way back: what is in use beyond the usual will soon be free,
-//! what is below it will soon be used. A budget bounds what it may cost: the slots that it kept idle are summed up over the
-//! day, and when they have reached it, it says nothing until the next.
+//! what is below it will soon be used. What became idle is kept in a larger number than is asked for: it is there already, and
+//! costs less than a new one's boot as long as it is likely to be used before one would be there. A budget bounds what it may
+//! cost: the slots that it kept idle are summed up over the day, and when they have reached it, it says nothing until the next.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -21,6 +22,8 @@ const COMPARED: i64 = 24;
 const SMOOTHED: i64 = 2;
 /// The part of what is in use above the usual that will be free when an instance has booted.
 const RETURNS: f64 = 0.3;
+/// What is kept where nothing is said, in square roots.
+const KEEP: f64 = 1.5;
 /// Today is compared with the past within these.
 const RATIO: std::ops::RangeInclusive<f64> = 0.5..=2.0;
 
@@ -31,8 +34,12 @@ pub struct ForecastConfig {
     pub days: u32,
     /// Which of their values counts: 0.5 is the median, 1 the largest.
     pub quantile: f64,
-    /// Slots kept idle for chance: so many square roots of the slots that are expected in use.
+    /// Idle slots that are asked for, for chance: so many square roots of the slots that are expected in use. Below zero:
+    /// so many fewer than are expected to be needed.
     pub safety: f64,
+    /// Idle slots that are kept where they are there: as many more square roots as this is more than `safety`. Those beyond
+    /// go after the policy's idle time.
+    pub keep: f64,
     /// Weekdays are compared with the same weekday, where `days` reach that far back.
     pub by_weekday: bool,
     /// Instances are wanted so long before they are needed, beside the time that they take.
@@ -47,6 +54,7 @@ impl Default for ForecastConfig {
             days: 7,
             quantile: 0.5,
             safety: 0.8,
+            keep: KEEP,
             by_weekday: false,
             lead: Duration::ZERO,
             idle_hours_per_day_max: None,
@@ -166,6 +174,16 @@ impl Forecast {
     /// instance that is asked for now has booted.
     #[must_use]
     pub fn idle(&self, unix: i64, in_use: u64, boot: Duration) -> u64 {
+        self.stock(unix, in_use, boot, self.config.safety)
+    }
+
+    /// Slots that should stay idle where they are, beside the `in_use` ones; no fewer than [`Self::idle`] says.
+    #[must_use]
+    pub fn kept(&self, unix: i64, in_use: u64, boot: Duration) -> u64 {
+        self.stock(unix, in_use, boot, self.config.keep.max(self.config.safety))
+    }
+
+    fn stock(&self, unix: i64, in_use: u64, boot: Duration, roots: f64) -> u64 {
         let hours = self.idle_slot_seconds / 3600.0;
         if self.config.idle_hours_per_day_max.is_some_and(|max| hours >= max) {
             return 0;
@@ -181,7 +199,7 @@ impl Forecast {
             ahead if ahead > 0.0 => (ahead, RETURNS * (outlook.usual - in_use)),
             _ => (in_use, 0.0),
         };
-        rounded(rise + self.config.safety * ahead.sqrt() + back)
+        rounded(rise + roots * ahead.sqrt() + back)
     }
 
     /// What the past says of the time from one record to another; it is looked up once for each.
@@ -306,6 +324,25 @@ mod tests {
         let forecast = office(7, 1.0);
         assert_eq!(forecast.idle(at(12, 0), 100, BOOT), 10);
         assert_eq!(forecast.idle(at(20, 0), 4, BOOT), 2);
+    }
+
+    #[test]
+    fn more_is_kept_than_asked_for() {
+        let mut forecast = office(7, 0.5);
+        forecast.config.keep = 1.5;
+        let both = |forecast: &Forecast| {
+            (
+                forecast.idle(at(12, 0), 100, BOOT),
+                forecast.kept(at(12, 0), 100, BOOT),
+                forecast.kept(at(20, 0), 4, BOOT),
+            )
+        };
+        assert_eq!(both(&forecast), (5, 15, 3));
+        forecast.config.keep = 0.0;
+        assert_eq!(both(&forecast), (5, 5, 1), "what is asked for is kept");
+        forecast.config.safety = -1.0;
+        assert_eq!(both(&forecast), (0, 0, 0), "no fewer than none");
+        assert_eq!(forecast.idle(at(8, 56), 4, BOOT), 86, "of the 96 of the morning");
     }
 
     #[test]

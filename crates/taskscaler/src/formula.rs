@@ -20,6 +20,9 @@ pub struct Inputs {
     pub unavailable: u64,
     /// I: idle slots that are wanted.
     pub idle_count: u64,
+    /// Idle slots that stay where they are there, and are not asked for.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub kept: u64,
     /// K: slots of an instance.
     pub capacity: u64,
     /// Slots of a new instance that will be given: K, or fewer where it is used up before.
@@ -55,7 +58,7 @@ pub fn required(inputs: &Inputs) -> i64 {
 pub fn surplus(inputs: &Inputs) -> u64 {
     let (have, _) = slots(inputs);
     // A promise is kept by any idle slot, also by one that is wanted anyway: the two are not added (taskscaler !52).
-    let promised = Inputs { stray: inputs.stray.max(inputs.reserved), ..*inputs };
+    let promised = Inputs { stray: inputs.stray.max(inputs.reserved).max(inputs.kept), ..*inputs };
     have.saturating_sub(slots(&promised).1)
 }
 
@@ -66,6 +69,11 @@ fn slots(inputs: &Inputs) -> (u64, u64) {
     let unavailable = inputs.unavailable.min(have.saturating_sub(inputs.acquired));
     let busy = inputs.acquired.saturating_add(inputs.waiting).saturating_add(unavailable);
     (have, busy.saturating_add(idle(inputs).max(inputs.stray)))
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_zero(value: &u64) -> bool {
+    *value == 0
 }
 
 fn signed(value: u64) -> i64 {

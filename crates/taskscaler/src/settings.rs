@@ -125,6 +125,7 @@ struct ForecastSettings {
     days: Option<i64>,
     quantile: Option<f64>,
     safety: Option<f64>,
+    keep: Option<f64>,
     by_weekday: bool,
     lead: Option<String>,
     idle_hours_per_day_max: Option<f64>,
@@ -330,10 +331,15 @@ impl ForecastSettings {
         if !(0.0..=1.0).contains(&quantile) {
             check.problem("forecast.quantile", format!("{quantile} is not from 0 to 1"));
         }
+        let safety = self.safety.unwrap_or(default.safety);
+        if !(-10.0..=100.0).contains(&safety) {
+            check.problem("forecast.safety", format!("{safety} is not from -10 to 100"));
+        }
         ForecastConfig {
             days,
             quantile,
-            safety: check.positive("forecast.safety", self.safety.unwrap_or(default.safety)),
+            safety,
+            keep: check.positive("forecast.keep", self.keep.unwrap_or(default.keep)),
             by_weekday: self.by_weekday,
             lead: check.duration("forecast.lead", self.lead.as_ref(), default.lead),
             idle_hours_per_day_max: self
@@ -376,6 +382,8 @@ mod tests {
             [forecast]
             days = 14
             lead = "5m"
+            safety = -0.5
+            keep = 2.0
             [density]
             slot_cpus = 0.5
             slot_memory = "2g"
@@ -393,7 +401,8 @@ mod tests {
         let monday_noon = 1_772_409_600 + 12 * 3600;
         let (index, wanted) = config.policies.at(monday_noon);
         assert_eq!((index, wanted.placement, wanted.idle_time), (Some(1), Placement::Spread, Duration::ZERO));
-        assert_eq!(config.forecast.unwrap().lead.as_secs(), 300);
+        let forecast = config.forecast.unwrap();
+        assert_eq!((forecast.lead.as_secs(), forecast.safety, forecast.keep), (300, -0.5, 2.0));
         let slot = Need { cpu_milli: Some(500), memory_bytes: Some(2 << 30) };
         assert_eq!(config.density, Density { slot, measured: true, ..Density::default() });
     }

@@ -152,7 +152,7 @@ impl Engine {
     /// Promises that are all that keeps instances which have been idle for the policy's time.
     fn kept_too_long(&self, now: Now) -> u64 {
         let inputs = self.inputs(now);
-        let wanted = formula::idle(&inputs).max(inputs.stray);
+        let wanted = formula::idle(&inputs).max(inputs.stray).max(inputs.kept);
         if inputs.reserved <= wanted {
             return 0;
         }

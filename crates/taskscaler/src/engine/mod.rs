@@ -254,7 +254,7 @@ impl Engine {
         // What it keeps idle is what is idle because of it, also what boots: it is paid for.
         let slots = inputs.instances.saturating_mul(inputs.capacity);
         let unused = slots.saturating_sub(inputs.acquired + inputs.unavailable + inputs.waiting);
-        let wanted = forecast.idle(now.unix, in_use, boot);
+        let wanted = forecast.kept(now.unix, in_use, boot);
         let its = forecast.lingering(now.unix, wanted, self.wanted.idle_time).min(unused);
         let days = forecast.spend(now.unix, its.saturating_sub(u64::from(self.wanted.idle_count)));
         self.dirty.extend(changed.into_iter().map(|bucket| RowKey::Load { bucket }));

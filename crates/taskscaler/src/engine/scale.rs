@@ -59,8 +59,10 @@ impl Engine {
         let (capacity, usable) = (u64::from(self.config.capacity.get()), u64::from(self.config.usable()));
         let expected = self.expected();
         let (requests, waiting) = (self.queue.len() as u64, self.queue.slots(self.config.usable()));
+        let (in_use, boot) = (sums.held + waiting, self.boot_time());
         let forecast = self.forecast.as_ref().filter(|_| !self.draining);
-        let forecast = forecast.map_or(0, |forecast| forecast.idle(now.unix, sums.held + waiting, self.boot_time()));
+        let (forecast, kept) = forecast
+            .map_or((0, 0), |forecast| (forecast.idle(now.unix, in_use, boot), forecast.kept(now.unix, in_use, boot)));
         let keeps = self.wanted.preemptive && self.wanted.idle_count > 0 || !self.config.reservation_throttling;
         let reserved = (self.reservations.len() as u64).saturating_sub(requests);
         Inputs {
@@ -71,6 +73,7 @@ impl Engine {
             reserved: if keeps { reserved } else { 0 },
             unavailable: sums.unavailable + expected * (capacity - usable),
             idle_count: u64::from(self.wanted.idle_count).max(forecast),
+            kept,
             capacity,
             usable,
             scale_factor: self.wanted.scale_factor,

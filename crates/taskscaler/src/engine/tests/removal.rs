@@ -6,6 +6,7 @@ use super::rig::{G, Rig, adopted, config, id, key, wanted};
 use crate::InstanceState;
 use crate::decision::What;
 use crate::event::{Action, Event};
+use crate::forecast::ForecastConfig;
 use crate::policy::Policies;
 use crate::words::{Removal, Request};
 
@@ -41,6 +42,27 @@ fn a_job_that_comes_in_time_keeps_it() {
     rig.want("2");
     rig.seconds(1000);
     assert_eq!((rig.place("2").as_str(), rig.clouds[0].len()), ("i1/0", 1));
+}
+
+/// Two square roots of four stay; what was not asked for ahead is kept all the same.
+#[test]
+fn what_the_forecast_keeps_outlives_its_idle_time() {
+    let mut config = config(10, 1);
+    config.policies = Policies::always(wanted(0, 30));
+    config.forecast = Some(ForecastConfig { safety: -1.0, keep: 1.0, ..ForecastConfig::default() });
+    let mut rig = Rig::new(config);
+    let names: Vec<String> = (0..10).map(|name| name.to_string()).collect();
+    names.iter().for_each(|name| rig.want(name));
+    rig.seconds(60);
+    assert_eq!(rig.clouds[0].len(), 10, "none is asked for beside those that jobs want");
+    names[..6].iter().for_each(|name| rig.release(name));
+    rig.seconds(25);
+    assert_eq!(rig.clouds[0].len(), 10);
+    rig.seconds(300);
+    assert_eq!(rig.clouds[0].len(), 4 + 2);
+    names[6..].iter().for_each(|name| rig.release(name));
+    rig.seconds(60);
+    assert!(rig.clouds[0].is_empty());
 }
 
 #[test]
