@@ -156,6 +156,7 @@ impl From<Notice> for wire::Notice {
 
 impl Notice {
     /// `None`: a kind that a newer plugin knows.
+    #[cfg(unix)]
     pub(crate) fn from_wire(wire: wire::Notice) -> Option<Self> {
         Some(match wire.kind? {
             wire::notice::Kind::Interruption(wire) => Self::Interruption {

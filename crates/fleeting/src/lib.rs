@@ -9,24 +9,30 @@
 //! - `hostile` (feature `test-support`) is a plugin that means ill, for tests of what runs plugins.
 //! - [`nesting`] makes virtual machines on an instance, by the hypervisor daemon there.
 //! - [`model`] has the words that both share.
+//! - `sys` has what differs between systems: the SDK and the connectors over SSH and WinRM are for Windows too, the rest is for
+//!   Unix.
 //!
 //! The protocol is GitLab's *fleeting*, application version 0, over HashiCorp's go-plugin handshake; its facts are those
 //! of the specification `fleeting.md`, whose sections the code cites.
 
 mod causes;
+#[cfg(unix)]
 pub mod conformance;
 pub mod connector;
 pub mod extension;
+#[cfg(unix)]
 pub mod host;
-#[cfg(any(test, feature = "test-support"))]
+#[cfg(all(unix, any(test, feature = "test-support")))]
 pub mod hostile;
-#[cfg(feature = "install")]
+#[cfg(all(unix, feature = "install"))]
 pub mod install;
 mod layout;
 pub mod model;
+#[cfg(unix)]
 pub mod nesting;
-#[cfg(feature = "install")]
+#[cfg(all(unix, feature = "install"))]
 pub mod oci;
-mod process_group;
+mod platform;
 mod protocol;
 pub mod sdk;
+mod sys;

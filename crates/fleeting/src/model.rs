@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+pub use crate::platform::Platform;
 use crate::protocol::group;
 
 /// An instance's name at its provider: opaque text, unique in its group. Real ones hold `/` and `:`.

@@ -9,8 +9,10 @@ pub(crate) const COOKIE_KEY: &str = "FLEETING_INSTANCE_GROUP_PLUGIN";
 /// Its value.
 pub(crate) const COOKIE_VALUE: &str = "4c6410b1-cb78-4962-8c76-ab936d0ea908";
 /// Variable with the application versions that the host accepts.
+#[cfg(unix)]
 pub(crate) const VERSIONS_KEY: &str = "PLUGIN_PROTOCOL_VERSIONS";
 /// Variable with the directory for the plugin's socket.
+#[cfg(unix)]
 pub(crate) const SOCKET_DIR_KEY: &str = "PLUGIN_UNIX_SOCKET_DIR";
 /// The one capability that the protocol knows.
 pub(crate) const SUSPEND_RESUME: &str = "suspend_resume";

@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use muster_fleeting::sdk::{
-    ConnectInfo, ConnectorConfig, Error, Extension, Init, InstanceId, InstanceState, Notice, Partial, Provider,
-    Settings,
+    ConnectInfo, ConnectorConfig, Error, Extension, Init, InstanceId, InstanceState, Notice, Partial, Platform,
+    Provider, Settings,
 };
 use russh::keys::{Algorithm, PrivateKey};
 use tokio::sync::broadcast;
@@ -383,7 +383,7 @@ impl Provider for Local {
         Ok(ConnectInfo {
             connector: ConnectorConfig {
                 os: or(&set.os, "linux"),
-                arch: or(&set.arch, if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" }),
+                arch: or(&set.arch, &Platform::this().arch),
                 protocol: or(&set.protocol, "ssh"),
                 username: or(&set.username, &instance::user()),
                 key,

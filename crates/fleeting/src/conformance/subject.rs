@@ -21,8 +21,8 @@ use crate::host::mask::Mask;
 use crate::host::process::{command, first_line};
 use crate::host::{Address, Handshake};
 use crate::model::ConnectorConfig;
-use crate::process_group::ProcessGroup;
 use crate::protocol::group::{InitRequest, InitResponse, Settings};
+use crate::sys::ProcessGroup;
 
 /// Lines of a process's log that are kept.
 const LINES_MAX: usize = 2_000;

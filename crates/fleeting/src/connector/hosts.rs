@@ -1,15 +1,15 @@
 //! Who machines are.
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
 use crate::model::InstanceId;
+use crate::sys;
 
 /// The host keys of instances (with HTTPS their certificates): those that the plugin pinned, else the one of the first connection. A machine is new, so its
 /// first key is believed; from then on only that one.
@@ -170,7 +170,7 @@ impl Hosts {
             text.push(b'\n');
         }
         let beside = book.path.with_extension("hosts.new");
-        let mut file = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&beside)?;
+        let mut file = sys::private(&beside)?;
         file.write_all(&text)?;
         std::fs::rename(&beside, &book.path)?;
         (book.lines, book.file) = (self.keys.len(), Some(file));
@@ -194,7 +194,7 @@ mod tests {
         hosts.pin(&three, &["SHA256:c".to_owned()]);
         drop(hosts);
         // It was cut off in the middle of a line.
-        OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"instance\":").unwrap();
+        File::options().append(true).open(&path).unwrap().write_all(b"{\"instance\":").unwrap();
         let hosts = KnownHosts::kept_in(&path).unwrap();
         assert_eq!(hosts.differs(&one, "SHA256:other"), Some("SHA256:a".to_owned()));
         assert_eq!(hosts.differs(&two, "SHA256:other"), None, "it was forgotten");

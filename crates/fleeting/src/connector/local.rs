@@ -13,7 +13,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use super::{Exit, Outcome, Run, RunError, Session, Stream, Tail};
-use crate::process_group::ProcessGroup;
+use crate::sys::ProcessGroup;
 
 /// Commands run here, by `sh -c`, each in a process group of its own.
 #[derive(Debug, Clone, Copy, Default)]
@@ -122,9 +122,9 @@ impl Session for LocalSession {
         };
         let stopper = async {
             stop.cancelled().await;
-            group.signal(Signal::TERM);
+            group.terminate();
             tokio::time::sleep(STOP_GRACE).await;
-            group.signal(Signal::KILL);
+            group.kill();
             std::future::pending::<()>().await;
         };
         let copied = async {

@@ -5,6 +5,7 @@
 
 mod address;
 mod hosts;
+#[cfg(unix)]
 pub mod local;
 mod output;
 mod retry;

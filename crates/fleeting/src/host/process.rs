@@ -15,8 +15,8 @@ use super::handshake::{Handshake, LINE_MAX};
 use super::mask::Mask;
 use super::sockets::Sockets;
 use super::{PluginSpec, StartError, log, sys};
-use crate::process_group::ProcessGroup;
 use crate::protocol::{APP_VERSION, COOKIE_KEY, COOKIE_VALUE, SOCKET_DIR_KEY, VERSIONS_KEY};
+use crate::sys::ProcessGroup;
 
 /// For the last words of a process that has ended.
 const LAST_WORDS: Duration = Duration::from_millis(500);

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::manifest::{Descriptor, Platform};
+use crate::model;
 
 /// The system that a plugin is to run on, in Go's words.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,19 +20,13 @@ impl Host {
     /// This system.
     #[must_use]
     pub fn this() -> Self {
-        let os = match std::env::consts::OS {
-            "macos" => "darwin",
-            other => other,
+        let model::Platform { os, arch } = model::Platform::this();
+        let arm = match arch.as_str() {
+            "arm64" => 8,
+            "arm" => 7,
+            _ => 0,
         };
-        let (architecture, arm) = match std::env::consts::ARCH {
-            "x86_64" => ("amd64", 0),
-            "x86" => ("386", 0),
-            "aarch64" => ("arm64", 8),
-            "arm" => ("arm", 7),
-            "powerpc64" if cfg!(target_endian = "little") => ("ppc64le", 0),
-            other => (other, 0),
-        };
-        Self { os: os.to_owned(), architecture: architecture.to_owned(), arm }
+        Self { os, architecture: arch, arm }
     }
 
     /// How well an entry fits: 0 best, none where it does not run.

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use super::{Provider, config, log, serve};
 use crate::layout::escape;
+use crate::model::Platform;
 use crate::protocol::{COOKIE_KEY, COOKIE_VALUE};
 
 /// Usage errors, as Go's flag package ends.
@@ -98,7 +99,7 @@ fn version<P: Provider>() -> String {
         line("Git ref:", option_env!("MUSTER_GIT_REF").unwrap_or("unknown")),
         line("GO version:", "none (Rust)"),
         line("Built:", option_env!("MUSTER_BUILT_AT").unwrap_or("unknown")),
-        line("OS/Arch:", &os_arch()),
+        line("OS/Arch:", &Platform::this().to_string()),
         "\n".to_owned(),
     ]
     .concat()
@@ -111,19 +112,8 @@ pub(super) fn build_info() -> String {
         option_env!("MUSTER_GIT_REVISION").unwrap_or("unknown"),
         option_env!("MUSTER_GIT_REF").unwrap_or("unknown"),
         option_env!("MUSTER_BUILT_AT").unwrap_or("unknown"),
-        os_arch()
+        Platform::this()
     )
-}
-
-/// In Go's words.
-fn os_arch() -> String {
-    let arch = match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        "x86" => "386",
-        other => other,
-    };
-    format!("{}/{arch}", std::env::consts::OS)
 }
 
 /// Copies this executable to `<plugins>/<repository>/<version>/plugin`, from within the plugin's container image

@@ -43,7 +43,7 @@ use serde::de::DeserializeOwned;
 
 use crate::causes::causes as text;
 pub use crate::extension::{Features, Notice, Offer, Price, Resources};
-pub use crate::model::{ConnectInfo, ConnectorConfig, InstanceId, InstanceState};
+pub use crate::model::{ConnectInfo, ConnectorConfig, InstanceId, InstanceState, Platform};
 pub use command_line::{main, main_with};
 pub use config::{ConfigError, reference};
 pub use extension::{Extension, Notices};

@@ -11,9 +11,10 @@
 
 use std::time::Duration;
 
-use rustix::process::getppid;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
+
+use crate::sys::Parent;
 
 /// How often the parent is looked at. The protocol gives no event for the death of a host that opens no stream.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -55,7 +56,7 @@ impl Host {
 
     /// Returns when the host is gone: its process is another one's parent no more, or its streams broke and none came.
     pub(super) async fn gone(self) {
-        let parent = getppid();
+        let parent = Parent::new();
         let mut count = self.0.subscribe();
         let mut look = tokio::time::interval(LOOK_EVERY);
         // Since when no stream is open, and how many there had been.
@@ -70,7 +71,7 @@ impl Host {
             let came_back_by = broken.map(|(_, since)| since + COME_BACK);
             tokio::select! {
                 _ = look.tick() => {
-                    if getppid() != parent {
+                    if parent.is_gone() {
                         return;
                     }
                 }

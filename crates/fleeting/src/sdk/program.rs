@@ -7,11 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use rustix::process::Signal;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 
-use crate::process_group::ProcessGroup;
+use crate::sys::ProcessGroup;
 
 /// Bytes of stdout that are taken.
 const STDOUT_MAX_BYTES: usize = 4 * 1024 * 1024;
@@ -19,7 +18,7 @@ const STDOUT_MAX_BYTES: usize = 4 * 1024 * 1024;
 const LINE_MAX_BYTES: usize = 8 * 1024;
 /// Lines of stderr that an error quotes.
 const SAID_LINES: usize = 5;
-/// From SIGTERM to SIGKILL.
+/// From the word to end to the end (Unix: SIGTERM and SIGKILL).
 const GRACE: Duration = Duration::from_secs(2);
 /// For what a program printed last, where something that it left running holds its pipes.
 const LAST_WORDS: Duration = Duration::from_millis(200);
@@ -119,7 +118,7 @@ pub enum ProgramError {
 /// [`ProgramError`], but not [`ProgramError::Failed`].
 pub async fn run(mut command: Command, name: &str, input: &[u8], limit: Duration) -> Result<Finished, ProgramError> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = start(command.process_group(0).kill_on_drop(true), name).await?;
+    let mut child = start(ProcessGroup::lead(command.kill_on_drop(true)), name).await?;
     let mut group = ProcessGroup::of(&child);
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let (mut printed, mut said) = (Some(Vec::new()), VecDeque::new());
@@ -146,7 +145,7 @@ pub async fn run(mut command: Command, name: &str, input: &[u8], limit: Duration
     let said = said.into_iter().collect::<Vec<_>>().join(" / ");
     match ended {
         Err(_) => {
-            group.signal(Signal::TERM);
+            group.terminate();
             let _ = tokio::time::timeout(GRACE, child.wait()).await;
             let said = if said.is_empty() { said } else { format!("; it said: {said}") };
             Err(ProgramError::Limit { name: name.to_owned(), limit, said })
@@ -174,15 +173,15 @@ pub async fn run_detached(
 ) -> Result<Finished, ProgramError> {
     let file = File::options().create(true).append(true).open(output).and_then(|file| Ok((file.try_clone()?, file)));
     let (stdout, stderr) = file.map_err(|source| ProgramError::Output { path: output.to_owned(), source })?;
-    command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).process_group(0);
-    let mut child = start(&mut command, name).await?;
+    command.stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+    let mut child = start(ProcessGroup::lead(&mut command), name).await?;
     let mut group = Unattended(ProcessGroup::of(&child));
     let ended = tokio::time::timeout(limit, child.wait()).await;
     match ended {
         Ok(Ok(status)) => Ok(Finished { status, stdout: String::new(), said: last_lines(output) }),
         Ok(Err(source)) => Err(ProgramError::Wait { name: name.to_owned(), source }),
         Err(_) => {
-            group.0.signal(Signal::TERM);
+            group.0.terminate();
             let _ = tokio::time::timeout(GRACE, child.wait()).await;
             group.0.kill();
             let said = last_lines(output);
@@ -275,9 +274,9 @@ async fn tell(from: Option<impl AsyncRead + Unpin>, program: &str, said: &mut Ve
     end(&mut line);
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
-    use rustix::process::Pid;
+    use rustix::process::{Pid, Signal};
 
     use super::*;
 

@@ -1,16 +1,11 @@
-//! A plugin's server: socket, handshake, the services beside the protocol's own, end.
+//! A plugin's server: endpoint, handshake, the services beside the protocol's own, end.
 
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
-use rand::Rng;
-use tokio::net::UnixListener;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
@@ -26,7 +21,8 @@ use crate::protocol::plugin::grpc_broker_server::{GrpcBroker, GrpcBrokerServer};
 use crate::protocol::plugin::grpc_controller_server::{GrpcController, GrpcControllerServer};
 use crate::protocol::plugin::grpc_stdio_server::{GrpcStdio, GrpcStdioServer};
 use crate::protocol::plugin::{ConnInfo, Empty, StdioData};
-use crate::protocol::{APP_VERSION, CORE_VERSION, SOCKET_DIR_KEY};
+use crate::protocol::{APP_VERSION, CORE_VERSION};
+use crate::sys::{self, Endpoint, Signals};
 
 /// Far below the protocol's limit of 2 GiB, and far above what a message of a group holds.
 const MESSAGE_MAX_BYTES: usize = 64 * 1024 * 1024;
@@ -36,21 +32,10 @@ const LAST_ANSWER: Duration = Duration::from_millis(100);
 /// What a shell sees of a process that SIGTERM ended.
 const TERMINATED: u8 = 143;
 
-/// A listening socket; removed when it is dropped.
-struct Socket(PathBuf);
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-/// Serves until the host says so, is gone, or SIGTERM comes. SIGINT is no concern of a plugin's: at a terminal it goes
-/// to the host too, which says what to do (P9).
+/// Serves until the host says so, is gone, or a signal says to end.
 pub(super) async fn serve<P: Provider>() -> Result<ExitCode, Error> {
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let (listener, socket) = listen()?;
+    let mut signals = Signals::new()?;
+    let (listener, endpoint) = sys::listen().await?;
     let stop = CancellationToken::new();
     let host = Host::default();
     let services = Services { stop: stop.clone(), host: host.clone() };
@@ -66,56 +51,30 @@ pub(super) async fn serve<P: Provider>() -> Result<ExitCode, Error> {
                 .max_decoding_message_size(MESSAGE_MAX_BYTES)
                 .max_encoding_message_size(MESSAGE_MAX_BYTES),
         )
-        .serve_with_incoming(UnixListenerStream::new(listener));
-    announce(&socket.0)?;
+        .serve_with_incoming(listener);
+    announce(&endpoint)?;
     let gone = host.gone();
     tokio::pin!(server, gone);
-    loop {
-        // What is under way is dropped: the process stops hard, as Go plugins do (fleeting.md 1.11).
-        tokio::select! {
-            ended = &mut server => return Ok(ended.map(|()| ExitCode::SUCCESS)?),
-            () = stop.cancelled() => {
-                // The answer to the call that stopped it is still on its way.
-                let _ = tokio::time::timeout(LAST_ANSWER, &mut server).await;
-                return Ok(ExitCode::SUCCESS);
-            }
-            () = &mut gone => {
-                tracing::info!("the host is gone");
-                return Ok(ExitCode::SUCCESS);
-            }
-            _ = interrupt.recv() => tracing::debug!("SIGINT is left to the host"),
-            _ = terminate.recv() => return Ok(ExitCode::from(TERMINATED)),
+    // What is under way is dropped: the process stops hard, as Go plugins do (fleeting.md 1.11).
+    tokio::select! {
+        ended = &mut server => Ok(ended.map(|()| ExitCode::SUCCESS)?),
+        () = stop.cancelled() => {
+            // The answer to the call that stopped it is still on its way.
+            let _ = tokio::time::timeout(LAST_ANSWER, &mut server).await;
+            Ok(ExitCode::SUCCESS)
         }
-    }
-}
-
-/// A socket with a name of its own where the host wants it.
-fn listen() -> Result<(UnixListener, Socket), Error> {
-    let directory = std::env::var_os(SOCKET_DIR_KEY).map_or_else(std::env::temp_dir, PathBuf::from);
-    let mut last = None;
-    for _ in 0..16 {
-        let path = directory.join(format!("plugin{}", rand::rng().random::<u32>()));
-        match UnixListener::bind(&path) {
-            Ok(listener) => return Ok((listener, Socket(path))),
-            Err(error) => last = Some(error),
+        () = &mut gone => {
+            tracing::info!("the host is gone");
+            Ok(ExitCode::SUCCESS)
         }
+        () = signals.end() => Ok(ExitCode::from(TERMINATED)),
     }
-    let cause = last.map(|error| error.to_string()).unwrap_or_default();
-    Err(format!(
-        "cannot listen on a socket in {}: {cause}; set TMPDIR to a directory that can be written",
-        directory.display()
-    )
-    .into())
 }
 
 /// The handshake: the first and only line on stdout.
-fn announce(socket: &Path) -> Result<(), Error> {
-    let path = socket.to_str().filter(|path| !path.contains(['|', '\n']));
-    let path = path.ok_or_else(|| {
-        format!("the socket's path {} cannot stand in a handshake; set TMPDIR to a plain path", socket.display())
-    })?;
+fn announce(endpoint: &Endpoint) -> Result<(), Error> {
     let mut stdout = std::io::stdout().lock();
-    writeln!(stdout, "{CORE_VERSION}|{APP_VERSION}|unix|{path}|grpc|")?;
+    writeln!(stdout, "{CORE_VERSION}|{APP_VERSION}|{}|{}|grpc|", endpoint.network, endpoint.address)?;
     stdout.flush()?;
     Ok(())
 }

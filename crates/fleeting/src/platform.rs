@@ -1,0 +1,76 @@
+//! A system and its processor, in the words of the protocol, which are Go's.
+
+use std::fmt;
+
+/// A kind of machine: `linux/arm64`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Platform {
+    /// `linux`, `windows`, `darwin`.
+    pub os: String,
+    /// `amd64`, `arm64`, `arm`.
+    pub arch: String,
+}
+
+impl Platform {
+    /// What this program was built for.
+    #[must_use]
+    pub fn this() -> Self {
+        let os = match std::env::consts::OS {
+            "macos" => "darwin",
+            other => other,
+        };
+        let arch = match std::env::consts::ARCH {
+            "x86_64" => "amd64",
+            "x86" => "386",
+            "aarch64" => "arm64",
+            "powerpc64" if cfg!(target_endian = "little") => "ppc64le",
+            "powerpc64" => "ppc64",
+            other => other,
+        };
+        Self { os: os.to_owned(), arch: arch.to_owned() }
+    }
+
+    /// What `uname -sm` prints. None where these are not two words.
+    #[must_use]
+    pub fn of_uname(said: &str) -> Option<Self> {
+        let (os, machine) = said.trim().split_once(' ')?;
+        let arch = match machine {
+            "x86_64" => "amd64",
+            "aarch64" => "arm64",
+            "i386" | "i486" | "i586" | "i686" => "386",
+            arm if arm.starts_with("armv") => "arm",
+            other => other,
+        };
+        let is_plain =
+            |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        (is_plain(os) && is_plain(arch)).then(|| Self { os: os.to_ascii_lowercase(), arch: arch.to_owned() })
+    }
+}
+
+impl fmt::Display for Platform {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.os, self.arch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_words_become_those_of_the_protocol() {
+        for (said, is) in [
+            ("Linux x86_64\n", "linux/amd64"),
+            ("Linux aarch64", "linux/arm64"),
+            ("Linux armv7l", "linux/arm"),
+            ("Linux ppc64le", "linux/ppc64le"),
+            ("Linux riscv64", "linux/riscv64"),
+            ("Darwin arm64", "darwin/arm64"),
+        ] {
+            assert_eq!(Platform::of_uname(said).unwrap().to_string(), is);
+        }
+        for said in ["", "Linux", "Linux ", "Linux ../x", "sh: uname: not found"] {
+            assert_eq!(Platform::of_uname(said), None, "{said}");
+        }
+    }
+}

@@ -1,0 +1,54 @@
+@echo off
+rem The group as a batch file, for the plugin `script` on Windows: its instances are files, as those of the shell template are.
+rem Exit with 64 for a call that you do not have; what you write to stderr is logged.
+setlocal enabledelayedexpansion
+set "root=%SETTING_DIRECTORY%"
+set "call=%~1"
+shift
+if "%call%"=="init" goto init
+if "%call%"=="update" goto update
+if "%call%"=="increase" goto increase
+if "%call%"=="decrease" goto decrease
+if "%call%"=="connect-info" goto connect
+exit 64
+
+:init
+if not exist "%root%\" mkdir "%root%"
+echo id toy/windows
+echo max_size 10
+exit 0
+
+rem Every instance there is, with its state.
+:update
+pushd "%root%"
+for %%f in (*) do (
+    set "state="
+    set /p state=<"%%f"
+    echo %%f !state!
+    rem A real provider moves it on by itself.
+    if "!state!"=="creating" echo running>"%%f"
+    if "!state!"=="deleting" del "%%f"
+)
+exit 0
+
+rem Ask for so many more; print how many were taken.
+:increase
+for /L %%n in (1,1,%~1) do echo creating>"%root%\instance-!random!!random!"
+echo %~1
+exit 0
+
+rem Remove exactly these; print those whose removal was taken. One that is not there is gone.
+:decrease
+if "%~1"=="" exit 0
+if exist "%root%\%~1" echo deleting>"%root%\%~1"
+echo %~1
+shift
+goto decrease
+
+:connect
+if not exist "%root%\%~1" (
+    echo there is no instance %~1>&2
+    exit 1
+)
+echo internal_addr 127.0.0.1
+exit 0
