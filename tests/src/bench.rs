@@ -217,15 +217,22 @@ impl Bench {
         pids.next().is_some_and(kill)
     }
 
-    /// SIGKILL for the agent, if there is one: its lock names it.
+    /// The agent of this host, if there is one: its lock names it.
+    fn agent(&self) -> Option<i32> {
+        let pid = std::fs::read_to_string(self.path("state/spool/agent.lock")).ok()?.trim().parse().ok()?;
+        let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
+        command.contains("agent").then_some(pid)
+    }
+
+    /// SIGKILL for the agent, if there is one.
     pub fn kill_agent(&self) -> bool {
-        let lock = self.path("state/spool/agent.lock");
-        let pid = std::fs::read_to_string(lock).ok().and_then(|pid| pid.trim().parse::<i32>().ok());
-        let command = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        match pid.filter(|pid| command(*pid).contains("agent")) {
-            Some(pid) => kill(pid),
-            None => false,
-        }
+        self.agent().is_some_and(kill)
+    }
+
+    /// The manager and its agent of this host, by their ids.
+    pub fn own(&self) -> Vec<i32> {
+        let manager = self.manager.as_ref().and_then(|manager| manager.id().try_into().ok());
+        manager.into_iter().chain(self.agent()).collect()
     }
 
     /// Puts a job in the queue; `more` goes into its payload.

@@ -17,5 +17,6 @@ mod keeping;
 mod kill;
 mod life;
 mod operator;
+mod sustained;
 mod taskscaler;
 mod uploads;
