@@ -242,6 +242,7 @@ impl Inner {
     fn gone(&self, id: &InstanceId) {
         let mut group = self.group();
         group.instances.remove(id);
+        tracing::info!(%id, "the instance is gone");
         self.restock(&mut group);
     }
 
@@ -350,11 +351,15 @@ impl Provider for Local {
                 format!("the group is full: max_size = {}", config.max_size)
             }));
         }
-        let granted = group.mood.grant(n.min(room), Instant::now()).map_err(Partial::nothing)?;
+        let granted = group.mood.grant(n.min(room), Instant::now()).map_err(|reason| {
+            tracing::info!(n, reason, "a request is refused");
+            Partial::nothing(reason)
+        })?;
         for _ in 0..granted {
             group.made += 1;
             let id = InstanceId::new(format!("local-{}-{}", self.inner.run, group.made));
             let end = CancellationToken::new();
+            tracing::info!(%id, "an instance is made");
             group.instances.insert(id.clone(), Entry { state: InstanceState::Creating, reach: None, end: end.clone() });
             tokio::spawn(Arc::clone(&self.inner).live(id, end));
         }

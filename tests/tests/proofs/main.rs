@@ -17,6 +17,7 @@ mod keeping;
 mod kill;
 mod life;
 mod operator;
+mod reports;
 mod sustained;
 mod taskscaler;
 mod uploads;

@@ -1,0 +1,142 @@
+"""The old scheme's surroundings: a docker-machine that only behaves like one, and one Docker daemon that all its machines are.
+
+Needs root, and dockerd, containerd, runc and docker (Debian: docker.io), a static busybox (busybox-static) and openssl on the path.
+"""
+import os
+import pathlib
+import shutil
+import socket
+import stat
+import subprocess
+import tarfile
+import tempfile
+import time
+
+import common
+
+NEEDED = ("dockerd", "containerd", "runc", "docker", "busybox", "openssl")
+START_SECONDS_MAX = 30
+IMAGE = "bench"
+
+# A machine is a directory. `outcomes` has a line for each creation, in order; `log` gets what happens, with the seconds since boot.
+DOCKER_MACHINE = """#!/bin/sh
+set -eu
+store=$MACHINE_STORAGE_PATH
+case $1 in -*) shift ;; esac
+command=$1
+for name in "$@"; do :; done
+case $command in inspect) name=$2 ;; esac
+machine=$store/machines/$name
+told() { read -r now _ </proc/uptime; echo "$now $1 $name" >>"$store/log"; }
+case $command in
+create)
+    n=1
+    until mkdir "$store/made/$n" 2>/dev/null; do n=$((n + 1)); done
+    outcome=$(sed -n "${n}p" "$store/outcomes")
+    if [ "$outcome" = refused ]; then
+        told refused
+        echo "Error creating machine: quota exceeded" >&2
+        exit 3
+    fi
+    told made
+    mkdir -p "$machine"
+    echo '{}' >"$machine/config.json"
+    sleep "$(cat "$store/boot")"
+    if [ "$outcome" = dead ]; then
+        told dead
+        echo "Error creating machine: SSH never came up" >&2
+        exit 1
+    fi
+    : >"$machine/up"
+    ;;
+rm)
+    rm -r "$machine"
+    told gone
+    ;;
+stop | config) [ -e "$machine/up" ] ;;
+url) cat "$store/url" ;;
+inspect) [ -e "$machine/config.json" ] && echo "$store/certs" ;;
+*) exit 2 ;;
+esac
+"""
+CERTIFICATES = """
+openssl req -x509 -newkey rsa:2048 -nodes -keyout ca-key.pem -out ca.pem -days 1 -subj /CN=ca
+openssl req -newkey rsa:2048 -nodes -keyout key.pem -out request.pem -subj /CN=bench
+printf 'subjectAltName=IP:127.0.0.1\\nextendedKeyUsage=serverAuth,clientAuth\\n' >extensions
+openssl x509 -req -in request.pem -CA ca.pem -CAkey ca-key.pem -CAcreateserial -days 1 -extfile extensions -out cert.pem
+"""
+
+
+def missing() -> list[str]:
+    """What is not there of what this needs."""
+    return [name for name in NEEDED if not shutil.which(name)] + ([] if os.geteuid() == 0 else ["root"])
+
+
+class Machines:
+    """The daemon, and the directory of docker-machine. Closed, nothing of them is left."""
+
+    def __init__(self, place: pathlib.Path, outcomes: list[str], boot_seconds: float):
+        self.store, self.bin = place / "machine", place / "bin"
+        for folder in (self.store, self.store / "made", self.store / "machines", self.store / "certs", self.bin):
+            folder.mkdir()
+        executable = self.bin / "docker-machine"
+        executable.write_text(DOCKER_MACHINE)
+        executable.chmod(0o755)
+        (self.store / "outcomes").write_text("".join(f"{outcome}\n" for outcome in outcomes))
+        (self.store / "boot").write_text(f"{boot_seconds}\n")
+        self.log = self.store / "log"
+        self.log.touch()
+        certificates = self.store / "certs"
+        subprocess.run(["sh", "-euc", CERTIFICATES], cwd=certificates, check=True, stderr=subprocess.DEVNULL)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        (self.store / "url").write_text(f"tcp://127.0.0.1:{port}\n")
+        self.env = {"MACHINE_STORAGE_PATH": str(self.store), "PATH": f"{self.bin}:{os.environ['PATH']}"}
+        # The path of a socket is short.
+        self.short = pathlib.Path(tempfile.mkdtemp(prefix="mb-"))
+        self.docker = ["docker", "-H", f"unix://{self.short}/s"]
+        with (place / "dockerd.log").open("w") as log:
+            self.daemon = subprocess.Popen(
+                ["dockerd", "-H", f"unix://{self.short}/s", "-H", f"tcp://127.0.0.1:{port}", "--tlsverify", "--tlscacert", certificates / "ca.pem",
+                 "--tlscert", certificates / "cert.pem", "--tlskey", certificates / "key.pem", "--data-root", self.short / "data",
+                 "--exec-root", self.short / "exec", "--pidfile", self.short / "pid", "--iptables=false", "--ip-masq=false", "--bridge=none"],
+                env=common.clean(place), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while subprocess.run([*self.docker, "version"], capture_output=True).returncode:
+            if time.monotonic() > deadline or self.daemon.poll() is not None:
+                self.close()
+                raise SystemExit(f"benches/scheme: the Docker daemon does not start; see {place}/dockerd.log")
+            time.sleep(0.1)
+        self._image(place)
+
+    def _image(self, place: pathlib.Path) -> None:
+        """One image for the job and for the runner's own container: a busybox, and the two names that the runner calls."""
+        tree = place / "image"
+        for folder in ("bin", "usr/bin", "tmp"):
+            (tree / folder).mkdir(parents=True)
+        busybox = shutil.copy(shutil.which("busybox"), tree / "bin/busybox")
+        for applet in subprocess.check_output([busybox, "--list"], text=True).split():
+            if applet != "busybox":
+                (tree / "bin" / applet).symlink_to("busybox")
+        for name, line in (("gitlab-runner-build", "exec /bin/sh"), ("gitlab-runner-helper", '[ "$1" = cache-init ] && exec chmod 777 "$2"')):
+            script = tree / "usr/bin" / name
+            script.write_text(f"#!/bin/sh\n{line}\n")
+            script.chmod(script.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+        with tarfile.open(place / "image.tar", "w") as archive:
+            archive.add(tree, arcname=".")
+        subprocess.run([*self.docker, "import", place / "image.tar", f"{IMAGE}:latest"], check=True, stdout=subprocess.DEVNULL)
+
+    def close(self) -> None:
+        if self.daemon.poll() is None:
+            left = subprocess.run([*self.docker, "ps", "-aq"], capture_output=True, text=True).stdout.split()
+            if left:
+                subprocess.run([*self.docker, "rm", "-f", *left], stdout=subprocess.DEVNULL)
+            self.daemon.terminate()
+            try:
+                self.daemon.wait(30)
+            except subprocess.TimeoutExpired:
+                self.daemon.kill()
+                self.daemon.wait()
+        shutil.rmtree(self.short, ignore_errors=True)
