@@ -102,6 +102,8 @@ pub struct Share {
     pub measured: bool,
     /// Where sticky contexts are kept; none: nowhere.
     pub sticky: Option<Sticky>,
+    /// The machine is the job's alone: no other one is there before, beside or after it.
+    pub is_alone: bool,
 }
 
 /// Where an environment keeps what jobs of one project and protection level leave for each other.

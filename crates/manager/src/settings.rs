@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use url::Url;
 
-pub use on_instances::{BuildDir, OnInstances};
+pub use on_instances::OnInstances;
 
 /// Hexadecimal digits of a token's hash in a key.
 const TOKEN_DIGITS: usize = 12;

@@ -27,6 +27,15 @@ async fn world(nest: &Nest, concurrent: usize, autoscaler: &str, isolation: &str
     Bench::with_instances(concurrent, &format!("{autoscaler}\n    {table}"), "").await
 }
 
+/// A world with one instance, on whose machine a job waits.
+async fn with_a_job() -> (Nest, Bench) {
+    let nest = Nest::start();
+    let bench = world(&nest, 1, "max_instances = 1", "image = \"base\"").await;
+    bench.push(1, &[WAITS], &json!({}));
+    until("the job runs", || bench.starts(JOB) == 1).await;
+    (nest, bench)
+}
+
 /// Waits for what other processes do.
 async fn until(what: &str, is_so: impl FnMut() -> bool) {
     assert!(muster_tests::process::until(is_so).await, "waited in vain: {what}");
@@ -116,10 +125,7 @@ async fn the_job_of_another_project_finds_nothing_of_the_one_that_had_its_slot_b
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_canceled_job_takes_its_machine_with_it() {
-    let nest = Nest::start();
-    let bench = world(&nest, 1, "max_instances = 1", "image = \"base\"").await;
-    bench.push(1, &[WAITS], &json!({}));
-    until("the job runs", || bench.starts(JOB) == 1).await;
+    let (nest, bench) = with_a_job().await;
     bench.coordinator.set_status(JOB, JobStatus::Canceling);
     let job = bench.coordinator.wait_for(JOB, |job| job.reports().count() == 1).await;
     assert_eq!(reason(&job), Some("job_canceled"), "{}", job.text());
@@ -211,10 +217,7 @@ async fn a_manager_that_is_killed_finds_its_jobs_machine_again_and_removes_those
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_whose_machine_is_lost_ends_at_once_with_the_reason() {
-    let nest = Nest::start();
-    let bench = world(&nest, 1, "max_instances = 1", "image = \"base\"").await;
-    bench.push(1, &[WAITS], &json!({}));
-    until("the job runs", || bench.starts(JOB) == 1).await;
+    let (nest, bench) = with_a_job().await;
     let machine = nest.daemon.machines().into_keys().next().unwrap();
     nest.daemon.forget(&machine);
     nest.vms.crash(&machine).await;
@@ -233,10 +236,7 @@ async fn a_job_whose_machine_is_lost_ends_at_once_with_the_reason() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_machine_ends_its_job_and_its_instance_serves_on() {
-    let nest = Nest::start();
-    let bench = world(&nest, 1, "max_instances = 1", "image = \"base\"").await;
-    bench.push(1, &[WAITS], &json!({}));
-    until("the job runs", || bench.starts(JOB) == 1).await;
+    let (nest, bench) = with_a_job().await;
     let machine = nest.daemon.machines().into_keys().next().unwrap();
     let instances = bench.machines.names();
     assert!(nest.freeze() > 1);
@@ -275,10 +275,7 @@ async fn a_machine_lost_while_its_job_is_prepared_costs_the_job_nothing_but_a_li
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_machine_goes_with_its_instance_and_the_job_says_so() {
-    let nest = Nest::start();
-    let bench = world(&nest, 1, "max_instances = 1", "image = \"base\"").await;
-    bench.push(1, &[WAITS], &json!({}));
-    until("the job runs", || bench.starts(JOB) == 1).await;
+    let (nest, bench) = with_a_job().await;
     let instance = bench.machines.names().remove(0);
     assert_eq!(bench.machines.kill(Part::Machine), 1);
     let job = bench.coordinator.wait_for_end(JOB).await;

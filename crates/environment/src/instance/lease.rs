@@ -155,7 +155,8 @@ impl Environment for Leased {
 
     fn share(&self) -> Option<Share> {
         let slot = self.held.slot.as_ref()?;
-        Some(share::share(slot, &self.held.shared.settings(), self.place.home().as_deref()))
+        let (settings, home) = (self.held.shared.settings(), self.place.home());
+        Some(share::share(slot, &settings, home.as_deref(), self.held.nested.is_some()))
     }
 
     fn used(&self, used: &Used) {

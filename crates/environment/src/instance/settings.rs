@@ -160,6 +160,11 @@ impl AutoscalerSettings {
         muster_taskscaler::settings::density(&self.scaling)
     }
 
+    /// Each instance goes with its first job.
+    pub(super) fn instances_have_one_job(&self) -> bool {
+        self.scaling.get("max_use_count").and_then(serde_json::Value::as_i64) == Some(1)
+    }
+
     /// The groups, in the scaler's order: those that are listed, else one, of this name.
     #[must_use]
     pub fn all_groups(&self, name: &str) -> Vec<GroupSettings> {

@@ -49,8 +49,9 @@ fn number(parts: &[&[u8]]) -> u64 {
     hash.finalize().iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// What a lease gives; `home` is the home directory on its instance, once that is known.
-pub(super) fn share(lease: &driver::Lease, settings: &AutoscalerSettings, home: Option<&Path>) -> Share {
+/// What a lease gives; `home` is the home directory on its instance, once that is known. With `nested` the job has a virtual
+/// machine of its own there.
+pub(super) fn share(lease: &driver::Lease, settings: &AutoscalerSettings, home: Option<&Path>, nested: bool) -> Share {
     let sticky = |sticky: &StickySettings| {
         Some(Sticky { root: home?.join(CONTEXTS), size_max_bytes: sticky.size_max_bytes, age_max: sticky.age_max })
     };
@@ -61,6 +62,7 @@ pub(super) fn share(lease: &driver::Lease, settings: &AutoscalerSettings, home: 
         memory_bytes: density.slot.memory_bytes.unwrap_or_default().saturating_mul(u64::from(lease.slots())),
         measured: density.measured,
         sticky: settings.sticky.as_ref().and_then(sticky),
+        is_alone: nested || settings.instances_have_one_job(),
     }
 }
 

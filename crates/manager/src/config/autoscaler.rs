@@ -9,7 +9,7 @@ use muster_environment::instance::{
 
 use super::tree::{Table, Value};
 use crate::lower::go_duration::GoDuration;
-use crate::settings::{BuildDir, OnInstances};
+use crate::settings::OnInstances;
 
 /// The settings of an entry, if it has the table. What is out of range is as if it were not there: its problem has told.
 pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
@@ -55,18 +55,13 @@ pub(super) fn on_instances(runner: &Table, executor: &str) -> OnInstances {
     let Some(autoscaler) = runner.table("autoscaler").filter(|_| executor == "instance") else {
         return OnInstances::default();
     };
-    let is_alone = autoscaler.bool("vm_isolation.enabled") == Some(true) || autoscaler.int("max_use_count") == Some(1);
     OnInstances {
         image: autoscaler.str("vm_isolation.image").unwrap_or_default().to_owned(),
         allowed_images: runner
             .table("instance")
             .map(|table| table.strings("allowed_images").map(|(image, _)| image.to_owned()).collect())
             .unwrap_or_default(),
-        build_dir: match runner.bool("instance.use_common_build_dir") {
-            Some(true) if is_alone => BuildDir::Common,
-            Some(true) => BuildDir::CommonIgnored,
-            _ => BuildDir::Own,
-        },
+        use_common_build_dir: runner.bool("instance.use_common_build_dir").unwrap_or_default(),
     }
 }
 
@@ -358,14 +353,12 @@ timeout = "3m"
         let jobs = OnInstances {
             image: "ubuntu-$VERSION".to_owned(),
             allowed_images: vec!["ubuntu-*".to_owned(), "macos".to_owned()],
-            build_dir: BuildDir::Common,
+            use_common_build_dir: true,
         };
         assert_eq!(runner.on_instances, jobs);
         let off = loaded(&text.replace("enabled = true\nnesting", "nesting"));
         assert!(off.autoscaler.as_ref().unwrap().isolation.is_none());
-        assert_eq!(off.on_instances.build_dir, BuildDir::CommonIgnored);
-        let once = loaded("[runners.instance]\nuse_common_build_dir = true\n[runners.autoscaler]\nmax_use_count = 1\n");
-        assert_eq!(once.on_instances.build_dir, BuildDir::Common);
+        assert_eq!(off.on_instances, jobs, "whether they are alone is their machine's to say");
     }
 
     #[test]

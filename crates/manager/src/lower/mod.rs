@@ -32,7 +32,7 @@ use muster_job::{FailureReason, Secret, Variable};
 use muster_runner_api::payload::JobPayload;
 use muster_telemetry::metrics::InputFailure;
 
-use crate::settings::{BuildDir, RunnerSettings};
+use crate::settings::RunnerSettings;
 
 pub use expand::expand;
 pub use paths::short_token;
@@ -58,6 +58,13 @@ pub struct Placement {
     pub certificates: Certificates,
     /// The job's part of an environment that it shares with others.
     pub share: Option<Share>,
+}
+
+impl Placement {
+    /// Whether the job is the only one that is ever in the environment.
+    fn is_alone(&self) -> bool {
+        self.share.as_ref().is_some_and(|share| share.is_alone)
+    }
 }
 
 /// Certificates for the coordinator, as PEM.
@@ -129,7 +136,7 @@ pub fn lower(payload: &JobPayload, placement: &Placement) -> Result<LoweredJob, 
     let mut warnings = flags.warnings.clone();
     warnings.extend(problems);
     warnings.extend(share::problems(payload, placement));
-    if placement.runner.on_instances.build_dir == BuildDir::CommonIgnored {
+    if placement.runner.on_instances.use_common_build_dir && !placement.is_alone() {
         warnings.push("use_common_build_dir has no effect: requires vm isolation or max_use_count = 1".to_owned());
     }
     let read =

@@ -6,7 +6,6 @@ use url::Url;
 
 use super::expand::expand;
 use super::{LowerError, Placement};
-use crate::settings::BuildDir;
 
 /// The job's directories.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,9 +26,10 @@ impl Paths {
         let builds_dir = directories.builds.display().to_string();
         let cache_dir = directories.cache.display();
         let slug = slug(payload);
+        let is_common = runner.on_instances.use_common_build_dir && placement.is_alone();
         let mut project_dir = match clone_path(payload, placement, &builds_dir)? {
             Some(path) => path,
-            None if directories.shared && runner.on_instances.build_dir != BuildDir::Common => {
+            None if directories.shared && !is_common => {
                 // Where an environment has slots of its own, these name the directories: as many as it has slots.
                 let own = placement.share.as_ref().map_or(placement.slot.project_slot, |share| share.slot);
                 let (token, slot) = (short_token(runner.token.expose()), own);

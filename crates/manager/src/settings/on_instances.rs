@@ -10,19 +10,8 @@ pub struct OnInstances {
     pub image: String,
     /// Patterns of images that jobs may name; none: any.
     pub allowed_images: Vec<String>,
-    /// `use_common_build_dir`.
-    pub build_dir: BuildDir,
-}
-
-/// Where jobs on instances are checked out.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BuildDir {
-    /// Each slot has a directory of its own.
-    #[default]
-    Own,
-    /// All jobs of a project in the same one: no two of them meet there.
-    Common,
-    /// In the same one, says the configuration; but they could meet there.
-    CommonIgnored,
+    /// All jobs of a project are checked out in the same directory, where the machine is the job's alone: that is the
+    /// machine's to say ([`muster_environment::Share::is_alone`]), since `vm_isolation` and `max_use_count` take effect with
+    /// a restart, and this with the next job.
+    pub use_common_build_dir: bool,
 }

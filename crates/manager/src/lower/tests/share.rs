@@ -11,7 +11,7 @@ use super::*;
 fn shared() -> Share {
     let sticky =
         Sticky { root: "/home/ci/.muster/contexts".into(), size_max_bytes: 9, age_max: Duration::from_secs(8) };
-    Share { slot: 3, slots: 2, memory_bytes: 7, measured: false, sticky: Some(sticky) }
+    Share { slot: 3, slots: 2, memory_bytes: 7, measured: false, sticky: Some(sticky), is_alone: false }
 }
 
 fn lowered_on(share: Share, change: impl FnOnce(&mut RunnerSettings), more: Value) -> LoweredJob {
@@ -169,13 +169,16 @@ fn a_job_has_only_images_that_the_runner_allows() {
 
 #[test]
 fn jobs_that_never_meet_have_one_build_directory() {
-    let with = |build_dir| lowered_on(shared(), |runner| runner.on_instances.build_dir = build_dir, json!({}));
-    let common = with(BuildDir::Common);
+    let with = |is_alone| {
+        let share = Share { is_alone, ..shared() };
+        lowered_on(share, |runner| runner.on_instances.use_common_build_dir = true, json!({}))
+    };
+    let common = with(true);
     assert_eq!(
         (common.plan.project_dir.as_str(), common.plan.warnings.as_slice()),
         ("/builds/group/project", [].as_slice())
     );
-    let ignored = with(BuildDir::CommonIgnored);
+    let ignored = with(false);
     assert_eq!(ignored.plan.project_dir, "/builds/shorttoke/3/group/project");
     assert_eq!(
         ignored.plan.warnings,
