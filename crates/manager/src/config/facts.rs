@@ -32,6 +32,8 @@ pub struct Facts {
     pub files_checked: bool,
     /// Looks for plugins; none: they are not looked for.
     pub find_plugin: Option<FindPlugin>,
+    /// The file may be another machine's: a plugin that is not here is no error.
+    pub for_any_machine: bool,
 }
 
 /// Why what `plugin = "..."` says cannot be run.
@@ -66,6 +68,7 @@ impl Facts {
             foreign_system_id: crate::system_id::foreign(path.parent().unwrap_or(Path::new("."))),
             files_checked: true,
             find_plugin: None,
+            for_any_machine: false,
             env,
         }
     }

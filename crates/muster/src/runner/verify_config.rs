@@ -2,7 +2,8 @@
 //!
 //! Exit codes: `verify-config` ends with 1 if something cannot work with Muster (a fatal problem or an error), else with 0.
 //! `lint` ends with 1 where the file breaks the rules of the format: it is missing or no TOML, holds an unknown or removed
-//! key, a value of the wrong kind, or anything that is not allowed. Neither writes anything, nor asks a server.
+//! key, a value of the wrong kind, or anything that is not allowed; that this machine lacks a plugin is only told. Neither
+//! writes anything, nor asks a server.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -29,9 +30,9 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    fn load(&self) -> (PathBuf, Facts, Loaded) {
+    fn load(&self, for_any_machine: bool) -> (PathBuf, Facts, Loaded) {
         let path = self.config.path();
-        let facts = Facts { find_plugin: Some(super::run::look_for_plugin), ..Facts::of(&path) };
+        let facts = Facts { find_plugin: Some(super::run::look_for_plugin), for_any_machine, ..Facts::of(&path) };
         let loaded = config::load(&path, &facts);
         (path, facts, loaded)
     }
@@ -39,7 +40,7 @@ impl Args {
 
 /// Prints the effective values with their origin, and all problems.
 pub(crate) fn verify_config(args: &Args) -> ExitCode {
-    let (path, facts, loaded) = args.load();
+    let (path, facts, loaded) = args.load(false);
     let values = loaded.config.as_ref().map(|config| config::effective(config, &facts)).unwrap_or_default();
     let works = !loaded.has(Severity::Error);
     if args.json {
@@ -55,7 +56,7 @@ pub(crate) fn verify_config(args: &Args) -> ExitCode {
 
 /// Tells whether the file keeps the rules of its format.
 pub(crate) fn lint(args: &Args) -> ExitCode {
-    let (path, _, mut loaded) = args.load();
+    let (path, _, mut loaded) = args.load(true);
     loaded.problems.retain(|problem| !OURS.contains(&problem.code));
     let breaks = |problem: &&Problem| problem.severity <= Severity::Error || RULES.contains(&problem.code);
     let valid = !loaded.problems.iter().any(|problem| breaks(&problem));

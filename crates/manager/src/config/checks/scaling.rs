@@ -6,7 +6,7 @@ use muster_environment::instance::scaling_problems;
 
 use super::super::autoscaler;
 use super::super::load::visit;
-use super::super::problem::{Problem, shown_name};
+use super::super::problem::{Problem, Severity, shown_name};
 use super::super::runners::Runner;
 use super::super::tree::{Table, Value};
 use super::{Check, place};
@@ -75,17 +75,19 @@ fn plugins(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     for table in if groups.is_empty() { own } else { groups } {
         let holder = if table.str("plugin").is_some() { table } else { autoscaler };
         let at = place(holder, "plugin");
-        let tell = |check: &mut Check<'_>, message: String, help: &str| {
-            check.add(Problem::new("C086", message).of(runner.index, &runner.name).at(&at).help(help));
-        };
+        let told = |message: String| Problem::new("C086", message).of(runner.index, &runner.name).at(&at);
         let Some(plugin) = holder.str("plugin") else {
             let message = "no `plugin`: nothing makes the instances of this runner".to_owned();
-            tell(check, message, "name a plugin in [runners.autoscaler], such as plugin = \"static\"");
+            check.add(told(message).help("name a plugin in [runners.autoscaler], such as plugin = \"static\""));
             continue;
         };
-        if let Some(Err(why)) = check.facts.find_plugin.map(|find| find(plugin)) {
-            tell(check, why, "without it this runner gets no instances and requests no jobs; it is looked for again");
-        }
+        let Some(Err(why)) = check.facts.find_plugin.map(|find| find(plugin)) else { continue };
+        check.add(if check.facts.for_any_machine {
+            let help = "that is about this machine; the one that runs this file needs it: `verify-config` there tells";
+            told(why).severity(Severity::Warning).help(help)
+        } else {
+            told(why).help("without it this runner gets no instances and requests no jobs; it is looked for again")
+        });
     }
 }
 
@@ -164,5 +166,20 @@ mod tests {
         let told = found_with("C086", &runner(group), find);
         assert!(told.starts_with("10:10 error") && told.lines().count() == 1, "{told}");
         clean_with("C086", &runner("").replace("\"instance\"", "\"shell\"").replace("\"p\"", "\"q\""), find);
+    }
+
+    #[test]
+    fn c086_a_plugin_that_another_machine_may_have_is_no_error() {
+        let find = |facts: &mut super::super::super::Facts| {
+            facts.find_plugin = Some(|_| Err("plugin p: not here".to_owned()));
+            facts.for_any_machine = true;
+        };
+        let told = found_with("C086", &runner(""), find);
+        assert!(
+            told.starts_with("5:10 warning[C086]: runner a: plugin p: not here; that is about this machine"),
+            "{told}"
+        );
+        let told = found_with("C086", &runner("").replace("plugin = \"p\"", ""), find);
+        assert!(told.starts_with("4:1 error[C086]: runner a: no `plugin`"), "no machine can have it: {told}");
     }
 }

@@ -58,15 +58,24 @@ fn a_plugin_that_cannot_be_run_and_values_out_of_range_are_told_with_their_place
     let home = Home::new();
     std::fs::write(home.path("no-program"), "x").unwrap();
     let (folder, file) = (home.path("").display().to_string(), home.path("no-program").display().to_string());
+    let check = |command: &str, autoscaler: &str, code: i32, at: &str, wanted: &str| {
+        let ended = run(command, &of(autoscaler), &[]).check(code, &[wanted]);
+        assert!(ended.stderr.contains(&format!("--> c.toml:{at}\n")), "{autoscaler}: {ended:#?}");
+    };
+    for (autoscaler, wanted) in [
+        ("plugin = \"/nowhere/plugin\"", "[C086]: runner one: plugin \"/nowhere/plugin\": there is no such file"),
+        (&format!("plugin = \"{folder}\""), "it is a directory; name the executable in it"),
+        (&format!("plugin = \"{file}\""), "it is not executable; chmod +x helps"),
+        ("plugin = \"nothing-of-the-kind\"", "is not installed in "),
+    ] {
+        check("verify-config", autoscaler, 1, "11:10", wanted);
+        // The file may be that of a server, which has it.
+        check("lint", autoscaler, 0, "11:10", wanted);
+    }
+    let missing = of("plugin = \"/nowhere/plugin\"");
+    run("verify-config", &missing, &[]).check(1, &["error[C086]", "this runner gets no instances"]);
+    run("lint", &missing, &[]).check(0, &["warning[C086]", "the one that runs this file needs it"]);
     for (autoscaler, at, wanted) in [
-        (
-            "plugin = \"/nowhere/plugin\"",
-            "11:10",
-            "error[C086]: runner one: plugin \"/nowhere/plugin\": there is no such file",
-        ),
-        (&format!("plugin = \"{folder}\""), "11:10", "it is a directory; name the executable in it"),
-        (&format!("plugin = \"{file}\""), "11:10", "it is not executable; chmod +x helps"),
-        ("plugin = \"nothing-of-the-kind\"", "11:10", "is not installed in "),
         ("", "9:1", "error[C086]: runner one: no `plugin`: nothing makes the instances of this runner"),
         (
             "plugin = \"local\"\nmax_use_count = -1",
@@ -80,8 +89,7 @@ fn a_plugin_that_cannot_be_run_and_values_out_of_range_are_told_with_their_place
         ),
     ] {
         for command in ["verify-config", "lint"] {
-            let ended = run(command, &of(autoscaler), &[]).check(1, &[wanted]);
-            assert!(ended.stderr.contains(&format!("--> c.toml:{at}\n")), "{autoscaler}: {ended:#?}");
+            check(command, autoscaler, 1, at, wanted);
         }
     }
     let never = of("plugin = \"local\"\n[[runners.autoscaler.policy]]\nperiods = [\"* * 30 2 *\"]");
