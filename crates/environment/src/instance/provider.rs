@@ -21,6 +21,7 @@ use muster_fleeting::host::{Counts, Meter, PluginSpec};
 use muster_fleeting::model::{ConnectInfo, InstanceId};
 use muster_taskscaler::books::RowKey;
 use muster_taskscaler::driver::{Journal, Reservation, Scaler};
+use muster_taskscaler::fleet::name_among;
 use muster_taskscaler::words::Key;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedMutexGuard, watch};
@@ -354,11 +355,7 @@ impl Shared {
 
     /// An instance's name among those of all groups.
     pub(super) fn name(&self, group: &str, id: &str) -> InstanceId {
-        if self.settings.lock().groups.len() > 1 {
-            InstanceId::new(format!("{group}/{id}"))
-        } else {
-            InstanceId::new(id)
-        }
+        InstanceId::new(name_among(self.settings.lock().groups.len(), group, id))
     }
 
     pub(super) fn instance(&self, group: &str, id: &InstanceId) -> Arc<Instance> {

@@ -21,7 +21,8 @@ impl InstanceProvider {
             None => None,
         };
         let down = status.is_none().then(|| no_requests.clone().unwrap_or_else(|| "it has ended".to_owned()));
-        let resources = self.shared.usage.now();
+        let groups = status.as_ref().map(|status| status.groups.as_slice()).unwrap_or_default();
+        let resources = self.shared.usage.now(&groups.iter().map(|group| group.name.as_str()).collect::<Vec<_>>());
         Report { runner, down, no_requests, status, resources }
     }
 

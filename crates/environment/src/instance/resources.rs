@@ -8,7 +8,7 @@ use muster_fleeting::extension::Resources;
 use muster_fleeting::model::InstanceId;
 use muster_taskscaler::driver::{Family, Kind, Plugin, Sample, Scaler};
 use muster_taskscaler::engine::InstanceStatus;
-use muster_taskscaler::fleet::Used;
+use muster_taskscaler::fleet::{Used, name_among};
 use muster_taskscaler::words::GroupId;
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -33,9 +33,15 @@ struct Seen {
 }
 
 impl Usage {
-    /// By the names of the instances.
-    pub(super) fn now(&self) -> BTreeMap<String, Used> {
-        self.0.lock().values().flat_map(|seen| seen.instances.clone()).collect()
+    /// By the names of the instances among those of all groups, whose names these are.
+    pub(super) fn now(&self, names: &[&str]) -> BTreeMap<String, Used> {
+        let groups = self.0.lock();
+        let named = groups.iter().filter_map(|(group, seen)| Some((names.get(*group)?, seen)));
+        named
+            .flat_map(|(group, seen)| {
+                seen.instances.iter().map(|(id, used)| (name_among(names.len(), group, id), *used))
+            })
+            .collect()
     }
 
     fn saw(&self, group: GroupId, resources: Vec<Resources>, at: Instant) {
@@ -127,6 +133,16 @@ mod tests {
         let now = ["measured", "busy_cpus", "memory_bytes", "processes"]
             .map(|name| value(&format!("muster_instances_{name}")));
         assert_eq!(now, [3.0, 1.5, 25.0, 9.0], "a new one counts from the next look on");
-        assert_eq!(usage.now().into_keys().collect::<Vec<_>>(), ["a", "new", "other"]);
+        assert_eq!(usage.now(&["one", "two"]).into_keys().collect::<Vec<_>>(), ["one/a", "one/new", "two/other"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn instances_of_one_name_in_two_groups_are_told_apart() {
+        let usage = Usage::default();
+        usage.saw(GroupId(0), vec![used("i-1", 1.0, 10)], Instant::now());
+        assert_eq!(usage.now(&["only"])["i-1"].memory_bytes, 10);
+        usage.saw(GroupId(1), vec![used("i-1", 2.0, 20)], Instant::now());
+        let now = usage.now(&["spot", "fixed"]);
+        assert_eq!((now["spot/i-1"].memory_bytes, now["fixed/i-1"].memory_bytes, now.len()), (10, 20, 2));
     }
 }

@@ -1,6 +1,5 @@
 //! `muster fleet status`.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -108,7 +107,7 @@ fn fleet(report: &Report, source: Source) -> String {
         line("", &format!("none is asked for: {held}"));
     }
     waiting(status, &mut line);
-    text.push_str(&instances(status, &report.resources));
+    text.push_str(&instances(status, report));
     text
 }
 
@@ -133,19 +132,19 @@ fn uses(used: &Used) -> String {
     format!("{:.1} s cpu, {}{limit} MiB, {} processes", used.cpu_seconds, used.memory_bytes / MIB, used.processes)
 }
 
-fn instances(status: &Status, resources: &BTreeMap<String, Used>) -> String {
+fn instances(status: &Status, report: &Report) -> String {
     if status.instances.is_empty() {
         return String::new();
     }
     let names = ["INSTANCE", "STATE", "FOR", "AGE", "JOBS", "USES", "SLOTS"];
     // Most plugins do not say what an instance uses.
-    let is_shown = |name: &&str| *name != "USES" || !resources.is_empty();
+    let is_shown = |name: &&str| *name != "USES" || !report.resources.is_empty();
     let mut table = ui::Table::new(&names.into_iter().filter(is_shown).collect::<Vec<_>>());
     for instance in &status.instances {
-        let InstanceStatus { id, state, why, for_ms, age_ms, used, slots, .. } = instance;
+        let InstanceStatus { group, id, state, why, for_ms, age_ms, used, slots, .. } = instance;
         let state = why.as_ref().map_or_else(|| state.clone(), |why| format!("{state}: {}", ui::fit(why, 40)));
         let slots: Vec<String> = slots.iter().map(|slot| format!("{}: {}", slot.slot, slot.key)).collect();
-        let uses = resources.get(id).map(uses).unwrap_or_default();
+        let uses = report.used_by(group, id).map(uses).unwrap_or_default();
         let cells = [id.clone(), state, time(*for_ms), time(*age_ms), used.to_string(), uses, slots.join(", ")];
         let shown = names.into_iter().zip(cells).filter(|(name, _)| is_shown(name));
         table.row(shown.map(|(_, cell)| (cell, Style::new())));

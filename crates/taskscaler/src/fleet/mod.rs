@@ -57,9 +57,24 @@ pub struct Report {
     pub no_requests: Option<String>,
     /// Everything that is known.
     pub status: Option<Status>,
-    /// What instances use, by their names, where the plugin says.
+    /// What instances use, where the plugin says: by their names, as [`name_among`] all groups they are.
     #[serde(default)]
     pub resources: BTreeMap<String, Used>,
+}
+
+impl Report {
+    /// What an instance uses, where that is known.
+    #[must_use]
+    pub fn used_by(&self, group: &str, id: &str) -> Option<&Used> {
+        let groups = self.status.as_ref().map_or(0, |status| status.groups.len());
+        self.resources.get(&name_among(groups, group, id))
+    }
+}
+
+/// An instance's name among those of so many groups. Its id is unique only in its group.
+#[must_use]
+pub fn name_among(groups: usize, group: &str, id: &str) -> String {
+    if groups > 1 { format!("{group}/{id}") } else { id.to_owned() }
 }
 
 /// What an instance used when it was looked at last.
