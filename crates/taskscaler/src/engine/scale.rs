@@ -34,6 +34,10 @@ impl Engine {
         if self.stopping {
             self.held.clear();
             self.missing = 0;
+            if self.draining {
+                // The last jobs give their slots back only now.
+                self.shrink(now, formula::surplus(&self.inputs(now)));
+            }
             self.remove_at_the_end(now);
             return;
         }

@@ -153,6 +153,23 @@ fn the_end_of_the_scaler_removes_what_has_no_job_where_told_to() {
 }
 
 #[test]
+fn after_a_drain_the_instance_of_the_last_job_goes_with_it_also_where_the_end_has_begun() {
+    for drains in [true, false] {
+        let mut config = config(3, 1);
+        config.policies = Policies::always(wanted(0, 3600));
+        let mut rig = adopted(config, &["a"]);
+        rig.want("1");
+        if drains {
+            rig.tell(Event::Drain);
+        }
+        rig.tell(Event::Stop);
+        assert_eq!(rig.clouds[0].len(), 1, "it has a job");
+        rig.release("1");
+        assert_eq!(rig.clouds[0].is_empty(), drains, "else the next start goes on with it");
+    }
+}
+
+#[test]
 fn a_reservation_keeps_no_instance_for_longer_than_the_idle_time() {
     for (idle, kept) in [(0, 0), (1, 1)] {
         let mut config = config(3, 1);
