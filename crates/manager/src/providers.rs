@@ -19,7 +19,7 @@ use muster_environment::{Asking, Capacity, EnvironmentError, Lease, LeaseRecord,
 use muster_telemetry::Telemetry;
 use muster_telemetry::metrics::EntryLabels;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 use self::shelf::{Own, Shelf};
 use crate::fleets::Shown;
@@ -61,8 +61,8 @@ pub(crate) struct Providers {
     fleets: BTreeMap<RunnerKey, Fleet>,
     /// The runners that have instances, in the order of the file.
     wanted: Vec<RunnerKey>,
-    /// Fleets of runners that are gone.
-    ending: JoinSet<()>,
+    /// Fleets of runners that are gone: whose.
+    ending: JoinSet<RunnerKey>,
     /// Whose turn it is with the books of a runner: a fleet that ends may still be at it.
     turns: BTreeMap<RunnerKey, Arc<tokio::sync::Mutex<()>>>,
     /// All jobs of an earlier start have been taken up.
@@ -146,7 +146,9 @@ impl Providers {
 
     /// Ends the providers of runners that are gone, or have another executor, and have no jobs any more.
     pub(crate) fn retire(&mut self, has_jobs: impl Fn(&RunnerKey) -> bool) {
-        while self.ending.try_join_next().is_some() {}
+        while let Some(ended) = self.ending.try_join_next() {
+            self.forget(ended);
+        }
         let wanted: BTreeSet<&RunnerKey> = self.wanted.iter().collect();
         let gone = |key: &&RunnerKey| !wanted.contains(key) && !has_jobs(key);
         let gone: Vec<RunnerKey> = self.fleets.keys().filter(gone).cloned().collect();
@@ -156,6 +158,7 @@ impl Providers {
                     runner = labels.runner_name,
                     "it is gone from the configuration: its instances are removed"
                 );
+                let key = key.clone();
                 self.ending.spawn(async move {
                     let left = provider.retire(RETIRE_LIMIT).await;
                     told(
@@ -163,12 +166,23 @@ impl Providers {
                         &left,
                         "they are not removed by anyone any more: remove them at the provider",
                     );
+                    key
                 });
             }
         }
         if !gone.is_empty() {
             self.stale = true;
             self.show();
+        }
+    }
+
+    /// A fleet has ended: of its runner nothing stays, unless it is in the file again.
+    fn forget(&mut self, ended: Result<RunnerKey, JoinError>) {
+        let Ok(key) = ended else { return };
+        if let Some(instances) = &self.instances
+            && !self.fleets.contains_key(&key)
+        {
+            Shelf { folder: &instances.books }.forget(&key);
         }
     }
 
@@ -215,7 +229,9 @@ impl Providers {
     fn tell_orphans(&self) {
         let Some(instances) = self.instances.as_ref().filter(|instances| instances.books.exists()) else { return };
         let unix = crate::clock::unix_now();
-        match (Shelf { folder: &instances.books }).orphans(self.wanted.iter(), unix) {
+        let shelf = Shelf { folder: &instances.books };
+        shelf.forget_others(self.wanted.iter().chain(self.fleets.keys()));
+        match shelf.orphans(self.wanted.iter(), unix) {
             Ok(orphans) => orphans.iter().for_each(|orphan| {
                 tracing::warn!(
                     runner = orphan.runner,
@@ -270,8 +286,14 @@ impl Providers {
             }
             .boxed()
         });
-        select_all(changes).await;
-        self.stale = true;
+        let ended = tokio::select! {
+            _ = select_all(changes) => None,
+            Some(ended) = self.ending.join_next() => Some(ended),
+        };
+        match ended {
+            Some(ended) => self.forget(ended),
+            None => self.stale = true,
+        }
     }
 
     /// Ends all fleets, each within about `limit`.

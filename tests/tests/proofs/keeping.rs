@@ -70,8 +70,9 @@ async fn a_runner_that_leaves_the_file_takes_its_instances_with_it_after_its_las
     until("the runner is gone", &bench, || bench.log().contains("is gone")).await;
     goes_on(&bench).await;
     until("no instance is left", &bench, || bench.machines.names().is_empty()).await;
-    let books = || std::fs::read_dir(bench.path("state/instances")).unwrap().flatten().map(|file| file.path());
-    until("nor books", &bench, || books().all(|file| file.extension().is_none_or(|end| end != "books"))).await;
+    let files = || std::fs::read_dir(bench.path("state/instances")).unwrap().flatten().map(|file| file.path());
+    let is_of_it = |file: &std::path::Path| file.extension().is_some_and(|end| end == "books" || end == "owner");
+    until("nor books, nor whose they were", &bench, || !files().any(|file| is_of_it(&file))).await;
     assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
 }
 
@@ -117,6 +118,7 @@ async fn a_manager_that_takes_no_more_jobs_keeps_nothing_idle() {
     until("the one of the job is left", &bench, || bench.machines.names().len() == 1).await;
     goes_on(&bench).await;
     assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
+    assert_eq!(bench.machines.names(), [""; 0], "it goes with the last job: {}", bench.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -145,6 +145,24 @@ impl Shelf<'_> {
         Ok(orphans.filter(|orphan| !orphan.instances.is_empty()).collect())
     }
 
+    /// A runner that is not in the file any more, and has no books: whose they were goes too.
+    pub(super) fn forget(&self, key: &RunnerKey) {
+        let books = self.books(key);
+        if !books.exists() {
+            remove_owner(&owner_of(&books));
+        }
+    }
+
+    /// The same for all that are none of these: a manager that was killed left them.
+    pub(super) fn forget_others<'r>(&self, keys: impl Iterator<Item = &'r RunnerKey>) {
+        let own: BTreeSet<PathBuf> = keys.map(|key| owner_of(&self.books(key))).collect();
+        let entries = std::fs::read_dir(self.folder).into_iter().flatten().flatten().map(|entry| entry.path());
+        entries
+            .filter(|path| path.extension().is_some_and(|end| end == "owner") && !own.contains(path))
+            .filter(|path| !path.with_extension("books").exists())
+            .for_each(|path| remove_owner(&path));
+    }
+
     fn books(&self, key: &RunnerKey) -> PathBuf {
         let digest = format!("{:x}", Sha256::digest(key.as_str()));
         self.folder.join(format!("{}.books", digest.get(..KEY_DIGITS).unwrap_or(&digest)))
@@ -180,6 +198,15 @@ fn read_owner(books: &Path) -> Option<Owner> {
     owner
         .inspect_err(|error| tracing::warn!(path = %path.display(), %error, "it cannot be read whose books these are"))
         .ok()
+}
+
+fn remove_owner(path: &Path) {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(path = %path.display(), %error, "it is left, and can be removed");
+        }
+        _ => {}
+    }
 }
 
 fn write_owner(path: &Path, owner: &Owner) -> io::Result<()> {
@@ -255,5 +282,22 @@ mod tests {
         assert!(!shelf.take(&new, &both).unwrap().books.exists());
         let orphan = Orphan { books, runner: "a".to_owned(), instances: vec!["i-1".to_owned()] };
         assert_eq!(shelf.orphans([&new.key].into_iter(), 9).unwrap(), [orphan]);
+    }
+
+    #[test]
+    fn whose_books_they_were_is_forgotten_with_the_books_and_not_before() {
+        let place = tempfile::tempdir().unwrap();
+        let shelf = Shelf { folder: place.path() };
+        let (stays, gone, with_books) = (runner("one", 0, "a"), runner("two", 0, "b"), runner("three", 0, "c"));
+        let all = keys(&[&stays, &gone, &with_books]);
+        let take = |runner: &Arc<RunnerSettings>| owner_of(&shelf.take(runner, &all).unwrap().books);
+        let [of_stays, of_gone, of_books] = [&stays, &gone, &with_books].map(take);
+        one_row(&of_books.with_extension("books"), "i-1");
+        shelf.forget(&with_books.key);
+        shelf.forget_others([&stays.key].into_iter());
+        assert_eq!([&of_stays, &of_gone, &of_books].map(|path| path.exists()), [true, false, true]);
+        std::fs::remove_file(of_books.with_extension("books")).unwrap();
+        shelf.forget(&with_books.key);
+        assert!(!of_books.exists());
     }
 }
