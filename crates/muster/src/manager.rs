@@ -95,8 +95,9 @@ enum RunError {
 }
 
 /// Runs the subcommand.
-pub(crate) fn run(args: Args) -> ExitCode {
+pub(crate) fn run(mut args: Args) -> ExitCode {
     crate::logging::of_service();
+    args.job_open_files = args.job_open_files.or(crate::open_files::raise());
     crate::runtime::block_on_one_thread(async {
         match work(args).await {
             Ok(code) => code,
@@ -143,8 +144,6 @@ async fn build(args: Args, telemetry: Arc<Telemetry>) -> Result<Manager, RunErro
         (absolute(&args.state_dir)?, absolute(&args.builds_dir)?, absolute(&args.cache_dir)?);
     let executable = std::env::current_exe().map_err(file("find the executable", Path::new("/proc/self/exe")))?;
     let store = Store::open(&state_dir).await.map_err(muster_manager::ManagerError::from)?;
-    let raised = crate::open_files::raise();
-    let open_files = args.job_open_files.or(raised);
     crate::open_files::tell(args.concurrent);
     let provider = HostProvider::new(HostOptions {
         state_dir: state_dir.clone(),
@@ -154,7 +153,7 @@ async fn build(args: Args, telemetry: Arc<Telemetry>) -> Result<Manager, RunErro
         until_pid: args.until_pid,
         user: None,
         hidden: Vec::new(),
-        open_files,
+        open_files: args.job_open_files,
     })?;
     let runner = RunnerSettings {
         name: args.name,

@@ -44,6 +44,7 @@ const JOBS_HEADLESS: usize = 40;
 
 /// How the demo runs.
 #[derive(Debug, clap::Args)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct Args {
     /// Draw nothing: run the jobs, print a summary, and fail unless all jobs are done and no instance is left.
     #[arg(long)]
@@ -71,7 +72,7 @@ pub(crate) struct Args {
 /// Why there is no demo.
 #[derive(Debug, thiserror::Error)]
 enum DemoError {
-    #[error("cannot make a temporary folder")]
+    #[error("cannot make a temporary folder; TMPDIR can name another place for it")]
     Folder(#[source] std::io::Error),
     #[error("cannot listen on the loopback interface")]
     Listen(#[source] std::io::Error),
@@ -114,6 +115,8 @@ pub(crate) fn run(args: Args) -> ExitCode {
     let screen = if args.headless { None } else { Screen::take() };
     // Whatever the log says would stand in the middle of the picture.
     crate::logging::of_command(if screen.is_some() { "off" } else { "error" });
+    // Coordinator, manager and the connections to all instances are this one process.
+    crate::open_files::raise();
     crate::runtime::block_on(async {
         let outcome = play(&args, screen.as_ref()).await;
         drop(screen);

@@ -101,7 +101,9 @@ enum RunError {
 
 /// Runs the command.
 pub(super) fn run(args: Args) -> ExitCode {
-    crate::runtime::block_on_one_thread(async { exit_code(work(args).await) })
+    // Before anything is opened that another limit would be too low for.
+    let open_files = open_files::raise();
+    crate::runtime::block_on_one_thread(async { exit_code(work(args, open_files).await) })
 }
 
 /// How the process ends; why it fails is told.
@@ -112,7 +114,8 @@ fn exit_code(ended: Result<ExitCode, RunError>) -> ExitCode {
     })
 }
 
-async fn work(args: Args) -> Result<ExitCode, RunError> {
+/// `open_files` is the limit that this process was started with.
+async fn work(args: Args, open_files: Option<u64>) -> Result<ExitCode, RunError> {
     // First of all, so that no signal finds its default, which is to kill.
     let signals = Signals::watch().map_err(RunError::Signals)?;
     if let Some(path) = &args.working_directory {
@@ -149,7 +152,7 @@ async fn work(args: Args) -> Result<ExitCode, RunError> {
         "Starting multi-runner from {}...", source.config.display()
     );
     let user = args.user.filter(|user| !user.is_empty());
-    let host = Host { state_dir, user, until_pid: None, open_files: open_files::raise() };
+    let host = Host { state_dir, user, until_pid: None, open_files };
     manage(Work { settings, source: Some(source), store, host, quota: Quota::default() }, signals).await
 }
 

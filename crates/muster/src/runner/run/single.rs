@@ -70,15 +70,16 @@ enum SingleError {
 
 /// Runs the command.
 pub(in crate::runner) fn run(args: &Args) -> ExitCode {
+    let open_files = crate::open_files::raise();
     crate::runtime::block_on_one_thread(async {
-        match work(args).await {
+        match work(args, open_files).await {
             Ok(code) => code,
             Err(error) => crate::runner::error::ended(Err(error)),
         }
     })
 }
 
-async fn work(args: &Args) -> Result<ExitCode, SingleError> {
+async fn work(args: &Args, open_files: Option<u64>) -> Result<ExitCode, SingleError> {
     let signals = Signals::watch().map_err(RunError::Signals)?;
     let settings = settings(args)?;
     let Some(runner) = settings.runners.first() else { return Err(SingleError::Unusable) };
@@ -91,7 +92,7 @@ async fn work(args: &Args) -> Result<ExitCode, SingleError> {
         idle: positive(args.wait_timeout).map(|seconds| Duration::from_secs(seconds).min(WAIT_MAX)),
     };
     let until_pid = i32::try_from(std::process::id()).ok();
-    let host = Host { state_dir, user: None, until_pid, open_files: crate::open_files::raise() };
+    let host = Host { state_dir, user: None, until_pid, open_files };
     Ok(manage(Work { settings, source: None, store, host, quota }, signals).await?)
 }
 

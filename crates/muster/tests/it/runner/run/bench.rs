@@ -98,11 +98,11 @@ impl Bench {
         self.process("run", &["--working-directory", self.home.path("").to_str().unwrap()], env)
     }
 
-    /// The same, where so many files may be open.
-    pub(crate) fn run_with_files(&self, files: u32) -> Run {
+    /// The same, with these limits: `ulimit` with this flag, so many.
+    pub(crate) fn run_with_limit(&self, flag: &str, many: u32) -> Run {
         let inner = self.command("run", &["--working-directory", self.home.path("").to_str().unwrap()]);
         let mut command = std::process::Command::new("/bin/sh");
-        command.args(["-c", "ulimit -n \"$1\" && shift && exec \"$@\"", "sh", &files.to_string()]);
+        command.args(["-c", "ulimit \"$1\" \"$2\" && shift 2 && exec \"$@\"", "sh", flag, &many.to_string()]);
         command.arg(inner.get_program()).args(inner.get_args()).env_clear().current_dir(self.home.path(""));
         command.envs(inner.get_envs().filter_map(|(key, value)| Some((key, value?))));
         self.spawn(command)

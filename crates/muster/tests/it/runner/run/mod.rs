@@ -50,7 +50,7 @@ async fn the_manager_itself_runs_no_job_its_agent_does() {
 async fn no_more_jobs_are_taken_than_files_can_be_opened_for_and_the_limit_is_told() {
     let bench = Bench::start(1).await;
     bench.configure(&format!("concurrent = 20\n{}", bench.entry(0)));
-    let run = bench.run_with_files(64);
+    let run = bench.run_with_limit("-n", 64);
     run.logged("the limit of 64 open files suffices for 2 jobs at the same time", 1).await;
     run.logged("For 20, raise it to 352", 1).await;
     (1..=8).for_each(|id| bench.push(0, id));
@@ -62,6 +62,17 @@ async fn no_more_jobs_are_taken_than_files_can_be_opened_for_and_the_limit_is_to
         assert_eq!(job.status, JobStatus::Success, "{}", job.text());
         assert!(["ids 0 ", "ids 1 "].iter().any(|ids| job.text().contains(ids)), "{}", job.text());
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_of_open_files_that_may_be_raised_is_raised_before_anything_is_opened() {
+    let bench = Bench::start(1).await;
+    bench.configure(&bench.entry(0));
+    // What the start itself opens does not fit into these.
+    let run = bench.run_with_limit("-Sn", 8);
+    run.logged("Starting multi-runner", 1).await;
+    run.signal(Signal::TERM);
+    assert_eq!(run.code().await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
