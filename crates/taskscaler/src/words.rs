@@ -213,8 +213,10 @@ impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Missing => f.write_str("instance unexpectedly removed: the provider does not list it any more"),
-            Self::TakenByProvider => f.write_str("instance unexpectedly removed: the provider takes it"),
-            Self::NotFoundAgain => f.write_str("instance unexpectedly removed: it was gone after the restart"),
+            Self::TakenByProvider => f.write_str("instance unexpectedly removed: the provider takes it back"),
+            Self::NotFoundAgain => {
+                f.write_str("instance unexpectedly removed: it was gone when the manager started again")
+            }
             Self::Operator { by } => write!(f, "instance removed at once by {by}"),
         }
     }

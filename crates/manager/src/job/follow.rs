@@ -149,7 +149,7 @@ impl Actor {
     ) -> Result<Once, AgentError> {
         let (Some(environment), Some(id)) = (self.environment(), self.run_id()) else {
             let why = self.no_lease.clone().unwrap_or_else(|| "the slot of the job is lost".to_owned());
-            return Err(AgentError::Refused(why));
+            return Ok(Once::Done(Followed::Lost(why)));
         };
         if let Err(error) = self.mend_log_start().await {
             return Ok(Once::Done(Followed::Failed(error)));

@@ -366,7 +366,8 @@ impl Actor {
                 Followed::Gone => return Ok(Next::Gone),
                 Followed::Interrupted(why) => return self.interrupted(why).await,
                 Followed::Lost(message) if self.is_movable() => return self.move_on(&message).await,
-                Followed::Lost(message) | Followed::Unfit(message) => return self.system_failure(&message).await,
+                Followed::Lost(message) => return self.lost(&message).await,
+                Followed::Unfit(message) => return self.system_failure(&message).await,
                 Followed::Failed(error) => return Err(error),
             }
         }

@@ -23,6 +23,11 @@ use crate::state::JobState;
 const PLACES_MAX: u32 = 3;
 /// Places that may be lost under a job before it fails.
 const MOVES_MAX: usize = 10;
+/// What the author of a job can do whose place was lost.
+const AGAIN: &str = "run the job again, or let `retry: { max: 1, when: runner_system_failure }` in it do so";
+/// The same where the place was there, and answered nothing.
+const AGAIN_IN_SILENCE: &str = "run the job again, or let `retry: { max: 1, when: runner_system_failure }` in it do so; if it \
+    comes to that again, the job may need more memory than an instance has";
 /// How long a job that is to end waits for the answer to its `Run`.
 const ANSWER_LIMIT: Duration = Duration::from_millis(500);
 /// Between two tries to reach a place, at first and at most.
@@ -114,7 +119,7 @@ impl Actor {
             Handed::NotReached { message, asked } => {
                 self.places_tried += 1;
                 if self.places_tried >= PLACES_MAX {
-                    return self.system_failure(&message).await;
+                    return self.lost(&message).await;
                 }
                 if asked {
                     // The agent may have the job by now, in the directory of this slot: no other job must get it.
@@ -125,7 +130,7 @@ impl Actor {
                 let next = self.state.clone().lose_lease()?;
                 self.leave(next).await
             }
-            Handed::Lost { message } => self.system_failure(&message).await,
+            Handed::Lost { message } => self.lost(&message).await,
         }
     }
 
@@ -137,7 +142,7 @@ impl Actor {
     /// The place is lost, and another one gets the job.
     pub(super) async fn move_on(&mut self, message: &str) -> Result<Next, JobError> {
         if self.moved.len() >= MOVES_MAX {
-            return self.system_failure(message).await;
+            return self.lost(message).await;
         }
         tracing::warn!(message, "the place is lost, nothing of the user's has run: the job gets another one");
         let had_machine = self.state.held().is_some_and(|record| record.machine.is_some());
@@ -149,6 +154,12 @@ impl Actor {
         self.no_lease = None;
         let next = self.state.clone().try_elsewhere()?;
         self.leave(next).await
+    }
+
+    /// The job is lost with its place: what its author can do stands behind the reason.
+    pub(super) async fn lost(&mut self, message: &str) -> Result<Next, JobError> {
+        let again = if self.given_up { AGAIN_IN_SILENCE } else { AGAIN };
+        self.system_failure(&format!("{message}; {again}")).await
     }
 
     /// Gives the slot back; stored before.
@@ -175,7 +186,7 @@ impl Actor {
     pub(super) async fn hand_over(&mut self) -> Result<Handed, Interruption> {
         let (Some(lease), Some(id)) = (&self.lease, self.run_id()) else {
             let message = self.no_lease.clone().unwrap_or_else(|| "the slot of the job is lost".to_owned());
-            return Ok(if self.is_movable() { Handed::Lost { message } } else { Handed::refused(message) });
+            return Ok(Handed::Lost { message });
         };
         let environment = Arc::clone(&lease.environment);
         // An agent that had the job once has prepared it.

@@ -97,6 +97,8 @@ async fn an_agent_that_is_lost_for_good_fails_the_job_in_words_that_stand_once()
     let text = job.text();
     assert_eq!(text.matches("before\n").count(), 1, "{text}");
     assert_eq!(text.matches("ERROR: Job failed (system failure): the job's environment was lost").count(), 1, "{text}");
+    let line = text.lines().find(|line| line.contains("environment was lost")).unwrap();
+    assert!(line.contains("; run the job again, or let `retry: "), "what to do stands behind the reason: {line}");
     let last = job.updates.last().unwrap();
     assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"));
     assert_eq!(last.output.bytesize, Some(job.trace.len() as u64));
