@@ -1,7 +1,7 @@
 //! What tests need of the machine: programs that `scripts/test` installs or builds where it can.
 //!
 //! Where one is missing, a test says so and passes; with `MUSTER_TEST_REQUIRE=1` it fails instead, so that CI cannot be green
-//! by what it leaves out. What the kernel does not permit (namespaces, cgroups) is not asked here: nobody can install that.
+//! by what it leaves out. So with cgroups, which need rights and a kernel. Namespaces are not asked for here.
 
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -43,6 +43,18 @@ pub fn program(name: &str, argument: &str, package: &str) -> bool {
         missing(format_args!("there is no {name} (Debian: {package})"));
     }
     has
+}
+
+/// Whether cgroups can be made, as the caller has found out.
+#[track_caller]
+#[must_use]
+pub fn cgroups(can_be_made: bool) -> bool {
+    if !can_be_made {
+        missing(
+            "no cgroups can be made here: it takes root and a mounted cgroup file system, or a cgroup that is delegated",
+        );
+    }
+    can_be_made
 }
 
 /// Whether OpenSSH's server can be run.

@@ -55,9 +55,10 @@ fn four_jobs_at_once_on_one_instance_have_slots_and_workspaces_of_their_own_and_
         assert_eq!(place.split('/').nth(1), Some(slot), "{workspace}");
     }
     assert_eq!(sorted(first, "mine="), names, "nobody wrote into another one's workspace");
-    // All jobs have their cgroup, or none: the system permits it or not.
     let inside: Vec<bool> = first.iter().map(|log| said(log, "inside=") != "0").collect();
-    assert!(inside.iter().all(|one| *one == inside[0]), "{inside:?}");
+    if muster_test_needs::cgroups(inside.contains(&true)) {
+        assert_eq!(inside, [true; JOBS], "each in the cgroup of its slot");
+    }
 
     assert_eq!(said(&second[0], "found=").trim(), "job-0 job-1 job-2 job-3");
     assert!(second[0].contains("Sticky context: from earlier jobs here"), "{}", second[0]);

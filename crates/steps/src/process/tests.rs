@@ -28,9 +28,18 @@ impl Memory {
     }
 }
 
+/// What processes write, and where they write it to.
+fn memory() -> (Arc<Memory>, Arc<dyn Log>) {
+    let memory = Arc::new(Memory::default());
+    let log: Arc<dyn Log> = Arc::<Memory>::clone(&memory);
+    (memory, log)
+}
+
 /// Two hosts: with cgroups where this system permits them, and without.
 fn hosts() -> Vec<Arc<Host>> {
-    vec![Host::new(Containment::Cgroups, None), Host::new(Containment::Descent, None)]
+    let contained = Host::new(Containment::Cgroups, None);
+    let contained = muster_test_needs::cgroups(contained.cgroups.is_some()).then_some(contained);
+    contained.into_iter().chain([Host::new(Containment::Descent, None)]).collect()
 }
 
 fn job(host: &Arc<Host>, name: &str) -> (Processes, Arc<Mutex<Vec<Trail>>>) {
@@ -70,8 +79,7 @@ fn alive(pid: i32) -> bool {
 async fn output_of_both_streams_keeps_its_order_and_the_status_is_told() {
     for host in hosts() {
         let (processes, trail) = job(&host, "order");
-        let memory = Arc::new(Memory::default());
-        let log: Arc<dyn Log> = Arc::<Memory>::clone(&memory);
+        let (memory, log) = memory();
         let ended =
             processes.run(shell("echo a; echo b >&2; echo c; exit 3"), &log, &Stop::new(), GRACE).await.unwrap();
         assert_eq!(ended, Ended::Exited(std::process::ExitStatus::from_raw(3 << 8)));
@@ -89,7 +97,7 @@ const BURNT: Duration = Duration::from_millis(20);
 async fn what_processes_used_is_counted_with_what_they_waited_for() {
     for host in hosts() {
         let (processes, _) = job(&host, "usage");
-        let log: Arc<dyn Log> = Arc::new(Memory::default());
+        let (_, log) = memory();
         let before = processes.counted();
         assert_eq!((before.cpu, before.memory_bytes), (Some(Duration::ZERO), Some(0)));
         let script = format!("sh -c '{BURN}'; head -c 30000000 /dev/zero | tail -c 30000000 >/dev/null");
@@ -109,8 +117,7 @@ async fn what_processes_used_is_counted_with_what_they_waited_for() {
 async fn what_nobody_waited_for_is_counted_when_it_is_ended() {
     for host in hosts() {
         let (processes, _) = job(&host, "left");
-        let memory = Arc::new(Memory::default());
-        let log: Arc<dyn Log> = Arc::<Memory>::clone(&memory);
+        let (memory, log) = memory();
         let script = format!("sh -c '{BURN}; echo burnt; exec sleep 600 >/dev/null 2>&1' & exit 0");
         processes.run(shell(&script), &log, &Stop::new(), GRACE).await.unwrap();
         until("it has burnt", || memory.text().contains("burnt")).await;
@@ -125,8 +132,7 @@ async fn what_nobody_waited_for_is_counted_when_it_is_ended() {
 async fn a_stubborn_tree_is_killed_after_the_grace_time() {
     for host in hosts() {
         let (processes, _) = job(&host, "stubborn");
-        let memory = Arc::new(Memory::default());
-        let log: Arc<dyn Log> = Arc::<Memory>::clone(&memory);
+        let (memory, log) = memory();
         let stop = Stop::new();
         let script = "trap '' TERM; (trap '' TERM; echo $$; while :; do sleep 1; done) & setsid sh -c 'trap \"\" TERM; \
                       echo ready; while :; do sleep 1; done' & wait; while :; do sleep 1; done";
@@ -146,8 +152,7 @@ async fn a_stubborn_tree_is_killed_after_the_grace_time() {
 async fn a_server_in_the_background_does_not_hold_up_the_end_and_one_that_still_prints_is_heard() {
     let host = Host::new(Containment::Descent, None);
     let (processes, _) = job(&host, "background");
-    let memory = Arc::new(Memory::default());
-    let log: Arc<dyn Log> = Arc::<Memory>::clone(&memory);
+    let (memory, log) = memory();
     let script = "sleep 600 & { for n in 1 2 3; do sleep 0.1; echo late $n; done; } &\necho script";
     let stop = Stop::new();
     let run = processes.run(shell(script), &log, &stop, GRACE);
@@ -203,8 +208,7 @@ async fn a_process_that_prints_without_end_leaves_others_on_the_thread_their_tur
 async fn a_process_has_the_limit_of_open_files_that_jobs_are_to_have() {
     let host = Host::new(Containment::Descent, Some(99));
     let (processes, _) = job(&host, "files");
-    let memory = Arc::new(Memory::default());
-    let log: Arc<dyn Log> = Arc::<Memory>::clone(&memory);
+    let (memory, log) = memory();
     // It has the limit a moment after its start; what it starts then has it from its own start on.
     let script = "n=0; while [ $(ulimit -Sn) != 99 ] && [ $n -lt 3000 ]; do n=$((n+1)); sleep 0.01; done; ulimit -Sn; ulimit -Hn";
     processes.run(shell(script), &log, &Stop::new(), GRACE).await.unwrap();
@@ -218,8 +222,7 @@ async fn a_process_has_the_limit_of_open_files_that_jobs_are_to_have() {
 async fn a_daemon_that_left_its_group_and_session_is_ended_with_the_job() {
     for host in hosts() {
         let (processes, _) = job(&host, "daemon");
-        let memory = Arc::new(Memory::default());
-        let log: Arc<dyn Log> = Arc::<Memory>::clone(&memory);
+        let (memory, log) = memory();
         let script = "setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' &\nwait_for=$!; sleep 0.1; exit 0";
         processes.run(shell(script), &log, &Stop::new(), GRACE).await.unwrap();
         let pid: i32 = memory.text().trim().parse().unwrap();
@@ -233,8 +236,7 @@ async fn a_daemon_that_left_its_group_and_session_is_ended_with_the_job() {
 async fn leftovers_are_found_by_the_trail_and_strangers_are_left_alone() {
     for host in hosts() {
         let (processes, trail) = job(&host, "leftover");
-        let memory = Arc::new(Memory::default());
-        let log: Arc<dyn Log> = Arc::<Memory>::clone(&memory);
+        let (memory, log) = memory();
         let script = "setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' &\nsleep 0.1";
         processes.run(shell(script), &log, &Stop::new(), GRACE).await.unwrap();
         let pid: i32 = memory.text().trim().parse().unwrap();
@@ -254,7 +256,7 @@ async fn leftovers_are_found_by_the_trail_and_strangers_are_left_alone() {
 async fn a_missing_program_is_an_error_that_names_it() {
     let host = Host::new(Containment::Descent, None);
     let (processes, _) = job(&host, "missing");
-    let log: Arc<dyn Log> = Arc::new(Memory::default());
+    let (_, log) = memory();
     let command = Command { program: "/no/such/program".into(), ..Command::default() };
     let error = processes.run(command, &log, &Stop::new(), GRACE).await.unwrap_err();
     assert_eq!(error.to_string(), "cannot start `/no/such/program`");
@@ -265,8 +267,7 @@ async fn a_missing_program_is_an_error_that_names_it() {
 async fn a_process_without_mark_and_group_is_found_as_a_stranger() {
     let host = Host::new(Containment::Descent, None);
     let (processes, _) = job(&host, "stranger");
-    let memory = Arc::new(Memory::default());
-    let log: Arc<dyn Log> = Arc::<Memory>::clone(&memory);
+    let (memory, log) = memory();
     let script = "env -i setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' &\nsleep 0.1";
     processes.run(shell(script), &log, &Stop::new(), GRACE).await.unwrap();
     let pid: i32 = memory.text().trim().parse().unwrap();

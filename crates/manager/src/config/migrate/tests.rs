@@ -21,6 +21,13 @@ fn migrated(text: &str, way: Way) -> Migration {
     migration
 }
 
+/// Each part is in the text.
+fn check_each(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is missing in\n{text}");
+    }
+}
+
 /// Without what stands at its default, which is not written, and with one spelling of times.
 fn said(value: &mut serde_json::Value) {
     use serde_json::Value;
@@ -79,22 +86,23 @@ fn amazonec2_becomes_an_auto_scaling_group() {
                    \"amazonec2-ssh-user=admin\", \"amazonec2-private-address-only=true\", \"amazonec2-request-spot-instance=true\", \
                    \"engine-registry-mirror=https://m.example\", \"amazonec2-brand-new=hidden\"]\n";
     let migration = migrated(&with(options), Way::Group);
-    for line in [
-        "  [runners.autoscaler]\n    plugin = \"aws:latest\"\n    capacity_per_instance = 1\n    max_use_count = 100\n    max_instances = 20\n",
-        "name = \"auto\"",
-        "region = \"eu-central-1\"",
-        "username = \"admin\"",
-        "use_external_addr = false",
-        "periods = [\"* 9-17 * * mon-fri\"]",
-        "idle_time = \"3600s\"",
-        "# amazonec2-instance-type = m7i.large: InstanceType of the launch template\n",
-        "# amazonec2-access-key: not written here; it belongs into the file of credentials_file",
-        "# engine-registry-mirror = https://m.example: registry-mirrors in /etc/docker/daemon.json of the image\n",
-        "# amazonec2-brand-new: not known here",
-        "# amazonec2-request-spot-instance = true: OnDemandPercentageAboveBaseCapacity 0",
-    ] {
-        assert!(migration.text.contains(line), "{line:?} is missing in\n{}", migration.text);
-    }
+    check_each(
+        &migration.text,
+        &[
+            "  [runners.autoscaler]\n    plugin = \"aws:latest\"\n    capacity_per_instance = 1\n    max_use_count = 100\n    max_instances = 20\n",
+            "name = \"auto\"",
+            "region = \"eu-central-1\"",
+            "username = \"admin\"",
+            "use_external_addr = false",
+            "periods = [\"* 9-17 * * mon-fri\"]",
+            "idle_time = \"3600s\"",
+            "# amazonec2-instance-type = m7i.large: InstanceType of the launch template\n",
+            "# amazonec2-access-key: not written here; it belongs into the file of credentials_file",
+            "# engine-registry-mirror = https://m.example: registry-mirrors in /etc/docker/daemon.json of the image\n",
+            "# amazonec2-brand-new: not known here",
+            "# amazonec2-request-spot-instance = true: OnDemandPercentageAboveBaseCapacity 0",
+        ],
+    );
     for secret in ["AKIAVERYSECRET", "s3cr3t", "hidden"] {
         assert!(!migration.text.contains(secret) && !format!("{:?}", migration.entries).contains(secret));
     }
@@ -105,33 +113,35 @@ fn google_and_azure_become_their_groups_and_digitalocean_stays_with_machines() {
     let google = "    MachineDriver = \"google\"\n    MachineOptions = [\"google-project=ci\", \"google-zone=europe-west1-b\", \
                   \"google-machine-type=n2-standard-2\", \"google-use-internal-ip\"]\n";
     let text = migrated(&with(google), Way::Group).text;
-    for line in [
-        "plugin = \"googlecloud:latest\"",
-        "project = \"ci\"",
-        "zone = \"europe-west1-b\"",
-        "use_external_addr = false",
-    ] {
-        assert!(text.contains(line), "{line:?} is missing in\n{text}");
-    }
+    check_each(
+        &text,
+        &[
+            "plugin = \"googlecloud:latest\"",
+            "project = \"ci\"",
+            "zone = \"europe-west1-b\"",
+            "use_external_addr = false",
+        ],
+    );
     let azure = "    MachineDriver = \"azure\"\n    MachineOptions = [\"azure-subscription-id=11-22\", \"azure-resource-group=ci\", \
                  \"azure-client-secret=s3cr3t\", \"azure-size=Standard_D4s_v5\"]\n";
     let text = migrated(&with(azure), Way::Group).text;
-    for line in [
-        "subscription_id = \"11-22\"",
-        "resource_group_name = \"ci\"",
-        "sku of the scale set",
-        "use_external_addr = true",
-    ] {
-        assert!(text.contains(line), "{line:?} is missing in\n{text}");
-    }
+    check_each(
+        &text,
+        &[
+            "subscription_id = \"11-22\"",
+            "resource_group_name = \"ci\"",
+            "sku of the scale set",
+            "use_external_addr = true",
+        ],
+    );
     assert!(!text.contains("s3cr3t"));
     let ocean = "    MachineDriver = \"digitalocean\"\n    MachineOptions = [\"digitalocean-size=s-2vcpu-4gb\", \
                  \"digitalocean-access-token=t0ken\"]\n";
     let text = migrated(&with(ocean), Way::Group).text;
-    for line in ["plugin = \"fleeting-plugin-docker-machine\"", "prefix = \"runner-abcdefghi-\"", "size of the droplet"]
-    {
-        assert!(text.contains(line), "{line:?} is missing in\n{text}");
-    }
+    check_each(
+        &text,
+        &["plugin = \"fleeting-plugin-docker-machine\"", "prefix = \"runner-abcdefghi-\"", "size of the droplet"],
+    );
     assert!(text.contains("digitalocean-access-token: stands below as it did") && text.contains("t0ken"), "{text}");
 }
 
@@ -170,17 +180,18 @@ fn beside_an_autoscaler_the_machines_go_and_all_that_they_had_is_said() {
     assert!(migration.text.contains("executor = \"docker-autoscaler\" # old\n"), "{}", migration.text);
     assert!(migration.text.contains("[runners.autoscaler]\n    plugin = \"aws\"\n"), "{}", migration.text);
     let notes = migration.entries[0].1.join("\n");
-    for note in [
-        "executor `docker-autoscaler` takes no jobs in this version",
-        "[runners.autoscaler] is there already, and was left as it is",
-        "IdleCount = 2: gone",
-        "MachineDriver = \"amazonec2\": gone",
-        "amazonec2-instance-type = m7i.large: InstanceType of the launch template",
-        "amazonec2-secret-key: not written here",
-        "has no policy: nothing is kept idle",
-    ] {
-        assert!(notes.contains(note), "{note:?} is missing in\n{notes}");
-    }
+    check_each(
+        &notes,
+        &[
+            "executor `docker-autoscaler` takes no jobs in this version",
+            "[runners.autoscaler] is there already, and was left as it is",
+            "IdleCount = 2: gone",
+            "MachineDriver = \"amazonec2\": gone",
+            "amazonec2-instance-type = m7i.large: InstanceType of the launch template",
+            "amazonec2-secret-key: not written here",
+            "has no policy: nothing is kept idle",
+        ],
+    );
     assert!(!notes.contains("s3cr3t"));
 }
 
