@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use crate::cron::Cron;
+use crate::formula::{self, Inputs};
 
 /// Idle time where no policy matches (fleeting.md 7.4).
 pub const DEFAULT_IDLE_TIME: Duration = Duration::from_secs(300);
@@ -90,10 +91,19 @@ impl Policies {
         found.map_or_else(|| (None, Wanted::default()), |(index, policy)| (Some(index), policy.wanted.clone()))
     }
 
-    /// The most idle slots that any of them keeps.
+    /// The most idle slots that any of them keeps beside so many in use.
     #[must_use]
-    pub fn idle_most(&self) -> u32 {
-        self.list.iter().map(|policy| policy.wanted.idle_count).max().unwrap_or(0)
+    pub fn idle_most(&self, in_use: u64) -> u64 {
+        let idle = |wanted: &Wanted| {
+            formula::idle(&Inputs {
+                acquired: in_use,
+                idle_count: u64::from(wanted.idle_count),
+                scale_factor: wanted.scale_factor,
+                scale_factor_limit: u64::from(wanted.scale_factor_limit),
+                ..Inputs::default()
+            })
+        };
+        self.list.iter().map(|policy| idle(&policy.wanted)).max().unwrap_or(0)
     }
 
     /// Whether the answer of [`Self::at`] can differ between two moments.

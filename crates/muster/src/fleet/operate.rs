@@ -96,12 +96,13 @@ pub(super) async fn run(args: Args, act: Act) -> ExitCode {
 }
 
 async fn told(args: &Args, act: Act) -> Result<Answer, OperateError> {
-    let state = match flags::filled(&args.state_dir) {
-        Some(directory) => directory,
+    // A manager at work goes on without its file, and answers all the same.
+    let (state, missing) = match flags::filled(&args.state_dir) {
+        Some(directory) => (directory, None),
         None => {
             let path = args.config.path();
             let path = std::path::absolute(&path).unwrap_or(path);
-            crate::runner::state_dir(&path).ok_or(AskError::NoStateDir)?
+            (crate::runner::state_dir(&path).ok_or(AskError::NoStateDir)?, Some(path).filter(|path| !path.exists()))
         }
     };
     let order = Order {
@@ -114,8 +115,9 @@ async fn told(args: &Args, act: Act) -> Result<Answer, OperateError> {
         why: args.reason.clone(),
     };
     let socket = operator_socket_path(&instances(&state))?;
-    let stream = UnixStream::connect(&socket).await.map_err(|source| match source.kind() {
-        io::ErrorKind::PermissionDenied => OperateError::NotAllowed { socket: socket.clone(), source },
+    let stream = UnixStream::connect(&socket).await.map_err(|source| match (source.kind(), missing) {
+        (io::ErrorKind::PermissionDenied, _) => OperateError::NotAllowed { socket: socket.clone(), source },
+        (_, Some(path)) => AskError::NoSuchConfiguration(path).into(),
         _ => OperateError::Nobody { directory: state.clone(), source },
     })?;
     let answer = tokio::time::timeout(ANSWER_LIMIT, converse(stream, &order)).await;

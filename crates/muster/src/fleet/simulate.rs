@@ -1,5 +1,6 @@
 //! `muster fleet simulate`.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -22,11 +23,13 @@ const POINTS: u64 = 600;
 const AFTER: Duration = Duration::from_secs(1800);
 /// Idle machines of one simulation: more would take minutes.
 const MACHINES_MAX: u64 = 20_000;
+const DAY_S: u64 = 86_400;
 /// Jobs of one simulation: more would take gigabytes.
 const JOBS_MAX: usize = 5_000_000;
 
 /// What is simulated.
 #[derive(Debug, ClapArgs)]
+#[command(allow_negative_numbers = true)]
 pub(crate) struct Args {
     /// A policy, in TOML, with the keys of `[runners.autoscaler]`; several are compared.
     #[arg(long = "policy", value_name = "FILE", required = true)]
@@ -103,6 +106,8 @@ enum SimulateError {
     Number { what: &'static str, value: String, wanted: &'static str },
     #[error("the pattern gives no job, or more than {JOBS_MAX}; change --peak, --quiet, --days or --burst")]
     Jobs,
+    #[error("--skip-days {days} leaves no job: the last one comes on day {last}")]
+    Skipped { days: u32, last: u64 },
     #[error("a defect of the engine, please report it with the policy and the seed")]
     Engine(#[from] muster_taskscaler::engine::Violation),
 }
@@ -127,6 +132,8 @@ pub(super) fn run(args: &Args) -> ExitCode {
 
 fn simulate(args: &Args) -> Result<String, SimulateError> {
     let jobs = jobs(args)?;
+    // A simulation may take minutes: that its picture cannot be written is told before.
+    let svg = args.svg.as_deref().map(Picture::create).transpose()?;
     let cloud: CloudConfig = match &args.cloud {
         Some(path) => {
             toml::from_str(&read(path)?).map_err(|source| SimulateError::Toml { path: path.clone(), source })?
@@ -136,6 +143,12 @@ fn simulate(args: &Args) -> Result<String, SimulateError> {
     if let (Some(problem), Some(path)) = (cloud.problem(), &args.cloud) {
         return Err(SimulateError::Policy { path: path.clone(), problems: vec![problem] });
     }
+    let last = jobs.last().map_or(Time::ZERO, |job| job.at);
+    let measured_from = Time::ZERO + Duration::from_secs(u64::from(args.skip_days) * DAY_S);
+    if last < measured_from {
+        return Err(SimulateError::Skipped { days: args.skip_days, last: last.as_millis() / 1000 / DAY_S + 1 });
+    }
+    let most = most_at_once(&jobs);
     let mut outcomes = Vec::new();
     for path in &args.policies {
         let settings: Settings =
@@ -144,25 +157,40 @@ fn simulate(args: &Args) -> Result<String, SimulateError> {
             path: path.clone(),
             problems: problems.iter().map(ToString::to_string).collect(),
         })?;
-        if let Some(problem) = too_large(&config, &cloud) {
+        if let Some(problem) = too_large(&config, &cloud, most) {
             return Err(SimulateError::Policy { path: path.clone(), problems: vec![problem] });
         }
         let has_price = config.groups.iter().any(|group| group.price_per_hour > 0.0);
         let clouds = vec![cloud.clone(); config.groups.len()];
-        let last = jobs.last().map_or(Time::ZERO, |job| job.at);
-        let mut scenario = Scenario::honest(config, clouds, args.seed, last + Duration::from_secs(86_400));
+        let mut scenario = Scenario::honest(config, clouds, args.seed, last + Duration::from_secs(DAY_S));
         scenario.quiet = Some(AFTER);
         scenario.heals = last;
-        scenario.measured_from = Time::ZERO + Duration::from_secs(u64::from(args.skip_days) * 86_400);
+        scenario.measured_from = measured_from;
         scenario.sample_every = Some(Duration::from_millis((last.as_millis() / POINTS).max(1000)));
         let report = World::new(&scenario, &jobs).run()?;
         outcomes.push(Outcome { name: name_of(path, &args.policies), report, has_price });
     }
-    if let Some(path) = &args.svg {
-        let write = |source| SimulateError::Write { path: path.clone(), source };
-        std::fs::write(path, super::svg::svg(&outcomes)).map_err(write)?;
+    if let Some(svg) = svg {
+        svg.write(&super::svg::svg(&outcomes))?;
     }
     Ok(if args.json { json(&outcomes, args, jobs.len()) } else { table(&outcomes, args, jobs.len()) })
+}
+
+/// The file of `--svg`.
+struct Picture {
+    path: PathBuf,
+    file: std::fs::File,
+}
+
+impl Picture {
+    fn create(path: &Path) -> Result<Self, SimulateError> {
+        let wrong = |source| SimulateError::Write { path: path.to_owned(), source };
+        Ok(Self { path: path.to_owned(), file: std::fs::File::create(path).map_err(wrong)? })
+    }
+
+    fn write(mut self, text: &str) -> Result<(), SimulateError> {
+        self.file.write_all(text.as_bytes()).map_err(|source| SimulateError::Write { path: self.path, source })
+    }
 }
 
 /// What the row of a policy is called: its file's name; its path where another has the same name.
@@ -172,15 +200,31 @@ fn name_of(path: &Path, all: &[PathBuf]) -> String {
     if all.iter().filter(|other| stem(other) == name).count() > 1 { path.display().to_string() } else { name }
 }
 
-/// Why a policy would not be done with.
-fn too_large(config: &Config, cloud: &CloudConfig) -> Option<String> {
-    let idle = u64::from(config.policies.idle_most().div_ceil(config.capacity.get()));
+/// The most jobs that run at once, where none waits.
+fn most_at_once(jobs: &[Job]) -> u64 {
+    let begins = jobs.iter().map(|job| (job.at, true));
+    let mut turns: Vec<(Time, bool)> = begins.chain(jobs.iter().map(|job| (job.at + job.duration, false))).collect();
+    turns.sort_unstable();
+    let (mut now, mut most) = (0_u64, 0);
+    for (_, begins) in turns {
+        now = if begins { now + 1 } else { now.saturating_sub(1) };
+        most = most.max(now);
+    }
+    most
+}
+
+/// Why a policy would not be done with, where so many jobs run at once.
+fn too_large(config: &Config, cloud: &CloudConfig, most: u64) -> Option<String> {
+    let idle = config.policies.idle_most(most).div_ceil(u64::from(config.capacity.get()));
     let max = config.groups.iter().map(|group| Some(u64::from(group.instances_max)).filter(|max| *max > 0));
     let max: Option<u64> = max.sum();
     let quota = cloud.quota.map(|quota| u64::from(quota) * config.groups.len() as u64);
     let machines = [max, quota].into_iter().flatten().fold(idle, u64::min);
     (machines > MACHINES_MAX).then(|| {
-        format!("idle_count keeps {machines} machines, and a simulation has {MACHINES_MAX} at most: set max_instances below that")
+        format!(
+            "idle_count or scale_factor keeps {machines} machines, and a simulation has {MACHINES_MAX} at most: set max_instances \
+             below that"
+        )
     })
 }
 

@@ -90,6 +90,8 @@ fn what_cannot_be_simulated_is_told() {
         (["--trace", "none.csv", "--policy", "floor.toml"], "cannot read none.csv"),
         (["--days", "0", "--policy", "floor.toml"], "--days 0 is not from 1 to 365"),
         (["--skip-days", "1", "--policy", "floor.toml"], "--skip-days 1 is not below --days"),
+        (["--peak", "-1", "--policy", "floor.toml"], "--peak -1 is not from 0 to 1000000"),
+        (["--svg", "none/x.svg", "--policy", "floor.toml"], "cannot write none/x.svg"),
     ] {
         let output = muster(directory.path(), &[["fleet", "simulate"].as_slice(), &arguments].concat());
         let error = String::from_utf8_lossy(&output.stderr);
@@ -126,6 +128,8 @@ fn what_is_not_there_is_no_answer() {
     };
     wrong(&["fleet", "status", "--state-dir", "nope"], "nope: there is no such directory");
     wrong(&["fleet", "status", "--config", "nope.toml"], "nope.toml: there is no such file");
+    wrong(&["fleet", "drain", "x", "--config", "nope.toml"], "nope.toml: there is no such file");
+    wrong(&["fleet", "drain", "x", "--state-dir", "nope"], "no manager with instances works on nope");
     wrong(&["fleet", "explain", "job", "abc", "--state-dir", "."], "abc is no job's number");
     let books = directory.path().join("instances");
     std::fs::create_dir(&books).unwrap();
@@ -140,6 +144,10 @@ fn what_would_mislead_in_a_comparison_is_refused_or_said() {
     std::fs::create_dir(directory.path().join("other")).unwrap();
     write("other/floor.toml", b"[[policy]]\nidle_count = 10\n");
     write("endless.toml", b"[[policy]]\nidle_count = 4000000000\n");
+    write("factor.toml", b"[[policy]]\nscale_factor = 1e300\n");
+    write("never.toml", b"creations_per_second = 0\n");
+    write("odd.toml", b"spot_loss_per_hour = nan\n");
+    write("number.toml", b"boot = 5\n");
     write("words.toml", b"[[policy]]\nidle_time = \"5 minutes\"\n");
     write("latin.csv", b"0,1\n\xff,2\n");
     write("night.toml", b"stock_outs = [[20.0, 3.0]]\n");
@@ -152,6 +160,14 @@ fn what_would_mislead_in_a_comparison_is_refused_or_said() {
     assert!(rows[1].contains(&"-") && !rows[0].contains(&"-"), "no price, no cost: {told}");
     for (arguments, wanted) in [
         (&["--trace", "jobs.csv", "--policy", "endless.toml"][..], "set max_instances"),
+        (&["--trace", "jobs.csv", "--policy", "factor.toml"], "set max_instances"),
+        (&["--trace", "jobs.csv", "--policy", "floor.toml", "--skip-days", "2"], "the last one comes on day 1"),
+        (
+            &["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "never.toml"],
+            "creations_per_second: 0.0 is not",
+        ),
+        (&["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "odd.toml"], "spot_loss_per_hour: NaN is not"),
+        (&["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "number.toml"], "expected a table such as"),
         (&["--trace", "jobs.csv", "--policy", "words.toml"], "policy[1].idle_time: `5 minutes` is no duration"),
         (&["--trace", "latin.csv", "--policy", "floor.toml"], "latin.csv: line 2 is not UTF-8"),
         (&["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "night.toml"], "one over midnight is two"),

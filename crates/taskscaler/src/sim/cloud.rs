@@ -13,7 +13,7 @@ use crate::{InstanceId, InstanceState};
 
 /// A duration that varies: a median, and how far nineteen of twenty stay from it, as a factor.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table such as { median_s = 90, factor = 1.5 }")]
 pub struct Spread {
     /// Half take longer, in seconds.
     pub median_s: f64,
@@ -103,7 +103,16 @@ impl CloudConfig {
                 return Some(format!("stock_outs: [{from:?}, {to:?}] is no time of the day, from and to{split}"));
             }
         }
-        None
+        if let Some(rate) = self.creations_per_second.filter(|rate| bad(*rate) || *rate <= 0.0) {
+            return Some(format!(
+                "creations_per_second: {rate:?} is not above 0; leave it out where there is no limit"
+            ));
+        }
+        let rates = [("spot_loss_per_hour", self.spot_loss_per_hour), ("billed_at_least_s", self.billed_at_least_s)];
+        rates
+            .into_iter()
+            .find(|(_, rate)| bad(*rate))
+            .map(|(key, rate)| format!("{key}: {rate:?} is not a number from 0 on"))
     }
 }
 

@@ -20,6 +20,9 @@ const ARRIVAL_MAX_S: f64 = 1e11;
 /// To the last arrival, and for one job: three years.
 const SPAN_MAX_S: f64 = 1e8;
 
+/// What errors say of the form.
+const A_LINE: &str = "a line is `ARRIVAL,DURATION` in seconds, the first one may be a heading";
+
 /// One job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Job {
@@ -44,10 +47,18 @@ impl Job {
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// A line of the table.
-    #[error("line {line}: {cause}; a line is `ARRIVAL,DURATION` in seconds, the first one may be a heading")]
+    #[error("line {line}: {cause}; {A_LINE}")]
     Line {
         /// Which.
         line: usize,
+        /// What is wrong.
+        cause: String,
+    },
+    /// A job of the list in JSON.
+    #[error("job {number} of the list: {cause}")]
+    Listed {
+        /// Which, from 1.
+        number: usize,
         /// What is wrong.
         cause: String,
     },
@@ -55,7 +66,7 @@ pub enum TraceError {
     #[error("not a list of {{\"arrival_s\": .., \"duration_s\": ..}}")]
     Json(#[from] serde_json::Error),
     /// Nothing in it.
-    #[error("there is no job in it")]
+    #[error("there is no job in it; {A_LINE}")]
     Empty,
     /// Too long.
     #[error("the last arrival is {0} s after the beginning, and 100000000 s is the most; are all of one clock?")]
@@ -87,9 +98,15 @@ impl Raw {
     }
 }
 
-/// Whether a line is a heading: none of its columns is a number.
+/// Whether a line is a heading: none of its columns is a number, however they are separated.
 fn is_heading(line: &str) -> bool {
-    line.split(',').all(|column| column.trim().parse::<f64>().is_err())
+    line.split([',', ';', '\t']).all(|column| bare(column).parse::<f64>().is_err())
+}
+
+/// A column without what spreadsheets may put around it.
+fn bare(column: &str) -> &str {
+    let column = column.trim();
+    column.strip_prefix('"').and_then(|column| column.strip_suffix('"')).unwrap_or(column)
 }
 
 /// Jobs of a text: JSON, or a table of two columns. Arrivals are seconds since a Monday, midnight, or Unix time.
@@ -100,7 +117,8 @@ pub fn read(text: &str) -> Result<Vec<Job>, TraceError> {
     let text = text.trim_start_matches('\u{feff}');
     let mut jobs = if text.trim_start().starts_with(['[', '{']) {
         let raw: Vec<Raw> = serde_json::from_str(text)?;
-        let job = |(index, raw): (usize, &Raw)| raw.job().map_err(|cause| TraceError::Line { line: index + 1, cause });
+        let job =
+            |(index, raw): (usize, &Raw)| raw.job().map_err(|cause| TraceError::Listed { number: index + 1, cause });
         raw.iter().enumerate().map(job).collect::<Result<Vec<_>, _>>()?
     } else {
         let mut jobs = Vec::new();
@@ -109,9 +127,9 @@ pub fn read(text: &str) -> Result<Vec<Job>, TraceError> {
                 continue;
             }
             let error = |cause: String| TraceError::Line { line: index + 1, cause };
-            let columns: Vec<&str> = line.split(',').map(str::trim).collect();
+            let columns: Vec<&str> = line.split(',').map(bare).collect();
             let [arrival, duration] = columns.as_slice() else {
-                return Err(error(format!("{} columns", columns.len())));
+                return Err(error(format!("{} columns, which commas separate", columns.len())));
             };
             let number = |text: &str| text.parse::<f64>().map_err(|_| error(format!("`{text}` is no number")));
             let raw = Raw { arrival_s: number(arrival)?, duration_s: number(duration)? };
@@ -251,6 +269,7 @@ mod tests {
         assert_eq!((table[0].at.as_millis(), table[0].duration.as_secs()), (5500, 30), "in the order of arrival");
         let json = read(r#"[{"arrival_s": 5.5, "duration_s": 30}, {"arrival_s": 10, "duration_s": 60}]"#).unwrap();
         assert_eq!(json, table);
+        assert_eq!(read("\"arrival\",\"duration\"\n\"10\",\"60\"\n5.5,\"30\"\n").unwrap(), table, "from a spreadsheet");
         let unix = read("\u{feff}1795300005,60\n1795300000,30\n").unwrap();
         // A Saturday, 22:26:40.
         let saturday = 5 * 86_400 + 22 * 3600 + 26 * 60 + 40;
@@ -262,6 +281,12 @@ mod tests {
         for (text, wanted) in [
             ("1,2\nx,3", "line 2: `x` is no number"),
             ("1,2,3", "line 1: 3 columns"),
+            ("1;2", "line 1: 1 columns, which commas separate"),
+            ("arrival;duration\n1;2", "line 2: 1 columns, which commas separate"),
+            (
+                "[{\"arrival_s\": 1, \"duration_s\": 2}, {\"arrival_s\": 1, \"duration_s\": -2}]",
+                "job 2 of the list: duration -2",
+            ),
             ("1,-2", "line 1: duration -2 is not from 0"),
             ("", "there is no job in it"),
             ("0,1O", "line 1: `1O` is no number"),
