@@ -22,7 +22,7 @@ const MEMBER_BYTES: usize = 1024 * 1024;
 /// What is on its way at most, beside the connector's own window.
 const PIPE_BYTES: usize = 512 * 1024;
 /// The executable that is nothing but the agent.
-const SMALL: &str = "muster-agent";
+pub(super) const SMALL: &str = "muster-agent";
 /// How long it may take to say its version, and how much it may say.
 const ANSWER_LIMIT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 const ANSWER_BYTES_MAX: u64 = 256;
@@ -85,13 +85,25 @@ impl Executable {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(None),
             open => open.map_err(|error| Some(error.to_string()))?,
         };
-        let content = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
         let wanted = format!("{SMALL} {}", env!("CARGO_PKG_VERSION"));
         let found = version(name).map_err(|error| Some(error.to_string()))?;
         if found != wanted {
             return Err(Some(format!("it says `{found}`, and not `{wanted}`: install both of one version")));
         }
-        Ok(Self { content, name: name.to_owned(), known: OnceCell::new(), _open: Some(open) })
+        Ok(Self::opened(open, name))
+    }
+
+    /// The file at `name`, which stays the same file as long as this process lives.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub(super) fn held(name: &Path) -> io::Result<Self> {
+        Ok(Self::opened(File::open(name)?, name))
+    }
+
+    fn opened(open: File, name: &Path) -> Self {
+        let content = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
+        Self { content, name: name.to_owned(), known: OnceCell::new(), _open: Some(open) }
     }
 
     /// This process's own. It is read through the process, so that an upgrade of the file does not change what is sent.

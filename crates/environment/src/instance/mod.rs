@@ -4,10 +4,10 @@
 //! taskscaler --lease--> Instance --session (SSH)--> sh: muster agent connect --unix socket--> muster agent serve
 //! ```
 //!
-//! The agent is this very executable. It is placed on the instance where it is missing, by its hash, and kept; it is
-//! started away from the session that started it, so a connection that breaks, or a manager that dies, ends no job. The
-//! tunnel is the relay's standard input and output, so an SSH server needs no forwarding, and one session serves all jobs
-//! of an instance.
+//! The agent is this very executable, or the one for the instance's kind of machine (`agents`). It is placed on the instance
+//! where it is missing, by its hash, and kept; it is started away from the session that started it, so a connection that
+//! breaks, or a manager that dies, ends no job. The tunnel is the relay's standard input and output, so an SSH server needs no
+//! forwarding, and one session serves all jobs of an instance.
 //!
 //! With `vm_isolation` each job has a virtual machine on its instance, and the agent is in that one ([`isolation`]).
 //!
@@ -15,6 +15,7 @@
 //! doubt at once, and asks the provider.
 
 mod acquire;
+mod agents;
 mod executable;
 mod extension;
 pub mod files;

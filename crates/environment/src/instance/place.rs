@@ -4,8 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use muster_fleeting::connector::{Exit, Run, Session, Stream};
+use muster_fleeting::model::Platform;
 use tokio::io::AsyncReadExt;
 
+use super::agents::Agents;
 use super::executable::Executable;
 use super::shell::{self, ABSENT, CONNECTED, FAILED, MARK, OLDER, PLACED};
 
@@ -27,38 +29,69 @@ pub(super) struct Tunnel {
     pub(super) is_older: bool,
 }
 
-/// A way to the instance's agent; the executable is placed where it is missing, and the agent started where none runs.
+/// A way to the instance's agent, and for what kind of machine that is; the executable is placed where it is missing, and the
+/// agent started where none runs. `kind` is what the machine was the last time. One of another kind says so before anything is
+/// sent to it.
 ///
 /// # Errors
 /// Why not, for people.
-pub(super) async fn tunnel(session: &dyn Session, executable: &Executable) -> Result<Tunnel, String> {
-    let unread = |error| format!("the agent's executable {} cannot be read: {error}", executable.path().display());
-    let known = executable.known().await.map_err(unread)?;
-    let command = shell::connect(known, &executable.path().to_string_lossy());
-    if let Some(tunnel) = ask(session, &command).await? {
-        return Ok(tunnel);
+pub(super) async fn tunnel(
+    session: &dyn Session,
+    agents: &Agents,
+    kind: Option<Platform>,
+) -> Result<(Tunnel, Platform), String> {
+    let mut kind = kind.unwrap_or_else(Platform::this);
+    let mut executable = agents.fitting(&kind)?;
+    let (mut hash, mut command) = asking(&executable).await?;
+    match ask(session, &command).await? {
+        Asked::Connected(tunnel) => return Ok((tunnel, kind)),
+        Asked::Absent(Some(found)) if found != kind => {
+            kind = found;
+            executable = agents.fitting(&kind).map_err(|why| format!("it is {kind}: {why}"))?;
+            (hash, command) = asking(&executable).await?;
+            if let Asked::Connected(tunnel) = ask(session, &command).await? {
+                return Ok((tunnel, kind));
+            }
+        }
+        Asked::Absent(_) => {}
     }
-    tokio::time::timeout(PLACE_LIMIT, place(session, executable, &known.hash))
+    tokio::time::timeout(PLACE_LIMIT, place(session, &executable, &hash))
         .await
         .map_err(|_| format!("the agent's executable was not placed within {} s", PLACE_LIMIT.as_secs()))??;
-    ask(session, &command).await?.ok_or_else(|| {
-        "the agent's executable was placed, and is not there, or cannot be executed: is the home directory of the instance \
-         kept, and not mounted noexec?"
-            .to_owned()
-    })
+    match ask(session, &command).await? {
+        Asked::Connected(tunnel) => Ok((tunnel, kind)),
+        Asked::Absent(_) => Err(
+            "the agent's executable was placed, and is not there, or cannot be executed: is the home directory of the \
+                 instance kept, and not mounted noexec?"
+                .to_owned(),
+        ),
+    }
 }
 
-/// None where the executable is missing.
-async fn ask(session: &dyn Session, command: &str) -> Result<Option<Tunnel>, String> {
+/// The hash of an executable, and the command that asks for its agent.
+async fn asking(executable: &Executable) -> Result<(String, String), String> {
+    let unread = |error| format!("the agent's executable {} cannot be read: {error}", executable.path().display());
+    let known = executable.known().await.map_err(unread)?;
+    Ok((known.hash.clone(), shell::connect(known, &executable.path().to_string_lossy())))
+}
+
+/// What a machine answers.
+enum Asked {
+    Connected(Tunnel),
+    /// The executable is missing. The machine's kind, where it says it.
+    Absent(Option<Platform>),
+}
+
+async fn ask(session: &dyn Session, command: &str) -> Result<Asked, String> {
     let asked = async {
         let mut stream = session.dial_run(command).await.map_err(|error| error.to_string())?;
         let answer = answer(&mut *stream).await?;
-        if answer == ABSENT {
-            return Ok(None);
+        if let Some(machine) = answer.strip_prefix(ABSENT) {
+            return Ok(Asked::Absent(Platform::of_uname(machine)));
         }
         for (word, is_older) in [(OLDER, true), (CONNECTED, false)] {
             if let Some(home) = answer.strip_prefix(word) {
-                return Ok(Some(Tunnel { stream, home: PathBuf::from(home), is_older }));
+                return Ok(Asked::Connected(Tunnel { stream, home: PathBuf::from(home), is_older }));
             }
         }
         Err(answer.strip_prefix(FAILED).map_or_else(|| format!("it said {answer:?}"), str::to_owned))

@@ -28,10 +28,11 @@ use tokio::sync::{Notify, OwnedMutexGuard, watch};
 use tokio::task::JoinHandle;
 
 use super::acquire::UnderWay;
+use super::agents::Agents;
 use super::executable::Executable;
 use super::isolation::{Isolation, Nested};
 use super::lease::{Held, leased};
-use super::reach::{Addresses, Instance, check_platform, dial};
+use super::reach::{Addresses, Instance, dial};
 use super::resources::Usage;
 use super::settings::AutoscalerSettings;
 use super::{files, work};
@@ -52,7 +53,7 @@ pub struct InstanceOptions {
     pub books: PathBuf,
     /// Whoever has it has the books: a provider that ends may still be removing instances.
     pub turn: Arc<tokio::sync::Mutex<()>>,
-    /// What the agent is.
+    /// What the agent is, on machines of the manager's kind.
     pub executable: Arc<Executable>,
 }
 
@@ -65,6 +66,7 @@ pub struct InstanceProvider {
 /// What the provider shares with its leases.
 pub(super) struct Shared {
     pub(super) options: InstanceOptions,
+    agents: Arc<Agents>,
     hosts: OnceLock<KnownHosts>,
     /// Those that the scaler runs with; as long as there is none, the newest.
     settings: Mutex<Arc<AutoscalerSettings>>,
@@ -115,6 +117,7 @@ impl InstanceProvider {
             requests: AtomicUsize::new(options.requests),
             draining: AtomicBool::new(false),
             turn: Mutex::default(),
+            agents: Arc::new(Agents::new(Arc::clone(&options.executable))),
             options,
             hosts: OnceLock::new(),
             scaler: watch::Sender::new(None),
@@ -366,7 +369,7 @@ impl Shared {
 
     /// A place for an agent that nobody has reached yet.
     pub(super) fn place(&self, name: &str) -> Arc<Instance> {
-        Arc::new(Instance::new(name, Arc::clone(&self.options.executable), self.settings().told()))
+        Arc::new(Instance::new(name, Arc::clone(&self.agents), self.settings().told()))
     }
 
     pub(super) async fn dial<D: Future<Output = Result<ConnectInfo, String>>>(
@@ -386,7 +389,7 @@ impl Shared {
             async move {
                 let info = asked.await?;
                 if runs_agent {
-                    check_platform(name.as_str(), &info)?;
+                    self.agents.check(name.as_str(), &info.connector)?;
                 }
                 Ok(info)
             }

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_fleeting::connector::{self, DialError, KnownHosts, Session, Target};
-use muster_fleeting::model::{ConnectInfo, InstanceId};
+use muster_fleeting::model::{ConnectInfo, ConnectorConfig, InstanceId, Platform};
 use parking_lot::Mutex as Lock;
 use tokio::sync::Mutex;
 
-use super::executable::Executable;
+use super::agents::Agents;
 use super::place;
 use crate::{AgentConnection, Directories, EnvironmentError};
 
@@ -92,21 +92,6 @@ pub(super) async fn dial<D: Future<Output = Result<ConnectInfo, String>>>(
     }
 }
 
-/// The agent is this very executable: it runs where this one does.
-pub(super) fn check_platform(id: &str, info: &ConnectInfo) -> Result<(), String> {
-    let own = (std::env::consts::OS, if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" });
-    let theirs = (info.connector.os.as_str(), info.connector.arch.as_str());
-    let fits = |own: &str, theirs: &str| theirs.is_empty() || own == theirs;
-    if fits(own.0, theirs.0) && fits(own.1, theirs.1) {
-        return Ok(());
-    }
-    Err(format!(
-        "instance {id} is {}/{}, and this manager's agent is for {}/{}: run the manager on a machine of the same kind, or \
-         correct os and arch in connector_config",
-        theirs.0, theirs.1, own.0, own.1
-    ))
-}
-
 struct Reached {
     session: Box<dyn Session>,
     connection: AgentConnection,
@@ -118,7 +103,9 @@ struct Reached {
 /// An instance. Its jobs share one session and one agent.
 pub(super) struct Instance {
     id: String,
-    executable: Arc<Executable>,
+    agents: Arc<Agents>,
+    /// What kind of machine it was the last time.
+    kind: Lock<Option<Platform>>,
     told: Told,
     /// Held across connecting, so that jobs that lost it together mend it once, and the executable is sent once.
     reached: Mutex<Option<Reached>>,
@@ -129,9 +116,18 @@ pub(super) struct Instance {
 }
 
 impl Instance {
-    pub(super) fn new(id: &str, executable: Arc<Executable>, told: Told) -> Self {
+    pub(super) fn new(id: &str, agents: Arc<Agents>, told: Told) -> Self {
         let (reached, words, home) = (Mutex::new(None), Lock::default(), Lock::default());
-        Self { id: id.to_owned(), executable, told, reached, words, home, is_free: AtomicBool::new(false) }
+        let (kind, is_free) = (Lock::default(), AtomicBool::new(false));
+        Self { id: id.to_owned(), agents, kind, told, reached, words, home, is_free }
+    }
+
+    /// Whether there is an agent for what the machine is said to be.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(super) fn check(&self, told: &ConnectorConfig) -> Result<(), String> {
+        self.agents.check(&self.id, told)
     }
 
     /// The home directory there, once it was reached.
@@ -185,13 +181,27 @@ impl Instance {
         let place = || format!("instance {}", self.id);
         let unreachable = |message| EnvironmentError::Unreachable { place: place(), message };
         let (session, addresses) = dial.dial().await.map_err(unreachable)?;
-        let tunnel = place::tunnel(session.as_ref(), &self.executable).await.map_err(unreachable)?;
+        let kind = self.kind.lock().clone();
+        let (tunnel, kind) = place::tunnel(session.as_ref(), &self.agents, kind).await.map_err(unreachable)?;
         let connection = AgentConnection::over(place(), tunnel.stream).await?;
         tracing::info!(instance = self.id, pid = connection.identity().pid, "connected to the agent");
+        if !tunnel.is_older {
+            same_version(&connection.identity().version, &kind).map_err(unreachable)?;
+        }
+        *self.kind.lock() = Some(kind);
         *self.home.lock() = Some(tunnel.home.clone());
         *self.words.lock() = words(&self.id, &addresses, self.told);
         Ok(Reached { session, connection, home: tunnel.home, is_older: tunnel.is_older })
     }
+}
+
+/// The manager's own executable was asked for its version; that of another kind cannot be run here, so its agent is.
+fn same_version(version: &str, kind: &Platform) -> Result<(), String> {
+    let own = env!("CARGO_PKG_VERSION");
+    if *kind == Platform::this() || version == own {
+        return Ok(());
+    }
+    Err(format!("its agent, for {kind}, is of version {version}, and this manager {own}: install both of one version"))
 }
 
 /// Runs a command on an instance to its end, as `instance_ready_command` is.
@@ -240,8 +250,6 @@ pub fn directories(home: &std::path::Path) -> Directories {
 
 #[cfg(test)]
 mod tests {
-    use muster_fleeting::model::ConnectorConfig;
-
     use super::*;
 
     #[test]
@@ -251,20 +259,6 @@ mod tests {
         assert_eq!(dialing(false, false), "Dialing instance i-1...");
         assert_eq!(dialing(true, false), "Dialing instance i-1, 10.0.0.5...");
         assert_eq!(dialing(true, true), "Dialing instance i-1, 10.0.0.5, 192.0.2.1...");
-    }
-
-    #[test]
-    fn a_machine_of_another_kind_is_told_before_anything_is_sent() {
-        let info = |os: &str| ConnectInfo {
-            connector: ConnectorConfig { os: os.to_owned(), ..ConnectorConfig::default() },
-            external_addr: String::new(),
-            internal_addr: "10.0.0.5".to_owned(),
-            expires: None,
-        };
-        check_platform("i-1", &info("")).unwrap();
-        check_platform("i-1", &info("linux")).unwrap();
-        let error = check_platform("i-1", &info("windows")).unwrap_err();
-        assert!(error.contains("instance i-1 is windows/") && error.contains("connector_config"), "{error}");
     }
 
     /// AWS gives keys that are good for a minute.

@@ -14,7 +14,7 @@ pub const MARK: &str = "muster: ";
 /// The SHA-256 of the input, before a blank. OpenSSL has the processor's own instructions where coreutils often has not; one that
 /// cannot do this reads nothing.
 const SUM: &str = r#"{ openssl dgst -sha256 -r || sha256sum; } 2>/dev/null"#;
-/// The answer of an instance that has not the executable.
+/// The answer of an instance that has not the executable; what its `uname -sm` prints follows.
 pub(super) const ABSENT: &str = "absent";
 /// The answer of an instance that has got it.
 pub(super) const PLACED: &str = "placed";
@@ -36,7 +36,7 @@ pub(super) fn connect(known: &Known, at: &str) -> String {
     let at = if is_plain(at) { at } else { "/nonexistent" };
     let Known { hash, inode } = known;
     wrapped(&format!(
-        r#"u=$(umask); umask 077; d=$HOME/.muster; f=$d/bin/{hash}; same() {{ test -x "$1" && test "$(stat -L -c {INODE} "$1" 2>/dev/null)" = {inode}; }}; ok() {{ test -x "$1" && s=$({SUM} <"$1") && test "${{s%% *}}" = {hash}; }}; have() {{ ok "$1" && mkdir -p "$d/bin" && ln -sf "$1" "$f"; }}; if same {at}; then f={at}; umask "$u"; exec "$f" agent connect --dir "$d/agent"; elif test -S "$d/agent/agent.sock" && test -x "$f" || ok "$f" || have "$(command -v muster-agent)" || have "$(command -v muster)" || have {at}; then umask "$u"; exec "$f" agent connect --dir "$d/agent"; else echo "{MARK}{ABSENT}"; fi"#
+        r#"u=$(umask); umask 077; d=$HOME/.muster; f=$d/bin/{hash}; same() {{ test -x "$1" && test "$(stat -L -c {INODE} "$1" 2>/dev/null)" = {inode}; }}; ok() {{ test -x "$1" && s=$({SUM} <"$1") && test "${{s%% *}}" = {hash}; }}; have() {{ ok "$1" && mkdir -p "$d/bin" && ln -sf "$1" "$f"; }}; if same {at}; then f={at}; umask "$u"; exec "$f" agent connect --dir "$d/agent"; elif test -S "$d/agent/agent.sock" && test -x "$f" || ok "$f" || have "$(command -v muster-agent)" || have "$(command -v muster)" || have {at}; then umask "$u"; exec "$f" agent connect --dir "$d/agent"; else echo "{MARK}{ABSENT} $(uname -sm)"; fi"#
     ))
 }
 

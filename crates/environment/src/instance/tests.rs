@@ -13,10 +13,12 @@ use muster_agent_api::agent::{
 };
 use muster_fleeting::connector::local::LocalSession;
 use muster_fleeting::connector::{Outcome, Run, RunError, Session, Stream};
+use muster_fleeting::model::Platform;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
+use super::agents::Agents;
 use super::reach::{Instance, run};
 use std::sync::Arc;
 
@@ -56,7 +58,7 @@ struct Login {
 
 impl Login {
     fn at_home(&self, command: &str) -> String {
-        format!("export HOME='{}'; {command}", self.home.display())
+        format!("export HOME='{0}' PATH='{0}/path':$PATH; {command}", self.home.display())
     }
 }
 
@@ -115,12 +117,17 @@ impl Machine {
     }
 }
 
-/// An executable that answers as `muster agent connect` does, after what a profile may print.
-fn stand_in(place: &Path, then: &str) -> Arc<Executable> {
+/// Agents whose executable answers as `muster agent connect` does, after what a profile may print.
+fn stand_in(place: &Path, then: &str) -> Arc<Agents> {
     let path = place.join("muster");
     std::fs::write(&path, format!("#!/bin/sh\necho welcome\n{then}\n")).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
-    Arc::new(Executable::new(path))
+    Arc::new(Agents::new(Arc::new(Executable::new(path))))
+}
+
+/// What machines like this one get.
+fn own(agents: &Agents) -> Arc<Executable> {
+    agents.fitting(&Platform::this()).unwrap()
 }
 
 const RELAY: &str = r#"echo "muster: connected $HOME"
@@ -136,11 +143,11 @@ while data := s.recv(65536): os.write(1, data)'"#;
 async fn the_agent_is_placed_once_and_a_broken_connection_is_mended() {
     let (machine, place) = (Machine::new(), tempfile::tempdir().unwrap());
     machine.agent();
-    let executable = stand_in(place.path(), RELAY);
-    let instance = Instance::new("i-1", Arc::clone(&executable), Told::default());
+    let agents = stand_in(place.path(), RELAY);
+    let instance = Instance::new("i-1", Arc::clone(&agents), Told::default());
     let (connection, home) = instance.connect(&machine).await.unwrap();
     assert_eq!((connection.identity().pid, home.as_path()), (7, machine.home.path()));
-    assert_eq!(machine.placed(), [executable.known().await.unwrap().hash.clone()]);
+    assert_eq!(machine.placed(), [own(&agents).known().await.unwrap().hash.clone()]);
     assert_eq!(instance.words().last().unwrap(), "Instance i-1 connected");
 
     // Jobs share the connection; one that finds it broken has it mended, without sending anything again.
@@ -159,42 +166,68 @@ async fn the_agent_is_placed_once_and_a_broken_connection_is_mended() {
 async fn what_is_on_the_instance_by_another_name_is_used_where_it_is_the_same() {
     let (machine, place) = (Machine::new(), tempfile::tempdir().unwrap());
     machine.agent();
-    let executable = stand_in(place.path(), RELAY);
-    std::fs::set_permissions(executable.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
-    let connect =
-        async || Instance::new("i-1", Arc::clone(&executable), Told::default()).connect(&machine).await.unwrap();
+    let agents = stand_in(place.path(), RELAY);
+    std::fs::set_permissions(own(&agents).path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let connect = async || Instance::new("i-1", Arc::clone(&agents), Told::default()).connect(&machine).await.unwrap();
     connect().await;
     let bin = machine.home.path().join(".muster/bin");
     assert!(!bin.exists(), "the very file needs no other name");
 
     let copy = place.path().join("copy");
-    std::fs::copy(executable.path(), &copy).unwrap();
-    std::fs::rename(&copy, executable.path()).unwrap();
+    std::fs::copy(own(&agents).path(), &copy).unwrap();
+    std::fs::rename(&copy, own(&agents).path()).unwrap();
     connect().await;
-    let placed = bin.join(&executable.known().await.unwrap().hash);
-    assert_eq!(std::fs::read_link(placed).unwrap(), executable.path(), "another file, and the same content");
+    let placed = bin.join(&own(&agents).known().await.unwrap().hash);
+    assert_eq!(std::fs::read_link(placed).unwrap(), own(&agents).path(), "another file, and the same content");
+}
+
+/// A machine whose `uname` says that it is of another kind.
+fn of_another_kind(machine: &Machine) {
+    let bin = machine.home.path().join("path");
+    std::fs::create_dir(&bin).unwrap();
+    std::fs::write(bin.join("uname"), "#!/bin/sh\necho Linux s390x\n").unwrap();
+    std::fs::set_permissions(bin.join("uname"), std::fs::Permissions::from_mode(0o700)).unwrap();
+}
+
+#[tokio::test]
+async fn a_machine_of_another_kind_gets_the_agent_for_it_or_nothing_at_all() {
+    let (machine, place) = (Machine::new(), tempfile::tempdir().unwrap());
+    machine.agent();
+    of_another_kind(&machine);
+    let agents = stand_in(place.path(), "exit 1");
+    let instance = Instance::new("i-1", Arc::clone(&agents), Told::default());
+    let error = instance.connect(&machine).await.unwrap_err().to_string();
+    assert!(error.contains("it is linux/s390x: its agent is") && error.contains("muster-agent-linux-s390x"), "{error}");
+    assert!(!machine.home.path().join(".muster/bin").exists(), "nothing was sent");
+
+    let other = place.path().join("muster-agent-linux-s390x");
+    std::fs::write(&other, format!("#!/bin/sh\n{RELAY}\n")).unwrap();
+    let error = instance.connect(&machine).await.unwrap_err().to_string();
+    assert!(error.contains("for linux/s390x, is of version stub"), "{error}");
+    let hash = Executable::new(other).known().await.unwrap().hash.clone();
+    assert_eq!(machine.placed(), [hash]);
 }
 
 #[tokio::test]
 async fn an_executable_that_was_damaged_is_replaced() {
     let (machine, place) = (Machine::new(), tempfile::tempdir().unwrap());
     machine.agent();
-    let executable = stand_in(place.path(), RELAY);
+    let agents = stand_in(place.path(), RELAY);
     let bin = machine.home.path().join(".muster/bin");
     std::fs::create_dir_all(&bin).unwrap();
-    let damaged = bin.join(&executable.known().await.unwrap().hash);
+    let damaged = bin.join(&own(&agents).known().await.unwrap().hash);
     std::fs::write(&damaged, "#!/bin/sh\necho 'muster: connected /elsewhere'\n").unwrap();
     std::fs::set_permissions(&damaged, std::fs::Permissions::from_mode(0o700)).unwrap();
-    let (_, home) = Instance::new("i-1", Arc::clone(&executable), Told::default()).connect(&machine).await.unwrap();
+    let (_, home) = Instance::new("i-1", Arc::clone(&agents), Told::default()).connect(&machine).await.unwrap();
     assert_eq!(home, machine.home.path());
-    assert_eq!(std::fs::read(damaged).unwrap(), std::fs::read(executable.path()).unwrap());
+    assert_eq!(std::fs::read(damaged).unwrap(), std::fs::read(own(&agents).path()).unwrap());
 }
 
 #[tokio::test]
 async fn an_agent_that_cannot_start_tells_why_and_the_instance_is_doubted() {
     let (machine, place) = (Machine::new(), tempfile::tempdir().unwrap());
-    let executable = stand_in(place.path(), "echo 'muster: failed no space left; its log is /x'; exit 1");
-    let error = Instance::new("i-9", executable, Told::default()).connect(&machine).await.unwrap_err();
+    let agents = stand_in(place.path(), "echo 'muster: failed no space left; its log is /x'; exit 1");
+    let error = Instance::new("i-9", agents, Told::default()).connect(&machine).await.unwrap_err();
     assert_eq!(error.to_string(), "no agent answers on instance i-9: no space left; its log is /x");
     assert_eq!(machine.doubts.load(Ordering::Relaxed), 1);
 }

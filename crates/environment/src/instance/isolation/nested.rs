@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::{Busy, Isolation, NotMade, Operation, daemon};
 use crate::instance::lease::Held;
 use crate::instance::provider::{Shared, causes};
-use crate::instance::reach::{Addresses, Instance, NEW_GRACE, check_platform, words};
+use crate::instance::reach::{Addresses, Instance, NEW_GRACE, words};
 use crate::instance::settings::IsolationSettings;
 use crate::{Machine, VmImage};
 
@@ -224,7 +224,7 @@ impl Nested {
         }
         let internal_addr = self.machine.address.clone();
         let info = ConnectInfo { connector, internal_addr, external_addr: String::new(), expires: None };
-        check_platform(&name, &info)?;
+        self.place.check(&info.connector)?;
         let target = Target { instance: InstanceId::new(name), info, use_external_addr: false };
         let dialled = connector::dial_through(host.as_ref(), &target, &self.isolation.hosts, grace).await;
         dialled.map_err(|error| {
