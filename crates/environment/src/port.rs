@@ -38,6 +38,11 @@ pub trait Provider: Send + Sync + 'static {
         None
     }
 
+    /// Whether a job left an environment here by this name, that of its claim, for a later job.
+    async fn has_left(&self, _claim: &str) -> bool {
+        false
+    }
+
     /// This lease of an earlier start will be restored: until then it is held.
     fn expect(&self, _record: &LeaseRecord) {}
 
@@ -60,8 +65,19 @@ pub struct Asking {
     pub memory_bytes: Option<u64>,
     /// It takes a sticky context where the environment has such.
     pub sticky: bool,
+    /// What another job left, and what it is to run in; none: a place of its own.
+    pub resume: Option<Resume>,
     /// The image of the virtual machine that it is to run in, where it gets one of its own; or why it can have none.
     pub image: Result<VmImage, String>,
+}
+
+/// An environment that an earlier job left ([`Environment::suspend`]).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resume {
+    /// The claim of that job's lease.
+    pub name: String,
+    /// Whose jobs may go on in it.
+    pub owner: String,
 }
 
 /// An image of virtual machines, at whatever makes them.
@@ -84,6 +100,7 @@ impl Asking {
             cpu_milli: None,
             memory_bytes: None,
             sticky: false,
+            resume: None,
             image: Err("nobody said which image".to_owned()),
         }
     }
@@ -164,6 +181,22 @@ pub trait Environment: Send + Sync + 'static {
 
     /// What the job used of its part.
     fn used(&self, _used: &Used) {}
+
+    /// Whether it could be suspended when the job has ended, for a later job.
+    ///
+    /// # Errors
+    /// Why not, for people.
+    async fn may_suspend(&self) -> Result<(), String> {
+        Err("jobs do not run on instances of their own".to_owned())
+    }
+
+    /// The job has ended: the environment is suspended for a later job of `owner`, and the lease is over. It is stored.
+    ///
+    /// # Errors
+    /// Why not, for people; the lease goes on.
+    async fn suspend(&self, _owner: &str) -> Result<(), String> {
+        self.may_suspend().await
+    }
 
     /// How long the environment may answer nothing, from when that was noticed, before its job is given up, where others can
     /// take its place. None: it is hoped for as long as the manager says.

@@ -4,6 +4,7 @@
 //! taken --R2--> leased --R3--> running --R4--> (result in the agent's spool) --R5--> reported --R6--> (row deleted)
 //!   ^             |               |
 //!   +-place lost--+               +--agent lost for good--> ended (the manager's own words) --R5-->
+//!                                 +--its environment is left for a later job--> parked (the report is stored) --R5-->
 //!                                 +--the coordinator does not take the report--> finished, without the slot --R5-->
 //! ```
 //!
@@ -18,6 +19,7 @@
 
 use muster_environment::LeaseRecord;
 use muster_job::{Attempt, FailureReason};
+use muster_runner_api::wire::UpdateRequest;
 use serde::{Deserialize, Serialize};
 
 /// Where one job stands. A move consumes the state and gives the next, or refuses.
@@ -62,6 +64,19 @@ pub enum JobState {
         /// Where in the trace its log begins.
         #[serde(default, skip_serializing_if = "is_0")]
         from: u64,
+    },
+    /// An agent had its result, and the job's environment is suspended for a later job: the agent does not have it any more.
+    Parked {
+        /// The slot that the job has, or had.
+        place: LeaseRecord,
+        /// The attempt that had the result.
+        attempt: Attempt,
+        /// What to report.
+        update: Box<UpdateRequest>,
+        /// Whose later jobs may go on in it.
+        owner: String,
+        /// The trace's length at the coordinator before the manager's words: with it, a successor appends them only once.
+        at: u64,
     },
     /// It ended without a result of an agent's: the manager says why.
     Ended {
@@ -167,6 +182,19 @@ impl JobState {
         }
     }
 
+    /// The agent's result is all told, and what the job leaves is to be suspended for jobs of `owner`.
+    ///
+    /// # Errors
+    /// [`IllegalMove`] unless an agent can have it.
+    pub fn park(self, update: UpdateRequest, owner: String, at: u64) -> Result<Self, IllegalMove> {
+        match self {
+            Self::Leased { lease, attempt, .. } | Self::Running { lease, attempt, .. } => {
+                Ok(Self::Parked { place: lease, attempt, update: Box::new(update), owner, at })
+            }
+            other => Err(other.refuse("parked")),
+        }
+    }
+
     /// The trace that the coordinator has is shorter than what was there before this attempt: its log begins at `at` then.
     ///
     /// # Errors
@@ -174,7 +202,7 @@ impl JobState {
     pub fn with_log_start(mut self, at: u64) -> Result<Self, IllegalMove> {
         match &mut self {
             Self::Leased { from, .. } | Self::Running { from, .. } | Self::Finished { from, .. } => *from = at,
-            Self::Taken { .. } | Self::Ended { .. } => return Err(self.refuse("logging")),
+            Self::Taken { .. } | Self::Parked { .. } | Self::Ended { .. } => return Err(self.refuse("logging")),
         }
         Ok(self)
     }
@@ -184,7 +212,7 @@ impl JobState {
     pub fn log_start(&self) -> u64 {
         match self {
             Self::Leased { from, .. } | Self::Running { from, .. } | Self::Finished { from, .. } => *from,
-            Self::Taken { .. } | Self::Ended { .. } => 0,
+            Self::Taken { .. } | Self::Parked { .. } | Self::Ended { .. } => 0,
         }
     }
 
@@ -195,7 +223,9 @@ impl JobState {
     pub fn end(self, end: OwnEnd) -> Result<Self, IllegalMove> {
         let place = match self {
             Self::Taken { .. } | Self::Finished { .. } => None,
-            Self::Leased { lease, attempt, .. } | Self::Running { lease, attempt, .. } => Some((lease, attempt)),
+            Self::Leased { lease, attempt, .. }
+            | Self::Running { lease, attempt, .. }
+            | Self::Parked { place: lease, attempt, .. } => Some((lease, attempt)),
             other @ Self::Ended { .. } => return Err(other.refuse("ended")),
         };
         Ok(Self::Ended { place, end })
@@ -206,7 +236,7 @@ impl JobState {
     pub fn held(&self) -> Option<&LeaseRecord> {
         match self {
             Self::Taken { .. } | Self::Finished { .. } => None,
-            Self::Leased { lease, .. } | Self::Running { lease, .. } => Some(lease),
+            Self::Leased { lease, .. } | Self::Running { lease, .. } | Self::Parked { place: lease, .. } => Some(lease),
             Self::Ended { place, .. } => place.as_ref().map(|(lease, _)| lease),
         }
     }
@@ -219,6 +249,7 @@ impl JobState {
             Self::Leased { .. } => "leased",
             Self::Running { .. } => "running",
             Self::Finished { .. } => "finished",
+            Self::Parked { .. } => "parked",
             Self::Ended { .. } => "ended",
         }
     }
@@ -259,6 +290,18 @@ mod tests {
         let ended = running.end(end()).unwrap();
         assert_eq!(ended.held(), Some(&lease()));
         ended.end(end()).unwrap_err();
+    }
+
+    #[test]
+    fn a_parked_job_keeps_its_place_and_its_report_over_a_restart() {
+        let update = UpdateRequest { state: "success".to_owned(), ..UpdateRequest::default() };
+        let running = JobState::taken().lease(lease(), 0).unwrap().start().unwrap();
+        let parked = running.park(update, "me".to_owned(), 9).unwrap();
+        assert_eq!(parked.held(), Some(&lease()));
+        let kept = serde_json::to_string(&parked).unwrap();
+        assert_eq!(serde_json::from_str::<JobState>(&kept).unwrap(), parked);
+        parked.clone().start().unwrap_err();
+        parked.park(UpdateRequest::default(), String::new(), 0).unwrap_err();
     }
 
     #[test]

@@ -11,7 +11,7 @@ mod tests;
 
 pub use parts::{
     Artifact, ArtifactsFile, Cache, Credentials, Dependency, Features, GitInfo, Hook, Image, JobInfo, JobInput,
-    JobInputValue, OtelEndpoint, PolicyOptions, RunnerInfo, Step, Tracing,
+    JobInputValue, OtelEndpoint, PolicyOptions, RunnerInfo, Step, SuspendOptions, Tracing,
 };
 use parts::{null_default, null_items};
 
@@ -76,6 +76,9 @@ pub struct JobPayload {
     /// Whether a policy of the server put the job into its pipeline.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "PolicyOptions::is_default")]
     pub policy_options: PolicyOptions,
+    /// Whether the job leaves its environment for a later one, or goes on in that of an earlier one.
+    #[serde(default, deserialize_with = "null_default", skip_serializing_if = "SuspendOptions::is_default")]
+    pub suspend_options: SuspendOptions,
     /// Muster's own additions; absent from GitLab.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub muster: Option<Extension>,

@@ -90,7 +90,7 @@ impl Info {
 }
 
 /// `PUT /jobs/:id`.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UpdateRequest {
     /// The job's token.
@@ -105,6 +105,9 @@ pub struct UpdateRequest {
     /// Absent for 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i64>,
+    /// By it a later job goes on in this job's environment. Since GitLab 19.4.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runtime_environment_key: Option<String>,
     /// Muster's addition, sent only where the payload asked for it: the job's result tree as JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result_tree: Option<serde_json::Value>,

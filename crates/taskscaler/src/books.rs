@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::need::Usage;
+use crate::sleep::Environment;
 use crate::words::{Context, Removal, Work};
 
 /// The version of [`Row`]'s format.
@@ -115,6 +116,9 @@ pub enum Row {
         /// It was ready once: what is done to a new instance has been done.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         was_ready: bool,
+        /// What a job left on it for a later one, or what its job was resumed with.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        environment: Option<Environment>,
     },
     /// See [`RowKey::Ask`].
     Ask {
@@ -174,6 +178,8 @@ pub enum Intent {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         then: Option<Removal>,
     },
+    /// It is suspended for a later job.
+    Suspend,
     /// It goes when its jobs have ended.
     Drain(Removal),
     /// It goes.

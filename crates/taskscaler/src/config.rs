@@ -7,6 +7,9 @@ use crate::forecast::ForecastConfig;
 use crate::need::Density;
 use crate::policy::Policies;
 
+/// An environment is kept for so long: a person who is to look at it first does so within a working day.
+const SUSPENDED_MAX: Duration = Duration::from_secs(8 * 3600);
+
 /// One scaler: instances of one or more groups for the jobs of one runner.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -55,6 +58,8 @@ pub struct Config {
     /// Jobs leave nothing on an instance, since each has a machine of its own there: an instance whose job did not survive a
     /// restart is used on.
     pub jobs_leave_nothing: bool,
+    /// An environment that a job leaves for a later one is kept for so long.
+    pub suspended_max: Duration,
     /// Where jitter comes from: two managers with different seeds do not knock at the same time.
     pub jitter_seed: u64,
 }
@@ -140,6 +145,7 @@ impl Config {
             foreign: Foreign::default(),
             delete_on_shutdown: false,
             jobs_leave_nothing: false,
+            suspended_max: SUSPENDED_MAX,
             jitter_seed: 0,
         }
     }

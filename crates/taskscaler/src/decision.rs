@@ -8,6 +8,7 @@ use muster_fleeting::model::{InstanceId, InstanceState};
 use crate::formula::Inputs;
 use crate::need::Used;
 use crate::operator::{Act, Done};
+use crate::sleep::Step;
 use crate::words::{GroupId, Key, Loss, Removal};
 
 /// One decision.
@@ -154,6 +155,17 @@ pub enum What {
     Released {
         /// Whose it was.
         key: Key,
+    },
+    /// Something happens to an environment that a job left for a later one.
+    Environment {
+        /// Where.
+        group: GroupId,
+        /// On which instance.
+        id: InstanceId,
+        /// The job that left it: its name.
+        name: Key,
+        /// What.
+        step: Step,
     },
     /// An instance gets no more jobs and goes when its last one has ended.
     Drain {
@@ -405,6 +417,7 @@ impl fmt::Display for What {
             Self::Kept { key, id, slots, .. } => {
                 write!(f, "instance {id} gets no more jobs until {slots} of its slots are free for {key}")
             }
+            Self::Environment { id, name, step, .. } => write!(f, "environment of {name} on {id}: {step}"),
             Self::Released { key } => write!(f, "{key} gave its slot back"),
             Self::Drain { id, why, jobs, .. } => write!(f, "instance {id} gets no more jobs ({jobs} run): {why}"),
             Self::Remove { id, why, .. } => write!(f, "instance {id} is removed: {why}"),

@@ -5,6 +5,7 @@ use muster_fleeting::model::{InstanceId, InstanceState};
 use crate::need::Used;
 use crate::operator::{Act, Done, Refused};
 use crate::policy::Policies;
+use crate::sleep::NotResumed;
 use crate::words::{GroupId, Key, Lease, Loss};
 
 /// What happened. Errors are the words of who failed.
@@ -25,6 +26,13 @@ pub enum Event {
         group: GroupId,
         /// Why.
         cause: String,
+    },
+    /// Whether a group's plugin can suspend and resume instances.
+    CanSuspend {
+        /// Which.
+        group: GroupId,
+        /// It can.
+        can: bool,
     },
     /// The answer to [`Action::Update`].
     Updated {
@@ -51,6 +59,24 @@ pub enum Event {
         /// Those that were to go.
         ids: Vec<InstanceId>,
         /// Those that go.
+        result: Result<Vec<InstanceId>, String>,
+    },
+    /// The answer to [`Action::Suspend`].
+    Suspended {
+        /// Which group.
+        group: GroupId,
+        /// Those that were to be suspended.
+        ids: Vec<InstanceId>,
+        /// Those for which it was accepted.
+        result: Result<Vec<InstanceId>, String>,
+    },
+    /// The answer to [`Action::Resume`].
+    Resumed {
+        /// Which group.
+        group: GroupId,
+        /// Those that were to be resumed.
+        ids: Vec<InstanceId>,
+        /// Those for which it was accepted.
         result: Result<Vec<InstanceId>, String>,
     },
     /// The answer to [`Action::Prepare`].
@@ -179,6 +205,20 @@ pub enum Action {
         /// Which.
         ids: Vec<InstanceId>,
     },
+    /// Suspend instances.
+    Suspend {
+        /// Of which group.
+        group: GroupId,
+        /// Which.
+        ids: Vec<InstanceId>,
+    },
+    /// Let suspended instances run again.
+    Resume {
+        /// Of which group.
+        group: GroupId,
+        /// Which.
+        ids: Vec<InstanceId>,
+    },
     /// Learn how to reach an instance, and make it ready.
     Prepare {
         /// Of which group.
@@ -197,6 +237,18 @@ pub enum Action {
     },
     /// A waiting request has its slot.
     Grant(Lease),
+    /// A lease ended, and what its job left is kept for a later one: that is in the books.
+    Parked {
+        /// Whose it was; the environment goes by it.
+        key: Key,
+    },
+    /// Who waited for an environment does not get it.
+    NotResumed {
+        /// Who.
+        key: Key,
+        /// Why.
+        why: NotResumed,
+    },
     /// A lease ended, since its instance did.
     Lost {
         /// Whose.
@@ -233,11 +285,17 @@ impl Action {
             Self::Update { group, .. }
             | Self::Increase { group, .. }
             | Self::Decrease { group, .. }
+            | Self::Suspend { group, .. }
+            | Self::Resume { group, .. }
             | Self::Prepare { group, .. }
             | Self::Heartbeat { group, .. } => Some(*group),
-            Self::Grant(_) | Self::Lost { .. } | Self::Withdraw { .. } | Self::Forget { .. } | Self::Answer { .. } => {
-                None
-            }
+            Self::Grant(_)
+            | Self::Parked { .. }
+            | Self::NotResumed { .. }
+            | Self::Lost { .. }
+            | Self::Withdraw { .. }
+            | Self::Forget { .. }
+            | Self::Answer { .. } => None,
         }
     }
 }

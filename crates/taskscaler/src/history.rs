@@ -60,6 +60,9 @@ impl Told {
             What::Leased { key, .. } | What::Released { key } | What::Used { key, .. } | What::Kept { key, .. } => {
                 keys.push(key.to_string());
             }
+            What::Environment { name, step, .. } => {
+                keys.extend([Some(name), step.key()].into_iter().flatten().map(ToString::to_string));
+            }
             What::Lost { jobs, .. } => keys.extend(jobs.iter().map(ToString::to_string)),
             What::Ask { inputs: by, passed, .. } => {
                 inputs = Some(*by);
@@ -112,6 +115,7 @@ fn subject(what: &What) -> (&'static str, Option<GroupId>, Option<&muster_fleeti
         What::Foreign { group, id, .. } => ("foreign", Some(*group), Some(id)),
         What::Ready { group, id, .. } => ("ready", Some(*group), Some(id)),
         What::Leased { group, id, .. } => ("leased", Some(*group), Some(id)),
+        What::Environment { group, id, step, .. } => (step.kind(), Some(*group), Some(id)),
         What::Drain { group, id, .. } => ("drain", Some(*group), Some(id)),
         What::Remove { group, id, .. } => ("remove", Some(*group), Some(id)),
         What::Stuck { group, id, .. } => ("stuck", Some(*group), Some(id)),

@@ -32,6 +32,7 @@ pub mod operator;
 pub mod policy;
 pub mod settings;
 pub mod sim;
+pub mod sleep;
 mod throttle;
 pub mod time;
 pub mod words;

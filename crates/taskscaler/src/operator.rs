@@ -142,6 +142,9 @@ pub enum Refused {
     /// There is nothing to resume.
     #[error("it is not drained")]
     NotDrained,
+    /// A job left its environment there.
+    #[error("it is suspended for a later job, and goes at its time; it can be removed before")]
+    Suspended,
     /// Its whole group is drained.
     #[error("its group was drained by {by}: resume the group")]
     GroupDrained {

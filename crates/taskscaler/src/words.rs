@@ -150,6 +150,15 @@ pub enum Removal {
     },
     /// Its jobs did not survive a restart of the manager.
     Unclaimed,
+    /// No job has asked for the environment on it in time.
+    Expired,
+    /// A job asked for the environment on it, and could not be given it.
+    NotResumed {
+        /// Why.
+        error: String,
+    },
+    /// It is suspended, and takes the last place, or what may be spent for it.
+    LastPlace,
     /// An operator drained its group.
     GroupDrained {
         /// Who, and why.
@@ -186,6 +195,9 @@ impl fmt::Display for Removal {
             Self::Provider => f.write_str("taken by the provider"),
             Self::Disowned { why } => write!(f, "not to be used any more: {why}"),
             Self::Unclaimed => f.write_str("its jobs did not survive a restart"),
+            Self::Expired => f.write_str("no job has asked for the environment on it in time"),
+            Self::NotResumed { error } => write!(f, "the environment on it could not be resumed: {error}"),
+            Self::LastPlace => f.write_str("suspended, and no other instance may be made beside it"),
             Self::GroupDrained { by } => write!(f, "its group was drained by {by}"),
             Self::Shutdown => f.write_str("the scaler ends"),
             Self::Operator { by } => write!(f, "removed by {by}"),

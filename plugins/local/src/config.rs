@@ -20,6 +20,8 @@ pub(crate) struct Config {
     /// Instances go on when the plugin ends, as those of a cloud do, and the next one finds them in `directory`; needs
     /// namespaces, and no limits by cgroup.
     pub(crate) outlive_plugin: bool,
+    /// Instances can be suspended: all that runs in them is stopped, and goes on.
+    pub(crate) suspendable: bool,
     /// `auto`: namespaces where the system permits them; `namespaces`: an error where not; `none`.
     pub(crate) isolation: Isolation,
     /// Milliseconds from the request of an instance until it boots.
@@ -65,6 +67,7 @@ impl Default for Config {
             max_size: 10,
             directory: PathBuf::new(),
             outlive_plugin: false,
+            suspendable: false,
             isolation: Isolation::Auto,
             boot_delay_ms: 0,
             boot_jitter: 0.0,

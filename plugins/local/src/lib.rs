@@ -14,6 +14,7 @@ mod place;
 mod program;
 mod provider;
 pub mod server;
+mod sleep;
 mod sys;
 mod usage;
 

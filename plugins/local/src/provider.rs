@@ -24,6 +24,7 @@ use crate::extension::{self, OFFER};
 use crate::instance::{self, Reach, Running, Start};
 use crate::outlive::{self, Record};
 use crate::place::Place;
+use crate::sleep;
 
 /// For all instances to end with the plugin; the host gives it 30 s.
 const END_LIMIT: Duration = Duration::from_secs(15);
@@ -183,7 +184,9 @@ impl Inner {
                     let (host_key, key) = (host_key.clone(), key.clone().into_bytes());
                     let reach = Reach { port: *port, key, host_key, pid: free.pid };
                     let (end, running) = (CancellationToken::new(), Running::found(free, reach.clone()));
-                    let entry = Entry { state: InstanceState::Running, reach: Some(reach), end: end.clone() };
+                    let is_suspended = sleep::is_suspended(reach.pid);
+                    let state = if is_suspended { InstanceState::Suspended } else { InstanceState::Running };
+                    let entry = Entry { state, reach: Some(reach), end: end.clone() };
                     let loss = {
                         let mut group = self.group();
                         group.instances.insert(id.clone(), entry);
@@ -237,6 +240,32 @@ impl Inner {
         if let Some(entry) = self.group().instances.get_mut(id) {
             entry.state = state;
         }
+    }
+
+    /// Suspends instances, or lets them go on; those that do.
+    fn set_asleep(&self, ids: Vec<InstanceId>, asleep: bool) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
+        let mut done = Vec::new();
+        for id in ids {
+            let mut group = self.group();
+            let entry = group.instances.get_mut(&id);
+            let Some((entry, pid)) =
+                entry.and_then(|entry| entry.reach.as_ref().map(|reach| reach.pid).map(|pid| (entry, pid)))
+            else {
+                return Err(Partial { succeeded: done, error: format!("there is no instance {id} that runs").into() });
+            };
+            if !matches!(entry.state, InstanceState::Running | InstanceState::Suspended) {
+                return Err(Partial { succeeded: done, error: format!("instance {id} is {}", entry.state).into() });
+            }
+            if !sleep::set(pid, asleep) {
+                return Err(Partial {
+                    succeeded: done,
+                    error: format!("instance {id} starts processes faster than they are stopped").into(),
+                });
+            }
+            entry.state = if asleep { InstanceState::Suspended } else { InstanceState::Running };
+            done.push(id);
+        }
+        Ok(done)
     }
 
     fn gone(&self, id: &InstanceId) {
@@ -303,7 +332,8 @@ impl Provider for Local {
         let place = if config.outlive_plugin { None } else { Some(Place::make(&base).map_err(made)?) };
         let root = place.as_ref().map_or(base, |place| place.path().to_owned());
         let lock = if config.outlive_plugin { Some(outlive::lock(&root).await?) } else { None };
-        let init = Init { id: format!("local/{}", config.name), max_size: config.max_size, can_suspend: false };
+        let init =
+            Init { id: format!("local/{}", config.name), max_size: config.max_size, can_suspend: config.suspendable };
         tracing::info!(group = init.id, namespaces, directory = %root.display(), "ready");
         let mood = Mood::new(config.clone());
         let cgroups = limits(&config);
@@ -370,6 +400,10 @@ impl Provider for Local {
         let mut group = self.inner.group();
         for id in &ids {
             if let Some(entry) = group.instances.get_mut(id) {
+                // What is stopped may not hear of its end.
+                if let (InstanceState::Suspended, Some(reach)) = (entry.state, &entry.reach) {
+                    sleep::set(reach.pid, false);
+                }
                 entry.state = InstanceState::Deleting;
                 entry.end.cancel();
             }
@@ -400,12 +434,25 @@ impl Provider for Local {
         })
     }
 
+    async fn suspend(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
+        self.inner.set_asleep(ids, true)
+    }
+
+    async fn resume(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
+        self.inner.set_asleep(ids, false)
+    }
+
     /// Instances that do not outlive the plugin end before it, in order: nothing of them is left.
     async fn shutdown(&self) -> Result<(), Error> {
         if self.inner.config.outlive_plugin {
             return Ok(());
         }
-        self.inner.group().instances.values().for_each(|entry| entry.end.cancel());
+        for entry in self.inner.group().instances.values() {
+            if let (InstanceState::Suspended, Some(reach)) = (entry.state, &entry.reach) {
+                sleep::set(reach.pid, false);
+            }
+            entry.end.cancel();
+        }
         let lives = || self.inner.group().instances.values().any(|entry| entry.state != InstanceState::Timeout);
         let end = Instant::now() + END_LIMIT;
         while lives() {

@@ -18,6 +18,7 @@ mod kill;
 mod life;
 mod operator;
 mod reports;
+mod suspension;
 mod sustained;
 mod taskscaler;
 mod uploads;

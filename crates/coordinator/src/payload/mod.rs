@@ -110,6 +110,7 @@ pub fn build(input: &PayloadInput<'_>) -> Result<wire::JobPayload, PayloadError>
         inputs: Vec::new(),
         secrets: std::collections::BTreeMap::new(),
         policy_options: wire::PolicyOptions::default(),
+        suspend_options: wire::SuspendOptions::default(),
         muster: Some(extension(input)),
     };
     inputs::interpolate(&mut payload, &work.inputs);

@@ -13,7 +13,7 @@ use super::isolation::NotMade;
 use super::lease::{Held, leased};
 use super::provider::{InstanceProvider, Shared};
 use super::share;
-use crate::{Asking, EnvironmentError, Lease, SlotKey};
+use crate::{Asking, EnvironmentError, Lease, Resume, SlotKey};
 
 /// Slots that may be lost, or be refused by the plugin, before a job gets one.
 const MOVES_MAX: usize = 10;
@@ -41,6 +41,10 @@ impl InstanceProvider {
         let isolation = self.shared.settings().isolation.clone();
         let image =
             isolation.is_some().then(|| job.image.clone()).transpose().map_err(EnvironmentError::NotAcquired)?;
+        if let Some(resume) = &job.resume {
+            let held = self.resumed(&scaler, key, job, resume).await?;
+            return Ok(leased(held, counted));
+        }
         let mut search = Search { key, job, moved: Vec::new(), tried: None };
         let (mut left, mut failures) = (limit.saturating_sub(began.elapsed()), Vec::new());
         let held = loop {
@@ -64,6 +68,31 @@ impl InstanceProvider {
         let mut lease = leased(held, counted);
         lease.moved = search.moved;
         Ok(lease)
+    }
+
+    /// The instance that another job left for this one, and no other.
+    async fn resumed(
+        &self,
+        scaler: &Scaler,
+        key: &SlotKey,
+        job: &Asking,
+        resume: &Resume,
+    ) -> Result<Held, EnvironmentError> {
+        let refused = |why: String| EnvironmentError::NotAcquired(format!("the job environment is not resumed: {why}"));
+        if self.shared.settings().isolation.is_some() {
+            return Err(refused("with vm_isolation no environment outlives its job".to_owned()));
+        }
+        let promise = self.shared.promises.lock().pop();
+        let promise = match promise {
+            Some(promise) => promise.renamed(key_of(job.id)),
+            None => scaler.admit(key_of(job.id)),
+        };
+        self.shared.again.notify_one();
+        let Resume { name, owner } = resume.clone();
+        let lease = promise.resume(name, owner).await.map_err(|failure| refused(failure.to_string()))?;
+        prepared(&lease, self.limit()).await.map_err(refused)?;
+        let taken = self.shared.slots.take(key).ok_or_else(|| self.slot_taken(0))?;
+        Ok(Held::new(lease, Arc::clone(&self.shared), taken))
     }
 
     /// A slot of an instance, which nobody has used yet. Dropped, it is free again.

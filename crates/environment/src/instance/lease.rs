@@ -17,6 +17,8 @@ use super::share;
 use crate::connection::FAR;
 use crate::{AgentConnection, Directories, Environment, EnvironmentError, Guard, Lease, LeaseRecord, Share, TakenSlot};
 
+const SCALER_ENDED: &str = "the taskscaler has ended";
+
 /// An instance that answers nothing for so long is given up, whatever its provider says of it. Before that its connection was
 /// silent for up to 6 s: together a job hears of it within 15 s.
 const SILENCE_MAX: Duration = Duration::from_secs(7);
@@ -118,6 +120,15 @@ struct Leased {
     held: Arc<Held>,
 }
 
+impl Leased {
+    fn can_be_left(&self) -> Result<&Slot, String> {
+        if self.held.nested.is_some() {
+            return Err("with vm_isolation a job's machine goes with the job".to_owned());
+        }
+        self.held.slot.as_ref().ok_or_else(|| "the slot was given back".to_owned())
+    }
+}
+
 struct HeldGuard(Arc<Held>);
 
 impl Guard for HeldGuard {
@@ -172,6 +183,20 @@ impl Environment for Leased {
                  the user on the instance must be allowed to make cgroups"
             );
         }
+    }
+
+    async fn may_suspend(&self) -> Result<(), String> {
+        let slot = self.can_be_left()?;
+        slot.may_suspend().await.ok_or(SCALER_ENDED)?.map_err(|why| why.to_string())
+    }
+
+    async fn suspend(&self, owner: &str) -> Result<(), String> {
+        let slot = self.can_be_left()?;
+        slot.suspend(owner.to_owned()).await.ok_or(SCALER_ENDED)?.map_err(|why| why.to_string())?;
+        // Who resumes it finds it by another way.
+        let name = self.held.shared.name(slot.group(), slot.instance().as_str());
+        self.held.shared.instances.lock().remove(&name);
+        Ok(())
     }
 
     fn silence_max(&self) -> Option<Duration> {

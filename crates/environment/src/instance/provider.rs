@@ -236,6 +236,10 @@ impl Provider for InstanceProvider {
         self.restore_expected(record).await
     }
 
+    async fn has_left(&self, claim: &str) -> bool {
+        self.shared.scaler().await.has_environment(claim.to_owned()).await.unwrap_or_default()
+    }
+
     fn expect(&self, record: &LeaseRecord) {
         self.shared.isolation.expect(record);
         self.shared.expected.lock().claims.insert(record.claim.clone());

@@ -20,6 +20,7 @@ mod follow;
 mod give_back;
 mod interrupt;
 mod outage;
+mod park;
 mod place;
 mod report;
 mod silence;
@@ -127,6 +128,8 @@ struct Actor {
     handed: bool,
     /// The place answers nothing, and nothing is expected of it any more.
     given_up: bool,
+    /// Its environment is a later job's.
+    left: bool,
     /// An agent must have the job by then; none: that has no limit of its own.
     prepare_by: Option<tokio::time::Instant>,
 }
@@ -213,6 +216,7 @@ async fn execute_once(
         places_tried: 0,
         handed: false,
         given_up: false,
+        left: false,
         prepare_by: None,
     };
     let result = actor.live(recovered).await;
@@ -304,6 +308,10 @@ impl Actor {
             },
             JobState::Leased { .. } => self.start().await,
             JobState::Running { .. } | JobState::Finished { .. } => self.watch().await,
+            JobState::Parked { place, update, owner, at, .. } => {
+                let (claim, update, owner, at) = (place.claim.clone(), update.clone(), owner.clone(), *at);
+                Ok(self.leave_environment(&claim, *update, &owner, at).await)
+            }
             JobState::Ended { end, .. } => {
                 let end = end.clone();
                 Ok(self.say_own_end(&end).await)
@@ -356,6 +364,9 @@ impl Actor {
             match self.follow().await {
                 Followed::Result(result) => {
                     let update = self.ended(&result);
+                    if let Some(next) = self.park(&result, &update).await? {
+                        return Ok(next);
+                    }
                     match self.report(&update).await {
                         // The coordinator lost the trace: it is sent again from the start.
                         report::Reported::ResendTrace => self.uploader.rewind(0),
@@ -406,7 +417,8 @@ impl Actor {
             JobState::Taken { .. } => return None,
             JobState::Leased { attempt, .. }
             | JobState::Running { attempt, .. }
-            | JobState::Finished { attempt, .. } => attempt,
+            | JobState::Finished { attempt, .. }
+            | JobState::Parked { attempt, .. } => attempt,
             JobState::Ended { place, .. } => &place.as_ref()?.1,
         };
         Some(format!("{}-{attempt}", self.at_agents))
@@ -429,7 +441,8 @@ impl Actor {
                 why = environment.lost() => tracing::debug!(why, "nothing is left to close"),
             }
         }
-        if let Some(lease) = self.lease.take() {
+        // That of an environment that was left for a later job is over already.
+        if let Some(lease) = self.lease.take().filter(|_| !self.left) {
             lease.release();
         }
         let began = Instant::now();

@@ -64,7 +64,11 @@ impl Actor {
     pub(super) async fn lease(&mut self) -> Result<Next, JobError> {
         let runner = short_token(self.context.runner.token.expose());
         let key = SlotKey { runner, project_id: self.payload.job_info.project_id };
-        let (context, asking) = (Arc::clone(&self.context), asking(&self.payload, &self.context.runner));
+        let context = Arc::clone(&self.context);
+        let asking = match asking(&self.payload, &context.runner) {
+            Ok(asking) => asking,
+            Err(message) => return self.system_failure(&message).await,
+        };
         let lease = tokio::select! {
             lease = context.provider.acquire(&key, &asking) => lease,
             why = heard(&mut self.uploader, &context.cancel, self.prepare_by) => return self.interrupted(why).await,
@@ -202,7 +206,8 @@ impl Actor {
                 let message = format!("no agent was reached within {} s", grace.as_secs());
                 return Ok(Handed::NotReached { message, asked: false });
             };
-            if let Err(error) = self.lower(directories, environment.words()) {
+            let suspends = environment.may_suspend().await;
+            if let Err(error) = self.lower(directories, environment.words(), suspends) {
                 return Ok(error.into());
             }
         }
@@ -264,7 +269,7 @@ impl Actor {
     }
 
     /// Lowers the payload; always to the same plan for the same slot.
-    fn lower(&mut self, own: Directories, words: Vec<String>) -> Result<(), LowerError> {
+    fn lower(&mut self, own: Directories, words: Vec<String>, suspends: Result<(), String>) -> Result<(), LowerError> {
         let Some(lease) = &self.lease else { return Ok(()) };
         let runner = &self.context.runner;
         let placement = Placement {
@@ -274,6 +279,7 @@ impl Actor {
             host_name: self.context.host_name.clone(),
             moved: self.moved.clone(),
             way: words,
+            suspends,
             certificates: certificates(&runner.tls),
             share: lease.environment.share(),
         };

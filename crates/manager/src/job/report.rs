@@ -58,30 +58,39 @@ impl Actor {
     /// Appends the manager's own words where they belong, as far as they are not there yet, and reports.
     pub(super) async fn say_own_end(&mut self, end: &OwnEnd) -> Next {
         self.uploader.ending();
-        let mut pace = Pace::new(self.uploader.acknowledged());
-        loop {
-            if self.ask().await == Verdict::Gone {
-                return Next::Gone;
-            }
-            if self.uploader.is_trace_refused() {
-                break;
-            }
-            let said = self.uploader.end().checked_sub(end.at).and_then(|said| usize::try_from(said).ok());
-            let left = said.and_then(|said| end.words.as_bytes().get(said..)).unwrap_or_default();
-            if left.is_empty() {
-                break;
-            }
-            self.uploader.push(left);
-            match self.uploader.send().await {
-                Verdict::Gone => return Next::Gone,
-                _ => self.uploader.pause().await,
-            }
-            sleep(pace.pause(self.uploader.acknowledged())).await;
+        if !self.say(&end.words, end.at).await {
+            return Next::Gone;
         }
         match self.report(&failure::of_own_end(&self.payload, end)).await {
             // The rest of the trace is with an agent that is lost: what the coordinator has is all there is.
             Reported::Done | Reported::ResendTrace => Next::Reported,
             Reported::Gone => Next::Gone,
         }
+    }
+
+    /// Appends words to the trace at this length, as far as they are not there yet. False where the coordinator has no use for
+    /// the job.
+    pub(super) async fn say(&mut self, words: &str, at: u64) -> bool {
+        let mut pace = Pace::new(self.uploader.acknowledged());
+        loop {
+            if self.ask().await == Verdict::Gone {
+                return false;
+            }
+            if self.uploader.is_trace_refused() {
+                break;
+            }
+            let said = self.uploader.end().checked_sub(at).and_then(|said| usize::try_from(said).ok());
+            let left = said.and_then(|said| words.as_bytes().get(said..)).unwrap_or_default();
+            if left.is_empty() {
+                break;
+            }
+            self.uploader.push(left);
+            match self.uploader.send().await {
+                Verdict::Gone => return false,
+                _ => self.uploader.pause().await,
+            }
+            sleep(pace.pause(self.uploader.acknowledged())).await;
+        }
+        true
     }
 }

@@ -89,7 +89,7 @@ pub(super) const FLAGS: &[Flag] = &[
     flag("FF_CONCRETE", false, Always),
     flag("FF_USE_PARALLEL_CACHE_TRANSFER", false, NotHere),
     flag("FF_USE_PARALLEL_ARTIFACT_TRANSFER", false, Never),
-    flag("FF_SUSPENDABLE_ENVIRONMENTS", false, NotHere),
+    flag("FF_SUSPENDABLE_ENVIRONMENTS", false, Honoured),
     flag("FF_TEST_FEATURE", false, Never),
 ];
 

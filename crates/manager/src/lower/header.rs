@@ -6,6 +6,7 @@ use muster_runner_api::payload::JobPayload;
 use super::Placement;
 use super::flags::Flags;
 use super::paths::short_token;
+use super::suspension;
 use super::variables::Variables;
 
 /// The lines before the first section.
@@ -32,6 +33,7 @@ pub(super) fn executor(payload: &JobPayload, placement: &Placement, variables: &
         [] => vec![format!("Using Shell ({}) executor...", placement.runner.shell)],
         way => way.to_vec(),
     };
+    lines.extend(suspension::resumed(payload, &placement.runner));
     lines.extend(notice(payload, variables));
     lines.extend(flags.notes.iter().map(|note| format!("NOTE: {note}")));
     Prepare { lines, ..Prepare::default() }

@@ -18,6 +18,7 @@ mod phases;
 mod refusals;
 mod settings;
 mod share;
+pub(crate) mod suspension;
 #[cfg(test)]
 mod tests;
 mod variables;
@@ -54,6 +55,8 @@ pub struct Placement {
     pub moved: Vec<String>,
     /// What the trace tells of the way to the environment; nothing for this host.
     pub way: Vec<String>,
+    /// Whether the environment could be suspended for a later job, or why not.
+    pub suspends: Result<(), String>,
     /// What the runner's `tls-*-file` keys lead to.
     pub certificates: Certificates,
     /// The job's part of an environment that it shares with others.
@@ -136,6 +139,7 @@ pub fn lower(payload: &JobPayload, placement: &Placement) -> Result<LoweredJob, 
     let mut warnings = flags.warnings.clone();
     warnings.extend(problems);
     warnings.extend(share::problems(payload, placement));
+    warnings.extend(suspension::problems(payload, placement));
     if placement.runner.on_instances.use_common_build_dir && !placement.is_alone() {
         warnings.push("use_common_build_dir has no effect: requires vm isolation or max_use_count = 1".to_owned());
     }

@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::Placement;
 use super::expand::expand;
+use super::suspension;
 use super::vm_image::vm_image;
 use crate::settings::RunnerSettings;
 
@@ -32,7 +33,7 @@ fn value<'a>(payload: &'a JobPayload, names: &[&'static str]) -> Option<(&'stati
 
 /// Whether the job's ref is protected, by the server's word: a field that older ones do not send, else the first variable of
 /// this name. Later ones are the job's own: with those it could read what protected jobs keep, or leave something for them.
-fn protected(payload: &JobPayload) -> Option<bool> {
+pub(super) fn protected(payload: &JobPayload) -> Option<bool> {
     payload.git_info.protected.or_else(|| {
         let first = payload.variables.iter().find(|variable| variable.key == PROTECTED)?;
         match first.value.as_str() {
@@ -44,7 +45,15 @@ fn protected(payload: &JobPayload) -> Option<bool> {
 }
 
 /// What a job asks its provider for.
-pub(crate) fn asking(payload: &JobPayload, runner: &RunnerSettings) -> Asking {
+///
+/// # Errors
+/// It asks for what it cannot have, for people.
+pub(crate) fn asking(payload: &JobPayload, runner: &RunnerSettings) -> Result<Asking, String> {
+    let resume = suspension::resumes(payload, runner)?;
+    Ok(Asking { resume, ..needs(payload, runner) })
+}
+
+fn needs(payload: &JobPayload, runner: &RunnerSettings) -> Asking {
     Asking {
         name: payload.job_info.name.clone(),
         protected: protected(payload).unwrap_or_default(),
@@ -84,7 +93,7 @@ pub(super) fn cgroup(placement: &Placement) -> Option<String> {
 /// What the agent does about it.
 pub(super) fn plan(payload: &JobPayload, placement: &Placement) -> Option<Share> {
     let share = placement.share.as_ref()?;
-    let asking = asking(payload, &placement.runner);
+    let asking = needs(payload, &placement.runner);
     let context = share.sticky.as_ref().filter(|_| asking.sticky).map(|sticky| StickyContext {
         root: sticky.root.display().to_string(),
         name: context_name(&placement.runner, payload.job_info.project_id, asking.protected),
@@ -101,7 +110,7 @@ pub(super) fn plan(payload: &JobPayload, placement: &Placement) -> Option<Share>
 }
 
 /// Whose it is: of one runner, one project, one protection level.
-fn context_name(runner: &RunnerSettings, project_id: i64, protected: bool) -> String {
+pub(super) fn context_name(runner: &RunnerSettings, project_id: i64, protected: bool) -> String {
     let digest = format!("{:x}", Sha256::digest(runner.key.as_str()));
     let runner = digest.get(..RUNNER_DIGITS).unwrap_or(&digest);
     let level = if protected { "protected" } else { "unprotected" };

@@ -320,6 +320,25 @@ impl PolicyOptions {
     }
 }
 
+/// What becomes of the job's environment, and which one it goes on in. Since GitLab 19.0.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+#[expect(missing_docs, reason = "the field names are GitLab's")]
+pub struct SuspendOptions {
+    #[serde(deserialize_with = "null_default")]
+    pub suspend_on_success: bool,
+    #[serde(deserialize_with = "null_default")]
+    pub suspend_on_failure: bool,
+    #[serde(deserialize_with = "null_default")]
+    pub runtime_environment_key: String,
+}
+
+impl SuspendOptions {
+    pub(super) fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// A script around the checkout.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]

@@ -34,9 +34,13 @@ impl Call {
             Action::Update { call, .. } => Event::Updated { group, call, result: Err(why()) },
             Action::Increase { call, .. } => Event::Increased { group, call, result: Err(why()) },
             Action::Decrease { ids, .. } => Event::Decreased { group, ids, result: Err(why()) },
+            Action::Suspend { ids, .. } => Event::Suspended { group, ids, result: Err(why()) },
+            Action::Resume { ids, .. } => Event::Resumed { group, ids, result: Err(why()) },
             Action::Prepare { id, .. } => Event::Prepared { group, id, result: Err(why()) },
             Action::Heartbeat { id, .. } => Event::HealthUnknown { group, id },
             Action::Grant(_)
+            | Action::Parked { .. }
+            | Action::NotResumed { .. }
             | Action::Lost { .. }
             | Action::Withdraw { .. }
             | Action::Forget { .. }
@@ -53,6 +57,14 @@ impl Call {
             Action::Decrease { ids, .. } => {
                 let result = host.decrease(&ids).await;
                 Event::Decreased { group, ids, result }
+            }
+            Action::Suspend { ids, .. } => {
+                let result = host.suspend(&ids).await;
+                Event::Suspended { group, ids, result }
+            }
+            Action::Resume { ids, .. } => {
+                let result = host.resume(&ids).await;
+                Event::Resumed { group, ids, result }
             }
             Action::Prepare { id, again, .. } => {
                 // Details of before a restart may be wrong.
@@ -72,6 +84,8 @@ impl Call {
                 Err(Unanswered::Plugin(_)) => Event::HealthUnknown { group, id },
             },
             Action::Grant(_)
+            | Action::Parked { .. }
+            | Action::NotResumed { .. }
             | Action::Lost { .. }
             | Action::Withdraw { .. }
             | Action::Forget { .. }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
+use super::environments::Asked;
 use super::host::{Host, Prepare};
 use super::lease::{Lease, Reservation};
 use super::metrics::{Buckets, Metrics};
@@ -148,6 +149,13 @@ impl Scaler {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Claim { key, reply });
         answer.await.ok().flatten()
+    }
+
+    /// Whether a job left an environment of this name, which is in the books; none where the scaler has ended.
+    pub async fn has_environment(&self, name: String) -> Option<bool> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.commands.send(Command::Environment(Asked::Has { name, reply }));
+        answer.await.ok()
     }
 
     /// All leases from before that are still wanted have been claimed: the others end, and their instances are removed.

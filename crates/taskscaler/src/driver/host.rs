@@ -11,6 +11,8 @@ use tokio::sync::watch;
 use super::shared::Shared;
 use crate::words::GroupId;
 
+const CANNOT_SUSPEND: &str = "capability not supported: suspend_resume";
+
 /// Whether a group can be called.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HostStatus {
@@ -60,6 +62,18 @@ pub trait Host: Send + Sync + 'static {
     async fn increase(&self, n: u32) -> Result<u32, String>;
     /// Asks to remove these; those that go.
     async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String>;
+    /// Whether its instances can be suspended and resumed; none: nobody knows yet.
+    fn can_suspend(&self) -> Option<bool> {
+        Some(false)
+    }
+    /// Asks to suspend these; those for which it is accepted.
+    async fn suspend(&self, _ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
+        Err(CANNOT_SUSPEND.to_owned())
+    }
+    /// Asks to let these run again; those for which it is accepted.
+    async fn resume(&self, _ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
+        Err(CANNOT_SUSPEND.to_owned())
+    }
     /// How to reach an instance.
     async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, Unanswered>;
     /// Fingerprints of the keys that an instance's SSH server may show; none where the group does not say.
@@ -172,6 +186,18 @@ impl Host for Plugin {
 
     async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
         self.group.decrease(ids).await.map_err(|error| words(&error))
+    }
+
+    fn can_suspend(&self) -> Option<bool> {
+        Some(self.group.info().can_suspend)
+    }
+
+    async fn suspend(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
+        self.group.suspend(ids).await.map_err(|error| words(&error))
+    }
+
+    async fn resume(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
+        self.group.resume(ids).await.map_err(|error| words(&error))
     }
 
     async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, Unanswered> {

@@ -218,6 +218,7 @@ mod tests {
                 intent: intent.clone(),
                 contexts: Vec::new(),
                 was_ready: false,
+                environment: None,
             }),
         }
     }

@@ -79,6 +79,18 @@ impl Host for Late {
         self.host()?.decrease(ids).await
     }
 
+    fn can_suspend(&self) -> Option<bool> {
+        self.host().ok()?.can_suspend()
+    }
+
+    async fn suspend(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
+        self.host()?.suspend(ids).await
+    }
+
+    async fn resume(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
+        self.host()?.resume(ids).await
+    }
+
     async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, Unanswered> {
         self.asked()?.connect_info(id).await
     }

@@ -8,11 +8,13 @@ use std::time::Duration;
 use muster_fleeting::model::{ConnectInfo, InstanceId};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::environments::Asked;
 use super::shared::Shared;
 use super::task::Command;
 use crate::engine::{AcquireError, Wait};
 use crate::event::Event;
 use crate::need::Used;
+use crate::sleep::NotSuspended;
 use crate::words::{self, GroupId, Key, Loss, Request};
 
 /// Why there is no lease.
@@ -81,6 +83,23 @@ impl Reservation {
         let from = std::mem::replace(&mut self.key, key.clone());
         let _ = self.commands.send(Command::Rename { from, to: key });
         self
+    }
+
+    /// Waits for the environment of this name, which another job left; the promise is given back.
+    ///
+    /// # Errors
+    /// [`AcquireFailure`]; within about five minutes.
+    pub async fn resume(mut self, name: String, owner: String) -> Result<Lease, AcquireFailure> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.commands.send(Command::Environment(Asked::Resume { key: self.key.clone(), name, owner, reply }));
+        match answer.await {
+            Ok(Ok(lease)) => {
+                self.used = true;
+                Ok(lease)
+            }
+            Ok(Err(error)) => Err(error.into()),
+            Err(_) => Err(AcquireFailure::Ended),
+        }
     }
 
     /// Waits for what a job asks for, at most for `limit` (`instance_acquire_timeout`). Dropped, it waits no longer, and the
@@ -232,6 +251,21 @@ impl Lease {
     /// What the job used: later jobs of its kind are placed by that.
     pub fn used(&self, used: Used) {
         self.shared.tell(Event::Used { key: self.inner.key.clone(), used });
+    }
+
+    /// Whether the instance could be suspended when the job has ended; none where the scaler has ended.
+    pub async fn may_suspend(&self) -> Option<Result<(), NotSuspended>> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.send(Command::Environment(Asked::MaySuspend { key: self.inner.key.clone(), reply }));
+        answer.await.ok()
+    }
+
+    /// The job has ended, and what it left is kept for a later job of `owner`, by the name of the lease's key: the lease has
+    /// ended, and that is in the books. None where the scaler has ended.
+    pub async fn suspend(&self, owner: String) -> Option<Result<(), NotSuspended>> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.send(Command::Environment(Asked::Suspend { key: self.inner.key.clone(), owner, reply }));
+        answer.await.ok()
     }
 
     /// Leaves the lease to the next start of the manager: the slot stays held, in the books too.

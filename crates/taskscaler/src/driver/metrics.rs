@@ -80,7 +80,7 @@ impl Metrics {
             gauges,
             instances: BTreeMap::new(),
             tasks: BTreeMap::new(),
-            instance_operations: zeros(&["create", "delete"]),
+            instance_operations: zeros(&["create", "delete", "suspend", "resume"]),
             internal_operations: zeros(&["removal", "reconcile", "provision"]),
             task_operations: zeros(&[
                 "acquire",
@@ -141,6 +141,8 @@ impl Metrics {
                 add(&mut numbers.internal_operations, "removal", 1);
                 add(&mut numbers.instance_operations, "delete", ids.len() as u64);
             }
+            Action::Suspend { ids, .. } => add(&mut numbers.instance_operations, "suspend", ids.len() as u64),
+            Action::Resume { ids, .. } => add(&mut numbers.instance_operations, "resume", ids.len() as u64),
             _ => {}
         }
     }
@@ -342,6 +344,9 @@ fn removal_label(why: &Removal) -> &'static str {
         Removal::Provider => "provider",
         Removal::Disowned { .. } => "disowned",
         Removal::Unclaimed => "unclaimed",
+        Removal::Expired => "expired",
+        Removal::NotResumed { .. } => "not_resumed",
+        Removal::LastPlace => "last_place",
         Removal::Shutdown => "shutdown",
         Removal::Operator { .. } | Removal::GroupDrained { .. } => "operator",
     }

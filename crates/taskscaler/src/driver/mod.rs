@@ -17,6 +17,7 @@
 mod bookkeeper;
 mod call;
 mod density;
+mod environments;
 mod family;
 mod handle;
 mod host;

@@ -87,6 +87,10 @@ impl Shared {
     }
 
     pub(super) fn tell(&self, event: Event) {
-        let _ = self.commands.send(Command::Tell(event));
+        self.send(Command::Tell(event));
+    }
+
+    pub(super) fn send(&self, command: Command) {
+        let _ = self.commands.send(command);
     }
 }

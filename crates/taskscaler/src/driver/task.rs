@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::bookkeeper::Bookkeeper;
 use super::call;
+use super::environments::{Asked, Parking};
 use super::host::{HostStatus, Prepare};
 use super::lease::{Lease, Reservation};
 use super::metrics::Metrics;
@@ -43,6 +44,7 @@ pub(super) enum Command {
     Admit { key: Key },
     Rename { from: Key, to: Key },
     Acquire { key: Key, request: Request, reply: oneshot::Sender<Result<Lease, AcquireError>> },
+    Environment(Asked),
     TimedOut { key: Key, reply: oneshot::Sender<Option<Wait>> },
     GiveUp { key: Key },
     Claim { key: Key, reply: oneshot::Sender<Option<Lease>> },
@@ -61,8 +63,8 @@ struct Ending {
 
 /// See the module.
 pub(super) struct Task {
-    engine: Engine,
-    shared: Arc<Shared>,
+    pub(super) engine: Engine,
+    pub(super) shared: Arc<Shared>,
     prepare: Arc<dyn Prepare>,
     books: Bookkeeper,
     metrics: Arc<Metrics>,
@@ -72,10 +74,12 @@ pub(super) struct Task {
     called: HashMap<task::Id, Event>,
     /// Each group's status; a task that ended gives it back with the change.
     watches: JoinSet<(GroupId, watch::Receiver<HostStatus>)>,
-    waiting: HashMap<Key, oneshot::Sender<Result<Lease, AcquireError>>>,
-    losses: HashMap<Key, watch::Sender<Option<Loss>>>,
+    pub(super) waiting: HashMap<Key, oneshot::Sender<Result<Lease, AcquireError>>>,
+    /// Jobs that leave their environments for later ones, until that is in the books.
+    pub(super) parking: HashMap<Key, Parking>,
+    pub(super) losses: HashMap<Key, watch::Sender<Option<Loss>>>,
     /// Promises that no job has used, and whether they were withdrawn.
-    promises: HashMap<Key, Arc<AtomicBool>>,
+    pub(super) promises: HashMap<Key, Arc<AtomicBool>>,
     /// Operators who wait for an answer, by the question's number.
     questions: HashMap<u64, oneshot::Sender<Answer>>,
     asked: u64,
@@ -114,6 +118,7 @@ impl Task {
             called: HashMap::new(),
             watches: JoinSet::new(),
             waiting: HashMap::new(),
+            parking: HashMap::new(),
             losses: HashMap::new(),
             promises: HashMap::new(),
             questions: HashMap::new(),
@@ -246,6 +251,7 @@ impl Task {
                     }
                 }
             }
+            Command::Environment(asked) => self.environment(now, asked),
             Command::TimedOut { key, reply } => {
                 self.metrics.acquire_timed_out();
                 let _ = reply.send(self.why_waiting(now, &key));
@@ -397,6 +403,8 @@ impl Task {
                     told.send_replace(Some(cause));
                 }
             }
+            Action::Parked { key } => self.parked(&key),
+            Action::NotResumed { key, why } => self.not_resumed(&key, why),
             Action::Withdraw { key } => {
                 if let Some(withdrawn) = self.promises.remove(&key) {
                     withdrawn.store(true, Ordering::Relaxed);

@@ -78,6 +78,9 @@ impl Engine {
 
     pub(super) fn prepared(&mut self, now: Now, group: GroupId, id: &InstanceId, result: Result<(), String>) {
         let Some(index) = self.pool.find(group, id) else { return };
+        if self.pool.get(index).is_some_and(|instance| matches!(instance.state, State::Asleep(_))) {
+            return self.roused(now, index, result);
+        }
         let Some(instance) = self.pool.get(index).filter(|instance| instance.state == State::Preparing) else { return };
         let after = now.at.since(instance.since);
         if let Err(error) = result {
@@ -118,7 +121,7 @@ impl Engine {
         }
     }
 
-    fn next_heartbeat(&mut self, now: Now) -> Option<crate::time::Time> {
+    pub(super) fn next_heartbeat(&mut self, now: Now) -> Option<crate::time::Time> {
         let interval = self.config.heartbeat_interval?;
         let jitter = self.jitter();
         Some(now.at + jittered(interval, jitter))

@@ -185,6 +185,8 @@ impl Appearances {
 pub(super) struct Group {
     pub(super) config: GroupConfig,
     pub(super) plugin: Plugin,
+    /// Whether its plugin can suspend and resume instances; none: it has not said so yet.
+    pub(super) can_suspend: Option<bool>,
     /// Who drained it, and why.
     pub(super) drained: Option<String>,
     /// Its instances have been listed since the start.
@@ -227,6 +229,7 @@ impl Group {
             bucket_max: Some(config.instances_max),
             config,
             plugin: Plugin::Down { cause: "it has not been started yet".to_owned() },
+            can_suspend: None,
             drained: None,
             listed: false,
             asks: VecDeque::new(),

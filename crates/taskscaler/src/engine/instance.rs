@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  (asked) -> Booting -> Preparing -> Ready <-> (slots held) -> Draining -> Deleting -> gone
+//!                                       ^------> Asleep (from a job, for a later one) ---^
 //!                 \           \          |  \-> Aside (from any of these three) -> Booting
 //!                  \-----------\---------+-> lost, failed, timed out: Deleting or gone
 //! ```
@@ -10,6 +11,8 @@ use std::time::Duration;
 
 use muster_fleeting::model::InstanceId;
 
+use super::sleep::Sleep;
+use crate::sleep::Environment;
 use crate::time::Time;
 use crate::words::{Context, GroupId, Key, Removal};
 
@@ -31,6 +34,8 @@ pub(super) enum State {
     Draining(Removal),
     /// It goes.
     Deleting(Deleting),
+    /// A job left its environment for a later one.
+    Asleep(Sleep),
     /// An operator keeps it: it gets no jobs, and is not removed.
     Aside {
         /// Who, and why.
@@ -124,6 +129,10 @@ pub(super) struct Instance {
     pub(super) teaches: bool,
     /// It was ready once: what is done to a new instance has been done.
     pub(super) was_ready: bool,
+    /// What a job left on it for a later one, or what its job was resumed with.
+    pub(super) environment: Option<Environment>,
+    /// Before this, a list that says that it is suspended is an old one.
+    pub(super) believed_from: Time,
 }
 
 /// What an instance adds to the sums.
@@ -231,7 +240,11 @@ impl Instance {
 
     /// Whether the next snapshot may bring news of it.
     pub(super) fn is_expected(&self) -> bool {
-        !matches!(self.state, State::Ready | State::Draining(_) | State::Aside { .. } | State::Preparing)
-            || self.absence.is_missing()
+        let may_change = match &self.state {
+            State::Booting | State::Deleting(_) => true,
+            State::Asleep(sleep) => sleep.is_expected(),
+            State::Ready | State::Draining(_) | State::Aside { .. } | State::Preparing => false,
+        };
+        may_change || self.absence.is_missing()
     }
 }

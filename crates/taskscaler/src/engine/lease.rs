@@ -11,6 +11,7 @@ use super::{Engine, Place};
 use crate::decision::{Hold, What};
 use crate::event::Action;
 use crate::formula::{self, Inputs};
+use crate::sleep::NotResumed;
 use crate::time::Now;
 use crate::words::{GroupId, Key, Lease, Loss, Removal, Request};
 
@@ -70,6 +71,9 @@ pub enum AcquireError {
         /// Whose.
         key: Key,
     },
+    /// The environment that it asks for is not to be had.
+    #[error(transparent)]
+    NotResumed(#[from] NotResumed),
     /// The scaler ends.
     #[error("no slot for {key}: the scaler ends")]
     Stopping {
@@ -269,7 +273,7 @@ impl Engine {
         match instance.state.clone() {
             State::Draining(why) => self.delete(now, index, why),
             // Who keeps it wants to look at it, also where it is used up.
-            State::Deleting(_) | State::Aside { .. } => {}
+            State::Deleting(_) | State::Aside { .. } | State::Asleep(_) => {}
             _ if self.config.uses_max.is_some_and(|max| used >= max.get()) => {
                 self.delete(now, index, Removal::UsedUp { uses: used });
             }
@@ -280,6 +284,7 @@ impl Engine {
     /// The instance is no more: its leases end, and it leaves the books.
     pub(super) fn gone(&mut self, now: Now, index: usize, cause: Loss) {
         self.lose_jobs(now, index, &cause);
+        self.fail_waker(now, index, &cause.to_string());
         let Some(instance) = self.pool.remove(index) else { return };
         let deletion = match &instance.state {
             State::Deleting(deleting) if deleting.attempts > 0 => Some(now.at.since(deleting.since)),

@@ -37,6 +37,9 @@ impl Engine {
             if instance.is_deleting() && instance.held > 0 {
                 return Err(Violation::new("I2", format!("{id} is removed and has {} jobs", instance.held)));
             }
+            if matches!(instance.state, State::Asleep(_)) && (instance.held > 0 || instance.environment.is_none()) {
+                return Err(Violation::new("I2", format!("{id} is suspended and has {} jobs", instance.held)));
+            }
             // The limits may have been others before a restart.
             if instance.held > self.config.capacity.get() && !instance.restored {
                 return Err(Violation::new("J4", format!("{id} has {} jobs", instance.held)));

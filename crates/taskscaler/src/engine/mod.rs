@@ -31,6 +31,7 @@ mod reconcile;
 mod remove;
 mod restore;
 mod scale;
+mod sleep;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -70,6 +71,8 @@ pub struct Engine {
     refused: Option<Time>,
     /// Leases from before a restart that nobody has claimed yet.
     unclaimed: BTreeSet<Key>,
+    /// Jobs that wait for an environment that is suspended, and its instance.
+    wakers: HashMap<Key, Index>,
     /// For whom an instance is kept, and which.
     kept: Option<(Key, Index)>,
     /// What earlier jobs used.
@@ -127,6 +130,7 @@ impl Engine {
             reservations: HashSet::new(),
             refused: None,
             unclaimed: BTreeSet::new(),
+            wakers: HashMap::new(),
             kept: None,
             usages: Usages::default(),
             wanted: Wanted::default(),
@@ -164,10 +168,19 @@ impl Engine {
             }
             Event::Cancel { key } => {
                 self.queue.remove(&key);
+                self.stop_waking(now, &key);
             }
             Event::Used { key, used } => self.used(now, key, used),
             Event::Release { key } => self.release(now, &key),
             Event::Settled => self.settled(now),
+            Event::CanSuspend { group, can } => {
+                if let Some(group) = self.group_mut(group) {
+                    group.can_suspend = Some(can);
+                }
+            }
+            Event::Suspended { group, ids, result } | Event::Resumed { group, ids, result } => {
+                self.slept(now, group, &ids, result);
+            }
             Event::Policies(policies) => {
                 self.config.policies = policies;
                 self.minute = None;

@@ -46,6 +46,7 @@ impl Engine {
             State::Draining(why) => Some(why.clone()),
             State::Aside { then, .. } => then.clone(),
             State::Deleting(deleting) => return Err(Refused::Goes { why: deleting.why.to_string() }),
+            State::Asleep(_) => return Err(Refused::Suspended),
         };
         let state = State::Aside { by: by.to_owned(), then };
         self.pool.change(index, |instance| instance.enter(state, now.at, None));
@@ -67,7 +68,9 @@ impl Engine {
             (State::Draining(Removal::GroupDrained { .. } | Removal::Operator { .. }), None) => None,
             (State::Draining(why), _) => return Err(Refused::Goes { why: why.to_string() }),
             (State::Deleting(deleting), _) => return Err(Refused::Goes { why: deleting.why.to_string() }),
-            (State::Booting | State::Preparing | State::Ready, _) => return Err(Refused::NotDrained),
+            (State::Booting | State::Preparing | State::Ready | State::Asleep(_), _) => {
+                return Err(Refused::NotDrained);
+            }
         };
         self.put_back(now, index);
         Ok(match then {
@@ -146,7 +149,12 @@ impl Engine {
         let Some(by) = self.group(id).and_then(|group| group.drained.clone()) else { return 0 };
         let mut going = 0;
         for index in self.pool.of_group(id) {
-            let stays = |state: &State| matches!(state, State::Booting | State::Preparing | State::Ready);
+            // One that a job waits for goes after that job.
+            let stays = |state: &State| match state {
+                State::Booting | State::Preparing | State::Ready => true,
+                State::Asleep(sleep) => sleep.waker.is_none(),
+                State::Draining(_) | State::Deleting(_) | State::Aside { .. } => false,
+            };
             if self.pool.get(index).is_some_and(|instance| stays(&instance.state)) {
                 self.retire(now, index, Removal::GroupDrained { by: by.clone() });
                 going += 1;

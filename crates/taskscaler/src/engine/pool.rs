@@ -7,6 +7,7 @@ use muster_fleeting::model::InstanceId;
 use slab::Slab;
 
 use super::instance::{Instance, Part, State};
+use super::sleep::Phase;
 use crate::policy::Placement;
 use crate::time::Time;
 use crate::words::{Context, GroupId, Tried};
@@ -59,6 +60,8 @@ struct Of {
     leaving: BTreeSet<(Time, Index)>,
     /// Instances that boot or are made ready.
     coming: u32,
+    /// Instances that are suspended for a later job, or are on the way there and back.
+    asleep: u32,
     rank: usize,
 }
 
@@ -199,6 +202,16 @@ impl Pool {
     /// Of those, the ones that boot or are made ready.
     pub(super) fn coming(&self, group: GroupId) -> u32 {
         self.of.get(group.0).map_or(0, |of| of.coming)
+    }
+
+    /// Of a group, the ones that are suspended for a later job, or are on the way there and back.
+    pub(super) fn asleep_in(&self, group: GroupId) -> u64 {
+        self.of.get(group.0).map_or(0, |of| u64::from(of.asleep))
+    }
+
+    /// Those of all groups.
+    pub(super) fn asleep(&self) -> u64 {
+        self.of.iter().map(|of| u64::from(of.asleep)).sum()
     }
 
     /// The list of this number had it.
@@ -375,6 +388,7 @@ impl Pool {
                 expected.remove(&(instance.expected_since(), index));
             }
             of.coming -= u32::from(is_coming(instance));
+            of.asleep -= u32::from(is_asleep(instance));
         }
     }
 
@@ -400,6 +414,7 @@ impl Pool {
                 expected.insert((instance.expected_since(), index));
             }
             of.coming += u32::from(is_coming(instance));
+            of.asleep += u32::from(is_asleep(instance));
         }
     }
 }
@@ -427,18 +442,27 @@ impl Instance {
 }
 
 /// States as the peer's metrics name them.
-const STATES: [&str; 3] = ["creating", "running", "deleting"];
+const STATES: [&str; 6] = ["creating", "running", "deleting", "suspending", "suspended", "resuming"];
 
 fn label(instance: &Instance) -> usize {
-    match instance.state {
+    match &instance.state {
         State::Booting => 0,
         State::Preparing | State::Ready | State::Aside { .. } | State::Draining(_) => 1,
         State::Deleting(_) => 2,
+        State::Asleep(sleep) => match sleep.phase {
+            Phase::Falling => 3,
+            Phase::Asleep => 4,
+            Phase::Waking | Phase::Rousing => 5,
+        },
     }
 }
 
 fn is_coming(instance: &Instance) -> bool {
     matches!(instance.state, State::Booting | State::Preparing)
+}
+
+fn is_asleep(instance: &Instance) -> bool {
+    matches!(instance.state, State::Asleep(_))
 }
 
 fn is_idle(instance: &Instance) -> bool {

@@ -89,11 +89,12 @@ impl Engine {
             (_, InstanceState::Deleted | InstanceState::Timeout) => self.gone(now, index, Loss::TakenByProvider),
             (State::Deleting(_), _) => {}
             (_, InstanceState::Deleting) => self.taken(now, index),
+            (State::Asleep(_), _) => self.seen_asleep(now, index, seen),
             (State::Booting, InstanceState::Running) => self.prepare(now, index),
             (
                 State::Ready | State::Draining(_) | State::Preparing,
                 InstanceState::Suspending | InstanceState::Suspended,
-            ) => {
+            ) if now.at >= instance.believed_from => {
                 // Nobody here asked for that: its jobs stand still.
                 self.taken(now, index);
                 self.pool.change(index, |instance| instance.due = Some(now.at));
@@ -186,6 +187,8 @@ impl Engine {
             restored: old,
             teaches: !old,
             was_ready: false,
+            environment: None,
+            believed_from: now.at,
         };
         let index = self.pool.insert(instance);
         self.touch(index);

@@ -54,6 +54,7 @@ impl Engine {
             return;
         }
         let (group, id) = (instance.group, instance.id.clone());
+        self.fail_waker(now, index, &why.to_string());
         let deleting = Deleting { why: why.clone(), attempts: 0, called: false, since: now.at };
         self.pool.change(index, |instance| instance.enter(State::Deleting(deleting), now.at, Some(now.at)));
         self.touch(index);
@@ -63,6 +64,7 @@ impl Engine {
 
     pub(super) fn stop(&mut self, now: Now) {
         self.stopping = true;
+        self.wake_none(now);
         let retry = self.config.deletion_retry_interval.min(self.config.shutdown_deletion_interval);
         self.config.deletion_retry_interval = retry;
         let going: Vec<usize> =
@@ -112,6 +114,7 @@ impl Engine {
                     self.never_ready(now, index, Removal::NeverReady { error: error.clone() }, error);
                 }
                 State::Ready => self.ask_health(now, index),
+                State::Asleep(_) => self.tend(now, index),
                 State::Deleting(_) => {
                     // Collected by `remove_what_goes`, in one call for all.
                     self.pool.change(index, |instance| {

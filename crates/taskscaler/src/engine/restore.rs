@@ -6,10 +6,12 @@ use muster_fleeting::model::InstanceId;
 
 use super::group::{Ask, AskState, DOUBT, Stranger};
 use super::instance::{Deleting, State};
+use super::sleep::OLD_LIST;
 use super::{Engine, Place};
 use crate::books::{Intent, Row, RowKey};
 use crate::config::{Config, Foreign};
 use crate::forecast::BUCKET_S;
+use crate::sleep::Environment;
 use crate::time::{Now, Time};
 use crate::words::{GroupId, Key, Loss, Removal};
 
@@ -68,14 +70,14 @@ impl Engine {
             match (key, row) {
                 (
                     RowKey::Instance { id, .. },
-                    Row::Instance { slots, used, seen_unix, idle_unix, intent, contexts, was_ready },
+                    Row::Instance { slots, used, seen_unix, idle_unix, intent, contexts, was_ready, environment },
                 ) => {
+                    let is_asleep = intent == Intent::Suspend;
                     let index = engine.restore_instance(now, group, &id, slots, (used, seen_unix, idle_unix), intent);
                     for context in contexts {
                         engine.pool.has_context(index, context, usize::MAX);
                     }
-                    // Earlier books do not say it, and only what was ready has had jobs.
-                    engine.pool.change(index, |instance| instance.was_ready = was_ready || instance.used > 0);
+                    engine.restore_environment(now, index, environment, was_ready, is_asleep);
                 }
                 (RowKey::Foreign { id, .. }, Row::Foreign { unix }) => {
                     found_anew.extend(engine.restore_foreign(group, InstanceId::new(id), unix));
@@ -176,7 +178,7 @@ impl Engine {
             }
             instance.jobs = u32::try_from(instance.keys().count()).unwrap_or(u32::MAX);
             match intent {
-                Intent::Use => {}
+                Intent::Use | Intent::Suspend => {}
                 Intent::Keep { by, then } => instance.enter(State::Aside { by, then }, now.at, None),
                 Intent::Drain(why) => instance.enter(State::Draining(why), now.at, None),
                 Intent::Delete(why) => {
@@ -194,6 +196,29 @@ impl Engine {
         index
     }
 
+    /// What a job left on an instance, or was resumed with.
+    fn restore_environment(
+        &mut self,
+        now: Now,
+        index: usize,
+        environment: Option<Environment>,
+        was_ready: bool,
+        is_asleep: bool,
+    ) {
+        let has_one = environment.is_some();
+        self.pool.change(index, |instance| {
+            // Earlier books do not say it, and only what was ready has had jobs.
+            instance.was_ready = was_ready || instance.used > 0;
+            instance.environment = environment;
+            if has_one {
+                instance.believed_from = now.at + OLD_LIST;
+            }
+        });
+        if is_asleep {
+            self.fall_asleep(now, index, None);
+        }
+    }
+
     /// All leases that are still wanted are claimed: the others end, and their instances go where what their jobs left behind
     /// is unknown.
     pub(super) fn settled(&mut self, now: Now) {
@@ -201,13 +226,23 @@ impl Engine {
         for key in unclaimed {
             if let Some(index) = self.drop_lease(now, &key) {
                 self.actions.push(crate::event::Action::Lost { key, cause: Loss::NotFoundAgain });
-                if self.config.jobs_leave_nothing {
+                if self.is_kept(index) {
+                    self.fall_asleep(now, index, None);
+                } else if self.config.jobs_leave_nothing {
                     self.after_release(now, index);
                 } else {
                     self.retire(now, index, Removal::Unclaimed);
                 }
             }
         }
+    }
+
+    /// Whether what is on an instance is to be kept for a later job: its job was not told that it has it.
+    fn is_kept(&self, index: usize) -> bool {
+        self.pool.get(index).is_some_and(|instance| {
+            let is_used = matches!(instance.state, State::Booting | State::Preparing | State::Ready);
+            instance.environment.is_some() && is_used && instance.held == 0
+        })
     }
 
     /// The instance's row has to be stored.
@@ -247,6 +282,7 @@ impl Engine {
                 let instance = self.pool.get(index)?;
                 let intent = match &instance.state {
                     State::Booting | State::Preparing | State::Ready => Intent::Use,
+                    State::Asleep(_) => Intent::Suspend,
                     State::Aside { by, then } => Intent::Keep { by: by.clone(), then: then.clone() },
                     State::Draining(why) => Intent::Drain(why.clone()),
                     State::Deleting(deleting) => Intent::Delete(deleting.why.clone()),
@@ -254,7 +290,8 @@ impl Engine {
                 let slots = instance.slots.iter().map(|key| key.as_ref().map(|key| key.as_str().to_owned())).collect();
                 let (used, seen_unix, contexts) = (instance.used, instance.seen_unix, instance.contexts.clone());
                 let (was_ready, idle_unix) = (instance.was_ready, Some(instance.idle_unix));
-                Some(Row::Instance { slots, used, seen_unix, idle_unix, intent, contexts, was_ready })
+                let environment = instance.environment.clone();
+                Some(Row::Instance { slots, used, seen_unix, idle_unix, intent, contexts, was_ready, environment })
             }
             RowKey::Ask { group, call } => {
                 let group = self.group(by_name(group)?)?;

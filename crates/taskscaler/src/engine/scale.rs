@@ -55,6 +55,7 @@ impl Engine {
         self.shrink(now, formula::surplus(&self.inputs(now)));
         self.remove_over_max(now);
         self.remove_over_spend(now);
+        self.make_room_among_sleepers(now);
     }
 
     /// What the formula is asked with.

@@ -133,7 +133,8 @@ pub struct InstanceStatus {
     pub id: String,
     /// Its group's name.
     pub group: String,
-    /// `booting`, `preparing`, `ready`, `drained` (an operator keeps it), `draining` (it goes after its jobs), `deleting`.
+    /// `booting`, `preparing`, `ready`, `suspending`, `suspended`, `resuming` (a job left
+    /// its environment for a later one), `drained` (an operator keeps it), `draining` (it goes after its jobs), `deleting`.
     pub state: String,
     /// Why it goes, where it does, or who keeps it.
     pub why: Option<String>,
@@ -307,6 +308,7 @@ impl Engine {
             State::Booting => ("booting", None),
             State::Preparing => ("preparing", None),
             State::Ready => ("ready", None),
+            State::Asleep(sleep) => (sleep.phase.name(), Some(kept_for(instance, sleep.until.since(now.at)))),
             State::Aside { by, .. } => ("drained", Some(by.clone())),
             State::Draining(why) => ("draining", Some(why.to_string())),
             State::Deleting(deleting) => ("deleting", Some(deleting.why.to_string())),
@@ -324,6 +326,12 @@ impl Engine {
             slots: slots.filter_map(|(slot, key)| Some(SlotStatus { slot, key: key.as_ref()?.to_string() })).collect(),
         }
     }
+}
+
+/// For whom an instance is suspended.
+fn kept_for(instance: &Instance, left: Duration) -> String {
+    let name = instance.environment.as_ref().map_or("", |environment| environment.name.as_str());
+    format!("the environment of {name}, kept for a later job for {} s more", left.as_secs())
 }
 
 pub(super) fn millis(duration: Duration) -> u64 {

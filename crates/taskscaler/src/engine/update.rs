@@ -68,7 +68,7 @@ impl Engine {
         let arrivals = joined(group.asked(), self.pool.arriving(id)).map(|span| (span, group.boot.fast));
         let removals = self.pool.removing(id).map(|span| (span, group.deletion.fast));
         let wants_job = self.refused.is_some_and(|refused| last.since(refused) < REFUSED_FOR);
-        let is_awaited = !self.queue.is_empty() || wants_job;
+        let is_awaited = !self.queue.is_empty() || !self.wakers.is_empty() || wants_job;
         let periods = [arrivals, removals].into_iter().flatten().map(|(span, typical)| match is_awaited {
             true => until_news(last, span, typical).clamp(SHORTEST, expecting),
             false => expecting,

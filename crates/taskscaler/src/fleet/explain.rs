@@ -180,6 +180,7 @@ fn now(instance: &InstanceStatus) -> Vec<String> {
     )];
     answer.extend(why.as_ref().map(|why| match state.as_str() {
         "drained" => format!("it gets no jobs and stays until it is resumed or removed: drained by {why}"),
+        "suspending" | "suspended" | "resuming" => format!("it gets no other jobs: {why}"),
         _ => format!("it goes: {why}"),
     }));
     answer.extend(slots.iter().map(|slot| format!("slot {}: {}", slot.slot, slot.key)));

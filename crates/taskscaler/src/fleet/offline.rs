@@ -132,6 +132,7 @@ fn instance(
     let (state, why) = match intent {
         Intent::Use => ("in use", None),
         Intent::Keep { by, .. } => ("drained", Some(by.clone())),
+        Intent::Suspend => ("suspended", Some("kept for a later job".to_owned())),
         Intent::Drain(why) => ("draining", Some(why.to_string())),
         Intent::Delete(why) => ("deleting", Some(why.to_string())),
     };

@@ -20,6 +20,8 @@ pub struct Watch {
     slots: HashMap<(GroupId, InstanceId, u32), Key>,
     held: HashMap<(GroupId, InstanceId), u32>,
     uses: HashMap<(GroupId, InstanceId), u32>,
+    /// What jobs left for later ones: whose it is, by the name of the environment.
+    left: HashMap<(GroupId, InstanceId), String>,
     /// Calls of the last minute.
     increases: VecDeque<Time>,
     /// When a price changed last.
@@ -30,9 +32,14 @@ impl Watch {
     /// A lease begins.
     ///
     /// # Errors
-    /// J4: a slot twice, or more slots or uses than there may be.
-    pub fn granted(&mut self, lease: &Lease, config: &Config) -> Result<(), Violation> {
+    /// J4: a slot twice, or more slots or uses than there may be. An environment that is another's.
+    pub fn granted(&mut self, lease: &Lease, resumes: Option<&str>, config: &Config) -> Result<(), Violation> {
         let place = (lease.group, lease.instance.clone());
+        let left = self.left.remove(&place);
+        if left.as_deref() != resumes {
+            let what = format!("{} asked for {resumes:?}, and {} has {left:?}", lease.key, lease.instance);
+            return Err(Violation::new("environment", what));
+        }
         let slot = (lease.group, lease.instance.clone(), lease.slot);
         if let Some(other) = self.slots.insert(slot, lease.key.clone()) {
             return Err(Violation::new(
@@ -46,7 +53,8 @@ impl Watch {
             return Err(Violation::new("J4", format!("{held} slots are held on {}", lease.instance)));
         }
         let uses = self.uses.entry(place).or_default();
-        *uses += 1;
+        // A job that is resumed goes on with the use of the one before it.
+        *uses += u32::from(resumes.is_none());
         if config.uses_max.is_some_and(|max| *uses > max.get()) {
             return Err(Violation::new("J4", format!("{} has its job number {uses}", lease.instance)));
         }
@@ -63,14 +71,22 @@ impl Watch {
         }
     }
 
-    /// Instances are removed.
+    /// A job leaves its environment, by this name, for a later one.
+    pub fn left(&mut self, lease: &Lease, name: String) {
+        self.left.insert((lease.group, lease.instance.clone()), name);
+    }
+
+    /// Instances are removed, or suspended.
     ///
     /// # Errors
     /// I4: one of them has a job.
     pub fn removed(&self, group: GroupId, ids: &[InstanceId]) -> Result<(), Violation> {
         for id in ids {
             if let Some(held @ 1..) = self.held.get(&(group, id.clone())) {
-                return Err(Violation::new("I4", format!("{id} is removed, and {held} of its slots are held")));
+                return Err(Violation::new(
+                    "I4",
+                    format!("{id} is removed or suspended, and {held} of its slots are held"),
+                ));
             }
         }
         Ok(())

@@ -144,6 +144,8 @@ pub struct Lies {
     pub slow: f64,
     /// A removal is accepted, and does nothing.
     pub undeleted: f64,
+    /// A suspension or a resumption is accepted, and does nothing.
+    pub sleepless: f64,
     /// An instance is unwell when it is asked for its health.
     pub unwell: f64,
 }
@@ -170,6 +172,8 @@ pub struct Machine {
     pub is_listed: bool,
     /// A person made it.
     pub foreign: bool,
+    /// When it was suspended, or resumed, and what it was from then on.
+    pub sleep: Vec<(Time, InstanceState)>,
 }
 
 /// Whether a manager can know of a machine.
@@ -215,7 +219,7 @@ impl Cloud {
         Self { config, machines, live, name: name.to_owned(), limit, next: 0, heals, day_s }
     }
 
-    fn lies(&self, at: Time) -> Lies {
+    pub(super) fn lies(&self, at: Time) -> Lies {
         if at < self.heals { self.config.lies } else { Lies::default() }
     }
 
@@ -296,6 +300,7 @@ impl Cloud {
             known: if foreign || late { Known::Never } else { Known::Always },
             is_listed: false,
             foreign,
+            sleep: Vec::new(),
         };
         self.live.insert(id.clone(), ());
         self.machines.insert(id, machine);
@@ -371,7 +376,7 @@ impl Cloud {
             let state = if machine.taken.is_some_and(|taken| taken <= seen) || machine.deleting {
                 InstanceState::Deleting
             } else if machine.runs <= seen {
-                InstanceState::Running
+                machine.slept(seen)
             } else {
                 InstanceState::Creating
             };
@@ -395,7 +400,7 @@ impl Cloud {
     pub fn prepare(&self, at: Time, id: &InstanceId, random: &mut ChaCha8Rng) -> (Duration, Result<(), String>) {
         let takes = self.config.prepare.sample(random);
         let lies = self.lies(at);
-        let result = if !self.is_live(at + takes, id) {
+        let result = if !self.is_awake(at + takes, id) {
             Err("no route to host".to_owned())
         } else if chance(random, lies.unready) {
             Err("instance_ready_command: exit status 1".to_owned())
@@ -407,7 +412,7 @@ impl Cloud {
 
     /// Whether an instance is well.
     pub fn heartbeat(&self, at: Time, id: &InstanceId, random: &mut ChaCha8Rng) -> Result<(), String> {
-        let well = self.is_live(at, id) && !chance(random, self.lies(at).unwell);
+        let well = self.is_awake(at, id) && !chance(random, self.lies(at).unwell);
         if well { Ok(()) } else { Err("no answer".to_owned()) }
     }
 

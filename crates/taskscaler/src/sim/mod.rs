@@ -13,6 +13,7 @@ pub mod cloud;
 mod happening;
 pub mod report;
 pub mod scenario;
+mod sleep;
 pub mod trace;
 pub mod turn;
 pub mod world;

@@ -32,6 +32,9 @@ pub struct Report {
     pub unfinished: usize,
     /// Jobs that were lost with their instance, and started again elsewhere.
     pub moved: usize,
+    /// Jobs that went on in what another one had left.
+    #[serde(skip)]
+    pub resumed: usize,
     /// Machines that were made.
     pub machines: usize,
     /// Hours that are paid for.

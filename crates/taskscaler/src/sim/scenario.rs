@@ -40,6 +40,9 @@ pub struct Scenario {
     pub turns: Vec<(Time, Turn)>,
     /// Promises that the manager holds, also without a job: its requests in flight.
     pub promises: usize,
+    /// Of each three jobs the first leaves its environment for the second, which comes at most so long after it; none: no job
+    /// leaves one.
+    pub naps: Option<Duration>,
     /// From then on nothing is wrong.
     pub heals: Time,
     /// The last moment; all jobs are done before.
@@ -84,6 +87,7 @@ impl Scenario {
             foreign: Vec::new(),
             turns: Vec::new(),
             promises: 0,
+            naps: None,
             heals: Time::from_millis(u64::MAX),
             end,
             quiet: None,
@@ -112,7 +116,7 @@ impl Case {
     pub fn random(seed: u64) -> Self {
         let random = &mut ChaCha8Rng::seed_from_u64(seed ^ 0x5eed);
         let groups: Vec<GroupConfig> = (0..random.random_range(1..=3u32)).map(|number| group(number, random)).collect();
-        let clouds: Vec<CloudConfig> = groups.iter().map(|_| cloud(random)).collect();
+        let mut clouds: Vec<CloudConfig> = groups.iter().map(|_| cloud(random)).collect();
         let heals = Time::from_millis(random.random_range(5..60) * 60_000);
         let within = |random: &mut ChaCha8Rng| Time::from_millis(random.random_range(0..heals.as_millis()));
         let times = |random: &mut ChaCha8Rng, most: usize| -> Vec<Time> {
@@ -150,6 +154,8 @@ impl Case {
             turn::configure(&mut config, other);
             promises = other.random_range(0..4);
         }
+        let naps = naps(&mut config, &mut clouds, &mut ChaCha8Rng::seed_from_u64(seed ^ 0x51ee));
+        let end = end + naps.unwrap_or_default() * u32::try_from(jobs.len()).unwrap_or(u32::MAX);
         let killed_before_acting = if chance(random, 0.3) { 0.02 } else { 0.0 };
         let scenario = Scenario {
             seed,
@@ -161,6 +167,7 @@ impl Case {
             foreign,
             turns,
             promises,
+            naps,
             heals,
             end,
             quiet: Some(Duration::from_secs(3600)),
@@ -220,6 +227,7 @@ impl Case {
             with(&|case| drop(case.scenario.turns.remove(index)));
         }
         with(&|case| case.scenario.promises = 0);
+        with(&|case| case.scenario.naps = None);
         with(&|case| case.scenario.killed_before_acting = 0.0);
         with(&|case| case.jobs.iter_mut().for_each(|job| job.request = Request::default()));
         with(&|case| {
@@ -231,7 +239,7 @@ impl Case {
             }
         });
         for index in 0..self.scenario.clouds.len() {
-            for lie in LIES {
+            for lie in LIES.into_iter().chain([SLEEPLESS]) {
                 with(&|case| {
                     if let Some(cloud) = case.scenario.clouds.get_mut(index) {
                         *lie(&mut cloud.lies) = 0.0;
@@ -264,6 +272,8 @@ const LIES: [Lie; 13] = [
     |lies| &mut lies.undeleted,
     |lies| &mut lies.unwell,
 ];
+
+const SLEEPLESS: Lie = |lies| &mut lies.sleepless;
 
 fn group(number: u32, random: &mut ChaCha8Rng) -> GroupConfig {
     let mut group = GroupConfig::new(format!("g{number}"), random.random_range(1..12));
@@ -318,6 +328,22 @@ fn share(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
             avoid: None,
         };
     }
+}
+
+/// Jobs that leave their environments for later ones.
+fn naps(config: &mut Config, clouds: &mut [CloudConfig], random: &mut ChaCha8Rng) -> Option<Duration> {
+    if chance(random, 0.6) {
+        return None;
+    }
+    (config.capacity, config.uses_max) = (NonZeroU32::MIN, Some(NonZeroU32::MIN));
+    config.suspended_max = Duration::from_secs(random.random_range(30..1500));
+    for cloud in clouds {
+        if chance(random, 0.3) {
+            cloud.lies.sleepless = random.random_range(0.0..0.4);
+        }
+    }
+    // Some come too late.
+    Some(config.suspended_max * random.random_range(1..13) / 10)
 }
 
 fn config(groups: Vec<GroupConfig>, random: &mut ChaCha8Rng) -> Config {

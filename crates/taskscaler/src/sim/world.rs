@@ -1,5 +1,7 @@
 //! An engine, providers, and jobs; restarts of the manager at any moment.
 
+mod end;
+mod naps;
 mod turns;
 
 use std::cmp::Reverse;
@@ -17,11 +19,12 @@ use super::scenario::Scenario;
 use super::trace::Job;
 use crate::InstanceId;
 use crate::books::{Row, RowKey};
-use crate::config::{Config, Foreign};
+use crate::config::Config;
 use crate::engine::{Engine, Violation};
 use crate::event::{Action, Event};
 use crate::time::{Now, Time};
 use crate::words::{GroupId, Key, Lease};
+use naps::Left;
 
 /// An instance that dies is noticed by its job's connection after so long.
 const CONNECTION_BREAKS: Duration = Duration::from_secs(5);
@@ -42,6 +45,8 @@ enum Place {
 #[derive(Debug)]
 struct Running {
     place: Place,
+    /// The environment that it asks for.
+    resumes: Option<Left>,
     attempt: u32,
     waited_since: Time,
     started: Time,
@@ -98,7 +103,13 @@ impl<'a> World<'a> {
         let clouds = (scenario.clouds.iter().zip(&scenario.config.groups))
             .map(|(cloud, group)| Cloud::new(&group.name, cloud.clone(), scenario.heals, scenario.origin))
             .collect();
-        let new = |job: &Job| Running { place: Place::Server, attempt: 0, waited_since: job.at, started: Time::ZERO };
+        let new = |job: &Job| Running {
+            place: Place::Server,
+            resumes: None,
+            attempt: 0,
+            waited_since: job.at,
+            started: Time::ZERO,
+        };
         let mut world = Self {
             scenario,
             config: scenario.config.clone(),
@@ -127,7 +138,7 @@ impl<'a> World<'a> {
             watch: Watch::default(),
             report: Report::default(),
         };
-        for (index, job) in jobs.iter().enumerate() {
+        for (index, job) in jobs.iter().enumerate().filter(|(index, _)| !scenario.follows(*index)) {
             world.plan(job.at, Happening::Arrives(index));
         }
         for at in &scenario.kills {
@@ -199,7 +210,7 @@ impl<'a> World<'a> {
                     self.engine.handle(self.now, event);
                 }
             }
-            Happening::Arrives(job) => self.queue.push_back(job),
+            Happening::Arrives(job) => self.arrives(job),
             Happening::Ends { job, attempt } => self.job_ends(job, attempt)?,
             Happening::Breaks { job, attempt } => {
                 let running = &self.running[job];
@@ -237,7 +248,7 @@ impl<'a> World<'a> {
 
     /// Requests jobs while there is capacity, then stores and does what the engine says.
     fn settle(&mut self) -> Result<(), Violation> {
-        self.request_jobs();
+        self.request_jobs()?;
         loop {
             if self.scenario.checked {
                 self.engine.check()?;
@@ -260,7 +271,7 @@ impl<'a> World<'a> {
                 }
                 self.act(action)?;
             }
-            self.request_jobs();
+            self.request_jobs()?;
         }
         let wake = self.engine.next_wake(self.now).map(|at| at.max(self.now.at + Duration::from_millis(1)));
         if wake != self.wake {
@@ -272,7 +283,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    fn request_jobs(&mut self) {
+    fn request_jobs(&mut self) -> Result<(), Violation> {
         while !self.asking
             && let Some(job) = self.queue.front().copied()
         {
@@ -284,14 +295,15 @@ impl<'a> World<'a> {
                 self.engine.rename(&promise, key.clone());
             } else if self.engine.reserve(self.now, key.clone()).is_err() {
                 self.ask_again();
-                return;
+                return Ok(());
             }
             self.queue.pop_front();
             self.running[job].place = Place::Waiting;
             self.keys.insert(key.clone(), job);
-            let _ = self.engine.acquire(self.now, key, &self.jobs[job].request);
+            self.ask_for(job, key)?;
         }
         self.promise();
+        Ok(())
     }
 
     fn key(&self, job: usize) -> Key {
@@ -310,7 +322,11 @@ impl<'a> World<'a> {
         let (delay, event) = match action {
             Action::Grant(lease) => return self.starts(lease),
             Action::Lost { key, .. } => return self.lost(&key),
-            Action::Forget { .. } | Action::Answer { .. } => return Ok(()),
+            Action::Forget { .. } | Action::Answer { .. } | Action::Parked { .. } => return Ok(()),
+            Action::NotResumed { key, .. } => {
+                self.not_resumed(&key);
+                return Ok(());
+            }
             Action::Withdraw { key } => {
                 self.promises.retain(|promise| *promise != key);
                 return Ok(());
@@ -336,6 +352,17 @@ impl<'a> World<'a> {
                 let cloud = &mut self.clouds[group.0];
                 let result = cloud.decrease(at, &ids, &mut self.random);
                 (cloud.delay(at, &mut self.random), Event::Decreased { group, ids, result })
+            }
+            Action::Suspend { group, ids } => {
+                self.watch.removed(group, &ids)?;
+                let cloud = &mut self.clouds[group.0];
+                let result = cloud.sleep(at, &ids, false, &mut self.random);
+                (cloud.delay(at, &mut self.random), Event::Suspended { group, ids, result })
+            }
+            Action::Resume { group, ids } => {
+                let cloud = &mut self.clouds[group.0];
+                let result = cloud.sleep(at, &ids, true, &mut self.random);
+                (cloud.delay(at, &mut self.random), Event::Resumed { group, ids, result })
             }
             Action::Prepare { group, id, .. } => {
                 let (takes, result) = self.clouds[group.0].prepare(at, &id, &mut self.random);
@@ -364,7 +391,9 @@ impl<'a> World<'a> {
             let what = format!("{} has a slot, and is {:?}", lease.key, self.running[job].place);
             return Err(Violation::new("J2", what));
         }
-        self.watch.granted(&lease, &self.scenario.config)?;
+        let resumes = self.running[job].resumes.take();
+        self.watch.granted(&lease, resumes.as_ref().map(|left| left.name.as_str()), &self.scenario.config)?;
+        self.report.resumed += usize::from(resumes.is_some());
         let duration = self.jobs[job].duration;
         let running = &mut self.running[job];
         let attempt = running.attempt;
@@ -396,7 +425,7 @@ impl<'a> World<'a> {
         if running.attempt != attempt {
             return Ok(());
         }
-        if !self.clouds[lease.group.0].is_live(self.now.at, &lease.instance) {
+        if !self.clouds[lease.group.0].is_awake(self.now.at, &lease.instance) {
             // It did not end: its machine is gone, and its connection broke, or will.
             self.engine.handle(self.now, Event::Suspect { key: lease.key });
             return Ok(());
@@ -410,7 +439,9 @@ impl<'a> World<'a> {
         self.keys.remove(&lease.key);
         let used = self.jobs[job].used();
         self.engine.handle(self.now, Event::Used { key: lease.key.clone(), used });
-        self.engine.handle(self.now, Event::Release { key: lease.key });
+        if !self.leaves_environment(job, &lease) {
+            self.engine.handle(self.now, Event::Release { key: lease.key });
+        }
         Ok(())
     }
 
@@ -437,44 +468,5 @@ impl<'a> World<'a> {
         running.place = Place::Server;
         running.waited_since = self.now.at;
         self.queue.push_back(job);
-    }
-
-    /// J1: every job is done. I3: what is left is what the policy keeps, and what a person made.
-    fn finish(mut self, end: Time) -> Result<Report, Violation> {
-        if self.scenario.checked {
-            if self.unfinished > 0 {
-                let status = self.engine.status(self.now);
-                let stuck = self.running.iter().position(|running| running.place != Place::Done);
-                let what = format!("{} jobs are not done, as {stuck:?}; {status:?}", self.unfinished);
-                return Err(Violation::new("J1", what));
-            }
-            let left: usize = self.clouds.iter().map(|cloud| cloud.live(end).count()).sum();
-            let by_policy = if self.is_draining { 0 } else { self.scenario.instances_kept(&self.config) };
-            // Only those that are left alone.
-            let foreign = if self.config.foreign == Foreign::Leave { self.scenario.foreign.len() } else { 0 };
-            let kept = usize::try_from(by_policy).unwrap_or(usize::MAX) + foreign;
-            if left > kept {
-                let what = format!("{left} machines are left, and {kept} may be; {:?}", self.engine.status(self.now));
-                return Err(Violation::new("I3", what));
-            }
-        }
-        let from = self.scenario.measured_from;
-        let counted = |running: &&Running| running.place != Place::Done && running.waited_since >= from;
-        for running in self.running.iter().filter(counted) {
-            self.report.unfinished += 1;
-            if !matches!(running.place, Place::On(_)) {
-                let waited = end.since(running.waited_since).as_millis();
-                self.report.waits_ms.push(u64::try_from(waited).unwrap_or(u64::MAX));
-            }
-        }
-        let counts = |machine: &&super::cloud::Machine| machine.made >= from;
-        self.report.machines = self.clouds.iter().map(|cloud| cloud.machines.values().filter(counts).count()).sum();
-        for (cloud, group) in self.clouds.iter().zip(&self.scenario.config.groups) {
-            let hours = cloud.billed_s(self.scenario.measured_from, end) / 3600.0;
-            self.report.machine_hours += hours;
-            self.report.cost += hours * group.price_per_hour;
-        }
-        self.report.slot_hours = self.report.machine_hours * f64::from(self.scenario.config.capacity.get());
-        Ok(self.report)
     }
 }

@@ -73,6 +73,33 @@ async fn the_next_plugin_finds_the_instances_and_ends_them() {
 }
 
 #[tokio::test]
+async fn the_next_plugin_knows_what_is_suspended_and_resumes_it() {
+    if !possible() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let config = json!({"directory": directory.path(), "outlive_plugin": true, "suspendable": true});
+    let first = group(config.clone()).await;
+    first.increase(1).await.unwrap();
+    let ids = wait(&first, InstanceState::Running, 1).await;
+    assert_eq!(first.suspend(&ids).await.unwrap(), ids);
+    assert_eq!(wait(&first, InstanceState::Suspended, 1).await, ids);
+    first.stop().await;
+    let second = group(config).await;
+    assert_eq!(wait(&second, InstanceState::Suspended, 1).await, ids);
+    assert_eq!(second.resume(&ids).await.unwrap(), ids);
+    wait(&second, InstanceState::Running, 1).await;
+    let session = dial(&target(&second, &ids[0]).await, &KnownHosts::default()).await.unwrap();
+    let (_, said, _) = output(&*session, "echo awake").await;
+    assert_eq!(said, "awake\n");
+    // One that is suspended can be removed.
+    second.suspend(&ids).await.unwrap();
+    second.decrease(&ids).await.unwrap();
+    while !second.update().await.unwrap().instances.is_empty() {}
+    second.stop().await;
+}
+
+#[tokio::test]
 async fn a_server_that_is_killed_is_started_again_and_what_it_had_started_goes_on() {
     if !possible() {
         return;

@@ -132,13 +132,35 @@ fn metrics(check: &mut Check<'_>) {
     }
 }
 
-/// C009.
+/// C009, C097.
 fn suspending(check: &mut Check<'_>) {
-    let key = "feature_flags.FF_SUSPENDABLE_ENVIRONMENTS";
-    if let Some(first) = check.runners.iter().find(|runner| runner.table.bool(key) == Some(true)) {
-        let message =
-            "FF_SUSPENDABLE_ENVIRONMENTS is not acted on: no instance is put to sleep, whatever its plugin can";
-        check.add(Problem::new("C009", message).at(&super::place(&first.table, key)));
+    const KEY: &str = "feature_flags.FF_SUSPENDABLE_ENVIRONMENTS";
+    const ALONE: &str = "set capacity_per_instance = 1 and max_use_count = 1 in [runners.autoscaler], without vm_isolation, \
+                         and max_instances of at least 2";
+    for runner in check.runners.iter().filter(|runner| runner.table.bool(KEY) == Some(true)) {
+        if runner.executor != "instance" {
+            let message =
+                "FF_SUSPENDABLE_ENVIRONMENTS is not acted on: only the executor instance has environments of its own";
+            check.tell(runner, KEY, "C009", message, "remove it, or set executor = \"instance\"");
+            continue;
+        }
+        let Some(autoscaler) = runner.table.table("autoscaler") else { continue };
+        let is_one = |key: &str, default: i64| autoscaler.int(key).unwrap_or(default) == 1;
+        let shared = !is_one("capacity_per_instance", 1) || !is_one("max_use_count", 0);
+        let isolated = autoscaler.bool("vm_isolation.enabled") == Some(true);
+        if shared || isolated || autoscaler.int("max_instances") == Some(1) {
+            let message = "FF_SUSPENDABLE_ENVIRONMENTS is not acted on: an instance is suspended only where it is one job's alone, \
+                           and never the last one";
+            check.tell(runner, KEY, "C009", message, ALONE);
+        }
+        if autoscaler.bool("delete_instances_on_shutdown") == Some(true) {
+            let message = "delete_instances_on_shutdown removes suspended environments when the manager ends";
+            check.tell(runner, KEY, "C009", message, "set delete_instances_on_shutdown = false");
+        }
+        if runner.id == 0 {
+            let message = "FF_SUSPENDABLE_ENVIRONMENTS needs the runner's number";
+            check.tell(runner, KEY, "C097", message, "set id in this [[runners]] entry");
+        }
     }
 }
 
@@ -158,9 +180,25 @@ mod tests {
     }
 
     #[test]
-    fn c009_no_instance_sleeps() {
-        assert!(found("C009", &flags("FF_SUSPENDABLE_ENVIRONMENTS = true")).contains("no instance is put to sleep"));
+    fn c009_only_an_instance_that_is_one_jobs_alone_is_suspended() {
+        assert!(found("C009", &flags("FF_SUSPENDABLE_ENVIRONMENTS = true")).contains("only the executor instance"));
         clean("C009", &flags("FF_SUSPENDABLE_ENVIRONMENTS = false"));
+        let of = |keys: &str| {
+            let on = "[runners.feature_flags]\nFF_SUSPENDABLE_ENVIRONMENTS = true";
+            format!("[[runners]]\nid = 7\nexecutor = \"instance\"\n{on}\n[runners.autoscaler]\n{keys}\n")
+        };
+        clean("C009", &of("max_use_count = 1\nmax_instances = 2"));
+        for keys in [
+            "max_instances = 2",
+            "max_use_count = 1\ncapacity_per_instance = 2",
+            "max_use_count = 1\nmax_instances = 1",
+        ] {
+            assert!(found("C009", &of(keys)).contains("one job's alone"), "{keys}");
+        }
+        let deleting = of("max_use_count = 1\ndelete_instances_on_shutdown = true");
+        assert!(found("C009", &deleting).contains("removes suspended environments"));
+        clean("C097", &of("max_use_count = 1"));
+        found("C097", &of("max_use_count = 1").replace("id = 7\n", ""));
     }
 
     #[test]

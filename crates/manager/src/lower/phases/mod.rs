@@ -12,6 +12,7 @@ use muster_runner_api::payload::JobPayload;
 use super::flags::Flags;
 use super::paths::Paths;
 use super::settings::Settings;
+use super::suspension;
 use super::variables::Variables;
 use super::{LowerError, Placement, cache, header};
 
@@ -37,8 +38,11 @@ pub(super) fn all(read: &Read<'_>, warnings: &mut Vec<String>) -> Result<Vec<Pha
     let mut phases = vec![
         phase("prepare_executor", &title, prepare),
         phase("prepare_script", "Preparing environment", Builtin::Prepare(header::environment(placement))),
-        sources::get_sources(payload, placement, variables, settings, flags)?,
     ];
+    // What is resumed has them, as the job before left them.
+    if !suspension::is_resumed(payload, &placement.runner) {
+        phases.push(sources::get_sources(payload, placement, variables, settings, flags)?);
+    }
     phases.extend(transfers::restore_caches(&caches, settings));
     phases.extend(transfers::download(payload, settings));
     phases.extend(scripts::scripts(payload, placement, variables, settings, flags)?);
@@ -49,7 +53,8 @@ pub(super) fn all(read: &Read<'_>, warnings: &mut Vec<String>) -> Result<Vec<Pha
         checkout,
         clean_flags: settings.clean_flags.clone(),
         submodules: settings.submodules.clone(),
-        clean_config: settings.clean_config,
+        // A job that goes on here needs it.
+        clean_config: settings.clean_config && !suspension::may_leave(payload, placement),
     };
     phases.push(Phase {
         when: PhaseWhen::Finally,

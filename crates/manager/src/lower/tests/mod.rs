@@ -29,6 +29,7 @@ fn placement() -> Placement {
         moved: Vec::new(),
         way: Vec::new(),
         certificates: Certificates::default(),
+        suspends: Err("nothing is suspended here".to_owned()),
         share: None,
     }
 }

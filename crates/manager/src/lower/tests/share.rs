@@ -96,7 +96,7 @@ fn a_sticky_context_is_of_one_runner_one_project_and_one_protection_level() {
 #[test]
 fn a_job_says_what_it_needs() {
     let asks = |all: &[(&str, &str)]| {
-        let asking = asking(&payload(variables(all)), &runner());
+        let asking = asking(&payload(variables(all)), &runner()).unwrap();
         (asking.cpu_milli, asking.memory_bytes)
     };
     assert_eq!(asks(&[]), (None, None));
@@ -105,7 +105,7 @@ fn a_job_says_what_it_needs() {
     assert_eq!(asks(&kubernetes), (Some(500), Some(64 << 20)));
     assert_eq!(asks(&[kubernetes[0], ("MUSTER_CPU_REQUEST", "3")]), (Some(3000), None));
     let unread = variables(&[("MUSTER_CPU_REQUEST", "many")]);
-    assert_eq!(asking(&payload(unread.clone()), &runner()).cpu_milli, None);
+    assert_eq!(asking(&payload(unread.clone()), &runner()).unwrap().cpu_milli, None);
     let warnings = lowered_on(shared(), |_| {}, unread.clone()).plan.warnings;
     assert!(
         warnings.iter().any(|warning| warning.starts_with("MUSTER_CPU_REQUEST `many` cannot be read")),
@@ -124,7 +124,7 @@ fn a_job_chooses_the_image_of_its_machine_and_else_the_runner_does() {
     let with = |change: &dyn Fn(&mut RunnerSettings), more: Value| {
         let mut runner = runner();
         change(&mut runner);
-        asking(&payload(more), &runner).image
+        asking(&payload(more), &runner).unwrap().image
     };
     let image = |name: &str, is_of_job| Ok(muster_environment::VmImage { name: name.to_owned(), is_of_job });
     assert_eq!(with(&|_| {}, json!({ "image": { "name": "ubuntu" } })), image("ubuntu", true));
@@ -154,7 +154,7 @@ fn a_job_has_only_images_that_the_runner_allows() {
         runner.on_instances.allowed_images = allowed.iter().map(|pattern| (*pattern).to_owned()).collect();
         let mut more = variables(&[("NAME", "secret/other")]);
         more["image"] = json!({ "name": name });
-        asking(&payload(more), &runner).image.map(|image| image.name)
+        asking(&payload(more), &runner).unwrap().image.map(|image| image.name)
     };
     assert_eq!(with(&[], "any/thing"), Ok("any/thing".to_owned()));
     assert_eq!(with(&["ubuntu-*", "team/**"], "ubuntu-24.04"), Ok("ubuntu-24.04".to_owned()));

@@ -11,3 +11,4 @@ mod promises;
 mod removal;
 mod restart;
 mod rig;
+mod sleep;

@@ -10,6 +10,7 @@ use crate::engine::{Engine, NoCapacity};
 use crate::event::{Action, Event};
 use crate::operator::{Act, Done, Refused};
 use crate::policy::{Policies, Wanted};
+use crate::sleep::NotResumed;
 use crate::time::{Now, Time};
 use crate::words::{GroupId, Key, Lease, Request};
 use crate::{InstanceId, InstanceState};
@@ -69,6 +70,9 @@ pub(super) struct Rig {
     pub(super) granted: Vec<Lease>,
     pub(super) lost: Vec<Key>,
     pub(super) withdrawn: Vec<Key>,
+    pub(super) refused: Vec<(Key, NotResumed)>,
+    /// Suspensions and resumptions have an effect.
+    pub(super) sleeping: bool,
     pub(super) answers: Vec<Result<Done, Refused>>,
     pub(super) log: Vec<Action>,
     pub(super) decisions: Vec<Decision>,
@@ -108,6 +112,8 @@ impl Rig {
             granted: Vec::new(),
             lost: Vec::new(),
             withdrawn: Vec::new(),
+            refused: Vec::new(),
+            sleeping: true,
             answers: Vec::new(),
             log: Vec::new(),
             decisions: Vec::new(),
@@ -196,8 +202,27 @@ impl Rig {
                 self.answers.push(answer);
                 None
             }
-            Action::Forget { .. } => None,
+            Action::Suspend { group, ids } => {
+                Some(Event::Suspended { group, result: self.change(group, &ids, false), ids })
+            }
+            Action::Resume { group, ids } => {
+                Some(Event::Resumed { group, result: self.change(group, &ids, true), ids })
+            }
+            Action::NotResumed { key, why } => {
+                self.refused.push((key, why));
+                None
+            }
+            Action::Forget { .. } | Action::Parked { .. } => None,
         }
+    }
+
+    /// Suspends instances, or resumes them: at once, where that has an effect.
+    fn change(&mut self, group: GroupId, ids: &[InstanceId], resume: bool) -> Result<Vec<InstanceId>, String> {
+        let to = if resume { InstanceState::Running } else { InstanceState::Suspended };
+        for id in ids.iter().filter(|_| self.sleeping) {
+            self.clouds[group.0].entry(id.clone()).and_modify(|state| *state = to);
+        }
+        Ok(ids.to_vec())
     }
 
     pub(super) fn make(&mut self, group: GroupId) {

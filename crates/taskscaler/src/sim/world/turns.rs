@@ -7,6 +7,7 @@ use crate::InstanceId;
 use crate::engine::{Engine, Violation};
 use crate::event::{Action, Event};
 use crate::operator::Act;
+use crate::sim::cloud::chance;
 use crate::sim::happening::Happening;
 use crate::sim::turn::Turn;
 use crate::time::Time;
@@ -114,6 +115,7 @@ impl World<'_> {
 
     /// The plugins of a new engine.
     pub(super) fn engine_starts(&mut self) {
+        self.can_suspend();
         for group in (0..self.clouds.len()).map(GroupId) {
             // One that is down is up later, and that is planned.
             let event = match self.is_down(group) {
@@ -135,6 +137,8 @@ impl World<'_> {
             Action::Update { group, call } => Some(Event::Updated { group, call, result: Err(why()) }),
             Action::Increase { group, call, .. } => Some(Event::Increased { group, call, result: Err(why()) }),
             Action::Decrease { group, ids } => Some(Event::Decreased { group, ids, result: Err(why()) }),
+            Action::Suspend { group, ids } => Some(Event::Suspended { group, ids, result: Err(why()) }),
+            Action::Resume { group, ids } => Some(Event::Resumed { group, ids, result: Err(why()) }),
             Action::Heartbeat { group, id } => Some(Event::HealthUnknown { group, id }),
             _ => None,
         }
@@ -152,6 +156,12 @@ impl World<'_> {
             }
             Event::Decreased { group, ids, .. } if self.is_down(group) => {
                 Event::Decreased { group, ids, result: Err(why()) }
+            }
+            Event::Suspended { group, ids, .. } if self.is_down(group) => {
+                Event::Suspended { group, ids, result: Err(why()) }
+            }
+            Event::Resumed { group, ids, .. } if self.is_down(group) => {
+                Event::Resumed { group, ids, result: Err(why()) }
             }
             Event::Health { group, id, .. } if self.is_down(group) => Event::HealthUnknown { group, id },
             event => event,
@@ -189,13 +199,13 @@ impl World<'_> {
             let key = self.key(job);
             match self.running[job].place.clone() {
                 Place::Server | Place::Done => {}
+                Place::Waiting if self.waits_for_environment(job) && chance(&mut self.random, 0.5) => {
+                    self.asks_again(job)?;
+                }
                 Place::Waiting => match self.engine.claim(&key) {
                     // It had its slot, and nobody was told.
                     Some(lease) => self.starts(lease)?,
-                    None => {
-                        self.engine.admit(key.clone());
-                        let _ = self.engine.acquire(self.now, key, &self.jobs[job].request);
-                    }
+                    None => self.ask_for(job, key)?,
                 },
                 Place::On(lease) => match self.engine.claim(&key) {
                     Some(again) if again.is_where(&lease) => {

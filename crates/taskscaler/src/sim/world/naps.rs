@@ -1,0 +1,116 @@
+//! Jobs that leave their environments for later ones, and those later ones.
+
+use std::time::Duration;
+
+use rand::Rng;
+
+use super::{Place, World};
+use crate::engine::Violation;
+use crate::event::Event;
+use crate::sim::cloud::chance;
+use crate::sim::happening::Happening;
+use crate::sim::scenario::Scenario;
+use crate::sleep::NotResumed;
+use crate::words::{Key, Lease};
+
+/// Of so many jobs the first leaves an environment for the second.
+const OF: usize = 3;
+
+/// An environment, as its next job asks for it.
+#[derive(Debug, Clone)]
+pub(super) struct Left {
+    pub(super) name: String,
+    owner: String,
+    /// It is not that job's.
+    foreign: bool,
+}
+
+impl Scenario {
+    /// Whether a job comes only after the one before it, which leaves something for it.
+    pub(super) fn follows(&self, job: usize) -> bool {
+        self.naps.is_some() && job % OF == 1
+    }
+}
+
+impl World<'_> {
+    pub(super) fn arrives(&mut self, job: usize) {
+        self.running[job].waited_since = self.now.at;
+        self.queue.push_back(job);
+    }
+
+    /// A job has ended. Whether it left its environment, with which its lease has ended, too.
+    pub(super) fn leaves_environment(&mut self, job: usize, lease: &Lease) -> bool {
+        let (Some(most), next) = (self.scenario.naps, job + 1) else { return false };
+        if !job.is_multiple_of(OF) || next >= self.jobs.len() {
+            return false;
+        }
+        let owner = format!("owner-{}", job % 2);
+        let is_left = self.engine.suspend(self.now, &lease.key, &owner).is_ok();
+        let mut after = Duration::ZERO;
+        if is_left {
+            self.watch.left(lease, lease.key.to_string());
+            let most = u64::try_from(most.as_millis()).unwrap_or(u64::MAX).max(1);
+            after = Duration::from_millis(self.random.random_range(0..most));
+            // Some do not ask for it, and some for one that is another's.
+            let foreign = chance(&mut self.random, 0.1);
+            let owner = if foreign { "nobody".to_owned() } else { owner };
+            let left = Left { name: lease.key.to_string(), owner, foreign };
+            self.running[next].resumes = Some(left).filter(|_| !chance(&mut self.random, 0.2));
+        }
+        self.plan(self.now.at + after, Happening::Arrives(next));
+        is_left
+    }
+
+    /// A job that has come waits: for what another one left, or for any slot.
+    pub(super) fn ask_for(&mut self, job: usize, key: Key) -> Result<(), Violation> {
+        if let Some(left) = self.running[job].resumes.clone() {
+            match self.engine.resume(self.now, key.clone(), &left.name, &left.owner) {
+                Ok(()) if left.foreign => {
+                    return Err(Violation::new("environment", format!("{key} is given what is not its own")));
+                }
+                Ok(()) => return Ok(()),
+                Err(NotResumed::NotYours) if !left.foreign => {
+                    return Err(Violation::new("environment", format!("{key} is not given what is its own")));
+                }
+                // It would fail; here it is done all the same, without.
+                Err(_) => self.running[job].resumes = None,
+            }
+        }
+        self.engine.admit(key.clone());
+        let _ = self.engine.acquire(self.now, key, &self.jobs[job].request);
+        Ok(())
+    }
+
+    /// It does without.
+    pub(super) fn not_resumed(&mut self, key: &Key) {
+        let Some(job) = self.keys.remove(key) else { return };
+        self.running[job].resumes = None;
+        self.again(job);
+    }
+
+    /// After a restart: a job that waited for an environment asks again, under another name, as the manager does.
+    pub(super) fn asks_again(&mut self, job: usize) -> Result<(), Violation> {
+        let key = self.key(job);
+        self.keys.remove(&key);
+        self.running[job].attempt += 1;
+        let key = self.key(job);
+        self.keys.insert(key.clone(), job);
+        self.ask_for(job, key)
+    }
+
+    /// The plugins of a new engine can suspend.
+    pub(super) fn can_suspend(&mut self) {
+        if self.scenario.naps.is_none() {
+            return;
+        }
+        for group in (0..self.clouds.len()).map(crate::words::GroupId) {
+            let event = Event::CanSuspend { group, can: true };
+            self.plan(self.now.at, Happening::Told { life: self.life, event });
+        }
+    }
+
+    /// Whether it waits for an environment.
+    pub(super) fn waits_for_environment(&self, job: usize) -> bool {
+        self.running[job].place == Place::Waiting && self.running[job].resumes.is_some()
+    }
+}

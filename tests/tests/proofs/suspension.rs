@@ -1,0 +1,172 @@
+//! Jobs that leave their environments for later jobs: the instance is suspended, and resumed for the one that asks for it.
+
+use muster_job::{JobId, JobStatus};
+use muster_runner_api::test_support::RUNNER_TOKEN;
+use muster_tests::bench::Bench;
+use muster_tests::machines::Part;
+use muster_tests::process::{plugin_local, until};
+use muster_tests::proxy::{Fault, Kind};
+use serde_json::{Value, json};
+
+const PROJECT: i64 = 5;
+
+/// A world whose jobs may leave their environments, with a plugin that can suspend, or not.
+async fn world(suspendable: bool) -> Bench {
+    let write = |bench: &Bench| {
+        let (url, executable, machines) = (&bench.proxy.url, plugin_local(), bench.path("machines"));
+        format!(
+            "concurrent = 3\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  id = 7\n  url = {url:?}\n  \
+             token = \"{RUNNER_TOKEN}\"\n  executor = \"instance\"\n  shell = \"bash\"\n  \
+             [runners.feature_flags]\n    FF_SUSPENDABLE_ENVIRONMENTS = true\n  \
+             [runners.autoscaler]\n    plugin = {executable:?}\n    capacity_per_instance = 1\n    max_use_count = 1\n    \
+             max_instances = 3\n    update_interval = \"1s\"\n    update_interval_when_expecting = \"200ms\"\n    \
+             [runners.autoscaler.plugin_config]\n      directory = {machines:?}\n      outlive_plugin = true\n      \
+             suspendable = {suspendable}\n"
+        )
+    };
+    Bench::configured(3, write).await
+}
+
+/// A job of a project, with these `suspend_options`.
+fn push(bench: &Bench, id: i64, project: i64, script: &[&str], options: &Value) {
+    let more = json!({
+        "job_info": { "name": format!("job-{id}"), "project_id": project, "project_name": "p" },
+        "git_info": { "repo_url": "http://example.org/group/p.git", "sha": "0123456789abcdef", "ref": "main",
+            "ref_type": "branch", "protected": true },
+        "suspend_options": options,
+    });
+    bench.push(id, script, &more);
+}
+
+/// Job 1 leaves its environment; the key of it.
+async fn left(bench: &Bench) -> String {
+    push(bench, 1, PROJECT, &["echo of the first job > kept"], &json!({ "suspend_on_success": true }));
+    let job = bench.coordinator.wait_for_end(JobId(1)).await;
+    let text = job.text();
+    assert_eq!(job.status, JobStatus::Success, "{text}\n{}", bench.log());
+    let last = job.reports().last().unwrap();
+    let key = last.runtime_environment_key.clone().unwrap_or_else(|| panic!("{text}\n{}", bench.log()));
+    assert!(text.ends_with(&format!("Job environment suspended: {key}\n")), "{text}");
+    assert_eq!(last.output.bytesize, Some(text.len() as u64));
+    assert!(key.starts_with("7/") && key.contains("/acquisition-key=job-1-"), "{key}");
+    asleep(bench).await;
+    key
+}
+
+/// Waits until all that runs on the one machine is stopped.
+async fn asleep(bench: &Bench) {
+    let is_stopped = |pid: i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+    };
+    let all = || {
+        let servers = bench.machines.processes(Part::Server);
+        !servers.is_empty() && servers.into_iter().all(is_stopped)
+    };
+    assert!(until(all).await, "the machine does not sleep:\n{}", bench.log());
+    assert_eq!(bench.machines.names().len(), 1, "{}", bench.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_job_left_is_resumed_for_a_later_job_by_a_manager_that_was_killed_in_between() {
+    let mut bench = world(true).await;
+    let key = left(&bench).await;
+    let machines = bench.machines.names();
+    bench.kill_manager();
+    bench.start_manager();
+    // Another job meanwhile has an instance of its own.
+    push(&bench, 2, PROJECT, &["test ! -e kept"], &json!({}));
+    let other = bench.coordinator.wait_for_end(JobId(2)).await;
+    assert_eq!(other.status, JobStatus::Success, "{}\n{}", other.text(), bench.log());
+
+    push(&bench, 3, PROJECT, &["cat kept"], &json!({ "runtime_environment_key": key }));
+    let job = bench.coordinator.wait_for_end(JobId(3)).await;
+    let text = job.text();
+    assert_eq!(job.status, JobStatus::Success, "{text}\n{}", bench.log());
+    assert!(text.contains("\nof the first job\n"), "{text}");
+    assert!(text.contains(&format!("Job environment resumed: {key}")), "{text}");
+    assert!(text.contains(&format!("Instance {} connected", machines[0])), "{text}");
+    assert!(!text.contains("Getting source from Git repository"), "{text}");
+    assert_eq!(job.reports().last().unwrap().runtime_environment_key, None);
+    // It was not left again: it goes, and who asks once more is told.
+    assert!(until(|| bench.machines.names().is_empty()).await, "{}", bench.log());
+    push(&bench, 4, PROJECT, &["cat kept"], &json!({ "runtime_environment_key": key }));
+    refused(&bench, 4, "there is no such environment").await;
+}
+
+async fn refused(bench: &Bench, id: i64, why: &str) {
+    let job = bench.coordinator.wait_for_end(JobId(id)).await;
+    let text = job.text();
+    assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("runner_system_failure"), "{text}");
+    assert!(text.contains("the job environment is not resumed: ") && text.contains(why), "{text}");
+    assert_eq!(bench.starts(JobId(id)), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_is_not_the_jobs_own_opens_nothing_and_fails_the_job_with_the_reason() {
+    let bench = world(true).await;
+    let key = left(&bench).await;
+    let script = ["echo ran >> \"$MARKS/started-$CI_JOB_ID\"; cat kept"];
+    let cases = [
+        (PROJECT + 1, key.clone(), "belongs to another project"),
+        (PROJECT, key.replacen("7/", "8/", 1), "its key is one of another runner"),
+        (PROJECT, format!("{key}-more"), "there is no such environment"),
+        (PROJECT, "7".to_owned(), "its key is one of another runner"),
+    ];
+    for (id, (project, key, why)) in (2..).zip(cases) {
+        push(&bench, id, project, &script, &json!({ "runtime_environment_key": key }));
+        refused(&bench, id, why).await;
+    }
+    asleep(&bench).await;
+    // The job itself fails, and leaves it as it asks.
+    let options = json!({ "runtime_environment_key": key, "suspend_on_failure": true });
+    push(&bench, 9, PROJECT, &["cat kept", "exit 3"], &options);
+    let job = bench.coordinator.wait_for_end(JobId(9)).await;
+    let (text, last) = (job.text(), job.reports().last().unwrap());
+    assert_eq!((last.failure_reason.as_deref(), last.exit_code), (Some("script_failure"), Some(3)), "{text}");
+    let again = last.runtime_environment_key.clone().unwrap();
+    assert!(again != key && text.contains("\nof the first job\n"), "{text}");
+    push(&bench, 10, PROJECT, &["cat kept"], &json!({ "runtime_environment_key": again }));
+    let job = bench.coordinator.wait_for_end(JobId(10)).await;
+    assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), bench.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plugin_that_cannot_suspend_costs_the_job_a_warning_and_nothing_else() {
+    let bench = world(false).await;
+    push(&bench, 1, PROJECT, &["echo done"], &json!({ "suspend_on_success": true }));
+    let job = bench.coordinator.wait_for_end(JobId(1)).await;
+    let text = job.text();
+    assert_eq!(job.status, JobStatus::Success, "{text}\n{}", bench.log());
+    assert!(
+        text.contains("the job environment will not be suspended: the plugin of its group cannot suspend"),
+        "{text}"
+    );
+    assert_eq!(job.reports().last().unwrap().runtime_environment_key, None);
+    assert!(until(|| bench.machines.names().is_empty()).await, "{}", bench.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manager_that_is_killed_before_it_reports_leaves_the_key_to_the_next_one() {
+    let mut bench = world(true).await;
+    let script = [
+        "echo of the first job > kept; echo $$ >> \"$MARKS/started-1\"",
+        "until test -e \"$MARKS/go\"; do sleep 0.02; done",
+    ];
+    push(&bench, 1, PROJECT, &script, &json!({ "suspend_on_success": true }));
+    assert!(until(|| bench.starts(JobId(1)) == 1).await, "{}", bench.log());
+    bench.proxy.decide(Box::new(|kind| (kind == Kind::Update).then_some(Fault::DropBefore)));
+    std::fs::write(bench.path("go"), "").unwrap();
+    bench.coordinator.wait_for(JobId(1), |job| job.text().contains("Job environment suspended: ")).await;
+    bench.kill_manager();
+    bench.proxy.decide(Box::new(|_| None));
+    bench.start_manager();
+    let job = bench.coordinator.wait_for_end(JobId(1)).await;
+    let (text, last) = (job.text(), job.reports().last().unwrap());
+    assert_eq!((job.status, bench.starts(JobId(1))), (JobStatus::Success, 1), "{text}\n{}", bench.log());
+    let key = last.runtime_environment_key.clone().unwrap_or_else(|| panic!("{text}\n{}", bench.log()));
+    assert_eq!(text.matches(&format!("Job environment suspended: {key}\n")).count(), 1, "{text}");
+    push(&bench, 2, PROJECT, &["cat kept"], &json!({ "runtime_environment_key": key }));
+    let next = bench.coordinator.wait_for_end(JobId(2)).await;
+    assert_eq!(next.status, JobStatus::Success, "{}\n{}", next.text(), bench.log());
+}
