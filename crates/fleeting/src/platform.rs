@@ -38,7 +38,8 @@ impl Platform {
             "x86_64" => "amd64",
             "aarch64" => "arm64",
             "i386" | "i486" | "i586" | "i686" => "386",
-            arm if arm.starts_with("armv") => "arm",
+            // Earlier ones cannot run what is built for these.
+            arm if arm.starts_with("armv7") || arm.starts_with("armv8") => "arm",
             other => other,
         };
         let is_plain =
@@ -63,6 +64,7 @@ mod tests {
             ("Linux x86_64\n", "linux/amd64"),
             ("Linux aarch64", "linux/arm64"),
             ("Linux armv7l", "linux/arm"),
+            ("Linux armv6l", "linux/armv6l"),
             ("Linux ppc64le", "linux/ppc64le"),
             ("Linux riscv64", "linux/riscv64"),
             ("Darwin arm64", "darwin/arm64"),

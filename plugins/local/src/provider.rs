@@ -257,6 +257,7 @@ impl Inner {
                 return Err(Partial { succeeded: done, error: format!("instance {id} is {}", entry.state).into() });
             }
             if !sleep::set(pid, asleep) {
+                sleep::set(pid, !asleep);
                 return Err(Partial {
                     succeeded: done,
                     error: format!("instance {id} starts processes faster than they are stopped").into(),

@@ -2,11 +2,14 @@
 //! hibernates; who looks at their clock sees that time has passed.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What runs may start more while it is looked at: so often is looked again.
-const ROUNDS_MAX: usize = 100;
+/// What runs may start more while it is looked at, and a signal takes its time: so often is looked again.
+const ROUNDS_MAX: usize = 1000;
+/// So long after the last time.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Stops all that runs in the instance of this process, or lets it go on. Whether nothing is left to be stopped.
 pub(crate) fn set(instance: u32, stop: bool) -> bool {
@@ -19,7 +22,7 @@ pub(crate) fn set(instance: u32, stop: bool) -> bool {
             // One that has ended meanwhile needs nothing.
             let _ = kill_process(pid, if stop { Signal::STOP } else { Signal::CONT });
         }
-        std::thread::yield_now();
+        std::thread::sleep(PAUSE);
     }
     false
 }

@@ -90,7 +90,8 @@ async fn what_a_job_left_is_resumed_for_a_later_job_by_a_manager_that_was_killed
     assert_eq!(job.reports().last().unwrap().runtime_environment_key, None);
     // It was not left again: it goes, and who asks once more is told.
     assert!(until(|| bench.machines.names().is_empty()).await, "{}", bench.log());
-    push(&bench, 4, PROJECT, &["cat kept"], &json!({ "runtime_environment_key": key }));
+    let script = ["echo ran >> \"$MARKS/started-$CI_JOB_ID\""];
+    push(&bench, 4, PROJECT, &script, &json!({ "runtime_environment_key": key }));
     refused(&bench, 4, "there is no such environment").await;
 }
 

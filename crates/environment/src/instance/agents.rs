@@ -4,7 +4,9 @@
 //! `muster-agent-<os>-<arch>`, where it lies beside the manager's executable; what kind they are of, their own kernel says.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use muster_fleeting::model::{ConnectorConfig, Platform};
@@ -16,8 +18,8 @@ use super::executable::{Executable, SMALL};
 #[derive(Debug)]
 pub(super) struct Agents {
     own: Arc<Executable>,
-    /// Those of other kinds that were needed.
-    others: Mutex<BTreeMap<Platform, Arc<Executable>>>,
+    /// Those of other kinds that were needed, and what their files were then.
+    others: Mutex<BTreeMap<Platform, (Stamp, Arc<Executable>)>>,
     /// Where those of other kinds are.
     beside: PathBuf,
 }
@@ -37,20 +39,21 @@ impl Agents {
         if *platform == Platform::this() {
             return Ok(Arc::clone(&self.own));
         }
-        let mut others = self.others.lock();
-        if let Some(known) = others.get(platform) {
-            return Ok(Arc::clone(known));
-        }
         if platform.os != "linux" {
             return Err("the agent is for Linux only: use Linux machines".to_owned());
         }
         let path = self.beside.join(format!("{SMALL}-{}-{}", platform.os, platform.arch));
-        let opened = Executable::held(&path).map_err(|error| {
+        let wrong = |error: io::Error| {
             let (path, version) = (path.display(), env!("CARGO_PKG_VERSION"));
             format!("its agent is {path} of version {version}, which cannot be read: {error}; put it there")
-        })?;
-        let opened = Arc::new(opened);
-        others.insert(platform.clone(), Arc::clone(&opened));
+        };
+        let (mut others, stamp) = (self.others.lock(), stamp(&path).map_err(wrong)?);
+        // One of another version may have been put there since.
+        if let Some((_, known)) = others.get(platform).filter(|(then, _)| *then == stamp) {
+            return Ok(Arc::clone(known));
+        }
+        let opened = Arc::new(Executable::held(&path).map_err(wrong)?);
+        others.insert(platform.clone(), (stamp, Arc::clone(&opened)));
         Ok(opened)
     }
 
@@ -65,6 +68,15 @@ impl Agents {
         let fitting = self.fitting(&told).map(drop);
         fitting.map_err(|why| format!("instance {id} is {told}: {why}, or correct os and arch in connector_config"))
     }
+}
+
+/// By what a file is told from one that takes its place: device, inode, bytes and the last changes.
+type Stamp = (u64, u64, u64, [(i64, i64); 2]);
+
+fn stamp(path: &Path) -> io::Result<Stamp> {
+    let file = std::fs::metadata(path)?;
+    let changes = [(file.mtime(), file.mtime_nsec()), (file.ctime(), file.ctime_nsec())];
+    Ok((file.dev(), file.ino(), file.len(), changes))
 }
 
 #[cfg(test)]
@@ -92,5 +104,10 @@ mod tests {
         // It may be put there while the manager runs.
         std::fs::write(place.path().join("muster-agent-linux-s390x"), "its agent").unwrap();
         agents.check("i-1", &connector("linux", "s390x")).unwrap();
+        let s390x = Platform { os: "linux".to_owned(), arch: "s390x".to_owned() };
+        let first = agents.fitting(&s390x).unwrap();
+        assert!(Arc::ptr_eq(&first, &agents.fitting(&s390x).unwrap()));
+        std::fs::write(place.path().join("muster-agent-linux-s390x"), "the next version").unwrap();
+        assert!(!Arc::ptr_eq(&first, &agents.fitting(&s390x).unwrap()), "it was replaced");
     }
 }

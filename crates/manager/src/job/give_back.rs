@@ -12,6 +12,7 @@ use muster_runner_api::wire::UpdateRequest;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::Actor;
+use crate::lower::suspension;
 use crate::state::JobState;
 use crate::store::RunName;
 
@@ -76,6 +77,11 @@ impl Actor {
     /// A report was not taken: the slot of a job that has ended is another one's from now on. Stored before (R2): a
     /// successor must not take the slot for this job again.
     pub(super) async fn give_back(&mut self) {
+        // What it leaves is on its instance, which goes with the slot.
+        let leaves = |success| suspension::leaves(&self.payload, &self.context.runner, success).is_some();
+        if leaves(true) || leaves(false) {
+            return;
+        }
         let (true, JobState::Leased { lease: place, .. } | JobState::Running { lease: place, .. }) =
             (self.executed, &self.state)
         else {

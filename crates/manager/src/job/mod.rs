@@ -263,7 +263,7 @@ impl Actor {
     /// goes on. A job that is to end has its place closed, where that is there in time.
     async fn take_back(&mut self, refused: Option<Interruption>) -> Option<Interruption> {
         let Some(mut restoring) = self.restoring.take() else { return refused };
-        let is_over = refused.is_some() || matches!(self.state, JobState::Ended { .. });
+        let is_over = refused.is_some() || matches!(self.state, JobState::Ended { .. } | JobState::Parked { .. });
         let limit =
             if is_over { CLOSE_LIMIT } else { crate::lower::job_timeout(&self.payload) + follow::WATCHDOG_SLACK };
         let restored = tokio::select! {

@@ -45,11 +45,14 @@ impl Actor {
             if !matches!(tokio::time::timeout(CLOSE_LIMIT, closed).await, Ok(Ok(()))) {
                 tracing::warn!("the agent did not close the job; its retention will");
             }
-            suspended = lease.environment.suspend(owner).await;
+            suspended = tokio::time::timeout(CLOSE_LIMIT, lease.environment.suspend(owner))
+                .await
+                .unwrap_or_else(|_| Err(format!("the scaler did not answer within {} s", CLOSE_LIMIT.as_secs())));
         }
         self.given_up = true;
-        // An earlier manager may have done it.
-        if suspended.is_err() && self.context.provider.has_left(claim).await {
+        // An earlier manager may have done it. The job is reported in any case.
+        let has_left = tokio::time::timeout(CLOSE_LIMIT, self.context.provider.has_left(claim));
+        if suspended.is_err() && has_left.await.unwrap_or_default() {
             suspended = Ok(());
         }
         let words = match suspended {

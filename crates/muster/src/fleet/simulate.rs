@@ -185,11 +185,15 @@ struct Picture {
 impl Picture {
     fn create(path: &Path) -> Result<Self, SimulateError> {
         let wrong = |source| SimulateError::Write { path: path.to_owned(), source };
-        Ok(Self { path: path.to_owned(), file: std::fs::File::create(path).map_err(wrong)? })
+        // What is there stays until there is something new.
+        let mut options = std::fs::File::options();
+        options.write(true).create(true).truncate(false);
+        Ok(Self { path: path.to_owned(), file: options.open(path).map_err(wrong)? })
     }
 
     fn write(mut self, text: &str) -> Result<(), SimulateError> {
-        self.file.write_all(text.as_bytes()).map_err(|source| SimulateError::Write { path: self.path, source })
+        let written = self.file.set_len(0).and_then(|()| self.file.write_all(text.as_bytes()));
+        written.map_err(|source| SimulateError::Write { path: self.path, source })
     }
 }
 

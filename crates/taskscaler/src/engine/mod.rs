@@ -262,13 +262,17 @@ impl Engine {
     fn record_load(&mut self, now: Now) {
         let in_use = self.pool.sums().held + self.queue.slots(self.config.usable());
         let (boot, inputs) = (self.boot_time(), self.inputs(now));
+        // Without it, what is idle for the policy's time would have gone.
+        let groups = (0..self.groups.len()).map(GroupId);
+        let lasting = groups.flat_map(|group| self.pool.idle(group, now.at, self.wanted.idle_time, usize::MAX));
+        let kept = lasting.map(|(_, index)| self.pool.gives(index)).sum::<u64>().min(inputs.kept);
         let Some(forecast) = &mut self.forecast else { return };
         let changed = forecast.record(now.unix, in_use);
         // What it keeps idle is what is idle because of it, also what boots: it is paid for.
         let slots = inputs.instances.saturating_mul(inputs.capacity);
         let unused = slots.saturating_sub(inputs.acquired + inputs.unavailable + inputs.waiting);
-        let wanted = forecast.kept(now.unix, in_use, boot);
-        let its = forecast.lingering(now.unix, wanted, self.wanted.idle_time).min(unused);
+        let wanted = forecast.idle(now.unix, in_use, boot);
+        let its = forecast.lingering(now.unix, wanted, self.wanted.idle_time).max(kept).min(unused);
         let days = forecast.spend(now.unix, its.saturating_sub(u64::from(self.wanted.idle_count)));
         self.dirty.extend(changed.into_iter().map(|bucket| RowKey::Load { bucket }));
         self.dirty.extend(days.into_iter().map(|day| RowKey::Spent { day }));

@@ -215,7 +215,7 @@ impl Engine {
             }
         });
         if is_asleep {
-            self.fall_asleep(now, index, None);
+            self.sleep_on(now, index);
         }
     }
 
@@ -226,23 +226,13 @@ impl Engine {
         for key in unclaimed {
             if let Some(index) = self.drop_lease(now, &key) {
                 self.actions.push(crate::event::Action::Lost { key, cause: Loss::NotFoundAgain });
-                if self.is_kept(index) {
-                    self.fall_asleep(now, index, None);
-                } else if self.config.jobs_leave_nothing {
+                if self.config.jobs_leave_nothing {
                     self.after_release(now, index);
                 } else {
                     self.retire(now, index, Removal::Unclaimed);
                 }
             }
         }
-    }
-
-    /// Whether what is on an instance is to be kept for a later job: its job was not told that it has it.
-    fn is_kept(&self, index: usize) -> bool {
-        self.pool.get(index).is_some_and(|instance| {
-            let is_used = matches!(instance.state, State::Booting | State::Preparing | State::Ready);
-            instance.environment.is_some() && is_used && instance.held == 0
-        })
     }
 
     /// The instance's row has to be stored.

@@ -9,19 +9,20 @@
 //!
 //! Both calls are only asked for; what came of them is what the list says. Each is repeated as long as the list says that it
 //! had no effect. An environment ends at its time, unless a job waits for it, and a job that waits is told within
-//! [`RESUMED_WITHIN`]: nothing waits or stays without a limit.
+//! [`RESUMED_WITHIN`]: nothing waits or stays without a limit. Once a job has it, it is no environment any more: a job that was
+//! given it just before a kill, and not told, does not get it again, since nobody could tell whether it was used.
 
 use std::time::Duration;
 
 use muster_fleeting::model::{InstanceId, InstanceState};
 
-use super::instance::State;
+use super::instance::{Instance, State};
 use super::{Engine, Place};
 use crate::decision::What;
 use crate::event::Action;
 use crate::sleep::{Environment, NotResumed, NotSuspended, Step};
 use crate::time::{Now, Time};
-use crate::words::{GroupId, Key, Loss, Removal};
+use crate::words::{GroupId, Key, Removal};
 
 /// A suspension that had no effect is repeated after this.
 const SUSPENDED_AGAIN: Duration = Duration::from_secs(60);
@@ -82,6 +83,14 @@ impl Sleep {
         Self { phase: Phase::Falling, seen: None, again: at, until, waker: None }
     }
 
+    /// Nobody waits for it any more. What is being made ready is first let finish: its answer would be taken for another's.
+    fn fall_again(&mut self, at: Time) {
+        if self.phase != Phase::Rousing {
+            self.phase = Phase::Falling;
+            self.again = at;
+        }
+    }
+
     /// Whether the next list may bring news of it.
     pub(super) fn is_expected(&self) -> bool {
         matches!(self.phase, Phase::Falling | Phase::Waking)
@@ -134,11 +143,15 @@ impl Engine {
     }
 
     fn can_suspend(&self, key: &Key) -> Result<usize, NotSuspended> {
-        if self.config.capacity.get() != 1 || self.config.uses_max.is_none_or(|uses| uses.get() != 1) {
+        if !self.is_for_one_job() {
             return Err(NotSuspended::Shared);
         }
         let index = self.leases.get(key).ok_or(NotSuspended::Gone)?.index;
         let instance = self.pool.get(index).ok_or(NotSuspended::Gone)?;
+        // It may be from before the configuration said so.
+        if instance.held > 1 {
+            return Err(NotSuspended::Shared);
+        }
         let group = self.group(instance.group).ok_or(NotSuspended::Gone)?;
         if group.can_suspend == Some(false) {
             return Err(NotSuspended::NoCapability);
@@ -193,7 +206,7 @@ impl Engine {
     }
 
     /// The instance of an environment, asleep.
-    fn can_resume(&mut self, now: Now, name: &str, owner: &str) -> Result<usize, NotResumed> {
+    fn can_resume(&self, now: Now, name: &str, owner: &str) -> Result<usize, NotResumed> {
         if self.stopping {
             return Err(NotResumed::Stopping);
         }
@@ -209,33 +222,39 @@ impl Engine {
         match &instance.state {
             State::Asleep(sleep) if sleep.waker.is_some() => return Err(NotResumed::InUse),
             State::Asleep(sleep) if sleep.until <= now.at => return Err(NotResumed::Unknown),
-            State::Asleep(_) => return Ok(index),
-            State::Deleting(deleting) => return Err(NotResumed::Lost(deleting.why.to_string())),
-            State::Booting | State::Preparing | State::Ready => {}
-            State::Draining(_) | State::Aside { .. } => return Err(NotResumed::InUse),
+            State::Asleep(_) => Ok(index),
+            State::Deleting(deleting) => Err(NotResumed::Lost(deleting.why.to_string())),
+            State::Booting | State::Preparing | State::Ready | State::Draining(_) | State::Aside { .. } => {
+                Err(NotResumed::Unknown)
+            }
         }
-        // It was given to a job just before a restart, and that job was not told: it asks again.
-        let held: Vec<Key> = instance.keys().map(|(_, key)| key.clone()).collect();
-        if held.is_empty() || held.iter().any(|key| !self.unclaimed.contains(key)) {
-            return Err(NotResumed::InUse);
-        }
-        for key in held {
-            self.drop_lease(now, &key);
-            self.actions.push(Action::Lost { key, cause: Loss::NotFoundAgain });
-        }
-        self.fall_asleep(now, index, None);
-        Ok(index)
     }
 
-    /// Whether an environment of this name is in the books, asleep or with a job.
+    /// Whether an environment of this name is there for a job.
     #[must_use]
     pub fn has_environment(&self, name: &str) -> bool {
         let is_it = |environment: &Environment| environment.name == name;
-        self.pool.iter().any(|(_, instance)| instance.environment.as_ref().is_some_and(is_it))
+        let is_there = |instance: &Instance| matches!(instance.state, State::Asleep(_));
+        let mut all = self.pool.iter().map(|(_, instance)| instance);
+        all.any(|instance| is_there(instance) && instance.environment.as_ref().is_some_and(is_it))
+    }
+
+    /// From the books: an instance with an environment is suspended. Where the configuration lets jobs share instances by now,
+    /// nobody can have it for himself, and it goes.
+    pub(super) fn sleep_on(&mut self, now: Now, index: usize) {
+        self.fall_asleep(now, index, None);
+        if !self.is_for_one_job() {
+            self.delete(now, index, Removal::Expired);
+        }
+    }
+
+    /// Each instance is for one job alone.
+    fn is_for_one_job(&self) -> bool {
+        self.config.capacity.get() == 1 && self.config.uses_max.is_some_and(|uses| uses.get() == 1)
     }
 
     /// An instance that has an environment, and no job, is suspended.
-    pub(super) fn fall_asleep(&mut self, now: Now, index: usize, seen: Option<InstanceState>) {
+    fn fall_asleep(&mut self, now: Now, index: usize, seen: Option<InstanceState>) {
         let most = self.config.suspended_max;
         self.pool.change(index, |instance| {
             let Some(environment) = &instance.environment else { return };
@@ -265,13 +284,14 @@ impl Engine {
         let Some(instance) = self.pool.get(index) else { return };
         let State::Asleep(mut sleep) = instance.state.clone() else { return };
         let (group, id, since) = (instance.group, instance.id.clone(), instance.since);
-        match &sleep.waker {
-            Some(waker) if now.at >= waker.since + RESUMED_WITHIN => {
-                let error = format!("it did not run and get ready within {} s", RESUMED_WITHIN.as_secs());
-                return self.delete(now, index, Removal::NotResumed { error });
-            }
-            None if now.at >= sleep.until => return self.delete(now, index, Removal::Expired),
-            _ => {}
+        if sleep.waker.as_ref().is_some_and(|waker| now.at >= waker.since + RESUMED_WITHIN) {
+            // Who comes later may have more luck.
+            self.fail_waker(now, index, &format!("it did not run and get ready within {} s", RESUMED_WITHIN.as_secs()));
+            sleep.waker = None;
+            sleep.fall_again(now.at);
+        }
+        if sleep.waker.is_none() && now.at >= sleep.until {
+            return self.delete(now, index, Removal::Expired);
         }
         let before = sleep.phase;
         sleep.phase = match (before, sleep.seen, sleep.waker.is_some()) {
@@ -333,6 +353,7 @@ impl Engine {
         for id in ids.iter().filter(|id| !accepted.contains(id)) {
             if let Some(index) = self.pool.find(group, id) {
                 self.step(now, index, Step::Failed(error.clone()));
+                self.rouse_what_runs(now, index);
             }
         }
         // It changes now.
@@ -341,17 +362,41 @@ impl Engine {
         }
     }
 
+    /// It could not be suspended, and somebody waits for it already: it runs.
+    fn rouse_what_runs(&mut self, now: Now, index: usize) {
+        let prepares = self.pool.change(index, |instance| {
+            let State::Asleep(sleep) = &mut instance.state else { return None };
+            let is_up = (sleep.phase, sleep.seen) == (Phase::Falling, Some(InstanceState::Running));
+            (is_up && sleep.waker.is_some()).then(|| {
+                sleep.phase = Phase::Rousing;
+                (instance.group, instance.id.clone())
+            })
+        });
+        if let Some((group, id)) = prepares.flatten() {
+            self.actions.push(Action::Prepare { group, id, again: true });
+            self.tend(now, index);
+        }
+    }
+
     /// It runs again, and is ready or not: the job that waits has it, or is told.
     pub(super) fn roused(&mut self, now: Now, index: usize, result: Result<(), String>) {
-        let Some(State::Asleep(Sleep { phase: Phase::Rousing, waker: Some(waker), .. })) =
+        let Some(State::Asleep(Sleep { phase: Phase::Rousing, waker, .. })) =
             self.pool.get(index).map(|instance| instance.state.clone())
         else {
             return;
         };
+        let Some(Waker { key, since }) = waker else {
+            // Nobody waits for it any more.
+            self.pool.change(index, |instance| {
+                if let State::Asleep(sleep) = &mut instance.state {
+                    (sleep.phase, sleep.again) = (Phase::Falling, now.at);
+                }
+            });
+            return self.tend(now, index);
+        };
         if let Err(error) = result {
             return self.delete(now, index, Removal::NotResumed { error });
         }
-        let Waker { key, since } = waker;
         let beat = self.next_heartbeat(now);
         let held = self.pool.change(index, |instance| {
             instance.enter(State::Ready, now.at, beat);
@@ -364,8 +409,9 @@ impl Engine {
         let place = Place { index, slot, slots: 1, since: now.at, crowd, work: None };
         self.wakers.remove(&key);
         self.leases.insert(key.clone(), place);
-        self.touch(index);
         self.step(now, index, Step::Resumed(key.clone(), now.at.since(since)));
+        self.pool.change(index, |instance| instance.environment = None);
+        self.touch(index);
         if let Some(lease) = self.lease_at(&key, place) {
             self.actions.push(Action::Grant(lease));
         }
@@ -377,8 +423,7 @@ impl Engine {
         self.pool.change(index, |instance| {
             if let State::Asleep(sleep) = &mut instance.state {
                 sleep.waker = None;
-                sleep.phase = Phase::Falling;
-                sleep.again = now.at;
+                sleep.fall_again(now.at);
             }
         });
         self.step(now, index, Step::Unwanted);

@@ -73,6 +73,10 @@ pub(super) struct Rig {
     pub(super) refused: Vec<(Key, NotResumed)>,
     /// Suspensions and resumptions have an effect.
     pub(super) sleeping: bool,
+    /// Suspensions and resumptions are refused.
+    pub(super) refuses_sleep: bool,
+    /// Instances get ready, or not; else there is no answer.
+    pub(super) preparing: bool,
     pub(super) answers: Vec<Result<Done, Refused>>,
     pub(super) log: Vec<Action>,
     pub(super) decisions: Vec<Decision>,
@@ -114,6 +118,8 @@ impl Rig {
             withdrawn: Vec::new(),
             refused: Vec::new(),
             sleeping: true,
+            refuses_sleep: false,
+            preparing: true,
             answers: Vec::new(),
             log: Vec::new(),
             decisions: Vec::new(),
@@ -184,6 +190,7 @@ impl Rig {
                 }
                 Some(Event::Decreased { group, ids: ids.clone(), result: Ok(ids) })
             }
+            Action::Prepare { .. } if !self.preparing => None,
             Action::Prepare { group, id, .. } => Some(Event::Prepared { group, id, result: self.readying.clone() }),
             Action::Heartbeat { group, id } => Some(Event::Health { group, id, result: Ok(()) }),
             Action::Grant(lease) => {
@@ -218,6 +225,9 @@ impl Rig {
 
     /// Suspends instances, or resumes them: at once, where that has an effect.
     fn change(&mut self, group: GroupId, ids: &[InstanceId], resume: bool) -> Result<Vec<InstanceId>, String> {
+        if self.refuses_sleep {
+            return Err("no".to_owned());
+        }
         let to = if resume { InstanceState::Running } else { InstanceState::Suspended };
         for id in ids.iter().filter(|_| self.sleeping) {
             self.clouds[group.0].entry(id.clone()).and_modify(|state| *state = to);

@@ -76,7 +76,7 @@ fn what_a_job_leaves_is_suspended_and_a_later_job_gets_exactly_that_instance() {
     rig.seconds(3);
     assert_eq!((rig.place("3"), state(&rig, "i1")), ("i1/0".to_owned(), "ready".to_owned()));
     assert_eq!(rig.clouds[0][&id("i1")], InstanceState::Running);
-    assert_eq!(resume(&mut rig, "4", "1", MINE), Err(NotResumed::InUse));
+    assert_eq!(resume(&mut rig, "4", "1", MINE), Err(NotResumed::Unknown));
     // It has had its job, and goes like any other.
     rig.release("3");
     rig.seconds(3);
@@ -172,7 +172,7 @@ fn what_was_woken_by_somebody_else_is_suspended_again() {
 }
 
 #[test]
-fn a_resumption_without_effect_is_told_within_five_minutes_and_the_instance_goes() {
+fn a_resumption_without_effect_is_told_within_five_minutes_and_may_be_tried_again() {
     let mut rig = asleep(3);
     rig.sleeping = false;
     resume(&mut rig, "2", "1", MINE).unwrap();
@@ -182,7 +182,24 @@ fn a_resumption_without_effect_is_told_within_five_minutes_and_the_instance_goes
     let why = rig.refused[0].1.to_string();
     assert!(rig.refused[0].0 == key("2") && why.contains("did not run and get ready within 300 s"), "{why}");
     rig.seconds(3);
-    assert_eq!(rig.clouds[0].len(), 0);
+    assert_eq!(state(&rig, "i1"), "suspended");
+    rig.sleeping = true;
+    resume(&mut rig, "3", "1", MINE).unwrap();
+    rig.seconds(5);
+    assert_eq!(rig.place("3"), "i1/0");
+}
+
+#[test]
+fn what_cannot_be_suspended_is_had_all_the_same() {
+    let mut rig = with_a_job(3);
+    rig.tell(Event::CanSuspend { group: G, can: true });
+    rig.refuses_sleep = true;
+    suspend(&mut rig, "1").unwrap();
+    rig.seconds(3);
+    assert_eq!(state(&rig, "i1"), "suspending");
+    resume(&mut rig, "2", "1", MINE).unwrap();
+    rig.seconds(62);
+    assert_eq!(rig.place("2"), "i1/0");
 }
 
 #[test]
@@ -250,7 +267,12 @@ fn operators_see_it_and_remove_it_and_a_drained_group_is_emptied_of_it() {
 }
 
 /// The process is killed, and started again with what is in its books.
-fn restarted(mut rig: Rig) -> Rig {
+fn restarted(rig: Rig) -> Rig {
+    let config = rig.engine.config().clone();
+    restarted_as(rig, config)
+}
+
+fn restarted_as(mut rig: Rig, config: Config) -> Rig {
     let mut rows: BTreeMap<RowKey, Row> = BTreeMap::new();
     for change in rig.engine.changes() {
         match change.row {
@@ -260,7 +282,6 @@ fn restarted(mut rig: Rig) -> Rig {
     }
     let text = serde_json::to_string(&rows.into_iter().collect::<Vec<_>>()).unwrap();
     let now = Now::steady(Time::from_millis(1000), MONDAY);
-    let config = rig.engine.config().clone();
     let (engine, unknown) = Engine::restore(config, serde_json::from_str(&text).unwrap(), now);
     assert_eq!(unknown, []);
     let mut next = Rig::around_at(now, engine, std::mem::take(&mut rig.clouds[0]));
@@ -287,24 +308,45 @@ fn an_environment_outlives_the_manager() {
     }
 }
 
+/// Nobody could tell whether it was used, and by whom.
 #[test]
-fn a_job_that_was_given_an_environment_and_not_told_gets_it_after_the_restart() {
-    for asks_late in [true, false] {
-        let mut rig = asleep(3);
-        resume(&mut rig, "2", "1", MINE).unwrap();
-        rig.seconds(3);
-        assert_eq!(rig.place("2"), "i1/0");
-        let mut rig = restarted(rig);
-        if asks_late {
-            rig.tell(Event::Settled);
-            rig.seconds(5);
-            assert_eq!(state(&rig, "i1"), "suspended", "as it was before");
-        }
-        resume(&mut rig, "2 again", "1", MINE).unwrap();
-        rig.tell(Event::Settled);
-        rig.seconds(5);
-        assert_eq!(rig.place("2 again"), "i1/0");
-    }
+fn what_a_job_was_given_is_no_environment_any_more_also_after_a_restart() {
+    let mut rig = asleep(3);
+    resume(&mut rig, "2", "1", MINE).unwrap();
+    rig.seconds(3);
+    assert_eq!(rig.place("2"), "i1/0");
+    let mut rig = restarted(rig);
+    assert_eq!(resume(&mut rig, "3", "1", MINE), Err(NotResumed::Unknown));
+    rig.tell(Event::Settled);
+    rig.seconds(5);
+    assert_eq!((rig.lost.clone(), state(&rig, "i1").as_str()), (vec![key("2")], "gone"));
+}
+
+#[test]
+fn where_jobs_share_instances_by_now_nobody_is_given_an_environment() {
+    let shared = Config { capacity: NonZeroU32::MIN.saturating_add(1), ..one_job_each(3) };
+    let mut rig = restarted_as(asleep(3), shared);
+    assert!(resume(&mut rig, "2", "1", MINE).is_err());
+    rig.tell(Event::Settled);
+    rig.seconds(5);
+    assert_eq!((rig.clouds[0].len(), rig.instances()), (0, 0));
+}
+
+/// Its instance is made ready for a job that is cancelled meanwhile: the answer is not taken for the next job's.
+#[test]
+fn what_is_made_ready_for_a_job_that_is_cancelled_is_the_next_ones() {
+    let mut rig = asleep(3);
+    rig.preparing = false;
+    resume(&mut rig, "2", "1", MINE).unwrap();
+    rig.seconds(3);
+    assert_eq!(state(&rig, "i1"), "resuming");
+    rig.tell(Event::Cancel { key: key("2") });
+    resume(&mut rig, "3", "1", MINE).unwrap();
+    rig.seconds(3);
+    let prepares = rig.count(|action| matches!(action, Action::Prepare { again: true, .. }));
+    assert_eq!((prepares, rig.place("3").as_str()), (1, "nowhere"));
+    rig.tell(Event::Prepared { group: G, id: id("i1"), result: Ok(()) });
+    assert_eq!(rig.place("3"), "i1/0");
 }
 
 #[test]
