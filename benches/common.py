@@ -19,6 +19,17 @@ def muster() -> str:
     return str(target / host / "release" / "muster")
 
 
+def programs(given: str | None) -> tuple[str, str | None]:
+    """Muster, as given or else the release build, and the stock runner if there is one. They are started in other directories."""
+    peer = os.environ.get("MUSTER_TEST_GITLAB_RUNNER")
+    return os.path.abspath(given) if given else muster(), os.path.abspath(peer) if peer else None
+
+
+def load() -> float:
+    """How busy the machine was in the last minute."""
+    return os.getloadavg()[0]
+
+
 def clean(home: pathlib.Path) -> dict[str, str]:
     """An environment that holds nothing of the user's."""
     return {"HOME": str(home), "PATH": os.environ["PATH"], "LANG": "C.UTF-8", "TERM": "dumb"}
@@ -35,15 +46,20 @@ def repository(folder: pathlib.Path, configuration: str) -> None:
     subprocess.run(["git", "remote", "add", "origin", "https://git.example.org/bench/app.git"], cwd=folder, check=True)
 
 
+def kept(name: str) -> dict:
+    """The results that are kept."""
+    data = ROOT / "benches" / "data" / name
+    return json.loads(data.read_text()) if data.exists() else {}
+
+
 def renew(name: str, results: dict) -> dict:
     """Puts new results over the kept ones of the same names, and returns all."""
     data = ROOT / "benches" / "data" / name
     data.parent.mkdir(exist_ok=True)
-    kept = json.loads(data.read_text()) if data.exists() else {}
-    kept.update(results)
+    whole = kept(name) | results
     if results:
-        data.write_text(json.dumps(kept, indent=1) + "\n")
-    return kept
+        data.write_text(json.dumps(whole, indent=1) + "\n")
+    return whole
 
 
 def write_table(name: str, table: str) -> None:

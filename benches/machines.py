@@ -86,8 +86,7 @@ class Machines:
         (self.store / "boot").write_text(f"{boot_seconds}\n")
         self.log = self.store / "log"
         self.log.touch()
-        certificates = self.store / "certs"
-        subprocess.run(["sh", "-euc", CERTIFICATES], cwd=certificates, check=True, stderr=subprocess.DEVNULL)
+        subprocess.run(["sh", "-euc", CERTIFICATES], cwd=self.store / "certs", check=True, stderr=subprocess.DEVNULL)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -96,6 +95,17 @@ class Machines:
         # The path of a socket is short.
         self.short = pathlib.Path(tempfile.mkdtemp(prefix="mb-"))
         self.docker = ["docker", "-H", f"unix://{self.short}/s"]
+        self.daemon = None
+        try:
+            self._start(place, port)
+            self._image(place)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, place: pathlib.Path, port: int) -> None:
+        """The daemon, until it answers."""
+        certificates = self.store / "certs"
         with (place / "dockerd.log").open("w") as log:
             self.daemon = subprocess.Popen(
                 ["dockerd", "-H", f"unix://{self.short}/s", "-H", f"tcp://127.0.0.1:{port}", "--tlsverify", "--tlscacert", certificates / "ca.pem",
@@ -106,10 +116,8 @@ class Machines:
         deadline = time.monotonic() + START_SECONDS_MAX
         while subprocess.run([*self.docker, "version"], capture_output=True).returncode:
             if time.monotonic() > deadline or self.daemon.poll() is not None:
-                self.close()
                 raise SystemExit(f"benches/scheme: the Docker daemon does not start; see {place}/dockerd.log")
             time.sleep(0.1)
-        self._image(place)
 
     def _image(self, place: pathlib.Path) -> None:
         """One image for the job and for the runner's own container: a busybox, and the two names that the runner calls."""
@@ -129,7 +137,7 @@ class Machines:
         subprocess.run([*self.docker, "import", place / "image.tar", f"{IMAGE}:latest"], check=True, stdout=subprocess.DEVNULL)
 
     def close(self) -> None:
-        if self.daemon.poll() is None:
+        if self.daemon and self.daemon.poll() is None:
             left = subprocess.run([*self.docker, "ps", "-aq"], capture_output=True, text=True).stdout.split()
             if left:
                 subprocess.run([*self.docker, "rm", "-f", *left], stdout=subprocess.DEVNULL)

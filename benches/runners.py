@@ -50,8 +50,9 @@ class Runner:
 
     def own(self) -> list[int]:
         """The runner's processes, not those of its jobs."""
-        pids = [self.process.pid] + [pid for pid in children(os.getpid()) + children(self.process.pid) if is_agent(pid)]
-        return sorted(set(pids))
+        # Once it is reaped, its number may be that of a stranger.
+        runner = [self.process.pid] if self.process.returncode is None else []
+        return sorted({*runner, *(pid for parent in (os.getpid(), *runner) for pid in children(parent) if is_agent(pid))})
 
     def memory(self) -> float:
         return sum(resident_mib(pid) for pid in self.own())
@@ -74,11 +75,13 @@ class Runner:
 
     def _reap(self, pid: int, flags: int = 0) -> bool:
         try:
-            done, _, usage = os.wait4(pid, flags)
+            done, status, usage = os.wait4(pid, flags)
         except ChildProcessError:
             return not os.path.exists(f"/proc/{pid}")
         if done:
             self.cpu += usage.ru_utime + usage.ru_stime
+        if done == self.process.pid:
+            self.process.returncode = os.waitstatus_to_exitcode(status)
         return bool(done)
 
 
