@@ -2,6 +2,10 @@
 rem The group as a batch file, for the plugin `script` on Windows: its instances are files, as those of the shell template are.
 rem Exit with 64 for a call that you do not have; what you write to stderr is logged.
 setlocal enabledelayedexpansion
+if not defined SETTING_DIRECTORY (
+    echo plugin_config has no setting `directory`: settings = { directory = 'C:\instances' }>&2
+    exit 1
+)
 set "root=%SETTING_DIRECTORY%"
 set "call=%~1"
 shift
@@ -20,7 +24,7 @@ exit 0
 
 rem Every instance there is, with its state.
 :update
-pushd "%root%"
+pushd "%root%" || exit 1
 for %%f in (*) do (
     set "state="
     set /p state=<"%%f"

@@ -220,8 +220,8 @@ impl Engine {
             return Err(NotResumed::NoCapability);
         }
         match &instance.state {
-            State::Asleep(sleep) if sleep.waker.is_some() => return Err(NotResumed::InUse),
-            State::Asleep(sleep) if sleep.until <= now.at => return Err(NotResumed::Unknown),
+            State::Asleep(sleep) if sleep.waker.is_some() => Err(NotResumed::InUse),
+            State::Asleep(sleep) if sleep.until <= now.at => Err(NotResumed::Unknown),
             State::Asleep(_) => Ok(index),
             State::Deleting(deleting) => Err(NotResumed::Lost(deleting.why.to_string())),
             State::Booting | State::Preparing | State::Ready | State::Draining(_) | State::Aside { .. } => {
