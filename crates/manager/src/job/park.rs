@@ -51,9 +51,11 @@ impl Actor {
         }
         self.given_up = true;
         // An earlier manager may have done it. The job is reported in any case.
-        let has_left = tokio::time::timeout(CLOSE_LIMIT, self.context.provider.has_left(claim));
-        if suspended.is_err() && has_left.await.unwrap_or_default() {
-            suspended = Ok(());
+        if suspended.is_err() {
+            let has_left = self.context.provider.has_left(claim);
+            if tokio::time::timeout(CLOSE_LIMIT, has_left).await.unwrap_or_default() {
+                suspended = Ok(());
+            }
         }
         let words = match suspended {
             Ok(()) => {
