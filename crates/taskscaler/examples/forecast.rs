@@ -4,7 +4,7 @@
 //!
 //! For each seed: 12 days of jobs, of which the last 5 count. The fixed policies are a grid of day hours, idle slots by day and
 //! by night, idle times and scale factors, 300 of them. Those that no other fixed one beats in both wait and cost are the curve
-//! to be beaten. A forecast beats a point of it when it waits less and costs no more.
+//! to be beaten. A forecast beats a point of it when it is better in one of them, and worse in neither.
 
 #![expect(
     clippy::print_stdout,
@@ -142,8 +142,11 @@ fn main() {
         println!("\nseed {seed}: {} jobs, {} fixed policies, {} forecasts", jobs.len(), fixed.len(), predictive.len());
         for (what, wait) in [("mean", (|point| point.mean) as fn(&Point) -> f64), ("p95", |point| point.p95)] {
             let (fixed, predictive) = (curve(fixed.clone(), wait), curve(predictive.clone(), wait));
-            let beaten =
-                |point: &&Point| predictive.iter().any(|other| other.cost <= point.cost && wait(other) < wait(point));
+            let beats = |one: &Point, other: &Point| {
+                let (costs, waits) = (one.cost.total_cmp(&other.cost), wait(one).total_cmp(&wait(other)));
+                costs.is_le() && waits.is_le() && (costs.is_lt() || waits.is_lt())
+            };
+            let beaten = |point: &&Point| predictive.iter().any(|other| beats(other, point));
             println!(
                 "by {what} wait: {} of {} points of the fixed curve are beaten",
                 fixed.iter().filter(beaten).count(),
