@@ -135,8 +135,17 @@ fn measure(config: Config, running: usize, request: fn(usize) -> Request) {
     let ends: Vec<Duration> =
         (0..10_000.min(running)).map(|job| timed(|| fleet.tell(Event::Release { key: key(job) })).0).collect();
     figures("a job ends, the next has its slot", ends);
-    let leaves: Vec<Duration> =
-        (0..5_000).map(|job| timed(|| fleet.tell(Event::Cancel { key: key(running + WAITING - 1 - job) })).0).collect();
+    // As the driver does it.
+    let leaves: Vec<Duration> = (0..5_000)
+        .map(|job| {
+            let key = key(running + WAITING - 1 - job);
+            timed(|| {
+                fleet.tell(Event::Unreserve { key: key.clone() });
+                fleet.tell(Event::Cancel { key });
+            })
+            .0
+        })
+        .collect();
     figures("a waiting job is cancelled", leaves);
     let ticks: Vec<Duration> = (0..1_000).map(|_| timed(|| fleet.tell(Event::Tick)).0).collect();
     figures("time passes", ticks);

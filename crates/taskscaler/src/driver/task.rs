@@ -293,9 +293,10 @@ impl Task {
     fn give_up(&mut self, now: Now, key: Key) {
         self.waiting.remove(&key);
         self.promises.remove(&key);
-        self.engine.handle(now, Event::Cancel { key: key.clone() });
         self.metrics.unreserved();
-        self.engine.handle(now, Event::Unreserve { key });
+        // In this order: else it is a promise for a moment, for which nothing may be in sight, and all are looked through.
+        self.engine.handle(now, Event::Unreserve { key: key.clone() });
+        self.engine.handle(now, Event::Cancel { key });
     }
 
     fn lease(&mut self, inner: crate::words::Lease) -> Option<Lease> {
