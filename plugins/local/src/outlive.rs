@@ -3,10 +3,12 @@
 //! ```text
 //! <directory>/.lock            held by the one plugin that works here
 //! <directory>/<instance>/      its home
-//! <directory>/<instance>.json  its record: written before it gets its key, removed after its end
+//! <directory>/<instance>.json  its record: written (as .new first) before it gets its key, removed after its end
 //! ```
-//! An instance that has no key yet ends with the plugin, so none runs without a record.
+//! An instance that has no key yet ends with the plugin, so none runs without a record: what has none was begun by a plugin
+//! that was killed, and the next one clears it away.
 
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -21,9 +23,14 @@ use crate::sys::Process;
 
 /// What a record's file name ends with.
 const EXTENSION: &str = "json";
+/// What the name of one that is being written ends with.
+const UNWRITTEN: &str = "new";
 /// For a plugin that was killed a moment ago to let go of the directory.
 const LOCK_TRIES: u32 = 100;
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
+/// For what ran in an instance to be gone: the system may still be ending it, and it may write until then.
+const CLEAR_TRIES: u32 = 100;
+const CLEAR_PAUSE: Duration = Duration::from_millis(10);
 
 /// What is to be known of an instance. Version 1.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,6 +84,52 @@ pub(crate) fn recorded(root: &Path) -> io::Result<Vec<(String, Record)>> {
     Ok(found)
 }
 
+/// The names of instances that have something in a directory and no record.
+pub(crate) fn unrecorded(root: &Path) -> io::Result<BTreeSet<String>> {
+    let mut found = BTreeSet::new();
+    for entry in std::fs::read_dir(root)? {
+        let name = entry?.file_name();
+        let Some(name) = name.to_str() else { continue };
+        let name = name.strip_suffix(UNWRITTEN).and_then(|name| name.strip_suffix('.')).unwrap_or(name);
+        if is_name(name) && !path(root, name).try_exists()? {
+            found.insert(name.to_owned());
+        }
+    }
+    Ok(found)
+}
+
+/// The name of an instance: its number among those that one start of the plugin made.
+pub(crate) fn name(run: u32, number: u64) -> String {
+    format!("local-{run:08x}-{number}")
+}
+
+fn is_name(text: &str) -> bool {
+    let parts = text.strip_prefix("local-").and_then(|parts| parts.split_once('-'));
+    let numbers = parts.and_then(|(run, number)| Some((u32::from_str_radix(run, 16).ok()?, number.parse().ok()?)));
+    numbers.is_some_and(|(run, number)| name(run, number) == text)
+}
+
+/// Removes what is on disk of an instance that has ended: its record last.
+pub(crate) async fn clear(root: &Path, id: &str) {
+    let directory = root.join(id);
+    for attempt in 1..=CLEAR_TRIES {
+        match std::fs::remove_dir_all(&directory) {
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty && attempt < CLEAR_TRIES => {
+                tokio::time::sleep(CLEAR_PAUSE).await;
+            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(id, %error, directory = %directory.display(), "the instance's directory is left");
+                return;
+            }
+            _ => break,
+        }
+    }
+    let record = path(root, id);
+    for path in [record.with_extension(UNWRITTEN), record] {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
 /// Where the record of an instance is.
 pub(crate) fn path(root: &Path, id: &str) -> PathBuf {
     root.join(format!("{id}.{EXTENSION}"))
@@ -91,7 +144,7 @@ impl Record {
 
     /// Whole or not at all; only this user reads it.
     pub(crate) fn write(&self, path: &Path) -> io::Result<()> {
-        let beside = path.with_extension("new");
+        let beside = path.with_extension(UNWRITTEN);
         let mut file = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&beside)?;
         file.write_all(&serde_json::to_vec(self)?)?;
         std::fs::rename(beside, path)

@@ -97,9 +97,9 @@ async fn serve() -> std::io::Result<()> {
 
 /// Until it is killed, and with it its namespace.
 async fn alone() -> std::io::Result<()> {
-    let machine = Machine::boot(&mut BufReader::new(tokio::io::stdin())).await?;
     // Of the plugin's session, a group with processes that are stopped (suspended) would be hung up when the plugin ends.
     rustix::process::setsid()?;
+    let machine = Machine::boot(&mut BufReader::new(tokio::io::stdin())).await?;
     let listener = machine.listener.into_std()?;
     let host_key = machine.host_key.to_openssh(LineEnding::LF).map_err(std::io::Error::other)?;
     let authorized = machine.authorized.to_openssh().map_err(std::io::Error::other)?;

@@ -43,7 +43,7 @@ struct Inner {
     /// The directory, unless instances outlive the plugin.
     place: Option<Place>,
     /// Of the names of new instances. They never come back, also where the next plugin has the same process number.
-    run: String,
+    run: u32,
     /// Keeps it for this plugin alone where instances outlive it.
     _lock: Option<std::fs::File>,
     cgroups: Option<Cgroups>,
@@ -123,7 +123,7 @@ impl Inner {
             Ok((running, cgroup)) => self.watch(id, running, cgroup, end, loss).await,
             Err(error) => {
                 tracing::error!(%id, error = error.to_string(), "the instance did not come up");
-                self.clear(&id);
+                outlive::clear(&self.root, id.as_str()).await;
                 self.set(&id, InstanceState::Timeout);
             }
         }
@@ -159,23 +159,17 @@ impl Inner {
         if let Some(cgroup) = cgroup {
             cgroup.remove().await;
         }
-        self.clear(&id);
+        outlive::clear(&self.root, id.as_str()).await;
         self.gone(&id);
     }
 
-    /// Removes what is on disk of an instance that has ended: its record last.
-    fn clear(&self, id: &InstanceId) {
-        let directory = self.root.join(id.as_str());
-        match std::fs::remove_dir_all(&directory) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                tracing::warn!(%id, %error, directory = %directory.display(), "the instance's directory is left");
-            }
-            _ => drop(std::fs::remove_file(outlive::path(&self.root, id.as_str()))),
-        }
-    }
-
-    /// The instances of an earlier plugin go on; those that have ended meanwhile, or were not heard of, are cleared away.
+    /// The instances of an earlier plugin go on; those that have ended meanwhile, or were not heard of, or only begun, are
+    /// cleared away.
     async fn find_again(self: &Arc<Self>) -> Result<(), Error> {
+        for id in outlive::unrecorded(&self.root)? {
+            tracing::info!(id, "an instance that was only begun is cleared away");
+            outlive::clear(&self.root, &id).await;
+        }
         for (id, record) in outlive::recorded(&self.root)? {
             let id = InstanceId::new(id);
             match (record.process()?, &record) {
@@ -196,9 +190,9 @@ impl Inner {
                 }
                 (Some(free), _) => {
                     free.end().await;
-                    self.clear(&id);
+                    outlive::clear(&self.root, id.as_str()).await;
                 }
-                (None, _) => self.clear(&id),
+                (None, _) => outlive::clear(&self.root, id.as_str()).await,
             }
         }
         Ok(())
@@ -346,7 +340,7 @@ impl Provider for Local {
             namespaces,
             root,
             place,
-            run: format!("{:08x}", rand::random::<u32>()),
+            run: rand::random(),
             _lock: lock,
             cgroups,
             notices,
@@ -388,7 +382,7 @@ impl Provider for Local {
         })?;
         for _ in 0..granted {
             group.made += 1;
-            let id = InstanceId::new(format!("local-{}-{}", self.inner.run, group.made));
+            let id = InstanceId::new(outlive::name(self.inner.run, group.made));
             let end = CancellationToken::new();
             tracing::info!(%id, "an instance is made");
             group.instances.insert(id.clone(), Entry { state: InstanceState::Creating, reach: None, end: end.clone() });

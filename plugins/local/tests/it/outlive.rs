@@ -6,6 +6,7 @@ use std::process::Command;
 use muster_fleeting::connector::{Exit, KnownHosts, dial};
 use muster_fleeting::host::Group;
 use muster_fleeting::model::InstanceState;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 use super::{group, output, target, wait};
@@ -70,6 +71,60 @@ async fn the_next_plugin_finds_the_instances_and_ends_them() {
     let left: Vec<_> = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, [".lock"]);
     second.stop().await;
+}
+
+/// The plugin that works in a directory: who holds its lock.
+fn plugin(directory: &Path) -> Option<String> {
+    let lock = directory.join(".lock");
+    std::fs::read_dir("/proc").unwrap().flatten().find_map(|process| {
+        let mut open = std::fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
+        let holds = open.any(|file| std::fs::read_link(file.path()).is_ok_and(|path| path == lock));
+        holds.then(|| process.file_name().into_string().unwrap())
+    })
+}
+
+/// What is in a directory beside the lock.
+fn entries(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut entries: Vec<_> = entries.filter(|name| name != ".lock").collect();
+    entries.sort();
+    entries
+}
+
+#[tokio::test]
+async fn what_a_plugin_had_only_begun_when_it_was_killed_is_cleared_away_by_the_next_one() {
+    if !possible() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let config = json!({"directory": directory, "outlive_plugin": true});
+    for name in ["local-0000abcd-7", "mine", "local-abcd-7"] {
+        std::fs::create_dir(directory.join(name)).unwrap();
+    }
+    std::fs::write(directory.join("local-0000abcd-8.new"), "{").unwrap();
+    for begun in 1..=6 {
+        let killed = group(config.clone()).await;
+        assert_eq!(entries(directory), ["local-abcd-7", "mine"], "what nobody began as an instance is not touched");
+        let plugin = plugin(directory).and_then(|pid| Pid::from_raw(pid.parse().unwrap())).unwrap();
+        killed.increase(3).await.unwrap();
+        // Directories, records, and such as are being written.
+        while entries(directory).len() < 2 + begun {
+            std::hint::spin_loop();
+        }
+        kill_process(plugin, Signal::KILL).unwrap();
+        killed.stop().await;
+
+        let next = group(config.clone()).await;
+        let ids: Vec<_> = next.update().await.unwrap().instances.into_keys().collect();
+        let whole = ids.iter().flat_map(|id| [id.to_string(), format!("{id}.json")]);
+        let mut whole: Vec<_> = whole.chain(["local-abcd-7".to_owned(), "mine".to_owned()]).collect();
+        whole.sort();
+        assert_eq!(entries(directory), whole, "killed when {begun} were there");
+        next.decrease(&ids).await.unwrap();
+        while !next.update().await.unwrap().instances.is_empty() {}
+        next.stop().await;
+    }
 }
 
 #[tokio::test]
