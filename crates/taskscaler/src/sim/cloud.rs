@@ -318,24 +318,36 @@ impl Cloud {
         ids: &[InstanceId],
         random: &mut ChaCha8Rng,
     ) -> Result<Vec<InstanceId>, String> {
+        self.for_each(at, ids, random, |cloud, id, random| {
+            if chance(random, cloud.lies(at).undeleted) {
+                return true;
+            }
+            let takes = cloud.config.deletion.sample(random);
+            if let Some(machine) = cloud.machines.get_mut(id) {
+                let gone = at + takes;
+                machine.gone = Some(machine.gone.map_or(gone, |earlier| earlier.min(gone)));
+                machine.deleting = true;
+            }
+            true
+        })
+    }
+
+    /// A call for some machines: refused, or accepted for some of those that `take` accepts, or done and not answered.
+    pub(super) fn for_each(
+        &mut self,
+        at: Time,
+        ids: &[InstanceId],
+        random: &mut ChaCha8Rng,
+        mut take: impl FnMut(&mut Self, &InstanceId, &mut ChaCha8Rng) -> bool,
+    ) -> Result<Vec<InstanceId>, String> {
         let lies = self.lies(at);
         if chance(random, lies.refused) {
             return Err("internal error, try again".to_owned());
         }
         let mut accepted = Vec::new();
         for id in ids {
-            if chance(random, lies.short) {
-                continue;
-            }
-            accepted.push(id.clone());
-            if chance(random, lies.undeleted) {
-                continue;
-            }
-            let takes = self.config.deletion.sample(random);
-            if let Some(machine) = self.machines.get_mut(id) {
-                let gone = at + takes;
-                machine.gone = Some(machine.gone.map_or(gone, |earlier| earlier.min(gone)));
-                machine.deleting = true;
+            if !chance(random, lies.short) && take(self, id, random) {
+                accepted.push(id.clone());
             }
         }
         if chance(random, lies.failed_after_success) { Err("502 bad gateway".to_owned()) } else { Ok(accepted) }

@@ -20,6 +20,11 @@ pub(super) enum Happening {
         job: usize,
         attempt: u32,
     },
+    /// One that waits gives up.
+    Canceled {
+        job: usize,
+        attempt: u32,
+    },
     AskForJobs,
     Wake,
     Kill,

@@ -15,32 +15,22 @@ impl Cloud {
         resume: bool,
         random: &mut ChaCha8Rng,
     ) -> Result<Vec<InstanceId>, String> {
-        let lies = self.lies(at);
-        if chance(random, lies.refused) {
-            return Err("internal error, try again".to_owned());
-        }
-        let mut accepted = Vec::new();
-        for id in ids {
-            if chance(random, lies.short) {
-                continue;
-            }
-            let takes = if resume { self.config.boot } else { self.config.deletion }.sample(random);
-            let Some(machine) = self.machines.get_mut(id).filter(|machine| machine.is_live(at)) else { continue };
+        self.for_each(at, ids, random, |cloud, id, random| {
+            let takes = if resume { cloud.config.boot } else { cloud.config.deletion }.sample(random);
+            let sleepless = cloud.lies(at).sleepless;
+            let Some(machine) = cloud.machines.get_mut(id).filter(|machine| machine.is_live(at)) else { return false };
             let (from, over, to) = match resume {
                 true => (InstanceState::Suspended, InstanceState::Resuming, InstanceState::Running),
                 false => (InstanceState::Running, InstanceState::Suspending, InstanceState::Suspended),
             };
             let now = machine.slept(at);
             // What is on its way is accepted again, and what is on the other way is not.
-            if now != from && now != over && now != to {
-                continue;
-            }
-            accepted.push(id.clone());
-            if now == from && !chance(random, lies.sleepless) {
+            let accepted = [from, over, to].contains(&now);
+            if now == from && !chance(random, sleepless) {
                 machine.sleep.extend([(at, over), (at + takes, to)]);
             }
-        }
-        if chance(random, lies.failed_after_success) { Err("502 bad gateway".to_owned()) } else { Ok(accepted) }
+            accepted
+        })
     }
 
     /// Whether a machine is there, and not suspended.

@@ -221,6 +221,7 @@ impl<'a> World<'a> {
                     self.engine.handle(self.now, Event::Suspect { key });
                 }
             }
+            Happening::Canceled { job, attempt } => self.canceled(job, attempt),
             Happening::AskForJobs => self.asking = false,
             Happening::Wake => {
                 self.wake = None;
@@ -301,6 +302,7 @@ impl<'a> World<'a> {
             self.running[job].place = Place::Waiting;
             self.keys.insert(key.clone(), job);
             self.ask_for(job, key)?;
+            self.plan_cancel(job);
         }
         self.promise();
         Ok(())

@@ -15,6 +15,8 @@ use crate::words::{Key, Lease};
 
 /// Of so many jobs the first leaves an environment for the second.
 const OF: usize = 3;
+/// A job that is canceled is so within this.
+const CANCELED_WITHIN_MS: u64 = 60_000;
 
 /// An environment, as its next job asks for it.
 #[derive(Debug, Clone)]
@@ -79,6 +81,33 @@ impl World<'_> {
         self.engine.admit(key.clone());
         let _ = self.engine.acquire(self.now, key, &self.jobs[job].request);
         Ok(())
+    }
+
+    /// Some jobs that wait are canceled, most of them while an environment wakes for them.
+    pub(super) fn plan_cancel(&mut self, job: usize) {
+        if self.scenario.naps.is_none() {
+            return;
+        }
+        let running = &self.running[job];
+        let (attempt, share) = (running.attempt, if running.resumes.is_some() { 0.3 } else { 0.05 });
+        if self.now.at < self.scenario.heals && chance(&mut self.random, share) {
+            let after = Duration::from_millis(self.random.random_range(0..CANCELED_WITHIN_MS));
+            self.plan(self.now.at + after, Happening::Canceled { job, attempt });
+        }
+    }
+
+    /// It waits no more, and is run again by its author, who asks for the same.
+    pub(super) fn canceled(&mut self, job: usize, attempt: u32) {
+        let running = &self.running[job];
+        if running.attempt != attempt || running.place != Place::Waiting {
+            return;
+        }
+        let key = self.key(job);
+        self.keys.remove(&key);
+        self.engine.handle(self.now, Event::Unreserve { key: key.clone() });
+        self.engine.handle(self.now, Event::Cancel { key });
+        self.report.canceled += 1;
+        self.again(job);
     }
 
     /// It does without.
