@@ -292,6 +292,34 @@ async fn a_machine_goes_with_its_instance_and_the_job_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn switched_on_by_a_reload_a_common_build_directory_waits_for_the_machines_that_the_restart_brings() {
+    let nest = Nest::start();
+    let autoscaler =
+        "max_instances = 1\n    capacity_per_instance = 2\n  [runners.instance]\n    use_common_build_dir = true";
+    let mut bench = Bench::with_instances(1, autoscaler, "").await;
+    until("the start", || bench.log().contains("Starting multi-runner")).await;
+    let plugin = "[runners.autoscaler.plugin_config]";
+    let table = nest.table("image = \"base\"");
+    bench.edit(plugin, &format!("{table}\n    {plugin}"));
+    until("the reload", || bench.log().contains("vm_isolation.enabled: default -> true")).await;
+    let directory = async |bench: &Bench, id: i64| {
+        bench.push(id, &["echo \"directory=$CI_PROJECT_DIR\""], &json!({}));
+        let text = bench.coordinator.wait_for_end(JobId(id)).await.text();
+        let line = text.lines().find_map(|line| line.strip_prefix("directory=")).map(str::to_owned);
+        (line.unwrap_or_else(|| panic!("{text}\n{}", bench.log())), text)
+    };
+    let (before, text) = directory(&bench, 1).await;
+    assert!(before.ends_with("/0/group/p1"), "another job may come beside it: {before}");
+    assert!(text.contains("use_common_build_dir has no effect") && !text.contains("nesting"), "{text}");
+
+    assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
+    bench.start_manager();
+    let (after, text) = directory(&bench, 2).await;
+    assert!(after.ends_with("/builds/group/p2") && text.contains("Created nesting VM"), "{after}: {text}");
+    none_left(&bench, &nest).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_machine_that_nobody_can_log_in_to_is_removed_and_the_job_says_where_and_what_to_do() {
     let nest = Nest::start();
     let table = nest.table("image = \"base\"").replace("timeout = \"30s\"", "timeout = \"500ms\"");
