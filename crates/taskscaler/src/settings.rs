@@ -50,6 +50,7 @@ pub struct Settings {
     boot_deadline: Option<String>,
     prepare_deadline: Option<String>,
     heartbeat_interval: Option<String>,
+    suspended_max: Option<String>,
     forecast: Option<ForecastSettings>,
     density: DensitySettings,
     #[serde(rename = "plugin")]
@@ -209,6 +210,7 @@ impl Settings {
             ("create_deadline", &self.create_deadline, &mut config.create_deadline),
             ("boot_deadline", &self.boot_deadline, &mut config.boot_deadline),
             ("prepare_deadline", &self.prepare_deadline, &mut config.prepare_deadline),
+            ("suspended_max", &self.suspended_max, &mut config.suspended_max),
         ] {
             *place = check.duration(key, text.as_ref(), *place);
         }
@@ -369,6 +371,7 @@ mod tests {
             failure_threshold = 5
             reservation_throttling = false
             scale_throttle = { limit = 3, burst = 7 }
+            suspended_max = "90m"
             plugin = "aws"
             [[policy]]
             idle_count = 8
@@ -393,7 +396,7 @@ mod tests {
         assert_eq!((config.capacity.get(), config.uses_max.unwrap().get()), (4, 10));
         assert_eq!((config.update_interval.as_secs(), config.failure_threshold), (90, 5));
         assert_eq!((config.shutdown_deletion_interval.as_secs(), config.shutdown_deletion_retries), (2, 5));
-        assert!(!config.reservation_throttling);
+        assert!(!config.reservation_throttling && config.suspended_max.as_secs() == 5400);
         assert_eq!(config.groups[0].throttle, Throttle { limit: 3, burst: 7 });
         assert_eq!((config.groups[0].name.as_str(), config.groups[0].instances_max), ("main", 20));
         let (index, wanted) = config.policies.at(1_772_409_600);

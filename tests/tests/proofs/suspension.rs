@@ -1,5 +1,7 @@
 //! Jobs that leave their environments for later jobs: the instance is suspended, and resumed for the one that asks for it.
 
+use std::time::Duration;
+
 use muster_job::{JobId, JobStatus};
 use muster_runner_api::test_support::RUNNER_TOKEN;
 use muster_tests::bench::Bench;
@@ -29,13 +31,17 @@ async fn world(suspendable: bool) -> Bench {
 
 /// A job of a project, with these `suspend_options`.
 fn push(bench: &Bench, id: i64, project: i64, script: &[&str], options: &Value) {
-    let more = json!({
+    bench.push(id, script, &job(id, project, options));
+}
+
+/// What is its own of such a job.
+fn job(id: i64, project: i64, options: &Value) -> Value {
+    json!({
         "job_info": { "name": format!("job-{id}"), "project_id": project, "project_name": "p" },
         "git_info": { "repo_url": "http://example.org/group/p.git", "sha": "0123456789abcdef", "ref": "main",
             "ref_type": "branch", "protected": true },
         "suspend_options": options,
-    });
-    bench.push(id, script, &more);
+    })
 }
 
 /// Job 1 leaves its environment; the key of it.
@@ -130,6 +136,28 @@ async fn a_key_that_is_not_the_jobs_own_opens_nothing_and_fails_the_job_with_the
     push(&bench, 10, PROJECT, &["cat kept"], &json!({ "runtime_environment_key": again }));
     let job = bench.coordinator.wait_for_end(JobId(10)).await;
     assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), bench.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_environment_that_is_lost_before_the_first_command_of_the_job_that_resumes_it_is_told_as_lost() {
+    let bench = world(true).await;
+    let key = left(&bench).await;
+    let machine = bench.machines.names().remove(0);
+    // Its preparation does not end: what it tells is that the environment is resumed.
+    bench.proxy.decide(Box::new(|kind| (kind == Kind::Download).then_some(Fault::Delay(Duration::from_secs(3600)))));
+    let mut more = job(2, PROJECT, &json!({ "runtime_environment_key": key }));
+    let file = json!({ "filename": "artifacts.zip", "size": 1 });
+    more["dependencies"] = json!([{ "id": 1, "token": "jobtoken1jobtoken", "name": "job-1", "artifacts_file": file }]);
+    bench.push(2, &["echo ran >> \"$MARKS/started-2\""], &more);
+    bench.coordinator.wait_for(JobId(2), |job| job.text().contains("Downloading artifacts")).await;
+    assert_eq!(bench.machines.kill(Part::Machine), 1);
+    let ended = bench.coordinator.wait_for_end(JobId(2)).await;
+    let (text, last) = (ended.text(), ended.reports().last().unwrap());
+    assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}");
+    let line = text.lines().find(|line| line.contains("is lost with it: run the job again that left it"));
+    assert!(line.is_some_and(|line| line.contains(&machine)), "{text}");
+    assert!(!text.contains("no such environment") && !text.contains("was moved to another instance"), "{text}");
+    assert_eq!(bench.starts(JobId(2)), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -15,7 +15,7 @@ use super::agent::{self, AgentError, Run, Saying};
 use super::interrupt::{Interruption, heard};
 use super::silence::Silence;
 use super::{Actor, JobError, Next};
-use crate::lower::{Certificates, LowerError, Placement, asking, lower, short_token};
+use crate::lower::{Certificates, LowerError, Placement, asking, lower, short_token, suspension};
 use crate::settings::TlsFiles;
 use crate::state::JobState;
 
@@ -28,6 +28,9 @@ const AGAIN: &str = "run the job again, or let `retry: { max: 1, when: runner_sy
 /// The same where the place was there, and answered nothing.
 const AGAIN_IN_SILENCE: &str = "run the job again, or let `retry: { max: 1, when: runner_system_failure }` in it do so; if it \
     comes to that again, the job may need more memory than an instance has";
+/// What the author of a job can do that was to go on in what another one left, where that is lost.
+const LEFT_BEHIND: &str =
+    "the job environment that this job resumes was there and is lost with it: run the job again that left it";
 /// How long a job that is to end waits for the answer to its `Run`.
 const ANSWER_LIMIT: Duration = Duration::from_millis(500);
 /// Between two tries to reach a place, at first and at most.
@@ -143,8 +146,11 @@ impl Actor {
         matches!(self.state, JobState::Leased { .. }) && self.is_elsewhere()
     }
 
-    /// The place is lost, and another one gets the job.
+    /// The place is lost, and another one gets the job, unless it goes on in what another job left there.
     pub(super) async fn move_on(&mut self, message: &str) -> Result<Next, JobError> {
+        if suspension::is_resumed(&self.payload, &self.context.runner) {
+            return self.system_failure(&format!("{message}; {LEFT_BEHIND}")).await;
+        }
         if self.moved.len() >= MOVES_MAX {
             return self.lost(message).await;
         }

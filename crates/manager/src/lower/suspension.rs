@@ -79,7 +79,7 @@ pub(crate) fn resumes(payload: &JobPayload, runner: &RunnerSettings) -> Result<O
 }
 
 /// Whether the job asks to go on in what another one left.
-pub(super) fn is_resumed(payload: &JobPayload, runner: &RunnerSettings) -> bool {
+pub(crate) fn is_resumed(payload: &JobPayload, runner: &RunnerSettings) -> bool {
     !payload.suspend_options.runtime_environment_key.is_empty() && is_on(payload, runner)
 }
 
