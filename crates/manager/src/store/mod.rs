@@ -36,6 +36,9 @@ use keeper::Keeper;
 use record::{Lane, Record};
 pub use run_name::RunName;
 
+/// What the one manager that works on a directory holds.
+const LOCK: &str = "manager.lock";
+
 /// How long a copy of the lock may outlive a manager that was killed: a process that it was just starting has one.
 const COPY_LIMIT: Duration = Duration::from_secs(1);
 /// Its end is no event for this process; this is between two looks.
@@ -141,6 +144,12 @@ pub struct Store {
 }
 
 impl Store {
+    /// Whether a manager has had its state in this directory.
+    #[must_use]
+    pub fn is_there(directory: &Path) -> bool {
+        directory.join(LOCK).exists()
+    }
+
     /// Opens `<directory>/state.log`, makes it if need be (a new directory is its owner's only), and takes over what an earlier version left.
     ///
     /// # Errors
@@ -148,7 +157,7 @@ impl Store {
     pub async fn open(directory: &Path) -> Result<Self, StoreError> {
         let failed = |source| StoreError::Directory { path: directory.to_owned(), source };
         muster_environment::host::private_directory(directory).map_err(failed)?;
-        let lock = private_file(&directory.join("manager.lock")).map_err(failed)?;
+        let lock = private_file(&directory.join(LOCK)).map_err(failed)?;
         let started = Instant::now();
         while let Err(error) = flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             match error {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use muster_manager::config::{self, Surroundings};
+use muster_manager::store::Store;
 use muster_manager::{EXPLAIN_PATH, STATUS_PATH};
 use muster_taskscaler::driver::StoreError;
 use muster_taskscaler::fleet::{Explanations, Reports, Source, Subject, VERSION, explain, offline};
@@ -55,6 +56,8 @@ pub(crate) enum AskError {
     History { books: PathBuf, source: std::io::Error },
     #[error("{}: there is no such directory; name the `--state-dir` of a manager", .0.display())]
     NoSuchState(PathBuf),
+    #[error("{}: no manager has had its state there; name the `--state-dir` of one", .0.display())]
+    NoState(PathBuf),
     #[error("{}: there is no such file; name the manager's configuration with --config, or its state with --state-dir", .0.display())]
     NoSuchConfiguration(PathBuf),
     #[error("no directory is known that has the manager's state; name it with --state-dir")]
@@ -101,6 +104,9 @@ impl Whom {
         if let Some(directory) = flags::filled(&self.state_dir) {
             if !directory.is_dir() {
                 return Err(AskError::NoSuchState(directory));
+            }
+            if !Store::is_there(&directory) && !instances(&directory).is_dir() {
+                return Err(AskError::NoState(directory));
             }
             return store(&instances(&directory));
         }

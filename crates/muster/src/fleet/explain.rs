@@ -78,9 +78,14 @@ pub(super) async fn run(args: Args) -> ExitCode {
         fleet.is_cut &= args.last == 0;
     }
     let known = explanations.fleets.iter().any(|fleet| fleet.known);
+    let is_unread = explanations.fleets.iter().any(|fleet| fleet.is_unread);
     let printed =
         if args.whom.json { super::print_json(&explanations) } else { ci::print_styled(&text(&explanations)) };
-    if known { printed } else { ExitCode::FAILURE }
+    match (is_unread, known) {
+        (true, _) => ExitCode::from(2),
+        (false, true) => printed,
+        (false, false) => ExitCode::FAILURE,
+    }
 }
 
 fn text(explanations: &Explanations) -> String {

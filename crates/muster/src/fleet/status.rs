@@ -25,8 +25,7 @@ pub(super) async fn run(args: Args) -> ExitCode {
     match args.whom.status().await {
         Ok(reports) => {
             let printed = if args.whom.json { super::print_json(&reports) } else { ci::print_styled(&text(&reports)) };
-            // Books that cannot be read are no answer.
-            let is_unread = |report: &Report| reports.source == Source::Store && report.status.is_none();
+            let is_unread = |report: &Report| report.is_unread(reports.source);
             if reports.fleets.iter().any(is_unread) { ExitCode::from(2) } else { printed }
         }
         Err(error) => {

@@ -131,10 +131,13 @@ fn what_is_not_there_is_no_answer() {
     wrong(&["fleet", "drain", "x", "--config", "nope.toml"], "nope.toml: there is no such file");
     wrong(&["fleet", "drain", "x", "--state-dir", "nope"], "no manager with instances works on nope");
     wrong(&["fleet", "explain", "job", "abc", "--state-dir", "."], "abc is no job's number");
+    wrong(&["fleet", "status", "--state-dir", "."], "no manager has had its state there");
     let books = directory.path().join("instances");
     std::fs::create_dir(&books).unwrap();
     std::fs::write(books.join("x.books"), "garbage\n").unwrap();
     wrong(&["fleet", "status", "--state-dir", "."], "x.books, line 1 cannot be read");
+    wrong(&["fleet", "explain", "--state-dir", "."], "x.books, line 1 cannot be read");
+    wrong(&["fleet", "explain", "job", "1", "--state-dir", "."], "x.books, line 1 cannot be read");
 }
 
 #[test]

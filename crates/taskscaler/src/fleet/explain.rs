@@ -53,6 +53,7 @@ pub fn explain(
     };
     let surplus = explained.decisions.len().saturating_sub(DECISIONS_MAX);
     explained.is_cut = surplus > 0;
+    explained.is_unread = report.is_unread(source);
     explained.decisions.drain(..surplus);
     if let Some(why) = &report.down {
         explained.answer.insert(0, format!("the scaler of runner {} does not run: {why}", report.runner));
@@ -66,7 +67,7 @@ fn mention(group: &str) -> String {
 }
 
 fn explained(report: &Report, known: bool, answer: Vec<String>, decisions: Vec<Told>) -> Explained {
-    Explained { runner: report.runner.clone(), known, answer, decisions, is_cut: false }
+    Explained { runner: report.runner.clone(), known, answer, decisions, is_cut: false, is_unread: false }
 }
 
 /// Whether a key is that of a job: its own text, or `job-<number>-...`.

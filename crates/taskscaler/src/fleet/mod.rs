@@ -63,6 +63,12 @@ pub struct Report {
 }
 
 impl Report {
+    /// Its books cannot be read, so that nothing is known of it but why: no answer.
+    #[must_use]
+    pub fn is_unread(&self, source: Source) -> bool {
+        source == Source::Store && self.status.is_none()
+    }
+
     /// What an instance uses, where that is known.
     #[must_use]
     pub fn used_by(&self, group: &str, id: &str) -> Option<&Used> {
@@ -117,4 +123,7 @@ pub struct Explained {
     /// Older ones of the last day are left out: there are more than an answer has.
     #[serde(default)]
     pub is_cut: bool,
+    /// Its books cannot be read: the answer says why, and nothing else.
+    #[serde(default)]
+    pub is_unread: bool,
 }
