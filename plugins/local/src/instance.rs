@@ -89,13 +89,10 @@ impl Running {
     /// What went wrong, as text.
     pub(crate) async fn start(start: Start<'_>) -> Result<Self, String> {
         let mut child = command(&start)?.spawn().map_err(|error| format!("cannot start an instance: {error}"))?;
-        match come_up(&start, &mut child).await {
-            Ok((alive, reach)) if start.record.is_none() => Ok(Self { life: Life::Held { child, alive }, reach }),
-            Ok((_, reach)) => {
-                // The runtime reaps the child when it ends.
-                let free = Free::of(reach.pid).map_err(|error| format!("cannot watch an instance: {error}"))?;
-                Ok(Self { life: Life::Free(free.ok_or("the instance ended at once")?), reach })
-            }
+        match begin(&start, &mut child).await {
+            Ok((None, alive, reach)) => Ok(Self { life: Life::Held { child, alive }, reach }),
+            // The runtime reaps the child when it ends.
+            Ok((Some(free), _, reach)) => Ok(Self { life: Life::Free(free), reach }),
             Err(error) => {
                 let _ = child.kill().await;
                 Err(error)
@@ -129,6 +126,19 @@ impl Running {
             Life::Free(free) => free.end().await,
         }
     }
+}
+
+/// Watches one that outlives the plugin, before it gets its key: with that it goes on, whatever becomes of the plugin.
+async fn begin(start: &Start<'_>, child: &mut Child) -> Result<(Option<Free>, ChildStdin, Reach), String> {
+    let free = match child.id().filter(|_| start.record.is_some()) {
+        Some(pid) => {
+            let free = Free::of(pid).map_err(|error| format!("cannot watch an instance: {error}"))?;
+            Some(free.ok_or("the instance ended at once")?)
+        }
+        None => None,
+    };
+    let (stdin, reach) = come_up(start, child).await?;
+    Ok((free, stdin, reach))
 }
 
 /// Gives it its key, and hears where it is reached.

@@ -106,12 +106,21 @@ async fn alone() -> std::io::Result<()> {
     // The first process of its namespace is everybody's parent at last.
     let own = server::Commands::default();
     tokio::spawn(orphans::reap(own.clone()));
-    loop {
+    let serve = || {
         // The socket stays the same, so no connection is refused meanwhile: it waits.
         let socket = OwnedFd::from(listener.try_clone()?);
-        let mut command = Command::new(std::env::current_exe()?);
+        // Also where another file has this one's place by now.
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0(std::env::args_os().next().unwrap_or_default());
         command.args(own_arguments()).args([WORD, SERVER]).process_group(0);
-        let mut server = command.stdin(Stdio::piped()).stdout(Stdio::from(socket)).stderr(Stdio::null()).spawn()?;
+        command.stdin(Stdio::piped()).stdout(Stdio::from(socket)).stderr(Stdio::null()).spawn()
+    };
+    loop {
+        let Ok(mut server) = serve() else {
+            // No process, no file: what runs here goes on meanwhile.
+            tokio::time::sleep(AGAIN).await;
+            continue;
+        };
         let group = own.begin(&server);
         // Held open until the server has ended.
         let mut keys = server.stdin.take();

@@ -393,6 +393,8 @@ impl Provider for Local {
 
     async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, Partial<Vec<InstanceId>>> {
         let mut group = self.inner.group();
+        // Of one that did not come up nothing is left but what is to be told of it.
+        group.instances.retain(|id, entry| entry.state != InstanceState::Timeout || !ids.contains(id));
         for id in &ids {
             if let Some(entry) = group.instances.get_mut(id) {
                 // What is stopped may not hear of its end.

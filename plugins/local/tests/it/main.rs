@@ -208,6 +208,14 @@ async fn the_cloud_can_be_made_bad() {
     }
     assert!(group.update().await.unwrap().instances.is_empty(), "told once: {told:?}");
     group.stop().await;
+    // One that did not come up, and is removed before that was told.
+    let group = self::group(json!({"boot_failure_rate": 1.0, "boot_delay_ms": 100})).await;
+    group.increase(1).await.unwrap();
+    let id = wait(&group, InstanceState::Creating, 1).await.remove(0);
+    while !group.connect_info(&id).await.unwrap_err().to_string().contains("is timeout") {}
+    group.decrease(std::slice::from_ref(&id)).await.unwrap();
+    assert!(group.update().await.unwrap().instances.is_empty());
+    group.stop().await;
     let group = self::group(json!({"losses_per_minute": 60_000.0})).await;
     group.increase(1).await.unwrap();
     wait(&group, InstanceState::Creating, 0).await;

@@ -2,14 +2,18 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use muster_fleeting::connector::{Exit, KnownHosts, dial};
-use muster_fleeting::host::Group;
+use muster_fleeting::host::{Group, PluginSpec};
 use muster_fleeting::model::InstanceState;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 use super::{group, output, target, wait};
+
+/// For what a plugin does at once, on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Whether namespaces can be made here; without them no instance outlives its plugin.
 #[expect(clippy::print_stderr, reason = "it is told what is skipped, and why")]
@@ -109,8 +113,9 @@ async fn what_a_plugin_had_only_begun_when_it_was_killed_is_cleared_away_by_the_
         let plugin = plugin(directory).and_then(|pid| Pid::from_raw(pid.parse().unwrap())).unwrap();
         killed.increase(3).await.unwrap();
         // Directories, records, and such as are being written.
+        let since = Instant::now();
         while entries(directory).len() < 2 + begun {
-            std::hint::spin_loop();
+            assert!(since.elapsed() < LIMIT, "{begun} are waited for: {:?}", entries(directory));
         }
         kill_process(plugin, Signal::KILL).unwrap();
         killed.stop().await;
@@ -160,9 +165,15 @@ async fn a_server_that_is_killed_is_started_again_and_what_it_had_started_goes_o
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let group = group(json!({"directory": directory.path(), "outlive_plugin": true})).await;
+    let executable = directory.path().join("plugin");
+    std::fs::copy(env!("CARGO_BIN_EXE_fleeting-plugin-local"), &executable).unwrap();
+    let mut spec = PluginSpec::new(&executable);
+    spec.config = json!({"directory": directory.path().join("machines"), "outlive_plugin": true});
+    let group = Group::start(spec).await.unwrap();
     group.increase(1).await.unwrap();
     let id = wait(&group, InstanceState::Running, 1).await.remove(0);
+    // An upgrade takes its place.
+    std::fs::remove_file(&executable).unwrap();
     let (target, hosts) = (target(&group, &id).await, KnownHosts::default());
     let session = dial(&target, &hosts).await.unwrap();
     output(&*session, "setsid sleep 1000 >/dev/null 2>&1 <&- & until pgrep -x sleep >/dev/null; do :; done").await;
@@ -189,7 +200,7 @@ async fn what_cannot_be_kept_is_refused() {
         (json!({"outlive_plugin": true, "directory": "/x", "isolation": "none"}), "needs namespaces"),
         (json!({"outlive_plugin": true, "directory": "/x", "cpus_max": 1.0}), "cannot have memory_max_mib"),
     ] {
-        let mut spec = muster_fleeting::host::PluginSpec::new(env!("CARGO_BIN_EXE_fleeting-plugin-local"));
+        let mut spec = PluginSpec::new(env!("CARGO_BIN_EXE_fleeting-plugin-local"));
         spec.config = config;
         let error = Group::start(spec).await.unwrap_err();
         let mut text = error.to_string();
