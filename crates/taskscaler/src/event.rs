@@ -131,6 +131,12 @@ pub enum Event {
         /// Whose.
         key: Key,
     },
+    /// A lease was granted, and nobody waits for it any more: as [`Event::Release`], but the environment that it was resumed
+    /// with, which nobody has seen, is kept.
+    Unused {
+        /// Whose.
+        key: Key,
+    },
     /// After a restart, all leases that are still wanted have been claimed.
     Settled,
     /// Other policies.

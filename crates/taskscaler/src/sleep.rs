@@ -58,7 +58,9 @@ pub enum NotSuspended {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotResumed {
     /// It is not in the books.
-    #[error("there is no such environment: it has expired, was resumed before, or was removed")]
+    #[error(
+        "there is no such environment: it has expired, was resumed before, or was removed; run the job again that leaves it"
+    )]
     Unknown,
     /// It is another project's, or of another level of protection.
     #[error("the environment belongs to another project, or to refs of another level of protection")]

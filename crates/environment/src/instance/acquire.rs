@@ -90,7 +90,8 @@ impl InstanceProvider {
         self.shared.again.notify_one();
         let Resume { name, owner } = resume.clone();
         let lease = promise.resume(name, owner).await.map_err(|failure| refused(failure.to_string()))?;
-        prepared(&lease, self.limit()).await.map_err(refused)?;
+        let gone = |why| refused(format!("{why}; run the job again that leaves it"));
+        prepared(&lease, self.limit()).await.map_err(gone)?;
         let taken = self.shared.slots.take(key).ok_or_else(|| self.slot_taken(0))?;
         Ok(Held::new(lease, Arc::clone(&self.shared), taken))
     }

@@ -93,13 +93,14 @@ impl Bookkeeper {
     }
 
     /// Whether the books must have it before it is done: it makes, removes, or gives away. What only looks, and the loss of
-    /// an instance, which its job is to hear of, do not wait; but nobody is told of the loss of what he has not got.
+    /// an instance, which its job is to hear of, or that it gets none, do not wait; but nobody is told of the loss of what he has not got.
     fn waits(&self, action: &Action) -> bool {
         match action {
             Action::Update { .. }
             | Action::Heartbeat { .. }
             | Action::Prepare { .. }
             | Action::Withdraw { .. }
+            | Action::NotResumed { .. }
             | Action::Forget { .. } => false,
             Action::Lost { key, .. } => self.is_to_grant(key),
             _ => true,

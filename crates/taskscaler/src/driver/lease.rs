@@ -36,6 +36,9 @@ pub enum AcquireFailure {
     Ended,
 }
 
+/// For an environment to be resumed. The engine has a shorter one, but what it grants waits for the books.
+const RESUMED_LIMIT: Duration = Duration::from_secs(600);
+
 /// As gitlab-runner writes durations.
 fn in_words(duration: &Duration) -> String {
     let (hours, minutes, seconds) = (duration.as_secs() / 3600, duration.as_secs() / 60 % 60, duration.as_secs() % 60);
@@ -85,21 +88,14 @@ impl Reservation {
         self
     }
 
-    /// Waits for the environment of this name, which another job left; the promise is given back.
+    /// Waits for the environment of this name, which another job left; the promise is given back. Dropped, it waits no longer.
     ///
     /// # Errors
-    /// [`AcquireFailure`]; within about five minutes.
+    /// [`AcquireFailure`]; within about five minutes, or ten where the books cannot be written.
     pub async fn resume(mut self, name: String, owner: String) -> Result<Lease, AcquireFailure> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Environment(Asked::Resume { key: self.key.clone(), name, owner, reply }));
-        match answer.await {
-            Ok(Ok(lease)) => {
-                self.used = true;
-                Ok(lease)
-            }
-            Ok(Err(error)) => Err(error.into()),
-            Err(_) => Err(AcquireFailure::Ended),
-        }
+        self.answered(answer, RESUMED_LIMIT).await
     }
 
     /// Waits for what a job asks for, at most for `limit` (`instance_acquire_timeout`). Dropped, it waits no longer, and the
@@ -110,6 +106,14 @@ impl Reservation {
     pub async fn acquire(mut self, request: Request, limit: Duration) -> Result<Lease, AcquireFailure> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Acquire { key: self.key.clone(), request, reply });
+        self.answered(answer, limit).await
+    }
+
+    async fn answered(
+        &mut self,
+        answer: oneshot::Receiver<Result<Lease, AcquireError>>,
+        limit: Duration,
+    ) -> Result<Lease, AcquireFailure> {
         match tokio::time::timeout(limit, answer).await {
             Ok(Ok(Ok(lease))) => {
                 self.used = true;

@@ -389,9 +389,8 @@ impl Task {
         match action {
             Action::Grant(lease) => {
                 let key = lease.key.clone();
-                let Some(reply) = self.waiting.remove(&key) else {
-                    // Nobody waits any more.
-                    self.engine.handle(self.now(), Event::Release { key });
+                let Some(reply) = self.waiting.remove(&key).filter(|reply| !reply.is_closed()) else {
+                    self.engine.handle(self.now(), Event::Unused { key });
                     return;
                 };
                 if let Some(lease) = self.lease(lease) {

@@ -129,8 +129,10 @@ pub(super) struct Instance {
     pub(super) teaches: bool,
     /// It was ready once: what is done to a new instance has been done.
     pub(super) was_ready: bool,
-    /// What a job left on it for a later one, or what its job was resumed with.
+    /// What a job left on it for a later one.
     pub(super) environment: Option<Environment>,
+    /// What its job was resumed with.
+    pub(super) resumed: Option<Environment>,
     /// Before this, a list that says that it is suspended is an old one.
     pub(super) believed_from: Time,
 }

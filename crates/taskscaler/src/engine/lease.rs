@@ -255,6 +255,7 @@ impl Engine {
         self.unclaimed.remove(key);
         self.pool.change(place.index, |instance| {
             instance.free(key, now.at);
+            instance.resumed = None;
             if instance.held == 0 {
                 (instance.idle_since, instance.idle_unix) = (now.at, now.unix);
             }

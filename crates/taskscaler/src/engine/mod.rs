@@ -172,6 +172,7 @@ impl Engine {
             }
             Event::Used { key, used } => self.used(now, key, used),
             Event::Release { key } => self.release(now, &key),
+            Event::Unused { key } => self.unused(now, &key),
             Event::Settled => self.settled(now),
             Event::CanSuspend { group, can } => {
                 if let Some(group) = self.group_mut(group) {

@@ -188,6 +188,7 @@ impl Engine {
             teaches: !old,
             was_ready: false,
             environment: None,
+            resumed: None,
             believed_from: now.at,
         };
         let index = self.pool.insert(instance);

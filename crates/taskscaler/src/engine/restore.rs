@@ -196,7 +196,7 @@ impl Engine {
         index
     }
 
-    /// What a job left on an instance, or was resumed with.
+    /// What a job left on an instance.
     fn restore_environment(
         &mut self,
         now: Now,
@@ -205,14 +205,12 @@ impl Engine {
         was_ready: bool,
         is_asleep: bool,
     ) {
-        let has_one = environment.is_some();
         self.pool.change(index, |instance| {
             // Earlier books do not say it, and only what was ready has had jobs.
             instance.was_ready = was_ready || instance.used > 0;
             instance.environment = environment;
-            if has_one {
-                instance.believed_from = now.at + OLD_LIST;
-            }
+            // Its job may have been resumed on it just before.
+            instance.believed_from = now.at + OLD_LIST;
         });
         if is_asleep {
             self.sleep_on(now, index);

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! Ready, leased --suspend--> Falling --listed: suspended--> Asleep --resume--> Waking --listed: running--> Rousing
+//!      |                        |--nothing asked, somebody waits, listed: running----------------------->/|
 //!      ^                        ^--listed: running---------------/               |                          |
 //!      |                        ^--nobody waits any more------------------------/--------------------------/
 //!      \--------------------------------------------------------------------------------ready, and granted-/
@@ -39,6 +40,8 @@ pub(super) struct Sleep {
     pub(super) phase: Phase,
     /// What the last list said of it; none: there was none since.
     seen: Option<InstanceState>,
+    /// It was asked to suspend, and may yet do so.
+    asked: bool,
     /// It is not asked again before.
     again: Time,
     /// It ends then.
@@ -80,11 +83,15 @@ pub(super) struct Waker {
 
 impl Sleep {
     fn new(at: Time, until: Time) -> Self {
-        Self { phase: Phase::Falling, seen: None, again: at, until, waker: None }
+        Self { phase: Phase::Falling, seen: None, asked: false, again: at, until, waker: None }
     }
 
     /// Nobody waits for it any more. What is being made ready is first let finish: its answer would be taken for another's.
     fn fall_again(&mut self, at: Time) {
+        if self.phase == Phase::Waking {
+            // What was seen of it is from before it was asked to run.
+            self.seen = None;
+        }
         if self.phase != Phase::Rousing {
             self.phase = Phase::Falling;
             self.again = at;
@@ -104,6 +111,22 @@ impl Sleep {
             (Phase::Falling, Some(InstanceState::Running)) | (Phase::Waking, Some(InstanceState::Suspended))
         );
         if is_asked { end.min(self.again) } else { end }
+    }
+
+    /// The phase that follows from what the list says, and from who waits.
+    fn next(&self, now: Time, since: Time) -> Phase {
+        let is_wanted = self.waker.is_some();
+        // Of what was asked to suspend it may be an old list that says that it runs.
+        let runs_on = !self.asked && (self.phase == Phase::Falling || now >= since + OLD_LIST);
+        match (self.phase, self.seen) {
+            (Phase::Falling | Phase::Asleep, Some(InstanceState::Suspended)) if is_wanted => Phase::Waking,
+            (Phase::Falling, Some(InstanceState::Suspended)) => Phase::Asleep,
+            (Phase::Falling | Phase::Asleep, Some(InstanceState::Resuming)) if is_wanted && runs_on => Phase::Waking,
+            (Phase::Falling | Phase::Asleep, Some(InstanceState::Running)) if is_wanted && runs_on => Phase::Rousing,
+            (Phase::Asleep, Some(InstanceState::Running | InstanceState::Resuming)) => Phase::Falling,
+            (Phase::Waking, Some(InstanceState::Running)) => Phase::Rousing,
+            (phase, _) => phase,
+        }
     }
 }
 
@@ -243,6 +266,12 @@ impl Engine {
     /// nobody can have it for himself, and it goes.
     pub(super) fn sleep_on(&mut self, now: Now, index: usize) {
         self.fall_asleep(now, index, None);
+        // An earlier manager may have asked it to suspend a moment ago.
+        self.pool.change(index, |instance| {
+            if let State::Asleep(sleep) = &mut instance.state {
+                sleep.asked = true;
+            }
+        });
         if !self.is_for_one_job() {
             self.delete(now, index, Removal::Expired);
         }
@@ -294,13 +323,8 @@ impl Engine {
             return self.delete(now, index, Removal::Expired);
         }
         let before = sleep.phase;
-        sleep.phase = match (before, sleep.seen, sleep.waker.is_some()) {
-            (Phase::Falling | Phase::Asleep, Some(InstanceState::Suspended), true) => Phase::Waking,
-            (Phase::Falling, Some(InstanceState::Suspended), false) => Phase::Asleep,
-            (Phase::Asleep, Some(InstanceState::Running), _) => Phase::Falling,
-            (Phase::Waking, Some(InstanceState::Running), _) => Phase::Rousing,
-            (phase, ..) => phase,
-        };
+        sleep.phase = sleep.next(now.at, since);
+        sleep.asked &= sleep.seen != Some(InstanceState::Suspended);
         let is_new = sleep.phase != before;
         if is_new {
             sleep.again = now.at;
@@ -308,6 +332,7 @@ impl Engine {
         let what = match (sleep.phase, sleep.seen) {
             (Phase::Falling, Some(InstanceState::Running)) if now.at >= sleep.again => {
                 sleep.again = now.at + SUSPENDED_AGAIN;
+                sleep.asked = true;
                 Do::Suspend
             }
             (Phase::Waking, Some(InstanceState::Suspended)) if now.at >= sleep.again => {
@@ -366,6 +391,7 @@ impl Engine {
     fn rouse_what_runs(&mut self, now: Now, index: usize) {
         let prepares = self.pool.change(index, |instance| {
             let State::Asleep(sleep) = &mut instance.state else { return None };
+            sleep.asked = false;
             let is_up = (sleep.phase, sleep.seen) == (Phase::Falling, Some(InstanceState::Running));
             (is_up && sleep.waker.is_some()).then(|| {
                 sleep.phase = Phase::Rousing;
@@ -410,11 +436,28 @@ impl Engine {
         self.wakers.remove(&key);
         self.leases.insert(key.clone(), place);
         self.step(now, index, Step::Resumed(key.clone(), now.at.since(since)));
-        self.pool.change(index, |instance| instance.environment = None);
+        self.pool.change(index, |instance| instance.resumed = instance.environment.take());
         self.touch(index);
         if let Some(lease) = self.lease_at(&key, place) {
             self.actions.push(Action::Grant(lease));
         }
+    }
+
+    /// A lease was granted, and nobody took it. What it was resumed with is there for another job again: none has been told.
+    pub(super) fn unused(&mut self, now: Now, key: &Key) {
+        let index = self.leases.get(key).map(|place| place.index);
+        let is_kept = |instance: &mut Instance| match instance.state {
+            State::Ready => instance.resumed.take(),
+            _ => None,
+        };
+        let Some((index, environment)) = index.and_then(|index| Some((index, self.pool.change(index, is_kept)??)))
+        else {
+            return self.release(now, key);
+        };
+        self.drop_lease(now, key);
+        self.pool.change(index, |instance| instance.environment = Some(environment));
+        self.fall_asleep(now, index, Some(InstanceState::Running));
+        self.step(now, index, Step::Unwanted);
     }
 
     /// Nobody waits for it any more: it is suspended again.

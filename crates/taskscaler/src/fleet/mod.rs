@@ -63,7 +63,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Its books cannot be read, so that nothing is known of it but why: no answer.
+    /// Its books cannot be read, so that nothing is known of its instances.
     #[must_use]
     pub fn is_unread(&self, source: Source) -> bool {
         source == Source::Store && self.status.is_none()
@@ -123,7 +123,7 @@ pub struct Explained {
     /// Older ones of the last day are left out: there are more than an answer has.
     #[serde(default)]
     pub is_cut: bool,
-    /// Its books cannot be read: the answer says why, and nothing else.
+    /// Its books cannot be read: the answer says why, and what there is besides is from its history alone.
     #[serde(default)]
     pub is_unread: bool,
 }

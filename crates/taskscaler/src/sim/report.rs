@@ -38,6 +38,9 @@ pub struct Report {
     /// Jobs that were canceled while they waited, and came again.
     #[serde(skip)]
     pub canceled: usize,
+    /// Those of them that waited for an environment.
+    #[serde(skip)]
+    pub canceled_wakes: usize,
     /// Machines that were made.
     pub machines: usize,
     /// Hours that are paid for.

@@ -221,7 +221,7 @@ impl<'a> World<'a> {
                     self.engine.handle(self.now, Event::Suspect { key });
                 }
             }
-            Happening::Canceled { job, attempt } => self.canceled(job, attempt),
+            Happening::Canceled { job, attempt } => self.canceled(job, attempt)?,
             Happening::AskForJobs => self.asking = false,
             Happening::Wake => {
                 self.wake = None;
@@ -322,7 +322,12 @@ impl<'a> World<'a> {
             return Ok(());
         }
         let (delay, event) = match action {
-            Action::Grant(lease) => return self.starts(lease),
+            Action::Grant(lease) => {
+                return match self.is_canceled_at_its_grant(&lease) {
+                    Some(job) => self.gives_up(job, Event::Unused { key: lease.key }),
+                    None => self.starts(lease),
+                };
+            }
             Action::Lost { key, .. } => return self.lost(&key),
             Action::Forget { .. } | Action::Answer { .. } | Action::Parked { .. } => return Ok(()),
             Action::NotResumed { key, .. } => {

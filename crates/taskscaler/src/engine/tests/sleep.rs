@@ -233,6 +233,83 @@ fn a_job_that_waits_no_longer_leaves_the_environment_to_the_next() {
     assert_eq!((rig.place("2"), rig.place("3")), ("nowhere".to_owned(), "i1/0".to_owned()));
 }
 
+/// The machine of a job that was canceled is on its way up, and the next job has it as it comes.
+#[test]
+fn what_wakes_for_a_job_that_was_canceled_is_not_suspended_under_the_next_one() {
+    for seen in [InstanceState::Resuming, InstanceState::Suspended] {
+        let mut rig = asleep(3);
+        rig.sleeping = false;
+        resume(&mut rig, "2", "1", MINE).unwrap();
+        // The list may be one from before that.
+        rig.clouds[0].insert(id("i1"), seen);
+        rig.seconds(3);
+        rig.tell(Event::Cancel { key: key("2") });
+        resume(&mut rig, "3", "1", MINE).unwrap();
+        rig.seconds(3);
+        rig.clouds[0].insert(id("i1"), InstanceState::Running);
+        rig.seconds(5);
+        assert_eq!((rig.place("3"), suspends(&rig)), ("i1/0".to_owned(), 1), "{seen}");
+    }
+}
+
+#[test]
+fn what_runs_for_a_job_that_was_canceled_is_suspended_where_no_other_one_comes() {
+    let mut rig = asleep(3);
+    rig.sleeping = false;
+    resume(&mut rig, "2", "1", MINE).unwrap();
+    rig.clouds[0].insert(id("i1"), InstanceState::Resuming);
+    rig.seconds(3);
+    rig.tell(Event::Cancel { key: key("2") });
+    rig.seconds(3);
+    assert_eq!(state(&rig, "i1"), "suspending", "it is not said to be suspended while it wakes");
+    rig.sleeping = true;
+    rig.clouds[0].insert(id("i1"), InstanceState::Running);
+    rig.seconds(5);
+    assert_eq!((suspends(&rig), state(&rig, "i1").as_str()), (2, "suspended"));
+    // What somebody else wakes later is seen to wake.
+    rig.clouds[0].insert(id("i1"), InstanceState::Resuming);
+    rig.seconds(61);
+    assert_eq!(state(&rig, "i1"), "suspending");
+}
+
+#[test]
+fn what_was_granted_to_a_job_that_had_gone_is_there_for_the_next_one() {
+    let mut rig = asleep(3);
+    resume(&mut rig, "2", "1", MINE).unwrap();
+    rig.seconds(3);
+    assert_eq!(rig.place("2"), "i1/0");
+    rig.tell(Event::Unused { key: key("2") });
+    rig.seconds(3);
+    assert_eq!((state(&rig, "i1").as_str(), rig.engine.has_environment("1")), ("suspended", true));
+    let mut rig = restarted(rig);
+    resume(&mut rig, "3", "1", MINE).unwrap();
+    rig.seconds(5);
+    assert_eq!(rig.place("3"), "i1/0");
+    // What was no environment is released.
+    rig.want("4");
+    rig.seconds(31);
+    assert_eq!(rig.place("4"), "i2/0");
+    rig.tell(Event::Unused { key: key("4") });
+    rig.seconds(3);
+    assert_eq!(state(&rig, "i2"), "gone");
+}
+
+/// A list from before the resumption, after a restart in between.
+#[test]
+fn an_old_list_does_not_take_a_resumed_job_its_instance_after_a_restart() {
+    let mut rig = asleep(3);
+    resume(&mut rig, "2", "1", MINE).unwrap();
+    rig.seconds(3);
+    let mut rig = restarted(rig);
+    assert!(rig.engine.claim(&key("2")).is_some());
+    rig.tell(Event::Settled);
+    rig.clouds[0].insert(id("i1"), InstanceState::Suspended);
+    rig.seconds(20);
+    rig.clouds[0].insert(id("i1"), InstanceState::Running);
+    rig.seconds(60);
+    assert_eq!((rig.lost.clone(), state(&rig, "i1").as_str()), (vec![], "ready"));
+}
+
 #[test]
 fn suspended_instances_are_no_supply_and_no_idle_ones() {
     let mut config = one_job_each(3);

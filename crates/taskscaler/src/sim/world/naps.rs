@@ -5,13 +5,14 @@ use std::time::Duration;
 use rand::Rng;
 
 use super::{Place, World};
+use crate::decision::{Decision, What};
 use crate::engine::Violation;
 use crate::event::Event;
 use crate::sim::cloud::chance;
 use crate::sim::happening::Happening;
 use crate::sim::scenario::Scenario;
 use crate::sleep::NotResumed;
-use crate::words::{Key, Lease};
+use crate::words::{Key, Lease, Removal};
 
 /// Of so many jobs the first leaves an environment for the second.
 const OF: usize = 3;
@@ -97,17 +98,48 @@ impl World<'_> {
     }
 
     /// It waits no more, and is run again by its author, who asks for the same.
-    pub(super) fn canceled(&mut self, job: usize, attempt: u32) {
+    pub(super) fn canceled(&mut self, job: usize, attempt: u32) -> Result<(), Violation> {
         let running = &self.running[job];
         if running.attempt != attempt || running.place != Place::Waiting {
-            return;
+            return Ok(());
         }
         let key = self.key(job);
-        self.keys.remove(&key);
         self.engine.handle(self.now, Event::Unreserve { key: key.clone() });
-        self.engine.handle(self.now, Event::Cancel { key });
+        self.gives_up(job, Event::Cancel { key })
+    }
+
+    /// A job was granted what it asked for, and is canceled before it hears of that.
+    pub(super) fn is_canceled_at_its_grant(&mut self, lease: &Lease) -> Option<usize> {
+        let job = self.keys.get(&lease.key).copied()?;
+        let may = self.now.at < self.scenario.heals && self.waits_for_environment(job);
+        (may && chance(&mut self.random, 0.1)).then_some(job)
+    }
+
+    /// What it waited for is there for the next one.
+    pub(super) fn gives_up(&mut self, job: usize, event: Event) -> Result<(), Violation> {
+        let left = self.running[job].resumes.clone();
+        let is_granted = matches!(event, Event::Unused { .. });
+        let had = left.filter(|left| is_granted || self.engine.has_environment(&left.name));
+        self.keys.remove(&self.key(job));
+        let _ = self.engine.decisions();
+        self.engine.handle(self.now, event);
         self.report.canceled += 1;
+        if let Some(Left { name, .. }) = had {
+            self.report.canceled_wakes += 1;
+            // While somebody waits for it, it is not removed for one of these.
+            let is_over = |told: &Decision| match &told.what {
+                What::Remove { why, .. } => {
+                    matches!(why, Removal::Expired | Removal::LastPlace | Removal::GroupDrained { .. })
+                }
+                _ => false,
+            };
+            if !self.engine.has_environment(&name) && !self.engine.decisions().iter().any(is_over) {
+                let what = format!("{name} is gone with the job that waited for it");
+                return Err(Violation::new("environment", what));
+            }
+        }
         self.again(job);
+        Ok(())
     }
 
     /// It does without.
