@@ -10,7 +10,8 @@
 //!
 //! On this host a job is running as soon as the agent has it. On an instance it is when its first user command may begin: the
 //! agent asks before it (`JobPlan::ask_first`), and the move is stored before it is answered. So an instance that is lost under
-//! a job that is leased costs it nothing: another attempt is made elsewhere, and its log follows what the trace has (J2, J3).
+//! a job that is leased costs it nothing: another attempt is made elsewhere, and its log follows what the trace has (J2, J3). Only what it was to
+//! resume there is lost, and the job with it.
 //!
 //! Stored is what a successor could not find out by asking: the payload, the lease, whether the agent accepted the job,
 //! and an end that only the manager knows. That the agent finished is in its spool; that the coordinator has everything

@@ -1,8 +1,9 @@
 //! From a slot to an agent that has the job (life-of-a-job R2, R3).
 //!
 //! On an instance an agent asks before the user's first command, so a place that is lost before costs the job nothing but time:
-//! it gets another one, and the trace says so. On this host, and with an agent that does not ask, the user's script may have been
-//! started from the first `Run` on, whatever was heard of it: then only that agent is asked again, and never another one (J2).
+//! it gets another one, and the trace says so. Only a job that goes on in what another one left there has no other place.
+//! On this host, and with an agent that does not ask, the user's script may have been started from the first `Run` on, whatever
+//! was heard of it: then only that agent is asked again, and never another one (J2).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -148,10 +149,7 @@ impl Actor {
 
     /// The place is lost, and another one gets the job, unless it goes on in what another job left there.
     pub(super) async fn move_on(&mut self, message: &str) -> Result<Next, JobError> {
-        if suspension::is_resumed(&self.payload, &self.context.runner) {
-            return self.system_failure(&format!("{message}; {LEFT_BEHIND}")).await;
-        }
-        if self.moved.len() >= MOVES_MAX {
+        if self.moved.len() >= MOVES_MAX || self.is_resumed() {
             return self.lost(message).await;
         }
         tracing::warn!(message, "the place is lost, nothing of the user's has run: the job gets another one");
@@ -168,8 +166,17 @@ impl Actor {
 
     /// The job is lost with its place: what its author can do stands behind the reason.
     pub(super) async fn lost(&mut self, message: &str) -> Result<Next, JobError> {
-        let again = if self.given_up { AGAIN_IN_SILENCE } else { AGAIN };
+        let again = match (self.is_resumed(), self.given_up) {
+            (true, _) => LEFT_BEHIND,
+            (false, true) => AGAIN_IN_SILENCE,
+            (false, false) => AGAIN,
+        };
         self.system_failure(&format!("{message}; {again}")).await
+    }
+
+    /// It goes on in what another job left, which is there once.
+    fn is_resumed(&self) -> bool {
+        suspension::is_resumed(&self.payload, &self.context.runner)
     }
 
     /// Gives the slot back; stored before.

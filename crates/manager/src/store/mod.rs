@@ -145,9 +145,11 @@ pub struct Store {
 
 impl Store {
     /// Whether a manager has had its state in this directory.
-    #[must_use]
-    pub fn is_there(directory: &Path) -> bool {
-        directory.join(LOCK).exists()
+    ///
+    /// # Errors
+    /// The directory cannot be looked into.
+    pub fn is_there(directory: &Path) -> io::Result<bool> {
+        directory.join(LOCK).try_exists()
     }
 
     /// Opens `<directory>/state.log`, makes it if need be (a new directory is its owner's only), and takes over what an earlier version left.

@@ -56,6 +56,8 @@ pub(crate) enum AskError {
     History { books: PathBuf, source: std::io::Error },
     #[error("{}: there is no such directory; name the `--state-dir` of a manager", .0.display())]
     NoSuchState(PathBuf),
+    #[error("cannot read {}; a manager's state is for its own user and root", directory.display())]
+    State { directory: PathBuf, source: std::io::Error },
     #[error("{}: no manager has had its state there; name the `--state-dir` of one", .0.display())]
     NoState(PathBuf),
     #[error("{}: there is no such file; name the manager's configuration with --config, or its state with --state-dir", .0.display())]
@@ -102,11 +104,12 @@ impl Whom {
             return get(&client()?, address, path, query).await;
         }
         if let Some(directory) = flags::filled(&self.state_dir) {
-            if !directory.is_dir() {
-                return Err(AskError::NoSuchState(directory));
-            }
-            if !Store::is_there(&directory) && !instances(&directory).is_dir() {
-                return Err(AskError::NoState(directory));
+            match Store::is_there(&directory) {
+                Ok(true) => {}
+                Ok(false) if instances(&directory).is_dir() => {}
+                Ok(false) if directory.is_dir() => return Err(AskError::NoState(directory)),
+                Ok(false) => return Err(AskError::NoSuchState(directory)),
+                Err(source) => return Err(AskError::State { directory, source }),
             }
             return store(&instances(&directory));
         }

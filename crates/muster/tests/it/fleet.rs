@@ -132,6 +132,8 @@ fn what_is_not_there_is_no_answer() {
     wrong(&["fleet", "drain", "x", "--state-dir", "nope"], "no manager with instances works on nope");
     wrong(&["fleet", "explain", "job", "abc", "--state-dir", "."], "abc is no job's number");
     wrong(&["fleet", "status", "--state-dir", "."], "no manager has had its state there");
+    std::fs::write(directory.path().join("file"), "").unwrap();
+    wrong(&["fleet", "status", "--state-dir", "file"], "cannot read file");
     let books = directory.path().join("instances");
     std::fs::create_dir(&books).unwrap();
     std::fs::write(books.join("x.books"), "garbage\n").unwrap();
