@@ -167,7 +167,10 @@ fn places<'a>(
 }
 
 fn nowhere(order: &Order, reports: &[Report]) -> String {
-    let mut text = format!("no runner has an instance or a group `{}`", order.name);
+    let quoted = |before: &str, name: &Option<String>| name.as_ref().map(|name| format!("{before}`{name}`"));
+    let runner = quoted(" ", &order.runner).unwrap_or_default();
+    let group = quoted(" in a group ", &order.group).unwrap_or_default();
+    let mut text = format!("no runner{runner} has an instance or a group `{}`{group}", order.name);
     let down = reports.iter().filter_map(|report| Some((&report.runner, report.down.as_ref()?)));
     for (runner, why) in down {
         text.push_str(&format!("; the scaler of runner {runner} does not run: {why}"));
@@ -226,6 +229,9 @@ mod tests {
         let answer = ask(&path, &line).await;
         let text = "no runner has an instance or a group `i-1`; `muster fleet status` shows all".to_owned();
         assert_eq!(answer, Answer { version: VERSION, done: false, text });
+        let of = Order { group: Some("linux".to_owned()), runner: Some("ours".to_owned()), ..order() };
+        let answer = ask(&path, &[serde_json::to_vec(&of).unwrap(), b"\n".to_vec()].concat()).await;
+        assert!(answer.text.starts_with("no runner `ours` has an instance or a group `i-1` in a group `linux`;"));
         let answer = ask(&path, b"{\"act\":\"explode\"}\n").await;
         assert!(!answer.done && answer.text.starts_with("this is no order"), "{answer:?}");
         drop(desk);

@@ -18,6 +18,8 @@ use crate::runner::flags;
 
 /// For an answer of a manager.
 const ANSWER_LIMIT: Duration = Duration::from_secs(25);
+/// Characters of a reason.
+const REASON_MAX: usize = 1000;
 /// Bytes of an answer.
 const ANSWER_MAX_BYTES: u64 = 1 << 20;
 
@@ -33,7 +35,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME")]
     runner: Option<String>,
     /// Why; it is kept with the decision.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = reason)]
     reason: Option<String>,
     #[command(flatten)]
     config: ConfigArg,
@@ -70,6 +72,15 @@ enum OperateError {
     NotAllowed { socket: PathBuf, source: io::Error },
     #[error("the manager at {} did not answer; it may have done it: see `muster fleet status`", socket.display())]
     Silent { socket: PathBuf, source: io::Error },
+}
+
+/// A reason that can be kept with each decision.
+fn reason(text: &str) -> Result<String, String> {
+    let length = text.chars().count();
+    if length > REASON_MAX {
+        return Err(format!("it has {length} characters; write at most {REASON_MAX}"));
+    }
+    Ok(text.to_owned())
 }
 
 pub(super) async fn remove(args: RemoveArgs) -> ExitCode {

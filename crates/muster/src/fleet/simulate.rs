@@ -1,6 +1,6 @@
 //! `muster fleet simulate`.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -26,6 +26,8 @@ const MACHINES_MAX: u64 = 20_000;
 const DAY_S: u64 = 86_400;
 /// Jobs of one simulation: more would take gigabytes.
 const JOBS_MAX: usize = 5_000_000;
+/// The largest file that is read: 5 million jobs have less.
+const FILE_MAX: u64 = 512 << 20;
 
 /// What is simulated.
 #[derive(Debug, ClapArgs)]
@@ -92,7 +94,9 @@ enum PatternName {
 enum SimulateError {
     #[error("cannot read {}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("{}: line {line} is not UTF-8: save the file as plain text in UTF-8, such as CSV", path.display())]
+    #[error("{} has more than {} MiB, which no trace or policy needs", path.display(), FILE_MAX >> 20)]
+    Large { path: PathBuf },
+    #[error("{}: line {line} is not UTF-8: save the file as plain text in UTF-8", path.display())]
     Encoding { path: PathBuf, line: usize },
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: std::io::Error },
@@ -164,7 +168,6 @@ fn simulate(args: &Args) -> Result<String, SimulateError> {
         let clouds = vec![cloud.clone(); config.groups.len()];
         let mut scenario = Scenario::honest(config, clouds, args.seed, last + Duration::from_secs(DAY_S));
         scenario.quiet = Some(AFTER);
-        scenario.heals = last;
         scenario.measured_from = measured_from;
         scenario.sample_every = Some(Duration::from_millis((last.as_millis() / POINTS).max(1000)));
         let report = World::new(&scenario, &jobs).run()?;
@@ -233,7 +236,12 @@ fn too_large(config: &Config, cloud: &CloudConfig, most: u64) -> Option<String> 
 }
 
 fn read(path: &Path) -> Result<String, SimulateError> {
-    let bytes = std::fs::read(path).map_err(|source| SimulateError::Read { path: path.to_owned(), source })?;
+    let mut bytes = Vec::new();
+    let read = std::fs::File::open(path).and_then(|file| file.take(FILE_MAX + 1).read_to_end(&mut bytes));
+    read.map_err(|source| SimulateError::Read { path: path.to_owned(), source })?;
+    if bytes.len() as u64 > FILE_MAX {
+        return Err(SimulateError::Large { path: path.to_owned() });
+    }
     String::from_utf8(bytes).map_err(|error| {
         let valid = error.as_bytes().get(..error.utf8_error().valid_up_to()).unwrap_or_default();
         let line = 1 + valid.iter().filter(|byte| **byte == b'\n').count();

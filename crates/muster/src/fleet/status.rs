@@ -59,7 +59,8 @@ fn fleet(report: &Report, source: Source) -> String {
         let _ = writeln!(text, "  {name:<10}{}", ui::plain(what));
     };
     if let Some(why) = &report.down {
-        line("scaler", &format!("does not run: {why}"));
+        let is_asked = source == Source::Manager || report.is_unread(source);
+        line("scaler", &if is_asked { format!("does not run: {why}") } else { format!("was not asked: {why}") });
     }
     if let Some(why) = &report.no_requests {
         line("requests", &format!("no more jobs are requested: {why}"));

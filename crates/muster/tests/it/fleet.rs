@@ -76,6 +76,31 @@ fn jobs_that_never_run_wait_until_the_end() {
     assert!(of("/wait_s/p50") > 80_000.0, "a day: {result}");
 }
 
+/// What a cloud does not give it does not give after the last job has come either.
+#[test]
+fn a_quota_holds_until_the_last_job_has_ended() {
+    let directory = policies();
+    let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
+    write("three.csv", "0,3600\n10,3600\n20,3600\n");
+    write("one.toml", "quota = 1\n");
+    write("none.toml", "quota = 0\n");
+    write("out.toml", "stock_outs = [[0.0, 24.0]]\n");
+    write("demand.toml", "max_instances = 5\nmax_use_count = 1\n");
+    let simulated = |cloud: &str| {
+        let arguments =
+            ["fleet", "simulate", "--trace", "three.csv", "--policy", "demand.toml", "--json", "--cloud", cloud];
+        let result: serde_json::Value = serde_json::from_slice(&muster(directory.path(), &arguments).stdout).unwrap();
+        let of = |pointer: &str| result["policies"][0].pointer(pointer).unwrap().as_f64().unwrap();
+        (of("/report/done"), of("/report/unfinished"), of("/wait_s/max"))
+    };
+    let (done, unfinished, longest) = simulated("one.toml");
+    assert!((done, unfinished) == (3.0, 0.0) && longest > 7200.0, "one after the other: {done} done, {longest} s");
+    for cloud in ["none.toml", "out.toml"] {
+        let (done, unfinished, _) = simulated(cloud);
+        assert_eq!((done, unfinished), (0.0, 3.0), "{cloud}");
+    }
+}
+
 #[test]
 fn what_cannot_be_simulated_is_told() {
     let directory = policies();
@@ -130,6 +155,11 @@ fn what_is_not_there_is_no_answer() {
     wrong(&["fleet", "status", "--config", "nope.toml"], "nope.toml: there is no such file");
     wrong(&["fleet", "drain", "x", "--config", "nope.toml"], "nope.toml: there is no such file");
     wrong(&["fleet", "drain", "x", "--state-dir", "nope"], "no manager with instances works on nope");
+    let long = "x".repeat(1001);
+    wrong(
+        &["fleet", "drain", "x", "--reason", &long, "--state-dir", "."],
+        "it has 1001 characters; write at most 1000",
+    );
     wrong(&["fleet", "explain", "job", "abc", "--state-dir", "."], "abc is no job's number");
     wrong(&["fleet", "status", "--state-dir", "."], "no manager has had its state there");
     std::fs::write(directory.path().join("file"), "").unwrap();

@@ -110,6 +110,9 @@ impl Journal {
             line.clear();
             reader.read_until(b'\n', &mut line).map_err(self.error("read"))?;
             if line.last() != Some(&b'\n') {
+                if number == 1 {
+                    return Err(StoreError::Cut(self.path.clone()));
+                }
                 break;
             }
             let format = |source| StoreError::Format { path: self.path.clone(), line: number, source };
@@ -277,6 +280,11 @@ mod tests {
         std::fs::write(&path, "{\"taskscaler_books\":1}\nnonsense\n").unwrap();
         let error = Journal::new(&path).load().await.unwrap_err().to_string();
         assert!(error.contains("line 2 cannot be read"), "{error}");
+        for cut in ["", "{\"taskscaler_books\":1}"] {
+            std::fs::write(&path, cut).unwrap();
+            let error = Journal::new(&path).load().await.unwrap_err().to_string();
+            assert!(error.contains("is empty, or cut in its first line"), "{error}");
+        }
     }
 
     #[tokio::test]

@@ -31,6 +31,9 @@ pub enum StoreError {
         /// What is wrong.
         source: serde_json::Error,
     },
+    /// They are there, and have nothing: they come into their place whole.
+    #[error("books of the taskscaler: {} is empty, or cut in its first line: something else wrote there; put back what was in it, or move the file away to start with empty books (its instances are foreign then)", .0.display())]
+    Cut(PathBuf),
     /// They are of a later version of this program.
     #[error("books of the taskscaler: {} has version {found}; this program knows {known}", path.display())]
     Version {

@@ -364,9 +364,11 @@ impl Task {
         let name = |group: GroupId| groups.get(group.0).map_or_else(String::new, |group| group.name.clone());
         let told = Told::of(decision, name);
         match &decision.what {
-            // As fast as the provider allows, which is no trouble.
+            // As fast as the provider allows, or a start: that is no trouble.
             What::Hold { reasons, .. }
-                if reasons.iter().all(|(_, hold)| matches!(hold, Hold::Short | Hold::Throttled)) =>
+                if reasons
+                    .iter()
+                    .all(|(_, hold)| matches!(hold, Hold::Short | Hold::Throttled | Hold::Unknown { error: None })) =>
             {
                 tracing::debug!(decision = told.text, group = told.group, "taskscaler");
             }

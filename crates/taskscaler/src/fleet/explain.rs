@@ -56,7 +56,12 @@ pub fn explain(
     explained.is_unread = report.is_unread(source);
     explained.decisions.drain(..surplus);
     if let Some(why) = &report.down {
-        explained.answer.insert(0, format!("the scaler of runner {} does not run: {why}", report.runner));
+        let how = match source {
+            Source::Manager => "does not run",
+            Source::Store if report.is_unread(source) => "has books that cannot be read",
+            Source::Store => "was not asked",
+        };
+        explained.answer.insert(0, format!("the scaler of runner {} {how}: {why}", report.runner));
     }
     Ok(explained)
 }
@@ -199,7 +204,10 @@ fn group(name: &str, report: &Report, source: Source, decisions: Vec<Told>) -> E
             let held = status.held.iter().filter(|held| held.starts_with(&mention(name)));
             answer.extend(held.map(|held| format!("none is asked for: {held}")));
         }
-        None => answer.push(format!("runner {} has no group {name}", report.runner)),
+        None => answer.push(match source {
+            Source::Manager => format!("runner {} has no group {name}", report.runner),
+            Source::Store => format!("the books of runner {} have nothing of a group {name}", report.runner),
+        }),
     }
     explained(report, found.is_some(), answer, decisions)
 }

@@ -51,7 +51,7 @@ pub struct Reports {
 pub struct Report {
     /// The runner.
     pub runner: String,
-    /// Why its scaler does not run; none where it does.
+    /// Why its scaler does not run, or, from the store, why it says less than a manager would; none where it runs.
     pub down: Option<String>,
     /// Why no more jobs are requested for it now; none where they are.
     pub no_requests: Option<String>,

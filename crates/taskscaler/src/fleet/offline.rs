@@ -57,9 +57,10 @@ fn fleet(books: &Path, unix: i64) -> Result<OfflineFleet, StoreError> {
     let mut instances = Vec::new();
     for (key, row) in rows {
         match (key, row) {
-            (RowKey::Instance { group, id }, Row::Instance { slots, used, seen_unix, intent, .. }) => {
+            (RowKey::Instance { group, id }, Row::Instance { slots, used, seen_unix, intent, was_ready, .. }) => {
                 of(&mut groups, &group).instances += 1;
-                instances.push(instance(group, id, slots, used, unix.saturating_sub(seen_unix), &intent));
+                let age_s = unix.saturating_sub(seen_unix);
+                instances.push(instance((group, id), slots, used, age_s, &intent, was_ready));
             }
             (RowKey::Ask { group, .. }, Row::Ask { open, granted, .. }) => {
                 let group = of(&mut groups, &group);
@@ -122,15 +123,17 @@ fn of<'a>(groups: &'a mut BTreeMap<String, GroupStatus>, name: &str) -> &'a mut 
 }
 
 fn instance(
-    group: String,
-    id: String,
+    (group, id): (String, String),
     slots: Vec<Option<String>>,
     used: u32,
     age_s: i64,
     intent: &Intent,
+    was_ready: bool,
 ) -> InstanceStatus {
     let (state, why) = match intent {
-        Intent::Use => ("in use", None),
+        // Earlier books do not say it, and only what was ready has had jobs.
+        Intent::Use if was_ready || used > 0 => ("ready", None),
+        Intent::Use => ("booting", None),
         Intent::Keep { by, .. } => ("drained", Some(by.clone())),
         Intent::Suspend => ("suspended", Some("kept for a later job".to_owned())),
         Intent::Drain(why) => ("draining", Some(why.to_string())),

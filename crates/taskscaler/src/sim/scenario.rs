@@ -43,7 +43,7 @@ pub struct Scenario {
     /// Of each three jobs the first leaves its environment for the second, which comes at most so long after it; none: no job
     /// leaves one.
     pub naps: Option<Duration>,
-    /// From then on nothing is wrong.
+    /// From then on nothing is wrong; after the end: that never comes.
     pub heals: Time,
     /// The last moment; all jobs are done before.
     pub end: Time,

@@ -87,6 +87,7 @@ impl Raw {
             if fine {
                 Ok(Duration::from_secs_f64(value))
             } else {
+                let value = if value.abs() < 1e15 { value.to_string() } else { format!("{value:e}") };
                 Err(format!("{name} {value} is not from 0 to {max}"))
             }
         };
@@ -280,6 +281,7 @@ mod tests {
     fn what_is_no_trace_is_told_with_its_line() {
         for (text, wanted) in [
             ("1,2\nx,3", "line 2: `x` is no number"),
+            ("1,2\n1e300,3", "line 2: arrival 1e300 is not from 0 to 100000000000"),
             ("1,2,3", "line 1: 3 columns"),
             ("1;2", "line 1: 1 columns, which commas separate"),
             ("arrival;duration\n1;2", "line 2: 1 columns, which commas separate"),

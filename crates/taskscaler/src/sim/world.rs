@@ -191,7 +191,8 @@ impl<'a> World<'a> {
                 break;
             }
             if let Some(quiet) = self.scenario.quiet.filter(|_| self.unfinished == 0 && end == self.scenario.end) {
-                end = at.max(self.scenario.heals) + quiet;
+                let well = Some(self.scenario.heals).filter(|heals| *heals < end).unwrap_or(at);
+                end = at.max(well) + quiet;
             }
         }
         let end = end.min(self.now.at);
