@@ -77,7 +77,9 @@ impl Log {
             let place = Place { offset: end, bytes: line.len() as u64 };
             match text(&line) {
                 Some(text) => read(place, text),
-                None => tracing::error!(path = %path.display(), offset = end, "a line is damaged: it does not count"),
+                None => {
+                    tracing::error!(path = %path.display(), offset = end, "a line is damaged, and what it said is not known: a job may be reported as lost, and one that it ended may be looked for; keep a copy of the file to find out how that came")
+                }
             }
             end += place.bytes;
             line.clear();

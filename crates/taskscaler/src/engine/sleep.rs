@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! Ready, leased --suspend--> Falling --listed: suspended--> Asleep --resume--> Waking --listed: running--> Rousing
-//!      |                        |--nothing asked, somebody waits, listed: running----------------------->/|
-//!      ^                        ^--listed: running---------------/               |                          |
-//!      |                        ^--nobody waits any more------------------------/--------------------------/
-//!      \--------------------------------------------------------------------------------ready, and granted-/
+//!      |                        ^  |  ^--listed: running----/                    |                        ^  |
+//!      |                        |  \--not asked to suspend, and wanted, listed: running------------------/  |
+//!      |                        \--nobody waits any more-------------------------/---------------------------/
+//!      \<-------------------------------------------------------------------------------ready, and granted-/
 //! ```
 //!
 //! Both calls are only asked for; what came of them is what the list says. Each is repeated as long as the list says that it
@@ -13,122 +13,26 @@
 //! [`RESUMED_WITHIN`]: nothing waits or stays without a limit. Once a job has it, it is no environment any more: a job that was
 //! given it just before a kill, and not told, does not get it again, since nobody could tell whether it was used.
 
+mod phase;
+
 use std::time::Duration;
 
 use muster_fleeting::model::{InstanceId, InstanceState};
 
+use self::phase::Waker;
+pub(super) use self::phase::{OLD_LIST, Phase, RESUMED_WITHIN, Sleep};
 use super::instance::{Instance, State};
 use super::{Engine, Place};
 use crate::decision::What;
 use crate::event::Action;
 use crate::sleep::{Environment, NotResumed, NotSuspended, Step};
-use crate::time::{Now, Time};
+use crate::time::Now;
 use crate::words::{GroupId, Key, Removal};
 
 /// A suspension that had no effect is repeated after this.
 const SUSPENDED_AGAIN: Duration = Duration::from_secs(60);
 /// The same of a resumption: somebody waits for it.
 const RESUMED_AGAIN: Duration = Duration::from_secs(15);
-/// Who asks for an environment has it within this, or is told why not.
-pub(super) const RESUMED_WITHIN: Duration = Duration::from_secs(300);
-/// A list may be so old: for so long it may say of an instance that was resumed that it is suspended.
-pub(super) const OLD_LIST: Duration = Duration::from_secs(60);
-
-/// An instance that is kept for a later job.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Sleep {
-    pub(super) phase: Phase,
-    /// What the last list said of it; none: there was none since.
-    seen: Option<InstanceState>,
-    /// It was asked to suspend, and may yet do so.
-    asked: bool,
-    /// It is not asked again before.
-    again: Time,
-    /// It ends then.
-    pub(super) until: Time,
-    /// Who waits for it.
-    pub(super) waker: Option<Waker>,
-}
-
-/// How far it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Phase {
-    /// It is to be suspended.
-    Falling,
-    /// The list says that it is.
-    Asleep,
-    /// It is to run again.
-    Waking,
-    /// It runs, and is made ready.
-    Rousing,
-}
-
-impl Phase {
-    /// As operators see it.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Falling => "suspending",
-            Self::Asleep => "suspended",
-            Self::Waking | Self::Rousing => "resuming",
-        }
-    }
-}
-
-/// A job that waits for an environment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Waker {
-    key: Key,
-    since: Time,
-}
-
-impl Sleep {
-    fn new(at: Time, until: Time) -> Self {
-        Self { phase: Phase::Falling, seen: None, asked: false, again: at, until, waker: None }
-    }
-
-    /// Nobody waits for it any more. What is being made ready is first let finish: its answer would be taken for another's.
-    fn fall_again(&mut self, at: Time) {
-        if self.phase == Phase::Waking {
-            // What was seen of it is from before it was asked to run.
-            self.seen = None;
-        }
-        if self.phase != Phase::Rousing {
-            self.phase = Phase::Falling;
-            self.again = at;
-        }
-    }
-
-    /// Whether the next list may bring news of it.
-    pub(super) fn is_expected(&self) -> bool {
-        matches!(self.phase, Phase::Falling | Phase::Waking)
-    }
-
-    /// When something is to be done about it.
-    fn due(&self) -> Time {
-        let end = self.waker.as_ref().map_or(self.until, |waker| waker.since + RESUMED_WITHIN);
-        let is_asked = matches!(
-            (self.phase, self.seen),
-            (Phase::Falling, Some(InstanceState::Running)) | (Phase::Waking, Some(InstanceState::Suspended))
-        );
-        if is_asked { end.min(self.again) } else { end }
-    }
-
-    /// The phase that follows from what the list says, and from who waits.
-    fn next(&self, now: Time, since: Time) -> Phase {
-        let is_wanted = self.waker.is_some();
-        // Of what was asked to suspend it may be an old list that says that it runs.
-        let runs_on = !self.asked && (self.phase == Phase::Falling || now >= since + OLD_LIST);
-        match (self.phase, self.seen) {
-            (Phase::Falling | Phase::Asleep, Some(InstanceState::Suspended)) if is_wanted => Phase::Waking,
-            (Phase::Falling, Some(InstanceState::Suspended)) => Phase::Asleep,
-            (Phase::Falling | Phase::Asleep, Some(InstanceState::Resuming)) if is_wanted && runs_on => Phase::Waking,
-            (Phase::Falling | Phase::Asleep, Some(InstanceState::Running)) if is_wanted && runs_on => Phase::Rousing,
-            (Phase::Asleep, Some(InstanceState::Running | InstanceState::Resuming)) => Phase::Falling,
-            (Phase::Waking, Some(InstanceState::Running)) => Phase::Rousing,
-            (phase, _) => phase,
-        }
-    }
-}
 
 /// What is to be done about one, by what is known.
 enum Do {
