@@ -1,10 +1,12 @@
-//! `docs/reference/config.md` says what the schema says. `MUSTER_UPDATE_DOCS=1` writes it anew.
+//! `docs/reference/config.md` says what the schema says (`MUSTER_UPDATE_DOCS=1` writes it anew), and what the pages have to be
+//! copied can be used.
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use muster_manager::config::codes::CODES;
 use muster_manager::config::schema::{Status, TableSchema, schema};
+use muster_manager::config::{Facts, Severity, parse};
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/config.md");
 
@@ -76,4 +78,41 @@ fn the_page_lists_every_key_and_every_mistake_as_they_are() {
         page == wanted || std::env::var_os("MUSTER_UPDATE_DOCS").is_some(),
         "run this test with MUSTER_UPDATE_DOCS=1"
     );
+}
+
+const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
+
+/// The pages below a folder.
+fn pages(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let (folders, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
+    let own = files.into_iter().filter(|path| path.extension().is_some_and(|end| end == "md"));
+    own.chain(folders.iter().flat_map(|folder| pages(folder))).collect()
+}
+
+/// The entries of runners that a page shows, each with the URL and the token that a page leaves out.
+fn configurations(page: &str) -> Vec<String> {
+    let blocks = page.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let of_runners = blocks.filter(|block| block.contains("[[runners]]"));
+    let add = |block: &str, key: &str, value: &str| match block.contains(&format!("{key} = ")) {
+        true => block.to_owned(),
+        false => block.replace("[[runners]]", &format!("[[runners]]\n{key} = \"{value}\"")),
+    };
+    of_runners.map(|block| add(&add(block, "url", "https://gitlab.example"), "token", "glrt-example")).collect()
+}
+
+#[test]
+fn a_configuration_to_copy_is_accepted() {
+    let pages = pages(Path::new(DOCS));
+    let mut seen = 0;
+    for page in &pages {
+        for text in configurations(&std::fs::read_to_string(page).unwrap()) {
+            seen += 1;
+            let problems = parse(&text, &Facts { exists: true, writable: true, ..Facts::default() }).problems;
+            let wrong = problems.iter().filter(|problem| problem.severity <= Severity::Error);
+            let wrong: String = wrong.map(|problem| problem.render(page)).collect();
+            assert_eq!(wrong, "", "{text}");
+        }
+    }
+    assert!(seen > 5, "{seen} configurations in {} pages", pages.len());
 }
