@@ -120,10 +120,7 @@ pub(super) fn policies(machine: &Table) -> Vec<PolicySettings> {
 
 fn policy(table: &Table) -> PolicySettings {
     let idle_count = count(table, "IdleCount");
-    let factor = match table.node("IdleScaleFactor").map(|node| &node.value) {
-        Some(Value::Float(factor)) if *factor > 0.0 => *factor,
-        _ => 0.0,
-    };
+    let factor = factor(table);
     let idle_time = Duration::from_secs(count(table, "IdleTime").into());
     // Never more than `IdleCount` are idle there: with 0 none, whatever the factor says.
     if factor > 0.0 && idle_count > 0 {
@@ -191,8 +188,17 @@ pub(super) fn lost_of_periods(machine: &Table) -> Vec<&str> {
     tables.flat_map(|table| table.strings("Periods")).map(|(period, _)| period).filter(|period| lossy(period)).collect()
 }
 
+/// A count that is too large is the largest one, and never 0, which would say something else.
 fn count(table: &Table, name: &str) -> u32 {
-    table.int(name).and_then(|value| u32::try_from(value).ok()).unwrap_or_default()
+    table.int(name).map_or(0, |value| u32::try_from(value.max(0)).unwrap_or(u32::MAX))
+}
+
+/// `IdleScaleFactor`, where it is a number to multiply with.
+fn factor(table: &Table) -> f64 {
+    match table.node("IdleScaleFactor").map(|node| &node.value) {
+        Some(Value::Float(factor)) if *factor > 0.0 && factor.is_finite() => *factor,
+        _ => 0.0,
+    }
 }
 
 #[cfg(test)]

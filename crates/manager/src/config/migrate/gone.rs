@@ -5,8 +5,15 @@ use super::super::problem::shown_name;
 use super::super::runners::Runner;
 use super::super::tree::{Node, Table, Value};
 
-/// Counts, which are 0 where they are less.
-const COUNTS: [&str; 6] = ["IdleCount", "IdleCountMin", "IdleTime", "MaxBuilds", "MaxGrowthRate", "MaxRemovalAttempts"];
+/// Counts, which are 0 where they are less, and the keys that take their place.
+const COUNTS: [(&str, &str); 6] = [
+    ("IdleCount", "idle_count"),
+    ("IdleCountMin", "idle_count"),
+    ("IdleTime", "idle_time"),
+    ("MaxBuilds", "max_use_count"),
+    ("MaxGrowthRate", "MaxGrowthRate"),
+    ("MaxRemovalAttempts", "MaxRemovalAttempts"),
+];
 /// The longest name of a group that all clouds take.
 const NAME_LENGTH_MAX: usize = 63;
 
@@ -16,6 +23,7 @@ pub(super) fn notes(runner: &Runner, old: &Table, is_group: bool) -> Vec<String>
     if let Some(limit) = runner.table.int("limit").filter(|limit| *limit < 0) {
         notes.push(format!("limit = {limit} is less than 0: it is no limit, and max_instances is not written"));
     }
+    notes.extend(too_large("", &runner.table, "limit", "max_instances"));
     counts("", old, &mut notes);
     for (index, table) in old.tables("autoscaling").iter().enumerate() {
         let place = format!("entry {} of autoscaling: ", index + 1);
@@ -77,23 +85,43 @@ pub(super) fn keys(old: &Table) -> Vec<String> {
 
 /// Counts below zero, and those that mean nothing without another one.
 fn counts(place: &str, table: &Table, notes: &mut Vec<String>) {
-    for key in COUNTS {
+    for (key, new) in COUNTS {
         if let Some(count) = table.int(key).filter(|count| *count < 0) {
-            notes.push(format!("{place}{key} = {count} is less than 0, and taken as 0"));
+            notes.push(format!(
+                "{place}{key} = {count} is less than 0, and taken as 0; write {new} if another one is meant"
+            ));
         }
+        notes.extend(too_large(place, table, key, new));
     }
     let factor = match table.node("IdleScaleFactor").map(|node| &node.value) {
         Some(Value::Float(factor)) => *factor,
         _ => 0.0,
     };
     let idle = table.int("IdleCount").unwrap_or_default();
-    if factor < 0.0 {
+    if !factor.is_finite() {
+        notes.push(format!(
+            "{place}IdleScaleFactor = {factor} is no number to multiply with, and is gone; write scale_factor, such as 1.5"
+        ));
+    } else if factor < 0.0 {
         notes.push(format!("{place}IdleScaleFactor = {factor} is less than 0, and gone"));
     } else if factor > 0.0 && idle <= 0 {
         notes.push(format!("{place}IdleScaleFactor = {factor} has no effect without IdleCount, and is gone"));
     } else if factor <= 0.0 && table.int("IdleCountMin").is_some_and(|least| least > 0) {
         notes.push(format!("{place}IdleCountMin has no effect without IdleScaleFactor, and is gone"));
+    } else if let Some(least) = table.int("IdleCountMin").filter(|least| factor > 0.0 && *least > idle) {
+        notes.push(format!(
+            "{place}IdleCountMin = {least} is more than IdleCount = {idle}, which is the most: idle_count = {idle}"
+        ));
     }
+}
+
+/// What is said of a count that its new key has no room for.
+fn too_large(place: &str, table: &Table, key: &str, new: &str) -> Option<String> {
+    let most = u32::MAX;
+    let count = table.int(key).filter(|count| *count > i64::from(most))?;
+    Some(format!(
+        "{place}{key} = {count} is more than {most}, the most that can be: that is written; write {new} as it is meant"
+    ))
 }
 
 /// Whether an option of docker-machine's has a name.

@@ -53,6 +53,12 @@ pub enum MigrateError {
         "runner {0}: the entry is written in one line; write it as [[runners]] and [runners.machine], then try again"
     )]
     Inline(String),
+    /// Nobody can say what makes the machines.
+    #[error(
+        "runner {0}: [runners.machine] has no MachineDriver, and without one there are no machines; write it, such as \
+         MachineDriver = \"amazonec2\" (google, azure, ...), then try again"
+    )]
+    NoDriver(String),
 }
 
 /// The settings that come of `[runners.machine]`, in their own words.
@@ -93,6 +99,8 @@ pub fn migrate(text: &str, facts: &Facts, way: Way) -> Result<Migration, Migrate
         } else if let Some(autoscaler) = runner.table.table("autoscaler") {
             write::without_machine(entry, runner);
             beside(runner, old, autoscaler, drains)
+        } else if old.str("MachineDriver").unwrap_or_default().trim().is_empty() {
+            return Err(MigrateError::NoDriver(name));
         } else {
             let new = new(runner, old, way);
             write::replace(entry, runner, old, &new, drains);
@@ -222,21 +230,40 @@ fn group_of(
     notes.push(drivers::IMAGE.to_owned());
     let mut internal = false;
     for (option, value, to) in options(driver, old) {
-        match to {
-            Some(To::Plugin(key)) => drop(config.insert(key.to_owned(), value.into())),
-            Some(To::Connector("protocol_port")) => match value.parse() {
-                Ok(port) => connector.push(("protocol_port", Known::Number(port))),
-                Err(_) => notes.push(format!("{option} is no port and was left out")),
-            },
-            Some(To::Connector("key_path")) => {
-                connector.push(("key_path", Known::Text(value.to_owned())));
-                connector.push(("use_static_credentials", Known::Truth(true)));
+        // What an earlier option or the driver's default said is not what is meant either.
+        match (to, value.filter(|value| !value.is_empty())) {
+            (Some(To::Plugin(key)), None) => {
+                config.remove(key);
+                notes.push(without_value(option, key, "plugin_config"));
             }
-            Some(To::Connector(key)) => {
+            (Some(To::Plugin(key)), Some(value)) => drop(config.insert(key.to_owned(), value.into())),
+            (Some(To::Connector(key)), given) => {
                 connector.retain(|(known, _)| *known != key);
-                connector.push((key, Known::Text(value.to_owned())));
+                match given.map(|value| (value, value.parse::<u16>())) {
+                    None => notes.push(without_value(option, key, "connector_config")),
+                    Some((_, Ok(port))) if key == "protocol_port" => connector.push((key, Known::Number(port.into()))),
+                    Some((value, Err(_))) if key == "protocol_port" => notes.push(format!(
+                        "{option} = {} is no port, and left out; write {key} = 22 or what it is into \
+                         [runners.autoscaler.connector_config]",
+                        shown_name(value)
+                    )),
+                    Some((value, _)) => {
+                        connector.push((key, Known::Text(value.to_owned())));
+                        if key == "key_path" {
+                            connector.retain(|(known, _)| *known != "use_static_credentials");
+                            connector.push(("use_static_credentials", Known::Truth(true)));
+                        }
+                    }
+                }
             }
-            Some(To::Internal) => internal = internal || value != "false",
+            (Some(To::Internal), _) => match truth(value) {
+                Some(truth) => internal = internal || truth,
+                None => notes.push(format!(
+                    "{option} = \"{}\" is neither true nor false, and left out; use_external_addr = false in \
+                     [runners.autoscaler.connector_config] takes the internal address",
+                    shown_name(value.unwrap_or_default())
+                )),
+            },
             _ => notes.push(note(option, value, to)),
         }
     }
@@ -254,12 +281,31 @@ fn told(driver: &Driver, old: &Table, notes: &mut Vec<String>) {
     }));
 }
 
-fn note(option: &str, value: &str, to: Option<To>) -> String {
-    let value = shown_name(value);
+/// What is said of an option that needs a value and has none.
+fn without_value(option: &str, key: &str, table: &str) -> String {
+    format!("{option} has no value: {key} is left out; write {key} = \"...\" into [runners.autoscaler.{table}]")
+}
+
+/// What docker-machine takes for true and false; an option that stands alone is true.
+fn truth(value: Option<&str>) -> Option<bool> {
+    match value {
+        None | Some("1" | "t" | "T" | "true" | "TRUE" | "True") => Some(true),
+        Some("0" | "f" | "F" | "false" | "FALSE" | "False") => Some(false),
+        Some(_) => None,
+    }
+}
+
+fn note(option: &str, value: Option<&str>, to: Option<To>) -> String {
+    let option = shown_name(option);
+    let set = match value {
+        Some("") => format!("{option} (without a value)"),
+        Some(value) => format!("{option} = {}", shown_name(value)),
+        None => option.clone(),
+    };
     match to {
-        Some(To::Plugin(key) | To::Connector(key)) => format!("{option} = {value}: `{key}`"),
-        Some(To::Internal) => format!("{option} = {value}: the internal address"),
-        Some(To::Group(place)) => format!("{option} = {value}: {place}"),
+        Some(To::Plugin(key) | To::Connector(key)) => format!("{set}: `{key}`"),
+        Some(To::Internal) => format!("{set}: the internal address"),
+        Some(To::Group(place)) => format!("{set}: {place}"),
         Some(To::Secret(place)) => format!("{option}: not written here; it belongs into {place}"),
         Some(To::Gone(why)) => format!("{option}: {why}"),
         // Its value may be a secret.
@@ -267,12 +313,12 @@ fn note(option: &str, value: &str, to: Option<To>) -> String {
     }
 }
 
-/// The options of the machines: name, value, where it goes.
-fn options<'a>(driver: &'a Driver, old: &'a Table) -> impl Iterator<Item = (&'a str, &'a str, Option<To>)> {
+/// The options of the machines: name, value if there is a `=`, where it goes.
+fn options<'a>(driver: &'a Driver, old: &'a Table) -> impl Iterator<Item = (&'a str, Option<&'a str>, Option<To>)> {
     let all = old.strings("MachineOptions").chain(old.strings("MachineOptionsWithName"));
     // What has no name is told of in `gone`.
     all.filter(|(option, _)| gone::has_name(option)).map(|(option, _)| {
-        let (name, value) = option.split_once('=').unwrap_or((option, "true"));
+        let (name, value) = option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
         let name = name.trim_start_matches('-');
         let known = driver.options.iter().chain(&drivers::COMMON).find(|(known, _)| *known == name);
         (name, value, known.map(|(_, to)| *to))

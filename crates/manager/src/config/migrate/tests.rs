@@ -171,6 +171,105 @@ fn nothing_goes_without_a_note() {
     assert!(!machines.entries[0].1.join("\n").contains("MaxGrowthRate"), "the plugin has it: {:?}", machines.entries);
 }
 
+/// Of an entry with the driver `google` and these options: the text and the notes, each of which is in the text, too.
+fn google(options: &str, change: (&str, &str)) -> (String, String) {
+    let text = with(&format!("    MachineDriver = \"google\"\n    MachineOptions = [{options}]\n"));
+    assert!(text.contains(change.0));
+    let migration = migrated(&text.replacen(change.0, change.1, 1), Way::Group);
+    migration.entries[0].1.iter().for_each(|note| check_each(&migration.text, &[note]));
+    (migration.text, migration.entries[0].1.join("\n"))
+}
+
+#[test]
+fn a_count_that_is_too_large_is_the_largest_one_and_said() {
+    for (old, new, written) in [
+        ("IdleTime = 1800", "IdleTime = 99999999999999", "idle_time = \"4294967295s\""),
+        ("IdleCount = 2", "IdleCount = 4294967296", "idle_count = 4294967295"),
+        ("MaxBuilds = 100", "MaxBuilds = 4294967296", "max_use_count = 4294967295"),
+        ("limit = 20", "limit = 4294967296", "max_instances = 4294967295"),
+    ] {
+        let (text, notes) = google("\"google-project=ci\"", (old, new));
+        let key = written.split(" =").next().unwrap();
+        let problems = load::parse(&text, &Facts::default()).problems;
+        assert!(!problems.iter().any(|problem| problem.code == "C088"), "it is in range: {problems:?}");
+        check_each(&text, &[written]);
+        check_each(
+            &notes,
+            &[&format!(
+                "{new} is more than 4294967295, the most that can be: that is written; write {key} as it is meant"
+            )],
+        );
+    }
+    let factor =
+        |value: &str| google("", ("IdleCount = 2\n", &format!("IdleCount = 2\n    IdleScaleFactor = {value}\n")));
+    for value in ["inf", "nan"] {
+        let (text, notes) = factor(value);
+        assert!(!text.contains("scale_factor ="), "{text}");
+        check_each(&notes, &["is no number to multiply with, and is gone; write scale_factor"]);
+    }
+    let (_, notes) = factor("1.5\n    IdleCountMin = 9");
+    check_each(&notes, &["IdleCountMin = 9 is more than IdleCount = 2, which is the most: idle_count = 2"]);
+}
+
+#[test]
+fn an_option_without_the_value_that_it_needs_is_left_out_and_said() {
+    let as_it_is = ("limit = 20", "limit = 20");
+    for options in [r#""google-project", "google-zone=""#, r#""google-project=ci", "google-project=", "google-zone""#] {
+        let (text, notes) = google(options, as_it_is);
+        for key in ["project", "zone"] {
+            assert!(!text.contains(&format!("\n    {key} = ")), "{text}");
+            let wanted = format!(
+                "google-{key} has no value: {key} is left out; write {key} = \"...\" into [runners.autoscaler.plugin_config]"
+            );
+            check_each(&notes, &[&wanted]);
+        }
+    }
+    let (text, notes) = google(r#""google-username=", "google-machine-type=", "google-preemptible""#, as_it_is);
+    assert!(!text.contains("\n    username = "), "{text}");
+    check_each(
+        &notes,
+        &[
+            "google-username has no value: username is left out; write username = \"...\" into [runners.autoscaler.connector_config]",
+            "google-machine-type (without a value): machineType",
+            "google-preemptible: scheduling.preemptible",
+        ],
+    );
+    let (text, notes) = google(r#""google-use-internal-ip=maybe""#, as_it_is);
+    check_each(&text, &["use_external_addr = true"]);
+    check_each(
+        &notes,
+        &["google-use-internal-ip = \"maybe\" is neither true nor false, and left out; use_external_addr = false"],
+    );
+    for (value, wanted) in [("=0", "true"), ("=F", "true"), ("=1", "false"), ("", "false")] {
+        let (text, _) = google(&format!("\"google-use-internal-ip{value}\""), as_it_is);
+        check_each(&text, &[&format!("use_external_addr = {wanted}")]);
+    }
+    let port = "    MachineDriver = \"amazonec2\"\n    MachineOptions = [\"amazonec2-ssh-port=99999\"]\n";
+    let migration = migrated(&with(port), Way::Group);
+    assert!(!migration.text.contains("\n    protocol_port"), "{}", migration.text);
+    check_each(&migration.text, &["amazonec2-ssh-port = 99999 is no port, and left out; write protocol_port = 22 or"]);
+}
+
+#[test]
+fn the_name_of_an_option_stays_in_its_comment() {
+    let (text, notes) = google(r#""a\nconcurrent = 1 #=x""#, ("limit = 20", "limit = 20"));
+    check_each(&notes, &["a\\nconcurrent "]);
+    assert!(!text.contains("\nconcurrent = 1 "), "{text}");
+}
+
+#[test]
+fn without_a_driver_there_is_nothing_to_make() {
+    for driver in ["", "    MachineDriver = \"\"\n", "    MachineDriver = \" \"\n"] {
+        for way in [Way::Group, Way::Machines] {
+            let error = migrate(&with(driver), &Facts::default(), way).unwrap_err();
+            assert!(error.to_string().starts_with("runner big: [runners.machine] has no MachineDriver"), "{error}");
+            assert!(error.to_string().contains("write it, such as MachineDriver = \"amazonec2\""), "{error}");
+        }
+    }
+    // Nothing is made of it here.
+    migrated(&(with("") + "  [runners.autoscaler]\n    plugin = \"aws\"\n"), Way::Group);
+}
+
 #[test]
 fn beside_an_autoscaler_the_machines_go_and_all_that_they_had_is_said() {
     let text = with(
