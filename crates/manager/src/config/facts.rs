@@ -34,10 +34,21 @@ pub struct Facts {
     pub find_plugin: Option<FindPlugin>,
     /// The file may be another machine's: a plugin that is not here is no error.
     pub for_any_machine: bool,
+    /// Without the file there is nothing to do.
+    pub must_exist: bool,
 }
 
-/// Why what `plugin = "..."` says cannot be run.
-pub type FindPlugin = fn(&str) -> Result<(), String>;
+/// Looks for what `plugin = "..."` says.
+pub type FindPlugin = fn(&str) -> Result<(), NoPlugin>;
+
+/// Why it cannot be run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NoPlugin {
+    /// This machine lacks it; another one may have it.
+    NotHere(String),
+    /// It is no name of a plugin: no machine can have it.
+    NoName(String),
+}
 
 impl Facts {
     /// The facts of this process about the file at `path`.
@@ -69,6 +80,7 @@ impl Facts {
             files_checked: true,
             find_plugin: None,
             for_any_machine: false,
+            must_exist: false,
             env,
         }
     }

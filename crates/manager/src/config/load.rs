@@ -16,6 +16,8 @@ use super::walk::Walk;
 
 /// Bytes of a file that is read.
 pub const FILE_SIZE_MAX: usize = 10 * 1024 * 1024;
+/// The file is not there.
+const MISSING: &str = "C032";
 
 /// A configuration that can be worked with.
 #[derive(Debug, Clone)]
@@ -57,30 +59,51 @@ impl Loaded {
     }
 }
 
-/// Reads the file. A missing one is an empty configuration, with a warning (runner-config 1.1 rule 9).
+/// Reads the file. A missing one is an empty configuration, with a warning (runner-config 1.1 rule 9), unless the facts say
+/// that it must be there.
 #[must_use]
 pub fn load(path: &Path, facts: &Facts) -> Loaded {
-    match read(path) {
+    match text_of(path) {
         Ok(text) => parse(&text, facts),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+        Err(problem) if problem.code == MISSING && !facts.must_exist => {
             let mut loaded = parse("", facts);
-            let message = format!("{} does not exist; no runner is configured", path.display());
-            loaded
-                .problems
-                .insert(0, Problem::new("C032", message).help("register a runner, or name another file with --config"));
+            loaded.problems.insert(0, problem.severity(Severity::Warning));
             loaded
         }
-        Err(error) => {
-            let message = format!("cannot read {}: {error}", path.display());
-            Loaded::refused(Problem::new("C000", message).help("see to the file's permissions and content"))
-        }
+        Err(problem) => Loaded::refused(*problem),
     }
 }
 
 /// The file's text.
 ///
 /// # Errors
-/// Where it cannot be read, is no regular file, too large, or no UTF-8.
+/// The fatal problem of a file that is missing, cannot be read, is no regular file, too large, or no UTF-8.
+pub fn text_of(path: &Path) -> Result<String, Box<Problem>> {
+    use std::io::ErrorKind;
+    read(path).map_err(|error| {
+        let of =
+            |code, message: String, help| Box::new(Problem::new(code, message).severity(Severity::Fatal).help(help));
+        let help = match error.kind() {
+            ErrorKind::NotFound => {
+                let message = format!("{} does not exist; no runner is configured", path.display());
+                return of(MISSING, message, "register a runner, or name another file with --config");
+            }
+            ErrorKind::PermissionDenied => "mend its permissions and those of its directory, or run as its owner",
+            ErrorKind::InvalidData => "a configuration is text in UTF-8: write that line anew, or convert the file",
+            ErrorKind::IsADirectory => "name the file in it, such as config.toml",
+            _ if is_circle(&error) => "a symbolic link leads in a circle: let it lead to the file",
+            _ => "see to the file, or name another one with --config",
+        };
+        of("C000", format!("cannot read {}: {error}", path.display()), help)
+    })
+}
+
+/// Whether that is what the system says of symbolic links that lead to each other.
+pub(super) fn is_circle(error: &std::io::Error) -> bool {
+    rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::LOOP)
+}
+
+/// The file's text, for those who say themselves what an error means.
 pub(super) fn read(path: &Path) -> std::io::Result<String> {
     use std::io::{Error, ErrorKind};
     let file = std::fs::File::open(path)?;

@@ -35,8 +35,8 @@ mod walk;
 
 pub use checks::EXECUTORS;
 pub use effective::{Effective, Origin, effective};
-pub use facts::{Facts, FindPlugin};
-pub use load::{Config, FILE_SIZE_MAX, Loaded, load, parse};
+pub use facts::{Facts, FindPlugin, NoPlugin};
+pub use load::{Config, FILE_SIZE_MAX, Loaded, load, parse, text_of};
 pub use problem::{Place, Problem, Severity};
 pub use runners::Runner;
 pub(crate) use settings::base_url;

@@ -66,6 +66,8 @@ pub struct Problem {
     pub runner: Option<(usize, String)>,
     /// Where it is; none where it is not about the text.
     pub place: Option<Place>,
+    /// It is about what this version of Muster does not do; the file keeps its rules.
+    pub not_built: bool,
     span: Option<Range<usize>>,
 }
 
@@ -74,13 +76,29 @@ impl Problem {
     #[must_use]
     pub fn new(code: &'static str, message: impl Into<String>) -> Self {
         let severity = codes::severity(code);
-        Self { code, severity, message: message.into(), help: None, runner: None, place: None, span: None }
+        Self {
+            code,
+            severity,
+            message: message.into(),
+            help: None,
+            runner: None,
+            place: None,
+            not_built: false,
+            span: None,
+        }
     }
 
     /// Another severity than the usual one.
     #[must_use]
     pub fn severity(mut self, severity: Severity) -> Self {
         self.severity = severity;
+        self
+    }
+
+    /// About what this version of Muster does not do.
+    #[must_use]
+    pub fn not_built(mut self) -> Self {
+        self.not_built = true;
         self
     }
 

@@ -67,7 +67,41 @@ fn url_and_token_are_taken_from_the_environment_and_nothing_else_is() {
 fn c032_a_missing_file_is_an_empty_configuration() {
     let loaded = load(std::path::Path::new("/nowhere/config.toml"), &Facts::default());
     assert_eq!(loaded.problems[0].code, "C032");
+    assert_eq!(loaded.problems[0].severity, Severity::Warning);
     assert_eq!(settings(&loaded.config.unwrap(), &Surroundings::default()).concurrent, 1);
+}
+
+#[test]
+fn c032_a_missing_file_is_an_error_for_those_who_ask_about_it() {
+    let path = std::path::Path::new("/nowhere/config.toml");
+    let loaded = load(path, &Facts { must_exist: true, ..Facts::default() });
+    assert!(loaded.config.is_none());
+    assert_eq!(
+        loaded.problems[0].render(path),
+        "fatal[C032]: /nowhere/config.toml does not exist; no runner is configured\n  = help: register a runner, or name \
+         another file with --config\n"
+    );
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_told_with_the_reason_and_the_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("latin.toml"), b"concurrent = 1\n# f\xfcr alle\n").unwrap();
+    std::os::unix::fs::symlink("b.toml", path("a.toml")).unwrap();
+    std::os::unix::fs::symlink("a.toml", path("b.toml")).unwrap();
+    for (name, wanted, help) in [
+        ("latin.toml", "latin.toml: line 2 is not UTF-8", "a configuration is text in UTF-8"),
+        ("", ": it is a directory", "name the file in it"),
+        ("a.toml", "a.toml: Too many levels of symbolic links", "leads in a circle: let it lead to the file"),
+    ] {
+        let told = text_of(&path(name)).unwrap_err().render(&path(name));
+        assert!(
+            told.starts_with("fatal[C000]: cannot read ") && told.contains(wanted) && told.contains(help),
+            "{told}"
+        );
+        assert!(load(&path(name), &facts()).config.is_none());
+    }
 }
 
 #[test]

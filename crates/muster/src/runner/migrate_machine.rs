@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::ValueEnum;
-use muster_manager::config::{Facts, migrate};
+use muster_manager::config::{self, Facts, migrate};
 
 use super::config::ConfigArg;
 
@@ -36,10 +36,10 @@ enum To {
 /// Runs it.
 pub(crate) fn run(args: &Args) -> ExitCode {
     let path = args.config.path();
-    let text = match std::fs::read_to_string(&path) {
+    let text = match config::text_of(&path) {
         Ok(text) => text,
-        Err(error) => {
-            anstream::eprintln!("cannot read {}: {error}; name the file with --config", path.display());
+        Err(problem) => {
+            anstream::eprintln!("{}", problem.render(&path).trim_end());
             return ExitCode::FAILURE;
         }
     };

@@ -1,23 +1,21 @@
 //! `verify-config` and `lint`: what a configuration means, and what is wrong with it.
 //!
-//! Exit codes: `verify-config` ends with 1 if something cannot work with Muster (a fatal problem or an error), else with 0.
-//! `lint` ends with 1 where the file breaks the rules of the format: it is missing or no TOML, holds an unknown or removed
-//! key, a value of the wrong kind, or anything that is not allowed; that this machine lacks a plugin is only told. Neither
-//! writes anything, nor asks a server.
+//! Exit codes: `verify-config` ends with 1 if something cannot work with Muster (a fatal problem or an error) or the file is
+//! missing, else with 0. `lint` ends with 1 where the file breaks the rules of the format: it is missing or no TOML, holds an
+//! unknown or removed key, a value of the wrong kind, or anything that is not allowed; that this machine lacks a plugin is
+//! only told, and what this version does not do is not. Neither writes anything, nor asks a server.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use muster_manager::config::{self, Effective, Facts, Loaded, Place, Problem, Severity};
+use muster_manager::config::{self, Effective, Facts, FindPlugin, Loaded, Place, Problem, Severity};
 use serde_json::{Value, json};
 
 use super::config::ConfigArg;
 
 /// Codes of problems that break the rules of the format, whatever their severity.
-const RULES: [&str; 6] = ["C010", "C011", "C012", "C014", "C018", "C032"];
-/// Codes that are about this version of Muster only.
-const OURS: [&str; 2] = ["C008", "C009"];
+const RULES: [&str; 5] = ["C010", "C011", "C012", "C014", "C018"];
 
 /// Flags of both commands.
 #[derive(Debug, clap::Args)]
@@ -32,7 +30,8 @@ pub(crate) struct Args {
 impl Args {
     fn load(&self, for_any_machine: bool) -> (PathBuf, Facts, Loaded) {
         let path = self.config.path();
-        let facts = Facts { find_plugin: Some(super::run::look_for_plugin), for_any_machine, ..Facts::of(&path) };
+        let find_plugin = Some(super::run::look_for_plugin as FindPlugin);
+        let facts = Facts { find_plugin, for_any_machine, must_exist: true, ..Facts::of(&path) };
         let loaded = config::load(&path, &facts);
         (path, facts, loaded)
     }
@@ -57,7 +56,7 @@ pub(crate) fn verify_config(args: &Args) -> ExitCode {
 /// Tells whether the file keeps the rules of its format.
 pub(crate) fn lint(args: &Args) -> ExitCode {
     let (path, _, mut loaded) = args.load(true);
-    loaded.problems.retain(|problem| !OURS.contains(&problem.code));
+    loaded.problems.retain(|problem| !problem.not_built);
     let breaks = |problem: &&Problem| problem.severity <= Severity::Error || RULES.contains(&problem.code);
     let valid = !loaded.problems.iter().any(|problem| breaks(&problem));
     if args.json {

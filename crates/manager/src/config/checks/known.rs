@@ -47,7 +47,8 @@ fn executors(check: &mut Check<'_>) {
         };
         let names: Vec<_> = EXECUTORS.iter().filter(|(_, built)| *built).map(|(name, _)| *name).collect();
         let help = format!("Muster has: {}", names.join(", "));
-        check.add(Problem::new("C008", message).of(runner.index, &runner.name).at(span).help(help));
+        let problem = Problem::new("C008", message).of(runner.index, &runner.name).at(span).help(help);
+        check.add(if known.is_some() { problem.not_built() } else { problem });
     }
 }
 
@@ -91,7 +92,8 @@ fn not_acted_on(check: &mut Check<'_>) {
         let set = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
         let what = if header(&path).contains('[') && is_table { header(&path) } else { format!("`{path}`") };
         let severity = if path == "runners.cache.Type" { Severity::Warning } else { Severity::Info };
-        check.add(Problem::new("C009", format!("{what} is not acted on{set}: {reason}")).severity(severity).at(&span));
+        let problem = Problem::new("C009", format!("{what} is not acted on{set}: {reason}"));
+        check.add(problem.severity(severity).at(&span).not_built());
     }
 }
 
@@ -117,6 +119,12 @@ mod tests {
         assert!(found("C008", &text("kubernetes")).contains("not built yet"));
         assert!(found("C008", &text("sehll")).contains("does not exist"));
         clean("C008", &text("shell"));
+        let facts = crate::config::Facts::default();
+        for (executor, not_built) in [("kubernetes", true), ("docker+machine", true), ("instanc", false), ("", false)] {
+            let problems = crate::config::parse(&text(executor), &facts).problems;
+            let problem = problems.iter().find(|problem| problem.code == "C008").unwrap();
+            assert_eq!(problem.not_built, not_built, "{executor}: lint tells what breaks the rules of the format");
+        }
         let isolated = format!("{}[runners.autoscaler.vm_isolation]\nenabled = true\n", text("instance"));
         clean("C008", &isolated);
     }

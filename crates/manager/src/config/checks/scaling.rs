@@ -5,6 +5,7 @@ use std::ops::Range;
 use muster_environment::instance::scaling_problems;
 
 use super::super::autoscaler;
+use super::super::facts::NoPlugin;
 use super::super::load::visit;
 use super::super::problem::{Problem, Severity, shown_name};
 use super::super::runners::Runner;
@@ -82,11 +83,18 @@ fn plugins(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
             continue;
         };
         let Some(Err(why)) = check.facts.find_plugin.map(|find| find(plugin)) else { continue };
-        check.add(if check.facts.for_any_machine {
-            let help = "that is about this machine; the one that runs this file needs it: `verify-config` there tells";
-            told(why).severity(Severity::Warning).help(help)
-        } else {
-            told(why).help("without it this runner gets no instances and requests no jobs; it is looked for again")
+        check.add(match why {
+            NoPlugin::NoName(why) => {
+                told(why).help("write a name such as \"static\" or \"aws:latest\", or the path of an executable")
+            }
+            NoPlugin::NotHere(why) if check.facts.for_any_machine => {
+                let help =
+                    "that is about this machine; the one that runs this file needs it: `verify-config` there tells";
+                told(why).severity(Severity::Warning).help(help)
+            }
+            NoPlugin::NotHere(why) => {
+                told(why).help("without it this runner gets no instances and requests no jobs; it is looked for again")
+            }
         });
     }
 }
@@ -103,6 +111,7 @@ fn find(table: &Table, key: &str) -> Range<usize> {
 #[cfg(test)]
 mod tests {
     use super::super::testing::{clean, clean_with, found, found_with};
+    use super::NoPlugin;
 
     fn runner(autoscaler: &str) -> String {
         format!(
@@ -152,10 +161,12 @@ mod tests {
 
     #[test]
     fn c086_a_plugin_that_cannot_be_run() {
-        let find = |facts: &mut super::super::super::Facts| {
-            facts.find_plugin =
-                Some(|plugin| if plugin == "p" { Ok(()) } else { Err(format!("plugin {plugin}: not here")) });
-        };
+        let find =
+            |facts: &mut super::super::super::Facts| {
+                facts.find_plugin = Some(|plugin| {
+                    if plugin == "p" { Ok(()) } else { Err(NoPlugin::NotHere(format!("plugin {plugin}: not here"))) }
+                });
+            };
         clean_with("C086", &runner(""), find);
         let told = found_with("C086", &runner("").replace("\"p\"", "\"q\""), find);
         assert!(told.starts_with("5:10 error[C086]: runner a: plugin q: not here; without it"), "{told}");
@@ -171,7 +182,7 @@ mod tests {
     #[test]
     fn c086_a_plugin_that_another_machine_may_have_is_no_error() {
         let find = |facts: &mut super::super::super::Facts| {
-            facts.find_plugin = Some(|_| Err("plugin p: not here".to_owned()));
+            facts.find_plugin = Some(|_| Err(NoPlugin::NotHere("plugin p: not here".to_owned())));
             facts.for_any_machine = true;
         };
         let told = found_with("C086", &runner(""), find);
@@ -181,5 +192,16 @@ mod tests {
         );
         let told = found_with("C086", &runner("").replace("plugin = \"p\"", ""), find);
         assert!(told.starts_with("4:1 error[C086]: runner a: no `plugin`"), "no machine can have it: {told}");
+    }
+
+    #[test]
+    fn c086_a_name_that_no_plugin_can_have_is_an_error_for_every_machine() {
+        for for_any_machine in [false, true] {
+            let told = found_with("C086", &runner(""), |facts| {
+                facts.find_plugin = Some(|plugin| Err(NoPlugin::NoName(format!("{plugin}: is no name"))));
+                facts.for_any_machine = for_any_machine;
+            });
+            assert!(told.starts_with("5:10 error[C086]: runner a: p: is no name; write a name such as "), "{told}");
+        }
     }
 }

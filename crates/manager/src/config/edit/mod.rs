@@ -95,6 +95,7 @@ fn hint(error: &std::io::Error) -> &'static str {
         ErrorKind::PermissionDenied => {
             "; the file is as it was, mend the permissions of its directory or run as its owner"
         }
+        _ if load::is_circle(error) => ": a symbolic link leads in a circle, let it lead to the file",
         _ => "",
     }
 }

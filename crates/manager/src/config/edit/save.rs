@@ -13,8 +13,9 @@ const NAMES_MAX: u32 = 100;
 /// The file itself, where a symbolic link was named.
 pub(super) fn target(path: &Path) -> Result<PathBuf, EditError> {
     const LINKS_MAX: usize = 40;
-    let mut path =
-        std::path::absolute(path).map_err(|source| EditError::Io { doing: "find", path: path.to_owned(), source })?;
+    let named = path;
+    let failed = |source| EditError::Io { doing: "find", path: named.to_owned(), source };
+    let mut path = std::path::absolute(named).map_err(failed)?;
     for _ in 0..LINKS_MAX {
         match fs::read_link(&path) {
             // A link may lead to a file that is still to be made.
@@ -22,8 +23,7 @@ pub(super) fn target(path: &Path) -> Result<PathBuf, EditError> {
             Err(_) => return Ok(path),
         }
     }
-    let source = io::Error::new(ErrorKind::InvalidInput, "too many symbolic links");
-    Err(EditError::Io { doing: "find", path, source })
+    Err(failed(rustix::io::Errno::LOOP.into()))
 }
 
 /// Whether a save could replace the file, as far as permissions tell.

@@ -150,6 +150,19 @@ fn a_link_stays_a_link_and_its_target_is_changed() {
 }
 
 #[test]
+fn links_that_lead_in_a_circle_are_told_by_what_the_system_says_of_them() {
+    let home = Home::new(SAMPLE);
+    let link = home.path().with_file_name("a.toml");
+    std::os::unix::fs::symlink("a.toml", &link).unwrap();
+    for error in [hold(&link).unwrap_err(), ConfigFile::open(&link).unwrap_err()] {
+        let EditError::Io { source, path, .. } = &error else { panic!("{error}") };
+        assert_eq!(path, &link);
+        assert!(error.to_string().contains("a symbolic link leads in a circle, let it lead to the file"), "{error}");
+        assert!(source.to_string().contains("symbolic links"), "{source}");
+    }
+}
+
+#[test]
 fn a_second_writer_waits_for_its_turn_and_then_says_who_has_it() {
     let home = Home::new(SAMPLE);
     let first = ConfigFile::open(&home.path()).unwrap();

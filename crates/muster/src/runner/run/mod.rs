@@ -24,7 +24,7 @@ use muster_environment::instance::Executable;
 use muster_fleeting::host::PluginSpec;
 use muster_fleeting::install;
 use muster_manager::config::edit::{self, EditError};
-use muster_manager::config::{Severity, Surroundings};
+use muster_manager::config::{NoPlugin, Severity, Surroundings};
 use muster_manager::reload::ConfigWatch;
 use muster_manager::settings::Settings;
 use muster_manager::store::{Store, StoreError};
@@ -81,6 +81,8 @@ enum RunError {
     Path { path: PathBuf, source: std::io::Error },
     #[error("C030: another manager must not run with this configuration")]
     InUse(#[source] EditError),
+    #[error(transparent)]
+    Hold(EditError),
     #[error("{} cannot be used: mend what is told above, `verify-config` shows all of it", path.display())]
     Configuration { path: PathBuf },
     #[error(transparent)]
@@ -122,7 +124,10 @@ async fn work(args: Args, open_files: Option<u64>) -> Result<ExitCode, RunError>
         std::env::set_current_dir(path).map_err(|source| RunError::WorkingDirectory { path: path.clone(), source })?;
     }
     let config = absolute(&args.config.path())?;
-    let _held = edit::hold(&config).map_err(RunError::InUse)?;
+    let _held = edit::hold(&config).map_err(|error| match error {
+        EditError::Locked { .. } => RunError::InUse(error),
+        error => RunError::Hold(error),
+    })?;
     let around = Surroundings {
         system_id: args.config.system_id(),
         user: args.user.clone(),
@@ -223,15 +228,25 @@ pub(crate) fn instances(state_dir: &Path) -> std::io::Result<Instances> {
 
 /// The plugin that `[runners.autoscaler]` names; the ones that come with this program are the last that are found.
 fn find_plugin(plugin: &str) -> Result<PluginSpec, String> {
-    let chain = |error: &dyn std::error::Error| crate::logging::chain(error);
-    let around = crate::plugin::serve::surroundings().map_err(|error| chain(&error))?;
-    let found = install::resolve(plugin, &around).map_err(|error| chain(&error))?;
+    let found = resolve(plugin).map_err(|(NoPlugin::NotHere(why) | NoPlugin::NoName(why))| why)?;
     Ok(found.spec())
 }
 
 /// For the checks of a configuration: why a plugin cannot be run.
-pub(crate) fn look_for_plugin(plugin: &str) -> Result<(), String> {
-    find_plugin(plugin).map(drop)
+pub(crate) fn look_for_plugin(plugin: &str) -> Result<(), NoPlugin> {
+    resolve(plugin).map(drop)
+}
+
+fn resolve(plugin: &str) -> Result<install::Found, NoPlugin> {
+    let around =
+        crate::plugin::serve::surroundings().map_err(|error| NoPlugin::NotHere(crate::logging::chain(&error)))?;
+    install::resolve(plugin, &around).map_err(|error| {
+        let why = crate::logging::chain(&error);
+        match error {
+            install::ResolveError::Reference(_) => NoPlugin::NoName(why),
+            _ => NoPlugin::NotHere(why),
+        }
+    })
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, RunError> {

@@ -64,5 +64,14 @@ fn migrate_machine_prints_a_configuration_that_verifies_and_says_what_is_to_be_d
 fn migrate_machine_refuses_what_it_cannot_do() {
     migrate("concurrent = 1\n", &[]).check(1, &["there is nothing to migrate"]);
     migrate("concurrent = \n", &[]).check(1, &["old.toml:1", "errors, which come first"]);
-    Home::new().run(&["migrate-machine", "--config", "none.toml"]).check(1, &["cannot read none.toml", "--config"]);
+    let entry = "[[runners]]\nname = \"big\"\nexecutor = \"instance\"\n";
+    let ended = migrate(&format!("{entry}{}", MACHINE.replace("MachineDriver = \"google\"\n", "")), &[])
+        .check(1, &["runner big: [runners.machine] has no MachineDriver", "then try again"]);
+    assert_eq!(ended.stdout, "", "half a configuration must not look like a whole one");
+    let home = Home::new();
+    home.run(&["migrate-machine", "--config", "none.toml"]).check(1, &["none.toml does not exist", "--config"]);
+    std::fs::write(home.path("latin.toml"), b"# f\xfcr alle\n").unwrap();
+    let ended = home.run(&["migrate-machine", "--config", "latin.toml"]);
+    let ended = ended.check(1, &["cannot read latin.toml: line 1 is not UTF-8", "convert the file"]);
+    assert!(!ended.stderr.contains("--config"), "it was named: {ended:#?}");
 }

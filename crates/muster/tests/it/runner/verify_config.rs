@@ -104,14 +104,30 @@ fn an_executor_that_is_not_built_is_an_error_here_and_none_of_the_format() {
 }
 
 #[test]
+fn an_executor_that_does_not_exist_and_a_plugin_that_can_have_no_name_are_errors_of_the_format() {
+    let unknown = GOOD.replace("\"shell\"", "\"instanc\"");
+    let instance = GOOD.replace("\"shell\"", "\"instance\"");
+    let plugin = format!("{instance}[runners.autoscaler]\nmax_instances = 2\nplugin = \"no such thing!\"\n");
+    for command in ["verify-config", "lint"] {
+        run(command, &unknown, &[]).check(1, &["error[C008]: runner one: executor `instanc` does not exist"]);
+        run(command, &plugin, &[]).check(1, &["error[C086]: runner one: ", "no such thing!", "write a name such as"]);
+    }
+}
+
+#[test]
 fn lint_ends_with_1_on_any_key_that_is_unknown_and_0_on_other_warnings() {
     run("lint", GOOD, &[]).check(0, &["C033"]);
     run("lint", &format!("{GOOD}buidls_dir = \"/x\"\n"), &[]).check(1, &["did you mean `builds_dir`?"]);
     run("lint", &GOOD.replace("concurrent = 2", "concurrent = 0"), &[]).check(1, &["C001"]);
     run("lint", "concurrent = [", &[]).check(1, &["is no valid TOML"]);
     let home = Home::new();
-    home.run(&["lint", "--config", "missing.toml"]).check(1, &["missing.toml does not exist"]);
-    home.run(&["verify-config", "--config", "missing.toml"]).check(0, &["missing.toml does not exist"]);
+    for command in ["lint", "verify-config"] {
+        let wanted = ["fatal[C032]: missing.toml does not exist", "name another file with --config"];
+        home.run(&[command, "--config", "missing.toml"]).check(1, &wanted);
+        let ended = home.run(&[command, "--json", "--config", "missing.toml"]).check(1, &[]);
+        let answer: Value = serde_json::from_str(&ended.stdout).unwrap();
+        assert_eq!((&answer["valid"], &answer["problems"][0]["code"]), (&false.into(), &"C032".into()));
+    }
 }
 
 #[test]

@@ -284,6 +284,11 @@ async fn a_start_that_cannot_be_says_why() {
     bench.configure("concurrent = [");
     bench.home.run(&run).check(1, &["C000", "config.toml:1:"]);
     bench.home.run(&["run", "--working-directory", "nowhere"]).check(1, &["cannot work in nowhere"]);
+    std::os::unix::fs::symlink("circle.toml", bench.home.path("circle.toml")).unwrap();
+    let ended = bench.home.run(&["run", "--config", "circle.toml"]);
+    let ended =
+        ended.check(1, &["circle.toml`: a symbolic link leads in a circle", "Too many levels of symbolic links"]);
+    assert!(!ended.stderr.contains("another manager"), "{ended:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
