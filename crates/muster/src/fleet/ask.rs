@@ -130,7 +130,8 @@ impl Whom {
     /// The manager of the configuration, then its state.
     fn places(&self) -> Result<Vec<Place>, AskError> {
         let path = self.config.path();
-        if !path.exists() {
+        // What else is wrong with it is told when it is read.
+        if matches!(path.try_exists(), Ok(false)) {
             return Err(AskError::NoSuchConfiguration(path));
         }
         let config = config::settings(&self.config.load()?, &Surroundings::default());

@@ -153,6 +153,8 @@ fn what_is_not_there_is_no_answer() {
     };
     wrong(&["fleet", "status", "--state-dir", "nope"], "nope: there is no such directory");
     wrong(&["fleet", "status", "--config", "nope.toml"], "nope.toml: there is no such file");
+    std::os::unix::fs::symlink("circle.toml", directory.path().join("circle.toml")).unwrap();
+    wrong(&["fleet", "status", "--config", "circle.toml"], "leads in a circle");
     wrong(&["fleet", "drain", "x", "--config", "nope.toml"], "nope.toml: there is no such file");
     wrong(&["fleet", "drain", "x", "--state-dir", "nope"], "no manager with instances works on nope");
     let long = "x".repeat(1001);
