@@ -22,9 +22,14 @@ pub(crate) fn raise() -> Option<u64> {
     current
 }
 
+/// How many this process may have open; none where there is no limit.
+pub(crate) fn permitted() -> Option<u64> {
+    getrlimit(Resource::Nofile).current
+}
+
 /// The jobs at the same time that the limit of this process suffices for; one at least.
 pub(crate) fn jobs_max() -> usize {
-    getrlimit(Resource::Nofile).current.map_or(usize::MAX, suffices_for)
+    permitted().map_or(usize::MAX, suffices_for)
 }
 
 /// Says so where the limit does not suffice for `concurrent` jobs.
@@ -35,7 +40,7 @@ pub(crate) fn tell(concurrent: usize) {
             concurrent,
             "the limit of {} open files suffices for {most} jobs at the same time on this host: no more are requested. \
              For {concurrent}, raise it to {} (`ulimit -n`, or LimitNOFILE of the service), and start again",
-            getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX),
+            permitted().unwrap_or(u64::MAX),
             ALWAYS.saturating_add(OF_A_JOB.saturating_mul(concurrent as u64))
         );
     }

@@ -10,7 +10,7 @@ use crate::model::ConnectorConfigError;
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The executable does not run.
-    #[error("plugin {}: cannot be run; is it there, executable, and made for this system?", path.display())]
+    #[error("plugin {}: cannot be run; {}", path.display(), remedy(source, "is it there, executable, and made for this system?"))]
     Spawn {
         /// The executable.
         path: PathBuf,
@@ -18,7 +18,7 @@ pub enum StartError {
         source: std::io::Error,
     },
     /// A directory for its socket.
-    #[error("plugin {}: no directory for its socket can be made", path.display())]
+    #[error("plugin {}: no directory for its socket can be made; {}", path.display(), remedy(source, "TMPDIR can name another place for it"))]
     Directory {
         /// The executable.
         path: PathBuf,
@@ -91,4 +91,38 @@ pub enum StartError {
         /// The group now.
         found: String,
     },
+}
+
+/// What helps against an error of the system: what is usual, unless there are too many open files.
+fn remedy(error: &std::io::Error, usual: &'static str) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => {
+            "too few open files are permitted: raise the limit (`ulimit -n`, or LimitNOFILE of the service), and start again"
+        }
+        Some(libc::ENFILE) => {
+            "too many files are open in the whole system: lower what its programs may open (`ulimit -n`), or raise fs.file-max"
+        }
+        _ => usual,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lack_of_open_files_is_told_as_such() {
+        let spawn = |code| {
+            let source = std::io::Error::from_raw_os_error(code);
+            StartError::Spawn { path: "/bin/plugin".into(), source }.to_string()
+        };
+        for code in [libc::EMFILE, libc::ENFILE] {
+            let error = spawn(code);
+            assert!(error.contains("`ulimit -n`") && !error.contains("is it there"), "{error}");
+        }
+        assert!(spawn(libc::ENOEXEC).contains("made for this system?"));
+        let source = std::io::Error::from_raw_os_error(libc::EMFILE);
+        let error = StartError::Directory { path: "/bin/plugin".into(), source }.to_string();
+        assert!(error.contains("`ulimit -n`"), "{error}");
+    }
 }

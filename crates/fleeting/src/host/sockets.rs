@@ -37,9 +37,15 @@ impl Sockets {
     fn within(place: &Path) -> std::io::Result<Self> {
         let mut builder = tempfile::Builder::new();
         let directory = builder.prefix(PREFIX).permissions(Permissions::from_mode(0o700)).tempdir_in(place)?;
-        let lock = File::create(directory.path().join(LOCK))?;
-        lock.lock()?;
-        Ok(Self { directory, _lock: lock })
+        let lock = File::create(directory.path().join(LOCK)).and_then(|lock| lock.lock().map(|()| lock));
+        match lock {
+            Ok(lock) => Ok(Self { directory, _lock: lock }),
+            Err(error) => {
+                // Without its lock nobody would know it as left. Where no file can be opened, only this removes it.
+                let _ = std::fs::remove_dir(directory.path());
+                Err(error)
+            }
+        }
     }
 
     pub(super) fn path(&self) -> &Path {

@@ -69,8 +69,8 @@ impl Found {
 /// What the look-up knows of its process.
 #[derive(Debug, Clone)]
 pub struct Surroundings {
-    /// Installed plugins.
-    pub store: Store,
+    /// Installed plugins; none where there is no folder for them.
+    pub store: Option<Store>,
     /// `PATH`.
     pub path: OsString,
     /// The working directory.
@@ -81,16 +81,14 @@ pub struct Surroundings {
 
 impl Surroundings {
     /// Those of this process.
-    ///
-    /// # Errors
-    /// [`super::InstallError::NoFolder`].
-    pub fn of_environment() -> Result<Self, super::InstallError> {
-        Ok(Self {
-            store: Store::of_environment()?,
+    #[must_use]
+    pub fn of_environment() -> Self {
+        Self {
+            store: Store::of_environment().ok(),
             path: std::env::var_os("PATH").unwrap_or_default(),
             directory: std::env::current_dir().unwrap_or_default(),
             built_in: None,
-        })
+        }
     }
 }
 
@@ -112,16 +110,16 @@ pub enum ResolveError {
         name: String,
     },
     /// Not installed.
-    #[error("plugin not found: {reference} is not installed in {}{there}; install it with: muster plugin install {plugin}{hint}", folder.display())]
+    #[error(
+        "plugin not found: {reference} is not installed{looked}; install it with: muster plugin install {plugin}{hint}"
+    )]
     NotInstalled {
         /// What the user wrote.
         plugin: String,
         /// In full.
         reference: String,
-        /// Where it was looked for.
-        folder: PathBuf,
-        /// Other versions that are there, ready to be appended.
-        there: String,
+        /// Where it was looked for, and which other versions are there, ready to be appended.
+        looked: String,
         /// What else may have been meant, ready to be appended.
         hint: String,
     },
@@ -168,8 +166,10 @@ pub fn resolve(plugin: &str, around: &Surroundings) -> Result<Found, ResolveErro
         return found.ok_or_else(|| ResolveError::NotOnPath { name: plugin.to_owned() });
     }
     let reference: Reference = plugin.parse()?;
-    if let Some(installed) = around.store.find(&reference) {
-        check(plugin, around, &installed)?;
+    if let Some(store) = &around.store
+        && let Some(installed) = store.find(&reference)
+    {
+        check(plugin, store, &installed)?;
         return Ok(Found::Installed(installed.executable));
     }
     if let Some(path) = is_bare.then(|| on_path(&format!("{PREFIX}{plugin}"), around)).flatten() {
@@ -178,23 +178,28 @@ pub fn resolve(plugin: &str, around: &Surroundings) -> Result<Found, ResolveErro
     if let Some(found) = is_bare.then(|| built_in(plugin, around)).flatten() {
         return Ok(found);
     }
-    let others: Vec<String> =
-        around.store.versions(&reference.repository).iter().map(|installed| installed.version.to_string()).collect();
+    let others = around.store.iter().flat_map(|store| store.versions(&reference.repository));
+    let others: Vec<String> = others.map(|installed| installed.version.to_string()).collect();
     let there = if others.is_empty() { String::new() } else { format!(" (there is {})", others.join(", ")) };
     let is_file = around.directory.join(plugin).is_file();
     let hint = if is_file { format!(", or write ./{plugin} where you mean that file") } else { String::new() };
-    let (plugin, reference, folder) = (plugin.to_owned(), reference.to_string(), around.store.folder().to_owned());
-    Err(ResolveError::NotInstalled { plugin, reference, folder, there, hint })
+    let place = match &around.store {
+        Some(store) => format!(" in {}", store.folder().display()),
+        None => format!(" ({})", InstallError::NoFolder),
+    };
+    let on_path = if is_bare { format!(", and {PREFIX}{plugin} is in no folder of PATH") } else { String::new() };
+    let (plugin, reference) = (plugin.to_owned(), reference.to_string());
+    Err(ResolveError::NotInstalled { plugin, reference, looked: place + &there + &on_path, hint })
 }
 
 /// Whether an installed version is what was installed; of what another program installed, nobody knows.
-fn check(plugin: &str, around: &Surroundings, installed: &Installed) -> Result<(), ResolveError> {
+fn check(plugin: &str, store: &Store, installed: &Installed) -> Result<(), ResolveError> {
     let failed = |what: String| ResolveError::Changed {
         plugin: plugin.to_owned(),
         executable: installed.executable.clone(),
         what,
     };
-    match around.store.changes(installed) {
+    match store.changes(installed) {
         Ok(changes) if changes.is_empty() => Ok(()),
         Ok(changes) => Err(failed(changes.join("; "))),
         Err(InstallError::LockFile(LockFileError::File { path, source, .. }))
@@ -238,7 +243,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let at = |name: &str| folder.path().join(name);
             let around = Surroundings {
-                store: Store::new(at("plugins")),
+                store: Some(Store::new(at("plugins"))),
                 path: at("bin").into(),
                 directory: at("here"),
                 built_in: None,
@@ -276,7 +281,7 @@ mod tests {
         let error = here.resolve("aws:2").unwrap_err();
         assert!(error.contains("plugin not found") && error.contains("muster plugin install aws:2"), "{error}");
         assert!(error.contains("there is 1.10.0") || error.contains("1.10.0"), "{error}");
-        let listed: Vec<String> = here.around.store.list().iter().map(|one| one.version.to_string()).collect();
+        let listed: Vec<String> = here.around.store.unwrap().list().iter().map(|one| one.version.to_string()).collect();
         assert_eq!(listed, ["1.2.3", "1.10.0", "2.0.0-rc.1"]);
     }
 
@@ -322,11 +327,29 @@ mod tests {
             layer: "sha256:0a".to_owned(),
             files: [("plugin".to_owned(), digest)].into(),
         });
-        lock.write(&here.around.store.lock_file()).unwrap();
+        lock.write(&here.around.store.as_ref().unwrap().lock_file()).unwrap();
         assert_eq!(here.resolve("aws"), Ok(Found::Installed(path.clone())));
         std::fs::write(&path, "something else").unwrap();
         let error = here.resolve("aws").unwrap_err();
         assert!(error.contains("is not what was installed") && error.contains("muster plugin install aws"), "{error}");
+    }
+
+    /// As for a service of the system, which has no HOME.
+    #[test]
+    fn without_a_folder_of_plugins_all_others_are_found() {
+        let mut here = Here::new();
+        here.around.store = None;
+        here.around.built_in = Some(BuiltIn { executable: "/bin/muster".into(), names: &["static"] });
+        let absolute = here.executable("elsewhere/mine");
+        assert_eq!(here.resolve(absolute.to_str().unwrap()), Ok(Found::Path(absolute)));
+        assert_eq!(here.resolve("static").unwrap().arguments(), ["plugin", "serve", "static"]);
+        let path = here.executable("bin/fleeting-plugin-other");
+        assert_eq!(here.resolve("other"), Ok(Found::OnPath(path)));
+        let error = here.resolve("aws").unwrap_err();
+        for place in ["no folder for plugins; set FLEETING_PLUGIN_PATH, or HOME", "-aws is in no folder of PATH"] {
+            assert!(error.contains(place), "{error}");
+        }
+        assert!(!here.resolve("aws:1").unwrap_err().contains(" PATH;"), "a version is one of a registry's");
     }
 
     #[test]

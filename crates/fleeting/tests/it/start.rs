@@ -1,5 +1,6 @@
 //! Executables that are no plugins: each start ends with an error that says what is wrong, and leaves no process.
 
+use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -92,4 +93,28 @@ async fn settings_that_no_plugin_can_use_start_nothing() {
     let error = Group::start(spec).await.expect_err("no such protocol");
     assert!(with_causes(&error).contains("protocol \"telnet\" is not known; use ssh"), "{}", with_causes(&error));
     assert!(!Path::new(&format!("{}.pid", path.display())).exists(), "it was not even started");
+}
+
+/// The test again in a process that may open few files, since the limit is a process's.
+#[tokio::test]
+async fn a_lack_of_open_files_is_told_and_leaves_nothing() {
+    const PLACE: &str = "MUSTER_TEST_PLACE";
+    if std::env::var_os(PLACE).is_some() {
+        let mut all: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+        // With none left there is no file for its socket's directory, with two no pipe to it.
+        for (left, wanted) in [(0, "no directory for its socket"), (2, "cannot be run")] {
+            all.truncate(all.len() - left);
+            let error = Group::start(PluginSpec::new("/bin/true")).await.expect_err("no file can be opened");
+            let said = with_causes(&error);
+            assert!(said.contains(wanted) && said.contains("`ulimit -n`") && !said.contains("is it there"), "{said}");
+        }
+        return;
+    }
+    let place = TempDir::new().unwrap();
+    let mut again = std::process::Command::new("sh");
+    again.args(["-c", "ulimit -n 64; exec \"$0\" --exact \"$1\""]).arg(std::env::current_exe().unwrap());
+    again.arg("start::a_lack_of_open_files_is_told_and_leaves_nothing");
+    let ended = again.env(PLACE, place.path()).env("TMPDIR", place.path()).output().unwrap();
+    assert!(String::from_utf8_lossy(&ended.stdout).contains("1 passed"), "{ended:?}");
+    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
 }

@@ -39,6 +39,9 @@ const DECISIONS_EVERY: u32 = 5;
 const PAST_MAX: usize = 400;
 /// What an instance costs in an hour here, so that there is a cost to see.
 const PRICE_PER_HOUR: f64 = 0.08;
+/// Open files of a demo: whatever its size (33, and some room), and for each slot.
+const FILES_ALWAYS: u64 = 48;
+const FILES_OF_A_SLOT: u64 = 3;
 /// Jobs where nobody looks on and none are asked for.
 const JOBS_HEADLESS: usize = 40;
 
@@ -72,6 +75,11 @@ pub(crate) struct Args {
 /// Why there is no demo.
 #[derive(Debug, thiserror::Error)]
 enum DemoError {
+    #[error(
+        "too few open files are permitted: {permitted}, where this demo takes {takes}; raise the limit (`ulimit -n {takes}`), \
+         or ask for fewer --instances and --slots"
+    )]
+    OpenFiles { permitted: u64, takes: u64 },
     #[error("cannot make a temporary folder; TMPDIR can name another place for it")]
     Folder(#[source] std::io::Error),
     #[error("cannot listen on the loopback interface")]
@@ -117,6 +125,12 @@ pub(crate) fn run(args: Args) -> ExitCode {
     crate::logging::of_command(if screen.is_some() { "off" } else { "error" });
     // Coordinator, manager and the connections to all instances are this one process.
     crate::open_files::raise();
+    // Later, what was begun could not even be removed.
+    if let Err(error) = check_open_files(crate::open_files::permitted(), args.instances, args.slots) {
+        drop(screen);
+        ui::report(&error);
+        return ExitCode::FAILURE;
+    }
     crate::runtime::block_on(async {
         let outcome = play(&args, screen.as_ref()).await;
         drop(screen);
@@ -128,6 +142,17 @@ pub(crate) fn run(args: Args) -> ExitCode {
             }
         }
     })
+}
+
+/// Whether a demo of this size can do with so many open files: what it always has open and some room, both ends of a slot's
+/// request and its log, and an instance's connection.
+fn check_open_files(permitted: Option<u64>, instances: u32, slots: u32) -> Result<(), DemoError> {
+    let (instances, slots) = (u64::from(instances), u64::from(slots));
+    let takes = FILES_ALWAYS + instances * (1 + FILES_OF_A_SLOT * slots);
+    match permitted {
+        Some(permitted) if permitted < takes => Err(DemoError::OpenFiles { permitted, takes }),
+        _ => Ok(()),
+    }
 }
 
 /// The demo while it runs.
@@ -314,5 +339,18 @@ impl Outcome {
             return ExitCode::FAILURE;
         }
         crate::ci::with_output(ExitCode::SUCCESS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_few_open_files_are_told_with_the_number_that_suffices() {
+        let error = check_open_files(Some(89), 6, 2).unwrap_err().to_string();
+        assert!(error.contains("permitted: 89") && error.contains("`ulimit -n 90`"), "{error}");
+        check_open_files(Some(90), 6, 2).unwrap();
+        check_open_files(None, 100, 16).unwrap();
     }
 }

@@ -16,7 +16,7 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(super) fn run(args: &Args) -> Result<bool, PluginError> {
-    let found = resolve(&args.plugin, &surroundings()?)?;
+    let found = resolve(&args.plugin, &surroundings())?;
     let words = [found.executable().display().to_string()].into_iter().chain(found.arguments());
     ui::outln(&words.collect::<Vec<_>>().join(" "));
     Ok(true)

@@ -1,6 +1,6 @@
 //! The plugins that the runners of a configuration name.
 
-use muster_fleeting::install::resolve;
+use muster_fleeting::install::{Found, InstallError, ResolveError, resolve};
 
 use super::error::PluginError;
 use super::install::{self, How};
@@ -60,30 +60,32 @@ fn fail(wanted: &Wanted, error: &PluginError) -> bool {
 
 /// Brings each plugin that is not here. Those that are named by a path or on `PATH` are nobody's to upgrade.
 pub(super) async fn install_all(config: &ConfigArg, how: How) -> Result<bool, PluginError> {
-    let around = surroundings()?;
+    let around = surroundings();
     let mut all = true;
     let wanted = wanted(config)?;
     if wanted.is_empty() {
         ui::note(&format!("{} names no plugin: nothing is installed", config.path().display()));
     }
     for wanted in wanted {
-        use muster_fleeting::install::Found;
         match resolve(&wanted.plugin, &around) {
             Ok(Found::Installed(path)) if !how.upgrades() => tell(&wanted, &path),
             Ok(Found::Path(path) | Found::OnPath(path)) => tell(&wanted, &path),
             // It comes with this program.
             Ok(Found::BuiltIn { executable, .. }) => tell(&wanted, &executable),
             // A path or an executable's name is no registry's.
-            Err(
-                error @ (muster_fleeting::install::ResolveError::Path { .. }
-                | muster_fleeting::install::ResolveError::NotOnPath { .. }),
-            ) => {
+            Err(error @ (ResolveError::Path { .. } | ResolveError::NotOnPath { .. })) => {
                 all = fail(&wanted, &error.into());
             }
-            Ok(Found::Installed(_)) | Err(_) => match install::one(&around.store, &wanted.plugin, how).await {
-                Ok(done) => tell(&wanted, &done.installed.executable),
-                Err(error) => all = fail(&wanted, &error),
-            },
+            Ok(Found::Installed(_)) | Err(_) => {
+                let Some(store) = &around.store else {
+                    all = fail(&wanted, &InstallError::NoFolder.into());
+                    continue;
+                };
+                match install::one(store, &wanted.plugin, how).await {
+                    Ok(done) => tell(&wanted, &done.installed.executable),
+                    Err(error) => all = fail(&wanted, &error),
+                }
+            }
         }
     }
     Ok(all)
@@ -96,7 +98,7 @@ pub(super) async fn install(args: &InstallArgs) -> Result<bool, PluginError> {
 
 /// `gitlab-runner fleeting list`.
 pub(super) fn list(args: &ListArgs) -> Result<bool, PluginError> {
-    let around = surroundings()?;
+    let around = surroundings();
     let mut all = true;
     for wanted in wanted(&args.config)? {
         match resolve(&wanted.plugin, &around) {

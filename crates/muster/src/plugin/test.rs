@@ -166,7 +166,7 @@ fn plan(args: &Args) -> Result<Plan, PluginError> {
 /// As the manager finds it, with the arguments of one that comes with this program; a program of `PATH` too, since an
 /// interpreter is one.
 fn executable(plugin: &str) -> Result<(PathBuf, Vec<OsString>), PluginError> {
-    let error = match resolve(plugin, &surroundings()?) {
+    let error = match resolve(plugin, &surroundings()) {
         Ok(found) => {
             let arguments = found.arguments().into_iter().map(OsString::from).collect();
             return Ok((found.executable().to_owned(), arguments));

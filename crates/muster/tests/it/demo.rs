@@ -60,6 +60,36 @@ fn a_demo_that_is_given_up_says_so() {
     assert_eq!(demo(place.path(), &["--limit", "0"]).output().unwrap().status.code(), Some(2));
 }
 
+/// The demo with a limit of open files that it cannot raise.
+fn demo_with_files(place: &Path, limit: u32, arguments: &[&str]) -> std::process::Output {
+    let inner = demo(place, arguments);
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -n \"$0\"; exec \"$@\"", &limit.to_string()]).arg(inner.get_program());
+    command.args(inner.get_args()).env_clear().current_dir(place).stdin(Stdio::null());
+    command.envs(inner.get_envs().filter_map(|(key, value)| Some((key, value?))));
+    command.output().unwrap()
+}
+
+#[test]
+fn too_few_open_files_are_told_nothing_is_left_and_the_number_that_is_told_suffices() {
+    let place = tempfile::tempdir().unwrap();
+    let small = ["--jobs", "6", "--instances", "2", "--slots", "1", "--boot", "100"];
+    for limit in [6, 10, 55] {
+        let refused = demo_with_files(place.path(), limit, &small);
+        let problems = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(1), "{problems}");
+        assert!(problems.contains(&format!("too few open files are permitted: {limit}, ")), "{problems}");
+        assert!(problems.contains("`ulimit -n 56`"), "{problems}");
+        check_nothing_is_left(place.path());
+    }
+    let large = ["--jobs", "16", "--instances", "4", "--slots", "3", "--boot", "100"];
+    for (limit, size) in [(56, &small), (88, &large)] {
+        let ended = demo_with_files(place.path(), limit, size);
+        assert!(ended.status.success(), "{limit}: {ended:?}");
+        check_nothing_is_left(place.path());
+    }
+}
+
 #[tokio::test]
 async fn an_interrupt_ends_it_cleanly_in_the_middle() {
     let place = tempfile::tempdir().unwrap();

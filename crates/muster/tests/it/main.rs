@@ -10,6 +10,7 @@ mod ci;
 mod demo;
 mod examples;
 mod fleet;
+mod from_clone;
 mod manager;
 mod plugin;
 mod process;

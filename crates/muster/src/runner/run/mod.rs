@@ -238,9 +238,7 @@ pub(crate) fn look_for_plugin(plugin: &str) -> Result<(), NoPlugin> {
 }
 
 fn resolve(plugin: &str) -> Result<install::Found, NoPlugin> {
-    let around =
-        crate::plugin::serve::surroundings().map_err(|error| NoPlugin::NotHere(crate::logging::chain(&error)))?;
-    install::resolve(plugin, &around).map_err(|error| {
+    install::resolve(plugin, &crate::plugin::serve::surroundings()).map_err(|error| {
         let why = crate::logging::chain(&error);
         match error {
             install::ResolveError::Reference(_) => NoPlugin::NoName(why),

@@ -34,6 +34,11 @@ impl Unit<'_> {
             Some(user) => format!("User={}\n", escaped_percent(user)),
             None => String::new(),
         };
+        // A service of a user has one from systemd. In root's are installed plugins; jobs have that of their user, by `su`.
+        let home = match (self.scope, self.user) {
+            (Scope::System, None) => "Environment=HOME=%h\n",
+            _ => "",
+        };
         let (after, wanted_by) = match self.scope {
             Scope::System => ("After=network-online.target\nWants=network-online.target\n", "multi-user.target"),
             Scope::User => ("", "default.target"),
@@ -48,7 +53,7 @@ ConditionFileIsExecutable={condition}
 [Service]
 ExecStart={command}
 ExecReload=/bin/kill -HUP $MAINPID
-{user}Restart=always
+{user}{home}Restart=always
 RestartSec=1
 EnvironmentFile=-/etc/default/{service}
 EnvironmentFile=-/etc/sysconfig/{service}

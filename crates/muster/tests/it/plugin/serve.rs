@@ -5,6 +5,7 @@ use muster_fleeting::host::{Group, PluginSpec};
 use muster_fleeting::model::InstanceState;
 
 use super::support::Home;
+use crate::process::Ended;
 
 #[test]
 fn each_plugin_says_what_it_is_under_every_name_of_the_program() {
@@ -29,6 +30,22 @@ fn a_plugin_of_the_program_is_found_where_no_other_has_its_name() {
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(said.trim().ends_with(" plugin serve local"), "{said}");
     home.run(&["muster", "plugin", "look-path", "aws"]).check(1, &["plugin not found"]);
+}
+
+/// As a service of the system has none.
+#[test]
+fn without_a_home_only_what_is_installed_is_not_found() {
+    let home = Home::new();
+    let run = |words: &[&str]| {
+        let mut command = home.command(&[&["muster", "plugin"], words].concat());
+        Ended::of_report(command.env_remove("HOME").output().unwrap())
+    };
+    run(&["look-path", "local"]).check(0, &[" plugin serve local\n"]);
+    run(&["look-path", env!("CARGO_BIN_EXE_muster")]).check(0, &[env!("CARGO_BIN_EXE_muster")]);
+    let none = "there is no folder for plugins; set FLEETING_PLUGIN_PATH, or HOME";
+    run(&["look-path", "aws"]).check(1, &["plugin not found", none, "fleeting-plugin-aws is in no folder of PATH"]);
+    run(&["install", "aws"]).check(1, &[none]);
+    run(&["list"]).check(1, &[none]);
 }
 
 #[tokio::test]

@@ -54,6 +54,8 @@ fn install_writes_a_unit_whose_jobs_survive_a_restart_and_makes_a_configuration(
     {
         assert!(unit.contains(line), "`{line}` is missing in\n{unit}");
     }
+    // Below it installed plugins are looked for; systemd gives root's services none.
+    assert!(unit.contains("\nEnvironment=HOME=%h\n"), "{unit}");
     assert!(!unit.contains("User="), "{unit}");
     let config = Path::new(root).join("etc/ci/config.toml");
     assert_eq!(std::fs::metadata(&config).unwrap().permissions().mode() & 0o777, 0o600);
@@ -76,7 +78,8 @@ fn systemd_accepts_the_unit() {
     let root = home.path("image");
     run(&home, &["install", "--root", root.to_str().unwrap(), "--init-user", "root", "--syslog"]).check(0, &[]);
     let unit = root.join("etc/systemd/system/gitlab-runner.service");
-    assert!(std::fs::read_to_string(&unit).unwrap().contains("\nUser=root\n"));
+    let text = std::fs::read_to_string(&unit).unwrap();
+    assert!(text.contains("\nUser=root\n") && !text.contains("HOME="), "{text}");
     let checked = Command::new("systemd-analyze").arg("verify").arg(&unit).output().unwrap();
     assert_eq!(
         String::from_utf8_lossy(&checked.stderr).lines().find(|line| line.contains("gitlab-runner.service")),

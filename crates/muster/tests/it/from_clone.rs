@@ -1,0 +1,44 @@
+//! `scripts/muster`: builds and runs, here with a `cargo` that only says what it is told to.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use crate::process::Ended;
+
+/// What the script makes of a Cargo that says this; its executable is `echo`.
+fn run(said: &str, executable: &str) -> Ended {
+    let place = tempfile::tempdir().unwrap();
+    let cargo = place.path().join("cargo");
+    let artifact = |name: &str, executable: &str| {
+        format!(r#"{{"reason":"compiler-artifact","target":{{"name":"{name}"}},"executable":{executable}}}"#)
+    };
+    let artifacts = format!("{}\n{}", artifact("build-script-build", "null"), artifact("muster", executable));
+    std::fs::write(&cargo, format!("#!/bin/sh\ncat >&2 <<'END'\n{said}\nEND\ncat <<'END'\n{artifacts}\nEND\n"))
+        .unwrap();
+    std::fs::set_permissions(&cargo, std::fs::Permissions::from_mode(0o755)).unwrap();
+    // Another clone's executable is there.
+    let other = place.path().join("cache/muster/target/x86_64/debug/muster");
+    std::fs::create_dir_all(other.parent().unwrap()).unwrap();
+    std::fs::write(other, "").unwrap();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths([place.path().into()].into_iter().chain(std::env::split_paths(&path))).unwrap();
+    let mut script = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/muster"));
+    script.args(["ci", "two  words"]).env("PATH", path).env("XDG_CACHE_HOME", place.path().join("cache"));
+    Ended::of(script.env_remove("CARGO_TARGET_DIR").output().unwrap())
+}
+
+#[test]
+fn a_build_that_takes_its_time_is_told_and_a_usual_start_is_silent() {
+    let fresh = run("    Finished `dev` profile", r#""/bin/echo""#).check(0, &[]);
+    assert_eq!((fresh.stdout.as_str(), fresh.stderr.as_str()), ("ci two  words\n", ""));
+    for work in
+        ["   Compiling muster v0.1.0", "    Blocking waiting for file lock", "\x1b[32m   Compiling\x1b[0m muster"]
+    {
+        let built = run(&format!("{work}\n    Finished `dev` profile"), r#""/bin/echo""#);
+        let built = built.check(0, &["scripts/muster: building Muster", "a few minutes\n", work]);
+        assert!(built.stdout == "ci two  words\n" && !built.stderr.contains("Finished"), "{built:?}");
+    }
+    let failed = run("error: could not compile `muster`", "null").check(101, &["could not compile"]);
+    assert!(!failed.stderr.contains("minutes") && failed.stdout.is_empty(), "{failed:?}");
+}
