@@ -98,7 +98,11 @@ mod tests {
         // A kill closes the lock and removes nothing.
         killed.directory.disable_cleanup(true);
         drop(killed);
-        clear(place.path());
+        // A process that another test is just starting has a copy of the lock for a moment.
+        let since = std::time::Instant::now();
+        while left.exists() && since.elapsed() < YOUNG {
+            clear(place.path());
+        }
         assert!(!left.exists());
         assert!(lives.path().exists() && young.path().exists() && others.exists());
     }
