@@ -42,6 +42,15 @@ fn asleep(max: u32) -> Rig {
     rig
 }
 
+/// Job `2` has what job `1` left.
+fn resumed() -> Rig {
+    let mut rig = asleep(3);
+    resume(&mut rig, "2", "1", MINE).unwrap();
+    rig.seconds(3);
+    assert_eq!(rig.place("2"), "i1/0");
+    rig
+}
+
 fn suspend(rig: &mut Rig, name: &str) -> Result<(), NotSuspended> {
     let suspended = rig.engine.suspend(rig.now, &key(name), MINE);
     rig.answer();
@@ -86,9 +95,7 @@ fn what_a_job_leaves_is_suspended_and_a_later_job_gets_exactly_that_instance() {
 
 #[test]
 fn a_resumed_job_can_leave_its_environment_again_under_its_own_name() {
-    let mut rig = asleep(3);
-    resume(&mut rig, "2", "1", MINE).unwrap();
-    rig.seconds(3);
+    let mut rig = resumed();
     suspend(&mut rig, "2").unwrap();
     rig.seconds(3);
     assert_eq!(resume(&mut rig, "3", "1", MINE), Err(NotResumed::Unknown));
@@ -274,10 +281,7 @@ fn what_runs_for_a_job_that_was_canceled_is_suspended_where_no_other_one_comes()
 
 #[test]
 fn what_was_granted_to_a_job_that_had_gone_is_there_for_the_next_one() {
-    let mut rig = asleep(3);
-    resume(&mut rig, "2", "1", MINE).unwrap();
-    rig.seconds(3);
-    assert_eq!(rig.place("2"), "i1/0");
+    let mut rig = resumed();
     rig.tell(Event::Unused { key: key("2") });
     rig.seconds(3);
     assert_eq!((state(&rig, "i1").as_str(), rig.engine.has_environment("1")), ("suspended", true));
@@ -297,9 +301,7 @@ fn what_was_granted_to_a_job_that_had_gone_is_there_for_the_next_one() {
 /// A list from before the resumption, after a restart in between.
 #[test]
 fn an_old_list_does_not_take_a_resumed_job_its_instance_after_a_restart() {
-    let mut rig = asleep(3);
-    resume(&mut rig, "2", "1", MINE).unwrap();
-    rig.seconds(3);
+    let rig = resumed();
     let mut rig = restarted(rig);
     assert!(rig.engine.claim(&key("2")).is_some());
     rig.tell(Event::Settled);
@@ -388,10 +390,7 @@ fn an_environment_outlives_the_manager() {
 /// Nobody could tell whether it was used, and by whom.
 #[test]
 fn what_a_job_was_given_is_no_environment_any_more_also_after_a_restart() {
-    let mut rig = asleep(3);
-    resume(&mut rig, "2", "1", MINE).unwrap();
-    rig.seconds(3);
-    assert_eq!(rig.place("2"), "i1/0");
+    let rig = resumed();
     let mut rig = restarted(rig);
     assert_eq!(resume(&mut rig, "3", "1", MINE), Err(NotResumed::Unknown));
     rig.tell(Event::Settled);
@@ -428,9 +427,7 @@ fn what_is_made_ready_for_a_job_that_is_cancelled_is_the_next_ones() {
 
 #[test]
 fn an_old_list_does_not_take_a_resumed_instance_from_its_job() {
-    let mut rig = asleep(3);
-    resume(&mut rig, "2", "1", MINE).unwrap();
-    rig.seconds(3);
+    let mut rig = resumed();
     rig.clouds[0].insert(id("i1"), InstanceState::Suspended);
     rig.tell(Event::Suspect { key: key("2") });
     rig.seconds(2);
