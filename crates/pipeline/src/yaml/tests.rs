@@ -7,6 +7,8 @@ use super::*;
 use crate::diagnostic::Severity;
 use crate::node::{Map, Value};
 
+mod libyaml;
+
 const SOURCE: SourceId = SourceId(0);
 
 fn parsed(text: &str) -> Parsed {
