@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use saphyr_parser::{Event, Parser, ScalarStyle};
+use granit_parser::{Event, Parser, ScalarStyle};
 use serde_json::{Map, Number, Value};
 
 /// Values in one stream, aliases expanded.
@@ -18,7 +18,7 @@ pub fn read(text: &str, documents: usize) -> Result<Vec<Value>, String> {
     let mut values = Vec::new();
     loop {
         match reader.next()? {
-            Event::DocumentStart(_) => {
+            Event::DocumentStart(..) => {
                 let event = reader.next()?;
                 values.push(reader.value(event, 0)?);
                 if values.len() == documents {
@@ -32,7 +32,7 @@ pub fn read(text: &str, documents: usize) -> Result<Vec<Value>, String> {
 }
 
 struct Reader<'a> {
-    parser: Parser<'a, saphyr_parser::StrInput<'a>>,
+    parser: Parser<'a, granit_parser::StrInput<'a>>,
     anchors: HashMap<usize, (Value, usize)>,
     nodes: usize,
     line: usize,
@@ -65,7 +65,7 @@ impl<'a> Reader<'a> {
                 let plain = style == ScalarStyle::Plain && tag.is_none();
                 (if plain { scalar(&text) } else { Value::String(text.into_owned()) }, anchor)
             }
-            Event::SequenceStart(anchor, _) => {
+            Event::SequenceStart(_, anchor, _) => {
                 let mut items = Vec::new();
                 loop {
                     match self.next()? {
@@ -75,7 +75,7 @@ impl<'a> Reader<'a> {
                 }
                 (Value::Array(items), anchor)
             }
-            Event::MappingStart(anchor, _) => (self.mapping(depth)?, anchor),
+            Event::MappingStart(_, anchor, _) => (self.mapping(depth)?, anchor),
             Event::Alias(anchor) => {
                 let Some((value, size)) = self.anchors.get(&anchor).cloned() else {
                     return self.fail("an alias without its anchor");

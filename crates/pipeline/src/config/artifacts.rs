@@ -1,7 +1,7 @@
 //! `artifacts`.
 
 use crate::config::keywords;
-use crate::config::reading::{Fields, Path, Problems, boolean, duration_or_never, text, texts};
+use crate::config::reading::{Fields, Path, Problems, boolean, duration_or_never, texts};
 use crate::model::Artifacts;
 use crate::node::Node;
 
@@ -44,9 +44,15 @@ fn exposed(fields: &Fields<'_>, node: &Node, paths: &[String], problems: &mut Pr
     if paths.is_empty() {
         problems.wrong(node.span, at.key("expose_as"), "needs `paths`");
     }
-    for path in paths.iter().filter(|path| path.contains(['*', '?', '[', '$'])) {
-        let what = format!("can't be used with the path `{path}`: it holds a pattern or a variable");
-        problems.wrong(node.span, at.key("expose_as"), what);
+    if paths.iter().any(|path| path.contains('*')) {
+        let span = fields.get("paths").map_or(node.span, |paths| paths.span);
+        problems.wrong(span, at.key("paths"), "can't contain '*' when used with 'expose_as'");
+    }
+    let title = node.as_str().unwrap_or_default();
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | ' ');
+    if node.as_str().is_some() && (!title.chars().all(is_allowed) || !title.starts_with(|c| c != '-' && c != ' ')) {
+        let what = "can contain only letters, digits, '-', '_' and spaces";
+        problems.wrong_help(node.span, at.key("expose_as"), what, "start it with a letter, a digit or `_`");
     }
 }
 
@@ -59,9 +65,6 @@ fn reports(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<(String, V
         let at = at.key(kind);
         match &**kind {
             "coverage_report" => all.extend(coverage_report(value, at, problems)),
-            "accessibility" | "annotations" | "browser_performance" => {
-                all.extend(text(value, at, problems).map(|path| (kind.to_string(), vec![path])));
-            }
             known if keywords::REPORTS.contains(&known) => {
                 all.extend(texts(value, at, problems).map(|paths| (kind.to_string(), paths)));
             }

@@ -1,7 +1,7 @@
 //! `cache`.
 
 use crate::config::keywords;
-use crate::config::reading::{Fields, Path, Problems, text, text_list};
+use crate::config::reading::{Fields, Path, Problems, flat_list, text, text_list};
 use crate::node::{Node, Span, Value};
 
 /// Most caches of one job.
@@ -32,10 +32,11 @@ pub(crate) enum CacheKey {
     Files { files: Vec<String>, commits: bool, prefix: Option<String> },
 }
 
-/// `cache`: a map or a list of at most four. A cache without `paths` and `untracked` caches nothing and is left out.
+/// `cache`: a map or a list of at most four, in which lists are flattened and nulls dropped. A cache without `paths` and `untracked` caches nothing and is left out.
 pub(crate) fn caches(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<CacheEntry>> {
     let entries: Vec<CacheEntry> = match &node.value {
-        Value::List(list) => {
+        Value::List(_) => {
+            let list: Vec<&Node> = flat_list(node, at, problems)?.into_iter().filter(|item| !item.is_null()).collect();
             if list.len() > MAX_CACHES {
                 problems.wrong(
                     node.span,
@@ -43,7 +44,7 @@ pub(crate) fn caches(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opti
                     format_args!("caches config is too long (maximum is {MAX_CACHES}, here are {})", list.len()),
                 );
             }
-            list.iter().filter_map(|item| one(item, at, problems)).collect()
+            list.into_iter().filter_map(|item| one(item, at, problems)).collect()
         }
         _ => one(node, at, problems).into_iter().collect(),
     };

@@ -162,7 +162,7 @@ fn filter(node: &Node, at: Path<'_>, problems: &mut Problems) -> Filter {
     match &node.value {
         Value::Bool(true) => Filter::All,
         Value::Bool(false) => Filter::None,
-        Value::List(_) => reading::text_list(node, at, problems).map_or(Filter::All, Filter::Only),
+        Value::List(_) => reading::flat_text_list(node, at, problems).map_or(Filter::All, Filter::Only),
         _ => {
             problems.wrong(node.span, at, "should be a boolean value or an array of names");
             Filter::All

@@ -18,7 +18,13 @@ pub(crate) fn image(node: &Node, at: Path<'_>, problems: &mut Problems) -> Optio
 /// `services`: a list of images with an alias and a command.
 pub(crate) fn services(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<Image>> {
     let items = flat_list(node, at, problems)?;
-    Some(items.into_iter().filter_map(|item| one(item, at.key("service"), keywords::SERVICE, problems)).collect())
+    Some(
+        items
+            .into_iter()
+            .filter(|item| !item.is_null())
+            .filter_map(|item| one(item, at.key("service"), keywords::SERVICE, problems))
+            .collect(),
+    )
 }
 
 fn one(node: &Node, at: Path<'_>, allowed: &[&str], problems: &mut Problems) -> Option<Image> {

@@ -1,7 +1,7 @@
 //! `needs` and `dependencies`.
 
 use crate::config::parallel::{self, MatrixEntry};
-use crate::config::reading::{Fields, Path, Problems, boolean, text};
+use crate::config::reading::{Fields, Path, Problems, text, text_list};
 use crate::node::{Node, Span, Value};
 
 /// Most entries of `needs`.
@@ -60,7 +60,7 @@ pub(crate) enum NeedsOf {
     Rule,
 }
 
-/// `needs`: a list, or one map.
+/// `needs`: a list, in which lists are flattened and nulls dropped, or one map.
 pub(crate) fn needs(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Problems) -> Option<Needs> {
     let items: Vec<&Node> = match &node.value {
         Value::List(_) => crate::config::reading::flat_list(node, at, problems)?,
@@ -71,6 +71,7 @@ pub(crate) fn needs(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Probl
             return None;
         }
     };
+    let items: Vec<&Node> = items.into_iter().filter(|item| !item.is_null()).collect();
     if items.len() > MAX_NEEDS {
         let what = format!("can have at most {MAX_NEEDS} entries, but it has {}", items.len());
         problems.wrong_help(node.span, at, what, "let a job of an earlier stage collect some of them");
@@ -126,15 +127,12 @@ fn entry(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Problems) -> Opt
 
 fn project(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<NeedEntry> {
     let fields = Fields::open(node, at, &["project", "job", "ref", "artifacts"], problems)?;
-    let artifacts = fields.get("artifacts").and_then(|node| boolean(node, at.key("artifacts"), problems));
-    if fields.get("artifacts").is_none() {
-        problems.wrong(node.span, at, "config should have the key `artifacts`");
-    }
+    let artifacts = fields.flag("artifacts", true, problems);
     let project = fields.required_text("project", problems);
     let job = fields.required_text("job", problems);
     let git_ref = fields.required_text("ref", problems);
     let target = NeedTarget::Project { project: project?, job: job?, git_ref: git_ref? };
-    Some(NeedEntry { span: node.span, target, artifacts: artifacts? })
+    Some(NeedEntry { span: node.span, target, artifacts })
 }
 
 fn pipeline(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Problems) -> Option<NeedEntry> {
@@ -163,11 +161,7 @@ fn pipeline(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Problems) -> 
 
 /// `dependencies`: a list of names.
 pub(crate) fn dependencies(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<Named>> {
-    let items = crate::config::reading::flat_list(node, at, problems)?;
-    Some(
-        items
-            .into_iter()
-            .filter_map(|item| text(item, at, problems).map(|name| Named { name, span: item.span }))
-            .collect(),
-    )
+    let names = text_list(node, at, problems)?;
+    let spans = node.as_list().unwrap_or_default().iter().map(|item| item.span);
+    Some(names.into_iter().zip(spans).map(|(name, span)| Named { name, span }).collect())
 }

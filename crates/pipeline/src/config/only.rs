@@ -1,6 +1,6 @@
 //! `only` and `except` (deprecated in GitLab, still common).
 
-use crate::config::reading::{Fields, Path, Problems, text_list};
+use crate::config::reading::{Fields, Path, Problems, flat_text_list};
 use crate::config::rules::{self, Changes, Condition, Expressions, PathTest};
 use crate::node::{Node, Span, Value};
 use crate::ref_match::RefPattern;
@@ -82,7 +82,7 @@ fn refs(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<RefPat
         problems.wrong(node.span, at, what);
         return None;
     }
-    let refs = text_list(node, at, problems)?;
+    let refs = flat_text_list(node, at, problems)?;
     let mut read = |text: &String| {
         let pattern = RefPattern::parse_within(text, &mut problems.patterns);
         pattern.map_err(|error| problems.wrong(node.span, at, error)).ok()

@@ -1,6 +1,7 @@
 //! `parallel` and its matrix.
 
 use crate::config::reading::{Fields, Path, Problems, integer};
+use crate::config::variables::is_name;
 use crate::node::{Node, Value};
 
 /// Most instances of one job.
@@ -81,8 +82,8 @@ fn entry(node: &Node, at: Path<'_>, problems: &mut Problems) -> MatrixEntry {
         problems.wrong(node.span, at, "config should not have an empty entry");
     }
     for (name, value) in map.iter() {
-        if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
-            let what = format!("config has the identifier `{name}`, but one is made of letters, digits and `_`");
+        if !is_name(name) {
+            let what = format!("config has the identifier `{name}`, but one is made of letters, digits, `_` and `-`");
             problems.wrong(value.key_span, at, what);
         }
         let values: Option<Vec<String>> = match &value.node.value {

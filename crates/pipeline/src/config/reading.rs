@@ -289,9 +289,22 @@ pub(crate) fn texts(node: &Node, at: Path<'_>, problems: &mut Problems) -> Optio
     }
 }
 
-/// A list of texts; lists inside it (from `!reference` and anchors) are flattened.
+/// Reads a list of texts. Lists inside it are errors, as for most keywords of GitLab.
 pub(crate) fn text_list(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
+    let items: Vec<&Node> = match node.as_list() {
+        Some(list) => list.iter().collect(),
+        None => flat_list(node, at, problems)?,
+    };
+    only_texts(items, at, problems)
+}
+
+/// Reads a list of texts in which lists (from `!reference` and anchors) are flattened.
+pub(crate) fn flat_text_list(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let items = flat_list(node, at, problems)?;
+    only_texts(items, at, problems)
+}
+
+fn only_texts(items: Vec<&Node>, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let mut all = Vec::with_capacity(items.len());
     let mut good = true;
     for item in items {

@@ -10,7 +10,7 @@ use regex::Regex;
 use crate::config::behaviour;
 use crate::config::keywords;
 use crate::config::needs::{self, Needs, NeedsOf};
-use crate::config::reading::{Fields, Path, Problems, boolean, choice, flat_list, text, text_list};
+use crate::config::reading::{Fields, Path, Problems, boolean, choice, flat_list, flat_text_list, text};
 use crate::config::variables;
 use crate::config::workflow::{self, AutoCancelEntry};
 use crate::diagnostic::Diagnostic;
@@ -264,7 +264,7 @@ fn path_test(fields: &Fields<'_>, before: usize, problems: &mut Problems) -> Opt
 }
 
 fn patterns(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
-    let patterns = text_list(node, at, problems)?;
+    let patterns = flat_text_list(node, at, problems)?;
     if patterns.len() > RULE_PATHS {
         problems.wrong(node.span, at, format_args!("is too long (maximum is {RULE_PATHS})"));
         return None;

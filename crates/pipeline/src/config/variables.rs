@@ -42,8 +42,8 @@ fn read(node: &Node, at: Path<'_>, form: Form, problems: &mut Problems) -> Vec<G
     };
     let mut all = Vec::with_capacity(map.len());
     for (name, entry) in map.iter() {
-        if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
-            let what = format!("config has the name `{name}`, but a name is made of letters, digits and `_`");
+        if !is_name(name) {
+            let what = format!("config has the name `{name}`, but a name is made of letters, digits, `_` and `-`");
             problems.wrong(entry.key_span, at, what);
             continue;
         }
@@ -52,6 +52,11 @@ fn read(node: &Node, at: Path<'_>, form: Form, problems: &mut Problems) -> Vec<G
         }
     }
     all
+}
+
+/// Whether it can be the name of a variable or of a key of a matrix.
+pub(crate) fn is_name(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
 }
 
 fn value(name: &str, node: &Node, at: Path<'_>, form: Form, problems: &mut Problems) -> Option<Variable> {

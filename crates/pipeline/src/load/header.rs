@@ -19,9 +19,6 @@ const RULE_KEYS: &[&str] = &["if", "options", "default"];
 /// The fields of `$[[ component.* ]]`.
 pub(super) const COMPONENT_FIELDS: &[&str] = &["name", "sha", "version", "reference"];
 
-/// What to do about `default: 1.0` or `default: no` of a text.
-pub(super) const QUOTES: &str = "put it into quotes to make it text";
-
 /// What a file declares about itself.
 #[derive(Debug, Default)]
 pub(super) struct Header {
@@ -71,6 +68,29 @@ impl Kind {
 
     pub(super) fn name(self) -> &'static str {
         Self::ALL.iter().find(|(kind, _)| *kind == self).map_or("string", |(_, name)| name)
+    }
+
+    /// Converts a scalar to this type where GitLab does: numbers and booleans to text, `"true"` and `"false"` to booleans.
+    pub(super) fn converted(self, node: Node) -> Node {
+        let value = match (self, &node.value) {
+            (Self::String, Value::Int(_) | Value::Float(_) | Value::Bool(_)) => {
+                node.scalar_text().map(|text| Value::String(text.into()))
+            }
+            (Self::Boolean, Value::String(text)) => text.parse().ok().map(Value::Bool),
+            _ => None,
+        };
+        match value {
+            Some(value) => Node::new(value, node.span),
+            None => node,
+        }
+    }
+
+    /// Converts a default. `default: null` of a text is the empty text.
+    fn default(self, node: &Node) -> Node {
+        match (self, &node.value) {
+            (Self::String, Value::Null) => Node::new(Value::String("".into()), node.span),
+            _ => self.converted(node.clone()),
+        }
     }
 
     /// Whether a value is of this type.
@@ -141,7 +161,7 @@ fn declaration(
         name: Arc::clone(name),
         span,
         kind,
-        default: map.get("default").filter(|node| !node.is_null()).cloned(),
+        default: map.get("default").map(|node| kind.default(node)),
         options: options(name, kind, map, diagnostics),
         regex,
         rules: rules(name, kind, map, patterns, diagnostics),
@@ -151,19 +171,13 @@ fn declaration(
         if let Some(default) = default
             && let Err(reason) = declaration.accepts(default, options.as_deref())
         {
-            let problem = Diagnostic::error(default.span, format!("`{name}` input: default value {reason}"));
-            diagnostics.push(if declaration.lacks_quotes(default) { problem.help(QUOTES) } else { problem });
+            diagnostics.push(Diagnostic::error(default.span, format!("`{name}` input: default value {reason}")));
         }
     }
     declaration
 }
 
 impl Declaration {
-    /// Whether a value would be right if it were in quotes.
-    pub(super) fn lacks_quotes(&self, value: &Node) -> bool {
-        self.kind == Kind::String && !self.kind.fits(value) && value.scalar_text().is_some()
-    }
-
     /// Whether a value may be used: its type, the options, the pattern.
     ///
     /// # Errors
@@ -173,8 +187,9 @@ impl Declaration {
             let article = if self.kind == Kind::Array { "an" } else { "a" };
             return Err(format!("is not {article} {}: it is {}", self.kind.name(), value.kind()));
         }
+        let elements = value.as_list().unwrap_or(std::slice::from_ref(value));
         if let Some(options) = options
-            && !options.iter().any(|option| same(option, value))
+            && !elements.iter().all(|element| options.iter().any(|option| same(option, element)))
         {
             let listed: Vec<String> = options.iter().filter_map(Node::scalar_text).collect();
             return Err(format!("is not one of the options: {}", listed.join(", ")));
@@ -206,7 +221,7 @@ fn options(name: &str, kind: Kind, map: &Map, diagnostics: &mut Vec<Diagnostic>)
     let problem = match node.as_list() {
         Some(_) if kind == Kind::Boolean => "`options` cannot be used with a boolean".to_owned(),
         Some(options) if options.len() > INPUT_OPTIONS => format!("there are more than {INPUT_OPTIONS} options"),
-        Some(options) => return Some(options.to_vec()),
+        Some(options) => return Some(options.iter().map(|option| kind.converted(option.clone())).collect()),
         None => format!("`options` is a list of values, not {}", node.kind()),
     };
     diagnostics.push(Diagnostic::error(node.span, format!("`{name}` input: {problem}")));
@@ -261,7 +276,7 @@ fn rules(name: &str, kind: Kind, map: &Map, patterns: &mut Patterns, diagnostics
                 continue;
             }
         };
-        let default = map.get("default").filter(|node| !node.is_null()).cloned();
+        let default = map.get("default").map(|node| kind.default(node));
         rules.push(Rule { condition, span: item.span, options: options(name, kind, map, diagnostics), default });
     }
     rules

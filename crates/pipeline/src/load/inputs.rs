@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::Value as Json;
 
-use super::header::{Declaration, Kind, QUOTES};
+use super::header::{Declaration, Kind};
 use crate::context::InputValue;
 use crate::diagnostic::Diagnostic;
 use crate::expression;
@@ -126,8 +126,7 @@ impl Resolution<'_> {
                     Some(_) => problem.related(declaration.span, format!("`{name}` is declared here")),
                     None => problem,
                 };
-                let quotes = matches!(&given.value, GivenValue::Node(node) if declaration.lacks_quotes(node));
-                self.diagnostics.push(if quotes { problem.help(QUOTES) } else { problem });
+                self.diagnostics.push(problem);
             })
             .ok()
     }
@@ -208,7 +207,7 @@ fn read(given: &Given, kind: Kind, span: Span) -> Result<Node, String> {
     };
     match (&node.value, kind) {
         (Value::String(text), Kind::Array) => from_text(text, kind, node.span),
-        _ => Ok(node),
+        _ => Ok(kind.converted(node)),
     }
 }
 

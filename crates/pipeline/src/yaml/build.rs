@@ -3,13 +3,16 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use saphyr_parser::{Event, ScalarStyle, Tag};
+use granit_parser::{Event, ScalarStyle, Tag};
 
 use super::position::Positions;
 use super::{Document, Parsed, scalar, syntax};
 use crate::diagnostic::Diagnostic;
 use crate::limits::Limits;
 use crate::node::{Map, Node, Span, Value};
+
+/// Namespace of the tags that `!!` abbreviates.
+const CORE_TAGS: &str = "tag:yaml.org,2002:";
 
 /// A finished value with what it costs to write it out.
 #[derive(Clone)]
@@ -75,10 +78,10 @@ impl<'a> Builder<'a> {
     }
 
     /// Takes one event. An error ends the reading.
-    pub(super) fn event(&mut self, event: Event<'_>, span: saphyr_parser::Span) -> Result<(), Diagnostic> {
+    pub(super) fn event(&mut self, event: Event<'_>, span: granit_parser::Span) -> Result<(), Diagnostic> {
         let place = self.positions.span(&span);
         match event {
-            Event::DocumentStart(_) => {
+            Event::DocumentStart(..) => {
                 self.anchors.clear();
                 Ok(())
             }
@@ -87,11 +90,11 @@ impl<'a> Builder<'a> {
                 let is_merge_key = style == ScalarStyle::Plain && tag.is_none() && text == "<<";
                 self.complete(Built { node: Node::new(value, place), nodes: 1, height: 0, is_merge_key }, anchor, 1)
             }
-            Event::SequenceStart(anchor, tag) => {
+            Event::SequenceStart(_, anchor, tag) => {
                 let is_reference = self.is_reference(tag.as_deref(), "seq", place);
                 self.open(Collection::List { items: Vec::new(), is_reference }, anchor, place)
             }
-            Event::MappingStart(anchor, tag) => {
+            Event::MappingStart(_, anchor, tag) => {
                 if self.is_reference(tag.as_deref(), "map", place) {
                     self.problems.push(bad_reference(place));
                 }
@@ -100,7 +103,8 @@ impl<'a> Builder<'a> {
             }
             Event::SequenceEnd | Event::MappingEnd => self.close(place),
             Event::Alias(anchor) => self.alias(anchor, place),
-            Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentEnd => Ok(()),
+            // Start and end of stream and document; comments and anchors are not asked for.
+            _ => Ok(()),
         }
     }
 
@@ -209,12 +213,11 @@ impl<'a> Builder<'a> {
         let Some(tag) = tag else {
             return if style == ScalarStyle::Plain { scalar::resolve(text) } else { Value::String(text.into()) };
         };
-        let resolved = match tag.suffix.as_str() {
-            _ if !tag.is_yaml_core_schema() => None,
-            "str" => Some(Value::String(text.into())),
-            "null" => Some(Value::Null),
-            "bool" => scalar::boolean(text).map(Value::Bool),
-            "int" | "float" => scalar::number(text),
+        let resolved = match tag.core_suffix() {
+            Some("str") => Some(Value::String(text.into())),
+            Some("null") => Some(Value::Null),
+            Some("bool") => scalar::boolean(text).map(Value::Bool),
+            Some("int" | "float") => scalar::number(text),
             _ => None,
         };
         if let Some(value) = resolved {
@@ -222,7 +225,7 @@ impl<'a> Builder<'a> {
         }
         // The lone `!` says: text.
         let is_plain_mark =
-            (tag.handle.is_empty() && tag.suffix == "!") || (tag.handle == "!" && tag.suffix.is_empty());
+            (tag.handle().is_empty() && tag.suffix() == "!") || (tag.handle() == "!" && tag.suffix().is_empty());
         if !is_plain_mark && self.is_reference(Some(tag), "str", span) {
             self.problems.push(bad_reference(span));
         }
@@ -232,13 +235,16 @@ impl<'a> Builder<'a> {
     /// Whether the tag is `!reference`; any tag but that and the collection's own is reported.
     fn is_reference(&mut self, tag: Option<&Tag>, own: &str, span: Span) -> bool {
         let Some(tag) = tag else { return false };
-        if tag.handle == "!" && tag.suffix == "reference" {
+        if tag.handle() == "!" && tag.suffix() == "reference" {
             return true;
         }
-        if !(tag.is_yaml_core_schema() && tag.suffix == own) {
-            let written = if tag.is_yaml_core_schema() { format!("!!{}", tag.suffix) } else { tag.to_string() };
+        if !tag.is_yaml_core_schema_tag(own) {
+            let written = match tag.suffix_in_namespace(CORE_TAGS) {
+                Some(suffix) => format!("!!{suffix}"),
+                None => tag.original(),
+            };
             let problem = Diagnostic::error(span, format!("the tag `{written}` cannot be used here"));
-            self.problems.push(match crate::nearest::nearest(&tag.suffix, ["reference"]) {
+            self.problems.push(match crate::nearest::nearest(tag.suffix(), ["reference"]) {
                 Some(_) => problem.help("did you mean `!reference`?"),
                 None => problem.help("`!reference [job, keyword]` is the only tag of a configuration"),
             });

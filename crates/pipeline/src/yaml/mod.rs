@@ -3,7 +3,8 @@
 //! ```text
 //! bytes --decode--> text --events--> builder --scalar resolution, aliases, merge keys--> documents
 //! ```
-//! The grammar is that of `saphyr-parser`; scalars are resolved as Ruby's Psych does, since that is what GitLab uses.
+//! The grammar is that of libyaml, which GitLab's Psych uses: `granit-parser` with the options that follow libyaml where it and
+//! YAML 1.2 disagree. Scalars are resolved as Psych does.
 //! Aliases and merge keys share subtrees, and what they stand for is counted, so a file that explodes ends with an error.
 //!
 //! Invariants: no text panics; time and memory are linear in the text, within [`Limits`].
@@ -15,7 +16,7 @@ mod scalar;
 mod source;
 mod syntax;
 
-use saphyr_parser::{Event, Parser};
+use granit_parser::{Event, Options, Parser};
 
 use crate::diagnostic::Diagnostic;
 use crate::limits::Limits;
@@ -57,7 +58,7 @@ pub fn parse(source: SourceId, text: &str, limits: &Limits) -> Result<Parsed, Ve
         return Err(vec![problem]);
     }
     let mut builder = build::Builder::new(text, &positions, limits);
-    let mut parser = Parser::new_from_str(text);
+    let mut parser = Parser::new_from_str_with_options(text, grammar(limits));
     while let Some(next) = parser.next_event() {
         match next {
             Ok((Event::StreamEnd, _)) => break,
@@ -70,6 +71,19 @@ pub fn parse(source: SourceId, text: &str, limits: &Limits) -> Result<Parsed, Ve
         }
     }
     builder.finish()
+}
+
+/// The parser's options that follow libyaml.
+fn grammar(limits: &Limits) -> Options {
+    let mut options = Options::default();
+    options.strict_indentation = false;
+    options.bom_inside_document_as_content = true;
+    options.block_scalar_eof_without_line_feed = true;
+    options.set_emit_comments(false);
+    // One more level than the builder accepts, so that its error is the one that is reported.
+    options.flow_nesting_limit = limits.depth + 1;
+    options.block_nesting_limit = limits.depth + 1;
+    options
 }
 
 #[cfg(test)]

@@ -1,43 +1,36 @@
-//! From the parser's places (counted in characters) to spans (counted in bytes).
+//! From the parser's markers to spans.
 
-use saphyr_parser::Marker;
+use granit_parser::Marker;
 
 use crate::node::{SourceId, Span};
 
-/// Where each character of a text begins.
+/// One text, whose markers become spans.
 pub(super) struct Positions {
     source: SourceId,
-    /// Byte offset of each character and of the end; none for ASCII, where both counts are the same.
-    offsets: Option<Vec<u32>>,
+    /// Bytes of the text.
     length: u32,
 }
 
 impl Positions {
     pub(super) fn new(source: SourceId, text: &str) -> Self {
-        let length = saturated(text.len());
-        let offsets = (!text.is_ascii()).then(|| {
-            let mut offsets: Vec<u32> = text.char_indices().map(|(offset, _)| saturated(offset)).collect();
-            offsets.push(length);
-            offsets
-        });
-        Self { source, offsets, length }
+        Self { source, length: saturated(text.len()) }
     }
 
     /// The span between two places of the parser.
     pub(super) fn between(&self, start: &Marker, end: &Marker) -> Span {
-        let first = self.offset(start.index());
+        let first = self.offset(start);
         Span {
             source: self.source,
             line: saturated(start.line()),
             column: saturated(start.col()).saturating_add(1),
             start: first,
-            end: self.offset(end.index()).max(first),
+            end: self.offset(end).max(first),
         }
     }
 
-    /// The span of the parser's span.
-    pub(super) fn span(&self, span: &saphyr_parser::Span) -> Span {
-        self.between(&span.start, &span.end)
+    /// Returns the span of the parser's span. It begins with the tag, if there is one.
+    pub(super) fn span(&self, span: &granit_parser::Span) -> Span {
+        self.between(&span.tag_start().unwrap_or(span.start), &span.end)
     }
 
     /// The span of `length` bytes at a byte offset of `text`. Walks the text: for errors only.
@@ -45,11 +38,9 @@ impl Positions {
         span_at(self.source, text, offset, length)
     }
 
-    fn offset(&self, index: usize) -> u32 {
-        match &self.offsets {
-            None => saturated(index).min(self.length),
-            Some(offsets) => offsets.get(index).copied().unwrap_or(self.length),
-        }
+    /// A text in memory always has byte offsets.
+    fn offset(&self, marker: &Marker) -> u32 {
+        marker.byte_offset().map_or(self.length, |offset| saturated(offset).min(self.length))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Defects of the grammar, in words that help.
 
-use saphyr_parser::ScanError;
+use granit_parser::{ErrorKind, ScanError};
 
 use super::position::Positions;
 use crate::diagnostic::Diagnostic;
@@ -24,24 +24,24 @@ pub(super) fn forbidden_character(text: &str, positions: &Positions) -> Option<D
 
 /// The parser's error at its place.
 pub(super) fn explain(text: &str, positions: &Positions, limits: &Limits, error: &ScanError) -> Diagnostic {
-    let marker = error.marker();
-    let span = positions.between(marker, marker);
+    let span = positions.between(error.marker(), error.marker());
     let line = line_around(text, span.start as usize);
     if let Some(problem) = indented_by_tab(line, span, error) {
         return problem;
     }
-    if error.info().contains("unknown anchor") {
-        let name = alias_at(text, span.start as usize);
-        return Diagnostic::error(widened(span, name.len() + 1), format!("unknown alias `{name}`")).help(
-            "an alias needs its anchor earlier in the same file: anchors do not cross `include`. `extends` and \
-             `!reference` do",
-        );
-    }
-    if error.info().contains("recursion limit") {
-        return too_deep(span, limits);
+    match error.kind() {
+        ErrorKind::RecursionLimitExceeded => return too_deep(span, limits),
+        ErrorKind::UnknownAnchor => {
+            let name = alias_at(text, span.start as usize);
+            return Diagnostic::error(widened(span, name.len() + 1), format!("unknown alias `{name}`")).help(
+                "an alias needs its anchor earlier in the same file: anchors do not cross `include`. `extends` and \
+                 `!reference` do",
+            );
+        }
+        _ => {}
     }
     let problem = Diagnostic::error(span, format!("invalid YAML: {}", error.info()));
-    match help_for(error.info(), line) {
+    match help_for(error.kind(), line) {
         Some(help) => problem.help(help),
         None => problem,
     }
@@ -55,23 +55,41 @@ pub(super) fn too_deep(span: Span, limits: &Limits) -> Diagnostic {
 
 fn indented_by_tab(line: &str, span: Span, error: &ScanError) -> Option<Diagnostic> {
     let indentation = line.get(..line.len() - line.trim_start().len()).unwrap_or_default();
-    (indentation.contains('\t') || error.info().contains("tab")).then(|| {
+    let is_about_tabs = matches!(
+        error.kind(),
+        ErrorKind::TabNotAllowed
+            | ErrorKind::TabInBlockIndentation
+            | ErrorKind::TabInIndentation
+            | ErrorKind::TabAtBlockScalarStart
+            | ErrorKind::TabInPlainScalar
+    );
+    (indentation.contains('\t') || is_about_tabs).then(|| {
         Diagnostic::error(span, format!("invalid YAML: a tab is used as indentation ({})", error.info()))
             .help("YAML is indented by spaces only")
     })
 }
 
-fn help_for(info: &str, line: &str) -> Option<&'static str> {
-    if info.contains("mapping values are not allowed") || info.contains("simple key") {
-        return Some("put text that holds `: ` into quotes, and check the indentation of this line and the one before");
+fn help_for(kind: &ErrorKind, line: &str) -> Option<&'static str> {
+    match kind {
+        ErrorKind::MappingValueNotAllowed
+        | ErrorKind::MappingKeyNotAllowed
+        | ErrorKind::SimpleKeyExpected
+        | ErrorKind::InvalidSimpleKey
+        | ErrorKind::InvalidColonPlacement => {
+            Some("put text that holds `: ` into quotes, and check the indentation of this line and the one before")
+        }
+        ErrorKind::UnexpectedCharacter { .. } => Some("put text that starts with `@`, `` ` `` or `%` into quotes"),
+        ErrorKind::ExpectedFlowSequenceSeparator
+        | ErrorKind::ExpectedFlowMappingSeparator
+        | ErrorKind::UnclosedFlowCollection { .. }
+        | ErrorKind::MismatchedFlowCollectionEnd { .. }
+        | ErrorKind::MisplacedFlowCollectionEnd
+            if line.contains("$[[") =>
+        {
+            Some("put an interpolation block inside `[...]` or `{...}` into quotes: \"$[[ inputs.x ]]\"")
+        }
+        _ => None,
     }
-    if line.contains("$[[") && (info.contains("flow") || info.contains("']'") || info.contains("','")) {
-        return Some("put an interpolation block inside `[...]` or `{...}` into quotes: \"$[[ inputs.x ]]\"");
-    }
-    if info.contains("character that cannot start any token") {
-        return Some("put text that starts with `@`, `` ` `` or `%` into quotes");
-    }
-    None
 }
 
 fn line_around(text: &str, offset: usize) -> &str {

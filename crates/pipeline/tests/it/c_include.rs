@@ -225,8 +225,8 @@ fn c088_types_are_strict() {
     assert_eq!(merged(&world.load(with_inputs("{n: 7}")))["a"]["script"], json!([7]));
     for (inputs, part) in [
         ("{n: '7'}", "`n` input: provided value is not a number: it is text"),
-        ("{n: 1, b: 'true'}", "`b` input: provided value is not a boolean"),
-        ("{n: 1, s: true}", "`s` input: provided value is not a string"),
+        ("{n: 1, b: 'yes'}", "`b` input: provided value is not a boolean"),
+        ("{n: 1, s: [t]}", "`s` input: provided value is not a string"),
         ("{n: 1, l: text}", "`l` input: provided value is not an array"),
     ] {
         rejected(&world.load(with_inputs(inputs)).diagnostics, part);
