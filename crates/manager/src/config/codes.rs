@@ -1,6 +1,8 @@
 //! The numbers of problems, their usual severity and the mistake behind each. C001 to C110 are those of the
 //! documentation's list of what users get wrong most; C000, C006, C008, C009, C019, C084 to C088 are our own. C077 (sshd allows too
-//! few sessions for many slots) cannot happen: all jobs of an instance share one session.
+//! few sessions for many slots) cannot happen: all jobs of an instance share one session. C078 (instances start slower than jobs
+//! wait) needs no check: the failed job's error names the limit and what the scaler waited for. C093 (a service account lacks
+//! rights) and the half of C056 about `mac_address` need facts of executors that Muster does not have yet.
 
 use super::problem::Severity::{self, Error, Fatal, Info, Warning};
 
@@ -51,7 +53,7 @@ pub const CODES: &[(&str, Severity, &str)] = &[
     ("C053", Warning, "A job's pull policy that is not allowed"),
     ("C054", Warning, "`*` in an image pattern does not match a slash"),
     ("C055", Warning, "A helper image of one's own"),
-    ("C056", Warning, "`volume_keep`, or `mac_address` with an old engine"),
+    ("C056", Warning, "`volume_keep`"),
     ("C058", Warning, "`cache_dir` is not on a volume"),
     ("C059", Info, "`disable_cache` is not about the cache of jobs"),
     ("C060", Error, "Cache storage without what it needs"),
@@ -62,7 +64,6 @@ pub const CODES: &[(&str, Severity, &str)] = &[
     ("C074", Info, "Nothing is kept idle"),
     ("C075", Warning, "No limit of instances"),
     ("C076", Info, "The provider scales the group by itself"),
-    ("C078", Warning, "Instances start slower than jobs wait"),
     ("C079", Warning, "`use_common_build_dir` without isolation"),
     ("C080", Warning, "`limit` leaves no room for idle machines"),
     ("C081", Warning, "A machine's name without `%s`, or too long"),
@@ -76,7 +77,6 @@ pub const CODES: &[(&str, Severity, &str)] = &[
     ("C090", Warning, "`poll_timeout` is too short for new nodes"),
     ("C091", Warning, "No namespace"),
     ("C092", Info, "Overwrites by jobs are not allowed"),
-    ("C093", Error, "The service account lacks rights"),
     ("C095", Warning, "A user or group that is no number"),
     ("C096", Warning, "`pod_spec` without its feature flag"),
     ("C097", Warning, "Suspending without the runner's id"),

@@ -1,5 +1,5 @@
-//! Mistakes that only show while the manager runs: facts in, problem out. Whoever sees the facts calls these: the commands, the
-//! reload, the lowering of a job, the checks. C056, C078 and C093 wait for the executors that see theirs.
+//! Checks of facts that only a running manager or command knows: each takes the facts and returns the problem.
+//! The callers are the commands, the reload, the lowering of a job, and the checks of the file.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub fn registration_flags(token: &str, flags: &[&str]) -> Option<Problem> {
 
 /// C027: the system id beside the file was made on another machine, whose manager may use it too.
 #[must_use]
-pub fn shared_system_id(system_id: &str) -> Problem {
+pub(crate) fn shared_system_id(system_id: &str) -> Problem {
     let message = format!(
         "the system id {} was made on another machine: the server takes a manager there and this one for the same",
         shown_name(system_id)
@@ -33,7 +33,7 @@ pub fn shared_system_id(system_id: &str) -> Problem {
 
 /// C034: the content changed while the time of the file did not become newer. For the reload.
 #[must_use]
-pub fn change_without_time(changed: bool, newer: bool) -> Option<Problem> {
+pub(crate) fn change_without_time(changed: bool, newer: bool) -> Option<Problem> {
     let message = "the file's content differs, but its time is not newer";
     (changed && !newer)
         .then(|| Problem::new("C034", message).help("it is loaded now; GitLab Runner would need a SIGHUP"))
@@ -52,14 +52,14 @@ pub fn forced_stop(signal: &str, jobs: usize, timeout: Duration) -> Option<Probl
 
 /// C042: a limit of a stage that the job's own makes useless. For a job's lowering.
 #[must_use]
-pub fn stage_timeout(key: &str, limit: Duration, job: Duration) -> Option<Problem> {
+pub(crate) fn stage_timeout(key: &str, limit: Duration, job: Duration) -> Option<Problem> {
     let message = format!("{key} = {} s is ignored; the job's timeout of {} s applies", limit.as_secs(), job.as_secs());
     (limit > job).then(|| Problem::new("C042", message).help(format!("set {key} below the timeouts of jobs")))
 }
 
 /// C053: a pull policy, the runner's own or that of a job, that is not allowed. For the docker and kubernetes executors.
 #[must_use]
-pub fn pull_policy(asked: &str, allowed: &[&str], configured: &[&str]) -> Option<Problem> {
+pub(crate) fn pull_policy(asked: &str, allowed: &[&str], configured: &[&str]) -> Option<Problem> {
     let permitted = if allowed.is_empty() { configured } else { allowed };
     if permitted.contains(&asked) {
         return None;
@@ -68,25 +68,6 @@ pub fn pull_policy(asked: &str, allowed: &[&str], configured: &[&str]) -> Option
         if allowed.is_empty() { "allowed_pull_policies is empty" } else { "allowed_pull_policies does not list it" };
     let message = format!("pull policy {} is refused: {why}; {} may be used", shown_name(asked), permitted.join(", "));
     Some(Problem::new("C053", message).help("add it to allowed_pull_policies of the runner"))
-}
-
-/// C056: an engine that ignores `mac_address`. For the docker executor.
-#[must_use]
-pub fn mac_address(api: (u32, u32)) -> Option<Problem> {
-    let message = format!("mac_address needs a newer engine: its API is {}.{}, 1.44 is needed", api.0, api.1);
-    (api < (1, 44)).then(|| Problem::new("C056", message).help("update the engine, or remove mac_address"))
-}
-
-/// C078: jobs that give up before instances are ready. For the taskscaler, with its measured 95th percentile.
-#[must_use]
-pub fn slow_instances(ready_after: Duration, acquire_timeout: Duration) -> Option<Problem> {
-    let message = format!(
-        "instances became ready after {} s; instance_acquire_timeout is {} s",
-        ready_after.as_secs(),
-        acquire_timeout.as_secs()
-    );
-    (ready_after >= acquire_timeout)
-        .then(|| Problem::new("C078", message).help("raise instance_acquire_timeout, or make instances start faster"))
 }
 
 /// Variables by which jobs overwrite settings of pods, and the key that permits each.
@@ -115,7 +96,7 @@ const RESOURCES: [&str; 6] = [
 /// C092: a variable that would overwrite a setting of the pod, where the runner does not allow it. For the kubernetes
 /// executor, and for the environment of a runner.
 #[must_use]
-pub fn overwrite_without_permission(variable: &str, kubernetes: &Table) -> Option<Problem> {
+pub(crate) fn overwrite_without_permission(variable: &str, kubernetes: &Table) -> Option<Problem> {
     let key = OVERWRITES.iter().find_map(|(prefix, key)| {
         let rest = variable.strip_prefix(prefix)?;
         let fits = match (prefix.ends_with('_'), key.contains("{}")) {
@@ -130,17 +111,9 @@ pub fn overwrite_without_permission(variable: &str, kubernetes: &Table) -> Optio
     (!allowed).then(|| Problem::new("C092", message).help(format!("set {key} in [runners.kubernetes]")))
 }
 
-/// C093: rights that the service account lacks, as a self access review at start tells. For the kubernetes executor.
-#[must_use]
-pub fn missing_rights(missing: &[(&str, &str)]) -> Option<Problem> {
-    let list: Vec<_> = missing.iter().map(|(verb, resource)| format!("{verb} on {resource}")).collect();
-    let message = format!("service account lacks {}", list.join(", "));
-    (!missing.is_empty()).then(|| Problem::new("C093", message).help("add the verbs to its role"))
-}
-
 /// C105: a flag of a job that the runner has fixed. For the job's log.
 #[must_use]
-pub fn fixed_flag(variable: &str, wanted: bool, fixed: Option<bool>) -> Option<Problem> {
+pub(crate) fn fixed_flag(variable: &str, wanted: bool, fixed: Option<bool>) -> Option<Problem> {
     let ignored = variable.starts_with("FF_") && fixed.is_some_and(|fixed| fixed != wanted);
     let message = format!("{} from the job is ignored; fixed by the runner", shown_name(variable));
     ignored.then(|| {
@@ -212,18 +185,6 @@ mod tests {
     }
 
     #[test]
-    fn c056_an_engine_that_ignores_mac_addresses() {
-        assert!(mac_address((1, 43)).is_some());
-        assert!(mac_address((1, 44)).is_none());
-    }
-
-    #[test]
-    fn c078_jobs_give_up_before_instances_are_ready() {
-        assert!(slow_instances(seconds(900), seconds(900)).is_some());
-        assert!(slow_instances(seconds(90), seconds(900)).is_none());
-    }
-
-    #[test]
     fn c092_each_overwrite_has_its_key() {
         for (variable, key) in [
             ("KUBERNETES_CPU_LIMIT", "cpu_limit_overwrite_max_allowed"),
@@ -238,12 +199,6 @@ mod tests {
         for other in ["KUBERNETES_PORT", "KUBERNETES_SERVICE_HOST", "CPU_LIMIT"] {
             assert!(overwrite_without_permission(other, &Table::default()).is_none(), "{other}");
         }
-    }
-
-    #[test]
-    fn c093_rights_that_are_missing() {
-        assert!(missing_rights(&[("create", "pods/attach")]).unwrap().message.contains("create on pods/attach"));
-        assert!(missing_rights(&[]).is_none());
     }
 
     #[test]
