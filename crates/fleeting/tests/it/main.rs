@@ -1,6 +1,7 @@
 //! Plugins as processes: our own, broken ones, and a real Go plugin.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics where it fails")]
 
+mod boundary;
 mod conformance;
 mod examples;
 mod go;

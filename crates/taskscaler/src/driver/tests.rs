@@ -1,7 +1,7 @@
 //! The driver over a group whose plugin comes and goes, in paused time.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use crate::config::{Config, GroupConfig};
 use crate::policy::{Policies, Wanted};
 
 mod store;
+mod waiting;
 
 /// A cloud behind a plugin.
 struct Cloud {
@@ -25,6 +26,8 @@ struct Cloud {
     fatal: AtomicU32,
     /// The next requests for instances, so many, end in a panic.
     defects: AtomicU32,
+    /// Instances are listed as being created, and never run.
+    boots_forever: AtomicBool,
 }
 
 const UP: HostStatus = HostStatus::Up { max_size: 0 };
@@ -37,6 +40,7 @@ impl Cloud {
             made: AtomicU32::new(0),
             fatal: AtomicU32::new(0),
             defects: AtomicU32::new(0),
+            boots_forever: AtomicBool::new(false),
         })
     }
 
@@ -64,7 +68,8 @@ impl Host for Cloud {
 
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, String> {
         self.is_up().map_err(|error| error.to_string())?;
-        Ok(self.machines.lock().unwrap().iter().map(|(id, state)| (id.clone(), *state)).collect())
+        let boots = self.boots_forever.load(Ordering::Relaxed).then_some(InstanceState::Creating);
+        Ok(self.machines.lock().unwrap().iter().map(|(id, state)| (id.clone(), boots.unwrap_or(*state))).collect())
     }
 
     async fn increase(&self, n: u32) -> Result<u32, String> {

@@ -3,6 +3,7 @@
 mod judged;
 mod order;
 mod seeded;
+mod transport;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

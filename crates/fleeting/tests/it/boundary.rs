@@ -1,0 +1,89 @@
+//! What crosses the boundary between the manager and a plugin.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+const PROTOCOLS: [&str; 2] =
+    [include_str!("../../proto/instance_group.proto"), include_str!("../../proto/extension.proto")];
+
+/// The fields that each request may have. How many instances there should be, how long they may be idle, how often they are used
+/// and which job goes where are the scaler's own: a plugin is asked for a number of instances, or about instances by name.
+const REQUESTS: [(&str, &[&str]); 15] = [
+    ("Init", &["config", "settings"]),
+    ("Update", &[]),
+    ("Increase", &["n"]),
+    ("Decrease", &["instances"]),
+    ("ConnectInfo", &["instance"]),
+    ("Heartbeat", &["instance"]),
+    ("Suspend", &["instances"]),
+    ("Resume", &["instances"]),
+    ("Shutdown", &[]),
+    ("Describe", &[]),
+    ("Offers", &[]),
+    ("Notices", &[]),
+    ("Resources", &["instances"]),
+    ("HostKeys", &["instance"]),
+    ("Prepare", &["instance", "job"]),
+];
+
+/// How to reach instances, which is all that the settings of `Init` are about.
+const SETTINGS: [&str; 10] = [
+    "os",
+    "arch",
+    "protocol",
+    "username",
+    "password",
+    "key",
+    "useStaticCredentials",
+    "keepalive",
+    "timeout",
+    "protocol_port",
+];
+
+/// The fields of each message, by its name.
+fn messages(text: &str) -> BTreeMap<&str, Vec<&str>> {
+    let mut messages = BTreeMap::new();
+    let mut current: Option<&str> = None;
+    for line in text.lines().map(str::trim).filter(|line| !line.starts_with("//")) {
+        if let Some(rest) = line.strip_prefix("message ") {
+            let name = rest.split_whitespace().next().unwrap();
+            messages.insert(name, Vec::new());
+            current = (!line.ends_with("{}")).then_some(name);
+        } else if let (Some(name), Some((field, _))) = (current, line.split_once(" = ")) {
+            messages.get_mut(name).unwrap().push(field.split_whitespace().next_back().unwrap());
+        }
+    }
+    messages
+}
+
+/// The calls of each service with the names of their requests.
+fn calls(text: &str) -> Vec<(&str, &str)> {
+    text.lines()
+        .filter_map(|line| {
+            let (name, rest) = line.trim().strip_prefix("rpc ")?.split_once('(')?;
+            Some((name, rest.split_once(')')?.0))
+        })
+        .collect()
+}
+
+/// R050: the autoscaler is not inside the plugin, so no call gives a plugin a policy.
+#[test]
+fn no_call_to_a_plugin_has_a_parameter_of_a_policy() {
+    let allowed: BTreeMap<_, _> = REQUESTS.into_iter().collect();
+    let mut seen = BTreeSet::new();
+    for text in PROTOCOLS {
+        let messages = messages(text);
+        for (call, request) in calls(text) {
+            // Finish has the same request as Prepare.
+            let name = if call == "Finish" { "Prepare" } else { call };
+            let fields = &messages[request];
+            let expected =
+                allowed.get(name).unwrap_or_else(|| panic!("{call} is a new call: what does it tell a plugin?"));
+            assert_eq!(fields, expected, "{call}");
+            seen.insert(name);
+        }
+    }
+    assert_eq!(seen.len(), REQUESTS.len(), "{seen:?}");
+    let messages = messages(PROTOCOLS[0]);
+    assert_eq!(messages["Settings"], ["connector_config"]);
+    assert_eq!(messages["ConnectorConfig"], SETTINGS);
+}

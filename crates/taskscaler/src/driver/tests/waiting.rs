@@ -1,0 +1,95 @@
+//! Waiting for a slot, giving up, and using instances up.
+
+use std::pin::pin;
+use std::task::Poll;
+
+use tokio::time::timeout;
+
+use super::*;
+use crate::words::{Key, Request};
+
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// A scaler of at most `max` instances with one slot each, which stay for `LONG` when they are idle.
+async fn scaler_of(cloud: &Arc<Cloud>, max: u32, idle: u32, uses: u32) -> Scaler {
+    let mut config = Config::new(GroupConfig::new("main", max));
+    config.uses_max = std::num::NonZeroU32::new(uses);
+    let preemptive = idle > 0;
+    config.policies = Policies::always(Wanted { idle_count: idle, idle_time: LONG, preemptive, ..Wanted::default() });
+    let host: Arc<dyn Host> = Arc::<Cloud>::clone(cloud);
+    let store = Box::new(MemoryStore::default());
+    Scaler::start(config, vec![host], Arc::new(NoPreparation), store, &Buckets::default(), || 0).await.unwrap()
+}
+
+/// R014.
+#[tokio::test(start_paused = true)]
+async fn a_job_that_is_canceled_while_it_waits_frees_its_reservation_within_a_second() {
+    let cloud = Cloud::new();
+    cloud.boots_forever.store(true, Ordering::Relaxed);
+    let scaler = scaler_of(&cloud, 1, 0, 0).await;
+    seconds(60).await;
+    let reservation = scaler.reserve(Key::new("job")).await.unwrap();
+    let waits = tokio::spawn(reservation.acquire(Request::default(), LONG));
+    seconds(600).await;
+    assert!(scaler.reserve(Key::new("next")).await.is_err(), "the only slot is reserved");
+    let keys = async || scaler.status().await.unwrap().waiting.into_iter().map(|waiting| waiting.key);
+    assert_eq!(keys().await.collect::<Vec<_>>(), ["job"]);
+
+    waits.abort();
+    let freed = async {
+        while scaler.reserve(Key::new("next")).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(Duration::from_secs(1), freed).await.expect("the reservation is still there");
+    assert_eq!(keys().await.count(), 0);
+}
+
+/// R037: the jobs that each instance had, in the order of the instances, when so many run one after another.
+async fn uses(max_use_count: u32, jobs: usize) -> Vec<usize> {
+    let cloud = Cloud::new();
+    let scaler = scaler_of(&cloud, 1, 0, max_use_count).await;
+    let mut used: Vec<(InstanceId, usize)> = Vec::new();
+    for job in 0..jobs {
+        let admitted = scaler.admit(Key::new(job.to_string()));
+        let lease = admitted.acquire(Request::default(), LONG).await.unwrap();
+        match used.last_mut() {
+            Some((instance, uses)) if instance == lease.instance() => *uses += 1,
+            _ => used.push((lease.instance().clone(), 1)),
+        }
+    }
+    used.into_iter().map(|(_, uses)| uses).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_instance_has_exactly_as_many_jobs_as_max_use_count_says() {
+    assert_eq!(uses(1, 3).await, [1, 1, 1]);
+    assert_eq!(uses(5, 12).await, [5, 5, 2]);
+    assert_eq!(uses(0, 12).await, [12], "without a limit");
+}
+
+/// R039.
+#[tokio::test(start_paused = true)]
+async fn acquiring_from_an_empty_pool_only_queues_a_demand() {
+    let cloud = Cloud::new();
+    let scaler = scaler_of(&cloud, 10, 0, 0).await;
+    seconds(60).await;
+    let mut acquires = pin!(scaler.admit(Key::new("job")).acquire(Request::default(), LONG));
+    let waits = std::future::poll_fn(|context| Poll::Ready(acquires.as_mut().poll(context).is_pending())).await;
+    assert!(waits);
+    assert_eq!(cloud.made.load(Ordering::Relaxed), 0, "whoever acquires asks no provider");
+    assert_eq!(scaler.status().await.unwrap().waiting.len(), 1, "the scaler has the demand in its queue");
+    acquires.await.unwrap();
+    seconds(60).await;
+    assert_eq!(cloud.made.load(Ordering::Relaxed), 1, "one for the job, and none to be idle");
+}
+
+/// R039.
+#[tokio::test(start_paused = true)]
+async fn idle_instances_are_made_without_anyone_acquiring() {
+    let cloud = Cloud::new();
+    let scaler = scaler_of(&cloud, 10, 3, 0).await;
+    seconds(60).await;
+    assert_eq!((cloud.made.load(Ordering::Relaxed), states(&scaler).await), (3, vec!["ready".to_owned(); 3]));
+}
