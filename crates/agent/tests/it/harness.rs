@@ -73,6 +73,23 @@ impl Agent {
         Self { dir, shutdown, task, steps, extension: AgentClient::new(channel) }
     }
 
+    /// An agent on a thread and a runtime of its own: what blocks it does not block the test.
+    pub(crate) async fn start_apart(dir: TempDir) -> Self {
+        let (ready, is_ready) = oneshot::channel();
+        let options = Options { ready: Some(ready), ..options(dir.path()) };
+        let (shutdown, socket) = (options.shutdown.clone(), options.socket.clone());
+        let (ended, end) = oneshot::channel();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let _ = ended.send(runtime.block_on(serve(options)));
+        });
+        tokio::time::timeout(PATIENCE, is_ready).await.expect("the agent starts").expect("the agent serves");
+        let task = tokio::spawn(async { end.await.unwrap() });
+        let channel = connect(socket).await;
+        let steps = StepRunnerClient::new(channel.clone());
+        Self { dir, shutdown, task, steps, extension: AgentClient::new(channel) }
+    }
+
     /// Waits until the agent has ended by itself.
     pub(crate) async fn ended(self) {
         tokio::time::timeout(PATIENCE, self.task).await.unwrap().unwrap().unwrap();
@@ -122,10 +139,10 @@ impl Agent {
 
     /// The log from `offset` to its end.
     pub(crate) async fn log_from(&mut self, id: &str, offset: i64) -> Vec<u8> {
-        let mut stream =
-            self.steps.follow_logs(FollowLogsRequest { id: id.to_owned(), offset }).await.unwrap().into_inner();
         let mut log = Vec::new();
         tokio::time::timeout(PATIENCE, async {
+            let request = FollowLogsRequest { id: id.to_owned(), offset };
+            let mut stream = self.steps.follow_logs(request).await.unwrap().into_inner();
             while let Some(message) = stream.message().await.unwrap() {
                 log.extend(message.data);
             }

@@ -13,3 +13,4 @@ mod jobs;
 mod output;
 mod shells;
 mod sources;
+mod traps;
