@@ -153,17 +153,42 @@ impl Context {
         Ok(())
     }
 
+    /// Prepares a phase: brings back the job's temporary files, and reads what earlier phases have passed on to it.
+    ///
+    /// # Errors
+    /// [`Failure::System`] if the disk fails, [`Failure::Step`] if the job put something unreadable there.
+    pub(crate) async fn begin_phase(self: &Arc<Self>, stop: &Stop) -> Result<(), Failure> {
+        let context = Arc::clone(self);
+        let work = Self::blocking(move || {
+            let Self { variables, temp_dir, .. } = &*context;
+            // The directory first: what is read must not be the file of a link in its place.
+            variables.read_passed_on(temp_dir)?;
+            variables.restore_files(temp_dir).map_err(Failure::io("cannot bring back the job's temporary files"))
+        });
+        tokio::select! {
+            biased;
+            cause = stop.stopped() => Err(Failure::Stopped(cause)),
+            done = work => done,
+        }
+    }
+
+    /// Removes what is in the job's temporary directory.
+    pub(crate) async fn clear_files(&self) -> io::Result<()> {
+        let temp_dir = self.temp_dir.clone();
+        tokio::task::spawn_blocking(move || Variables::clear_files(&temp_dir)).await.map_err(io::Error::other)?
+    }
+
     /// A client of the job's coordinator.
     ///
     /// # Errors
     /// [`Failure::System`] where its address or a certificate cannot be used.
-    pub(crate) fn client(&self) -> Result<Client, Failure> {
+    pub(crate) async fn client(&self) -> Result<Client, Failure> {
         let file = |name: &Option<String>| name.as_ref().map(|name| self.temp_dir.join(name));
         let tls = &self.coordinator.tls;
         let tls = TlsFiles { ca: file(&tls.ca), certificate: file(&tls.certificate), key: file(&tls.key) };
-        self.shared
-            .client(&self.coordinator.url, &tls)
-            .map_err(|error| Failure::System(format!("cannot reach the coordinator: {error}")))
+        let (shared, url) = (Arc::clone(&self.shared), self.coordinator.url.clone());
+        let failed = |error| Failure::System(format!("cannot reach the coordinator: {error}"));
+        Self::blocking(move || shared.client(&url, &tls).map_err(failed)).await
     }
 
     /// The environment for a process of the job.

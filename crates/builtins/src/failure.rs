@@ -4,6 +4,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 use muster_job::{EndCause, FailureReason};
+use muster_steps::job_file::FileError;
 use muster_steps::process::RunError;
 
 /// Why a phase did not succeed.
@@ -115,6 +116,13 @@ impl Failure {
             Self::PhaseTimeout(_) | Self::JobTimeout(_) => Some(EndCause::TimedOut),
             _ => None,
         }
+    }
+}
+
+impl From<FileError> for Failure {
+    /// The job can write the file, so that it is the job's failure.
+    fn from(error: FileError) -> Self {
+        Self::Step(error.to_string())
     }
 }
 

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use muster_agent_api::builtin::StickyContext;
+use muster_steps::job_file;
 use rustix::fs::FlockOperation;
 
 use crate::checkout::remove_tree;
@@ -158,7 +159,8 @@ fn shared_lock(root: &Path, name: &str) -> io::Result<File> {
 
 fn lock_file(root: &Path, name: &str) -> io::Result<File> {
     let path = root.join(format!("{name}{LOCK}"));
-    OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)
+    let mut options = OpenOptions::new();
+    Ok(job_file::open_with(options.create(true).truncate(false).write(true).mode(0o600), &path)?)
 }
 
 /// What the files of a directory take on the disk.
@@ -204,6 +206,20 @@ mod tests {
     fn used_ago(root: &Path, name: &str, seconds: u64) {
         let then = SystemTime::now() - Duration::from_secs(seconds);
         lock_file(root, name).unwrap().set_modified(then).unwrap();
+    }
+
+    #[test]
+    fn a_fifo_in_the_place_of_a_lock_holds_up_nobody() {
+        let root = tempfile::tempdir().unwrap();
+        let lock = root.path().join("trapped.lock");
+        rustix::fs::mknodat(rustix::fs::CWD, &lock, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let error = Sticky::open(&wanted(root.path(), "trapped")).unwrap_err();
+        assert!(error.to_string().contains("it is a FIFO"), "{error}");
+        let limits = StickyContext { age_max_s: 1, ..wanted(root.path(), "other") };
+        let then = rustix::fs::Timespec { tv_sec: 1, tv_nsec: 0 };
+        let times = rustix::fs::Timestamps { last_access: then, last_modification: then };
+        rustix::fs::utimensat(rustix::fs::CWD, &lock, &times, rustix::fs::AtFlags::empty()).unwrap();
+        Sticky::open(&limits).unwrap().close();
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use muster_steps::job_file::{FileError, Limit, open_in, read_open};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
@@ -15,6 +16,8 @@ use crate::checkout::remove_tree;
 
 /// The file in the temporary directory by which a job passes variables to its later phases.
 const ENV_FILE: &str = "gitlab_runner_env";
+const ENV_FILE_LIMIT: Limit =
+    Limit { bytes: 4 * 1024 * 1024, remedy: "pass large values to later phases in files of the project" };
 /// The kernel takes up to 128 KiB for one entry of the environment; what is longer is exported by the script.
 const ENTRY_LIMIT: usize = 100 * 1024;
 /// The kernel's limit for all entries and arguments together is about 2 MiB; the rest is exported by the script.
@@ -50,13 +53,15 @@ pub struct Variables {
     all: Vec<JobVariable>,
     /// Changes of the job's own state, `CI_JOB_STATUS`.
     changed: Mutex<HashMap<&'static str, String>>,
+    /// What the job's earlier phases wrote to GITLAB_ENV.
+    passed_on: Mutex<Vec<(String, String)>>,
 }
 
 impl Variables {
     /// The variables in the order of the payload.
     #[must_use]
     pub fn new(all: Vec<JobVariable>) -> Self {
-        Self { all, changed: Mutex::default() }
+        Self { all, changed: Mutex::default(), passed_on: Mutex::default() }
     }
 
     /// The value of a plain variable.
@@ -113,6 +118,23 @@ impl Variables {
                 write_private(&path, &variable.value)?;
             }
         }
+        Ok(())
+    }
+
+    /// Reads what the job has written to GITLAB_ENV so far. Blocks.
+    ///
+    /// # Errors
+    /// [`FileError`]; without the file the job has passed on nothing.
+    pub fn read_passed_on(&self, temp_dir: &Path) -> Result<(), FileError> {
+        let path = temp_dir.join(ENV_FILE);
+        let read = open_in(temp_dir, ENV_FILE).and_then(|file| read_open(file, &path, ENV_FILE_LIMIT));
+        let bytes = match read {
+            Err(error) if error.is_missing() => Vec::new(),
+            read => read?,
+        };
+        let text = String::from_utf8_lossy(&bytes);
+        let lines = text.lines().filter_map(|line| line.split_once('='));
+        *self.passed_on.lock() = lines.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
         Ok(())
     }
 
@@ -179,10 +201,7 @@ impl Variables {
         env.extend(self.changed.lock().iter().map(|(key, value)| (Cow::Borrowed(*key), value.clone().into())));
         let env_file = temp_dir.join(ENV_FILE);
         env.push(("GITLAB_ENV".into(), env_file.to_string_lossy().into_owned().into()));
-        if let Ok(text) = fs::read_to_string(&env_file) {
-            let lines = text.lines().filter_map(|line| line.split_once('='));
-            env.extend(lines.map(|(key, value)| (key.to_owned().into(), value.to_owned().into())));
-        }
+        env.extend(self.passed_on.lock().iter().map(|(key, value)| (key.clone().into(), value.clone().into())));
         // Entries that the kernel could not take apart again.
         env.retain(|(key, value)| !key.is_empty() && !key.contains(['=', '\0']) && !value.contains('\0'));
         env
@@ -304,6 +323,7 @@ mod tests {
         let variables = Variables::new(vec![variable("A", "1", false), variable("A", "2", false)]);
         fs::write(dir.path().join(ENV_FILE), "A=3\nno assignment\nB=x=y\n").unwrap();
         variables.set("CI_JOB_STATUS", "failed");
+        variables.read_passed_on(dir.path()).unwrap();
         let env: HashMap<OsString, OsString> =
             variables.environment(&[("A".into(), "0".into())], dir.path()).into_iter().collect();
         assert_eq!(env.get(&OsString::from("A")).unwrap(), "3");

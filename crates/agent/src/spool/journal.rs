@@ -13,13 +13,14 @@
 //! Version 1 had the request and the result in files of their own, and the journal began with a line with its version.
 //! What an agent of that version left is read, and ended in its form.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use muster_agent_api::result::JobResult;
 use muster_agent_api::step_runner::RunRequest;
+use muster_steps::job_file::{self, Limit};
 use muster_steps::process::Trail;
 use prost::Message;
 use serde::{Deserialize, Serialize};
@@ -28,6 +29,8 @@ use super::{JOURNAL, OLD_REQUEST, OLD_RESULT};
 
 /// What stands before the length; with the version of the format.
 const HEAD: &str = "muster job 2 ";
+/// More than the largest request with everything that is noted after it.
+const LIMIT: Limit = Limit { bytes: 256 * 1024 * 1024, remedy: "remove the job's directory from the spool" };
 /// First line of a request file of version 1.
 const OLD_HEAD: &[u8] = b"muster request 1\n";
 const OLD_VERSION: u32 = 1;
@@ -69,7 +72,8 @@ impl Journal {
     }
 
     pub(super) fn open(path: &Path) -> io::Result<Self> {
-        Ok(Self(File::options().append(true).create(true).mode(0o600).open(path)?))
+        let mut options = File::options();
+        Ok(Self(job_file::open_with(options.append(true).create(true).mode(0o600), path)?))
     }
 
     pub(crate) fn boot(&self, boot: &str) -> io::Result<()> {
@@ -169,9 +173,9 @@ impl Past {
 }
 
 fn read_if_there(path: &Path) -> io::Result<Option<Vec<u8>>> {
-    match fs::read(path) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
+    match job_file::open(path) {
+        Ok(file) => Ok(Some(job_file::read_open(file, path, LIMIT)?)),
+        Err(error) if error.is_missing() => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::stream::{self, Stream};
 use muster_builtins::trace::Sink;
+use muster_steps::job_file;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -38,7 +39,8 @@ pub(crate) struct LogFile {
 impl LogFile {
     /// Opens a log for reading and appending, making it where there is none.
     pub(super) fn open(path: &Path, share: Share) -> io::Result<Self> {
-        let mut file = File::options().read(true).append(true).create(true).mode(0o600).open(path)?;
+        let mut options = File::options();
+        let mut file = job_file::open_with(options.read(true).append(true).create(true).mode(0o600), path)?;
         let mut crc = crc32fast::Hasher::new();
         let mut bytes = 0;
         // A new one is empty: nothing to make room for.

@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use muster_agent_api::step_runner::RunRequest;
+use muster_steps::job_file;
 use prost::Message;
 use rustix::fs::FlockOperation;
 
@@ -34,6 +35,8 @@ use quota::{Quota, Share};
 use recycle::Recycler;
 
 const LOCK: &str = "agent.lock";
+/// What is read of it: a process id and a word.
+const LOCK_BYTES: u64 = 64;
 const JOURNAL: &str = "journal";
 const LOG: &str = "log";
 /// What an entry holds.
@@ -87,12 +90,12 @@ impl Spool {
     pub(crate) fn open(root: &Path, limit: u64) -> Result<Self, SpoolError> {
         let failed = |source| SpoolError::Io { path: root.to_owned(), source };
         fs::DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(failed)?;
-        let path = root.join(LOCK);
-        let open = File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
-        let mut lock = open.map_err(failed)?;
+        let mut options = File::options();
+        let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let mut lock = job_file::open_with(options, &root.join(LOCK)).map_err(|error| failed(error.into()))?;
         if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             let mut text = String::new();
-            let _ = lock.read_to_string(&mut text);
+            let _ = (&lock).take(LOCK_BYTES).read_to_string(&mut text);
             let mut lines = text.lines();
             let pid = lines.next().unwrap_or_default().trim().to_owned();
             return Err(SpoolError::Taken { pid, path: root.to_owned(), is_ending: lines.next() == Some(ENDING) });
@@ -174,10 +177,13 @@ impl Spool {
     /// Takes the reserve again, if there is room.
     pub(crate) fn make_reserve(&self) {
         let path = self.root.join("reserve");
-        if fs::metadata(&path).is_ok_and(|metadata| metadata.len() == RESERVE as u64) {
+        if fs::symlink_metadata(&path).is_ok_and(|found| found.is_file() && found.len() == RESERVE as u64) {
             return;
         }
-        if let Err(error) = fs::write(&path, vec![0; RESERVE]) {
+        let made = remove_if_there(&path)
+            .and_then(|()| File::options().write(true).create_new(true).mode(0o600).open(&path))
+            .and_then(|mut file| file.write_all(&vec![0; RESERVE]));
+        if let Err(error) = made {
             tracing::warn!(%error, "no space can be held back for results");
             let _ = fs::remove_file(&path);
         }

@@ -1,11 +1,12 @@
 //! The statement of where artifacts come from: SLSA provenance 1, as an in-toto statement (job-execution 9.8).
 
 use std::fs::{File, Permissions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use muster_agent_api::builtin::Origin;
+use muster_steps::job_file;
 use muster_steps::stop::Stop;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -13,6 +14,9 @@ use sha2::{Digest, Sha256};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::site::Site;
+
+/// Bytes hashed at once.
+const CHUNK: usize = 256 * 1024;
 
 /// What the statement says beside the files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -108,19 +112,34 @@ fn replace(directory: &Path, name: &Path, text: &[u8]) -> io::Result<()> {
 fn subjects(root: &Path, files: &[PathBuf], stop: &Stop) -> Result<Vec<Value>, Failure> {
     let mut subjects = Vec::new();
     for file in files {
-        if let Some(cause) = stop.cause() {
-            return Err(Failure::Stopped(cause));
+        if stop.cause().is_some() {
+            break;
         }
         let path = root.join(file);
         if !path.symlink_metadata().is_ok_and(|metadata| metadata.is_file()) {
             continue;
         }
         let mut hash = Sha256::new();
-        let read = File::open(&path).and_then(|mut content| io::copy(&mut content, &mut hash));
-        read.map_err(Failure::io(format!("cannot read `{}`", file.display())))?;
+        hash_file(job_file::open(&path)?, &mut hash, stop)
+            .map_err(Failure::io(format!("cannot read `{}`", file.display())))?;
         subjects.push(json!({ "name": file.to_string_lossy(), "digest": { "sha256": hex::encode(hash.finalize()) } }));
     }
-    Ok(subjects)
+    match stop.cause() {
+        Some(cause) => Err(Failure::Stopped(cause)),
+        None => Ok(subjects),
+    }
+}
+
+/// Adds a file to the hash. Of a large one the rest is left out when the job is stopped, which the caller sees.
+fn hash_file(mut file: File, hash: &mut Sha256, stop: &Stop) -> io::Result<()> {
+    let mut chunk = vec![0; CHUNK];
+    while stop.cause().is_none() {
+        match file.read(&mut chunk)? {
+            0 => break,
+            length => hash.update(chunk.get(..length).unwrap_or_default()),
+        }
+    }
+    Ok(())
 }
 
 /// The processor's name as GitLab has it.

@@ -1,8 +1,6 @@
 //! Packs files and sends them to the coordinator (job-execution 9.1 to 9.4).
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,6 +10,7 @@ use muster_agent_api::builtin::ArtifactsUpload;
 use muster_job::JobId;
 use muster_runner_api::client::{ClientError, UploadLimits};
 use muster_runner_api::service::{ArtifactQuery, ByteStream};
+use muster_steps::job_file;
 use muster_steps::stop::Stop;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -43,7 +42,7 @@ pub(crate) async fn upload(context: &Context, upload: &ArtifactsUpload, stop: &S
         endurance: Endurance::Patient,
         provenance: provenance.as_ref(),
     };
-    upload.run(context, || Ok(Door { client: context.client()?, job, token }), stop).await
+    upload.run(context, async || Ok(Door { client: context.client().await?, job, token }), stop).await
 }
 
 fn rfc3339(time: OffsetDateTime) -> String {
@@ -85,7 +84,7 @@ impl Upload<'_> {
     pub async fn run(
         &self,
         site: &dyn Site,
-        door: impl FnOnce() -> Result<Door, Failure>,
+        door: impl AsyncFnOnce() -> Result<Door, Failure>,
         stop: &Stop,
     ) -> Result<(), Failure> {
         let what = self.what;
@@ -108,7 +107,7 @@ impl Upload<'_> {
         let format = Format::of_artifact(&what.artifact_format)
             .ok_or_else(|| Failure::Step(format!("the artifact format `{}` is not known", what.artifact_format)))?;
         let archive = self.archive(site, format, files, stop).await?;
-        self.send(site, door()?, &filename(&name, format), archive.path(), stop).await
+        self.send(site, door().await?, &filename(&name, format), archive.path(), stop).await
     }
 
     async fn archive(
@@ -152,7 +151,7 @@ impl Upload<'_> {
         let job = door.job;
         let mut tries = Tries::new(self.endurance);
         loop {
-            let (body, length) = open(site, archive).map_err(Failure::io("cannot read the archive"))?;
+            let (body, length) = open(site, archive).await?;
             let call = door.client.upload_artifact(job, &door.token, &query, filename, body, Some(length), self.limits);
             let result = tokio::select! {
                 cause = stop.stopped() => return Err(Failure::Stopped(cause)),
@@ -180,9 +179,10 @@ impl Upload<'_> {
     }
 }
 
-fn open(site: &dyn Site, path: &Path) -> io::Result<(ByteStream, u64)> {
-    let file = File::open(path)?;
-    let length = file.metadata()?.len();
+async fn open(site: &dyn Site, path: &Path) -> Result<(ByteStream, u64), Failure> {
+    let own = path.to_owned();
+    let file = job_file::apart(path, move || job_file::open(&own)).await?;
+    let length = file.metadata().map_err(Failure::io("cannot read the archive"))?.len();
     let mut meter: Meter = site.meter("Uploading artifacts", Some(length));
     let body = ReaderStream::with_capacity(tokio::fs::File::from_std(file), 256 * 1024);
     let body = body.inspect(move |chunk| meter(chunk.as_ref().map_or(0, |chunk| chunk.len())));

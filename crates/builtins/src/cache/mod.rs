@@ -6,11 +6,11 @@
 mod archive;
 pub mod remote;
 
-use std::fs::{self, File};
-use std::io;
+use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use muster_agent_api::builtin::CacheEntry;
+use muster_steps::job_file;
 use muster_steps::stop::Stop;
 
 use crate::context::Context;
@@ -47,9 +47,13 @@ pub(crate) async fn restore(context: &Context, cache: &CacheEntry, stop: &Stop) 
         };
         context.tell(Tone::Plain, NO_DOWNLOAD);
         let alternate = archive_path(cache, &cache.alternate).filter(|_| index == 0);
-        let archive = match File::open(&path).or_else(|error| alternate.map_or(Err(error), File::open)) {
+        let found = path.clone();
+        let opened = job_file::apart(&path, move || {
+            job_file::open(&found).or_else(|error| alternate.map_or(Err(error), |path| job_file::open(&path)))
+        });
+        let archive = match opened.await {
             Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(error) if error.is_missing() => {
                 context.tell(Tone::Warning, "Cache file does not exist");
                 context.tell(Tone::Warning, "Failed to extract cache");
                 continue;

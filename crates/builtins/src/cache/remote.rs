@@ -1,12 +1,13 @@
 //! Caches in a store for objects, by signed addresses: GET, HEAD and PUT (job-execution 10.3, 10.4).
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use filetime::FileTime;
 use futures::StreamExt;
+use muster_steps::job_file;
 use muster_steps::stop::Stop;
 use reqwest::header::{self, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Body, Response, StatusCode, Url};
@@ -176,7 +177,8 @@ impl Remote {
         headers: &HeaderMap,
     ) -> Result<(), RemoteError> {
         let local = |error| RemoteError::File(format!("read `{}`", file.display()), error);
-        let content = File::open(file).map_err(local)?;
+        let own = file.to_owned();
+        let content = job_file::apart(file, move || job_file::open(&own)).await.map_err(|error| local(error.into()))?;
         let metadata = content.metadata().map_err(local)?;
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         site.tell(Tone::Plain, &format!("Uploading {name} to {}", clean(url)));

@@ -33,10 +33,15 @@ pub(crate) async fn clean_up(context: &Context, cleanup: &Cleanup, stop: &Stop) 
             let _ = fs::remove_dir(project);
         }
     }
-    if cleanup.clean_config {
-        remove_config(project, !matches!(cleanup.submodules.as_str(), "" | "none"));
+    if !cleanup.clean_config {
+        return Ok(());
     }
-    Ok(())
+    let (project, with_submodules) = (project.clone(), !matches!(cleanup.submodules.as_str(), "" | "none"));
+    Context::blocking(move || {
+        remove_config(&project, with_submodules);
+        Ok(())
+    })
+    .await
 }
 
 /// Removes locks, so that a job does not fail for what another one left.

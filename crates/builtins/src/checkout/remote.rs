@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use muster_agent_api::builtin::Checkout;
+use muster_steps::job_file::{self, Limit};
 use muster_steps::process::Command;
 use muster_steps::stop::Stop;
 
@@ -15,6 +16,9 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::trace::style;
 
+/// More attributes than git-lfs writes for any repository.
+const ATTRIBUTES_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "nothing depends on it" };
+
 /// Fills the project directory with the commit.
 pub(super) async fn check_out(context: &Context, checkout: &Checkout, stop: &Stop) -> Result<(), Failure> {
     let project = &context.project_dir;
@@ -22,10 +26,15 @@ pub(super) async fn check_out(context: &Context, checkout: &Checkout, stop: &Sto
         clear(context, stop).await?;
     }
     let with_submodules = !matches!(checkout.submodules.as_str(), "" | "none");
-    remove_leftovers(project, with_submodules);
-    if checkout.clean_config {
-        remove_config(project, with_submodules);
-    }
+    let (directory, clean_config) = (project.clone(), checkout.clean_config);
+    Context::blocking(move || {
+        remove_leftovers(&directory, with_submodules);
+        if clean_config {
+            remove_config(&directory, with_submodules);
+        }
+        Ok(())
+    })
+    .await?;
     let external = config::write(context, checkout).map_err(Failure::io(super::WRITING))?;
     fetch(context, checkout, &external, stop).await?;
     if checkout.checkout {
@@ -116,7 +125,7 @@ async fn files(context: &Context, checkout: &Checkout, stop: &Stop) -> Result<()
     if lfs_is_there(context) {
         git(context, &["lfs", "pull"], project, stop).await?;
         context.say("\n");
-    } else if uses_lfs(project) {
+    } else if uses_lfs(project).await {
         context.say(&style::warning(
             "the repository keeps files with Git LFS, and git-lfs is not in PATH here: these files are only pointers",
         ));
@@ -134,8 +143,10 @@ pub(super) fn lfs_is_there(context: &Context) -> bool {
     })
 }
 
-fn uses_lfs(project: &Path) -> bool {
-    fs::read_to_string(project.join(".gitattributes")).is_ok_and(|text| text.contains("filter=lfs"))
+/// Whether the attributes of the top directory name the LFS filter. What git does not read counts as none.
+async fn uses_lfs(project: &Path) -> bool {
+    let text = job_file::read(project.join(".gitattributes"), ATTRIBUTES_LIMIT).await;
+    text.is_ok_and(|text| text.contains("filter=lfs"))
 }
 
 fn regex_escaped(text: &str) -> String {

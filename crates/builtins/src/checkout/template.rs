@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use muster_agent_api::builtin::Checkout;
+use muster_steps::job_file::{Limit, open, read_open};
 use muster_steps::stop::Stop;
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
@@ -29,6 +30,8 @@ use crate::trash::Trash;
 const KEPT: usize = 8;
 /// Of how many project directories is known how they were left. Of any other the files are compared.
 const KEPT_LEFT: usize = 64;
+/// Of the repository's packed references.
+const REFS_LIMIT: Limit = Limit { bytes: 64 * 1024 * 1024, remedy: "the checkout is made without tags" };
 
 #[derive(Debug, PartialEq, Eq, Clone)]
 struct Key {
@@ -179,7 +182,11 @@ async fn build(context: &Context, checkout: &Checkout, key: &Key, stop: &Stop) -
     let directory = tempfile::TempDir::new_in(&context.shared.templates.directory).map_err(problem())?;
     // Not that directory itself, whose permissions are not those of a new one.
     let root = directory.path().join("tree");
-    write_repository(&root, checkout, key).map_err(problem())?;
+    let (place, of, about) = (root.clone(), checkout.clone(), key.clone());
+    Context::blocking(move || {
+        write_repository(&place, &of, &about).map_err(Failure::io("cannot prepare the checkout"))
+    })
+    .await?;
     remote::git(context, &["checkout", "--force", "--quiet", "--detach", &key.sha], &root, stop).await?;
     let tree = Context::blocking(move || Tree::read(&root).map_err(Failure::io("cannot read the checkout"))).await?;
     let number = context.shared.templates.made.fetch_add(1, Ordering::Relaxed);
@@ -220,9 +227,14 @@ fn write_repository(root: &Path, checkout: &Checkout, key: &Key) -> io::Result<(
 
 /// The packed tags of the repository, for `git describe`.
 fn tags(repository: &Path) -> String {
-    let packed = fs::read_to_string(repository.join("packed-refs"))
-        .or_else(|_| fs::read_to_string(repository.join(".git/packed-refs")))
-        .unwrap_or_default();
+    // A work tree beside another one has a link there.
+    let path = ["packed-refs", ".git/packed-refs"].iter().find_map(|name| fs::canonicalize(repository.join(name)).ok());
+    let Some(path) = path else { return String::new() };
+    let packed = open(&path).and_then(|file| read_open(file, &path, REFS_LIMIT)).unwrap_or_else(|error| {
+        tracing::warn!(%error, "a checkout has no tags");
+        Vec::new()
+    });
+    let packed = String::from_utf8_lossy(&packed);
     let mut lines = String::new();
     let mut in_tag = false;
     for line in packed.lines() {

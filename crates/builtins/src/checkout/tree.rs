@@ -8,7 +8,8 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{OFlags, Timespec, Timestamps};
+use muster_steps::job_file::{Limit, open, read_open};
+use rustix::fs::{Timespec, Timestamps};
 
 /// Files up to this size may be kept in memory,
 const SMALL: u64 = 64 * 1024;
@@ -77,7 +78,7 @@ impl Tree {
                     mode: permissions(&metadata),
                     modified: Timespec { tv_sec: metadata.mtime(), tv_nsec: metadata.mtime_nsec() },
                     size: metadata.len(),
-                    kept: if keep { Some(fs::read(entry.path())?.into_boxed_slice()) } else { None },
+                    kept: if keep { Some(small(entry.path())?) } else { None },
                 })
             };
             let path = entry.path().strip_prefix(root).map_err(io::Error::other)?.to_owned();
@@ -92,7 +93,7 @@ impl Tree {
         let mut file = File::options().write(true).create_new(true).mode(content.mode).open(path)?;
         match &content.kept {
             Some(bytes) => file.write_all(bytes)?,
-            None => copy(&File::open(self.root.join(entry))?, &mut file)?,
+            None => copy(&open(&self.root.join(entry))?, &mut file)?,
         }
         let times = Timestamps { last_access: content.modified, last_modification: content.modified };
         rustix::fs::futimens(&file, &times)?;
@@ -101,16 +102,21 @@ impl Tree {
 
     /// Whether the file at `path` has the bytes of `entry`; its size is known to be the same.
     pub(super) fn has_bytes(&self, entry: &Path, content: &Content, path: &Path) -> io::Result<bool> {
-        let mut file = File::options().read(true).custom_flags(OFlags::NOFOLLOW.bits().cast_signed()).open(path)?;
+        let mut file = open(path)?;
         match &content.kept {
             Some(bytes) => {
                 let mut found = vec![0; bytes.len()];
                 file.read_exact(&mut found)?;
                 Ok(*found == **bytes)
             }
-            None => same(&mut file, &mut File::open(self.root.join(entry))?),
+            None => same(&mut file, &mut open(&self.root.join(entry))?),
         }
     }
+}
+
+fn small(path: &Path) -> io::Result<Box<[u8]>> {
+    let limit = Limit { bytes: SMALL, remedy: "it grew while it was read; start the job again" };
+    Ok(read_open(open(path)?, path, limit)?.into_boxed_slice())
 }
 
 /// Tells the directories deeper than `depth` where they end.

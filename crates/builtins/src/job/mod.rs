@@ -24,7 +24,6 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::share::{self, Sharing};
 use crate::trace::style;
-use crate::variables::Variables;
 use standing::Standing;
 
 /// How a job ended; the trace's end is written, its length is not known yet.
@@ -75,7 +74,7 @@ pub async fn run(context: Arc<Context>, plan: &JobPlan, brakes: &Brakes) -> JobE
     if let Some(sharing) = sharing {
         sharing.end(&context, &mut used).await;
     }
-    if let Err(error) = Variables::clear_files(&context.temp_dir) {
+    if let Err(error) = context.clear_files().await {
         context.say(&style::warning(&format!("the job's temporary files cannot be removed: {error}")));
     }
     let failure = standing.failure();

@@ -15,7 +15,7 @@ use super::{Brakes, is_after_script, is_user_script};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::trace::style;
-use crate::{artifacts, author_steps, cache, checkout, script, variables::Variables};
+use crate::{artifacts, author_steps, cache, checkout, script};
 
 /// Between two tries of a phase, at first and at most, where the plan does not say (job-execution 1.4).
 const RETRY_WAIT: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(300));
@@ -173,8 +173,7 @@ impl Runner<'_> {
             return Err(Failure::Stopped(cause));
         }
         if !matches!(phase.run, Builtin::Prepare(_) | Builtin::Cleanup(_)) {
-            let restored = context.variables.restore_files(&context.temp_dir);
-            restored.map_err(Failure::io("cannot bring back the job's temporary files"))?;
+            context.begin_phase(stop).await?;
         }
         match &phase.run {
             Builtin::Script(script) => script::run(context, script, stop).await,
@@ -187,8 +186,7 @@ impl Runner<'_> {
             }
             Builtin::Cleanup(cleanup) => {
                 checkout::clean_up(context, cleanup, stop).await?;
-                Variables::clear_files(&context.temp_dir)
-                    .map_err(Failure::io("cannot remove the job's temporary files"))
+                context.clear_files().await.map_err(Failure::io("cannot remove the job's temporary files"))
             }
             Builtin::CacheRestore(all) => {
                 for cache in &all.caches {

@@ -84,9 +84,9 @@ impl Mark {
     }
 
     fn is_set(&self) -> bool {
-        let is_written = |metadata: io::Result<fs::Metadata>| metadata.is_ok_and(|metadata| metadata.len() > 0);
+        let is_written = |found: io::Result<fs::Metadata>| found.is_ok_and(|found| found.is_file() && found.len() > 0);
         // A profile may have removed the file: then the shell's is another one.
-        is_written(self.file.metadata()) || is_written(fs::metadata(&self.path))
+        is_written(self.file.metadata()) || is_written(fs::symlink_metadata(&self.path))
     }
 }
 

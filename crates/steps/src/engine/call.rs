@@ -1,6 +1,5 @@
 //! Calling one step: find it, give it its inputs, run it, take its outputs (steps 4.3).
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use indexmap::IndexMap;
@@ -10,9 +9,11 @@ use serde_json::{Map, Value};
 use super::{Engine, Frame, MAX_DEPTH, StepError};
 use crate::definition::{Body, Call, Item, Outputs, StepFile};
 use crate::expression::{expand, expand_text};
+use crate::job_file::{self, Limit};
 
 /// The name of a step's file in its directory.
 const FILE: &str = "step.yml";
+const FILE_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "split the step into several" };
 
 impl Engine<'_> {
     pub(super) async fn item(
@@ -45,7 +46,7 @@ impl Engine<'_> {
             return self.builtins.run(name, &inputs, self.stop).await.ok_or_else(unknown)?;
         }
         let path = local_path(&reference, frame.dir)?;
-        let file = load(&path)?;
+        let file = load(&path).await?;
         let inputs = self.checked_inputs(item, &file, &scope)?;
         let env = self.item_env(item, frame, &scope)?;
         self.call(&file, path.parent().unwrap_or(Path::new("/")), inputs, env, frame.depth + 1, nodes).await
@@ -79,7 +80,7 @@ impl Engine<'_> {
         match &file.body {
             Body::Exec { command, work_dir } => {
                 self.exec(command, work_dir.as_deref(), &frame).await?;
-                self.collect(file, &files)
+                self.collect(file, &files).await
             }
             Body::Run { items, outputs, delegate } => {
                 let again = Frame { env: frame.env.clone(), inputs: frame.inputs.clone(), steps: Map::new(), ..frame };
@@ -159,8 +160,9 @@ fn local_path(reference: &str, dir: &Path) -> Result<PathBuf, StepError> {
     Ok(if is_file { path } else { path.join(FILE) })
 }
 
-fn load(path: &Path) -> Result<StepFile, StepError> {
+async fn load(path: &Path) -> Result<StepFile, StepError> {
     let failed = |error: String| StepError::Step(format!("failed to load: loading file {:?}: {error}", path.display()));
-    let text = fs::read_to_string(path).map_err(|error| failed(format!("reading file: {error}")))?;
+    let text = job_file::read(path.to_owned(), FILE_LIMIT).await;
+    let text = text.map_err(|error| failed(format!("reading file: {}", error.problem)))?;
     StepFile::parse(&text).map_err(failed)
 }

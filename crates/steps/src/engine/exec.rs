@@ -1,10 +1,9 @@
 //! The processes of steps: `exec` and `script`, with the files by which they give values back.
 
 use std::ffi::OsString;
-use std::fs;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use indexmap::IndexMap;
 use serde_json::{Map, Value};
@@ -14,8 +13,13 @@ use super::call::at;
 use super::{Engine, Frame, StepError};
 use crate::definition::StepFile;
 use crate::expression::expand_text;
+use crate::job_file::{self, Limit};
 use crate::lines;
 use crate::process::{Command, Ended, find_program};
+
+/// Of an output or export file.
+const VALUES_LIMIT: Limit =
+    Limit { bytes: 4 * 1024 * 1024, remedy: "write a large value to a file of its own, and give back its path" };
 
 /// The output and export file of one step; removed with it.
 pub(super) struct Files {
@@ -88,13 +92,18 @@ impl Engine<'_> {
     }
 
     /// Takes what a process that succeeded wrote to its files. Exports count only once the outputs are accepted.
-    pub(super) fn collect(&self, file: &StepFile, files: &Files) -> Result<Map<String, Value>, StepError> {
-        let read = |file: &NamedTempFile| {
-            fs::read_to_string(file.path()).map_err(|error| StepError::Step(format!("output file: {error}")))
-        };
-        let outputs = lines::outputs(&read(&files.output)?, &file.spec.outputs).map_err(StepError::Step)?;
-        let exports = lines::exports(&read(&files.export)?).map_err(StepError::Step)?;
-        self.exports.lock().extend(exports);
+    pub(super) async fn collect(&self, file: &StepFile, files: &Files) -> Result<Map<String, Value>, StepError> {
+        let output = self.given_back("output file", files.output.path()).await?;
+        let outputs = lines::outputs(&output, &file.spec.outputs).map_err(StepError::Step)?;
+        let export = self.given_back("export file", files.export.path()).await?;
+        self.exports.lock().extend(lines::exports(&export).map_err(StepError::Step)?);
         Ok(outputs)
+    }
+
+    /// The text of a file that was made for the process. By its name, because the process may have replaced it.
+    async fn given_back(&self, what: &str, path: &Path) -> Result<String, StepError> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let text = job_file::read_in(self.temp_dir.clone(), name, VALUES_LIMIT).await;
+        text.map_err(|error| StepError::Step(format!("{what}: {error}")))
     }
 }

@@ -7,6 +7,9 @@ use std::io::{self, Read};
 /// What one line of the table, or a short list of children, fits into.
 const READ_BYTES: usize = 512;
 
+/// What is read of a process's environment. The kernel starts none with more, but a process can say that it has more.
+const ENVIRON_BYTES: u64 = 8 * 1024 * 1024;
+
 /// One live process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Process {
@@ -29,7 +32,9 @@ impl Process {
 
     /// The mark of the job that it belongs to.
     pub(super) fn mark(&self) -> Option<Vec<u8>> {
-        let environ = fs::read(format!("/proc/{}/environ", self.pid)).ok()?;
+        let mut environ = Vec::new();
+        let file = File::open(format!("/proc/{}/environ", self.pid)).ok()?;
+        file.take(ENVIRON_BYTES).read_to_end(&mut environ).ok()?;
         let mut entries = environ.split(|byte| *byte == 0);
         entries.find_map(|entry| Some(entry.strip_prefix(super::MARK.as_bytes())?.strip_prefix(b"=")?.to_vec()))
     }

@@ -164,7 +164,7 @@ pub(crate) fn upload(args: &UploadArgs) -> ExitCode {
             provenance: provenance.as_ref(),
         };
         let door = args.job.door()?;
-        upload.run(&site, || Ok(door), stop).await?;
+        upload.run(&site, async || Ok(door), stop).await?;
         Ok(ExitCode::SUCCESS)
     })
 }

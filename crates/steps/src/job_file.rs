@@ -1,0 +1,269 @@
+//! Opening and reading files at paths that a job can write.
+//!
+//! A job can put anything there: a FIFO that nobody writes to, a link to a device, a file of a terabyte. Every such file
+//! is an error of the one who reads it, with the path in its text. The rules:
+//! - Only a regular file is opened, never through a symbolic link, and opening never waits.
+//! - Reading stops at a limit that the caller names.
+//! - [`read`], [`read_in`] and [`apart`] work on threads for blocking calls, and give up after [`READ_TIMEOUT`].
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags};
+
+/// Maximum time that one read may take. Only a file system that does not answer takes longer.
+pub const READ_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How much of a file is read, and what to do about a larger one.
+#[derive(Debug, Clone, Copy)]
+pub struct Limit {
+    /// Maximum number of bytes.
+    pub bytes: u64,
+    /// The remedy in the error for a larger file, as `keep large values in a file`.
+    pub remedy: &'static str,
+}
+
+/// A file that could not be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read `{}`: {problem}", path.display())]
+pub struct FileError {
+    /// The file.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub problem: Problem,
+}
+
+/// What is wrong with a file.
+#[derive(Debug, thiserror::Error)]
+pub enum Problem {
+    /// The system's error.
+    #[error("{0}")]
+    Io(io::Error),
+    /// Something other than a regular file.
+    #[error("it is {0}, and only a regular file is read here; remove it, or write a regular file")]
+    NotRegular(&'static str),
+    /// More bytes than the limit.
+    #[error("it is larger than {} bytes; {}", .0.bytes, .0.remedy)]
+    TooLarge(Limit),
+    /// Bytes that are not UTF-8.
+    #[error("it is not valid UTF-8; write text only")]
+    NotText,
+    /// No answer within [`READ_TIMEOUT`].
+    #[error("reading took longer than {} s; check the file system that it is on", READ_TIMEOUT.as_secs())]
+    Timeout,
+}
+
+impl FileError {
+    fn new(path: &Path, problem: Problem) -> Self {
+        Self { path: path.to_owned(), problem }
+    }
+
+    /// Whether there is no file.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        matches!(&self.problem, Problem::Io(error) if error.kind() == io::ErrorKind::NotFound)
+    }
+}
+
+impl From<FileError> for io::Error {
+    fn from(error: FileError) -> Self {
+        let kind = match &error.problem {
+            Problem::Io(source) => source.kind(),
+            _ => io::ErrorKind::InvalidData,
+        };
+        Self::new(kind, error)
+    }
+}
+
+/// Opens a regular file for reading.
+///
+/// # Errors
+/// [`FileError`] if it is anything else, a symbolic link too.
+pub fn open(path: &Path) -> Result<File, FileError> {
+    open_with(File::options().read(true), path)
+}
+
+/// Opens a regular file as `options` says.
+///
+/// # Errors
+/// [`FileError`] if it is anything else, a symbolic link too.
+pub fn open_with(options: &mut OpenOptions, path: &Path) -> Result<File, FileError> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let opened = options.custom_flags(flags.bits().cast_signed()).open(path);
+    checked(opened, path, || path.symlink_metadata())
+}
+
+/// Opens the regular file `name` in a directory that is not a symbolic link itself.
+///
+/// # Errors
+/// [`FileError`] if the file or the directory is anything else, or the name has several components.
+pub fn open_in(dir: &Path, name: &str) -> Result<File, FileError> {
+    let path = dir.join(name);
+    if name.is_empty() || matches!(name, "." | "..") || name.contains('/') {
+        return Err(FileError::new(&path, Problem::Io(io::ErrorKind::InvalidFilename.into())));
+    }
+    let shared = OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let above = rustix::fs::open(dir, shared | OFlags::PATH | OFlags::DIRECTORY, Mode::empty());
+    let above = above.map_err(|error| {
+        let kind = dir.symlink_metadata().ok().and_then(|metadata| not_regular(metadata.file_type()));
+        let problem = kind.filter(|kind| *kind != DIRECTORY).map(Problem::NotRegular);
+        FileError::new(dir, problem.unwrap_or(Problem::Io(error.into())))
+    })?;
+    let flags = shared | OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let opened = rustix::fs::openat(&above, name, flags, Mode::empty());
+    checked(opened.map(File::from).map_err(Into::into), &path, || path.symlink_metadata())
+}
+
+/// Reads an open file up to the limit.
+///
+/// # Errors
+/// [`FileError`], also if there is more.
+pub fn read_open(file: File, path: &Path, limit: Limit) -> Result<Vec<u8>, FileError> {
+    let mut bytes = Vec::new();
+    let too_large = || FileError::new(path, Problem::TooLarge(limit));
+    let io = |error| FileError::new(path, Problem::Io(error));
+    // The length saves reading what will be refused; a file may grow while it is read.
+    if file.metadata().map_err(io)?.len() > limit.bytes {
+        return Err(too_large());
+    }
+    file.take(limit.bytes.saturating_add(1)).read_to_end(&mut bytes).map_err(io)?;
+    if bytes.len() as u64 > limit.bytes { Err(too_large()) } else { Ok(bytes) }
+}
+
+/// Reads the text at `path`.
+///
+/// # Errors
+/// [`FileError`].
+pub async fn read(path: PathBuf, limit: Limit) -> Result<String, FileError> {
+    let whole = path.clone();
+    apart(&whole, move || text(read_open(open(&path)?, &path, limit)?, &path)).await
+}
+
+/// Reads the text of the file `name` in a directory that is not a symbolic link itself.
+///
+/// # Errors
+/// [`FileError`].
+pub async fn read_in(dir: PathBuf, name: String, limit: Limit) -> Result<String, FileError> {
+    let path = dir.join(&name);
+    let whole = path.clone();
+    apart(&whole, move || text(read_open(open_in(&dir, &name)?, &path, limit)?, &path)).await
+}
+
+/// Does work about the file at `path` on a thread for blocking calls.
+///
+/// # Errors
+/// The work's own, or that it took longer than [`READ_TIMEOUT`]; it then goes on alone.
+pub async fn apart<T: Send + 'static>(
+    path: &Path,
+    work: impl FnOnce() -> Result<T, FileError> + Send + 'static,
+) -> Result<T, FileError> {
+    match tokio::time::timeout(READ_TIMEOUT, tokio::task::spawn_blocking(work)).await {
+        Ok(Ok(result)) => result,
+        Ok(Err(error)) => Err(FileError::new(path, Problem::Io(io::Error::other(error)))),
+        Err(_) => Err(FileError::new(path, Problem::Timeout)),
+    }
+}
+
+fn text(bytes: Vec<u8>, path: &Path) -> Result<String, FileError> {
+    String::from_utf8(bytes).map_err(|_| FileError::new(path, Problem::NotText))
+}
+
+/// The file if it is a regular one. What else is there is asked of the path only for the text of the error.
+fn checked(
+    opened: io::Result<File>,
+    path: &Path,
+    look: impl FnOnce() -> io::Result<std::fs::Metadata>,
+) -> Result<File, FileError> {
+    let found = opened.and_then(|file| file.metadata().map(|metadata| (file, metadata)));
+    match found {
+        Ok((file, metadata)) => match not_regular(metadata.file_type()) {
+            None => Ok(file),
+            Some(kind) => Err(FileError::new(path, Problem::NotRegular(kind))),
+        },
+        Err(error) => {
+            let kind = look().ok().and_then(|metadata| not_regular(metadata.file_type()));
+            Err(FileError::new(path, kind.map_or(Problem::Io(error), Problem::NotRegular)))
+        }
+    }
+}
+
+const DIRECTORY: &str = "a directory";
+
+/// The name of a file type that is not read.
+fn not_regular(kind: std::fs::FileType) -> Option<&'static str> {
+    match kind {
+        kind if kind.is_file() => None,
+        kind if kind.is_symlink() => Some("a symbolic link"),
+        kind if kind.is_dir() => Some(DIRECTORY),
+        kind if kind.is_fifo() => Some("a FIFO"),
+        kind if kind.is_socket() => Some("a socket"),
+        _ => Some("a device"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    const LIMIT: Limit = Limit { bytes: 8, remedy: "keep it short" };
+
+    fn fifo(path: &Path) {
+        rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    }
+
+    #[tokio::test]
+    async fn only_regular_files_within_the_limit_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("file"), "12345678").unwrap();
+        std::fs::write(at("large"), "123456789").unwrap();
+        std::fs::write(at("binary"), b"\xff").unwrap();
+        File::create(at("sparse")).unwrap().set_len(1 << 40).unwrap();
+        std::fs::create_dir(at("directory")).unwrap();
+        fifo(&at("fifo"));
+        symlink("/dev/zero", at("device")).unwrap();
+        symlink("file", at("link")).unwrap();
+        symlink("nowhere", at("dangling")).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        assert_eq!(read(at("file"), LIMIT).await.unwrap(), "12345678");
+        for (name, problem) in [
+            ("large", "it is larger than 8 bytes; keep it short"),
+            ("sparse", "it is larger than 8 bytes"),
+            ("binary", "it is not valid UTF-8"),
+            ("directory", "it is a directory"),
+            ("fifo", "it is a FIFO"),
+            ("device", "it is a symbolic link"),
+            ("link", "it is a symbolic link"),
+            ("dangling", "it is a symbolic link"),
+            ("socket", "it is a socket"),
+            ("missing", "No such file"),
+        ] {
+            let alone = read(at(name), LIMIT).await.unwrap_err();
+            let below = read_in(dir.path().to_owned(), name.to_owned(), LIMIT).await.unwrap_err();
+            for error in [alone, below] {
+                assert_eq!(error.is_missing(), name == "missing");
+                assert!(error.path.ends_with(name) && error.to_string().contains(problem), "{name}: {error}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_became_a_link_is_not_entered() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("own")).unwrap();
+        std::fs::write(dir.path().join("own/file"), "text").unwrap();
+        symlink("own", dir.path().join("link")).unwrap();
+        let read = |name: &str| read_in(dir.path().join(name), "file".to_owned(), LIMIT);
+        assert_eq!(read("own").await.unwrap(), "text");
+        assert!(read("link").await.unwrap_err().to_string().contains("it is a symbolic link"));
+        assert!(read("none").await.unwrap_err().is_missing());
+        for name in ["", ".", "..", "../own/file"] {
+            assert!(open_in(&dir.path().join("own"), name).is_err(), "{name:?}");
+        }
+    }
+}
