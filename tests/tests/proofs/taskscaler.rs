@@ -228,3 +228,31 @@ async fn two_scalers_with_groups_of_their_own_do_not_touch() {
         scaler.shutdown(LONG).await;
     }
 }
+
+/// R057: five lines of shell are a whole plugin and decide nothing about scaling. The scaler keeps idle instances by the policy,
+/// has one for each job up to the provider's own limit, and removes them when the policy changes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_plugin_has_the_policies_without_any_code_for_them() {
+    let place = tempfile::tempdir().unwrap();
+    let cloud = "init) echo max_size 1000;;
+        update) for id in i-*; do [ ! -e $id ] || echo $id running; done;;
+        increase) for n in $(seq $1); do mktemp i-XXXXXX; done >/dev/null;;
+        decrease) rm -f $*;;
+        connect-info) echo internal_addr 10.0.0.1;;";
+    let always = |idle_count, idle_time| {
+        Policies::always(Wanted { idle_count, idle_time, preemptive: idle_count > 0, ..Wanted::default() })
+    };
+    let mut config = config(0, 1);
+    config.policies = always(2, LONG);
+    let scaler = scaler(config, script(place.path(), cloud).await, &place.path().join("books")).await;
+    instances(&scaler, 2).await;
+    let mut leases = Vec::new();
+    for job in 0..12 {
+        leases.push(lease(&scaler, &job.to_string()).await);
+    }
+    instances(&scaler, 14).await;
+    scaler.set_policies(always(0, Duration::ZERO));
+    drop(leases);
+    instances(&scaler, 0).await;
+    assert_eq!(scaler.shutdown(LONG).await, []);
+}

@@ -5,8 +5,8 @@ mod new;
 // The one of the tests of `crates/fleeting`.
 #[path = "../../../../fleeting/tests/it/registry.rs"]
 #[expect(dead_code, reason = "more of it is used there")]
-mod registry;
+pub(crate) mod registry;
 mod serve;
 mod store;
-mod support;
+pub(crate) mod support;
 mod test;

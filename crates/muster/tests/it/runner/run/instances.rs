@@ -19,12 +19,18 @@ async fn start(plugin: &str) -> (Bench, Run, String) {
         bench.home.path("machines")
     ));
     let run = bench.run();
+    let address = address_of(&run).await;
+    (bench, run, address)
+}
+
+/// Where a manager serves its metrics and its status, by its log.
+pub(super) async fn address_of(run: &Run) -> String {
     run.logged("Metrics server listening", 1).await;
     let log = run.log();
     let line = log.lines().find(|line| line.contains("Metrics server listening")).unwrap();
     let port = line.split_once("127.0.0.1:").unwrap().1;
     let port = port.split(|c: char| !c.is_ascii_digit()).next().unwrap();
-    (bench, run, format!("127.0.0.1:{port}"))
+    format!("127.0.0.1:{port}")
 }
 
 /// `muster fleet` with these words, to its end.
@@ -34,7 +40,7 @@ async fn fleet(bench: &Bench, words: &[&str]) -> Ended {
     Ended::of(tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap())
 }
 
-async fn status(bench: &Bench, address: &str) -> Value {
+pub(super) async fn status(bench: &Bench, address: &str) -> Value {
     let ended = fleet(bench, &["status", "--json", "--address", address]).await.check(0, &[]);
     serde_json::from_str(&ended.stdout).unwrap()
 }

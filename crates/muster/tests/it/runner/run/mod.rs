@@ -1,6 +1,7 @@
 //! `gitlab-runner run`: jobs of several runners, signals, reloads, and starts that must not be.
 
 pub(crate) mod bench;
+mod fleets;
 mod instances;
 mod single;
 
