@@ -114,6 +114,11 @@ pub enum Event {
         /// Whose.
         key: Key,
     },
+    /// The coordinator answered a job request that a reservation was made for.
+    Answered {
+        /// With a job, and sooner than a request is held that has no job to wait for.
+        at_once: bool,
+    },
     /// A waiting request is given up; its reservation stays until [`Event::Unreserve`] (S15).
     Cancel {
         /// Whose.

@@ -166,6 +166,7 @@ impl Engine {
             Event::Unreserve { key } => {
                 self.reservations.remove(&key);
             }
+            Event::Answered { .. } => {}
             Event::Cancel { key } => {
                 self.queue.remove(&key);
                 self.stop_waking(now, &key);

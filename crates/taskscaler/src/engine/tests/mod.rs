@@ -1,5 +1,6 @@
 //! What users and operators see of the engine, on an obliging cloud whose moods a test chooses.
 
+mod ahead;
 mod cases;
 mod creation;
 mod density;

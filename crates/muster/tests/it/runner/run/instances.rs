@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use muster_job::JobId;
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -181,6 +182,42 @@ async fn what_instances_use_is_in_metrics_and_status() {
     }
     bench.let_go(3);
     bench.ended(0, 3).await;
+    run.signal(Signal::QUIT);
+    run.code().await;
+}
+
+/// No instance but the two idle ones gets ready before most jobs of a full queue have been requested.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_queue_is_requested_for_instances_that_boot_and_not_two_jobs_at_a_time() {
+    let bench = Bench::start(1).await;
+    let (home, jobs) = (bench.home.path(""), 1..=20);
+    let home = home.display();
+    let ready = format!("mkdir {home}/one || mkdir {home}/two || until [ -e {home}/open ]; do sleep 0.02; done");
+    let entry = bench.entry(0).replace("\"shell\"\nshell", "\"instance\"\nshell");
+    bench.configure(&format!(
+        "concurrent = 20\ncheck_interval = 1\n{entry}[runners.autoscaler]\nplugin = \"fleeting-plugin-local\"\n\
+         max_instances = 6\nmax_use_count = 1\ndelete_instances_on_shutdown = true\ninstance_ready_command = {ready:?}\n\
+         [[runners.autoscaler.policy]]\nidle_count = 2\nidle_time = \"10m\"\n[runners.autoscaler.plugin_config]\n\
+         directory = {:?}\n",
+        bench.home.path("machines")
+    ));
+    jobs.clone().for_each(|job| bench.push(0, job));
+    let run = bench.run();
+    let assigned = || jobs.clone().filter(|job| bench.coordinator(0).job(JobId(*job)).unwrap().handouts > 0).count();
+    until(async || match assigned() {
+        6.. => Ok(()),
+        some => Err(format!("{some} jobs are requested\n{}", run.log())),
+    })
+    .await;
+    let begun = |job: &i64| bench.coordinator(0).job(JobId(*job)).unwrap().text().contains("begun\n");
+    assert!(jobs.clone().filter(begun).count() <= 2, "two instances are ready");
+    assert_eq!(assigned(), 6, "no job is requested for which no instance can be created");
+
+    std::fs::write(bench.home.path("open"), "").unwrap();
+    jobs.clone().for_each(|job| bench.let_go(job));
+    for job in jobs {
+        bench.ended(0, job).await;
+    }
     run.signal(Signal::QUIT);
     run.code().await;
 }
