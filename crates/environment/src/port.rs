@@ -19,6 +19,10 @@ pub trait Provider: Send + Sync + 'static {
     /// for no more.
     fn capacity(&self) -> watch::Receiver<Capacity>;
 
+    /// The coordinator answered a job request that the capacity allowed. `at_once`: with a job, and sooner than a request is
+    /// held that has no job to wait for.
+    fn answered(&self, _at_once: bool) {}
+
     /// A lease for `job`, which is one of `key`. Waits until there is one; cancel-safe.
     ///
     /// # Errors

@@ -289,6 +289,10 @@ impl Manager {
     fn answered(&mut self, answered: Answered) -> Result<Option<ManagerError>, ManagerError> {
         let Answered { poll, runner, client, answer } = answered;
         let now = Instant::now();
+        if let Answer::Job(_) | Answer::Empty { .. } = answer {
+            let at_once = matches!(answer, Answer::Job(_)) && !self.admission.is_held(poll, now);
+            self.providers.answered(&runner.key, at_once);
+        }
         let notice = self.admission.answered(poll, answer.outcome(), now);
         if let Some(figures) = self.admission.figures_of(&runner.key, now) {
             let room = self.settings.concurrent > self.admission.jobs() + self.admission.requests();

@@ -273,6 +273,13 @@ impl Providers {
         runners.iter().map(capacity).collect()
     }
 
+    /// The coordinator answered a job request of the runner. `at_once`: with a job, and without holding the request.
+    pub(crate) fn answered(&self, runner: &RunnerKey, at_once: bool) {
+        if let Some(fleet) = self.fleets.get(runner) {
+            fleet.provider.answered(at_once);
+        }
+    }
+
     /// Waits until a capacity is another one than was seen. Cancel-safe.
     pub(crate) async fn changed(&mut self) {
         let fleets = self.fleets.values_mut().map(|fleet| &mut fleet.capacity);

@@ -24,6 +24,9 @@ pub struct Wanted {
     pub scale_factor_limit: u32,
     /// Jobs are requested only for slots that are free now. Nothing as long as `idle_count` is 0 (fleeting.md 7.4).
     pub preemptive: bool,
+    /// While each request is answered with a job at once, jobs are requested also for slots of instances that boot or can be
+    /// created now. `false` means never, as does a policy that is not preemptive.
+    pub ahead: bool,
     /// Which of the free slots is taken.
     pub placement: Placement,
 }
@@ -37,6 +40,7 @@ impl Default for Wanted {
             scale_factor: 0.0,
             scale_factor_limit: 0,
             preemptive: false,
+            ahead: true,
             placement: Placement::Pack,
         }
     }

@@ -51,6 +51,7 @@ pub struct Settings {
     prepare_deadline: Option<String>,
     heartbeat_interval: Option<String>,
     suspended_max: Option<String>,
+    request_ahead: Option<bool>,
     forecast: Option<ForecastSettings>,
     density: DensitySettings,
     #[serde(rename = "plugin")]
@@ -313,6 +314,8 @@ impl Settings {
                 scale_factor: check.positive(&key("scale_factor"), policy.scale_factor),
                 scale_factor_limit: check.count(&key("scale_factor_limit"), policy.scale_factor_limit),
                 preemptive: policy.preemptive_mode.unwrap_or(idle_count > 0),
+                // Who asks for this mode by name means it without exception.
+                ahead: policy.preemptive_mode.is_none() && self.request_ahead.unwrap_or(true),
                 placement: check.one_of(&key("placement"), policy.placement.as_ref(), &placements).unwrap_or_default(),
             };
             Policy { periods, zone, wanted }
@@ -408,6 +411,14 @@ mod tests {
         assert_eq!((forecast.lead.as_secs(), forecast.safety, forecast.keep), (300, -0.5, 2.0));
         let slot = Need { cpu_milli: Some(500), memory_bytes: Some(2 << 30) };
         assert_eq!(config.density, Density { slot, measured: true, ..Density::default() });
+    }
+
+    #[test]
+    fn jobs_are_requested_ahead_unless_a_key_forbids_it() {
+        let ahead = |text: &str| settings(text).config("main").unwrap().policies.at(0).1.ahead;
+        assert!(ahead("[[policy]]\nidle_count = 2"));
+        assert!(!ahead("request_ahead = false\n[[policy]]\nidle_count = 2"));
+        assert!(!ahead("[[policy]]\nidle_count = 2\npreemptive_mode = true"), "asked for by name, it has no exception");
     }
 
     /// What slots stand for is read in one way by the scaler and by what gives a job its share.

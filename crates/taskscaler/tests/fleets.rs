@@ -11,6 +11,7 @@ use muster_taskscaler::config::{Config, GroupConfig};
 use muster_taskscaler::engine::Engine;
 use muster_taskscaler::policy::{Policies, Wanted};
 use muster_taskscaler::sim::cloud::{CloudConfig, Spread};
+use muster_taskscaler::sim::report::Report;
 use muster_taskscaler::sim::scenario::Scenario;
 use muster_taskscaler::sim::trace::{Job, Pattern, Shape};
 use muster_taskscaler::sim::world::World;
@@ -32,6 +33,7 @@ fn cloud() -> CloudConfig {
 #[test]
 fn fleets() {
     a_working_day_starts_jobs_in_time_and_keeps_little_idle();
+    a_burst_waits_a_fraction_of_the_time_and_creates_no_more_instances();
     five_thousand_jobs_at_once_run_on_one_fleet_and_each_takes_little_memory();
 }
 
@@ -71,4 +73,39 @@ fn five_thousand_jobs_at_once_run_on_one_fleet_and_each_takes_little_memory() {
     }
     let bytes = (counting::held() - before) / 5_000;
     assert!(bytes < 1_024, "{bytes} bytes for a waiting job");
+}
+
+/// Pipelines of 40 jobs on a fleet with two idle slots.
+fn bursts(ahead: bool) -> Report {
+    let wanted =
+        Wanted { idle_count: 2, idle_time: Duration::from_secs(300), preemptive: true, ahead, ..Wanted::default() };
+    let mut config = fleet(30, 1, wanted);
+    config.uses_max = NonZeroU32::new(1);
+    let job = |n: u64| {
+        let at = Time::from_millis((1 + n / 40) * 3_600_000 + n % 40);
+        Job { at, duration: Duration::from_secs(120 + n % 60), request: Request::default() }
+    };
+    let jobs: Vec<Job> = (0..400).map(job).collect();
+    let end = Time::ZERO + Duration::from_secs(12 * 3600);
+    World::new(&Scenario::honest(config, vec![cloud()], 3, end), &jobs).run().unwrap()
+}
+
+/// What it costs to request jobs ahead of free slots: no instance, since each is created for a job that has come. The two idle
+/// ones are idle again while a fleet without it still works its queue off, with two jobs after each boot.
+fn a_burst_waits_a_fraction_of_the_time_and_creates_no_more_instances() {
+    let (off, on) = (bursts(false), bursts(true));
+    for (name, report) in [("off", &off), ("on", &on)] {
+        println!(
+            "request_ahead {name}: wait p50 {:?}, p95 {:?}, {} instances, {:.1} instance hours",
+            report.wait(0.5),
+            report.wait(0.95),
+            report.machines,
+            report.machine_hours
+        );
+    }
+    assert_eq!((off.done, on.done), (400, 400));
+    assert!(on.wait(0.5) * 3 < off.wait(0.5) && on.wait(0.95) * 2 < off.wait(0.95));
+    assert_eq!((on.machines, off.machines), (402, 402), "one for each job, and two idle ones");
+    let idle_again = 2.0 * 10.0 * off.wait(1.0).as_secs_f64() / 3600.0;
+    assert!(on.machine_hours <= off.machine_hours + idle_again, "{} and {}", on.machine_hours, off.machine_hours);
 }

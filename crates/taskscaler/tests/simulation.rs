@@ -39,6 +39,7 @@ struct Done {
     jobs: AtomicU64,
     moved: AtomicU64,
     resumed: AtomicU64,
+    ahead: AtomicU64,
     canceled: AtomicU64,
     canceled_wakes: AtomicU64,
     restarts: AtomicU64,
@@ -61,6 +62,7 @@ fn hunt(first: u64, runs: u64, case_of: impl Fn(u64) -> Case + Sync) -> Result<D
                     done.jobs.fetch_add(report.done as u64, Ordering::Relaxed);
                     done.moved.fetch_add(report.moved as u64, Ordering::Relaxed);
                     done.resumed.fetch_add(report.resumed as u64, Ordering::Relaxed);
+                    done.ahead.fetch_add(report.ahead as u64, Ordering::Relaxed);
                     done.canceled.fetch_add(report.canceled as u64, Ordering::Relaxed);
                     done.canceled_wakes.fetch_add(report.canceled_wakes as u64, Ordering::Relaxed);
                     done.restarts.fetch_add(case.scenario.kills.len() as u64, Ordering::Relaxed);
@@ -96,16 +98,17 @@ fn whatever_the_provider_does_every_invariant_holds() {
     let runs = wanted.unwrap_or(SAMPLE);
     let first = number("MUSTER_TEST_SEED").unwrap_or_else(|| if wanted.is_some() { rand::random() } else { 1 });
     println!("{runs} runs from MUSTER_TEST_SEED={first}");
-    let Done { jobs, moved, resumed, canceled, canceled_wakes, restarts } =
+    let Done { jobs, moved, resumed, ahead, canceled, canceled_wakes, restarts } =
         hunt(first, runs, Case::random).unwrap_or_else(|failure| panic!("{failure}"));
-    let [jobs, moved, resumed, canceled, canceled_wakes, restarts] =
-        [jobs, moved, resumed, canceled, canceled_wakes, restarts].map(AtomicU64::into_inner);
+    let [jobs, moved, resumed, ahead, canceled, canceled_wakes, restarts] =
+        [jobs, moved, resumed, ahead, canceled, canceled_wakes, restarts].map(AtomicU64::into_inner);
     println!(
         "{jobs} jobs done, {moved} lost their instance and ran elsewhere, {resumed} went on in what another one had left, \
+         {ahead} were requested ahead of free slots, \
          {canceled} were canceled while they waited and came again ({canceled_wakes} of them waited for an environment), \
          {restarts} planned restarts"
     );
-    assert!(jobs > 0 && (resumed > 0 && canceled_wakes > 0 || wanted.is_some()));
+    assert!(jobs > 0 && (resumed > 0 && ahead > 0 && canceled_wakes > 0 || wanted.is_some()));
 }
 
 /// An engine that removes an instance in the moment in which it gives it its third job.

@@ -226,6 +226,12 @@ impl Provider for InstanceProvider {
         self.shared.capacity.subscribe()
     }
 
+    fn answered(&self, at_once: bool) {
+        if let Some(scaler) = self.scaler() {
+            scaler.answered(at_once);
+        }
+    }
+
     async fn acquire(&self, key: &SlotKey, job: &Asking) -> Result<Lease, EnvironmentError> {
         self.place_for(key, job).await
     }

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 
 use crate::settings::RunnerKey;
 
-/// An empty answer that comes faster than this was not held by the coordinator.
-const HELD: Duration = Duration::from_secs(1);
+/// An answer that comes faster than this was not held by the coordinator.
+pub(super) const HELD: Duration = Duration::from_secs(1);
 /// Waits after failures. The cap is what the return of a coordinator may go unnoticed: low, since a manager sends one
 /// request then and not a storm of them.
 const BACKOFF: Policy = Policy { first: Duration::from_millis(200), cap: Duration::from_secs(10), attempts: None };

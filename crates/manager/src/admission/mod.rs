@@ -24,8 +24,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::settings::RunnerKey;
-use entry::Entry;
 pub use entry::RunnerFigures;
+use entry::{Entry, HELD};
 pub(crate) use entry::{Limits, Notice, Outcome};
 
 /// When things are done that nothing tells the time of.
@@ -151,6 +151,11 @@ impl Admission {
         let entry = self.entries.iter_mut().find(|entry| entry.limits.key == runner)?;
         // What came of settings that are not valid any more says nothing about those that are.
         (entry.limits.generation == generation).then(|| entry.judge(outcome, started, now, check_interval)).flatten()
+    }
+
+    /// Whether a request has been in flight for so long that the coordinator held it.
+    pub(crate) fn is_held(&self, poll: PollId, now: Instant) -> bool {
+        self.polls.get(&poll).is_some_and(|poll| now.saturating_duration_since(poll.started) >= HELD)
     }
 
     /// What is to be done now. To be called after every event, and at the time of its last wake-up.

@@ -179,6 +179,7 @@ update_interval = "30s"
 deletion_retry_interval = "1m30.5s"
 failure_threshold = 5
 reservation_throttling = false
+request_ahead = false
 log_internal_ip = true
 log_external_ip = true
 delete_instances_on_shutdown = true
@@ -241,7 +242,7 @@ placement = "spread"
             "plugin": "aws:1.x", "capacity_per_instance": 2, "max_use_count": 3, "max_instances": 4,
             "instance_ready_command": "docker info", "instance_acquire_timeout": "1200s 0ns",
             "update_interval": "30s 0ns", "deletion_retry_interval": "90s 500000000ns", "failure_threshold": 5,
-            "reservation_throttling": false, "log_internal_ip": true, "log_external_ip": true,
+            "reservation_throttling": false, "request_ahead": false, "log_internal_ip": true, "log_external_ip": true,
             "delete_instances_on_shutdown": true, "instance_creation_time_buckets": [1.0, 2.5],
             "foreign_instances": "adopt", "forecast": { "days": 14 }, "scale_throttle": { "limit": -1, "burst": 7 },
             "policy": [policy],

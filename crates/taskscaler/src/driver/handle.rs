@@ -163,6 +163,12 @@ impl Scaler {
         self.tell(Event::Settled);
     }
 
+    /// The coordinator answered a job request that a reservation was made for. `at_once`: with a job, and without holding the
+    /// request.
+    pub fn answered(&self, at_once: bool) {
+        self.tell(Event::Answered { at_once });
+    }
+
     /// Other policies, from now on.
     pub fn set_policies(&self, policies: Policies) {
         self.tell(Event::Policies(policies));

@@ -94,6 +94,7 @@ impl Engine {
         if let Some(refusal) = self.refusal(now) {
             return Err(refusal);
         }
+        self.request_begins(now);
         self.reservations.insert(key);
         Ok(())
     }
@@ -103,19 +104,20 @@ impl Engine {
         self.look_up_policy(now);
         let reserved = self.reservations.len() as u64;
         let available = self.pool.sums().free.saturating_sub(reserved);
-        if available == 0 {
-            let held = self.holds(now);
-            self.refused = Some(now.at);
-            let why = || self.named(held.iter().filter_map(|(group, hold)| Some((*group, hold.clone()?))).collect());
-            if self.stopping || self.slots_to_come(&held) <= reserved {
-                return Some(NoCapacity::InSight { facts: self.facts(), why: why() });
-            }
-            if self.wanted.idle_count > 0 && self.wanted.preemptive {
-                return Some(NoCapacity::Immediately { facts: self.facts(), why: why() });
-            }
-            self.refused = None;
+        if available > 0 {
+            return None;
         }
-        None
+        let held = self.holds(now);
+        let is_in_sight = !self.stopping && self.slots_to_come(&held) > reserved;
+        let is_preemptive = self.wanted.idle_count > 0 && self.wanted.preemptive;
+        if is_in_sight && (!is_preemptive || self.may_reserve_ahead(now)) {
+            self.refused = None;
+            return None;
+        }
+        self.refused = Some(now.at);
+        let why = self.named(held.into_iter().filter_map(|(group, hold)| Some((group, hold?))).collect());
+        let facts = self.facts();
+        Some(if is_in_sight { NoCapacity::Immediately { facts, why } } else { NoCapacity::InSight { facts, why } })
     }
 
     /// Promises a slot for a job that is here already, as after a restart: it will wait, however long.
@@ -131,7 +133,7 @@ impl Engine {
     }
 
     /// Takes back promises that nothing stands behind any more: those beyond what is in sight, and by a preemptive policy
-    /// those for which instances would be kept idle for longer than it says.
+    /// those for which instances would be kept idle for longer than it says, and those too far ahead of free slots.
     pub(super) fn withdraw(&mut self, now: Now) {
         let reserved = self.reservations.len() as u64;
         let promises = reserved.saturating_sub(self.queue.len() as u64);
@@ -140,7 +142,7 @@ impl Engine {
         }
         let held = self.holds(now);
         let in_sight = self.pool.sums().free.max(self.slots_to_come(&held));
-        let over = reserved.saturating_sub(in_sight).max(self.kept_too_long(now));
+        let over = reserved.saturating_sub(in_sight).max(self.kept_too_long(now)).max(self.too_far_ahead(now));
         if over == 0 {
             return;
         }

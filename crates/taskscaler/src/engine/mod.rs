@@ -17,6 +17,7 @@
 //! by what was learned of its group, is about to run: then the delay stays within a fiftieth of the boot time, as long as
 //! listing takes less than a tenth of the time.
 
+mod ahead;
 mod calls;
 mod group;
 mod instance;
@@ -48,6 +49,7 @@ use crate::need::Usages;
 use crate::policy::Wanted;
 use crate::time::{Now, Time};
 use crate::words::{GroupId, Key, Work};
+use ahead::Answers;
 use group::Group;
 use pool::{Index, Pool};
 use queue::Queue;
@@ -67,6 +69,7 @@ pub struct Engine {
     queue: Queue,
     leases: HashMap<Key, Place>,
     reservations: HashSet<Key>,
+    answers: Answers,
     /// When a reservation was last refused: a job could be had as soon as there is a slot for it.
     refused: Option<Time>,
     /// Leases from before a restart that nobody has claimed yet.
@@ -128,6 +131,7 @@ impl Engine {
             queue: Queue::default(),
             leases: HashMap::new(),
             reservations: HashSet::new(),
+            answers: Answers::default(),
             refused: None,
             unclaimed: BTreeSet::new(),
             wakers: HashMap::new(),
@@ -166,7 +170,7 @@ impl Engine {
             Event::Unreserve { key } => {
                 self.reservations.remove(&key);
             }
-            Event::Answered { .. } => {}
+            Event::Answered { at_once } => self.request_answered(now, at_once),
             Event::Cancel { key } => {
                 self.queue.remove(&key);
                 self.stop_waking(now, &key);
@@ -309,6 +313,7 @@ impl Engine {
         let groups = (0..self.groups.len()).flat_map(|group| self.group_wakes(now, GroupId(group)));
         let idle = self.idle_wake(now);
         let overtaken = self.overtaken_wake(now);
-        [due, minute, idle, overtaken].into_iter().flatten().chain(groups).min()
+        let held = self.held_wake(now);
+        [due, minute, idle, overtaken, held].into_iter().flatten().chain(groups).min()
     }
 }

@@ -13,7 +13,7 @@ use crate::words::{GroupId, Removal};
 /// Instances in a row that could not be made ready, before the group is asked for one at a time.
 const READINESS_FAILURES_MAX: u32 = 3;
 /// Room of a group without a limit.
-const UNBOUNDED: u64 = 1_000_000_000;
+pub(super) const UNBOUNDED: u64 = 1_000_000_000;
 /// A removal is thought to work for so long, or for three times as long as removals of its group take.
 const STUCK_AFTER: Duration = Duration::from_secs(300);
 /// Idle instances of a group that are looked at in one step.
@@ -134,7 +134,8 @@ impl Engine {
         self.held = held;
     }
 
-    fn how_many(&mut self, now: Now, id: GroupId, missing: u64) -> u32 {
+    /// Instances that the group can be asked for at this moment.
+    pub(super) fn how_many(&mut self, now: Now, id: GroupId, missing: u64) -> u32 {
         let room = self.room(id);
         let spend = self.spend_room(id);
         let Some(group) = self.groups.get_mut(id.0) else { return 0 };

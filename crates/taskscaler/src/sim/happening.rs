@@ -26,6 +26,8 @@ pub(super) enum Happening {
         attempt: u32,
     },
     AskForJobs,
+    /// A request that was sent after the last job is answered.
+    Empty,
     Wake,
     Kill,
     /// A group's plugin that was down may be up.

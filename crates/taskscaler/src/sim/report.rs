@@ -35,6 +35,9 @@ pub struct Report {
     /// Jobs that went on in what another one had left.
     #[serde(skip)]
     pub resumed: usize,
+    /// Jobs that were requested while slots were reserved ahead of free ones.
+    #[serde(skip)]
+    pub ahead: usize,
     /// Jobs that were canceled while they waited, and came again.
     #[serde(skip)]
     pub canceled: usize,

@@ -40,6 +40,8 @@ pub struct Scenario {
     pub turns: Vec<(Time, Turn)>,
     /// Promises that the manager holds, also without a job: its requests in flight.
     pub promises: usize,
+    /// The server holds a request until there is a job. Otherwise it answers that it has none.
+    pub holds_requests: bool,
     /// Of each three jobs the first leaves its environment for the second, which comes at most so long after it; none: no job
     /// leaves one.
     pub naps: Option<Duration>,
@@ -87,6 +89,7 @@ impl Scenario {
             foreign: Vec::new(),
             turns: Vec::new(),
             promises: 0,
+            holds_requests: false,
             naps: None,
             heals: Time::from_millis(u64::MAX),
             end,
@@ -154,6 +157,13 @@ impl Case {
             turn::configure(&mut config, other);
             promises = other.random_range(0..4);
         }
+        // And from another.
+        let ahead = &mut ChaCha8Rng::seed_from_u64(seed ^ 0xa4ead);
+        let holds_requests = chance(ahead, 0.5);
+        if chance(ahead, 0.5) {
+            requests_ahead(&mut config, &mut jobs, ahead);
+            promises = promises.max(ahead.random_range(0..8));
+        }
         let naps = naps(&mut config, &mut clouds, &mut ChaCha8Rng::seed_from_u64(seed ^ 0x51ee));
         let end = end + naps.unwrap_or_default() * u32::try_from(jobs.len()).unwrap_or(u32::MAX);
         let killed_before_acting = if chance(random, 0.3) { 0.02 } else { 0.0 };
@@ -167,6 +177,7 @@ impl Case {
             foreign,
             turns,
             promises,
+            holds_requests,
             naps,
             heals,
             end,
@@ -227,6 +238,7 @@ impl Case {
             with(&|case| drop(case.scenario.turns.remove(index)));
         }
         with(&|case| case.scenario.promises = 0);
+        with(&|case| case.scenario.holds_requests = false);
         with(&|case| case.scenario.naps = None);
         with(&|case| case.scenario.killed_before_acting = 0.0);
         with(&|case| case.jobs.iter_mut().for_each(|job| job.request = Request::default()));
@@ -330,6 +342,18 @@ fn share(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
     }
 }
 
+/// Jobs that come together, on a fleet that keeps some slots idle for them.
+fn requests_ahead(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
+    let (_, wanted) = config.policies.at(MONDAY);
+    let idle_count = random.random_range(1..5);
+    config.policies = Policies::always(Wanted { idle_count, preemptive: true, ahead: true, ..wanted });
+    let together = random.random_range(1..20);
+    for jobs in jobs.chunks_mut(together) {
+        let first = jobs.first().map_or(Time::ZERO, |job| job.at);
+        jobs.iter_mut().for_each(|job| job.at = first + Duration::from_millis(random.random_range(0..3000)));
+    }
+}
+
 /// Jobs that leave their environments for later ones.
 fn naps(config: &mut Config, clouds: &mut [CloudConfig], random: &mut ChaCha8Rng) -> Option<Duration> {
     if chance(random, 0.6) {
@@ -359,6 +383,7 @@ fn config(groups: Vec<GroupConfig>, random: &mut ChaCha8Rng) -> Config {
         scale_factor_limit: random.random_range(0..5),
         preemptive: chance(random, 0.5),
         placement: if chance(random, 0.5) { Placement::Pack } else { Placement::Spread },
+        ahead: false,
     });
     config.order = if chance(random, 0.5) { GroupOrder::Price } else { GroupOrder::Listed };
     config.reservation_throttling = chance(random, 0.5);

@@ -79,6 +79,8 @@ pub struct World<'a> {
     /// The engine is woken then; an earlier wake makes this one void.
     wake: Option<Time>,
     queue: VecDeque<usize>,
+    /// Since when the server has had no job for a request in flight.
+    empty_since: Option<Time>,
     asking: bool,
     running: Vec<Running>,
     keys: HashMap<Key, usize>,
@@ -130,6 +132,7 @@ impl<'a> World<'a> {
             now,
             wake: None,
             queue: VecDeque::new(),
+            empty_since: None,
             asking: false,
             running: jobs.iter().map(new).collect(),
             keys: HashMap::new(),
@@ -224,6 +227,7 @@ impl<'a> World<'a> {
             }
             Happening::Canceled { job, attempt } => self.canceled(job, attempt)?,
             Happening::AskForJobs => self.asking = false,
+            Happening::Empty => self.finds_no_job(),
             Happening::Wake => {
                 self.wake = None;
                 self.report.events += 1;
@@ -296,10 +300,13 @@ impl<'a> World<'a> {
             if let Some(promise) = self.promises.pop() {
                 self.engine.rename(&promise, key.clone());
             } else if self.engine.reserve(self.now, key.clone()).is_err() {
+                self.empty_since = None;
                 self.ask_again();
                 return Ok(());
             }
+            self.report.ahead += usize::from(self.engine.is_ahead());
             self.queue.pop_front();
+            self.requested();
             self.running[job].place = Place::Waiting;
             self.keys.insert(key.clone(), job);
             self.ask_for(job, key)?;

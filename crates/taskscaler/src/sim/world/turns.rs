@@ -13,6 +13,10 @@ use crate::sim::turn::Turn;
 use crate::time::Time;
 use crate::words::{GroupId, Key};
 
+/// A request that is answered later than this was held.
+const HELD: Duration = Duration::from_secs(1);
+/// Time that a request takes when the server does not hold it.
+const ANSWER: Duration = Duration::from_millis(50);
 /// What a plugin that is down has to say.
 const DOWN: &str = "the plugin has ended";
 
@@ -168,6 +172,25 @@ impl World<'_> {
         }
     }
 
+    /// A job was requested: at once, unless the request was held until the job came.
+    pub(super) fn requested(&mut self) {
+        let at_once = self.empty_since.take().is_none_or(|since| self.now.at.since(since) < HELD);
+        self.engine.handle(self.now, Event::Answered { at_once });
+        if self.queue.is_empty() {
+            self.empty_since = Some(self.now.at);
+            if !self.scenario.holds_requests {
+                self.plan(self.now.at + ANSWER, Happening::Empty);
+            }
+        }
+    }
+
+    /// The request after the last job brings none.
+    pub(super) fn finds_no_job(&mut self) {
+        if self.empty_since.is_some() {
+            self.engine.handle(self.now, Event::Answered { at_once: false });
+        }
+    }
+
     /// Holds as many promises as a manager's requests may be in flight.
     pub(super) fn promise(&mut self) {
         let wanted = if self.is_draining || self.now.at >= self.scenario.heals { 0 } else { self.scenario.promises };
@@ -187,6 +210,7 @@ impl World<'_> {
         self.life += 1;
         self.wake = None;
         self.asking = false;
+        self.empty_since = None;
         self.is_draining = false;
         self.promises.clear();
         let rows = self.rows.iter().map(|(key, row)| (key.clone(), row.clone())).collect();
