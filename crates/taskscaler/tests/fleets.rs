@@ -94,17 +94,9 @@ fn bursts(ahead: bool) -> Report {
 /// ones are idle again while a fleet without it still works its queue off, with two jobs after each boot.
 fn a_burst_waits_a_fraction_of_the_time_and_creates_no_more_instances() {
     let (off, on) = (bursts(false), bursts(true));
-    for (name, report) in [("off", &off), ("on", &on)] {
-        println!(
-            "request_ahead {name}: wait p50 {:?}, p95 {:?}, {} instances, {:.1} instance hours",
-            report.wait(0.5),
-            report.wait(0.95),
-            report.machines,
-            report.machine_hours
-        );
-    }
     assert_eq!((off.done, on.done), (400, 400));
-    assert!(on.wait(0.5) * 3 < off.wait(0.5) && on.wait(0.95) * 2 < off.wait(0.95));
+    let half = (on.wait(0.5).as_secs(), off.wait(0.5).as_secs());
+    assert!(half.0 * 5 < half.1 && on.wait(0.95) * 3 < off.wait(0.95), "seconds that half of the jobs wait: {half:?}");
     assert_eq!((on.machines, off.machines), (402, 402), "one for each job, and two idle ones");
     let idle_again = 2.0 * 10.0 * off.wait(1.0).as_secs_f64() / 3600.0;
     assert!(on.machine_hours <= off.machine_hours + idle_again, "{} and {}", on.machine_hours, off.machine_hours);

@@ -101,6 +101,25 @@ fn a_quota_holds_until_the_last_job_has_ended() {
     }
 }
 
+/// What `request_ahead` gives and costs: shorter waits on as many machines.
+#[test]
+fn a_policy_is_compared_with_itself_without_requests_ahead() {
+    let directory = policies();
+    let policy = "max_instances = 30\nmax_use_count = 1\n[[policy]]\nidle_count = 2\nidle_time = \"5m0s\"\n";
+    let jobs: String = (0..40).map(|_| "600,120\n").collect();
+    for (name, text) in
+        [("on.toml", policy), ("off.toml", &format!("request_ahead = false\n{policy}")), ("jobs.csv", &jobs)]
+    {
+        std::fs::write(directory.path().join(name), text).unwrap();
+    }
+    let arguments =
+        ["fleet", "simulate", "--trace", "jobs.csv", "--policy", "on.toml", "--policy", "off.toml", "--json"];
+    let result: serde_json::Value = serde_json::from_slice(&muster(directory.path(), &arguments).stdout).unwrap();
+    let of = |policy: usize, pointer: &str| result["policies"][policy].pointer(pointer).unwrap().as_f64().unwrap();
+    assert!(of(0, "/wait_s/mean") < of(1, "/wait_s/mean") / 3.0, "{result}");
+    assert_eq!(of(0, "/report/machines"), of(1, "/report/machines"), "{result}");
+}
+
 #[test]
 fn what_cannot_be_simulated_is_told() {
     let directory = policies();
