@@ -54,6 +54,9 @@ impl Engine {
         if !self.answers.is_ahead {
             return 0;
         }
+        if self.is_held(now) {
+            self.answers.jobs_at_once = 0;
+        }
         let most = self.ahead_max(now);
         self.answers.is_ahead = most > 0;
         self.ahead().saturating_sub(most)
@@ -71,6 +74,11 @@ impl Engine {
         waits.then_some(self.answers.last + HELD).filter(|at| *at > now.at)
     }
 
+    /// Whether requests have been without an answer for so long that no job waits at the coordinator.
+    fn is_held(&self, now: Now) -> bool {
+        self.open() > 0 && now.at.since(self.answers.last) >= HELD
+    }
+
     /// Reservations that no job has come for.
     fn open(&self) -> u64 {
         (self.reservations.len() as u64).saturating_sub(self.queue.len() as u64)
@@ -83,8 +91,7 @@ impl Engine {
 
     /// The most of them that there may be now.
     fn ahead_max(&mut self, now: Now) -> u64 {
-        let is_held = self.open() > 0 && now.at.since(self.answers.last) >= HELD;
-        if !self.wanted.ahead || self.answers.jobs_at_once == 0 || is_held {
+        if !self.wanted.ahead || self.answers.jobs_at_once == 0 || self.is_held(now) {
             return 0;
         }
         let waiting = self.queue.slots(self.config.usable());
