@@ -152,6 +152,63 @@ fn a_job_with_nonsense_in_its_knobs_is_warned_and_runs_with_the_defaults() {
     insta::assert_json_snapshot!(lowered(more).plan.warnings);
 }
 
+/// A job of an unprotected ref writes its own `CACHE_FALLBACK_KEY`.
+#[test]
+fn no_spelling_of_a_fallback_key_leads_to_a_cache_of_protected_refs() {
+    let fallbacks = |key: &str| {
+        let mut more = variables(&[("CACHE_FALLBACK_KEY", key)]);
+        more["cache"] = json!([{ "key": "main-non_protected", "paths": ["x"] }]);
+        let job = lowered(more);
+        let plan = serde_json::to_value(&job.plan).unwrap();
+        let mut found = Vec::new();
+        collect("fallback_keys", &plan, &mut found);
+        assert!(!found.is_empty(), "{key:?}: the plan has caches");
+        (found.into_iter().flatten().collect::<Vec<_>>(), job.plan.warnings.join("; "))
+    };
+    assert_eq!(fallbacks("main").0.first().map(String::as_str), Some("main"), "an honest key is used");
+    let hashed = format!("{:x}", <sha2::Sha256 as sha2::Digest>::digest("main-protected"));
+    for key in [
+        "main-protected",
+        "main-protected. .",
+        "main-protected/",
+        "main-protected//./",
+        "main-protected/x/..",
+        "x/../main-protected/y/../",
+        "/../../main-protected/",
+        "main-protected\\",
+        "main-protected%2f",
+        "main-protected%2Fx%2f%2E%2e",
+        "main-protected/%2e",
+        "main-protected\t",
+        "main-protected/\u{a0}",
+        "main-protected./",
+        "main-protected .",
+        "main-PROTECTED/",
+        &hashed,
+        &format!("x/../{hashed}/"),
+    ] {
+        let (keys, warnings) = fallbacks(key);
+        assert_eq!(keys, [""; 0], "{key:?}");
+        assert!(warnings.contains("CACHE_FALLBACK_KEY"), "{key:?}: {warnings}");
+    }
+}
+
+/// The lists of texts under that name, wherever they are.
+fn collect(name: &str, value: &Value, found: &mut Vec<Vec<String>>) {
+    match value {
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                match serde_json::from_value(value.clone()) {
+                    Ok(list) if key == name => found.push(list),
+                    _ => collect(name, value, found),
+                }
+            }
+        }
+        Value::Array(values) => values.iter().for_each(|value| collect(name, value, found)),
+        _ => {}
+    }
+}
+
 #[test]
 fn a_job_of_muster_ci_with_an_image() {
     let job = lowered(json!({
