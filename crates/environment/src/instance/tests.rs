@@ -14,6 +14,7 @@ use muster_agent_api::agent::{
 use muster_fleeting::connector::local::LocalSession;
 use muster_fleeting::connector::{Outcome, Run, RunError, Session, Stream};
 use muster_fleeting::model::Platform;
+use tokio::io::AsyncWriteExt;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
@@ -238,4 +239,42 @@ async fn a_ready_command_that_fails_tells_its_last_words() {
     run(&machine, "test -d \"$HOME\"").await.unwrap();
     let error = run(&machine, "echo no docker here >&2; exit 3").await.unwrap_err();
     assert!(error.contains("it ended with status 3: no docker here"), "{error}");
+}
+
+/// An instance whose command to place the executable prints without end.
+struct Endless {
+    to_stderr: bool,
+}
+
+#[async_trait]
+impl Session for Endless {
+    async fn run(&self, run: Run<'_>) -> Result<Outcome, RunError> {
+        let to = if self.to_stderr { run.stderr } else { run.stdout };
+        let to = to.expect("an output that nobody bounds is read without end");
+        let mut written = 0;
+        loop {
+            assert!(written < 64 << 20, "{written} bytes of output are in memory");
+            let what = "the output cannot be written";
+            to.write_all(&[b'y'; 64 * 1024]).await.map_err(|source| RunError::Local { what, source })?;
+            written += 64 * 1024;
+        }
+    }
+    async fn dial(&self, network: &str, address: &str) -> Result<Box<dyn Stream>, RunError> {
+        LocalSession.dial(network, address).await
+    }
+    async fn dial_run(&self, _: &str) -> Result<Box<dyn Stream>, RunError> {
+        LocalSession.dial_run("echo muster: absent").await
+    }
+    async fn close(&self) {}
+}
+
+#[tokio::test]
+async fn an_instance_that_prints_without_end_is_given_up_and_its_output_is_not_kept() {
+    let place = tempfile::tempdir().unwrap();
+    let agents = stand_in(place.path(), RELAY);
+    for to_stderr in [false, true] {
+        let error = super::place::tunnel(&Endless { to_stderr }, &agents, None).await.err().unwrap();
+        assert!(error.contains("prints more than 1 MiB"), "{} bytes", error.len());
+        assert!(error.contains("bytes omitted]") && error.len() < 16 * 1024, "{} bytes", error.len());
+    }
 }
