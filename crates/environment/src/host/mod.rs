@@ -11,6 +11,8 @@
 //! managers from starting two agents. The socket is there too, unless its path would be too long for one.
 
 mod agents;
+#[cfg(test)]
+mod attack_tests;
 mod replace;
 mod socket;
 mod start;

@@ -18,13 +18,14 @@ use super::*;
 use crate::Slot;
 
 struct Stub {
+    version: String,
     pid: i64,
 }
 
 #[async_trait]
 impl Agent for Stub {
     async fn hello(&self, _: Request<HelloRequest>) -> Result<Response<HelloResponse>, Status> {
-        Ok(Response::new(HelloResponse { version: "stub".to_owned(), pid: self.pid, asks: false }))
+        Ok(Response::new(HelloResponse { version: self.version.clone(), pid: self.pid, asks: false }))
     }
     async fn wait(&self, _: Request<WaitRequest>) -> Result<Response<WaitResponse>, Status> {
         Err(Status::not_found("no such job"))
@@ -40,19 +41,25 @@ impl Agent for Stub {
     }
 }
 
+/// An agent of another version, and what it says its process is.
+pub(super) fn serve(socket: &Path, pid: i64) -> Runtime {
+    serve_as(socket, "stub", pid)
+}
+
 /// An agent in a runtime of its own: when that ends, so do its connections, as those of a process do.
-fn serve(socket: &Path, pid: i64) -> Runtime {
+pub(super) fn serve_as(socket: &Path, version: &str, pid: i64) -> Runtime {
     let _ = std::fs::remove_file(socket);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let entered = runtime.enter();
     let incoming = UnixListenerStream::new(UnixListener::bind(socket).unwrap());
-    let server = tonic::transport::Server::builder().add_service(AgentServer::new(Stub { pid }));
+    let server =
+        tonic::transport::Server::builder().add_service(AgentServer::new(Stub { version: version.to_owned(), pid }));
     runtime.spawn(async move { server.serve_with_incoming(incoming).await.unwrap() });
     drop(entered);
     runtime
 }
 
-fn options(home: &Path, executable: impl Into<PathBuf>) -> HostOptions {
+pub(super) fn options(home: &Path, executable: impl Into<PathBuf>) -> HostOptions {
     HostOptions {
         state_dir: home.join("state"),
         directories: Directories { builds: home.join("builds"), cache: home.join("cache"), shared: true },
@@ -65,7 +72,7 @@ fn options(home: &Path, executable: impl Into<PathBuf>) -> HostOptions {
     }
 }
 
-fn provider(home: &Path, executable: impl Into<PathBuf>) -> HostProvider {
+pub(super) fn provider(home: &Path, executable: impl Into<PathBuf>) -> HostProvider {
     HostProvider::new(options(home, executable)).unwrap()
 }
 

@@ -1,0 +1,94 @@
+//! What processes try that are not agents of this manager.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use muster_job::JobId;
+
+use super::tests::{options, provider, serve, serve_as};
+use super::*;
+use crate::{Slot, SlotKey};
+
+/// A process that an attacker wants to have ended.
+struct Victim(Child);
+
+impl Victim {
+    /// A shell that waits for input.
+    fn start(program: &Path) -> Self {
+        Self(Command::new(program).args(["-c", "read line"]).stdin(Stdio::piped()).spawn().unwrap())
+    }
+
+    fn pid(&self) -> i64 {
+        self.0.id().into()
+    }
+
+    fn lives(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn no_process_is_ended_because_an_impostor_names_it() {
+    let mut victim = Victim::start(Path::new("/bin/sh"));
+    // The victim comes first: where it is ended, the others are not tried.
+    for claimed in [victim.pid(), -1, 0, 1, i64::from(u32::MAX), i64::MIN] {
+        let home = tempfile::tempdir().unwrap();
+        let options = options(home.path(), "/bin/sh");
+        HostProvider::new(options.clone()).unwrap();
+        let impostor = serve(&home.path().join("state/agent.sock"), claimed);
+        let found = one_agent(options).await;
+        assert!(victim.lives(), "the process that the impostor named was ended");
+        let error = found.map(|_| claimed).unwrap_err().to_string();
+        assert!(error.contains("is not an agent that this manager started"), "{error}");
+        impostor.shutdown_background();
+    }
+}
+
+#[tokio::test]
+async fn an_impostor_that_names_the_process_of_another_agent_gets_no_job() {
+    let home = tempfile::tempdir().unwrap();
+    let executable = home.path().join("agent");
+    std::fs::copy("/bin/sh", &executable).unwrap();
+    let mut agent = Victim::start(&executable);
+    let provider = provider(home.path(), &executable);
+    let impostor = serve_as(&home.path().join("state/agent.sock"), env!("CARGO_PKG_VERSION"), agent.pid());
+
+    let key = SlotKey { runner: "short".to_owned(), project_id: 3 };
+    let lease = provider.acquire(&key, &Asking::new(JobId(1))).await.unwrap();
+    assert_ne!(lease.record.environment, "host", "a new job is given to the impostor");
+    lease.release();
+    let record = LeaseRecord {
+        environment: "host".to_owned(),
+        slot: Slot { id: 0, project_slot: 0, key },
+        claim: String::new(),
+        machine: None,
+    };
+    let lease = provider.restore(&record).await.unwrap();
+    let error = lease.environment.connect().await.unwrap_err().to_string();
+    assert!(error.contains("is not an agent that this manager started"), "{error}");
+    assert!(error.contains("agent.sock") && error.contains(&std::process::id().to_string()), "{error}");
+    assert!(agent.lives());
+    impostor.shutdown_background();
+}
+
+#[test]
+fn a_directory_in_which_others_can_put_a_socket_is_refused() {
+    let home = tempfile::tempdir().unwrap();
+    let state = home.path().join("state");
+    for mode in [0o777, 0o770, 0o1777, 0o755] {
+        std::fs::create_dir_all(&state).unwrap();
+        std::fs::set_permissions(&state, std::fs::Permissions::from_mode(mode)).unwrap();
+        let error = HostProvider::new(options(home.path(), "/nonexistent")).unwrap_err().to_string();
+        assert!(error.contains("chmod 700") && error.contains("state"), "{mode:o}: {error}");
+    }
+    std::fs::set_permissions(&state, std::fs::Permissions::from_mode(0o700)).unwrap();
+    HostProvider::new(options(home.path(), "/nonexistent")).unwrap();
+}
