@@ -1,6 +1,6 @@
-//! What processes try that are not agents of this manager.
+//! What processes try that are not agents of this manager, and what jobs try with the directories of their user.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -91,4 +91,42 @@ fn a_directory_in_which_others_can_put_a_socket_is_refused() {
     }
     std::fs::set_permissions(&state, std::fs::Permissions::from_mode(0o700)).unwrap();
     HostProvider::new(options(home.path(), "/nonexistent")).unwrap();
+}
+
+/// What a manager that is root gives to the user of the jobs.
+#[test]
+fn no_directory_behind_a_link_of_a_job_is_given_to_the_user_of_the_jobs() {
+    if !rustix::process::geteuid().is_root() {
+        muster_test_needs::missing("only root can give directories away");
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let (jobs, elsewhere) = (home.path().join("jobs"), home.path().join("elsewhere"));
+    std::fs::create_dir_all(jobs.join("deep/deeper")).unwrap();
+    std::fs::create_dir(&elsewhere).unwrap();
+    symlink(&elsewhere, jobs.join("link")).unwrap();
+    symlink("../../elsewhere", jobs.join("deep/link")).unwrap();
+    symlink(&jobs, jobs.join("deep/deeper/link")).unwrap();
+    symlink(elsewhere.join("new"), jobs.join("dangling")).unwrap();
+    let status = Command::new("chown").args(["-hR", "nobody"]).arg(&jobs).status().unwrap();
+    assert!(status.success());
+    for below in ["link/builds", "deep/link/builds", "deep/deeper/link/link/builds", "dangling", "dangling/builds"] {
+        let path = jobs.join(below);
+        let directories = Directories { builds: path.clone(), cache: home.path().join("cache"), shared: true };
+        let user = Some("nobody".to_owned());
+        let made = HostProvider::new(HostOptions { directories, user, ..options(home.path(), "/nonexistent") });
+        let left: Vec<_> = std::fs::read_dir(&elsewhere).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert!(left.is_empty(), "{below}: {left:?} was made, and given away");
+        let error = made.map(|_| below).unwrap_err().to_string();
+        assert!(error.contains("is a link"), "{below}: {error}");
+    }
+    // A link of the administrator's is followed, and a directory of the jobs' needs none.
+    symlink(&jobs, home.path().join("link")).unwrap();
+    let builds = home.path().join("link/deep/builds");
+    let directories = Directories { builds, cache: home.path().join("cache"), shared: true };
+    let user = Some("nobody".to_owned());
+    HostProvider::new(HostOptions { directories, user, ..options(home.path(), "/nonexistent") }).unwrap();
+    let owner = |path: &Path| std::fs::symlink_metadata(path).unwrap().uid();
+    assert_eq!(owner(&jobs.join("deep/builds")), owner(&jobs));
+    assert_eq!(owner(&elsewhere), 0);
 }
