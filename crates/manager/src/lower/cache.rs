@@ -61,13 +61,26 @@ fn key(payload: &JobPayload, cache: &Cache) -> String {
 fn fallbacks(cache: &Cache, variables: &Variables, warnings: &mut Vec<String>) -> Vec<String> {
     let mut keys: Vec<String> = cache.fallback_keys.iter().map(|key| variables.expand(key)).collect();
     if let Some(key) = variables.get("CACHE_FALLBACK_KEY").filter(|key| !key.is_empty()) {
-        if key.trim_end_matches(['.', ' ']).ends_with("-protected") {
+        let directory = sanitize(&key).unwrap_or_default();
+        if [&key, &directory].into_iter().any(|key| names_protected(key)) {
             warnings.push(format!("CACHE_FALLBACK_KEY \"{key}\" not allowed to end in \"-protected\""));
+        } else if is_hash(&directory) {
+            warnings.push(format!("CACHE_FALLBACK_KEY \"{key}\" not allowed to be the hash of a key"));
         } else {
             keys.push(key);
         }
     }
     keys
+}
+
+/// Whether a key names a cache of protected refs. Some file systems ignore case, and dots and blanks at the end.
+fn names_protected(key: &str) -> bool {
+    key.trim_end_matches(|c: char| c == '.' || c.is_whitespace()).to_lowercase().ends_with("-protected")
+}
+
+/// Whether a directory of that name may be the one of a hashed key: of which key cannot be known.
+fn is_hash(directory: &str) -> bool {
+    directory.len() == hashed("").len() && directory.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// How keys name directories.
