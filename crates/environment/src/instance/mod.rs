@@ -16,6 +16,7 @@
 
 mod acquire;
 mod agents;
+mod excerpt;
 mod executable;
 mod extension;
 pub mod files;

@@ -8,6 +8,7 @@ use muster_fleeting::model::Platform;
 use tokio::io::AsyncReadExt;
 
 use super::agents::Agents;
+use super::excerpt::Excerpt;
 use super::executable::Executable;
 use super::shell::{self, ABSENT, CONNECTED, FAILED, MARK, OLDER, PLACED};
 
@@ -129,14 +130,23 @@ async fn answer(stream: &mut dyn Stream) -> Result<String, String> {
 
 async fn place(session: &dyn Session, executable: &Executable, hash: &str) -> Result<(), String> {
     let mut packed = executable.packed();
-    let mut said = Vec::new();
+    let (mut output, mut errors) = (Excerpt::default(), Excerpt::default());
     let command = shell::place(hash);
-    let run = Run { stdin: Some(&mut packed), stdout: Some(&mut said), ..Run::new(&command) };
-    let outcome = session.run(run).await.map_err(|error| format!("the agent's executable was not placed: {error}"))?;
-    let said = String::from_utf8_lossy(&said);
-    if outcome.exit == Exit::Code(0) && said.lines().any(|line| line.strip_prefix(MARK) == Some(PLACED)) {
-        tracing::info!(hash, "the agent's executable was placed");
-        return Ok(());
-    }
-    Err(format!("the agent's executable was not placed ({:?}): {}", outcome.exit, outcome.stderr))
+    let run =
+        Run { stdin: Some(&mut packed), stdout: Some(&mut output), stderr: Some(&mut errors), ..Run::new(&command) };
+    let outcome = session.run(run).await;
+    let why = match outcome {
+        _ if output.is_over() => format!("the instance's shell prints more than 1 MiB: {output}"),
+        _ if errors.is_over() => format!("the instance's shell prints more than 1 MiB of errors: {errors}"),
+        Err(error) => error.to_string(),
+        Ok(outcome) => {
+            let is_placed = |line: &str| line.strip_prefix(MARK) == Some(PLACED);
+            if outcome.exit == Exit::Code(0) && output.to_string().lines().any(is_placed) {
+                tracing::info!(hash, "the agent's executable was placed");
+                return Ok(());
+            }
+            format!("{:?}: {errors}", outcome.exit)
+        }
+    };
+    Err(format!("the agent's executable was not placed: {why}"))
 }
