@@ -1,7 +1,6 @@
 //! A connection to an agent: its two services over one channel.
 
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -56,17 +55,21 @@ pub struct AgentConnection {
 }
 
 impl AgentConnection {
-    /// Connects to the socket and asks who is there.
+    /// Speaks to an agent of this machine at `place`, and asks who is there. `dial` opens each connection to it, and decides
+    /// whether the process on the other end may be spoken to.
     ///
     /// # Errors
     /// [`EnvironmentError::Unreachable`].
-    pub async fn open(socket: &Path) -> Result<Self, EnvironmentError> {
-        let path = socket.to_owned();
+    pub async fn open<D, F>(place: String, mut dial: D) -> Result<Self, EnvironmentError>
+    where
+        D: FnMut() -> F + Send + 'static,
+        F: Future<Output = io::Result<UnixStream>> + Send + 'static,
+    {
         let connector = service_fn(move |_| {
-            let path = path.clone();
-            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+            let stream = dial();
+            async move { stream.await.map(TokioIo::new) }
         });
-        Self::with(socket.display().to_string(), connector, NEAR).await
+        Self::with(place, connector, NEAR).await
     }
 
     /// Speaks over a stream that leads to an agent at `place`, and asks who is there. When the stream breaks, so does the

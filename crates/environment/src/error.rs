@@ -14,6 +14,20 @@ pub enum EnvironmentError {
         /// What happened.
         message: String,
     },
+    /// A process that is not an agent of this manager listens at the agent's socket. It got nothing.
+    #[error(
+        "process {pid} of user {user} listens on {} and is not an agent that this manager started; end that process, or \
+         remove the socket",
+        socket.display()
+    )]
+    Untrusted {
+        /// The socket.
+        socket: PathBuf,
+        /// The process.
+        pid: i32,
+        /// ID of its user.
+        user: u32,
+    },
     /// The agent's process did not come up.
     #[error("the agent could not be started: {message}; its log is {}", log.display())]
     Start {

@@ -137,9 +137,8 @@ async fn reach(dir: PathBuf) -> Result<Reached, String> {
         hidden: Vec::new(),
         open_files: None,
     };
-    let OneAgent { socket, is_older } = one_agent(options).await.map_err(|error| text(&error))?;
-    let socket = UnixStream::connect(&socket).map_err(|error| format!("{}: {error}", socket.display()))?;
-    Ok(Reached { socket, home, is_older })
+    let OneAgent { stream, is_older } = one_agent(options).await.map_err(|error| text(&error))?;
+    Ok(Reached { socket: stream, home, is_older })
 }
 
 fn serve(args: ServeArgs) -> ExitCode {

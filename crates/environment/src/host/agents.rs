@@ -10,18 +10,17 @@
 //! whatever its number. An older one is ended when its spool is empty.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use muster_agent_api::agent::ListRequest;
 use parking_lot::Mutex;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, Uid};
 use tokio::task::JoinHandle;
 
+use super::agent::{self, HostAgent};
 use super::{HostEnvironment, HostOptions, socket_path, user};
-use crate::{AgentConnection, EnvironmentError, Identity};
+use crate::EnvironmentError;
 
 /// The environment of number 0, and what the names of the others begin with.
 const HOST: &str = "host";
@@ -34,6 +33,8 @@ const LOOK_PERIOD: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct Agents {
     options: HostOptions,
+    /// The user whom the agents run as.
+    user: Uid,
     known: Mutex<BTreeMap<u32, Arc<HostEnvironment>>>,
     /// The number for new jobs, once it is known: held while it is found out.
     current: tokio::sync::Mutex<Option<u32>>,
@@ -52,10 +53,11 @@ impl Drop for Agents {
 
 impl Agents {
     /// # Errors
-    /// [`EnvironmentError::File`] where there is no place for the socket.
-    pub(super) fn new(options: HostOptions) -> Result<Self, EnvironmentError> {
-        let agents = Self { options, known: Mutex::default(), current: Default::default(), retiring: Mutex::default() };
-        agents.numbered(0)?;
+    /// [`EnvironmentError::File`] where there is no place for the socket, or others can write to it.
+    pub(super) fn new(options: HostOptions, user: Uid) -> Result<Self, EnvironmentError> {
+        let (known, current, retiring) = Default::default();
+        let agents = Self { options, user, known, current, retiring };
+        agent::check(&*agents.numbered(0)?)?;
         Ok(agents)
     }
 
@@ -97,8 +99,15 @@ impl Agents {
             let message = format!("the path {} is too long for a socket in it", agent_dir.display());
             return Err(EnvironmentError::User { name: name.clone(), message });
         }
-        let spool = agent_dir.join(if number == 0 { "spool".to_owned() } else { format!("spool.{number}") });
-        let environment = Arc::new(HostEnvironment::new(self.options.clone(), socket, spool));
+        let dotted = if number == 0 { String::new() } else { format!(".{number}") };
+        let environment = Arc::new(HostEnvironment {
+            options: self.options.clone(),
+            user: self.user,
+            socket,
+            spool: agent_dir.join(format!("spool{dotted}")),
+            record: self.options.state_dir.join(format!("agent{dotted}.process")),
+            current: tokio::sync::Mutex::default(),
+        });
         known.insert(number, Arc::clone(&environment));
         Ok(environment)
     }
@@ -111,31 +120,32 @@ impl Agents {
             if number > 0 && free.is_some() && !environment.spool.exists() {
                 continue;
             }
-            match AgentConnection::open(&environment.socket).await {
-                Ok(connection) if is_of_this_executable(connection.identity(), &self.options.executable) => {
+            match HostAgent::find(&environment, None).await {
+                Ok(agent) if agent.is_of(&self.options.executable) => {
                     own.get_or_insert(number);
                 }
-                Ok(connection) => older.push((number, connection)),
+                Ok(agent) => {
+                    tracing::info!(
+                        environment = name(number),
+                        pid = agent.process.pid(),
+                        version = agent.connection.identity().version,
+                        "an agent of another executable ends its jobs; new ones have an agent of this one"
+                    );
+                    older.push(Older { environment, agent });
+                }
+                Err(error @ EnvironmentError::Untrusted { .. }) => tracing::warn!(%error, "agent refused"),
+                Err(error @ EnvironmentError::File { .. }) => return Err(error),
                 Err(_) => drop(free.get_or_insert(number)),
             }
         }
-        for (number, connection) in &older {
-            let Identity { version, pid, .. } = connection.identity();
-            tracing::info!(
-                environment = name(*number),
-                pid,
-                version,
-                "an agent of another executable ends its jobs; new ones have an agent of this one"
-            );
-        }
         if !older.is_empty() {
-            let older = older.into_iter().filter_map(|(number, connection)| {
-                Some(Older { environment: self.numbered(number).ok()?, connection })
-            });
-            *self.retiring.lock() = Some(tokio::spawn(retire(older.collect())));
+            *self.retiring.lock() = Some(tokio::spawn(retire(older)));
         }
         own.or(free).ok_or_else(|| EnvironmentError::Start {
-            message: format!("{} agents of earlier executables have jobs: wait for one to end", NUMBERS.len()),
+            message: format!(
+                "agents of earlier executables, or other processes, listen on all {} sockets; wait for one to end",
+                NUMBERS.len()
+            ),
             log: self.options.state_dir.join("agent.log"),
         })
     }
@@ -146,21 +156,10 @@ fn name(number: u32) -> String {
     if number == 0 { HOST.to_owned() } else { format!("{HOST}-{number}") }
 }
 
-/// Whether the agent runs the file that a new one would be started from. A file that was replaced is another one, also
-/// where it has the same version; where the system does not tell, the version does.
-pub(super) fn is_of_this_executable(agent: &Identity, executable: &Path) -> bool {
-    let same_version = agent.version == env!("CARGO_PKG_VERSION");
-    let id = |path: &Path| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
-    match (id(Path::new(&format!("/proc/{}/exe", agent.pid))), id(executable)) {
-        (Some(running), Some(new)) => same_version && running == new,
-        _ => same_version,
-    }
-}
-
 /// An agent of another executable.
 struct Older {
     environment: Arc<HostEnvironment>,
-    connection: AgentConnection,
+    agent: HostAgent,
 }
 
 impl Older {
@@ -176,10 +175,10 @@ async fn retire(mut agents: Vec<Older>) {
         // First of all: jobs of an earlier start are being taken up just now.
         tokio::time::sleep(LOOK_PERIOD).await;
         let mut left = Vec::new();
-        for agent in agents {
-            match agent.connection.agent().list(ListRequest {}).await {
-                Ok(answer) if answer.get_ref().jobs.is_empty() && agent.is_free() => end(agent.connection.identity()),
-                Ok(_) => left.push(agent),
+        for older in agents {
+            match older.agent.connection.agent().list(ListRequest {}).await {
+                Ok(answer) if answer.get_ref().jobs.is_empty() && older.is_free() => end(&older.agent),
+                Ok(_) => left.push(older),
                 // It has ended, and if it is needed it is started again, as one of this executable.
                 Err(error) => tracing::debug!(%error, "an older agent is gone"),
             }
@@ -189,11 +188,10 @@ async fn retire(mut agents: Vec<Older>) {
 }
 
 /// Asks an agent without jobs to end.
-fn end(agent: &Identity) {
-    let pid = i32::try_from(agent.pid).ok().and_then(Pid::from_raw);
-    match pid.map(|pid| kill_process(pid, Signal::TERM)) {
-        Some(Ok(())) => tracing::info!(pid = agent.pid, "an older agent has no job left and was ended"),
-        Some(Err(error)) => tracing::warn!(pid = agent.pid, %error, "an older agent without jobs cannot be ended"),
-        None => {}
+fn end(agent: &HostAgent) {
+    let pid = agent.process.pid();
+    match agent.process.signal(Signal::TERM) {
+        Ok(()) => tracing::info!(pid, "an older agent has no job left and was ended"),
+        Err(error) => tracing::warn!(pid, %error, "an older agent without jobs cannot be ended"),
     }
 }

@@ -79,6 +79,34 @@ async fn an_impostor_that_names_the_process_of_another_agent_gets_no_job() {
     impostor.shutdown_background();
 }
 
+/// The process that a manager recorded has ended, and another one has its id.
+#[tokio::test]
+async fn a_process_with_the_id_of_an_earlier_agent_is_not_that_agent() {
+    let home = tempfile::tempdir().unwrap();
+    let provider = provider(home.path(), "/nonexistent");
+    let (socket, record) = (home.path().join("state/agent.sock"), home.path().join("state/agent.process"));
+    let impostor = serve(&socket, 1);
+    agent::record_this_process(&record);
+    provider.agents.named("host").unwrap().connect().await.unwrap();
+    let right: serde_json::Value = serde_json::from_slice(&std::fs::read(&record).unwrap()).unwrap();
+    for (field, value) in [("started", 1.into()), ("boot", "another".into()), ("executable", serde_json::Value::Null)] {
+        let mut record_of_another = right.clone();
+        record_of_another[field] = value;
+        std::fs::write(&record, record_of_another.to_string()).unwrap();
+        let provider = super::tests::provider(home.path(), "/nonexistent");
+        let error = provider.agents.named("host").unwrap().connect().await.unwrap_err();
+        assert!(matches!(error, EnvironmentError::Untrusted { .. }), "{field}: {error}");
+    }
+    // Jobs can put something in the place of the record if they run as the user of the manager.
+    std::fs::remove_file(&record).unwrap();
+    let fifo = Command::new("mkfifo").arg(&record).status().unwrap();
+    assert!(fifo.success());
+    let provider = super::tests::provider(home.path(), "/nonexistent");
+    let error = provider.agents.named("host").unwrap().connect().await.unwrap_err();
+    assert!(matches!(error, EnvironmentError::Untrusted { .. }), "{error}");
+    impostor.shutdown_background();
+}
+
 #[test]
 fn a_directory_in_which_others_can_put_a_socket_is_refused() {
     let home = tempfile::tempdir().unwrap();

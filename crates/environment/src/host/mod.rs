@@ -8,11 +8,14 @@
 //! checkouts, caches and spool are that user's, and no job runs with the rights of the manager.
 //!
 //! Files below the state directory: `spool/` is the agent's; `agent.log` has what the agent says; `agent.lock` keeps two
-//! managers from starting two agents. The socket is there too, unless its path would be too long for one.
+//! managers from starting two agents; `agent.process` names the agent's process, so that no other one passes for it. The
+//! socket is there too, unless its path would be too long for one.
 
+mod agent;
 mod agents;
 #[cfg(test)]
 mod attack_tests;
+mod process;
 mod replace;
 mod socket;
 mod start;
@@ -20,10 +23,13 @@ mod start;
 mod tests;
 mod user;
 
+use std::io;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use rustix::process::{Uid, geteuid};
 use tokio::sync::{Mutex, watch};
 
 use crate::{
@@ -35,6 +41,7 @@ pub use socket::{operator_socket_path, socket_path};
 pub use start::READY_MARKER;
 pub use user::private_directory;
 
+use agent::HostAgent;
 use agents::Agents;
 
 /// How this machine is used.
@@ -88,7 +95,8 @@ impl HostProvider {
         }
         let slots = Slots::new(options.slots);
         let capacity = watch::Sender::new(Capacity::of(options.slots));
-        Ok(Self { agents: Agents::new(options)?, slots, capacity })
+        let user = owner.map_or_else(geteuid, |owner| owner.user);
+        Ok(Self { agents: Agents::new(options, user)?, slots, capacity })
     }
 
     fn lease(name: String, environment: Arc<HostEnvironment>, taken: TakenSlot) -> Lease {
@@ -135,10 +143,10 @@ impl Provider for HostProvider {
 }
 
 /// The one agent of a state directory that has only one.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct OneAgent {
-    /// Its socket.
-    pub socket: PathBuf,
+    /// A connection to the agent, over which nothing was sent yet. Its calls block.
+    pub stream: UnixStream,
     /// It is of another executable, and has jobs: it cannot be replaced yet.
     pub is_older: bool,
 }
@@ -151,50 +159,63 @@ pub struct OneAgent {
 pub async fn one_agent(options: HostOptions) -> Result<OneAgent, EnvironmentError> {
     let executable = options.executable.clone();
     let environment = HostProvider::new(options)?.agents.first()?;
-    let connection = environment.connect().await?;
-    let mut is_older = !agents::is_of_this_executable(connection.identity(), &executable);
-    if is_older && replace::is_idle(&connection).await {
-        replace::end(connection.identity()).await?;
-        connection.doubt();
-        environment.connect().await?;
+    let mut agent = environment.agent().await?;
+    let mut is_older = !agent.is_of(&executable);
+    if is_older && replace::is_idle(&agent.connection).await {
+        replace::end(&agent).await?;
+        agent.connection.doubt();
+        agent = environment.agent().await?;
         is_older = false;
     }
-    Ok(OneAgent { socket: environment.socket.clone(), is_older })
+    let stream = blocking(agent::dial(&environment.socket, agent.process).await);
+    let place = environment.socket.display().to_string();
+    let stream = stream.map_err(|error| EnvironmentError::Unreachable { place, message: error.to_string() })?;
+    Ok(OneAgent { stream, is_older })
+}
+
+fn blocking(stream: io::Result<tokio::net::UnixStream>) -> io::Result<UnixStream> {
+    let stream = stream?.into_std()?;
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 /// This machine as an environment: one of its agents.
 #[derive(Debug)]
 struct HostEnvironment {
     options: HostOptions,
+    /// The user whom the agent runs as.
+    user: Uid,
     socket: PathBuf,
     spool: PathBuf,
-    /// The connection in use. Held across connecting, so that jobs that lost it together mend it once.
-    current: Mutex<Option<AgentConnection>>,
+    /// The file that names the agent's process.
+    record: PathBuf,
+    /// The agent in use. Held across connecting, so that jobs that lost it together reconnect once.
+    current: Mutex<Option<HostAgent>>,
 }
 
 impl HostEnvironment {
-    fn new(options: HostOptions, socket: PathBuf, spool: PathBuf) -> Self {
-        Self { options, socket, spool, current: Mutex::new(None) }
+    async fn agent(&self) -> Result<HostAgent, EnvironmentError> {
+        let mut current = self.current.lock().await;
+        if let Some(agent) = &*current {
+            if !agent.connection.is_in_doubt() {
+                return Ok(agent.clone());
+            }
+            match agent.connection.check().await {
+                Ok(()) => return Ok(agent.clone()),
+                Err(error) => tracing::warn!(%error, "the connection to the agent is lost"),
+            }
+        }
+        *current = None;
+        let agent = start::find_or_start(self).await?;
+        *current = Some(agent.clone());
+        Ok(agent)
     }
 }
 
 #[async_trait]
 impl Environment for HostEnvironment {
     async fn connect(&self) -> Result<AgentConnection, EnvironmentError> {
-        let mut current = self.current.lock().await;
-        if let Some(connection) = &*current {
-            if !connection.is_in_doubt() {
-                return Ok(connection.clone());
-            }
-            match connection.check().await {
-                Ok(()) => return Ok(connection.clone()),
-                Err(error) => tracing::warn!(%error, "the connection to the agent is lost"),
-            }
-        }
-        *current = None;
-        let connection = start::find_or_start(&self.options, &self.socket, &self.spool).await?;
-        *current = Some(connection.clone());
-        Ok(connection)
+        self.agent().await.map(|agent| agent.connection)
     }
 
     async fn directories(&self) -> Result<Directories, EnvironmentError> {

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use muster_agent_api::agent::ListRequest;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::event::Timespec;
+use rustix::process::Signal;
 
-use crate::{AgentConnection, EnvironmentError, Identity};
+use super::agent::HostAgent;
+use crate::{AgentConnection, EnvironmentError};
 
 /// From the word to its end: an agent without jobs has only old workspaces to remove. Then it is killed.
 const END_LIMIT: Timespec = Timespec { tv_sec: 15, tv_nsec: 0 };
@@ -26,37 +26,32 @@ pub(super) async fn is_idle(connection: &AgentConnection) -> bool {
 ///
 /// # Errors
 /// [`EnvironmentError::Unreachable`] where it stays.
-pub(super) async fn end(agent: &Identity) -> Result<(), EnvironmentError> {
-    let stays = |message: String| EnvironmentError::Unreachable {
-        place: format!("process {}", agent.pid),
-        message: format!("an agent of another executable cannot be replaced: {message}"),
-    };
-    let pid =
-        i32::try_from(agent.pid).ok().and_then(Pid::from_raw).ok_or_else(|| stays("it tells no process".into()))?;
+pub(super) async fn end(agent: &HostAgent) -> Result<(), EnvironmentError> {
+    let process = agent.process.clone();
+    let pid = process.pid();
     let ended = tokio::task::spawn_blocking(move || {
-        let process = match pidfd_open(pid, PidfdFlags::empty()) {
-            Ok(process) => process,
-            Err(Errno::SRCH) => return Ok(true),
-            Err(error) => return Err(error),
-        };
         for (signal, limit) in [(Signal::TERM, &END_LIMIT), (Signal::KILL, &KILL_LIMIT)] {
-            match pidfd_send_signal(&process, signal) {
-                Ok(()) | Err(Errno::SRCH) => {}
-                Err(error) => return Err(error),
-            }
-            if poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(limit))? > 0 {
+            process.signal(signal)?;
+            if process.wait(limit)? {
                 return Ok(true);
             }
         }
         Ok(false)
     });
-    match ended.await {
-        Ok(Ok(true)) => {
-            tracing::info!(pid = agent.pid, version = agent.version, "an agent of another executable was ended");
-            Ok(())
+    let message = match ended.await.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
+        Ok(true) => {
+            tracing::info!(
+                pid,
+                version = agent.connection.identity().version,
+                "an agent of another executable was ended"
+            );
+            return Ok(());
         }
-        Ok(Ok(false)) => Err(stays("it does not end".to_owned())),
-        Ok(Err(error)) => Err(stays(error.to_string())),
-        Err(error) => Err(stays(error.to_string())),
-    }
+        Ok(false) => "it does not end".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Err(EnvironmentError::Unreachable {
+        place: format!("process {pid}"),
+        message: format!("an agent of another executable cannot be replaced: {message}"),
+    })
 }

@@ -13,8 +13,9 @@ use rustix::fs::{FlockOperation, flock};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-use super::{HostOptions, user};
-use crate::{AgentConnection, EnvironmentError};
+use super::agent::HostAgent;
+use super::{HostEnvironment, HostOptions, user};
+use crate::EnvironmentError;
 
 /// What an agent says when it listens (job-execution 12.2).
 pub const READY_MARKER: &str = "step-runner is listening on socket";
@@ -26,23 +27,32 @@ const IDLE_LIMIT: Duration = Duration::from_secs(600);
 const LOG_TAIL_BYTES: usize = 1000;
 
 /// The agent that answers on the socket; where none does, a new one.
-pub(super) async fn find_or_start(
-    options: &HostOptions,
-    socket: &Path,
-    spool: &Path,
-) -> Result<AgentConnection, EnvironmentError> {
-    if let Ok(connection) = AgentConnection::open(socket).await {
-        return Ok(connection);
+///
+/// # Errors
+/// [`EnvironmentError`], also if a process listens there that is not an agent.
+pub(super) async fn find_or_start(environment: &HostEnvironment) -> Result<HostAgent, EnvironmentError> {
+    if let Some(agent) = find(environment).await? {
+        return Ok(agent);
     }
+    let HostEnvironment { options, socket, spool, .. } = environment;
     // Held until the agent listens: another manager then finds it instead of starting a second one.
     let _lock = lock(options.state_dir.join("agent.lock")).await?;
-    if let Ok(connection) = AgentConnection::open(socket).await {
-        return Ok(connection);
+    if let Some(agent) = find(environment).await? {
+        return Ok(agent);
     }
-    start(options, socket, spool).await?;
-    let connection = AgentConnection::open(socket).await?;
-    tracing::info!(pid = connection.identity().pid, "agent started");
-    Ok(connection)
+    let child = start(options, socket, spool).await?;
+    let agent = HostAgent::find(environment, child).await?;
+    tracing::info!(pid = agent.process.pid(), "agent started");
+    Ok(agent)
+}
+
+/// The agent that answers. `None` if no process does.
+async fn find(environment: &HostEnvironment) -> Result<Option<HostAgent>, EnvironmentError> {
+    match HostAgent::find(environment, None).await {
+        Ok(agent) => Ok(Some(agent)),
+        Err(EnvironmentError::Unreachable { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 async fn lock(path: PathBuf) -> Result<File, EnvironmentError> {
@@ -59,7 +69,8 @@ async fn lock(path: PathBuf) -> Result<File, EnvironmentError> {
     locked.await.unwrap_or_else(|error| Err(std::io::Error::other(error))).map_err(failed)
 }
 
-async fn start(options: &HostOptions, socket: &Path, spool: &Path) -> Result<(), EnvironmentError> {
+/// Starts an agent and returns the id of the child process once the agent listens.
+async fn start(options: &HostOptions, socket: &Path, spool: &Path) -> Result<Option<u32>, EnvironmentError> {
     let log_path = options.state_dir.join("agent.log");
     let failed = |message: String| EnvironmentError::Start { message, log: log_path.clone() };
     let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&log_path);
@@ -70,7 +81,7 @@ async fn start(options: &HostOptions, socket: &Path, spool: &Path) -> Result<(),
     // and the runtime reaps it should it end earlier.
     let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
     match tokio::time::timeout(START_LIMIT, ready(&mut child)).await {
-        Ok(true) => Ok(()),
+        Ok(true) => Ok(child.id()),
         Ok(false) => Err(failed(format!("it ended before it listened: {}", tail(&log_path)))),
         Err(_) => {
             let killed = child.kill().await;

@@ -92,7 +92,7 @@ fn executable(home: &Path, script: &str) -> PathBuf {
 #[tokio::test]
 async fn an_agent_that_answers_is_used_and_its_successor_is_found() {
     let home = tempfile::tempdir().unwrap();
-    let provider = provider(home.path(), "/nonexistent");
+    let provider = provider(home.path(), std::env::current_exe().unwrap());
     let socket = home.path().join("state/agent.sock");
     let first = serve(&socket, 1);
     let environment = environment(&provider);
@@ -221,6 +221,8 @@ fn a_long_state_directory_has_its_socket_elsewhere_and_always_there() {
 async fn a_new_job_never_goes_to_an_agent_of_another_version_and_a_job_that_is_there_stays() {
     let home = tempfile::tempdir().unwrap();
     let provider = provider(home.path(), "/nonexistent");
+    // An earlier manager started it; its executable is not the one of this manager.
+    agent::record_this_process(&home.path().join("state/agent.process"));
     let old = serve(&home.path().join("state/agent.sock"), 1);
     let key = SlotKey { runner: "short".to_owned(), project_id: 3 };
     let lease = provider.acquire(&key, &Asking::new(JobId(1))).await.unwrap();

@@ -24,7 +24,7 @@ pub(super) fn agent_dir(options: &HostOptions) -> PathBuf {
 /// Who is to own what the agent writes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Owner {
-    user: Uid,
+    pub(super) user: Uid,
     group: Gid,
 }
 

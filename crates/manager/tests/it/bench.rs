@@ -18,6 +18,7 @@ use muster_runner_api::test_support::{Job, MemoryCoordinator, RUNNER_TOKEN, Serv
 use muster_telemetry::spans::SpanSettings;
 use muster_telemetry::{Build, Telemetry};
 use serde_json::json;
+use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -242,7 +243,8 @@ impl Provider for FakeProvider {
 #[async_trait]
 impl Environment for FakeEnvironment {
     async fn connect(&self) -> Result<AgentConnection, EnvironmentError> {
-        AgentConnection::open(&self.socket).await
+        let socket = self.socket.clone();
+        AgentConnection::open(socket.display().to_string(), move || UnixStream::connect(socket.clone())).await
     }
 
     async fn directories(&self) -> Result<Directories, EnvironmentError> {

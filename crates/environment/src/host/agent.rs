@@ -1,0 +1,165 @@
+//! An agent of this host, once it is certain that it is one.
+//!
+//! The process that listens must run as the user of the jobs, and be one of:
+//! - a process that runs the executable which a new agent would be started from,
+//! - the process in the record which a manager of this state directory wrote when it started or found the agent. After an
+//!   upgrade, older agents run a file that was replaced,
+//! - the child that this manager has just started.
+//!
+//! Any other process gets no job and no signal.
+
+use std::fs::OpenOptions;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::fs::OFlags;
+use rustix::process::Uid;
+use tokio::net::UnixStream;
+
+use super::HostEnvironment;
+use super::process::{FileId, Process, ProcessMark};
+use crate::{AgentConnection, EnvironmentError};
+
+/// Bytes of a record.
+const RECORD_MAX_BYTES: u64 = 4096;
+
+/// A connection to an agent, and the agent's process.
+#[derive(Debug, Clone)]
+pub(super) struct HostAgent {
+    pub(super) connection: AgentConnection,
+    pub(super) process: Process,
+}
+
+impl HostAgent {
+    /// Connects to the agent of that environment. `child` is the process that this manager has just started there.
+    ///
+    /// # Errors
+    /// [`EnvironmentError::Unreachable`] if no process listens, [`EnvironmentError::Untrusted`] if another process does,
+    /// and [`EnvironmentError::File`] if others can put a socket there.
+    pub(super) async fn find(environment: &HostEnvironment, child: Option<u32>) -> Result<Self, EnvironmentError> {
+        let HostEnvironment { socket, user, record, options, .. } = environment;
+        check_directory(socket, *user)?;
+        let place = socket.display().to_string();
+        let stream = UnixStream::connect(socket).await;
+        let stream = stream.map_err(|error| unreachable(&place, &error))?;
+        let process = Process::of(&stream).map_err(|error| unreachable(&place, &error))?;
+        let is_ours = || {
+            runs(&process, &options.executable)
+                || recorded(record).as_ref() == Some(process.mark())
+                || child.is_some_and(|child| process.descends_from(child))
+        };
+        if process.user() != *user || !is_ours() {
+            return Err(EnvironmentError::Untrusted {
+                socket: socket.clone(),
+                pid: process.pid(),
+                user: process.user().as_raw(),
+            });
+        }
+        drop(stream);
+        let dial = {
+            let (socket, process) = (socket.clone(), process.clone());
+            move || dial(socket.clone(), process.clone())
+        };
+        let connection = AgentConnection::open(place, dial).await?;
+        remember(record, process.mark());
+        Ok(Self { connection, process })
+    }
+
+    /// Whether the agent runs the file that a new one would be started from. A file that was replaced is another one, even
+    /// if its version is the same. If the system does not reveal the file, the version decides.
+    pub(super) fn is_of(&self, executable: &Path) -> bool {
+        let is_same_file = match (self.process.executable(), FileId::of(executable)) {
+            (Some(running), Some(new)) => running == new,
+            _ => true,
+        };
+        is_same_file && self.connection.identity().version == env!("CARGO_PKG_VERSION")
+    }
+}
+
+/// Connects to the socket once more.
+///
+/// # Errors
+/// The system's, and if it is another process that listens by now.
+pub(super) async fn dial(socket: impl AsRef<Path>, process: Process) -> io::Result<UnixStream> {
+    let stream = UnixStream::connect(socket).await?;
+    if process.is_peer_of(&stream) {
+        return Ok(stream);
+    }
+    let message = format!("process {} does not listen there any more", process.pid());
+    Err(io::Error::new(io::ErrorKind::ConnectionRefused, message))
+}
+
+fn unreachable(place: &str, error: &io::Error) -> EnvironmentError {
+    EnvironmentError::Unreachable { place: place.to_owned(), message: error.to_string() }
+}
+
+fn runs(process: &Process, executable: &Path) -> bool {
+    process.executable().is_some_and(|running| FileId::of(executable) == Some(running))
+}
+
+/// Refuses a directory in which another user can replace the socket. One that does not exist has no socket either.
+fn check_directory(socket: &Path, user: Uid) -> Result<(), EnvironmentError> {
+    let directory = socket.parent().unwrap_or(socket);
+    let fail = |source| EnvironmentError::File {
+        action: "use, as the directory of the agent's socket,",
+        path: directory.to_owned(),
+        source,
+    };
+    let found = match std::fs::metadata(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        found => found.map_err(fail)?,
+    };
+    let message = if found.uid() != user.as_raw() {
+        format!("it belongs to user {}, and must belong to user {}", found.uid(), user.as_raw())
+    } else if found.mode() & 0o066 != 0 {
+        let mode = found.mode() & 0o7777;
+        format!("its mode is {mode:04o}, which lets other users in; run `chmod 700 {}`", directory.display())
+    } else {
+        return Ok(());
+    };
+    Err(fail(io::Error::new(io::ErrorKind::PermissionDenied, message)))
+}
+
+/// The process that is an agent of this state directory. `None` if there is no usable record.
+fn recorded(record: &Path) -> Option<ProcessMark> {
+    // Jobs may run as the user of this process: what they put in the place of the record must not block.
+    let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits();
+    let file = OpenOptions::new().read(true).custom_flags(i32::try_from(flags).ok()?).open(record).ok()?;
+    if !file.metadata().ok()?.is_file() {
+        return None;
+    }
+    let mut text = Vec::new();
+    file.take(RECORD_MAX_BYTES).read_to_end(&mut text).ok()?;
+    serde_json::from_slice(&text).ok()
+}
+
+/// Without a record, an agent that is older than the next upgrade is not known by the manager after it.
+fn remember(record: &Path, process: &ProcessMark) {
+    if recorded(record).as_ref() == Some(process) {
+        return;
+    }
+    let written = || {
+        let text = serde_json::to_vec(process)?;
+        let new = record.with_extension("new");
+        let _ = std::fs::remove_file(&new);
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?.write_all(&text)?;
+        std::fs::rename(&new, record)
+    };
+    if let Err(error) = written() {
+        tracing::warn!(%error, file = %record.display(), "failed to record the agent's process");
+    }
+}
+
+#[cfg(test)]
+pub(super) fn record_this_process(record: &Path) {
+    remember(record, &ProcessMark::of(rustix::process::getpid()).unwrap());
+}
+
+/// Checks the directory before the first agent is needed.
+///
+/// # Errors
+/// [`EnvironmentError::File`].
+pub(super) fn check(environment: &HostEnvironment) -> Result<(), EnvironmentError> {
+    check_directory(&environment.socket, environment.user)
+}

@@ -1,0 +1,222 @@
+//! The process that listens at an agent's socket, as the kernel names it.
+//!
+//! What an agent reports about itself proves nothing. The kernel records which process listens (`SO_PEERCRED`), and a
+//! pidfd keeps naming that process when its id is used again.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use nix::errno::Errno as NixErrno;
+use nix::sys::socket::{getsockopt, sockopt::PeerPidfd};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::process::{Pid, PidfdFlags, Signal, Uid, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+use tokio::net::UnixStream;
+
+/// Bytes of a file in `/proc` that are read.
+const PROC_MAX_BYTES: u64 = 4096;
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+
+/// Device and inode of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+impl FileId {
+    /// `None` if the file cannot be reached.
+    pub(super) fn of(path: &Path) -> Option<Self> {
+        let file = std::fs::metadata(path).ok()?;
+        Some(Self { device: file.dev(), inode: file.ino() })
+    }
+}
+
+/// Names one process for all time: ids are used again, but not with the same start time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ProcessMark {
+    boot: String,
+    pid: i32,
+    /// Clock ticks from the boot to the start of the process.
+    started: u64,
+    /// The file that the process runs. `None` if this process may not know.
+    executable: Option<FileId>,
+}
+
+impl ProcessMark {
+    pub(super) fn of(pid: Pid) -> io::Result<Self> {
+        let pid = pid.as_raw_nonzero().get();
+        let unreadable =
+            || io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{pid}/stat cannot be understood"));
+        let started = stat_field(pid, STARTED).and_then(|field| field.parse().ok()).ok_or_else(unreadable)?;
+        let boot = read_proc("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+        Ok(Self { boot, pid, started, executable: FileId::of(Path::new(&format!("/proc/{pid}/exe"))) })
+    }
+}
+
+/// Fields of `/proc/<pid>/stat`, counted from the one after the name.
+const PARENT: usize = 1;
+const STARTED: usize = 19;
+
+fn stat_field(pid: i32, field: usize) -> Option<String> {
+    let stat = read_proc(&format!("/proc/{pid}/stat")).ok()?;
+    // The name is in parentheses, and may have some of its own.
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_ascii_whitespace().nth(field).map(str::to_owned)
+}
+
+fn read_proc(path: &str) -> io::Result<String> {
+    let mut text = Vec::new();
+    File::open(path)?.take(PROC_MAX_BYTES).read_to_end(&mut text)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// A process that listens at a socket. Clones share the pidfd.
+#[derive(Debug, Clone)]
+pub(super) struct Process {
+    mark: ProcessMark,
+    user: Uid,
+    /// `None` on kernels before Linux 5.3: such a process is not signaled.
+    handle: Option<Arc<OwnedFd>>,
+}
+
+impl Process {
+    /// The process on the other end of a connection.
+    ///
+    /// # Errors
+    /// The system's, and if the process has ended or is in a PID namespace that this process does not see.
+    pub(super) fn of(stream: &UnixStream) -> io::Result<Self> {
+        let peer = stream.peer_cred()?;
+        let pid = peer.pid().filter(|pid| *pid > 0).and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| io::Error::other("the process that listens is in another PID namespace"))?;
+        let handle = match getsockopt(stream, PeerPidfd) {
+            Ok(handle) => Some(handle),
+            // Before Linux 6.5. Should the id name a later process by now, that one is what is checked.
+            Err(NixErrno::ENOPROTOOPT | NixErrno::EOPNOTSUPP) => match pidfd_open(pid, PidfdFlags::empty()) {
+                Ok(handle) => Some(handle),
+                Err(Errno::NOSYS | Errno::PERM) => None,
+                Err(error) => return Err(error.into()),
+            },
+            Err(error) => return Err(error.into()),
+        };
+        let mark = ProcessMark::of(pid)?;
+        let process = Self { mark, user: Uid::from_raw(peer.uid()), handle: handle.map(Arc::new) };
+        // Only now it is certain that the files in /proc were those of this process.
+        if process.has_ended() { Err(io::Error::other("the process that listened has ended")) } else { Ok(process) }
+    }
+
+    pub(super) fn pid(&self) -> i32 {
+        self.mark.pid
+    }
+
+    pub(super) fn user(&self) -> Uid {
+        self.user
+    }
+
+    pub(super) fn mark(&self) -> &ProcessMark {
+        &self.mark
+    }
+
+    pub(super) fn executable(&self) -> Option<FileId> {
+        self.mark.executable
+    }
+
+    /// Whether this is the child of that id, or a child of that child: `su` may stay as the parent.
+    pub(super) fn descends_from(&self, child: u32) -> bool {
+        let is_child = |pid: i32| u32::try_from(pid).is_ok_and(|pid| pid == child);
+        is_child(self.mark.pid)
+            || stat_field(self.mark.pid, PARENT).and_then(|parent| parent.parse().ok()).is_some_and(is_child)
+    }
+
+    /// Whether this process is on the other end of that connection.
+    pub(super) fn is_peer_of(&self, stream: &UnixStream) -> bool {
+        stream.peer_cred().is_ok_and(|peer| peer.pid() == Some(self.mark.pid)) && !self.has_ended()
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        match &self.handle {
+            Some(handle) => wait(handle, &AT_ONCE).unwrap_or(true),
+            None => Pid::from_raw(self.mark.pid)
+                .map(ProcessMark::of)
+                .is_none_or(|now| !now.is_ok_and(|now| now == self.mark)),
+        }
+    }
+
+    /// Waits until the process has ended; `false` if the time is over first. Blocks.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn wait(&self, limit: &Timespec) -> io::Result<bool> {
+        self.handle().and_then(|handle| wait(handle, limit))
+    }
+
+    /// Signals the process. One that has ended is not signaled, nor is a later one with its id.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn signal(&self, signal: Signal) -> io::Result<()> {
+        match pidfd_send_signal(self.handle()?, signal) {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn handle(&self) -> io::Result<&OwnedFd> {
+        let missing =
+            || io::Error::other("this kernel has no pidfd (Linux 5.3), so the process cannot be ended safely");
+        self.handle.as_deref().ok_or_else(missing)
+    }
+}
+
+fn wait(handle: &OwnedFd, limit: &Timespec) -> io::Result<bool> {
+    let ended = retry_on_intr(|| poll(&mut [PollFd::new(handle, PollFlags::IN)], Some(limit)))?;
+    Ok(ended > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    const LISTEN: &str = "import socket, sys, time
+s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()
+print(flush=True)
+time.sleep(600)";
+
+    #[tokio::test]
+    async fn the_process_that_listens_is_the_one_that_is_named_and_ended() {
+        let home = tempfile::tempdir().unwrap();
+        let socket = home.path().join("socket");
+        let mut python = Command::new("python3");
+        python.args(["-c", LISTEN]).arg(&socket).stdout(Stdio::piped());
+        let mut child = python.spawn().unwrap();
+        let mut listens = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut listens).unwrap();
+
+        let stream = UnixStream::connect(&socket).await.unwrap();
+        let process = Process::of(&stream).unwrap();
+        assert_eq!(u32::try_from(process.pid()).unwrap(), child.id());
+        assert_eq!(process.user(), rustix::process::geteuid());
+        let executable = FileId::of(Path::new(&format!("/proc/{}/exe", child.id())));
+        assert!(executable.is_some() && process.executable() == executable);
+        assert!(process.descends_from(child.id()) && process.descends_from(std::process::id()));
+        assert!(!process.descends_from(u32::MAX));
+        assert!(process.is_peer_of(&stream) && !process.has_ended());
+
+        process.signal(Signal::TERM).unwrap();
+        let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+        assert!(process.wait(&limit).unwrap(), "it was signaled");
+        assert!(process.has_ended() && !process.is_peer_of(&stream));
+        child.wait().unwrap();
+        // The id is free, and may be another process's by now: that one is not signaled.
+        process.signal(Signal::KILL).unwrap();
+        Process::of(&stream).unwrap_err();
+    }
+}
