@@ -15,6 +15,7 @@ mod agent;
 mod agents;
 #[cfg(test)]
 mod attack_tests;
+mod directory;
 mod process;
 mod replace;
 mod socket;
@@ -89,9 +90,9 @@ impl HostProvider {
         if owner.is_some() {
             user::let_pass(&options.state_dir).map_err(failed(&options.state_dir))?;
         }
-        user::create_private_directory(&agent_dir, owner).map_err(failed(&agent_dir))?;
+        directory::create_private(&agent_dir, owner).map_err(failed(&agent_dir))?;
         for path in [&options.directories.builds, &options.directories.cache] {
-            user::create_directory(path, owner).map_err(failed(path))?;
+            directory::create(path, owner).map_err(failed(path))?;
         }
         let slots = Slots::new(options.slots);
         let capacity = watch::Sender::new(Capacity::of(options.slots));

@@ -1,7 +1,7 @@
 //! Another user for the agent, and so for the jobs (job-execution 4.6).
 
 use std::ffi::OsString;
-use std::fs::{DirBuilder, Permissions};
+use std::fs::{DirBuilder, File, Permissions};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -25,7 +25,7 @@ pub(super) fn agent_dir(options: &HostOptions) -> PathBuf {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Owner {
     pub(super) user: Uid,
-    group: Gid,
+    pub(super) group: Gid,
 }
 
 impl Owner {
@@ -63,27 +63,9 @@ pub fn private_directory(path: &Path) -> io::Result<()> {
 
 /// Lets others pass through a directory to what is theirs below it; what is in it they cannot list.
 pub(super) fn let_pass(path: &Path) -> io::Result<()> {
-    let mode = std::fs::metadata(path)?.permissions().mode();
-    std::fs::set_permissions(path, Permissions::from_mode(mode | 0o111))
-}
-
-/// Makes a directory with those above it. One that is new is its owner's; one that was there is left as it is.
-pub(super) fn create_directory(path: &Path, owner: Option<Owner>) -> io::Result<()> {
-    own(path, owner, |path| std::fs::create_dir_all(path))
-}
-
-/// The same, with [`private_directory`].
-pub(super) fn create_private_directory(path: &Path, owner: Option<Owner>) -> io::Result<()> {
-    own(path, owner, private_directory)
-}
-
-fn own(path: &Path, owner: Option<Owner>, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
-    let is_new = !path.exists();
-    make(path)?;
-    if let Some(owner) = owner.filter(|_| is_new) {
-        rustix::fs::chown(path, Some(owner.user), Some(owner.group))?;
-    }
-    Ok(())
+    let directory = File::open(path)?;
+    let mode = directory.metadata()?.permissions().mode();
+    directory.set_permissions(Permissions::from_mode(mode | 0o111))
 }
 
 /// The command, run by `su` as `user`: with all groups of that user, as a log-in would have it.

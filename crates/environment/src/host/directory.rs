@@ -1,0 +1,229 @@
+//! Directories that are made below others which jobs own, and given to the user of the jobs.
+//!
+//! A manager that is root must not give away what a job puts in the way. So each part of a path is opened relative to the
+//! open directory above it, and links are followed only in directories whose entries no job can change. What is given away
+//! is the open directory, if this process has just made it: it is empty, and it belongs to this process. Files are never
+//! given away, so hard links are of no use to a job.
+
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, fchown, fstat, mkdirat, openat, readlinkat, statat};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+
+use super::user::{Owner, private_directory};
+
+/// Links in one path, as the system has it.
+const LINKS_MAX: u32 = 40;
+/// Attempts to make one directory that others make or remove at the same time.
+const ATTEMPTS_MAX: u32 = 100;
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+const STICKY: u32 = 0o1000;
+
+/// Makes a directory with those above it. One that is new is its owner's; one that was there is left as it is.
+pub(super) fn create(path: &Path, owner: Option<Owner>) -> io::Result<()> {
+    match owner {
+        Some(owner) => create_for(path, Mode::from_raw_mode(0o777), owner, || {}),
+        None => std::fs::create_dir_all(path),
+    }
+}
+
+/// The same, with a directory that only its owner may look into.
+pub(super) fn create_private(path: &Path, owner: Option<Owner>) -> io::Result<()> {
+    match owner {
+        Some(owner) => create_for(path, Mode::RWXU, owner, || {}),
+        None => private_directory(path),
+    }
+}
+
+/// `made` is called between making the directory and giving it away.
+fn create_for(path: &Path, mode: Mode, owner: Owner, mut made: impl FnMut()) -> io::Result<()> {
+    let mut rest: VecDeque<OsString> = parts(path);
+    let mut directory = start(path)?;
+    let mut walked = PathBuf::from(if path.is_absolute() { "/" } else { "" });
+    let (mut links, mut attempts) = (0, 0);
+    while let Some(name) = rest.pop_front() {
+        match openat(
+            &directory,
+            &name,
+            OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+            Mode::empty(),
+        ) {
+            Ok(next) => {
+                directory = next;
+                walked.push(&name);
+            }
+            Err(Errno::NOENT) => {
+                let is_last = rest.is_empty();
+                let mode = if is_last { mode } else { Mode::from_raw_mode(0o777) };
+                match mkdirat(&directory, &name, mode) {
+                    Ok(()) if is_last => {
+                        made();
+                        return give(&directory, &name, owner);
+                    }
+                    // It is opened as one that was there.
+                    Ok(()) | Err(Errno::EXIST) if attempts < ATTEMPTS_MAX => rest.push_front(name),
+                    Ok(()) => return Err(Errno::BUSY.into()),
+                    Err(error) => return Err(error.into()),
+                }
+                attempts += 1;
+            }
+            Err(Errno::LOOP | Errno::NOTDIR) => {
+                let target = follow(&directory, &name, &walked.join(&name))?;
+                links += 1;
+                if links > LINKS_MAX {
+                    return Err(Errno::LOOP.into());
+                }
+                if target.is_absolute() {
+                    directory = start(&target)?;
+                    walked = PathBuf::from("/");
+                }
+                for part in parts(&target).into_iter().rev() {
+                    rest.push_front(part);
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+fn parts(path: &Path) -> VecDeque<OsString> {
+    let parts = path.components().filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
+    parts.map(|part| part.as_os_str().to_owned()).collect()
+}
+
+fn start(path: &Path) -> io::Result<OwnedFd> {
+    let from = if path.is_absolute() { "/" } else { "." };
+    Ok(openat(CWD, from, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Where a link leads, if no job can have put it there. `path` names it in errors.
+fn follow(directory: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<PathBuf> {
+    let is_ours = |user: u32| user == 0 || user == geteuid().as_raw();
+    let around = fstat(directory)?;
+    let link = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    let is_closed = around.st_mode & WRITABLE_BY_OTHERS == 0 || around.st_mode & STICKY != 0 && is_ours(link.st_uid);
+    let target = match readlinkat(directory, name, Vec::new()) {
+        Ok(target) => PathBuf::from(OsString::from_vec(target.into_bytes())),
+        Err(Errno::INVAL) => {
+            return Err(io::Error::new(io::ErrorKind::NotADirectory, format!("{} is a file", path.display())));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    if is_ours(around.st_uid) && is_closed {
+        return Ok(target);
+    }
+    let message = format!(
+        "{} is a link in a directory that other users write to; configure the path of the directory itself",
+        path.display()
+    );
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
+}
+
+/// Gives a directory that was just made to its owner.
+fn give(directory: &OwnedFd, name: &OsStr, owner: Owner) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let replaced = |why: &dyn std::fmt::Display| {
+        let name = name.display();
+        io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("the new directory {name} was replaced meanwhile: {why}"),
+        )
+    };
+    let made = openat(directory, name, flags, Mode::empty()).map_err(|error| replaced(&error))?;
+    if fstat(&made)?.st_uid != geteuid().as_raw() {
+        return Err(replaced(&"it belongs to another user"));
+    }
+    // One of this user's that was moved there has nothing in it either.
+    for entry in Dir::read_from(made.as_fd())? {
+        let entry = entry?;
+        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            return Err(replaced(&format_args!(
+                "it has {}",
+                OsStr::from_bytes(entry.file_name().to_bytes()).display()
+            )));
+        }
+    }
+    Ok(fchown(&made, Some(owner.user), Some(owner.group))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt, symlink};
+
+    use super::*;
+
+    /// A directory with a root-owned one and one that belongs to `nobody`.
+    fn home() -> Option<(tempfile::TempDir, Owner)> {
+        if !geteuid().is_root() {
+            muster_test_needs::missing("only root can give directories away");
+            return None;
+        }
+        let (home, owner) = (tempfile::tempdir().unwrap(), Owner::of("nobody").unwrap());
+        std::fs::create_dir_all(home.path().join("secret/deep")).unwrap();
+        create(&home.path().join("jobs"), Some(owner)).unwrap();
+        Some((home, owner))
+    }
+
+    fn user(path: &Path) -> u32 {
+        std::fs::symlink_metadata(path).unwrap().uid()
+    }
+
+    #[test]
+    fn what_takes_the_place_of_a_new_directory_is_not_given_away() {
+        let Some((home, owner)) = home() else { return };
+        let (jobs, secret) = (home.path().join("jobs"), home.path().join("secret"));
+        let new = jobs.join("builds");
+        let swaps: [(&str, &dyn Fn()); 4] = [
+            ("a link", &|| symlink(&secret, &new).unwrap()),
+            ("a directory with content", &|| std::fs::rename(&secret, &new).unwrap()),
+            ("a hard link to a file", &|| std::fs::hard_link(home.path().join("file"), &new).unwrap()),
+            ("nothing", &|| {}),
+        ];
+        std::fs::write(home.path().join("file"), "").unwrap();
+        for (what, swap) in swaps {
+            let made = create_for(&new, Mode::RWXU, owner, || {
+                std::fs::remove_dir(&new).unwrap();
+                swap();
+            });
+            let error = made.map(|()| what).unwrap_err().to_string();
+            assert!(error.contains("was replaced meanwhile"), "{what}: {error}");
+            if new.is_symlink() || new.is_file() {
+                assert_eq!(user(&home.path().join("file")), 0);
+                std::fs::remove_file(&new).unwrap();
+            } else if new.exists() {
+                assert_eq!((user(&new), user(&new.join("deep"))), (0, 0), "{what}");
+                std::fs::rename(&new, &secret).unwrap();
+            }
+            assert_eq!(user(&secret), 0, "{what}");
+        }
+        create(&new, Some(owner)).unwrap();
+        assert_eq!(user(&new), user(&jobs));
+    }
+
+    #[test]
+    fn a_path_is_made_with_those_above_it_which_stay_with_this_user() {
+        let Some((home, owner)) = home() else { return };
+        let path = home.path().join("one/two/../three");
+        std::fs::create_dir_all(home.path().join("one/two")).unwrap();
+        create(&path, Some(owner)).unwrap();
+        assert_eq!(
+            (user(&home.path().join("one")), user(&home.path().join("one/three"))),
+            (0, user(&home.path().join("jobs")))
+        );
+        // One that exists is left as it is.
+        create(&home.path().join("secret"), Some(owner)).unwrap();
+        assert_eq!(user(&home.path().join("secret")), 0);
+        std::fs::write(home.path().join("plain"), "").unwrap();
+        let error = create(&home.path().join("plain/x"), Some(owner)).unwrap_err().to_string();
+        assert!(error.contains("plain is a file"), "{error}");
+        symlink("loop", home.path().join("loop")).unwrap();
+        create(&home.path().join("loop/x"), Some(owner)).unwrap_err();
+    }
+}
