@@ -9,7 +9,8 @@
 //! the manager, serves all local jobs. [`instance`] is the one for machines that come and go.
 //!
 //! Invariants: at most one unreleased lease per slot (life-of-a-job R2); an agent is never started while one answers on
-//! the same socket; nothing here knows what a job does.
+//! the same socket; a process of this machine is spoken to only if the kernel confirms that it is an agent of ours; nothing here
+//! knows what a job does.
 
 mod connection;
 mod error;

@@ -91,10 +91,14 @@ impl Process {
     /// # Errors
     /// The system's, and if the process has ended or is in a PID namespace that this process does not see.
     pub(super) fn of(stream: &UnixStream) -> io::Result<Self> {
+        Self::with(stream, getsockopt(stream, PeerPidfd))
+    }
+
+    fn with(stream: &UnixStream, handle: nix::Result<OwnedFd>) -> io::Result<Self> {
         let peer = stream.peer_cred()?;
         let pid = peer.pid().filter(|pid| *pid > 0).and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| io::Error::other("the process that listens is in another PID namespace"))?;
-        let handle = match getsockopt(stream, PeerPidfd) {
+        let handle = match handle {
             Ok(handle) => Some(handle),
             // Before Linux 6.5. Should the id name a later process by now, that one is what is checked.
             Err(NixErrno::ENOPROTOOPT | NixErrno::EOPNOTSUPP) => match pidfd_open(pid, PidfdFlags::empty()) {
@@ -192,6 +196,15 @@ time.sleep(600)";
 
     #[tokio::test]
     async fn the_process_that_listens_is_the_one_that_is_named_and_ended() {
+        names_and_ends(Process::of).await;
+    }
+
+    #[tokio::test]
+    async fn a_kernel_that_gives_no_pidfd_of_the_peer_is_asked_for_one_by_its_id() {
+        names_and_ends(|stream| Process::with(stream, Err(NixErrno::ENOPROTOOPT))).await;
+    }
+
+    async fn names_and_ends(of: impl Fn(&UnixStream) -> io::Result<Process>) {
         let home = tempfile::tempdir().unwrap();
         let socket = home.path().join("socket");
         let mut python = Command::new("python3");
@@ -201,7 +214,7 @@ time.sleep(600)";
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut listens).unwrap();
 
         let stream = UnixStream::connect(&socket).await.unwrap();
-        let process = Process::of(&stream).unwrap();
+        let process = of(&stream).unwrap();
         assert_eq!(u32::try_from(process.pid()).unwrap(), child.id());
         assert_eq!(process.user(), rustix::process::geteuid());
         let executable = FileId::of(Path::new(&format!("/proc/{}/exe", child.id())));
@@ -217,6 +230,6 @@ time.sleep(600)";
         child.wait().unwrap();
         // The id is free, and may be another process's by now: that one is not signaled.
         process.signal(Signal::KILL).unwrap();
-        Process::of(&stream).unwrap_err();
+        of(&stream).unwrap_err();
     }
 }
