@@ -118,11 +118,11 @@ async fn a_full_disk_fails_the_job_and_loses_nothing() {
         .output();
     let output = match child {
         Ok(output) => output,
-        Err(error) => return eprintln!("skipped: no unshare here: {error}"),
+        Err(error) => return muster_test_needs::missing(format_args!("there is no unshare (Debian: util-linux): {error}")),
     };
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if text.contains("unshare:") || text.contains("mount:") {
-        return eprintln!("skipped: no mount namespace here: {text}");
+        return muster_test_needs::missing(format_args!("no mount namespace can be made here: {text}"));
     }
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
