@@ -7,8 +7,12 @@ use muster_agent_api::builtin::{Builtin, Checkout};
 use muster_agent_api::result::Outcome;
 use muster_job::EndCause;
 
+use muster_agent::{Containment, Options};
+
 use crate::harness::*;
 
+/// Set for an agent whose jobs have no cgroups.
+const NO_CGROUPS: &str = "AGENT_PROCESS_NO_CGROUPS";
 /// The directory of the agent that a process is to be; see [`spawn_agent`].
 const PROCESS: &str = "AGENT_PROCESS_DIR";
 /// The test that is an agent instead where [`PROCESS`] is set.
@@ -16,11 +20,16 @@ const AGENT_TEST: &str = "death::a_finished_job_is_served_by_the_next_agent_as_i
 
 /// Starts this test program again, as an agent in `dir`.
 fn spawn_agent(dir: &Path) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args([AGENT_TEST, "--exact", "--nocapture"])
-        .env(PROCESS, dir)
-        .spawn()
-        .unwrap()
+    spawn_agent_with(dir, Containment::default())
+}
+
+pub(crate) fn spawn_agent_with(dir: &Path, containment: Containment) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([AGENT_TEST, "--exact", "--nocapture"]).env(PROCESS, dir);
+    if containment == Containment::Descent {
+        command.env(NO_CGROUPS, "1");
+    }
+    command.spawn().unwrap()
 }
 
 #[tokio::test]
@@ -52,6 +61,10 @@ async fn a_job_that_was_in_its_script_is_lost_with_a_reason_and_nothing_is_left_
 
 #[tokio::test]
 async fn a_job_that_died_with_the_machine_says_so_and_processes_of_the_new_start_are_left_alone() {
+    // Agents of other tests in this process would adopt the process that is left, and end it.
+    if !alone("death::a_job_that_died_with_the_machine_says_so_and_processes_of_the_new_start_are_left_alone") {
+        return;
+    }
     let dir = tempfile::tempdir().unwrap();
     let mut process = spawn_agent(dir.path());
     let mut agent = Agent::attach(dir).await;
@@ -80,7 +93,9 @@ async fn a_job_that_died_with_the_machine_says_so_and_processes_of_the_new_start
 #[tokio::test]
 async fn a_finished_job_is_served_by_the_next_agent_as_it_was() {
     if let Some(dir) = std::env::var_os(PROCESS) {
-        return muster_agent::serve(options(Path::new(&dir))).await.unwrap();
+        let no_cgroups = std::env::var_os(NO_CGROUPS).is_some();
+        let containment = if no_cgroups { Containment::Descent } else { Containment::default() };
+        return muster_agent::serve(Options { containment, ..options(Path::new(&dir)) }).await.unwrap();
     }
     let dir = tempfile::tempdir().unwrap();
     let mut process = spawn_agent(dir.path());

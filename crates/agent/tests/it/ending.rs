@@ -3,6 +3,9 @@
 use muster_agent_api::builtin::PhaseWhen;
 use muster_agent_api::result::StepStatus;
 
+use muster_agent::Containment;
+
+use crate::death::spawn_agent_with;
 use crate::harness::*;
 
 #[tokio::test]
@@ -144,4 +147,87 @@ async fn an_agent_ends_with_the_process_that_it_serves() {
     served.kill().unwrap();
     served.wait().unwrap();
     agent.ended().await;
+}
+
+/// An agent in a process of its own, where no other test's jobs run, with a job that waits for its gate.
+struct Alone {
+    process: std::process::Child,
+    agent: Agent,
+}
+
+impl Alone {
+    async fn start(containment: Containment) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let process = spawn_agent_with(dir.path(), containment);
+        Self { process, agent: Agent::attach(dir).await }
+    }
+
+    /// Starts a job that runs until [`Alone::let_go`].
+    async fn wait_in(&mut self, id: &str) {
+        let gate = self.agent.dir.path().join(format!("gate-{id}"));
+        let wait = format!("echo waiting; until [ -e {} ]; do sleep 0.01; done", gate.display());
+        let mut plan = self.agent.plan(vec![script(&[&wait])]);
+        plan.project_dir = self.agent.dir.path().join(format!("builds/{id}")).to_string_lossy().into_owned();
+        self.agent.run(id, &plan, &[]).await;
+        self.agent.log_until(id, "\nwaiting\n").await;
+    }
+
+    async fn let_go(&mut self, id: &str) {
+        std::fs::write(self.agent.dir.path().join(format!("gate-{id}")), "").unwrap();
+        self.agent.wait(id).await;
+    }
+
+    /// Runs a job that leaves a process in a session of its own, orphaned, and with a mark that it made up. Its id, and the
+    /// cgroups of the job.
+    async fn hide(&mut self, id: &str) -> (String, String) {
+        let pid = self.agent.dir.path().join("hidden");
+        let hide = format!(
+            "env -i MUSTER_JOB_MARK=made-up setsid sh -c 'echo $$ > {0}; exec sleep 600' >/dev/null 2>&1 </dev/null & \
+             until [ -s {0} ]; do sleep 0.01; done; cat /proc/self/cgroup",
+            pid.display()
+        );
+        let plan = self.agent.plan(vec![script(&[&hide])]);
+        self.agent.run(id, &plan, &[]).await;
+        self.agent.wait(id).await;
+        (std::fs::read_to_string(pid).unwrap().trim().to_owned(), self.agent.log(id).await)
+    }
+
+    fn end(mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+/// The number in hundredths of a second by which processes count their start.
+fn uptime() -> String {
+    std::fs::read_to_string("/proc/uptime").unwrap().split(' ').next().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn without_cgroups_a_process_that_hides_ends_with_the_jobs_that_ran_when_it_started() {
+    let mut alone = Alone::start(Containment::Descent).await;
+    alone.wait_in("before-1").await;
+    let (hidden, _) = alone.hide("2-1").await;
+    let then = uptime();
+    while uptime() == then {
+        // Jobs that begin in the same tick of the clock as the process count as having run.
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+    alone.wait_in("after-1").await;
+    alone.let_go("before-1").await;
+    assert!(!is_running(&hidden), "process {hidden} is left");
+    alone.let_go("after-1").await;
+    alone.end();
+}
+
+#[tokio::test]
+async fn by_default_a_process_that_hides_ends_with_its_job() {
+    let mut alone = Alone::start(Containment::default()).await;
+    alone.wait_in("before-1").await;
+    let (hidden, log) = alone.hide("2-1").await;
+    if muster_test_needs::cgroups(log.contains("/muster-agent-")) {
+        assert!(!is_running(&hidden), "process {hidden} is left");
+    }
+    alone.let_go("before-1").await;
+    alone.end();
 }

@@ -38,7 +38,7 @@ pub(crate) fn options(dir: &Path) -> Options {
         retention: Duration::from_secs(3600),
         spool_limit: 1 << 30,
         boot_id: "first".to_owned(),
-        containment: Containment::Descent,
+        containment: Containment::default(),
         job_open_files: None,
         idle_limit: None,
         shutdown: CancellationToken::new(),
@@ -255,6 +255,20 @@ pub(crate) fn failed(result: &JobResult) -> (String, Option<i32>) {
         Outcome::Success => panic!("the job passed"),
         Outcome::Failed { reason, exit_code, .. } => (reason.to_string(), *exit_code),
     }
+}
+
+/// Runs a test again in a process of its own, and fails if it fails there. True in that process.
+pub(crate) fn alone(test: &str) -> bool {
+    const ALONE: &str = "TEST_ALONE";
+    if std::env::var_os(ALONE).is_some_and(|own| own == test) {
+        return true;
+    }
+    let program = std::env::current_exe().unwrap();
+    let output = std::process::Command::new(program).args([test, "--exact", "--nocapture"]).env(ALONE, test).output();
+    let output = output.unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    false
 }
 
 pub(crate) fn is_running(pid: &str) -> bool {
