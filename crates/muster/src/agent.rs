@@ -45,9 +45,9 @@ pub(crate) struct ServeArgs {
     /// Files that each process of a job may have open; without it, as many as this process when it starts.
     #[arg(long, value_name = "NUMBER")]
     job_open_files: Option<u64>,
-    /// Give each job a cgroup where the system permits it: nothing escapes, and starting a process takes longer.
+    /// Give jobs no cgroups. Without this flag each job gets one where the system permits it.
     #[arg(long)]
-    cgroups: bool,
+    no_cgroups: bool,
 }
 
 /// Arguments of `muster agent connect`.
@@ -162,7 +162,7 @@ fn serve(args: ServeArgs) -> ExitCode {
             boot_id: muster_agent::boot_id(),
             job_open_files: args.job_open_files.or(open_files),
             idle_limit: args.end_when_idle.map(Duration::from_secs),
-            containment: if args.cgroups { Containment::Cgroups } else { Containment::Descent },
+            containment: if args.no_cgroups { Containment::Descent } else { Containment::Cgroups },
             shutdown: CancellationToken::new(),
         };
         let announce = async {

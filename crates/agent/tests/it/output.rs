@@ -118,7 +118,9 @@ async fn a_full_disk_fails_the_job_and_loses_nothing() {
         .output();
     let output = match child {
         Ok(output) => output,
-        Err(error) => return muster_test_needs::missing(format_args!("there is no unshare (Debian: util-linux): {error}")),
+        Err(error) => {
+            return muster_test_needs::missing(format_args!("there is no unshare (Debian: util-linux): {error}"));
+        }
     };
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if text.contains("unshare:") || text.contains("mount:") {

@@ -1,15 +1,21 @@
 //! Cgroups, version 2: one for the agent, and below it one for each job.
 //!
 //! No controller is used, only the grouping: it needs no more than a writable directory in a mounted cgroup2 tree
-//! (also the `unified` one of a hybrid system), which root has, and a user with a delegated subtree.
+//! (also the `unified` one of a hybrid system), which root has, and a user with a delegated subtree. Processes start in
+//! their cgroup ([`super::spawn`]); none is moved.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::spawn::can_start_in;
+use super::table::Process;
+
 /// How many cgroups this process has made for itself.
 static HOSTS: AtomicU64 = AtomicU64::new(0);
+/// Name of an agent's cgroup, before its process id and a number.
+const AGENT: &str = "muster-agent-";
 
 /// A cgroup directory that we made.
 #[derive(Debug, Clone)]
@@ -23,14 +29,12 @@ impl Cgroup {
         let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?.to_owned();
         // A second host of the same process gets one of its own: neither removes what is the other's.
         let number = HOSTS.fetch_add(1, Ordering::Relaxed);
-        let path = mount.join(own).join(format!("muster-agent-{}-{number}", std::process::id()));
+        let above = mount.join(own);
+        let path = above.join(format!("{AGENT}{}-{number}", std::process::id()));
         fs::create_dir(&path).ok()?;
+        remove_dead_agents(&above);
         let cgroup = Self(path);
-        // A probe: the kernel may be too old for `cgroup.kill`, or processes may not be moved here.
-        let probe = cgroup.child("probe")?;
-        let usable = probe.kill().is_ok() && fs::OpenOptions::new().write(true).open(probe.0.join(PROCS)).is_ok();
-        probe.remove();
-        if !usable {
+        if !cgroup.is_usable() {
             cgroup.remove();
             return None;
         }
@@ -42,9 +46,30 @@ impl Cgroup {
         path.join(PROCS).exists().then(|| Self(path.to_owned()))
     }
 
+    /// Whether processes can start below it, and all be killed: the kernel may be too old for the one or the other.
+    pub(super) fn is_usable(&self) -> bool {
+        let Some(probe) = self.child("probe") else { return false };
+        let is_usable = File::open(&probe.0).is_ok_and(|directory| can_start_in(&directory)) && probe.kill().is_ok();
+        probe.remove();
+        is_usable
+    }
+
+    /// The directory below it for processes to start in, by a number that must differ after a kill: some kernels (6.18) kill
+    /// whatever is cloned into a cgroup that was killed before. It is created if it does not exist.
+    pub(super) fn open(&self, number: u64) -> io::Result<File> {
+        let path = self.0.join(number.to_string());
+        match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                fs::create_dir_all(&path)?;
+                File::open(&path)
+            }
+            opened => opened,
+        }
+    }
+
     pub(super) fn child(&self, name: &str) -> Option<Self> {
         let path = self.0.join(name);
-        match fs::create_dir(&path) {
+        match fs::create_dir_all(&path) {
             Ok(()) => Some(Self(path)),
             Err(error) => {
                 tracing::warn!(%error, path = %path.display(), "cannot make a cgroup for the job");
@@ -88,6 +113,18 @@ impl Cgroup {
 }
 
 const PROCS: &str = "cgroup.procs";
+
+/// Removes the cgroups of agents that were killed, if they are empty.
+fn remove_dead_agents(above: &Path) {
+    for path in children(above) {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let pid = name.strip_prefix(AGENT).and_then(|rest| rest.split_once('-')?.0.parse().ok());
+        if pid.is_some_and(|pid| Process::read(pid).is_none()) {
+            // The kernel refuses while there are processes in it.
+            Cgroup(path).remove();
+        }
+    }
+}
 
 fn collect(path: &Path, pids: &mut Vec<i32>) {
     let text = fs::read_to_string(path.join(PROCS)).unwrap_or_default();

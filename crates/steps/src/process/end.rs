@@ -11,7 +11,7 @@ use super::cgroup::Cgroup;
 use super::sys::Watched;
 use super::table::{self, Process};
 use super::usage::Usage;
-use super::{AWAITED, JOBS, Processes, Trail};
+use super::{AWAITED, Processes, RUNNING, Trail};
 
 /// How long killed processes may take to go. Only a process in an uninterruptible call of the kernel takes longer.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
@@ -27,6 +27,7 @@ impl Processes {
             self.usage.lock().add(usage);
         }
         let left = end_all(|| self.members(), grace, self.cgroup.as_ref()).await;
+        self.ends.fetch_add(1, Ordering::Relaxed);
         self.reap_orphans();
         left
     }
@@ -38,41 +39,51 @@ impl Processes {
             if left > 0 {
                 tracing::error!(mark = self.mark, left, "processes of a job could not be ended");
             }
-            if self.host.cgroups.is_none() && JOBS.load(Ordering::SeqCst) == 1 {
-                // No other job runs: whoever hid from their own job is found now.
-                end_all(|| self.strangers(), grace, None).await;
-                self.reap_orphans();
-            }
+        }
+        // From here on the job protects no process: two jobs that end at once do not wait for each other's end.
+        let others = RUNNING.leave(self.number);
+        if self.host.adopts && !self.orphans().is_empty() {
+            // Whoever hid from its own job is found here. One that started before every job that still runs is of none of them.
+            let is_owned = |process: &Process| others.iter().any(|since| *since <= process.start_ticks);
+            end_all(|| self.strangers(|process| !is_owned(process)), grace, None).await;
+            self.reap_orphans();
         }
         let mut pumps = std::mem::take(&mut *self.pumps.lock());
         let drained = tokio::time::timeout(PUMP_LIMIT, async { while pumps.join_next().await.is_some() {} });
         if drained.await.is_err() {
             pumps.shutdown().await;
         }
-        if let Some(cgroup) = &self.cgroup {
+        if let Some(cgroup) = self.cgroup.as_ref().filter(|_| !self.is_counted_in_cgroup()) {
             cgroup.remove();
         }
+    }
+
+    /// Whether the job's cgroup is that of its slot, which is read once more and removed with this.
+    fn is_counted_in_cgroup(&self) -> bool {
+        let slots = self.slot.as_ref().and_then(|slot| slot.unified());
+        slots.zip(self.cgroup.as_ref()).is_some_and(|(slots, own)| slots.path() == own.path())
     }
 
     /// Whether anything of the job may be left: one look at a short list, where most jobs end.
     fn may_have_members(&self) -> bool {
         // With the agent as sub-reaper, whatever is left of a job hangs below one of the agent's children.
-        !self.host.adopts || !self.leaders.lock().is_empty() || !self.orphans().is_empty()
+        let is_contained = || self.cgroup.as_ref().is_some_and(|cgroup| !cgroup.members().is_empty());
+        !self.host.adopts || !self.leaders.lock().is_empty() || !self.orphans().is_empty() || is_contained()
     }
 
+    /// Every process of the job: what is in its cgroup, and what belongs to it by descent. A process that may write to the
+    /// cgroup file system can leave its cgroup.
     pub(super) fn members(&self) -> Vec<i32> {
-        if let Some(cgroup) = &self.cgroup {
-            return cgroup.members();
-        }
-        if !self.may_have_members() {
-            return Vec::new();
+        let mut members = self.cgroup.as_ref().map(Cgroup::members).unwrap_or_default();
+        if self.host.adopts && self.leaders.lock().is_empty() && self.orphans().is_empty() {
+            return members;
         }
         let leaders = self.leaders.lock().clone();
-        if self.host.adopts {
-            table::of_job_below_us(&self.mark, &leaders)
-        } else {
-            table::of_job(&self.mark, &leaders)
-        }
+        let of_job = if self.host.adopts { table::of_job_below_us } else { table::of_job };
+        members.extend(of_job(&self.mark, &leaders));
+        members.sort_unstable();
+        members.dedup();
+        members
     }
 
     /// The agent's children that nobody waits for.
@@ -81,20 +92,21 @@ impl Processes {
         table::adopted_children().into_iter().filter(|pid| !awaited.contains(pid)).collect()
     }
 
-    /// Adopted processes with what they started. A child that the agent's own program started is in its group.
-    pub(super) fn strangers(&self) -> Vec<i32> {
+    /// The adopted processes that belong to no running job and are `wanted`, with what they started. A child that the agent's
+    /// own program started is in its group.
+    pub(super) fn strangers(&self, wanted: impl Fn(&Process) -> bool) -> Vec<i32> {
         let own_group = own_group();
         let adopted = self.orphans().into_iter().filter_map(Process::read);
-        // One with a mark belongs to a job, which finds it by itself.
-        let adopted =
-            adopted.filter(|process| !process.zombie && process.group != own_group && process.mark().is_none());
+        let adopted = adopted.filter(|process| !process.zombie && process.group != own_group && wanted(process));
+        // One with the mark of a running job belongs to that job, which finds it. Any other mark is made up.
+        let adopted = adopted.filter(|process| !process.mark().is_some_and(|mark| RUNNING.has(&mark)));
         let roots: HashSet<i32> = adopted.map(|process| process.pid).collect();
         if roots.is_empty() { Vec::new() } else { table::below(roots) }
     }
 
     /// Takes the exit status of adopted processes that ended, so that they do not stay as zombies.
     fn reap_orphans(&self) {
-        if self.host.cgroups.is_some() {
+        if !self.host.adopts {
             return;
         }
         // The lock keeps a process that is being started from being taken for an orphan. Children in the agent's own

@@ -2,29 +2,33 @@
 //!
 //! Each step's process leads a process group of its own. There are two ways to find what else a job started:
 //! - As the sub-reaper of its descendants, the agent finds a job's processes by their group, their ancestors and a mark
-//!   in their environment. One that leaves its group, is orphaned *and* clears its environment is found by its being a
-//!   child of the agent that nobody knows; it is ended when the last job that runs at that time ends.
-//! - With [`Containment::Cgroups`], where the agent may make them (version 2, a writable subtree), a job also gets a
-//!   cgroup, and ending the job ends what is in it. The kernel takes more than ten milliseconds to move a process into
-//!   one, one at a time for the whole machine (it waits for an RCU grace period), so this is a choice, not the rule.
+//!   in their environment. One that leaves its group, is orphaned *and* has not the mark of a running job is found by its
+//!   being a child of the agent that nobody waits for; it is ended as soon as every job has ended that ran when it started.
+//! - With [`Containment::Cgroups`], where the agent may create them (version 2, a writable subtree), each process of a job
+//!   starts in the job's cgroup, and ending the job ends what is in it.
+//!
+//! What holds with which of them is in `docs/explanation/processes.md`.
 //!
 //! What is started is told to a [`Recorder`], so that another agent can end what a killed one left behind
 //! ([`end_leftovers`]).
 
 mod cgroup;
+mod child;
 mod end;
 mod run;
+mod running;
 mod slot;
+mod spawn;
 mod sys;
 mod table;
 mod usage;
 
 use std::collections::{BTreeSet, HashSet};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use parking_lot::Mutex;
 use rustix::process::{Resource, Rlimit, getrlimit};
@@ -34,6 +38,7 @@ use tokio::task::JoinSet;
 use cgroup::Cgroup;
 pub use end::end_leftovers;
 pub use run::{Command, Ended, RunError};
+use running::RUNNING;
 use slot::Slot;
 pub use slot::{Counted, Share, Stalled};
 pub use sys::Watched;
@@ -45,9 +50,6 @@ const MARK: &str = "MUSTER_JOB_MARK";
 /// The children of this process that someone waits for; any other child is an orphan to be reaped. One for the whole
 /// process, as its children are.
 static AWAITED: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
-
-/// Jobs of this process that may have processes.
-static JOBS: AtomicUsize = AtomicUsize::new(0);
 
 /// One thing to know about a job's processes, for the agent that comes after a killed one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,17 +89,16 @@ pub struct Host {
 /// How the processes of a job are kept together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Containment {
-    /// By group, ancestry and mark: costs nothing while a job runs.
-    #[default]
+    /// By group, ancestry and mark.
     Descent,
-    /// By a cgroup, where the system permits it, else by descent. Nothing escapes, and each process that a step starts
-    /// costs some ten milliseconds.
+    /// By a cgroup too, where the system permits it. Without rights on the cgroup file system nothing escapes.
+    #[default]
     Cgroups,
 }
 
 impl Host {
     /// A host for the jobs of this process, whose processes may have `open_files` open; none means as many as this one. Makes
-    /// the process a sub-reaper where there are no cgroups.
+    /// the process a sub-reaper.
     #[must_use]
     pub fn new(containment: Containment, open_files: Option<u64>) -> Arc<Self> {
         let own = getrlimit(Resource::Nofile);
@@ -105,12 +106,11 @@ impl Host {
             .filter(|files| own.current.is_none_or(|own| *files < own))
             .map(|files| Rlimit { current: Some(files), maximum: own.maximum });
         let cgroups = if containment == Containment::Cgroups { Cgroup::for_agent() } else { None };
-        let adopts = cgroups.is_none()
-            && rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
-                .inspect_err(|error| {
-                    tracing::warn!(%error, "orphaned processes of jobs cannot be adopted: they are found by their mark only");
-                })
-                .is_ok();
+        let adopts = rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+            .inspect_err(|error| {
+                tracing::warn!(%error, "orphaned processes of jobs cannot be adopted: they are found by their mark only");
+            })
+            .is_ok();
         let environment = std::env::vars_os().filter(|(key, _)| is_for_jobs(key)).collect();
         Arc::new(Self { cgroups, adopts, environment, open_files })
     }
@@ -130,11 +130,12 @@ impl Host {
         let mark = format!("{id}/{nonce}");
         let trail = Trail::Job { mark: mark.clone(), cgroup: cgroup.as_ref().map(|cgroup| cgroup.path().to_owned()) };
         recorder(&trail)?;
-        JOBS.fetch_add(1, Ordering::SeqCst);
         Ok(Processes {
             host: Arc::clone(self),
+            number: RUNNING.enter(&mark),
             mark,
             cgroup,
+            ends: AtomicU64::new(0),
             slot: None,
             recorder,
             leaders: Mutex::new(HashSet::new()),
@@ -155,9 +156,13 @@ impl Drop for Host {
 /// The file that a bare name means: the agent's PATH first, then where programs usually are (job-execution 4.2).
 #[must_use]
 pub fn find_program(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
+    find_in(&std::env::var_os("PATH").unwrap_or_default(), name)
+}
+
+/// The same for another PATH.
+fn find_in(path: &OsStr, name: &str) -> Option<PathBuf> {
     let usual = ["/usr/local/bin", "/usr/bin", "/bin", "/busybox"].map(PathBuf::from);
-    std::env::split_paths(&path)
+    std::env::split_paths(path)
         .filter(|dir| dir.is_absolute())
         .chain(usual)
         .map(|dir| dir.join(name))
@@ -166,7 +171,7 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
 
 /// Muster's own settings, what names the agent's socket, and the variables by which a runner's tokens are given to its
 /// commands, are no business of a job's (invariant J6). gitlab-runner hands the tokens on.
-fn is_for_jobs(key: &std::ffi::OsStr) -> bool {
+fn is_for_jobs(key: &OsStr) -> bool {
     let key = key.as_encoded_bytes();
     let own: [&[u8]; 3] = [b"STEP_RUNNER_SOCKET", b"CI_SERVER_TOKEN", b"REGISTRATION_TOKEN"];
     !key.starts_with(b"MUSTER_") && !own.contains(&key)
@@ -175,8 +180,13 @@ fn is_for_jobs(key: &std::ffi::OsStr) -> bool {
 /// The processes of one job. [`Processes::finish`] must be called before it is dropped.
 pub struct Processes {
     host: Arc<Host>,
+    /// Its number among the running jobs.
+    number: u64,
     mark: String,
+    /// Below this its processes start.
     cgroup: Option<Cgroup>,
+    /// How often its processes were ended.
+    ends: AtomicU64,
     /// Its share of the machine.
     slot: Option<Slot>,
     recorder: Recorder,
@@ -199,7 +209,7 @@ impl Drop for Processes {
         if let Some(slot) = &self.slot {
             slot.remove();
         }
-        JOBS.fetch_sub(1, Ordering::SeqCst);
+        RUNNING.leave(self.number);
     }
 }
 
@@ -216,7 +226,17 @@ impl Processes {
     /// Why the system does not permit it; the job can run without.
     pub fn share(&mut self, share: &Share) -> Result<(), String> {
         let name: String = self.mark.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-        self.slot = Some(Slot::enter(share, &name)?);
+        let slot = Slot::enter(share, &name)?;
+        if let Some(own) = &self.cgroup
+            && let Some(unified) = slot.unified().filter(|unified| unified.is_usable())
+        {
+            // The slot's cgroup contains the processes as well, and they start where they have their share.
+            let cgroup = Some(unified.path().to_owned());
+            (self.recorder)(&Trail::Job { mark: self.mark.clone(), cgroup }).map_err(|error| error.to_string())?;
+            own.remove();
+            self.cgroup = Some(unified.clone());
+        }
+        self.slot = Some(slot);
         Ok(())
     }
 

@@ -1,25 +1,29 @@
 //! Starting one process, feeding it, and reading what it prints.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Seek, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use indexmap::IndexMap;
 use muster_job::EndCause;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Resource, prlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::unix::pipe::Receiver;
-use tokio::process::Child;
+use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::{AWAITED, MARK, Processes, Trail, table, usage};
+use super::child::Child;
+use super::spawn::{Program, spawn_in};
+use super::{AWAITED, MARK, Processes, Trail, find_in, table};
 use crate::log::{Log, Stream};
 use crate::stop::Stop;
 
@@ -35,7 +39,7 @@ const CHUNK: usize = 32 * 1024;
 /// What to start.
 #[derive(Debug, Clone, Default)]
 pub struct Command {
-    /// The file to execute; a bare name is looked up in the agent's PATH.
+    /// The file to execute. A bare name is looked up in the `PATH` of the environment.
     pub program: PathBuf,
     /// Its arguments, without the program's name.
     pub args: Vec<OsString>,
@@ -43,11 +47,22 @@ pub struct Command {
     pub env: Vec<(OsString, OsString)>,
     /// Where it starts; none means the agent's own directory.
     pub work_dir: Option<PathBuf>,
-    /// Given on standard input; to a process that gets a cgroup, only once it is there. None means `/dev/null`.
+    /// Given on standard input; to a process that is moved into a cgroup, only once it is there. None means `/dev/null`.
     pub stdin: Option<Vec<u8>>,
     /// Takes standard output, for a program whose answer is read and not shown. None means the log, by the same pipe as
     /// standard error.
     pub stdout: Option<Arc<File>>,
+}
+
+impl Command {
+    /// The file to execute.
+    fn file(&self) -> io::Result<PathBuf> {
+        let Some(name) = self.program.to_str().filter(|name| !name.contains('/')) else {
+            return Ok(self.program.clone());
+        };
+        let path = self.env.iter().rev().find(|(key, _)| key == "PATH").map(|(_, path)| path.as_os_str());
+        find_in(path.unwrap_or_default(), name).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
 }
 
 /// How a process ended.
@@ -87,25 +102,30 @@ impl Processes {
         stop: &Stop,
         grace: Duration,
     ) -> Result<Ended, RunError> {
-        let (mut child, drained) = self.start(&command, log)?;
-        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
-        let placed = self.place(pid);
-        let ended = match placed {
+        let (mut child, stdin, drained) = self.start(&command, log)?;
+        let feed = async {
+            if let (Some(mut pipe), Some(bytes)) = (stdin, &command.stdin) {
+                // A process that ends without reading its input is no error of ours.
+                let _ = pipe.write_all(bytes).await;
+            }
+        };
+        let ended = match self.place(child.pid()) {
             Err(error) => Err(RunError::Watch(error)),
-            Ok(()) => self.watch(&mut child, pid, command.stdin, stop, grace).await,
+            Ok(()) => self.watch(&mut child, feed, stop, grace).await,
         };
         if ended.is_err() {
-            let _ = child.kill().await;
+            child.kill();
+            let _ = child.wait().await;
         }
-        self.leaders.lock().remove(&pid);
-        AWAITED.lock().remove(&pid);
+        self.leaders.lock().remove(&child.pid());
+        drop(child);
         let ended = ended?;
         // Also of what was stopped: its last words stand before what is said about it.
         drained.wait().await;
         Ok(ended)
     }
 
-    fn start(&self, command: &Command, log: &Arc<dyn Log>) -> Result<(Child, Drained), RunError> {
+    fn start(&self, command: &Command, log: &Arc<dyn Log>) -> Result<(Child, Option<Sender>, Drained), RunError> {
         let failed = |source: io::Error| RunError::Start { program: command.program.display().to_string(), source };
         // One pipe for output and errors, also where lines carry their stream: gitlab-runner has two, whose lines overtake
         // each other. What is read here is in the order in which it was written.
@@ -114,38 +134,51 @@ impl Processes {
             Some(file) => file.try_clone().map(OwnedFd::from),
             None => write_end.try_clone(),
         };
-        let mut process = tokio::process::Command::new(&command.program);
-        process.args(&command.args).env_clear().envs(command.env.iter().map(|(key, value)| (key, value)));
-        if let Some(name) = command.program.file_name() {
-            // As a shell would start it: it is the name that stands before its messages.
-            process.arg0(name);
+        // The pipe holds the process back: it has nothing to do until it was put in its place.
+        let is_moved = self.slot.as_ref().is_some_and(|slot| slot.moves(self.cgroup.as_ref()));
+        let (stdin, feed) = input(command.stdin.as_deref(), is_moved).map_err(failed)?;
+        // Our copies of the writing ends are closed with this list, so that the end of the last writer is seen.
+        let stdio = [stdin, output.map_err(failed)?, write_end];
+        let pid = {
+            let mut awaited = AWAITED.lock();
+            let pid = self.spawn(command, stdio).map_err(failed)?;
+            awaited.insert(pid);
+            self.leaders.lock().insert(pid);
+            pid
+        };
+        self.limit(pid);
+        let (read, drained) = watch::channel(());
+        self.pumps.lock().spawn(pump(read_end, Arc::clone(log), read));
+        Ok((Child::new(pid), feed, Drained(drained)))
+    }
+
+    /// Starts the process, in the job's cgroup if it has one. Its id is that of a child to wait for.
+    fn spawn(&self, command: &Command, stdio: [OwnedFd; 3]) -> io::Result<i32> {
+        let file = command.file()?;
+        // As a shell would start it: it is the name that stands before its messages.
+        let name = command.program.file_name().unwrap_or(command.program.as_os_str());
+        let env = command.env.iter().filter(|(key, _)| key != MARK);
+        let env = env.map(|(key, value)| (key.as_os_str(), value.as_os_str()));
+        let env = env.chain([(OsStr::new(MARK), OsStr::new(&self.mark))]);
+        if let Some(cgroup) = &self.cgroup {
+            let program = Program {
+                file: &file,
+                args: [name].into_iter().chain(command.args.iter().map(OsString::as_os_str)).collect(),
+                env: last_of_each(env),
+                work_dir: command.work_dir.as_deref(),
+                stdio: stdio.each_ref().map(AsFd::as_fd),
+            };
+            let directory = cgroup.open(self.ends.load(Ordering::Relaxed))?;
+            return Ok(spawn_in(&directory, &program)?);
         }
-        process.env(MARK, &self.mark).process_group(0).kill_on_drop(true);
-        process.stdin(match &command.stdin {
-            None => Stdio::null(),
-            // The pipe holds the process back: it has nothing to do until it was put in its place.
-            Some(_) if self.cgroup.is_some() || self.slot.is_some() => Stdio::piped(),
-            Some(bytes) => input(bytes).map_or_else(|_| Stdio::piped(), Stdio::from),
-        });
-        process.stdout(output.map_err(failed)?).stderr(write_end);
+        let [stdin, stdout, stderr] = stdio.map(Stdio::from);
+        let mut process = std::process::Command::new(&file);
+        process.arg0(name).args(&command.args).env_clear().envs(env).process_group(0);
+        process.stdin(stdin).stdout(stdout).stderr(stderr);
         if let Some(dir) = &command.work_dir {
             process.current_dir(dir);
         }
-        let child = {
-            let mut awaited = AWAITED.lock();
-            let child = process.spawn().map_err(failed)?;
-            if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
-                awaited.insert(pid);
-                self.leaders.lock().insert(pid);
-                self.limit(pid);
-            }
-            child
-        };
-        // Our copies of the writing ends go away here, so that the end of the last writer is seen.
-        drop(process);
-        let (read, drained) = watch::channel(());
-        self.pumps.lock().spawn(pump(read_end, Arc::clone(log), read));
-        Ok((child, Drained(drained)))
+        i32::try_from(process.spawn()?.id()).map_err(io::Error::other)
     }
 
     /// Gives a process its limit of open files. It runs already, but has hardly done more than to load its program: to hold it
@@ -157,46 +190,33 @@ impl Processes {
         }
     }
 
-    /// Puts a process into the job's cgroup and on record.
+    /// Puts a process into the cgroups of the job's slot that it did not start in, and on record.
     fn place(&self, pid: i32) -> io::Result<()> {
-        if let Some(cgroup) = &self.cgroup
-            && let Err(error) = cgroup.add(pid)
-            && error.raw_os_error() != Some(libc::ESRCH)
-        {
-            return Err(error);
-        }
         if let Some(slot) = &self.slot {
-            slot.add(pid, self.cgroup.is_some());
+            slot.add(pid, self.cgroup.as_ref());
         }
         let start_ticks = table::Process::read(pid).map_or(0, |process| process.start_ticks);
         (self.recorder)(&Trail::Leader { pid, start_ticks })
     }
 
     /// Takes the status of a child that has ended, and its account before that.
-    async fn wait(&self, child: &mut Child, pid: i32) -> io::Result<ExitStatus> {
-        if let Some(usage) = usage::at_the_end(pid).await {
+    async fn wait(&self, child: &mut Child) -> io::Result<ExitStatus> {
+        let (status, usage) = child.wait().await?;
+        if let Some(usage) = usage {
             self.usage.lock().add(usage);
         }
-        child.wait().await
+        Ok(status)
     }
 
     async fn watch(
         &self,
         child: &mut Child,
-        pid: i32,
-        stdin: Option<Vec<u8>>,
+        feed: impl Future<Output = ()>,
         stop: &Stop,
         grace: Duration,
     ) -> Result<Ended, RunError> {
-        let pipe = child.stdin.take();
-        let feed = async {
-            if let (Some(mut pipe), Some(bytes)) = (pipe, stdin) {
-                // A process that ends without reading its input is no error of ours.
-                let _ = pipe.write_all(&bytes).await;
-            }
-        };
         let run = async {
-            let ((), status) = tokio::join!(feed, self.wait(child, pid));
+            let ((), status) = tokio::join!(feed, self.wait(child));
             status
         };
         tokio::select! {
@@ -212,13 +232,28 @@ impl Processes {
     }
 }
 
+/// Standard input with these bytes, and what they are to be written to if they are not there yet.
+fn input(bytes: Option<&[u8]>, is_held_back: bool) -> io::Result<(OwnedFd, Option<Sender>)> {
+    let Some(bytes) = bytes else { return Ok((File::open("/dev/null")?.into(), None)) };
+    if !is_held_back && let Ok(file) = in_memory(bytes) {
+        return Ok((file.into(), None));
+    }
+    let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+    Ok((read, Some(Sender::from_owned_fd(write)?)))
+}
+
 /// A file in memory to be read from its start. A shell reads commands from a file in blocks, but from a pipe byte by
 /// byte, since it must not take what a command of its own may want to read.
-fn input(bytes: &[u8]) -> io::Result<File> {
+fn in_memory(bytes: &[u8]) -> io::Result<File> {
     let mut file = File::from(memfd_create("input", MemfdFlags::CLOEXEC)?);
     file.write_all(bytes)?;
     file.rewind()?;
     Ok(file)
+}
+
+/// The variables with the value that was set last, as a process is to have each once.
+fn last_of_each<'a>(env: impl Iterator<Item = (&'a OsStr, &'a OsStr)>) -> Vec<(&'a OsStr, &'a OsStr)> {
+    env.collect::<IndexMap<_, _>>().into_iter().collect()
 }
 
 /// The output of a process, as far as it was read: changes with each piece, and closes with the pump.

@@ -126,10 +126,20 @@ impl Slot {
         Ok(Self { hierarchies })
     }
 
-    /// Puts a process, and what it will start, in its place. One that is contained by a cgroup of version 2 already stays
-    /// there. A share is no condition: where the process cannot be put there, it runs without.
-    pub(super) fn add(&self, pid: i32, contained: bool) {
-        for one in self.hierarchies.iter().filter(|one| !(contained && one.unified)) {
+    /// The job's cgroup of version 2, if it has one here.
+    pub(super) fn unified(&self) -> Option<&Cgroup> {
+        self.hierarchies.iter().find(|one| one.unified).map(|one| &one.job)
+    }
+
+    /// Whether a process that starts in `own` has to be moved.
+    pub(super) fn moves(&self, own: Option<&Cgroup>) -> bool {
+        self.hierarchies.iter().any(|one| !(one.unified && own.is_some()))
+    }
+
+    /// Puts a process, and what it will start, in its place. One that started in a cgroup of version 2 stays there. A share
+    /// is no condition: where the process cannot be put there, it runs without.
+    pub(super) fn add(&self, pid: i32, own: Option<&Cgroup>) {
+        for one in self.hierarchies.iter().filter(|one| !(one.unified && own.is_some())) {
             let added = one.job.add(pid).or_else(|error| {
                 if error.kind() != io::ErrorKind::NotFound {
                     return Err(error);
@@ -341,7 +351,9 @@ mod tests {
         let counted = slot.counted();
         assert_eq!((counted.cpu, counted.memory_bytes), (Some(Duration::from_millis(1500)), Some(4096)));
         assert_eq!(counted.stalled, Stalled { io: Some(Duration::from_millis(250)), ..Stalled::default() });
-        slot.add(99, true);
+        let own = Cgroup::existing(&two.join("ci/slot-1/job-7")).unwrap();
+        assert!(slot.moves(Some(&own)));
+        slot.add(99, Some(&own));
         assert_eq!(fs::read_to_string(one.join("ci/slot-1/job-7/cgroup.procs")).unwrap(), "99");
         assert_eq!(fs::read_to_string(two.join("ci/slot-1/job-7/cgroup.procs")).unwrap(), "", "it is contained there");
     }

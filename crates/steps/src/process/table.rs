@@ -40,6 +40,20 @@ impl Process {
     }
 }
 
+/// Clock ticks since the system was started, as processes count them.
+///
+/// 0 if the system does not tell.
+pub(super) fn ticks_now() -> u64 {
+    read_once("/proc/uptime").ok().and_then(|text| ticks(&text)).unwrap_or_default()
+}
+
+/// From the text of `/proc/uptime`: seconds with two decimals.
+fn ticks(uptime: &str) -> Option<u64> {
+    let (seconds, hundredths) = uptime.split(' ').next()?.split_once('.')?;
+    let hundredths = seconds.parse::<u64>().ok()?.checked_mul(100)? + hundredths.parse::<u64>().ok()?;
+    Some(hundredths.checked_mul(rustix::param::clock_ticks_per_second())? / 100)
+}
+
 /// The CPU time of a process and of those that it waited for, in clock ticks.
 pub(super) fn cpu_ticks(pid: i32) -> Option<u64> {
     let stat = read_once(&format!("/proc/{pid}/stat")).ok()?;
@@ -148,5 +162,23 @@ mod tests {
     fn finds_this_process() {
         let pid = i32::try_from(std::process::id()).unwrap();
         assert!(all().iter().any(|process| process.pid == pid));
+    }
+
+    #[test]
+    fn a_process_that_starts_now_has_not_started_before_now() {
+        let before = ticks_now();
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let start = Process::read(i32::try_from(child.id()).unwrap()).unwrap().start_ticks;
+        let after = ticks_now();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(before > 0 && before <= start && start <= after, "{before} {start} {after}");
+        assert_eq!(
+            (ticks("12.34 5.00\n"), ticks("x")),
+            (
+                Some(12 * rustix::param::clock_ticks_per_second() + 34 * rustix::param::clock_ticks_per_second() / 100),
+                None
+            )
+        );
     }
 }

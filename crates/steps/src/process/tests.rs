@@ -254,13 +254,16 @@ async fn leftovers_are_found_by_the_trail_and_strangers_are_left_alone() {
 
 #[tokio::test]
 async fn a_missing_program_is_an_error_that_names_it() {
-    let host = Host::new(Containment::Descent, None);
-    let (processes, _) = job(&host, "missing");
-    let (_, log) = memory();
-    let command = Command { program: "/no/such/program".into(), ..Command::default() };
-    let error = processes.run(command, &log, &Stop::new(), GRACE).await.unwrap_err();
-    assert_eq!(error.to_string(), "cannot start `/no/such/program`");
-    processes.finish(GRACE).await;
+    for host in hosts() {
+        let (processes, _) = job(&host, "missing");
+        let (_, log) = memory();
+        for program in ["/no/such/program", "no-such-program"] {
+            let command = Command { program: program.into(), ..Command::default() };
+            let error = processes.run(command, &log, &Stop::new(), GRACE).await.unwrap_err();
+            assert_eq!(error.to_string(), format!("cannot start `{program}`"));
+        }
+        processes.finish(GRACE).await;
+    }
 }
 
 #[tokio::test]
@@ -271,10 +274,119 @@ async fn a_process_without_mark_and_group_is_found_as_a_stranger() {
     let script = "env -i setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' &\nsleep 0.1";
     processes.run(shell(script), &log, &Stop::new(), GRACE).await.unwrap();
     let pid: i32 = memory.text().trim().parse().unwrap();
-    until("the process is adopted", || processes.strangers().contains(&pid)).await;
-    end::end_all(|| processes.strangers().into_iter().filter(|own| *own == pid).collect(), GRACE, None).await;
+    until("the process is adopted", || processes.strangers(|_| true).contains(&pid)).await;
+    end::end_all(|| processes.strangers(|process| process.pid == pid), GRACE, None).await;
     assert!(!alive(pid));
     processes.finish(GRACE).await;
+}
+
+#[tokio::test]
+async fn after_its_processes_were_killed_a_job_can_start_others() {
+    for host in hosts() {
+        let (processes, _) = job(&host, "again");
+        let (memory, log) = memory();
+        for round in 1..=2 {
+            let stop = Stop::new();
+            let run = processes.run(shell("trap '' TERM; echo ready; while :; do sleep 1; done"), &log, &stop, GRACE);
+            let stopper = async {
+                until("it runs", || memory.text().matches("ready").count() == round).await;
+                stop.stop(EndCause::CanceledByUser);
+            };
+            let (ended, ()) = tokio::join!(run, stopper);
+            assert_eq!(ended.unwrap(), Ended::Stopped(EndCause::CanceledByUser));
+            let ended = processes.run(shell("echo after"), &log, &Stop::new(), GRACE).await.unwrap();
+            assert_eq!(ended, Ended::Exited(std::process::ExitStatus::default()));
+        }
+        processes.finish(GRACE).await;
+        assert_eq!(memory.text().matches("after").count(), 2);
+    }
+}
+
+/// A script that leaves a process behind: in a session of its own, orphaned, and with this environment only.
+fn hide(environment: &str) -> Command {
+    shell(&format!("env -i {environment} setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' &\nsleep 0.1"))
+}
+
+#[tokio::test]
+async fn a_mark_of_no_running_job_protects_no_process() {
+    let host = Host::new(Containment::Descent, None);
+    let (ended, _) = job(&host, "ended");
+    let mark = ended.mark.clone();
+    ended.finish(GRACE).await;
+    for mark in ["anything", "", &mark] {
+        let (processes, _) = job(&host, "made-up");
+        let (memory, log) = memory();
+        processes.run(hide(&format!("{MARK}={mark}")), &log, &Stop::new(), GRACE).await.unwrap();
+        let pid: i32 = memory.text().trim().parse().unwrap();
+        until("the process is adopted and belongs to no job", || processes.strangers(|_| true).contains(&pid)).await;
+        end::end_all(|| processes.strangers(|process| process.pid == pid), GRACE, None).await;
+        assert!(!alive(pid), "{mark}");
+        processes.finish(GRACE).await;
+    }
+}
+
+#[tokio::test]
+async fn a_process_with_the_mark_of_another_running_job_ends_with_that_job() {
+    let host = Host::new(Containment::Descent, None);
+    let (one, _) = job(&host, "one");
+    let (two, _) = job(&host, "two");
+    let (memory, log) = memory();
+    one.run(hide(&format!("{MARK}={}", two.mark)), &log, &Stop::new(), GRACE).await.unwrap();
+    let pid: i32 = memory.text().trim().parse().unwrap();
+    until("the process is adopted and is the other job's", || two.members().contains(&pid)).await;
+    assert!(!one.strangers(|_| true).contains(&pid));
+    two.finish(GRACE).await;
+    assert!(!alive(pid));
+    one.finish(GRACE).await;
+}
+
+#[tokio::test]
+async fn with_a_cgroup_a_process_that_hides_ends_with_its_job_whatever_runs_beside_it() {
+    let host = Host::new(Containment::Cgroups, None);
+    if !muster_test_needs::cgroups(host.cgroups.is_some()) {
+        return;
+    }
+    let (beside, _) = job(&host, "beside");
+    let (processes, _) = job(&host, "contained");
+    let (memory, log) = memory();
+    processes.run(hide(&format!("{MARK}={}", beside.mark)), &log, &Stop::new(), GRACE).await.unwrap();
+    let pid: i32 = memory.text().trim().parse().unwrap();
+    processes.finish(GRACE).await;
+    assert!(!alive(pid));
+    beside.finish(GRACE).await;
+}
+
+#[tokio::test]
+async fn a_process_in_a_cgroup_is_started_as_any_other() {
+    for host in hosts() {
+        let (processes, _) = job(&host, "like-any");
+        let (memory, log) = memory();
+        let dir = tempfile::tempdir().unwrap();
+        let command = Command {
+            program: "sh".into(),
+            args: ["-c", "echo $0 $A $1; pwd; cat; cut -d' ' -f5 /proc/$$/stat; echo $$; kill -PIPE $$", "sh", "arg"]
+                .map(Into::into)
+                .to_vec(),
+            env: [("PATH", "/usr/bin:/bin"), ("A", "first"), ("A", "last")].map(|(k, v)| (k.into(), v.into())).to_vec(),
+            work_dir: Some(dir.path().to_owned()),
+            stdin: Some(b"input\n".to_vec()),
+            stdout: None,
+        };
+        let ended = processes.run(command, &log, &Stop::new(), GRACE).await.unwrap();
+        let text = memory.text();
+        let lines: Vec<&str> = text.lines().collect();
+        let dir = dir.path().to_str().unwrap();
+        assert!(
+            matches!(lines.as_slice(), ["sh last arg", own, "input", group, pid] if *own == dir && group == pid),
+            "{text}"
+        );
+        // Signals have their default again.
+        assert_eq!(ended, Ended::Exited(std::process::ExitStatus::from_raw(libc::SIGPIPE)));
+        let missing = Command { work_dir: Some("/no/such/directory".into()), ..shell("true") };
+        let error = processes.run(missing, &log, &Stop::new(), GRACE).await.unwrap_err();
+        assert!(std::error::Error::source(&error).unwrap().to_string().contains("No such file"), "{error:?}");
+        processes.finish(GRACE).await;
+    }
 }
 
 #[test]

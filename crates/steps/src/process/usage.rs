@@ -4,7 +4,6 @@
 use std::fs;
 use std::time::Duration;
 
-use super::sys::{self, Watched};
 use super::table;
 
 /// What some processes used.
@@ -32,11 +31,4 @@ impl Usage {
         let kib: u64 = peak.and_then(|text| text.trim().parse().ok()).unwrap_or_default();
         Some(Self { cpu, memory_bytes: kib.saturating_mul(1024) })
     }
-}
-
-/// Waits until a child has ended, and tells what it used, before anyone takes its status and with it the account. None
-/// where the system does not let it be watched; then nothing is waited for.
-pub(super) async fn at_the_end(pid: i32) -> Option<Usage> {
-    Watched::open(pid).ok()?.ended().await;
-    sys::usage_of_ended(pid)
 }

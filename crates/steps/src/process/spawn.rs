@@ -1,0 +1,211 @@
+//! Starting a process inside a cgroup: `clone3` with `CLONE_INTO_CGROUP`, then `execve`.
+//!
+//! The kernel places a child that is cloned into a cgroup before it runs its first instruction, and moves nothing: moving a
+//! process waits for a grace period of the whole machine on most kernels. No crate and no C library that is linked here
+//! offers this call.
+#![expect(
+    unsafe_code,
+    reason = "clone3 has no safe wrapper, and the child of a clone may only make async-signal-safe calls"
+)]
+
+use std::ffi::{CStr, CString, OsStr, c_char, c_int};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr;
+
+use rustix::pipe::{PipeFlags, pipe_with};
+
+/// `CLONE_CLEAR_SIGHAND` of `linux/sched.h`: the child has no signal handler.
+const CLEAR_SIGNAL_HANDLERS: u64 = 0x1_0000_0000;
+/// `CLONE_INTO_CGROUP` of `linux/sched.h`: the child starts in the cgroup of the directory.
+const INTO_CGROUP: u64 = 0x2_0000_0000;
+/// Status of a child that could not execute its program, which its parent reports.
+const NOT_EXECUTED: c_int = 127;
+
+/// What to execute.
+#[derive(Debug)]
+pub(super) struct Program<'a> {
+    /// The file; it is not looked up in any `PATH`.
+    pub(super) file: &'a Path,
+    /// The name that the program is given, then its arguments.
+    pub(super) args: Vec<&'a OsStr>,
+    pub(super) env: Vec<(&'a OsStr, &'a OsStr)>,
+    pub(super) work_dir: Option<&'a Path>,
+    /// Standard input, output and error.
+    pub(super) stdio: [BorrowedFd<'a>; 3],
+}
+
+/// Why there is no process.
+#[derive(Debug)]
+pub(super) enum SpawnError {
+    /// The system does not let one start in this cgroup.
+    Clone(io::Error),
+    /// The program cannot be executed.
+    Execute(io::Error),
+}
+
+impl From<SpawnError> for io::Error {
+    fn from(error: SpawnError) -> Self {
+        match error {
+            SpawnError::Execute(error) => error,
+            SpawnError::Clone(error) => Self::new(error.kind(), format!("no process can start in its cgroup: {error}")),
+        }
+    }
+}
+
+/// Starts a process, the leader of a group of its own, in the cgroup of the directory `cgroup`. Returns its id; it is a child
+/// to wait for.
+pub(super) fn spawn_in(cgroup: &File, program: &Program<'_>) -> Result<i32, SpawnError> {
+    let file = text(program.file.as_os_str())?;
+    let args = program.args.iter().map(|arg| text(arg)).collect::<Result<Vec<_>, _>>()?;
+    let env = program.env.iter().map(|(key, value)| pair(key, value)).collect::<Result<Vec<_>, _>>()?;
+    let dir = program.work_dir.map(|dir| text(dir.as_os_str())).transpose()?;
+    let (args, env) = (pointers(&args), pointers(&env));
+    // It closes when the program is executed; before that the child can say why it is not.
+    let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| SpawnError::Clone(error.into()))?;
+    let child = Child {
+        file: file.as_ptr(),
+        args: args.as_ptr(),
+        env: env.as_ptr(),
+        dir: dir.as_deref().map_or(ptr::null(), CStr::as_ptr),
+        stdio: program.stdio.map(|fd| fd.as_raw_fd()),
+        failed: write.as_raw_fd(),
+    };
+    // SAFETY: everything that `child` points to lives until the end of this function. The child has a copy of it, for it does
+    // not share this process's memory.
+    let pid = unsafe { clone_into(cgroup, &child) }.map_err(SpawnError::Clone)?;
+    drop(write);
+    match failure(read) {
+        None => Ok(pid),
+        Some(error) => {
+            reap(pid);
+            Err(SpawnError::Execute(error))
+        }
+    }
+}
+
+/// Whether processes can be started in the cgroup of this directory.
+pub(super) fn can_start_in(cgroup: &File) -> bool {
+    let Ok(null) = File::options().read(true).write(true).open("/dev/null") else { return false };
+    let null = std::os::fd::AsFd::as_fd(&null);
+    // No program has an empty path: what remains is the clone.
+    let program =
+        Program { file: Path::new(""), args: Vec::new(), env: Vec::new(), work_dir: None, stdio: [null, null, null] };
+    match spawn_in(cgroup, &program) {
+        Err(SpawnError::Execute(error)) => error.raw_os_error() == Some(libc::ENOENT),
+        Err(SpawnError::Clone(_)) => false,
+        Ok(pid) => {
+            // It was killed before it could say anything.
+            reap(pid);
+            false
+        }
+    }
+}
+
+/// `struct clone_args` of `linux/sched.h`, up to the member that names a cgroup (Linux 5.7).
+#[derive(Default)]
+#[repr(C, align(8))]
+struct CloneArgs {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+    set_tid: u64,
+    set_tid_size: u64,
+    cgroup: u64,
+}
+
+/// What the child needs, by pointers and numbers only: it cannot allocate.
+struct Child {
+    file: *const c_char,
+    args: *const *const c_char,
+    env: *const *const c_char,
+    dir: *const c_char,
+    stdio: [c_int; 3],
+    failed: c_int,
+}
+
+/// # Safety
+/// The pointers of `child` must be valid, its lists end with a null pointer.
+unsafe fn clone_into(cgroup: &File, child: &Child) -> io::Result<i32> {
+    let number = |number: c_int| u64::try_from(number).map_err(io::Error::other);
+    let args = CloneArgs {
+        flags: CLEAR_SIGNAL_HANDLERS | INTO_CGROUP,
+        exit_signal: number(libc::SIGCHLD)?,
+        cgroup: number(cgroup.as_raw_fd())?,
+        ..CloneArgs::default()
+    };
+    // SAFETY: without a stack and without shared memory this is a fork. The structure is the kernel's and has the size that is
+    // given; the kernel only reads it.
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<CloneArgs>()) };
+    match pid {
+        0 => {
+            // SAFETY: this is the child, with a copy of what the caller vouches for.
+            unsafe { execute(child) }
+        }
+        -1 => Err(io::Error::last_os_error()),
+        pid => i32::try_from(pid).map_err(io::Error::other),
+    }
+}
+
+/// What the child does. It has one thread of a process with several, so that locks may be held for ever: only
+/// async-signal-safe calls are made, and nothing is allocated.
+///
+/// # Safety
+/// As for [`clone_into`].
+unsafe fn execute(child: &Child) -> ! {
+    // SAFETY: calls with numbers, and with pointers that the caller vouches for; the set of signals is initialised before it
+    // is used.
+    unsafe {
+        let mut signals = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigemptyset(&raw mut signals);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const signals, ptr::null_mut());
+        // Rust programs ignore it, and it would be inherited.
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+        let [stdin, stdout, stderr] = child.stdio;
+        let is_ready = libc::setpgid(0, 0) == 0
+            && libc::dup2(stdin, 0) == 0
+            && libc::dup2(stdout, 1) == 1
+            && libc::dup2(stderr, 2) == 2
+            && (child.dir.is_null() || libc::chdir(child.dir) == 0);
+        if is_ready {
+            libc::execve(child.file, child.args, child.env);
+        }
+        let error = (*libc::__errno_location()).to_ne_bytes();
+        libc::write(child.failed, error.as_ptr().cast(), error.len());
+        libc::_exit(NOT_EXECUTED)
+    }
+}
+
+/// Waits until the program is executed, or the child's error.
+fn failure(pipe: OwnedFd) -> Option<io::Error> {
+    let mut number = [0; size_of::<c_int>()];
+    // A child that was killed before it executed anything has ended, which its parent will see.
+    File::from(pipe).read_exact(&mut number).ok().map(|()| io::Error::from_raw_os_error(c_int::from_ne_bytes(number)))
+}
+
+fn reap(pid: i32) {
+    if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+        let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+    }
+}
+
+fn text(text: &OsStr) -> Result<CString, SpawnError> {
+    CString::new(text.as_bytes()).map_err(|error| SpawnError::Execute(error.into()))
+}
+
+fn pair(key: &OsStr, value: &OsStr) -> Result<CString, SpawnError> {
+    CString::new([key.as_bytes(), b"=", value.as_bytes()].concat()).map_err(|error| SpawnError::Execute(error.into()))
+}
+
+/// The list that the kernel reads: pointers, the last of them null.
+fn pointers(texts: &[CString]) -> Vec<*const c_char> {
+    texts.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect()
+}
