@@ -14,6 +14,7 @@ use super::*;
 use crate::config::{Config, GroupConfig};
 use crate::policy::{Policies, Wanted};
 
+mod machines;
 mod store;
 mod waiting;
 
@@ -26,8 +27,10 @@ struct Cloud {
     fatal: AtomicU32,
     /// The next requests for instances, so many, end in a panic.
     defects: AtomicU32,
-    /// Instances are listed as being created, and never run.
-    boots_forever: AtomicBool,
+    /// The state of new instances.
+    born: Mutex<InstanceState>,
+    /// Removals have no effect.
+    keeps: AtomicBool,
 }
 
 const UP: HostStatus = HostStatus::Up { max_size: 0 };
@@ -40,7 +43,8 @@ impl Cloud {
             made: AtomicU32::new(0),
             fatal: AtomicU32::new(0),
             defects: AtomicU32::new(0),
-            boots_forever: AtomicBool::new(false),
+            born: Mutex::new(InstanceState::Running),
+            keeps: AtomicBool::new(false),
         })
     }
 
@@ -68,8 +72,7 @@ impl Host for Cloud {
 
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, String> {
         self.is_up().map_err(|error| error.to_string())?;
-        let boots = self.boots_forever.load(Ordering::Relaxed).then_some(InstanceState::Creating);
-        Ok(self.machines.lock().unwrap().iter().map(|(id, state)| (id.clone(), boots.unwrap_or(*state))).collect())
+        Ok(self.machines.lock().unwrap().iter().map(|(id, state)| (id.clone(), *state)).collect())
     }
 
     async fn increase(&self, n: u32) -> Result<u32, String> {
@@ -79,14 +82,15 @@ impl Host for Cloud {
         assert!(sound, "a defect of the adapter");
         for _ in 0..n {
             let id = InstanceId::new(format!("i{}", self.made.fetch_add(1, Ordering::Relaxed)));
-            self.machines.lock().unwrap().insert(id, InstanceState::Running);
+            self.machines.lock().unwrap().insert(id, *self.born.lock().unwrap());
         }
         Ok(n)
     }
 
     async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
         self.is_up().map_err(|error| error.to_string())?;
-        self.machines.lock().unwrap().retain(|id, _| !ids.contains(id));
+        let keeps = self.keeps.load(Ordering::Relaxed);
+        self.machines.lock().unwrap().retain(|id, _| keeps || !ids.contains(id));
         Ok(ids.to_vec())
     }
 

@@ -26,7 +26,7 @@ async fn scaler_of(cloud: &Arc<Cloud>, max: u32, idle: u32, uses: u32) -> Scaler
 #[tokio::test(start_paused = true)]
 async fn a_job_that_is_canceled_while_it_waits_frees_its_reservation_within_a_second() {
     let cloud = Cloud::new();
-    cloud.boots_forever.store(true, Ordering::Relaxed);
+    *cloud.born.lock().unwrap() = InstanceState::Creating;
     let scaler = scaler_of(&cloud, 1, 0, 0).await;
     seconds(60).await;
     let reservation = scaler.reserve(Key::new("job")).await.unwrap();

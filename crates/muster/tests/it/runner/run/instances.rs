@@ -76,6 +76,9 @@ async fn operators_see_every_slot_and_why_and_also_when_the_manager_has_stopped(
         ("fleeting_taskscaler_tasks", "state=\"acquired\"", "1"),
         ("fleeting_taskscaler_task_operations_total", "operation=\"acquire\"", "1"),
         ("fleeting_provisioner_instance_creation_time_seconds_count", "", "1"),
+        ("gitlab_runner_autoscaling_machine_creation_duration_seconds_count", "", "1"),
+        ("gitlab_runner_autoscaling_machine_states", "state=\"used\"", "1"),
+        ("gitlab_runner_autoscaling_machine_states", "state=\"idle\"", "0"),
     ] {
         let is =
             |line: &&str| line.starts_with(name) && line.contains(label) && line.contains("runner_name=\"runner-0\"");
@@ -141,6 +144,47 @@ async fn a_provider_that_fails_is_quoted_in_log_metric_and_status() {
     let failures = exposed.lines().find(|line| line.starts_with("muster_taskscaler_creation_failures_total")).unwrap();
     assert!(!failures.ends_with(" 0"), "{failures}");
 }
+
+/// R160: GitLab's fleet documentation recommends to watch these. A manager with instances exposes all of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_scrape_has_the_nineteen_metrics_that_gitlab_recommends() {
+    let (bench, run, address) = start("").await;
+    bench.push(0, 1);
+    bench.begun(0, 1).await;
+    bench.let_go(1);
+    bench.ended(0, 1).await;
+    until(async || {
+        let exposed = metrics(&address).await;
+        let has = |name: &str| exposed.lines().any(|line| line.starts_with(&format!("# TYPE {name} ")));
+        let missing: Vec<_> = RECOMMENDED.into_iter().filter(|name| !has(name)).collect();
+        if missing.is_empty() { Ok(()) } else { Err(format!("{missing:?} are not in:\n{exposed}")) }
+    })
+    .await;
+    run.signal(Signal::QUIT);
+    run.code().await;
+}
+
+const RECOMMENDED: [&str; 19] = [
+    "gitlab_runner_api_request_statuses_total",
+    "gitlab_runner_autoscaling_machine_creation_duration_seconds",
+    "gitlab_runner_autoscaling_machine_states",
+    "gitlab_runner_concurrent",
+    "gitlab_runner_errors_total",
+    "gitlab_runner_jobs",
+    "gitlab_runner_job_duration_seconds",
+    "gitlab_runner_jobs_total",
+    "gitlab_runner_limit",
+    "gitlab_runner_request_concurrency",
+    "gitlab_runner_request_concurrency_exceeded_total",
+    "gitlab_runner_version_info",
+    "process_cpu_seconds_total",
+    "process_max_fds",
+    "process_open_fds",
+    "process_resident_memory_bytes",
+    "process_start_time_seconds",
+    "process_virtual_memory_bytes",
+    "process_virtual_memory_max_bytes",
+];
 
 /// R178: by the plugin `local`, which measures.
 #[tokio::test(flavor = "multi_thread")]
