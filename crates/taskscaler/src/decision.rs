@@ -109,6 +109,8 @@ pub enum What {
         id: InstanceId,
         /// Since it runs.
         after: Duration,
+        /// Time since the request for it. `None` means that it was ready before, or was not requested here.
+        created: Option<Duration>,
     },
     /// A job has a slot.
     Leased {

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::density::Density;
 use super::family::{Family, Histogram, Kind, Sample};
+use super::machines::Machines;
 use crate::config::Config;
 use crate::decision::{Cause, What};
 use crate::engine::{Engine, NoCapacity};
@@ -57,6 +58,7 @@ struct Numbers {
     readiness: Histogram,
     wait: Histogram,
     density: Density,
+    machines: Machines,
 }
 
 /// See the module.
@@ -105,6 +107,7 @@ impl Metrics {
             readiness: histogram(&buckets.readiness),
             wait: Histogram::new(&[&WAIT]),
             density: Density::new(),
+            machines: Machines::new(),
         }))
     }
 
@@ -150,6 +153,7 @@ impl Metrics {
     pub(super) fn note(&self, what: &What) {
         let numbers = &mut *self.numbers();
         numbers.density.note(what);
+        numbers.machines.note(what);
         match what {
             What::Granted { granted, .. } => {
                 add(&mut numbers.instance_operations, "create", u64::from(*granted));
@@ -197,6 +201,7 @@ impl Metrics {
         ]
         .into();
         numbers.instances = counts.by_state.into_iter().collect();
+        numbers.machines.observe(counts.machines);
         numbers.gauges.insert(MAX_INSTANCES, counts.max.map_or(0.0, |max| max as f64));
         numbers.gauges.insert(DESIRED, counts.missing as f64);
         numbers.gauges.insert(SPEND, counts.spend_per_hour);
@@ -270,6 +275,7 @@ impl Metrics {
         }
         families.extend(numbers.histograms());
         families.extend(numbers.density.families());
+        families.extend(numbers.machines.families());
         families
     }
 }

@@ -24,6 +24,7 @@ mod host;
 mod journal;
 mod late;
 mod lease;
+mod machines;
 mod metrics;
 mod room;
 mod shared;

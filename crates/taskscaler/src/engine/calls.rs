@@ -90,6 +90,7 @@ impl Engine {
         }
         let used_up = instance.held == 0 && self.config.uses_max.is_some_and(|max| instance.used >= max.get());
         let (uses, was_ready, teaches) = (instance.used, instance.was_ready, instance.teaches);
+        let created = (!was_ready && !instance.restored).then(|| now.at.since(instance.asked));
         let beat = self.next_heartbeat(now);
         if !was_ready {
             self.touch(index);
@@ -115,7 +116,7 @@ impl Engine {
                 group.preparation.learn(after);
             }
         }
-        self.decide(now, What::Ready { group, id: id.clone(), after });
+        self.decide(now, What::Ready { group, id: id.clone(), after, created });
         if used_up {
             self.delete(now, index, Removal::UsedUp { uses });
         }

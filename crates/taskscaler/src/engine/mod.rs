@@ -23,6 +23,7 @@ mod group;
 mod instance;
 mod lease;
 mod limits;
+mod machine;
 mod offers;
 mod operator;
 mod place;

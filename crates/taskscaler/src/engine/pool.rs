@@ -7,6 +7,7 @@ use muster_fleeting::model::InstanceId;
 use slab::Slab;
 
 use super::instance::{Instance, Part, State};
+use super::machine::{CREATING, MACHINES, machine};
 use super::sleep::Phase;
 use crate::policy::Placement;
 use crate::time::Time;
@@ -76,6 +77,7 @@ pub(super) struct Pool {
     due: BTreeSet<(Time, Index)>,
     sums: Sums,
     by_state: [u64; STATES.len()],
+    machines: [u64; MACHINES.len()],
     placement: Placement,
     capacity: u32,
     uses_max: Option<u32>,
@@ -93,6 +95,7 @@ impl Pool {
             due: BTreeSet::new(),
             sums: Sums::default(),
             by_state: [0; STATES.len()],
+            machines: [0; MACHINES.len()],
             placement: Placement::Pack,
             capacity,
             uses_max,
@@ -228,6 +231,13 @@ impl Pool {
     /// Instances by the states of `fleeting_provisioner_instances`.
     pub(super) fn by_state(&self) -> impl Iterator<Item = (&'static str, u64)> {
         STATES.into_iter().zip(self.by_state)
+    }
+
+    /// Instances by the states of `gitlab_runner_autoscaling_machine_states`, and those that were requested and have not
+    /// appeared: they are being created.
+    pub(super) fn machines(&self, requested: u64) -> Vec<(&'static str, u64)> {
+        let count = |(state, count)| (state, if state == CREATING { count + requested } else { count });
+        MACHINES.into_iter().zip(self.machines).map(count).collect()
     }
 
     /// The instance whose slots a request for so many gets next: one with its sticky context, where there is one, and not the
@@ -373,6 +383,9 @@ impl Pool {
         if let Some(count) = self.by_state.get_mut(label(instance)) {
             *count -= 1;
         }
+        if let Some(count) = self.machines.get_mut(machine(instance)) {
+            *count -= 1;
+        }
         if part.free > 0 {
             let rank = self.rank(index, instance);
             self.free.remove(&rank);
@@ -397,6 +410,9 @@ impl Pool {
         let part = instance.part(self.capacity, self.uses_max);
         self.sums.add(part);
         if let Some(count) = self.by_state.get_mut(label(instance)) {
+            *count += 1;
+        }
+        if let Some(count) = self.machines.get_mut(machine(instance)) {
             *count += 1;
         }
         if part.free > 0 {

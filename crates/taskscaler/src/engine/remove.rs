@@ -16,7 +16,7 @@ use crate::words::{GroupId, Loss, Removal};
 /// Before a removal that was refused is tried again; doubles up to the retry interval.
 const REFUSED: Duration = Duration::from_secs(1);
 /// After so many removals without effect somebody is told, and after as many again.
-const STUCK: u32 = 10;
+pub(super) const STUCK: u32 = 10;
 /// A call that was not answered for so long is made again; the driver answers each, so this is a net.
 const UNANSWERED: Duration = Duration::from_secs(1200);
 

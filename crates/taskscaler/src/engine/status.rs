@@ -32,6 +32,8 @@ pub struct Tasks {
 pub struct Counts {
     /// Instances by the states of `fleeting_provisioner_instances`.
     pub by_state: Vec<(&'static str, u64)>,
+    /// Instances by the states of `gitlab_runner_autoscaling_machine_states`.
+    pub machines: Vec<(&'static str, u64)>,
     /// The most instances of all groups together; none: no limit.
     pub max: Option<u64>,
     /// Instances to create (positive) or to remove (negative).
@@ -195,9 +197,11 @@ impl Engine {
             |which: fn(&super::Group) -> u32| self.groups.iter().map(|group| u64::from(which(group))).sum::<u64>();
         let mut by_state: Vec<(&'static str, u64)> = self.pool.by_state().collect();
         // Of Muster's requests none waits to be sent: all that were made are on their way.
-        by_state.extend([("requested", 0), ("pending", open(super::Group::possible))]);
+        let requested = open(super::Group::possible);
+        by_state.extend([("requested", 0), ("pending", requested)]);
         Counts {
             by_state,
+            machines: self.pool.machines(requested),
             max: self.groups.iter().map(|group| group.max().map(u64::from)).sum(),
             missing: self.missing,
             spend_per_hour: self.spend_per_hour(),

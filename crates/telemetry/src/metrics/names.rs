@@ -77,6 +77,19 @@ const MEMORY_BYTES: &[f64] = &[
     274_877_906_944.,
 ];
 
+/// Exponential, as GitLab Runner's: from 30 s, each 1.25 times the one before.
+const CREATION_SECONDS: &[f64] = &[
+    30.,
+    37.5,
+    46.875,
+    58.59375,
+    73.2421875,
+    91.552734375,
+    114.44091796875,
+    143.0511474609375,
+    178.813_934_326_171_88,
+    223.517_417_907_714_84,
+];
 const OPERATION_SECONDS: &[f64] = &[1., 5., 10., 15., 30., 45., 60., 90., 120., 180.];
 const LIFE_SECONDS: &[f64] = &[60., 300., 600., 900., 1800., 3600., 21600., 43200., 86400.];
 /// Jobs or slots.
@@ -126,6 +139,18 @@ pub const FLEET: &[Definition] = &[
         Kind::Histogram(LIFE_SECONDS),
         &[],
         "From the first sight of an instance until it is gone.",
+    ),
+    fleet(
+        "gitlab_runner_autoscaling_machine_states",
+        Kind::Gauge,
+        &["state"],
+        "Instances by the machine states of docker+machine.",
+    ),
+    fleet(
+        "gitlab_runner_autoscaling_machine_creation_duration_seconds",
+        Kind::Histogram(CREATION_SECONDS),
+        &[],
+        "From the request for an instance until jobs can have it.",
     ),
     fleet("fleeting_taskscaler_max_tasks_per_instance", Kind::Gauge, &[], "Slots of an instance."),
     fleet(
