@@ -45,11 +45,13 @@ pub enum Manner {
     Huge,
     /// A list without end.
     Endless,
+    /// A list that breaks off after its instances. Other calls fail.
+    BreaksOff,
     /// Its process ends.
     Exits,
 }
 
-const MANNERS: [Manner; 11] = [
+const MANNERS: [Manner; 12] = [
     Manner::Well,
     Manner::Slow,
     Manner::Hangs,
@@ -60,6 +62,7 @@ const MANNERS: [Manner; 11] = [
     Manner::Nonsense,
     Manner::Huge,
     Manner::Endless,
+    Manner::BreaksOff,
     Manner::Exits,
 ];
 
@@ -211,7 +214,7 @@ impl Hostile {
             Manner::Well | Manner::Huge | Manner::Endless => Ok(Response::new(well)),
             Manner::Nonsense => Ok(Response::new(nonsense)),
             Manner::Hangs => std::future::pending().await,
-            Manner::Fails => Err(Status::unknown("quota exceeded")),
+            Manner::Fails | Manner::BreaksOff => Err(Status::unknown("quota exceeded")),
             Manner::Unavailable => Err(Status::unavailable("the cloud's API is down")),
             Manner::Lacks => Err(Status::unimplemented("no such call")),
             #[expect(clippy::panic, reason = "that is what it is for")]
@@ -250,6 +253,10 @@ impl InstanceGroup for Hostile {
         let instances = self.instances().clone();
         let mut well: Vec<_> =
             instances.into_iter().map(|(instance, state)| Ok(UpdateResponse { instance, state })).collect();
+        if self.at(Call::Update) == Manner::BreaksOff {
+            well.push(Err(Status::unavailable("the stream broke")));
+            return Ok(Response::new(Box::pin(futures::stream::iter(well))));
+        }
         if self.at(Call::Update) == Manner::Huge {
             well.push(Ok(UpdateResponse { instance: self.text(Call::Update, ""), state: 1 }));
         }

@@ -15,6 +15,7 @@ use crate::config::{Config, GroupConfig};
 use crate::policy::{Policies, Wanted};
 
 mod machines;
+mod provisioner;
 mod store;
 mod waiting;
 

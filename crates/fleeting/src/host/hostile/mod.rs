@@ -147,6 +147,20 @@ async fn h18_settings_that_are_not_there_are_null_and_the_connectors_have_their_
     assert_eq!((connector.keepalive, connector.timeout), (30_000_000_000, 600_000_000_000));
 }
 
+/// A part of a list would say that the other instances are missing: the peer's host takes the part, and removes nothing.
+#[tokio::test]
+async fn v13_a_list_that_breaks_off_is_no_list() {
+    let mut manners = always(Manner::Well);
+    manners[Call::Update as usize] = Manner::BreaksOff;
+    let fake = Fake::with(manners, WELL, SLEEP);
+    let group = fake.start().await;
+    let error = group.update().await.unwrap_err();
+    assert!(matches!(error, CallError::Refused { call: "Update", .. }), "{error}");
+    assert!(error.to_string().ends_with("Update failed: the stream broke"), "{error}");
+    group.stop().await;
+    fake.ended().await;
+}
+
 #[tokio::test]
 async fn h10_h12_calls_that_a_plugin_lacks_are_fine_where_the_protocol_says_so() {
     with(Manner::Lacks, async |group| {

@@ -9,6 +9,7 @@ mod money;
 mod offers;
 mod operator;
 mod promises;
+mod provisioner;
 mod removal;
 mod restart;
 mod rig;
