@@ -259,6 +259,25 @@ fn what_another_room_counts_is_exposed_with_the_labels_of_its_entry() {
     assert!(!text(&telemetry).contains("a_gauge"), "it goes with who counts it");
 }
 
+/// A fleet that has removed no instance yet has no removals by reason.
+#[test]
+fn a_family_without_numbers_cuts_no_other_one_off() {
+    struct Nothing;
+    impl Source for Nothing {
+        fn numbers(&self) -> Vec<(EntryLabels, Vec<Family>)> {
+            let empty = Family { name: "a_total", help: "of a test", kind: FamilyKind::Counter, samples: Vec::new() };
+            vec![(labels("one"), vec![empty])]
+        }
+    }
+    let (telemetry, _entry, _job) = busy();
+    let before = text(&telemetry).matches("# TYPE ").count();
+    let source: Arc<dyn Source> = Arc::new(Nothing);
+    telemetry.metrics.add_source(Arc::downgrade(&source));
+    let exposed = text(&telemetry);
+    assert_eq!(exposed.matches("# TYPE ").count(), before, "{exposed}");
+    assert!(exposed.contains("\nprocess_open_fds "), "{exposed}");
+}
+
 /// Each metric has its place in the documents, and nothing else is there.
 #[test]
 fn the_reference_page_lists_the_same_metrics() {
