@@ -240,6 +240,8 @@ impl Metrics {
         let mut text = String::new();
         let mut families = self.registry.gather();
         families.extend(self.sources.gather().into_values());
+        // The encoder refuses a family without numbers, and writes nothing that comes after it.
+        families.retain(|family| !family.get_metric().is_empty());
         families.sort_by(|one, other| one.name().cmp(other.name()));
         if let Err(error) = TextEncoder::new().encode_utf8(&families, &mut text) {
             tracing::error!(%error, "metrics cannot be written");
