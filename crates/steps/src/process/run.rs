@@ -102,16 +102,19 @@ impl Processes {
         stop: &Stop,
         grace: Duration,
     ) -> Result<Ended, RunError> {
-        let (mut child, stdin, drained) = self.start(&command, log)?;
+        let Started { mut child, stdin, drained, report } = self.start(&command, log)?;
         let feed = async {
             if let (Some(mut pipe), Some(bytes)) = (stdin, &command.stdin) {
                 // A process that ends without reading its input is no error of ours.
                 let _ = pipe.write_all(bytes).await;
             }
         };
-        let ended = match self.place(child.pid()) {
-            Err(error) => Err(RunError::Watch(error)),
-            Ok(()) => self.watch(&mut child, feed, stop, grace).await,
+        let ended = match executed(report, stop).await {
+            Err(source) => Err(RunError::Start { program: command.program.display().to_string(), source }),
+            Ok(()) => match self.place(child.pid()) {
+                Err(error) => Err(RunError::Watch(error)),
+                Ok(()) => self.watch(&mut child, feed, stop, grace).await,
+            },
         };
         if ended.is_err() {
             child.kill();
@@ -125,7 +128,7 @@ impl Processes {
         Ok(ended)
     }
 
-    fn start(&self, command: &Command, log: &Arc<dyn Log>) -> Result<(Child, Option<Sender>, Drained), RunError> {
+    fn start(&self, command: &Command, log: &Arc<dyn Log>) -> Result<Started, RunError> {
         let failed = |source: io::Error| RunError::Start { program: command.program.display().to_string(), source };
         // One pipe for output and errors, also where lines carry their stream: gitlab-runner has two, whose lines overtake
         // each other. What is read here is in the order in which it was written.
@@ -139,21 +142,22 @@ impl Processes {
         let (stdin, feed) = input(command.stdin.as_deref(), is_moved).map_err(failed)?;
         // Our copies of the writing ends are closed with this list, so that the end of the last writer is seen.
         let stdio = [stdin, output.map_err(failed)?, write_end];
-        let pid = {
+        let (pid, report) = {
             let mut awaited = AWAITED.lock();
-            let pid = self.spawn(command, stdio).map_err(failed)?;
+            let (pid, report) = self.spawn(command, stdio).map_err(failed)?;
             awaited.insert(pid);
             self.leaders.lock().insert(pid);
-            pid
+            (pid, report)
         };
         self.limit(pid);
         let (read, drained) = watch::channel(());
         self.pumps.lock().spawn(pump(read_end, Arc::clone(log), read));
-        Ok((Child::new(pid), feed, Drained(drained)))
+        Ok(Started { child: Child::new(pid), stdin: feed, drained: Drained(drained), report })
     }
 
-    /// Starts the process, in the job's cgroup if it has one. Its id is that of a child to wait for.
-    fn spawn(&self, command: &Command, stdio: [OwnedFd; 3]) -> io::Result<i32> {
+    /// Starts the process, in the job's cgroup if it has one. Returns the ID of the child to wait for, and the pipe by which a
+    /// process in a cgroup reports that it cannot execute its program.
+    fn spawn(&self, command: &Command, stdio: [OwnedFd; 3]) -> io::Result<(i32, Option<OwnedFd>)> {
         let file = command.file()?;
         // As a shell would start it: it is the name that stands before its messages.
         let name = command.program.file_name().unwrap_or(command.program.as_os_str());
@@ -169,7 +173,8 @@ impl Processes {
                 stdio: stdio.each_ref().map(AsFd::as_fd),
             };
             let directory = cgroup.open(self.ends.load(Ordering::Relaxed))?;
-            return Ok(spawn_in(&directory, &program)?);
+            let (pid, report) = spawn_in(&directory, &program)?;
+            return Ok((pid, Some(report)));
         }
         let [stdin, stdout, stderr] = stdio.map(Stdio::from);
         let mut process = std::process::Command::new(&file);
@@ -178,7 +183,8 @@ impl Processes {
         if let Some(dir) = &command.work_dir {
             process.current_dir(dir);
         }
-        i32::try_from(process.spawn()?.id()).map_err(io::Error::other)
+        let pid = i32::try_from(process.spawn()?.id()).map_err(io::Error::other)?;
+        Ok((pid, None))
     }
 
     /// Gives a process its limit of open files. It runs already, but has hardly done more than to load its program: to hold it
@@ -229,6 +235,35 @@ impl Processes {
                 Ok(Ended::Stopped(cause))
             }
         }
+    }
+}
+
+/// A process that was started, perhaps without having executed its program yet.
+struct Started {
+    child: Child,
+    stdin: Option<Sender>,
+    drained: Drained,
+    /// See [`spawn_in`].
+    report: Option<OwnedFd>,
+}
+
+/// Waits until the program is executed, or until `stop` fires. A job can freeze its own cgroup, so that its next process never
+/// gets to execute anything: only that job waits for it.
+///
+/// # Errors
+/// Reason why the program cannot be executed.
+async fn executed(report: Option<OwnedFd>, stop: &Stop) -> io::Result<()> {
+    let Some(report) = report else { return Ok(()) };
+    let mut pipe = Receiver::from_owned_fd(report)?;
+    let mut number = [0; size_of::<i32>()];
+    tokio::select! {
+        biased;
+        // A process that was killed before it executed anything has ended, which its parent sees.
+        read = pipe.read_exact(&mut number) => match read {
+            Ok(_) => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(number))),
+            Err(_) => Ok(()),
+        },
+        _ = stop.stopped() => Ok(()),
     }
 }
 

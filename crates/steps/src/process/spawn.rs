@@ -43,28 +43,29 @@ pub(super) struct Program<'a> {
 pub(super) enum SpawnError {
     /// The system does not let one start in this cgroup.
     Clone(io::Error),
-    /// The program cannot be executed.
-    Execute(io::Error),
+    /// The program cannot be named to the system.
+    Name(io::Error),
 }
 
 impl From<SpawnError> for io::Error {
     fn from(error: SpawnError) -> Self {
         match error {
-            SpawnError::Execute(error) => error,
+            SpawnError::Name(error) => error,
             SpawnError::Clone(error) => Self::new(error.kind(), format!("no process can start in its cgroup: {error}")),
         }
     }
 }
 
-/// Starts a process, the leader of a group of its own, in the cgroup of the directory `cgroup`. Returns its id; it is a child
-/// to wait for.
-pub(super) fn spawn_in(cgroup: &File, program: &Program<'_>) -> Result<i32, SpawnError> {
+/// Starts a process, the leader of a group of its own, in the cgroup of the directory `cgroup`.
+///
+/// Returns the ID of the child to wait for, and a pipe. The pipe closes when the program is executed. If it cannot be executed,
+/// the pipe brings the system's error number in native byte order, and the child ends.
+pub(super) fn spawn_in(cgroup: &File, program: &Program<'_>) -> Result<(i32, OwnedFd), SpawnError> {
     let file = text(program.file.as_os_str())?;
     let args = program.args.iter().map(|arg| text(arg)).collect::<Result<Vec<_>, _>>()?;
     let env = program.env.iter().map(|(key, value)| pair(key, value)).collect::<Result<Vec<_>, _>>()?;
     let dir = program.work_dir.map(|dir| text(dir.as_os_str())).transpose()?;
     let (args, env) = (pointers(&args), pointers(&env));
-    // It closes when the program is executed; before that the child can say why it is not.
     let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| SpawnError::Clone(error.into()))?;
     let child = Child {
         file: file.as_ptr(),
@@ -78,13 +79,7 @@ pub(super) fn spawn_in(cgroup: &File, program: &Program<'_>) -> Result<i32, Spaw
     // not share this process's memory.
     let pid = unsafe { clone_into(cgroup, &child) }.map_err(SpawnError::Clone)?;
     drop(write);
-    match failure(read) {
-        None => Ok(pid),
-        Some(error) => {
-            reap(pid);
-            Err(SpawnError::Execute(error))
-        }
-    }
+    Ok((pid, read))
 }
 
 /// Whether processes can be started in the cgroup of this directory.
@@ -94,15 +89,10 @@ pub(super) fn can_start_in(cgroup: &File) -> bool {
     // No program has an empty path: what remains is the clone.
     let program =
         Program { file: Path::new(""), args: Vec::new(), env: Vec::new(), work_dir: None, stdio: [null, null, null] };
-    match spawn_in(cgroup, &program) {
-        Err(SpawnError::Execute(error)) => error.raw_os_error() == Some(libc::ENOENT),
-        Err(SpawnError::Clone(_)) => false,
-        Ok(pid) => {
-            // It was killed before it could say anything.
-            reap(pid);
-            false
-        }
-    }
+    let Ok((pid, report)) = spawn_in(cgroup, &program) else { return false };
+    let error = failure(report);
+    reap(pid);
+    error.is_some_and(|error| error.raw_os_error() == Some(libc::ENOENT))
 }
 
 /// `struct clone_args` of `linux/sched.h`, up to the member that names a cgroup (Linux 5.7).
@@ -198,11 +188,11 @@ fn reap(pid: i32) {
 }
 
 fn text(text: &OsStr) -> Result<CString, SpawnError> {
-    CString::new(text.as_bytes()).map_err(|error| SpawnError::Execute(error.into()))
+    CString::new(text.as_bytes()).map_err(|error| SpawnError::Name(error.into()))
 }
 
 fn pair(key: &OsStr, value: &OsStr) -> Result<CString, SpawnError> {
-    CString::new([key.as_bytes(), b"=", value.as_bytes()].concat()).map_err(|error| SpawnError::Execute(error.into()))
+    CString::new([key.as_bytes(), b"=", value.as_bytes()].concat()).map_err(|error| SpawnError::Name(error.into()))
 }
 
 /// The list that the kernel reads: pointers, the last of them null.

@@ -357,6 +357,30 @@ async fn with_a_cgroup_a_process_that_hides_ends_with_its_job_whatever_runs_besi
 }
 
 #[tokio::test]
+async fn a_job_that_freezes_its_cgroup_waits_alone() {
+    let host = Host::new(Containment::Cgroups, None);
+    if !muster_test_needs::cgroups(host.cgroups.is_some()) {
+        return;
+    }
+    let ((frozen, _), (beside, _)) = (job(&host, "frozen"), job(&host, "beside"));
+    let (_, log) = memory();
+    let freeze = frozen.cgroup.as_ref().unwrap().path().join("cgroup.freeze");
+    std::fs::write(freeze, "1").unwrap();
+    let (stop, go_on) = (Stop::new(), Stop::new());
+    let other = async {
+        let ended = beside.run(shell("true"), &log, &go_on, GRACE).await.unwrap();
+        stop.stop(EndCause::CanceledByUser);
+        ended
+    };
+    let both = async { tokio::join!(frozen.run(shell("true"), &log, &stop, GRACE), other) };
+    let (ended, other) = tokio::time::timeout(PATIENCE, both).await.expect("neither hangs");
+    assert_eq!(ended.unwrap(), Ended::Stopped(EndCause::CanceledByUser));
+    assert!(matches!(other, Ended::Exited(status) if status.success()));
+    frozen.finish(GRACE).await;
+    beside.finish(GRACE).await;
+}
+
+#[tokio::test]
 async fn a_process_in_a_cgroup_is_started_as_any_other() {
     for host in hosts() {
         let (processes, _) = job(&host, "like-any");
