@@ -10,6 +10,7 @@ mod ending;
 mod harness;
 mod idle;
 mod jobs;
+mod masking;
 mod output;
 mod shells;
 mod sources;

@@ -1,0 +1,64 @@
+//! Masked values in the errors of steps: neither the log nor the result shows them.
+
+use muster_agent_api::builtin::{Builtin, PhaseWhen};
+use muster_agent_api::step_runner::Variable;
+use serde_json::{Value, json};
+
+use crate::harness::*;
+
+/// With characters that are escaped where a value is quoted.
+const SECRET: &str = "s3cret \"of\" the\\job";
+const PLAIN: &str = "s3cret-without-them";
+
+async fn fail(list: Value, step: Value) -> (String, Value) {
+    let mut agent = Agent::start().await;
+    let typed = json!({"spec": {"inputs": {"a": {"type": SECRET}}}});
+    for (name, text) in [("type", format!("{typed}\n---\n{{}}")), ("exec", format!("{{}}\n---\n{step}"))] {
+        let dir = agent.project().join(name);
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("step.yml"), text).unwrap();
+    }
+    let steps = phase("step_run", PhaseWhen::OnSuccess, Builtin::Steps { steps: list });
+    let plan = agent.plan(vec![steps]);
+    let masked = |key, value| Variable { masked: true, ..variable(key, value) };
+    agent.run("1-1", &plan, &[masked("SECRET", SECRET), masked("PLAIN", PLAIN)]).await;
+    let result = agent.wait("1-1").await;
+    assert_eq!(failed(&result).0, "script_failure");
+    let status = agent.steps.status(muster_agent_api::step_runner::StatusRequest { id: "1-1".to_owned() }).await;
+    let jobs = status.unwrap().into_inner().jobs;
+    let log = agent.log("1-1").await;
+    (log, json!({ "result": result, "status": jobs.first().unwrap().message }))
+}
+
+#[tokio::test]
+async fn no_error_of_a_step_shows_a_masked_value_in_log_result_or_status() {
+    let call = |step: &str| json!([{"name": "it", "step": step}]);
+    let exec = || call("./exec");
+    let value = "${{ vars.SECRET }}";
+    let any = || json!({"exec": {"command": ["true"]}});
+    let command = |command: &[&str]| json!({"exec": {"command": command}});
+    let output = |line: &str| {
+        let write = format!("printf '{line}\\n' \"$1\" > \"$2\"");
+        command(&["sh", "-c", &write, "sh", "${{ vars.PLAIN }}", "${{ output_file }}"])
+    };
+    let cases = [
+        ("a path", call(&format!("./{value}")), any()),
+        ("an unknown kind of reference", call(value), any()),
+        ("an unknown built-in step", call(&format!("builtin://{value}")), any()),
+        ("a value that is no number", json!([{"name": "it", "script": "${{ num(vars.SECRET) }}"}]), any()),
+        ("the name of a step", json!([{"name": SECRET, "script": "exit 3"}]), any()),
+        ("the type of an input", call("./type"), any()),
+        ("an input", json!([{"name": "it", "step": "./exec", "inputs": {SECRET: 1}}]), any()),
+        ("a program", exec(), command(&[value])),
+        ("a path of a program", exec(), command(&[&format!("/{value}")])),
+        ("a mistake in the text of a command", exec(), command(&[&format!("${{{{ {SECRET} }}}}")])),
+        ("a directory", exec(), json!({"exec": {"command": ["true"], "work_dir": format!("/{value}")}})),
+        ("a key of an output", exec(), output(r#"{"name":"%s","value":1}"#)),
+        ("a line of outputs that is a text", exec(), output(r#""%s""#)),
+    ];
+    for (what, list, step) in cases {
+        let (log, result) = fail(list, step).await;
+        assert!(!result.to_string().contains("s3cret"), "{what}: {result}");
+        assert!(!log.contains("s3cret"), "{what}: {log}");
+    }
+}
