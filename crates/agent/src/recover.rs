@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use muster_builtins::Variables;
 use muster_builtins::trace::style;
 use muster_job::EndCause;
+use muster_job::mask::Secrets;
 use muster_steps::process::end_leftovers;
 
 use crate::agent::{Agent, Finished, Job};
@@ -61,7 +62,9 @@ async fn recover_one(agent: &Arc<Agent>, entry: &Entry) -> std::io::Result<()> {
     let lost = if rebooted { REBOOTED } else { LOST };
     let line = style::error(&format!("Job failed (system failure): {lost}"));
     job.log.append(format!("{gap}{line}").as_bytes())?;
-    settle(agent, &job, system_failure(SystemTime::now(), lost, Some(EndCause::EnvironmentLost)));
+    let end = system_failure(SystemTime::now(), lost, Some(EndCause::EnvironmentLost));
+    // Nothing of it is the job's.
+    settle(agent, &job, end, &Secrets::default());
     agent.adopt(job);
     Ok(())
 }

@@ -30,23 +30,37 @@ pub(crate) fn parse(request: &RunRequest) -> Result<JobPlan, String> {
 /// Executes a job, and writes its result before it tells anyone.
 pub(crate) async fn execute(agent: Arc<Agent>, job: Arc<Job>, request: RunRequest, plan: JobPlan) {
     let started = SystemTime::now();
-    let work = run(&agent, &job, request, &plan);
+    let variables = Variables::new(variables(request));
+    let secrets = secrets(&plan, &variables);
+    let work = run(&agent, &job, variables, &plan, &secrets);
     let end = match AssertUnwindSafe(work).catch_unwind().await {
         Ok(Ok(end)) => end,
-        Ok(Err(error)) => broken(&job, started, &format!("cannot start the job: {error}")),
+        Ok(Err(error)) => broken(&job, started, &secrets.mask(&format!("cannot start the job: {error}"))),
         Err(_) => broken(&job, started, "a defect in the agent ended the job; its own log says more"),
     };
-    settle(&agent, &job, end);
+    settle(&agent, &job, end, &secrets);
 }
 
-/// Makes a job's result durable, then known.
-pub(crate) fn settle(agent: &Agent, job: &Job, end: JobEnd) {
+/// What must not be seen in the log and in the result.
+fn secrets(plan: &JobPlan, variables: &Variables) -> Secrets {
+    let prefixes = plan.mask_prefixes.iter().map(String::as_str);
+    if plan.mask_few_prefixes {
+        Secrets::with_few_prefixes(variables.masked(), prefixes)
+    } else {
+        Secrets::new(variables.masked(), prefixes)
+    }
+}
+
+/// Makes a job's result durable, then known. Every text of it is masked here: names and errors of steps quote values.
+pub(crate) fn settle(agent: &Agent, job: &Job, end: JobEnd, secrets: &Secrets) {
+    let mut tree = end.tree;
+    mask(&mut tree, secrets);
     let result = JobResult {
         outcome: end.outcome,
-        message: end.message,
+        message: secrets.mask(&end.message),
         log_bytes: job.log.bytes(),
         log_crc32: job.log.crc32(),
-        tree: end.tree,
+        tree,
         used: end.used,
     };
     if let Err(error) = job.journal.result(&result) {
@@ -60,28 +74,26 @@ pub(crate) fn settle(agent: &Agent, job: &Job, end: JobEnd) {
     job.log.close();
 }
 
+/// Masks a step and those inside it. They nest as deep as the engine lets steps call each other.
+fn mask(node: &mut StepNode, secrets: &Secrets) {
+    node.name = secrets.mask(&node.name);
+    node.message = secrets.mask(&node.message);
+    node.steps.iter_mut().for_each(|step| mask(step, secrets));
+}
+
 async fn run(
     agent: &Arc<Agent>,
     job: &Arc<Job>,
-    request: RunRequest,
+    variables: Variables,
     plan: &JobPlan,
+    secrets: &Secrets,
 ) -> Result<JobEnd, std::io::Error> {
     let (journal, recorder) = (Arc::clone(&job.journal), Arc::clone(&job.journal));
     journal.boot(&agent.boot_id)?;
     let nonce = format!("{:016x}", rand::rng().random::<u64>());
     let mut processes = agent.host.job(&job.id, &nonce, Arc::new(move |trail| recorder.started(trail)))?;
     let no_share = plan.share.as_ref().and_then(|share| share::give(&mut processes, share));
-    let variables = Variables::new(variables(request));
-    let prefixes = plan.mask_prefixes.iter().map(String::as_str);
-    let options = TraceOptions {
-        secrets: if plan.mask_few_prefixes {
-            Secrets::with_few_prefixes(variables.masked(), prefixes)
-        } else {
-            Secrets::new(variables.masked(), prefixes)
-        },
-        timestamps: plan.timestamps,
-        limit: plan.output_limit,
-    };
+    let options = TraceOptions { secrets: secrets.clone(), timestamps: plan.timestamps, limit: plan.output_limit };
     let (full_agent, full_job) = (Arc::clone(agent), Arc::clone(job));
     let on_fault = Box::new(move |error: &std::io::Error| {
         tracing::error!(job = full_job.id, %error, "the log of a job cannot be written: the job is ended");

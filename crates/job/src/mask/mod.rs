@@ -58,9 +58,9 @@ impl std::fmt::Debug for Secrets {
 impl Secrets {
     /// The values of masked variables, and token prefixes beside the built-in ones.
     ///
-    /// Values are trimmed, empty ones are no secret. Of a value with several lines, each longer line is a secret too: a
-    /// program may print only some of them, or indent them. All prefixes are used: GitLab drops those beyond the fifteenth,
-    /// which can only show more.
+    /// Values are trimmed, empty ones are no secret. A value as an error quotes it, with escapes, is a secret too. Of a value
+    /// with several lines, each longer line is one: a program may print only some of them, or indent them. All prefixes are
+    /// used: GitLab drops those beyond the fifteenth, which can only show more.
     pub fn new<'a>(values: impl IntoIterator<Item = &'a str>, prefixes: impl IntoIterator<Item = &'a str>) -> Self {
         Self::build(values, TOKEN_PREFIXES.into_iter().chain(prefixes))
     }
@@ -75,10 +75,21 @@ impl Secrets {
 
     fn build<'a>(values: impl IntoIterator<Item = &'a str>, prefixes: impl Iterator<Item = &'a str>) -> Self {
         Self {
-            phrases: values.into_iter().flat_map(|value| clean(value).into_iter().chain(lines(value))).collect(),
+            phrases: values
+                .into_iter()
+                .flat_map(|value| clean(value).into_iter().chain(quoted(value)).chain(lines(value)))
+                .collect(),
             prefixes: prefixes.filter_map(clean).collect(),
         }
     }
+}
+
+/// A value as `{:?}` prints it between its quotes, if that is another text.
+fn quoted(value: &str) -> Option<Vec<u8>> {
+    let value = value.trim();
+    let quoted = format!("{value:?}");
+    let inner = quoted.strip_prefix('"')?.strip_suffix('"')?;
+    (inner != value).then(|| inner.as_bytes().to_vec())
 }
 
 /// The longer lines of a value that has several.
@@ -86,6 +97,20 @@ fn lines(value: &str) -> impl Iterator<Item = Vec<u8>> {
     let lines = value.trim().lines().map(str::trim);
     let several = value.trim().contains('\n');
     lines.filter(move |line| several && line.chars().count() >= LINE_MIN).map(|line| line.as_bytes().to_vec())
+}
+
+impl Secrets {
+    /// A text of its own, masked.
+    #[must_use]
+    pub fn mask(&self, text: &str) -> String {
+        if text.is_empty() {
+            return String::new();
+        }
+        let (mut masker, mut masked) = (Masker::new(self), Vec::new());
+        masker.push(text.as_bytes(), &mut masked);
+        masker.finish(&mut masked);
+        String::from_utf8_lossy(&masked).into_owned()
+    }
 }
 
 fn clean(text: &str) -> Option<Vec<u8>> {

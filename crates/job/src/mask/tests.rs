@@ -167,6 +167,14 @@ fn text() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(word, 0..40).prop_map(|words| words.concat().into_bytes())
 }
 
+#[test]
+fn a_value_is_masked_as_an_error_quotes_it() {
+    let value = "a \"quoted\" value\\";
+    let secrets = Secrets::new([value], []);
+    assert_eq!(secrets.mask(&format!("no file {value:?} or {value} here")), "no file \"[MASKED]\" or [MASKED] here");
+    assert_eq!((secrets.mask(""), secrets.mask("plain")), (String::new(), "plain".to_owned()));
+}
+
 proptest! {
     #[test]
     fn splits_do_not_matter(
