@@ -25,7 +25,8 @@ const ATTEMPTS_MAX: u32 = 100;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 
-/// Makes a directory with those above it. One that is new is its owner's; one that was there is left as it is.
+/// Makes a directory with those above it and gives it to its owner. One that exists is left as it is, unless it is empty and
+/// belongs to this process's user.
 pub(super) fn create(path: &Path, owner: Option<Owner>) -> io::Result<()> {
     match owner {
         Some(owner) => create_for(path, Mode::from_raw_mode(0o777), owner, || {}),
@@ -54,6 +55,10 @@ fn create_for(path: &Path, mode: Mode, owner: Owner, mut made: impl FnMut()) -> 
             OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
             Mode::empty(),
         ) {
+            // A process that was killed between making a directory and giving it away leaves an empty one.
+            Ok(next) if rest.is_empty() && is_empty_and_ours(&directory, &name, &next)? => {
+                return give(&directory, &name, owner);
+            }
             Ok(next) => {
                 directory = next;
                 walked.push(&name);
@@ -141,16 +146,29 @@ fn give(directory: &OwnedFd, name: &OsStr, owner: Owner) -> io::Result<()> {
         return Err(replaced(&"it belongs to another user"));
     }
     // One of this user's that was moved there has nothing in it either.
-    for entry in Dir::read_from(made.as_fd())? {
-        let entry = entry?;
-        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
-            return Err(replaced(&format_args!(
-                "it has {}",
-                OsStr::from_bytes(entry.file_name().to_bytes()).display()
-            )));
-        }
+    if let Some(entry) = first_entry(&made)? {
+        return Err(replaced(&format_args!("it has {}", entry.display())));
     }
     Ok(fchown(&made, Some(owner.user), Some(owner.group))?)
+}
+
+/// Whether the directory `name`, which was opened as `found`, belongs to this process's user and has no entries.
+fn is_empty_and_ours(directory: &OwnedFd, name: &OsStr, found: &OwnedFd) -> io::Result<bool> {
+    if fstat(found)?.st_uid != geteuid().as_raw() {
+        return Ok(false);
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(first_entry(&openat(directory, name, flags, Mode::empty())?)?.is_none())
+}
+
+fn first_entry(directory: &OwnedFd) -> io::Result<Option<OsString>> {
+    for entry in Dir::read_from(directory.as_fd())? {
+        let name = OsStr::from_bytes(entry?.file_name().to_bytes()).to_owned();
+        if name != "." && name != ".." {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
 }
 
 #[cfg(test)]
@@ -205,6 +223,15 @@ mod tests {
         }
         create(&new, Some(owner)).unwrap();
         assert_eq!(user(&new), user(&jobs));
+    }
+
+    #[test]
+    fn a_directory_that_a_killed_manager_did_not_give_away_is_given_away_by_the_next() {
+        let Some((home, owner)) = home() else { return };
+        let left = home.path().join("left");
+        std::fs::create_dir(&left).unwrap();
+        create(&left, Some(owner)).unwrap();
+        assert_eq!(user(&left), user(&home.path().join("jobs")));
     }
 
     #[test]
