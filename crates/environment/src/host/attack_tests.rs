@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use muster_job::JobId;
 
-use super::tests::{options, provider, serve, serve_as};
+use super::tests::{executable, options, provider, serve, serve_as};
 use super::*;
 use crate::{Slot, SlotKey};
 
@@ -105,6 +105,32 @@ async fn a_process_with_the_id_of_an_earlier_agent_is_not_that_agent() {
     let error = provider.agents.named("host").unwrap().connect().await.unwrap_err();
     assert!(matches!(error, EnvironmentError::Untrusted { .. }), "{error}");
     impostor.shutdown_background();
+}
+
+/// Listens as an agent does, and closes each connection. Ends when none comes for 20 s.
+const LISTEN: &str = r#"exec python3 -c '
+import socket, sys
+s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); s.settimeout(20)
+print("step-runner is listening on socket", flush=True)
+while True: s.accept()[0].close()' "$4""#;
+
+/// The process runs an interpreter, so its executable is not that of the agent. In a container, root may not be allowed to
+/// read the executable of another user's process at all.
+#[tokio::test]
+async fn what_su_starts_is_known_as_the_child_of_this_manager_and_to_no_other_manager() {
+    if !rustix::process::geteuid().is_root() {
+        muster_test_needs::missing("only root can start an agent by su");
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let agent = executable(home.path(), LISTEN);
+    // Not every machine lets `nobody` execute something.
+    let options = HostOptions { user: Some("root".to_owned()), ..options(home.path(), agent) };
+    let connect = async || HostProvider::new(options.clone()).unwrap().agents.first().unwrap().connect().await;
+    let error = connect().await.unwrap_err();
+    assert!(matches!(error, EnvironmentError::Unreachable { .. }), "it is trusted, and speaks no gRPC: {error}");
+    let error = connect().await.unwrap_err();
+    assert!(matches!(error, EnvironmentError::Untrusted { .. }), "{error}");
 }
 
 #[test]

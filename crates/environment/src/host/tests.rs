@@ -82,7 +82,7 @@ fn environment(provider: &HostProvider) -> Arc<HostEnvironment> {
 }
 
 /// An executable that does `script` instead of being an agent.
-fn executable(home: &Path, script: &str) -> PathBuf {
+pub(super) fn executable(home: &Path, script: &str) -> PathBuf {
     let path = home.join("agent");
     std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
