@@ -8,6 +8,7 @@ mod checkout;
 mod death;
 mod ending;
 mod harness;
+mod hostile_archives;
 mod idle;
 mod jobs;
 mod masking;

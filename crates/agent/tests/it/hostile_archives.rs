@@ -1,0 +1,124 @@
+//! Archives that a hostile job prepared: an artifact and a cache never change a file outside of the project.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use muster_agent_api::builtin::{
+    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, Builtin, CacheEntry, Caches, Coordinator,
+    JobPlan, PhaseWhen,
+};
+use muster_agent_api::result::Outcome;
+use muster_job::{JobId, JobStatus};
+use muster_runner_api::test_support::{MemoryCoordinator, Served, serve};
+use zip::ZipWriter;
+use zip::write::SimpleFileOptions;
+
+use crate::harness::*;
+
+const JOB: JobId = JobId(7);
+const SECRET: &str = "ssh-ed25519 the owner's key\n";
+
+/// A directory beside the project with the file `keys`.
+fn elsewhere(agent: &Agent) -> PathBuf {
+    let elsewhere = agent.dir.path().join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    fs::write(elsewhere.join("keys"), SECRET).unwrap();
+    elsewhere
+}
+
+/// The directory is as [`elsewhere`] created it.
+fn assert_untouched(elsewhere: &Path, log: &str) {
+    let keys = elsewhere.join("keys");
+    assert!(!keys.is_symlink(), "`keys` was replaced by a link to {:?}; {log}", fs::read_link(&keys));
+    assert_eq!(fs::read_to_string(keys).unwrap(), SECRET, "{log}");
+    let names: Vec<_> = fs::read_dir(elsewhere).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["keys"], "{log}");
+}
+
+/// Links that lead to `elsewhere`, directly and by a chain, each with entries below, and one honest file.
+fn hostile_zip(file: &Path, elsewhere: &Path) {
+    let mut zip = ZipWriter::new(File::create(file).unwrap());
+    let options = SimpleFileOptions::default();
+    zip.add_symlink("a", elsewhere.to_str().unwrap(), options).unwrap();
+    zip.add_symlink("a/keys", "/dev/null", options).unwrap();
+    zip.add_symlink("b", "..", options).unwrap();
+    zip.add_symlink("b/c", "elsewhere", options).unwrap();
+    zip.add_symlink("b/c/keys", "/dev/null", options).unwrap();
+    zip.start_file("a/new", options).unwrap();
+    zip.write_all(b"hostile").unwrap();
+    zip.start_file("honest", options).unwrap();
+    zip.write_all(b"honest\n").unwrap();
+    zip.finish().unwrap();
+}
+
+fn to(served: &Served, plan: JobPlan) -> JobPlan {
+    let coordinator =
+        Coordinator { url: served.url.to_string(), job_id: JOB.0, token: "t0ken".to_owned(), ..Coordinator::default() };
+    JobPlan { coordinator, ..plan }
+}
+
+#[tokio::test]
+async fn an_artifact_with_an_entry_below_a_link_changes_nothing_outside_of_the_project() {
+    let coordinator = std::sync::Arc::new(MemoryCoordinator::default());
+    coordinator.push(serde_json::from_value(serde_json::json!({"id": JOB.0, "token": "t0ken"})).unwrap());
+    coordinator.set_status(JOB, JobStatus::Running);
+    let served = serve(coordinator.clone()).await.unwrap();
+    let mut agent = Agent::start().await;
+    let elsewhere = elsewhere(&agent);
+    fs::create_dir_all(agent.project()).unwrap();
+    hostile_zip(&agent.project().join("evil.zip"), &elsewhere);
+    let evil = ArtifactsUpload {
+        name: "evil.zip".to_owned(),
+        paths: vec!["evil.zip".to_owned()],
+        artifact_type: "archive".to_owned(),
+        artifact_format: "raw".to_owned(),
+        ..ArtifactsUpload::default()
+    };
+    let upload = Builtin::ArtifactsUpload(ArtifactsUploads { artifacts: vec![evil] });
+    let upload = phase("upload_artifacts_on_success", PhaseWhen::Always, upload);
+    let (log, result) = agent.complete(&to(&served, agent.plan(vec![upload]))).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+
+    fs::remove_dir_all(agent.project()).unwrap();
+    let from = vec![ArtifactSource { job_id: JOB.0, name: "build".to_owned(), token: "t0ken".to_owned() }];
+    let download = Builtin::ArtifactsDownload(ArtifactsDownload { from });
+    let download = phase("download_artifacts", PhaseWhen::OnSuccess, download);
+    let (log, result) = agent.complete(&to(&served, agent.plan(vec![download, script(&["cat honest"])]))).await;
+    assert_untouched(&elsewhere, &log);
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert!(log.contains("WARNING: a/keys: not unpacked") && log.contains("below the link `a`"), "{log}");
+    assert!(log.contains("\nhonest\n"), "{log}");
+}
+
+#[tokio::test]
+async fn a_cache_changes_nothing_outside_whatever_links_it_holds_and_the_job_before_left() {
+    let mut agent = Agent::start().await;
+    let elsewhere = elsewhere(&agent);
+    let cache_dir = agent.dir.path().join("cache");
+    let entry = CacheEntry {
+        key: "main".to_owned(),
+        cache_dir: cache_dir.to_string_lossy().into_owned(),
+        paths: vec!["vendor/".to_owned()],
+        ..CacheEntry::default()
+    };
+    fs::create_dir_all(cache_dir.join("main")).unwrap();
+    hostile_zip(&cache_dir.join("main/cache.zip"), &elsewhere);
+    // The job before left links to where the archive's directories would be.
+    fs::create_dir_all(agent.project()).unwrap();
+    symlink(&elsewhere, agent.project().join("a")).unwrap();
+    symlink("..", agent.project().join("b")).unwrap();
+    let restore = Builtin::CacheRestore(Caches { caches: vec![entry] });
+    let restore = phase("restore_cache", PhaseWhen::OnSuccess, restore);
+    let (log, result) = agent.complete(&agent.plan(vec![restore.clone(), script(&["cat honest"])])).await;
+    assert_untouched(&elsewhere, &log);
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert!(log.contains("\nhonest\n"), "{log}");
+
+    // The project's directory itself is a link that the job before made.
+    fs::remove_dir_all(agent.project()).unwrap();
+    symlink(&elsewhere, agent.project()).unwrap();
+    let (log, _) = agent.complete(&agent.plan(vec![restore])).await;
+    assert_untouched(&elsewhere, &log);
+}
