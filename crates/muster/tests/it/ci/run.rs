@@ -268,6 +268,25 @@ fn an_archive_with_links_is_extracted_with_its_links() {
     assert_eq!(std::fs::read_link(target.join("cur")).unwrap(), std::path::Path::new("v1"));
 }
 
+/// The archive has a link with the name of the report that is put beside it.
+#[test]
+fn a_report_is_not_extracted_through_a_link_of_the_archive() {
+    let project = Project::new("");
+    let keys = project.home().join("keys");
+    std::fs::create_dir_all(project.home()).unwrap();
+    std::fs::write(&keys, "secret").unwrap();
+    let make = format!("ln -s {} junit.xml.gz; echo \"<x/>\" > r.xml", keys.display());
+    let artifacts = "{paths: [junit.xml.gz], reports: {junit: r.xml}}";
+    project.write(".gitlab-ci.yml", &format!("a: {{script: ['{make}'], artifacts: {artifacts}}}\n"));
+    project.commit("Link");
+    project.ci(&[]).code(0);
+    let target = project.home().join("extracted");
+    project.ci(&["show", "a", "--extract", target.to_str().unwrap()]).code(0);
+    assert_eq!(std::fs::read(&keys).unwrap(), b"secret");
+    let report = target.join("junit.xml.gz");
+    assert!(!report.is_symlink() && std::fs::read(report).unwrap().starts_with(&[0x1f, 0x8b]));
+}
+
 #[test]
 fn what_was_not_started_takes_no_number() {
     let project = Project::new("a: {script: ['true']}\n");
