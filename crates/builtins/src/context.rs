@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use muster_agent_api::builtin::{Coordinator, JobPlan};
+use muster_agent_api::builtin::{Coordinator, JobPlan, UnpackLimits};
+use muster_archive::{Limits, Root};
 use muster_runner_api::client::{Client, ClientError, TlsFiles};
 use muster_steps::log::{Log, Stream};
 use muster_steps::process::{Command, Ended, Processes};
@@ -18,6 +19,7 @@ use url::Url;
 
 use crate::checkout::Templates;
 use crate::failure::Failure;
+use crate::files::extract::{Extraction, LimitsFrom};
 use crate::trace::Trace;
 use crate::trash::Trash;
 use crate::variables::Variables;
@@ -64,6 +66,19 @@ impl Shared {
     }
 }
 
+/// Returns the limits of a plan; 0 stands for the default.
+fn limits(plan: UnpackLimits) -> Limits {
+    let default = Limits::default();
+    let or = |value: u64, default: u64| if value == 0 { default } else { value };
+    Limits {
+        bytes: or(plan.max_bytes, default.bytes),
+        entries: or(plan.max_entries, default.entries),
+        ratio: or(plan.max_ratio, default.ratio),
+        header_bytes: or(plan.max_header_bytes, default.header_bytes),
+        ..default
+    }
+}
+
 /// The surroundings of one job's steps.
 pub struct Context {
     /// The job's checkout.
@@ -76,6 +91,8 @@ pub struct Context {
     pub grace: Duration,
     /// When the job began here.
     pub started_at: OffsetDateTime,
+    /// How archives are unpacked.
+    pub(crate) extraction: Extraction,
     /// Where artifacts go, and come from.
     pub coordinator: Coordinator,
     /// Everything the job starts.
@@ -108,8 +125,15 @@ impl Context {
         let mut temp_dir = project_dir.clone().into_os_string();
         temp_dir.push(".tmp");
         let grace = if plan.grace_ms == 0 { DEFAULT_GRACE } else { Duration::from_millis(plan.grace_ms) };
+        let extraction = Extraction {
+            root_kind: Root::OfJob,
+            limits: limits(plan.unpack),
+            limits_from: LimitsFrom::Config,
+            ..Extraction::new(project_dir.clone())
+        };
         Self {
             project_dir,
+            extraction,
             temp_dir: temp_dir.into(),
             variables,
             grace,

@@ -23,7 +23,7 @@ mod variables;
 pub use checkout::Templates;
 pub use context::{Context, OnUserCode, Shared};
 pub use failure::Failure;
-pub use files::extract::{LeftOut, unpack};
+pub use files::extract::{Extraction, LimitsFrom, extract};
 pub use files::format::{Format, Level};
 pub use files::select::Wanted;
 pub use site::{Meter, Site, Tone};

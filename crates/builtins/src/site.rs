@@ -12,6 +12,7 @@ use muster_steps::stop::Stop;
 
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::files::extract::Extraction;
 use crate::trace::style;
 
 /// How a line is meant.
@@ -35,6 +36,9 @@ pub type Meter = Box<dyn FnMut(usize) + Send>;
 pub trait Site: Send + Sync {
     /// The directory that patterns are relative to and archives are unpacked into; absolute.
     fn root(&self) -> &Path;
+
+    /// How archives are unpacked.
+    fn extraction(&self) -> Extraction;
 
     /// Where archives are kept while they are made or read.
     fn staging(&self) -> &Path;
@@ -61,6 +65,10 @@ pub trait Site: Send + Sync {
 impl Site for Context {
     fn root(&self) -> &Path {
         &self.project_dir
+    }
+
+    fn extraction(&self) -> Extraction {
+        self.extraction.clone()
     }
 
     fn staging(&self) -> &Path {

@@ -15,6 +15,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use muster_agent_api::builtin::UnpackLimits;
 use muster_environment::instance::AutoscalerSettings;
 use muster_job::{Secret, Variable};
 pub use muster_runner_api::client::{ConnectionAge, TlsFiles};
@@ -290,6 +291,9 @@ pub struct RunnerSettings {
     /// Limits of an artifact upload.
     #[serde(default)]
     pub artifact: ArtifactTimeouts,
+    /// `[runners.unpack]`: limits of unpacking an artifact or a cache.
+    #[serde(default)]
+    pub unpack: UnpackLimits,
     /// What concerns jobs on instances.
     #[serde(default)]
     pub on_instances: OnInstances,
@@ -339,6 +343,7 @@ impl RunnerSettings {
             custom_build_dir: None,
             feature_flags: BTreeMap::new(),
             artifact: ArtifactTimeouts::default(),
+            unpack: UnpackLimits::default(),
             on_instances: OnInstances::default(),
             autoscaler: None,
         }

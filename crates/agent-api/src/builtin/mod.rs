@@ -97,9 +97,32 @@ pub struct JobPlan {
     pub phases: Vec<Phase>,
     /// Where to send artifacts, and get them from.
     pub coordinator: Coordinator,
+    /// Limits of unpacking an artifact or a cache.
+    #[serde(skip_serializing_if = "UnpackLimits::is_default")]
+    pub unpack: UnpackLimits,
     /// The job's part of a machine that it shares with others; none where it has it alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<Share>,
+}
+
+/// Most that an artifact or a cache may unpack to. 0 stands for the agent's default.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct UnpackLimits {
+    /// Bytes of all files together.
+    pub max_bytes: u64,
+    /// Number of entries.
+    pub max_entries: u64,
+    /// Unpacked bytes for each byte of the archive. Counts only for large archives.
+    pub max_ratio: u64,
+    /// Bytes of headers that are in memory at the same time.
+    pub max_header_bytes: u64,
+}
+
+impl UnpackLimits {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// The door for artifacts.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use muster_agent_api::builtin::{
     ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, Builtin, CacheEntry, Caches, Coordinator,
-    JobPlan, PhaseWhen,
+    JobPlan, PhaseWhen, UnpackLimits,
 };
 use muster_agent_api::result::Outcome;
 use muster_job::{JobId, JobStatus};
@@ -121,4 +121,25 @@ async fn a_cache_changes_nothing_outside_whatever_links_it_holds_and_the_job_bef
     symlink(&elsewhere, agent.project()).unwrap();
     let (log, _) = agent.complete(&agent.plan(vec![restore])).await;
     assert_untouched(&elsewhere, &log);
+}
+
+#[tokio::test]
+async fn a_cache_that_unpacks_to_too_much_names_the_limit_and_the_key_that_raises_it() {
+    let mut agent = Agent::start().await;
+    let cache_dir = agent.dir.path().join("cache").to_string_lossy().into_owned();
+    let paths = vec!["vendor/".to_owned()];
+    let caches =
+        Caches { caches: vec![CacheEntry { key: "main".to_owned(), cache_dir, paths, ..CacheEntry::default() }] };
+    let save = phase("archive_cache", PhaseWhen::OnSuccess, Builtin::CacheSave(caches.clone()));
+    let make = script(&["mkdir vendor; head -c 10000 /dev/zero > vendor/zeros"]);
+    agent.complete(&agent.plan(vec![make, save])).await;
+
+    let restore = phase("restore_cache", PhaseWhen::OnSuccess, Builtin::CacheRestore(caches));
+    let unpack = UnpackLimits { max_bytes: 9999, ..UnpackLimits::default() };
+    let plan = JobPlan { unpack, ..agent.plan(vec![restore, script(&["echo goes on"])]) };
+    let (log, result) = agent.complete(&plan).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    let message = "WARNING: Failed to extract cache: the archive unpacks to more than 9999 bytes; `max_bytes` of \
+                   [runners.unpack] in config.toml raises the limit";
+    assert!(log.contains(message) && log.contains("\ngoes on\n"), "{log}");
 }

@@ -13,7 +13,7 @@ use super::tries::{Endurance, Tries, pause};
 use super::{Door, word};
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::files::extract::unpack;
+use crate::files::extract::extract;
 use crate::site::{Site, Tone};
 
 /// Runs the phase: the producers in order, later ones over earlier ones.
@@ -28,8 +28,7 @@ pub(crate) async fn download(context: &Context, download: &ArtifactsDownload, st
             Failure::Step(why) => Failure::Step(format!("downloading artifacts of {}: {why}", source.name)),
             other => other,
         })?;
-        let (root, watch) = (context.project_dir.clone(), stop.clone());
-        Context::blocking(move || unpack(archive, &root, &watch)).await?.tell(context);
+        extract(context, archive, stop).await?;
     }
     Ok(())
 }

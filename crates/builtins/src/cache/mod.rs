@@ -6,16 +6,16 @@
 mod archive;
 pub mod remote;
 
-use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use muster_agent_api::builtin::CacheEntry;
+use muster_archive::create_root;
 use muster_steps::job_file;
 use muster_steps::stop::Stop;
 
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::files::extract::unpack;
+use crate::files::extract::extract;
 use crate::files::format::{Format, Level};
 use crate::files::select::{Wanted, select};
 use crate::site::{Site, Tone};
@@ -63,10 +63,8 @@ pub(crate) async fn restore(context: &Context, cache: &CacheEntry, stop: &Stop) 
                 continue;
             }
         };
-        let (root, watch) = (context.project_dir.clone(), stop.clone());
-        match Context::blocking(move || unpack(archive, &root, &watch)).await {
-            Ok(left_out) => {
-                left_out.tell(context);
+        match extract(context, archive, stop).await {
+            Ok(()) => {
                 context.tell(Tone::Notice, "Successfully extracted cache");
                 return Ok(());
             }
@@ -85,14 +83,16 @@ pub(crate) async fn restore(context: &Context, cache: &CacheEntry, stop: &Stop) 
 /// Half a cache is worse than none, to some tools (FF_CLEAN_UP_FAILED_CACHE_EXTRACT).
 async fn remove_extracted(context: &Context, cache: &CacheEntry, stop: &Stop) -> Result<(), Failure> {
     let found = select(context, Wanted { paths: &cache.paths, ..Wanted::default() }, stop).await?;
-    let root = context.project_dir.clone();
+    let extraction = context.extraction();
     for path in &cache.paths {
         context.tell(Tone::Plain, &format!("Removing {path}"));
     }
     Context::blocking(move || {
+        // A root that is a link was not unpacked into either.
+        let Ok(root) = create_root(&extraction.root, extraction.root_kind) else { return Ok(()) };
         // What is inside stands behind its directory: from the back, directories are empty when their turn comes.
-        for path in found.iter().rev().map(|path| root.join(path)) {
-            let _ = if path.is_dir() && !path.is_symlink() { fs::remove_dir(path) } else { fs::remove_file(path) };
+        for path in found.iter().rev() {
+            let _ = root.remove_file(path).or_else(|_| root.remove_dir(path));
         }
         Ok(())
     })

@@ -1,5 +1,4 @@
-//! Files of a job's workspace: which ones a pattern means, packing them, and unpacking archives without letting one
-//! reach outside.
+//! Files of a job's workspace: which ones a pattern means, packing them, and unpacking archives.
 
 pub(crate) mod extract;
 pub(crate) mod format;

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use muster_agent_api::builtin::UnpackLimits;
 use muster_job::Variable;
 use url::Url;
 
@@ -122,8 +123,21 @@ fn runner(tree: &Table, entry: &Runner, around: &Surroundings) -> Option<RunnerS
             response_header: duration(table, "artifact.response_header_timeout")
                 .unwrap_or(defaults.artifact.response_header),
         },
+        unpack: unpack(table),
         ..defaults
     })
+}
+
+/// `[runners.unpack]`; 0 stands for the agent's default.
+fn unpack(table: &Table) -> UnpackLimits {
+    let limit =
+        |key: &str| table.int(&format!("unpack.{key}")).and_then(|value| u64::try_from(value).ok()).unwrap_or(0);
+    UnpackLimits {
+        max_bytes: limit("max_bytes"),
+        max_entries: limit("max_entries"),
+        max_ratio: limit("max_ratio"),
+        max_header_bytes: limit("max_header_bytes"),
+    }
 }
 
 /// The URL for the API: without a slash or the old `/ci` at its end. None where it is no `http` or `https` URL.

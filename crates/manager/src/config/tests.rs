@@ -24,7 +24,8 @@ fn a_configuration_becomes_settings_with_defaults_filled_in() {
     let text = format!(
         "concurrent = 7\nCheck_Interval = 5\nlabels = {{ site = \"north\", tier = \"a\" }}\n{RUNNER}limit = 3\noutput_limit = 8\n\
          unhealthy_interval = \"90s\"\nenvironment = [\"A=1=2\", \"nonsense\"]\n\
-         [runners.labels]\ntier = \"b-1\"\n[runners.feature_flags]\nFF_TIMESTAMPS = false\n[runners.custom_build_dir]\nenabled = true\n"
+         [runners.labels]\ntier = \"b-1\"\n[runners.feature_flags]\nFF_TIMESTAMPS = false\n[runners.custom_build_dir]\nenabled = true\n\
+         [runners.unpack]\nmax_bytes = 5000000000\nmax_entries = -1\n"
     );
     let settings =
         settings(&config(&text), &Surroundings { system_id: "s_0123456789ab".to_owned(), ..Surroundings::default() });
@@ -33,6 +34,7 @@ fn a_configuration_becomes_settings_with_defaults_filled_in() {
     let runner = &settings.runners[0];
     assert_eq!((runner.limit, runner.output_limit, runner.request_concurrency), (Some(3), 8192, 1));
     assert_eq!(runner.unhealthy_interval, Duration::from_secs(90));
+    assert_eq!((runner.unpack.max_bytes, runner.unpack.max_entries, runner.unpack.max_ratio), (5_000_000_000, 0, 0));
     assert_eq!((runner.url.as_str(), runner.token.expose()), ("https://gitlab.example/", "glrt-secret"));
     assert_eq!(runner.environment.len(), 1);
     assert_eq!((runner.environment[0].key.as_str(), runner.environment[0].value.as_str()), ("A", "1=2"));

@@ -160,6 +160,7 @@ pub fn lower(payload: &JobPayload, placement: &Placement) -> Result<LoweredJob, 
         retry_wait_ms: settings.retry_wait_ms,
         phases,
         coordinator: coordinator(payload, placement, &variables, &flags),
+        unpack: placement.runner.unpack,
         share: share::plan(payload, placement),
         ..JobPlan::default()
     };

@@ -317,7 +317,7 @@ fn unpack(artifact: &ArtifactView, target: &Path) -> Result<(), CiError> {
 /// Unpacks an archive of artifacts. It was made by a job: nothing of it gets out of the folder.
 pub(super) fn unpack_archive(path: &Path, target: &Path) -> Result<(), CiError> {
     let archive = std::fs::File::open(path).map_err(|source| CiError::Read { path: path.to_owned(), source })?;
-    let unpacked = muster_builtins::unpack(archive, target, &Stop::new());
+    let unpacked = muster_builtins::Extraction::new(target.to_owned()).run(archive, &Stop::new());
     let left_out = unpacked.map_err(|failure| CiError::System {
         what: format!("cannot extract to `{}`", target.display()),
         source: std::io::Error::other(failure),

@@ -80,6 +80,16 @@ fn values(check: &mut Check<'_>, runner: &Runner) {
     if let Some(limit) = runner.table.int("output_limit").filter(|limit| *limit < 0) {
         tell("output_limit", format!("output_limit = {limit} counts as the default"), "write KiB above 0");
     }
+    for name in ["max_bytes", "max_entries", "max_ratio", "max_header_bytes"] {
+        let key = format!("unpack.{name}");
+        if let Some(limit) = runner.table.int(&key).filter(|limit| *limit < 1) {
+            tell(
+                &key,
+                format!("{name} = {limit} counts as the default"),
+                "write 1 or more; a large number is no limit",
+            );
+        }
+    }
 }
 
 /// C103.
@@ -170,6 +180,9 @@ mod tests {
         assert!(found("C014", &runner("shell", "request_concurrency = 0")).contains("counts as 1"));
         assert!(found("C014", &runner("shell", "limit = -1")).contains("counts as none"));
         clean("C014", &runner("shell", "shell = \"pwsh\"\nrequest_concurrency = 2"));
+        let unpack = |limit| runner("shell", &format!("[runners.unpack]\nmax_bytes = {limit}"));
+        assert!(found("C014", &unpack(0)).contains("max_bytes = 0 counts as the default"));
+        clean("C014", &unpack(1));
     }
 
     #[test]

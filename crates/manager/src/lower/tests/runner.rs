@@ -120,6 +120,9 @@ fn limits_of_the_runner_count_where_they_are_shorter_than_the_jobs() {
     assert_eq!(warned, ["prepare_timeout = 90000 s is ignored; the job's timeout of 3600 s applies"]);
     let job = with(|runner| runner.artifact.upload = Duration::from_secs(5), json!({}));
     assert_eq!((job.plan.coordinator.upload_timeout_ms, job.plan.coordinator.response_timeout_ms), (5_000, 600_000));
+    assert_eq!(job.plan.unpack.max_bytes, 0, "the agent's default");
+    let job = with(|runner| runner.unpack.max_bytes = 7, json!({}));
+    assert_eq!(job.plan.unpack.max_bytes, 7);
 }
 
 #[test]

@@ -5,14 +5,17 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use muster_agent_api::builtin::{ArtifactsUpload, Origin};
+use muster_archive::Limits;
 use muster_builtins::artifacts::{Endurance, Provenance, Upload, fetch};
-use muster_builtins::{Site as _, unpack};
+use muster_builtins::extract;
 use muster_runner_api::client::UploadLimits;
 use muster_runner_api::retry::Policy;
 use muster_steps::stop::Stop;
 
 use super::site::Here;
-use super::{FileArgs, JobArgs, MeterArgs, RetryArgs, TransferError, go_bool, go_duration, go_int, level, path, run};
+use super::{
+    FileArgs, JobArgs, LimitArgs, MeterArgs, RetryArgs, TransferError, go_bool, go_duration, go_int, level, path, run,
+};
 
 /// Tries of an upload, and where the coordinator says that it cannot now, as gitlab-runner has them.
 const UPLOADS: Endurance = Endurance::Counted {
@@ -143,7 +146,7 @@ pub(crate) fn upload(args: &UploadArgs) -> ExitCode {
         if args.job.id <= 0 {
             return Err(TransferError::Usage("Missing build ID: give --id".to_owned()));
         }
-        let site = Here::new(args.archiver_staging_dir.as_deref(), &args.meter)?;
+        let site = Here::new(args.archiver_staging_dir.as_deref(), &args.meter, Limits::default())?;
         let what = ArtifactsUpload {
             name: args.name.clone(),
             paths: args.files.paths.clone(),
@@ -178,6 +181,8 @@ pub(crate) struct DownloadArgs {
     retry: RetryArgs,
     #[command(flatten)]
     meter: MeterArgs,
+    #[command(flatten)]
+    limits: LimitArgs,
     /// Let the coordinator send the first try on to its object storage.
     #[arg(long, env = "FF_USE_DIRECT_DOWNLOAD", hide_env_values = true, value_parser = go_bool, num_args = 0..=1)]
     #[arg(require_equals = true, default_missing_value = "true", default_value = "false", hide_default_value = true)]
@@ -197,13 +202,12 @@ pub(crate) fn download(args: &DownloadArgs) -> ExitCode {
         if !missing.is_empty() {
             return Err(TransferError::Usage(format!("Incomplete arguments: give {}", missing.join(", "))));
         }
-        let site = Here::new(args.archiver_staging_dir.as_deref(), &args.meter)?;
+        let site = Here::new(args.archiver_staging_dir.as_deref(), &args.meter, args.limits.limits())?;
         let tries = args.retry.retries().saturating_add(1);
         let waits = Policy { first: args.retry.retry_time, cap: args.retry.retry_time, attempts: None };
         let endurance = Endurance::Counted { tries, unavailable: tries, waits };
         let archive = fetch(&site, &args.job.door()?, args.direct_download, endurance, stop).await?;
-        let (root, watch) = (site.root().to_owned(), stop.clone());
-        super::unblocked(move || unpack(archive, &root, &watch)).await?.tell(&site);
+        extract(&site, archive, stop).await?;
         Ok(ExitCode::SUCCESS)
     })
 }

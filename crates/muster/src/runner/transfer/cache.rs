@@ -6,14 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use muster_archive::Limits;
 use muster_builtins::cache::remote::{Remote, RemoteError};
 use muster_builtins::cache::{Archive, Archived, NO_DOWNLOAD, NO_FILES, NO_UPLOAD, UP_TO_DATE};
-use muster_builtins::{Format, Site as _, Wanted, unpack};
+use muster_builtins::{Format, Wanted, extract as extract_archive};
 use muster_steps::stop::Stop;
 use url::Url;
 
 use super::site::Here;
-use super::{FileArgs, MeterArgs, RetryArgs, TransferError, envfile, go_int, level, path, run};
+use super::{FileArgs, LimitArgs, MeterArgs, RetryArgs, TransferError, envfile, go_int, level, path, run};
 
 /// Minutes for one transfer, where none are given.
 const DEFAULT_MINUTES: u64 = 10;
@@ -130,7 +131,7 @@ pub(crate) fn archive(args: &ArchiveArgs) -> ExitCode {
             return Err(TransferError::Usage("Missing --file".to_owned()));
         }
         args.store.check()?;
-        let site = Here::new(None, &args.meter)?;
+        let site = Here::new(None, &args.meter, Limits::default())?;
         let variables = envfile::read(args.store.env_file.as_deref())?;
         let metadata = args.metadata.clone().or_else(|| variables.get("CACHE_METADATA").cloned());
         let format = Format::of_cache(&args.compression_format).unwrap_or_else(|| {
@@ -221,6 +222,8 @@ pub(crate) struct ExtractArgs {
     retry: RetryArgs,
     #[command(flatten)]
     meter: MeterArgs,
+    #[command(flatten)]
+    limits: LimitArgs,
 }
 
 /// Runs `cache-extractor`. A cache that cannot be had is a warning, and exit code 1: the job goes on without.
@@ -232,7 +235,7 @@ pub(crate) fn extract(args: &ExtractArgs) -> ExitCode {
         }
         args.store.check()?;
         no_go_cloud("--alternate-gocloud-url", &args.alternate_gocloud_url, "--alternate-url")?;
-        let site = Here::new(None, &args.meter)?;
+        let site = Here::new(None, &args.meter, args.limits.limits())?;
         if args.store.url.is_empty() {
             tracing::info!("{NO_DOWNLOAD}");
         } else if let Err(error) = fetch(args, &site, stop).await {
@@ -246,8 +249,7 @@ pub(crate) fn extract(args: &ExtractArgs) -> ExitCode {
             }
             opened => opened.map_err(|error| RemoteError::File(format!("read `{}`", args.file.display()), error))?,
         };
-        let (root, watch) = (site.root().to_owned(), stop.clone());
-        super::unblocked(move || unpack(archive, &root, &watch)).await?.tell(&site);
+        extract_archive(&site, archive, stop).await?;
         Ok(ExitCode::SUCCESS)
     })
 }

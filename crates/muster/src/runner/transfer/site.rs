@@ -7,7 +7,8 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_builtins::{Failure, Meter, Site, Tone};
+use muster_archive::Limits;
+use muster_builtins::{Extraction, Failure, LimitsFrom, Meter, Site, Tone};
 use muster_steps::stop::Stop;
 
 use super::{MeterArgs, TransferError, meter};
@@ -17,15 +18,16 @@ pub(super) struct Here {
     root: PathBuf,
     staging: PathBuf,
     meter: Duration,
+    limits: Limits,
 }
 
 impl Here {
     /// Archives are kept in `staging` while they are made or read; in the system's folder for such files where there is none.
-    pub(super) fn new(staging: Option<&Path>, meter: &MeterArgs) -> Result<Self, TransferError> {
+    pub(super) fn new(staging: Option<&Path>, meter: &MeterArgs, limits: Limits) -> Result<Self, TransferError> {
         let root = std::env::current_dir().map_err(TransferError::WorkingDirectory)?;
         let staging = staging.filter(|path| !path.as_os_str().is_empty());
         let staging = staging.map_or_else(std::env::temp_dir, Path::to_owned);
-        Ok(Self { root, staging, meter: meter.transfer_meter_frequency })
+        Ok(Self { root, staging, meter: meter.transfer_meter_frequency, limits })
     }
 }
 
@@ -33,6 +35,10 @@ impl Here {
 impl Site for Here {
     fn root(&self) -> &Path {
         &self.root
+    }
+
+    fn extraction(&self) -> Extraction {
+        Extraction { limits: self.limits, limits_from: LimitsFrom::Flags, ..Extraction::new(self.root.clone()) }
     }
 
     fn staging(&self) -> &Path {

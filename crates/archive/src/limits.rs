@@ -1,0 +1,66 @@
+//! Limits of an archive.
+
+use std::fmt;
+
+/// Most that an archive may unpack to.
+///
+/// The defaults stop archives that are built to fill a disk or the memory, and are far above what jobs use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of all files together. Defaults to 1 TiB.
+    pub bytes: u64,
+    /// Number of entries. Defaults to 2,000,000.
+    pub entries: u64,
+    /// Unpacked bytes for each byte of the archive. Defaults to 1000.
+    ///
+    /// The ratio counts only after `ratio_floor` unpacked bytes.
+    pub ratio: u64,
+    /// Unpacked bytes up to which the ratio is not counted. Defaults to 10 GiB.
+    pub ratio_floor: u64,
+    /// Bytes of headers that are in memory at the same time. Defaults to 256 MiB.
+    ///
+    /// For zip these are the headers of all entries, for tar the headers of one entry.
+    pub header_bytes: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { bytes: 1 << 40, entries: 2_000_000, ratio: 1000, ratio_floor: 10 << 30, header_bytes: 256 << 20 }
+    }
+}
+
+/// One of the [`Limits`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// [`Limits::bytes`]
+    Bytes,
+    /// [`Limits::entries`]
+    Entries,
+    /// [`Limits::ratio`]
+    Ratio,
+    /// [`Limits::header_bytes`]
+    HeaderBytes,
+}
+
+/// Error of an archive that exceeds a limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exceeded {
+    /// The limit.
+    pub limit: Limit,
+    /// Value of the limit.
+    pub max: u64,
+}
+
+impl fmt::Display for Exceeded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let max = self.max;
+        match self.limit {
+            Limit::Bytes => write!(f, "the archive unpacks to more than {max} bytes"),
+            Limit::Entries => write!(f, "the archive has more than {max} entries"),
+            Limit::Ratio => write!(f, "the archive unpacks to more than {max} times its size"),
+            Limit::HeaderBytes => write!(f, "the archive has headers of more than {max} bytes, or is damaged"),
+        }
+    }
+}
+
+impl std::error::Error for Exceeded {}

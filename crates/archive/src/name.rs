@@ -1,0 +1,21 @@
+//! Names of entries.
+
+use std::path::{Component, Path, PathBuf};
+
+/// Returns the name as a relative path without `.` and `..`, or `None` if it leads anywhere else.
+///
+/// The path is empty for the directory itself. A backslash is an ordinary character, as in the file systems of Unix.
+pub(crate) fn relative(name: &Path) -> Option<PathBuf> {
+    if name.as_os_str().is_empty() || name.as_os_str().as_encoded_bytes().contains(&0) {
+        return None;
+    }
+    let mut path = PathBuf::new();
+    for component in name.components() {
+        match component {
+            Component::Normal(part) => path.push(part),
+            Component::CurDir => {}
+            Component::ParentDir | Component::RootDir | Component::Prefix(_) => return None,
+        }
+    }
+    Some(path)
+}

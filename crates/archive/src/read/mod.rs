@@ -1,0 +1,113 @@
+//! Reading the entries of an archive.
+
+mod meter;
+mod tar;
+mod zip;
+
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::path::PathBuf;
+
+use filetime::FileTime;
+use flate2::read::MultiGzDecoder;
+
+use self::meter::Meter;
+use crate::UnpackError;
+use crate::limits::Limits;
+use crate::name;
+
+/// Longest target of a symbolic link in bytes.
+pub(crate) const MAX_LINK: u64 = 4096;
+
+/// Format of an archive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// Zip with stored, deflate and zstd members.
+    Zip,
+    /// Tar without compression.
+    Tar,
+    /// Tar with gzip.
+    TarGzip,
+    /// Tar with zstd.
+    TarZstd,
+}
+
+impl Format {
+    /// Returns the format that the first bytes stand for. Plain tar is not recognized.
+    #[must_use]
+    pub fn from_magic(head: &[u8]) -> Option<Self> {
+        match head {
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(Self::TarZstd),
+            [0x1f, 0x8b, ..] => Some(Self::TarGzip),
+            [b'P', b'K', ..] => Some(Self::Zip),
+            _ => None,
+        }
+    }
+}
+
+/// Kind of an entry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EntryKind {
+    /// A directory.
+    Directory,
+    /// A regular file.
+    File,
+    /// A symbolic link with this target.
+    Link(PathBuf),
+}
+
+/// One entry of an archive without its content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Relative path without `.` and `..`. Empty only for the entry of the directory itself.
+    pub path: PathBuf,
+    /// Kind of the entry.
+    pub kind: EntryKind,
+    /// Permissions, without setuid, setgid and the sticky bit. `None` if the archive does not have them.
+    pub mode: Option<u32>,
+    /// Modification time. `None` if the archive does not have it.
+    pub modified: Option<FileTime>,
+}
+
+/// Called for each entry with its content.
+type Visit<'a, E> = dyn FnMut(&Entry, &mut dyn Read) -> Result<(), E> + 'a;
+
+/// Calls `visit` for each entry of the archive, in its order.
+///
+/// Every entry that is visited has a name inside of the directory and is a directory, a file or a symbolic link. `visit` need not
+/// read the content.
+///
+/// # Errors
+/// [`UnpackError`], also what `visit` returns.
+pub fn read<R: Read + Seek, E: From<UnpackError>>(
+    mut archive: R,
+    format: Format,
+    limits: &Limits,
+    stop: &dyn Fn() -> bool,
+    visit: &mut Visit<'_, E>,
+) -> Result<(), E> {
+    let size = archive.seek(SeekFrom::End(0)).and_then(|size| archive.rewind().map(|()| size));
+    let meter = Meter::new(*limits, size.map_err(UnpackError::Broken)?, stop);
+    let read = match format {
+        Format::Zip => zip::read(archive, &meter, visit),
+        Format::Tar => tar::read(BufReader::new(archive), &meter, visit),
+        Format::TarGzip => tar::read(MultiGzDecoder::new(BufReader::new(archive)), &meter, visit),
+        Format::TarZstd => match zstd::Decoder::new(archive) {
+            Ok(content) => tar::read(content, &meter, visit),
+            Err(error) => Err(UnpackError::Broken(error).into()),
+        },
+    };
+    // A stop or a limit reaches the libraries as an error of reading, and comes back as theirs.
+    read.map_err(|error| meter.cause().map_or(error, E::from))
+}
+
+/// Returns the path of an entry's name.
+fn path(name: PathBuf, kind: &EntryKind) -> Result<PathBuf, UnpackError> {
+    match name::relative(&name) {
+        Some(path) if *kind == EntryKind::Directory || !path.as_os_str().is_empty() => Ok(path),
+        _ => Err(UnpackError::Outside { name: name.display().to_string() }),
+    }
+}
+
+fn broken(error: impl Into<io::Error>) -> UnpackError {
+    UnpackError::Broken(error.into())
+}

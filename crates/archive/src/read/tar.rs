@@ -1,0 +1,73 @@
+//! Tar archives.
+
+use std::borrow::Cow;
+use std::io::{self, Read};
+
+use filetime::FileTime;
+use tar::{Archive, EntryType};
+
+use super::meter::{Content, Headers, Meter};
+use super::{Entry, EntryKind, MAX_LINK, Visit, broken, path};
+use crate::UnpackError;
+
+pub(super) fn read<E: From<UnpackError>>(
+    archive: impl Read,
+    meter: &Meter<'_>,
+    visit: &mut Visit<'_, E>,
+) -> Result<(), E> {
+    let mut archive = Archive::new(Headers { inner: archive, meter });
+    let mut entries = archive.entries().map_err(broken)?;
+    // Between two entries only headers are read, because the content before was read to its end.
+    while let Some(file) = meter.headers(|| entries.next()) {
+        let mut file = file.map_err(broken)?;
+        meter.entry()?;
+        let entry = entry(&file)?;
+        let mut content = Content { inner: &mut file, meter };
+        if let Some(entry) = entry {
+            visit(&entry, &mut content)?;
+        }
+        io::copy(&mut content, &mut io::sink()).map_err(broken)?;
+    }
+    Ok(())
+}
+
+/// Returns the entry, or `None` if it describes the archive and not a file.
+fn entry(file: &tar::Entry<'_, impl Read>) -> Result<Option<Entry>, UnpackError> {
+    let header = file.header();
+    let name = file.path().map_err(broken)?.into_owned();
+    let kind = match kind(header.entry_type()) {
+        Ok(Some(EntryKind::Link(_))) => {
+            let target = file.link_name().map_err(broken)?.map(Cow::into_owned).unwrap_or_default();
+            if target.as_os_str().len() as u64 > MAX_LINK {
+                return Err(UnpackError::Kind {
+                    name: name.display().to_string(),
+                    kind: "link of more than 4096 bytes",
+                });
+            }
+            EntryKind::Link(target)
+        }
+        Ok(Some(kind)) => kind,
+        Ok(None) => return Ok(None),
+        Err(kind) => return Err(UnpackError::Kind { name: name.display().to_string(), kind }),
+    };
+    let modified = header.mtime().ok().and_then(|seconds| i64::try_from(seconds).ok());
+    Ok(Some(Entry {
+        path: path(name, &kind)?,
+        kind,
+        mode: header.mode().ok().map(|mode| mode & 0o777),
+        modified: modified.map(|seconds| FileTime::from_unix_time(seconds, 0)),
+    }))
+}
+
+fn kind(kind: EntryType) -> Result<Option<EntryKind>, &'static str> {
+    match kind {
+        EntryType::Directory => Ok(Some(EntryKind::Directory)),
+        EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => Ok(Some(EntryKind::File)),
+        EntryType::Symlink => Ok(Some(EntryKind::Link(std::path::PathBuf::new()))),
+        EntryType::XGlobalHeader => Ok(None),
+        EntryType::Link => Err("hard link"),
+        EntryType::Char | EntryType::Block => Err("device"),
+        EntryType::Fifo => Err("pipe"),
+        _ => Err("entry of an unknown kind"),
+    }
+}

@@ -1,0 +1,117 @@
+//! Random archives over random directories: nothing outside of the root changes.
+
+use std::os::unix::fs::symlink;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Few names, so that entries meet each other and what exists. `CANARY` stands for the canary's absolute path.
+fn name() -> impl Strategy<Value = String> {
+    let part = prop_oneof![
+        8 => prop::sample::select(vec!["a", "b", "c", "canary", "keys"]),
+        1 => prop::sample::select(vec!["..", ".", "", "a\\b", "root", "ünï", "a\0b", "CANARY"]),
+    ];
+    (prop::collection::vec(part, 1..4), 0..20).prop_map(|(parts, start)| match start {
+        0 => format!("/{}", parts.join("/")),
+        1 => format!("{}/", parts.join("/")),
+        2 => format!("{}/{}", "n".repeat(120), parts.join("/")),
+        _ => parts.join("/"),
+    })
+}
+
+fn target() -> impl Strategy<Value = String> {
+    let targets =
+        ["", ".", "..", "../..", "/", "../canary", "../canary/keys", "CANARY", "CANARY/keys", "a", "b/..", "c"];
+    prop_oneof![3 => prop::sample::select(targets.to_vec()).prop_map(str::to_owned), 1 => name()]
+}
+
+fn any_item() -> impl Strategy<Value = Item> {
+    let kind = prop_oneof![
+        4 => Just(EntryType::Regular),
+        4 => Just(EntryType::Symlink),
+        2 => Just(EntryType::Directory),
+        1 => prop::sample::select(vec![EntryType::Link, EntryType::Fifo, EntryType::GNUSparse, EntryType::XHeader]),
+    ];
+    (kind, name(), target(), 0_u32..0o10_000).prop_map(|(kind, name, content, mode)| Item { name, kind, mode, content })
+}
+
+/// Prepares the root as a hostile job could.
+fn prepare(place: &Place, items: &[Item]) {
+    for item in items {
+        let path = place.root().join(&item.name);
+        // What cannot be created is left out; all stays inside of the root.
+        let inside = path.starts_with(place.root()) && !item.name.contains("..");
+        let parent = path.parent().filter(|_| inside).and_then(|parent| {
+            fs::create_dir_all(parent).ok()?;
+            parent.canonicalize().ok().filter(|parent| parent.starts_with(place.root().canonicalize().unwrap()))
+        });
+        let (Some(parent), Some(name)) = (parent, path.file_name()) else { continue };
+        let path = parent.join(name);
+        match item.kind {
+            EntryType::Symlink => drop(symlink(&item.content, path)),
+            EntryType::Directory => drop(fs::create_dir(path)),
+            _ if path.is_symlink() => {}
+            _ => drop(fs::write(path, "old")),
+        }
+    }
+}
+
+fn with_canary(items: Vec<Item>, canary: &str) -> Vec<Item> {
+    let replaced = |text: &str| text.replace("CANARY", canary);
+    let items = items.into_iter();
+    items.map(|item| Item { name: replaced(&item.name), content: replaced(&item.content), ..item }).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_archive_changes_anything_outside_of_the_root(
+        existing in prop::collection::vec(any_item(), 0..6),
+        items in prop::collection::vec(any_item(), 0..12),
+        format in 0..FORMATS.len(),
+    ) {
+        let place = Place::new();
+        let canary = place.canary().display().to_string();
+        prepare(&place, &with_canary(existing, &canary));
+        let (format, archive) = FORMATS[format];
+        let mut items = with_canary(items, &canary);
+        // The tar header has room for names without NUL in the middle only.
+        items.retain(|item| format == Format::Zip || !item.name.contains('\0'));
+        let before = place.outside();
+        let result = place.unpack(format, &archive(&items), &Limits { bytes: 1 << 20, ..Limits::default() });
+        prop_assert_eq!(place.outside(), before, "{:?}", result);
+    }
+
+    #[test]
+    fn any_bytes_end_without_panic(
+        head in prop::sample::select(vec![&b""[..], &[0x28, 0xb5, 0x2f, 0xfd], &[0x1f, 0x8b], b"PK\x03\x04", b"PK\x05\x06"]),
+        bytes in prop::collection::vec(any::<u8>(), 0..600),
+    ) {
+        let place = Place::new();
+        for (format, _) in FORMATS {
+            let _ = place.unpack(format, &[head, &bytes].concat(), &Limits::default());
+        }
+    }
+
+    #[test]
+    fn a_damaged_archive_ends_without_panic_and_changes_nothing_outside(
+        at in any::<prop::sample::Index>(),
+        byte in any::<u8>(),
+        length in any::<prop::sample::Index>(),
+    ) {
+        let items = [directory("d/"), file("d/a", &"content".repeat(50)), link("l", "../canary"), file("z", "")];
+        for (format, archive) in FORMATS {
+            let place = Place::new();
+            let before = place.outside();
+            let mut bytes = archive(&items);
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            let _ = place.unpack(format, &bytes, &Limits::default());
+            bytes.truncate(length.index(bytes.len()));
+            let _ = place.unpack(format, &bytes, &Limits::default());
+            prop_assert_eq!(place.outside(), before);
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! Writing entries below an open directory.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::{File, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt};
+use filetime::FileTime;
+use rustix::fs::OFlags;
+
+use crate::UnpackError;
+use crate::read::{Entry, EntryKind};
+
+/// Number of left-out entries that are listed each on a line.
+const MAX_LISTED: usize = 20;
+/// Bytes of content that are copied at once.
+const CHUNK: usize = 64 * 1024;
+
+/// Entries that the directory did not take, such as a file whose name a filled directory has.
+#[derive(Debug, Default)]
+pub struct LeftOut {
+    listed: Vec<String>,
+    /// Number of those that are not listed.
+    more: usize,
+}
+
+impl LeftOut {
+    /// Returns a line for each of the first ones, and one for all others.
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        let more = (self.more > 0).then(|| format!("{} more were not unpacked", self.more));
+        self.listed.iter().cloned().chain(more)
+    }
+
+    fn add(&mut self, path: &Path, reason: &dyn std::fmt::Display) {
+        if self.listed.len() < MAX_LISTED {
+            self.listed.push(format!("{}: not unpacked, left as it is: {reason}", path.display()));
+        } else {
+            self.more += 1;
+        }
+    }
+}
+
+/// Writes entries below an open directory. Without [`Tree::finish`], links and attributes of directories are missing.
+pub struct Tree<'a> {
+    root: &'a Dir,
+    /// The directory used last. `None` stands for the root.
+    current: Option<(PathBuf, Dir)>,
+    /// Symbolic links of the archive with their targets, created at the end.
+    links: BTreeMap<PathBuf, PathBuf>,
+    /// Permissions and times of directories, set at the end, because a read-only directory cannot be filled.
+    attributes: Vec<(PathBuf, u32, Option<FileTime>)>,
+    left_out: LeftOut,
+    buffer: Vec<u8>,
+}
+
+impl std::fmt::Debug for Tree<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tree").field("links", &self.links).field("left_out", &self.left_out).finish_non_exhaustive()
+    }
+}
+
+impl<'a> Tree<'a> {
+    /// Writes below `root`.
+    #[must_use]
+    pub fn new(root: &'a Dir) -> Self {
+        Self {
+            root,
+            current: None,
+            links: BTreeMap::new(),
+            attributes: Vec::new(),
+            left_out: LeftOut::default(),
+            buffer: vec![0; CHUNK],
+        }
+    }
+
+    /// Writes one entry. One that meets something that must not be replaced is left out.
+    ///
+    /// # Errors
+    /// [`UnpackError::Io`] if the system cannot write, [`UnpackError::Broken`] if the content cannot be read.
+    pub fn add(&mut self, entry: &Entry, content: &mut dyn Read) -> Result<(), UnpackError> {
+        if let Some(link) = self.link_above(&entry.path) {
+            let reason = format!("it is below the link `{}` of the archive", link.display());
+            self.left_out.add(&entry.path, &reason);
+            return Ok(());
+        }
+        // The last of several entries with one name counts.
+        self.links.remove(&entry.path);
+        match self.put(entry, content) {
+            Err(PutError::Read(error)) => Err(UnpackError::Broken(error)),
+            Err(PutError::Write(error)) if is_in_the_way(&error) => {
+                self.left_out.add(&entry.path, &error);
+                Ok(())
+            }
+            Err(PutError::Write(source)) => Err(UnpackError::Io { name: entry.path.display().to_string(), source }),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    fn put(&mut self, entry: &Entry, content: &mut dyn Read) -> Result<(), PutError> {
+        if entry.kind == EntryKind::Directory {
+            self.directory(&entry.path)?;
+            // The root belongs to the caller.
+            if !entry.path.as_os_str().is_empty() {
+                self.attributes.push((entry.path.clone(), entry.mode.unwrap_or(0o755), entry.modified));
+            }
+            return Ok(());
+        }
+        let (parent, name) = split(&entry.path)?;
+        self.directory(parent)?;
+        if let EntryKind::Link(target) = &entry.kind {
+            self.links.insert(entry.path.clone(), target.clone());
+            return Ok(());
+        }
+        let mode = entry.mode.unwrap_or(0o644);
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let dir = self.current();
+        let written = replacing(dir, name, || create(dir, name, mode))
+            .map_err(PutError::Write)
+            .and_then(|file| fill(file, mode, entry.modified, content, &mut buffer).map(drop));
+        self.buffer = buffer;
+        written
+    }
+
+    /// Returns the link of the archive that is above the path.
+    fn link_above(&self, path: &Path) -> Option<PathBuf> {
+        if self.links.is_empty() {
+            return None;
+        }
+        path.ancestors().skip(1).find(|above| self.links.contains_key(*above)).map(Path::to_owned)
+    }
+
+    fn current(&self) -> &Dir {
+        self.current.as_ref().map_or(self.root, |(_, dir)| dir)
+    }
+
+    /// Makes a directory the current one; creates it, and those above it, if they do not exist.
+    fn directory(&mut self, path: &Path) -> io::Result<()> {
+        if path.as_os_str().is_empty() {
+            self.current = None;
+        } else if self.current.as_ref().is_none_or(|(current, _)| current != path) {
+            let dir = match self.root.open_dir(path) {
+                Ok(dir) => dir,
+                Err(_) => self.create_directories(path)?,
+            };
+            self.current = Some((path.to_owned(), dir));
+        }
+        Ok(())
+    }
+
+    fn create_directories(&self, path: &Path) -> io::Result<Dir> {
+        let mut prefix = PathBuf::new();
+        let mut opened = Err(io::ErrorKind::InvalidInput.into());
+        for part in path.components() {
+            prefix.push(part);
+            opened = match self.root.open_dir(&prefix) {
+                Ok(dir) => Ok(dir),
+                Err(error) => {
+                    match self.root.symlink_metadata(&prefix) {
+                        Err(missing) if missing.kind() == io::ErrorKind::NotFound => {}
+                        Err(other) => return Err(other),
+                        Ok(metadata) if metadata.is_symlink() => {
+                            let reason = "a link on its way leads out of the project or to no directory";
+                            return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
+                        }
+                        Ok(metadata) if metadata.is_dir() => return Err(error),
+                        Ok(_) => self.root.remove_file(&prefix)?,
+                    }
+                    self.root.create_dir(&prefix)?;
+                    self.root.open_dir(&prefix)
+                }
+            };
+        }
+        opened
+    }
+
+    /// Creates the links and sets the attributes of directories. Returns all entries that were left out.
+    ///
+    /// # Errors
+    /// [`UnpackError::Io`] if the system cannot write.
+    pub fn finish(mut self) -> Result<LeftOut, UnpackError> {
+        let failed = |path: &Path, source| UnpackError::Io { name: path.display().to_string(), source };
+        // From the end, a link is created before one that would be above it: no link is created through another.
+        for (path, target) in std::mem::take(&mut self.links).into_iter().rev() {
+            match self.link(&path, &target) {
+                // A link without a target is `NotFound`.
+                Err(error) if is_in_the_way(&error) || error.kind() == io::ErrorKind::NotFound => {
+                    self.left_out.add(&path, &error);
+                }
+                linked => linked.map_err(|error| failed(&path, error))?,
+            }
+        }
+        for (path, mode, modified) in std::mem::take(&mut self.attributes).into_iter().rev() {
+            match self.set_attributes(&path, mode, modified) {
+                // The directory has another owner. Its files are unpacked, and that is what counts.
+                Err(error) if is_in_the_way(&error) => {}
+                set => set.map_err(|error| failed(&path, error))?,
+            }
+        }
+        Ok(self.left_out)
+    }
+
+    fn link(&mut self, path: &Path, target: &Path) -> io::Result<()> {
+        let (parent, name) = split(path)?;
+        self.directory(parent)?;
+        let dir = self.current();
+        replacing(dir, name, || dir.symlink_contents(target, name))
+    }
+
+    fn set_attributes(&self, path: &Path, mode: u32, modified: Option<FileTime>) -> io::Result<()> {
+        // A link may have replaced the directory, or another entry have removed it.
+        if !self.root.symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir()) {
+            return Ok(());
+        }
+        let mut options = OpenOptions::new();
+        options.read(true).custom_flags(OFlags::DIRECTORY.bits().cast_signed());
+        let dir = self.root.open_with(path, &options)?.into_std();
+        if let Some(time) = modified {
+            filetime::set_file_handle_times(&dir, None, Some(time))?;
+        }
+        dir.set_permissions(Permissions::from_mode(mode))
+    }
+}
+
+/// Error of reading or of writing a file.
+enum PutError {
+    Read(io::Error),
+    Write(io::Error),
+}
+
+impl From<io::Error> for PutError {
+    fn from(error: io::Error) -> Self {
+        Self::Write(error)
+    }
+}
+
+/// Creates a file that does not exist and fills it, without following a link. Returns the open file.
+///
+/// # Errors
+/// [`UnpackError::Broken`] if the content cannot be read, else [`UnpackError::Io`].
+pub fn write_new(dir: &Dir, name: &str, mode: u32, content: &mut dyn Read) -> Result<File, UnpackError> {
+    let written = create(dir, OsStr::new(name), mode).map_err(PutError::Write);
+    written.and_then(|file| fill(file, mode, None, content, &mut vec![0; CHUNK])).map_err(|error| match error {
+        PutError::Read(error) => UnpackError::Broken(error),
+        PutError::Write(source) => UnpackError::Io { name: name.to_owned(), source },
+    })
+}
+
+fn create(dir: &Dir, name: &OsStr, mode: u32) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(mode | 0o200);
+    dir.open_with(name, &options).map(cap_std::fs::File::into_std)
+}
+
+fn fill(
+    mut file: File,
+    mode: u32,
+    modified: Option<FileTime>,
+    content: &mut dyn Read,
+    buffer: &mut [u8],
+) -> Result<File, PutError> {
+    loop {
+        let read = match content.read(buffer) {
+            Ok(0) => break,
+            Ok(read) => read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(PutError::Read(error)),
+        };
+        file.write_all(buffer.get(..read).unwrap_or_default())?;
+    }
+    file.set_permissions(Permissions::from_mode(mode))?;
+    if let Some(time) = modified {
+        filetime::set_file_handle_times(&file, None, Some(time))?;
+    }
+    Ok(file)
+}
+
+/// Creates something; if the name is taken, removes what has it and creates it again.
+fn replacing<T>(dir: &Dir, name: &OsStr, create: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    match create() {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            remove(dir, name)?;
+            create()
+        }
+        created => created,
+    }
+}
+
+/// Removes a file or a link, or a directory if it is empty.
+fn remove(dir: &Dir, name: &OsStr) -> io::Result<()> {
+    match dir.symlink_metadata(name) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(metadata) if metadata.is_dir() => dir.remove_dir(name),
+        Ok(_) => dir.remove_file(name),
+    }
+}
+
+/// Splits a path into its directory and its name.
+fn split(path: &Path) -> io::Result<(&Path, &OsStr)> {
+    path.parent().zip(path.file_name()).ok_or_else(|| io::ErrorKind::InvalidFilename.into())
+}
+
+/// Returns whether an error is about what has an entry's name, or about the name, and not about the machine.
+fn is_in_the_way(error: &io::Error) -> bool {
+    use io::ErrorKind::{
+        AlreadyExists, DirectoryNotEmpty, InvalidFilename, InvalidInput, IsADirectory, NotADirectory, PermissionDenied,
+    };
+    matches!(
+        error.kind(),
+        AlreadyExists
+            | DirectoryNotEmpty
+            | InvalidFilename
+            | InvalidInput
+            | IsADirectory
+            | NotADirectory
+            | PermissionDenied
+    )
+}
