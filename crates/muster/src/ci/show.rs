@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use muster_agent_api::result::{StepNode, StepStatus, Used};
+use muster_archive::{Entry, EntryKind, Root, Tree, create_root};
 use muster_coordinator::History;
 use muster_coordinator::views::{ArtifactView, JobView, PipelineView};
 use muster_job::JobStatus;
@@ -305,13 +306,19 @@ fn unpack(artifact: &ArtifactView, target: &Path) -> Result<(), CiError> {
         let path = path.to_owned();
         move |source| CiError::System { what: format!("cannot extract to `{}`", path.display()), source }
     };
-    std::fs::create_dir_all(target).map_err(failed(target))?;
-    if artifact.kind != "archive" {
-        let name = Path::new(&artifact.filename).file_name().unwrap_or(artifact.kind.as_ref());
-        let file = target.join(name);
-        return std::fs::copy(&artifact.path, &file).map(drop).map_err(failed(&file));
+    if artifact.kind == "archive" {
+        return unpack_archive(&artifact.path, target);
     }
-    unpack_archive(&artifact.path, target)
+    let name = Path::new(&artifact.filename).file_name().unwrap_or(artifact.kind.as_ref());
+    let mut content = std::fs::File::open(&artifact.path).map_err(failed(&artifact.path))?;
+    let dir = create_root(target, Root::Chosen).map_err(failed(target))?;
+    // An archive may have a link with the report's name: it is replaced and not followed.
+    let report = Entry { path: name.into(), kind: EntryKind::File, mode: None, modified: None };
+    let mut tree = Tree::new(&dir);
+    let added = tree.add(&report, &mut content).and_then(|()| tree.finish());
+    let left_out = added.map_err(|error| failed(target)(std::io::Error::other(error)))?;
+    left_out.lines().for_each(|line| ui::warning(&line));
+    Ok(())
 }
 
 /// Unpacks an archive of artifacts. It was made by a job: nothing of it gets out of the folder.
