@@ -1,22 +1,24 @@
 //! The archive of a plugin: regular files under `plugin/`, nothing else, and not too much of it.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::{self, BufReader, Read, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::fs::File;
+use std::io::{self, Read, Seek};
 use std::path::{Component, Path};
 
-use flate2::read::MultiGzDecoder;
+use muster_archive::{Entry, EntryKind, Exceeded, Format, Limits, Root, create_root, read, write_new};
 use sha2::{Digest as _, Sha256};
-use tar::{Archive, Entry, EntryType};
 
 use super::EXECUTABLE;
 use crate::oci::Digest;
 
-/// Bytes of a plugin when it is unpacked.
-const UNPACKED_MAX_BYTES: u64 = 1024 * 1024 * 1024;
-/// Entries of an archive.
-const ENTRIES_MAX: usize = 1024;
+/// Most that a plugin unpacks to. The ratio says nothing, because the bytes are limited already.
+const LIMITS: Limits = Limits {
+    bytes: 1024 * 1024 * 1024,
+    entries: 1024,
+    ratio: u64::MAX,
+    ratio_floor: u64::MAX,
+    header_bytes: 1024 * 1024,
+};
 
 /// Why an archive is refused.
 #[derive(Debug, thiserror::Error)]
@@ -24,15 +26,9 @@ pub enum UnpackError {
     /// It cannot be read, or written.
     #[error("it cannot be unpacked")]
     Io(#[from] io::Error),
-    /// It would fill the disk.
-    #[error("it unpacks to more than {limit} bytes, which no plugin needs")]
-    TooLarge {
-        /// The limit.
-        limit: u64,
-    },
-    /// It has too many entries.
-    #[error("it has more than {ENTRIES_MAX} entries, which no plugin needs")]
-    TooMany,
+    /// It would fill the disk, or the memory.
+    #[error("{0}, which no plugin needs")]
+    TooMuch(Exceeded),
     /// An entry that would leave its folder.
     #[error("its entry {name:?} points out of the folder plugin/")]
     Outside {
@@ -61,46 +57,52 @@ pub enum UnpackError {
     Packed(&'static str),
 }
 
-/// Unpacks into an empty folder; the digest of each file.
-pub(super) fn unpack(layer: &Path, into: &Path) -> Result<BTreeMap<String, Digest>, UnpackError> {
-    unpack_up_to(layer, into, UNPACKED_MAX_BYTES)
+impl From<muster_archive::UnpackError> for UnpackError {
+    fn from(error: muster_archive::UnpackError) -> Self {
+        use muster_archive::UnpackError as Archive;
+        match error {
+            Archive::Limit(exceeded) => Self::TooMuch(exceeded),
+            Archive::Outside { name } => Self::Outside { name },
+            Archive::Kind { name, kind } => Self::Kind { name, kind },
+            Archive::Broken(error) | Archive::Io { source: error, .. } => Self::Io(error),
+            Archive::Stopped => Self::Io(io::Error::other("stopped")),
+        }
+    }
 }
 
-fn unpack_up_to(layer: &Path, into: &Path, limit: u64) -> Result<BTreeMap<String, Digest>, UnpackError> {
+/// Unpacks into an empty folder; the digest of each file.
+pub(super) fn unpack(layer: &Path, into: &Path) -> Result<BTreeMap<String, Digest>, UnpackError> {
+    unpack_up_to(layer, into, &LIMITS)
+}
+
+fn unpack_up_to(layer: &Path, into: &Path, limits: &Limits) -> Result<BTreeMap<String, Digest>, UnpackError> {
+    let mut archive = File::open(layer)?;
     let mut head = [0; 4];
-    let read = File::open(layer)?.read(&mut head)?;
-    let file = BufReader::new(File::open(layer)?);
-    let content: Box<dyn Read> = match head.get(..read).unwrap_or_default() {
-        [0x1f, 0x8b, ..] => Box::new(MultiGzDecoder::new(file)),
-        [0x28, 0xb5, 0x2f, 0xfd] => return Err(UnpackError::Packed("zstd")),
-        [b'B', b'Z', b'h', ..] => return Err(UnpackError::Packed("bzip2")),
-        _ => Box::new(file),
+    let length = archive.read(&mut head)?;
+    archive.rewind()?;
+    let head = head.get(..length).unwrap_or_default();
+    let format = match Format::from_magic(head) {
+        Some(Format::TarZstd) => return Err(UnpackError::Packed("zstd")),
+        _ if head.starts_with(b"BZh") => return Err(UnpackError::Packed("bzip2")),
+        Some(Format::TarGzip) => Format::TarGzip,
+        _ => Format::Tar,
     };
-    // The archive's own headers count too: nothing of it is unbounded.
-    let mut archive = Archive::new(Bounded { content, left: limit });
+    let dir = create_root(into, Root::Chosen)?;
     let mut files = BTreeMap::new();
     let mut is_executable = false;
-    for (number, entry) in archive.entries().map_err(|error| judge(error, limit))?.raw(true).enumerate() {
-        if number == ENTRIES_MAX {
-            return Err(UnpackError::TooMany);
+    read(archive, format, limits, &|| false, &mut |entry, content| {
+        let Some(name) = target(entry)? else { return Ok(()) };
+        if files.contains_key(&name) {
+            return Err(UnpackError::Twice { name });
         }
-        let mut entry = entry.map_err(|error| judge(error, limit))?;
-        let Some(name) = target(&mut entry)? else { continue };
-        let mode = entry.header().mode().unwrap_or(0o644);
+        let mode = entry.mode.unwrap_or(0o644);
         is_executable |= name == EXECUTABLE && mode & 0o100 != 0;
+        let mut content = Hashed { content, hash: Sha256::new() };
         // Never more than a plain file's rights: no setuid, no writing by others.
-        let mode = 0o644 | (mode & 0o111);
-        let opened = OpenOptions::new().write(true).create_new(true).mode(mode).open(into.join(&name));
-        let mut file = match opened {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(UnpackError::Twice { name }),
-            opened => opened?,
-        };
-        let digest = copy(&mut entry, &mut file).map_err(|error| judge(error, limit))?;
-        // The mask of the process has no say: what is executable for one is so for all.
-        file.set_permissions(std::fs::Permissions::from_mode(mode))?;
-        file.sync_all()?;
-        files.insert(name, digest);
-    }
+        write_new(&dir, &name, 0o644 | (mode & 0o111), &mut content)?.sync_all()?;
+        files.insert(name, Digest::finish(content.hash));
+        Ok(())
+    })?;
     if !is_executable {
         return Err(UnpackError::NoExecutable);
     }
@@ -109,100 +111,47 @@ fn unpack_up_to(layer: &Path, into: &Path, limit: u64) -> Result<BTreeMap<String
 }
 
 /// The file's name in the version's folder; `None` for what is passed over.
-fn target(entry: &mut Entry<'_, impl Read>) -> Result<Option<String>, UnpackError> {
-    let path = entry.path_bytes().into_owned();
-    let name = String::from_utf8_lossy(&path).into_owned();
-    let outside = || UnpackError::Outside { name: name.clone() };
-    let kind = |kind| Err(UnpackError::Kind { name: name.clone(), kind });
-    match entry.header().entry_type() {
-        EntryType::Regular | EntryType::Continuous => {}
-        EntryType::Directory => {
-            let trimmed = name.trim_start_matches("./").trim_end_matches('/');
-            let known = ["", ".", "plugin", "Files", "Files/plugin", "Hives"].contains(&trimmed);
-            return if known { Ok(None) } else { Err(outside()) };
-        }
-        EntryType::XHeader | EntryType::XGlobalHeader => return extension(entry, &name).map(|()| None),
-        EntryType::Symlink => return kind("symbolic link"),
-        EntryType::Link => return kind("hard link"),
-        EntryType::GNULongName | EntryType::GNULongLink => return kind("name of more than 100 letters"),
-        _ => return kind("device, pipe or sparse file"),
+fn target(entry: &Entry) -> Result<Option<String>, UnpackError> {
+    let name = entry.path.to_string_lossy().into_owned();
+    match entry.kind {
+        EntryKind::File => {}
+        EntryKind::Directory if ["", "plugin", "Files", "Files/plugin", "Hives"].contains(&&*name) => return Ok(None),
+        EntryKind::Directory => return Err(UnpackError::Outside { name }),
+        EntryKind::Link(_) => return Err(UnpackError::Kind { name, kind: "symbolic link" }),
     }
-    let mut parts = Vec::new();
-    for component in Path::new(&name).components() {
-        match component {
-            Component::Normal(part) => parts.push(part.to_string_lossy().into_owned()),
-            Component::CurDir => {}
-            Component::ParentDir | Component::RootDir | Component::Prefix(_) => return Err(outside()),
-        }
-    }
+    let parts: Vec<_> = entry.path.components().map(Component::as_os_str).collect();
     // An image for Windows has another root.
-    let parts = if parts.first().is_some_and(|part| part == "Files") { parts.get(1..) } else { Some(&parts[..]) };
+    let parts = if parts.first().is_some_and(|part| *part == "Files") { parts.get(1..) } else { Some(&parts[..]) };
     match parts.unwrap_or_default() {
-        [folder, .., file] if folder == "plugin" && !file.contains(['\\', '\0']) => Ok(Some(file.clone())),
-        _ => Err(outside()),
-    }
-}
-
-/// Records of an entry that follows. They may not give it another name: the one that was looked at is the one that counts.
-fn extension(entry: &mut Entry<'_, impl Read>, name: &str) -> Result<(), UnpackError> {
-    let mut records = Vec::new();
-    entry.take(64 * 1024).read_to_end(&mut records)?;
-    let renames = |key: &[u8]| records.windows(key.len()).any(|window| window == key);
-    if renames(b" path=") || renames(b" linkpath=") || renames(b" size=") {
-        return Err(UnpackError::Kind { name: name.to_owned(), kind: "record that renames another entry" });
-    }
-    Ok(())
-}
-
-fn copy(from: &mut impl Read, to: &mut File) -> io::Result<Digest> {
-    let mut hash = Sha256::new();
-    let mut buffer = vec![0; 64 * 1024];
-    loop {
-        let n = from.read(&mut buffer)?;
-        if n == 0 {
-            return Ok(Digest::finish(hash));
+        [folder, .., file] if *folder == "plugin" && !file.to_string_lossy().contains('\\') => {
+            Ok(Some(file.to_string_lossy().into_owned()))
         }
-        let chunk = buffer.get(..n).unwrap_or_default();
-        hash.update(chunk);
-        to.write_all(chunk)?;
+        _ => Err(UnpackError::Outside { name }),
     }
 }
 
-/// A reader that fails when it gave so much.
-struct Bounded<R> {
-    content: R,
-    left: u64,
+/// Content whose digest is computed while it is read.
+struct Hashed<'a> {
+    content: &'a mut dyn Read,
+    hash: Sha256,
 }
 
-impl<R: Read> Read for Bounded<R> {
+impl Read for Hashed<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.left == 0 {
-            return Err(io::Error::from(io::ErrorKind::QuotaExceeded));
-        }
-        let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(buffer.len());
-        let n = self.content.read(buffer.get_mut(..most).unwrap_or_default())?;
-        self.left -= n as u64;
-        Ok(n)
+        let length = self.content.read(buffer)?;
+        self.hash.update(buffer.get(..length).unwrap_or_default());
+        Ok(length)
     }
-}
-
-fn judge(error: io::Error, limit: u64) -> UnpackError {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
-    while let Some(error) = cause {
-        let io = error.downcast_ref::<io::Error>();
-        if io.is_some_and(|error| error.kind() == io::ErrorKind::QuotaExceeded) {
-            return UnpackError::TooLarge { limit };
-        }
-        cause = error.source();
-    }
-    UnpackError::Io(error)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use flate2::Compression;
     use flate2::write::GzEncoder;
-    use tar::{Builder, Header};
+    use muster_archive::Limit;
+    use tar::{Builder, EntryType, Header};
 
     use super::*;
 
@@ -228,7 +177,7 @@ mod tests {
         std::fs::write(folder.path().join("layer"), layer).unwrap();
         let into = folder.path().join("into");
         std::fs::create_dir(&into).unwrap();
-        let files = unpack_up_to(&folder.path().join("layer"), &into, limit);
+        let files = unpack_up_to(&folder.path().join("layer"), &into, &Limits { bytes: limit, ..LIMITS });
         (folder, files.map(|files| files.into_keys().collect()))
     }
 
@@ -273,18 +222,16 @@ mod tests {
 
     #[test]
     fn what_is_no_file_is_refused() {
-        let pax = b"20 path=plugin/../x\n";
-        for (kind, content) in [
-            (EntryType::Symlink, &b""[..]),
-            (EntryType::Link, b""),
-            (EntryType::Fifo, b""),
-            (EntryType::Char, b""),
-            (EntryType::GNUSparse, b""),
-            (EntryType::GNULongName, b"plugin/../../x\0"),
-            (EntryType::XHeader, pax),
-        ] {
-            let (_folder, files) = unpacked(&archive(&[("plugin/x", kind, 0o755, content)]), 1 << 20);
+        for kind in [EntryType::Symlink, EntryType::Link, EntryType::Fifo, EntryType::Char] {
+            let (_folder, files) = unpacked(&archive(&[("plugin/x", kind, 0o755, b"")]), 1 << 20);
             assert!(matches!(files, Err(UnpackError::Kind { .. })), "{kind:?}: {files:?}");
+        }
+        // Records that give the entry behind them another name: that name counts.
+        let pax = b"20 path=plugin/../x\n";
+        for (kind, content) in [(EntryType::GNULongName, &b"plugin/../../x\0"[..]), (EntryType::XHeader, pax)] {
+            let entries = [("plugin/x", kind, 0o755, content), ("plugin/x", FILE, 0o755, b"")];
+            let (_folder, files) = unpacked(&archive(&entries), 1 << 20);
+            assert!(matches!(files, Err(UnpackError::Outside { .. })), "{kind:?}: {files:?}");
         }
         let (_folder, files) =
             unpacked(&archive(&[("plugin/plugin", FILE, 0o755, b"1"), ("plugin/plugin", FILE, 0o755, b"2")]), 1 << 20);
@@ -301,13 +248,15 @@ mod tests {
         let layer = archive(&[("plugin/plugin", FILE, 0o755, &zeros)]);
         assert!(layer.len() < 128 << 10, "{}", layer.len());
         let (folder, files) = unpacked(&layer, 1 << 20);
-        assert!(matches!(files, Err(UnpackError::TooLarge { limit: 0x10_0000 })), "{files:?}");
+        let too_large = Exceeded { limit: Limit::Bytes, max: 1 << 20 };
+        assert!(matches!(files, Err(UnpackError::TooMuch(exceeded)) if exceeded == too_large), "{files:?}");
         assert!(folder.path().join("into/plugin").metadata().unwrap().len() <= 1 << 20);
 
         let entries: Vec<_> =
-            (0..ENTRIES_MAX + 1).map(|_| ("plugin/", EntryType::Directory, 0o755, &b""[..])).collect();
+            (0..=LIMITS.entries).map(|_| ("plugin/", EntryType::Directory, 0o755, &b""[..])).collect();
         let (_folder, files) = unpacked(&archive(&entries), 1 << 30);
-        assert!(matches!(files, Err(UnpackError::TooMany)), "{files:?}");
+        let too_many = Exceeded { limit: Limit::Entries, max: LIMITS.entries };
+        assert!(matches!(files, Err(UnpackError::TooMuch(exceeded)) if exceeded == too_many), "{files:?}");
     }
 
     #[test]
