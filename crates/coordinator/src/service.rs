@@ -54,6 +54,10 @@ impl RunnerService for Coordinator {
         answer.unwrap_or(Ok(Assignment { job: None, last_update }))
     }
 
+    fn repeats_assignments(&self) -> bool {
+        true
+    }
+
     async fn update_job(&self, job: JobId, request: UpdateRequest) -> Result<UpdateAnswer, ServiceError> {
         let success = match request.state.as_str() {
             "running" | "pending" => {

@@ -118,6 +118,11 @@ pub trait RunnerService: Send + Sync + 'static {
     async fn unregister_manager(&self, request: TokenRequest) -> Result<(), ServiceError>;
     /// `POST /jobs/request`. Holds the call until there is a job or the long-poll time is over.
     async fn request_job(&self, request: JobRequest) -> Result<Assignment, ServiceError>;
+    /// Whether a request with the same idempotency key gets the same job again, so that an answer that is not read loses
+    /// no job. It is announced with each answer to a job request.
+    fn repeats_assignments(&self) -> bool {
+        false
+    }
     /// `PUT /jobs/:id`.
     async fn update_job(&self, job: JobId, request: UpdateRequest) -> Result<UpdateAnswer, ServiceError>;
     /// `PATCH /jobs/:id/trace`: `start` comes from `Content-Range`.

@@ -4,6 +4,11 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+/// Muster's addition to the answers to job requests: whether [`JobRequest::idempotency_key`] has an effect.
+pub const IDEMPOTENCY_HEADER: &str = "x-muster-idempotency-key";
+/// Value of [`IDEMPOTENCY_HEADER`] of a coordinator that gives the same job again to the same key.
+pub const IDEMPOTENCY_HONORED: &str = "honored";
+
 /// `POST /runners`: registration with a registration token.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]

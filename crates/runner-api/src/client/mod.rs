@@ -27,7 +27,7 @@ use reqwest::{RequestBuilder, Response};
 use serde::Serialize;
 use url::Url;
 
-use crate::wire::{JobRequest, UpdateRequest};
+use crate::wire::{IDEMPOTENCY_HEADER, IDEMPOTENCY_HONORED, JobRequest, UpdateRequest};
 
 pub use artifacts::UploadLimits;
 pub use error::ClientError;
@@ -110,11 +110,13 @@ impl Client {
             .timeout(JOB_REQUEST_LIMIT);
         let response = self.send(observe::REQUEST_JOB, CALL, call).await?;
         let last_update = reply::text_header(response.headers(), "x-gitlab-last-update");
+        let announced = reply::text_header(response.headers(), IDEMPOTENCY_HEADER);
+        let repeats = announced.is_some_and(|value| value == IDEMPOTENCY_HONORED);
         let job = match response.status() {
             StatusCode::NO_CONTENT => None,
             _ => Some(Box::new(reply::job(CALL, response).await?)),
         };
-        Ok(JobOffer { job, last_update })
+        Ok(JobOffer { job, last_update, repeats })
     }
 
     /// `PUT /jobs/:id`: the job's state, and at the end its result.

@@ -26,6 +26,8 @@ pub struct JobOffer {
     pub job: Option<Box<JobPayload>>,
     /// The queue's version; where it is absent, the caller keeps the one it has (runner-api 2.3).
     pub last_update: Option<String>,
+    /// The coordinator gives the same job again to the same idempotency key.
+    pub repeats: bool,
 }
 
 /// Answer to an update.

@@ -91,3 +91,8 @@ pub(super) fn set_last_update(headers: &mut HeaderMap, last_update: &str) {
         Err(error) => tracing::warn!(%error, "the queue's version cannot stand in a header"),
     }
 }
+
+/// Announces that the same idempotency key gets the same job again.
+pub(super) fn set_repeats(headers: &mut HeaderMap) {
+    headers.insert(crate::wire::IDEMPOTENCY_HEADER, HeaderValue::from_static(crate::wire::IDEMPOTENCY_HONORED));
+}

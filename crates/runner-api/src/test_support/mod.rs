@@ -3,6 +3,7 @@
 //! It is strict where GitLab is strict: a trace piece that does not fit is refused, a wrong token is refused, a job that
 //! has ended takes nothing more. A fault hits one call: before it takes effect, or after, so that its answer is lost.
 
+mod gitlab;
 mod runners;
 mod service;
 
@@ -101,16 +102,19 @@ struct State {
     refuses_runners: bool,
     two_phase: bool,
     runners: runners::Runners,
+    front: gitlab::Front,
 }
 
 /// The coordinator. Share it in an [`Arc`].
 #[derive(Debug)]
 pub struct MemoryCoordinator {
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
     changed: watch::Sender<u64>,
     long_poll: Duration,
     interval: Duration,
     patience: Duration,
+    /// How GitLab looks for a job; `None` for a coordinator that knows idempotency keys.
+    gitlab: Option<gitlab::Looks>,
 }
 
 impl Default for MemoryCoordinator {
@@ -123,9 +127,9 @@ impl MemoryCoordinator {
     /// A coordinator that holds job requests for `long_poll`.
     #[must_use]
     pub fn new(long_poll: Duration) -> Self {
-        let state = Mutex::default();
+        let state = Arc::default();
         let (interval, patience) = (Duration::from_secs(1), Duration::from_secs(30));
-        Self { state, changed: watch::Sender::new(0), long_poll, interval, patience }
+        Self { state, changed: watch::Sender::new(0), long_poll, interval, patience, gitlab: None }
     }
 
     /// For how long a test waits for what it wants to see; 30 s otherwise.
@@ -138,6 +142,7 @@ impl MemoryCoordinator {
     pub fn push(&self, payload: JobPayload) {
         self.change(|state| {
             state.queue.push_back(payload.id);
+            state.front.version += 1;
             let job = Job {
                 status: JobStatus::Pending,
                 trace: Vec::new(),
@@ -207,7 +212,10 @@ impl MemoryCoordinator {
 
     /// Puts a job that was taken back into the queue.
     pub fn offer_again(&self, id: JobId) {
-        self.change(|state| state.queue.push_back(id));
+        self.change(|state| {
+            state.queue.push_back(id);
+            state.front.version += 1;
+        });
     }
 
     /// Sets a job's state, as a person's cancel does.

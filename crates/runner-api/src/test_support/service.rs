@@ -1,5 +1,7 @@
 //! [`RunnerService`] of the coordinator in memory.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use futures::{StreamExt, TryStreamExt};
@@ -21,6 +23,17 @@ fn running<'a>(state: &'a mut State, id: JobId, token: &str) -> Result<&'a mut J
     let job = state.jobs.get_mut(&id).filter(|job| job.payload.token == token);
     let job = job.ok_or(ServiceError::Forbidden { status: None })?;
     if job.status.is_on_runner() { Ok(job) } else { Err(ServiceError::Forbidden { status: Some(job.status) }) }
+}
+
+impl State {
+    /// Assigns the next job, if there is one.
+    pub(super) fn assign(&mut self) -> Option<JobId> {
+        let id = self.queue.pop_front()?;
+        let job = self.jobs.get_mut(&id)?;
+        job.status = if self.two_phase { JobStatus::Pending } else { JobStatus::Running };
+        job.handouts += 1;
+        Some(id)
+    }
 }
 
 impl MemoryCoordinator {
@@ -53,16 +66,17 @@ impl MemoryCoordinator {
     fn take(&self, key: Option<&str>) -> Result<Option<JobPayload>, ServiceError> {
         self.with_faults(Call::RequestJob, |state| {
             let known = key.and_then(|key| state.keys.get(key)).copied();
-            let Some(id) = known.or_else(|| state.queue.pop_front()) else { return Ok(None) };
+            let id = match known {
+                Some(id) => id,
+                None => match state.assign() {
+                    Some(id) => id,
+                    None => return Ok(None),
+                },
+            };
             if let Some(key) = key {
                 state.keys.insert(key.to_owned(), id);
             }
-            let Some(job) = state.jobs.get_mut(&id) else { return Ok(None) };
-            if known.is_none() {
-                job.status = if state.two_phase { JobStatus::Pending } else { JobStatus::Running };
-                job.handouts += 1;
-            }
-            Ok(Some(job.payload.clone()))
+            Ok(state.jobs.get(&id).map(|job| job.payload.clone()))
         })
     }
 }
@@ -99,6 +113,10 @@ impl RunnerService for MemoryCoordinator {
         if self.state.lock().refuses_runners {
             return Err(ServiceError::Forbidden { status: None });
         }
+        if let Some(looks) = self.gitlab {
+            self.change(|state| state.requests += 1);
+            return self.request_of_gitlab(&request.last_update, looks).await;
+        }
         let mut changes = self.changed.subscribe();
         {
             let mut state = self.state.lock();
@@ -108,7 +126,9 @@ impl RunnerService for MemoryCoordinator {
         }
         // A caller that goes away drops this future: the guard counts it out.
         let waiting = Waiting(self);
-        let deadline = tokio::time::sleep(self.long_poll);
+        // As our coordinator: who does not know the queue's version yet is told it at once.
+        let hold = if request.last_update.is_empty() { Duration::ZERO } else { self.long_poll };
+        let deadline = tokio::time::sleep(hold);
         tokio::pin!(deadline);
         let job = loop {
             if let Some(job) = self.take(request.idempotency_key.as_deref())? {
@@ -125,6 +145,10 @@ impl RunnerService for MemoryCoordinator {
         };
         drop(waiting);
         Ok(Assignment { job, last_update: "1".to_owned() })
+    }
+
+    fn repeats_assignments(&self) -> bool {
+        self.gitlab.is_none()
     }
 
     async fn update_job(&self, id: JobId, request: UpdateRequest) -> Result<UpdateAnswer, ServiceError> {
