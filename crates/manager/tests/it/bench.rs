@@ -38,6 +38,8 @@ pub(crate) struct Bench {
     served: Served,
     home: tempfile::TempDir,
     given: watch::Sender<Vec<u32>>,
+    /// What the provider of its managers can have.
+    pub(crate) capacity: watch::Sender<Capacity>,
 }
 
 /// A manager at work. Dropped or killed, it stops between two instructions, as a process does.
@@ -52,6 +54,14 @@ impl Running {
     /// Lets it end its jobs, and end.
     pub(crate) async fn drain(&self) {
         self.control.give(Order::Drain).await;
+    }
+
+    /// Waits until the manager has gone through its loop often enough to have seen what changed around it.
+    pub(crate) async fn looked_around(&self) {
+        for _ in 0..100 {
+            self.control.figures().await.expect("the manager has ended");
+            tokio::task::yield_now().await;
+        }
     }
 
     /// Waits until what is going on is as `wanted`.
@@ -83,11 +93,21 @@ impl Running {
 
 impl Bench {
     pub(crate) async fn start() -> Self {
-        let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(10)));
+        Self::with(MemoryCoordinator::new(Duration::from_secs(10))).await
+    }
+
+    /// With a coordinator that behaves as GitLab: a job whose answer is not read is lost.
+    pub(crate) async fn at_gitlab() -> Self {
+        Self::with(MemoryCoordinator::new(Duration::from_secs(50)).as_gitlab(Duration::ZERO)).await
+    }
+
+    async fn with(coordinator: MemoryCoordinator) -> Self {
+        let coordinator = Arc::new(coordinator);
         let served = serve(coordinator.clone()).await.unwrap();
         let home = tempfile::tempdir().unwrap();
         let agent = FakeAgent::start(&home.path().join("agent.sock"));
-        Self { coordinator, agent, served, home, given: watch::Sender::default() }
+        let capacity = watch::Sender::new(Capacity::of(SLOTS));
+        Self { coordinator, agent, served, home, given: watch::Sender::default(), capacity }
     }
 
     /// Puts job [`JOB`] in the queue, with `more` in its payload.
@@ -150,7 +170,7 @@ impl Bench {
     pub(crate) async fn manager_with_quota(&self, settings: Settings, quota: Quota) -> Running {
         let store = self.store().await;
         let state_limit = store.limit();
-        let provider = FakeProvider::new(self.home.path(), SLOTS, self.given.clone());
+        let provider = FakeProvider::new(self.home.path(), self.capacity.clone(), self.given.clone());
         let telemetry = Telemetry::new(&Build::default(), &Arc::default(), SpanSettings::default());
         let manager = Manager::new(settings, store, Arc::new(provider), telemetry);
         let (control, orders) = Control::new();
@@ -202,10 +222,10 @@ struct FakeEnvironment {
 }
 
 impl FakeProvider {
-    fn new(home: &Path, slots: usize, given: watch::Sender<Vec<u32>>) -> Self {
+    fn new(home: &Path, capacity: watch::Sender<Capacity>, given: watch::Sender<Vec<u32>>) -> Self {
         let directories = Directories { builds: home.join("builds"), cache: home.join("cache"), shared: true };
         let environment = Arc::new(FakeEnvironment { directories, socket: home.join("agent.sock") });
-        Self { slots: Slots::new(slots), capacity: watch::Sender::new(Capacity::of(slots)), environment, given }
+        Self { slots: Slots::new(SLOTS), capacity, environment, given }
     }
 
     fn lease(&self, taken: muster_environment::TakenSlot) -> Lease {

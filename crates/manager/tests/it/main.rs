@@ -8,6 +8,7 @@ mod bench;
 mod config_disk;
 mod config_docs;
 mod faults;
+mod in_flight;
 mod limits;
 mod many;
 mod quota;

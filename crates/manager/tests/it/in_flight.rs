@@ -1,0 +1,179 @@
+//! Job requests that the server may have answered, while capacity falls, settings change, or the manager is to end. The
+//! server behaves as GitLab: an answer that is not read is a job lost.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_agent_api::result::Outcome;
+use muster_environment::Capacity;
+use muster_job::{JobId, JobStatus, Secret};
+use muster_manager::Order;
+use muster_manager::settings::{RunnerSettings, Settings};
+use serde_json::json;
+
+use crate::bench::{Bench, Running};
+
+fn push(bench: &Bench, id: i64) {
+    bench.push(&json!({ "id": id, "token": format!("secret-{id}") }));
+}
+
+/// A manager for two jobs at once, two of whose requests are at the server, which has not looked for a job yet.
+async fn two_in_flight(bench: &Bench) -> (Running, Settings) {
+    let settings = bench.settings(|runner| {
+        runner.request_concurrency = 2;
+        runner.feature_flags.insert("FF_USE_ADAPTIVE_REQUEST_CONCURRENCY".to_owned(), false);
+    });
+    bench.coordinator.look_for_jobs(false);
+    let manager = bench.manager_of(settings.clone()).await;
+    bench.coordinator.wait_for_looking(2).await;
+    (manager, settings)
+}
+
+async fn started(bench: &Bench, id: i64) {
+    bench.agent.wait_for(|spool| spool.started.contains(&format!("{id}-1"))).await;
+}
+
+/// Each of the jobs is started, and ends as its agent says, having been handed out once.
+async fn finish(bench: &Bench, ids: impl IntoIterator<Item = i64>) {
+    for id in ids {
+        started(bench, id).await;
+        bench.agent.finish(&format!("{id}-1"), Outcome::Success);
+        let job = bench.coordinator.wait_for_end(JobId(id)).await;
+        assert_eq!((job.status, job.handouts), (JobStatus::Success, 1), "{}", job.text());
+    }
+}
+
+#[tokio::test]
+async fn jobs_are_run_whose_requests_were_in_flight_when_the_capacity_fell() {
+    let bench = Bench::at_gitlab().await;
+    let (manager, _) = two_in_flight(&bench).await;
+    bench.capacity.send_replace(Capacity::of(0));
+    manager.looked_around().await;
+    push(&bench, 1);
+    push(&bench, 2);
+    bench.coordinator.look_for_jobs(true);
+    finish(&bench, 1..=2).await;
+    assert!(manager.control.figures().await.unwrap().runners[0].requests == 0, "no more is asked for");
+}
+
+#[tokio::test]
+async fn a_job_beyond_a_concurrent_that_fell_waits_for_its_slot() {
+    let bench = Bench::at_gitlab().await;
+    let (manager, settings) = two_in_flight(&bench).await;
+    manager.control.give(Order::Reload(Box::new(Settings { concurrent: 1, ..settings }))).await;
+    manager.looked_around().await;
+    push(&bench, 1);
+    push(&bench, 2);
+    bench.coordinator.look_for_jobs(true);
+    manager.wait_for(|figures| figures.jobs == 2).await;
+    // Both are the manager's, and the server hears of the one that waits, so that it does not take it for stuck.
+    for id in 1..=2 {
+        bench.coordinator.wait_for(JobId(id), |job| !job.updates.is_empty()).await;
+    }
+    bench.agent.wait_for(|spool| spool.started.len() == 1).await;
+    let first = bench.agent.spool().started[0].trim_end_matches("-1").parse().unwrap();
+    assert_eq!(bench.slots_given().len(), 1, "the other one has no slot");
+    finish(&bench, [first, 3 - first]).await;
+    assert_eq!(bench.slots_given(), [0, 0]);
+}
+
+#[tokio::test]
+async fn a_job_beyond_a_limit_that_fell_waits_for_its_slot() {
+    let bench = Bench::at_gitlab().await;
+    let (manager, settings) = two_in_flight(&bench).await;
+    let runner = RunnerSettings { limit: Some(1), ..(*settings.runners[0]).clone() };
+    let settings = Settings { runners: vec![Arc::new(runner)], ..settings };
+    manager.control.give(Order::Reload(Box::new(settings))).await;
+    manager.looked_around().await;
+    push(&bench, 1);
+    push(&bench, 2);
+    bench.coordinator.look_for_jobs(true);
+    manager.wait_for(|figures| figures.jobs == 2).await;
+    bench.agent.wait_for(|spool| spool.started.len() == 1).await;
+    let first = bench.agent.spool().started[0].trim_end_matches("-1").parse().unwrap();
+    finish(&bench, [first, 3 - first]).await;
+    assert_eq!(bench.slots_given(), [0, 0]);
+}
+
+#[tokio::test]
+async fn jobs_that_were_asked_for_with_settings_of_before_a_reload_are_run() {
+    let changes: [fn(&mut RunnerSettings); 2] = [
+        |runner| runner.output_limit += 1,
+        // As by a rotation: the job's own token is what reports it.
+        |runner| runner.token = Secret::new("glrt-another"),
+    ];
+    for change in changes {
+        let bench = Bench::at_gitlab().await;
+        let (manager, settings) = two_in_flight(&bench).await;
+        let mut runner = (*settings.runners[0]).clone();
+        change(&mut runner);
+        let settings = Settings { runners: vec![Arc::new(runner)], refusal_is_fatal: false, ..settings };
+        manager.control.give(Order::Reload(Box::new(settings))).await;
+        manager.looked_around().await;
+        push(&bench, 1);
+        push(&bench, 2);
+        bench.coordinator.look_for_jobs(true);
+        finish(&bench, 1..=2).await;
+        drop(manager);
+    }
+}
+
+#[tokio::test]
+async fn jobs_of_a_runner_that_left_the_file_while_they_were_asked_for_are_run() {
+    let bench = Bench::at_gitlab().await;
+    let (manager, settings) = two_in_flight(&bench).await;
+    manager.control.give(Order::Reload(Box::new(Settings { runners: Vec::new(), ..settings }))).await;
+    manager.looked_around().await;
+    push(&bench, 1);
+    push(&bench, 2);
+    bench.coordinator.look_for_jobs(true);
+    finish(&bench, 1..=2).await;
+}
+
+#[tokio::test]
+async fn jobs_that_come_during_a_drain_are_run() {
+    let bench = Bench::at_gitlab().await;
+    let (manager, _) = two_in_flight(&bench).await;
+    manager.drain().await;
+    manager.looked_around().await;
+    push(&bench, 1);
+    push(&bench, 2);
+    bench.coordinator.look_for_jobs(true);
+    finish(&bench, 1..=2).await;
+    manager.ended().await.unwrap();
+    bench.check_forgotten().await;
+}
+
+#[tokio::test]
+async fn jobs_that_come_during_a_forced_stop_are_reported_with_a_reason_that_can_be_retried() {
+    let bench = Bench::at_gitlab().await;
+    let (manager, _) = two_in_flight(&bench).await;
+    manager.control.give(Order::Abort).await;
+    manager.looked_around().await;
+    push(&bench, 1);
+    push(&bench, 2);
+    bench.coordinator.look_for_jobs(true);
+    for id in 1..=2 {
+        let job = bench.coordinator.wait_for_end(JobId(id)).await;
+        let report = job.reports().last().unwrap();
+        assert_eq!(report.failure_reason.as_deref(), Some("runner_system_failure"));
+        assert!(job.text().contains("the manager was stopped before the job began"), "{}", job.text());
+    }
+    manager.ended().await.unwrap();
+    assert!(bench.agent.spool().started.is_empty(), "nothing of them was started");
+    bench.check_forgotten().await;
+}
+
+/// GitLab's front end holds such a request, and looks for no job.
+#[tokio::test]
+async fn a_request_that_was_held_for_long_does_not_delay_the_end() {
+    for order in [Order::Drain, Order::Abort] {
+        let bench = Bench::at_gitlab().await;
+        let settings = Settings { cut_after: Duration::from_millis(50), ..bench.settings(|_| {}) };
+        let manager = bench.manager_of(settings).await;
+        // The first answer tells the queue's version, and the next request is held.
+        bench.coordinator.wait_for_requests(2).await;
+        manager.control.give(order).await;
+        manager.ended().await.unwrap();
+    }
+}
