@@ -15,6 +15,10 @@ use crate::proxy::Proxy;
 
 /// For how long anything may take.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// How long the coordinator holds a job request.
+const LONG_POLL: Duration = Duration::from_secs(5);
+/// How long one that behaves as GitLab looks for a job.
+const LOOKS: Duration = Duration::from_millis(20);
 /// A value that nobody may see.
 pub const SECRET: &str = "zq7Xw2-not-to-be-seen-0451";
 
@@ -42,7 +46,16 @@ pub struct Bench {
 impl Bench {
     /// A world whose manager runs jobs on this host.
     pub async fn start(concurrent: usize) -> Self {
-        let mut bench = Self::prepare(concurrent).await;
+        Self::start_at(memory(), concurrent).await
+    }
+
+    /// The same at a coordinator that behaves as GitLab: a job whose answer is not read is lost.
+    pub async fn start_at_gitlab(concurrent: usize) -> Self {
+        Self::start_at(gitlab(), concurrent).await
+    }
+
+    async fn start_at(coordinator: MemoryCoordinator, concurrent: usize) -> Self {
+        let mut bench = Self::prepare(coordinator, concurrent).await;
         bench.start_manager();
         bench
     }
@@ -50,6 +63,20 @@ impl Bench {
     /// A world whose manager runs jobs on instances that outlive it and their plugin; `autoscaler` are more lines of
     /// `[runners.autoscaler]`, `plugin` more of its `plugin_config`.
     pub async fn with_instances(concurrent: usize, autoscaler: &str, plugin: &str) -> Self {
+        Self::with_instances_at(memory(), concurrent, autoscaler, plugin).await
+    }
+
+    /// The same at a coordinator that behaves as GitLab: a job whose answer is not read is lost.
+    pub async fn with_instances_at_gitlab(concurrent: usize, autoscaler: &str, plugin: &str) -> Self {
+        Self::with_instances_at(gitlab(), concurrent, autoscaler, plugin).await
+    }
+
+    async fn with_instances_at(
+        coordinator: MemoryCoordinator,
+        concurrent: usize,
+        autoscaler: &str,
+        plugin: &str,
+    ) -> Self {
         let write = |bench: &Self| {
             let (url, executable, machines) = (&bench.proxy.url, plugin_local(), bench.path("machines"));
             format!(
@@ -59,12 +86,20 @@ impl Bench {
                  directory = {machines:?}\n      outlive_plugin = true\n      {plugin}\n"
             )
         };
-        Self::configured(concurrent, write).await
+        Self::configured_at(coordinator, concurrent, write).await
     }
 
     /// A world whose manager works by this `config.toml`.
     pub async fn configured(concurrent: usize, write: impl FnOnce(&Self) -> String) -> Self {
-        let mut bench = Self::prepare(concurrent).await;
+        Self::configured_at(memory(), concurrent, write).await
+    }
+
+    async fn configured_at(
+        coordinator: MemoryCoordinator,
+        concurrent: usize,
+        write: impl FnOnce(&Self) -> String,
+    ) -> Self {
+        let mut bench = Self::prepare(coordinator, concurrent).await;
         let config = bench.path("config.toml");
         std::fs::write(&config, write(&bench)).unwrap();
         bench.config = Some(config);
@@ -74,7 +109,7 @@ impl Bench {
 
     /// The same with several groups of instances: their names, more keys of each, and more of the `plugin_config` of each.
     pub async fn with_groups(concurrent: usize, autoscaler: &str, groups: &[(&str, &str, &str)]) -> Self {
-        let mut bench = Self::prepare(concurrent).await;
+        let mut bench = Self::prepare(memory(), concurrent).await;
         let (url, executable) = (&bench.proxy.url, plugin_local());
         let mut text = format!(
             "concurrent = {concurrent}\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = {url:?}\n  \
@@ -96,8 +131,8 @@ impl Bench {
         bench
     }
 
-    async fn prepare(concurrent: usize) -> Self {
-        let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(5)).with_patience(PATIENCE));
+    async fn prepare(coordinator: MemoryCoordinator, concurrent: usize) -> Self {
+        let coordinator = Arc::new(coordinator);
         let served = serve(coordinator.clone()).await.unwrap();
         let proxy = Proxy::start(served.url.as_str()).await;
         let home = tempfile::tempdir().unwrap();
@@ -321,6 +356,16 @@ impl Bench {
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.path("manager.log")).unwrap_or_default()
     }
+}
+
+/// A coordinator that knows idempotency keys.
+fn memory() -> MemoryCoordinator {
+    MemoryCoordinator::new(LONG_POLL).with_patience(PATIENCE)
+}
+
+/// One that does not, and takes a while to look for a job.
+fn gitlab() -> MemoryCoordinator {
+    memory().as_gitlab(LOOKS)
 }
 
 fn walk(folder: &Path, visit: &mut impl FnMut(&Path, bool)) {

@@ -73,6 +73,11 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// Whether it loses a job of a coordinator that does not know idempotency keys, if a job request is hit.
+    pub fn loses_an_answer(self) -> bool {
+        matches!(self, Self::DropAfter | Self::CutAnswer | Self::Duplicate)
+    }
+
     /// One of them.
     pub fn any(rng: &mut StdRng) -> Self {
         match rng.random_range(0..12) {

@@ -12,6 +12,8 @@ use crate::config::Config;
 pub(crate) struct Mood {
     config: Config,
     random: StdRng,
+    /// Requests that still fail.
+    failures: u32,
     /// Creations that may be granted now, and when that was counted.
     tokens: f64,
     counted: Instant,
@@ -20,11 +22,13 @@ pub(crate) struct Mood {
 impl Mood {
     pub(crate) fn new(config: Config) -> Self {
         let seed = if config.seed == 0 { rand::random() } else { config.seed };
-        if config.request_failure_rate + config.boot_failure_rate + config.losses_per_minute > 0.0 {
+        let rates = [config.request_failure_rate, config.boot_failure_rate, config.heartbeat_failure_rate];
+        if rates.iter().sum::<f64>() + config.losses_per_minute > 0.0 {
             tracing::info!(seed, "what is left to chance repeats with this seed");
         }
         let tokens = f64::from(config.creations_per_second);
-        Self { config, random: StdRng::seed_from_u64(seed), tokens, counted: Instant::now() }
+        let failures = config.request_failures;
+        Self { config, random: StdRng::seed_from_u64(seed), failures, tokens, counted: Instant::now() }
     }
 
     /// How many of `n` are granted.
@@ -32,10 +36,17 @@ impl Mood {
     /// # Errors
     /// The request fails as a whole.
     pub(crate) fn grant(&mut self, n: u32, now: Instant) -> Result<u32, &'static str> {
+        if self.failures > 0 {
+            self.failures -= 1;
+            return Err("the cloud has no capacity at first (request_failures)");
+        }
         if self.happens(self.config.request_failure_rate) {
             return Err("the cloud has no capacity at the moment (request_failure_rate)");
         }
         let mut granted = n;
+        if self.config.grant_part < 1.0 {
+            granted = ((f64::from(n) * self.config.grant_part) as u32).clamp(n.min(1), n);
+        }
         if self.config.grant_max > 0 {
             granted = granted.min(self.config.grant_max);
         }
@@ -62,6 +73,11 @@ impl Mood {
     /// Whether an instance never comes up.
     pub(crate) fn fails_to_boot(&mut self) -> bool {
         self.happens(self.config.boot_failure_rate)
+    }
+
+    /// Whether a heartbeat fails.
+    pub(crate) fn fails_a_heartbeat(&mut self) -> bool {
+        self.happens(self.config.heartbeat_failure_rate)
     }
 
     /// When a running instance is lost; `None`: not by chance. Losses have no memory: exponential.
@@ -102,6 +118,11 @@ mod tests {
     #[tokio::test]
     async fn grants_can_be_short_and_requests_can_fail() {
         assert_eq!(mood(|config| config.grant_max = 3).grant(10, Instant::now()), Ok(3));
+        assert_eq!(mood(|config| config.grant_part = 0.5).grant(11, Instant::now()), Ok(5));
+        assert_eq!(mood(|config| config.grant_part = 0.5).grant(1, Instant::now()), Ok(1));
+        let mut first = mood(|config| config.request_failures = 2);
+        let answers: Vec<_> = (0..4).map(|_| first.grant(1, Instant::now()).ok()).collect();
+        assert_eq!(answers, [None, None, Some(1), Some(1)]);
         let mut failing = mood(|config| config.request_failure_rate = 0.5);
         let failed = (0..1000).filter(|_| failing.grant(1, Instant::now()).is_err()).count();
         assert!((400..600).contains(&failed), "{failed} of 1000 with rate 0.5");

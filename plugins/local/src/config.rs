@@ -32,8 +32,16 @@ pub(crate) struct Config {
     pub(crate) creations_per_second: u32,
     /// The most instances that one request is granted; 0: no limit.
     pub(crate) grant_max: u32,
+    /// Part of each request that is granted, above 0 and up to 1; at least one instance is.
+    pub(crate) grant_part: f64,
+    /// Milliseconds that a request of instances takes.
+    pub(crate) request_delay_ms: u64,
+    /// Requests that fail after the start, before any is granted.
+    pub(crate) request_failures: u32,
     /// Part of requests that fail, 0 to 1.
     pub(crate) request_failure_rate: f64,
+    /// Part of heartbeats of running instances that fail, 0 to 1.
+    pub(crate) heartbeat_failure_rate: f64,
     /// Part of instances that never come up, 0 to 1.
     pub(crate) boot_failure_rate: f64,
     /// Running instances lost in a minute, on average, of each one.
@@ -73,7 +81,11 @@ impl Default for Config {
             boot_jitter: 0.0,
             creations_per_second: 0,
             grant_max: 0,
+            grant_part: 1.0,
+            request_delay_ms: 0,
+            request_failures: 0,
             request_failure_rate: 0.0,
+            heartbeat_failure_rate: 0.0,
             boot_failure_rate: 0.0,
             losses_per_minute: 0.0,
             notice_s: 0.0,
@@ -127,12 +139,16 @@ impl Config {
         let rates = [
             ("boot_jitter", self.boot_jitter),
             ("request_failure_rate", self.request_failure_rate),
+            ("heartbeat_failure_rate", self.heartbeat_failure_rate),
             ("boot_failure_rate", self.boot_failure_rate),
         ];
         for (key, rate) in rates {
             if !(0.0..=1.0).contains(&rate) {
                 return Err(format!("{key} = {rate} is no part of a whole; use 0 to 1"));
             }
+        }
+        if !(self.grant_part > 0.0 && self.grant_part <= 1.0) {
+            return Err(format!("grant_part = {} must be above 0, and 1 at most", self.grant_part));
         }
         if !self.losses_per_minute.is_finite() || self.losses_per_minute < 0.0 {
             return Err(format!("losses_per_minute = {} must be 0 or more", self.losses_per_minute));

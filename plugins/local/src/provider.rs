@@ -362,6 +362,7 @@ impl Provider for Local {
     }
 
     async fn increase(&self, n: u32) -> Result<u32, Partial<u32>> {
+        tokio::time::sleep(Duration::from_millis(self.inner.config.request_delay_ms)).await;
         let mut group = self.inner.group();
         let room = self.inner.room(&group);
         let config = &self.inner.config;
@@ -468,7 +469,12 @@ impl Provider for Local {
     }
 
     async fn heartbeat(&self, id: InstanceId) -> Result<(), Error> {
-        match self.inner.group().instances.get(&id) {
+        let mut group = self.inner.group();
+        let fails = group.mood.fails_a_heartbeat();
+        match group.instances.get(&id) {
+            Some(entry) if entry.state == InstanceState::Running && fails => {
+                Err(format!("instance {id} does not answer (heartbeat_failure_rate)").into())
+            }
             Some(entry) if entry.state == InstanceState::Running => Ok(()),
             Some(entry) => Err(format!("instance {id} is {}", entry.state).into()),
             None => Err(format!("there is no instance {id}").into()),

@@ -34,8 +34,18 @@ const VICTIMS: [Victim; 4] = [Victim::Manager, Victim::Plugin, Victim::Server, V
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_at_any_point_a_fleet_loses_no_job_and_leaves_no_instance() {
-    let left = Arc::new(Mutex::new(worlds(life::seeds(12))));
-    let workers: Vec<_> = (0..WORLDS).map(|_| tokio::spawn(work(Arc::clone(&left)))).collect();
+    all(12, false).await;
+}
+
+/// But for the moment that [`crate::kill`] tells of.
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_at_gitlab_a_fleet_loses_no_job_and_leaves_no_instance() {
+    all(8, true).await;
+}
+
+async fn all(sample: u64, at_gitlab: bool) {
+    let left = Arc::new(Mutex::new(worlds(life::seeds(sample))));
+    let workers: Vec<_> = (0..WORLDS).map(|_| tokio::spawn(work(Arc::clone(&left), at_gitlab))).collect();
     let mut all = Tally::default();
     for worker in workers {
         for tally in worker.await.unwrap() {
@@ -68,15 +78,15 @@ fn a_seed_alone_is_in_the_same_world_after_the_same_seeds_as_among_many() {
 }
 
 /// Worlds, one after the other, until none is left.
-async fn work(left: Arc<Mutex<VecDeque<Range<u64>>>>) -> Vec<Tally> {
+async fn work(left: Arc<Mutex<VecDeque<Range<u64>>>>, at_gitlab: bool) -> Vec<Tally> {
     let mut tallies = Vec::new();
     loop {
         let Some(seeds) = left.lock().pop_front() else { return tallies };
-        tallies.push(world(seeds).await);
+        tallies.push(world(seeds, at_gitlab).await);
     }
 }
 
-async fn world(seeds: Range<u64>) -> Tally {
+async fn world(seeds: Range<u64>, at_gitlab: bool) -> Tally {
     let autoscaler = format!(
         "max_instances = {INSTANCES_MAX}\n    max_use_count = 4\n    delete_instances_on_shutdown = true\n    \
          create_deadline = \"5s\"\n    update_interval = \"2s\"\n    update_interval_when_expecting = \"200ms\"\n    deletion_retry_interval = \"1s\"\n    \
@@ -84,7 +94,12 @@ async fn world(seeds: Range<u64>) -> Tally {
     );
     // An instance that is killed between its creation and the next list was granted, and never appears: the idle slot that it
     // should have been is asked for again after `create_deadline`.
-    let mut bench = Bench::with_instances(CONCURRENT, &autoscaler, "boot_delay_ms = 20").await;
+    let plugin = "boot_delay_ms = 20";
+    let mut bench = if at_gitlab {
+        Bench::with_instances_at_gitlab(CONCURRENT, &autoscaler, plugin).await
+    } else {
+        Bench::with_instances(CONCURRENT, &autoscaler, plugin).await
+    };
     let most = Arc::new(AtomicUsize::new(0));
     let looking = tokio::spawn(look(bench.machines.clone(), Arc::clone(&most)));
     let mut tally = Tally::default();

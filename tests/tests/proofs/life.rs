@@ -66,6 +66,9 @@ pub(crate) fn check_success(bench: &Bench, id: JobId, job: &Job, lines: Lines) {
 
 /// J4, J5 and J6 of a whole world in which nothing is to do any more; of `jobs`, those that noted their end count.
 pub(crate) async fn check_world(bench: &Bench, concurrent: usize, jobs: impl IntoIterator<Item = JobId>) {
+    let (assigned, ended) = bench.coordinator.assigned_and_ended();
+    println!("{assigned} jobs assigned, {ended} ended");
+    assert_eq!(assigned, ended, "each job is assigned once and ends: J1\n{}", bench.log());
     invariants::nothing_left(bench.leftovers().await).unwrap();
     for (place, content) in bench.readable() {
         invariants::no_secret(&place, &content, [SECRET.as_bytes()]).unwrap();

@@ -8,6 +8,7 @@
 
 mod differential;
 mod faults;
+mod fleet_faults;
 mod fleet_kill;
 mod groups;
 mod hostile;

@@ -42,6 +42,20 @@ impl MemoryCoordinator {
         Self { gitlab: Some(Looks { time }), ..self }
     }
 
+    /// Whether it behaves so.
+    #[must_use]
+    pub fn is_as_gitlab(&self) -> bool {
+        self.gitlab.is_some()
+    }
+
+    /// How often jobs were assigned, and how many jobs have ended.
+    #[must_use]
+    pub fn assigned_and_ended(&self) -> (usize, usize) {
+        let state = self.state.lock();
+        let assigned = state.jobs.values().map(|job| job.handouts as usize).sum();
+        (assigned, state.jobs.values().filter(|job| job.status.is_complete()).count())
+    }
+
     /// Whether the front end passes requests on. Those that were passed on already are looked at.
     pub fn pass_requests_on(&self, passes: bool) {
         self.change(|state| state.front.closed = !passes);
