@@ -7,12 +7,13 @@
 //!
 //! - [`lower`] is pure: payload in, plan of built-in steps out.
 //! - [`state`] has the states of a job and their moves, [`store`] keeps them: recovery is the normal start path.
-//! - [`job`] is the actor of one job; [`admission`] says who may ask for jobs, and when, [`requests`] does it; [`failure`]
-//!   says how an end is reported; [`observe`] tells metrics, logs and spans of it.
+//! - [`job`] is the actor of one job; [`admission`] says who may ask for jobs, and when, [`requests`] does it;
+//!   [`running`] bounds the jobs that run; [`failure`] says how an end is reported; [`observe`] tells metrics, logs and spans
+//!   of it.
 //! - [`config`] reads `config.toml` and changes it; [`reload`] notices changes; [`rotation`] renews tokens.
 //!
 //! Invariants (life-of-a-job): J1 each job taken is reported, or found gone; J2 a job that an agent accepted is never
-//! handed to an agent again; J3 the trace is the agent's log byte for byte, once; J4 never more jobs than `concurrent`.
+//! handed to an agent again; J3 the trace is the agent's log byte for byte, once; J4 never more jobs run than `concurrent`.
 
 mod admission;
 mod client;
@@ -29,6 +30,7 @@ mod providers;
 pub mod reload;
 mod requests;
 pub mod rotation;
+mod running;
 pub mod settings;
 pub mod state;
 pub mod store;

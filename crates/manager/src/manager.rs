@@ -1,6 +1,7 @@
 //! The manager's main loop: takes up the jobs of an earlier start, asks for new ones, and stops in order.
 
 mod control;
+mod notices;
 mod quota;
 
 use std::collections::{HashMap, HashSet};
@@ -21,6 +22,7 @@ use crate::job::{self, Answering, Context, JobError, Unreported};
 use crate::observe::Observer;
 use crate::providers::{Instances, Providers};
 use crate::requests::{Answer, Answered, Requests};
+use crate::running::RunLimits;
 use crate::settings::{RunnerKey, RunnerSettings, Settings};
 use crate::state::JobState;
 use crate::store::{RunName, Store, StoreError, StoredJob};
@@ -51,6 +53,8 @@ enum Phase {
     Draining,
     /// Jobs are wound down and reported.
     Aborting,
+    /// Jobs are left to the next start.
+    Leaving,
 }
 
 /// A manager of the runners of one `config.toml`.
@@ -69,6 +73,8 @@ pub struct Manager {
     freed: mpsc::UnboundedReceiver<RunName>,
     /// Jobs without a slot: they do not count any more.
     without_slot: HashSet<RunName>,
+    /// Bounds the jobs that run.
+    limits: Arc<RunLimits>,
     /// Ends the jobs.
     cancel: CancellationToken,
     phase: Phase,
@@ -98,6 +104,7 @@ impl Manager {
             admission: Admission::new(rand::random()),
             jobs: JoinSet::new(),
             ids: HashMap::new(),
+            limits: RunLimits::new(),
             cancel: CancellationToken::new(),
             phase: Phase::Working,
             ledger: Ledger::new(Quota::default()),
@@ -127,9 +134,22 @@ impl Manager {
     /// nothing about them could be kept, and the next start goes on.
     pub async fn run(mut self, orders: mpsc::Receiver<Order>) -> Result<(), ManagerError> {
         let result = self.work(orders).await;
-        // A job that a request holds must not go with it.
-        self.requests.finish().await;
+        self.finish_requests().await;
         result
+    }
+
+    /// Waits for the requests that are in flight, as long as a job may come with them. It is stored or reported then.
+    async fn finish_requests(&mut self) {
+        self.admission.stop();
+        while !self.requests.is_empty() {
+            let wake = self.admit();
+            tokio::select! {
+                answered = self.requests.next() => {
+                    self.admission.answered(answered.poll, answered.answer.outcome(), Instant::now());
+                }
+                () = until(wake), if wake.is_some() => {}
+            }
+        }
     }
 
     async fn work(&mut self, mut orders: mpsc::Receiver<Order>) -> Result<(), ManagerError> {
@@ -141,7 +161,7 @@ impl Manager {
         self.ledger.rest();
         let mut refused = None;
         let mut ordered = true;
-        while self.phase == Phase::Working || !self.jobs.is_empty() || !self.requests.is_empty() {
+        while self.phase == Phase::Working || self.has_jobs_to_end() || !self.requests.is_empty() {
             for (runner, capacity) in self.providers.capacities(&self.settings.runners) {
                 self.admission.set_capacity(&runner, capacity.jobs);
             }
@@ -162,15 +182,23 @@ impl Manager {
                 Some(ended) = self.jobs.join_next_with_id(), if !self.jobs.is_empty() => self.job_ended(ended)?,
                 Some(run) = self.freed.recv() => self.slot_freed(run),
                 () = self.providers.changed(), if self.phase == Phase::Working => {}
-                () = async { sleep_until(idle_until.unwrap_or_else(Instant::now)).await }, if idle_until.is_some() => {
+                () = until(idle_until), if idle_until.is_some() => {
                     tracing::info!("This runner has not received a job in its time to wait, so now exiting");
                     self.stop_asking(Phase::Draining);
                 }
-                () = async { sleep_until(wake.unwrap_or_else(Instant::now)).await }, if wake.is_some() => {}
+                () = until(wake), if wake.is_some() => {}
             }
+        }
+        if self.phase == Phase::Leaving {
+            // As after a kill: the instances stay with their jobs.
+            return refused.map_or(Ok(()), Err);
         }
         self.providers.stop(self.settings.shutdown_timeout).await;
         refused.map_or(Ok(()), Err)
+    }
+
+    fn has_jobs_to_end(&self) -> bool {
+        self.phase != Phase::Leaving && !self.jobs.is_empty()
     }
 
     /// The jobs of an earlier start go on. They count, also beyond what the settings allow now.
@@ -223,9 +251,11 @@ impl Manager {
                 |(_, generation)| *generation,
             );
             self.generations.insert(runner.key.clone(), (Arc::clone(runner), generation));
-            all.push(limits(runner, generation, self.providers.has(runner)));
+            all.push(Limits::of(runner, generation, self.providers.has(runner)));
         }
         let pace = Pace { check_interval: self.settings.check_interval, cut_after: self.settings.cut_after };
+        let own_limits = all.iter().filter_map(|limits| Some((limits.key.clone(), limits.limit?)));
+        self.limits.configure(self.settings.concurrent, own_limits.collect());
         self.admission.configure(self.settings.concurrent, pace, all);
         self.requests.configure(&self.settings.runners, self.settings.connection_max_age);
         self.observer.configure(&self.settings);
@@ -237,38 +267,47 @@ impl Manager {
             Order::Tell(to) => {
                 let (concurrent, jobs) = (self.settings.concurrent, self.admission.jobs());
                 // Who asked may have gone away.
-                let _ = to.send(Figures { concurrent, jobs, runners: self.admission.figures(Instant::now()) });
+                let (waiting, runners) = (self.limits.waiting(), self.admission.figures(Instant::now()));
+                let _ = to.send(Figures { concurrent, jobs, waiting, runners });
             }
             Order::Drain => self.stop_asking(Phase::Draining),
             Order::Abort => {
                 self.stop_asking(Phase::Aborting);
                 self.cancel.cancel();
             }
+            Order::Leave => self.stop_asking(Phase::Leaving),
         }
     }
 
+    /// Sends no more requests. Those in flight are waited for, as long as the server may have answered them.
     fn stop_asking(&mut self, phase: Phase) {
         if self.phase == Phase::Working {
-            tracing::info!(jobs = self.jobs.len(), "no more jobs are taken");
-            self.providers.drain();
+            let (jobs, requests) = (self.jobs.len(), self.admission.requests());
+            tracing::info!(
+                jobs,
+                requests,
+                "no more jobs are requested; a job that a request in flight brings is taken"
+            );
+            // Instances that are left keep what they were kept for.
+            if phase != Phase::Leaving {
+                self.providers.drain();
+            }
         }
         if self.phase != Phase::Aborting {
             self.phase = phase;
         }
         self.observer.telemetry().life.reach(match self.phase {
             Phase::Working => ProcessState::Running,
-            Phase::Draining => ProcessState::GracefulShutdown,
+            Phase::Draining | Phase::Leaving => ProcessState::GracefulShutdown,
             Phase::Aborting => ProcessState::ForcefulShutdown,
         });
-        self.requests.cut_all();
+        self.admission.stop();
     }
 
     /// Does what admission says; when to ask it again.
     fn admit(&mut self) -> Option<Instant> {
-        if self.phase != Phase::Working || self.requests.cannot_store() {
-            return None;
-        }
-        self.admission.set_left(self.ledger.left());
+        let left = if self.requests.cannot_store() { 0 } else { self.ledger.left() };
+        self.admission.set_left(left);
         let decisions = self.admission.decide(Instant::now());
         for poll in decisions.cut {
             self.requests.cut(poll);
@@ -287,13 +326,16 @@ impl Manager {
     /// # Errors
     /// [`ManagerError::Store`]. Given back, and not raised, is a refusal that ends the manager when its jobs are done.
     fn answered(&mut self, answered: Answered) -> Result<Option<ManagerError>, ManagerError> {
-        let Answered { poll, runner, client, answer } = answered;
+        let Answered { poll, runner, client, answer, repeats } = answered;
         let now = Instant::now();
         if let Answer::Job(_) | Answer::Empty { .. } = answer {
             let at_once = matches!(answer, Answer::Job(_)) && !self.admission.is_held(poll, now);
             self.providers.answered(&runner.key, at_once);
         }
         let notice = self.admission.answered(poll, answer.outcome(), now);
+        if repeats {
+            self.admission.set_repeats(&runner.key);
+        }
         if let Some(figures) = self.admission.figures_of(&runner.key, now) {
             let room = self.settings.concurrent > self.admission.jobs() + self.admission.requests();
             self.observer.answered(&runner, notice, &figures, room);
@@ -312,7 +354,7 @@ impl Manager {
         };
         self.providers.retire(|runner| self.admission.has_jobs(runner));
         if let Some(notice) = notice {
-            tell(&runner, notice, error.as_ref());
+            notices::tell(&runner, notice, error.as_ref());
             if matches!(notice, Notice::Refused { unhealthy: true, .. }) && self.settings.refusal_is_fatal {
                 return Ok(Some(ManagerError::TokenRefused { url: runner.url.clone() }));
             }
@@ -324,11 +366,14 @@ impl Manager {
         let age = self.settings.connection_max_age;
         let made = || crate::client::patient(runner, age).map(|client| self.observer.counted(client, runner));
         let client = client.map_or_else(made, Ok)?;
+        let key = self.settings.key_of(runner);
         Ok(Arc::new(Context {
             client,
             runner: Arc::clone(runner),
+            key: key.clone(),
+            limits: Arc::clone(&self.limits),
             store: Arc::clone(&self.store),
-            provider: self.providers.of(runner, self.settings.key_of(runner)),
+            provider: self.providers.of(runner, key),
             agent_grace: self.settings.agent_grace,
             state_patience: self.settings.state_patience,
             host_name: self.settings.host_name.clone(),
@@ -347,7 +392,8 @@ impl Manager {
         let (run, key) = (job.run.clone(), self.settings.key_of(&context.runner).clone());
         let span = tracing::info_span!("job", job = job.payload.id.0);
         let watch = span.in_scope(|| self.observer.job(&context.runner, &job, recovered));
-        let handle = self.jobs.spawn(job::execute(context, watch, job, recovered).instrument(span));
+        let permit = job.state.held().map(|_| self.limits.resume(&key));
+        let handle = self.jobs.spawn(job::execute(context, watch, job, recovered, permit).instrument(span));
         self.ids.insert(handle.id(), (run, key));
     }
 
@@ -386,50 +432,7 @@ impl Manager {
     }
 }
 
-/// A runner, as far as admission goes by it.
-fn limits(runner: &RunnerSettings, generation: u64, has_executor: bool) -> Limits {
-    const ADAPTIVE: &str = "FF_USE_ADAPTIVE_REQUEST_CONCURRENCY";
-    // The problems of the configuration tell of what is not enabled here (C008, C020).
-    let enabled = has_executor && !runner.token.expose().trim().is_empty();
-    Limits {
-        key: runner.key.clone(),
-        generation,
-        enabled,
-        limit: runner.limit,
-        request_concurrency: runner.request_concurrency,
-        adaptive: runner.feature_flags.get(ADAPTIVE).copied().unwrap_or(true),
-        strict: runner.strict_check_interval,
-        unhealthy_requests_limit: runner.unhealthy_requests_limit.max(1),
-        unhealthy_interval: runner.unhealthy_interval,
-    }
-}
-
-/// Logs what came of a job request, where it is of interest.
-fn tell(runner: &RunnerSettings, notice: Notice, error: Option<&ClientError>) {
-    let (name, url) = (runner.name.as_str(), runner.url.as_str());
-    let remedy = match error {
-        Some(ClientError::Forbidden { code: 404 | 410, .. }) => "there is no runner API at its url; correct the url",
-        _ => "its token is not, or no longer, valid, or it was removed; register it again, or delete its entry",
-    };
-    let error = error.map(ToString::to_string).unwrap_or_default();
-    match notice {
-        Notice::Failed { failures, wait } => {
-            let wait_ms = wait.as_millis();
-            tracing::warn!(runner = name, url, error, failures, wait_ms, "job request failed, will be repeated");
-        }
-        Notice::Refused { refusals, wait, unhealthy: false } => {
-            tracing::warn!(runner = name, url, error, refusals, wait_ms = wait.as_millis(), "job request refused");
-        }
-        Notice::Refused { refusals, wait, unhealthy: true } => tracing::error!(
-            runner = name,
-            url,
-            error,
-            refusals,
-            next_probe_s = wait.as_secs(),
-            "the runner is unhealthy: {remedy}. It is probed on"
-        ),
-        Notice::Recovered { failures } => {
-            tracing::info!(runner = name, url, failures, "job requests work again");
-        }
-    }
+/// Waits until then; without a time it does not wait.
+async fn until(time: Option<Instant>) {
+    sleep_until(time.unwrap_or_else(Instant::now)).await;
 }

@@ -7,7 +7,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tokio::time::Instant;
 
-use crate::settings::RunnerKey;
+use crate::settings::{RunnerKey, RunnerSettings};
 
 /// An answer that comes faster than this was not held by the coordinator.
 pub(super) const HELD: Duration = Duration::from_secs(1);
@@ -39,6 +39,26 @@ pub(crate) struct Limits {
     pub(crate) unhealthy_requests_limit: u32,
     /// The longest wait between probes.
     pub(crate) unhealthy_interval: Duration,
+}
+
+impl Limits {
+    /// Those of a runner; `has_executor` tells whether there can be environments for it.
+    pub(crate) fn of(runner: &RunnerSettings, generation: u64, has_executor: bool) -> Self {
+        const ADAPTIVE: &str = "FF_USE_ADAPTIVE_REQUEST_CONCURRENCY";
+        // The problems of the configuration tell of what is not enabled here (C008, C020).
+        let enabled = has_executor && !runner.token.expose().trim().is_empty();
+        Self {
+            key: runner.key.clone(),
+            generation,
+            enabled,
+            limit: runner.limit,
+            request_concurrency: runner.request_concurrency,
+            adaptive: runner.feature_flags.get(ADAPTIVE).copied().unwrap_or(true),
+            strict: runner.strict_check_interval,
+            unhealthy_requests_limit: runner.unhealthy_requests_limit.max(1),
+            unhealthy_interval: runner.unhealthy_interval,
+        }
+    }
 }
 
 /// What a request came to.
@@ -104,6 +124,8 @@ pub(super) struct Entry {
     pub(super) limits: Limits,
     /// The most jobs that its provider can have; none until that is known.
     pub(super) capacity: usize,
+    /// Its server gives the same job again to the same idempotency key.
+    pub(super) repeats: bool,
     /// Number of the last request: who has the lowest has waited longest.
     pub(super) last_turn: u64,
     /// Requests that may be in flight: doubled by a job, since more may wait behind it; one less with an empty answer;
@@ -128,6 +150,7 @@ impl Entry {
         Self {
             limits,
             capacity: 0,
+            repeats: false,
             last_turn: 0,
             adaptive: 1,
             not_before: None,
@@ -144,6 +167,8 @@ impl Entry {
     }
 
     pub(super) fn configure(&mut self, limits: Limits) {
+        // It may be another server.
+        self.repeats &= self.limits.generation == limits.generation;
         self.limits = limits;
         self.forget_failures();
         self.not_before = None;

@@ -5,13 +5,18 @@
 //! ```
 //!
 //! A request in flight may bring a job, so it reserves a place in `concurrent` and in its runner's `limit` until it is
-//! answered: no job is fetched that cannot be started. Where there are fewer places than runners, the one that waited
-//! longest is next, and a request that was held for [`Pace::cut_after`] is cut when another runner has none: so no runner's
-//! held request keeps another one from its jobs (GitLab Runner holds it up for 50 s, C002).
+//! answered: no request is sent whose job could not be started. Where there are fewer places than runners, the one that
+//! waited longest is next.
 //!
-//! Invariants, checked by the properties in `tests.rs`: jobs and requests never exceed `concurrent`, `limit` and
-//! `request_concurrency` by a decision of this engine; each runner that may ask does so within a bound; whatever is to
-//! happen later has a wake-up.
+//! A request that the server may have answered is waited for, since GitLab gives its job to nobody else. When `concurrent`,
+//! `limit` or the capacity falls, fewer requests are sent, and those in flight stay: a job that one of them brings waits
+//! for its slot. Only a request that was held for [`Pace::cut_after`] is cut, for one of three reasons: another runner has
+//! none (GitLab Runner lets it wait for 50 s, C002), its settings are not in force any more, or the manager is to end. For the
+//! last two a request is cut at once if its server gives the same job again to the same idempotency key.
+//!
+//! Invariants, checked by the properties in `tests.rs`: no request is cut before its time; a decision starts no request beyond
+//! `concurrent`, `limit` and `request_concurrency`; each runner that may ask does so within a bound; whatever is to happen
+//! later has a wake-up.
 
 mod entry;
 #[cfg(test)]
@@ -33,15 +38,14 @@ pub(crate) use entry::{Limits, Notice, Outcome};
 pub(crate) struct Pace {
     /// Between two requests of a runner that the coordinator does not hold.
     pub(crate) check_interval: Duration,
-    /// How long a held request is safe from being cut in favour of another runner.
+    /// How long a request is waited for in any case.
     pub(crate) cut_after: Duration,
 }
 
-/// The usual [`Pace::cut_after`].
+/// Default of [`Pace::cut_after`].
 ///
-/// GitLab's front end holds a request without looking for jobs, so cutting it loses nothing; but the request is looked
-/// at by GitLab proper before, and a job that is assigned then would be lost to the cut: so this is far longer than that
-/// takes. Our own coordinator gives such a job again to the same lane.
+/// GitLab's front end holds a request without looking for jobs, so a request that it holds can be cut without a loss. Before
+/// that GitLab itself may look for a job and assign it, which takes far less than this time.
 pub(crate) const CUT_AFTER: Duration = Duration::from_secs(10);
 
 /// One job request.
@@ -65,6 +69,8 @@ struct Poll {
     /// The generation of the runner's settings that it was sent with.
     generation: u64,
     started: Instant,
+    /// Its server gives the same job again to the same key, so that its answer need not be waited for.
+    repeatable: bool,
     cut: bool,
 }
 
@@ -74,6 +80,8 @@ pub(crate) struct Admission {
     concurrent: usize,
     /// Jobs that may still be taken.
     left: usize,
+    /// No more requests are sent, and those in flight are cut when that is safe.
+    stopped: bool,
     pace: Pace,
     /// In the order of the file.
     entries: Vec<Entry>,
@@ -93,6 +101,7 @@ impl Admission {
         Self {
             concurrent: 0,
             left: usize::MAX,
+            stopped: false,
             pace: Pace { check_interval: Duration::ZERO, cut_after: CUT_AFTER },
             entries: Vec::new(),
             polls: BTreeMap::new(),
@@ -121,6 +130,19 @@ impl Admission {
     /// So many jobs may still be taken, whatever there is room for.
     pub(crate) fn set_left(&mut self, left: usize) {
         self.left = left;
+    }
+
+    /// No more requests are sent from now on.
+    pub(crate) fn stop(&mut self) {
+        self.stopped = true;
+    }
+
+    /// The runner's server gives the same job again to the same idempotency key. Holds for requests that are sent from now
+    /// on, until the runner's settings change.
+    pub(crate) fn set_repeats(&mut self, runner: &RunnerKey) {
+        if let Some(entry) = self.entries.iter_mut().find(|entry| entry.limits.key == *runner) {
+            entry.repeats = true;
+        }
     }
 
     /// The most jobs that the runner's provider can have.
@@ -161,9 +183,12 @@ impl Admission {
     /// What is to be done now. To be called after every event, and at the time of its last wake-up.
     pub(crate) fn decide(&mut self, now: Instant) -> Decisions {
         let mut decisions = Decisions::default();
-        self.cut_what_must_not_be(&mut decisions);
+        self.cut_obsolete(now, &mut decisions);
+        if self.stopped {
+            return decisions;
+        }
         self.start_what_may_be(now, &mut decisions);
-        self.make_room_for_the_hungry(now, &mut decisions);
+        self.make_room_for_others(now, &mut decisions);
         let waits = self.entries.iter().filter(|entry| self.could_ask(entry)).filter_map(|entry| entry.not_before());
         decisions.wake = waits.filter(|wake| *wake > now).chain(decisions.wake).min();
         decisions
@@ -199,28 +224,18 @@ impl Admission {
         self.jobs.values().sum()
     }
 
-    /// Requests that are not allowed any more by new settings.
-    fn cut_what_must_not_be(&mut self, decisions: &mut Decisions) {
-        let stale = self.polls.iter().filter(|(_, poll)| {
+    /// Cuts requests whose settings are not in force any more, and all when the manager is to end, as soon as that is safe.
+    fn cut_obsolete(&mut self, now: Instant, decisions: &mut Decisions) {
+        let is_obsolete = |poll: &Poll| {
             let entry = self.entries.iter().find(|entry| entry.limits.key == poll.runner);
-            entry.is_none_or(|entry| entry.limits.generation != poll.generation || !entry.limits.enabled)
-        });
-        let stale: Vec<PollId> = stale.map(|(id, _)| *id).collect();
-        self.cut(stale, decisions);
-        for index in 0..self.entries.len() {
-            let Some(entry) = self.entries.get(index) else { continue };
-            let key = entry.limits.key.clone();
-            let free = entry.jobs_max().saturating_sub(self.jobs_of(&key));
-            let most = free.min(entry.limits.request_concurrency);
-            let live: Vec<PollId> = self.live().filter(|(_, poll)| poll.runner == key).map(|(id, _)| id).collect();
-            self.cut(live.into_iter().skip(most), decisions);
-        }
-        let most = self.places();
-        while self.live().count() > most {
-            // The newest of the runner that has most of them.
-            let victim = self.live().max_by_key(|(id, poll)| (self.live_of(&poll.runner), *id)).map(|(id, _)| id);
-            self.cut(victim, decisions);
-        }
+            let is_current = |entry: &Entry| entry.limits.generation == poll.generation && entry.limits.enabled;
+            self.stopped || !entry.is_some_and(is_current)
+        };
+        let safe_at = |poll: &Poll| if poll.repeatable { poll.started } else { poll.started + self.pace.cut_after };
+        let obsolete = self.live().filter(|(_, poll)| is_obsolete(poll)).map(|(id, poll)| (id, safe_at(poll)));
+        let (due, later): (Vec<_>, Vec<_>) = obsolete.partition(|(_, safe_at)| *safe_at <= now);
+        decisions.wake = later.into_iter().map(|(_, safe_at)| safe_at).min();
+        self.cut(due.into_iter().map(|(id, _)| id), decisions);
     }
 
     /// Fills the free places: first those who have no request, and of these the one that waited longest.
@@ -235,21 +250,24 @@ impl Admission {
             entry.last_turn = self.sent;
             entry.requests_total += 1;
             let (runner, generation) = (entry.limits.key.clone(), entry.limits.generation);
+            let repeatable = entry.repeats;
             decisions.start.push((id, runner.clone()));
             *self.polls_by_runner.entry(runner.clone()).or_default() += 1;
-            self.polls.insert(id, Poll { runner, generation, started: now, cut: false });
+            self.polls.insert(id, Poll { runner, generation, started: now, repeatable, cut: false });
         }
     }
 
-    /// Cuts requests that were held long enough, as many as there are runners that may ask and have no place to.
-    fn make_room_for_the_hungry(&mut self, now: Instant, decisions: &mut Decisions) {
-        let is_hungry = |entry: &&Entry| self.may_ask(entry, now) && self.polls_of(&entry.limits.key) == 0;
-        let hungry = self.entries.iter().filter(is_hungry).count();
-        let on_their_way = self.polls.values().filter(|poll| poll.cut).count();
-        let wanted = hungry.saturating_sub(on_their_way);
-        if wanted == 0 || self.places() == 0 {
+    /// Cuts requests that were held long enough, so that each runner that may ask and has no request gets a place.
+    fn make_room_for_others(&mut self, now: Instant, decisions: &mut Decisions) {
+        let waits = |entry: &&Entry| self.may_ask(entry, now) && self.polls_of(&entry.limits.key) == 0;
+        let waiting = self.entries.iter().filter(waits).count();
+        let places = self.places();
+        if waiting == 0 || places == 0 {
             return;
         }
+        let on_their_way = self.polls.values().filter(|poll| poll.cut).count();
+        // More requests than places: the places were more when they were sent.
+        let wanted = (self.polls.len() + waiting).saturating_sub(places + on_their_way);
         let mut held: Vec<(Instant, PollId)> =
             self.live().map(|(id, poll)| (poll.started + self.pace.cut_after, id)).collect();
         held.sort_unstable();
@@ -258,7 +276,7 @@ impl Admission {
         due.sort_by_key(|(due, id)| (Reverse(self.polls.get(id).map_or(0, |poll| self.polls_of(&poll.runner))), *due));
         let due: Vec<PollId> = due.into_iter().map(|(_, id)| id).take(wanted).collect();
         if due.len() < wanted {
-            decisions.wake = held.get(due.len()).map(|(due, _)| *due);
+            decisions.wake = held.get(due.len()).map(|(due, _)| *due).into_iter().chain(decisions.wake).min();
         }
         self.cut(due, decisions);
     }
@@ -297,11 +315,7 @@ impl Admission {
         self.polls_by_runner.get(runner).copied().unwrap_or_default()
     }
 
-    fn live_of(&self, runner: &RunnerKey) -> usize {
-        self.live().filter(|(_, poll)| poll.runner == *runner).count()
-    }
-
-    /// Requests that are not being cut, newest last.
+    /// Requests that are not being cut, the newest last.
     fn live(&self) -> impl Iterator<Item = (PollId, &Poll)> {
         self.polls.iter().filter(|(_, poll)| !poll.cut).map(|(id, poll)| (*id, poll))
     }

@@ -273,19 +273,74 @@ fn a_refused_runner_is_probed_at_a_modest_pace_and_heals_with_the_first_good_ans
 }
 
 #[test]
-fn new_settings_cut_what_is_not_allowed_any_more_and_heal_the_rest() {
+fn requests_in_flight_stay_when_there_may_be_fewer_jobs_and_no_more_are_sent() {
     let now = Instant::now();
     let many = Limits { request_concurrency: 4, adaptive: false, ..runner("a") };
-    let mut engine = engine(8, vec![many.clone(), runner("b"), runner("c")]);
-    assert_eq!(engine.decide(now).start.len(), 6);
-    configure(&mut engine, 3, vec![runner("c"), Limits { generation: 2, ..runner("b") }, many]);
-    let decisions = engine.decide(now);
-    assert_eq!(decisions.cut.len(), 3, "b's settings are others, and two of a's are too many: {decisions:?}");
-    assert_eq!(decisions.start, [], "no place before they are answered");
-    for poll in decisions.cut {
-        engine.answered(poll, Outcome::Refused, now);
+    let mut engine = engine(8, vec![many.clone()]);
+    let polls = engine.decide(now).start;
+    assert_eq!(polls.len(), 4);
+    configure(&mut engine, 2, vec![Limits { limit: Some(1), ..many }]);
+    engine.set_capacity(&key("a"), 0);
+    let long_after = now + 10 * CUT_AFTER;
+    assert_eq!(engine.decide(long_after), Decisions::default());
+    for (poll, _) in polls {
+        engine.answered(poll, Outcome::Job, long_after);
+        assert_eq!(engine.decide(long_after), Decisions::default());
     }
-    let decisions = engine.decide(now);
-    assert!(names(&decisions).contains(&key("b")) || decisions.wake.is_some(), "{decisions:?}");
-    assert!(engine.figures(now).iter().all(|figures| figures.key != key("b") || figures.healthy));
+    assert_eq!(engine.jobs(), 4, "each is taken");
+}
+
+#[test]
+fn requests_of_settings_that_are_not_in_force_are_cut_when_they_were_held_long_enough() {
+    let now = Instant::now();
+    let mut engine = engine(8, vec![runner("a"), runner("b")]);
+    let polls: Vec<PollId> = engine.decide(now).start.iter().map(|(id, _)| *id).collect();
+    let later = now + CUT_AFTER / 2;
+    configure(&mut engine, 8, vec![Limits { generation: 2, ..runner("a") }]);
+    assert_eq!(engine.decide(later), Decisions { wake: Some(now + CUT_AFTER), ..Decisions::default() });
+    let due = now + CUT_AFTER;
+    assert_eq!(engine.decide(due), Decisions { cut: polls.clone(), ..Decisions::default() });
+    for poll in polls {
+        engine.answered(poll, Outcome::Cut, due);
+    }
+    assert_eq!(names(&engine.decide(due)), [key("a")]);
+}
+
+#[test]
+fn at_the_end_requests_are_cut_when_they_were_held_long_enough_and_at_once_where_the_server_repeats() {
+    let now = Instant::now();
+    let mut engine = engine(8, vec![runner("a"), runner("b")]);
+    engine.set_repeats(&key("b"));
+    let polls = engine.decide(now).start;
+    engine.stop();
+    let at_once = polls.iter().find(|(_, runner)| *runner == key("b")).unwrap().0;
+    assert_eq!(
+        engine.decide(now),
+        Decisions { cut: vec![at_once], wake: Some(now + CUT_AFTER), ..Decisions::default() }
+    );
+    engine.answered(at_once, Outcome::Cut, now);
+    let decisions = engine.decide(now + CUT_AFTER);
+    assert_eq!((decisions.start, decisions.cut.len(), decisions.wake), (Vec::new(), 1, None));
+}
+
+#[test]
+fn a_server_of_other_settings_is_not_known_to_repeat() {
+    let now = Instant::now();
+    let mut engine = engine(8, vec![runner("a")]);
+    engine.set_repeats(&key("a"));
+    configure(&mut engine, 8, vec![Limits { generation: 2, ..runner("a") }]);
+    engine.decide(now);
+    engine.stop();
+    assert_eq!(engine.decide(now).cut, []);
+}
+
+#[test]
+fn new_settings_forget_what_was_wrong() {
+    let now = Instant::now();
+    let mut engine = engine(1, vec![runner("a")]);
+    let (poll, _) = engine.decide(now).start[0];
+    engine.answered(poll, Outcome::Refused, now);
+    assert_eq!(engine.decide(now).start, []);
+    configure(&mut engine, 1, vec![Limits { generation: 2, ..runner("a") }]);
+    assert_eq!(engine.decide(now).start.len(), 1);
 }

@@ -102,6 +102,7 @@ impl Actor {
         if let Some(lease) = self.lease.take() {
             lease.release();
         }
+        self.permit = None;
         // A manager that is gone counts no jobs.
         let _ = self.context.unreported.freed.send(self.run.clone());
         tracing::warn!("the coordinator does not take the job's end: its slot is free, it is reported from the spool");

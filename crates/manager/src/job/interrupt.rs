@@ -6,6 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::uploader::{Uploader, Verdict};
 use super::{Actor, JobError, Next};
+use crate::state::JobState;
 
 /// Why the wait is over.
 #[derive(Debug)]
@@ -49,6 +50,10 @@ impl Actor {
         match why {
             Interruption::Gone => Ok(Next::Gone),
             Interruption::Canceled => self.end(FailureReason::JobCanceled, None, "canceled").await,
+            // A reason that every GitLab knows and retries (`retry: { when: runner_system_failure }`).
+            Interruption::Stopping if matches!(self.state, JobState::Taken { .. }) => {
+                self.system_failure("the manager was stopped before the job began").await
+            }
             Interruption::Stopping => {
                 self.end(FailureReason::RunnerInterrupted, None, "aborted: the manager stops").await
             }

@@ -3,7 +3,7 @@
 //! ```text
 //! accept the job, whose payload is stored: nothing is started before the coordinator has heard it  (R1)
 //! ask the coordinator where the trace stands (only after a restart: is the job still ours?)
-//! taken   -> wait for a slot                                   (R2)
+//! taken   -> wait until one more may run, and for a slot       (R2)
 //! leased  -> lower, connect, Run; on an instance copy the log, and wait for the user's first command (R3)
 //! running -> copy the log, wait for the result                 (R4)
 //! ended   -> append the manager's own words
@@ -42,7 +42,8 @@ use tracing::Instrument as _;
 use crate::failure::last_words;
 use crate::lower::LoweredJob;
 use crate::observe::JobWatch;
-use crate::settings::RunnerSettings;
+use crate::running::{RunLimits, RunPermit};
+use crate::settings::{RunnerKey, RunnerSettings};
 use crate::state::{IllegalMove, JobState, OwnEnd};
 use crate::store::{RunName, Store, StoreError, StoredJob};
 use follow::Followed;
@@ -62,6 +63,10 @@ pub(crate) struct Context {
     pub(crate) client: Client,
     /// As it was when the job was taken.
     pub(crate) runner: Arc<RunnerSettings>,
+    /// Key of the runner in the settings that were in force when the job was taken up.
+    pub(crate) key: RunnerKey,
+    /// How many jobs may run.
+    pub(crate) limits: Arc<RunLimits>,
     pub(crate) store: Arc<Store>,
     pub(crate) provider: Arc<dyn Provider>,
     /// How long a lost agent is hoped for.
@@ -109,6 +114,8 @@ struct Actor {
     payload: Arc<JobPayload>,
     state: JobState,
     lease: Option<Lease>,
+    /// `None` as long as the job waits until it may run, and after its slot was given back.
+    permit: Option<RunPermit>,
     /// The lease of an earlier start, until it is there.
     restoring: Option<AbortOnDropHandle<Result<Lease, EnvironmentError>>>,
     /// Where the job has ended, after its slot was given back.
@@ -137,19 +144,20 @@ struct Actor {
 /// Brings one job to its end, also where `state.log` cannot be written for a while: then it is taken up from its row, as
 /// after a start. Without this the job would be reported by nobody as long as this manager lives (J1). Where nothing can
 /// be written for [`Context::state_patience`] the manager is to end: its exit code tells whoever watches over it, and the
-/// job goes on at its agent.
+/// job goes on at its agent. `permit` is that of a job that has a slot already.
 pub(crate) async fn execute(
     context: Arc<Context>,
     watch: Arc<JobWatch>,
     job: StoredJob,
     recovered: bool,
+    permit: Option<RunPermit>,
 ) -> Result<(), JobError> {
     let run = job.run.clone();
     let mut backoff = Backoff::new(STORE_AGAIN);
     let mut began = tokio::time::Instant::now();
     let mut failing_since: Option<tokio::time::Instant> = None;
     // The slot stays the job's between two tries: nobody else may have it while its place is in use (J4, J5).
-    let mut kept = None;
+    let mut kept = Kept { lease: None, permit };
     let mut result = execute_once(Arc::clone(&context), &watch, job, recovered, &mut kept).await;
     while let Err(JobError::Store(error)) = result {
         let now = tokio::time::Instant::now();
@@ -179,19 +187,25 @@ pub(crate) async fn execute(
     result
 }
 
-/// Brings one job from where its row stands to its end, and deletes the row. Where it fails, its lease is left in `kept`.
+/// What a job keeps while it is taken up again.
+struct Kept {
+    lease: Option<Lease>,
+    permit: Option<RunPermit>,
+}
+
+/// Brings one job from where its row stands to its end, and deletes the row. What it keeps if that fails is left in `kept`.
 async fn execute_once(
     context: Arc<Context>,
     watch: &Arc<JobWatch>,
     job: StoredJob,
     recovered: bool,
-    kept: &mut Option<Lease>,
+    kept: &mut Kept,
 ) -> Result<(), JobError> {
     let at_agents = job.at_agents();
     let StoredJob { run, payload, state, .. } = job;
     let payload = Arc::new(payload);
     let uploader = Uploader::new(context.client.clone(), Arc::clone(&payload), Arc::clone(watch), &context.runner);
-    let own = kept.take().filter(|lease| state.held() == Some(&lease.record));
+    let own = kept.lease.take().filter(|lease| state.held() == Some(&lease.record));
     let restoring = state.held().filter(|_| own.is_none()).cloned().map(|record| {
         let provider = Arc::clone(&context.provider);
         AbortOnDropHandle::new(tokio::spawn(async move { provider.restore(&record).await }.in_current_span()))
@@ -205,6 +219,7 @@ async fn execute_once(
         payload,
         state,
         lease: own,
+        permit: kept.permit.take(),
         restoring,
         afterwards: None,
         executed: false,
@@ -220,7 +235,7 @@ async fn execute_once(
         prepare_by: None,
     };
     let result = actor.live(recovered).await;
-    *kept = actor.lease.take();
+    *kept = Kept { lease: actor.lease.take(), permit: actor.permit.take() };
     result
 }
 

@@ -64,8 +64,41 @@ impl From<LowerError> for Handed {
 }
 
 impl Actor {
+    /// Waits until one more job may run (J4). A cancel, or a coordinator that has no use for the job any more, ends the wait.
+    async fn wait_to_run(&mut self) -> Result<Option<Next>, JobError> {
+        if self.permit.is_some() {
+            return Ok(None);
+        }
+        let context = Arc::clone(&self.context);
+        let watch = Arc::clone(&self.watch);
+        let waits = || {
+            tracing::info!("as many jobs run as `concurrent` or `limit` allows: the job waits until one has ended");
+            watch.waits(true);
+        };
+        let limit = crate::lower::job_timeout(&self.payload);
+        let permit = tokio::select! {
+            permit = tokio::time::timeout(limit, context.limits.acquire(&context.key, waits)) => permit,
+            why = heard(&mut self.uploader, &context.cancel, None) => return Ok(Some(self.interrupted(why).await?)),
+        };
+        self.watch.waits(false);
+        match permit {
+            Ok(permit) => self.permit = Some(permit),
+            Err(_) => {
+                let limit = muster_job::go_duration(limit);
+                let message = format!("as many jobs ran as `concurrent` or `limit` allows for {limit}; {AGAIN}");
+                return Ok(Some(self.system_failure(&message).await?));
+            }
+        }
+        // Nothing was prepared until now.
+        self.prepare_by = self.prepare_limit().map(|limit| tokio::time::Instant::now() + limit);
+        Ok(None)
+    }
+
     /// R2: waits for a slot. A cancel, or a coordinator that has no use for the job any more, ends the wait.
     pub(super) async fn lease(&mut self) -> Result<Next, JobError> {
+        if let Some(next) = self.wait_to_run().await? {
+            return Ok(next);
+        }
         let runner = short_token(self.context.runner.token.expose());
         let key = SlotKey { runner, project_id: self.payload.job_info.project_id };
         let context = Arc::clone(&self.context);

@@ -22,6 +22,8 @@ pub enum Order {
     Drain,
     /// Take no more jobs, wind down those that run, report them, and end.
     Abort,
+    /// Take no more jobs, and end without those that run: they go on at their agents, and the next start takes them up.
+    Leave,
     /// Tell what is going on.
     Tell(oneshot::Sender<Figures>),
 }
@@ -33,6 +35,8 @@ pub struct Figures {
     pub concurrent: usize,
     /// Jobs under way, also those of runners that have left the file.
     pub jobs: usize,
+    /// Of these, the jobs that wait because as many run as `concurrent` or `limit` allows.
+    pub waiting: usize,
     /// The runners, in the order of the file.
     pub runners: Vec<RunnerFigures>,
 }

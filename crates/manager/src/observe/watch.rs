@@ -132,6 +132,11 @@ impl JobWatch {
         }
     }
 
+    /// Whether the job waits because as many jobs run as may.
+    pub(crate) fn waits(&self, waits: bool) {
+        self.record.set_waits(waits);
+    }
+
     /// An agent has the job.
     pub(crate) fn running(&self) {
         self.record.set_state(State::Running, ExecutorStage::Prepare);

@@ -1,7 +1,7 @@
 //! The job requests in flight: each one a long poll of one lane of one runner, with the lane's own idempotency key.
 //!
-//! What may be asked, and when, is [`crate::admission`]'s to say; this module does it. A request that is given up is
-//! told so, and ends by itself: what it brought by then is stored and counts.
+//! What may be asked, and when, is [`crate::admission`]'s to say, and when a request may be cut; this module does it. A request
+//! that is cut ends by itself: what it brought by then is stored and counts.
 
 mod held;
 mod info;
@@ -9,6 +9,7 @@ mod info;
 pub use info::info;
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use muster_runner_api::client::{Client, ClientError, ConnectionAge};
@@ -68,6 +69,8 @@ pub(crate) struct Answered {
     /// With which connections.
     pub(crate) client: Option<Client>,
     pub(crate) answer: Answer,
+    /// The coordinator gives the same job again to the same idempotency key.
+    pub(crate) repeats: bool,
 }
 
 /// A request in flight.
@@ -77,6 +80,7 @@ struct Flight {
     client: Option<Client>,
     lane: u32,
     cut: CancellationToken,
+    repeats: Arc<AtomicBool>,
     /// Counted as open.
     _open: OpenRequest,
 }
@@ -93,6 +97,8 @@ struct Lanes {
     doubtful: BTreeSet<u32>,
     /// The queue's version (runner-api 2.3): in memory only.
     last_update: Arc<Mutex<String>>,
+    /// The coordinator announced that it gives the same job again to the same idempotency key.
+    repeats: Arc<AtomicBool>,
 }
 
 impl Lanes {
@@ -130,7 +136,7 @@ impl Requests {
         }
     }
 
-    /// New settings. Requests in flight go on with theirs; admission has them cut.
+    /// New settings. Requests in flight go on with theirs, and so does a job that one of them brings.
     pub(crate) fn configure(&mut self, runners: &[Arc<RunnerSettings>], age: ConnectionAge) {
         if std::mem::replace(&mut self.age, age) != age {
             self.runners.values_mut().for_each(|lanes| lanes.client = None);
@@ -143,11 +149,13 @@ impl Requests {
                 busy: BTreeSet::new(),
                 doubtful: BTreeSet::new(),
                 last_update: Arc::default(),
+                repeats: Arc::default(),
             });
             if *lanes.runner != **runner {
                 let same_queue = lanes.runner.url == runner.url && lanes.runner.token == runner.token;
                 if !same_queue {
                     lanes.last_update = Arc::default();
+                    lanes.repeats = Arc::default();
                 }
                 lanes.client = None;
                 lanes.runner = Arc::clone(runner);
@@ -173,6 +181,7 @@ impl Requests {
             store: Arc::clone(&self.store),
             observer: Arc::clone(&self.observer),
             last_update: Arc::clone(&lanes.last_update),
+            repeats: Arc::clone(&lanes.repeats),
             lane,
             cut: cut.clone(),
             waiting: Arc::downgrade(&self.waiting),
@@ -183,20 +192,14 @@ impl Requests {
                 Err(error) => Answer::Failed(error),
             }
         });
-        let (runner, client) = (Arc::clone(&lanes.runner), lanes.client.clone());
+        let (runner, client, repeats) = (Arc::clone(&lanes.runner), lanes.client.clone(), Arc::clone(&lanes.repeats));
         let open = self.observer.asking(&runner);
-        self.flights.insert(task.id(), Flight { poll, runner, client, lane, cut, _open: open });
+        self.flights.insert(task.id(), Flight { poll, runner, client, lane, cut, repeats, _open: open });
     }
 
-    /// Gives one request up.
+    /// Ends the wait for one request.
     pub(crate) fn cut(&self, poll: PollId) {
         self.flights.values().filter(|flight| flight.poll == poll).for_each(|flight| flight.cut.cancel());
-    }
-
-    /// Gives all requests up. A job that is handed out meanwhile is asked for again with its lane's key by a later start,
-    /// or given back by the coordinator when its hand-out lease is over (R1).
-    pub(crate) fn cut_all(&self) {
-        self.flights.values().for_each(|flight| flight.cut.cancel());
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -206,14 +209,6 @@ impl Requests {
     /// A job is here that cannot be stored: another one could not be either.
     pub(crate) fn cannot_store(&self) -> bool {
         Arc::strong_count(&self.waiting) > 1
-    }
-
-    /// Gives all requests up and waits for their ends. A job that one of them brought is stored or reported by then.
-    pub(crate) async fn finish(&mut self) {
-        self.cut_all();
-        while !self.is_empty() {
-            self.next().await;
-        }
     }
 
     /// Waits until a request is over; for ever where there is none. Cancel-safe.
@@ -228,7 +223,7 @@ impl Requests {
                     (error.id(), Answer::Failed(failed))
                 }
             };
-            let Some(Flight { poll, runner, client, lane, .. }) = self.flights.remove(&id) else { continue };
+            let Some(Flight { poll, runner, client, lane, repeats, .. }) = self.flights.remove(&id) else { continue };
             if let Some(lanes) = self.runners.get_mut(&runner.key) {
                 lanes.busy.remove(&lane);
                 match &answer {
@@ -236,7 +231,8 @@ impl Requests {
                     _ => lanes.doubtful.remove(&lane),
                 };
             }
-            return Answered { poll, runner, client, answer };
+            let repeats = repeats.load(Ordering::Relaxed);
+            return Answered { poll, runner, client, answer, repeats };
         }
     }
 }
@@ -247,6 +243,7 @@ struct Request {
     store: Arc<Store>,
     observer: Arc<Observer>,
     last_update: Arc<Mutex<String>>,
+    repeats: Arc<AtomicBool>,
     lane: u32,
     cut: CancellationToken,
     /// Of [`Requests::cannot_store`].
@@ -277,6 +274,7 @@ impl Request {
             Ok(offer) => offer,
             Err(error) => return Answer::Failed(error),
         };
+        self.repeats.store(offer.repeats, Ordering::Relaxed);
         // A front end that saw the queue change answers without a version, so that it is asked again (runner-api 2.3).
         let changed = offer.last_update.as_ref().map_or(!known.is_empty(), |version| *version != known);
         if let Some(version) = offer.last_update {

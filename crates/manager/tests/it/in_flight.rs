@@ -71,6 +71,7 @@ async fn a_job_beyond_a_concurrent_that_fell_waits_for_its_slot() {
         bench.coordinator.wait_for(JobId(id), |job| !job.updates.is_empty()).await;
     }
     bench.agent.wait_for(|spool| spool.started.len() == 1).await;
+    manager.wait_for(|figures| figures.waiting == 1).await;
     let first = bench.agent.spool().started[0].trim_end_matches("-1").parse().unwrap();
     assert_eq!(bench.slots_given().len(), 1, "the other one has no slot");
     finish(&bench, [first, 3 - first]).await;
@@ -88,7 +89,7 @@ async fn a_job_beyond_a_limit_that_fell_waits_for_its_slot() {
     push(&bench, 1);
     push(&bench, 2);
     bench.coordinator.look_for_jobs(true);
-    manager.wait_for(|figures| figures.jobs == 2).await;
+    manager.wait_for(|figures| figures.jobs == 2 && figures.waiting == 1).await;
     bench.agent.wait_for(|spool| spool.started.len() == 1).await;
     let first = bench.agent.spool().started[0].trim_end_matches("-1").parse().unwrap();
     finish(&bench, [first, 3 - first]).await;
@@ -164,10 +165,24 @@ async fn jobs_that_come_during_a_forced_stop_are_reported_with_a_reason_that_can
     bench.check_forgotten().await;
 }
 
+#[tokio::test]
+async fn jobs_that_come_while_the_manager_leaves_are_stored_for_the_next_start() {
+    let bench = Bench::at_gitlab().await;
+    let (manager, settings) = two_in_flight(&bench).await;
+    manager.control.give(Order::Leave).await;
+    manager.looked_around().await;
+    push(&bench, 1);
+    push(&bench, 2);
+    bench.coordinator.look_for_jobs(true);
+    manager.ended().await.unwrap();
+    let _next = bench.manager_of(settings).await;
+    finish(&bench, 1..=2).await;
+}
+
 /// GitLab's front end holds such a request, and looks for no job.
 #[tokio::test]
 async fn a_request_that_was_held_for_long_does_not_delay_the_end() {
-    for order in [Order::Drain, Order::Abort] {
+    for order in [Order::Drain, Order::Abort, Order::Leave] {
         let bench = Bench::at_gitlab().await;
         let settings = Settings { cut_after: Duration::from_millis(50), ..bench.settings(|_| {}) };
         let manager = bench.manager_of(settings).await;

@@ -109,7 +109,8 @@ impl MemoryCoordinator {
         let mut changes = self.changed.subscribe();
         let version = self.state.lock().front.version;
         if known == version.to_string() {
-            let changed = async { while self.state.lock().front.version == version && changes.changed().await.is_ok() {} };
+            let changed =
+                async { while self.state.lock().front.version == version && changes.changed().await.is_ok() {} };
             // Timeout or change: in both cases there is no job, and no version (runner-api 2.3).
             let _ = tokio::time::timeout(self.long_poll, changed).await;
             return Ok(Assignment { job: None, last_update: String::new() });

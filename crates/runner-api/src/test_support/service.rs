@@ -1,7 +1,5 @@
 //! [`RunnerService`] of the coordinator in memory.
 
-use std::time::Duration;
-
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use futures::{StreamExt, TryStreamExt};
@@ -126,9 +124,7 @@ impl RunnerService for MemoryCoordinator {
         }
         // A caller that goes away drops this future: the guard counts it out.
         let waiting = Waiting(self);
-        // As our coordinator: who does not know the queue's version yet is told it at once.
-        let hold = if request.last_update.is_empty() { Duration::ZERO } else { self.long_poll };
-        let deadline = tokio::time::sleep(hold);
+        let deadline = tokio::time::sleep(self.long_poll);
         tokio::pin!(deadline);
         let job = loop {
             if let Some(job) = self.take(request.idempotency_key.as_deref())? {

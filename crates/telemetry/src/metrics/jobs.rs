@@ -115,6 +115,8 @@ struct Row {
     state: State,
     stage: Cow<'static, str>,
     executor_stage: ExecutorStage,
+    /// As many jobs run as may.
+    waits: bool,
     since: Instant,
 }
 
@@ -130,6 +132,7 @@ impl Table {
         for row in self.rows.lock().1.values() {
             let stages = [row.state.label(), &*row.stage, row.executor_stage.label()];
             row.entry.jobs.with_label_values(&stages).inc();
+            row.entry.waiting.add(i64::from(row.waits));
             row.entry.unreported.add(i64::from(row.state.has_ended()));
         }
     }
@@ -174,6 +177,7 @@ impl JobRecord {
             state: State::Pending,
             stage: Cow::Borrowed("prepare_executor"),
             executor_stage: ExecutorStage::Created,
+            waits: false,
             since,
         };
         let mut rows = table.rows.lock();
@@ -205,6 +209,11 @@ impl JobRecord {
     /// What is being done for the job; `stage` is one of a bounded few.
     pub fn set_stage(&self, stage: impl Into<Cow<'static, str>>) {
         self.change(|row| row.stage = stage.into());
+    }
+
+    /// Whether the job waits because as many jobs run as `concurrent` or `limit` allows.
+    pub fn set_waits(&self, waits: bool) {
+        self.change(|row| row.waits = waits);
     }
 
     /// The job failed, and this reason is reported.

@@ -233,6 +233,7 @@ impl Metrics {
         for entry in entries.by_labels.values() {
             entry.jobs.reset();
             entry.jobs.with_label_values(&["idle", "idle", "idle"]);
+            entry.waiting.set(0);
             entry.unreported.set(0);
         }
         entries.by_token.values().for_each(|token| token.refresh());

@@ -25,6 +25,8 @@ enum Stopping {
     Draining,
     /// Jobs are aborted, until then.
     Aborting(Instant),
+    /// Jobs are left to the next start.
+    Leaving,
     /// Nothing is waited for.
     AtOnce,
 }
@@ -96,7 +98,7 @@ impl Running {
         loop {
             let deadline = match self.stopping {
                 Stopping::Aborting(deadline) => Some(deadline),
-                Stopping::No | Stopping::Draining | Stopping::AtOnce => None,
+                Stopping::No | Stopping::Draining | Stopping::Leaving | Stopping::AtOnce => None,
             };
             tokio::select! {
                 ended = &mut self.manager => {
@@ -129,12 +131,23 @@ impl Running {
         match (signal, self.stopping) {
             (Signal::Reload, Stopping::No) => self.read_again().await,
             (Signal::Reload, _) => tracing::info!("the manager is stopping, its configuration is not read again"),
+            (Signal::Leave, Stopping::No | Stopping::Draining) => {
+                tracing::info!(
+                    "the manager ends without its jobs; they go on at their agent, and the next start takes them up"
+                );
+                self.stopping = Stopping::Leaving;
+                self.control.give(Order::Leave).await;
+            }
             (Signal::Leave, _) => {
                 tracing::info!("the manager ends at once; jobs go on at their agent, and the next start takes them up");
+                self.stopping = Stopping::AtOnce;
                 return Some(self.leave(ExitCode::SUCCESS).await);
             }
-            (Signal::Drain | Signal::Abort(_), Stopping::Aborting(_)) => {
-                tracing::error!("a second signal: the manager ends at once; the next start reports its jobs");
+            (Signal::Drain | Signal::Abort(_), Stopping::Aborting(_) | Stopping::Leaving) => {
+                tracing::error!(
+                    "a second signal: the manager ends at once; the next start reports its jobs, and a job that the server \
+                     assigns to a request in flight may be lost"
+                );
                 self.stopping = Stopping::AtOnce;
                 return Some(self.leave(ExitCode::FAILURE).await);
             }

@@ -1,0 +1,36 @@
+//! What operators read of answers to job requests.
+
+use muster_runner_api::client::ClientError;
+
+use crate::admission::Notice;
+use crate::settings::RunnerSettings;
+
+/// Logs what came of a job request, where it is of interest.
+pub(super) fn tell(runner: &RunnerSettings, notice: Notice, error: Option<&ClientError>) {
+    let (name, url) = (runner.name.as_str(), runner.url.as_str());
+    let remedy = match error {
+        Some(ClientError::Forbidden { code: 404 | 410, .. }) => "there is no runner API at its url; correct the url",
+        _ => "its token is not, or no longer, valid, or it was removed; register it again, or delete its entry",
+    };
+    let error = error.map(ToString::to_string).unwrap_or_default();
+    match notice {
+        Notice::Failed { failures, wait } => {
+            let wait_ms = wait.as_millis();
+            tracing::warn!(runner = name, url, error, failures, wait_ms, "job request failed, will be repeated");
+        }
+        Notice::Refused { refusals, wait, unhealthy: false } => {
+            tracing::warn!(runner = name, url, error, refusals, wait_ms = wait.as_millis(), "job request refused");
+        }
+        Notice::Refused { refusals, wait, unhealthy: true } => tracing::error!(
+            runner = name,
+            url,
+            error,
+            refusals,
+            next_probe_s = wait.as_secs(),
+            "the runner is unhealthy: {remedy}. It is probed on"
+        ),
+        Notice::Recovered { failures } => {
+            tracing::info!(runner = name, url, failures, "job requests work again");
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! How many jobs run at the same time: `concurrent` over all runners, and the `limit` of each (J4).
+//!
+//! Admission sends no request whose job would be one too many. But `concurrent` or `limit` may fall while a request is in
+//! flight, and a job that it brings is taken in any case. Such a job waits here for its turn. A job runs from the moment in which
+//! it gets its permit until its slot is given back; one that was taken and waits does not run.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::settings::RunnerKey;
+
+/// The limits, and the jobs that run and wait.
+#[derive(Debug)]
+pub(crate) struct RunLimits {
+    state: Mutex<State>,
+    changed: watch::Sender<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    concurrent: usize,
+    /// `limit` of the runners that have one.
+    limits: HashMap<RunnerKey, usize>,
+    running: HashMap<RunnerKey, usize>,
+    /// Jobs that wait, the one that waited longest first.
+    waiting: BTreeMap<u64, RunnerKey>,
+    tickets: u64,
+}
+
+impl State {
+    fn is_below_limit(&self, runner: &RunnerKey) -> bool {
+        let running = self.running.get(runner).copied().unwrap_or_default();
+        self.limits.get(runner).is_none_or(|limit| running < *limit)
+    }
+
+    /// Whether it is this job's turn: of those whose runner may have one more, it waited longest.
+    fn is_next(&self, ticket: u64) -> bool {
+        let next = self.waiting.iter().find(|(_, runner)| self.is_below_limit(runner));
+        self.running.values().sum::<usize>() < self.concurrent && next.is_some_and(|(next, _)| *next == ticket)
+    }
+}
+
+/// A job's right to run. Dropped, another job may.
+#[derive(Debug)]
+pub(crate) struct RunPermit {
+    limits: Arc<RunLimits>,
+    runner: RunnerKey,
+}
+
+impl RunLimits {
+    /// Limits that permit nothing until they are set.
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self { state: Mutex::default(), changed: watch::Sender::default() })
+    }
+
+    /// Other limits. Jobs beyond them run on.
+    pub(crate) fn configure(&self, concurrent: usize, limits: HashMap<RunnerKey, usize>) {
+        let mut state = self.state.lock();
+        (state.concurrent, state.limits) = (concurrent, limits);
+        drop(state);
+        self.changed.send_replace(());
+    }
+
+    /// Jobs that wait for their turn.
+    pub(crate) fn waiting(&self) -> usize {
+        self.state.lock().waiting.len()
+    }
+
+    /// The permit of a job that has a slot already, whatever the limits are.
+    pub(crate) fn resume(self: &Arc<Self>, runner: &RunnerKey) -> RunPermit {
+        self.permit(&mut self.state.lock(), runner)
+    }
+
+    /// Waits until one more job of the runner may run; `waits` is called if that is not at once. Dropped, the turn is lost.
+    pub(crate) async fn acquire(self: &Arc<Self>, runner: &RunnerKey, waits: impl FnOnce()) -> RunPermit {
+        let mut changed = self.changed.subscribe();
+        let waiter = Waiter::new(self, runner);
+        let mut waits = Some(waits);
+        loop {
+            {
+                let mut state = self.state.lock();
+                if state.is_next(waiter.ticket) {
+                    return self.permit(&mut state, runner);
+                }
+            }
+            if let Some(waits) = waits.take() {
+                waits();
+            }
+            if changed.changed().await.is_err() {
+                // The sender lives in `self`.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    fn permit(self: &Arc<Self>, state: &mut State, runner: &RunnerKey) -> RunPermit {
+        *state.running.entry(runner.clone()).or_default() += 1;
+        RunPermit { limits: Arc::clone(self), runner: runner.clone() }
+    }
+}
+
+impl Drop for RunPermit {
+    fn drop(&mut self) {
+        let mut state = self.limits.state.lock();
+        if let Some(running) = state.running.get_mut(&self.runner) {
+            *running -= 1;
+            if *running == 0 {
+                state.running.remove(&self.runner);
+            }
+        }
+        drop(state);
+        self.limits.changed.send_replace(());
+    }
+}
+
+/// One job that waits.
+struct Waiter<'a> {
+    limits: &'a RunLimits,
+    ticket: u64,
+}
+
+impl<'a> Waiter<'a> {
+    fn new(limits: &'a RunLimits, runner: &RunnerKey) -> Self {
+        let mut state = limits.state.lock();
+        state.tickets += 1;
+        let ticket = state.tickets;
+        state.waiting.insert(ticket, runner.clone());
+        drop(state);
+        Self { limits, ticket }
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.limits.state.lock().waiting.remove(&self.ticket);
+        // Those behind it may be next now.
+        self.limits.changed.send_replace(());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt as _;
+
+    fn key(name: &str) -> RunnerKey {
+        RunnerKey::new(&format!("http://{name}.example").parse().unwrap(), 1, &muster_job::Secret::default())
+    }
+
+    #[tokio::test]
+    async fn jobs_wait_in_their_order_and_a_runner_at_its_limit_holds_up_no_other() {
+        let (limits, a, b) = (RunLimits::new(), key("a"), key("b"));
+        limits.configure(2, HashMap::from([(a.clone(), 1)]));
+        let first = limits.acquire(&a, || panic!("it does not wait")).await;
+        let mut second = Box::pin(limits.acquire(&a, || {}));
+        assert!(second.as_mut().now_or_never().is_none(), "limit");
+        let third = limits.acquire(&b, || panic!("it does not wait")).await;
+        let mut fourth = Box::pin(limits.acquire(&b, || {}));
+        assert!(fourth.as_mut().now_or_never().is_none(), "concurrent");
+        assert_eq!(limits.waiting(), 2);
+        drop(first);
+        assert!(fourth.as_mut().now_or_never().is_none(), "the one before it may run now");
+        let second = second.await;
+        drop(third);
+        let fourth = fourth.await;
+        assert_eq!(limits.waiting(), 0);
+        drop((second, fourth));
+    }
+
+    #[tokio::test]
+    async fn a_job_that_gives_up_loses_its_turn_and_limits_that_rise_let_jobs_run() {
+        let (limits, a) = (RunLimits::new(), key("a"));
+        let kept = [limits.resume(&a), limits.resume(&a)];
+        limits.configure(1, HashMap::new());
+        let mut gives_up = Box::pin(limits.acquire(&a, || {}));
+        let mut next = Box::pin(limits.acquire(&a, || {}));
+        assert!(gives_up.as_mut().now_or_never().is_none() && next.as_mut().now_or_never().is_none());
+        drop(gives_up);
+        limits.configure(3, HashMap::new());
+        let next = next.await;
+        drop((kept, next));
+    }
+}
