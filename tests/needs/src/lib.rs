@@ -1,7 +1,7 @@
 //! What tests need of the machine: programs that `scripts/test` installs or builds where it can.
 //!
 //! Where one is missing, a test says so and passes; with `MUSTER_TEST_REQUIRE=1` it fails instead, so that CI cannot be green
-//! by what it leaves out. So with cgroups, which need rights and a kernel. Namespaces are not asked for here.
+//! by what it leaves out. The same holds for what the machine itself must allow: cgroups, namespaces and mounts in them.
 
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -55,6 +55,33 @@ pub fn cgroups(can_be_made: bool) -> bool {
         );
     }
     can_be_made
+}
+
+/// Whether processes can have user and process namespaces of their own.
+#[track_caller]
+#[must_use]
+pub fn namespaces() -> bool {
+    can_unshare(&["--user", "--map-current-user", "--pid", "--fork", "true"], "user and process namespaces")
+}
+
+/// Whether file systems can be mounted in a user namespace. What is mounted to find out ends with that namespace.
+#[track_caller]
+#[must_use]
+pub fn mounts() -> bool {
+    let place = std::env::temp_dir();
+    can_unshare(&["-rm", "mount", "-t", "tmpfs", "none", &place.to_string_lossy()], "mounts in user namespaces")
+}
+
+#[track_caller]
+fn can_unshare(arguments: &[&str], what: &str) -> bool {
+    let tried = Command::new("unshare").args(arguments).stdin(Stdio::null()).output();
+    let why = match tried {
+        Ok(output) if output.status.success() => return true,
+        Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        Err(error) => error.to_string(),
+    };
+    missing(format_args!("this machine allows no {what}: {why}"));
+    false
 }
 
 /// Whether OpenSSH's server can be run.

@@ -15,17 +15,6 @@ use super::{group, output, target, wait};
 /// For what a plugin does at once, on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Whether namespaces can be made here; without them no instance outlives its plugin.
-#[expect(clippy::print_stderr, reason = "it is told what is skipped, and why")]
-fn possible() -> bool {
-    let possible = Command::new("unshare").args(["--user", "--map-current-user", "--pid", "--fork", "true"]).status();
-    let possible = possible.is_ok_and(|status| status.success());
-    if !possible {
-        eprintln!("skipped: no namespaces can be made here");
-    }
-    possible
-}
-
 /// The process of an instance's directory whose last argument is this.
 fn process(directory: &Path, last: &str) -> Option<String> {
     std::fs::read_dir("/proc").unwrap().flatten().find_map(|process| {
@@ -38,7 +27,8 @@ fn process(directory: &Path, last: &str) -> Option<String> {
 
 #[tokio::test]
 async fn the_next_plugin_finds_the_instances_and_ends_them() {
-    if !possible() {
+    // Without namespaces no instance outlives its plugin.
+    if !muster_test_needs::namespaces() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
@@ -97,7 +87,7 @@ fn entries(directory: &Path) -> Vec<String> {
 
 #[tokio::test]
 async fn what_a_plugin_had_only_begun_when_it_was_killed_is_cleared_away_by_the_next_one() {
-    if !possible() {
+    if !muster_test_needs::namespaces() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
@@ -134,7 +124,7 @@ async fn what_a_plugin_had_only_begun_when_it_was_killed_is_cleared_away_by_the_
 
 #[tokio::test]
 async fn the_next_plugin_knows_what_is_suspended_and_resumes_it() {
-    if !possible() {
+    if !muster_test_needs::namespaces() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
@@ -161,7 +151,7 @@ async fn the_next_plugin_knows_what_is_suspended_and_resumes_it() {
 
 #[tokio::test]
 async fn a_server_that_is_killed_is_started_again_and_what_it_had_started_goes_on() {
-    if !possible() {
+    if !muster_test_needs::namespaces() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
@@ -217,7 +207,7 @@ async fn what_cannot_be_kept_is_refused() {
 #[tokio::test]
 async fn the_key_of_an_instance_is_its_owners_and_goes_with_it() {
     use std::os::unix::fs::PermissionsExt as _;
-    if !possible() {
+    if !muster_test_needs::namespaces() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
