@@ -4,7 +4,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{StreamExt, stream};
@@ -104,7 +104,6 @@ struct Shared {
     target: Mutex<String>,
     client: reqwest::Client,
     decide: Mutex<Decide>,
-    last_fault: Mutex<Instant>,
 }
 
 /// The proxy. Dropped, it stops.
@@ -133,7 +132,6 @@ impl Proxy {
             target: Mutex::new(target.trim_end_matches('/').to_owned()),
             client,
             decide: Mutex::new(Box::new(|_| None)),
-            last_fault: Mutex::new(Instant::now()),
         });
         let task = tokio::spawn(accept(listener, Arc::clone(&shared)));
         Self { url, shared, task }
@@ -142,11 +140,6 @@ impl Proxy {
     /// From now on `decide` says what is broken.
     pub fn decide(&self, decide: Decide) {
         *self.shared.decide.lock() = decide;
-    }
-
-    /// When something was broken last.
-    pub fn last_fault(&self) -> Instant {
-        *self.shared.last_fault.lock()
     }
 }
 
@@ -170,9 +163,6 @@ async fn exchange(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Res
     let body = body.collect().await.map_err(|_| broken())?.to_bytes();
     let kind = Kind::of(&head.method, head.uri.path());
     let fault = kind.and_then(|kind| (shared.decide.lock())(kind));
-    if fault.is_some() {
-        *shared.last_fault.lock() = Instant::now();
-    }
     let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
     let url = format!("{}{path}", shared.target.lock());
     let send = |body: reqwest::Body| {

@@ -1,6 +1,6 @@
 //! Executor `instance` when something dies, each case by its name.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use muster_job::{JobId, JobStatus};
 use muster_tests::bench::Bench;
@@ -13,12 +13,9 @@ use serde_json::json;
 use crate::life::{self, Lines};
 
 const JOB: JobId = JobId(1);
-/// How often the coordinator wants to hear of a job that writes nothing: by then it can say that it is canceled.
-const CONTACT: Duration = Duration::from_secs(1);
-/// From the loss of an instance to the end of its job (`lease.rs` adds up what it may take).
+/// From the loss of an instance to the end of its job (`lease.rs` adds up what it may take). How long it takes is shown in
+/// `crates/manager/tests/it/promises.rs`, on time that the test controls.
 const LOSS_LIMIT: Duration = Duration::from_secs(15);
-/// What has such limits has no others near them; so much more is left to a machine that does other things at the same time.
-const BUSY: u32 = 4;
 
 /// Waits for what other processes do.
 async fn until(what: &str, is_so: impl FnMut() -> bool) {
@@ -129,15 +126,13 @@ async fn an_instance_lost_while_the_job_is_prepared_moves_it_and_the_next_manage
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_frozen_instance_ends_its_job_within_15_s_and_is_replaced() {
+async fn a_frozen_instance_ends_its_job_with_the_reason_and_is_replaced() {
     let bench = Bench::with_instances(1, "max_instances = 1", "").await;
     bench.push(1, &[WAITS], &json!({}));
     started(&bench, JOB).await;
     let frozen = bench.machines.names();
-    let since = Instant::now();
     assert!(bench.machines.freeze() > 1);
     let job = bench.coordinator.wait_for_end(JOB).await;
-    assert!(since.elapsed() < BUSY * LOSS_LIMIT, "{:?}", since.elapsed());
     let (text, last) = (job.text(), job.reports().last().unwrap());
     assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}");
     let line = text.lines().find(|line| line.contains("was lost: nothing there answers")).unwrap();
@@ -203,10 +198,8 @@ async fn an_instance_lost_after_the_first_command_ends_the_job_at_once_with_a_re
     let bench = Bench::with_instances(1, "max_instances = 1", "").await;
     bench.push(1, &[WAITS], &json!({}));
     started(&bench, JOB).await;
-    let killed = Instant::now();
     assert_eq!(bench.machines.kill(Part::Machine), 1);
     let job = bench.coordinator.wait_for_end(JOB).await;
-    assert!(killed.elapsed() < BUSY * LOSS_LIMIT, "{:?}", killed.elapsed());
     let (text, last) = (job.text(), job.reports().last().unwrap());
     assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}");
     // By what is seen of it first.
@@ -242,15 +235,13 @@ async fn a_plugin_that_dies_costs_neither_job_nor_instance() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_waits_for_an_instance_is_canceled_within_a_second() {
+async fn a_job_that_waits_for_an_instance_is_canceled() {
     let bench = Bench::with_instances(1, "max_instances = 1", "boot_delay_ms = 3600000").await;
     bench.push(1, &["echo never"], &json!({}));
     bench.coordinator.wait_for(JOB, |job| job.handouts == 1).await;
     until("the instance is asked for", || bench.log().contains("asked for")).await;
-    let canceled = Instant::now();
     bench.coordinator.set_status(JOB, JobStatus::Canceling);
     let job = bench.coordinator.wait_for(JOB, |job| job.reports().count() == 1).await;
-    assert!(canceled.elapsed() < BUSY * (CONTACT + Duration::from_secs(1)), "{:?}: {}", canceled.elapsed(), job.text());
     assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("job_canceled"), "{}", job.text());
 }
 

@@ -21,7 +21,7 @@ const SCALER_ENDED: &str = "the taskscaler has ended";
 
 /// An instance that answers nothing for so long is given up, whatever its provider says of it. Before that its connection was
 /// silent for up to 6 s: together a job hears of it within 15 s.
-const SILENCE_MAX: Duration = Duration::from_secs(7);
+pub const SILENCE_MAX: Duration = Duration::from_secs(7);
 const _: () = assert!(FAR.every.as_secs() + FAR.limit.as_secs() + SILENCE_MAX.as_secs() < 15);
 
 /// The scaler's lease. Given back when it is over, and else left to the manager's next start: the instance of a job that may

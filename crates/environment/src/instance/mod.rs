@@ -38,6 +38,7 @@ mod tests;
 mod work;
 
 pub use executable::Executable;
+pub use lease::SILENCE_MAX;
 pub use muster_fleeting::host::PluginSpec;
 /// What operators are told of a fleet.
 pub use muster_taskscaler::{fleet, operator};

@@ -11,6 +11,7 @@ mod faults;
 mod in_flight;
 mod limits;
 mod many;
+mod promises;
 mod quota;
 mod restart;
 mod rotation;

@@ -1,0 +1,224 @@
+//! How long something may take, as the documents promise it, on time that the test controls.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use muster_agent_api::result::Outcome;
+use muster_environment::instance::SILENCE_MAX;
+use muster_environment::{
+    AgentConnection, Asking, Capacity, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider,
+    SlotKey, Slots,
+};
+use muster_job::{JobStatus, Secret};
+use muster_manager::settings::{RunnerSettings, Settings};
+use muster_manager::store::Store;
+use muster_manager::{Control, Manager};
+use muster_runner_api::test_support::{Call, Fault, MemoryCoordinator, RUNNER_TOKEN, Served, serve};
+use muster_telemetry::spans::SpanSettings;
+use muster_telemetry::{Build, Telemetry};
+use serde_json::json;
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::agent::FakeAgent;
+use crate::bench::{JOB, RUN};
+
+/// Time passes in steps of this.
+const STEP: Duration = Duration::from_millis(20);
+/// Turns of the runtime in one step: calls over the loopback interface take some of them, and no time.
+const TURNS: usize = 200;
+
+/// A manager whose one runner has its jobs on an instance.
+struct World {
+    coordinator: Arc<MemoryCoordinator>,
+    agent: FakeAgent,
+    /// The instance and its network answer nothing.
+    frozen: watch::Sender<bool>,
+    _home: tempfile::TempDir,
+    _served: Served,
+    _tasks: JoinSet<()>,
+}
+
+impl World {
+    /// `has_slots`: jobs get an instance at once; otherwise they wait for one.
+    async fn start(has_slots: bool) -> Self {
+        let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(3600)));
+        let served = serve(coordinator.clone()).await.unwrap();
+        let home = tempfile::tempdir().unwrap();
+        let socket = home.path().join("agent.sock");
+        let agent = FakeAgent::start(&socket);
+        let frozen = watch::Sender::new(false);
+        let runner = RunnerSettings::new(served.url.clone(), Secret::new(RUNNER_TOKEN), 1);
+        let settings = Settings { runners: vec![Arc::new(runner)], ..Settings::new() };
+        let environment = Arc::new(Far { home: home.path().to_owned(), socket, frozen: frozen.subscribe() });
+        let capacity = watch::Sender::new(Capacity::of(1));
+        let provider = Instances { slots: Slots::new(1), capacity, environment, has_slots };
+        let telemetry = Telemetry::new(&Build::default(), &Arc::default(), SpanSettings::default());
+        let store = Store::open(home.path()).await.unwrap();
+        let manager = Manager::new(settings, store, Arc::new(provider), telemetry);
+        let mut tasks = JoinSet::new();
+        let (control, orders) = Control::new();
+        tasks.spawn(async move {
+            // As long as there is a control, the manager goes on.
+            let _control = control;
+            manager.run(orders).await.unwrap();
+        });
+        Self { coordinator, agent, frozen, _home: home, _served: served, _tasks: tasks }
+    }
+
+    /// Puts a job in the queue; `extension` is what a coordinator of Muster says of it.
+    fn push(&self, extension: &serde_json::Value) {
+        let payload = json!({
+            "id": JOB.0, "token": "secret", "steps": [{ "name": "script", "script": ["true"] }],
+            "features": { "failure_reasons": ["job_canceled", "runner_system_failure"] }, "muster": extension
+        });
+        self.coordinator.push(serde_json::from_value(payload).unwrap());
+    }
+
+    /// The time until the job has ended at the coordinator, which is as long as the manager makes it.
+    async fn until_ended(&self) -> Duration {
+        // A thread that has something to do keeps a paused clock from advancing by itself.
+        let (busy, idle) = std::sync::mpsc::channel::<()>();
+        let waiting = tokio::task::spawn_blocking(move || idle.recv());
+        tokio::time::pause();
+        let mut passed = Duration::ZERO;
+        while !self.coordinator.job(JOB).unwrap().status.is_complete() {
+            assert!(passed < Duration::from_secs(600), "{:#?}", self.coordinator.job(JOB));
+            for _ in 0..TURNS {
+                tokio::task::yield_now().await;
+            }
+            tokio::time::advance(STEP).await;
+            passed += STEP;
+        }
+        tokio::time::resume();
+        drop(busy);
+        let _ = waiting.await;
+        passed
+    }
+}
+
+/// An instance behind a network, whose agent is the one in memory.
+struct Far {
+    home: PathBuf,
+    socket: PathBuf,
+    frozen: watch::Receiver<bool>,
+}
+
+#[async_trait]
+impl Environment for Far {
+    async fn connect(&self) -> Result<AgentConnection, EnvironmentError> {
+        let (near, mut far) = tokio::io::duplex(1 << 16);
+        let (socket, mut frozen) = (self.socket.clone(), self.frozen.clone());
+        tokio::spawn(async move {
+            let mut agent = UnixStream::connect(socket).await.unwrap();
+            tokio::select! {
+                biased;
+                // Nothing arrives any more, and no end of the connection either.
+                _ = async { frozen.wait_for(|frozen| *frozen).await.is_ok() } => std::future::pending().await,
+                _ = tokio::io::copy_bidirectional(&mut far, &mut agent) => {}
+            }
+        });
+        AgentConnection::over("i1".to_owned(), near).await
+    }
+
+    async fn directories(&self) -> Result<Directories, EnvironmentError> {
+        Ok(Directories { builds: self.home.join("builds"), cache: self.home.join("cache"), shared: true })
+    }
+
+    fn silence_max(&self) -> Option<Duration> {
+        Some(SILENCE_MAX)
+    }
+}
+
+struct Instances {
+    slots: Slots,
+    capacity: watch::Sender<Capacity>,
+    environment: Arc<Far>,
+    has_slots: bool,
+}
+
+impl Instances {
+    fn lease(&self, taken: muster_environment::TakenSlot) -> Lease {
+        let (environment, slot) = ("i1".to_owned(), taken.slot.clone());
+        let record = LeaseRecord { environment, slot, claim: "claim".to_owned(), machine: None };
+        Lease::new(record, self.environment.clone(), Box::new(taken))
+    }
+}
+
+#[async_trait]
+impl Provider for Instances {
+    fn capacity(&self) -> watch::Receiver<Capacity> {
+        self.capacity.subscribe()
+    }
+
+    async fn acquire(&self, key: &SlotKey, _: &Asking) -> Result<Lease, EnvironmentError> {
+        if !self.has_slots {
+            return std::future::pending().await;
+        }
+        Ok(self.lease(self.slots.take(key).unwrap()))
+    }
+
+    async fn restore(&self, record: &LeaseRecord) -> Result<Lease, EnvironmentError> {
+        Ok(self.lease(self.slots.take_again(&record.slot).unwrap()))
+    }
+}
+
+/// From two pings of the connection that are not answered to the report: `docs/explanation/nothing-lost.md` says 13 s.
+#[tokio::test]
+async fn a_job_on_an_instance_that_is_silent_ends_within_15_s() {
+    let world = World::start(true).await;
+    world.push(&json!({ "trace_interval_ms": 20 }));
+    world.agent.wait_for(|spool| spool.started == [RUN]).await;
+    world.agent.write(RUN, "it began\n");
+    world.coordinator.wait_for(JOB, |job| job.text().contains("it began")).await;
+    world.frozen.send_replace(true);
+    let took = world.until_ended().await;
+    let job = world.coordinator.job(JOB).unwrap();
+    assert_eq!(
+        job.reports().last().unwrap().failure_reason.as_deref(),
+        Some("runner_system_failure"),
+        "{}",
+        job.text()
+    );
+    assert!(job.text().contains("nothing there answers"), "{}", job.text());
+    assert!((SILENCE_MAX..=Duration::from_secs(15)).contains(&took), "{took:?}");
+}
+
+#[tokio::test]
+async fn a_job_that_waits_for_an_instance_is_canceled_within_a_second() {
+    let world = World::start(false).await;
+    world.push(&json!({ "trace_interval_ms": 20 }));
+    world.coordinator.wait_for(JOB, |job| job.status == JobStatus::Running).await;
+    world.coordinator.set_status(JOB, JobStatus::Canceling);
+    let took = world.until_ended().await;
+    let job = world.coordinator.job(JOB).unwrap();
+    assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("job_canceled"), "{}", job.text());
+    assert!(took <= Duration::from_secs(1) + STEP, "{took:?}");
+}
+
+#[tokio::test]
+async fn a_coordinator_that_is_back_has_log_and_result_within_one_update_interval() {
+    // As the coordinator says with each answer.
+    let interval = Duration::from_secs(1);
+    for failures in [1, 4, 7] {
+        let world = World::start(true).await;
+        world.push(&json!(null));
+        world.agent.wait_for(|spool| spool.started == [RUN]).await;
+        world.agent.write(RUN, "it began\n");
+        world.coordinator.wait_for(JOB, |job| job.text().contains("it began")).await;
+        world.coordinator.fail(Call::AppendTrace, [Fault::Before; 1000]);
+        world.coordinator.fail(Call::UpdateJob, [Fault::Before; 1000]);
+        world.agent.write(RUN, "all of it\n");
+        world.agent.finish(RUN, Outcome::Success);
+        // In real time, since the agent is another process in all but name.
+        world.coordinator.faults_left(Call::AppendTrace, 1000 - failures).await;
+        world.coordinator.heal();
+        let took = world.until_ended().await;
+        let job = world.coordinator.job(JOB).unwrap();
+        assert_eq!((job.status, job.text().as_str()), (JobStatus::Success, "it began\nall of it\n"));
+        assert!(took <= interval + STEP, "after {failures} failures: {took:?}");
+    }
+}
