@@ -11,6 +11,7 @@ mod install;
 mod install_faults;
 #[cfg(feature = "install")]
 mod registry;
+mod shared_temp;
 mod ssh;
 mod ssh_server;
 mod start;

@@ -1,0 +1,126 @@
+//! What other users put into the shared temporary directory, and the directory for plugins' sockets.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, SystemTime};
+
+use muster_fleeting::host::{Group, PluginSpec, Status};
+use tempfile::TempDir;
+
+const TOY: &str = env!("CARGO_BIN_EXE_fleeting-plugin-toy");
+/// Set in the process that starts the plugin: variables belong to a process. Its value is the directory wanted for sockets.
+const WANTED: &str = "MUSTER_TEST_SOCKETS_IN";
+/// A start that takes longer hangs.
+const HANGS: Duration = Duration::from_secs(60);
+
+/// The directories of one attack.
+struct Attack {
+    _root: TempDir,
+    shared: PathBuf,
+    elsewhere: PathBuf,
+    runtime: PathBuf,
+    home: PathBuf,
+}
+
+impl Attack {
+    /// A temporary directory as /tmp is, where another user was before.
+    fn new() -> Self {
+        // Short: paths of sockets are.
+        let root = TempDir::with_prefix_in("m", "/tmp").unwrap();
+        let [shared, elsewhere, runtime, home] = ["t", "e", "r", "h"].map(|name| root.path().join(name));
+        for (path, mode) in [(&shared, 0o1777), (&elsewhere, 0o755), (&runtime, 0o700), (&home, 0o700)] {
+            std::fs::create_dir(path).unwrap();
+            std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+        }
+        std::fs::write(elsewhere.join("kept"), "").unwrap();
+        std::fs::write(elsewhere.join(".lock"), "").unwrap();
+        let attack = Self { _root: root, shared, elsewhere, runtime, home };
+        for name in ["muster-plugin-fifo", "muster-plugin-link", "muster-plugin-file", "muster", "p-fifo"] {
+            std::fs::create_dir(attack.shared.join(name)).unwrap();
+        }
+        for name in ["muster-plugin-fifo", "p-fifo"] {
+            let made = Command::new("mkfifo").arg(attack.shared.join(name).join(".lock")).status().unwrap();
+            assert!(made.success());
+        }
+        symlink(attack.elsewhere.join(".lock"), attack.shared.join("muster-plugin-link/.lock")).unwrap();
+        std::fs::write(attack.shared.join("muster-plugin-file/.lock"), "").unwrap();
+        symlink(&attack.elsewhere, attack.shared.join("muster-plugin-directory")).unwrap();
+        for entry in std::fs::read_dir(&attack.shared).unwrap() {
+            let path = entry.unwrap().path();
+            if rustix::process::geteuid().is_root() {
+                chown(&path, Some(65534), Some(65534)).unwrap();
+            }
+            let hour_ago = SystemTime::now() - Duration::from_secs(3600);
+            std::fs::File::open(&path).unwrap().set_modified(hour_ago).unwrap();
+        }
+        attack
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.shared).unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    /// Runs the test of this name again in a process where nothing but these directories is known.
+    fn start(&self, test: &str, runtime: Option<&Path>, wanted: &Path) -> (ExitStatus, String) {
+        let output = tempfile::tempfile().unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", test, "--nocapture"]).env_clear().env(WANTED, wanted);
+        command.env("TMPDIR", &self.shared).env("HOME", &self.home);
+        if let Some(runtime) = runtime {
+            command.env("XDG_RUNTIME_DIR", runtime);
+        }
+        command.stdin(Stdio::null()).stdout(output.try_clone().unwrap()).stderr(output.try_clone().unwrap());
+        let mut child = command.spawn().unwrap();
+        let since = std::time::Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
+            }
+            if since.elapsed() > HANGS {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                panic!("the start of the plugin hangs");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        let mut text = String::new();
+        let mut output = output;
+        std::io::Seek::rewind(&mut output).unwrap();
+        std::io::Read::read_to_string(&mut output, &mut text).unwrap();
+        (status, text)
+    }
+}
+
+/// In the process of its own: starts a plugin, and checks where it was told to put its socket.
+async fn start_plugin(wanted: &Path) {
+    let group = Group::start(PluginSpec::new(TOY)).await.unwrap();
+    let Status::Up { pid } = *group.status().borrow() else { panic!("not running") };
+    let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap();
+    let variable = environment.split(|byte| *byte == 0).find_map(|entry| entry.strip_prefix(b"PLUGIN_UNIX_SOCKET_DIR="));
+    let sockets = PathBuf::from(String::from_utf8(variable.unwrap().to_vec()).unwrap());
+    assert!(sockets.starts_with(wanted), "{} is not in {}", sockets.display(), wanted.display());
+    for directory in [&*sockets, sockets.parent().unwrap()] {
+        let found = std::fs::symlink_metadata(directory).unwrap();
+        assert!(found.is_dir() && found.mode() & 0o777 == 0o700 && found.uid() == rustix::process::geteuid().as_raw());
+    }
+    group.stop().await;
+    assert!(!sockets.exists(), "it is removed with the plugin");
+}
+
+#[tokio::test]
+async fn nothing_in_the_shared_temporary_directory_is_opened_or_removed() {
+    if let Some(wanted) = std::env::var_os(WANTED) {
+        return start_plugin(Path::new(&wanted)).await;
+    }
+    let attack = Attack::new();
+    let before = attack.names();
+    let test = "shared_temp::nothing_in_the_shared_temporary_directory_is_opened_or_removed";
+    let (status, said) = attack.start(test, Some(&attack.runtime), &attack.runtime);
+    assert!(status.success() && said.contains("1 passed"), "{said}");
+    assert_eq!(attack.names(), before);
+    assert!(attack.elsewhere.join("kept").exists());
+}
