@@ -95,4 +95,35 @@ mod tests {
         left.sort();
         assert_eq!(left, ["fleeting-local-begun", "mine"]);
     }
+
+    /// Others write there too. A FIFO would be waited for until the runner of the tests ends it.
+    #[test]
+    fn what_others_put_into_a_shared_base_is_neither_opened_nor_removed() {
+        let base = tempfile::tempdir().unwrap();
+        let elsewhere = tempfile::tempdir().unwrap();
+        std::fs::write(elsewhere.path().join(LOCK), "").unwrap();
+        let [fifo, link, writable] = ["fifo", "link", "writable"].map(|name| base.path().join(format!("{PREFIX}{name}")));
+        for path in [&fifo, &link, &writable] {
+            std::fs::create_dir(path).unwrap();
+        }
+        assert!(std::process::Command::new("mkfifo").arg(fifo.join(LOCK)).status().unwrap().success());
+        std::os::unix::fs::symlink(elsewhere.path().join(LOCK), link.join(LOCK)).unwrap();
+        std::os::unix::fs::symlink(elsewhere.path(), base.path().join(format!("{PREFIX}directory"))).unwrap();
+        std::fs::write(writable.join(LOCK), "").unwrap();
+        std::fs::set_permissions(&writable, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        let foreign = base.path().join(format!("{PREFIX}foreign"));
+        if rustix::process::geteuid().is_root() {
+            std::fs::create_dir(&foreign).unwrap();
+            std::fs::write(foreign.join(LOCK), "").unwrap();
+            std::os::unix::fs::chown(&foreign, Some(65534), Some(65534)).unwrap();
+        }
+        let before = base.path().read_dir().unwrap().count();
+        let (tell, told) = std::sync::mpsc::channel();
+        let path = base.path().to_owned();
+        std::thread::spawn(move || tell.send(Place::make(&path)));
+        let place = told.recv_timeout(std::time::Duration::from_secs(60)).expect("it waits for a FIFO").unwrap();
+        assert_eq!(base.path().read_dir().unwrap().count(), before + 1);
+        assert!(elsewhere.path().join(LOCK).exists());
+        drop(place);
+    }
 }
