@@ -6,6 +6,7 @@ mod c_payload;
 mod c_schedule;
 mod c_variables;
 mod c_world;
+mod clone;
 mod contact;
 mod from_yaml;
 mod handouts;
