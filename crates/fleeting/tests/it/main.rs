@@ -19,4 +19,6 @@ mod toy;
 #[cfg(feature = "winrm")]
 mod winrm;
 #[cfg(feature = "winrm")]
+mod winrm_private;
+#[cfg(feature = "winrm")]
 mod winrm_tls;

@@ -135,7 +135,7 @@ pub(crate) fn winrm_target(address: SocketAddr, protocol: &str) -> Target {
     target
 }
 
-async fn machine() -> (Shared, Target) {
+pub(crate) async fn machine() -> (Shared, Target) {
     let shared = Shared::default();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (target, app) = (winrm_target(listener.local_addr().unwrap(), "winrm"), app(&shared));

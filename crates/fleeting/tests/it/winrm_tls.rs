@@ -10,7 +10,7 @@ use axum::middleware::{Next, from_fn};
 use axum::serve::Listener;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
-use muster_fleeting::connector::{DialError, Exit, KnownHosts, Run, dial};
+use muster_fleeting::connector::{DialError, Exit, KnownHosts, Run, Target, dial};
 use muster_fleeting::model::InstanceId;
 use sha2::{Digest, Sha256};
 use tokio::net::{TcpListener, TcpStream};
@@ -81,6 +81,12 @@ async fn machine(certificate: &Identity, key: &Identity) -> (SocketAddr, Arc<Ato
     });
     tokio::spawn(async move { axum::serve(secure, app(&Shared::default()).layer(count)).await });
     (address, heard)
+}
+
+/// A machine of which nothing is counted.
+pub(crate) async fn target() -> Target {
+    let identity = Identity::new();
+    winrm_target(machine(&identity, &identity).await.0, "winrm+https")
 }
 
 #[tokio::test]

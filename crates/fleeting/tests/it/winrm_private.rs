@@ -1,0 +1,67 @@
+//! Whom a WinRM password can reach besides the machine: readers of the network, and proxies.
+
+use std::net::TcpListener;
+use std::process::Command;
+
+use muster_fleeting::connector::{Exit, KnownHosts, Run, dial};
+use muster_fleeting::host::{Group, PluginSpec};
+
+use crate::winrm::{app, machine, winrm_target};
+use crate::winrm_tls;
+
+/// Set in the process that has proxies: variables belong to a process.
+const HAS_PROXIES: &str = "MUSTER_TEST_HAS_PROXIES";
+
+#[tokio::test]
+async fn plain_http_is_refused_before_anything_is_sent() {
+    let shared = crate::winrm::Shared::default();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = winrm_target(listener.local_addr().unwrap(), "winrm");
+    let heard = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let counted = std::sync::Arc::clone(&heard);
+    let count = axum::middleware::from_fn(move |request: axum::extract::Request, next: axum::middleware::Next| {
+        counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        next.run(request)
+    });
+    let app = app(&shared).layer(count);
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    let dialed = dial(&target, &KnownHosts::default()).await;
+    assert_eq!(heard.load(std::sync::atomic::Ordering::Relaxed), 0, "the password was sent in clear text");
+    let error = dialed.err().unwrap().to_string();
+    assert!(error.contains("winrm+https") && error.contains("allow_unencrypted = true"), "{error}");
+}
+
+#[tokio::test]
+async fn a_proxy_of_the_environment_sees_nothing_of_machines_and_plugins() {
+    if std::env::var_os(HAS_PROXIES).is_some() {
+        let (_machine, plain) = machine().await;
+        let secure = winrm_tls::target().await;
+        for mut target in [plain, secure] {
+            target.info.connector.timeout = std::time::Duration::from_secs(10);
+            let session = dial(&target, &KnownHosts::default()).await.unwrap();
+            assert_eq!(session.run(Run::new("both & <more>")).await.unwrap().exit, Exit::Code(3));
+        }
+        Group::start(PluginSpec::new(env!("CARGO_BIN_EXE_fleeting-plugin-toy"))).await.unwrap().stop().await;
+        return;
+    }
+    let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
+    proxy.set_nonblocking(true).unwrap();
+    let url = format!("http://{}", proxy.local_addr().unwrap());
+    let mut again = Command::new(std::env::current_exe().unwrap());
+    again.args(["--exact", "winrm_private::a_proxy_of_the_environment_sees_nothing_of_machines_and_plugins"]);
+    for name in ["http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"] {
+        again.env(name, &url);
+    }
+    again.env_remove("no_proxy").env_remove("NO_PROXY").env_remove("REQUEST_METHOD").env(HAS_PROXIES, "1");
+    let mut child = again.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    // The proxy hangs up on whoever comes, and remembers that.
+    let mut came = 0;
+    while child.try_wait().unwrap().is_none() {
+        came += u32::from(proxy.accept().is_ok());
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(came, 0, "the proxy was asked: {said}");
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
