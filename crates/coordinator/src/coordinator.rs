@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use muster_job::{JobId, PipelineId, Variable};
+use muster_runner_api::service::ServiceError;
 use muster_runner_api::wire::RunnerCredentials;
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, mpsc, oneshot};
@@ -14,13 +15,14 @@ use tokio::task::JoinHandle;
 use crate::actor::Actor;
 use crate::apply::engine_time;
 use crate::artifacts::{self, Places};
-use crate::command::Command;
+use crate::command::{Command, Purpose};
 use crate::error::{CoordinatorError, OpenError, StoreError};
 use crate::facts::{NewPipeline, NewRunner, SharedSources};
 use crate::jwt::Signer;
 use crate::keys::{self, Keys};
 use crate::options::Options;
 use crate::readers::Readers;
+use crate::source::TokenCheck;
 use crate::store::{self, Store};
 use crate::traces::{self, Traces};
 use crate::views::{ArtifactView, Event, JobView, PipelineSummary, PipelineView, StuckJob};
@@ -87,10 +89,19 @@ impl Coordinator {
         self.ask(|reply| Command::CreateRunner { new, reply }).await
     }
 
-    /// Whether a token was given to a job of this coordinator, also to one that has ended: what may read the repository.
-    #[must_use]
-    pub fn is_job_token(&self, token: &str) -> bool {
-        self.keys.read(token).is_some()
+    /// Decides whether a job's token may read the repository: while the job is assigned to the manager that got the token.
+    pub async fn check_job_token(&self, token: &str) -> TokenCheck {
+        let Some((job, _)) = self.keys.read(token) else { return TokenCheck::Unknown };
+        let (reply, answer) = oneshot::channel();
+        let command = Command::Authorize { job, token: token.to_owned(), purpose: Purpose::Transfer, reply };
+        if self.commands.send(command).await.is_err() {
+            return TokenCheck::Unavailable;
+        }
+        match answer.await {
+            Ok(Ok(_)) => TokenCheck::Current,
+            Ok(Err(ServiceError::Forbidden { .. })) => TokenCheck::Over,
+            Ok(Err(_)) | Err(_) => TokenCheck::Unavailable,
+        }
     }
 
     /// Gives a pipeline of an earlier process its files back, so that its children can be compiled.

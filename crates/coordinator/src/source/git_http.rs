@@ -14,6 +14,7 @@ use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use base64::Engine as _;
 use futures::StreamExt as _;
+use futures::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncWriteExt as _};
 use tokio::process::{Child, Command};
 use tokio_util::io::ReaderStream;
@@ -32,8 +33,24 @@ pub struct GitServer {
     pub repository: PathBuf,
     /// The path of the project, `group/app`; served with and without `.git`.
     pub project_path: String,
-    /// Whether a job's token may read.
-    pub token_is_valid: Arc<dyn Fn(&str) -> bool + Send + Sync>,
+    /// Checks a job's token.
+    pub check_token: CheckToken,
+}
+
+/// Checks a job's token.
+pub type CheckToken = Arc<dyn Fn(String) -> BoxFuture<'static, TokenCheck> + Send + Sync>;
+
+/// What the token of a clone is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenCheck {
+    /// The token of a job that is assigned to the manager which got the token.
+    Current,
+    /// The token of a job that has ended, or was assigned again.
+    Over,
+    /// Not a token of this coordinator.
+    Unknown,
+    /// The coordinator cannot tell now.
+    Unavailable,
 }
 
 /// The routes `/<project>.git/info/refs` and `/<project>.git/git-upload-pack`.
@@ -60,8 +77,8 @@ async fn advertise(
     if query.service.as_deref() != Some("git-upload-pack") {
         return (StatusCode::FORBIDDEN, "this repository is for fetching only").into_response();
     }
-    if !server.may_read(&headers) {
-        return unauthorized();
+    if let Err(refusal) = server.may_read(&headers).await {
+        return refusal;
     }
     match server.start(&headers, true) {
         Ok((child, stdout)) => {
@@ -82,8 +99,8 @@ async fn upload_pack(
     if !server.serves(&path, "/git-upload-pack") {
         return StatusCode::NOT_FOUND.into_response();
     }
-    if !server.may_read(&headers) {
-        return unauthorized();
+    if let Err(refusal) = server.may_read(&headers).await {
+        return refusal;
     }
     let Ok(request) = axum::body::to_bytes(body, REQUEST_LIMIT).await else {
         return StatusCode::PAYLOAD_TOO_LARGE.into_response();
@@ -115,8 +132,8 @@ impl GitServer {
         project.strip_suffix(".git").unwrap_or(project) == self.project_path
     }
 
-    /// Whether the caller gave a job's token by basic authentication.
-    fn may_read(&self, headers: &HeaderMap) -> bool {
+    /// Checks the job's token that the caller gave by basic authentication; the error is the answer to the caller.
+    async fn may_read(&self, headers: &HeaderMap) -> Result<(), Response<Body>> {
         let token = headers.get(header::AUTHORIZATION).and_then(|value| {
             let (scheme, text) = value.to_str().ok()?.split_once(' ')?;
             let plain = base64::engine::general_purpose::STANDARD.decode(text.trim()).ok()?;
@@ -124,7 +141,16 @@ impl GitServer {
             let (user, token) = plain.split_once(':')?;
             (scheme.eq_ignore_ascii_case("basic") && user == USER).then(|| token.to_owned())
         });
-        token.is_some_and(|token| (self.token_is_valid)(&token))
+        let Some(token) = token else { return Err(unauthorized()) };
+        match (self.check_token)(token).await {
+            TokenCheck::Current => Ok(()),
+            TokenCheck::Unknown => Err(unauthorized()),
+            TokenCheck::Over => {
+                let reason = "the job of this token has ended, or was assigned to another runner manager";
+                Err((StatusCode::FORBIDDEN, reason).into_response())
+            }
+            TokenCheck::Unavailable => Err(StatusCode::SERVICE_UNAVAILABLE.into_response()),
+        }
     }
 
     /// Starts `git upload-pack`, which ends when its handle is dropped.

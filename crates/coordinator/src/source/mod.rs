@@ -17,6 +17,6 @@ mod store;
 
 pub use error::SnapshotError;
 pub use files::SnapshotSources;
-pub use git_http::{GitServer, git_routes};
+pub use git_http::{CheckToken, GitServer, TokenCheck, git_routes};
 pub use include::{IncludeConfig, RemotePolicy};
 pub use snapshot::{Commit, Snapshot};

@@ -35,7 +35,10 @@ impl Repository {
         let routes = git_routes(GitServer {
             repository: folder.path().to_owned(),
             project_path: "grp/app".to_owned(),
-            token_is_valid: Arc::new(move |token| coordinator.is_job_token(token)),
+            check_token: Arc::new(move |token| {
+                let coordinator = Arc::clone(&coordinator);
+                Box::pin(async move { coordinator.check_job_token(&token).await })
+            }),
         });
         let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let url = format!("http://{}/grp/app.git", listener.local_addr().unwrap());

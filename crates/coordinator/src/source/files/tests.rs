@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use super::*;
-use crate::source::{GitServer, RemotePolicy, git_routes};
+use crate::source::{GitServer, RemotePolicy, TokenCheck, git_routes};
 
 struct Fixture {
     home: tempfile::TempDir,
@@ -212,7 +212,10 @@ fn a_stock_git_clones_over_http_with_the_jobs_token_only() {
         git_routes(GitServer {
             repository: snapshot.repository.clone(),
             project_path: "group/app".to_owned(),
-            token_is_valid: Arc::new(|token| token == "right"),
+            check_token: Arc::new(|token| {
+                let check = if token == "right" { TokenCheck::Current } else { TokenCheck::Unknown };
+                Box::pin(async move { check })
+            }),
         }),
     );
     let fetch = |token: &str, path: &str, protocol: &str, target: &str| {

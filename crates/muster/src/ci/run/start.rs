@@ -96,7 +96,10 @@ pub(super) fn serve(
     let git = GitServer {
         repository: repository.to_owned(),
         project_path: project_path.to_owned(),
-        token_is_valid: Arc::new(move |token| checker.is_job_token(token)),
+        check_token: Arc::new(move |token| {
+            let coordinator = Arc::clone(&checker);
+            Box::pin(async move { coordinator.check_job_token(&token).await })
+        }),
     };
     let service = Arc::clone(coordinator);
     tokio::spawn(door.serve(service, git))
