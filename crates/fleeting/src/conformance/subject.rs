@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
@@ -19,6 +18,7 @@ use crate::causes::causes;
 use crate::host::connection::{Connection, Streams, is_broken};
 use crate::host::mask::Mask;
 use crate::host::process::{command, first_line};
+use crate::host::sockets::Sockets;
 use crate::host::{Address, Handshake};
 use crate::model::ConnectorConfig;
 use crate::protocol::group::{InitRequest, InitResponse, Settings};
@@ -74,7 +74,7 @@ pub(super) struct Process {
     child: Child,
     group: ProcessGroup,
     log: Log,
-    _directory: TempDir,
+    _directory: Sockets,
 }
 
 impl Process {
@@ -158,9 +158,8 @@ async fn read(from: Option<impl tokio::io::AsyncRead + Unpin>) -> Vec<u8> {
     bytes
 }
 
-fn directory() -> Result<TempDir, String> {
-    let directory = tempfile::Builder::new().prefix("muster-kit-").tempdir();
-    directory.map_err(|error| format!("no directory for its socket can be made: {error}"))
+fn directory() -> Result<Sockets, String> {
+    Sockets::new().map_err(|error| format!("no directory for its socket: {}", causes(&error)))
 }
 
 impl Subject {

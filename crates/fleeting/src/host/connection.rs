@@ -1,6 +1,8 @@
 //! A connection to a plugin's process: the channel, and the streams that are open all the time.
 
 use std::convert::Infallible;
+use std::io;
+use std::path::Path;
 
 use futures::StreamExt;
 use hyper_util::rt::TokioIo;
@@ -68,7 +70,7 @@ impl Connection {
             Address::Unix(path) => {
                 let connector = service_fn(move |_| {
                     let path = path.clone();
-                    async move { UnixStream::connect(path).await.map(TokioIo::new) }
+                    async move { connect_to_own(&path).await.map(TokioIo::new) }
                 });
                 endpoint.connect_with_connector(connector).await
             }
@@ -114,6 +116,18 @@ impl Connection {
     pub(super) async fn end_process(&self) {
         let _ = self.controller().shutdown(Empty {}).await;
     }
+}
+
+/// Connects to a socket at which a process of this user, or of root, listens. A plugin that puts its socket into a shared
+/// directory might be reached there by another user's socket.
+async fn connect_to_own(path: &Path) -> io::Result<UnixStream> {
+    let stream = UnixStream::connect(path).await?;
+    let user = stream.peer_cred()?.uid();
+    if [0, rustix::process::geteuid().as_raw()].contains(&user) {
+        return Ok(stream);
+    }
+    let text = format!("a process of another user ({user}) listens at its socket");
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
 }
 
 async fn copy_output(channel: Channel, plugin: String, mask: Mask, asking: mpsc::Sender<Infallible>) {

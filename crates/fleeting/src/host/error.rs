@@ -4,13 +4,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::handshake::HandshakeError;
+use super::sockets::SocketsError;
 use crate::model::ConnectorConfigError;
 
 /// Why a plugin could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The executable does not run.
-    #[error("plugin {}: cannot be run; {}", path.display(), remedy(source, "is it there, executable, and made for this system?"))]
+    #[error("plugin {}: cannot be run; {}", path.display(), remedy(source.raw_os_error(), "is it there, executable, and made for this system?"))]
     Spawn {
         /// The executable.
         path: PathBuf,
@@ -18,12 +19,12 @@ pub enum StartError {
         source: std::io::Error,
     },
     /// A directory for its socket.
-    #[error("plugin {}: no directory for its socket can be made; {}", path.display(), remedy(source, "TMPDIR can name another place for it"))]
+    #[error("plugin {}: no directory for its socket{}", path.display(), open_files(source.raw_os_error()))]
     Directory {
         /// The executable.
         path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
+        /// The candidates and what is wrong with each.
+        source: SocketsError,
     },
     /// It ended before it was ready.
     #[error("plugin {}: exited before the handshake ({status}){said}", path.display())]
@@ -94,8 +95,8 @@ pub enum StartError {
 }
 
 /// What helps against an error of the system: what is usual, unless there are too many open files.
-fn remedy(error: &std::io::Error, usual: &'static str) -> &'static str {
-    match error.raw_os_error() {
+fn remedy(code: Option<i32>, usual: &'static str) -> &'static str {
+    match code {
         Some(libc::EMFILE) => {
             "too few open files are permitted: raise the limit (`ulimit -n`, or LimitNOFILE of the service), and start again"
         }
@@ -103,6 +104,14 @@ fn remedy(error: &std::io::Error, usual: &'static str) -> &'static str {
             "too many files are open in the whole system: lower what its programs may open (`ulimit -n`), or raise fs.file-max"
         }
         _ => usual,
+    }
+}
+
+/// The remedy against too few open files, ready to be appended; the source has that of all other errors.
+fn open_files(code: Option<i32>) -> String {
+    match remedy(code, "") {
+        "" => String::new(),
+        remedy => format!("; {remedy}"),
     }
 }
 
@@ -122,6 +131,7 @@ mod tests {
         }
         assert!(spawn(libc::ENOEXEC).contains("made for this system?"));
         let source = std::io::Error::from_raw_os_error(libc::EMFILE);
+        let source = SocketsError::Create { path: "/run/muster".into(), source };
         let error = StartError::Directory { path: "/bin/plugin".into(), source }.to_string();
         assert!(error.contains("`ulimit -n`"), "{error}");
     }

@@ -22,7 +22,8 @@ mod log;
 pub(crate) mod mask;
 mod meter;
 pub(crate) mod process;
-mod sockets;
+mod runtime_directory;
+pub(crate) mod sockets;
 mod supervisor;
 mod sys;
 
@@ -32,6 +33,8 @@ pub use group::{Group, Status};
 pub use handshake::{Address, Handshake, HandshakeError};
 pub use log::{Level, LogReader, Record};
 pub use meter::{CALL_SECONDS, CallResult, Calls, Counts, Meter};
+pub use runtime_directory::{NoRuntimeDirectory, runtime_directory};
+pub use sockets::SocketsError;
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,99 +1,137 @@
-//! The directory for a plugin's socket: of its own, so that nobody else can put a socket there.
+//! The directory for a plugin's socket: one for each process, in the [runtime directory](super::runtime_directory).
 //!
-//! It is removed with the process. A host that was killed cannot do that: the next one does, where nobody has the lock of such
-//! a directory any more.
+//! It is removed with the process. A host that was killed cannot do that: the next one removes directories whose lock nobody
+//! holds.
 
 use std::fs::{File, Permissions};
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::time::Duration;
 
+use rustix::fs::{Mode, OFlags, open};
 use tempfile::TempDir;
 
-const PREFIX: &str = "muster-plugin-";
+use super::runtime_directory::{NoRuntimeDirectory, runtime_directory};
+
+const PREFIX: &str = "p-";
 /// Held by the host whose directory it is.
 const LOCK: &str = ".lock";
 /// A directory is younger than this while its lock is made.
 const YOUNG: Duration = Duration::from_secs(60);
-/// Directories of dead hosts that one start removes at most.
-const LEFT_MAX: usize = 1000;
+/// Maximum number of directories of dead hosts that one start removes.
+const MAX_REMOVED: usize = 1000;
+/// Bytes of `p-XXXXXX/plugin4294967295`: go-plugin names a socket by a random number.
+const NAME_BYTES: usize = 25;
+
+/// Why there is no directory for a plugin's socket.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketsError {
+    /// No directory is private.
+    #[error(transparent)]
+    Runtime(#[from] NoRuntimeDirectory),
+    /// The directory for one plugin cannot be created.
+    #[error("failed to create a directory in {}", path.display())]
+    Create {
+        /// The runtime directory.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+impl SocketsError {
+    pub(super) fn raw_os_error(&self) -> Option<i32> {
+        match self {
+            Self::Runtime(error) => error.raw_os_error(),
+            Self::Create { source, .. } => source.raw_os_error(),
+        }
+    }
+}
 
 /// A directory of this host. Removed when it is dropped.
 #[derive(Debug)]
-pub(super) struct Sockets {
+pub(crate) struct Sockets {
     directory: TempDir,
     _lock: File,
 }
 
 impl Sockets {
-    pub(super) fn new() -> std::io::Result<Self> {
+    pub(crate) fn new() -> Result<Self, SocketsError> {
         static ONCE: Once = Once::new();
-        let place = std::env::temp_dir();
-        ONCE.call_once(|| clear(&place));
-        Self::within(&place)
+        let runtime = runtime_directory(NAME_BYTES)?;
+        ONCE.call_once(|| clear(&runtime));
+        Self::within(&runtime).map_err(|source| SocketsError::Create { path: runtime, source })
     }
 
-    fn within(place: &Path) -> std::io::Result<Self> {
+    fn within(runtime: &Path) -> io::Result<Self> {
         let mut builder = tempfile::Builder::new();
-        let directory = builder.prefix(PREFIX).permissions(Permissions::from_mode(0o700)).tempdir_in(place)?;
+        let directory = builder.prefix(PREFIX).permissions(Permissions::from_mode(0o700)).tempdir_in(runtime)?;
         let lock = File::create(directory.path().join(LOCK)).and_then(|lock| lock.lock().map(|()| lock));
         match lock {
             Ok(lock) => Ok(Self { directory, _lock: lock }),
             Err(error) => {
-                // Without its lock nobody would know it as left. Where no file can be opened, only this removes it.
+                // Without its lock no host would remove it later. If no file can be opened, `remove_dir` still works.
                 let _ = std::fs::remove_dir(directory.path());
                 Err(error)
             }
         }
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.directory.path()
     }
 }
 
-/// Removes what hosts left here that are no more. What cannot be looked into is somebody else's.
-fn clear(place: &Path) {
-    let Ok(entries) = std::fs::read_dir(place) else { return };
+/// Removes what dead hosts left in the runtime directory, which only this user can write.
+fn clear(runtime: &Path) {
+    let Ok(entries) = std::fs::read_dir(runtime) else { return };
     let ours = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX));
-    for left in ours.map(|entry| entry.path()).filter(is_left).take(LEFT_MAX) {
-        tracing::debug!(directory = %left.display(), "a host that is no more left this; it is removed");
-        // Whatever stays is looked at by the next host.
+    for left in ours.map(|entry| entry.path()).filter(|path| is_left(path)).take(MAX_REMOVED) {
+        tracing::debug!(directory = %left.display(), "directory of a dead host removed");
+        // What cannot be removed is tried again by the next host.
         let _ = std::fs::remove_dir_all(left);
     }
 }
 
-fn is_left(directory: &PathBuf) -> bool {
-    let age = std::fs::symlink_metadata(directory).and_then(|metadata| metadata.modified()).ok();
-    let is_young = age.and_then(|at| at.elapsed().ok()).is_none_or(|age| age < YOUNG);
-    if is_young {
+fn is_left(directory: &Path) -> bool {
+    let Ok(found) = std::fs::symlink_metadata(directory) else { return false };
+    let is_old = found.modified().ok().and_then(|at| at.elapsed().ok()).is_some_and(|age| age >= YOUNG);
+    if !found.is_dir() || !is_old {
         return false;
     }
-    match File::open(directory.join(LOCK)) {
-        Ok(lock) => lock.try_lock().is_ok(),
-        // A host of an earlier version made none; or it is not ours to look into.
-        Err(_) => false,
-    }
+    // Whatever stands there instead of the lock is neither followed nor waited for.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let Ok(lock) = open(directory.join(LOCK), flags, Mode::empty()).map(File::from) else { return false };
+    lock.metadata().is_ok_and(|found| found.is_file()) && lock.try_lock().is_ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn make_old(path: &Path) {
+        let at = std::time::SystemTime::now() - Duration::from_secs(3600);
+        File::open(path).unwrap().set_modified(at).unwrap();
+    }
+
     #[test]
     fn what_a_killed_host_left_is_removed_and_what_lives_stays() {
-        let place = tempfile::tempdir().unwrap();
-        let old = |sockets: &Sockets| {
-            let at = std::time::SystemTime::now() - Duration::from_secs(3600);
-            File::open(sockets.path()).unwrap().set_modified(at).unwrap();
-        };
-        let [lives, mut killed, young] = std::array::from_fn(|_| Sockets::within(place.path()).unwrap());
-        let others = place.path().join("muster-plugin-others");
-        std::fs::create_dir(&others).unwrap();
+        let runtime = tempfile::tempdir().unwrap();
+        let [lives, mut killed, young] = std::array::from_fn(|_| Sockets::within(runtime.path()).unwrap());
+        let others = ["p-empty", "p-fifo", "p-link", "other"].map(|name| runtime.path().join(name));
+        for path in &others {
+            std::fs::create_dir(path).unwrap();
+        }
+        let made = std::process::Command::new("mkfifo").arg(others[1].join(LOCK)).status().unwrap();
+        assert!(made.success());
+        std::fs::write(others[3].join(LOCK), "").unwrap();
+        std::os::unix::fs::symlink(others[3].join(LOCK), others[2].join(LOCK)).unwrap();
         std::fs::write(killed.path().join("plugin1"), "").unwrap();
-        old(&lives);
-        old(&killed);
+        for path in others.iter().map(PathBuf::as_path).chain([lives.path(), killed.path()]) {
+            make_old(path);
+        }
         let left = killed.path().to_owned();
         // A kill closes the lock and removes nothing.
         killed.directory.disable_cleanup(true);
@@ -101,9 +139,9 @@ mod tests {
         // A process that another test is just starting has a copy of the lock for a moment.
         let since = std::time::Instant::now();
         while left.exists() && since.elapsed() < YOUNG {
-            clear(place.path());
+            clear(runtime.path());
         }
         assert!(!left.exists());
-        assert!(lives.path().exists() && young.path().exists() && others.exists());
+        assert!(lives.path().exists() && young.path().exists() && others.iter().all(|path| path.exists()));
     }
 }

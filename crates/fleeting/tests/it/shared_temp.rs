@@ -100,7 +100,8 @@ async fn start_plugin(wanted: &Path) {
     let group = Group::start(PluginSpec::new(TOY)).await.unwrap();
     let Status::Up { pid } = *group.status().borrow() else { panic!("not running") };
     let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap();
-    let variable = environment.split(|byte| *byte == 0).find_map(|entry| entry.strip_prefix(b"PLUGIN_UNIX_SOCKET_DIR="));
+    let variable =
+        environment.split(|byte| *byte == 0).find_map(|entry| entry.strip_prefix(b"PLUGIN_UNIX_SOCKET_DIR="));
     let sockets = PathBuf::from(String::from_utf8(variable.unwrap().to_vec()).unwrap());
     assert!(sockets.starts_with(wanted), "{} is not in {}", sockets.display(), wanted.display());
     for directory in [&*sockets, sockets.parent().unwrap()] {

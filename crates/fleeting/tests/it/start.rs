@@ -114,7 +114,7 @@ async fn a_lack_of_open_files_is_told_and_leaves_nothing() {
     let mut again = std::process::Command::new("sh");
     again.args(["-c", "ulimit -n 64; exec \"$0\" --exact \"$1\""]).arg(std::env::current_exe().unwrap());
     again.arg("start::a_lack_of_open_files_is_told_and_leaves_nothing");
-    let ended = again.env(PLACE, place.path()).env("TMPDIR", place.path()).output().unwrap();
+    let ended = again.env(PLACE, place.path()).env("XDG_RUNTIME_DIR", place.path()).output().unwrap();
     assert!(String::from_utf8_lossy(&ended.stdout).contains("1 passed"), "{ended:?}");
-    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
+    assert_eq!(std::fs::read_dir(place.path().join("muster")).unwrap().count(), 0);
 }

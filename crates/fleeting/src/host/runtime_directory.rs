@@ -1,0 +1,204 @@
+//! The directory for sockets that only this user may use.
+//!
+//! It is never inside a directory where other users can put something under the same name, such as /tmp: a FIFO or a link there
+//! would be read before anyone could know whose it is.
+
+use std::ffi::OsString;
+use std::fs::DirBuilder;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::{env, io};
+
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, open};
+
+/// Bytes of a path that every system takes as a socket's address, without the zero at its end.
+const MAX_SOCKET_PATH_BYTES: usize = 103;
+
+/// No directory can be used for sockets. Each candidate is listed with the reason.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "no private directory for sockets: {}; set XDG_RUNTIME_DIR to a short path that belongs to this user and that no other \
+     user can write",
+    list(.tried)
+)]
+pub struct NoRuntimeDirectory {
+    tried: Vec<(PathBuf, io::Error)>,
+}
+
+impl NoRuntimeDirectory {
+    /// The error number of the first candidate, if the system refused it.
+    pub(super) fn raw_os_error(&self) -> Option<i32> {
+        self.tried.iter().find_map(|(_, error)| error.raw_os_error())
+    }
+}
+
+fn list(tried: &[(PathBuf, io::Error)]) -> String {
+    if tried.is_empty() {
+        return "neither XDG_RUNTIME_DIR nor HOME is set".to_owned();
+    }
+    tried.iter().map(|(path, error)| format!("{}: {error}", path.display())).collect::<Vec<_>>().join("; ")
+}
+
+/// Returns a directory with mode 0700 of this user, in which a socket's path below it may have `name_bytes` more bytes.
+///
+/// The candidates are `muster` in XDG_RUNTIME_DIR, `/run/muster` for root, and `run` in Muster's state directory. The first one
+/// that can be created, or that exists and is private, is used.
+///
+/// # Errors
+/// [`NoRuntimeDirectory`] if there is none.
+pub fn runtime_directory(name_bytes: usize) -> Result<PathBuf, NoRuntimeDirectory> {
+    let is_root = rustix::process::geteuid().is_root();
+    first_private(candidates(is_root, |name| env::var_os(name)), name_bytes)
+}
+
+/// A directory that may be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Candidate {
+    path: PathBuf,
+    /// The state directory is created with its parents. Runtime directories are the system's: a missing one is not created.
+    with_parents: bool,
+}
+
+fn candidates(is_root: bool, variable: impl Fn(&str) -> Option<OsString>) -> Vec<Candidate> {
+    let directory = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = if is_root {
+        Some(PathBuf::from("/var/lib"))
+    } else {
+        directory("XDG_STATE_HOME").or_else(|| Some(directory("HOME")?.join(".local/state")))
+    };
+    let runtime = [directory("XDG_RUNTIME_DIR"), is_root.then(|| PathBuf::from("/run"))].into_iter().flatten();
+    let runtime = runtime.map(|path| Candidate { path: path.join("muster"), with_parents: false });
+    let state = state.map(|path| Candidate { path: path.join("muster/run"), with_parents: true });
+    runtime.chain(state).collect()
+}
+
+fn first_private(candidates: Vec<Candidate>, name_bytes: usize) -> Result<PathBuf, NoRuntimeDirectory> {
+    let mut tried = Vec::new();
+    for candidate in candidates {
+        match prepare(&candidate, name_bytes) {
+            Ok(()) => return Ok(candidate.path),
+            Err(error) => tried.push((candidate.path, error)),
+        }
+    }
+    Err(NoRuntimeDirectory { tried })
+}
+
+/// Creates the directory if it is missing, and checks that no other user can reach or replace it.
+fn prepare(Candidate { path, with_parents }: &Candidate, name_bytes: usize) -> io::Result<()> {
+    let bytes = path.as_os_str().as_bytes().len() + 1 + name_bytes;
+    if bytes > MAX_SOCKET_PATH_BYTES {
+        let text = format!("too long: a socket in it has {bytes} bytes, the system takes {MAX_SOCKET_PATH_BYTES}");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    if *with_parents {
+        DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
+    }
+    let owner = rustix::process::geteuid().as_raw();
+    let above = stat_directory(parent, OFlags::empty())?;
+    let can_be_replaced = above.st_mode & 0o002 != 0 && above.st_mode & 0o1000 == 0;
+    if ![0, owner].contains(&above.st_uid) || can_be_replaced {
+        return Err(refused("another user can replace it"));
+    }
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let found = stat_directory(path, OFlags::NOFOLLOW)?;
+    if found.st_uid != owner {
+        return Err(refused("it belongs to another user"));
+    }
+    if found.st_mode & 0o077 != 0 {
+        return Err(refused("it is open to other users; run chmod 700 on it"));
+    }
+    Ok(())
+}
+
+/// What a directory is, without waiting for what may be in its place.
+fn stat_directory(path: &Path, flags: OFlags) -> io::Result<Stat> {
+    let flags = flags | OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let found = fstat(open(path, flags, Mode::empty())?)?;
+    if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
+        Ok(found)
+    } else {
+        Err(refused("not a directory"))
+    }
+}
+
+fn refused(reason: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn directory(mode: u32) -> tempfile::TempDir {
+        let directory = tempfile::Builder::new().prefix("m").tempdir_in("/tmp").unwrap();
+        std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(mode)).unwrap();
+        directory
+    }
+
+    fn candidate(path: PathBuf) -> Candidate {
+        Candidate { path, with_parents: false }
+    }
+
+    #[test]
+    fn root_has_the_system_directory_and_others_their_own() {
+        let set = |name: &str| match name {
+            "XDG_RUNTIME_DIR" => Some("/run/user/7".into()),
+            "HOME" => Some("/home/seven".into()),
+            _ => None,
+        };
+        let paths = |all: Vec<Candidate>| all.into_iter().map(|one| one.path.display().to_string()).collect::<Vec<_>>();
+        assert_eq!(paths(candidates(true, set)), ["/run/user/7/muster", "/run/muster", "/var/lib/muster/run"]);
+        assert_eq!(paths(candidates(false, set)), ["/run/user/7/muster", "/home/seven/.local/state/muster/run"]);
+        assert_eq!(paths(candidates(false, |_| None)), [""; 0]);
+        let relative = |_: &str| Some("somewhere".into());
+        assert_eq!(paths(candidates(false, relative)), [""; 0], "relative to what?");
+    }
+
+    #[test]
+    fn the_state_directory_is_created_with_its_parents() {
+        let home = directory(0o700);
+        let path = home.path().join("state/muster/run");
+        let chosen = first_private(vec![Candidate { path: path.clone(), with_parents: true }], 20).unwrap();
+        assert_eq!((chosen, std::fs::metadata(&path).unwrap().permissions().mode() & 0o777), (path, 0o700));
+    }
+
+    #[test]
+    fn what_others_can_reach_or_replace_is_passed_over_with_the_reason() {
+        let [open, shared, linked, good] = [directory(0o755), directory(0o777), directory(0o1777), directory(0o700)];
+        std::fs::create_dir(open.path().join("muster")).unwrap();
+        std::fs::set_permissions(open.path().join("muster"), PermissionsExt::from_mode(0o755)).unwrap();
+        std::os::unix::fs::symlink(good.path(), linked.path().join("muster")).unwrap();
+        let deep = good.path().join("d".repeat(90));
+        let bad = [open.path(), shared.path(), linked.path(), &deep, Path::new("/proc/none")];
+        let all = |last: &[&Path]| bad.iter().chain(last).map(|path| candidate(path.join("muster"))).collect();
+        assert_eq!(first_private(all(&[good.path()]), 20).unwrap(), good.path().join("muster"));
+        assert_eq!(std::fs::metadata(good.path().join("muster")).unwrap().permissions().mode() & 0o777, 0o700);
+        let error = first_private(all(&[]), 20).unwrap_err().to_string();
+        for reason in ["chmod 700", "another user can replace it", "too long", "No such file", "set XDG_RUNTIME_DIR"] {
+            assert!(error.contains(reason), "{reason} is not in {error}");
+        }
+        assert!(first_private(Vec::new(), 20).unwrap_err().to_string().contains("nor HOME is set"));
+    }
+
+    #[test]
+    fn a_directory_of_another_user_is_refused() {
+        let parent = directory(0o1777);
+        let path = parent.path().join("muster");
+        std::fs::create_dir(&path).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o700)).unwrap();
+        // Only root can make one. For others a directory of root's is one.
+        let is_root = rustix::process::geteuid().is_root();
+        let path = if is_root { path } else { PathBuf::from("/proc/tty") };
+        if is_root {
+            std::os::unix::fs::chown(&path, Some(65534), Some(65534)).unwrap();
+        }
+        assert_eq!(prepare(&candidate(path), 20).unwrap_err().to_string(), "it belongs to another user");
+    }
+}
