@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, open, openat};
 
 const PREFIX: &str = "fleeting-local-";
 const LOCK: &str = ".lock";
@@ -59,8 +59,7 @@ impl Drop for Place {
 fn clear(base: &Path) {
     for entry in base.read_dir().into_iter().flatten().flatten() {
         let is_ours = entry.file_name().to_string_lossy().starts_with(PREFIX);
-        // Another user's cannot be opened.
-        let Some(lock) = is_ours.then(|| File::open(entry.path().join(LOCK)).ok()).flatten() else { continue };
+        let Some(lock) = is_ours.then(|| lock_of(&entry.path())).flatten() else { continue };
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             continue;
         }
@@ -72,6 +71,19 @@ fn clear(base: &Path) {
             }
         }
     }
+}
+
+/// The lock of a directory of this user's. The base may be /tmp: a directory that others made or can write is not read, and no
+/// link is followed, and no FIFO waited for.
+fn lock_of(path: &Path) -> Option<File> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let directory = open(path, flags | OFlags::DIRECTORY, Mode::empty()).ok()?;
+    let found = fstat(&directory).ok()?;
+    if found.st_uid != rustix::process::geteuid().as_raw() || found.st_mode & 0o022 != 0 {
+        return None;
+    }
+    let lock = File::from(openat(&directory, LOCK, flags, Mode::empty()).ok()?);
+    lock.metadata().is_ok_and(|found| found.is_file()).then_some(lock)
 }
 
 #[cfg(test)]
@@ -102,7 +114,8 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let elsewhere = tempfile::tempdir().unwrap();
         std::fs::write(elsewhere.path().join(LOCK), "").unwrap();
-        let [fifo, link, writable] = ["fifo", "link", "writable"].map(|name| base.path().join(format!("{PREFIX}{name}")));
+        let [fifo, link, writable] =
+            ["fifo", "link", "writable"].map(|name| base.path().join(format!("{PREFIX}{name}")));
         for path in [&fifo, &link, &writable] {
             std::fs::create_dir(path).unwrap();
         }
