@@ -14,7 +14,8 @@ pub(crate) struct Config {
     /// Name of the pool.
     pub(crate) name: String,
     /// The machines: tables with `name`, `address`, and where it differs from `connector_config`: `port`, `username`,
-    /// `password`, `key_path`, `protocol`, `os`, `arch`, `external_address`, `host_key` (its fingerprint, `SHA256:...`).
+    /// `password`, `key_path`, `protocol`, `os`, `arch`, `external_address`, `host_key` (its fingerprint, `SHA256:...`),
+    /// `allow_unencrypted` (checks log in by `winrm`, over plain HTTP).
     pub(crate) machines: Vec<Machine>,
     /// A TOML file with more `[[machines]]`; read again when it changes.
     pub(crate) machines_file: PathBuf,
@@ -81,6 +82,7 @@ pub(crate) struct Machine {
     pub(crate) os: String,
     pub(crate) arch: String,
     pub(crate) host_key: String,
+    pub(crate) allow_unencrypted: bool,
 }
 
 impl std::fmt::Debug for Machine {

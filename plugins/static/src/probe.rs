@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use muster_fleeting::connector::{Exit, KnownHosts, Run, Target, address, dial};
+use muster_fleeting::connector::{DialOptions, Exit, KnownHosts, Run, Target, address, dial};
 use muster_fleeting::sdk::{ConnectInfo, ConnectorConfig, InstanceId};
 use tokio::net::TcpStream;
 
@@ -89,13 +89,13 @@ async fn command(
     let mut info = connect_info(machine, set).await?;
     info.connector.timeout = limit;
     let use_external_addr = info.internal_addr.is_empty();
+    let options = DialOptions { use_external_addr, allow_unencrypted: machine.allow_unencrypted };
     let instance = InstanceId::new(machine.name.clone());
     let hosts = KnownHosts::default();
     if !machine.host_key.is_empty() {
         hosts.pin(&instance, std::slice::from_ref(&machine.host_key));
     }
-    let session =
-        dial(&Target { instance, info, use_external_addr }, &hosts).await.map_err(|error| error.to_string())?;
+    let session = dial(&Target { instance, info, options }, &hosts).await.map_err(|error| error.to_string())?;
     let outcome = session.run(Run::new(line)).await.map_err(|error| error.to_string());
     session.close().await;
     let outcome = outcome?;

@@ -404,7 +404,7 @@ impl Shared {
                 Ok(info)
             }
         };
-        dial(name.as_str(), details, connector.use_external_addr, self.hosts(), is_new).await
+        dial(name.as_str(), details, connector.dial_options(), self.hosts(), is_new).await
     }
 
     /// A lease of an earlier start was claimed, or is not wanted.

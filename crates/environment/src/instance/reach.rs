@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use muster_fleeting::connector::{self, DialError, KnownHosts, Session, Target};
+use muster_fleeting::connector::{self, DialError, DialOptions, KnownHosts, Session, Target};
 use muster_fleeting::model::{ConnectInfo, ConnectorConfig, InstanceId, Platform};
 use parking_lot::Mutex as Lock;
 use tokio::sync::Mutex;
@@ -68,7 +68,7 @@ pub(super) const NEW_GRACE: Duration = Duration::from_secs(120);
 pub(super) async fn dial<D: Future<Output = Result<ConnectInfo, String>>>(
     id: &str,
     details: impl Fn() -> D,
-    use_external_addr: bool,
+    options: DialOptions,
     hosts: &KnownHosts,
     is_new: bool,
 ) -> Result<(Box<dyn Session>, Addresses), String> {
@@ -76,7 +76,7 @@ pub(super) async fn dial<D: Future<Output = Result<ConnectInfo, String>>>(
     loop {
         let info = details().await?;
         let (addresses, limit) = (Addresses::of(&info), info.connector.timeout);
-        let target = Target { instance: InstanceId::new(id), info, use_external_addr };
+        let target = Target { instance: InstanceId::new(id), info, options };
         let dialled = match is_new {
             true => connector::dial_new(&target, hosts, NEW_GRACE).await,
             false => connector::dial(&target, hosts).await,
@@ -274,7 +274,7 @@ mod tests {
             let internal_addr = closed.clone();
             std::future::ready(Ok(ConnectInfo { connector, external_addr: String::new(), internal_addr, expires }))
         };
-        let error = dial("i-1", details, false, &KnownHosts::default(), true).await.err().unwrap();
+        let error = dial("i-1", details, DialOptions::default(), &KnownHosts::default(), true).await.err().unwrap();
         assert!(error.contains("telnet") && asked.get() == 3, "{} {error}", asked.get());
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use muster_fleeting::connector::DialOptions;
 use muster_fleeting::model::ConnectorConfig;
 use muster_taskscaler::config::Config;
 use muster_taskscaler::driver::Buckets;
@@ -64,6 +65,7 @@ pub struct ConnectorSettings {
     pub keepalive: Option<Duration>,
     pub timeout: Option<Duration>,
     pub use_external_addr: bool,
+    pub allow_unencrypted: bool,
 }
 
 /// `[runners.autoscaler.vm_isolation]`, where it is enabled. The image is each job's to say ([`crate::Asking::image`]).
@@ -211,6 +213,11 @@ impl IsolationSettings {
 }
 
 impl ConnectorSettings {
+    /// Settings that no plugin gets.
+    pub(super) fn dial_options(&self) -> DialOptions {
+        DialOptions { use_external_addr: self.use_external_addr, allow_unencrypted: self.allow_unencrypted }
+    }
+
     /// What a plugin is told of connecting, or how a machine is reached; `table` is where they stand.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
+use crate::connector::DialOptions;
 use crate::model::ConnectorConfig;
 
 /// Whether to log in to an instance.
@@ -34,8 +35,8 @@ pub struct Plan {
     pub config: Value,
     /// `connector_config`.
     pub connector: ConnectorConfig,
-    /// The external address rather than the internal one.
-    pub use_external_addr: bool,
+    /// Settings of `connector_config` for the way to an instance.
+    pub dial: DialOptions,
     /// How many instances to make at once; at least 1.
     pub instances: u32,
     /// Whether to log in.
@@ -63,7 +64,7 @@ impl Plan {
             arguments: Vec::new(),
             config: Value::Null,
             connector: ConnectorConfig::default(),
-            use_external_addr: false,
+            dial: DialOptions::default(),
             instances: 2,
             connect: Connect::Auto,
             call_limit: Duration::from_secs(60),

@@ -32,7 +32,7 @@ impl Life<'_> {
             Ok(info) => {
                 run.say("H15", Outcome::Pass);
                 run.judge("L7", user_wins(&self.plan.connector, &info.connector));
-                let address = connector::address(&info, self.plan.use_external_addr);
+                let address = connector::address(&info, self.plan.dial.use_external_addr);
                 if run.judge("C1", address.map(drop).map_err(|error| error.to_string())) {
                     log_in(run, self.plan, first, info).await;
                 } else {
@@ -213,7 +213,7 @@ async fn log_in(run: &mut Run<'_>, plan: &Plan, id: &str, info: ConnectInfo) {
         }
         _ => {}
     }
-    let target = Target { instance: InstanceId::new(id), info, use_external_addr: plan.use_external_addr };
+    let target = Target { instance: InstanceId::new(id), info, options: plan.dial };
     let session = match timeout(plan.create_limit, connector::dial(&target, &KnownHosts::default())).await {
         Ok(Ok(session)) => session,
         Ok(Err(error @ DialError::Protocol { .. })) => return run.skip(&["C4", "C6"], &error.to_string()),

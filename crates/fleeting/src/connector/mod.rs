@@ -94,6 +94,17 @@ pub enum DialError {
         /// `key` or `password`.
         method: &'static str,
     },
+    /// The password would be sent in clear text.
+    #[error(
+        "instance {instance}: protocol = \"winrm\" would send the password of {user} in clear text; use \"winrm+https\", or set \
+         allow_unencrypted = true in connector_config if nobody else can read that network"
+    )]
+    Unencrypted {
+        /// The instance.
+        instance: InstanceId,
+        /// Who would log in.
+        user: String,
+    },
     /// The private key cannot be read.
     #[error("instance {instance}: the private key cannot be used: {cause}; it must be unencrypted PEM or OpenSSH")]
     Key {
@@ -206,8 +217,17 @@ pub struct Target {
     pub instance: InstanceId,
     /// What the plugin said.
     pub info: ConnectInfo,
-    /// The external address rather than the internal one.
+    /// What the user says of the way there.
+    pub options: DialOptions,
+}
+
+/// Settings of `connector_config` that the host uses itself, and that no plugin gets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DialOptions {
+    /// Uses the external address rather than the internal one.
     pub use_external_addr: bool,
+    /// Sends credentials over plain HTTP, with the protocol `winrm`: whoever reads the network has them then.
+    pub allow_unencrypted: bool,
 }
 
 /// Connects to an instance, within `connector.timeout` of its connect info. A machine that does not answer yet is tried

@@ -99,13 +99,14 @@ fn is_past(seconds: i64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::connector::DialOptions;
     use crate::model::{ConnectInfo, ConnectorConfig, InstanceId};
 
     fn target(timeout_s: u64) -> Target {
         let connector = ConnectorConfig { timeout: Duration::from_secs(timeout_s), ..ConnectorConfig::default() };
         let (external_addr, internal_addr) = (String::new(), "10.0.0.5".to_owned());
         let info = ConnectInfo { connector, external_addr, internal_addr, expires: None };
-        Target { instance: InstanceId::new("i-1"), info, use_external_addr: false }
+        Target { instance: InstanceId::new("i-1"), info, options: DialOptions::default() }
     }
 
     /// A login that takes long, as where sshd looks up names, or asks a directory who the user is.

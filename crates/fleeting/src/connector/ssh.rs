@@ -94,7 +94,7 @@ pub async fn connect_through(via: &dyn Session, target: &Target, hosts: &KnownHo
 async fn connect_by(via: Option<&dyn Session>, target: &Target, hosts: &KnownHosts) -> Result<SshSession, DialError> {
     let instance = target.instance.clone();
     let connector = &target.info.connector;
-    let address = address(&target.info, target.use_external_addr)
+    let address = address(&target.info, target.options.use_external_addr)
         .map_err(|source| DialError::Address { instance: instance.clone(), source })?;
     let key = private_key(&connector.key).map_err(|cause| DialError::Key { instance: instance.clone(), cause })?;
     let config = Arc::new(client::Config {

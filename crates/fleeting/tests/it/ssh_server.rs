@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use muster_fleeting::connector::Target;
+use muster_fleeting::connector::{DialOptions, Target};
 use muster_fleeting::model::{ConnectInfo, ConnectorConfig, InstanceId};
 use russh::keys::{Algorithm, Certificate, HashAlg, PrivateKey, PublicKey};
 use russh::server::{Auth, ChannelOpenHandle, Config, Handler, Msg, Session, VerifiedPublicKey};
@@ -72,7 +72,7 @@ pub(crate) fn target(address: SocketAddr) -> Target {
     let connector = ConnectorConfig { username: "ci".to_owned(), ..ConnectorConfig::default() };
     let info =
         ConnectInfo { connector, external_addr: String::new(), internal_addr: address.to_string(), expires: None };
-    Target { instance: InstanceId::new("vm-1"), info, use_external_addr: false }
+    Target { instance: InstanceId::new("vm-1"), info, options: DialOptions::default() }
 }
 
 struct Login {

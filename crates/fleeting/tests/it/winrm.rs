@@ -138,7 +138,8 @@ pub(crate) fn winrm_target(address: SocketAddr, protocol: &str) -> Target {
 pub(crate) async fn machine() -> (Shared, Target) {
     let shared = Shared::default();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (target, app) = (winrm_target(listener.local_addr().unwrap(), "winrm"), app(&shared));
+    let (mut target, app) = (winrm_target(listener.local_addr().unwrap(), "winrm"), app(&shared));
+    target.options.allow_unencrypted = true;
     tokio::spawn(async move { axum::serve(listener, app).await });
     (shared, target)
 }

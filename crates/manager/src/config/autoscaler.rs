@@ -128,6 +128,7 @@ fn connector(table: &Table) -> ConnectorSettings {
         keepalive: duration(table, "keepalive"),
         timeout: duration(table, "timeout"),
         use_external_addr: table.bool("use_external_addr").unwrap_or_default(),
+        allow_unencrypted: table.bool("allow_unencrypted").unwrap_or_default(),
     }
 }
 
@@ -214,6 +215,7 @@ protocol_port = 2222
 keepalive = "5s"
 timeout = "1m"
 use_external_addr = true
+allow_unencrypted = true
 [[runners.autoscaler.policy]]
 periods = ["* * * * *"]
 timezone = "Europe/Berlin"
@@ -232,6 +234,7 @@ placement = "spread"
             keepalive: Some(Duration::from_secs(5)),
             timeout: Some(Duration::from_secs(60)),
             use_external_addr: true,
+            allow_unencrypted: true,
             ..ConnectorSettings::default()
         };
         let policy = serde_json::json!({

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use muster_fleeting::conformance::{Connect, Plan};
+use muster_fleeting::connector::DialOptions;
 use muster_fleeting::model::ConnectorConfig;
 use muster_manager::lower::go_duration::{self, GoDuration};
 use serde::Deserialize;
@@ -36,6 +37,7 @@ struct Connector {
     keepalive: Option<String>,
     timeout: Option<String>,
     use_external_addr: bool,
+    allow_unencrypted: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -57,12 +59,13 @@ pub(super) fn read(path: &Path) -> Result<TestConfig, PluginError> {
 impl TestConfig {
     pub(super) fn apply(self, plan: &mut Plan) -> Result<(), PluginError> {
         plan.config = self.plugin_config.map_or(Value::Null, |table| json(toml::Value::Table(table)));
-        let Connector { keepalive, timeout, key_path, use_external_addr, .. } = &self.connector_config;
+        let Connector { keepalive, timeout, key_path, use_external_addr, allow_unencrypted, .. } =
+            &self.connector_config;
         let key = match key_path {
             Some(path) => std::fs::read(path).map_err(|source| PluginError::File { path: path.clone(), source })?,
             None => Vec::new(),
         };
-        plan.use_external_addr = *use_external_addr;
+        plan.dial = DialOptions { use_external_addr: *use_external_addr, allow_unencrypted: *allow_unencrypted };
         let default = ConnectorConfig::default();
         plan.connector = ConnectorConfig {
             keepalive: duration("connector_config.keepalive", keepalive.as_deref(), default.keepalive)?,

@@ -9,7 +9,7 @@ mod outlive;
 use std::path::Path;
 use std::time::Duration;
 
-use muster_fleeting::connector::{DialError, Exit, KnownHosts, Run, RunError, Session, Target, dial};
+use muster_fleeting::connector::{DialError, DialOptions, Exit, KnownHosts, Run, RunError, Session, Target, dial};
 use muster_fleeting::host::{Group, PluginSpec};
 use muster_fleeting::model::{InstanceId, InstanceState};
 use serde_json::{Value, json};
@@ -36,7 +36,7 @@ async fn wait(group: &Group, state: InstanceState, n: usize) -> Vec<InstanceId> 
 }
 
 async fn target(group: &Group, id: &InstanceId) -> Target {
-    Target { instance: id.clone(), info: group.connect_info(id).await.unwrap(), use_external_addr: false }
+    Target { instance: id.clone(), info: group.connect_info(id).await.unwrap(), options: DialOptions::default() }
 }
 
 async fn one(config: Value) -> (Group, Target, Box<dyn Session>) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use muster_fleeting::connector::{self, Outcome, Run, RunError, Session, Stream, Target};
+use muster_fleeting::connector::{self, DialOptions, Outcome, Run, RunError, Session, Stream, Target};
 use muster_fleeting::model::{ConnectInfo, InstanceId};
 use muster_fleeting::nesting::NestingError;
 use muster_taskscaler::driver::Lease as Slot;
@@ -225,7 +225,7 @@ impl Nested {
         let internal_addr = self.machine.address.clone();
         let info = ConnectInfo { connector, internal_addr, external_addr: String::new(), expires: None };
         self.place.check(&info.connector)?;
-        let target = Target { instance: InstanceId::new(name), info, use_external_addr: false };
+        let target = Target { instance: InstanceId::new(name), info, options: DialOptions::default() };
         let dialled = connector::dial_through(host.as_ref(), &target, &self.isolation.hosts, grace).await;
         dialled.map_err(|error| {
             format!("{error} (a virtual machine on the instance: vm_isolation.connector_config says how it is reached)")

@@ -88,9 +88,12 @@ impl From<Fault> for Unanswered {
 /// [`DialError`].
 pub async fn connect(target: &Target, hosts: &KnownHosts) -> Result<WinrmSession, DialError> {
     let connector = &target.info.connector;
-    let address = address(&target.info, target.use_external_addr)
+    let address = address(&target.info, target.options.use_external_addr)
         .map_err(|source| DialError::Address { instance: target.instance.clone(), source })?;
     let secure = connector.protocol == "winrm+https";
+    if !secure && !target.options.allow_unencrypted {
+        return Err(DialError::Unencrypted { instance: target.instance.clone(), user: connector.username.clone() });
+    }
     let unusable = |cause: String| DialError::Key { instance: target.instance.clone(), cause };
     let certificate = Arc::new(Pinned::new(&target.instance, hosts));
     let tls = certificate::client(&certificate).map_err(|error| unusable(error.to_string()))?;
@@ -98,6 +101,9 @@ pub async fn connect(target: &Target, hosts: &KnownHosts) -> Result<WinrmSession
         .use_preconfigured_tls(tls)
         .timeout(ANSWER_LIMIT)
         .redirect(reqwest::redirect::Policy::none())
+        // Machines are reached as with SSH, by their address. A proxy of the environment is meant for the manager's servers: it
+        // would get the password.
+        .no_proxy()
         .build()
         .map_err(|error| unusable(error.to_string()))?;
     let endpoint = format!("{}://{address}/wsman", if secure { "https" } else { "http" });

@@ -1,6 +1,6 @@
 //! The plugins that come with the program.
 
-use muster_fleeting::connector::{Exit, KnownHosts, Run, Target, dial};
+use muster_fleeting::connector::{DialOptions, Exit, KnownHosts, Run, Target, dial};
 use muster_fleeting::host::{Group, PluginSpec};
 use muster_fleeting::model::InstanceState;
 
@@ -62,7 +62,7 @@ async fn the_local_plugin_of_the_program_makes_instances() {
         }
     };
     let info = group.connect_info(&id).await.unwrap();
-    let target = Target { instance: id, info, use_external_addr: false };
+    let target = Target { instance: id, info, options: DialOptions::default() };
     let session = dial(&target, &KnownHosts::default()).await.unwrap();
     assert_eq!(session.run(Run::new("exit 4")).await.unwrap().exit, Exit::Code(4));
     group.stop().await;
