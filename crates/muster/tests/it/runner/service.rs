@@ -64,7 +64,8 @@ fn install_writes_a_unit_whose_jobs_survive_a_restart_and_makes_a_configuration(
 
     run(&home, &[&install[..], &["-n", "ci"]].concat()).check(1, &["already installed", "uninstall it first"]);
     run(&home, &["uninstall", "--root", root, "-n", "ci"]).check(0, &["Uninstalled"]);
-    assert!(!Path::new(root).join("etc/systemd/system/ci.service").exists() && config.exists());
+    assert_eq!(std::fs::read_dir(Path::new(root).join("etc/systemd/system")).unwrap().count(), 0);
+    assert!(config.exists());
     run(&home, &["uninstall", "--root", root, "-n", "ci"]).check(1, &["the service is not installed"]);
 }
 
@@ -80,11 +81,58 @@ fn systemd_accepts_the_unit() {
     let unit = root.join("etc/systemd/system/gitlab-runner.service");
     let text = std::fs::read_to_string(&unit).unwrap();
     assert!(text.contains("\nUser=root\n") && !text.contains("HOME="), "{text}");
-    let checked = Command::new("systemd-analyze").arg("verify").arg(&unit).output().unwrap();
-    assert_eq!(
-        String::from_utf8_lossy(&checked.stderr).lines().find(|line| line.contains("gitlab-runner.service")),
-        None
-    );
+    for unit in [unit.clone(), unit.with_file_name("gitlab-runner-tmp.service")].iter().filter(|unit| unit.exists()) {
+        let checked = Command::new("systemd-analyze").arg("verify").arg(unit).output().unwrap();
+        let said = String::from_utf8_lossy(&checked.stderr);
+        assert_eq!(said.lines().find(|line| line.contains("gitlab-runner")), None);
+    }
+}
+
+/// The lines of a unit that are no comments.
+fn settings(unit: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(unit).unwrap();
+    text.lines().filter(|line| line.contains('=') && !line.starts_with('#')).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_service_has_a_temporary_directory_of_its_own_that_survives_a_restart() {
+    let home = home_with_systemctl("");
+    let root = home.path("image");
+    run(&home, &["install", "--root", root.to_str().unwrap(), "--user", "gitlab-runner", "-n", "ci"]).check(0, &[]);
+    let folder = root.join("etc/systemd/system");
+    let (service, temporary) = (settings(&folder.join("ci.service")), settings(&folder.join("ci-tmp.service")));
+    let has = |unit: &[String], line: &str| assert!(unit.iter().any(|found| found == line), "{line} not in {unit:?}");
+    has(&service, "PrivateTmp=yes");
+    // systemd deletes the directory with the last unit that has it: a job outlives the service, and needs its files.
+    has(&service, "JoinsNamespaceOf=ci-tmp.service");
+    has(&service, "Wants=network-online.target ci-tmp.service");
+    has(&service, "After=network-online.target ci-tmp.service");
+    has(&temporary, "PrivateTmp=yes");
+    has(&temporary, "RemainAfterExit=yes");
+    // Each of these takes from jobs what they have on a host: sudo, packages, a home, cgroups.
+    for line in &service {
+        let name = line.split('=').next().unwrap();
+        let wrong =
+            ["NoNewPrivileges", "Protect", "Restrict", "SystemCall", "ReadOnly", "PrivateDevices", "PrivateUsers"];
+        assert!(!wrong.iter().any(|start| name.starts_with(start)), "{line}");
+    }
+}
+
+#[test]
+fn systemd_counts_the_hardening() {
+    if !muster_test_needs::program("systemd-analyze", "--version", "systemd") {
+        return;
+    }
+    let home = home_with_systemctl("");
+    let root = home.path("image");
+    run(&home, &["install", "--root", root.to_str().unwrap(), "--user", "gitlab-runner"]).check(0, &[]);
+    let unit = root.join("etc/systemd/system/gitlab-runner.service");
+    let checked =
+        Command::new("systemd-analyze").args(["security", "--offline=yes", "--json=short"]).arg(&unit).output();
+    let checked = checked.unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&checked.stdout).unwrap_or_else(|_| panic!("{checked:?}"));
+    let item = report.as_array().unwrap().iter().find(|item| item["name"] == "PrivateTmp=").unwrap();
+    assert_eq!(item["set"], true, "{item}");
 }
 
 #[test]
@@ -92,6 +140,7 @@ fn a_service_of_the_user_is_theirs() {
     let home = home_with_systemctl("");
     run(&home, &["install", "--user-service", "-c", "config.toml"]).check(0, &["Installed"]);
     let unit = std::fs::read_to_string(home.path(".config/systemd/user/gitlab-runner.service")).unwrap();
+    assert!(!unit.contains("PrivateTmp="), "it would take a user namespace, and jobs their sudo");
     let config = home.path("config.toml");
     assert!(unit.contains(&format!("--config {} ", config.display())) && unit.contains("WantedBy=default.target"));
     assert_eq!(calls(&home), "--user daemon-reload\n--user enable gitlab-runner.service\n");

@@ -2,7 +2,9 @@
 //! wrapper starts nothing else: `read-logs` follows a file until it is gone, and ends by a signal like any other.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Stdio};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use tonic::codegen::http::uri::PathAndQuery;
@@ -54,21 +56,31 @@ impl Drop for Wrapped {
     }
 }
 
+/// Starts a wrapper with these arguments, and waits for its runner. Standard error goes to the file `stderr`.
+fn start(home: &Home, runtime: &Path, arguments: &[&str]) -> Child {
+    let log = home.path("log");
+    std::fs::write(&log, "ready\n").unwrap();
+    let mut command = home.command(&["wrapper", "--process-termination-timeout", "5s"]);
+    command.args(arguments).args(["read-logs", "--path"]).arg(&log).env("XDG_RUNTIME_DIR", runtime);
+    let stderr = std::fs::File::create(home.path("stderr")).unwrap();
+    let mut process = command.stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
+    // The runner is there when it has printed its first line.
+    let mut first = String::new();
+    BufReader::new(process.stdout.take().unwrap()).read_line(&mut first).unwrap();
+    assert_eq!(first, "6 ready\n", "{}", std::fs::read_to_string(home.path("stderr")).unwrap());
+    process
+}
+
 impl Wrapped {
     async fn start() -> Self {
         let home = Home::new();
-        let log = home.path("log");
-        std::fs::write(&log, "ready\n").unwrap();
         let socket = home.path("wrapper.sock");
         let listen = format!("unix://{}", socket.display());
-        let arguments = ["wrapper", "--grpc-listen", &listen, "--process-termination-timeout", "5s"];
-        let mut command = home.command(&arguments);
-        command.args(["read-logs", "--path"]).arg(&log).stdout(Stdio::piped());
-        let mut process = command.spawn().unwrap();
-        // The runner is there when it has printed its first line.
-        let mut first = String::new();
-        BufReader::new(process.stdout.take().unwrap()).read_line(&mut first).unwrap();
-        assert_eq!(first, "6 ready\n");
+        let process = start(&home, Path::new("/nonexistent"), &["--grpc-listen", &listen]);
+        Self::connect(process, home, socket).await
+    }
+
+    async fn connect(process: Child, home: Home, socket: PathBuf) -> Self {
         let channel = tonic::transport::Endpoint::try_from("http://wrapper").unwrap();
         let socket = Arc::new(socket);
         let channel = channel.connect_with_connector(tower::service_fn(move |_| {
@@ -152,4 +164,74 @@ async fn the_wrapper_ends_with_its_runner_and_its_runner_with_it() {
     let mut wrapped = Wrapped::start().await;
     wrapped.signal(rustix::process::Signal::TERM);
     assert_eq!(wrapped.process.wait().unwrap().code(), Some(128 + 15));
+}
+
+/// A directory whose sockets' paths are short enough.
+fn directory(mode: u32) -> tempfile::TempDir {
+    let directory = tempfile::Builder::new().prefix("m").tempdir_in("/tmp").unwrap();
+    std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(mode)).unwrap();
+    directory
+}
+
+fn mode(path: &Path) -> u32 {
+    std::fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn by_default_it_listens_where_only_this_user_comes() {
+    let (home, runtime) = (Home::new(), directory(0o700));
+    let process = start(&home, runtime.path(), &[]);
+    let socket = runtime.path().join("muster/wrapper.sock");
+    assert!(socket.exists(), "{}", std::fs::read_to_string(home.path("stderr")).unwrap());
+    assert_eq!((mode(socket.parent().unwrap()), mode(&socket)), (0o700, 0o600));
+    let wrapped = Wrapped::connect(process, home, socket).await;
+    assert_eq!(wrapped.status().await.status, RUNNING);
+    let said = std::fs::read_to_string(wrapped.home.path("stderr")).unwrap();
+    assert!(!said.contains("without authentication"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_of_another_user_is_refused_whatever_the_mode_of_the_socket() {
+    if !rustix::process::geteuid().is_root() {
+        return muster_test_needs::missing("only root can start a process of another user");
+    }
+    if !muster_test_needs::program("python3", "--version", "python3") {
+        return;
+    }
+    let (home, shared) = (Home::new(), directory(0o755));
+    let socket = shared.path().join("w.sock");
+    let process = start(&home, Path::new("/nonexistent"), &["--grpc-listen", &format!("unix://{}", socket.display())]);
+    let _wrapped = Wrapped::connect(process, home, socket.clone()).await;
+    assert_eq!(mode(&socket), 0o600);
+    std::fs::set_permissions(&socket, PermissionsExt::from_mode(0o666)).unwrap();
+    let answered = |user: u32| {
+        let script = "import socket, sys\ns = socket.socket(socket.AF_UNIX)\ns.settimeout(60)\ntry:\n s.connect(sys.argv[1])\n \
+                      s.sendall(b'PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n\\0\\0\\0\\4\\0\\0\\0\\0\\0')\n \
+                      print('answered' if s.recv(9) else 'refused')\nexcept ConnectionError:\n print('refused')\n";
+        let mut command = Command::new("python3");
+        std::os::unix::process::CommandExt::uid(&mut command, user);
+        let output = command.current_dir("/").args(["-c", script]).arg(&socket).output().unwrap();
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    };
+    assert_eq!(answered(0), "answered\n");
+    assert_eq!(answered(65534), "refused\n");
+}
+
+#[test]
+fn tcp_is_served_where_it_is_asked_for_with_a_warning() {
+    let home = Home::new();
+    let mut process = start(&home, Path::new("/nonexistent"), &["--grpc-listen", "tcp://127.0.0.1:0"]);
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let said = std::fs::read_to_string(home.path("stderr")).unwrap();
+    assert!(said.contains("without authentication") && said.contains("tcp://127.0.0.1:0"), "{said}");
+}
+
+#[test]
+fn a_file_that_is_no_socket_is_not_replaced() {
+    let home = Home::new();
+    std::fs::write(home.path("precious"), "content").unwrap();
+    let listen = format!("unix://{}", home.path("precious").display());
+    home.run(&["wrapper", "--grpc-listen", &listen, "read-logs"]).check(1, &["precious", "not a socket"]);
+    assert_eq!(std::fs::read_to_string(home.path("precious")).unwrap(), "content");
 }
