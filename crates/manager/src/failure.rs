@@ -114,6 +114,55 @@ mod tests {
         of_result(&payload(known), &result(outcome), 0, interrupted).failure_reason.unwrap()
     }
 
+    /// What an agent answers comes from a machine on which jobs run.
+    #[test]
+    fn fuzz_agent_answers() {
+        use muster_agent_api::{agent, step_runner};
+        use prost::Message;
+        let outcome = Outcome::Failed {
+            reason: FailureReason::ScriptFailure,
+            exit_code: Some(-1),
+            cause: Some(EndCause::TimedOut),
+        };
+        let result = serde_json::to_string(&result(outcome)).unwrap();
+        let entry = agent::list_response::Entry { id: "1".to_owned(), ended: true, log_bytes: -1 };
+        let samples = [
+            result.clone().into_bytes(),
+            agent::WaitResponse { result }.encode_to_vec(),
+            agent::ListResponse { jobs: vec![entry] }.encode_to_vec(),
+            agent::HelloResponse { version: "0.1.0".to_owned(), pid: i64::MIN, asks: true }.encode_to_vec(),
+            step_runner::FollowLogsResponse { data: b"log".to_vec() }.encode_to_vec(),
+        ];
+        let samples: Vec<&[u8]> = samples.iter().map(Vec::as_slice).collect();
+        let words = [
+            "{",
+            "[",
+            "\"steps\":[",
+            "\"tree\":{",
+            "\"log_bytes\":",
+            "\"state\":\"success\"",
+            "null",
+            "18446744073709551615",
+            "\\ud800",
+        ];
+        let payload = payload(&[]);
+        muster_fuzz::fuzz("agent answers", muster_fuzz::Corpus { samples: &samples, words: &words }, |input| {
+            let _ = agent::HelloResponse::decode(input);
+            let _ = agent::ListResponse::decode(input);
+            let _ = agent::GateResponse::decode(input);
+            let _ = step_runner::FollowLogsResponse::decode(input);
+            let _ = step_runner::StatusResponse::decode(input);
+            let waited = agent::WaitResponse::decode(input).map(|answer| answer.result).unwrap_or_default();
+            for text in [waited, String::from_utf8_lossy(input).into_owned()] {
+                let Ok(result) = serde_json::from_str::<JobResult>(&text) else { continue };
+                for from in [0, 1 << 40] {
+                    serde_json::to_string(&of_result(&payload, &result, from, true)).unwrap();
+                }
+                let _ = result.to_tree().map(|tree| muster_agent_api::result::Used::of_tree(&tree));
+            }
+        });
+    }
+
     #[test]
     fn reasons_are_mapped_once_and_to_what_the_server_knows() {
         use FailureReason as R;

@@ -195,4 +195,25 @@ mod tests {
         let error = Handshake::parse(&"é".repeat(5_000)).unwrap_err();
         assert!(error.to_string().chars().count() < 400, "{error}");
     }
+    #[test]
+    fn fuzz_plugin_output() {
+        let samples: [&[u8]; 5] = [
+            b"1|0|unix|/tmp/p1|grpc|",
+            b"1|0|tcp|127.0.0.1:4711|grpc|AAAA",
+            br#"{"@level":"warn","@message":"m","@timestamp":"2026-11-21T10:00:00.123456Z","key":{"a":[1]}}"#,
+            b"2026-11-21T10:00:00.123Z [ERROR] plugin: words: key=value",
+            b"panic: oh\ngoroutine 1 [running]:",
+        ];
+        let words = ["|", "1|0|", "unix", "grpc", "\"@level\":", "\"@timestamp\":", "{", "[", "panic: ", "\r", "\0"];
+        muster_fuzz::fuzz("plugin output", muster_fuzz::Corpus { samples: &samples, words: &words }, |input| {
+            let text = String::from_utf8_lossy(input);
+            if let Err(error) = Handshake::parse(&text) {
+                assert!(error.to_string().chars().count() < 500, "{error}");
+            }
+            let mut reader = crate::host::LogReader::default();
+            for line in text.lines() {
+                let _ = reader.read(line);
+            }
+        });
+    }
 }

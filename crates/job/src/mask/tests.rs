@@ -203,3 +203,30 @@ proptest! {
         }
     }
 }
+
+/// The first line of an input is the values, separated by `|`, the second the lengths of the pieces in which the rest comes.
+#[test]
+fn fuzz_masker() {
+    let samples: [&[u8]; 4] = [
+        b"hunter22|hunt\n\x01\x05\nx hunter22 hunt er22 glpat-abcdefghij\n",
+        b"abab|bcde|line one line two\n\x02\ncabababcde line one\nline two",
+        b"\xc3\xa9\xff|aGVsbG8=\n\x01\n\xc3\xa9\xff aGVsbG8= \xc3",
+        b"a|\n\n[MASKED] a",
+    ];
+    let words = ["hunter22", "glpat-", "glrt-", "[MASKED]", "|", "\n", "\r\n", "ab", "%20", "é"];
+    muster_fuzz::fuzz("masker", muster_fuzz::Corpus { samples: &samples, words: &words }, |input| {
+        let mut parts = input.splitn(3, |byte| *byte == b'\n');
+        let [values, lengths, log] = std::array::from_fn(|_| parts.next().unwrap_or_default());
+        let values = String::from_utf8_lossy(values);
+        let secrets = Secrets::new(values.split('|'), ["glpat-"]);
+        let (mut rest, mut pieces) = (log, Vec::new());
+        let count = if lengths.is_empty() { 0 } else { log.len() };
+        for length in lengths.iter().cycle().take(count) {
+            let (piece, after) = rest.split_at(usize::from(*length).min(rest.len()));
+            pieces.push(piece);
+            rest = after;
+        }
+        pieces.push(rest);
+        assert_eq!(mask(&secrets, &pieces), mask(&secrets, &[log]), "the pieces it comes in make no difference");
+    });
+}

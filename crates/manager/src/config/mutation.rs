@@ -259,3 +259,43 @@ fn tokens_of_any_content_come_back_from_a_save_as_they_were() {
         assert!(std::fs::read_to_string(&path).unwrap().contains("name = \"one\" # kept\n"), "seed {seed}");
     }
 }
+
+#[test]
+fn fuzz_config_toml() {
+    let facts = Facts { exists: true, ..Facts::default() };
+    let samples: [&[u8]; 3] = [
+        SAMPLE.as_bytes(),
+        b"concurrent = 1\n[[runners]]\nexecutor = \"ssh\"\n[runners.ssh]\nport = \"22\"\n[runners.machine]\nIdleCount = 3\n",
+        b"[[runners]]\n[runners.custom]\nconfig_args = [\"a\"]\n[runners.cache]\nType = \"gcs\"\n[runners.cache.gcs]\n",
+    ];
+    let words = [
+        "[[runners]]\n",
+        "[runners.",
+        "]\n",
+        "= ",
+        "\"",
+        "'''",
+        "\"\"\"",
+        "[",
+        "{ a = ",
+        "true",
+        "\"15m\"",
+        "1979-05-27",
+        "inf",
+        "\\u0041",
+        "\u{feff}",
+        "#",
+        "docker",
+        "kubernetes",
+        "autoscaler",
+        "policy",
+        "cache",
+        "$HOME",
+        "0x1f",
+        "1_000",
+    ];
+    muster_fuzz::fuzz("config.toml", muster_fuzz::Corpus { samples: &samples, words: &words }, |input| {
+        let loaded = parse(&String::from_utf8_lossy(input), &facts);
+        let _ = told(&loaded, &facts);
+    });
+}

@@ -8,6 +8,7 @@ mod c_include;
 mod c_public;
 mod c_rules;
 mod case;
+mod fuzz;
 mod harness;
 mod keywords;
 mod leaf_properties;

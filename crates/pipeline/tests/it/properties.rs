@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use crate::harness::{errors, json, world};
 
 /// Words that mean something somewhere.
-const WORDS: &[&str] = &[
+pub(crate) const WORDS: &[&str] = &[
     "a",
     "b",
     ".h",
@@ -137,7 +137,7 @@ fn configuration() -> impl Strategy<Value = String> {
 }
 
 /// Exactly one of pipeline, reason and errors; every diagnostic has a place in a text that was read.
-fn check(compiled: &Compiled) -> Result<(), TestCaseError> {
+pub(crate) fn check(compiled: &Compiled) -> Result<(), TestCaseError> {
     let outcomes = [compiled.pipeline.is_some(), compiled.not_created.is_some(), compiled.has_errors()];
     prop_assert_eq!(outcomes.iter().filter(|outcome| **outcome).count(), 1, "{:#?}", compiled);
     for diagnostic in &compiled.diagnostics {

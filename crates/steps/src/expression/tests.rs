@@ -108,3 +108,39 @@ proptest! {
         let _ = value(&words.join(" "));
     }
 }
+
+#[test]
+fn fuzz_step_expressions() {
+    let samples: [&[u8]; 4] = [
+        br#"{a: 1, ('b' + 'c'): [true,], d: inputs.list[1].a || "x${{ inputs.n }}"}"#,
+        b"str([1,'<']) + str(num('3.5') * -7 % 4) == bool('') && !steps.build.outputs.size",
+        br"a ${{ inputs.text }} b ${{ job.CI == 'true' }} \${{ x }}",
+        br#"job.foo-bar + inputs['none'] + "\u0041\n""#,
+    ];
+    let words = [
+        "${{ ",
+        " }}",
+        "inputs.",
+        "steps.build.outputs.",
+        "[",
+        "(",
+        "{",
+        "!",
+        "-",
+        "'",
+        "\"",
+        "\\u",
+        "num(",
+        "str(",
+        "&&",
+        "||",
+        "1e308",
+    ];
+    let scope = scope();
+    muster_fuzz::fuzz("expressions of steps", muster_fuzz::Corpus { samples: &samples, words: &words }, |input| {
+        let text = String::from_utf8_lossy(input);
+        let _ = evaluate(&text, &scope);
+        let _ = expand_text(&text, &scope);
+        let _ = expand(&Value::String(text.into_owned()), &scope);
+    });
+}

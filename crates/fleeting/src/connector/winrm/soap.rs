@@ -256,4 +256,30 @@ mod tests {
         assert_eq!(fault("<Reason><Text>general</Text></Reason>"), Fault::Said("general".to_owned()));
         assert_eq!(fault(""), Fault::Said("WSMan fault without a code".to_owned()));
     }
+    #[test]
+    fn fuzz_winrm_answers() {
+        let samples: [&[u8]; 4] = [
+            b"<e><Stream Name=\"stdout\">YQ==</Stream><CommandState State=\"x/CommandState/Done\"><ExitCode>-1073741510</ExitCode></CommandState></e>",
+            b"<e><Selector Name=\"ShellId\">S-1</Selector><CommandId>c-1</CommandId></e>",
+            b"<s:Envelope xmlns:s=\"u\"><s:Body><s:Fault><s:Reason><s:Text>general</s:Text></s:Reason></s:Fault></s:Body></s:Envelope>",
+            b"<!DOCTYPE e [<!ENTITY a \"b\"><!ENTITY c \"&a;&a;\">]><e><WSManFault Code=\"5\"><Message>&c;</Message></WSManFault></e>",
+        ];
+        let words = [
+            "<e>",
+            "</e>",
+            "<Stream Name=\"stdout\">",
+            "&a;",
+            "&#0;",
+            "<![CDATA[",
+            "<!--",
+            "<!ENTITY ",
+            "xmlns=\"",
+            "ExitCode",
+            "==",
+        ];
+        muster_fuzz::fuzz("WinRM answers", muster_fuzz::Corpus { samples: &samples, words: &words }, |input| {
+            let text = String::from_utf8_lossy(input);
+            let _ = (check(&text), shell_id(&text), command_id(&text), received(&text));
+        });
+    }
 }

@@ -1,0 +1,200 @@
+//! Fuzzing with the stable toolchain: random changes of samples, which a parser of untrusted bytes must survive.
+//!
+//! A fuzz test is named `fuzz_...` and stands beside what it calls. It runs [`CASES`] cases, so that CI notices when one no longer
+//! builds or fails soon. `MUSTER_TEST_FUZZ_SECONDS=600` gives each test that time instead; `scripts/fuzz` runs all of them.
+//! A test prints its seed, and a failure the seed of its batch and the smallest input that fails. `MUSTER_TEST_SEED=n` begins with
+//! that seed.
+
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+use proptest::strategy::Strategy;
+use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
+
+/// Cases of one seed, and of a test without `MUSTER_TEST_FUZZ_SECONDS`.
+const CASES: u32 = 256;
+/// Bytes of an input.
+const MAX_BYTES: usize = 16 * 1024;
+/// Changes of one sample.
+const MAX_CHANGES: usize = 12;
+/// Steps towards the smallest input that fails.
+const MAX_SHRINK_STEPS: u32 = 4096;
+
+const SECONDS: &str = "MUSTER_TEST_FUZZ_SECONDS";
+const SEED: &str = "MUSTER_TEST_SEED";
+
+/// What inputs are made from.
+#[derive(Debug, Clone, Copy)]
+pub struct Corpus<'a> {
+    /// Inputs as they are meant to be.
+    pub samples: &'a [&'a [u8]],
+    /// Pieces that mean something to the parser.
+    pub words: &'a [&'a str],
+}
+
+/// One change of a sample. The numbers are taken modulo what they choose from.
+#[derive(Debug, Clone, Copy)]
+struct Change {
+    kind: u8,
+    at: u32,
+    argument: u32,
+}
+
+/// Calls `entry` with inputs made from the corpus. What it must not do is panic.
+///
+/// # Panics
+/// With the smallest input for which `entry` panics.
+#[expect(clippy::print_stdout, reason = "a test prints its seed")]
+pub fn fuzz(name: &str, corpus: Corpus<'_>, entry: impl Fn(&[u8])) {
+    let seconds = number(SECONDS).map(Duration::from_secs);
+    let first = number(SEED).unwrap_or_else(|| rand::random::<u32>().into());
+    println!("{name}: {SEED}={first}");
+    let began = Instant::now();
+    let slowest = std::cell::Cell::new((Duration::ZERO, 0));
+    let mut seed = first;
+    loop {
+        let run = |input: &[u8]| {
+            let since = Instant::now();
+            entry(input);
+            if since.elapsed() > slowest.get().0 {
+                slowest.set((since.elapsed(), input.len()));
+            }
+        };
+        if let Some((reason, input)) = batch(seed, corpus, run) {
+            panic!("{name}: {reason}\n{SEED}={seed} repeats it; the smallest input:\n{}", literal(&input));
+        }
+        seed = seed.wrapping_add(1);
+        if seconds.is_none_or(|seconds| began.elapsed() >= seconds) {
+            break;
+        }
+    }
+    let (longest, bytes) = slowest.get();
+    let cases = seed.wrapping_sub(first).saturating_mul(CASES.into());
+    println!("{name}: {cases} cases, the slowest took {} ms ({bytes} bytes)", longest.as_millis());
+}
+
+fn number(variable: &str) -> Option<u64> {
+    let value = std::env::var(variable).ok()?;
+    Some(value.parse().unwrap_or_else(|_| panic!("{variable}={value} is not a number")))
+}
+
+/// The reason and the smallest input of a failure.
+fn batch(seed: u64, corpus: Corpus<'_>, entry: impl Fn(&[u8])) -> Option<(String, Vec<u8>)> {
+    let config =
+        Config { cases: CASES, failure_persistence: None, max_shrink_iters: MAX_SHRINK_STEPS, ..Config::default() };
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
+    let change = (0..KINDS, proptest::num::u32::ANY, proptest::num::u32::ANY);
+    let change = change.prop_map(|(kind, at, argument)| Change { kind, at, argument });
+    let changes = proptest::collection::vec(change, 0..=MAX_CHANGES);
+    let inputs = (proptest::num::u32::ANY, changes);
+    let ran = runner.run(&inputs, |(sample, changes)| {
+        entry(&input(corpus, sample, &changes));
+        Ok(())
+    });
+    match ran {
+        Ok(()) => None,
+        Err(TestError::Fail(reason, (sample, changes))) => Some((reason.to_string(), input(corpus, sample, &changes))),
+        Err(TestError::Abort(reason)) => Some((reason.to_string(), Vec::new())),
+    }
+}
+
+/// How many kinds of changes [`apply`] knows.
+const KINDS: u8 = 9;
+
+fn input(corpus: Corpus<'_>, sample: u32, changes: &[Change]) -> Vec<u8> {
+    let mut input = pick(corpus.samples, sample).copied().unwrap_or_default().to_vec();
+    for change in changes {
+        apply(corpus, *change, &mut input);
+        input.truncate(MAX_BYTES);
+    }
+    input
+}
+
+fn pick<T>(all: &[T], number: u32) -> Option<&T> {
+    all.get(usize::try_from(number).ok()?.checked_rem(all.len())?)
+}
+
+fn apply(corpus: Corpus<'_>, Change { kind, at, argument }: Change, input: &mut Vec<u8>) {
+    let size = |number: u32| usize::try_from(number).unwrap_or_default();
+    let at = size(at) % (input.len() + 1);
+    let end = (at + 1 + size(argument) % 64).min(input.len());
+    let low = argument.to_le_bytes()[0];
+    match kind {
+        0 => drop(input.drain(at..end)),
+        1 => input.insert(at, low),
+        2 => {
+            if let Some(byte) = input.get_mut(at) {
+                *byte ^= 1 << (low % 8);
+            }
+        }
+        3 => input.truncate(at),
+        4 => {
+            let word = pick(corpus.words, argument).copied().unwrap_or_default();
+            input.splice(at..at, word.bytes());
+        }
+        5 => {
+            let copy: Vec<u8> = input.get(at..end).unwrap_or_default().to_vec();
+            input.splice(end..end, copy.repeat(1 + size(argument) % 3));
+        }
+        // Depth: one word many times.
+        6 => {
+            let word = pick(corpus.words, argument).copied().unwrap_or("[");
+            input.splice(at..at, word.repeat(1 + size(argument >> 8) % 300).bytes());
+        }
+        7 => {
+            let other = pick(corpus.samples, argument).copied().unwrap_or_default();
+            let from = size(argument >> 8) % (other.len() + 1);
+            let to = (from + 128).min(other.len());
+            input.splice(at..at, other.get(from..to).unwrap_or_default().iter().copied());
+        }
+        _ => {
+            let numbers =
+                ["0", "-1", "255", "65536", "2147483648", "-9223372036854775808", "18446744073709551616", "1e999"];
+            input.splice(at..end, pick(&numbers, argument).copied().unwrap_or_default().bytes());
+        }
+    }
+}
+
+/// Bytes as a literal that can be copied into a test.
+fn literal(input: &[u8]) -> String {
+    let mut text = String::from("b\"");
+    for byte in input {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{}", byte.escape_ascii());
+    }
+    text + "\""
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CORPUS: Corpus<'static> = Corpus { samples: &[b"key: value", b""], words: &["[", ": "] };
+
+    #[test]
+    fn what_fails_is_told_with_its_smallest_input_and_a_seed_that_repeats_it() {
+        let fails = |input: &[u8]| assert!(!input.contains(&b'['), "a bracket");
+        let seed = (0..100).find(|seed| batch(*seed, CORPUS, fails).is_some()).unwrap();
+        let (reason, smallest) = batch(seed, CORPUS, fails).unwrap();
+        assert!(reason.contains("a bracket") && smallest.contains(&b'['), "{reason} {smallest:?}");
+        assert_eq!(batch(seed, CORPUS, fails).unwrap().1, smallest);
+        assert!(smallest.len() <= "key: value[".len(), "{smallest:?}");
+    }
+
+    #[test]
+    fn every_change_keeps_within_the_bounds() {
+        let samples: [&[u8]; 3] = [b"", b"x", &[b'y'; MAX_BYTES]];
+        for kind in 0..KINDS {
+            for at in [0, 1, u32::MAX] {
+                for argument in [0, 1, 0xffff, u32::MAX] {
+                    for sample in 0..3 {
+                        let corpus = Corpus { samples: &samples, words: &["word"] };
+                        assert!(input(corpus, sample, &[Change { kind, at, argument }]).len() <= MAX_BYTES);
+                    }
+                }
+            }
+        }
+    }
+}
