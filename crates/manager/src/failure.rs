@@ -27,7 +27,7 @@ pub(crate) fn of_result(payload: &JobPayload, result: &JobResult, from: u64, int
     let checksum = (from == 0).then(|| format!("crc32:{:08x}", result.log_crc32));
     let tree = payload.muster.as_ref().is_some_and(|extension| extension.result_tree);
     UpdateRequest {
-        output: Output { checksum, bytesize: Some(from + result.log_bytes) },
+        output: Output { checksum, bytesize: Some(from.saturating_add(result.log_bytes)) },
         // The tree is for people to look at: a result without it is better than none.
         result_tree: tree.then(|| result.to_tree()).flatten(),
         ..update(payload, state, reason, exit_code)

@@ -285,7 +285,7 @@ impl Actor {
             Verdict::Gone => Once::Done(Followed::Gone),
             _ if self.uploader.is_trace_refused() => Once::Done(Followed::Result(Box::new(result))),
             Verdict::FollowAgain => Once::Again,
-            _ if self.uploader.end() < self.state.log_start() + result.log_bytes => Once::Again,
+            _ if self.uploader.end() < self.state.log_start().saturating_add(result.log_bytes) => Once::Again,
             _ => Once::Done(Followed::Result(Box::new(result))),
         })
     }
