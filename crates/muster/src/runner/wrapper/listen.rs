@@ -1,10 +1,15 @@
 //! Where the wrapper listens.
 
 use std::fmt;
+use std::fs::Permissions;
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
-use tokio::net::{TcpListener, UnixListener};
+use futures::StreamExt;
+use muster_fleeting::host::{NoRuntimeDirectory, runtime_directory};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
@@ -43,19 +48,44 @@ pub(super) enum Incoming {
     Unix(UnixListener),
 }
 
+/// The socket's name in the runtime directory.
+const SOCKET: &str = "wrapper.sock";
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// The address without `--grpc-listen`: a socket where only this user comes.
+pub(super) fn default_address() -> Result<Address, NoRuntimeDirectory> {
+    Ok(Address::Unix(runtime_directory(SOCKET.len())?.join(SOCKET)))
+}
+
 /// Listens. A socket that an earlier process left is replaced; one that somebody answers at is not.
 pub(super) async fn bind(address: &Address) -> io::Result<Incoming> {
     match address {
         Address::Tcp(address) => Ok(Incoming::Tcp(TcpListener::bind(address).await?)),
         Address::Unix(path) => {
-            match tokio::net::UnixStream::connect(path).await {
-                Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)?,
+            match std::fs::symlink_metadata(path) {
+                Ok(found) if !found.file_type().is_socket() => {
+                    return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it exists, and is not a socket"));
+                }
+                Ok(_) => match tokio::net::UnixStream::connect(path).await {
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)?,
+                    _ => return Err(io::ErrorKind::AddrInUse.into()),
+                },
                 Err(_) => {}
             }
-            Ok(Incoming::Unix(UnixListener::bind(path)?))
+            Ok(Incoming::Unix(UnixListener::from_std(listen_at(path)?)?))
         }
     }
+}
+
+/// Listens at a socket that has the mode 0600 before anyone can connect.
+fn listen_at(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
+    let socket =
+        socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
 }
 
 impl Incoming {
@@ -67,8 +97,27 @@ impl Incoming {
                 router.serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop.cancelled()).await
             }
             Self::Unix(listener) => {
-                router.serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop.cancelled()).await
+                let own = UnixListenerStream::new(listener)
+                    .filter(|accepted| std::future::ready(accepted.as_ref().map_or(true, is_from_this_user)));
+                router.serve_with_incoming_shutdown(own, stop.cancelled()).await
             }
+        }
+    }
+}
+
+/// Whether the process that connected is root's or this user's. The socket's mode may have been changed, and whoever reaches it can
+/// stop the runner.
+fn is_from_this_user(stream: &UnixStream) -> bool {
+    let user = stream.peer_cred().map(|peer| peer.uid());
+    match user {
+        Ok(user) if user == 0 || user == rustix::process::geteuid().as_raw() => true,
+        Ok(user) => {
+            tracing::warn!(user, "[WRAPPER] connection of another user refused");
+            false
+        }
+        Err(error) => {
+            tracing::warn!(%error, "[WRAPPER] connection refused, its user is unknown");
+            false
         }
     }
 }

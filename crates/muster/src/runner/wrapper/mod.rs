@@ -17,9 +17,10 @@ use listen::Address;
 /// Arguments of `wrapper`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Where to listen: tcp://HOST:PORT or unix:///PATH.
-    #[arg(long, value_name = "URL", default_value = "tcp://localhost:7777", value_parser = listen::address)]
-    grpc_listen: Address,
+    /// Where to listen: unix:///PATH, or tcp://HOST:PORT, which has no authentication. [default: wrapper.sock in this user's
+    /// runtime directory]
+    #[arg(long, value_name = "URL", value_parser = listen::address)]
+    grpc_listen: Option<Address>,
     /// How long the runner may take to end when the wrapper is asked to end; then it is killed.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = super::flags::go_duration)]
     process_termination_timeout: Duration,
@@ -30,6 +31,8 @@ pub(crate) struct Args {
 
 #[derive(Debug, thiserror::Error)]
 enum WrapperError {
+    #[error("cannot choose a socket; name one with --grpc-listen unix:///PATH")]
+    NoSocket(#[source] muster_fleeting::host::NoRuntimeDirectory),
     #[error("cannot listen at {address}")]
     Listen { address: String, source: std::io::Error },
     #[error("cannot start the runner")]
@@ -53,13 +56,22 @@ pub(super) fn run(args: &Args) -> ExitCode {
 /// Until the runner has ended by itself, or this process is asked to end. After a shutdown that was asked for over gRPC
 /// the wrapper goes on answering `stopped`: whoever asked for it ends it then.
 async fn wrap(args: &Args) -> Result<ExitCode, WrapperError> {
-    let incoming = listen::bind(&args.grpc_listen)
-        .await
-        .map_err(|source| WrapperError::Listen { address: args.grpc_listen.to_string(), source })?;
+    let address = match &args.grpc_listen {
+        Some(address) => address.clone(),
+        None => listen::default_address().map_err(WrapperError::NoSocket)?,
+    };
+    let incoming =
+        listen::bind(&address).await.map_err(|source| WrapperError::Listen { address: address.to_string(), source })?;
+    if let Address::Tcp(_) = address {
+        tracing::warn!(
+            %address,
+            "[WRAPPER] TCP is without authentication: whoever can connect can stop the runner; prefer a unix socket"
+        );
+    }
     let mut terminate = signal(SignalKind::terminate()).map_err(WrapperError::Signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(WrapperError::Signals)?;
     let child = Child::start(&args.arguments).map_err(WrapperError::Spawn)?;
-    tracing::info!(pid = child.pid(), address = %args.grpc_listen, "[WRAPPER] the runner is started");
+    tracing::info!(pid = child.pid(), %address, "[WRAPPER] the runner is started");
     let stop = CancellationToken::new();
     let server = incoming.serve(service::Service::new(child.clone()), stop.clone());
     tokio::pin!(server);
