@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::systemctl::{Scope, Systemctl};
-use super::unit::Unit;
+use super::unit::{Unit, temporary_unit, temporary_unit_name};
 use super::{Args, ServiceError, unit_name};
 use crate::runner::paths;
 
@@ -109,19 +109,25 @@ fn try_install(args: &InstallArgs) -> Result<(), ServiceError> {
     if is_new {
         tracing::info!(path = %config.display(), "Created the configuration file");
     }
-    let path = in_root(&scope.units()?.join(unit_name(&args.service.service)));
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).map_err(file("make the folder", folder))?;
-    }
+    let folder = in_root(&scope.units()?);
+    fs::create_dir_all(&folder).map_err(file("make the folder", &folder))?;
+    let path = folder.join(unit_name(&args.service.service));
     match OpenOptions::new().create_new(true).write(true).mode(0o644).open(&path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(ServiceError::Installed { path }),
         opened => opened.and_then(|mut new| new.write_all(unit.as_bytes())).map_err(file("write", &path))?,
     }
+    let temporary = (scope == Scope::System).then(|| folder.join(temporary_unit_name(&args.service.service)));
+    let written = match &temporary {
+        Some(path) => fs::write(path, temporary_unit(&args.service.service)).map_err(file("write", path)),
+        None => Ok(()),
+    };
     let systemctl = Systemctl::new(scope, args.root.as_deref());
-    let known = register(&systemctl, args.root.is_none(), &args.service.service);
+    let known = written.and_then(|()| register(&systemctl, args.root.is_none(), &args.service.service));
     if known.is_err() {
         // What systemd does not know is not installed: the next attempt starts afresh.
-        let _ = fs::remove_file(&path);
+        for path in [Some(&path), temporary.as_ref()].into_iter().flatten() {
+            let _ = fs::remove_file(path);
+        }
         if is_new {
             let _ = fs::remove_file(&config);
         }
@@ -144,13 +150,20 @@ fn try_uninstall(args: &UninstallArgs) -> Result<(), ServiceError> {
         check_root(args.root.as_deref())?;
     }
     let unit = unit_name(&args.service.service);
-    let path = below(args.root.as_deref(), &scope.units()?.join(&unit));
+    let folder = below(args.root.as_deref(), &scope.units()?);
+    let path = folder.join(&unit);
     if !path.exists() {
         return Err(ServiceError::NotInstalled { path });
     }
     let systemctl = Systemctl::new(scope, args.root.as_deref());
     systemctl.run(&["disable", &unit])?;
-    fs::remove_file(&path).map_err(|source| ServiceError::File { action: "delete", path: path.clone(), source })?;
+    let temporary = folder.join(temporary_unit_name(&args.service.service));
+    for path in [&path, &temporary] {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            removed => removed.map_err(|source| ServiceError::File { action: "delete", path: path.clone(), source })?,
+        }
+    }
     if args.root.is_none() {
         systemctl.run(&["daemon-reload"])?;
     }

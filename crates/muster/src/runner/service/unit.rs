@@ -39,11 +39,19 @@ impl Unit<'_> {
             (Scope::System, None) => "Environment=HOME=%h\n",
             _ => "",
         };
-        let (after, wanted_by) = match self.scope {
-            Scope::System => ("After=network-online.target\nWants=network-online.target\n", "multi-user.target"),
-            Scope::User => ("", "default.target"),
-        };
         let service = self.service;
+        let (after, hardening, wanted_by) = match self.scope {
+            Scope::System => {
+                let temporary = temporary_unit_name(service);
+                let after = format!(
+                    "After=network-online.target {temporary}\nWants=network-online.target {temporary}\n\
+                     JoinsNamespaceOf={temporary}\n"
+                );
+                (after, hardening(&temporary), "multi-user.target")
+            }
+            // A mount namespace of an unprivileged user takes a user namespace, in which no job could use sudo.
+            Scope::User => (String::new(), String::new(), "default.target"),
+        };
         Ok(format!(
             "[Unit]
 Description=GitLab Runner
@@ -66,12 +74,52 @@ TimeoutStopSec=30
 # A job that runs out of memory fails; it does not take the others with it.
 OOMPolicy=continue
 TasksMax=infinity
-
+{hardening}
 [Install]
 WantedBy={wanted_by}
 "
         ))
     }
+}
+
+/// Name of the unit that holds the temporary directory of a service.
+pub(super) fn temporary_unit_name(service: &str) -> String {
+    format!("{service}-tmp.service")
+}
+
+/// The unit that holds the temporary directory of a service. systemd deletes the private /tmp of a unit when it stops, and with
+/// it the files of jobs that go on; one that is shared with a unit that stays is kept.
+pub(super) fn temporary_unit(service: &str) -> String {
+    format!(
+        "[Unit]
+Description=Temporary directory of {service}, kept while jobs outlive a restart
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/bin/true
+PrivateTmp=yes
+"
+    )
+}
+
+/// The lines that close what jobs do not need. Jobs are processes of the service, so that each line counts for them too.
+fn hardening(temporary: &str) -> String {
+    format!(
+        "
+# Neither /tmp nor /var/tmp is shared with other users of this host. The directory belongs to {temporary}, which
+# stays when this service stops: systemd would delete it, and jobs go on. What a job mounts is seen by this service only.
+PrivateTmp=yes
+# Not set, since jobs are processes of this service and do what their authors do on this host:
+# - NoNewPrivileges=, and what implies it for a user other than root (SystemCallFilter=, RestrictNamespaces=,
+#   PrivateDevices=, ProtectKernelTunables= and others): `sudo` in jobs, and `su` to their user, need new privileges.
+# - ProtectSystem=, ProtectHome=, ReadOnlyPaths=: jobs install packages, deploy, and work in the home of their user.
+# - ProtectControlGroups=: each job may have a cgroup of its own.
+# - PrivateNetwork=, IPAddressDeny=: jobs fetch, push and serve.
+# - CapabilityBoundingSet=: builds of images and packages as root use chroot, mount and mknod.
+# Where no job needs one of these, add it with `systemctl edit`.
+"
+    )
 }
 
 /// One word of a command line as systemd reads it: no variable, no specifier, no escape has a meaning in it.
