@@ -42,3 +42,40 @@ fn a_build_that_takes_its_time_is_told_and_a_usual_start_is_silent() {
     let failed = run("error: could not compile `muster`", "null").check(101, &["could not compile"]);
     assert!(!failed.stderr.contains("minutes") && failed.stdout.is_empty(), "{failed:?}");
 }
+
+/// `scripts/need python3` as root on a machine without it, whose `apt-get` does this.
+fn need_python(apt_get: &str) -> Ended {
+    let place = tempfile::tempdir().unwrap();
+    let program = |name: &str, text: &str| {
+        let path = place.path().join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    program("id", "echo 0");
+    program("dirname", "echo \"${1%/*}\"");
+    program("flock", "shift; exec \"$@\"");
+    program("apt-get", apt_get);
+    let mut script = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/need"));
+    script.arg("python3").env("PATH", place.path()).env("PLACE", place.path());
+    Ended::of(script.output().unwrap())
+}
+
+#[test]
+fn what_the_own_pipeline_needs_is_installed_or_named() {
+    let installs = "case \"$*\" in *' python3') : >\"$PLACE/python3\"; /bin/chmod +x \"$PLACE/python3\";; esac";
+    need_python(installs).check(0, &[]);
+    need_python("exit 100").check(1, &["python3 is needed and cannot be installed here; run: apt-get install python3"]);
+
+    let pipeline = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.gitlab-ci.yml");
+    let text = std::fs::read_to_string(pipeline).unwrap();
+    let lines: Vec<_> = text.lines().map(str::trim).collect();
+    let needs = |line: &str| match line {
+        "- cargo fmt --check" => Some("- scripts/need rustfmt"),
+        line if line.starts_with("- scripts/check-") => Some("- scripts/need python3"),
+        _ => None,
+    };
+    for pair in lines.windows(2) {
+        assert!(needs(pair[1]).is_none_or(|need| need == pair[0]), "`{}` comes before `{}`", pair[0], pair[1]);
+    }
+    assert!(lines.iter().filter_map(|line| needs(line)).count() >= 3, "{text}");
+}

@@ -17,9 +17,14 @@ pub(crate) const HELD: &str = "echo begun; while [ ! -e \"$HOME_OF_TEST/go\" ]; 
 
 /// Puts a job in the queue as GitLab would: with sections, facts about its queue, and a repository.
 pub(crate) fn push(bench: &Bench, id: i64, script: &str, features: &Value) {
+    push_with(bench, id, script, features, &json!({}));
+}
+
+/// As [`push`], with more members of the payload.
+pub(crate) fn push_with(bench: &Bench, id: i64, script: &str, features: &Value, more: &Value) {
     let mut all = json!({ "trace_sections": true, "failure_reasons": ["job_canceled"] });
     all.as_object_mut().unwrap().extend(features.as_object().unwrap().clone());
-    let payload = json!({
+    let mut payload = json!({
         "id": id, "token": format!("glcbt-secret-of-job-{id}"),
         "job_info": { "name": "test", "project_id": 5, "pipeline_id": 9, "project_full_path": "group/project",
             "time_in_queue_seconds": 2.5, "project_jobs_running_on_instance_runners_count": "0",
@@ -30,12 +35,14 @@ pub(crate) fn push(bench: &Bench, id: i64, script: &str, features: &Value) {
         "variables": [
             { "key": "GIT_STRATEGY", "value": "none" },
             { "key": "CI_PIPELINE_SOURCE", "value": "push" },
+            { "key": "GITLAB_USER_ID", "value": "11" },
             { "key": "HOME_OF_TEST", "value": bench.path("") }
         ],
         "steps": [{ "name": "script", "script": [script] }],
         "features": all,
         "muster": { "trace_interval_ms": 20 }
     });
+    payload.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     bench.coordinator.push(serde_json::from_value(payload).unwrap());
 }
 
@@ -49,7 +56,7 @@ pub(crate) async fn wait_for_log(log: &Path, word: &str) -> String {
 }
 
 /// The address of the metrics server, as the log tells it.
-async fn address(log: &Path) -> String {
+pub(crate) async fn address(log: &Path) -> String {
     let text = wait_for_log(log, "Metrics server listening").await;
     let line = text.lines().find(|line| line.contains("Metrics server listening")).unwrap();
     let address = line.split_once("address=").unwrap().1;
@@ -68,7 +75,7 @@ async fn get(address: &str, path: &str) -> String {
 }
 
 /// Scrapes until a line begins with `series` and ends with `value`.
-async fn scrape_until(address: &str, series: &str, value: &str) -> String {
+pub(crate) async fn scrape_until(address: &str, series: &str, value: &str) -> String {
     until(async || {
         let text = get(address, "/metrics").await;
         let is_so = text.lines().any(|line| line.starts_with(series) && line.ends_with(&format!(" {value}")));
@@ -150,8 +157,7 @@ fn check_with_promtool(text: &str) {
     let promtool =
         Command::new("promtool").args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let Ok(mut promtool) = promtool else {
-        println!("not checked by promtool: it is not installed (Debian package prometheus)");
-        return;
+        return muster_test_needs::missing("there is no promtool (Debian: prometheus)");
     };
     std::io::Write::write_all(&mut promtool.stdin.take().unwrap(), text.as_bytes()).unwrap();
     let checked = promtool.wait_with_output().unwrap();
@@ -169,6 +175,7 @@ async fn the_log_names_a_job_in_fields_when_it_comes_and_goes() {
     for field in [
         "level=info",
         " builds=1",
+        " gitlab_user_id=11",
         " job=7",
         " max_builds=1",
         " namespace_id=0",

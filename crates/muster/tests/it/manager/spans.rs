@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 
-use super::observe::{HELD, push, wait_for_log};
+use super::observe::{HELD, address, push, push_with, scrape_until, wait_for_log};
 use super::support::Bench;
 
 /// A collector on loopback.
@@ -115,6 +115,31 @@ async fn a_job_is_one_trace_that_its_script_can_join() {
         assert_eq!(told[name], expected, "{name}");
     }
     assert!(!format!("{spans:?}").contains("secret"), "{spans:?}");
+}
+
+/// R200: pre-checks, retrieval, cache, environment, run, health, report, cleanup.
+#[tokio::test(flavor = "multi_thread")]
+async fn each_of_the_eight_stages_of_a_job_has_a_span_and_a_duration() {
+    let stages =
+        ["pre_checks", "retrieval", "restore_cache", "prepare_executor", "step_script", "health", "report", "cleanup"];
+    let bench = Bench::start().await;
+    let mut collector = Collector::start().await;
+    let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url.as_str())];
+    let (_manager, log) = bench.manager_logged(&["--listen-address", "127.0.0.1:0"], &variables);
+    let address = address(&log).await;
+    let cache =
+        json!([{ "key": "k", "untracked": false, "policy": "pull-push", "paths": ["kept"], "when": "on_success" }]);
+    push_with(&bench, 7, "mkdir -p kept; date > kept/file", &json!({}), &json!({ "cache": cache }));
+    let job = bench.coordinator.wait_for_end(JobId(7)).await;
+    assert_eq!(job.status, JobStatus::Success, "{}", job.text());
+    let (spans, _) = collector.spans().await;
+    for stage in stages {
+        let of_stage: Vec<_> = spans.iter().filter(|span| span.name == stage).collect();
+        assert_eq!(of_stage.len(), 1, "spans of {stage}");
+        assert_eq!(of_stage[0].parent_span_id, spans[0].span_id, "{stage} is a stage of the job");
+        let series = format!("muster_job_stage_seconds_count{{stage=\"{stage}\"}}");
+        scrape_until(&address, &series, "1").await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

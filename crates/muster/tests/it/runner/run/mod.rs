@@ -3,6 +3,8 @@
 pub(crate) mod bench;
 mod fleets;
 mod instances;
+mod places;
+mod shared;
 mod single;
 
 use muster_job::JobStatus;
