@@ -80,7 +80,7 @@ pub fn unpack<R: Read + Seek>(
     format: Format,
     stop: &dyn Fn() -> bool,
 ) -> Result<LeftOut, UnpackError> {
-    let mut tree = Tree::new(into);
+    let mut tree = Tree::new(into, limits);
     read(archive, format, limits, stop, &mut |entry, content| tree.add(entry, content))?;
     tree.finish()
 }

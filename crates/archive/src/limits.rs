@@ -19,7 +19,8 @@ pub struct Limits {
     pub ratio_floor: u64,
     /// Bytes of headers that are in memory at the same time. Defaults to 256 MiB.
     ///
-    /// For zip these are the headers of all entries, for tar the headers of one entry.
+    /// For zip these are the headers of all entries, for tar the headers of one entry. Names and targets of links and names of
+    /// directories, which are kept until the end, are counted separately with the same limit.
     pub header_bytes: u64,
 }
 
@@ -58,7 +59,7 @@ impl fmt::Display for Exceeded {
             Limit::Bytes => write!(f, "the archive unpacks to more than {max} bytes"),
             Limit::Entries => write!(f, "the archive has more than {max} entries"),
             Limit::Ratio => write!(f, "the archive unpacks to more than {max} times its size"),
-            Limit::HeaderBytes => write!(f, "the archive has headers of more than {max} bytes, or is damaged"),
+            Limit::HeaderBytes => write!(f, "the archive has more than {max} bytes of headers; it may be damaged"),
         }
     }
 }

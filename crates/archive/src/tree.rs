@@ -12,6 +12,7 @@ use filetime::FileTime;
 use rustix::fs::OFlags;
 
 use crate::UnpackError;
+use crate::limits::{Exceeded, Limit, Limits};
 use crate::read::{Entry, EntryKind};
 
 /// Number of left-out entries that are listed each on a line.
@@ -30,13 +31,13 @@ pub struct LeftOut {
 impl LeftOut {
     /// Returns a line for each of the first ones, and one for all others.
     pub fn lines(&self) -> impl Iterator<Item = String> {
-        let more = (self.more > 0).then(|| format!("{} more were not unpacked", self.more));
+        let more = (self.more > 0).then(|| format!("{} more were skipped", self.more));
         self.listed.iter().cloned().chain(more)
     }
 
     fn add(&mut self, path: &Path, reason: &dyn std::fmt::Display) {
         if self.listed.len() < MAX_LISTED {
-            self.listed.push(format!("{}: not unpacked, left as it is: {reason}", path.display()));
+            self.listed.push(format!("{}: skipped: {reason}", path.display()));
         } else {
             self.more += 1;
         }
@@ -51,7 +52,10 @@ pub struct Tree<'a> {
     /// Symbolic links of the archive with their targets, created at the end.
     links: BTreeMap<PathBuf, PathBuf>,
     /// Permissions and times of directories, set at the end, because a read-only directory cannot be filled.
-    attributes: Vec<(PathBuf, u32, Option<FileTime>)>,
+    attributes: BTreeMap<PathBuf, (u32, Option<FileTime>)>,
+    /// Bytes that `links` and `attributes` may still take.
+    retainable: u64,
+    limits: Limits,
     left_out: LeftOut,
     buffer: Vec<u8>,
 }
@@ -63,14 +67,16 @@ impl std::fmt::Debug for Tree<'_> {
 }
 
 impl<'a> Tree<'a> {
-    /// Writes below `root`.
+    /// Writes below `root`. Of `limits`, `header_bytes` bounds what is kept in memory until the end.
     #[must_use]
-    pub fn new(root: &'a Dir) -> Self {
+    pub fn new(root: &'a Dir, limits: &Limits) -> Self {
         Self {
             root,
             current: None,
             links: BTreeMap::new(),
-            attributes: Vec::new(),
+            attributes: BTreeMap::new(),
+            retainable: limits.header_bytes,
+            limits: *limits,
             left_out: LeftOut::default(),
             buffer: vec![0; CHUNK],
         }
@@ -90,6 +96,7 @@ impl<'a> Tree<'a> {
         self.links.remove(&entry.path);
         match self.put(entry, content) {
             Err(PutError::Read(error)) => Err(UnpackError::Broken(error)),
+            Err(PutError::Limit(exceeded)) => Err(UnpackError::Limit(exceeded)),
             Err(PutError::Write(error)) if is_in_the_way(&error) => {
                 self.left_out.add(&entry.path, &error);
                 Ok(())
@@ -104,13 +111,15 @@ impl<'a> Tree<'a> {
             self.directory(&entry.path)?;
             // The root belongs to the caller.
             if !entry.path.as_os_str().is_empty() {
-                self.attributes.push((entry.path.clone(), entry.mode.unwrap_or(0o755), entry.modified));
+                self.retain(entry.path.as_os_str().len())?;
+                self.attributes.insert(entry.path.clone(), (entry.mode.unwrap_or(0o755), entry.modified));
             }
             return Ok(());
         }
         let (parent, name) = split(&entry.path)?;
         self.directory(parent)?;
         if let EntryKind::Link(target) = &entry.kind {
+            self.retain(entry.path.as_os_str().len() + target.as_os_str().len())?;
             self.links.insert(entry.path.clone(), target.clone());
             return Ok(());
         }
@@ -122,6 +131,15 @@ impl<'a> Tree<'a> {
             .and_then(|file| fill(file, mode, entry.modified, content, &mut buffer).map(drop));
         self.buffer = buffer;
         written
+    }
+
+    /// Counts what is kept until the end.
+    fn retain(&mut self, bytes: usize) -> Result<(), PutError> {
+        match self.retainable.checked_sub(bytes as u64) {
+            Some(left) => self.retainable = left,
+            None => return Err(PutError::Limit(Exceeded { limit: Limit::HeaderBytes, max: self.limits.header_bytes })),
+        }
+        Ok(())
     }
 
     /// Returns the link of the archive that is above the path.
@@ -192,7 +210,8 @@ impl<'a> Tree<'a> {
                 linked => linked.map_err(|error| failed(&path, error))?,
             }
         }
-        for (path, mode, modified) in std::mem::take(&mut self.attributes).into_iter().rev() {
+        // From the end, a directory has its permissions before one above it takes away the right to reach it.
+        for (path, (mode, modified)) in std::mem::take(&mut self.attributes).into_iter().rev() {
             match self.set_attributes(&path, mode, modified) {
                 // The directory has another owner. Its files are unpacked, and that is what counts.
                 Err(error) if is_in_the_way(&error) => {}
@@ -228,6 +247,7 @@ impl<'a> Tree<'a> {
 enum PutError {
     Read(io::Error),
     Write(io::Error),
+    Limit(Exceeded),
 }
 
 impl From<io::Error> for PutError {
@@ -245,6 +265,7 @@ pub fn write_new(dir: &Dir, name: &str, mode: u32, content: &mut dyn Read) -> Re
     written.and_then(|file| fill(file, mode, None, content, &mut vec![0; CHUNK])).map_err(|error| match error {
         PutError::Read(error) => UnpackError::Broken(error),
         PutError::Write(source) => UnpackError::Io { name: name.to_owned(), source },
+        PutError::Limit(exceeded) => UnpackError::Limit(exceeded),
     })
 }
 

@@ -144,6 +144,8 @@ pub(crate) enum Purpose {
     Work,
     /// Its artifacts. They come from wherever the job runs, and are no contact of its manager (runner-api 9.2).
     Transfer,
+    /// The repository, read by the job itself: says nothing about its manager, and accepts nothing.
+    Read,
     /// A final report: also an ended job may repeat it.
     Report,
 }

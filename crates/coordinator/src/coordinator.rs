@@ -93,7 +93,7 @@ impl Coordinator {
     pub async fn check_job_token(&self, token: &str) -> TokenCheck {
         let Some((job, _)) = self.keys.read(token) else { return TokenCheck::Unknown };
         let (reply, answer) = oneshot::channel();
-        let command = Command::Authorize { job, token: token.to_owned(), purpose: Purpose::Transfer, reply };
+        let command = Command::Authorize { job, token: token.to_owned(), purpose: Purpose::Read, reply };
         if self.commands.send(command).await.is_err() {
             return TokenCheck::Unavailable;
         }

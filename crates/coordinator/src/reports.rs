@@ -32,7 +32,7 @@ impl Actor {
         }
         let grant = Grant { status, coverage: self.coverage_expression(row) };
         let taker = row.runner.zip(row.system_id.clone());
-        if on_runner {
+        if on_runner && purpose != Purpose::Read {
             let alive = row.detail.alive;
             if alive && purpose == Purpose::Waiting {
                 return Err(ServiceError::Conflict("the job was accepted before".to_owned()));

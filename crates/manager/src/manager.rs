@@ -45,16 +45,16 @@ pub enum ManagerError {
     },
 }
 
-/// What the manager is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What the manager is about. It only moves forward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
     Working,
     /// No more jobs are taken; those that run go on.
     Draining,
-    /// Jobs are wound down and reported.
-    Aborting,
     /// Jobs are left to the next start.
     Leaving,
+    /// Jobs are wound down and reported.
+    Aborting,
 }
 
 /// A manager of the runners of one `config.toml`.
@@ -78,6 +78,8 @@ pub struct Manager {
     /// Ends the jobs.
     cancel: CancellationToken,
     phase: Phase,
+    /// Time of the order to abort, from which `shutdown_timeout` counts.
+    aborting_since: Option<Instant>,
     ledger: Ledger,
     /// The settings that each runner asks with, numbered.
     generations: HashMap<RunnerKey, (Arc<RunnerSettings>, u64)>,
@@ -107,6 +109,7 @@ impl Manager {
             limits: RunLimits::new(),
             cancel: CancellationToken::new(),
             phase: Phase::Working,
+            aborting_since: None,
             ledger: Ledger::new(Quota::default()),
             generations: HashMap::new(),
             generation: 0,
@@ -193,7 +196,8 @@ impl Manager {
             // As after a kill: the instances stay with their jobs.
             return refused.map_or(Ok(()), Err);
         }
-        self.providers.stop(self.settings.shutdown_timeout).await;
+        let passed = self.aborting_since.map(|since| since.elapsed()).unwrap_or_default();
+        self.providers.stop(self.settings.shutdown_timeout.saturating_sub(passed)).await;
         refused.map_or(Ok(()), Err)
     }
 
@@ -283,19 +287,16 @@ impl Manager {
     fn stop_asking(&mut self, phase: Phase) {
         if self.phase == Phase::Working {
             let (jobs, requests) = (self.jobs.len(), self.admission.requests());
-            tracing::info!(
-                jobs,
-                requests,
-                "no more jobs are requested; a job that a request in flight brings is taken"
-            );
+            tracing::info!(jobs, requests, "no more jobs are requested, waiting for requests in flight");
             // Instances that are left keep what they were kept for.
             if phase != Phase::Leaving {
                 self.providers.drain();
             }
         }
-        if self.phase != Phase::Aborting {
-            self.phase = phase;
+        if phase == Phase::Aborting && self.phase != phase {
+            self.aborting_since = Some(Instant::now());
         }
+        self.phase = self.phase.max(phase);
         self.observer.telemetry().life.reach(match self.phase {
             Phase::Working => ProcessState::Running,
             Phase::Draining | Phase::Leaving => ProcessState::GracefulShutdown,

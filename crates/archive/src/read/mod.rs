@@ -17,6 +17,10 @@ use crate::name;
 
 /// Longest target of a symbolic link in bytes.
 pub(crate) const MAX_LINK: u64 = 4096;
+/// Longest name of an entry in bytes: what a path may have on Linux.
+const MAX_NAME: usize = 4096;
+/// Bytes of a longer name that its error quotes.
+const QUOTED: usize = 100;
 
 /// Format of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,6 +102,15 @@ pub fn read<R: Read + Seek, E: From<UnpackError>>(
     };
     // A stop or a limit reaches the libraries as an error of reading, and comes back as theirs.
     read.map_err(|error| meter.cause().map_or(error, E::from))
+}
+
+/// Refuses a name that no system could open.
+fn check_length(name: &[u8]) -> Result<(), UnpackError> {
+    if name.len() <= MAX_NAME {
+        return Ok(());
+    }
+    let start = String::from_utf8_lossy(name.get(..QUOTED).unwrap_or_default());
+    Err(UnpackError::Kind { name: format!("{start}..."), kind: "entry with a name of more than 4096 bytes" })
 }
 
 /// Returns the path of an entry's name.

@@ -7,7 +7,7 @@ use filetime::FileTime;
 use tar::{Archive, EntryType};
 
 use super::meter::{Content, Headers, Meter};
-use super::{Entry, EntryKind, MAX_LINK, Visit, broken, path};
+use super::{Entry, EntryKind, MAX_LINK, Visit, broken, check_length, path};
 use crate::UnpackError;
 
 pub(super) fn read<E: From<UnpackError>>(
@@ -34,6 +34,7 @@ pub(super) fn read<E: From<UnpackError>>(
 /// Returns the entry, or `None` if it describes the archive and not a file.
 fn entry(file: &tar::Entry<'_, impl Read>) -> Result<Option<Entry>, UnpackError> {
     let header = file.header();
+    check_length(&file.path_bytes())?;
     let name = file.path().map_err(broken)?.into_owned();
     let kind = match kind(header.entry_type()) {
         Ok(Some(EntryKind::Link(_))) => {

@@ -11,7 +11,7 @@ use zip::extra_fields::ExtraField;
 use zip::read::ZipFile;
 
 use super::meter::{Content, Headers, Meter};
-use super::{Entry, EntryKind, MAX_LINK, Visit, broken, path};
+use super::{Entry, EntryKind, MAX_LINK, Visit, broken, check_length, path};
 use crate::UnpackError;
 
 /// Bits of a mode that tell the kind of a file.
@@ -27,6 +27,7 @@ pub(super) fn read<E: From<UnpackError>>(
     for index in 0..zip.len() {
         meter.entry()?;
         let mut file = zip.by_index(index).map_err(broken)?;
+        check_length(file.name().as_bytes())?;
         let kind = kind(&mut file, meter)?;
         let entry = Entry {
             path: path(file.name().into(), &kind)?,

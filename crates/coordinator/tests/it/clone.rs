@@ -88,7 +88,9 @@ async fn the_assignee_that_lost_its_job_clones_no_more() {
     let manager = house.manager().await;
     house.create(vec![vec![job("a")]]).await;
     let silent = manager.take().await;
-    house.clock.advance(Duration::from_secs(60));
+    house.clock.advance(Duration::from_secs(30));
+    assert_eq!(repository.clone_of(&silent).await, ALLOWED, "and this accepts no job");
+    house.clock.advance(Duration::from_secs(30));
     let second = manager.take().await;
     assert_eq!(second.id, silent.id);
     assert_eq!(repository.clone_of(&silent).await, OVER);

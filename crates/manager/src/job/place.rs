@@ -72,20 +72,23 @@ impl Actor {
         let context = Arc::clone(&self.context);
         let watch = Arc::clone(&self.watch);
         let waits = || {
-            tracing::info!("as many jobs run as `concurrent` or `limit` allows: the job waits until one has ended");
-            watch.waits(true);
+            tracing::info!("job waits: `concurrent` or `limit` is reached");
+            watch.set_waiting_to_run(true);
         };
         let limit = crate::lower::job_timeout(&self.payload);
         let permit = tokio::select! {
             permit = tokio::time::timeout(limit, context.limits.acquire(&context.key, waits)) => permit,
-            why = heard(&mut self.uploader, &context.cancel, None) => return Ok(Some(self.interrupted(why).await?)),
+            why = heard(&mut self.uploader, &context.cancel, None) => {
+                self.watch.set_waiting_to_run(false);
+                return Ok(Some(self.interrupted(why).await?));
+            }
         };
-        self.watch.waits(false);
+        self.watch.set_waiting_to_run(false);
         match permit {
             Ok(permit) => self.permit = Some(permit),
             Err(_) => {
                 let limit = muster_job::go_duration(limit);
-                let message = format!("as many jobs ran as `concurrent` or `limit` allows for {limit}; {AGAIN}");
+                let message = format!("the job waited {limit} because `concurrent` or `limit` was reached; {AGAIN}");
                 return Ok(Some(self.system_failure(&message).await?));
             }
         }

@@ -132,8 +132,8 @@ impl JobWatch {
         }
     }
 
-    /// Whether the job waits because as many jobs run as may.
-    pub(crate) fn waits(&self, waits: bool) {
+    /// Records whether the job waits because `concurrent` or `limit` is reached.
+    pub(crate) fn set_waiting_to_run(&self, waits: bool) {
         self.record.set_waits(waits);
     }
 

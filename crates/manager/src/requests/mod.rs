@@ -9,6 +9,7 @@ mod info;
 pub use info::info;
 
 use std::collections::{BTreeSet, HashMap};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -265,10 +266,16 @@ impl Request {
             last_update: known.clone(),
             idempotency_key: Some(key),
         };
+        let begun = AtomicBool::new(false);
+        let mut offer = pin!(client.request_job(&request, || begun.store(true, Ordering::Relaxed)));
         let offer = tokio::select! {
             biased;
-            offer = client.request_job(&request) => offer,
-            () = self.cut.cancelled() => return Answer::Cut,
+            offer = &mut offer => offer,
+            // An answer that has begun is read to its end: it may bring a job.
+            () = self.cut.cancelled() => match begun.load(Ordering::Relaxed) {
+                true => offer.await,
+                false => return Answer::Cut,
+            },
         };
         let offer = match offer {
             Ok(offer) => offer,

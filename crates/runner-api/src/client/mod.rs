@@ -96,19 +96,21 @@ impl Client {
         Ok(Self { transport, base, observer: None })
     }
 
-    /// `POST /jobs/request`: may be held by the coordinator until there is a job.
+    /// `POST /jobs/request`: may be held by the coordinator until there is a job. Calls `begun` when the head of the answer is
+    /// there, before its body is read.
     ///
     /// # Errors
     /// [`ClientError`]; with [`ClientError::Protocol`] the coordinator may have given a job away whose id nobody can read. A
     /// job whose id and token can be read comes as one that says why it cannot be done
     /// ([`crate::payload::JobPayload::unreadable`]).
-    pub async fn request_job(&self, request: &JobRequest) -> Result<JobOffer, ClientError> {
+    pub async fn request_job(&self, request: &JobRequest, begun: impl FnOnce()) -> Result<JobOffer, ClientError> {
         const CALL: &str = "job request";
         let call = self
             .json(Method::POST, "jobs/request", request)
             .header("RUNNER-TOKEN", &request.token)
             .timeout(JOB_REQUEST_LIMIT);
         let response = self.send(observe::REQUEST_JOB, CALL, call).await?;
+        begun();
         let last_update = reply::text_header(response.headers(), "x-gitlab-last-update");
         let announced = reply::text_header(response.headers(), IDEMPOTENCY_HEADER);
         let repeats = announced.is_some_and(|value| value == IDEMPOTENCY_HONORED);

@@ -211,7 +211,7 @@ impl JobRecord {
         self.change(|row| row.stage = stage.into());
     }
 
-    /// Whether the job waits because as many jobs run as `concurrent` or `limit` allows.
+    /// Whether the job waits because `concurrent` or `limit` is reached.
     pub fn set_waits(&self, waits: bool) {
         self.change(|row| row.waits = waits);
     }

@@ -331,7 +331,7 @@ metrics! {
     JOB_MEMORY = Kind::Histogram(MEMORY_BYTES), Entry, "muster_job_memory_bytes", [], "The most memory that a job had at once, by its cgroup, or that of its largest process.";
     HEARTBEAT_AGE = Kind::Gauge, Token, "muster_heartbeat_age_seconds", [], "Time since the server last took something that this manager told it.";
     RECOVERED = Kind::Counter, Entry, "muster_recovered_jobs_total", [], "Jobs of an earlier start of the manager that this one took up.";
-    WAITING = Kind::Gauge, Entry, "muster_waiting_jobs", [], "Jobs that were taken and wait, since as many jobs run as `concurrent` or `limit` allows.";
+    WAITING = Kind::Gauge, Entry, "muster_waiting_jobs", [], "Jobs that wait because `concurrent` or `limit` is reached.";
     UNREPORTED = Kind::Gauge, Entry, "muster_unreported_jobs", [], "Jobs that have ended and whose end the server has not acknowledged yet.";
     TRACE_BYTES = Kind::Counter, Entry, "muster_trace_bytes_total", [], "Bytes of job logs that the server has acknowledged.";
     TRACE_WAITING = Kind::Gauge, Entry, "muster_trace_waiting_bytes", [], "Bytes of job logs that were read from agents and not yet acknowledged by the server.";

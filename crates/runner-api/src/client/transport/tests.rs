@@ -35,7 +35,7 @@ async fn connections(age: ConnectionAge) -> usize {
     let server = tokio::spawn(async move { axum::serve(listener, serving).await.unwrap() });
     let client = Client::aging(&url, &TlsFiles::default(), age).unwrap();
     for _ in 0..3 {
-        client.request_job(&JobRequest::default()).await.unwrap();
+        client.request_job(&JobRequest::default(), || {}).await.unwrap();
     }
     server.abort();
     seen.lock().len()
@@ -101,7 +101,7 @@ async fn asked(certificate: &Certificate, key: &KeyPair, named: &Certificate) ->
     let ca = folder.path().join("ca.pem");
     std::fs::write(&ca, named.pem()).unwrap();
     let client = Client::with_tls(&url, &TlsFiles { ca: Some(ca), ..TlsFiles::default() }).unwrap();
-    let answer = client.request_job(&JobRequest::default()).await;
+    let answer = client.request_job(&JobRequest::default(), || {}).await;
     server.abort();
     answer.map(drop).map_err(|error| error.to_string())
 }
@@ -134,7 +134,7 @@ async fn certificates_are_read_again_when_their_file_changes_and_a_bad_file_chan
     put(&wrong);
     let tls = TlsFiles { ca: Some(ca.clone()), ..TlsFiles::default() };
     let client = Client::with_tls(&url, &tls).unwrap();
-    let ask = async || client.request_job(&JobRequest::default()).await;
+    let ask = async || client.request_job(&JobRequest::default(), || {}).await;
     let error = ask().await.unwrap_err();
     assert!(error.to_string().contains("certificate"), "{error}");
     put(&right);
@@ -157,9 +157,9 @@ async fn a_patient_client_waits_for_its_certificates() {
     let tls = TlsFiles { ca: Some(ca.clone()), ..TlsFiles::default() };
     Client::with_tls(&url, &tls).unwrap_err();
     let client = Client::patient(&url, &tls, ConnectionAge::Any).unwrap();
-    client.request_job(&JobRequest::default()).await.unwrap_err();
+    client.request_job(&JobRequest::default(), || {}).await.unwrap_err();
     replace(&ca, &authority);
-    client.request_job(&JobRequest::default()).await.unwrap();
+    client.request_job(&JobRequest::default(), || {}).await.unwrap();
     server.abort();
 }
 

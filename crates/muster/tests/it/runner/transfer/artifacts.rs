@@ -23,7 +23,7 @@ async fn coordinator() -> (Arc<MemoryCoordinator>, Served) {
     let payload = json!({ "id": 1, "token": TOKEN, "job_info": { "name": "test", "project_id": 1 } });
     coordinator.push(serde_json::from_value(payload).unwrap());
     let request = JobRequest { token: RUNNER_TOKEN.to_owned(), ..JobRequest::default() };
-    Client::new(&served.url).unwrap().request_job(&request).await.unwrap().job.expect("it is handed out");
+    Client::new(&served.url).unwrap().request_job(&request, || {}).await.unwrap().job.expect("it is handed out");
     (coordinator, served)
 }
 
