@@ -101,20 +101,17 @@ fn runs(process: &Process, executable: &Path) -> bool {
 /// Refuses a directory in which another user can replace the socket. One that does not exist has no socket either.
 fn check_directory(socket: &Path, user: Uid) -> Result<(), EnvironmentError> {
     let directory = socket.parent().unwrap_or(socket);
-    let fail = |source| EnvironmentError::File {
-        action: "use, as the directory of the agent's socket,",
-        path: directory.to_owned(),
-        source,
-    };
+    let fail =
+        |source| EnvironmentError::File { action: "use the socket directory", path: directory.to_owned(), source };
     let found = match std::fs::metadata(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         found => found.map_err(fail)?,
     };
     let message = if found.uid() != user.as_raw() {
         format!("it belongs to user {}, and must belong to user {}", found.uid(), user.as_raw())
-    } else if found.mode() & 0o066 != 0 {
+    } else if found.mode() & 0o022 != 0 {
         let mode = found.mode() & 0o7777;
-        format!("its mode is {mode:04o}, which lets other users in; run `chmod 700 {}`", directory.display())
+        format!("its mode is {mode:04o}, which lets other users write to it; run `chmod 700 {}`", directory.display())
     } else {
         return Ok(());
     };

@@ -137,14 +137,17 @@ async fn what_su_starts_is_known_as_the_child_of_this_manager_and_to_no_other_ma
 fn a_directory_in_which_others_can_put_a_socket_is_refused() {
     let home = tempfile::tempdir().unwrap();
     let state = home.path().join("state");
-    for mode in [0o777, 0o770, 0o1777, 0o755] {
+    for mode in [0o777, 0o770, 0o1777] {
         std::fs::create_dir_all(&state).unwrap();
         std::fs::set_permissions(&state, std::fs::Permissions::from_mode(mode)).unwrap();
         let error = HostProvider::new(options(home.path(), "/nonexistent")).unwrap_err().to_string();
         assert!(error.contains("chmod 700") && error.contains("state"), "{mode:o}: {error}");
     }
-    std::fs::set_permissions(&state, std::fs::Permissions::from_mode(0o700)).unwrap();
-    HostProvider::new(options(home.path(), "/nonexistent")).unwrap();
+    // Who can only read it can neither replace the socket nor connect to it, whose mode is 0600.
+    for mode in [0o700, 0o711, 0o755] {
+        std::fs::set_permissions(&state, std::fs::Permissions::from_mode(mode)).unwrap();
+        HostProvider::new(options(home.path(), "/nonexistent")).unwrap();
+    }
 }
 
 /// What a manager that is root gives to the user of the jobs.
