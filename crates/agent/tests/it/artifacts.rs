@@ -208,7 +208,7 @@ async fn an_artifact_that_meets_a_directory_of_the_checkout_is_a_warning() {
     let look = script(&["ls d1 site; cat other"]);
     let (log, result) = agent.complete(&to(&served, agent.plan(vec![download("t0ken"), look]))).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
-    for text in ["WARNING: d1: not unpacked", "WARNING: site: not unpacked", "\nother\n"] {
+    for text in ["WARNING: d1: skipped", "WARNING: site: skipped", "\nother\n"] {
         assert!(log.contains(text), "{text} in {log}");
     }
 }

@@ -176,7 +176,7 @@ mod tests {
         let ratio = failed(ratio, LimitsFrom::Config).to_string();
         assert!(ratio.contains("more than 0 times its size; `max_ratio`"), "{ratio}");
         let headers = failed(Limits { header_bytes: 1, ..Limits::default() }, LimitsFrom::Config).to_string();
-        assert!(headers.contains("more than 1 bytes, or is damaged; `max_header_bytes`"), "{headers}");
+        assert!(headers.contains("more than 1 bytes of headers; it may be damaged; `max_header_bytes`"), "{headers}");
     }
 
     #[test]
