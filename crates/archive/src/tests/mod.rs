@@ -3,6 +3,7 @@
 mod attacks;
 mod bombs;
 mod everyday;
+mod fuzz;
 mod random;
 
 use std::fs;
