@@ -5,7 +5,8 @@ use muster_fuzz::{Corpus, fuzz};
 use super::*;
 
 /// Small, so that an archive that unpacks to much ends soon.
-const LIMITS: Limits = Limits { bytes: 1 << 20, entries: 200, ratio: 1000, ratio_floor: 1 << 20, header_bytes: 1 << 20 };
+const LIMITS: Limits =
+    Limits { bytes: 1 << 20, entries: 200, ratio: 1000, ratio_floor: 1 << 20, header_bytes: 1 << 20 };
 
 /// Unpacks inputs of one format. Nothing outside of the root is different afterwards.
 fn fuzz_format(name: &str, format: Format, write: WriteItems) {
@@ -25,8 +26,18 @@ fn fuzz_format(name: &str, format: Format, write: WriteItems) {
     let samples: Vec<Vec<u8>> = [&items[..3], &items[6..8], &items[3..5], &items[5..6], &items[..]].map(write).into();
     let samples: Vec<&[u8]> = samples.iter().map(Vec::as_slice).collect();
     let words = [
-        "PK\x01\x02", "PK\x03\x04", "PK\x05\x06", "PK\x06\x06", "../", "/", "ustar\0", "././@LongLink",
-        "30 path=../canary/keys attack\n", "20 size=99999999999\n", "\u{0}\u{0}\u{0}\u{0}", "77777777777\0",
+        "PK\x01\x02",
+        "PK\x03\x04",
+        "PK\x05\x06",
+        "PK\x06\x06",
+        "../",
+        "/",
+        "ustar\0",
+        "././@LongLink",
+        "30 path=../canary/keys attack\n",
+        "20 size=99999999999\n",
+        "\u{0}\u{0}\u{0}\u{0}",
+        "77777777777\0",
     ];
     fuzz(name, Corpus { samples: &samples, words: &words }, |archive| {
         let place = Place::new();
