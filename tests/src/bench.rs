@@ -15,6 +15,8 @@ use crate::proxy::Proxy;
 
 /// For how long anything may take.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// The same where a plugin fails at random: after each failure in a row the taskscaler waits about twice as long.
+const FAILING_PLUGIN_PATIENCE: Duration = Duration::from_secs(900);
 /// How long the coordinator holds a job request.
 const LONG_POLL: Duration = Duration::from_secs(5);
 /// How long one that behaves as GitLab looks for a job.
@@ -68,7 +70,8 @@ impl Bench {
 
     /// The same at a coordinator that behaves as GitLab: a job whose answer is not read is lost.
     pub async fn with_instances_at_gitlab(concurrent: usize, autoscaler: &str, plugin: &str) -> Self {
-        Self::with_instances_at(gitlab(), concurrent, autoscaler, plugin).await
+        let coordinator = gitlab().with_patience(FAILING_PLUGIN_PATIENCE);
+        Self::with_instances_at(coordinator, concurrent, autoscaler, plugin).await
     }
 
     async fn with_instances_at(

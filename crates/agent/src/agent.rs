@@ -51,6 +51,8 @@ pub(crate) struct Job {
     pub(crate) started: SystemTime,
     /// The result, once it is in the spool.
     pub(crate) result: watch::Sender<Option<Arc<Finished>>>,
+    /// Whether its entry is removed: what comes after may belong to another attempt with this id.
+    removed: Mutex<bool>,
 }
 
 /// How a job ended, and when.
@@ -72,7 +74,18 @@ impl Job {
             gate: Gate::default(),
             started,
             result: watch::Sender::new(finished.map(Arc::new)),
+            removed: Mutex::new(false),
         }
+    }
+
+    /// Removes its entry, once. This blocks.
+    fn remove(&self) -> io::Result<()> {
+        let mut removed = self.removed.lock();
+        if !*removed {
+            self.entry.remove()?;
+            *removed = true;
+        }
+        Ok(())
     }
 
     pub(crate) fn finished(&self) -> Option<Arc<Finished>> {
@@ -151,7 +164,7 @@ impl Agent {
         let Ok(job) = self.job(id) else {
             // What an attempt that started nothing left behind.
             return match self.spool.entry(id) {
-                Some(entry) => entry.remove().map_err(Refusal::Spool),
+                Some(entry) => entry.remove_apart().await.map_err(Refusal::Spool),
                 None => Ok(()),
             };
         };
@@ -159,28 +172,35 @@ impl Agent {
             job.brakes.stop.stop(EndCause::CanceledByUser);
             tokio::time::timeout(CLOSE_LIMIT, job.wait()).await.map_err(|_| Refusal::Stuck)?;
         }
-        self.forget(&job)
+        self.forget(&job).await
     }
 
-    fn forget(&self, job: &Job) -> Result<(), Refusal> {
-        job.entry.remove().map_err(Refusal::Spool)?;
-        self.state.lock().jobs.remove(&job.id);
+    async fn forget(&self, job: &Arc<Job>) -> Result<(), Refusal> {
+        let removing = Arc::clone(job);
+        let removed = tokio::task::spawn_blocking(move || removing.remove()).await;
+        removed.unwrap_or_else(|error| Err(error.into())).map_err(Refusal::Spool)?;
+        let mut state = self.state.lock();
+        // Another `Close` may have been faster, and the id may be in use again.
+        if state.jobs.get(&job.id).is_some_and(|known| Arc::ptr_eq(known, job)) {
+            state.jobs.remove(&job.id);
+        }
+        drop(state);
         self.spool.make_reserve();
         Ok(())
     }
 
     /// Forgets jobs that ended longer ago than `retention` and whose manager never closed them (R6).
-    pub(crate) fn prune(&self, retention: Duration) {
+    pub(crate) async fn prune(&self, retention: Duration) {
         for job in self.jobs().into_iter().filter(|job| job.finished().is_some() && job.entry.age() > retention) {
             tracing::info!(job = job.id, "no manager closed the job within the retention time: it is forgotten");
-            if let Err(error) = self.forget(&job) {
+            if let Err(error) = self.forget(&job).await {
                 tracing::warn!(job = job.id, %error, "the job stays in the spool");
             }
         }
         for entry in self.spool.entries().unwrap_or_default() {
             if self.job(&entry.id).is_err() && entry.age() > retention {
                 tracing::info!(job = entry.id, "a job that never started is forgotten");
-                let _ = entry.remove();
+                let _ = entry.remove_apart().await;
             }
         }
     }

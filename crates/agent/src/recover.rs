@@ -41,7 +41,7 @@ async fn recover_one(agent: &Arc<Agent>, entry: &Entry) -> std::io::Result<()> {
     }
     let Some(request) = past.request else {
         // `Run` was never answered, so nobody knows of it.
-        return entry.remove();
+        return entry.remove_apart().await;
     };
     let rebooted = past.boot.as_ref().is_some_and(|boot| *boot != agent.boot_id);
     // Of an earlier start of the system nothing is left, and its process ids are others' by now.

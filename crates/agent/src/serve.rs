@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -121,7 +121,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
     let agent =
         Arc::new(Agent::new(spool, shared, Host::new(options.containment, options.job_open_files), options.boot_id));
     recover(&agent).await.map_err(failed("read the spool", &options.spool))?;
-    agent.prune(options.retention);
+    agent.prune(options.retention).await;
 
     let listener = bind(&options.socket)?;
     let socket = Owned::at(&options.socket).map_err(failed("look at the socket", &options.socket))?;
@@ -159,7 +159,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
         let _ = fs::remove_file(&options.socket);
     }
     if agent.spool.is_there() {
-        let _ = fs::remove_dir_all(templates);
+        let _ = muster_files::remove_tree(&templates);
     }
     let emptied = tokio::task::spawn_blocking(move || shared.trash.close());
     if tokio::time::timeout(TRASH_LIMIT, emptied).await.is_err() {
@@ -218,10 +218,7 @@ fn bind(path: &Path) -> Result<UnixListener, ServeError> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("replace the stale socket")(error)),
         _ => {}
     }
-    let listener = UnixListener::bind(path).map_err(failed("listen on the socket"))?;
-    let private = fs::set_permissions(path, fs::Permissions::from_mode(0o600));
-    private.map_err(failed("make private the socket"))?;
-    Ok(listener)
+    muster_files::listen(path).and_then(UnixListener::from_std).map_err(failed("listen on the socket"))
 }
 
 /// The line by which a host finds the socket (steps 6.11).
@@ -241,7 +238,7 @@ async fn prune_forever(agent: &Agent, retention: Duration) {
     let mut ticks = tokio::time::interval(PRUNE_EVERY);
     loop {
         ticks.tick().await;
-        agent.prune(retention);
+        agent.prune(retention).await;
     }
 }
 

@@ -20,7 +20,7 @@ mod tree;
 
 pub use limits::{Exceeded, Limit, Limits};
 pub use open::{Root, create_root};
-pub use read::{Entry, EntryKind, Format, read};
+pub use read::{Entry, EntryKind, Format, check_zip, read, read_zip_file};
 pub use tree::{LeftOut, Tree, write_new};
 
 use std::io::{self, Read, Seek};

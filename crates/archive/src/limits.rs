@@ -17,9 +17,9 @@ pub struct Limits {
     pub ratio: u64,
     /// Unpacked bytes up to which the ratio is not counted. Defaults to 10 GiB.
     pub ratio_floor: u64,
-    /// Bytes of headers that are in memory at the same time. Defaults to 256 MiB.
+    /// Bytes of headers. Defaults to 256 MiB.
     ///
-    /// For zip these are the headers of all entries, for tar the headers of one entry. Names and targets of links and names of
+    /// For zip these are the headers of all entries, which are never in memory together, for tar the headers of one entry. Names and targets of links and names of
     /// directories, which are kept until the end, are counted separately with the same limit.
     pub header_bytes: u64,
 }

@@ -1,47 +1,71 @@
 //! Opening the directory that an archive is unpacked into.
 
-use std::fs::{self, File, OpenOptions};
+use std::ffi::OsStr;
+use std::fs;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::os::fd::OwnedFd;
+use std::path::{Component, Path, PathBuf};
 
 use cap_std::ambient_authority;
 use cap_std::fs::Dir;
-use rustix::fs::OFlags;
+use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
 use rustix::io::Errno;
 
-/// Whether the directory itself may be a symbolic link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Which part of a directory's path jobs can change.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Root {
-    /// The user chose the directory: a link is followed.
+    /// None: the user chose the directory. Links in the path are followed.
     Chosen,
-    /// A job could write beside the directory: a link is refused.
-    OfJob,
+    /// All below this directory, which an operator chose and which may be a link. A link below it is refused, because a job that
+    /// puts one there decides where the archive of a later job goes.
+    Below(PathBuf),
 }
 
-/// Opens a directory; creates it first if it does not exist.
+/// Opens a directory; creates it, and those above it, if they do not exist.
 ///
 /// # Errors
 /// The error of the system. A link that is refused is [`io::ErrorKind::NotADirectory`].
-pub fn create_root(path: &Path, root: Root) -> io::Result<Dir> {
-    if root == Root::OfJob && path.is_symlink() {
-        return Err(not_a_directory());
-    }
-    fs::create_dir_all(path)?;
-    if root == Root::Chosen {
+pub fn create_root(path: &Path, root: &Root) -> io::Result<Dir> {
+    let Root::Below(base) = root else {
+        fs::create_dir_all(path)?;
         return Dir::open_ambient_dir(path, ambient_authority());
-    }
-    let flags = OFlags::NOFOLLOW | OFlags::DIRECTORY;
-    let opened: io::Result<File> = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path);
-    match opened {
-        // The link appeared after the check above.
-        Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::LOOP | Errno::NOTDIR)) => {
-            Err(not_a_directory())
+    };
+    let outside = || {
+        let message = format!("it is not below the builds directory `{}`", base.display());
+        io::Error::new(io::ErrorKind::InvalidInput, message)
+    };
+    let below = path.strip_prefix(base).map_err(|_| outside())?;
+    fs::create_dir_all(base)?;
+    let mut walked = base.clone();
+    // Directories above the last one need not be readable.
+    let mut dir = openat(CWD, base, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    for part in below.components() {
+        let Component::Normal(name) = part else { return Err(outside()) };
+        walked.push(name);
+        dir = match enter(&dir, name) {
+            Err(Errno::NOENT) => match mkdirat(&dir, name, Mode::from_raw_mode(0o777)) {
+                Ok(()) | Err(Errno::EXIST) => enter(&dir, name),
+                Err(error) => Err(error),
+            },
+            entered => entered,
         }
-        opened => opened.map(Dir::from_std_file),
+        .map_err(|error| not_entered(error, &walked))?;
     }
+    let dir = openat(&dir, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    Ok(Dir::from_std_file(dir.into()))
 }
 
-fn not_a_directory() -> io::Error {
-    io::Error::new(io::ErrorKind::NotADirectory, "it is a symbolic link, which a job may have created; remove the link")
+fn enter(dir: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
+    openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+}
+
+fn not_entered(error: Errno, path: &Path) -> io::Error {
+    if !matches!(error, Errno::LOOP | Errno::NOTDIR) {
+        return error.into();
+    }
+    let message = format!(
+        "`{}` is a symbolic link or a file, which a job may have put there; remove it, or name another builds directory",
+        path.display()
+    );
+    io::Error::new(io::ErrorKind::NotADirectory, message)
 }

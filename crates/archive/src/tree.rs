@@ -169,14 +169,18 @@ impl<'a> Tree<'a> {
     }
 
     fn create_directories(&self, path: &Path) -> io::Result<Dir> {
-        let mut prefix = PathBuf::new();
-        let mut opened = Err(io::ErrorKind::InvalidInput.into());
-        for part in path.components() {
-            prefix.push(part);
-            opened = match self.root.open_dir(&prefix) {
-                Ok(dir) => Ok(dir),
+        // The part that exists is opened from the root, because it may have links, and all below it from there: a deep name must
+        // not take a walk from the root for each of its directories.
+        let existing = path.ancestors().skip(1).find_map(|above| Some((above, self.root.open_dir(above).ok()?)));
+        let (existing, mut dir) = match existing {
+            Some((above, dir)) if !above.as_os_str().is_empty() => (above, dir),
+            _ => (Path::new(""), self.root.try_clone()?),
+        };
+        for part in path.strip_prefix(existing).unwrap_or(path).components() {
+            dir = match dir.open_dir(part) {
+                Ok(next) => next,
                 Err(error) => {
-                    match self.root.symlink_metadata(&prefix) {
+                    match dir.symlink_metadata(part) {
                         Err(missing) if missing.kind() == io::ErrorKind::NotFound => {}
                         Err(other) => return Err(other),
                         Ok(metadata) if metadata.is_symlink() => {
@@ -184,14 +188,14 @@ impl<'a> Tree<'a> {
                             return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
                         }
                         Ok(metadata) if metadata.is_dir() => return Err(error),
-                        Ok(_) => self.root.remove_file(&prefix)?,
+                        Ok(_) => dir.remove_file(part)?,
                     }
-                    self.root.create_dir(&prefix)?;
-                    self.root.open_dir(&prefix)
+                    dir.create_dir(part)?;
+                    dir.open_dir(part)?
                 }
             };
         }
-        opened
+        Ok(dir)
     }
 
     /// Creates the links and sets the attributes of directories. Returns all entries that were left out.

@@ -126,9 +126,9 @@ impl Context {
         temp_dir.push(".tmp");
         let grace = if plan.grace_ms == 0 { DEFAULT_GRACE } else { Duration::from_millis(plan.grace_ms) };
         let extraction = Extraction {
-            root_kind: Root::OfJob,
+            root_kind: Root::Below(plan.builds_dir.clone().into()),
             limits: limits(plan.unpack),
-            limits_from: LimitsFrom::Config,
+            limits_from: if plan.unpack.set_in_ci_toml { LimitsFrom::CiConfig } else { LimitsFrom::Config },
             ..Extraction::new(project_dir.clone())
         };
         Self {

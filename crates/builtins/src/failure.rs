@@ -3,8 +3,8 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
+use muster_files::FileError;
 use muster_job::{EndCause, FailureReason};
-use muster_steps::job_file::FileError;
 use muster_steps::process::RunError;
 
 /// Why a phase did not succeed.

@@ -40,8 +40,7 @@ impl Sharing {
     pub(crate) async fn begin(context: &Context, share: &Share) -> Self {
         let mut sharing = Self { stalled: Stalled::of_machine(), measure: share.measure, sticky: None };
         let Some(wanted) = share.context.clone() else { return sharing };
-        let opened = tokio::task::spawn_blocking(move || Sticky::open(&wanted)).await;
-        match opened.map_err(std::io::Error::other).and_then(|opened| opened) {
+        match Sticky::open(wanted).await {
             Ok(sticky) => {
                 context.variables.set(CONTEXT_DIR, &sticky.dir().to_string_lossy());
                 context.say(&style::plain(&sticky.words()));

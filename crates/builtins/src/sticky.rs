@@ -15,12 +15,17 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use muster_agent_api::builtin::StickyContext;
-use muster_steps::job_file;
 use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use tokio::time::Instant;
 
 use crate::checkout::remove_tree;
 
 const LOCK: &str = ".lock";
+/// Maximum time to wait for the lock of a context that is being removed.
+const LOCK_WAIT: Duration = Duration::from_secs(30);
+/// Time between two attempts. The system reports no unlocking to a process that does not block.
+const LOCK_POLL: Duration = Duration::from_millis(50);
 
 /// A context that a job has.
 #[derive(Debug)]
@@ -34,15 +39,20 @@ pub(crate) struct Sticky {
 }
 
 impl Sticky {
-    /// The job's context, which is made where there is none.
-    pub(crate) fn open(wanted: &StickyContext) -> io::Result<Self> {
+    /// Opens the context of a job; creates it if it does not exist.
+    ///
+    /// # Errors
+    /// The error of the system, and [`io::ErrorKind::TimedOut`] if a process holds the lock for longer than [`LOCK_WAIT`].
+    pub(crate) async fn open(wanted: StickyContext) -> io::Result<Self> {
         if !is_segment(&wanted.name) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("`{}` is no name", wanted.name)));
         }
-        let root = Path::new(&wanted.root);
-        DirBuilder::new().recursive(true).mode(0o700).create(root)?;
-        let dir = root.join(&wanted.name);
-        let lock = shared_lock(root, &wanted.name)?;
+        let lock = shared_lock(Path::new(&wanted.root), &wanted.name).await?;
+        blocking(move || Self::locked(wanted, lock)).await
+    }
+
+    fn locked(wanted: StickyContext, lock: File) -> io::Result<Self> {
+        let dir = Path::new(&wanted.root).join(&wanted.name);
         // A link in its place would lead out of the root.
         let there = fs::symlink_metadata(&dir).ok();
         if there.as_ref().is_some_and(|metadata| !metadata.is_dir()) {
@@ -54,7 +64,7 @@ impl Sticky {
             DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
         }
         lock.set_modified(SystemTime::now())?;
-        Ok(Self { wanted: wanted.clone(), dir, lock, last })
+        Ok(Self { wanted, dir, lock, last })
     }
 
     pub(crate) fn dir(&self) -> &Path {
@@ -145,22 +155,47 @@ fn remove(root: &Path, name: &str) -> bool {
     }
 }
 
-/// Held while a job has the context. Whoever removes one takes its lock away too: then there is another one to hold.
-fn shared_lock(root: &Path, name: &str) -> io::Result<File> {
+/// Takes the lock that is held while a job has the context. It is taken exclusively only to remove the context, which ends: a
+/// process that holds it for longer is a job's, and a job must not keep others waiting.
+async fn shared_lock(root: &Path, name: &str) -> io::Result<File> {
+    let deadline = Instant::now() + LOCK_WAIT;
     loop {
-        let lock = lock_file(root, name)?;
-        rustix::fs::flock(&lock, FlockOperation::LockShared)?;
-        let there = fs::metadata(root.join(format!("{name}{LOCK}")));
-        if there.is_ok_and(|there| lock.metadata().is_ok_and(|own| own.ino() == there.ino())) {
+        let (at, own) = (root.to_owned(), name.to_owned());
+        if let Some(lock) = blocking(move || try_shared_lock(&at, &own)).await? {
             return Ok(lock);
         }
+        if Instant::now() >= deadline {
+            let (path, wait) = (root.join(format!("{name}{LOCK}")), LOCK_WAIT.as_secs());
+            let message =
+                format!("another process has held `{}` for {wait} s; `fuser` shows which one, end it", path.display());
+            return Err(io::Error::new(io::ErrorKind::TimedOut, message));
+        }
+        tokio::time::sleep(LOCK_POLL).await;
     }
+}
+
+/// Takes the lock unless another process holds it exclusively. Whoever removes a context takes its lock away too: then there is
+/// another one to hold.
+fn try_shared_lock(root: &Path, name: &str) -> io::Result<Option<File>> {
+    muster_files::private_directory(root)?;
+    let lock = lock_file(root, name)?;
+    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared) {
+        Err(Errno::WOULDBLOCK) => return Ok(None),
+        locked => locked?,
+    }
+    let there = fs::symlink_metadata(root.join(format!("{name}{LOCK}")));
+    let is_same = there.is_ok_and(|there| lock.metadata().is_ok_and(|own| own.ino() == there.ino()));
+    Ok(is_same.then_some(lock))
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
 }
 
 fn lock_file(root: &Path, name: &str) -> io::Result<File> {
     let path = root.join(format!("{name}{LOCK}"));
     let mut options = OpenOptions::new();
-    Ok(job_file::open_with(options.create(true).truncate(false).write(true).mode(0o600), &path)?)
+    Ok(muster_files::open_with(options.create(true).truncate(false).write(true).mode(0o600), &path)?)
 }
 
 /// What the files of a directory take on the disk.
@@ -208,28 +243,49 @@ mod tests {
         lock_file(root, name).unwrap().set_modified(then).unwrap();
     }
 
-    #[test]
-    fn a_fifo_in_the_place_of_a_lock_holds_up_nobody() {
+    #[tokio::test]
+    async fn a_fifo_in_the_place_of_a_lock_holds_up_nobody() {
         let root = tempfile::tempdir().unwrap();
         let lock = root.path().join("trapped.lock");
         rustix::fs::mknodat(rustix::fs::CWD, &lock, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-        let error = Sticky::open(&wanted(root.path(), "trapped")).unwrap_err();
+        let error = Sticky::open(wanted(root.path(), "trapped")).await.unwrap_err();
         assert!(error.to_string().contains("it is a FIFO"), "{error}");
         let limits = StickyContext { age_max_s: 1, ..wanted(root.path(), "other") };
         let then = rustix::fs::Timespec { tv_sec: 1, tv_nsec: 0 };
         let times = rustix::fs::Timestamps { last_access: then, last_modification: then };
         rustix::fs::utimensat(rustix::fs::CWD, &lock, &times, rustix::fs::AtFlags::empty()).unwrap();
-        Sticky::open(&limits).unwrap().close();
+        Sticky::open(limits).await.unwrap().close();
     }
 
-    #[test]
-    fn what_a_job_leaves_is_there_for_the_next_of_its_project_and_for_no_other() {
+    /// Fifty attempts at the lock take no time: the clock is the test's.
+    #[tokio::test(start_paused = true)]
+    async fn a_job_that_holds_the_lock_of_its_context_for_ever_fails_alone() {
         let root = tempfile::tempdir().unwrap();
-        let first = Sticky::open(&wanted(root.path(), "a-1-protected")).unwrap();
+        let mine = Sticky::open(wanted(root.path(), "mine")).await.unwrap();
+        // The script can open the lock file of its own context, because the job can write to that directory.
+        let held = lock_file(root.path(), "mine").unwrap();
+        drop(mine);
+        rustix::fs::flock(&held, FlockOperation::LockExclusive).unwrap();
+        let begun = Instant::now();
+        let error = Sticky::open(wanted(root.path(), "mine")).await.unwrap_err();
+        let message = format!("another process has held `{}/mine.lock` for 30 s", root.path().display());
+        assert!(error.to_string().starts_with(&message), "{error}");
+        assert_eq!((error.kind(), begun.elapsed().as_secs()), (io::ErrorKind::TimedOut, 30));
+        let begun = Instant::now();
+        Sticky::open(wanted(root.path(), "other")).await.unwrap().close();
+        assert_eq!(begun.elapsed().as_secs(), 0);
+        drop(held);
+        Sticky::open(wanted(root.path(), "mine")).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_a_job_leaves_is_there_for_the_next_of_its_project_and_for_no_other() {
+        let root = tempfile::tempdir().unwrap();
+        let first = Sticky::open(wanted(root.path(), "a-1-protected")).await.unwrap();
         assert_eq!(first.words(), "Sticky context: a new one");
         fill(&first, 1);
         assert!(first.close().is_empty());
-        let next = Sticky::open(&wanted(root.path(), "a-1-protected")).unwrap();
+        let next = Sticky::open(wanted(root.path(), "a-1-protected")).await.unwrap();
         assert!(
             next.words().starts_with("Sticky context: from earlier jobs here, last used 0 s ago"),
             "{}",
@@ -237,57 +293,57 @@ mod tests {
         );
         assert!(next.dir().join("file").exists());
         for other in ["a-1-unprotected", "a-2-protected", "b-1-protected"] {
-            let other = Sticky::open(&wanted(root.path(), other)).unwrap();
+            let other = Sticky::open(wanted(root.path(), other)).await.unwrap();
             assert_eq!(fs::read_dir(other.dir()).unwrap().count(), 0);
             assert_ne!(other.dir(), next.dir());
         }
         for odd in ["", "..", "a/b", "a.lock"] {
-            assert!(Sticky::open(&wanted(root.path(), odd)).is_err(), "{odd}");
+            assert!(Sticky::open(wanted(root.path(), odd)).await.is_err(), "{odd}");
         }
     }
 
-    #[test]
-    fn a_link_in_the_place_of_a_context_is_not_followed() {
+    #[tokio::test]
+    async fn a_link_in_the_place_of_a_context_is_not_followed() {
         let (root, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         fs::write(elsewhere.path().join("secret"), "").unwrap();
         std::os::unix::fs::symlink(elsewhere.path(), root.path().join("a-1-protected")).unwrap();
-        let sticky = Sticky::open(&wanted(root.path(), "a-1-protected")).unwrap();
+        let sticky = Sticky::open(wanted(root.path(), "a-1-protected")).await.unwrap();
         assert_eq!(fs::read_dir(sticky.dir()).unwrap().count(), 0);
         assert!(elsewhere.path().join("secret").exists());
     }
 
-    #[test]
-    fn what_is_old_goes_and_what_a_job_has_stays() {
+    #[tokio::test]
+    async fn what_is_old_goes_and_what_a_job_has_stays() {
         let root = tempfile::tempdir().unwrap();
         let limits = |name: &str| StickyContext { age_max_s: 100, ..wanted(root.path(), name) };
         for name in ["old", "young", "held"] {
-            Sticky::open(&limits(name)).unwrap().close();
+            Sticky::open(limits(name)).await.unwrap().close();
         }
-        let held = Sticky::open(&limits("held")).unwrap();
+        let held = Sticky::open(limits("held")).await.unwrap();
         for (name, age) in [("old", 101), ("young", 60), ("held", 1000)] {
             used_ago(root.path(), name, age);
         }
-        Sticky::open(&limits("young")).unwrap().close();
+        Sticky::open(limits("young")).await.unwrap().close();
         assert!(!root.path().join("old").exists() && !root.path().join("old.lock").exists());
         assert!(root.path().join("young").exists() && held.dir().exists());
     }
 
-    #[test]
-    fn what_was_used_longest_ago_makes_room() {
+    #[tokio::test]
+    async fn what_was_used_longest_ago_makes_room() {
         let root = tempfile::tempdir().unwrap();
         let limits = |name: &str| StickyContext { size_max_bytes: 1 << 20, ..wanted(root.path(), name) };
         for (name, age) in [("one", 30), ("two", 20), ("three", 10)] {
-            let sticky = Sticky::open(&limits(name)).unwrap();
+            let sticky = Sticky::open(limits(name)).await.unwrap();
             fill(&sticky, 300);
             sticky.close();
             used_ago(root.path(), name, age);
         }
-        let four = Sticky::open(&limits("four")).unwrap();
+        let four = Sticky::open(limits("four")).await.unwrap();
         fill(&four, 300);
         assert!(four.close().is_empty());
         let left = |name: &str| root.path().join(name).exists();
         assert_eq!(["one", "two", "three", "four"].map(left), [false, true, true, true]);
-        let large = Sticky::open(&limits("large")).unwrap();
+        let large = Sticky::open(limits("large")).await.unwrap();
         fill(&large, 2000);
         let told = large.close();
         assert!(told.len() == 1 && told[0].contains("more than the 1 MiB"), "{told:?}");

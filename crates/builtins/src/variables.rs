@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use muster_steps::job_file::{FileError, Limit, open_in, read_open};
+use muster_files::{FileError, Limit, open_in, read_open};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
@@ -231,7 +231,11 @@ fn empty(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         // The type of the entry itself: a link is not followed.
-        if entry.file_type()?.is_dir() { fs::remove_dir_all(entry.path()) } else { fs::remove_file(entry.path()) }?;
+        if entry.file_type()?.is_dir() {
+            muster_files::remove_tree(&entry.path())
+        } else {
+            fs::remove_file(entry.path())
+        }?;
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use muster_archive::{Exceeded, Limit, UnpackError};
 use muster_job::JobId;
 use muster_pipeline::duration;
 use muster_runner_api::service::{ArtifactQuery, ByteStream, ServiceError};
@@ -21,6 +22,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 use crate::command::{NewArtifact, Upload};
 use crate::dotenv;
 use crate::error::write_failed;
+use crate::options::Limits;
 use crate::traces::blocking;
 
 /// The folder below the state folder.
@@ -149,7 +151,7 @@ pub(crate) async fn store(
     query: ArtifactQuery,
     filename: &str,
     body: ByteStream,
-    bytes_max: u64,
+    limits: &Limits,
 ) -> Result<Upload, ServiceError> {
     let kind = query.artifact_type.filter(|kind| !kind.is_empty()).unwrap_or_else(|| ARCHIVE.to_owned());
     let format = query.artifact_format.filter(|format| !format.is_empty()).unwrap_or_else(|| "zip".to_owned());
@@ -170,10 +172,10 @@ pub(crate) async fn store(
         })
         .await?
     };
-    let size = receive(part.path(), body, bytes_max).await?;
-    let (of_kind, of_format) = (kind.clone(), format.clone());
+    let size = receive(part.path(), body, limits.artifact_bytes).await?;
+    let (of_kind, of_format, unpack) = (kind.clone(), format.clone(), limits.unpack);
     let checked = blocking(move || {
-        check_archive(part.path(), &of_format)?;
+        check_archive(part.path(), &of_format, &unpack)?;
         let report = if of_kind == DOTENV { variables(part.path(), &of_format)? } else { Ok(Vec::new()) };
         // What is of no use goes here.
         Ok(report.map(|dotenv| (dotenv, part)))
@@ -250,14 +252,21 @@ async fn receive(part: &Path, mut body: ByteStream, bytes_max: u64) -> Result<u6
     Ok(size)
 }
 
-/// Looks whether an archive is one.
-fn check_archive(part: &Path, format: &str) -> Result<(), ServiceError> {
+/// Checks that an archive is a valid one, within the limits.
+fn check_archive(part: &Path, format: &str, limits: &muster_archive::Limits) -> Result<(), ServiceError> {
     if format == "zip" {
         let file = std::fs::File::open(part).map_err(|error| write_failed(part, &error))?;
-        zip::ZipArchive::new(file)
-            .map_err(|error| ServiceError::BadRequest(format!("the archive is damaged: {error}")))?;
+        muster_archive::check_zip(file, limits).map_err(|error| ServiceError::BadRequest(unusable(&error)))?;
     }
     Ok(())
+}
+
+/// The error of an archive with its cause.
+fn unusable(error: &UnpackError) -> String {
+    match std::error::Error::source(error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
 }
 
 /// The content of a dotenv report, or why it cannot be used.
@@ -279,18 +288,22 @@ fn variables(part: &Path, format: &str) -> Result<Result<Vec<(String, String)>, 
 ///
 /// # Errors
 /// In words for a person.
-pub(crate) fn read_entry(archive: &Path, entry: &str, bytes_max: u64) -> Result<Vec<u8>, String> {
+pub(crate) fn read_entry(
+    archive: &Path,
+    entry: &str,
+    bytes_max: u64,
+    limits: &muster_archive::Limits,
+) -> Result<Vec<u8>, String> {
     let open = std::fs::File::open(archive).map_err(|error| format!("cannot read `{}`: {error}", archive.display()))?;
-    let mut archive = zip::ZipArchive::new(open).map_err(|error| format!("the archive is damaged: {error}"))?;
-    let file = archive.by_name(entry).map_err(|error| format!("the archive has no readable `{entry}`: {error}"))?;
-    let mut bytes = Vec::new();
-    file.take(bytes_max.saturating_add(1))
-        .read_to_end(&mut bytes)
-        .map_err(|error| format!("cannot unpack `{entry}`: {error}"))?;
-    if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > bytes_max {
-        return Err(format!("`{entry}` is larger than {bytes_max} bytes"));
+    let limits = muster_archive::Limits { bytes: bytes_max, ..*limits };
+    match muster_archive::read_zip_file(open, entry, &limits) {
+        Ok(Some(bytes)) => Ok(bytes),
+        Ok(None) => Err(format!("the archive has no `{entry}`")),
+        Err(UnpackError::Limit(Exceeded { limit: Limit::Bytes, .. })) => {
+            Err(format!("`{entry}` is larger than {bytes_max} bytes"))
+        }
+        Err(error) => Err(format!("cannot unpack `{entry}`: {}", unusable(&error))),
     }
-    Ok(bytes)
 }
 
 #[cfg(test)]

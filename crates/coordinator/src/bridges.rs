@@ -16,6 +16,7 @@ use tokio::task::JoinError;
 use crate::actor::Actor;
 use crate::artifacts;
 use crate::facts::{NewPipeline, Parent, SharedSources};
+use crate::options::Limits;
 use crate::schedule::Event;
 use crate::store::JobRow;
 use crate::timers::Timer;
@@ -62,8 +63,8 @@ impl Actor {
             }
             match self.plan(bridge) {
                 Ok((texts, context, sources)) => {
-                    let bytes_max = self.options.limits.child_config_bytes;
-                    let work = move || compile(texts, context, sources, bytes_max);
+                    let limits = self.options.limits.clone();
+                    let work = move || compile(texts, context, sources, &limits);
                     self.children.spawn_blocking(move || (bridge, caught(work)))
                 }
                 Err(error) => self.children.spawn(async move { (bridge, Err(error)) }),
@@ -209,12 +210,12 @@ fn caught(work: impl FnOnce() -> ChildResult) -> ChildResult {
 }
 
 /// Reads and compiles a child's texts; this takes milliseconds of a core, and reads files.
-fn compile(texts: Vec<Text>, mut context: Context, sources: SharedSources, bytes_max: u64) -> ChildResult {
+fn compile(texts: Vec<Text>, mut context: Context, sources: SharedSources, limits: &Limits) -> ChildResult {
     if context.tracked_paths.is_empty() {
         // The pipeline was restored: its tree is read again.
         context.tracked_paths = sources.paths(&Origin::Root).map_err(|error| failed(error.to_string()))?;
     }
-    let entries = texts.into_iter().map(|text| read(text, bytes_max)).collect::<Result<Vec<_>, _>>()?;
+    let entries = texts.into_iter().map(|text| read(text, limits)).collect::<Result<Vec<_>, _>>()?;
     let result = compile_child(&entries, &context, &*sources);
     match result {
         Compiled { pipeline: Some(compiled), .. } => Ok(Box::new(ChildPipeline { context, compiled, sources })),
@@ -223,11 +224,11 @@ fn compile(texts: Vec<Text>, mut context: Context, sources: SharedSources, bytes
     }
 }
 
-fn read(text: Text, bytes_max: u64) -> Result<ChildSource, ChildError> {
+fn read(text: Text, limits: &Limits) -> Result<ChildSource, ChildError> {
     match text {
         Text::Entry(entry) => Ok(ChildSource::Entry(entry)),
         Text::Artifact { path, job, archive, inputs } => {
-            let bytes = artifacts::read_entry(&archive, &path, bytes_max)
+            let bytes = artifacts::read_entry(&archive, &path, limits.child_config_bytes, &limits.unpack)
                 .map_err(|why| failed(format!("cannot read the configuration from job `{job}`: {why}")))?;
             Ok(ChildSource::Artifact { name: format!("{path} from job {job}"), bytes, inputs })
         }

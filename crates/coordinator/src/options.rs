@@ -65,6 +65,8 @@ pub struct Limits {
     pub trace_bytes: u64,
     /// Bytes of one artifact (answered 413 above).
     pub artifact_bytes: u64,
+    /// Limits of an archive that is opened, also to look into it.
+    pub unpack: muster_archive::Limits,
     /// Bytes of a generated child configuration (pipeline-yaml 5.9: 5 MB).
     pub child_config_bytes: u64,
     /// Job requests that are held at once; more are answered as if their time were over.
@@ -92,6 +94,7 @@ impl Default for Limits {
         Self {
             trace_bytes: 100 * 1024 * 1024,
             artifact_bytes: 1024 * 1024 * 1024,
+            unpack: muster_archive::Limits::default(),
             child_config_bytes: 5 * 1024 * 1024,
             held_requests: 10_000,
             timeout_grace: Duration::from_secs(15 * 60),

@@ -130,8 +130,7 @@ impl RunnerService for Coordinator {
         body: ByteStream,
     ) -> Result<(), ServiceError> {
         self.authorize(job, token, Purpose::Transfer).await?;
-        let bytes_max = self.options.limits.artifact_bytes;
-        let upload = artifacts::store(&self.options.dir, job, query, &filename, body, bytes_max).await?;
+        let upload = artifacts::store(&self.options.dir, job, query, &filename, body, &self.options.limits).await?;
         let token = token.to_owned();
         match upload {
             Upload::Received(part, artifact) => self.keep(job, token, part, artifact).await,

@@ -22,7 +22,7 @@ mod slots;
 pub use connection::{AgentConnection, Identity};
 pub use error::EnvironmentError;
 pub use port::{
-    Asking, Capacity, Directories, Environment, Guard, Lease, LeaseRecord, Machine, Provider, Resume, Share, SlotGuard,
-    Sticky, VmImage,
+    Asking, Capacity, Directories, Environment, Guard, Lease, LeaseRecord, Machine, Provider, REQUEST_HELD_AFTER,
+    Resume, Share, SlotGuard, Sticky, VmImage,
 };
 pub use slots::{Slot, SlotKey, Slots, TakenSlot};

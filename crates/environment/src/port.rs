@@ -12,6 +12,9 @@ use tokio::sync::watch;
 
 use crate::{AgentConnection, EnvironmentError, Slot, SlotKey};
 
+/// Time after which a job request without an answer is held by the coordinator. Requests and instances count with the same.
+pub const REQUEST_HELD_AFTER: std::time::Duration = muster_taskscaler::time::HELD_AFTER;
+
 /// Makes environments of one kind.
 #[async_trait]
 pub trait Provider: Send + Sync + 'static {

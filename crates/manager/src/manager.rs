@@ -3,9 +3,12 @@
 mod control;
 mod notices;
 mod quota;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_environment::Provider;
 use muster_runner_api::client::{Client, ClientError};
@@ -196,9 +199,14 @@ impl Manager {
             // As after a kill: the instances stay with their jobs.
             return refused.map_or(Ok(()), Err);
         }
-        let passed = self.aborting_since.map(|since| since.elapsed()).unwrap_or_default();
-        self.providers.stop(self.settings.shutdown_timeout.saturating_sub(passed)).await;
+        self.providers.stop(self.time_for_instances()).await;
         refused.map_or(Ok(()), Err)
+    }
+
+    /// What requests and jobs have left of `shutdown_timeout`.
+    fn time_for_instances(&self) -> Duration {
+        let passed = self.aborting_since.map(|since| since.elapsed()).unwrap_or_default();
+        self.settings.shutdown_timeout.saturating_sub(passed)
     }
 
     fn has_jobs_to_end(&self) -> bool {
@@ -261,7 +269,7 @@ impl Manager {
         let own_limits = all.iter().filter_map(|limits| Some((limits.key.clone(), limits.limit?)));
         self.limits.configure(self.settings.concurrent, own_limits.collect());
         self.admission.configure(self.settings.concurrent, pace, all);
-        self.requests.configure(&self.settings.runners, self.settings.connection_max_age);
+        self.requests.configure(&self.settings);
         self.observer.configure(&self.settings);
     }
 
@@ -309,6 +317,9 @@ impl Manager {
     fn admit(&mut self) -> Option<Instant> {
         let left = if self.requests.cannot_store() { 0 } else { self.ledger.left() };
         self.admission.set_left(left);
+        for (poll, at) in self.requests.held_at() {
+            self.admission.set_held_at(poll, at);
+        }
         let decisions = self.admission.decide(Instant::now());
         for poll in decisions.cut {
             self.requests.cut(poll);

@@ -3,7 +3,6 @@
 //! ([`muster_environment::instance::operator`]). What is answered as done is in the books.
 
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,9 +56,7 @@ impl Desk {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let listener = UnixListener::bind(&path)?;
-        // Who came before this was done is turned away by his user.
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+        let listener = UnixListener::from_std(muster_files::listen(&path)?)?;
         let serving = tokio::spawn(serve(listener, fleets));
         Ok(Self { serving, path })
     }
@@ -221,6 +218,7 @@ mod tests {
         // One that was killed left its own.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         let desk = Desk::open(place.path(), Arc::default()).unwrap();
+        use std::os::unix::fs::PermissionsExt;
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let second = Desk::open(place.path(), Arc::default()).err().unwrap().to_string();
         assert_eq!(second, "another manager answers there");

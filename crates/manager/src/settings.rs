@@ -39,6 +39,8 @@ pub struct Settings {
     pub check_interval: Duration,
     /// How long a job request is held when another runner has no place to ask from.
     pub cut_after: Duration,
+    /// The same of a request that knows no version of the queue, as the first one of a runner: the server is working on it.
+    pub answer_limit: Duration,
     /// How long connections to coordinators are used again. Jobs under way keep the age that they began with.
     pub connection_max_age: ConnectionAge,
     /// What a forceful stop may take.
@@ -73,6 +75,7 @@ impl Settings {
             concurrent: 1,
             check_interval: Duration::from_secs(3),
             cut_after: crate::admission::CUT_AFTER,
+            answer_limit: crate::requests::ANSWER_LIMIT,
             connection_max_age: ConnectionAge::UpTo(Duration::from_secs(15 * 60)),
             shutdown_timeout: Duration::from_secs(30),
             listen_address: None,

@@ -17,6 +17,7 @@ mod plugin;
 mod runner;
 mod runtime;
 mod startup;
+mod unpack;
 
 /// Muster: a CI runner and its fleet in one program.
 #[derive(Debug, Parser)]

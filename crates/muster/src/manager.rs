@@ -20,6 +20,7 @@ use muster_telemetry::Telemetry;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::observe::Observed;
+use crate::unpack::UnpackArgs;
 
 /// Arguments of `muster manager`.
 #[derive(Debug, clap::Args)]
@@ -66,6 +67,8 @@ pub(crate) struct Args {
     /// Seconds for which an agent that is out of reach is hoped for.
     #[arg(long, default_value_t = 60)]
     agent_grace: u64,
+    #[command(flatten)]
+    unpack: UnpackArgs,
     /// Address of the server for metrics and health, as 127.0.0.1:9252; without it there is none.
     #[arg(long, value_name = "HOST:PORT")]
     listen_address: Option<String>,
@@ -162,6 +165,7 @@ async fn build(args: Args, telemetry: Arc<Telemetry>) -> Result<Manager, RunErro
         shell: args.shell,
         login: args.login,
         output_limit: args.output_limit * 1024,
+        unpack: args.unpack.of_jobs(),
         // The builds directory is this manager's own: a job may have its place in it.
         custom_build_dir: Some(true),
         ..RunnerSettings::new(args.url, Secret::new(token.trim()), 0)

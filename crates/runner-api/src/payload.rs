@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use muster_job::{JobId, Variable};
 use serde::{Deserialize, Serialize};
 
+mod least;
 mod parts;
 #[cfg(test)]
 mod tests;
 
+use least::{Least, Owner};
 pub use parts::{
     Artifact, ArtifactsFile, Cache, Credentials, Dependency, Features, GitInfo, Hook, Image, JobInfo, JobInput,
     JobInputValue, OtelEndpoint, PolicyOptions, RunnerInfo, Step, SuspendOptions, Tracing,
@@ -108,31 +110,26 @@ impl JobPayload {
     /// Where in the text it fails; never a value of the payload, since it may be a secret.
     pub fn read(body: &[u8]) -> Result<Self, String> {
         let mut reader = serde_json::Deserializer::from_slice(body);
-        let why = match serde_path_to_error::deserialize(&mut reader) {
-            Ok(payload) => return Ok(payload),
+        let why = match serde_path_to_error::deserialize::<_, Self>(&mut reader) {
+            Ok(payload) => return Owner::of(payload.id, &payload.token).map(|_| payload),
+            Err(error) if error.inner().to_string().contains(parts::TOO_MANY) => {
+                format!("the member `{}` has {}", error.path(), parts::TOO_MANY)
+            }
             Err(error) if error.inner().is_data() => {
                 format!("the member `{}` is not of the kind it is to be", error.path())
             }
             Err(error) => format!("no JSON at line {}, column {}", error.inner().line(), error.inner().column()),
         };
-        Self::salvaged(body, &why).ok_or(why)
+        Self::read_part(body, &why).ok_or(why)
     }
 
-    /// What is left of a payload that cannot be read: whose it is, and what a report needs.
-    fn salvaged(body: &[u8], why: &str) -> Option<Self> {
-        #[derive(Deserialize)]
-        struct Least {
-            id: JobId,
-            token: String,
-            #[serde(default)]
-            job_info: serde_json::Value,
-            #[serde(default)]
-            features: serde_json::Value,
-        }
-        let least: Least = serde_json::from_slice(body).ok()?;
+    /// A job that says that its description cannot be read, and `why`, if the part that is here says whose it is.
+    #[must_use]
+    pub fn read_part(part: &[u8], why: &str) -> Option<Self> {
+        let least = Least::read(part);
+        let Owner { id, token } = Owner::of(least.id?, &least.token?).ok()?;
         let note = format!("the coordinator's description of the job cannot be read: {why}");
-        let mut payload: Self =
-            serde_json::from_value(serde_json::json!({ "id": least.id, "token": least.token })).ok()?;
+        let mut payload: Self = serde_json::from_value(serde_json::json!({ "id": id, "token": token })).ok()?;
         payload.job_info = serde_json::from_value(least.job_info).unwrap_or_default();
         payload.features = serde_json::from_value(least.features).unwrap_or_default();
         payload.muster = Some(Extension { unreadable: Some(note), ..Extension::default() });

@@ -6,7 +6,6 @@
 pub mod definition;
 pub mod engine;
 pub mod expression;
-pub mod job_file;
 mod lines;
 pub mod log;
 pub mod process;

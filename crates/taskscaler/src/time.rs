@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+/// Time after which a job request without an answer is held by the coordinator: no job waits there.
+pub const HELD_AFTER: Duration = Duration::from_secs(1);
+
 /// A monotonic instant: milliseconds since an origin that the caller chose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct Time(u64);

@@ -9,7 +9,7 @@ use std::path::Path;
 /// The concerns, each with its rooms and the concerns that it may know of.
 const CONCERNS: [(&str, &[&str], &[&str]); 5] = [
     ("what an instance is", &["local", "script", "static", "docker-machine"], &["the life of an instance"]),
-    ("the life of an instance", &["fleeting"], &[]),
+    ("the life of an instance", &["fleeting", "remote"], &[]),
     ("how many there are", &["taskscaler"], &["the life of an instance"]),
     ("which job gets which", &["environment"], &["how many there are", "the life of an instance"]),
     ("what runs there", &["agent", "steps", "builtins"], &[]),

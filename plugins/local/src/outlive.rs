@@ -113,7 +113,7 @@ fn is_name(text: &str) -> bool {
 pub(crate) async fn clear(root: &Path, id: &str) {
     let directory = root.join(id);
     for attempt in 1..=CLEAR_TRIES {
-        match std::fs::remove_dir_all(&directory) {
+        match muster_files::remove_tree(&directory) {
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty && attempt < CLEAR_TRIES => {
                 tokio::time::sleep(CLEAR_PAUSE).await;
             }

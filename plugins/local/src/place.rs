@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, open, openat};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, open};
 
 const PREFIX: &str = "fleeting-local-";
 const LOCK: &str = ".lock";
@@ -41,7 +41,7 @@ impl Place {
 
     /// Removes it; nothing runs there any more.
     pub(crate) fn remove(&self) {
-        match std::fs::remove_dir_all(&self.path) {
+        match muster_files::remove_tree(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 tracing::warn!(directory = %self.path.display(), %error, "the instances' directory is left");
             }
@@ -64,7 +64,7 @@ fn clear(base: &Path) {
             continue;
         }
         let path = entry.path();
-        match std::fs::remove_dir_all(&path) {
+        match muster_files::remove_tree(&path) {
             Ok(()) => tracing::info!(directory = %path.display(), "what an earlier start left was removed"),
             Err(error) => {
                 tracing::warn!(directory = %path.display(), %error, "what an earlier start left is there still")
@@ -76,14 +76,13 @@ fn clear(base: &Path) {
 /// The lock of a directory of this user's. The base may be /tmp: a directory that others made or can write is not read, and no
 /// link is followed, and no FIFO waited for.
 fn lock_of(path: &Path) -> Option<File> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let directory = open(path, flags | OFlags::DIRECTORY, Mode::empty()).ok()?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = open(path, flags, Mode::empty()).ok()?;
     let found = fstat(&directory).ok()?;
     if found.st_uid != rustix::process::geteuid().as_raw() || found.st_mode & 0o022 != 0 {
         return None;
     }
-    let lock = File::from(openat(&directory, LOCK, flags, Mode::empty()).ok()?);
-    lock.metadata().is_ok_and(|found| found.is_file()).then_some(lock)
+    muster_files::open_at(directory, path, LOCK).ok()
 }
 
 #[cfg(test)]

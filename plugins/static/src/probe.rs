@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use muster_fleeting::connector::{DialOptions, Exit, KnownHosts, Run, Target, address, dial};
+use muster_fleeting::connector::{self, DialOptions};
 use muster_fleeting::sdk::{ConnectInfo, ConnectorConfig, InstanceId};
+use muster_remote::{Exit, KnownHosts, Run, Target, dial};
 use tokio::net::TcpStream;
 
 use crate::config::{Config, HealthCheck, Machine};
@@ -74,9 +75,14 @@ async fn limited(what: &str, limit: Duration, work: impl Future<Output = Result<
 }
 
 async fn connect(machine: &Machine, set: &ConnectorConfig) -> Result<(), String> {
-    let info = connect_info(machine, set).await?;
-    let address = address(&info, info.internal_addr.is_empty()).map_err(|error| error.to_string())?;
+    let address = target(machine, connect_info(machine, set).await?)?.host_and_port();
     TcpStream::connect(&address).await.map(drop).map_err(|error| format!("{address}: {error}"))
+}
+
+fn target(machine: &Machine, info: ConnectInfo) -> Result<Target, String> {
+    let use_external_addr = info.internal_addr.is_empty();
+    let options = DialOptions { use_external_addr, allow_unencrypted: machine.allow_unencrypted };
+    connector::target(&InstanceId::new(machine.name.clone()), info, options).map_err(|error| error.to_string())
 }
 
 async fn command(
@@ -88,14 +94,12 @@ async fn command(
 ) -> Result<(), String> {
     let mut info = connect_info(machine, set).await?;
     info.connector.timeout = limit;
-    let use_external_addr = info.internal_addr.is_empty();
-    let options = DialOptions { use_external_addr, allow_unencrypted: machine.allow_unencrypted };
-    let instance = InstanceId::new(machine.name.clone());
+    let target = target(machine, info)?;
     let hosts = KnownHosts::default();
     if !machine.host_key.is_empty() {
-        hosts.pin(&instance, std::slice::from_ref(&machine.host_key));
+        hosts.pin(&target.machine, std::slice::from_ref(&machine.host_key));
     }
-    let session = dial(&Target { instance, info, options }, &hosts).await.map_err(|error| error.to_string())?;
+    let session = dial(&target, &hosts).await.map_err(|error| format!("machine {}: {error}", machine.name))?;
     let outcome = session.run(Run::new(line)).await.map_err(|error| error.to_string());
     session.close().await;
     let outcome = outcome?;

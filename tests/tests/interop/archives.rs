@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_job::JobId;
-use muster_runner_api::client::Client;
+use muster_runner_api::client::{Client, Progress};
 use muster_runner_api::test_support::{MemoryCoordinator, RUNNER_TOKEN, Served, serve};
 use muster_runner_api::wire::JobRequest;
 use serde_json::json;
@@ -117,7 +117,7 @@ async fn coordinator() -> (Arc<MemoryCoordinator>, Served) {
     let payload = json!({ "id": 1, "token": "job-secret-1", "job_info": { "name": "test", "project_id": 1 } });
     coordinator.push(serde_json::from_value(payload).unwrap());
     let request = JobRequest { token: RUNNER_TOKEN.to_owned(), ..JobRequest::default() };
-    assert!(Client::new(&served.url).unwrap().request_job(&request, || {}).await.unwrap().job.is_some());
+    assert!(Client::new(&served.url).unwrap().request_job(&request, &Progress::default()).await.unwrap().job.is_some());
     (coordinator, served)
 }
 

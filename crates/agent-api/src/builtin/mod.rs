@@ -72,6 +72,8 @@ pub struct JobPlan {
     pub warnings: Vec<String>,
     /// The job's checkout; its `.tmp` neighbour holds temporary files.
     pub project_dir: String,
+    /// The directory above it that an operator chose. A job can change all that is below.
+    pub builds_dir: String,
     /// Limit for all phases together, milliseconds; 0 means none.
     pub timeout_ms: u64,
     /// Print `section_start` and `section_end` markers.
@@ -115,8 +117,11 @@ pub struct UnpackLimits {
     pub max_entries: u64,
     /// Unpacked bytes for each byte of the archive. Counts only for large archives.
     pub max_ratio: u64,
-    /// Bytes of headers that are in memory at the same time.
+    /// Bytes of headers: of all entries of a zip, of one entry of a tar.
     pub max_header_bytes: u64,
+    /// The limits are set in `ci.toml`, which errors then name instead of `config.toml`.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub set_in_ci_toml: bool,
 }
 
 impl UnpackLimits {

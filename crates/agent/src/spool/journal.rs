@@ -20,7 +20,7 @@ use std::path::Path;
 
 use muster_agent_api::result::JobResult;
 use muster_agent_api::step_runner::RunRequest;
-use muster_steps::job_file::{self, Limit};
+use muster_files::Limit;
 use muster_steps::process::Trail;
 use prost::Message;
 use serde::{Deserialize, Serialize};
@@ -73,7 +73,7 @@ impl Journal {
 
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let mut options = File::options();
-        Ok(Self(job_file::open_with(options.append(true).create(true).mode(0o600), path)?))
+        Ok(Self(muster_files::open_with(options.append(true).create(true).mode(0o600), path)?))
     }
 
     pub(crate) fn boot(&self, boot: &str) -> io::Result<()> {
@@ -173,8 +173,8 @@ impl Past {
 }
 
 fn read_if_there(path: &Path) -> io::Result<Option<Vec<u8>>> {
-    match job_file::open(path) {
-        Ok(file) => Ok(Some(job_file::read_open(file, path, LIMIT)?)),
+    match muster_files::open(path) {
+        Ok(file) => Ok(Some(muster_files::read_open(file, path, LIMIT)?)),
         Err(error) if error.is_missing() => Ok(None),
         Err(error) => Err(error.into()),
     }

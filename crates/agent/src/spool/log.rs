@@ -9,7 +9,6 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::stream::{self, Stream};
 use muster_builtins::trace::Sink;
-use muster_steps::job_file;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -40,7 +39,7 @@ impl LogFile {
     /// Opens a log for reading and appending, making it where there is none.
     pub(super) fn open(path: &Path, share: Share) -> io::Result<Self> {
         let mut options = File::options();
-        let mut file = job_file::open_with(options.read(true).append(true).create(true).mode(0o600), path)?;
+        let mut file = muster_files::open_with(options.read(true).append(true).create(true).mode(0o600), path)?;
         let mut crc = crc32fast::Hasher::new();
         let mut bytes = 0;
         // A new one is empty: nothing to make room for.

@@ -25,7 +25,6 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use muster_agent_api::step_runner::RunRequest;
-use muster_steps::job_file;
 use prost::Message;
 use rustix::fs::FlockOperation;
 
@@ -92,7 +91,7 @@ impl Spool {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(failed)?;
         let mut options = File::options();
         let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let mut lock = job_file::open_with(options, &root.join(LOCK)).map_err(|error| failed(error.into()))?;
+        let mut lock = muster_files::open_with(options, &root.join(LOCK)).map_err(|error| failed(error.into()))?;
         if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             let mut text = String::new();
             let _ = (&lock).take(LOCK_BYTES).read_to_string(&mut text);
@@ -244,6 +243,12 @@ impl Entry {
         let touched = files.iter().chain([&self.dir]).find_map(|path| fs::metadata(path).ok());
         let touched = touched.and_then(|metadata| metadata.modified().ok()).unwrap_or(SystemTime::now());
         SystemTime::now().duration_since(touched).unwrap_or_default()
+    }
+
+    /// Removes the entry on a thread for blocking calls, because it may hold many files. Succeeds if there is no entry.
+    pub(crate) async fn remove_apart(&self) -> io::Result<()> {
+        let entry = self.clone();
+        tokio::task::spawn_blocking(move || entry.remove()).await?
     }
 
     /// Removes the entry; it is no error if there is none.

@@ -5,6 +5,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
@@ -30,7 +31,7 @@ struct State {
 impl Recycler {
     /// Starts with none: those of an agent before this one may not be empty.
     pub(super) fn open(root: PathBuf) -> io::Result<Self> {
-        match fs::remove_dir_all(&root) {
+        match muster_files::remove_tree(&root) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
@@ -59,15 +60,23 @@ impl Recycler {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             renamed => renamed?,
         }
-        // Its secrets do not wait for the next job.
-        if self.state.lock().free.len() < KEPT && FILES.iter().all(|name| empty(&place.join(name)).is_ok()) {
+        // Its secrets do not wait for the next job. Whatever the job put there instead is removed with the directory.
+        let is_directory = fs::symlink_metadata(&place)?.is_dir();
+        let has_room = self.state.lock().free.len() < KEPT;
+        if is_directory && has_room && FILES.iter().all(|name| empty(&place.join(name)).is_ok()) {
             self.state.lock().free.push(place);
             return Ok(());
         }
-        fs::remove_dir_all(&place)
+        muster_files::remove_tree(&place)
     }
 }
 
+/// Empties a regular file that has no other name. The job may have put anything else there: it is left as it is, and not
+/// waited for.
 fn empty(path: &Path) -> io::Result<()> {
-    File::options().write(true).truncate(true).open(path).map(drop)
+    let file = muster_files::open_with(File::options().write(true), path)?;
+    if file.metadata()?.nlink() != 1 {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the file has another name"));
+    }
+    file.set_len(0)
 }

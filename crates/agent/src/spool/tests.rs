@@ -69,6 +69,43 @@ fn the_place_of_a_job_that_is_over_holds_nothing_of_it_and_serves_the_next() {
     assert_eq!(seen[0], seen[2]);
 }
 
+type Put<'a> = &'a dyn Fn(&Path);
+
+#[test]
+fn a_job_that_replaces_files_of_its_place_stops_nobody_and_nothing_else_is_emptied() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("spool");
+    let spool = Spool::open(&root, u64::MAX).unwrap();
+    let kept = dir.path().join("kept");
+    fs::write(&kept, "text").unwrap();
+    let fifo = |path: &Path| {
+        rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    };
+    let put: [(&str, Put<'_>); 5] = [
+        ("a FIFO", &fifo),
+        ("a link", &|path| std::os::unix::fs::symlink(&kept, path).unwrap()),
+        ("another name of a file", &|path| fs::hard_link(&kept, path).unwrap()),
+        ("a directory", &|path| fs::create_dir(path).unwrap()),
+        ("nothing", &|_| {}),
+    ];
+    for (what, put) in put {
+        let entry = spool.entry("1-1").unwrap();
+        let request = RunRequest { id: "1-1".to_owned(), ..RunRequest::default() };
+        entry.create(&request).unwrap();
+        drop(entry.log().unwrap());
+        let log = entry.dir.join(LOG);
+        fs::remove_file(&log).unwrap();
+        put(&log);
+        let (done, removed) = std::sync::mpsc::channel();
+        let removing = entry.clone();
+        std::thread::spawn(move || done.send(removing.remove()));
+        let removed = removed.recv_timeout(Duration::from_secs(20));
+        removed.unwrap_or_else(|_| panic!("{what} in the place of the log: its removal does not end")).unwrap();
+        assert_eq!(fs::read_to_string(&kept).unwrap(), "text", "{what}");
+        assert_eq!(fs::read_dir(root.join(".free")).unwrap().count(), 0, "{what}: the place serves no other job");
+    }
+}
+
 /// Every path below `dir`.
 fn walkdir(dir: &Path) -> Vec<PathBuf> {
     let mut all = Vec::new();

@@ -204,6 +204,7 @@ impl Agent {
     pub(crate) fn plan(&self, phases: Vec<Phase>) -> JobPlan {
         JobPlan {
             project_dir: self.project().to_string_lossy().into_owned(),
+            builds_dir: self.dir.path().to_string_lossy().into_owned(),
             phases: [vec![no_sources()], phases].concat(),
             grace_ms: 300,
             ..JobPlan::default()

@@ -124,6 +124,31 @@ async fn a_cache_changes_nothing_outside_whatever_links_it_holds_and_the_job_bef
 }
 
 #[tokio::test]
+async fn a_link_above_the_project_that_the_job_before_made_leads_no_archive_elsewhere() {
+    let mut agent = Agent::start().await;
+    let elsewhere = elsewhere(&agent);
+    let cache_dir = agent.dir.path().join("cache");
+    let entry = CacheEntry {
+        key: "main".to_owned(),
+        cache_dir: cache_dir.to_string_lossy().into_owned(),
+        paths: vec!["vendor/".to_owned()],
+        ..CacheEntry::default()
+    };
+    fs::create_dir_all(cache_dir.join("main")).unwrap();
+    hostile_zip(&cache_dir.join("main/cache.zip"), &elsewhere);
+    let restore = Builtin::CacheRestore(Caches { caches: vec![entry] });
+    let plan = agent.plan(vec![phase("restore_cache", PhaseWhen::OnSuccess, restore)]);
+    // The project is in a group, whose directory a job of the same group made a link.
+    let group = agent.dir.path().join("group");
+    symlink(&elsewhere, &group).unwrap();
+    let plan = JobPlan { project_dir: group.join("app").to_string_lossy().into_owned(), ..plan };
+    fs::create_dir(elsewhere.join("app")).unwrap();
+    let (log, _) = agent.complete(&plan).await;
+    assert_eq!(fs::read_dir(elsewhere.join("app")).unwrap().count(), 0, "{log}");
+    assert!(log.contains("is a symbolic link or a file, which a job may have put there"), "{log}");
+}
+
+#[tokio::test]
 async fn a_cache_that_unpacks_to_too_much_names_the_limit_and_the_key_that_raises_it() {
     let mut agent = Agent::start().await;
     let cache_dir = agent.dir.path().join("cache").to_string_lossy().into_owned();

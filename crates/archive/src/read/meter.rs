@@ -1,7 +1,7 @@
 //! Counts what an archive unpacks to, and ends reading at a limit.
 
 use std::cell::Cell;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read};
 
 use crate::UnpackError;
 use crate::limits::{Exceeded, Limit, Limits};
@@ -40,6 +40,14 @@ impl<'a> Meter<'a> {
             return Some(UnpackError::Stopped);
         }
         self.exceeded.get().map(UnpackError::Limit)
+    }
+
+    /// Compares what a zip archive says of its directory with the limits.
+    pub(super) fn directory(&self, entries: u64, bytes: u64) -> Result<(), UnpackError> {
+        let limits = &self.limits;
+        self.check(entries <= limits.entries, Limit::Entries, limits.entries)
+            .and_then(|()| self.check(bytes <= limits.header_bytes, Limit::HeaderBytes, limits.header_bytes))
+            .map_err(UnpackError::Broken)
     }
 
     /// Counts one more entry.
@@ -103,12 +111,6 @@ impl<R: Read> Read for Headers<'_, R> {
         let read = self.inner.read(buffer)?;
         self.meter.header(read as u64)?;
         Ok(read)
-    }
-}
-
-impl<R: Seek> Seek for Headers<'_, R> {
-    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        self.inner.seek(to)
     }
 }
 

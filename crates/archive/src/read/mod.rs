@@ -104,6 +104,24 @@ pub fn read<R: Read + Seek, E: From<UnpackError>>(
     read.map_err(|error| meter.cause().map_or(error, E::from))
 }
 
+/// Checks that a file is a zip archive within the limits, by the headers of its entries. Contents are not read.
+///
+/// # Errors
+/// [`UnpackError`]
+pub fn check_zip<R: Read + Seek>(archive: R, limits: &Limits) -> Result<(), UnpackError> {
+    let meter = Meter::new(*limits, u64::MAX, &|| false);
+    zip::check(archive, &meter).map_err(|error| meter.cause().unwrap_or(error))
+}
+
+/// Reads one file of a zip archive. `None` if it has no such entry.
+///
+/// # Errors
+/// [`UnpackError`], with [`Limits::bytes`] as the limit of this file.
+pub fn read_zip_file<R: Read + Seek>(archive: R, name: &str, limits: &Limits) -> Result<Option<Vec<u8>>, UnpackError> {
+    let meter = Meter::new(*limits, u64::MAX, &|| false);
+    zip::find(archive, name, &meter).map_err(|error| meter.cause().unwrap_or(error))
+}
+
 /// Refuses a name that no system could open.
 fn check_length(name: &[u8]) -> Result<(), UnpackError> {
     if name.len() <= MAX_NAME {

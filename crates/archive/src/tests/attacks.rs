@@ -94,14 +94,32 @@ fn a_link_with_the_name_of_a_file_is_replaced_and_not_followed() {
 }
 
 #[test]
-fn a_root_that_a_job_made_a_link_is_refused_and_one_that_the_user_chose_is_not() {
+fn a_link_that_a_job_put_into_the_path_of_the_root_is_refused_and_one_above_the_base_is_not() {
     let place = Place::new();
-    fs::remove_dir(place.root()).unwrap();
-    symlink("canary", place.root()).unwrap();
-    let error = create_root(&place.root(), Root::OfJob).unwrap_err();
-    assert_eq!(error.to_string(), "it is a symbolic link, which a job may have created; remove the link");
-    let dir = create_root(&place.root(), Root::Chosen).unwrap();
-    assert!(dir.is_file("keys"));
+    let outer = place.outer.path();
+    fs::create_dir(outer.join("canary/project")).unwrap();
+    // The operator's builds directory may be a link, and is missing at first.
+    symlink(outer.join("disk"), outer.join("mounted")).unwrap();
+    fs::create_dir(outer.join("disk")).unwrap();
+    let base = outer.join("mounted/builds");
+    let below = |path: &str| create_root(&base.join(path), &Root::Below(base.clone()));
+    below("group/project").unwrap().write("file", "").unwrap();
+    assert!(outer.join("disk/builds/group/project/file").is_file());
+    symlink(outer.join("canary"), base.join("evil")).unwrap();
+    symlink("group", base.join("inside")).unwrap();
+    symlink("../../canary", base.join("group/last")).unwrap();
+    fs::write(base.join("plain"), "").unwrap();
+    for path in ["evil/project", "evil/new", "evil", "inside/project", "group/last", "plain", "plain/project"] {
+        let error = below(path).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::NotADirectory, "{path}: {error}");
+        assert!(error.to_string().contains("is a symbolic link or a file, which a job may have put there"), "{error}");
+    }
+    assert_eq!(fs::read_dir(outer.join("canary")).unwrap().count(), 3);
+    let error = below("../outside").unwrap_err().to_string();
+    assert!(error.contains("it is not below the builds directory"), "{error}");
+    create_root(&outer.join("elsewhere"), &Root::Below(base.clone())).unwrap_err();
+    let chosen = create_root(&base.join("evil/project"), &Root::Chosen).unwrap();
+    assert!(chosen.exists(".") && !outer.join("elsewhere").exists() && !outer.join("disk/outside").exists());
 }
 
 #[test]
@@ -167,6 +185,21 @@ fn a_long_name_that_leads_out_is_refused() {
     let pax = "19 path=../../../x\n";
     let items = [item(EntryType::XHeader, "x", pax), file("name", "evil")];
     Place::new().attack(Format::Tar, &tar(&items)).unwrap_err();
+}
+
+#[test]
+fn a_name_that_no_system_can_open_is_refused_and_quoted_in_part() {
+    for (format, archive) in FORMATS {
+        let longest = format!("{}n", "long/".repeat(819));
+        Place::new().unpack(format, &archive(&[file(&longest, "")]), &Limits::default()).unwrap();
+        for item in [file(&format!("{longest}n"), ""), directory(&"d/".repeat(30_000))] {
+            let place = Place::new();
+            let error = place.attack(format, &archive(&[item])).unwrap_err();
+            let kind = "entry with a name of more than 4096 bytes";
+            assert!(error.to_string().contains(kind) && error.to_string().len() < 400, "{format:?}: {error}");
+            assert_eq!(place.inside(), [""; 0], "{format:?}");
+        }
+    }
 }
 
 #[test]

@@ -101,10 +101,26 @@ fn headers_are_limited() {
 }
 
 #[test]
+fn what_is_kept_until_the_end_is_limited() {
+    let limits = Limits { header_bytes: 64 * 1024, ..Limits::default() };
+    let targets: Vec<Item> = (0..100).map(|n| link(&n.to_string(), &"t".repeat(1000))).collect();
+    let names: Vec<Item> =
+        (0..100).map(|n| directory(&format!("{n}/{}", format!("{}/", "n".repeat(199)).repeat(5)))).collect();
+    for items in [targets, names] {
+        // A tar has no other limit on them: each of its headers is small.
+        for (format, archive) in &FORMATS[1..] {
+            let message = exceeds(Limit::HeaderBytes, &limits, *format, &archive(&items));
+            assert_eq!(message, "the archive has more than 65536 bytes of headers; it may be damaged");
+            Place::new().unpack(*format, &archive(&items[..60]), &limits).unwrap();
+        }
+    }
+}
+
+#[test]
 fn reading_stops_when_it_is_asked_to() {
     for (format, archive) in FORMATS {
         let place = Place::new();
-        let root = create_root(&place.root(), Root::OfJob).unwrap();
+        let root = place.open_root();
         let asked = std::cell::Cell::new(0);
         let stop = || asked.replace(asked.get() + 1) > 2;
         let archive = archive(&[file("large", &"0".repeat(1 << 20)), file("never", "")]);

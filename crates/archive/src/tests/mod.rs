@@ -2,6 +2,7 @@
 
 mod attacks;
 mod bombs;
+mod directories;
 mod everyday;
 mod fuzz;
 mod random;
@@ -39,8 +40,13 @@ impl Place {
         self.outer.path().join("canary")
     }
 
+    /// Opens the root, which jobs can change with all that is above it here.
+    fn open_root(&self) -> cap_std::fs::Dir {
+        create_root(&self.root(), &Root::Below(self.outer.path().to_owned())).unwrap()
+    }
+
     fn unpack(&self, format: Format, archive: &[u8], limits: &Limits) -> Result<Vec<String>, UnpackError> {
-        let root = create_root(&self.root(), Root::OfJob).unwrap();
+        let root = self.open_root();
         let left_out = unpack(Cursor::new(archive), &root, limits, format, &|| false)?;
         Ok(left_out.lines().collect())
     }

@@ -77,7 +77,7 @@ proptest! {
         prepare(&place, &with_canary(existing, &canary));
         let (format, archive) = FORMATS[format];
         let mut items = with_canary(items, &canary);
-        // The tar header has room for names without NUL in the middle only.
+        // A tar header cannot store a name that has a NUL in the middle.
         items.retain(|item| format == Format::Zip || !item.name.contains('\0'));
         let before = place.outside();
         let result = place.unpack(format, &archive(&items), &Limits { bytes: 1 << 20, ..Limits::default() });

@@ -6,7 +6,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use muster_agent_api::builtin::Origin;
-use muster_steps::job_file;
 use muster_steps::stop::Stop;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -120,7 +119,7 @@ fn subjects(root: &Path, files: &[PathBuf], stop: &Stop) -> Result<Vec<Value>, F
             continue;
         }
         let mut hash = Sha256::new();
-        hash_file(job_file::open(&path)?, &mut hash, stop)
+        hash_file(muster_files::open(&path)?, &mut hash, stop)
             .map_err(Failure::io(format!("cannot read `{}`", file.display())))?;
         subjects.push(json!({ "name": file.to_string_lossy(), "digest": { "sha256": hex::encode(hash.finalize()) } }));
     }

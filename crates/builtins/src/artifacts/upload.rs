@@ -10,7 +10,6 @@ use muster_agent_api::builtin::ArtifactsUpload;
 use muster_job::JobId;
 use muster_runner_api::client::{ClientError, UploadLimits};
 use muster_runner_api::service::{ArtifactQuery, ByteStream};
-use muster_steps::job_file;
 use muster_steps::stop::Stop;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -181,7 +180,7 @@ impl Upload<'_> {
 
 async fn open(site: &dyn Site, path: &Path) -> Result<(ByteStream, u64), Failure> {
     let own = path.to_owned();
-    let file = job_file::apart(path, move || job_file::open(&own)).await?;
+    let file = muster_files::apart(path, move || muster_files::open(&own)).await?;
     let length = file.metadata().map_err(Failure::io("cannot read the archive"))?.len();
     let mut meter: Meter = site.meter("Uploading artifacts", Some(length));
     let body = ReaderStream::with_capacity(tokio::fs::File::from_std(file), 256 * 1024);

@@ -1,6 +1,7 @@
 //! Packing a cache's files into its place on this machine.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -75,7 +76,12 @@ impl Archive<'_> {
             let size = part.as_file().metadata().map_err(problem())?.len();
             part.persist(&archive).map_err(|error| problem()(error.error))?;
             if let Some(metadata) = metadata {
-                fs::write(directory.join("metadata.json"), metadata).map_err(problem())?;
+                // What another job put there is replaced, not opened: it may be a FIFO or a link.
+                let path = directory.join("metadata.json");
+                let problem = || Failure::io(format!("cannot write `{}`", path.display()));
+                let mut part = tempfile::Builder::new().prefix("metadata_").tempfile_in(directory).map_err(problem())?;
+                part.write_all(metadata.as_bytes()).map_err(problem())?;
+                part.persist(&path).map_err(|error| problem()(error.error))?;
             }
             Ok(Archived::Written { size })
         })
@@ -98,4 +104,90 @@ fn is_up_to_date(archive: &Path, root: &Path, files: &[PathBuf]) -> bool {
     let Ok(made) = modified(archive) else { return false };
     let newest = files.iter().filter_map(|file| modified(&root.join(file)).ok()).max();
     newest.unwrap_or(SystemTime::UNIX_EPOCH) <= made
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+    use std::fs::File;
+    use std::sync::{Arc, mpsc};
+    use std::time::Duration;
+
+    use async_trait::async_trait;
+
+    use super::*;
+    use crate::files::extract::Extraction;
+    use crate::site::Tone;
+
+    /// A directory and nothing else.
+    struct Here(PathBuf);
+
+    #[async_trait]
+    impl Site for Here {
+        fn root(&self) -> &Path {
+            &self.0
+        }
+
+        fn extraction(&self) -> Extraction {
+            Extraction::new(self.0.clone())
+        }
+
+        fn staging(&self) -> &Path {
+            &self.0
+        }
+
+        fn environment(&self) -> Vec<(OsString, OsString)> {
+            Vec::new()
+        }
+
+        fn tell(&self, _: Tone, _: &str) {}
+
+        async fn git(&self, _: &[&str], _: Arc<File>, _: &Stop) -> Result<bool, Failure> {
+            Ok(false)
+        }
+    }
+
+    #[test]
+    fn what_another_job_put_in_the_place_of_the_metadata_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, cache, kept) = (dir.path().join("project"), dir.path().join("cache"), dir.path().join("kept"));
+        let metadata = cache.join("metadata.json");
+        fs::create_dir(&root).unwrap();
+        fs::create_dir(&cache).unwrap();
+        fs::write(root.join("file"), "text").unwrap();
+        fs::write(&kept, "kept").unwrap();
+        let fifo = || {
+            rustix::fs::mknodat(rustix::fs::CWD, &metadata, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        };
+        let link = || std::os::unix::fs::symlink(&kept, &metadata).unwrap();
+        let put: [(&str, &dyn Fn()); 2] = [("a FIFO", &fifo), ("a link", &link)];
+        for (what, put) in put {
+            put();
+            let (file, root) = (cache.join("cache.zip"), root.clone());
+            let (done, written) = mpsc::channel();
+            std::thread::spawn(move || {
+                let paths = ["file".to_owned()];
+                let archive = Archive {
+                    wanted: Wanted { paths: &paths, ..Wanted::default() },
+                    file: &file,
+                    alternate: None,
+                    format: Format::Zip,
+                    level: Level::from_name(None),
+                    metadata: Some("{}"),
+                };
+                let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+                let written = runtime.block_on(archive.write(&Here(root), &Stop::default()));
+                done.send(written.unwrap()).unwrap();
+            });
+            let written = written.recv_timeout(Duration::from_secs(20));
+            let written =
+                written.unwrap_or_else(|_| panic!("{what} in the place of the metadata: writing does not end"));
+            assert!(matches!(written, Archived::Written { .. }), "{what}: {written:?}");
+            assert_eq!(fs::read_to_string(&kept).unwrap(), "kept", "{what}");
+            assert!(fs::symlink_metadata(&metadata).unwrap().is_file(), "{what}");
+            assert_eq!(fs::read_to_string(&metadata).unwrap(), "{}", "{what}");
+            fs::remove_file(&metadata).unwrap();
+            fs::remove_file(cache.join("cache.zip")).unwrap();
+        }
+    }
 }

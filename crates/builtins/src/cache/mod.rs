@@ -10,7 +10,6 @@ use std::path::{Component, Path, PathBuf};
 
 use muster_agent_api::builtin::CacheEntry;
 use muster_archive::create_root;
-use muster_steps::job_file;
 use muster_steps::stop::Stop;
 
 use crate::context::Context;
@@ -48,8 +47,8 @@ pub(crate) async fn restore(context: &Context, cache: &CacheEntry, stop: &Stop) 
         context.tell(Tone::Plain, NO_DOWNLOAD);
         let alternate = archive_path(cache, &cache.alternate).filter(|_| index == 0);
         let found = path.clone();
-        let opened = job_file::apart(&path, move || {
-            job_file::open(&found).or_else(|error| alternate.map_or(Err(error), |path| job_file::open(&path)))
+        let opened = muster_files::apart(&path, move || {
+            muster_files::open(&found).or_else(|error| alternate.map_or(Err(error), |path| muster_files::open(&path)))
         });
         let archive = match opened.await {
             Ok(file) => file,
@@ -89,7 +88,7 @@ async fn remove_extracted(context: &Context, cache: &CacheEntry, stop: &Stop) ->
     }
     Context::blocking(move || {
         // A root that is a link was not unpacked into either.
-        let Ok(root) = create_root(&extraction.root, extraction.root_kind) else { return Ok(()) };
+        let Ok(root) = create_root(&extraction.root, &extraction.root_kind) else { return Ok(()) };
         // What is inside stands behind its directory: from the back, directories are empty when their turn comes.
         for path in found.iter().rev() {
             let _ = root.remove_file(path).or_else(|_| root.remove_dir(path));

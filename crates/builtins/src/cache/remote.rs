@@ -7,7 +7,6 @@ use std::time::{Duration, SystemTime};
 
 use filetime::FileTime;
 use futures::StreamExt;
-use muster_steps::job_file;
 use muster_steps::stop::Stop;
 use reqwest::header::{self, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Body, Response, StatusCode, Url};
@@ -178,7 +177,8 @@ impl Remote {
     ) -> Result<(), RemoteError> {
         let local = |error| RemoteError::File(format!("read `{}`", file.display()), error);
         let own = file.to_owned();
-        let content = job_file::apart(file, move || job_file::open(&own)).await.map_err(|error| local(error.into()))?;
+        let content =
+            muster_files::apart(file, move || muster_files::open(&own)).await.map_err(|error| local(error.into()))?;
         let metadata = content.metadata().map_err(local)?;
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         site.tell(Tone::Plain, &format!("Uploading {name} to {}", clean(url)));

@@ -90,24 +90,10 @@ async fn clear(context: &Context, stop: &Stop) -> Result<(), Failure> {
 
 /// Removes a directory if it is there, also where a job took away its own permission to write (job-execution 4.3).
 pub(crate) fn remove_tree(dir: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(dir) {
+    match muster_files::remove_tree(dir) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(_) => {
-            allow_writing(dir);
-            fs::remove_dir_all(dir)
-        }
-    }
-}
-
-fn allow_writing(dir: &Path) {
-    use std::os::unix::fs::PermissionsExt;
-    let _ = fs::set_permissions(dir, fs::Permissions::from_mode(0o700));
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        // The type of the entry itself: a link is not followed.
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            allow_writing(&entry.path());
-        }
+        Err(_) => muster_files::remove_locked_tree(dir),
     }
 }
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use muster_agent_api::builtin::Checkout;
-use muster_steps::job_file::{self, Limit};
+use muster_files::Limit;
 use muster_steps::process::Command;
 use muster_steps::stop::Stop;
 
@@ -145,7 +145,7 @@ pub(super) fn lfs_is_there(context: &Context) -> bool {
 
 /// Whether the attributes of the top directory name the LFS filter. What git does not read counts as none.
 async fn uses_lfs(project: &Path) -> bool {
-    let text = job_file::read(project.join(".gitattributes"), ATTRIBUTES_LIMIT).await;
+    let text = muster_files::read(project.join(".gitattributes"), ATTRIBUTES_LIMIT).await;
     text.is_ok_and(|text| text.contains("filter=lfs"))
 }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use muster_agent_api::builtin::Checkout;
-use muster_steps::job_file::{Limit, open, read_open};
+use muster_files::{Limit, open, read_open};
 use muster_steps::stop::Stop;
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;

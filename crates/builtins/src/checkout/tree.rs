@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use muster_steps::job_file::{Limit, open, read_open};
+use muster_files::{Limit, open, read_open};
 use rustix::fs::{Timespec, Timestamps};
 
 /// Files up to this size may be kept in memory,

@@ -16,6 +16,8 @@ use crate::site::{Site, Tone};
 pub enum LimitsFrom {
     /// `[runners.unpack]` in config.toml.
     Config,
+    /// `[unpack]` in `ci.toml`.
+    CiConfig,
     /// Flags of a command.
     Flags,
     /// Nothing raises them.
@@ -27,7 +29,7 @@ pub enum LimitsFrom {
 pub struct Extraction {
     /// The directory that archives are unpacked into. Created if it does not exist.
     pub root: PathBuf,
-    /// Whether the directory may be a link.
+    /// Which part of its path jobs can change.
     pub root_kind: Root,
     /// Limits of each archive.
     pub limits: Limits,
@@ -55,7 +57,7 @@ impl Extraction {
         if format == Format::TarGzip {
             return Err(Failure::Step("the archive is a gzip file, which cannot be unpacked".to_owned()));
         }
-        let root = create_root(&self.root, self.root_kind)
+        let root = create_root(&self.root, &self.root_kind)
             .map_err(|error| Failure::System(format!("cannot unpack into `{}`: {error}", self.root.display())))?;
         let unpacked = muster_archive::unpack(archive, &root, &self.limits, format, &|| stop.cause().is_some());
         unpacked.map_err(|error| self.failure(&error, stop))
@@ -84,6 +86,7 @@ impl Extraction {
         };
         match self.limits_from {
             LimitsFrom::Config => format!("; `{key}` of [runners.unpack] in config.toml raises the limit"),
+            LimitsFrom::CiConfig => format!("; `{key}` of [unpack] in ci.toml raises the limit"),
             LimitsFrom::Flags => format!("; --{} raises the limit", key.replace('_', "-")),
             LimitsFrom::Defaults => String::new(),
         }
@@ -150,6 +153,35 @@ mod tests {
         assert_eq!(metadata.mtime(), 1_700_000_001, "{format:?}");
     }
 
+    /// A job that swaps a file for a FIFO while it is packed gets an error or the file, and nothing waits for a writer.
+    #[test]
+    fn a_file_that_becomes_a_fifo_while_it_is_packed_holds_up_nobody() {
+        use rustix::fs::{CWD, FileType, RenameFlags, mknodat, renameat_with};
+        let from = tempfile::tempdir().unwrap();
+        let (file, fifo) = (from.path().join("file"), from.path().join("fifo"));
+        std::fs::write(&file, "content").unwrap();
+        mknodat(CWD, &fifo, FileType::Fifo, 0o600.into(), 0).unwrap();
+        let done = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let (tell, told) = std::sync::mpsc::channel();
+        let (ended, root) = (std::sync::Arc::clone(&done), from.path().to_owned());
+        std::thread::spawn(move || {
+            for round in 0..3000 {
+                let target = tempfile::tempfile().unwrap();
+                let format = [Format::Zip, Format::TarZstd, Format::Gzip, Format::Raw][round % 4];
+                let _ = pack(format, &root, &["file".into()], Level::Default, &target, &Stop::new());
+            }
+            ended.store(true, std::sync::atomic::Ordering::Relaxed);
+            tell.send(()).unwrap();
+        });
+        let swap = std::thread::spawn(move || {
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                renameat_with(CWD, &file, CWD, &fifo, RenameFlags::EXCHANGE).unwrap_or_default();
+            }
+        });
+        told.recv_timeout(std::time::Duration::from_secs(60)).expect("it waits for a writer");
+        swap.join().unwrap();
+    }
+
     #[test]
     fn a_limit_that_is_exceeded_names_its_value_and_what_raises_it() {
         let from = tempfile::tempdir().unwrap();
@@ -168,6 +200,10 @@ mod tests {
         assert_eq!(
             failed(bytes, LimitsFrom::Config),
             Failure::Step(format!("{message}; `max_bytes` of [runners.unpack] in config.toml raises the limit"))
+        );
+        assert_eq!(
+            failed(bytes, LimitsFrom::CiConfig),
+            Failure::Step(format!("{message}; `max_bytes` of [unpack] in ci.toml raises the limit"))
         );
         assert_eq!(failed(bytes, LimitsFrom::Flags), Failure::Step(format!("{message}; --max-bytes raises the limit")));
         let entries = failed(Limits { entries: 1, ..Limits::default() }, LimitsFrom::Config).to_string();

@@ -86,7 +86,7 @@ fn add(zip: &mut ZipWriter<BufWriter<&File>>, root: &Path, file: &Path, method: 
     } else if metadata.is_dir() {
         zip.add_directory(name, options)?;
     } else if metadata.is_file() {
-        let mut content = UntilStopped { content: File::open(&path)?, stop };
+        let mut content = UntilStopped { content: muster_files::open(&path)?, stop };
         options = match method {
             None => options.compression_method(CompressionMethod::Stored),
             Some((method, level)) => options.compression_method(method).compression_level(Some(level)),
@@ -120,7 +120,7 @@ fn tar_zstd(root: &Path, files: &[PathBuf], level: Level, target: &File, stop: &
         if !metadata.is_file() {
             return Ok(());
         }
-        let content = UntilStopped { content: File::open(&path)?, stop };
+        let content = UntilStopped { content: muster_files::open(&path)?, stop };
         let mut header = tar::Header::new_gnu();
         header.set_metadata(&metadata);
         // A file that grows or shrinks meanwhile must not break the archive: its length is the one that the header says.
@@ -159,7 +159,7 @@ fn gzip_one(out: &mut impl Write, root: &Path, file: &Path, level: Level, stop: 
         .comment(file.as_os_str().as_encoded_bytes())
         .mtime(u32::try_from(metadata.mtime()).unwrap_or_default())
         .write(out, Compression::new(level.deflate().unwrap_or(0)));
-    io::copy(&mut UntilStopped { content: File::open(&path)?, stop }, &mut gzip)?;
+    io::copy(&mut UntilStopped { content: muster_files::open(&path)?, stop }, &mut gzip)?;
     gzip.finish().map(|_| ())
 }
 
@@ -169,7 +169,9 @@ fn raw(root: &Path, files: &[PathBuf], mut target: &File, stop: &Stop) -> Result
     let (Some(file), None) = (regular.next(), regular.next()) else {
         return Err(Failure::Step("an artifact of format `raw` must be exactly one file".to_owned()));
     };
-    let copied = File::open(root.join(file))
+    // As on GitLab, the one file may be a link.
+    let copied = muster_files::open_chosen(&root.join(file))
+        .map_err(io::Error::from)
         .and_then(|content| io::copy(&mut UntilStopped { content, stop }, &mut target).map(drop));
     copied.map_err(failure(format!("cannot read `{}`", file.display()), stop))
 }

@@ -9,11 +9,11 @@
 //! Any other process gets no job and no signal.
 
 use std::fs::OpenOptions;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use rustix::fs::OFlags;
+use muster_files::Limit;
 use rustix::process::Uid;
 use tokio::net::UnixStream;
 
@@ -21,8 +21,8 @@ use super::HostEnvironment;
 use super::process::{FileId, Process, ProcessMark};
 use crate::{AgentConnection, EnvironmentError};
 
-/// Bytes of a record.
-const RECORD_MAX_BYTES: u64 = 4096;
+/// Limit of a record.
+const RECORD_LIMIT: Limit = Limit { bytes: 4096, remedy: "remove it" };
 
 /// A connection to an agent, and the agent's process.
 #[derive(Debug, Clone)]
@@ -120,14 +120,8 @@ fn check_directory(socket: &Path, user: Uid) -> Result<(), EnvironmentError> {
 
 /// The process that is an agent of this state directory. `None` if there is no usable record.
 fn recorded(record: &Path) -> Option<ProcessMark> {
-    // Jobs may run as the user of this process: what they put in the place of the record must not block.
-    let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits();
-    let file = OpenOptions::new().read(true).custom_flags(i32::try_from(flags).ok()?).open(record).ok()?;
-    if !file.metadata().ok()?.is_file() {
-        return None;
-    }
-    let mut text = Vec::new();
-    file.take(RECORD_MAX_BYTES).read_to_end(&mut text).ok()?;
+    // Jobs may run as the user of this process, and put anything in the place of the record.
+    let text = muster_files::read_open(muster_files::open(record).ok()?, record, RECORD_LIMIT).ok()?;
     serde_json::from_slice(&text).ok()
 }
 

@@ -124,7 +124,7 @@ async fn what_su_starts_is_known_as_the_child_of_this_manager_and_to_no_other_ma
     }
     let home = tempfile::tempdir().unwrap();
     let agent = executable(home.path(), LISTEN);
-    // Not every machine lets `nobody` execute something.
+    // The user is root, because on some machines `nobody` cannot execute the agent.
     let options = HostOptions { user: Some("root".to_owned()), ..options(home.path(), agent) };
     let connect = async || HostProvider::new(options.clone()).unwrap().agents.first().unwrap().connect().await;
     let error = connect().await.unwrap_err();

@@ -16,7 +16,7 @@ use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, fchown, fstat, mkdirat, openat
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use super::user::{Owner, private_directory};
+use super::user::Owner;
 
 /// Links in one path, as the system has it.
 const LINKS_MAX: u32 = 40;
@@ -38,7 +38,7 @@ pub(super) fn create(path: &Path, owner: Option<Owner>) -> io::Result<()> {
 pub(super) fn create_private(path: &Path, owner: Option<Owner>) -> io::Result<()> {
     match owner {
         Some(owner) => create_for(path, Mode::RWXU, owner, || {}),
-        None => private_directory(path),
+        None => muster_files::private_directory(path),
     }
 }
 

@@ -40,7 +40,6 @@ use crate::{
 
 pub use socket::{operator_socket_path, socket_path};
 pub use start::READY_MARKER;
-pub use user::private_directory;
 
 use agent::HostAgent;
 use agents::Agents;
@@ -85,7 +84,7 @@ impl HostProvider {
             move |source| EnvironmentError::File { action: "create directory", path, source }
         };
         let agent_dir = user::agent_dir(&options);
-        user::private_directory(&options.state_dir).map_err(failed(&options.state_dir))?;
+        muster_files::private_directory(&options.state_dir).map_err(failed(&options.state_dir))?;
         let owner = options.user.as_deref().map(user::Owner::of).transpose()?;
         if owner.is_some() {
             user::let_pass(&options.state_dir).map_err(failed(&options.state_dir))?;

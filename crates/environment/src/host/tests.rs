@@ -1,6 +1,6 @@
 //! The host adapter with stand-ins for the agent; the real one is started by the tests of `crates/muster`.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use muster_agent_api::agent::agent_server::{Agent, AgentServer};
@@ -162,6 +162,7 @@ fn the_state_is_private_and_the_agent_of_another_user_is_let_pass() {
     provider(home.path(), "/nonexistent");
     assert_eq!(mode(&home.path().join("state")), 0o700);
     if !rustix::process::geteuid().is_root() {
+        muster_test_needs::missing("only root can give a directory to another user");
         return;
     }
     let directories = Directories { builds: home.path().join("b"), cache: home.path().join("c"), shared: true };
@@ -215,6 +216,30 @@ fn a_long_state_directory_has_its_socket_elsewhere_and_always_there() {
     assert_eq!(socket_path(&long, 0).unwrap(), socket);
     assert_ne!(socket_path(&long, 1).unwrap(), socket);
     assert_eq!(socket_path(short, 1).unwrap(), short.join("agent.1.sock"));
+}
+
+/// Set in a process that has no runtime directory of a session: variables belong to a process.
+const WITHOUT_SESSION: &str = "MUSTER_TEST_WITHOUT_SESSION";
+
+#[test]
+fn a_long_state_directorys_socket_is_where_no_other_user_can_put_anything() {
+    if std::env::var_os(WITHOUT_SESSION).is_none() {
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        let test = "host::tests::a_long_state_directorys_socket_is_where_no_other_user_can_put_anything";
+        again.args(["--exact", test]).env_remove("XDG_RUNTIME_DIR").env(WITHOUT_SESSION, "1");
+        let output = again.output().unwrap();
+        assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
+        return;
+    }
+    let long = PathBuf::from(format!("/var/lib/{}", "x".repeat(120)));
+    for socket in [socket_path(&long, 0).unwrap(), operator_socket_path(&long).unwrap()] {
+        let directory = socket.parent().unwrap();
+        let found = std::fs::symlink_metadata(directory).unwrap();
+        let own = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
+        assert!(own && found.mode() & 0o077 == 0, "{}", directory.display());
+        let above = std::fs::metadata(directory.parent().unwrap()).unwrap();
+        assert!(above.mode() & 0o002 == 0, "other users can write above {}", directory.display());
+    }
 }
 
 #[tokio::test]

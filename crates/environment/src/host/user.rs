@@ -1,10 +1,10 @@
 //! Another user for the agent, and so for the jobs (job-execution 4.6).
 
 use std::ffi::OsString;
-use std::fs::{DirBuilder, File, Permissions};
+use std::fs::{File, Permissions};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -43,21 +43,6 @@ impl Owner {
             text.parse::<u32>().map_err(|_| fail(told()))
         };
         Ok(Self { user: Uid::from_raw(ask("-u")?), group: Gid::from_raw(ask("-g")?) })
-    }
-}
-
-/// Makes a directory that only its owner may look into, with those above it, which are as usual. One that was there is left
-/// as it is.
-///
-/// # Errors
-/// The system's.
-pub fn private_directory(path: &Path) -> io::Result<()> {
-    if let Some(parent) = path.parent() {
-        std::fs::create_dir_all(parent)?;
-    }
-    match DirBuilder::new().mode(0o700).create(path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
-        made => made,
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_agent_api::result::Used;
-use muster_fleeting::connector::Session;
+use muster_remote::Session;
 use muster_taskscaler::driver::Lease as Slot;
 
 use super::acquire::UnderWay;

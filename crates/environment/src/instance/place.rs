@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use muster_fleeting::connector::{Exit, Run, Session, Stream};
 use muster_fleeting::model::Platform;
+use muster_remote::{Exit, Run, Session, Stream};
 use tokio::io::AsyncReadExt;
 
 use super::agents::Agents;

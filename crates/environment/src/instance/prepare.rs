@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
-use muster_fleeting::connector::Session;
+use muster_remote::Session;
 use muster_taskscaler::driver::{Prepare, Up};
 
 use super::provider::Shared;
@@ -22,7 +22,7 @@ impl Prepare for Ready {
     async fn prepare(&self, up: Up) -> Result<(), String> {
         let shared = self.shared.upgrade().ok_or("the manager ends")?;
         if !up.host_keys.is_empty() {
-            shared.hosts().pin(&shared.name(&up.group, up.id.as_str()), &up.host_keys);
+            shared.hosts().pin(shared.name(&up.group, up.id.as_str()).as_str(), &up.host_keys);
         }
         let way = Way { shared: &shared, up: &up };
         // Once: what it removes or starts again may be in use by the jobs of an earlier start.

@@ -16,9 +16,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use muster_fleeting::connector::{KnownHosts, Session};
 use muster_fleeting::host::{Counts, Meter, PluginSpec};
 use muster_fleeting::model::{ConnectInfo, InstanceId};
+use muster_remote::{KnownHosts, Session};
 use muster_taskscaler::books::RowKey;
 use muster_taskscaler::driver::{Journal, Reservation, Scaler};
 use muster_taskscaler::fleet::name_among;

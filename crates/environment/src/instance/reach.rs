@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use muster_fleeting::connector::{self, DialError, DialOptions, KnownHosts, Session, Target};
+use muster_fleeting::connector::{self, DialOptions};
 use muster_fleeting::model::{ConnectInfo, ConnectorConfig, InstanceId, Platform};
+use muster_remote::{self as remote, DialError, KnownHosts, Session};
 use parking_lot::Mutex as Lock;
 use tokio::sync::Mutex;
 
@@ -76,18 +77,19 @@ pub(super) async fn dial<D: Future<Output = Result<ConnectInfo, String>>>(
     loop {
         let info = details().await?;
         let (addresses, limit) = (Addresses::of(&info), info.connector.timeout);
-        let target = Target { instance: InstanceId::new(id), info, options };
+        let failed = |error: &dyn std::error::Error| format!("instance {id}: {error}");
+        let target = connector::target(&InstanceId::new(id), info, options).map_err(|error| failed(&error))?;
         let dialled = match is_new {
-            true => connector::dial_new(&target, hosts, NEW_GRACE).await,
-            false => connector::dial(&target, hosts).await,
+            true => remote::dial_new(&target, hosts, NEW_GRACE).await,
+            false => remote::dial(&target, hosts).await,
         };
         match dialled {
             Ok(session) => return Ok((session, addresses)),
-            Err(DialError::Expired { .. }) if began.elapsed() < limit => {
+            Err(DialError::Expired) if began.elapsed() < limit => {
                 tracing::debug!(instance = id, "connection details have expired; they are asked for again");
                 tokio::time::sleep(ASK_AGAIN).await;
             }
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return Err(failed(&error)),
         }
     }
 }
@@ -210,14 +212,14 @@ fn same_version(version: &str, kind: &Platform) -> Result<(), String> {
 /// How it failed, with the end of what it said.
 pub(super) async fn run(dial: &dyn Dial, command: &str) -> Result<(), String> {
     let (session, _) = dial.dial().await?;
-    let outcome = session.run(connector::Run::new(command)).await;
+    let outcome = session.run(remote::Run::new(command)).await;
     session.close().await;
     match outcome {
-        Ok(outcome) if outcome.exit == connector::Exit::Code(0) => Ok(()),
+        Ok(outcome) if outcome.exit == remote::Exit::Code(0) => Ok(()),
         Ok(outcome) => {
             let how = match outcome.exit {
-                connector::Exit::Code(code) => format!("status {code}"),
-                connector::Exit::Signal(signal) => format!("SIG{signal}"),
+                remote::Exit::Code(code) => format!("status {code}"),
+                remote::Exit::Signal(signal) => format!("SIG{signal}"),
             };
             // What it said may have several lines.
             let said = outcome.stderr.to_string().trim().lines().map(str::trim).collect::<Vec<_>>().join(" | ");

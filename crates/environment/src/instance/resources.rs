@@ -65,7 +65,8 @@ impl Usage {
     pub(super) fn families(&self) -> Vec<Family> {
         let groups = self.0.lock();
         let all = || groups.values().flat_map(|seen| seen.instances.values());
-        let sum = |of: fn(&Used) -> u64| all().map(of).sum::<u64>() as f64;
+        // The numbers are a plugin's: their sum as an integer could overflow.
+        let sum = |of: fn(&Used) -> u64| all().map(|used| of(used) as f64).sum::<f64>();
         let gauge = |name, help, value| {
             let samples = vec![Sample { labels: Vec::new(), value, buckets: Vec::new() }];
             Family { name, help, kind: Kind::Gauge, samples }
@@ -133,6 +134,8 @@ mod tests {
         let now = ["measured", "busy_cpus", "memory_bytes", "processes"]
             .map(|name| value(&format!("muster_instances_{name}")));
         assert_eq!(now, [3.0, 1.5, 25.0, 9.0], "a new one counts from the next look on");
+        usage.saw(GroupId(0), vec![used("a", 116.0, u64::MAX), used("new", 51.0, u64::MAX)], Instant::now());
+        assert_eq!(usage.families().len(), 4, "what a plugin claims does not overflow");
         assert_eq!(usage.now(&["one", "two"]).into_keys().collect::<Vec<_>>(), ["one/a", "one/new", "two/other"]);
     }
 

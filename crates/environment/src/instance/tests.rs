@@ -11,9 +11,9 @@ use muster_agent_api::agent::{
     GateRequest, GateResponse, HelloRequest, HelloResponse, ListRequest, ListResponse, OpenRequest, OpenResponse,
     WaitRequest, WaitResponse,
 };
-use muster_fleeting::connector::local::LocalSession;
-use muster_fleeting::connector::{Outcome, Run, RunError, Session, Stream};
 use muster_fleeting::model::Platform;
+use muster_remote::local::LocalSession;
+use muster_remote::{Outcome, Run, RunError, Session, Stream};
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;

@@ -102,12 +102,14 @@ pub(super) fn set_policies(scaler: &Scaler, settings: &AutoscalerSettings, runne
 /// Forgets the connections to instances that are gone.
 async fn prune(shared: &Shared, scaler: &Scaler) {
     // What comes while the status is on its way is not in it, and stays.
-    let before: BTreeSet<InstanceId> = shared.instances.lock().keys().cloned().chain(shared.hosts().names()).collect();
+    let mut before: BTreeSet<InstanceId> = shared.instances.lock().keys().cloned().collect();
+    before.extend(shared.hosts().names().into_iter().map(InstanceId::new));
     let Some(status) = scaler.status().await else { return };
     let known: BTreeSet<InstanceId> =
         status.instances.iter().map(|instance| shared.name(&instance.group, &instance.id)).collect();
-    shared.instances.lock().retain(|id, _| known.contains(id) || !before.contains(id));
-    shared.hosts().retain(|id| known.contains(id) || !before.contains(id));
+    let stays = |id: &InstanceId| known.contains(id) || !before.contains(id);
+    shared.instances.lock().retain(|id, _| stays(id));
+    shared.hosts().retain(|name| stays(&InstanceId::new(name)));
 }
 
 fn new_key() -> Key {

@@ -12,12 +12,13 @@ use super::life::{Life, NOBODY};
 use super::plan::{Connect, Plan};
 use super::subject::Missing;
 use super::verdict::{Outcome, Run};
-use crate::connector::{self, DialError, Exit, KnownHosts, Session, Target};
+use crate::connector;
 use crate::model::{ConnectInfo, ConnectorConfig, InstanceId, InstanceState};
 use crate::protocol::RichStatus;
 use crate::protocol::group::{
     ConnectInfoRequest, ConnectInfoResponse, Empty, HeartbeatRequest, ResumeRequest, SuspendRequest, SuspendResponse,
 };
+use muster_remote::{self as remote, DialError, Exit, KnownHosts, Session};
 
 impl Life<'_> {
     /// An error is one of snapshots.
@@ -213,8 +214,11 @@ async fn log_in(run: &mut Run<'_>, plan: &Plan, id: &str, info: ConnectInfo) {
         }
         _ => {}
     }
-    let target = Target { instance: InstanceId::new(id), info, options: plan.dial };
-    let session = match timeout(plan.create_limit, connector::dial(&target, &KnownHosts::default())).await {
+    let target = match connector::target(&InstanceId::new(id), info, plan.dial) {
+        Ok(target) => target,
+        Err(error) => return run.skip(&["C4", "C6"], &error.to_string()),
+    };
+    let session = match timeout(plan.create_limit, remote::dial(&target, &KnownHosts::default())).await {
         Ok(Ok(session)) => session,
         Ok(Err(error @ DialError::Protocol { .. })) => return run.skip(&["C4", "C6"], &error.to_string()),
         Ok(Err(error)) => {
@@ -237,13 +241,13 @@ async fn log_in(run: &mut Run<'_>, plan: &Plan, id: &str, info: ConnectInfo) {
 
 async fn commands(session: &dyn Session) -> Result<(), String> {
     let mut stdout = Vec::new();
-    let mut command = connector::Run::new("echo muster");
+    let mut command = remote::Run::new("echo muster");
     command.stdout = Some(&mut stdout);
     let outcome = session.run(command).await.map_err(|error| format!("echo muster: {error}"))?;
     if outcome.exit != Exit::Code(0) || String::from_utf8_lossy(&stdout).trim() != "muster" {
         let text = String::from_utf8_lossy(&stdout).into_owned();
         return Err(format!("`echo muster` printed {text:?} and ended with {:?}", outcome.exit));
     }
-    let outcome = session.run(connector::Run::new("exit 7")).await.map_err(|error| format!("exit 7: {error}"))?;
+    let outcome = session.run(remote::Run::new("exit 7")).await.map_err(|error| format!("exit 7: {error}"))?;
     if outcome.exit == Exit::Code(7) { Ok(()) } else { Err(format!("`exit 7` ended with {:?}", outcome.exit)) }
 }

@@ -6,6 +6,7 @@ use std::process::{ExitStatus, Output};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use muster_remote::ProcessGroup;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
@@ -22,7 +23,6 @@ use crate::host::sockets::Sockets;
 use crate::host::{Address, Handshake};
 use crate::model::ConnectorConfig;
 use crate::protocol::group::{InitRequest, InitResponse, Settings};
-use crate::sys::ProcessGroup;
 
 /// Lines of a process's log that are kept.
 const LINES_MAX: usize = 2_000;

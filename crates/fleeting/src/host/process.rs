@@ -7,6 +7,7 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use muster_remote::ProcessGroup;
 use tokio::io::{AsyncReadExt, sink};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::task::JoinHandle;
@@ -16,7 +17,6 @@ use super::mask::Mask;
 use super::sockets::Sockets;
 use super::{PluginSpec, StartError, log, sys};
 use crate::protocol::{APP_VERSION, COOKIE_KEY, COOKIE_VALUE, SOCKET_DIR_KEY, VERSIONS_KEY};
-use crate::sys::ProcessGroup;
 
 /// For the last words of a process that has ended.
 const LAST_WORDS: Duration = Duration::from_millis(500);

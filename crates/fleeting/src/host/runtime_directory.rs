@@ -10,8 +10,6 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::{env, io};
 
-use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, open};
-
 /// Bytes of a path that every system takes as a socket's address, without the zero at its end.
 const MAX_SOCKET_PATH_BYTES: usize = 103;
 
@@ -46,7 +44,7 @@ fn list(tried: &[(PathBuf, io::Error)]) -> String {
 /// that can be created, or that exists and is private, is used.
 ///
 /// # Errors
-/// [`NoRuntimeDirectory`] if there is none.
+/// [`NoRuntimeDirectory`] if no directory can be used.
 pub fn runtime_directory(name_bytes: usize) -> Result<PathBuf, NoRuntimeDirectory> {
     let is_root = rustix::process::geteuid().is_root();
     first_private(candidates(is_root, |name| env::var_os(name)), name_bytes)
@@ -95,39 +93,7 @@ fn prepare(Candidate { path, with_parents }: &Candidate, name_bytes: usize) -> i
     if *with_parents {
         DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
     }
-    let owner = rustix::process::geteuid().as_raw();
-    let above = stat_directory(parent, OFlags::empty())?;
-    let can_be_replaced = above.st_mode & 0o002 != 0 && above.st_mode & 0o1000 == 0;
-    if ![0, owner].contains(&above.st_uid) || can_be_replaced {
-        return Err(refused("another user can replace it"));
-    }
-    match DirBuilder::new().mode(0o700).create(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
-    }
-    let found = stat_directory(path, OFlags::NOFOLLOW)?;
-    if found.st_uid != owner {
-        return Err(refused("it belongs to another user"));
-    }
-    if found.st_mode & 0o077 != 0 {
-        return Err(refused("it is open to other users; run chmod 700 on it"));
-    }
-    Ok(())
-}
-
-/// What a directory is, without waiting for what may be in its place.
-fn stat_directory(path: &Path, flags: OFlags) -> io::Result<Stat> {
-    let flags = flags | OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let found = fstat(open(path, flags, Mode::empty())?)?;
-    if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
-        Ok(found)
-    } else {
-        Err(refused("not a directory"))
-    }
-}
-
-fn refused(reason: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::PermissionDenied, reason)
+    muster_files::own_directory(path)
 }
 
 #[cfg(test)]
@@ -185,20 +151,5 @@ mod tests {
             assert!(error.contains(reason), "{reason} is not in {error}");
         }
         assert!(first_private(Vec::new(), 20).unwrap_err().to_string().contains("nor HOME is set"));
-    }
-
-    #[test]
-    fn a_directory_of_another_user_is_refused() {
-        let parent = directory(0o1777);
-        let path = parent.path().join("muster");
-        std::fs::create_dir(&path).unwrap();
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o700)).unwrap();
-        // Only root can make one. For others a directory of root's is one.
-        let is_root = rustix::process::geteuid().is_root();
-        let path = if is_root { path } else { PathBuf::from("/proc/tty") };
-        if is_root {
-            std::os::unix::fs::chown(&path, Some(65534), Some(65534)).unwrap();
-        }
-        assert_eq!(prepare(&candidate(path), 20).unwrap_err().to_string(), "it belongs to another user");
     }
 }

@@ -1,7 +1,7 @@
 //! The directory for a plugin's socket: one for each process, in the [runtime directory](super::runtime_directory).
 //!
-//! It is removed with the process. A host that was killed cannot do that: the next one removes directories whose lock nobody
-//! holds.
+//! The directory is removed when its process ends. If a host was killed, the next one removes its directory, which no process
+//! has locked any more.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags, open};
 use tempfile::TempDir;
 
 use super::runtime_directory::{NoRuntimeDirectory, runtime_directory};
@@ -102,9 +101,7 @@ fn is_left(directory: &Path) -> bool {
         return false;
     }
     // Whatever stands there instead of the lock is neither followed nor waited for.
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let Ok(lock) = open(directory.join(LOCK), flags, Mode::empty()).map(File::from) else { return false };
-    lock.metadata().is_ok_and(|found| found.is_file()) && lock.try_lock().is_ok()
+    muster_files::open_in(directory, LOCK).is_ok_and(|lock| lock.try_lock().is_ok())
 }
 
 #[cfg(test)]

@@ -87,7 +87,7 @@ fn unpack_up_to(layer: &Path, into: &Path, limits: &Limits) -> Result<BTreeMap<S
         Some(Format::TarGzip) => Format::TarGzip,
         _ => Format::Tar,
     };
-    let dir = create_root(into, Root::Chosen)?;
+    let dir = create_root(into, &Root::Chosen)?;
     let mut files = BTreeMap::new();
     let mut is_executable = false;
     read(archive, format, limits, &|| false, &mut |entry, content| {

@@ -19,10 +19,10 @@ use tonic::{Code, Status};
 use tower::service_fn;
 
 use crate::causes::causes;
-use crate::connector::Session;
 use crate::host::connection::is_broken;
 use crate::protocol::nesting as wire;
 use crate::protocol::nesting::nesting_client::NestingClient;
+use muster_remote::Session;
 use target::Daemon;
 
 /// What the daemon says before `Init`, and to a second one. Code and text are compared as a whole, as the Go host does.

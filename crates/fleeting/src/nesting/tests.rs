@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::fake::{FakeDaemon, Hypervisor};
 use super::*;
-use crate::connector::local::LocalSession;
+use muster_remote::local::LocalSession;
 
 /// Machines that are nothing.
 #[derive(Default)]

@@ -7,10 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
+use muster_remote::ProcessGroup;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
-
-use crate::sys::ProcessGroup;
 
 /// Bytes of stdout that are taken.
 const STDOUT_MAX_BYTES: usize = 4 * 1024 * 1024;

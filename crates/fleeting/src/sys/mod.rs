@@ -1,16 +1,12 @@
 //! What differs between the systems that plugins run on: Unix, and Windows. Both have the same names:
 //!
-//! - [`ProcessGroup`]: a child, and what it started;
 //! - [`listen`]: where a plugin waits for its host, an [`Endpoint`] for the handshake;
-//! - [`Signals`], [`Parent`]: when a plugin ends;
-//! - [`private`]: a file for nobody else.
+//! - [`Signals`], [`Parent`]: when a plugin ends.
 //!
 //! The host, and what only a host needs, is for Unix.
 
 #[cfg(any(windows, test))]
 mod loopback;
-#[cfg(unix)]
-mod process_group;
 #[cfg(unix)]
 mod unix;
 #[cfg(windows)]
@@ -19,11 +15,9 @@ mod windows;
 use std::path::PathBuf;
 
 #[cfg(unix)]
-pub(crate) use process_group::ProcessGroup;
-#[cfg(unix)]
-pub(crate) use unix::{Parent, Signals, listen, private};
+pub(crate) use unix::{Parent, Signals, listen};
 #[cfg(windows)]
-pub(crate) use windows::{Parent, ProcessGroup, Signals, listen, private};
+pub(crate) use windows::{Parent, Signals, listen};
 
 /// Where a plugin listens, in the words of the handshake (fleeting.md 1.4). What is in the file system for it is removed when
 /// this is dropped.

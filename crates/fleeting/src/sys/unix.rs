@@ -1,7 +1,5 @@
 //! Unix: a socket in the host's directory, signals, and a parent that changes when it dies.
 
-use std::fs::File;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use rand::Rng as _;
@@ -86,12 +84,4 @@ impl Parent {
     pub(crate) fn is_gone(&self) -> bool {
         getppid() != self.0
     }
-}
-
-/// A new file, or an emptied one, that only this user can read.
-///
-/// # Errors
-/// It cannot be opened.
-pub(crate) fn private(path: &Path) -> std::io::Result<File> {
-    File::options().create(true).write(true).truncate(true).mode(0o600).open(path)
 }

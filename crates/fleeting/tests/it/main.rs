@@ -9,16 +9,12 @@ mod go;
 mod install;
 #[cfg(feature = "install")]
 mod install_faults;
+mod proxies;
 #[cfg(feature = "install")]
 mod registry;
 mod shared_temp;
-mod ssh;
+#[expect(dead_code, reason = "the tests of muster-remote use all of it")]
+#[path = "../../../remote/tests/it/ssh_server.rs"]
 mod ssh_server;
 mod start;
 mod toy;
-#[cfg(feature = "winrm")]
-mod winrm;
-#[cfg(feature = "winrm")]
-mod winrm_private;
-#[cfg(feature = "winrm")]
-mod winrm_tls;

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, Output};
 use std::time::{Duration, SystemTime};
 
 use muster_fleeting::host::{Group, PluginSpec, Status};
@@ -65,37 +65,19 @@ impl Attack {
     }
 
     /// Runs the test of this name again in a process where nothing but these directories is known.
-    fn start(&self, test: &str, runtime: Option<&Path>, wanted: &Path) -> (ExitStatus, String) {
-        let output = tempfile::tempfile().unwrap();
-        let mut command = Command::new(std::env::current_exe().unwrap());
+    async fn start(&self, test: &str, runtime: Option<&Path>, wanted: &Path) -> Output {
+        let mut command = tokio::process::Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", test, "--nocapture"]).env_clear().env(WANTED, wanted);
         command.env("TMPDIR", &self.shared).env("HOME", &self.home);
         if let Some(runtime) = runtime {
             command.env("XDG_RUNTIME_DIR", runtime);
         }
-        command.stdin(Stdio::null()).stdout(output.try_clone().unwrap()).stderr(output.try_clone().unwrap());
-        let mut child = command.spawn().unwrap();
-        let since = std::time::Instant::now();
-        let status = loop {
-            if let Some(status) = child.try_wait().unwrap() {
-                break status;
-            }
-            if since.elapsed() > HANGS {
-                child.kill().unwrap();
-                child.wait().unwrap();
-                panic!("the start of the plugin hangs");
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        };
-        let mut text = String::new();
-        let mut output = output;
-        std::io::Seek::rewind(&mut output).unwrap();
-        std::io::Read::read_to_string(&mut output, &mut text).unwrap();
-        (status, text)
+        let ended = tokio::time::timeout(HANGS, command.kill_on_drop(true).output()).await;
+        ended.expect("the start of the plugin hangs").unwrap()
     }
 }
 
-/// In the process of its own: starts a plugin, and checks where it was told to put its socket.
+/// Runs in a separate process: starts a plugin and checks the path that it got for its socket.
 async fn start_plugin(wanted: &Path) {
     let group = Group::start(PluginSpec::new(TOY)).await.unwrap();
     let Status::Up { pid } = *group.status().borrow() else { panic!("not running") };
@@ -120,8 +102,8 @@ async fn nothing_in_the_shared_temporary_directory_is_opened_or_removed() {
     let attack = Attack::new();
     let before = attack.names();
     let test = "shared_temp::nothing_in_the_shared_temporary_directory_is_opened_or_removed";
-    let (status, said) = attack.start(test, Some(&attack.runtime), &attack.runtime);
-    assert!(status.success() && said.contains("1 passed"), "{said}");
+    let again = attack.start(test, Some(&attack.runtime), &attack.runtime).await;
+    assert!(again.status.success() && String::from_utf8_lossy(&again.stdout).contains("1 passed"), "{again:?}");
     assert_eq!(attack.names(), before);
     assert!(attack.elsewhere.join("kept").exists());
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use muster_environment::REQUEST_HELD_AFTER;
 use muster_runner_api::retry::{Backoff, Policy, RETRY_AFTER_MAX};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -9,8 +10,6 @@ use tokio::time::Instant;
 
 use crate::settings::{RunnerKey, RunnerSettings};
 
-/// An answer that comes faster than this was not held by the coordinator.
-pub(super) const HELD: Duration = Duration::from_secs(1);
 /// Waits after failures. The cap is what the return of a coordinator may go unnoticed: low, since a manager sends one
 /// request then and not a storm of them.
 const BACKOFF: Policy = Policy { first: Duration::from_millis(200), cap: Duration::from_secs(10), attempts: None };
@@ -45,7 +44,7 @@ impl Limits {
     /// Those of a runner; `has_executor` tells whether there can be environments for it.
     pub(crate) fn of(runner: &RunnerSettings, generation: u64, has_executor: bool) -> Self {
         const ADAPTIVE: &str = "FF_USE_ADAPTIVE_REQUEST_CONCURRENCY";
-        // The problems of the configuration tell of what is not enabled here (C008, C020).
+        // Checks C008 and C020 of the configuration report why the runner is disabled.
         let enabled = has_executor && !runner.token.expose().trim().is_empty();
         Self {
             key: runner.key.clone(),
@@ -241,7 +240,7 @@ impl Entry {
             }
             Outcome::Empty { changed } => {
                 self.adaptive = self.adaptive.saturating_sub(1).max(1);
-                let held = now.saturating_duration_since(started) >= HELD;
+                let held = now.saturating_duration_since(started) >= REQUEST_HELD_AFTER;
                 // Once: a coordinator that holds nothing and is busy has a new version with every answer.
                 self.eager = !held && changed && !self.eager;
                 if !held && !self.eager {
@@ -251,7 +250,7 @@ impl Entry {
             // Once: it is the answer to a request whose first answer was lost. A coordinator that says nothing else is one that
             // holds nothing.
             Outcome::Repeated => {
-                let held = now.saturating_duration_since(started) >= HELD;
+                let held = now.saturating_duration_since(started) >= REQUEST_HELD_AFTER;
                 if !held && self.repeated {
                     self.pause(now, check_interval);
                 }

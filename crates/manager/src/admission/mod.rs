@@ -26,11 +26,12 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use muster_environment::REQUEST_HELD_AFTER;
 use tokio::time::Instant;
 
 use crate::settings::RunnerKey;
+use entry::Entry;
 pub use entry::RunnerFigures;
-use entry::{Entry, HELD};
 pub(crate) use entry::{Limits, Notice, Outcome};
 
 /// When things are done that nothing tells the time of.
@@ -71,6 +72,8 @@ struct Poll {
     started: Instant,
     /// Its server gives the same job again to the same key, so that its answer need not be waited for.
     repeatable: bool,
+    /// Unanswered until then, it is held by the front end, or given up by the server.
+    held_at: Instant,
     cut: bool,
 }
 
@@ -145,6 +148,14 @@ impl Admission {
         }
     }
 
+    /// When the request, unanswered until then, is held by the front end, or given up by the server. Until this is told, that is
+    /// [`Pace::cut_after`] after the decision to send it: no server has it yet.
+    pub(crate) fn set_held_at(&mut self, poll: PollId, at: Instant) {
+        if let Some(poll) = self.polls.get_mut(&poll) {
+            poll.held_at = at;
+        }
+    }
+
     /// The most jobs that the runner's provider can have.
     pub(crate) fn set_capacity(&mut self, runner: &RunnerKey, capacity: usize) {
         if let Some(entry) = self.entries.iter_mut().find(|entry| entry.limits.key == *runner) {
@@ -177,7 +188,7 @@ impl Admission {
 
     /// Whether a request has been in flight for so long that the coordinator held it.
     pub(crate) fn is_held(&self, poll: PollId, now: Instant) -> bool {
-        self.polls.get(&poll).is_some_and(|poll| now.saturating_duration_since(poll.started) >= HELD)
+        self.polls.get(&poll).is_some_and(|poll| now.saturating_duration_since(poll.started) >= REQUEST_HELD_AFTER)
     }
 
     /// What is to be done now. To be called after every event, and at the time of its last wake-up.
@@ -231,7 +242,7 @@ impl Admission {
             let is_current = |entry: &Entry| entry.limits.generation == poll.generation && entry.limits.enabled;
             self.stopped || !entry.is_some_and(is_current)
         };
-        let safe_at = |poll: &Poll| if poll.repeatable { poll.started } else { poll.started + self.pace.cut_after };
+        let safe_at = |poll: &Poll| if poll.repeatable { poll.started } else { poll.held_at };
         let obsolete = self.live().filter(|(_, poll)| is_obsolete(poll)).map(|(id, poll)| (id, safe_at(poll)));
         let (due, later): (Vec<_>, Vec<_>) = obsolete.partition(|(_, safe_at)| *safe_at <= now);
         decisions.wake = later.into_iter().map(|(_, safe_at)| safe_at).min();
@@ -253,7 +264,8 @@ impl Admission {
             let repeatable = entry.repeats;
             decisions.start.push((id, runner.clone()));
             *self.polls_by_runner.entry(runner.clone()).or_default() += 1;
-            self.polls.insert(id, Poll { runner, generation, started: now, repeatable, cut: false });
+            let held_at = now + self.pace.cut_after;
+            self.polls.insert(id, Poll { runner, generation, started: now, repeatable, held_at, cut: false });
         }
     }
 
@@ -268,8 +280,7 @@ impl Admission {
         let on_their_way = self.polls.values().filter(|poll| poll.cut).count();
         // More requests than places: the places were more when they were sent.
         let wanted = (self.polls.len() + waiting).saturating_sub(places + on_their_way);
-        let mut held: Vec<(Instant, PollId)> =
-            self.live().map(|(id, poll)| (poll.started + self.pace.cut_after, id)).collect();
+        let mut held: Vec<(Instant, PollId)> = self.live().map(|(id, poll)| (poll.held_at, id)).collect();
         held.sort_unstable();
         let mut due: Vec<(Instant, PollId)> = held.iter().copied().take_while(|(due, _)| *due <= now).collect();
         // Rather the second request of one runner than the only one of another.

@@ -324,6 +324,20 @@ fn at_the_end_requests_are_cut_when_they_were_held_long_enough_and_at_once_where
 }
 
 #[test]
+fn a_request_is_waited_for_until_it_is_held_also_while_another_runner_has_none_and_at_the_end() {
+    let now = Instant::now();
+    let mut engine = engine(1, vec![runner("a"), runner("b")]);
+    let (first, _) = engine.decide(now).start[0];
+    let held_at = now + 3 * CUT_AFTER;
+    engine.set_held_at(first, held_at);
+    let waits = Decisions { wake: Some(held_at), ..Decisions::default() };
+    assert_eq!(engine.decide(now + CUT_AFTER), waits);
+    engine.stop();
+    assert_eq!(engine.decide(now + CUT_AFTER), waits);
+    assert_eq!(engine.decide(held_at).cut, [first]);
+}
+
+#[test]
 fn a_server_of_other_settings_is_not_known_to_repeat() {
     let now = Instant::now();
     let mut engine = engine(8, vec![runner("a")]);

@@ -137,6 +137,7 @@ fn unpack(table: &Table) -> UnpackLimits {
         max_entries: limit("max_entries"),
         max_ratio: limit("max_ratio"),
         max_header_bytes: limit("max_header_bytes"),
+        set_in_ci_toml: false,
     }
 }
 

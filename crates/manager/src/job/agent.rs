@@ -43,6 +43,8 @@ impl From<Status> for AgentError {
             Code::InvalidArgument
             | Code::FailedPrecondition
             | Code::ResourceExhausted
+            // The plan is larger than it takes.
+            | Code::OutOfRange
             | Code::Unimplemented
             | Code::PermissionDenied => Self::Refused(message),
             _ => Self::Broken(message),

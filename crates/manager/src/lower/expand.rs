@@ -6,14 +6,21 @@
 /// follows stays; `${` without its end, and `${}`, vanish.
 #[must_use]
 pub fn expand(text: &str, lookup: impl Fn(&str) -> String) -> String {
-    let mut expanded = String::with_capacity(text.len());
+    expand_within(text, usize::MAX, lookup).unwrap_or_default()
+}
+
+/// The same for a text of a job's: nothing where it would be longer than `limit`.
+pub(super) fn expand_within(text: &str, limit: usize, lookup: impl Fn(&str) -> String) -> Option<String> {
+    let mut expanded = String::new();
     let mut rest = text;
+    // Looked for once behind the last one: a text of open braces is read in one go.
+    let mut closes = true;
     while let Some((before, after)) = rest.split_once('$') {
         expanded.push_str(before);
         if after.is_empty() {
             expanded.push('$');
         }
-        let (name, length) = name(after);
+        let (name, length) = name(after, &mut closes);
         match name {
             Some("$") => expanded.push('$'),
             Some(name) if is_special(name) => {}
@@ -21,16 +28,22 @@ pub fn expand(text: &str, lookup: impl Fn(&str) -> String) -> String {
             None if length == 0 && !after.is_empty() => expanded.push('$'),
             None => {}
         }
+        if expanded.len() > limit {
+            return None;
+        }
         rest = after.get(length..).unwrap_or_default();
     }
     expanded.push_str(rest);
-    expanded
+    (expanded.len() <= limit).then_some(expanded)
 }
 
-/// The name at the start of `text`, which follows a dollar sign, and the bytes that the reference takes.
-fn name(text: &str) -> (Option<&str>, usize) {
+/// The name at the start of `text`, which follows a dollar sign, and the bytes that the reference takes. `closes`: there may be
+/// a closing brace.
+fn name<'a>(text: &'a str, closes: &mut bool) -> (Option<&'a str>, usize) {
     if let Some(inner) = text.strip_prefix('{') {
-        return match inner.find('}') {
+        let end = if *closes { inner.find('}') } else { None };
+        *closes = end.is_some();
+        return match end {
             Some(0) => (None, 2),
             Some(end) => (inner.get(..end), end + 2),
             None => (None, 1),

@@ -7,7 +7,7 @@ use muster_runner_api::payload::{Image, JobInput, JobPayload};
 use muster_telemetry::metrics::InputFailure;
 use serde_json::Value;
 
-use super::LowerError;
+use super::{EXPANDED_MAX, LowerError};
 
 /// What the name of an input stands behind.
 const NAMESPACE: &str = "job.inputs.";
@@ -21,9 +21,11 @@ pub(super) fn put_in(payload: &JobPayload, wanted: bool) -> Result<(Cow<'_, JobP
     let inputs = read(&payload.inputs)?;
     let mut payload = payload.clone();
     let mut changed = 0;
+    let mut left = EXPANDED_MAX;
     for text in texts(&mut payload) {
         if text.contains("${{") {
-            let with_inputs = interpolate(text, &inputs)?;
+            let with_inputs = interpolate(text, &inputs, left)?;
+            left -= with_inputs.len();
             changed += u64::from(with_inputs != *text);
             *text = with_inputs;
         }
@@ -56,27 +58,36 @@ fn read(inputs: &[JobInput]) -> Result<HashMap<&str, String>, LowerError> {
     inputs.iter().map(|input| Ok((input.key.as_str(), one(input)?))).collect()
 }
 
-fn interpolate(text: &str, inputs: &HashMap<&str, String>) -> Result<String, LowerError> {
-    let mut out = String::with_capacity(text.len());
+/// No longer than `limit`.
+fn interpolate(text: &str, inputs: &HashMap<&str, String>, limit: usize) -> Result<String, LowerError> {
+    let mut out = String::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once("${{") {
         out.push_str(before);
-        let name =
-            after.split_once("}}").and_then(|(inside, behind)| Some((inside.trim().strip_prefix(NAMESPACE)?, behind)));
-        let Some((name, behind)) = name else {
+        let Some(reference) = after.trim_start().strip_prefix(NAMESPACE) else {
             out.push_str("${{");
             rest = after;
             continue;
         };
+        let Some((name, behind)) = reference.split_once("}}") else {
+            // Nothing ends behind this one either.
+            out.push_str("${{");
+            rest = after;
+            break;
+        };
+        let name = name.trim_end();
         let value = inputs.get(name.trim()).ok_or_else(|| {
             let what = format!("the job has no input `{name}`, which `${{{{ {NAMESPACE}{name} }}}}` names");
             LowerError::of_inputs(InputFailure::Evaluation, what)
         })?;
         out.push_str(value);
+        if out.len() > limit {
+            return Err(LowerError::too_long("inputs"));
+        }
         rest = behind;
     }
     out.push_str(rest);
-    Ok(out)
+    if out.len() > limit { Err(LowerError::too_long("inputs")) } else { Ok(out) }
 }
 
 /// Where inputs may stand.

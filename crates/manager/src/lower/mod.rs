@@ -24,6 +24,7 @@ mod tests;
 mod variables;
 mod vm_image;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use muster_agent_api::builtin::{Coordinator, JobPlan};
@@ -36,6 +37,7 @@ use muster_telemetry::metrics::InputFailure;
 use crate::settings::RunnerSettings;
 
 pub use expand::expand;
+use expand::expand_within;
 pub use paths::short_token;
 pub(crate) use settings::job_timeout;
 pub(crate) use share::asking;
@@ -92,6 +94,10 @@ pub struct LoweredJob {
     pub inputs_put_in: u64,
 }
 
+/// Bytes that all texts of a job may have together when their references are expanded: a reference is short, and what it
+/// stands for may be long. An agent takes a plan of twice that.
+const EXPANDED_MAX: usize = 32 * 1024 * 1024;
+
 /// Why no plan can be made of a payload. The text is the job's last line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
@@ -110,6 +116,12 @@ impl LowerError {
     fn configuration(message: impl Into<String>) -> Self {
         let reason = FailureReason::RunnerConfigurationError;
         Self { message: message.into(), reason, exit_code: None, inputs: None }
+    }
+
+    /// References of this kind would become longer than a manager has memory for.
+    fn too_long(references: &str) -> Self {
+        let mib = EXPANDED_MAX / (1024 * 1024);
+        Self::configuration(format!("the texts of the job, with their {references} put in, are longer than {mib} MiB"))
     }
 
     fn of_inputs(kind: InputFailure, message: impl Into<String>) -> Self {
@@ -134,6 +146,7 @@ pub fn lower(payload: &JobPayload, placement: &Placement) -> Result<LoweredJob, 
     let payload = &*payload;
     let paths = paths::Paths::of(payload, placement)?;
     let variables = variables::Variables::join(payload, placement, &paths, &flags);
+    variables.check()?;
     let (settings, problems) = settings::Settings::read(payload, placement, &variables, &flags);
     let settings = settings?;
     let mut warnings = flags.warnings.clone();
@@ -146,11 +159,14 @@ pub fn lower(payload: &JobPayload, placement: &Placement) -> Result<LoweredJob, 
     let read =
         phases::Read { payload, placement, paths: &paths, variables: &variables, settings: &settings, flags: &flags };
     let phases = phases::all(&read, &mut warnings)?;
+    // Scripts and caches have references too.
+    variables.check()?;
     let plan = JobPlan {
         header: header::lines(placement, &flags),
         notices: header::policy(payload),
         warnings,
         project_dir: paths.project_dir,
+        builds_dir: paths.builds_dir,
         timeout_ms: phases::milliseconds(settings::job_timeout(payload)),
         trace_sections: payload.features.trace_sections,
         timestamps: flags.is_on("FF_TIMESTAMPS"),
@@ -170,10 +186,18 @@ pub fn lower(payload: &JobPayload, placement: &Placement) -> Result<LoweredJob, 
 /// What a trace of the job must not show: the masked values of the payload, as they are written there and expanded, those
 /// of `lowered`, as far as there is a plan, and the job's token.
 pub(crate) fn secrets(payload: &JobPayload, lowered: &[Variable]) -> Secrets {
-    let value = |name: &str| payload.variables.iter().rfind(|known| known.key == name).map(|known| known.value.clone());
+    let values: HashMap<&str, &str> =
+        payload.variables.iter().map(|variable| (variable.key.as_str(), variable.value.as_str())).collect();
+    let value = |name: &str| values.get(name).copied().unwrap_or_default().to_owned();
+    let mut left = EXPANDED_MAX;
     let masked = || payload.variables.iter().filter(|variable| variable.masked);
-    let expanded: Vec<String> =
-        masked().map(|variable| expand(&variable.value, |name| value(name).unwrap_or_default())).collect();
+    let mut expand = |variable: &Variable| {
+        // A job that would have a longer one has no plan.
+        let expanded = expand_within(&variable.value, left, value)?;
+        left -= expanded.len();
+        Some(expanded)
+    };
+    let expanded: Vec<String> = masked().filter_map(&mut expand).collect();
     let lowered = lowered.iter().filter(|variable| variable.masked).map(|variable| variable.value.as_str());
     let written = masked().map(|variable| variable.value.as_str());
     let values = written.chain(expanded.iter().map(String::as_str)).chain(lowered).chain([payload.token.as_str()]);

@@ -4,7 +4,7 @@ use muster_job::Variable;
 use muster_runner_api::payload::JobPayload;
 use url::Url;
 
-use super::expand::expand;
+use super::expand::expand_within;
 use super::{LowerError, Placement};
 
 /// The job's directories.
@@ -49,6 +49,9 @@ impl Paths {
     }
 }
 
+/// The longest path that the system takes.
+const PATH_MAX_BYTES: usize = 4096;
+
 /// `GIT_CLONE_PATH`, expanded, where it is set: it has to be within the builds directory.
 fn clone_path(payload: &JobPayload, placement: &Placement, builds_dir: &str) -> Result<Option<String>, LowerError> {
     let value = |name: &str| last_value(payload, name).or_else(|| last_of(&placement.runner.environment, name));
@@ -58,13 +61,18 @@ fn clone_path(payload: &JobPayload, placement: &Placement, builds_dir: &str) -> 
             "setting GIT_CLONE_PATH is not allowed, enable `custom_build_dir` feature",
         ));
     }
-    let path = expand(path, |name| match name {
+    let too_long = || LowerError::configuration(format!("GIT_CLONE_PATH is longer than {PATH_MAX_BYTES} bytes"));
+    if path.len() > PATH_MAX_BYTES {
+        return Err(too_long());
+    }
+    let path = expand_within(path, PATH_MAX_BYTES, |name| match name {
         "CI_BUILDS_DIR" => builds_dir.to_owned(),
         "CI_CONCURRENT_ID" => placement.slot.id.to_string(),
         "CI_CONCURRENT_PROJECT_ID" => placement.slot.project_slot.to_string(),
         "CI_RUNNER_SHORT_TOKEN" => short_token(placement.runner.token.expose()),
         name => value(name).unwrap_or_default().to_owned(),
     });
+    let path = path.ok_or_else(too_long)?;
     let within = clean(&path)
         .filter(|path| path.strip_prefix(builds_dir.trim_end_matches('/')).is_some_and(|rest| rest.starts_with('/')));
     match within {

@@ -1,13 +1,16 @@
 //! The job's variables: layers, of which the later win, and one pass of expansion (job-execution 3.1, 3.2).
 
+use std::cell::Cell;
+use std::collections::HashMap;
+
 use muster_job::Variable;
 use muster_runner_api::payload::JobPayload;
 
-use super::expand::expand;
+use super::expand::expand_within;
 use super::flags::{Flags, is_flag};
 use super::paths::{Paths, short_token};
 use super::settings::job_timeout;
-use super::{Certificates, Placement};
+use super::{Certificates, EXPANDED_MAX, LowerError, Placement};
 use muster_agent_api::builtin::{GLOBAL_GIT_CONFIG, Tls};
 
 /// Names of the file variables that hold certificates (job-execution 3.1).
@@ -19,13 +22,18 @@ const TLS_KEY: &str = "CI_SERVER_TLS_KEY_FILE";
 #[derive(Debug)]
 pub(super) struct Variables {
     list: Vec<Variable>,
+    /// Where each is.
+    places: HashMap<String, usize>,
     temp_dir: String,
+    /// Bytes that references may still become; none: they would be too many.
+    left: Cell<Option<usize>>,
 }
 
 impl Variables {
     /// Joins the layers of job-execution 3.1 and expands them once.
     pub(super) fn join(payload: &JobPayload, placement: &Placement, paths: &Paths, flags: &Flags) -> Self {
-        let mut joined = Self { list: Vec::new(), temp_dir: paths.temp_dir.clone() };
+        let (list, places, left) = (Vec::new(), HashMap::new(), Cell::new(Some(EXPANDED_MAX)));
+        let mut joined = Self { list, places, temp_dir: paths.temp_dir.clone(), left };
         for (flag, on) in flags.all() {
             joined.set(flag.name, on.to_string());
         }
@@ -59,8 +67,25 @@ impl Variables {
         if flags.is_on("FF_GIT_URLS_WITHOUT_TOKENS") {
             joined.set("GIT_CONFIG_GLOBAL", format!("{}/{GLOBAL_GIT_CONFIG}", paths.temp_dir));
         }
+        joined.keep_last();
         joined.expand_all();
         joined
+    }
+
+    /// Of equal names the last counts, at its place: the order of export.
+    fn keep_last(&mut self) {
+        let last: HashMap<&str, usize> =
+            self.list.iter().enumerate().map(|(place, variable)| (variable.key.as_str(), place)).collect();
+        let last: Vec<bool> = self
+            .list
+            .iter()
+            .enumerate()
+            .map(|(place, variable)| last.get(variable.key.as_str()) == Some(&place))
+            .collect();
+        let mut last = last.into_iter();
+        self.list.retain(|_| last.next().unwrap_or_default());
+        let places = self.list.iter().enumerate().map(|(place, variable)| (variable.key.clone(), place));
+        self.places = places.collect();
     }
 
     /// The certificates of the coordinator, for the job's own calls to it. The key is not for services.
@@ -88,11 +113,7 @@ impl Variables {
         self.put(Variable::public(key, value));
     }
 
-    /// Takes the place of an earlier one of the same name, at the end: the order of export.
     fn put(&mut self, variable: Variable) {
-        if let Some(place) = self.list.iter().position(|other| other.key == variable.key) {
-            self.list.remove(place);
-        }
         self.list.push(variable);
     }
 
@@ -110,13 +131,23 @@ impl Variables {
 
     /// The value of a variable; of a file variable, its path.
     pub(super) fn get(&self, name: &str) -> Option<String> {
-        let variable = self.list.iter().rev().find(|variable| variable.key == name)?;
+        let variable = self.list.get(*self.places.get(name)?)?;
         if variable.file { Some(format!("{}/{name}", self.temp_dir)) } else { Some(variable.value.clone()) }
     }
 
-    /// Expands the references of a text; unknown names are empty.
+    /// Expands the references of a text; unknown names are empty. What would become too much is empty too, and
+    /// [`Self::check`] says so.
     pub(super) fn expand(&self, text: &str) -> String {
-        expand(text, |name| self.get(name).unwrap_or_default())
+        let left = self.left.get().unwrap_or_default();
+        let expanded = expand_within(text, left, |name| self.get(name).unwrap_or_default());
+        self.left.set(expanded.as_ref().and_then(|expanded| self.left.get()?.checked_sub(expanded.len())));
+        expanded.unwrap_or_default()
+    }
+
+    /// # Errors
+    /// The references that were expanded became too much.
+    pub(super) fn check(&self) -> Result<(), LowerError> {
+        self.left.get().map(drop).ok_or_else(|| LowerError::too_long("variables"))
     }
 
     pub(super) fn into_list(self) -> Vec<Variable> {

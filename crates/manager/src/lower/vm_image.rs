@@ -5,8 +5,11 @@ use muster_environment::VmImage;
 use muster_job::Variable;
 use muster_runner_api::payload::JobPayload;
 
-use super::expand::expand;
+use super::expand::expand_within;
 use crate::settings::RunnerSettings;
+
+/// Bytes of an image's name, and of each text that it refers to.
+const NAME_MAX_BYTES: usize = 4096;
 
 /// The image of the machine that the job is to run in, where jobs have such: its own, else the runner's.
 ///
@@ -15,7 +18,8 @@ use crate::settings::RunnerSettings;
 pub(super) fn vm_image(payload: &JobPayload, runner: &RunnerSettings) -> Result<VmImage, String> {
     let on = &runner.on_instances;
     let own = payload.image.as_ref().map(|image| image.name.as_str()).filter(|name| !name.trim().is_empty());
-    let name = put_in(own.unwrap_or(&on.image), payload, runner);
+    let name = put_in(own.unwrap_or(&on.image), payload, runner)
+        .ok_or_else(|| format!("the name of the VM image is longer than {NAME_MAX_BYTES} bytes"))?;
     let name = name.trim().to_owned();
     if name.is_empty() {
         return Err("no nesting VM image specified to run the job in: set `image` in the job, or in \
@@ -37,11 +41,16 @@ pub(super) fn vm_image(payload: &JobPayload, runner: &RunnerSettings) -> Result<
     Ok(VmImage { name, is_of_job: own.is_some() })
 }
 
-/// The text with the job's variables, else the runner's, whose own references are put in too.
-fn put_in(text: &str, payload: &JobPayload, runner: &RunnerSettings) -> String {
+/// The text with the job's variables, else the runner's, whose own references are put in too; nothing if it would be too long.
+fn put_in(text: &str, payload: &JobPayload, runner: &RunnerSettings) -> Option<String> {
     let of =
         |all: &[Variable], name: &str| all.iter().rfind(|known| known.key == name).map(|known| known.value.clone());
     let written =
         |name: &str| of(&payload.variables, name).or_else(|| of(&runner.environment, name)).unwrap_or_default();
-    expand(text, |name| expand(&written(name), written))
+    let within = |text: &str, lookup: &dyn Fn(&str) -> String| {
+        (text.len() <= NAME_MAX_BYTES).then(|| expand_within(text, NAME_MAX_BYTES, lookup)).flatten()
+    };
+    // One that is too long makes the whole too long.
+    let too_long = || " ".repeat(NAME_MAX_BYTES + 1);
+    within(text, &|name| within(&written(name), &written).unwrap_or_else(too_long))
 }

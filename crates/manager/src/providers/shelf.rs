@@ -65,7 +65,7 @@ impl Shelf<'_> {
     /// What cannot be read or written, and why.
     pub(super) fn take(&self, runner: &RunnerSettings, known: &BTreeSet<RunnerKey>) -> Result<Own, String> {
         let folder = self.folder;
-        muster_environment::host::private_directory(folder)
+        muster_files::private_directory(folder)
             .map_err(|error| format!("cannot create directory {}: {error}", folder.display()))?;
         let books = self.books(&runner.key);
         let mut was = read_owner(&books);

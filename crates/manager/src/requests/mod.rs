@@ -12,20 +12,27 @@ use std::collections::{BTreeSet, HashMap};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
-use muster_runner_api::client::{Client, ClientError, ConnectionAge};
+use muster_runner_api::client::{Client, ClientError, ConnectionAge, Progress};
 use muster_runner_api::payload::JobPayload;
 use muster_runner_api::wire::JobRequest;
 use muster_telemetry::metrics::OpenRequest;
 use parking_lot::Mutex;
 use tokio::task::{Id, JoinSet};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::{Outcome, PollId};
 use crate::observe::Observer;
-use crate::settings::{RunnerKey, RunnerSettings};
+use crate::settings::{RunnerKey, RunnerSettings, Settings};
 use crate::store::{NotTaken, Store, StoreError, StoredJob};
+
+/// Default of the wait for an answer to a request that knows no version of the queue.
+///
+/// No front end holds such a request (runner-api 2.3): until it is answered, GitLab looks for a job, or is slow. GitLab itself
+/// ends a request after a minute.
+pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 /// What one request came to.
 pub(crate) enum Answer {
@@ -81,6 +88,9 @@ struct Flight {
     client: Option<Client>,
     lane: u32,
     cut: CancellationToken,
+    /// Unanswered for so long after it was sent, it is held by the front end, or given up by the server.
+    held_after: Duration,
+    progress: Progress,
     repeats: Arc<AtomicBool>,
     /// Counted as open.
     _open: OpenRequest,
@@ -117,6 +127,9 @@ pub(crate) struct Requests {
     runners: HashMap<RunnerKey, Lanes>,
     /// How long connections are used again.
     age: ConnectionAge,
+    /// Of the settings.
+    cut_after: Duration,
+    answer_limit: Duration,
     tasks: JoinSet<Answer>,
     flights: HashMap<Id, Flight>,
     /// Shared with each request whose job cannot be stored for the moment.
@@ -131,6 +144,8 @@ impl Requests {
             observer,
             runners: HashMap::new(),
             age: ConnectionAge::default(),
+            cut_after: Duration::default(),
+            answer_limit: Duration::default(),
             tasks,
             flights,
             waiting: Arc::default(),
@@ -138,7 +153,12 @@ impl Requests {
     }
 
     /// New settings. Requests in flight go on with theirs, and so does a job that one of them brings.
-    pub(crate) fn configure(&mut self, runners: &[Arc<RunnerSettings>], age: ConnectionAge) {
+    pub(crate) fn configure(
+        &mut self,
+        Settings { runners, connection_max_age: age, cut_after, answer_limit, .. }: &Settings,
+    ) {
+        (self.cut_after, self.answer_limit) = (*cut_after, *answer_limit);
+        let age = *age;
         if std::mem::replace(&mut self.age, age) != age {
             self.runners.values_mut().for_each(|lanes| lanes.client = None);
         }
@@ -177,14 +197,21 @@ impl Requests {
         };
         lanes.client = client.as_ref().ok().cloned();
         let cut = CancellationToken::new();
+        let known = lanes.last_update.lock().clone();
+        let repeatable = lanes.repeats.load(Ordering::Relaxed);
+        let held_after = if repeatable || !known.is_empty() { self.cut_after } else { self.answer_limit };
+        let progress = Progress::default();
         let request = Request {
             runner: Arc::clone(&lanes.runner),
             store: Arc::clone(&self.store),
             observer: Arc::clone(&self.observer),
+            known,
             last_update: Arc::clone(&lanes.last_update),
             repeats: Arc::clone(&lanes.repeats),
             lane,
             cut: cut.clone(),
+            wait: if repeatable { Duration::ZERO } else { held_after },
+            progress: progress.clone(),
             waiting: Arc::downgrade(&self.waiting),
         };
         let task = self.tasks.spawn(async move {
@@ -195,7 +222,13 @@ impl Requests {
         });
         let (runner, client, repeats) = (Arc::clone(&lanes.runner), lanes.client.clone(), Arc::clone(&lanes.repeats));
         let open = self.observer.asking(&runner);
-        self.flights.insert(task.id(), Flight { poll, runner, client, lane, cut, repeats, _open: open });
+        let flight = Flight { poll, runner, client, lane, cut, held_after, progress, repeats, _open: open };
+        self.flights.insert(task.id(), flight);
+    }
+
+    /// When each request that a server may work on is held by its front end, or given up by it.
+    pub(crate) fn held_at(&self) -> impl Iterator<Item = (PollId, Instant)> {
+        self.flights.values().filter_map(|flight| Some((flight.poll, flight.progress.sent_at()? + flight.held_after)))
     }
 
     /// Ends the wait for one request.
@@ -243,10 +276,15 @@ struct Request {
     runner: Arc<RunnerSettings>,
     store: Arc<Store>,
     observer: Arc<Observer>,
+    /// The queue's version that it tells.
+    known: String,
     last_update: Arc<Mutex<String>>,
     repeats: Arc<AtomicBool>,
     lane: u32,
     cut: CancellationToken,
+    /// How long it is waited for when it was sent and is cut.
+    wait: Duration,
+    progress: Progress,
     /// Of [`Requests::cannot_store`].
     waiting: Weak<()>,
 }
@@ -258,24 +296,18 @@ impl Request {
             Ok(key) => key,
             Err(error) => return Answer::Store(error),
         };
-        let known = self.last_update.lock().clone();
         let request = JobRequest {
             info: info(&self.runner),
             token: self.runner.token.expose().to_owned(),
             system_id: self.runner.system_id.clone(),
-            last_update: known.clone(),
+            last_update: self.known.clone(),
             idempotency_key: Some(key),
         };
-        let begun = AtomicBool::new(false);
-        let mut offer = pin!(client.request_job(&request, || begun.store(true, Ordering::Relaxed)));
+        let mut offer = pin!(client.request_job(&request, &self.progress));
         let offer = tokio::select! {
             biased;
             offer = &mut offer => offer,
-            // An answer that has begun is read to its end: it may bring a job.
-            () = self.cut.cancelled() => match begun.load(Ordering::Relaxed) {
-                true => offer.await,
-                false => return Answer::Cut,
-            },
+            () = self.can_be_dropped() => return Answer::Cut,
         };
         let offer = match offer {
             Ok(offer) => offer,
@@ -283,7 +315,8 @@ impl Request {
         };
         self.repeats.store(offer.repeats, Ordering::Relaxed);
         // A front end that saw the queue change answers without a version, so that it is asked again (runner-api 2.3).
-        let changed = offer.last_update.as_ref().map_or(!known.is_empty(), |version| *version != known);
+        let known = &self.known;
+        let changed = offer.last_update.as_ref().map_or(!known.is_empty(), |version| version != known);
         if let Some(version) = offer.last_update {
             *self.last_update.lock() = version;
         }
@@ -291,6 +324,24 @@ impl Request {
             Some(payload) => self.store(client, *payload).await,
             None => Answer::Empty { changed },
         }
+    }
+
+    /// Waits until the request is cut and no job is lost with it: nothing of it was sent, or it was at the server for long enough.
+    /// An answer that has begun is read to its end, since it may bring a job.
+    async fn can_be_dropped(&self) {
+        self.cut.cancelled().await;
+        if self.progress.take_back() {
+            return;
+        }
+        // A redirect sends it once more.
+        while let Some(sent) = self.progress.sent_at() {
+            let until = sent + self.wait;
+            if until <= Instant::now() {
+                return;
+            }
+            sleep_until(until).await;
+        }
+        std::future::pending().await
     }
 
     async fn store(&self, client: &Client, payload: JobPayload) -> Answer {

@@ -158,7 +158,7 @@ impl Store {
     /// [`StoreError`].
     pub async fn open(directory: &Path) -> Result<Self, StoreError> {
         let failed = |source| StoreError::Directory { path: directory.to_owned(), source };
-        muster_environment::host::private_directory(directory).map_err(failed)?;
+        muster_files::private_directory(directory).map_err(failed)?;
         let lock = private_file(&directory.join(LOCK)).map_err(failed)?;
         let started = Instant::now();
         while let Err(error) = flock(&lock, FlockOperation::NonBlockingLockExclusive) {

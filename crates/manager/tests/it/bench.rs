@@ -16,7 +16,7 @@ use muster_manager::store::{Store, StoreError};
 use muster_manager::{Control, Figures, Manager, ManagerError, Order, Quota};
 use muster_runner_api::test_support::{Job, MemoryCoordinator, RUNNER_TOKEN, Served, serve};
 use muster_telemetry::spans::SpanSettings;
-use muster_telemetry::{Build, Telemetry};
+use muster_telemetry::{Build, ProcessState, Telemetry};
 use serde_json::json;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
@@ -47,6 +47,7 @@ pub(crate) struct Running {
     pub(crate) control: Control,
     /// The most bytes that its state may have.
     pub(crate) state_limit: Arc<AtomicU64>,
+    telemetry: Arc<Telemetry>,
     task: JoinHandle<Result<(), ManagerError>>,
 }
 
@@ -56,12 +57,22 @@ impl Running {
         self.control.give(Order::Drain).await;
     }
 
-    /// Waits until the manager has gone through its loop often enough to have seen what changed around it.
+    /// Waits until the manager, which runs on this thread, has done what follows from all that happened before.
+    ///
+    /// Between two of its answers the manager goes through its loop once: then it has seen every order, every capacity and the
+    /// time, and has decided. What it has decided to end, ends before this task goes on: tasks take turns.
     pub(crate) async fn looked_around(&self) {
-        for _ in 0..100 {
+        for _ in 0..3 {
             self.control.figures().await.expect("the manager has ended");
             tokio::task::yield_now().await;
         }
+    }
+
+    /// The sum of a metric over its labels.
+    pub(crate) fn metric(&self, name: &str) -> f64 {
+        let text = self.telemetry.metrics.text(ProcessState::Running);
+        let of_it = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
+        text.lines().filter(of_it).map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
     }
 
     /// Waits until what is going on is as `wanted`.
@@ -172,9 +183,9 @@ impl Bench {
         let state_limit = store.limit();
         let provider = FakeProvider::new(self.home.path(), self.capacity.clone(), self.given.clone());
         let telemetry = Telemetry::new(&Build::default(), &Arc::default(), SpanSettings::default());
-        let manager = Manager::new(settings, store, Arc::new(provider), telemetry);
+        let manager = Manager::new(settings, store, Arc::new(provider), Arc::clone(&telemetry));
         let (control, orders) = Control::new();
-        Running { task: tokio::spawn(manager.with_quota(quota).run(orders)), control, state_limit }
+        Running { task: tokio::spawn(manager.with_quota(quota).run(orders)), control, state_limit, telemetry }
     }
 
     /// Opens state.log, as soon as the last task of an aborted manager is gone.

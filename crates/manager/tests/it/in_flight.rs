@@ -9,12 +9,20 @@ use muster_environment::Capacity;
 use muster_job::{JobId, JobStatus, Secret};
 use muster_manager::Order;
 use muster_manager::settings::{RunnerSettings, Settings};
+use muster_runner_api::test_support::{Call, Fault};
 use serde_json::json;
 
 use crate::bench::{Bench, Running};
 
 fn push(bench: &Bench, id: i64) {
     bench.push(&json!({ "id": id, "token": format!("secret-{id}") }));
+}
+
+/// The server assigns two jobs to the requests in flight.
+fn assign_two(bench: &Bench) {
+    push(bench, 1);
+    push(bench, 2);
+    bench.coordinator.look_for_jobs(true);
 }
 
 /// A manager for two jobs at once, two of whose requests are at the server, which has not looked for a job yet.
@@ -27,6 +35,14 @@ async fn two_in_flight(bench: &Bench) -> (Running, Settings) {
     let manager = bench.manager_of(settings.clone()).await;
     bench.coordinator.wait_for_looking(2).await;
     (manager, settings)
+}
+
+/// So much time passes for the manager.
+async fn pass(manager: &Running, time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    manager.looked_around().await;
+    tokio::time::resume();
 }
 
 async fn started(bench: &Bench, id: i64) {
@@ -49,9 +65,7 @@ async fn jobs_are_run_whose_requests_were_in_flight_when_the_capacity_fell() {
     let (manager, _) = two_in_flight(&bench).await;
     bench.capacity.send_replace(Capacity::of(0));
     manager.looked_around().await;
-    push(&bench, 1);
-    push(&bench, 2);
-    bench.coordinator.look_for_jobs(true);
+    assign_two(&bench);
     finish(&bench, 1..=2).await;
     assert!(manager.control.figures().await.unwrap().runners[0].requests == 0, "no more is asked for");
 }
@@ -62,9 +76,7 @@ async fn a_job_beyond_a_concurrent_that_fell_waits_for_its_slot() {
     let (manager, settings) = two_in_flight(&bench).await;
     manager.control.give(Order::Reload(Box::new(Settings { concurrent: 1, ..settings }))).await;
     manager.looked_around().await;
-    push(&bench, 1);
-    push(&bench, 2);
-    bench.coordinator.look_for_jobs(true);
+    assign_two(&bench);
     manager.wait_for(|figures| figures.jobs == 2).await;
     // Both are the manager's, and the server hears of the one that waits, so that it does not take it for stuck.
     for id in 1..=2 {
@@ -86,9 +98,7 @@ async fn a_job_beyond_a_limit_that_fell_waits_for_its_slot() {
     let settings = Settings { runners: vec![Arc::new(runner)], ..settings };
     manager.control.give(Order::Reload(Box::new(settings))).await;
     manager.looked_around().await;
-    push(&bench, 1);
-    push(&bench, 2);
-    bench.coordinator.look_for_jobs(true);
+    assign_two(&bench);
     manager.wait_for(|figures| figures.jobs == 2 && figures.waiting == 1).await;
     bench.agent.wait_for(|spool| spool.started.len() == 1).await;
     let first = bench.agent.spool().started[0].trim_end_matches("-1").parse().unwrap();
@@ -125,9 +135,7 @@ async fn jobs_of_a_runner_that_left_the_file_while_they_were_asked_for_are_run()
     let (manager, settings) = two_in_flight(&bench).await;
     manager.control.give(Order::Reload(Box::new(Settings { runners: Vec::new(), ..settings }))).await;
     manager.looked_around().await;
-    push(&bench, 1);
-    push(&bench, 2);
-    bench.coordinator.look_for_jobs(true);
+    assign_two(&bench);
     finish(&bench, 1..=2).await;
 }
 
@@ -137,9 +145,7 @@ async fn jobs_that_come_during_a_drain_are_run() {
     let (manager, _) = two_in_flight(&bench).await;
     manager.drain().await;
     manager.looked_around().await;
-    push(&bench, 1);
-    push(&bench, 2);
-    bench.coordinator.look_for_jobs(true);
+    assign_two(&bench);
     finish(&bench, 1..=2).await;
     manager.ended().await.unwrap();
     bench.check_forgotten().await;
@@ -151,9 +157,7 @@ async fn jobs_that_come_during_a_forced_stop_are_reported_with_a_reason_that_can
     let (manager, _) = two_in_flight(&bench).await;
     manager.control.give(Order::Abort).await;
     manager.looked_around().await;
-    push(&bench, 1);
-    push(&bench, 2);
-    bench.coordinator.look_for_jobs(true);
+    assign_two(&bench);
     for id in 1..=2 {
         let job = bench.coordinator.wait_for_end(JobId(id)).await;
         let report = job.reports().last().unwrap();
@@ -171,9 +175,7 @@ async fn jobs_that_come_while_the_manager_leaves_are_stored_for_the_next_start()
     let (manager, settings) = two_in_flight(&bench).await;
     manager.control.give(Order::Leave).await;
     manager.looked_around().await;
-    push(&bench, 1);
-    push(&bench, 2);
-    bench.coordinator.look_for_jobs(true);
+    assign_two(&bench);
     manager.ended().await.unwrap();
     let _next = bench.manager_of(settings).await;
     finish(&bench, 1..=2).await;
@@ -184,11 +186,60 @@ async fn jobs_that_come_while_the_manager_leaves_are_stored_for_the_next_start()
 async fn a_request_that_was_held_for_long_does_not_delay_the_end() {
     for order in [Order::Drain, Order::Abort, Order::Leave] {
         let bench = Bench::at_gitlab().await;
-        let settings = Settings { cut_after: Duration::from_millis(50), ..bench.settings(|_| {}) };
-        let manager = bench.manager_of(settings).await;
+        let manager = bench.manager().await;
         // The first answer tells the queue's version, and the next request is held.
         bench.coordinator.wait_for_requests(2).await;
+        tokio::time::pause();
         manager.control.give(order).await;
-        manager.ended().await.unwrap();
+        tokio::time::advance(Duration::from_secs(9)).await;
+        manager.looked_around().await;
+        tokio::time::advance(Duration::from_secs(1)).await;
+        tokio::time::resume();
+        manager.ended_within(Duration::from_secs(5)).await.unwrap();
     }
+}
+
+/// It knows no version of the queue, so that the front end passes it on at once (runner-api 2.3).
+#[tokio::test]
+async fn a_first_request_is_waited_for_as_long_as_gitlab_works_on_it() {
+    let bench = Bench::at_gitlab().await;
+    let (manager, _) = two_in_flight(&bench).await;
+    manager.drain().await;
+    pass(&manager, Duration::from_secs(59)).await;
+    assign_two(&bench);
+    finish(&bench, 1..=2).await;
+    manager.ended().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_first_request_that_gitlab_has_given_up_does_not_delay_the_end() {
+    let bench = Bench::at_gitlab().await;
+    let (manager, _) = two_in_flight(&bench).await;
+    tokio::time::pause();
+    manager.drain().await;
+    tokio::time::advance(Duration::from_secs(60)).await;
+    tokio::time::resume();
+    manager.ended_within(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_job_that_is_canceled_while_it_waits_for_its_slot_is_not_counted_as_waiting() {
+    let bench = Bench::at_gitlab().await;
+    let (manager, settings) = two_in_flight(&bench).await;
+    manager.control.give(Order::Reload(Box::new(Settings { concurrent: 1, ..settings }))).await;
+    manager.looked_around().await;
+    assign_two(&bench);
+    manager.wait_for(|figures| figures.jobs == 2 && figures.waiting == 1).await;
+    bench.agent.wait_for(|spool| spool.started.len() == 1).await;
+    let first: i64 = bench.agent.spool().started[0].trim_end_matches("-1").parse().unwrap();
+    let waiting = JobId(3 - first);
+    manager.wait_for(|_| manager.metric("muster_waiting_jobs") == 1.0).await;
+    // Its trace, which comes before its end, is not taken for a while.
+    bench.coordinator.fail(Call::AppendTrace, [Fault::Before; 1000]);
+    bench.coordinator.set_status(waiting, JobStatus::Canceling);
+    manager.wait_for(|_| manager.metric("muster_waiting_jobs") == 0.0).await;
+    assert_eq!(bench.coordinator.job(waiting).unwrap().status, JobStatus::Canceling, "its end is not reported");
+    bench.coordinator.heal();
+    assert_eq!(bench.coordinator.wait_for_end(waiting).await.status, JobStatus::Canceled);
+    finish(&bench, [first]).await;
 }

@@ -45,7 +45,8 @@ const HELD: Duration = Duration::from_secs(30);
 /// Settings of a test: requests that others wait for are cut soon.
 fn settings(concurrent: usize, runners: Vec<RunnerSettings>) -> Settings {
     let runners = runners.into_iter().map(Arc::new).collect();
-    Settings { concurrent, cut_after: Duration::from_millis(50), runners, ..Settings::new() }
+    let soon = Duration::from_millis(50);
+    Settings { concurrent, cut_after: soon, answer_limit: soon, runners, ..Settings::new() }
 }
 
 async fn started(bench: &Bench, id: i64) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use muster_agent_api::result::Outcome;
 use muster_job::{JobId, JobStatus};
-use muster_manager::Quota;
+use muster_manager::{Order, Quota};
 use serde_json::json;
 
 use crate::bench::{Bench, JOB, RUN};
@@ -63,4 +63,24 @@ async fn a_wait_that_is_too_long_ends_it() {
     let quota = Quota { jobs: None, idle: Some(Duration::from_millis(50)) };
     let manager = bench.manager_with_quota(bench.settings(|_| {}), quota).await;
     manager.ended().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_last_job_of_a_quota_does_not_keep_a_manager_that_leaves() {
+    let bench = Bench::at_gitlab().await;
+    bench.coordinator.look_for_jobs(false);
+    let quota = Quota { jobs: Some(1), idle: None };
+    let manager = bench.manager_with_quota(bench.settings(|_| {}), quota).await;
+    bench.coordinator.wait_for_looking(1).await;
+    manager.control.give(Order::Leave).await;
+    manager.looked_around().await;
+    bench.push(&json!({}));
+    bench.coordinator.look_for_jobs(true);
+    // The job does not end before.
+    manager.ended().await.unwrap();
+    let _next = bench.manager().await;
+    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    bench.agent.finish(RUN, Outcome::Success);
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    assert_eq!((job.status, job.handouts), (JobStatus::Success, 1));
 }

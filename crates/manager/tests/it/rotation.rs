@@ -10,7 +10,7 @@ use muster_manager::config::edit::{ConfigFile, LOCK_WAIT};
 use muster_manager::config::{self, Facts, Surroundings};
 use muster_manager::rotation::Rotation;
 use muster_manager::settings::Settings;
-use muster_runner_api::client::Client;
+use muster_runner_api::client::{Client, Progress};
 use muster_runner_api::test_support::{Call, Fault, MemoryCoordinator, Served, serve};
 use muster_runner_api::wire::JobRequest;
 use muster_telemetry::spans::SpanSettings;
@@ -74,7 +74,7 @@ impl World {
     }
 
     async fn works(&self, token: &str) -> bool {
-        Client::new(&self.served.url).unwrap().request_job(&request(token), || {}).await.is_ok()
+        Client::new(&self.served.url).unwrap().request_job(&request(token), &Progress::default()).await.is_ok()
     }
 
     fn counted(&self, metric: &str) -> bool {
@@ -190,7 +190,7 @@ async fn the_end_does_not_wait_for_a_file_that_somebody_else_is_changing() {
     tokio::time::timeout(LOCK_WAIT / 2, world.rotation.stop()).await.expect("the end waits for the file");
     drop(other);
     assert!(
-        Client::new(&world.served.url).unwrap().request_job(&request("glrt-old"), || {}).await.is_ok(),
+        Client::new(&world.served.url).unwrap().request_job(&request("glrt-old"), &Progress::default()).await.is_ok(),
         "it was not reset"
     );
 }

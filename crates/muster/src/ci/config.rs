@@ -12,6 +12,7 @@ use serde::Deserialize;
 
 use super::error::CiError;
 use super::read::whole_text;
+use crate::unpack::UnpackArgs;
 
 /// The file, as it is written.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -25,6 +26,9 @@ pub(super) struct Config {
     remote: Remote,
     /// How long past runs are kept.
     pub(super) keep: Keep,
+    /// Limits of unpacking artifacts and caches.
+    #[serde(default)]
+    pub(super) unpack: UnpackArgs,
     /// Protected branches and tags beside the default branch; `*` stands for any text.
     pub(super) protected: Vec<String>,
     /// Variables of projects.

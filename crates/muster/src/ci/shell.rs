@@ -11,12 +11,14 @@ use muster_coordinator::{History, JobSetup};
 use muster_job::Variable;
 
 use super::args::ShellArgs;
+use super::config::Config;
 use super::error::CiError;
 use super::prepare::locate;
 use super::record::write_private_bytes;
 use super::show::{existing_run, find_job, last_run, pipelines, unpack_archive};
 use super::state::remove_all;
 use super::ui;
+use crate::unpack::UnpackArgs;
 
 /// Opens the shell; its end is the end of the command, with its exit status.
 pub(super) async fn shell(args: ShellArgs) -> Result<ExitCode, CiError> {
@@ -36,7 +38,7 @@ pub(super) async fn shell(args: ShellArgs) -> Result<ExitCode, CiError> {
     let kept = kept_workspace(&folder, view, &setup.project_path);
     let workspace = match kept.clone() {
         Some(kept) => kept,
-        None => new_workspace(&folder, &setup, view)?,
+        None => new_workspace(&folder, &setup, view, &Config::load()?.unpack)?,
     };
     let mut command = shell_command();
     environment(&mut command, &setup.variables, &workspace)?;
@@ -74,7 +76,7 @@ fn kept_workspace(run: &Path, view: &JobView, project_path: &str) -> Option<Path
 }
 
 /// Makes a workspace from the commit and the artifacts.
-fn new_workspace(run: &Path, setup: &JobSetup, view: &JobView) -> Result<PathBuf, CiError> {
+fn new_workspace(run: &Path, setup: &JobSetup, view: &JobView, limits: &UnpackArgs) -> Result<PathBuf, CiError> {
     let workspace = run.join("shell").join(view.id.to_string());
     let failed = |source| CiError::State { path: workspace.clone(), source };
     remove_all(&workspace).map_err(failed)?;
@@ -106,10 +108,10 @@ fn new_workspace(run: &Path, setup: &JobSetup, view: &JobView) -> Result<PathBuf
         setup.sha.as_ref(),
     ])?;
     for archive in &setup.archives {
-        unpack_archive(archive, &workspace)?;
+        unpack_archive(archive, &workspace, limits)?;
     }
     for artifact in view.artifacts.iter().filter(|artifact| artifact.kind == "archive") {
-        unpack_archive(&artifact.path, &workspace)?;
+        unpack_archive(&artifact.path, &workspace, limits)?;
     }
     Ok(workspace)
 }

@@ -4,19 +4,22 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use muster_agent_api::result::{StepNode, StepStatus, Used};
-use muster_archive::{Entry, EntryKind, Limits, Root, Tree, create_root};
+use muster_archive::{Entry, EntryKind, Root, Tree, create_root};
+use muster_builtins::{Extraction, LimitsFrom};
 use muster_coordinator::History;
 use muster_coordinator::views::{ArtifactView, JobView, PipelineView};
 use muster_job::JobStatus;
 use muster_steps::stop::Stop;
 
 use super::args::ShowArgs;
+use super::config::Config;
 use super::error::{CiError, ExitStatus};
 use super::prepare::locate;
 use super::record::RunRecord;
 use super::run::{TraceLines, failure, job_time, tree_of, used_by};
 use super::state::ProjectState;
 use super::ui::{self, Table};
+use crate::unpack::UnpackArgs;
 
 /// Shows runs, a run, or a job.
 pub(super) async fn show(args: ShowArgs) -> Result<ExitStatus, CiError> {
@@ -47,7 +50,7 @@ pub(super) async fn show(args: ShowArgs) -> Result<ExitStatus, CiError> {
     };
     let job = find_job(&pipelines, &name, run)?;
     if let Some(target) = &args.extract {
-        return extract(job, target);
+        return extract(job, target, &Config::load()?.unpack);
     }
     if args.raw {
         raw_log(&history, job).await?;
@@ -289,32 +292,32 @@ async fn raw_log(history: &History, job: &JobView) -> Result<(), CiError> {
 }
 
 /// Unpacks a job's archive into a folder, and puts its other files beside it.
-fn extract(job: &JobView, target: &Path) -> Result<ExitStatus, CiError> {
+fn extract(job: &JobView, target: &Path, limits: &UnpackArgs) -> Result<ExitStatus, CiError> {
     if job.artifacts.is_empty() {
         return Err(CiError::Usage(format!("job `{}` has no artifacts", job.name)));
     }
     for artifact in &job.artifacts {
-        unpack(artifact, target)?;
+        unpack(artifact, target, limits)?;
     }
     ui::outln(&format!("extracted to {}", target.display()));
     Ok(ExitStatus::Passed)
 }
 
 /// Unpacks one artifact: archives into `target`, reports as files in it.
-fn unpack(artifact: &ArtifactView, target: &Path) -> Result<(), CiError> {
+fn unpack(artifact: &ArtifactView, target: &Path, limits: &UnpackArgs) -> Result<(), CiError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |source| CiError::System { what: format!("cannot extract to `{}`", path.display()), source }
     };
     if artifact.kind == "archive" {
-        return unpack_archive(&artifact.path, target);
+        return unpack_archive(&artifact.path, target, limits);
     }
     let name = Path::new(&artifact.filename).file_name().unwrap_or(artifact.kind.as_ref());
     let mut content = std::fs::File::open(&artifact.path).map_err(failed(&artifact.path))?;
-    let dir = create_root(target, Root::Chosen).map_err(failed(target))?;
+    let dir = create_root(target, &Root::Chosen).map_err(failed(target))?;
     // An archive may have a link with the report's name: it is replaced and not followed.
     let report = Entry { path: name.into(), kind: EntryKind::File, mode: None, modified: None };
-    let mut tree = Tree::new(&dir, &Limits::default());
+    let mut tree = Tree::new(&dir, &limits.limits());
     let added = tree.add(&report, &mut content).and_then(|()| tree.finish());
     let left_out = added.map_err(|error| failed(target)(std::io::Error::other(error)))?;
     left_out.lines().for_each(|line| ui::warning(&line));
@@ -322,9 +325,11 @@ fn unpack(artifact: &ArtifactView, target: &Path) -> Result<(), CiError> {
 }
 
 /// Unpacks an archive of artifacts. It was made by a job: nothing of it gets out of the folder.
-pub(super) fn unpack_archive(path: &Path, target: &Path) -> Result<(), CiError> {
+pub(super) fn unpack_archive(path: &Path, target: &Path, limits: &UnpackArgs) -> Result<(), CiError> {
     let archive = std::fs::File::open(path).map_err(|source| CiError::Read { path: path.to_owned(), source })?;
-    let unpacked = muster_builtins::Extraction::new(target.to_owned()).run(archive, &Stop::new());
+    let extraction =
+        Extraction { limits: limits.limits(), limits_from: LimitsFrom::CiConfig, ..Extraction::new(target.to_owned()) };
+    let unpacked = extraction.run(archive, &Stop::new());
     let left_out = unpacked.map_err(|failure| CiError::System {
         what: format!("cannot extract to `{}`", target.display()),
         source: std::io::Error::other(failure),

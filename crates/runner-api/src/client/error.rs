@@ -72,6 +72,18 @@ impl ClientError {
         Self::Transient { call, code: None, retry_after: None, status: None, message: message.into() }
     }
 
+    /// What happened, without the call.
+    pub(super) fn message(&self) -> &str {
+        match self {
+            Self::Forbidden { message, .. }
+            | Self::Transient { message, .. }
+            | Self::Rejected { message, .. }
+            | Self::Protocol { message, .. }
+            | Self::Setup(message) => message,
+            Self::Moved { to, .. } => to.as_str(),
+        }
+    }
+
     /// Whether a repetition may help, with the least wait that the server asks for.
     #[must_use]
     pub fn transient(&self) -> Option<Option<Duration>> {

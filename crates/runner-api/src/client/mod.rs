@@ -6,8 +6,11 @@
 
 mod artifacts;
 mod error;
+#[cfg(test)]
+mod hostile_tests;
 mod observe;
 mod own_certificate;
+mod progress;
 mod redirect;
 mod reply;
 mod runners;
@@ -25,6 +28,7 @@ use http::{Method, StatusCode, header};
 use muster_job::JobId;
 use reqwest::{RequestBuilder, Response};
 use serde::Serialize;
+use tokio::time::Instant;
 use url::Url;
 
 use crate::wire::{IDEMPOTENCY_HEADER, IDEMPOTENCY_HONORED, JobRequest, UpdateRequest};
@@ -32,6 +36,7 @@ use crate::wire::{IDEMPOTENCY_HEADER, IDEMPOTENCY_HONORED, JobRequest, UpdateReq
 pub use artifacts::UploadLimits;
 pub use error::ClientError;
 pub use observe::{CallObserver, EndedCall};
+pub use progress::Progress;
 pub use reply::{JobOffer, TraceReply, UpdateReply};
 pub use tls::TlsFiles;
 pub use transport::ConnectionAge;
@@ -96,21 +101,16 @@ impl Client {
         Ok(Self { transport, base, observer: None })
     }
 
-    /// `POST /jobs/request`: may be held by the coordinator until there is a job. Calls `begun` when the head of the answer is
-    /// there, before its body is read.
+    /// `POST /jobs/request`: may be held by the coordinator until there is a job. `progress` tells how far it is.
     ///
     /// # Errors
-    /// [`ClientError`]; with [`ClientError::Protocol`] the coordinator may have given a job away whose id nobody can read. A
-    /// job whose id and token can be read comes as one that says why it cannot be done
+    /// [`ClientError`]; the coordinator may have given a job away whose id nobody can read. A job whose id and token can be
+    /// read, also where the rest of the answer is lost, comes as one that says why it cannot be done
     /// ([`crate::payload::JobPayload::unreadable`]).
-    pub async fn request_job(&self, request: &JobRequest, begun: impl FnOnce()) -> Result<JobOffer, ClientError> {
+    pub async fn request_job(&self, request: &JobRequest, progress: &Progress) -> Result<JobOffer, ClientError> {
         const CALL: &str = "job request";
-        let call = self
-            .json(Method::POST, "jobs/request", request)
-            .header("RUNNER-TOKEN", &request.token)
-            .timeout(JOB_REQUEST_LIMIT);
-        let response = self.send(observe::REQUEST_JOB, CALL, call).await?;
-        begun();
+        let response = self.ask(CALL, request, progress).await?;
+        progress.answered();
         let last_update = reply::text_header(response.headers(), "x-gitlab-last-update");
         let announced = reply::text_header(response.headers(), IDEMPOTENCY_HEADER);
         let repeats = announced.is_some_and(|value| value == IDEMPOTENCY_HONORED);
@@ -119,6 +119,36 @@ impl Client {
             _ => Some(Box::new(reply::job(CALL, response).await?)),
         };
         Ok(JobOffer { job, last_update, repeats })
+    }
+
+    /// Sends a job request, and follows the coordinator as [`redirect`] has it: a body that notes its progress is used up by each.
+    async fn ask(
+        &self,
+        call: &'static str,
+        request: &JobRequest,
+        progress: &Progress,
+    ) -> Result<Response, ClientError> {
+        let body = serde_json::to_vec(request).map_err(|error| ClientError::Setup(error.to_string()))?;
+        let body = Bytes::from(body);
+        let by = Instant::now() + JOB_REQUEST_LIMIT;
+        let mut url = self.url("jobs/request");
+        let mut hops = 0;
+        loop {
+            let ask = self
+                .call_to(Method::POST, url)
+                .header(header::CONTENT_TYPE, "application/json")
+                .header(header::CONTENT_LENGTH, body.len())
+                .header(header::ACCEPT, "application/json")
+                .header("RUNNER-TOKEN", &request.token)
+                .timeout(by.saturating_duration_since(Instant::now()))
+                .body(progress.body(body.clone()));
+            let response = self.send(observe::REQUEST_JOB, call, ask).await?;
+            match redirect::next(&response).filter(|_| hops < redirect::HOPS_MAX) {
+                Some(to) => url = to,
+                None => return Ok(response),
+            }
+            hops += 1;
+        }
     }
 
     /// `PUT /jobs/:id`: the job's state, and at the end its result.
@@ -158,10 +188,18 @@ impl Client {
         self.call(method, path).json(body).header(header::ACCEPT, "application/json")
     }
 
-    fn call(&self, method: Method, path: &str) -> RequestBuilder {
+    fn url(&self, path: &str) -> Url {
         let mut url = self.base.clone();
         // `base` ends in a slash and `path` is ours: this is `Url::join` without its ways to fail.
         url.set_path(&format!("{}{path}", self.base.path()));
+        url
+    }
+
+    fn call(&self, method: Method, path: &str) -> RequestBuilder {
+        self.call_to(method, self.url(path))
+    }
+
+    fn call_to(&self, method: Method, url: Url) -> RequestBuilder {
         self.transport
             .http()
             .request(method, url)

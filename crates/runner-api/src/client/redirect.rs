@@ -12,7 +12,7 @@ use url::Url;
 use super::reply;
 
 /// Hops of one call; what needs more is a ring.
-const HOPS_MAX: usize = 5;
+pub(super) const HOPS_MAX: usize = 5;
 /// What comes before the calls' own paths.
 const API: &str = "/api/v4/";
 
@@ -34,6 +34,11 @@ pub(super) fn may_follow(status: StatusCode, from: &Url, to: &Url) -> bool {
     let keeps_the_call = matches!(status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT);
     let keeps_the_secret = to.scheme() == "https" || (to.scheme() == "http" && from.scheme() == "http");
     keeps_the_call && keeps_the_secret && from.host().is_some() && from.host() == to.host()
+}
+
+/// Where a redirect sends a call on to, if it may go there with its token.
+pub(super) fn next(response: &Response) -> Option<Url> {
+    target(response).filter(|to| may_follow(response.status(), response.url(), to))
 }
 
 /// What a redirect names.

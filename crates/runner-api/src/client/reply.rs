@@ -66,30 +66,53 @@ pub(super) async fn decode<T: DeserializeOwned>(
     serde_json::from_slice(&body).map_err(|error| ClientError::Protocol { call, message: error.to_string() })
 }
 
-/// The job of a 201.
-pub(super) async fn job(call: &'static str, response: Response) -> Result<JobPayload, ClientError> {
-    let body = json(call, response, &[StatusCode::CREATED]).await?;
-    JobPayload::read(&body).map_err(|message| ClientError::Protocol { call, message })
+/// The job of a 201. It is assigned, so whatever can be read of it counts: whose it is, and why no more could be read.
+pub(super) async fn job(call: &'static str, mut response: Response) -> Result<JobPayload, ClientError> {
+    if response.status() != StatusCode::CREATED {
+        return Err(refusal(call, response).await);
+    }
+    let mut body = Vec::new();
+    if let Err(error) = read(call, &mut response, &mut body).await {
+        return JobPayload::read_part(&body, error.message()).ok_or(error);
+    }
+    JobPayload::read(&body)
+        .map_err(|message| ClientError::Protocol { call, message: other_kind(&response).unwrap_or(message) })
 }
 
 async fn json(call: &'static str, mut response: Response, expected: &[StatusCode]) -> Result<Vec<u8>, ClientError> {
     if !expected.contains(&response.status()) {
         return Err(refusal(call, response).await);
     }
-    let kind = text_header(response.headers(), header::CONTENT_TYPE.as_str()).unwrap_or_default();
-    if kind.split(';').next().map(str::trim) != Some("application/json") {
-        return Err(ClientError::Protocol { call, message: format!("content type `{kind}` instead of JSON") });
+    if let Some(message) = other_kind(&response) {
+        return Err(ClientError::Protocol { call, message });
     }
     let mut body = Vec::new();
+    read(call, &mut response, &mut body).await?;
+    Ok(body)
+}
+
+/// What is wrong with the content type, if it is not JSON's.
+fn other_kind(response: &Response) -> Option<String> {
+    let kind = text_header(response.headers(), header::CONTENT_TYPE.as_str()).unwrap_or_default();
+    let is_json = kind.split(';').next().map(str::trim) == Some("application/json");
+    (!is_json).then(|| format!("content type `{kind}` instead of JSON"))
+}
+
+/// Reads the body. After an error `body` has what came before it.
+async fn read(call: &'static str, response: &mut Response, body: &mut Vec<u8>) -> Result<(), ClientError> {
     loop {
-        let chunk = response.chunk().await;
-        match chunk.map_err(|error| ClientError::unreachable(call, chain(&error.without_url())))? {
-            None => return Ok(body),
-            Some(chunk) if body.len() + chunk.len() > BODY_MAX => {
+        match response.chunk().await {
+            Ok(None) => return Ok(()),
+            Ok(Some(chunk)) if body.len() + chunk.len() > BODY_MAX => {
                 let message = format!("it is longer than {} MiB", BODY_MAX / (1024 * 1024));
                 return Err(ClientError::Protocol { call, message });
             }
-            Some(chunk) => body.extend_from_slice(&chunk),
+            Ok(Some(chunk)) => body.extend_from_slice(&chunk),
+            Err(error) => {
+                let cause =
+                    if error.is_timeout() { "it took too long".to_owned() } else { chain(&error.without_url()) };
+                return Err(ClientError::unreachable(call, format!("the answer was lost before its end: {cause}")));
+            }
         }
     }
 }
@@ -113,7 +136,10 @@ pub(super) async fn update(response: Response) -> Result<UpdateReply, ClientErro
 pub(super) async fn trace(response: Response, end: u64) -> Result<TraceReply, ClientError> {
     let headers = response.headers();
     let (status, interval) = (job_status(headers), interval(headers));
-    let told = text_header(headers, header::RANGE.as_str()).and_then(|range| range.split_once('-')?.1.parse().ok());
+    // A length that no log has is ignored: callers add to it.
+    let told = text_header(headers, header::RANGE.as_str())
+        .and_then(|range| range.split_once('-')?.1.parse::<u64>().ok())
+        .filter(|size| i64::try_from(*size).is_ok());
     match response.status() {
         // What is on the way may be cut: the server counts what it got (R5).
         StatusCode::ACCEPTED => Ok(TraceReply { size: told.unwrap_or(end), accepted: true, status, interval }),

@@ -11,7 +11,7 @@ use http::{HeaderMap, StatusCode};
 use muster_job::{JobId, JobStatus};
 use url::Url;
 
-use super::{Client, ClientError, TlsFiles, TraceReply, UploadLimits, base_url};
+use super::{Client, ClientError, Progress, TlsFiles, TraceReply, UploadLimits, base_url};
 use crate::payload::JobPayload;
 use crate::retry::{Backoff, Policy, retry};
 use crate::service::ArtifactQuery;
@@ -37,7 +37,7 @@ async fn with_running_job() -> (Arc<MemoryCoordinator>, Served, Client) {
     let (coordinator, served, client) = coordinator().await;
     let payload: JobPayload = serde_json::from_value(serde_json::json!({ "id": 7, "token": "secret" })).unwrap();
     coordinator.push(payload);
-    assert_eq!(client.request_job(&request(), || {}).await.unwrap().job.unwrap().id, JOB);
+    assert_eq!(client.request_job(&request(), &Progress::default()).await.unwrap().job.unwrap().id, JOB);
     (coordinator, served, client)
 }
 
@@ -76,7 +76,7 @@ async fn runner_calls_reach_the_coordinator() {
     request.token = "wrong".to_owned();
     let error = client.verify(&request).await.unwrap_err();
     assert_eq!(error.to_string(), "verify: the coordinator refuses: 403 Forbidden");
-    assert!(client.request_job(&self::request(), || {}).await.unwrap().job.is_none());
+    assert!(client.request_job(&self::request(), &Progress::default()).await.unwrap().job.is_none());
 }
 
 #[tokio::test]
@@ -161,19 +161,19 @@ async fn artifacts_stream_up_and_down() {
 #[tokio::test]
 async fn answers_of_other_servers_are_told_apart() {
     let (client, server) = answering(429, &[("Retry-After", "60")], r#"{"message":"slow down"}"#).await;
-    let error = client.request_job(&request(), || {}).await.unwrap_err();
+    let error = client.request_job(&request(), &Progress::default()).await.unwrap_err();
     assert_eq!(error.transient(), Some(Some(Duration::from_secs(60))), "{error}");
     server.abort();
 
     let reset = httpdate::fmt_http_date(std::time::SystemTime::now() + Duration::from_secs(100));
     let headers = [("RateLimit-ResetTime", reset.as_str()), ("Retry-After", "60")];
     let (client, server) = answering(429, &headers, "").await;
-    let wait = client.request_job(&request(), || {}).await.unwrap_err().transient().flatten().unwrap();
+    let wait = client.request_job(&request(), &Progress::default()).await.unwrap_err().transient().flatten().unwrap();
     assert!((90..=100).contains(&wait.as_secs()), "the date counts first: {wait:?}");
     server.abort();
 
     let (client, server) = answering(201, &[("Content-Type", "text/html")], "<html>").await;
-    let error = client.request_job(&request(), || {}).await.unwrap_err();
+    let error = client.request_job(&request(), &Progress::default()).await.unwrap_err();
     assert!(matches!(error, ClientError::Protocol { .. }), "{error}");
     server.abort();
 
@@ -199,7 +199,7 @@ async fn answers_of_other_servers_are_told_apart() {
 async fn a_job_that_cannot_be_read_is_not_lost_and_an_endless_answer_is_not_read() {
     let headers = [("Content-Type", "application/json")];
     let (client, server) = answering(201, &headers, r#"{"id":7,"token":"t","steps":"none"}"#).await;
-    let job = client.request_job(&request(), || {}).await.unwrap().job.unwrap();
+    let job = client.request_job(&request(), &Progress::default()).await.unwrap().job.unwrap();
     assert_eq!(job.id, JOB);
     assert!(job.unreadable().unwrap().contains("`steps`"), "{job:?}");
     server.abort();
@@ -212,7 +212,7 @@ async fn a_job_that_cannot_be_read_is_not_lost_and_an_endless_answer_is_not_read
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
     let server = tokio::spawn(async move { axum::serve(listener, Router::new().fallback(endless)).await.unwrap() });
-    let error = Client::new(&url).unwrap().request_job(&request(), || {}).await.unwrap_err();
+    let error = Client::new(&url).unwrap().request_job(&request(), &Progress::default()).await.unwrap_err();
     assert!(error.to_string().contains("longer than 64 MiB"), "{error}");
     server.abort();
 }
@@ -222,7 +222,7 @@ async fn nobody_there_is_transient_and_tells_no_token() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
     drop(listener);
-    let error = Client::new(&url).unwrap().request_job(&request(), || {}).await.unwrap_err();
+    let error = Client::new(&url).unwrap().request_job(&request(), &Progress::default()).await.unwrap_err();
     assert!(error.transient().is_some() && !error.to_string().contains(RUNNER_TOKEN), "{error}");
 }
 
@@ -263,7 +263,7 @@ async fn a_call_follows_the_coordinator_on_its_host_with_method_and_body() {
         let (client, front) = sending_on(status, served.url.as_str()).await;
         let payload: JobPayload = serde_json::from_value(serde_json::json!({ "id": id, "token": "secret" })).unwrap();
         coordinator.push(payload);
-        assert_eq!(client.request_job(&request(), || {}).await.unwrap().job.unwrap().id, JobId(id));
+        assert_eq!(client.request_job(&request(), &Progress::default()).await.unwrap().job.unwrap().id, JobId(id));
         let size = client.patch_trace(JobId(id), "secret", 0, Bytes::from_static(b"hello"), false).await.unwrap().size;
         assert_eq!(size, 5);
         front.abort();
@@ -276,7 +276,7 @@ async fn a_call_that_would_take_its_token_elsewhere_is_refused_with_the_place() 
     let elsewhere = served.url.as_str().replace("127.0.0.1", "localhost");
     for (status, to) in [(307, elsewhere.as_str()), (308, "https://g.example/gitlab"), (302, served.url.as_str())] {
         let (client, front) = sending_on(status, to).await;
-        let error = client.request_job(&request(), || {}).await.unwrap_err();
+        let error = client.request_job(&request(), &Progress::default()).await.unwrap_err();
         assert!(matches!(error, ClientError::Rejected { code, .. } if code == status), "{error}");
         let told = format!("sends on to `{}`", to.trim_end_matches('/'));
         assert!(error.to_string().contains(&told) && error.to_string().contains("write it as the URL"), "{error}");
@@ -291,7 +291,7 @@ async fn a_ring_of_redirects_ends() {
     let app = Router::new()
         .fallback(any(async || (StatusCode::TEMPORARY_REDIRECT, [(http::header::LOCATION, "/api/v4/jobs/request")])));
     let front = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
-    let error = Client::new(&url).unwrap().request_job(&request(), || {}).await.unwrap_err();
+    let error = Client::new(&url).unwrap().request_job(&request(), &Progress::default()).await.unwrap_err();
     assert!(error.to_string().contains("307 the server sends on to"), "{error}");
     front.abort();
 }
@@ -299,12 +299,12 @@ async fn a_ring_of_redirects_ends() {
 #[tokio::test]
 async fn a_page_for_people_with_success_and_a_refusal_without_words_are_told_in_words() {
     let (client, server) = answering(200, &[("content-type", "text/html")], "<html>Welcome</html>").await;
-    let error = client.request_job(&request(), || {}).await.unwrap_err().to_string();
+    let error = client.request_job(&request(), &Progress::default()).await.unwrap_err().to_string();
     assert!(error.contains("200 OK; is the URL that of a coordinator?"), "{error}");
     server.abort();
     for body in ["", "{\"message\":\"\"}", "{\"message\":\"401 \"}"] {
         let (client, server) = answering(401, &[("content-type", "application/json")], body).await;
-        let error = client.request_job(&request(), || {}).await.unwrap_err().to_string();
+        let error = client.request_job(&request(), &Progress::default()).await.unwrap_err().to_string();
         assert_eq!(error, "job request: the coordinator refuses: 401 Unauthorized");
         server.abort();
     }
@@ -322,7 +322,7 @@ async fn a_server_that_is_not_there_or_speaks_otherwise_is_told_in_words() {
         (tls, "the server does not speak TLS there: is it an http:// URL?"),
     ] {
         let client = Client::new(&Url::parse(&url).unwrap()).unwrap();
-        let error = client.request_job(&request(), || {}).await.unwrap_err().to_string();
+        let error = client.request_job(&request(), &Progress::default()).await.unwrap_err().to_string();
         assert!(error.contains(words) && error.contains(url.trim_end_matches('/')), "{error}");
     }
 }

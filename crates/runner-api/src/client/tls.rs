@@ -1,11 +1,9 @@
 //! Certificates of the runner's own: authorities beside the system's, and the client's identity (runner-config 2.9).
 
-use std::fs::File;
-use std::io::Read;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use muster_files::Limit;
 use serde::{Deserialize, Serialize};
 use tokio_rustls::rustls::client::WebPkiServerVerifier;
 use tokio_rustls::rustls::crypto::ring::default_provider;
@@ -17,7 +15,7 @@ use super::own_certificate::Verifier;
 use super::{ClientError, chain};
 
 /// Maximum size of a file of certificates. A bundle of all public authorities has a quarter of this.
-const MAX_BYTES: u64 = 1024 * 1024;
+const LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "leave only the certificates in it" };
 
 /// `tls-ca-file`, `tls-cert-file`, `tls-key-file` of a runner; PEM all of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,26 +108,10 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ClientError
     certificates.map_err(|error| unusable(path, &error.to_string()))
 }
 
-/// Reads a file of certificates. One of a job is at a path that the job can write: opening it never waits, and only a
-/// regular file is read, up to a limit.
+/// Reads a file of certificates. One of a job is at a path that the job can write.
 fn read(path: &Path) -> Result<Vec<u8>, ClientError> {
-    let failed = |error: std::io::Error| unusable(path, &error.to_string());
-    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-    let file = File::options().read(true).custom_flags(nonblocking).open(path).map_err(failed)?;
-    let found = file.metadata().map_err(failed)?;
-    if !found.is_file() {
-        let kind = if found.file_type().is_fifo() { "it is a FIFO" } else { "it is a directory or a device" };
-        return Err(unusable(
-            path,
-            &format!("{kind}, and only a regular file is read; write the certificates to a file"),
-        ));
-    }
-    let mut pem = Vec::new();
-    file.take(MAX_BYTES + 1).read_to_end(&mut pem).map_err(failed)?;
-    if pem.len() as u64 > MAX_BYTES {
-        return Err(unusable(path, &format!("it is larger than {MAX_BYTES} bytes; leave only the certificates in it")));
-    }
-    Ok(pem)
+    let read = muster_files::open_chosen(path).and_then(|file| muster_files::read_open(file, path, LIMIT));
+    read.map_err(|error| unusable(path, &error.problem.to_string()))
 }
 
 fn unusable(path: &Path, why: &str) -> ClientError {

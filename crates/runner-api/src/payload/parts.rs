@@ -2,8 +2,11 @@
 //! author did not write.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
 
 use muster_job::Variable;
+use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// `null` reads as the default, as the Go client does.
@@ -11,16 +14,52 @@ pub(super) fn null_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'
     Ok(Option::<T>::deserialize(from)?.unwrap_or_default())
 }
 
+/// The most entries of one list: beyond what GitLab lets a project, its groups and its pipeline have together.
+pub(super) const MAX_ITEMS: usize = 100_000;
+/// Told of a list with more.
+pub(super) const TOO_MANY: &str = "more than 100000 entries";
+
 /// `null` reads as an empty list; an entry that is `null` is none.
 pub(super) fn null_items<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Vec<T>, D::Error> {
-    let items = Option::<Vec<Option<T>>>::deserialize(from)?.unwrap_or_default();
-    Ok(items.into_iter().flatten().collect())
+    Ok(null_items_or_none(from)?.unwrap_or_default())
 }
 
 /// The same, where no list is something else than an empty one.
 fn null_items_or_none<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<Vec<T>>, D::Error> {
-    let items = Option::<Vec<Option<T>>>::deserialize(from)?;
-    Ok(items.map(|items| items.into_iter().flatten().collect()))
+    from.deserialize_option(Items(PhantomData))
+}
+
+struct Items<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for Items<T> {
+    type Value = Option<Vec<T>>;
+
+    fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str("a list")
+    }
+
+    fn visit_none<E>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
+        from.deserialize_seq(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = list.next_element::<Option<T>>()? {
+            if items.len() == MAX_ITEMS {
+                return Err(A::Error::custom(TOO_MANY));
+            }
+            items.extend(item);
+        }
+        Ok(Some(items))
+    }
 }
 
 /// Options by group: a group, or an option, that is `null` is none.

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::{Engine, Frame, MAX_DEPTH, StepError};
 use crate::definition::{Body, Call, Item, Outputs, StepFile};
 use crate::expression::{expand, expand_text};
-use crate::job_file::{self, Limit};
+use muster_files::Limit;
 
 /// The name of a step's file in its directory.
 const FILE: &str = "step.yml";
@@ -162,7 +162,7 @@ fn local_path(reference: &str, dir: &Path) -> Result<PathBuf, StepError> {
 
 async fn load(path: &Path) -> Result<StepFile, StepError> {
     let failed = |error: String| StepError::Step(format!("failed to load: loading file {:?}: {error}", path.display()));
-    let text = job_file::read(path.to_owned(), FILE_LIMIT).await;
+    let text = muster_files::read(path.to_owned(), FILE_LIMIT).await;
     let text = text.map_err(|error| failed(format!("reading file: {}", error.problem)))?;
     StepFile::parse(&text).map_err(failed)
 }

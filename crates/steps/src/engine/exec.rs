@@ -13,9 +13,9 @@ use super::call::at;
 use super::{Engine, Frame, StepError};
 use crate::definition::StepFile;
 use crate::expression::expand_text;
-use crate::job_file::{self, Limit};
 use crate::lines;
 use crate::process::{Command, Ended, find_program};
+use muster_files::Limit;
 
 /// Of an output or export file.
 const VALUES_LIMIT: Limit =
@@ -103,7 +103,7 @@ impl Engine<'_> {
     /// The text of a file that was made for the process. By its name, because the process may have replaced it.
     async fn given_back(&self, what: &str, path: &Path) -> Result<String, StepError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let text = job_file::read_in(self.temp_dir.clone(), name, VALUES_LIMIT).await;
+        let text = muster_files::read_in(self.temp_dir.clone(), name, VALUES_LIMIT).await;
         text.map_err(|error| StepError::Step(format!("{what}: {error}")))
     }
 }

@@ -13,33 +13,39 @@ fn error(message: impl Into<String>) -> ExpressionError {
     ExpressionError::Eval(message.into())
 }
 
-pub(super) fn eval(node: &Node, scope: &Value) -> Result<Value, ExpressionError> {
+/// `depth` counts the strings around the expression that hold it.
+pub(super) fn eval(node: &Node, scope: &Value, depth: usize) -> Result<Value, ExpressionError> {
     match node {
         Node::Null => Ok(Value::Null),
         Node::Bool(value) => Ok(Value::Bool(*value)),
         Node::Number(value) => number(*value),
-        Node::Text(parts) => template::join(parts, scope).map(Value::String),
+        Node::Text(parts) => template::join(parts, scope, depth + 1).map(Value::String),
         Node::Name(name) => attribute(scope, name),
-        Node::Array(items) => items.iter().map(|item| eval(item, scope)).collect::<Result<_, _>>().map(Value::Array),
-        Node::Object(entries) => object(entries, scope),
-        Node::Attribute(of, name) => attribute(&eval(of, scope)?, name),
-        Node::Index(of, index) => element(&eval(of, scope)?, &eval(index, scope)?),
+        Node::Array(items) => {
+            items.iter().map(|item| eval(item, scope, depth)).collect::<Result<_, _>>().map(Value::Array)
+        }
+        Node::Object(entries) => object(entries, scope, depth),
+        Node::Attribute(of, name) => attribute(&eval(of, scope, depth)?, name),
+        Node::Index(of, index) => element(&eval(of, scope, depth)?, &eval(index, scope, depth)?),
         Node::Call(name, arguments) => {
-            let arguments: Vec<Value> = arguments.iter().map(|item| eval(item, scope)).collect::<Result<_, _>>()?;
+            let arguments: Vec<Value> =
+                arguments.iter().map(|item| eval(item, scope, depth)).collect::<Result<_, _>>()?;
             call(name, &arguments)
         }
-        Node::Unary(operator, operand) => unary(operator, &eval(operand, scope)?),
+        Node::Unary(operator, operand) => unary(operator, &eval(operand, scope, depth)?),
         // What is missing on the left of `||` counts as false.
-        Node::Binary("||", left, right) => match eval(left, scope) {
+        Node::Binary("||", left, right) => match eval(left, scope, depth) {
             Ok(value) if truthy(&value) => Ok(value),
             Err(ExpressionError::Eval(message)) if !message.ends_with(MISSING) => Err(error(message)),
-            _ => eval(right, scope),
+            _ => eval(right, scope, depth),
         },
         Node::Binary("&&", left, right) => {
-            let value = eval(left, scope)?;
-            if truthy(&value) { eval(right, scope) } else { Ok(value) }
+            let value = eval(left, scope, depth)?;
+            if truthy(&value) { eval(right, scope, depth) } else { Ok(value) }
         }
-        Node::Binary(operator, left, right) => binary(operator, &eval(left, scope)?, &eval(right, scope)?),
+        Node::Binary(operator, left, right) => {
+            binary(operator, &eval(left, scope, depth)?, &eval(right, scope, depth)?)
+        }
     }
 }
 
@@ -50,11 +56,11 @@ fn number(value: f64) -> Result<Value, ExpressionError> {
     Number::from_f64(value).map(Value::Number).ok_or_else(|| error("the result is no number"))
 }
 
-fn object(entries: &[(Node, Node)], scope: &Value) -> Result<Value, ExpressionError> {
+fn object(entries: &[(Node, Node)], scope: &Value, depth: usize) -> Result<Value, ExpressionError> {
     let mut object = Map::new();
     for (key, value) in entries {
-        let Value::String(key) = eval(key, scope)? else { return Err(error("a key must be a string")) };
-        object.insert(key, eval(value, scope)?);
+        let Value::String(key) = eval(key, scope, depth)? else { return Err(error("a key must be a string")) };
+        object.insert(key, eval(value, scope, depth)?);
     }
     Ok(Value::Object(object))
 }

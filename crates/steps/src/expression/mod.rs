@@ -14,6 +14,9 @@ use serde_json::Value;
 pub use template::{expand, expand_text};
 pub use text::to_text;
 
+/// Maximum number of strings with expressions that are inside each other.
+const MAX_STRINGS: usize = 16;
+
 /// Why an expression has no value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionError {
@@ -38,7 +41,15 @@ pub enum ExpressionError {
 /// # Errors
 /// [`ExpressionError`].
 pub fn evaluate(text: &str, scope: &Value) -> Result<Value, ExpressionError> {
-    let result = parser::parse(text).and_then(|node| eval::eval(&node, scope));
+    evaluate_within(text, scope, 0)
+}
+
+/// [`evaluate`] for an expression within `depth` strings of other expressions.
+fn evaluate_within(text: &str, scope: &Value, depth: usize) -> Result<Value, ExpressionError> {
+    if depth > MAX_STRINGS {
+        return Err(ExpressionError::Eval(format!("expressions are inside more than {MAX_STRINGS} strings")));
+    }
+    let result = parser::parse(text).and_then(|node| eval::eval(&node, scope, depth));
     match result {
         Ok(value) => Ok(value),
         // Names like `foo-bar` are none in Moa, but were in the language before it.

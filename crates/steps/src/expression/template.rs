@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::text::to_text;
-use super::{ExpressionError, evaluate};
+use super::{ExpressionError, evaluate, evaluate_within};
 
 /// A piece of a text.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,7 +21,7 @@ pub fn expand(value: &Value, scope: &Value) -> Result<Value, ExpressionError> {
     match value {
         Value::String(text) => match parts(text)?.as_slice() {
             [Part::Expression(expression)] => evaluate(expression, scope),
-            parts => join(parts, scope).map(Value::String),
+            parts => join(parts, scope, 0).map(Value::String),
         },
         Value::Array(items) => items.iter().map(|item| expand(item, scope)).collect::<Result<_, _>>().map(Value::Array),
         Value::Object(object) => {
@@ -37,15 +37,15 @@ pub fn expand(value: &Value, scope: &Value) -> Result<Value, ExpressionError> {
 /// # Errors
 /// The first expression that has no value.
 pub fn expand_text(text: &str, scope: &Value) -> Result<String, ExpressionError> {
-    join(&parts(text)?, scope)
+    join(&parts(text)?, scope, 0)
 }
 
-pub(super) fn join(parts: &[Part], scope: &Value) -> Result<String, ExpressionError> {
+pub(super) fn join(parts: &[Part], scope: &Value, depth: usize) -> Result<String, ExpressionError> {
     let mut out = String::new();
     for part in parts {
         match part {
             Part::Literal(text) => out.push_str(text),
-            Part::Expression(text) => out.push_str(&to_text(&evaluate(text, scope)?)),
+            Part::Expression(text) => out.push_str(&to_text(&evaluate_within(text, scope, depth)?)),
         }
     }
     Ok(out)

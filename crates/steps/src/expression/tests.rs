@@ -83,6 +83,15 @@ fn deep_nesting_is_an_error() {
     }
 }
 
+/// Each string within a string is read anew, so the limit of one expression is not enough.
+#[test]
+fn strings_nested_in_expressions_are_an_error() {
+    let nested = |depth: usize| (0..depth).fold("${{ 1 }}".to_owned(), |inner, _| format!("${{{{ \"{inner}\" }}}}"));
+    assert_eq!(expand_text(&nested(10), &scope()).unwrap(), "1");
+    let error = expand_text(&nested(2000), &scope()).unwrap_err().to_string();
+    assert!(error.contains("inside more than 16 strings"), "{error}");
+}
+
 #[test]
 fn numbers_print_as_go_prints_them() {
     for (number, text) in [(1.5, "1.5"), (3.0, "3"), (1e21, "1e+21"), (1e-7, "1e-7"), (-2.0, "-2"), (0.0, "0")] {

@@ -9,8 +9,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+
 use super::spawn::can_start_in;
-use super::table::Process;
+use super::table;
 
 /// How many cgroups this process has made for itself.
 static HOSTS: AtomicU64 = AtomicU64::new(0);
@@ -24,8 +27,8 @@ pub(super) struct Cgroup(PathBuf);
 impl Cgroup {
     /// The cgroup of this agent, if the system lets us make one that can kill.
     pub(super) fn for_agent() -> Option<Self> {
-        let mount = mount_point(&fs::read_to_string("/proc/self/mountinfo").ok()?)?;
-        let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+        let mount = mount_point(&table::read("/proc/self/mountinfo").ok()?)?;
+        let own = table::read("/proc/self/cgroup").ok()?;
         let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?.to_owned();
         // A second host of the same process gets one of its own: neither removes what is the other's.
         let number = HOSTS.fetch_add(1, Ordering::Relaxed);
@@ -118,8 +121,9 @@ const PROCS: &str = "cgroup.procs";
 fn remove_dead_agents(above: &Path) {
     for path in children(above) {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let pid = name.strip_prefix(AGENT).and_then(|rest| rest.split_once('-')?.0.parse().ok());
-        if pid.is_some_and(|pid| Process::read(pid).is_none()) {
+        let pid = name.strip_prefix(AGENT).and_then(|rest| Pid::from_raw(rest.split_once('-')?.0.parse().ok()?));
+        // Gone is only what the system says is gone, not what this process may not look at.
+        if pid.is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH)) {
             // The kernel refuses while there are processes in it.
             Cgroup(path).remove();
         }
@@ -165,5 +169,27 @@ mod tests {
                     31 25 0:27 / /sys/fs/cgroup/unified rw,relatime shared:5 - cgroup2 cgroup2 rw\n";
         assert_eq!(mount_point(text), Some(PathBuf::from("/sys/fs/cgroup/unified")));
         assert_eq!(mount_point("30 25 0:26 / /proc rw - proc proc rw\n"), None);
+    }
+
+    #[test]
+    fn only_the_cgroups_of_agents_that_are_gone_are_removed() {
+        let above = tempfile::tempdir().unwrap();
+        let of = |pid: u32| above.path().join(format!("{AGENT}{pid}-0"));
+        let script = r"printf \\377\\376 >/proc/$$/comm; echo; read line";
+        let mut agent = std::process::Command::new("sh")
+            .args(["-c", script])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        io::Read::read_exact(agent.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        fs::create_dir(of(agent.id())).unwrap();
+        remove_dead_agents(above.path());
+        let while_it_lived = of(agent.id()).exists();
+        agent.kill().unwrap();
+        agent.wait().unwrap();
+        assert!(while_it_lived, "the agent lives, whatever its name is");
+        remove_dead_agents(above.path());
+        assert!(!of(agent.id()).exists());
     }
 }

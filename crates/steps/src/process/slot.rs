@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::cgroup::Cgroup;
+use super::table;
 
 /// What one slot weighs: the kernel's defaults.
 const SHARES: u64 = 1024;
@@ -99,7 +100,7 @@ impl Slot {
     /// # Errors
     /// Why there is none at all.
     pub(super) fn enter(share: &Share, name: &str) -> Result<Self, String> {
-        let mountinfo = fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
+        let mountinfo = table::read("/proc/self/mountinfo").map_err(|error| error.to_string())?;
         Self::enter_mounts(&mounts(&mountinfo), share, name)
     }
 

@@ -23,7 +23,7 @@ pub(super) struct Process {
 impl Process {
     /// Reads one process; none if it is gone.
     pub(super) fn read(pid: i32) -> Option<Self> {
-        parse(pid, &read_once(&format!("/proc/{pid}/stat")).ok()?)
+        parse(pid, &read(&format!("/proc/{pid}/stat")).ok()?)
     }
 
     fn has_mark(&self, mark: &str) -> bool {
@@ -44,7 +44,7 @@ impl Process {
 ///
 /// 0 if the system does not tell.
 pub(super) fn ticks_now() -> u64 {
-    read_once("/proc/uptime").ok().and_then(|text| ticks(&text)).unwrap_or_default()
+    read("/proc/uptime").ok().and_then(|text| ticks(&text)).unwrap_or_default()
 }
 
 /// From the text of `/proc/uptime`: seconds with two decimals.
@@ -56,7 +56,7 @@ fn ticks(uptime: &str) -> Option<u64> {
 
 /// The CPU time of a process and of those that it waited for, in clock ticks.
 pub(super) fn cpu_ticks(pid: i32) -> Option<u64> {
-    let stat = read_once(&format!("/proc/{pid}/stat")).ok()?;
+    let stat = read(&format!("/proc/{pid}/stat")).ok()?;
     let fields = stat.rsplit_once(") ")?.1.split(' ').skip(11).take(4);
     fields.map(|field| field.parse::<u64>().ok()).sum()
 }
@@ -117,7 +117,7 @@ fn with_descendants(mut members: HashSet<i32>, table: &[Process]) -> Vec<i32> {
 /// list of that thread's children is all there is to read: no list of other threads, and not the whole table.
 pub(super) fn adopted_children() -> Vec<i32> {
     let own = std::process::id();
-    match read_once(&format!("/proc/self/task/{own}/children")) {
+    match read(&format!("/proc/self/task/{own}/children")) {
         Ok(text) => text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect(),
         // A kernel without these lists.
         Err(_) => {
@@ -128,10 +128,12 @@ pub(super) fn adopted_children() -> Vec<i32> {
 }
 
 /// Reads a file of `/proc`: such have no length, so it is not asked for, as the file's own reading would.
-fn read_once(path: &str) -> io::Result<String> {
-    let mut text = String::with_capacity(READ_BYTES);
-    File::open(path)?.take(u64::MAX).read_to_string(&mut text)?;
-    Ok(text)
+///
+/// A process can give itself a name that is not UTF-8: such bytes are replaced, and the rest is read as ever.
+pub(super) fn read(path: &str) -> io::Result<String> {
+    let mut text = Vec::with_capacity(READ_BYTES);
+    File::open(path)?.take(u64::MAX).read_to_end(&mut text)?;
+    Ok(String::from_utf8(text).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }
 
 /// The line of `/proc/<pid>/stat`. The name, in brackets, may hold anything.

@@ -233,6 +233,23 @@ async fn a_daemon_that_left_its_group_and_session_is_ended_with_the_job() {
 }
 
 #[tokio::test]
+async fn a_process_whose_name_is_not_utf_8_is_ended_with_the_job() {
+    for host in hosts() {
+        let (processes, _) = job(&host, "named");
+        let (memory, log) = memory();
+        let change = r"printf \\377\\376 >/proc/$$/comm; echo $$; exec >/dev/null 2>&1; while :; do sleep 600; done";
+        let script = format!("setsid -f sh -c '{change}' | head -n 1");
+        processes.run(shell(&script), &log, &Stop::new(), GRACE).await.unwrap();
+        let pid: i32 = memory.text().trim().parse().unwrap();
+        assert_eq!(std::fs::read(format!("/proc/{pid}/comm")).unwrap(), b"\xff\xfe\n");
+        let watched = Watched::open(pid).unwrap();
+        processes.finish(GRACE).await;
+        assert!(watched.has_ended(), "it outlives its job");
+        assert!(!PathBuf::from(format!("/proc/{pid}")).exists(), "it stays as a zombie");
+    }
+}
+
+#[tokio::test]
 async fn leftovers_are_found_by_the_trail_and_strangers_are_left_alone() {
     for host in hosts() {
         let (processes, trail) = job(&host, "leftover");

@@ -7,15 +7,10 @@
 //!
 //! A reservation creates nothing. An instance is created for a job that has come, so none is created that no job uses.
 
-use std::time::Duration;
-
 use super::Engine;
 use super::scale::UNBOUNDED;
 use crate::decision::Hold;
-use crate::time::{Now, Time};
-
-/// A request without an answer for this long is held by the coordinator: no job waits there.
-const HELD: Duration = Duration::from_secs(1);
+use crate::time::{HELD_AFTER, Now, Time};
 
 /// The last answers to job requests.
 #[derive(Debug, Default)]
@@ -71,12 +66,12 @@ impl Engine {
     /// When requests that have no answer show that no job waits at the coordinator.
     pub(super) fn held_wake(&self, now: Now) -> Option<Time> {
         let waits = self.answers.is_ahead && self.open() > 0;
-        waits.then_some(self.answers.last + HELD).filter(|at| *at > now.at)
+        waits.then_some(self.answers.last + HELD_AFTER).filter(|at| *at > now.at)
     }
 
     /// Whether requests have been without an answer for so long that no job waits at the coordinator.
     fn is_held(&self, now: Now) -> bool {
-        self.open() > 0 && now.at.since(self.answers.last) >= HELD
+        self.open() > 0 && now.at.since(self.answers.last) >= HELD_AFTER
     }
 
     /// Reservations that no job has come for.

@@ -1,13 +1,13 @@
 //! What the plugin offers beside the protocol, as Muster's host sees it.
 
 use futures::StreamExt;
-use muster_fleeting::connector::{DialError, Exit, KnownHosts, Run, dial};
 use muster_fleeting::extension::Notice;
 use muster_fleeting::host::CallError;
 use muster_fleeting::model::{InstanceId, InstanceState};
+use muster_remote::{DialError, Exit, KnownHosts, Run, dial};
 use serde_json::json;
 
-use super::{group, one, output, wait};
+use super::{group, id, one, output, wait};
 
 #[tokio::test]
 async fn prices_and_stock_are_told_and_a_stock_out_is_a_notice() {
@@ -49,7 +49,7 @@ async fn what_an_instance_uses_is_measured() {
     let busy = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; exec sleep 600";
     let watch = async {
         loop {
-            let resources = group.resources(std::slice::from_ref(&target.instance)).await.unwrap().remove(0);
+            let resources = group.resources(std::slice::from_ref(&id(&target))).await.unwrap().remove(0);
             if resources.cpu_seconds > 0.0 && resources.processes >= 2 {
                 return resources;
             }
@@ -69,12 +69,12 @@ async fn what_an_instance_uses_is_measured() {
 async fn a_host_key_is_pinned_from_the_plugin() {
     let (group, target, session) = one(json!({})).await;
     session.close().await;
-    let keys = group.host_keys(&target.instance).await.unwrap();
+    let keys = group.host_keys(&id(&target)).await.unwrap();
     assert!(keys[0].starts_with("SHA256:"), "{keys:?}");
     let hosts = KnownHosts::default();
-    hosts.pin(&target.instance, &keys);
+    hosts.pin(&target.machine, &keys);
     dial(&target, &hosts).await.unwrap();
-    hosts.pin(&target.instance, &["SHA256:another".to_owned()]);
+    hosts.pin(&target.machine, &["SHA256:another".to_owned()]);
     let error = dial(&target, &hosts).await.err().unwrap();
     assert!(matches!(error, DialError::HostKey { .. }), "{error}");
     assert!(error.to_string().contains("should be SHA256:another"), "{error}");
@@ -87,16 +87,16 @@ async fn hooks_run_around_a_job_and_their_failure_has_its_own_words() {
     let file = directory.path().join("said");
     let script = format!("echo \"$0 $1\" >>{}; case $1 in bad) echo disk is full >&2; exit 3;; esac", file.display());
     let (group, target, _session) = one(json!({"prepare_command": ["sh", "-c", script]})).await;
-    group.prepare(&target.instance, "17").await.unwrap();
-    group.finish(&target.instance, "17").await.unwrap();
-    let error = group.prepare(&target.instance, "bad").await.unwrap_err();
+    group.prepare(&id(&target), "17").await.unwrap();
+    group.finish(&id(&target), "17").await.unwrap();
+    let error = group.prepare(&id(&target), "bad").await.unwrap_err();
     assert!(matches!(&error, CallError::Refused { call: "Prepare", .. }), "{error}");
     assert!(
         error.to_string().ends_with("Prepare failed: prepare_command failed (exit status: 3): disk is full"),
         "{error}"
     );
     let said = std::fs::read_to_string(file).unwrap();
-    assert_eq!(said, format!("{0} 17\n{0} bad\n", target.instance));
+    assert_eq!(said, format!("{0} 17\n{0} bad\n", target.machine));
     group.stop().await;
 }
 

@@ -9,9 +9,10 @@ mod outlive;
 use std::path::Path;
 use std::time::Duration;
 
-use muster_fleeting::connector::{DialError, DialOptions, Exit, KnownHosts, Run, RunError, Session, Target, dial};
+use muster_fleeting::connector::{self, DialOptions};
 use muster_fleeting::host::{Group, PluginSpec};
 use muster_fleeting::model::{InstanceId, InstanceState};
+use muster_remote::{DialError, Exit, KnownHosts, Run, RunError, Session, Target, dial};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
@@ -35,8 +36,12 @@ async fn wait(group: &Group, state: InstanceState, n: usize) -> Vec<InstanceId> 
     }
 }
 
+fn id(target: &Target) -> InstanceId {
+    InstanceId::new(target.machine.as_str())
+}
+
 async fn target(group: &Group, id: &InstanceId) -> Target {
-    Target { instance: id.clone(), info: group.connect_info(id).await.unwrap(), options: DialOptions::default() }
+    connector::target(id, group.connect_info(id).await.unwrap(), DialOptions::default()).unwrap()
 }
 
 async fn one(config: Value) -> (Group, Target, Box<dyn Session>) {
@@ -63,7 +68,7 @@ async fn commands_run_in_an_instance_of_their_own() {
         assert_eq!(exit, Exit::Code(0));
         let lines: Vec<&str> = home.lines().collect();
         assert_eq!(lines[0], lines[1]);
-        assert!(lines[0].ends_with(target.instance.as_str()));
+        assert!(lines[0].ends_with(&target.machine));
         let (exit, stdout, stderr) = output(&*session, "echo out; echo err >&2; exit 7").await;
         assert_eq!((exit, stdout.as_str(), stderr.as_str()), (Exit::Code(7), "out\n", "err\n"), "C6");
         let (exit, ..) = output(&*session, "kill -9 $$").await;
@@ -76,7 +81,7 @@ async fn commands_run_in_an_instance_of_their_own() {
         session.run(run).await.unwrap();
         assert_eq!(String::from_utf8(count).unwrap().trim(), "3000000");
 
-        group.decrease(std::slice::from_ref(&target.instance)).await.unwrap();
+        group.decrease(std::slice::from_ref(&id(&target))).await.unwrap();
         wait(&group, InstanceState::Deleting, 0).await;
         assert!(!Path::new(lines[0]).exists(), "its directory goes with it");
         group.stop().await;
@@ -126,12 +131,12 @@ async fn c7_streams_reach_sockets_in_the_instance() {
 #[tokio::test]
 async fn c4_credentials_that_are_refused_are_told_at_once() {
     let (group, mut target, _session) = one(json!({})).await;
-    target.info.connector.timeout = Duration::from_secs(3600);
-    target.info.connector.key = Vec::new();
-    target.info.connector.password = "wrong".to_owned();
+    target.timeout = Duration::from_secs(3600);
+    target.key = Vec::new();
+    target.password = "wrong".to_owned();
     let error = dial(&target, &KnownHosts::default()).await.err().unwrap();
     assert!(matches!(error, DialError::Auth { method: "password", .. }), "{error}");
-    target.info.connector.key = b"no key".to_vec();
+    target.key = b"no key".to_vec();
     let error = dial(&target, &KnownHosts::default()).await.err().unwrap();
     assert!(matches!(error, DialError::Key { .. }), "{error}");
     group.stop().await;
@@ -148,10 +153,10 @@ async fn a_host_key_is_believed_once() {
     dial(&first, &hosts).await.unwrap();
     // Another machine answers under the first one's name.
     let mut other = target(&group, &ids[1]).await;
-    other.instance = ids[0].clone();
+    other.machine = ids[0].as_str().to_owned();
     let error = dial(&other, &hosts).await.err().unwrap();
     assert!(matches!(error, DialError::HostKey { .. }), "{error}");
-    hosts.forget(&ids[0]);
+    hosts.forget(ids[0].as_str());
     dial(&other, &hosts).await.unwrap();
     group.stop().await;
 }
@@ -160,9 +165,9 @@ async fn a_host_key_is_believed_once() {
 async fn c5_a_port_that_refuses_is_tried_with_pauses_until_the_budget_ends() {
     let (group, mut target, _session) = one(json!({})).await;
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    target.info.internal_addr = listener.local_addr().unwrap().to_string();
+    target.address = listener.local_addr().unwrap().to_string();
     drop(listener);
-    target.info.connector.timeout = Duration::from_secs(2);
+    target.timeout = Duration::from_secs(2);
     let error = dial(&target, &KnownHosts::default()).await.err().unwrap();
     let DialError::Unreachable { tries, .. } = error else { panic!("{error}") };
     assert!((2..40).contains(&tries), "{tries} tries in 2 s, where the Go host makes 86,000");
@@ -189,7 +194,7 @@ async fn a_command_that_is_stopped_leaves_nothing_and_a_lost_instance_gives_no_s
     let run = Run { stdout: Some(&mut writer), ..Run::new("echo up; exec sleep 600") };
     let watch = async {
         reader.read_u8().await.unwrap();
-        group.decrease(std::slice::from_ref(&target.instance)).await.unwrap();
+        group.decrease(std::slice::from_ref(&id(&target))).await.unwrap();
     };
     let (lost, ()) = tokio::join!(session.run(run), watch);
     assert!(matches!(lost.unwrap_err(), RunError::Lost { .. }), "C6: no status, where the Go host says 0");

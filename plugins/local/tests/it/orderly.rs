@@ -29,7 +29,7 @@ async fn what_left_its_session_ends_with_the_instance() {
         let outside = if isolation == "none" { Some(pid(&daemon)) } else { None };
         let (exit, ..) = output(&*session, &format!("kill -0 {daemon}")).await;
         assert_eq!(exit, Exit::Code(0), "a command's end is not the end of what it left");
-        group.decrease(std::slice::from_ref(&target.instance)).await.unwrap();
+        group.decrease(std::slice::from_ref(&id(&target))).await.unwrap();
         wait(&group, InstanceState::Deleting, 0).await;
         if let Some(daemon) = outside {
             gone(daemon).await;
@@ -59,7 +59,7 @@ async fn a_connection_that_cannot_be_taken_ends_nothing() {
     let before = getrlimit(Resource::Nofile);
     prlimit(Some(server), Resource::Nofile, Rlimit { current: Some(3), ..before }).unwrap();
     let first = woken();
-    let waiting = tokio::net::TcpStream::connect(&target.info.internal_addr).await.unwrap();
+    let waiting = tokio::net::TcpStream::connect(&target.address).await.unwrap();
     while woken().is_some() && woken() == first {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -91,7 +91,7 @@ async fn a_plugin_that_ends_or_is_killed_leaves_no_directory() {
     assert!(!home.exists(), "the next one clears it away");
     group.increase(1).await.unwrap();
     let again = wait(&group, InstanceState::Running, 1).await.remove(0);
-    assert_ne!(again, target.instance);
+    assert_ne!(again, id(&target));
     assert!(!again.as_str().contains(&format!("-{pid}-")), "a number that may come back says nothing");
     assert_eq!(entries(directory.path()).len(), 1);
     group.stop().await;

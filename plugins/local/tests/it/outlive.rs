@@ -4,9 +4,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use muster_fleeting::connector::{Exit, KnownHosts, dial};
 use muster_fleeting::host::{Group, PluginSpec};
 use muster_fleeting::model::InstanceState;
+use muster_remote::{Exit, KnownHosts, dial};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 

@@ -5,9 +5,10 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use muster_fleeting::connector::{DialOptions, Exit, KnownHosts, Run, Target, dial};
+use muster_fleeting::connector::{self, DialOptions};
 use muster_fleeting::host::{CallError, Group, PluginSpec, StartError};
 use muster_fleeting::model::{InstanceId, InstanceState};
+use muster_remote::{Exit, KnownHosts, Run, dial};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -174,7 +175,7 @@ async fn the_example_in_shell_makes_machines_that_run_commands() {
     assert_eq!(seen.values().collect::<Vec<_>>(), [&InstanceState::Running; 2]);
     let all: Vec<InstanceId> = seen.into_keys().collect();
     let info = group.connect_info(&all[0]).await.unwrap();
-    let target = Target { instance: all[0].clone(), info, options: DialOptions::default() };
+    let target = connector::target(&all[0], info, DialOptions::default()).unwrap();
     let session = dial(&target, &KnownHosts::default()).await.unwrap();
     let mut stdout = Vec::new();
     let run = Run { stdout: Some(&mut stdout), ..Run::new("echo here; exit 5") };

@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use fleeting_plugin_local::server;
 use muster_fleeting::conformance::{self, Outcome, Plan};
-use muster_fleeting::connector::{DialOptions, Exit, KnownHosts, Run, Target, dial};
+use muster_fleeting::connector::{self, DialOptions};
 use muster_fleeting::host::{Group, PluginSpec, StartError, Status};
 use muster_fleeting::model::{InstanceId, InstanceState};
+use muster_remote::{Exit, KnownHosts, Run, dial};
 use russh::keys::ssh_key::LineEnding;
 use russh::keys::{Algorithm, HashAlg, PrivateKey};
 use serde_json::{Value, json};
@@ -141,7 +142,7 @@ async fn machines_are_lent_reached_cleaned_and_lent_again() {
     group.heartbeat(&id("m1/1")).await.unwrap();
 
     let info = group.connect_info(&id("m1/1")).await.unwrap();
-    let target = Target { instance: id("m1/1"), info, options: DialOptions::default() };
+    let target = connector::target(&id("m1/1"), info, DialOptions::default()).unwrap();
     let session = dial(&target, &KnownHosts::default()).await.unwrap();
     let line = format!("touch {}", used.display());
     assert_eq!(session.run(Run::new(&line)).await.unwrap().exit, Exit::Code(0));

@@ -16,8 +16,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_fleeting::connector::{KnownHosts, Session};
 use muster_fleeting::nesting::{Nesting, NestingError, NestingLimits};
+use muster_remote::{KnownHosts, Session};
 use muster_taskscaler::driver::Family;
 use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};

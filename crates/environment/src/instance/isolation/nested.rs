@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use muster_fleeting::connector::{self, DialOptions, Outcome, Run, RunError, Session, Stream, Target};
+use muster_fleeting::connector::{self, DialOptions};
 use muster_fleeting::model::{ConnectInfo, InstanceId};
 use muster_fleeting::nesting::NestingError;
+use muster_remote::{self as remote, Outcome, Run, RunError, Session, Stream};
 use muster_taskscaler::driver::Lease as Slot;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -225,10 +226,11 @@ impl Nested {
         let internal_addr = self.machine.address.clone();
         let info = ConnectInfo { connector, internal_addr, external_addr: String::new(), expires: None };
         self.place.check(&info.connector)?;
-        let target = Target { instance: InstanceId::new(name), info, options: DialOptions::default() };
-        let dialled = connector::dial_through(host.as_ref(), &target, &self.isolation.hosts, grace).await;
+        let target = connector::target(&InstanceId::new(name.as_str()), info, DialOptions::default());
+        let target = target.map_err(|error| format!("instance {name}: {error}"))?;
+        let dialled = remote::dial_through(host.as_ref(), &target, &self.isolation.hosts, grace).await;
         dialled.map_err(|error| {
-            format!("{error} (a virtual machine on the instance: vm_isolation.connector_config says how it is reached)")
+            format!("instance {name}: {error} (a virtual machine on the instance: vm_isolation.connector_config says how it is reached)")
         })
     }
 
@@ -285,7 +287,7 @@ impl Nested {
                 }
             }
             self.isolation.disown(&self.id, machine);
-            self.isolation.hosts.forget(&InstanceId::new(format!("{instance}/{machine}")));
+            self.isolation.hosts.forget(&format!("{instance}/{machine}"));
             slot.finish_job();
         });
     }

@@ -2,6 +2,7 @@
 
 mod runner;
 mod share;
+mod size;
 
 use muster_agent_api::builtin::{Builtin, Origin};
 use muster_environment::SlotKey;

@@ -26,8 +26,9 @@ mod sys {
         let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
         for entry in std::fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok) {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
-            if let Some(parent) = parent_of_living(&stat) {
+            // A process can give itself a name that is not UTF-8.
+            let Ok(stat) = std::fs::read(entry.path().join("stat")) else { continue };
+            if let Some(parent) = parent_of_living(&String::from_utf8_lossy(&stat)) {
                 children.entry(parent).or_default().push(pid);
             }
         }

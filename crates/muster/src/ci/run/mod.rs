@@ -210,6 +210,7 @@ async fn with_coordinator(
     options.server_url.clone_from(&url);
     options.registration_token = external.then(|| uuid::Uuid::new_v4().simple().to_string());
     options.limits.trace_bytes = TRACE_BYTES_MAX;
+    options.limits.unpack = ready.prepared.config.unpack.limits();
     if !external {
         options.limits.trace_interval = TRACE_INTERVAL;
     }
@@ -243,7 +244,8 @@ async fn with_coordinator(
             let (restarted, restarts) = mpsc::channel(1);
             tasks.restarts = Some(restarts);
             let stop = tasks.stop_manager.child_token();
-            let options = manager_options(args, run, &coordinator, &prepared.project, &url).await?;
+            let options =
+                manager_options(args, run, &coordinator, &prepared.project, &url, prepared.config.unpack).await?;
             tasks.manager = Some(tokio::spawn(supervise(options, coordinator.subscribe(), stop, restarted)));
         }
     }

@@ -20,6 +20,7 @@ use super::super::ui;
 use super::Ready;
 use super::server::Door;
 use super::supervisor::ManagerOptions;
+use crate::unpack::UnpackArgs;
 
 /// Jobs at the same time where the user says nothing and the machine is small: jobs wait more than they compute.
 const CONCURRENT_MIN: usize = 8;
@@ -132,6 +133,7 @@ pub(super) async fn manager_options(
     coordinator: &Coordinator,
     project: &ProjectState,
     url: &str,
+    unpack: UnpackArgs,
 ) -> Result<ManagerOptions, CiError> {
     // Tags say which machine a job is for; here there is only this one.
     let new =
@@ -156,6 +158,7 @@ pub(super) async fn manager_options(
         builds_dir: run.folder.join("builds"),
         cache_dir: project.cache(),
         concurrent: args.concurrent.map_or(processors, usize::from),
+        unpack,
         log: run.folder.join("manager.log"),
     })
 }

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::super::error::CiError;
 use super::super::state::probe_space;
 use super::descendants;
+use crate::unpack::UnpackArgs;
 
 /// How often a manager is started again that dies and gets nothing done between, and how long is waited before.
 const RESTARTS: Policy =
@@ -54,6 +55,8 @@ pub(super) struct ManagerOptions {
     pub(super) builds_dir: PathBuf,
     pub(super) cache_dir: PathBuf,
     pub(super) concurrent: usize,
+    /// Limits of unpacking artifacts and caches.
+    pub(super) unpack: UnpackArgs,
     /// What the manager and the agent say.
     pub(super) log: PathBuf,
 }
@@ -172,6 +175,7 @@ fn start(options: &ManagerOptions) -> Result<Child, CiError> {
     command.arg("--concurrent").arg(options.concurrent.to_string());
     command.arg("--output-limit").arg(OUTPUT_LIMIT_KIB.to_string());
     command.arg("--agent-grace").arg(AGENT_GRACE_SECONDS.to_string());
+    command.args(options.unpack.flags());
     command.arg("--until-pid").arg(std::process::id().to_string());
     command.stdin(Stdio::null()).stdout(log).stderr(error_log).kill_on_drop(true);
     // Ctrl-C is for this process, which then ends the jobs in order; the manager must not take it too.
@@ -260,6 +264,7 @@ mod tests {
             builds_dir: path("builds"),
             cache_dir: path("cache"),
             concurrent: 1,
+            unpack: UnpackArgs::default(),
             log: path("manager.log"),
         };
         (folder, options)

@@ -13,9 +13,8 @@ use muster_runner_api::retry::Policy;
 use muster_steps::stop::Stop;
 
 use super::site::Here;
-use super::{
-    FileArgs, JobArgs, LimitArgs, MeterArgs, RetryArgs, TransferError, go_bool, go_duration, go_int, level, path, run,
-};
+use super::{FileArgs, JobArgs, MeterArgs, RetryArgs, TransferError, go_bool, go_duration, go_int, level, path, run};
+use crate::unpack::UnpackArgs;
 
 /// Tries of an upload, and where the coordinator says that it cannot now, as gitlab-runner has them.
 const UPLOADS: Endurance = Endurance::Counted {
@@ -182,7 +181,7 @@ pub(crate) struct DownloadArgs {
     #[command(flatten)]
     meter: MeterArgs,
     #[command(flatten)]
-    limits: LimitArgs,
+    limits: UnpackArgs,
     /// Let the coordinator send the first try on to its object storage.
     #[arg(long, env = "FF_USE_DIRECT_DOWNLOAD", hide_env_values = true, value_parser = go_bool, num_args = 0..=1)]
     #[arg(require_equals = true, default_missing_value = "true", default_value = "false", hide_default_value = true)]

@@ -14,7 +14,8 @@ use muster_steps::stop::Stop;
 use url::Url;
 
 use super::site::Here;
-use super::{FileArgs, LimitArgs, MeterArgs, RetryArgs, TransferError, envfile, go_int, level, path, run};
+use super::{FileArgs, MeterArgs, RetryArgs, TransferError, envfile, go_int, level, path, run};
+use crate::unpack::UnpackArgs;
 
 /// Minutes for one transfer, where none are given.
 const DEFAULT_MINUTES: u64 = 10;
@@ -223,7 +224,7 @@ pub(crate) struct ExtractArgs {
     #[command(flatten)]
     meter: MeterArgs,
     #[command(flatten)]
-    limits: LimitArgs,
+    limits: UnpackArgs,
 }
 
 /// Runs `cache-extractor`. A cache that cannot be had is a warning, and exit code 1: the job goes on without.

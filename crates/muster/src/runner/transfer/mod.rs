@@ -12,7 +12,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use muster_archive::Limits;
 use muster_builtins::Level;
 use muster_builtins::artifacts::Door;
 use muster_job::{EndCause, JobId};
@@ -87,36 +86,6 @@ struct MeterArgs {
     #[arg(long, env = "TRANSFER_METER_FREQUENCY", hide_env_values = true, value_name = "DURATION")]
     #[arg(value_parser = or_zero, default_value = "0s")]
     transfer_meter_frequency: Duration,
-}
-
-/// Limits of an archive that is unpacked.
-#[derive(Debug, clap::Args)]
-struct LimitArgs {
-    /// Bytes of all files of the archive together [default: 1 TiB].
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
-    max_bytes: Option<u64>,
-    /// Entries of the archive [default: 2000000].
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
-    max_entries: Option<u64>,
-    /// Unpacked bytes for each byte of the archive, counted above 10 GiB [default: 1000].
-    #[arg(long, value_name = "RATIO", value_parser = clap::value_parser!(u64).range(1..))]
-    max_ratio: Option<u64>,
-    /// Bytes of headers in memory at the same time [default: 256 MiB].
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
-    max_header_bytes: Option<u64>,
-}
-
-impl LimitArgs {
-    fn limits(&self) -> Limits {
-        let default = Limits::default();
-        Limits {
-            bytes: self.max_bytes.unwrap_or(default.bytes),
-            entries: self.max_entries.unwrap_or(default.entries),
-            ratio: self.max_ratio.unwrap_or(default.ratio),
-            header_bytes: self.max_header_bytes.unwrap_or(default.header_bytes),
-            ..default
-        }
-    }
 }
 
 /// Why there is no transfer.

@@ -1,14 +1,12 @@
 //! Where the wrapper listens.
 
 use std::fmt;
-use std::fs::Permissions;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::FileTypeExt;
+use std::path::PathBuf;
 
 use futures::StreamExt;
 use muster_fleeting::host::{NoRuntimeDirectory, runtime_directory};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tokio_util::sync::CancellationToken;
@@ -50,8 +48,6 @@ pub(super) enum Incoming {
 
 /// The socket's name in the runtime directory.
 const SOCKET: &str = "wrapper.sock";
-/// Connections that wait to be accepted.
-const BACKLOG: i32 = 128;
 
 /// The address without `--grpc-listen`: a socket where only this user comes.
 pub(super) fn default_address() -> Result<Address, NoRuntimeDirectory> {
@@ -73,19 +69,9 @@ pub(super) async fn bind(address: &Address) -> io::Result<Incoming> {
                 },
                 Err(_) => {}
             }
-            Ok(Incoming::Unix(UnixListener::from_std(listen_at(path)?)?))
+            Ok(Incoming::Unix(UnixListener::from_std(muster_files::listen(path)?)?))
         }
     }
-}
-
-/// Listens at a socket that has the mode 0600 before anyone can connect.
-fn listen_at(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
-    let socket =
-        socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket.into())
 }
 
 impl Incoming {

@@ -131,3 +131,33 @@ fn a_reader_that_had_enough_is_no_failure() {
         assert!(!said.err.contains("complete"), "{arguments:?}: {said:#?}");
     }
 }
+
+#[test]
+fn limits_of_unpacking_are_set_in_ci_toml() {
+    let project = Project::new(
+        "build:\n  stage: build\n  script: ['echo 12345678 > a', 'echo > b']\n  artifacts: {paths: [a, b]}\n\
+         unit: {stage: test, script: ['cat a']}\n",
+    );
+    let config = project.home().join("config/muster");
+    std::fs::create_dir_all(&config).unwrap();
+    let said = |limits: &str| {
+        std::fs::write(config.join("ci.toml"), format!("[unpack]\n{limits}\n")).unwrap();
+        project.ci(&["--log", "all"])
+    };
+    let raised = said("max_bytes = 10");
+    raised.code(0);
+    // The agent refuses what a job is given.
+    let lowered = said("max_bytes = 9").code(1);
+    let reason = "the archive unpacks to more than 9 bytes; `max_bytes` of [unpack] in ci.toml raises the limit";
+    assert!(lowered.out.contains(reason), "{lowered:#?}");
+    // The coordinator refuses what a job hands on.
+    let few = said("max_entries = 1").code(1);
+    assert!(few.out.contains("the archive has more than 1 entries"), "{few:#?}");
+    // `show` unpacks with the same limits.
+    said("max_bytes = 10").code(0);
+    std::fs::write(config.join("ci.toml"), "[unpack]\nmax_bytes = 9\n").unwrap();
+    let target = project.home().join("extracted").display().to_string();
+    let shown = project.ci(&["show", "last", "build", "--extract", &target]).code(2);
+    assert!(shown.err.contains(reason), "{shown:#?}");
+    said("max_bytes = 0").code(2);
+}

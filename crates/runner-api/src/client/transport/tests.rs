@@ -17,7 +17,7 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring::default_provider;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::super::Client;
+use super::super::{Client, Progress};
 use super::*;
 use crate::wire::JobRequest;
 
@@ -35,7 +35,7 @@ async fn connections(age: ConnectionAge) -> usize {
     let server = tokio::spawn(async move { axum::serve(listener, serving).await.unwrap() });
     let client = Client::aging(&url, &TlsFiles::default(), age).unwrap();
     for _ in 0..3 {
-        client.request_job(&JobRequest::default(), || {}).await.unwrap();
+        client.request_job(&JobRequest::default(), &Progress::default()).await.unwrap();
     }
     server.abort();
     seen.lock().len()
@@ -60,15 +60,19 @@ async fn server_with_authority() -> (Url, String, tokio::task::JoinHandle<()>) {
     (url, authority.pem(), server)
 }
 
-/// A server of 204s with that certificate.
-async fn server(certificate: CertificateDer<'static>, key: &KeyPair) -> (Url, tokio::task::JoinHandle<()>) {
+fn acceptor(certificate: CertificateDer<'static>, key: &KeyPair) -> TlsAcceptor {
     let config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_no_client_auth()
         .with_single_cert(vec![certificate], PrivateKeyDer::try_from(key.serialize_der()).unwrap())
         .unwrap();
-    let acceptor = TlsAcceptor::from(Arc::new(config));
+    TlsAcceptor::from(Arc::new(config))
+}
+
+/// A server of 204s with that certificate.
+async fn server(certificate: CertificateDer<'static>, key: &KeyPair) -> (Url, tokio::task::JoinHandle<()>) {
+    let acceptor = acceptor(certificate, key);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = Url::parse(&format!("https://{}", listener.local_addr().unwrap())).unwrap();
     let server = tokio::spawn(async move {
@@ -101,7 +105,7 @@ async fn asked(certificate: &Certificate, key: &KeyPair, named: &Certificate) ->
     let ca = folder.path().join("ca.pem");
     std::fs::write(&ca, named.pem()).unwrap();
     let client = Client::with_tls(&url, &TlsFiles { ca: Some(ca), ..TlsFiles::default() }).unwrap();
-    let answer = client.request_job(&JobRequest::default(), || {}).await;
+    let answer = client.request_job(&JobRequest::default(), &Progress::default()).await;
     server.abort();
     answer.map(drop).map_err(|error| error.to_string())
 }
@@ -134,7 +138,7 @@ async fn certificates_are_read_again_when_their_file_changes_and_a_bad_file_chan
     put(&wrong);
     let tls = TlsFiles { ca: Some(ca.clone()), ..TlsFiles::default() };
     let client = Client::with_tls(&url, &tls).unwrap();
-    let ask = async || client.request_job(&JobRequest::default(), || {}).await;
+    let ask = async || client.request_job(&JobRequest::default(), &Progress::default()).await;
     let error = ask().await.unwrap_err();
     assert!(error.to_string().contains("certificate"), "{error}");
     put(&right);
@@ -157,10 +161,70 @@ async fn a_patient_client_waits_for_its_certificates() {
     let tls = TlsFiles { ca: Some(ca.clone()), ..TlsFiles::default() };
     Client::with_tls(&url, &tls).unwrap_err();
     let client = Client::patient(&url, &tls, ConnectionAge::Any).unwrap();
-    client.request_job(&JobRequest::default(), || {}).await.unwrap_err();
+    client.request_job(&JobRequest::default(), &Progress::default()).await.unwrap_err();
     replace(&ca, &authority);
-    client.request_job(&JobRequest::default(), || {}).await.unwrap();
+    client.request_job(&JobRequest::default(), &Progress::default()).await.unwrap();
     server.abort();
+}
+
+/// A job can write the folder of its certificates: what is no plain file of a fair size is told, and not waited for.
+#[tokio::test]
+async fn certificates_are_read_from_regular_files_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let [fifo, large] = ["fifo", "large"].map(|name| folder.path().join(name));
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    std::fs::File::create(&large).unwrap().set_len(1 << 40).unwrap();
+    let url = Url::parse("https://127.0.0.1:1").unwrap();
+    for (path, words) in [
+        (fifo.as_path(), "it is a FIFO"),
+        (Path::new("/dev/zero"), "it is a device"),
+        (folder.path(), "it is a directory"),
+        (large.as_path(), "it is larger than 1048576 bytes"),
+    ] {
+        let at = |path: &Path| Some(path.to_owned());
+        for tls in [
+            TlsFiles { ca: at(path), ..TlsFiles::default() },
+            TlsFiles { certificate: at(path), key: at(path), ..TlsFiles::default() },
+        ] {
+            let url = url.clone();
+            // On a thread of its own, so that one that hangs fails the test.
+            let made = tokio::task::spawn_blocking(move || Client::with_tls(&url, &tls).map(drop));
+            let made = tokio::time::timeout(Duration::from_secs(60), made).await.expect("it hangs").unwrap();
+            let error = made.unwrap_err().to_string();
+            assert!(error.contains(words) && error.contains(&path.display().to_string()), "{error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_waits_for_its_connection_can_be_taken_back() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = Url::parse(&format!("https://{}", listener.local_addr().unwrap())).unwrap();
+    let (certificate, key) = own_certificate(|_| {});
+    let folder = tempfile::tempdir().unwrap();
+    let ca = folder.path().join("ca.pem");
+    std::fs::write(&ca, certificate.pem()).unwrap();
+    let client = Client::with_tls(&url, &TlsFiles { ca: Some(ca), ..TlsFiles::default() }).unwrap();
+    for takes_back in [true, false] {
+        let progress = Progress::default();
+        let asking = tokio::spawn({
+            let (client, progress) = (client.clone(), progress.clone());
+            async move {
+                client.request_job(&JobRequest { token: "glrt-1".to_owned(), ..JobRequest::default() }, &progress).await
+            }
+        });
+        let (stream, _) = listener.accept().await.unwrap();
+        assert_eq!(progress.sent_at(), None);
+        assert!(!takes_back || progress.take_back());
+        let mut stream = acceptor(certificate.der().clone(), &key).accept(stream).await.unwrap();
+        let mut request = Vec::new();
+        while !request.ends_with(b"}") && stream.read_buf(&mut request).await.is_ok_and(|count| count > 0) {}
+        let body = String::from_utf8(request).unwrap();
+        assert_eq!(body.contains("\"token\":\"glrt-1\""), !takes_back, "{body}");
+        assert_eq!((progress.sent_at().is_some(), progress.take_back()), (!takes_back, takes_back));
+        drop(stream);
+        assert!(asking.await.unwrap().is_err());
+    }
 }
 
 /// As a renewal does it: a new file in the place of the old one.

@@ -10,11 +10,9 @@ use crate::operator::Act;
 use crate::sim::cloud::chance;
 use crate::sim::happening::Happening;
 use crate::sim::turn::Turn;
-use crate::time::Time;
+use crate::time::{HELD_AFTER, Time};
 use crate::words::{GroupId, Key};
 
-/// A request that is answered later than this was held.
-const HELD: Duration = Duration::from_secs(1);
 /// Time that a request takes when the server does not hold it.
 const ANSWER: Duration = Duration::from_millis(50);
 /// What a plugin that is down has to say.
@@ -174,7 +172,7 @@ impl World<'_> {
 
     /// A job was requested: at once, unless the request was held until the job came.
     pub(super) fn requested(&mut self) {
-        let at_once = self.empty_since.take().is_none_or(|since| self.now.at.since(since) < HELD);
+        let at_once = self.empty_since.take().is_none_or(|since| self.now.at.since(since) < HELD_AFTER);
         self.engine.handle(self.now, Event::Answered { at_once });
         if self.queue.is_empty() {
             self.empty_since = Some(self.now.at);

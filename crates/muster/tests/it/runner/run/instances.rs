@@ -247,18 +247,29 @@ async fn a_full_queue_is_requested_for_instances_that_boot_and_not_two_jobs_at_a
     ));
     jobs.clone().for_each(|job| bench.push(0, job));
     let run = bench.run();
-    let assigned = || jobs.clone().filter(|job| bench.coordinator(0).job(JobId(*job)).unwrap().handouts > 0).count();
-    until(async || match assigned() {
+    // Both numbers are of one moment: jobs that were requested and have not ended.
+    let under_way = || {
+        let (assigned, ended) = bench.coordinator(0).assigned_and_ended();
+        assert!(assigned - ended <= 6, "no job is requested for which no instance can be created:\n{}", run.log());
+        assigned - ended
+    };
+    until(async || match under_way() {
         6.. => Ok(()),
         some => Err(format!("{some} jobs are requested\n{}", run.log())),
     })
     .await;
     let begun = |job: &i64| bench.coordinator(0).job(JobId(*job)).unwrap().text().contains("begun\n");
     assert!(jobs.clone().filter(begun).count() <= 2, "two instances are ready");
-    assert_eq!(assigned(), 6, "no job is requested for which no instance can be created");
 
     std::fs::write(bench.home.path("open"), "").unwrap();
     jobs.clone().for_each(|job| bench.let_go(job));
+    // Until the last job has ended, and not only when the sixth was requested.
+    until(async || {
+        under_way();
+        let ended = bench.coordinator(0).assigned_and_ended().1;
+        if ended == jobs.clone().count() { Ok(()) } else { Err(format!("{ended} jobs have ended\n{}", run.log())) }
+    })
+    .await;
     for job in jobs {
         bench.ended(0, job).await;
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_job::JobId;
-use muster_runner_api::client::Client;
+use muster_runner_api::client::{Client, Progress};
 use muster_runner_api::test_support::{Call, Fault, MemoryCoordinator, RUNNER_TOKEN, Served, serve};
 use muster_runner_api::wire::JobRequest;
 use serde_json::json;
@@ -23,7 +23,13 @@ async fn coordinator() -> (Arc<MemoryCoordinator>, Served) {
     let payload = json!({ "id": 1, "token": TOKEN, "job_info": { "name": "test", "project_id": 1 } });
     coordinator.push(serde_json::from_value(payload).unwrap());
     let request = JobRequest { token: RUNNER_TOKEN.to_owned(), ..JobRequest::default() };
-    Client::new(&served.url).unwrap().request_job(&request, || {}).await.unwrap().job.expect("it is handed out");
+    Client::new(&served.url)
+        .unwrap()
+        .request_job(&request, &Progress::default())
+        .await
+        .unwrap()
+        .job
+        .expect("it is handed out");
     (coordinator, served)
 }
 

@@ -11,7 +11,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use muster_fleeting::connector::{DialError, Exit, KnownHosts, Run, RunError, Session, Target, dial};
+use muster_remote::{DialError, Exit, KnownHosts, Run, RunError, Session, Target, dial};
 use roxmltree::Document;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -129,9 +129,9 @@ pub(crate) fn app(machine: &Shared) -> Router {
 /// A machine that lets `Administrator` in.
 pub(crate) fn winrm_target(address: SocketAddr, protocol: &str) -> Target {
     let mut target = target(address);
-    target.info.connector.protocol = protocol.to_owned();
-    target.info.connector.username = "Administrator".to_owned();
-    target.info.connector.password = "secret".to_owned();
+    target.protocol = protocol.to_owned();
+    target.username = "Administrator".to_owned();
+    target.password = "secret".to_owned();
     target
 }
 
@@ -139,7 +139,7 @@ pub(crate) async fn machine() -> (Shared, Target) {
     let shared = Shared::default();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (mut target, app) = (winrm_target(listener.local_addr().unwrap(), "winrm"), app(&shared));
-    target.options.allow_unencrypted = true;
+    target.allow_unencrypted = true;
     tokio::spawn(async move { axum::serve(listener, app).await });
     (shared, target)
 }
@@ -217,16 +217,16 @@ async fn a_command_can_be_stopped_and_a_lost_one_has_no_status() {
 #[tokio::test]
 async fn refused_credentials_are_told_at_once_and_silence_is_tried_again() {
     let (_machine, mut target) = machine().await;
-    target.info.connector.password = "wrong".to_owned();
-    target.info.connector.timeout = Duration::from_secs(3600);
+    target.password = "wrong".to_owned();
+    target.timeout = Duration::from_secs(3600);
     let error = dial(&target, &KnownHosts::default()).await.err().unwrap();
     assert!(matches!(error, DialError::Auth { .. }), "{error}");
     assert!(error.to_string().contains("Basic authentication must be allowed"), "{error}");
 
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    target.info.internal_addr = listener.local_addr().unwrap().to_string();
+    target.address = listener.local_addr().unwrap().to_string();
     drop(listener);
-    target.info.connector.timeout = Duration::from_secs(1);
+    target.timeout = Duration::from_secs(1);
     let error = dial(&target, &KnownHosts::default()).await.err().unwrap();
     assert!(matches!(error, DialError::Unreachable { tries: 2.., .. }), "{error}");
 }

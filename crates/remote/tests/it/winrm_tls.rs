@@ -10,8 +10,7 @@ use axum::middleware::{Next, from_fn};
 use axum::serve::Listener;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
-use muster_fleeting::connector::{DialError, Exit, KnownHosts, Run, Target, dial};
-use muster_fleeting::model::InstanceId;
+use muster_remote::{DialError, Exit, KnownHosts, Run, Target, dial};
 use sha2::{Digest, Sha256};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
@@ -108,7 +107,7 @@ async fn the_first_certificate_is_believed_and_only_that_one_then() {
 async fn a_certificate_that_was_pinned_is_the_only_one_from_the_start() {
     let (machines, others) = (Identity::new(), Identity::new());
     let hosts = KnownHosts::default();
-    hosts.pin(&InstanceId::new("vm-1"), &[machines.fingerprint()]);
+    hosts.pin("vm-1", &[machines.fingerprint()]);
     let (address, heard) = machine(&others, &others).await;
     let error = dial(&winrm_target(address, "winrm+https"), &hosts).await.err().unwrap();
     assert!(matches!(error, DialError::HostKey { .. }), "{error}");
@@ -122,10 +121,10 @@ async fn a_certificate_that_was_pinned_is_the_only_one_from_the_start() {
 async fn somebody_with_the_certificate_alone_is_told_nothing() {
     let (machines, impostors) = (Identity::new(), Identity::new());
     let hosts = KnownHosts::default();
-    hosts.pin(&InstanceId::new("vm-1"), &[machines.fingerprint()]);
+    hosts.pin("vm-1", &[machines.fingerprint()]);
     let (address, heard) = machine(&machines, &impostors).await;
     let mut target = winrm_target(address, "winrm+https");
-    target.info.connector.timeout = Duration::from_secs(1);
+    target.timeout = Duration::from_secs(1);
     let error = dial(&target, &hosts).await.err().unwrap();
     assert!(matches!(error, DialError::Unreachable { .. }), "{error}");
     assert_eq!(heard.load(Ordering::Relaxed), 0);

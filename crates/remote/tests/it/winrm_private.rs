@@ -1,16 +1,16 @@
 //! Whom a WinRM password can reach besides the machine: readers of the network, and proxies.
 
-use std::net::TcpListener;
-use std::process::Command;
+use std::time::Duration;
 
-use muster_fleeting::connector::{Exit, KnownHosts, Run, dial};
-use muster_fleeting::host::{Group, PluginSpec};
+use muster_remote::{Exit, KnownHosts, Run, dial};
 
 use crate::winrm::{app, machine, winrm_target};
 use crate::winrm_tls;
 
 /// Set in the process that has proxies: variables belong to a process.
 const HAS_PROXIES: &str = "MUSTER_TEST_HAS_PROXIES";
+/// A process that takes longer hangs.
+const HANGS: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn plain_http_is_refused_before_anything_is_sent() {
@@ -32,36 +32,30 @@ async fn plain_http_is_refused_before_anything_is_sent() {
 }
 
 #[tokio::test]
-async fn a_proxy_of_the_environment_sees_nothing_of_machines_and_plugins() {
+async fn a_proxy_of_the_environment_sees_nothing_of_machines() {
     if std::env::var_os(HAS_PROXIES).is_some() {
         let (_machine, plain) = machine().await;
         let secure = winrm_tls::target().await;
         for mut target in [plain, secure] {
-            target.info.connector.timeout = std::time::Duration::from_secs(10);
+            target.timeout = Duration::from_secs(10);
             let session = dial(&target, &KnownHosts::default()).await.unwrap();
             assert_eq!(session.run(Run::new("both & <more>")).await.unwrap().exit, Exit::Code(3));
         }
-        Group::start(PluginSpec::new(env!("CARGO_BIN_EXE_fleeting-plugin-toy"))).await.unwrap().stop().await;
         return;
     }
-    let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
-    proxy.set_nonblocking(true).unwrap();
+    let proxy = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", proxy.local_addr().unwrap());
-    let mut again = Command::new(std::env::current_exe().unwrap());
-    again.args(["--exact", "winrm_private::a_proxy_of_the_environment_sees_nothing_of_machines_and_plugins"]);
+    let mut again = tokio::process::Command::new(std::env::current_exe().unwrap());
+    again.args(["--exact", "winrm_private::a_proxy_of_the_environment_sees_nothing_of_machines"]);
     for name in ["http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"] {
         again.env(name, &url);
     }
     again.env_remove("no_proxy").env_remove("NO_PROXY").env_remove("REQUEST_METHOD").env(HAS_PROXIES, "1");
-    let mut child = again.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
-    // The proxy hangs up on whoever comes, and remembers that.
-    let mut came = 0;
-    while child.try_wait().unwrap().is_none() {
-        came += u32::from(proxy.accept().is_ok());
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
-    let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(came, 0, "the proxy was asked: {said}");
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    let output = tokio::select! {
+        biased;
+        // A call that the process made is here before its end is.
+        _ = proxy.accept() => panic!("the proxy was asked"),
+        output = tokio::time::timeout(HANGS, again.kill_on_drop(true).output()) => output.expect("it hangs").unwrap(),
+    };
+    assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
 }

@@ -11,8 +11,7 @@ use tokio_rustls::rustls::crypto::{CryptoProvider, ring, verify_tls12_signature,
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio_rustls::rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
 
-use crate::connector::KnownHosts;
-use crate::model::InstanceId;
+use crate::KnownHosts;
 
 /// Another machine's certificate, and the known one: fingerprints, `SHA256:...`.
 #[derive(Debug, Clone)]
@@ -21,19 +20,19 @@ pub(super) struct Other {
     pub(super) known: String,
 }
 
-/// The certificate that an instance may have.
+/// The certificate that a machine may have.
 #[derive(Debug)]
 pub(super) struct Pinned {
-    instance: InstanceId,
+    machine: String,
     hosts: KnownHosts,
     provider: CryptoProvider,
     other: Mutex<Option<Other>>,
 }
 
 impl Pinned {
-    pub(super) fn new(instance: &InstanceId, hosts: &KnownHosts) -> Self {
-        let (instance, hosts) = (instance.clone(), hosts.clone());
-        Self { instance, hosts, provider: ring::default_provider(), other: Mutex::default() }
+    pub(super) fn new(machine: &str, hosts: &KnownHosts) -> Self {
+        let (machine, hosts) = (machine.to_owned(), hosts.clone());
+        Self { machine, hosts, provider: ring::default_provider(), other: Mutex::default() }
     }
 
     /// Who answered instead of the machine, where that was seen.
@@ -63,7 +62,7 @@ impl ServerCertVerifier for Pinned {
         _: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         let found = format!("SHA256:{}", STANDARD_NO_PAD.encode(Sha256::digest(end_entity)));
-        let Some(known) = self.hosts.differs(&self.instance, &found) else {
+        let Some(known) = self.hosts.differs(&self.machine, &found) else {
             return Ok(ServerCertVerified::assertion());
         };
         *self.other.lock().unwrap_or_else(PoisonError::into_inner) = Some(Other { found, known });

@@ -1,13 +1,8 @@
-//! Opening and reading files at paths that a job can write.
-//!
-//! A job can put anything there: a FIFO that nobody writes to, a link to a device, a file of a terabyte. Every such file
-//! is an error of the one who reads it, with the path in its text. The rules:
-//! - Only a regular file is opened, never through a symbolic link, and opening never waits.
-//! - Reading stops at a limit that the caller names.
-//! - [`read`], [`read_in`] and [`apart`] work on threads for blocking calls, and give up after [`READ_TIMEOUT`].
+//! Opening and reading regular files.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -86,6 +81,16 @@ pub fn open(path: &Path) -> Result<File, FileError> {
     open_with(File::options().read(true), path)
 }
 
+/// Opens a regular file for reading. `path` may be a symbolic link, because an operator chose it.
+///
+/// # Errors
+/// [`FileError`] if it is anything else.
+pub fn open_chosen(path: &Path) -> Result<File, FileError> {
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+    let opened = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path);
+    checked(opened, path, || path.metadata())
+}
+
 /// Opens a regular file as `options` says.
 ///
 /// # Errors
@@ -101,19 +106,27 @@ pub fn open_with(options: &mut OpenOptions, path: &Path) -> Result<File, FileErr
 /// # Errors
 /// [`FileError`] if the file or the directory is anything else, or the name has several components.
 pub fn open_in(dir: &Path, name: &str) -> Result<File, FileError> {
-    let path = dir.join(name);
-    if name.is_empty() || matches!(name, "." | "..") || name.contains('/') {
-        return Err(FileError::new(&path, Problem::Io(io::ErrorKind::InvalidFilename.into())));
-    }
-    let shared = OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let above = rustix::fs::open(dir, shared | OFlags::PATH | OFlags::DIRECTORY, Mode::empty());
+    let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::PATH | OFlags::DIRECTORY;
+    let above = rustix::fs::open(dir, flags, Mode::empty());
     let above = above.map_err(|error| {
         let kind = dir.symlink_metadata().ok().and_then(|metadata| not_regular(metadata.file_type()));
         let problem = kind.filter(|kind| *kind != DIRECTORY).map(Problem::NotRegular);
         FileError::new(dir, problem.unwrap_or(Problem::Io(error.into())))
     })?;
-    let flags = shared | OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let opened = rustix::fs::openat(&above, name, flags, Mode::empty());
+    open_at(above, dir, name)
+}
+
+/// Opens the regular file `name` in the open directory `above`. `dir` is its path, for errors.
+///
+/// # Errors
+/// [`FileError`] if it is anything else, or the name has several components.
+pub fn open_at(above: impl AsFd, dir: &Path, name: &str) -> Result<File, FileError> {
+    let path = dir.join(name);
+    if name.is_empty() || matches!(name, "." | "..") || name.contains('/') {
+        return Err(FileError::new(&path, Problem::Io(io::ErrorKind::InvalidFilename.into())));
+    }
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let opened = rustix::fs::openat(above, name, flags, Mode::empty());
     checked(opened.map(File::from).map_err(Into::into), &path, || path.symlink_metadata())
 }
 

@@ -12,8 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-use super::{Exit, Outcome, Run, RunError, Session, Stream, Tail};
-use crate::sys::ProcessGroup;
+use crate::{Exit, Outcome, ProcessGroup, Run, RunError, Session, Stream, Tail};
 
 /// Commands run here, by `sh -c`, each in a process group of its own.
 #[derive(Debug, Clone, Copy, Default)]

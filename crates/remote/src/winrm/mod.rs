@@ -16,10 +16,8 @@ use tokio_util::sync::CancellationToken;
 
 use self::certificate::{Other, Pinned};
 use self::soap::{Ask, Fault};
-use super::address::address;
-use super::retry::{Failed, retry};
-use super::{DialError, Exit, KnownHosts, Outcome, Run, RunError, Session, Stream, Tail, Target};
-use crate::causes::causes;
+use crate::retry::{Failed, retry};
+use crate::{DialError, Exit, KnownHosts, Outcome, Run, RunError, Session, Stream, Tail, Target};
 
 /// Bytes of input in one message; base64 makes a third more of it, and servers take 150 KiB by default.
 const INPUT_BYTES: usize = 64 * 1024;
@@ -87,15 +85,13 @@ impl From<Fault> for Unanswered {
 /// # Errors
 /// [`DialError`].
 pub async fn connect(target: &Target, hosts: &KnownHosts) -> Result<WinrmSession, DialError> {
-    let connector = &target.info.connector;
-    let address = address(&target.info, target.options.use_external_addr)
-        .map_err(|source| DialError::Address { instance: target.instance.clone(), source })?;
-    let secure = connector.protocol == "winrm+https";
-    if !secure && !target.options.allow_unencrypted {
-        return Err(DialError::Unencrypted { instance: target.instance.clone(), user: connector.username.clone() });
+    let address = target.host_and_port();
+    let secure = target.protocol == "winrm+https";
+    if !secure && !target.allow_unencrypted {
+        return Err(DialError::Unencrypted { user: target.username.clone() });
     }
-    let unusable = |cause: String| DialError::Key { instance: target.instance.clone(), cause };
-    let certificate = Arc::new(Pinned::new(&target.instance, hosts));
+    let unusable = |cause: String| DialError::Key { cause };
+    let certificate = Arc::new(Pinned::new(&target.machine, hosts));
     let tls = certificate::client(&certificate).map_err(|error| unusable(error.to_string()))?;
     let client = Client::builder()
         .use_preconfigured_tls(tls)
@@ -121,29 +117,25 @@ impl WinrmSession {
         };
         opened.await.map_err(|unanswered: Unanswered| match unanswered {
             Unanswered::Auth => Failed::ForGood(DialError::Auth {
-                instance: target.instance.clone(),
-                user: target.info.connector.username.clone(),
+                user: target.username.clone(),
                 address: address.to_owned(),
                 method: "password (WinRM: Basic authentication must be allowed)",
             }),
-            Unanswered::Other(Other { found, known }) => Failed::ForGood(DialError::HostKey {
-                instance: target.instance.clone(),
-                address: address.to_owned(),
-                found,
-                known,
-            }),
+            Unanswered::Other(Other { found, known }) => {
+                Failed::ForGood(DialError::HostKey { address: address.to_owned(), found, known })
+            }
             other => Failed::ForNow(other.text()),
         })
     }
 
     /// One message and its answer.
     async fn ask(&self, ask: Ask<'_>) -> Result<String, Unanswered> {
-        let connector = &self.inner.target.info.connector;
+        let target = &self.inner.target;
         let sent = self
             .inner
             .client
             .post(&self.inner.endpoint)
-            .basic_auth(&connector.username, Some(&connector.password))
+            .basic_auth(&target.username, Some(&target.password))
             .header("content-type", "application/soap+xml;charset=UTF-8")
             .body(ask.envelope(&self.inner.endpoint, rand::random()))
             .send()
@@ -194,7 +186,8 @@ impl WinrmSession {
 }
 
 fn broken(error: &dyn std::error::Error) -> Unanswered {
-    Unanswered::Broken(causes(error))
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    Unanswered::Broken(causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}")))
 }
 
 fn lost(unanswered: Unanswered) -> RunError {

@@ -12,10 +12,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
 
-use super::address::address;
-use super::retry::{Failed, retry};
-use super::{DialError, Exit, KnownHosts, Outcome, Run, RunError, Session, Stream, Tail, Target};
-use crate::model::InstanceId;
+use crate::retry::{Failed, retry};
+use crate::{DialError, Exit, KnownHosts, Outcome, Run, RunError, Session, Stream, Tail, Target};
 
 /// Signs of life without an answer before a connection is given up.
 const SILENT_MAX: usize = 3;
@@ -44,7 +42,7 @@ impl Drop for Open {
 
 /// Looks at the host key.
 struct Gate {
-    instance: InstanceId,
+    machine: String,
     hosts: KnownHosts,
     /// Found and known, where they differ.
     refused: Arc<Mutex<Option<(String, String)>>>,
@@ -60,7 +58,7 @@ impl client::Handler for Gate {
                 russh::keys::PublicKey::from(certificate.public_key().clone()).fingerprint(HashAlg::Sha256).to_string()
             }
         };
-        match self.hosts.differs(&self.instance, &found) {
+        match self.hosts.differs(&self.machine, &found) {
             None => Ok(true),
             Some(known) => {
                 *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some((found, known));
@@ -83,7 +81,7 @@ pub async fn connect(target: &Target, hosts: &KnownHosts) -> Result<SshSession, 
     connect_by(None, target, hosts).await
 }
 
-/// Connects and logs in, from the instance of another session.
+/// Connects and logs in, from the machine of another session.
 ///
 /// # Errors
 /// [`DialError`].
@@ -92,13 +90,10 @@ pub async fn connect_through(via: &dyn Session, target: &Target, hosts: &KnownHo
 }
 
 async fn connect_by(via: Option<&dyn Session>, target: &Target, hosts: &KnownHosts) -> Result<SshSession, DialError> {
-    let instance = target.instance.clone();
-    let connector = &target.info.connector;
-    let address = address(&target.info, target.options.use_external_addr)
-        .map_err(|source| DialError::Address { instance: instance.clone(), source })?;
-    let key = private_key(&connector.key).map_err(|cause| DialError::Key { instance: instance.clone(), cause })?;
+    let address = target.host_and_port();
+    let key = private_key(&target.key).map_err(|cause| DialError::Key { cause })?;
     let config = Arc::new(client::Config {
-        keepalive_interval: Some(connector.keepalive),
+        keepalive_interval: Some(target.keepalive),
         keepalive_max: SILENT_MAX,
         nodelay: true,
         ..client::Config::default()
@@ -124,47 +119,40 @@ async fn try_once(
         }
     };
     let refused = Arc::new(Mutex::new(None));
-    let gate = Gate { instance: target.instance.clone(), hosts: hosts.clone(), refused: Arc::clone(&refused) };
+    let gate = Gate { machine: target.machine.clone(), hosts: hosts.clone(), refused: Arc::clone(&refused) };
     let mut handle = match client::connect_stream(config, stream, gate).await {
         Ok(handle) => handle,
         Err(error) => {
             let refused = refused.lock().unwrap_or_else(PoisonError::into_inner).take();
             return Err(match refused {
-                Some((found, known)) => Failed::ForGood(DialError::HostKey {
-                    instance: target.instance.clone(),
-                    address: address.to_owned(),
-                    found,
-                    known,
-                }),
+                Some((found, known)) => {
+                    Failed::ForGood(DialError::HostKey { address: address.to_owned(), found, known })
+                }
                 None => for_now(&error),
             });
         }
     };
-    let connector = &target.info.connector;
     let (method, answer) = match key {
         // A key is the only thing that is offered: the plugin put it there (C3).
         Some(Key { private, certificate: Some(certificate) }) => {
-            let user = connector.username.as_str();
+            let user = target.username.as_str();
             ("certificate", handle.authenticate_openssh_cert(user, private, certificate).await)
         }
         Some(Key { private, certificate: None }) => {
             let hash = handle.best_supported_rsa_hash().await.map_err(|error| for_now(&error))?.flatten();
             let key = PrivateKeyWithHashAlg::new(private, hash);
-            ("key", handle.authenticate_publickey(connector.username.as_str(), key).await)
+            ("key", handle.authenticate_publickey(target.username.as_str(), key).await)
         }
         None => {
-            let password = connector.password.as_str();
-            ("password", handle.authenticate_password(connector.username.as_str(), password).await)
+            let password = target.password.as_str();
+            ("password", handle.authenticate_password(target.username.as_str(), password).await)
         }
     };
     match answer {
         Ok(AuthResult::Success) => Ok(SshSession { handle }),
-        Ok(AuthResult::Failure { .. }) => Err(Failed::ForGood(DialError::Auth {
-            instance: target.instance.clone(),
-            user: connector.username.clone(),
-            address: address.to_owned(),
-            method,
-        })),
+        Ok(AuthResult::Failure { .. }) => {
+            Err(Failed::ForGood(DialError::Auth { user: target.username.clone(), address: address.to_owned(), method }))
+        }
         Err(error) => Err(for_now(&error)),
     }
 }

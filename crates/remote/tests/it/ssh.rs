@@ -2,16 +2,14 @@
 
 use std::time::Duration;
 
-use muster_fleeting::connector::{
-    DialError, Exit, KnownHosts, Run, RunError, Session, Target, dial, dial_new, dial_through,
-};
+use muster_remote::{DialError, Exit, KnownHosts, Run, RunError, Session, Target, dial, dial_new, dial_through};
 use russh::keys::ssh_key::{LineEnding, certificate};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::ssh_server::{Believes, Server, key, target};
 
 fn with_password(mut target: Target, password: &str) -> Target {
-    target.info.connector.password = password.to_owned();
+    target.password = password.to_owned();
     target
 }
 
@@ -35,9 +33,9 @@ async fn c03_a_key_is_the_only_thing_that_is_offered() {
     })
     .await;
     let mut target = with_password(server.target(), "secret");
-    target.info.connector.key = login.to_openssh(LineEnding::LF).unwrap().as_bytes().to_vec();
+    target.key = login.to_openssh(LineEnding::LF).unwrap().as_bytes().to_vec();
     logged_in(&target).await.unwrap();
-    target.info.connector.key = key().to_openssh(LineEnding::LF).unwrap().as_bytes().to_vec();
+    target.key = key().to_openssh(LineEnding::LF).unwrap().as_bytes().to_vec();
     let error = logged_in(&target).await.err().unwrap();
     assert!(matches!(error, DialError::Auth { method: "key", .. }), "the password is not tried then: {error}");
 }
@@ -48,7 +46,7 @@ async fn c04_a_wrong_password_is_told_within_one_handshake() {
     logged_in(&target).await.unwrap();
     let before = *server.tries.borrow();
     let mut wrong = with_password(server.target(), "wrong");
-    wrong.info.connector.timeout = Duration::from_secs(3600);
+    wrong.timeout = Duration::from_secs(3600);
     let error = logged_in(&wrong).await.err().unwrap();
     assert!(matches!(error, DialError::Auth { method: "password", .. }), "{error}");
     assert_eq!(*server.tries.borrow(), before + 1, "the Go host tries until the timeout");
@@ -69,16 +67,16 @@ async fn a_machine_is_reached_through_the_instance_that_it_is_on() {
         through(&with_password(inner.target(), "no"), &KnownHosts::default(), Duration::ZERO).await.err().unwrap();
     assert!(matches!(error, DialError::Auth { .. }), "{error}");
     let hosts = KnownHosts::default();
-    hosts.pin(&machine.instance, &["SHA256:another".to_owned()]);
+    hosts.pin(&machine.machine, &["SHA256:another".to_owned()]);
     let error = through(&machine, &hosts, Duration::ZERO).await.err().unwrap();
     assert!(matches!(error, DialError::HostKey { .. }), "{error}");
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let mut nobody = target(closed);
-    nobody.info.connector.timeout = Duration::from_millis(200);
+    nobody.timeout = Duration::from_millis(200);
     let error = through(&nobody, &KnownHosts::default(), Duration::ZERO).await.err().unwrap();
     assert!(matches!(error, DialError::Unreachable { .. }) && error.to_string().contains("was refused"), "{error}");
     let mut windows = machine;
-    windows.info.connector.protocol = "winrm".to_owned();
+    windows.protocol = "winrm".to_owned();
     let error = through(&windows, &KnownHosts::default(), Duration::ZERO).await.err().unwrap();
     assert!(matches!(error, DialError::Protocol { .. }), "{error}");
 }
@@ -101,12 +99,12 @@ async fn c04_a_certificate_stands_behind_its_key() {
         format!("{}\n{}\n", login.to_openssh(LineEnding::LF).unwrap().as_str().trim_end(), signed.to_openssh().unwrap())
     };
     let mut target = server.target();
-    target.info.connector.key = certificate("ci").into_bytes();
+    target.key = certificate("ci").into_bytes();
     logged_in(&target).await.unwrap();
-    target.info.connector.key = certificate("somebody-else").into_bytes();
+    target.key = certificate("somebody-else").into_bytes();
     let error = logged_in(&target).await.err().unwrap();
     assert!(matches!(error, DialError::Auth { method: "certificate", .. }), "{error}");
-    target.info.connector.key.extend_from_slice(b"ssh-ed25519-cert-v01@openssh.com nonsense\n");
+    target.key.extend_from_slice(b"ssh-ed25519-cert-v01@openssh.com nonsense\n");
     logged_in(&target).await.err().unwrap();
 }
 
@@ -115,7 +113,7 @@ async fn c05_a_port_that_refuses_is_no_storm() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut target = target(listener.local_addr().unwrap());
     drop(listener);
-    target.info.connector.timeout = Duration::from_secs(2);
+    target.timeout = Duration::from_secs(2);
     let error = logged_in(&target).await.err().unwrap();
     let DialError::Unreachable { tries, .. } = error else { panic!("{error}") };
     assert!((2..40).contains(&tries), "{tries} tries in 2 s, where the Go host makes 86,000");
@@ -126,8 +124,8 @@ async fn c05_expired_credentials_are_told_instead_of_tried() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut target = target(listener.local_addr().unwrap());
     drop(listener);
-    target.info.expires = Some(1);
-    assert!(matches!(logged_in(&target).await.err().unwrap(), DialError::Expired { .. }));
+    target.expires = Some(1);
+    assert!(matches!(logged_in(&target).await.err().unwrap(), DialError::Expired));
 }
 
 #[tokio::test]
@@ -158,8 +156,8 @@ async fn keepalive_finds_a_machine_that_is_gone_without_a_word() {
     let (server, mut target) = password_server().await;
     // A network between that swallows everything from some moment on.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    target.info.internal_addr = listener.local_addr().unwrap().to_string();
-    target.info.connector.keepalive = Duration::from_millis(50);
+    target.address = listener.local_addr().unwrap().to_string();
+    target.keepalive = Duration::from_millis(50);
     let (cut, is_cut) = tokio::sync::oneshot::channel::<()>();
     let network = tokio::spawn(async move {
         let (mut near, _) = listener.accept().await.unwrap();
@@ -228,7 +226,7 @@ async fn host_keys_are_pinned_or_believed_once() {
     let (server, target) = password_server().await;
     let (other, _) = password_server().await;
     let mut impostor = target.clone();
-    impostor.info.internal_addr = other.address.to_string();
+    impostor.address = other.address.to_string();
 
     let first_use = KnownHosts::default();
     dial(&target, &first_use).await.unwrap();
@@ -238,7 +236,7 @@ async fn host_keys_are_pinned_or_believed_once() {
     assert_eq!(*other.tries.borrow(), 0, "no password was sent to it");
 
     let pinned = KnownHosts::default();
-    pinned.pin(&target.instance, std::slice::from_ref(&server.fingerprint));
+    pinned.pin(&target.machine, std::slice::from_ref(&server.fingerprint));
     dial(&target, &pinned).await.unwrap();
     let error = dial(&impostor, &pinned).await.err().unwrap();
     assert!(matches!(error, DialError::HostKey { .. }), "{error}");
@@ -270,14 +268,14 @@ async fn a_new_machine_may_change_the_host_key_that_nobody_pinned() {
     let (first, target) = password_server().await;
     let (second, _) = password_server().await;
     let mut later = target.clone();
-    later.info.internal_addr = second.address.to_string();
+    later.address = second.address.to_string();
     let (hosts, grace) = (KnownHosts::default(), Duration::from_secs(120));
     dial(&target, &hosts).await.unwrap();
     dial_new(&later, &hosts, grace).await.unwrap();
     let error = dial(&target, &hosts).await.err().unwrap();
     assert!(matches!(&error, DialError::HostKey { known, .. } if *known == second.fingerprint), "{error}");
 
-    hosts.pin(&target.instance, std::slice::from_ref(&first.fingerprint));
+    hosts.pin(&target.machine, std::slice::from_ref(&first.fingerprint));
     let tries = *second.tries.borrow();
     let error = dial_new(&later, &hosts, grace).await.err().unwrap();
     assert!(matches!(error, DialError::HostKey { .. }), "what was pinned holds: {error}");

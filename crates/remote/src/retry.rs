@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rand::Rng;
 use tokio::time::Instant;
 
-use super::{DialError, KnownHosts, Target};
+use crate::{DialError, KnownHosts, Target};
 
 /// The first pause between two tries to connect; it doubles up to [`PAUSE_CAP`]. The Go host makes none (C5).
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
@@ -30,7 +30,7 @@ pub(super) async fn retry<T, F: Future<Output = Result<T, Failed>>>(
     address: &str,
     once: impl Fn() -> F,
 ) -> Result<T, DialError> {
-    let (instance, limit) = (target.instance.clone(), target.info.connector.timeout);
+    let (machine, limit) = (&target.machine, target.timeout);
     let end = Instant::now() + limit;
     let mut tries = 0;
     let (mut pause, mut try_limit) = (PAUSE_FIRST, TRY_FIRST);
@@ -46,14 +46,14 @@ pub(super) async fn retry<T, F: Future<Output = Result<T, Failed>>>(
                 "no answer".to_owned()
             }
         };
-        if target.info.expires.is_some_and(is_past) {
-            return Err(DialError::Expired { instance });
+        if target.expires.is_some_and(is_past) {
+            return Err(DialError::Expired);
         }
         let wait = pause.mul_f64(rand::rng().random_range(0.75..1.25));
         if Instant::now() + wait >= end {
-            return Err(DialError::Unreachable { instance, address: address.to_owned(), limit, tries, cause });
+            return Err(DialError::Unreachable { address: address.to_owned(), limit, tries, cause });
         }
-        tracing::debug!(%instance, address, tries, cause, "no connection yet");
+        tracing::debug!(machine, address, tries, cause, "no connection yet");
         tokio::time::sleep(wait).await;
         pause = (pause * 2).min(PAUSE_CAP);
     }
@@ -73,19 +73,18 @@ pub(super) async fn retry_new<T, F: Future<Output = Result<T, DialError>>>(
             Ok(session) => return Ok(session),
             Err(error) => error,
         };
-        let instance = &target.instance;
-        if target.info.expires.is_some_and(is_past) {
-            return Err(DialError::Expired { instance: instance.clone() });
+        if target.expires.is_some_and(is_past) {
+            return Err(DialError::Expired);
         }
         let may_change = match &error {
             DialError::Auth { .. } => true,
-            DialError::HostKey { .. } => hosts.forget_the_first(instance),
+            DialError::HostKey { .. } => hosts.forget_the_first(&target.machine),
             _ => false,
         };
         if !may_change || Instant::now() + pause >= end {
             return Err(error);
         }
-        tracing::info!(%instance, %error, "the machine is new and may not be set up yet; tried again");
+        tracing::info!(machine = target.machine, %error, "the machine is new and may not be set up yet; tried again");
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(cap);
     }
@@ -99,14 +98,9 @@ fn is_past(seconds: i64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::connector::DialOptions;
-    use crate::model::{ConnectInfo, ConnectorConfig, InstanceId};
 
     fn target(timeout_s: u64) -> Target {
-        let connector = ConnectorConfig { timeout: Duration::from_secs(timeout_s), ..ConnectorConfig::default() };
-        let (external_addr, internal_addr) = (String::new(), "10.0.0.5".to_owned());
-        let info = ConnectInfo { connector, external_addr, internal_addr, expires: None };
-        Target { instance: InstanceId::new("i-1"), info, options: DialOptions::default() }
+        Target { timeout: Duration::from_secs(timeout_s), ..Target::default() }
     }
 
     /// A login that takes long, as where sshd looks up names, or asks a directory who the user is.

@@ -1,15 +1,17 @@
-//! Connectors: how commands and streams reach an instance.
+//! A session with a machine: run a command, or open a stream to an address there.
 //!
-//! One port, [`Session`], and an adapter for each protocol: [`ssh`] for machines, `winrm` (feature of that name) for Windows
-//! machines without an SSH server, [`local`] for this host.
+//! [`Session`] is the port, with an adapter for each protocol: [`ssh`], `winrm` (feature of that name) for Windows machines
+//! that have no SSH server, and [`local`] for this host. [`dial`] chooses the adapter by the protocol of a [`Target`].
+//! `sys` has what differs between Unix and Windows.
 
-mod address;
 mod hosts;
 #[cfg(unix)]
 pub mod local;
 mod output;
 mod retry;
 pub mod ssh;
+mod sys;
+mod target;
 #[cfg(feature = "winrm")]
 pub mod winrm;
 
@@ -19,11 +21,10 @@ use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
-use crate::model::{ConnectInfo, InstanceId};
-
-pub use address::{AddressError, address};
 pub use hosts::KnownHosts;
 pub use output::Tail;
+pub use sys::ProcessGroup;
+pub use target::Target;
 
 /// How a remote command ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,91 +70,65 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Why there is no connection.
+/// Reason why a connection was not made.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// There is no address to go to.
-    #[error("instance {instance}: {source}")]
-    Address {
-        /// The instance.
-        instance: InstanceId,
-        /// Why.
-        source: AddressError,
-    },
-    /// The credentials were refused. No use in trying again.
-    #[error(
-        "instance {instance}: {user}@{address} refused the {method}; check connector_config, and what the plugin put on the machine"
-    )]
+    /// The machine refused the credentials. A further try would be refused too.
+    #[error("{user}@{address} refused the {method}; check the credentials, and that the machine accepts them")]
     Auth {
-        /// The instance.
-        instance: InstanceId,
-        /// Who.
+        /// User name that was sent.
         user: String,
-        /// Where.
+        /// Address that was dialed.
         address: String,
-        /// `key` or `password`.
+        /// `key`, `certificate` or `password`.
         method: &'static str,
     },
     /// The password would be sent in clear text.
     #[error(
-        "instance {instance}: protocol = \"winrm\" would send the password of {user} in clear text; use \"winrm+https\", or set \
-         allow_unencrypted = true in connector_config if nobody else can read that network"
+        "protocol = \"winrm\" would send the password of {user} in clear text; use \"winrm+https\", or set \
+         allow_unencrypted = true if only trusted people can read that network"
     )]
     Unencrypted {
-        /// The instance.
-        instance: InstanceId,
-        /// Who would log in.
+        /// User name that would be sent.
         user: String,
     },
     /// The private key cannot be read.
-    #[error("instance {instance}: the private key cannot be used: {cause}; it must be unencrypted PEM or OpenSSH")]
+    #[error("the private key cannot be used: {cause}; it must be unencrypted PEM or OpenSSH")]
     Key {
-        /// The instance.
-        instance: InstanceId,
-        /// Why.
+        /// What the parser of the key reported.
         cause: String,
     },
-    /// Another machine answers than was pinned, or than at the first time.
+    /// Another machine answers than the pinned one, or than the one of the first connection.
     #[error(
-        "instance {instance}: the host key of {address} is {found}, and should be {known}: another machine answers there; \
-         nothing was sent to it"
+        "the host key of {address} is {found}, and should be {known}: another machine answers there; nothing was sent to it"
     )]
     HostKey {
-        /// The instance.
-        instance: InstanceId,
-        /// Where.
+        /// Address that was dialed.
         address: String,
-        /// Its key's fingerprint.
+        /// Fingerprint of the key that the machine showed.
         found: String,
-        /// Those that were pinned, or the one of the first time.
+        /// Fingerprints that were expected.
         known: String,
     },
     /// The credentials have expired meanwhile.
-    #[error("instance {instance}: connect info expired; the plugin must be asked again")]
-    Expired {
-        /// The instance.
-        instance: InstanceId,
-    },
-    /// It did not answer in time.
-    #[error("instance {instance}: no connection to {address} within {} s ({tries} tries): {cause}", limit.as_secs())]
+    #[error("the credentials have expired; the machine needs new ones")]
+    Expired,
+    /// The machine did not answer in time.
+    #[error("no connection to {address} within {} s ({tries} tries): {cause}", limit.as_secs())]
     Unreachable {
-        /// The instance.
-        instance: InstanceId,
-        /// Where.
+        /// Address that was dialed.
         address: String,
-        /// The whole budget.
+        /// Time that all tries had together.
         limit: Duration,
-        /// How often.
+        /// Number of tries.
         tries: u32,
-        /// Why the last one failed.
+        /// Why the last try failed.
         cause: String,
     },
-    /// A protocol that this host cannot speak.
-    #[error("instance {instance}: protocol {protocol:?} is not known to this program; use ssh")]
+    /// This program does not know the protocol.
+    #[error("protocol {protocol:?} is not known to this program; use ssh")]
     Protocol {
-        /// The instance.
-        instance: InstanceId,
-        /// Which.
+        /// Name of the protocol.
         protocol: String,
     },
 }
@@ -185,7 +160,7 @@ pub enum RunError {
     },
 }
 
-/// A connection to an instance.
+/// A connection to a machine.
 #[async_trait]
 pub trait Session: Send + Sync {
     /// Runs a command to its end.
@@ -194,7 +169,7 @@ pub trait Session: Send + Sync {
     /// [`RunError`]. A command that fails is no error: see [`Outcome::exit`].
     async fn run(&self, run: Run<'_>) -> Result<Outcome, RunError>;
 
-    /// A stream to an address as the instance sees it: `tcp` with `host:port`, or `unix` with a path.
+    /// A stream to an address as the machine sees it: `tcp` with `host:port`, or `unix` with a path.
     ///
     /// # Errors
     /// [`RunError::Refused`] where nobody answers.
@@ -210,37 +185,17 @@ pub trait Session: Send + Sync {
     async fn close(&self);
 }
 
-/// Whom to reach.
-#[derive(Debug, Clone)]
-pub struct Target {
-    /// The instance, for messages and for its host key.
-    pub instance: InstanceId,
-    /// What the plugin said.
-    pub info: ConnectInfo,
-    /// What the user says of the way there.
-    pub options: DialOptions,
-}
-
-/// Settings of `connector_config` that the host uses itself, and that no plugin gets.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct DialOptions {
-    /// Uses the external address rather than the internal one.
-    pub use_external_addr: bool,
-    /// Sends credentials over plain HTTP, with the protocol `winrm`: whoever reads the network has them then.
-    pub allow_unencrypted: bool,
-}
-
-/// Connects to an instance, within `connector.timeout` of its connect info. A machine that does not answer yet is tried
-/// again with growing pauses; one that refuses the credentials is not.
+/// Connects to a machine within the target's timeout. A machine that does not answer yet is tried again with growing pauses;
+/// one that refuses the credentials is not.
 ///
 /// # Errors
 /// [`DialError`].
 pub async fn dial(target: &Target, hosts: &KnownHosts) -> Result<Box<dyn Session>, DialError> {
-    match target.info.connector.protocol.as_str() {
+    match target.protocol.as_str() {
         "" | "ssh" => Ok(Box::new(ssh::connect(target, hosts).await?)),
         #[cfg(feature = "winrm")]
         "winrm" | "winrm+https" => Ok(Box::new(winrm::connect(target, hosts).await?)),
-        other => Err(DialError::Protocol { instance: target.instance.clone(), protocol: other.to_owned() }),
+        other => Err(DialError::Protocol { protocol: other.to_owned() }),
     }
 }
 
@@ -249,12 +204,12 @@ pub async fn dial(target: &Target, hosts: &KnownHosts) -> Result<Box<dyn Session
 /// one that was pinned), are tried again for `grace`.
 ///
 /// # Errors
-/// [`DialError`]; [`DialError::Expired`] where the credentials have ended meanwhile: the plugin has others.
+/// [`DialError`]; [`DialError::Expired`] if the credentials have expired meanwhile.
 pub async fn dial_new(target: &Target, hosts: &KnownHosts, grace: Duration) -> Result<Box<dyn Session>, DialError> {
     retry::retry_new(target, hosts, grace, || dial(target, hosts)).await
 }
 
-/// Connects, as [`dial`] does, to a machine that only the instance of another session can reach: each stream is one of that
+/// Connects, as [`dial`] does, to a machine that only the machine of another session can reach: each stream is one of that
 /// session. By SSH only. Credentials that are refused are tried again for `grace`, as [`dial_new`] does.
 ///
 /// # Errors
@@ -273,8 +228,8 @@ async fn dial_through_once(
     target: &Target,
     hosts: &KnownHosts,
 ) -> Result<Box<dyn Session>, DialError> {
-    match target.info.connector.protocol.as_str() {
+    match target.protocol.as_str() {
         "" | "ssh" => Ok(Box::new(ssh::connect_through(via, target, hosts).await?)),
-        other => Err(DialError::Protocol { instance: target.instance.clone(), protocol: other.to_owned() }),
+        other => Err(DialError::Protocol { protocol: other.to_owned() }),
     }
 }

@@ -3,8 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use muster_fleeting::connector::{DialOptions, Target};
-use muster_fleeting::model::{ConnectInfo, ConnectorConfig, InstanceId};
+use muster_remote::Target;
 use russh::keys::{Algorithm, Certificate, HashAlg, PrivateKey, PublicKey};
 use russh::server::{Auth, ChannelOpenHandle, Config, Handler, Msg, Session, VerifiedPublicKey};
 use russh::{Channel, ChannelId, Sig};
@@ -69,10 +68,7 @@ impl Server {
 }
 
 pub(crate) fn target(address: SocketAddr) -> Target {
-    let connector = ConnectorConfig { username: "ci".to_owned(), ..ConnectorConfig::default() };
-    let info =
-        ConnectInfo { connector, external_addr: String::new(), internal_addr: address.to_string(), expires: None };
-    Target { instance: InstanceId::new("vm-1"), info, options: DialOptions::default() }
+    Target { machine: "vm-1".to_owned(), address: address.to_string(), username: "ci".to_owned(), ..Target::default() }
 }
 
 struct Login {

@@ -1,0 +1,88 @@
+//! Zip archives, read entry by entry: nothing in memory grows with their number.
+
+mod content;
+mod directory;
+
+use std::ffi::OsString;
+use std::io::{BufReader, Read, Seek};
+use std::os::unix::ffi::OsStringExt;
+
+use self::content::content;
+use self::directory::{Directory, Header};
+use super::meter::{Content, Meter};
+use super::{Entry, EntryKind, MAX_LINK, Visit, broken, check_length, path};
+use crate::UnpackError;
+
+/// Bits of a mode that tell the kind of a file.
+const KIND: u32 = 0o170_000;
+
+pub(super) fn read<E: From<UnpackError>>(
+    archive: impl Read + Seek,
+    meter: &Meter<'_>,
+    visit: &mut Visit<'_, E>,
+) -> Result<(), E> {
+    let mut archive = BufReader::new(archive);
+    let mut directory = Directory::open(&mut archive, meter)?;
+    while let Some(header) = directory.next(&mut archive).map_err(broken)? {
+        meter.entry()?;
+        check_length(&header.name)?;
+        let mut content = Content { inner: content(&mut archive, &header).map_err(broken)?, meter };
+        let kind = kind(&header, &mut content)?;
+        let entry = Entry {
+            path: path(OsString::from_vec(header.name).into(), &kind)?,
+            kind,
+            mode: header.mode.map(|mode| mode & 0o777),
+            modified: header.modified,
+        };
+        visit(&entry, &mut content)?;
+    }
+    Ok(())
+}
+
+/// Reads the headers of all entries.
+pub(super) fn check(archive: impl Read + Seek, meter: &Meter<'_>) -> Result<(), UnpackError> {
+    let mut archive = BufReader::new(archive);
+    let mut directory = Directory::open(&mut archive, meter)?;
+    while directory.next(&mut archive).map_err(broken)?.is_some() {
+        meter.entry()?;
+    }
+    Ok(())
+}
+
+/// Reads the file with this name. `None` if the archive has none. If several have the name, the last is read.
+pub(super) fn find(archive: impl Read + Seek, name: &str, meter: &Meter<'_>) -> Result<Option<Vec<u8>>, UnpackError> {
+    let mut archive = BufReader::new(archive);
+    let mut directory = Directory::open(&mut archive, meter)?;
+    let mut found = None;
+    while let Some(header) = directory.next(&mut archive).map_err(broken)? {
+        meter.entry()?;
+        if header.name == name.as_bytes() {
+            found = Some(header);
+        }
+    }
+    let Some(header) = found else { return Ok(None) };
+    let mut bytes = Vec::new();
+    let mut content = Content { inner: content(&mut archive, &header).map_err(broken)?, meter };
+    content.read_to_end(&mut bytes).map_err(broken)?;
+    Ok(Some(bytes))
+}
+
+fn kind(header: &Header, content: &mut impl Read) -> Result<EntryKind, UnpackError> {
+    let refused = |kind| Err(UnpackError::Kind { name: String::from_utf8_lossy(&header.name).into_owned(), kind });
+    match header.mode.unwrap_or_default() & KIND {
+        0o120_000 => {
+            let mut target = Vec::new();
+            content.take(MAX_LINK + 1).read_to_end(&mut target).map_err(broken)?;
+            if target.len() as u64 > MAX_LINK {
+                return refused("link of more than 4096 bytes");
+            }
+            Ok(EntryKind::Link(OsString::from_vec(target).into()))
+        }
+        0o010_000 => refused("pipe"),
+        0o020_000 | 0o060_000 => refused("device"),
+        0o140_000 => refused("socket"),
+        0o040_000 => Ok(EntryKind::Directory),
+        _ if header.name.ends_with(b"/") => Ok(EntryKind::Directory),
+        _ => Ok(EntryKind::File),
+    }
+}

@@ -1,0 +1,101 @@
+//! Directories that only their owner can enter.
+
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, open};
+
+/// Creates a directory that only its owner can enter. Missing directories above it are created as usual. An existing directory
+/// is left as it is.
+///
+/// # Errors
+/// The error of the system.
+pub fn private_directory(path: &Path) -> io::Result<()> {
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        made => made,
+    }
+}
+
+/// Creates a directory in an existing one unless it exists, and checks that no other user can enter or replace it.
+///
+/// # Errors
+/// The error of the system, or [`io::ErrorKind::PermissionDenied`] with the reason.
+pub fn own_directory(path: &Path) -> io::Result<()> {
+    let owner = rustix::process::geteuid().as_raw();
+    let above = stat_directory(path.parent().unwrap_or(Path::new("/")), OFlags::empty())?;
+    let can_be_replaced = above.st_mode & 0o002 != 0 && above.st_mode & 0o1000 == 0;
+    if ![0, owner].contains(&above.st_uid) || can_be_replaced {
+        return Err(refused("another user can replace it"));
+    }
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let found = stat_directory(path, OFlags::NOFOLLOW)?;
+    if found.st_uid != owner {
+        return Err(refused("it belongs to another user"));
+    }
+    if found.st_mode & 0o077 != 0 {
+        return Err(refused("it is open to other users; run chmod 700 on it"));
+    }
+    Ok(())
+}
+
+/// What a directory is, without waiting for what may be in its place.
+fn stat_directory(path: &Path, flags: OFlags) -> io::Result<Stat> {
+    let flags = flags | OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let found = fstat(open(path, flags, Mode::empty())?)?;
+    if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
+        Ok(found)
+    } else {
+        Err(refused("not a directory"))
+    }
+}
+
+fn refused(reason: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        std::fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn only_the_last_directory_is_private_and_an_existing_one_is_left() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("above/own");
+        private_directory(&path).unwrap();
+        assert_eq!((mode(&path), mode(path.parent().unwrap()) & 0o500), (0o700, 0o500));
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o750)).unwrap();
+        private_directory(&path).unwrap();
+        assert_eq!(mode(&path), 0o750);
+        std::fs::write(home.path().join("file"), "").unwrap();
+        private_directory(&home.path().join("file")).unwrap_err();
+    }
+
+    #[test]
+    fn a_directory_of_another_user_is_refused() {
+        if !rustix::process::geteuid().is_root() {
+            muster_test_needs::missing("only root can give a directory to another user");
+            return;
+        }
+        let parent = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(parent.path(), PermissionsExt::from_mode(0o1777)).unwrap();
+        let path = parent.path().join("own");
+        own_directory(&path).unwrap();
+        std::os::unix::fs::chown(&path, Some(65534), Some(65534)).unwrap();
+        assert_eq!(own_directory(&path).unwrap_err().to_string(), "it belongs to another user");
+    }
+}

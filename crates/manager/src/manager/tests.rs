@@ -1,0 +1,46 @@
+use std::time::Duration;
+
+use async_trait::async_trait;
+use muster_environment::{Asking, Capacity, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey};
+use muster_telemetry::Build;
+use muster_telemetry::spans::SpanSettings;
+use tokio::sync::watch;
+
+use super::*;
+
+struct NoPlace;
+
+#[async_trait]
+impl Provider for NoPlace {
+    fn capacity(&self) -> watch::Receiver<Capacity> {
+        watch::Sender::new(Capacity::of(0)).subscribe()
+    }
+
+    async fn acquire(&self, _: &SlotKey, _: &Asking) -> Result<Lease, EnvironmentError> {
+        Err(EnvironmentError::NotAcquired("there is none".to_owned()))
+    }
+
+    async fn restore(&self, _: &LeaseRecord) -> Result<Lease, EnvironmentError> {
+        Err(EnvironmentError::NotAcquired("there is none".to_owned()))
+    }
+}
+
+#[tokio::test]
+async fn what_requests_and_jobs_took_of_shutdown_timeout_is_not_given_to_the_instances_again() {
+    let home = tempfile::tempdir().unwrap();
+    let store = Store::open(home.path()).await.unwrap();
+    let telemetry = Telemetry::new(&Build::default(), &Arc::default(), SpanSettings::default());
+    let settings = Settings { shutdown_timeout: Duration::from_secs(30), ..Settings::new() };
+    let mut manager = Manager::new(settings, store, Arc::new(NoPlace), telemetry);
+    let left = |manager: &Manager| manager.time_for_instances().as_secs();
+    tokio::time::pause();
+    manager.obey(Order::Drain);
+    tokio::time::advance(Duration::from_secs(100)).await;
+    assert_eq!(left(&manager), 30, "a drain has no limit");
+    manager.obey(Order::Abort);
+    tokio::time::advance(Duration::from_secs(12)).await;
+    manager.obey(Order::Abort);
+    assert_eq!(left(&manager), 18);
+    tokio::time::advance(Duration::from_secs(100)).await;
+    assert_eq!(left(&manager), 0);
+}

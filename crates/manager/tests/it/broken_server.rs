@@ -1,0 +1,105 @@
+//! A server that is broken, or means harm.
+
+use muster_agent_api::result::Outcome;
+use muster_job::JobId;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use url::Url;
+
+use crate::bench::{Bench, JOB};
+
+/// A server that answers each call with this.
+async fn answering(kind: &str, body: &str) -> (Url, JoinSet<()>) {
+    let length = body.len();
+    let answer = format!(
+        "HTTP/1.1 201 Created\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+    );
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+    let mut server = JoinSet::new();
+    server.spawn(async move {
+        loop {
+            let (mut call, _) = listener.accept().await.unwrap();
+            let _ = call.read(&mut [0]).await;
+            let _ = call.write_all(answer.as_bytes()).await;
+            // Until the caller has the answer.
+            let _ = tokio::io::copy(&mut call, &mut tokio::io::sink()).await;
+        }
+    });
+    (url, server)
+}
+
+#[tokio::test]
+async fn answers_without_a_job_that_can_be_had_are_failures_after_which_the_server_is_asked_less_often() {
+    for (kind, body) in [
+        ("application/json", ""),
+        ("application/json", "null"),
+        ("application/json", "[]"),
+        ("application/json", r#"{"id":"#),
+        ("application/json", r#"{"id":7}"#),
+        ("application/json", r#"{"id":18446744073709551616,"token":"secret"}"#),
+        ("application/json", r#"{"id":-7,"token":"secret"}"#),
+        ("application/json", r#"{"id":7,"token":"se\ncret"}"#),
+        ("text/html", "<html>Welcome</html>"),
+    ] {
+        let bench = Bench::start().await;
+        let (url, _server) = answering(kind, body).await;
+        let manager = bench.manager_of(bench.settings(|runner| runner.url = url)).await;
+        manager.wait_for(|figures| figures.runners[0].waits.is_some()).await;
+        let figures = manager.control.figures().await.unwrap();
+        assert_eq!((figures.jobs, figures.runners[0].requests), (0, 0), "{body}");
+        manager.drain().await;
+        manager.ended().await.unwrap();
+        bench.check_forgotten().await;
+    }
+}
+
+/// Writes `number` wherever the payload has one, but for its id.
+fn replace(value: &mut Value, number: i64) {
+    match value {
+        Value::Number(_) => *value = json!(number),
+        Value::Array(items) => items.iter_mut().for_each(|item| replace(item, number)),
+        Value::Object(members) => members.values_mut().for_each(|member| replace(member, number)),
+        _ => {}
+    }
+}
+
+#[tokio::test]
+async fn jobs_with_numbers_beyond_all_sense_end_and_disturb_no_other() {
+    let bench = Bench::start().await;
+    let manager = bench.manager().await;
+    for (id, number) in [(1, i64::MIN), (2, -1), (3, 0), (4, i64::MAX)] {
+        let mut more = json!({
+            "job_info": { "id": 7, "pipeline_id": 1, "project_id": 2, "namespace_id": 3, "root_namespace_id": 3,
+                "time_in_queue_seconds": 5, "queue_size": 1, "queue_depth": 1 },
+            "git_info": { "repo_url": "https://g.example/g/p.git", "ref": "main", "sha": "ab", "depth": 20 },
+            "runner_info": { "timeout": 3600 },
+            "steps": [{ "name": "script", "script": ["true"], "timeout": 9 }],
+            "dependencies": [{ "id": 1, "token": "t", "name": "n", "artifacts_file": { "filename": "f", "size": 1 } }],
+        });
+        replace(&mut more, number);
+        more["id"] = json!(id);
+        more["token"] = json!(format!("secret-{id}"));
+        bench.push(&more);
+        bench.agent.wait_for(|spool| spool.started.contains(&format!("{id}-1"))).await;
+        bench.agent.finish(&format!("{id}-1"), Outcome::Success);
+        bench.coordinator.wait_for_end(JobId(id)).await;
+    }
+    bench.push(&json!({}));
+    bench.agent.wait_for(|spool| spool.started.contains(&format!("{JOB}-1"))).await;
+    drop(manager);
+}
+
+#[tokio::test]
+async fn a_job_that_is_larger_than_any_agent_takes_ends() {
+    let bench = Bench::start().await;
+    let manager = bench.manager().await;
+    // The agent of these tests takes 4 MiB, another one more.
+    bench.push(&json!({ "variables": [{ "key": "LARGE", "value": "x".repeat(5 * 1024 * 1024) }] }));
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("runner_system_failure"));
+    assert!(bench.agent.spool().started.is_empty());
+    drop(manager);
+}

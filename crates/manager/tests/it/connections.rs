@@ -1,0 +1,238 @@
+//! Connections to a server that behaves as GitLab: they take their time, and are lost while an answer is on its way.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_agent_api::result::Outcome;
+use muster_job::{JobId, JobStatus};
+use muster_manager::Order;
+use muster_manager::settings::Settings;
+use muster_runner_api::client::{ConnectionAge, TlsFiles};
+use rcgen::{CertificateParams, KeyPair};
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::crypto::ring::default_provider;
+use tokio_rustls::rustls::pki_types::PrivateKeyDer;
+use url::Url;
+
+use crate::bench::{Bench, JOB, RUN};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// Where the bench's coordinator listens.
+fn coordinator_of(bench: &Bench) -> SocketAddr {
+    bench.settings(|_| {}).runners[0].url.socket_addrs(|| None).unwrap()[0]
+}
+
+async fn listener(scheme: &str) -> (TcpListener, Url) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("{scheme}://{}", listener.local_addr().unwrap()).parse().unwrap();
+    (listener, url)
+}
+
+/// What becomes of an answer whose first half has been sent.
+struct Half(oneshot::Sender<bool>);
+
+impl Half {
+    fn goes_on(self) {
+        self.0.send(true).unwrap();
+    }
+
+    /// The connection is lost.
+    fn breaks_off(self) {
+        self.0.send(false).unwrap();
+    }
+}
+
+/// A front whose answers with a job stop in the middle of the job's description, where the test says what becomes of them.
+async fn halving(bench: &Bench) -> (Url, mpsc::UnboundedReceiver<Half>) {
+    let (to, (listener, url)) = (coordinator_of(bench), listener("http").await);
+    let (send, halves) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        loop {
+            let (runner, _) = listener.accept().await.unwrap();
+            tokio::spawn(halve(runner, TcpStream::connect(to).await.unwrap(), send.clone()));
+        }
+    });
+    (url, halves)
+}
+
+async fn halve(runner: TcpStream, server: TcpStream, halves: mpsc::UnboundedSender<Half>) {
+    let ((mut requests, mut to_runner), (mut answers, mut to_server)) = (runner.into_split(), server.into_split());
+    let requests = tokio::spawn(async move { tokio::io::copy(&mut requests, &mut to_server).await });
+    let mut answer = Vec::new();
+    let find = |answer: &[u8], text: &str| answer.windows(text.len()).position(|part| part == text.as_bytes());
+    while answers.read_buf(&mut answer).await.is_ok_and(|count| count > 0) {
+        if find(&answer, "201 Created").is_some() {
+            let Some(middle) = find(&answer, "\"git_info\"") else { continue };
+            let (send, goes_on) = oneshot::channel();
+            to_runner.write_all(&answer[..middle]).await.unwrap();
+            answer.drain(..middle);
+            halves.send(Half(send)).unwrap();
+            if !goes_on.await.unwrap() {
+                break;
+            }
+        }
+        if to_runner.write_all(&answer).await.is_err() {
+            break;
+        }
+        answer.clear();
+    }
+    requests.abort();
+}
+
+async fn half(halves: &mut mpsc::UnboundedReceiver<Half>) -> Half {
+    tokio::time::timeout(SOON, halves.recv()).await.expect("no job was answered").unwrap()
+}
+
+#[tokio::test]
+async fn a_job_whose_description_is_lost_on_its_way_is_reported_and_does_not_hang() {
+    let bench = Bench::at_gitlab().await;
+    let (url, mut halves) = halving(&bench).await;
+    bench.push(&json!({}));
+    let manager = bench.manager_of(bench.settings(|runner| runner.url = url)).await;
+    half(&mut halves).await.breaks_off();
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    let report = job.reports().last().unwrap();
+    assert_eq!((job.handouts, report.failure_reason.as_deref()), (1, Some("runner_system_failure")));
+    assert!(job.text().contains("the answer was lost before its end"), "{}", job.text());
+    assert!(bench.agent.spool().started.is_empty());
+    // The next one is run.
+    bench.push(&json!({ "id": 8, "token": "other" }));
+    half(&mut halves).await.goes_on();
+    bench.agent.wait_for(|spool| spool.started == ["8-1"]).await;
+    bench.agent.finish("8-1", Outcome::Success);
+    assert_eq!(bench.coordinator.wait_for_end(JobId(8)).await.status, JobStatus::Success);
+    manager.drain().await;
+    manager.ended().await.unwrap();
+    bench.check_forgotten().await;
+}
+
+#[tokio::test]
+async fn an_answer_that_has_begun_is_read_to_its_end_however_long_that_takes() {
+    let bench = Bench::at_gitlab().await;
+    let (url, mut halves) = halving(&bench).await;
+    bench.push(&json!({}));
+    let manager = bench.manager_of(bench.settings(|runner| runner.url = url)).await;
+    let rest = half(&mut halves).await;
+    manager.wait_for(|_| manager.metric("gitlab_runner_api_request_statuses_total") == 1.0).await;
+    tokio::time::pause();
+    manager.drain().await;
+    tokio::time::advance(Duration::from_secs(100)).await;
+    manager.looked_around().await;
+    tokio::time::resume();
+    rest.goes_on();
+    bench.agent.wait_for(|spool| spool.started == [RUN]).await;
+    bench.agent.finish(RUN, Outcome::Success);
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    assert_eq!((job.status, job.handouts), (JobStatus::Success, 1));
+    manager.ended().await.unwrap();
+}
+
+/// A front with TLS. A connection is made when the test lets it.
+struct Slow {
+    url: Url,
+    folder: tempfile::TempDir,
+    /// Connections that wait to be made.
+    came: mpsc::UnboundedReceiver<()>,
+    may_be_made: Arc<Semaphore>,
+}
+
+impl Slow {
+    async fn start(bench: &Bench) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let certificate = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap().self_signed(&key).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("ca.pem"), certificate.pem()).unwrap();
+        let config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate.der().clone()], PrivateKeyDer::try_from(key.serialize_der()).unwrap());
+        let acceptor = TlsAcceptor::from(Arc::new(config.unwrap()));
+        let (to, (listener, url)) = (coordinator_of(bench), listener("https").await);
+        let (send, came) = mpsc::unbounded_channel();
+        let may_be_made = Arc::new(Semaphore::new(0));
+        let permits = Arc::clone(&may_be_made);
+        tokio::spawn(async move {
+            loop {
+                let (runner, _) = listener.accept().await.unwrap();
+                let (acceptor, permits, send) = (acceptor.clone(), Arc::clone(&permits), send.clone());
+                tokio::spawn(async move {
+                    send.send(()).unwrap();
+                    permits.acquire().await.unwrap().forget();
+                    let Ok(mut runner) = acceptor.accept(runner).await else { return };
+                    let mut server = TcpStream::connect(to).await.unwrap();
+                    let _ = copy_bidirectional(&mut runner, &mut server).await;
+                });
+            }
+        });
+        Self { url, folder, came, may_be_made }
+    }
+
+    /// Settings whose requests have a connection each.
+    fn settings(&self, bench: &Bench) -> Settings {
+        let settings = bench.settings(|runner| {
+            runner.url = self.url.clone();
+            runner.tls = TlsFiles { ca: Some(self.folder.path().join("ca.pem")), ..TlsFiles::default() };
+        });
+        Settings { connection_max_age: ConnectionAge::NoReuse, ..settings }
+    }
+
+    /// Waits for a connection that is to be made.
+    async fn came(&mut self) {
+        tokio::time::timeout(SOON, self.came.recv()).await.expect("no connection").unwrap();
+    }
+}
+
+#[tokio::test]
+async fn the_time_that_a_connection_takes_is_not_time_at_the_server() {
+    let bench = Bench::at_gitlab().await;
+    let mut slow = Slow::start(&bench).await;
+    let manager = bench.manager_of(slow.settings(&bench)).await;
+    slow.came().await;
+    slow.may_be_made.add_permits(1);
+    // The second request knows the queue's version, which is another one when it comes: it is passed on.
+    slow.came().await;
+    bench.coordinator.look_for_jobs(false);
+    bench.push(&json!({}));
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(9)).await;
+    tokio::time::resume();
+    slow.may_be_made.add_permits(1);
+    bench.coordinator.wait_for_looking(1).await;
+    tokio::time::pause();
+    manager.drain().await;
+    tokio::time::advance(Duration::from_secs(9)).await;
+    manager.looked_around().await;
+    tokio::time::resume();
+    slow.may_be_made.add_permits(Semaphore::MAX_PERMITS / 2);
+    bench.coordinator.look_for_jobs(true);
+    bench.agent.wait_for(|spool| spool.started == [RUN]).await;
+    bench.agent.finish(RUN, Outcome::Success);
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    assert_eq!((job.status, job.handouts), (JobStatus::Success, 1));
+    manager.ended().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_request_that_waits_for_its_connection_does_not_delay_the_end() {
+    for order in [Order::Drain, Order::Abort, Order::Leave] {
+        let bench = Bench::at_gitlab().await;
+        let mut slow = Slow::start(&bench).await;
+        let manager = bench.manager_of(slow.settings(&bench)).await;
+        slow.came().await;
+        tokio::time::pause();
+        manager.control.give(order).await;
+        tokio::time::advance(Duration::from_secs(10)).await;
+        tokio::time::resume();
+        manager.ended_within(Duration::from_secs(5)).await.unwrap();
+        slow.may_be_made.add_permits(1);
+        assert_eq!(bench.coordinator.requests(), 0);
+    }
+}

@@ -1,0 +1,64 @@
+//! Limits of unpacking archives: flags of commands, and `[unpack]` in `ci.toml`.
+
+use std::ffi::OsString;
+use std::num::NonZeroU64;
+
+use muster_agent_api::builtin::UnpackLimits;
+use muster_archive::Limits;
+
+/// Limits of an archive that is unpacked. `None` means the default.
+#[derive(Debug, Clone, Copy, Default, clap::Args, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct UnpackArgs {
+    /// Bytes of all files of an archive together [default: 1 TiB].
+    #[arg(long, value_name = "BYTES")]
+    max_bytes: Option<NonZeroU64>,
+    /// Entries of an archive [default: 2000000].
+    #[arg(long, value_name = "NUMBER")]
+    max_entries: Option<NonZeroU64>,
+    /// Unpacked bytes for each byte of an archive, counted above 10 GiB [default: 1000].
+    #[arg(long, value_name = "RATIO")]
+    max_ratio: Option<NonZeroU64>,
+    /// Bytes of an archive's headers: of all entries of a zip, of one entry of a tar [default: 256 MiB].
+    #[arg(long, value_name = "BYTES")]
+    max_header_bytes: Option<NonZeroU64>,
+}
+
+impl UnpackArgs {
+    /// Returns the limits of an unpacker.
+    pub(crate) fn limits(&self) -> Limits {
+        let default = Limits::default();
+        let or = |value: Option<NonZeroU64>, default| value.map_or(default, NonZeroU64::get);
+        Limits {
+            bytes: or(self.max_bytes, default.bytes),
+            entries: or(self.max_entries, default.entries),
+            ratio: or(self.max_ratio, default.ratio),
+            header_bytes: or(self.max_header_bytes, default.header_bytes),
+            ..default
+        }
+    }
+
+    /// Returns the limits of a job. Errors name `ci.toml`, because only `muster ci` gives these flags to a manager.
+    pub(crate) fn of_jobs(&self) -> UnpackLimits {
+        let value = |value: Option<NonZeroU64>| value.map_or(0, NonZeroU64::get);
+        UnpackLimits {
+            max_bytes: value(self.max_bytes),
+            max_entries: value(self.max_entries),
+            max_ratio: value(self.max_ratio),
+            max_header_bytes: value(self.max_header_bytes),
+            set_in_ci_toml: true,
+        }
+    }
+
+    /// Returns the flags for a process that has the same arguments.
+    pub(crate) fn flags(&self) -> Vec<OsString> {
+        let all = [
+            ("--max-bytes", self.max_bytes),
+            ("--max-entries", self.max_entries),
+            ("--max-ratio", self.max_ratio),
+            ("--max-header-bytes", self.max_header_bytes),
+        ];
+        let set = all.into_iter().filter_map(|(flag, value)| Some([flag.into(), value?.to_string().into()]));
+        set.flatten().collect()
+    }
+}

@@ -1,0 +1,216 @@
+//! The host keys of machines.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use crate::sys;
+
+/// Host keys of machines; with HTTPS their certificates. If keys were pinned, only those are accepted. Otherwise the key of the
+/// first connection is believed, and from then on only that one.
+#[derive(Debug, Clone, Default)]
+pub struct KnownHosts(Arc<Mutex<Hosts>>);
+
+#[derive(Debug, Default)]
+struct Hosts {
+    keys: HashMap<String, Keys>,
+    /// File for the keys of first connections. `None` means that they are not kept.
+    kept: Option<HostKeyFile>,
+}
+
+/// The keys that a machine may have.
+#[derive(Debug)]
+struct Keys {
+    fingerprints: Vec<String>,
+    /// From elsewhere, and not from the first connection.
+    are_pinned: bool,
+}
+
+/// A line of the file: a machine and its fingerprints. Without fingerprints the machine is forgotten.
+#[derive(Serialize, Deserialize)]
+struct Line {
+    machine: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    keys: Vec<String>,
+}
+
+/// A file of lines, of which the last one of a machine counts. It is rewritten when it has many more lines than machines.
+#[derive(Debug)]
+struct HostKeyFile {
+    path: PathBuf,
+    /// `None` means that the file must be rewritten.
+    file: Option<File>,
+    lines: usize,
+}
+
+/// The file is rewritten when it has this many more lines than machines.
+const SURPLUS_MAX: usize = 1000;
+
+impl KnownHosts {
+    /// Those that are in a file, and from now on kept there: the first key of a machine is believed once, also where the
+    /// process that saw it has ended. A file that is not there is made. A line that cannot be read is left out.
+    ///
+    /// # Errors
+    /// It cannot be read or written.
+    pub fn kept_in(path: &Path) -> std::io::Result<Self> {
+        let mut keys = HashMap::new();
+        match File::open(path) {
+            Ok(file) => {
+                for line in BufReader::new(file).split(b'\n') {
+                    let Ok(Line { machine, keys: fingerprints }) = serde_json::from_slice(&line?) else { continue };
+                    if fingerprints.is_empty() {
+                        keys.remove(&machine);
+                    } else {
+                        keys.insert(machine, Keys { fingerprints, are_pinned: false });
+                    }
+                }
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        let mut hosts = Hosts { keys, kept: Some(HostKeyFile { path: path.to_owned(), file: None, lines: 0 }) };
+        hosts.rewrite()?;
+        Ok(Self(Arc::new(Mutex::new(hosts))))
+    }
+
+    /// The known fingerprints, where the key is none of them.
+    pub(super) fn differs(&self, machine: &str, found: &str) -> Option<String> {
+        let mut hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = hosts.keys.get(machine) {
+            let known = &known.fingerprints;
+            return (!known.iter().any(|known| known == found)).then(|| known.join(" or "));
+        }
+        let first = Keys { fingerprints: vec![found.to_owned()], are_pinned: false };
+        hosts.keys.insert(machine.to_owned(), first);
+        hosts.note(Line { machine: machine.to_owned(), keys: vec![found.to_owned()] });
+        None
+    }
+
+    /// Forgets the key of the first connection. Whether there was one, and not pinned ones.
+    pub(super) fn forget_the_first(&self, machine: &str) -> bool {
+        let mut hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_first = hosts.keys.get(machine).is_some_and(|keys| !keys.are_pinned);
+        if is_first {
+            hosts.forget(machine);
+        }
+        is_first
+    }
+
+    /// Pins the keys that the machine may have: fingerprints, `SHA256:...`.
+    pub fn pin(&self, machine: &str, fingerprints: &[String]) {
+        let keys = Keys { fingerprints: fingerprints.to_vec(), are_pinned: true };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).keys.insert(machine.to_owned(), keys);
+    }
+
+    /// Forgets a machine that was deleted: another one may get its name.
+    pub fn forget(&self, machine: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).forget(machine);
+    }
+
+    /// Names of the machines of which keys are known.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).keys.keys().cloned().collect()
+    }
+
+    /// Forgets all other machines.
+    pub fn retain(&self, is_there: impl Fn(&str) -> bool) {
+        let mut hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone: Vec<String> = hosts.keys.keys().filter(|id| !is_there(id)).cloned().collect();
+        gone.iter().for_each(|id| hosts.forget(id));
+    }
+}
+
+impl Hosts {
+    fn forget(&mut self, machine: &str) {
+        // Pinned ones are told anew by who knows them.
+        if self.keys.remove(machine).is_some_and(|keys| !keys.are_pinned) {
+            self.note(Line { machine: machine.to_owned(), keys: Vec::new() });
+        }
+    }
+
+    /// Keeps what has changed. Where that fails it is tried again with the next change; until then it holds in memory.
+    fn note(&mut self, line: Line) {
+        if self.kept.is_none() {
+            return;
+        }
+        if let Err(error) = self.write(&line) {
+            let Some(kept) = &mut self.kept else { return };
+            tracing::warn!(path = %kept.path.display(), %error, "host keys cannot be kept: a restart would believe them anew");
+            kept.file = None;
+        }
+    }
+
+    fn write(&mut self, line: &Line) -> std::io::Result<()> {
+        let known = self.keys.len();
+        match &mut self.kept {
+            Some(HostKeyFile { file: Some(file), lines, .. }) if *lines <= known + SURPLUS_MAX => {
+                let mut text = serde_json::to_vec(line)?;
+                text.push(b'\n');
+                *lines += 1;
+                file.write_all(&text)
+            }
+            _ => self.rewrite(),
+        }
+    }
+
+    fn rewrite(&mut self) -> std::io::Result<()> {
+        let Some(kept) = &mut self.kept else { return Ok(()) };
+        let mut text = Vec::new();
+        for (machine, keys) in self.keys.iter().filter(|(_, keys)| !keys.are_pinned) {
+            serde_json::to_writer(&mut text, &Line { machine: machine.to_owned(), keys: keys.fingerprints.clone() })?;
+            text.push(b'\n');
+        }
+        let beside = kept.path.with_extension("hosts.new");
+        let mut file = sys::private(&beside)?;
+        file.write_all(&text)?;
+        std::fs::rename(&beside, &kept.path)?;
+        (kept.lines, kept.file) = (self.keys.len(), Some(file));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_first_key_is_believed_once_also_by_the_next_process() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("one.hosts");
+        let [one, two, three] = ["i-1", "i-2", "i-3"];
+        let hosts = KnownHosts::kept_in(&path).unwrap();
+        assert_eq!(hosts.differs(one, "SHA256:a"), None);
+        assert_eq!(hosts.differs(two, "SHA256:b"), None);
+        hosts.forget(two);
+        hosts.pin(three, &["SHA256:c".to_owned()]);
+        drop(hosts);
+        // It was cut off in the middle of a line.
+        File::options().append(true).open(&path).unwrap().write_all(b"{\"machine\":").unwrap();
+        let hosts = KnownHosts::kept_in(&path).unwrap();
+        assert_eq!(hosts.differs(one, "SHA256:other"), Some("SHA256:a".to_owned()));
+        assert_eq!(hosts.differs(two, "SHA256:other"), None, "it was forgotten");
+        assert_eq!(hosts.differs(three, "SHA256:other"), None, "who pinned it tells it again");
+        hosts.retain(|id| id == two);
+        assert_eq!(hosts.differs(one, "SHA256:new"), None);
+        assert_eq!(hosts.differs(two, "SHA256:new"), Some("SHA256:other".to_owned()));
+    }
+
+    #[test]
+    fn the_file_does_not_grow_without_bound() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("one.hosts");
+        let hosts = KnownHosts::kept_in(&path).unwrap();
+        let one = "i-1";
+        for _ in 0..SURPLUS_MAX * 2 {
+            assert_eq!(hosts.differs(one, "SHA256:a"), None);
+            hosts.forget(one);
+        }
+        let lines = std::fs::read_to_string(&path).unwrap().lines().count();
+        assert!(lines <= SURPLUS_MAX + 2, "{lines}");
+    }
+}

@@ -1,0 +1,18 @@
+//! What differs between Unix and Windows. Both have the same names:
+//!
+//! - [`ProcessGroup`]: a child process and what it started;
+//! - [`private`]: a file that only this user can read.
+
+#[cfg(unix)]
+mod unix;
+#[cfg(windows)]
+mod windows;
+
+#[cfg(unix)]
+pub use unix::ProcessGroup;
+#[cfg(unix)]
+pub(crate) use unix::private;
+#[cfg(windows)]
+pub use windows::ProcessGroup;
+#[cfg(windows)]
+pub(crate) use windows::private;

@@ -1,0 +1,60 @@
+//! Unix: process groups, and files with modes.
+
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::process::{Child, Command};
+
+/// A child process and what it started, which end when this is dropped. The command of the child went through
+/// [`ProcessGroup::lead`].
+#[derive(Debug)]
+pub struct ProcessGroup(Option<Pid>);
+
+impl ProcessGroup {
+    /// Makes the command's process the leader of a new group.
+    pub fn lead(command: &mut Command) -> &mut Command {
+        command.process_group(0)
+    }
+
+    /// Returns the group of a child that was not waited for yet. Its ID is the child's: no other process can get it before the
+    /// child is reaped, and descendants keep it afterwards.
+    #[must_use]
+    pub fn of(child: &Child) -> Self {
+        Self(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw))
+    }
+
+    /// Asks the processes to end.
+    pub fn terminate(&self) {
+        self.signal(Signal::TERM);
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = self.0 {
+            let _ = kill_process_group(group, signal);
+        }
+    }
+
+    /// Ends the processes now. A second call does nothing.
+    pub fn kill(&mut self) {
+        self.signal(Signal::KILL);
+        self.0 = None;
+    }
+
+    /// Leaves the processes alone from now on, also when this is dropped.
+    pub fn leave(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for ProcessGroup {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Opens a new or emptied file that only this user can read.
+pub(crate) fn private(path: &Path) -> std::io::Result<File> {
+    File::options().create(true).write(true).truncate(true).mode(0o600).open(path)
+}

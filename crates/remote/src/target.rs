@@ -1,0 +1,116 @@
+//! A machine to connect to: its address, and the credentials.
+
+use std::fmt;
+use std::net::Ipv6Addr;
+use std::time::Duration;
+
+/// A machine to connect to.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Target {
+    /// Name of the machine, for logs and for its host key.
+    pub machine: String,
+    /// Host name or IP address. A port in it wins over `port`.
+    pub address: String,
+    /// `ssh`, `winrm` or `winrm+https`. Empty means `ssh`.
+    pub protocol: String,
+    /// Port of the machine. 0 means the protocol's own port.
+    pub port: u16,
+    /// User name.
+    pub username: String,
+    /// Password. Empty means none.
+    pub password: String,
+    /// Content of a private key file, with its certificate if there is one. Empty means none. If set, no password is sent.
+    pub key: Vec<u8>,
+    /// Time between two signs of life on a connection.
+    pub keepalive: Duration,
+    /// Maximum time until the connection is made.
+    pub timeout: Duration,
+    /// Seconds since 1970 after which the credentials have expired. `None` means that they do not expire.
+    pub expires: Option<i64>,
+    /// Allows protocols that send the password in clear text.
+    pub allow_unencrypted: bool,
+}
+
+impl Target {
+    /// `host:port` to connect to: the address with its own port, else the target's, else the protocol's.
+    #[must_use]
+    pub fn host_and_port(&self) -> String {
+        let address = self.address.as_str();
+        let port = match (self.port, self.protocol.as_str()) {
+            (0, "winrm") => 5985,
+            (0, "winrm+https") => 5986,
+            (0, _) => 22,
+            (port, _) => port,
+        };
+        if address.parse::<Ipv6Addr>().is_ok() {
+            return format!("[{address}]:{port}");
+        }
+        let after_host = match address.strip_prefix('[') {
+            Some(rest) => rest.split_once(']').map_or("", |(_, after)| after),
+            None => address,
+        };
+        let has_port = after_host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        if has_port { address.to_owned() } else { format!("{address}:{port}") }
+    }
+}
+
+impl Default for Target {
+    /// No machine, and the times of GitLab's protocol of plugins.
+    fn default() -> Self {
+        Self {
+            machine: String::new(),
+            address: String::new(),
+            protocol: String::new(),
+            port: 0,
+            username: String::new(),
+            password: String::new(),
+            key: Vec::new(),
+            keepalive: Duration::from_secs(30),
+            timeout: Duration::from_secs(600),
+            expires: None,
+            allow_unencrypted: false,
+        }
+    }
+}
+
+impl fmt::Debug for Target {
+    /// Without the secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Target")
+            .field("machine", &self.machine)
+            .field("address", &self.address)
+            .field("protocol", &self.protocol)
+            .field("port", &self.port)
+            .field("username", &self.username)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(address: &str, port: u16, protocol: &str) -> String {
+        let target = Target { address: address.to_owned(), port, protocol: protocol.to_owned(), ..Target::default() };
+        target.host_and_port()
+    }
+
+    #[test]
+    fn c2_the_addresss_own_port_wins() {
+        assert_eq!(at("10.0.0.5:2222", 22, ""), "10.0.0.5:2222");
+        assert_eq!(at("10.0.0.5", 2022, ""), "10.0.0.5:2022");
+        for (host, wanted) in
+            [("::1", "[::1]:22"), ("[::1]", "[::1]:22"), ("[::1]:2222", "[::1]:2222"), ("vm-1", "vm-1:22")]
+        {
+            assert_eq!(at(host, 0, ""), wanted, "the Go host makes [[::1]]:22");
+        }
+        assert_eq!(at("vm", 0, "winrm+https"), "vm:5986");
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let (password, key) = ("hunter2".to_owned(), b"KEY".to_vec());
+        let shown = format!("{:?}", Target { password, key, ..Target::default() });
+        assert!(!shown.contains("hunter2") && !shown.contains("75"), "{shown}");
+    }
+}

@@ -1,0 +1,11 @@
+//! Sessions with servers that do what a test wants.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics where it fails")]
+
+mod ssh;
+mod ssh_server;
+#[cfg(feature = "winrm")]
+mod winrm;
+#[cfg(feature = "winrm")]
+mod winrm_private;
+#[cfg(feature = "winrm")]
+mod winrm_tls;
