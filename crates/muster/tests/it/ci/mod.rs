@@ -6,16 +6,20 @@ mod external;
 mod failures;
 mod habits;
 mod questions;
+mod reasons;
 mod run;
+mod server;
 mod tutorial;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::Arc;
 
 /// A repository with a home of its own.
 pub(crate) struct Project {
-    folder: tempfile::TempDir,
+    folder: Arc<tempfile::TempDir>,
+    name: String,
 }
 
 impl Project {
@@ -29,14 +33,29 @@ impl Project {
 
     /// A repository without commits.
     pub(crate) fn empty() -> Self {
-        let project = Self { folder: tempfile::tempdir().unwrap() };
-        std::fs::create_dir(project.path()).unwrap();
-        project.git(&["init", "-q", "-b", "main"]);
-        project
+        Self { folder: Arc::new(tempfile::tempdir().unwrap()), name: "app".to_owned() }.initialized()
+    }
+
+    /// Another repository of the same user, without commits.
+    pub(crate) fn checkout(&self, name: &str) -> Self {
+        Self { folder: Arc::clone(&self.folder), name: name.to_owned() }.initialized()
+    }
+
+    fn initialized(self) -> Self {
+        std::fs::create_dir(self.path()).unwrap();
+        self.git(&["init", "-q", "-b", "main"]);
+        self
+    }
+
+    /// Writes the user's `ci.toml`.
+    pub(crate) fn configure(&self, text: &str) {
+        let folder = self.home().join("config/muster");
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("ci.toml"), text).unwrap();
     }
 
     pub(crate) fn path(&self) -> PathBuf {
-        self.folder.path().join("app")
+        self.folder.path().join(&self.name)
     }
 
     pub(crate) fn home(&self) -> PathBuf {

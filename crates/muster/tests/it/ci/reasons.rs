@@ -1,0 +1,133 @@
+//! What keeps a job out or waiting is named, with the values that decided.
+
+use super::Project;
+
+#[test]
+fn c229_merge_requests_and_compare_to_use_the_upstream_where_it_is_newer() {
+    let project = Project::new(
+        "docs: {script: ['true'], rules: [{changes: [docs/**]}]}\n\
+         code: {script: ['true'], rules: [{changes: [src/**]}]}\n\
+         to: {script: ['true'], rules: [{changes: {paths: [docs/**], compare_to: main}}]}\n",
+    );
+    project.git(&["checkout", "-q", "-b", "upstream-main"]);
+    project.write("docs/a.md", "merged by somebody else");
+    project.commit("Docs");
+    let upstream = project.git(&["rev-parse", "HEAD"]);
+    project.git(&["update-ref", "refs/remotes/origin/main", "HEAD"]);
+    project.git(&["checkout", "-q", "-b", "feature"]);
+    project.write("src/a.rs", "mine");
+    project.commit("Code");
+    // The local branch `main` is still at the first commit.
+    let said = project.ci(&["list", "--mr-target", "main"]).code(0);
+    said.says("code").lacks("docs").lacks("to ");
+    let compared = format!("{}, where it left `origin/main`", &upstream[..8]);
+    project.ci(&["explain", "code", "--mr-target", "main"]).code(0).says(&compared).says("src/a.rs");
+    project.ci(&["explain", "to", "--mr-target", "main"]).code(0).says("docs/** (1 file differs from").says(&compared);
+}
+
+#[test]
+fn c229_a_local_branch_that_has_all_of_its_upstream_is_compared_itself() {
+    let project = Project::new("docs: {script: ['true'], rules: [{changes: [docs/**]}]}\n");
+    project.git(&["update-ref", "refs/remotes/origin/main", "HEAD"]);
+    project.write("docs/a.md", "not pushed yet");
+    project.commit("Docs");
+    project.git(&["checkout", "-q", "-b", "feature"]);
+    project.write("src/a.rs", "mine");
+    project.commit("Code");
+    project.ci(&["list", "--mr-target", "main"]).code(0).lacks("docs");
+    project.ci(&["explain", "docs", "--mr-target", "main"]).code(0).says("where it left `main`");
+}
+
+const MANUAL_NEED: &str = "
+build: {stage: build, script: ['true']}
+approve: {stage: test, when: manual, script: ['true'], needs: [build]}
+the ship: {stage: deploy, script: ['true'], needs: [approve]}
+";
+
+#[test]
+fn c234_a_job_with_a_manual_need_names_the_call_that_runs_both() {
+    let project = Project::new(MANUAL_NEED);
+    let said = project.ci(&["run", "the ship", "--needs"]).code(1);
+    said.warns("the manual job `approve`").warns("`muster ci run approve 'the ship' --needs`");
+    project.ci(&["show"]).code(0).warns("no past runs");
+    let said = project.ci(&["run", "approve", "the ship", "--needs", "--output", "json"]).code(0);
+    assert_eq!(said.started(), ["build", "approve", "the ship"]);
+    // One that may be left out stops no job that goes by stages.
+    let project = Project::new("a: {stage: build, when: manual, script: ['true']}\nb: {script: ['true']}\n");
+    assert_eq!(project.ci(&["run", "b", "--needs", "--output", "json"]).code(0).started(), ["b"]);
+}
+
+const RULES: &str = "
+unit:
+  parallel: {matrix: [{OS: [linux, mac]}]}
+  rules:
+    - if: $OS == \"mac\" && $CI_COMMIT_BRANCH == \"main\"
+    - if: $CI
+      changes: [src/**, '*.rs']
+  script: ['true']
+once: {script: ['true']}
+";
+
+/// A push of one changed file, `docs/a.md`.
+fn pushed(configuration: &str) -> Project {
+    let project = Project::new(configuration);
+    project.git(&["update-ref", "refs/remotes/origin/main", "HEAD"]);
+    project.git(&["config", "branch.main.remote", "origin"]);
+    project.git(&["config", "branch.main.merge", "refs/heads/main"]);
+    project.git(&["config", "remote.origin.url", "https://git.example.org/group/app.git"]);
+    project.git(&["config", "remote.origin.fetch", "+refs/heads/*:refs/remotes/origin/*"]);
+    project.write("docs/a.md", "words");
+    project.commit("Docs");
+    project
+}
+
+#[test]
+fn c236_explain_names_the_clause_that_did_not_match_with_its_values() {
+    let said = pushed(RULES).ci(&["explain", "unit: [linux]"]).code(0);
+    said.says("not in this pipeline");
+    said.says("(OS is \"linux\", CI_COMMIT_BRANCH is \"main\")");
+    said.says("changes src/**, *.rs (1 file differs from ").says(": docs/a.md)");
+    said.lacks("did not match: if $CI ");
+}
+
+#[test]
+fn c236_a_masked_value_is_not_shown() {
+    let project = Project::new("a: {script: ['true'], rules: [{if: '$TOKEN == \"other\"'}]}\nb: {script: ['true']}\n");
+    project.configure("[[variables]]\nkey = \"TOKEN\"\nvalue = \"hunter22\"\nmasked = true\n");
+    project.ci(&["explain", "a"]).code(0).says("TOKEN is \"[MASKED]\"").lacks("hunter22");
+}
+
+#[test]
+fn c237_explain_answers_for_each_cell_of_a_matrix() {
+    let said = pushed(RULES).ci(&["explain", "unit"]).code(0);
+    said.says("unit: [linux]  not in this pipeline").says("unit: [mac]  ").says("OS=mac  from the matrix");
+}
+
+#[test]
+fn c238_list_all_shows_the_jobs_of_a_pipeline_that_workflow_excludes() {
+    let project = Project::new(
+        "workflow: {rules: [{if: $CI_COMMIT_TAG}]}\na: {script: ['true']}\nb: {stage: deploy, script: ['true']}\n",
+    );
+    project.ci(&["list"]).code(0).lacks("a ");
+    let said = project.ci(&["list", "--all"]).code(0);
+    said.says("a     test    never").says("b     deploy  never").says("no rule of `workflow` matched");
+    let said = project.ci(&["list", "--all", "--json"]).code(0);
+    let jobs: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!(jobs[0]["reason"], "no rule of `workflow` matched");
+    let said = project.ci(&["explain", "a"]).code(0);
+    said.says("pipeline filtered out by workflow rules").says("CI_COMMIT_TAG is not set");
+}
+
+#[test]
+fn c239_allow_failure_is_of_one_type_in_json() {
+    let project = Project::new(
+        "a: {script: ['true'], allow_failure: {exit_codes: [3]}}\nb: {script: ['true'], allow_failure: true}\n\
+         c: {script: ['true']}\n",
+    );
+    let said = project.ci(&["list", "--json"]).code(0);
+    let jobs: Vec<serde_json::Value> = serde_json::from_str(&said.out).unwrap();
+    let flags: Vec<_> = jobs.iter().map(|job| job["allow_failure"].as_bool()).collect();
+    assert_eq!(flags, [Some(true), Some(true), Some(false)]);
+    assert_eq!(jobs[0]["allow_failure_exit_codes"], serde_json::json!([3]));
+    assert_eq!(jobs[1].get("allow_failure_exit_codes"), None);
+}
