@@ -97,7 +97,7 @@ impl History {
             project: &pipeline.spec.project,
             context,
             git: &pipeline.spec.git,
-            server_url: layers::value(&context.predefined, "CI_SERVER_URL").unwrap_or_default(),
+            server_url: coordinator_url(context),
             now,
         };
         let variables = job_variables(&JobVariablesInput {
@@ -135,4 +135,10 @@ impl History {
     pub fn trace_path(&self, job: JobId) -> PathBuf {
         traces::path_in(&self.dir, job)
     }
+}
+
+/// The address that the jobs of a pipeline had for the coordinator.
+fn coordinator_url(context: &muster_pipeline::context::Context) -> &str {
+    let api = layers::value(&context.predefined, "CI_API_V4_URL").unwrap_or_default();
+    api.strip_suffix("/api/v4").unwrap_or(api)
 }

@@ -25,7 +25,8 @@ pub struct Options {
     pub handout_lease: Duration,
     /// Managers on this machine are told of [`crate::GitFacts::repo_path`], and so need no transport for the checkout.
     pub local_repository: bool,
-    /// The base URL that jobs see as `CI_SERVER_URL`: `http://127.0.0.1:1234`.
+    /// The coordinator's base URL, `http://127.0.0.1:1234`: jobs find its API by it, and it is their `CI_SERVER_URL` unless the
+    /// pipeline's context names another one.
     pub server_url: String,
     /// The registration token that `POST /runners` accepts; none: registration is closed.
     pub registration_token: Option<String>,

@@ -5,7 +5,7 @@ use crate::config::reading::Problems;
 use crate::context::{ChildSource, Context, Sources};
 use crate::diagnostic::{Diagnostic, Severity, SourceMap};
 use crate::graph::{self, Graph};
-use crate::load::{self, IncludeOutcome, Loaded};
+use crate::load::{self, Loaded};
 use crate::model::{Decision, ExcludedJob, Pipeline};
 use crate::node::Node;
 use crate::seed::{self, Outcome};
@@ -42,7 +42,7 @@ pub struct NotCreated {
     pub reason: NotCreatedReason,
     /// The rules of `workflow` that were looked at.
     pub decisions: Vec<Decision>,
-    /// The jobs that rules kept out, where it came to that.
+    /// The jobs, which their own rules or those of `workflow` kept out.
     pub excluded: Vec<ExcludedJob>,
 }
 
@@ -81,11 +81,11 @@ fn finish(mut loaded: Loaded, context: &Context, sources: &dyn Sources) -> Compi
     let mut compiled = Compiled::default();
     let complete = !loaded.has_errors();
     if complete || loaded.root.as_map().is_some_and(|map| !map.is_empty()) {
-        let (config, merged) = config::config(&loaded.root, complete, &mut problems);
+        let (config, merged) = config::config(&loaded.root, complete, &loaded.gaps, &mut problems);
         compiled.merged = Some(merged);
         problems.check_patterns(loaded.root.span);
-        // A file that is missing may have the stages and jobs that the others name.
-        let is_whole = loaded.includes.iter().all(|include| include.outcome != IncludeOutcome::Failed);
+        // What is missing may have the stages and jobs that the others name.
+        let is_whole = loaded.gaps.is_empty() || loaded.gaps.is_stub;
         let graph = if is_whole { graph::graph(&config, &mut problems) } else { Graph::default() };
         if problems.errors() == 0 {
             let outcome = seed::seed(&config, &graph, &loaded, context, sources, &mut problems);

@@ -99,8 +99,24 @@ pub struct Context {
     pub project_path: String,
     /// The paths that the event changed; `None` where the event has none to compare with, and `changes` then matches.
     pub changed_paths: Option<Vec<String>>,
+    /// The commit that [`Context::changed_paths`] are compared with, for people: ``1a2b3c4d, where it left `origin/main` ``.
+    pub changed_since: Option<String>,
     /// Every tracked path of the commit, with `/` between its parts.
     pub tracked_paths: std::sync::Arc<BTreeSet<String>>,
+    /// Includes that this machine cannot reach ([`SourceError::Unreachable`]) are left out with a warning, and jobs that lack
+    /// a part are kept: for looking at a pipeline, not for running it.
+    pub stubs_includes: bool,
+    /// Decisions name the values that rules compared. It costs a look at each of them, so only `explain` asks for it.
+    pub explains: bool,
+}
+
+/// The paths in which the pipeline's commit differs from another one.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Changes {
+    /// The paths.
+    pub paths: Vec<String>,
+    /// The commit that was compared, for people: ``1a2b3c4d, where it left `origin/main` ``.
+    pub since: String,
 }
 
 /// The value of an input, as the run request gives it.
@@ -231,9 +247,8 @@ pub trait Sources {
     /// As for [`Sources::read`].
     fn paths(&self, origin: &Origin) -> Result<std::sync::Arc<BTreeSet<String>>, SourceError>;
 
-    /// The paths that differ between `compare_to` (branch, tag, commit) and the pipeline's commit; `None` where there
-    /// is no such ref.
-    fn changed_since(&self, compare_to: &str) -> Option<Vec<String>>;
+    /// What differs between `compare_to` (branch, tag, commit) and the pipeline's commit; `None` where there is no such ref.
+    fn changed_since(&self, compare_to: &str) -> Option<Changes>;
 
     /// The blob ids (`commits` false) or last-commit ids (`commits` true) of tracked paths, for `cache:key:files`
     /// and `files_commits`. Paths that do not exist are left out.

@@ -49,8 +49,10 @@ pub enum OnNewCommit {
 /// A job that is not in the pipeline.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExcludedJob {
-    /// Its name.
+    /// Its full name: `test: [linux, 1]`.
     pub name: String,
+    /// The name without ` 1/3` or `: [..]`.
+    pub group_name: String,
     /// Its stage.
     pub stage: String,
     /// Why, and every rule that was looked at.
@@ -111,6 +113,26 @@ pub struct Job {
     pub decisions: Vec<Decision>,
 }
 
+impl Job {
+    /// Whether parts of it come from includes that were left out: it can be looked at, and not run.
+    #[must_use]
+    pub fn lacks_parts(&self) -> bool {
+        lack_parts(&self.decisions)
+    }
+}
+
+impl ExcludedJob {
+    /// As [`Job::lacks_parts`]: its rules may be among what is missing.
+    #[must_use]
+    pub fn lacks_parts(&self) -> bool {
+        lack_parts(&self.decisions)
+    }
+}
+
+fn lack_parts(decisions: &[Decision]) -> bool {
+    decisions.iter().any(|decision| decision.kind == DecisionKind::LacksParts)
+}
+
 /// A place for people: the span's source as a name.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Place {
@@ -139,6 +161,8 @@ pub struct Decision {
 #[expect(missing_docs, reason = "the names say it")]
 pub enum DecisionKind {
     Include,
+    /// Parts come from includes that were left out.
+    LacksParts,
     Extends,
     Default,
     Variables,

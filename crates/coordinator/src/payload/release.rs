@@ -8,10 +8,12 @@ use serde_json::Value;
 const CHECK: &str = "command -v glab >/dev/null || { echo \"release: the program glab is not in this job's environment; \
                      install it there (https://gitlab.com/gitlab-org/cli)\" >&2; exit 1; }";
 
-/// Where `glab` finds the server, and who it is there.
-const LOGIN: [&str; 2] = [
-    "export GITLAB_HOST=\"$CI_SERVER_URL\"",
-    "glab auth login --job-token \"$CI_JOB_TOKEN\" --hostname \"$CI_SERVER_FQDN\" --api-protocol \"$CI_SERVER_PROTOCOL\"",
+/// Where `glab` finds the coordinator, and who it is there. `CI_SERVER_URL` may be that of the project's remote, whose login
+/// on this machine must not be replaced by a job's token.
+const LOGIN: [&str; 3] = [
+    "export GITLAB_HOST=\"${CI_API_V4_URL%/api/v4}\"",
+    "coordinator=\"${GITLAB_HOST#*://}\"",
+    "glab auth login --job-token \"$CI_JOB_TOKEN\" --hostname \"$coordinator\" --api-protocol \"${GITLAB_HOST%%:*}\"",
 ];
 
 /// The lines of the step.

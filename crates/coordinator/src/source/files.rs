@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::sync::Arc;
 
-use muster_pipeline::context::{ComponentFields, IncludeTarget, IncludedFile, Origin, SourceError, Sources};
+use muster_pipeline::context::{Changes, ComponentFields, IncludeTarget, IncludedFile, Origin, SourceError, Sources};
 use parking_lot::Mutex;
 
 use super::git::{Git, line, nul_separated};
@@ -219,7 +219,7 @@ impl Sources for SnapshotSources {
         }
     }
 
-    fn changed_since(&self, compare_to: &str) -> Option<Vec<String>> {
+    fn changed_since(&self, compare_to: &str) -> Option<Changes> {
         self.snapshot.changed_since(compare_to)
     }
 

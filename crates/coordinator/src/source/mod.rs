@@ -19,4 +19,4 @@ pub use error::SnapshotError;
 pub use files::SnapshotSources;
 pub use git_http::{CheckToken, GitServer, TokenCheck, git_routes};
 pub use include::{IncludeConfig, RemotePolicy};
-pub use snapshot::{Commit, Snapshot};
+pub use snapshot::{Commit, Parting, Snapshot};

@@ -10,6 +10,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use muster_pipeline::context::Changes;
+
 use super::SnapshotError;
 use super::git::{Git, line, nul_separated, path_from_bytes};
 use super::store::{copy_index, in_store, prepare_store, write_whole};
@@ -53,6 +55,25 @@ pub(super) struct Entry {
     pub(super) mode: String,
     /// The object.
     pub(super) object: String,
+}
+
+/// Where the snapshot left another history.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parting {
+    /// The last commit that both have.
+    pub commit: String,
+    /// The ref of the other history: `main`, `origin/main`, a tag, a commit.
+    pub name: String,
+}
+
+impl std::fmt::Display for Parting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let short = self.commit.get(..8).unwrap_or(&self.commit);
+        if self.commit.starts_with(&self.name) {
+            return f.write_str(short);
+        }
+        write!(f, "{short}, where it left `{}`", self.name)
+    }
 }
 
 /// A working tree, fixed at one moment.
@@ -151,35 +172,68 @@ impl Snapshot {
             return None;
         }
         let asked = [
-            format!("refs/heads/{name}^{{commit}}"),
-            format!("refs/remotes/origin/{name}^{{commit}}"),
-            format!("refs/tags/{name}^{{commit}}"),
-            format!("{name}^{{commit}}"),
+            format!("refs/heads/{name}"),
+            format!("refs/remotes/origin/{name}"),
+            format!("refs/tags/{name}"),
+            name.to_owned(),
         ];
-        let first = asked.iter().find_map(|asked| {
-            let output = self.git.output(&["rev-parse", "--verify", "--quiet", asked]).ok()?;
-            output.status.success().then(|| line(&output.stdout))
-        })?;
-        (!first.is_empty()).then_some(first)
+        asked.iter().find_map(|asked| self.commit(asked))
     }
 
-    /// The paths in which the snapshot differs from the place where it left `base`'s history; none if there is no such
-    /// commit. A renamed file counts with both names.
+    /// What differs between the snapshot and the place where it left `base`'s history; `None` if there is no such commit. A
+    /// renamed file counts with both names.
     #[must_use]
-    pub fn changed_since(&self, base: &str) -> Option<Vec<String>> {
-        let from = match self.merge_base(base) {
-            Some(from) => from,
-            None => self.resolve(base)?,
+    pub fn changed_since(&self, base: &str) -> Option<Changes> {
+        let since = match self.parting(base) {
+            Some(parting) => parting,
+            None => Parting { commit: self.resolve(base)?, name: base.to_owned() },
         };
-        self.changed_between(&from, &self.sha)
+        let paths = self.changed_between(&since.commit, &self.sha)?;
+        Some(Changes { paths, since: since.to_string() })
     }
 
-    /// The commit where the history of `name` and that of the snapshot part; none if there is no such commit.
+    /// The commit where the history of `name` and that of the snapshot part; `None` if there is no such commit.
     #[must_use]
-    pub fn merge_base(&self, name: &str) -> Option<String> {
-        let base = self.resolve(name)?;
-        let output = self.git.output(&["merge-base", &base, &self.head.sha]).ok()?;
-        output.status.success().then(|| line(&output.stdout))
+    pub fn parting(&self, name: &str) -> Option<Parting> {
+        let (tip, name) = self.tip(name)?;
+        let output = self.git.output(&["merge-base", &tip, &self.head.sha]).ok()?;
+        output.status.success().then(|| Parting { commit: line(&output.stdout), name })
+    }
+
+    /// The commit of a name as the server knows it, and the ref that it was read from: of a branch its upstream, unless
+    /// the local branch has all of that, else [`Snapshot::resolve`].
+    fn tip(&self, name: &str) -> Option<(String, String)> {
+        let local = self.commit(&format!("refs/heads/{name}"));
+        let (upstream, shown) = match &local {
+            Some(_) => match self.commit(&format!("{name}@{{upstream}}")) {
+                Some(upstream) => (Some(upstream), self.short_name(&format!("{name}@{{upstream}}"))),
+                None => (self.commit(&format!("refs/remotes/origin/{name}")), None),
+            },
+            None => (self.commit(&format!("refs/remotes/origin/{name}")), None),
+        };
+        match (local, upstream) {
+            (Some(local), Some(upstream)) if self.has_all_of(&local, &upstream) => Some((local, name.to_owned())),
+            (_, Some(upstream)) => Some((upstream, shown.unwrap_or_else(|| format!("origin/{name}")))),
+            _ => Some((self.resolve(name)?, name.to_owned())),
+        }
+    }
+
+    fn commit(&self, name: &str) -> Option<String> {
+        if name.starts_with('-') {
+            return None;
+        }
+        let output = self.git.output(&["rev-parse", "--verify", "--quiet", &format!("{name}^{{commit}}")]).ok()?;
+        output.status.success().then(|| line(&output.stdout)).filter(|commit| !commit.is_empty())
+    }
+
+    fn short_name(&self, name: &str) -> Option<String> {
+        let output = self.git.output(&["rev-parse", "--abbrev-ref", name]).ok()?;
+        output.status.success().then(|| line(&output.stdout)).filter(|name| !name.is_empty())
+    }
+
+    fn has_all_of(&self, commit: &str, other: &str) -> bool {
+        let answer = self.git.output(&["merge-base", "--is-ancestor", other, commit]);
+        answer.is_ok_and(|output| output.status.success())
     }
 
     /// The paths in which two commits differ.
@@ -192,8 +246,7 @@ impl Snapshot {
     /// The commit of the branch's upstream, as of the last fetch or push.
     #[must_use]
     pub fn upstream(&self) -> Option<String> {
-        let output = self.git.output(&["rev-parse", "--verify", "--quiet", "@{upstream}^{commit}"]).ok()?;
-        output.status.success().then(|| line(&output.stdout))
+        self.commit("@{upstream}")
     }
 
     /// Values of the repository's and the user's git configuration whose names match `pattern` (a regular expression on

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use muster_job::Variable;
-use muster_pipeline::context::{IncludeTarget, IncludedFile, Origin, SourceError, Sources};
+use muster_pipeline::context::{Changes, IncludeTarget, IncludedFile, Origin, SourceError, Sources};
 use muster_pipeline::slug::slug;
 
 use crate::handouts::World;
@@ -25,7 +25,7 @@ impl Sources for Repository {
         Ok(Arc::default())
     }
 
-    fn changed_since(&self, _: &str) -> Option<Vec<String>> {
+    fn changed_since(&self, _: &str) -> Option<Changes> {
         None
     }
 

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use muster_pipeline::context::{IncludeTarget, IncludedFile, Origin, SourceError, Sources};
+use muster_pipeline::context::{Changes, IncludeTarget, IncludedFile, Origin, SourceError, Sources};
 
 /// A repository without files.
 pub(crate) struct NoFiles;
@@ -19,7 +19,7 @@ impl Sources for NoFiles {
         Ok(Arc::default())
     }
 
-    fn changed_since(&self, _: &str) -> Option<Vec<String>> {
+    fn changed_since(&self, _: &str) -> Option<Changes> {
         None
     }
 
@@ -46,7 +46,7 @@ impl Sources for Files {
         Ok(Arc::new(self.0.iter().map(|(name, _)| (*name).to_owned()).collect()))
     }
 
-    fn changed_since(&self, _: &str) -> Option<Vec<String>> {
+    fn changed_since(&self, _: &str) -> Option<Changes> {
         None
     }
 
@@ -68,7 +68,7 @@ impl Sources for Stuck {
         NoFiles.paths(origin)
     }
 
-    fn changed_since(&self, _: &str) -> Option<Vec<String>> {
+    fn changed_since(&self, _: &str) -> Option<Changes> {
         None
     }
 

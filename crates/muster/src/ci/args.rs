@@ -87,6 +87,16 @@ pub(super) struct PipelineArgs {
     pub(super) input: Vec<String>,
 }
 
+/// Which pipeline is looked at, without running it.
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct LookArgs {
+    #[command(flatten)]
+    pub(super) pipeline: PipelineArgs,
+    /// Go on without includes that are not on this machine; jobs that lack parts are marked.
+    #[arg(long)]
+    pub(super) include_stub: bool,
+}
+
 /// Arguments of `muster ci run`.
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct RunArgs {
@@ -136,7 +146,7 @@ impl RunArgs {
 #[derive(Debug, clap::Args)]
 pub(super) struct ListArgs {
     #[command(flatten)]
-    pub(super) pipeline: PipelineArgs,
+    pub(super) look: LookArgs,
     /// Also list the jobs that rules keep out.
     #[arg(long, short)]
     pub(super) all: bool,
@@ -149,7 +159,7 @@ pub(super) struct ListArgs {
 #[derive(Debug, clap::Args)]
 pub(super) struct GraphArgs {
     #[command(flatten)]
-    pub(super) pipeline: PipelineArgs,
+    pub(super) look: LookArgs,
     /// The form of the graph.
     #[arg(long, value_enum, default_value_t)]
     pub(super) format: GraphFormat,
@@ -159,7 +169,7 @@ pub(super) struct GraphArgs {
 #[derive(Debug, clap::Args)]
 pub(super) struct LintArgs {
     #[command(flatten)]
-    pub(super) pipeline: PipelineArgs,
+    pub(super) look: LookArgs,
     /// Print the configuration as it is after includes, `extends`, `!reference` and `default`.
     #[arg(long)]
     pub(super) preview: bool,
@@ -174,7 +184,7 @@ pub(super) struct ExplainArgs {
     /// The job, also one that is not in the pipeline.
     pub(super) job: String,
     #[command(flatten)]
-    pub(super) pipeline: PipelineArgs,
+    pub(super) look: LookArgs,
 }
 
 /// Arguments of `muster ci show`.

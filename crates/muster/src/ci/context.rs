@@ -1,7 +1,7 @@
 //! From git facts and the event's flags to the context that a pipeline is compiled for.
 
-use muster_coordinator::source::Snapshot;
-use muster_pipeline::context::{Context, PipelineSource, RefKind};
+use muster_coordinator::source::{Parting, Snapshot};
+use muster_pipeline::context::{Changes, Context, PipelineSource, RefKind};
 
 use super::args::{Event, PipelineArgs};
 use super::config::{Config, matches};
@@ -24,8 +24,8 @@ pub(super) struct EventFacts {
     pub(super) protected: bool,
     pub(super) before_sha: String,
     pub(super) merge_request: Option<MergeRequest>,
-    /// What `rules:changes` looks at; none: unknown, and `changes` matches.
-    pub(super) changed_paths: Option<Vec<String>>,
+    /// What `rules:changes` looks at. `None`: unknown, and `changes` matches.
+    pub(super) changes: Option<Changes>,
 }
 
 /// A merge request that is played.
@@ -34,7 +34,7 @@ pub(super) struct MergeRequest {
     /// The branch it goes to.
     pub(super) target: String,
     /// Where the branch left the target, if the target is known here.
-    pub(super) base_sha: Option<String>,
+    pub(super) base: Option<Parting>,
 }
 
 /// What the predefined variables are made of.
@@ -96,8 +96,10 @@ pub(super) fn context(
         inputs: inputs(args)?,
         config_path: run.config_path.to_owned(),
         project_path: identity.path.clone(),
-        changed_paths: event.changed_paths,
+        changed_since: event.changes.as_ref().map(|changes| changes.since.clone()),
+        changed_paths: event.changes.map(|changes| changes.paths),
         tracked_paths: std::sync::Arc::clone(&snapshot.tracked_paths),
+        ..Context::default()
     })
 }
 
@@ -142,24 +144,27 @@ fn event_facts(
     let (merge_request, compared) = match event {
         Event::MergeRequest => {
             let request = merge_request(args, snapshot, identity)?;
-            let compared = request.base_sha.clone();
+            let compared = request.base.as_ref().map(|base| (base.commit.clone(), base.to_string()));
             (Some(request), compared)
         }
         Event::Push if tag.is_none() => (None, pushed_from(snapshot)),
         _ => (None, None),
     };
     let before_sha = match &merge_request {
-        None => compared.clone().unwrap_or_else(|| ZEROS.to_owned()),
+        None => compared.as_ref().map_or_else(|| ZEROS.to_owned(), |(commit, _)| commit.clone()),
         Some(_) => ZEROS.to_owned(),
     };
-    let changed_paths = match &args.changed_since {
+    let changes = match &args.changed_since {
         Some(base) => Some(snapshot.changed_since(base).ok_or_else(|| {
             usage(&format!("`--changed-since {base}`: the repository has no branch, tag or commit of this name"))
         })?),
-        None => compared.and_then(|base| snapshot.changed_between(&base, &snapshot.sha)),
+        None => compared.and_then(|(base, since)| {
+            let paths = snapshot.changed_between(&base, &snapshot.sha)?;
+            Some(Changes { paths, since })
+        }),
     };
     let protected = merge_request.is_none() && is_protected(&ref_name);
-    Ok(EventFacts { source: source_of(event), ref_name, tag, protected, before_sha, merge_request, changed_paths })
+    Ok(EventFacts { source: source_of(event), ref_name, tag, protected, before_sha, merge_request, changes })
 }
 
 fn tag_of_head(snapshot: &Snapshot) -> Result<String, CiError> {
@@ -180,20 +185,25 @@ fn merge_request(
     identity: &ProjectIdentity,
 ) -> Result<MergeRequest, CiError> {
     let target = args.mr_target.clone().unwrap_or_else(|| identity.default_branch.clone());
-    let base_sha = snapshot.merge_base(&target);
-    if base_sha.is_none() && args.mr_target.is_some() {
+    let base = snapshot.parting(&target);
+    if base.is_none() && args.mr_target.is_some() {
         let text = format!("`--mr-target {target}`: the repository has no such branch, or one without a common commit");
         return Err(usage(&text));
     }
-    Ok(MergeRequest { target, base_sha })
+    Ok(MergeRequest { target, base })
 }
 
 /// What a push would be compared with: the upstream branch as it was last seen. A branch without one would be new on the
 /// server, so what it changes is unknown. Where there is nothing to push, the last commit stands for the push.
-fn pushed_from(snapshot: &Snapshot) -> Option<String> {
+fn pushed_from(snapshot: &Snapshot) -> Option<(String, String)> {
     let upstream = snapshot.upstream()?;
     let nothing_to_push = upstream == snapshot.head.sha && !snapshot.dirty;
-    if nothing_to_push { snapshot.head.parents.first().cloned() } else { Some(upstream) }
+    let (commit, why) = match nothing_to_push {
+        true => (snapshot.head.parents.first()?.clone(), "the commit before"),
+        false => (upstream, "the upstream's last known commit"),
+    };
+    let short = commit.get(..8).unwrap_or(&commit);
+    Some((commit.clone(), format!("{short}, {why}")))
 }
 
 fn usage(text: &str) -> CiError {

@@ -105,6 +105,18 @@ pub(crate) enum CiError {
     /// The call does not make sense; the text says what to do.
     #[error("{0}")]
     Usage(String),
+    /// A named job would wait for manual jobs that are not named.
+    #[error(
+        "`{}` would wait for the manual {} `{}`, which {} only when named; `muster ci run {} --needs` runs all of them",
+        named.join("`, `"), if manual.len() == 1 { "job" } else { "jobs" }, manual.join("`, `"),
+        if manual.len() == 1 { "runs" } else { "run" }, in_shell(manual.iter().chain(named))
+    )]
+    NeedsManual {
+        /// The jobs that were named.
+        named: Vec<String>,
+        /// The manual jobs.
+        manual: Vec<String>,
+    },
     /// Standard output could not be written.
     #[error(
         "what standard output got is not complete, because it cannot be written; free some space there, or send the output elsewhere, \
@@ -125,7 +137,10 @@ pub(crate) enum CiError {
 impl CiError {
     /// What the process ends with.
     pub(crate) fn exit_status(&self) -> ExitStatus {
-        ExitStatus::BadConfiguration
+        match self {
+            Self::NeedsManual { .. } => ExitStatus::Failed,
+            _ => ExitStatus::BadConfiguration,
+        }
     }
 
     /// The file system of `folder` is full.
@@ -138,6 +153,13 @@ impl CiError {
         let what = what.into();
         move |source| Self::System { what, source }
     }
+}
+
+/// Names as words of a shell's command line.
+fn in_shell<'a>(names: impl Iterator<Item = &'a String>) -> String {
+    let is_plain = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || "_-./:".contains(c));
+    let word = |name: &String| if is_plain(name) { name.clone() } else { format!("'{}'", name.replace('\'', "'\\''")) };
+    names.map(word).collect::<Vec<_>>().join(" ")
 }
 
 /// Where the file system of a folder is mounted; the folder itself where that cannot be found out.

@@ -11,39 +11,30 @@ use muster_pipeline::node::{Map, Node};
 
 use super::args::ExplainArgs;
 use super::error::{CiError, ExitStatus};
-use super::list::{excluded, need_name};
-use super::prepare::{Prepared, compile_only};
+use super::list::{LACKS_PARTS, excluded, need_name};
+use super::prepare::{Prepared, explained};
 use super::ui;
 
 /// Explains one job, or all jobs of a group.
 pub(super) async fn explain(args: ExplainArgs) -> Result<ExitStatus, CiError> {
-    let (prepared, _folder) = compile_only(&args.pipeline).await?;
+    let (prepared, _folder) = explained(&args.look).await?;
     prepared.show_diagnostics()?;
     let jobs = prepared.compiled.pipeline.as_ref().map_or(&[][..], |pipeline| &pipeline.jobs);
-    let mut fitting: Vec<_> = jobs.iter().filter(|job| job.name == args.job).collect();
-    if fitting.is_empty() {
-        fitting = jobs.iter().filter(|job| job.group_name == args.job).collect();
-    }
-    if let Some(job) = excluded(&prepared).iter().find(|job| job.name == args.job) {
-        ui::out(&explain_excluded(&prepared, job));
-        return Ok(ExitStatus::Passed);
-    }
-    if fitting.is_empty() {
+    let out = excluded(&prepared);
+    let is_whole = jobs.iter().any(|job| job.name == args.job) || out.iter().any(|job| job.name == args.job);
+    let fits = |name: &str, group: &str| if is_whole { name == args.job } else { group == args.job };
+    let fitting = jobs.iter().filter(|job| fits(&job.name, &job.group_name));
+    let mut texts: Vec<_> = fitting.map(|job| explain_job(&prepared, job)).collect();
+    let fitting = out.iter().filter(|job| fits(&job.name, &job.group_name));
+    texts.extend(fitting.map(|job| explain_excluded(&prepared, job)));
+    if texts.is_empty() {
         return Err(unknown(&prepared, &args.job));
     }
-    let texts: Vec<_> = fitting.into_iter().map(|job| explain_job(&prepared, job)).collect();
     ui::out(&texts.join("\n"));
     Ok(ExitStatus::Passed)
 }
 
 fn unknown(prepared: &Prepared, name: &str) -> CiError {
-    if let Some(why) = &prepared.compiled.not_created {
-        let reasons: String = why.decisions.iter().map(|decision| format!("\n  {}", decision_line(decision))).collect();
-        return CiError::Usage(format!(
-            "there is no pipeline for this event, so no job `{name}`: {}{reasons}",
-            why.reason
-        ));
-    }
     let jobs = prepared.compiled.pipeline.iter().flat_map(|pipeline| pipeline.jobs.iter().map(|job| job.name.as_str()));
     let names = jobs.chain(excluded(prepared).iter().map(|job| job.name.as_str()));
     let help = muster_pipeline::nearest::did_you_mean(name, names);
@@ -56,6 +47,9 @@ fn explain_excluded(prepared: &Prepared, job: &ExcludedJob) -> String {
     let _ = writeln!(text, "{}  {}", heading(&job.name), ui::paint(ui::WARN, "not in this pipeline"));
     let _ = writeln!(text, "  stage   {}", job.stage);
     let _ = writeln!(text, "  event   {}", event(prepared));
+    if let Some(why) = &prepared.compiled.not_created {
+        let _ = writeln!(text, "  reason  no pipeline for this event: {}", why.reason);
+    }
     decisions(&mut text, &job.decisions);
     text
 }
@@ -63,6 +57,9 @@ fn explain_excluded(prepared: &Prepared, job: &ExcludedJob) -> String {
 fn explain_job(prepared: &Prepared, job: &Job) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "{}  {}", heading(&job.name), ui::paint(ui::DIM, &place(&job.defined_at)));
+    if job.lacks_parts() {
+        let _ = writeln!(text, "  {}", ui::paint(ui::WARN, LACKS_PARTS));
+    }
     if let Some(description) = &job.description {
         let _ = writeln!(text, "  {}", ui::plain(description));
     }
@@ -98,7 +95,10 @@ fn event(prepared: &Prepared) -> String {
         muster_pipeline::context::RefKind::Branch => "branch",
     };
     let changed = match &context.changed_paths {
-        Some(paths) => format!("{} changed file{}", paths.len(), if paths.len() == 1 { "" } else { "s" }),
+        Some(paths) => {
+            let since = context.changed_since.as_ref().map(|since| format!(" since {since}")).unwrap_or_default();
+            format!("{} changed file{}{since}", paths.len(), if paths.len() == 1 { "" } else { "s" })
+        }
         None => "changed files unknown, so `changes` always matches".to_owned(),
     };
     format!("{} on {kind} {} ({changed})", context.source.as_str(), context.ref_name)

@@ -8,8 +8,8 @@ use muster_pipeline::slug::slug;
 pub(super) struct ProjectIdentity {
     /// `group/app`
     pub(super) path: String,
-    /// The project's page, where the remote is a web server or a host with one.
-    pub(super) web_url: Option<String>,
+    /// The base of the remote's web pages: scheme, host and port. `None` without a remote that has a host.
+    pub(super) server_url: Option<String>,
     /// Host and port of the remote, where it is reached by SSH.
     pub(super) ssh: Option<(String, u16)>,
     /// The default branch.
@@ -49,13 +49,18 @@ impl ProjectIdentity {
             .or_else(|| value("init.defaultbranch"))
             .unwrap_or_else(|| "main".to_owned());
         Self {
-            web_url: remote.as_ref().map(|remote| format!("{}/{}", remote.web, remote.path)),
+            server_url: remote.as_ref().map(|remote| remote.web.clone()),
             ssh: remote.and_then(|remote| remote.ssh_port.map(|port| (remote.host, port))),
             path,
             default_branch,
             user_name: value("user.name"),
             user_email: value("user.email"),
         }
+    }
+
+    /// The base URL of the project's server: that of the remote, else `coordinator`.
+    pub(super) fn server_or<'a>(&'a self, coordinator: &'a str) -> &'a str {
+        self.server_url.as_deref().unwrap_or(coordinator).trim_end_matches('/')
     }
 
     /// `app`

@@ -6,13 +6,13 @@ use muster_pipeline::model::{Job, Need, Pipeline, When, Work};
 
 use super::args::{GraphArgs, GraphFormat};
 use super::error::{CiError, ExitStatus};
-use super::list::need_name;
+use super::list::{LACKS_PARTS, need_name};
 use super::prepare::compile_only;
 use super::{svg, ui};
 
 /// Draws the pipeline.
 pub(super) async fn graph(args: GraphArgs) -> Result<ExitStatus, CiError> {
-    let (prepared, _folder) = compile_only(&args.pipeline).await?;
+    let (prepared, _folder) = compile_only(&args.look).await?;
     prepared.show_diagnostics()?;
     let Some(pipeline) = &prepared.compiled.pipeline else {
         let why = prepared.compiled.not_created.as_ref().map(|why| why.reason.to_string());
@@ -86,6 +86,9 @@ fn remarks(job: &Job, has_earlier_stage: bool) -> String {
     if matches!(job.work, Work::Bridge(_)) {
         parts.push("starts a pipeline".to_owned());
     }
+    if job.lacks_parts() {
+        parts.push(LACKS_PARTS.to_owned());
+    }
     parts.join(", ")
 }
 
@@ -96,7 +99,11 @@ fn dot(pipeline: &Pipeline) -> String {
     for (index, (stage, jobs)) in columns.iter().enumerate() {
         let _ = writeln!(text, "  subgraph cluster_{index} {{\n    label={};", quoted(stage));
         for job in jobs {
-            let style = if job.when == When::Manual { " [style=\"rounded,dashed\"]" } else { "" };
+            let style = match (job.lacks_parts(), job.when) {
+                (true, _) => format!(" [style=\"rounded,dotted\", tooltip={}]", quoted(LACKS_PARTS)),
+                (_, When::Manual) => " [style=\"rounded,dashed\"]".to_owned(),
+                _ => String::new(),
+            };
             let _ = writeln!(text, "    {}{style};", quoted(&job.name));
         }
         text.push_str("  }\n");

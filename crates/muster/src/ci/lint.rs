@@ -10,7 +10,7 @@ use super::ui;
 
 /// Checks the configuration.
 pub(super) async fn lint(args: LintArgs) -> Result<ExitStatus, CiError> {
-    let (prepared, _folder) = compile_only(&args.pipeline).await?;
+    let (prepared, _folder) = compile_only(&args.look).await?;
     let compiled = &prepared.compiled;
     let status = if compiled.has_errors() { ExitStatus::BadConfiguration } else { ExitStatus::Passed };
     if args.json {
@@ -34,7 +34,9 @@ pub(super) async fn lint(args: LintArgs) -> Result<ExitStatus, CiError> {
         (Some(pipeline), _) => {
             let count = |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
             let out = count(pipeline.excluded.len(), "job");
-            format!("{} in the pipeline, {out} kept out by rules", count(pipeline.jobs.len(), "job"))
+            let gaps = pipeline.jobs.iter().filter(|job| job.lacks_parts()).count();
+            let gaps = if gaps == 0 { String::new() } else { format!(", {gaps} of them without all parts") };
+            format!("{}{gaps} in the pipeline, {out} kept out by rules", count(pipeline.jobs.len(), "job"))
         }
         (None, Some(why)) => format!("no pipeline for this event: {}", why.reason),
         (None, None) => "no pipeline".to_owned(),

@@ -8,9 +8,12 @@ use super::error::{CiError, ExitStatus};
 use super::prepare::{Prepared, compile_only};
 use super::ui::{self, Table};
 
+/// What is said of a job of which not all is here.
+pub(super) const LACKS_PARTS: &str = "lacks parts of includes that were left out";
+
 /// Lists the jobs.
 pub(super) async fn list(args: ListArgs) -> Result<ExitStatus, CiError> {
-    let (prepared, _folder) = compile_only(&args.pipeline).await?;
+    let (prepared, _folder) = compile_only(&args.look).await?;
     prepared.show_diagnostics()?;
     let excluded = if args.all { excluded(&prepared) } else { &[] };
     let jobs = prepared.compiled.pipeline.as_ref().map_or(&[][..], |pipeline| &pipeline.jobs);
@@ -49,6 +52,10 @@ fn table(jobs: &[Job], excluded: &[ExcludedJob]) -> String {
     if described {
         headings.push("DESCRIPTION");
     }
+    let noted = !excluded.is_empty() || jobs.iter().any(Job::lacks_parts);
+    if noted {
+        headings.push("REASON");
+    }
     let mut table = Table::new(&headings);
     let plain = anstyle::Style::new();
     for job in jobs {
@@ -69,11 +76,16 @@ fn table(jobs: &[Job], excluded: &[ExcludedJob]) -> String {
         if described {
             cells.push((job.description.clone().unwrap_or_default(), plain));
         }
+        if job.lacks_parts() {
+            cells.push((LACKS_PARTS.to_owned(), ui::WARN));
+        }
         table.row(cells);
     }
     for job in excluded {
-        let texts = [job.name.clone(), job.stage.clone(), "never".to_owned()];
-        table.row(texts.map(|text| (text, ui::DIM)));
+        let mut texts = vec![job.name.clone(), job.stage.clone(), "never".to_owned()];
+        texts.resize(headings.len() - 1, String::new());
+        texts.push(reason(job).to_owned());
+        table.row(texts.into_iter().map(|text| (text, ui::DIM)).collect::<Vec<_>>());
     }
     table.to_string()
 }
@@ -111,15 +123,17 @@ fn entry(job: &Job) -> Value {
         "description": job.description.clone().unwrap_or_default(),
         "stage": job.stage,
         "when": job.when.as_str(),
-        "allow_failure": match &job.allow_failure {
-            AllowFailure::No => json!(false),
-            AllowFailure::Yes => json!(true),
-            AllowFailure::ExitCodes(codes) => json!(codes),
-        },
+        "allow_failure": job.allow_failure != AllowFailure::No,
         "kind": match job.work { Work::Script(_) => "script", Work::Bridge(_) => "trigger" },
         "defined_at": format!("{}:{}", job.defined_at.file, job.defined_at.line),
     });
     if let Some(fields) = entry.as_object_mut() {
+        if job.lacks_parts() {
+            fields.insert("lacks_parts".to_owned(), json!(true));
+        }
+        if let AllowFailure::ExitCodes(codes) = &job.allow_failure {
+            fields.insert("allow_failure_exit_codes".to_owned(), json!(codes));
+        }
         if let Some(environment) = &job.environment {
             fields.insert("environment".to_owned(), json!(environment.name));
         }
@@ -134,5 +148,17 @@ fn entry(job: &Job) -> Value {
 }
 
 fn excluded_entry(job: &ExcludedJob) -> Value {
-    json!({ "name": job.name, "description": "", "stage": job.stage, "when": "never", "allow_failure": false })
+    json!({
+        "name": job.name,
+        "description": "",
+        "stage": job.stage,
+        "when": "never",
+        "allow_failure": false,
+        "reason": reason(job),
+    })
+}
+
+/// What kept a job out, in one line.
+fn reason(job: &ExcludedJob) -> &str {
+    job.decisions.last().map_or("", |decision| &decision.text)
 }

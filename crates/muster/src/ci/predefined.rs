@@ -45,7 +45,7 @@ pub(super) fn predefined(facts: &Facts<'_>) -> Vec<Variable> {
 }
 
 fn server(list: &mut List, facts: &Facts<'_>) {
-    let url = facts.server_url.trim_end_matches('/');
+    let url = facts.identity.server_or(facts.server_url);
     let (protocol, fqdn) = url.split_once("://").unwrap_or(("http", url));
     let (host, port) = fqdn.rsplit_once(':').unwrap_or((fqdn, if protocol == "https" { "443" } else { "80" }));
     list.set("CI_SERVER_URL", url);
@@ -63,7 +63,8 @@ fn server(list: &mut List, facts: &Facts<'_>) {
         list.set("CI_SERVER_SHELL_SSH_HOST", host);
         list.set("CI_SERVER_SHELL_SSH_PORT", port.to_string());
     }
-    list.set("CI_API_V4_URL", format!("{url}/api/v4"));
+    // Jobs talk to the coordinator: the project's server knows neither them nor their tokens.
+    list.set("CI_API_V4_URL", format!("{}/api/v4", facts.server_url.trim_end_matches('/')));
     list.set("CI_TEMPLATE_REGISTRY_HOST", "registry.gitlab.com");
     list.set("GITLAB_FEATURES", "");
 }
@@ -81,7 +82,7 @@ fn project(list: &mut List, facts: &Facts<'_>) {
     list.set("CI_PROJECT_NAMESPACE", namespace);
     list.set("CI_PROJECT_NAMESPACE_SLUG", slug(namespace));
     list.set("CI_PROJECT_ROOT_NAMESPACE", namespace.split('/').next().unwrap_or_default());
-    let url = identity.web_url.clone().unwrap_or_else(|| format!("{}/{}", facts.server_url, identity.path));
+    let url = format!("{}/{}", identity.server_or(facts.server_url), identity.path);
     list.set("CI_PROJECT_URL", url);
     list.set("CI_PROJECT_VISIBILITY", "private");
     list.set("CI_PROJECT_REPOSITORY_LANGUAGES", "");
@@ -134,7 +135,7 @@ fn event(list: &mut List, facts: &Facts<'_>) {
 fn merge_request_variables(list: &mut List, facts: &Facts<'_>) {
     let Some(request) = &facts.event.merge_request else { return };
     let (identity, source) = (facts.identity, &facts.event.ref_name);
-    let url = identity.web_url.clone().unwrap_or_else(|| format!("{}/{}", facts.server_url, identity.path));
+    let url = format!("{}/{}", identity.server_or(facts.server_url), identity.path);
     let (title, rest) = facts.snapshot.head.message.split_once('\n').unwrap_or((&facts.snapshot.head.message, ""));
     let rest = rest.trim();
     let description: String = rest.chars().take(DESCRIPTION_MAX).collect();
@@ -152,7 +153,7 @@ fn merge_request_variables(list: &mut List, facts: &Facts<'_>) {
     list.set("CI_MERGE_REQUEST_DESCRIPTION", description);
     list.set("CI_MERGE_REQUEST_DRAFT", title.to_lowercase().starts_with("draft:").to_string());
     list.set("CI_MERGE_REQUEST_EVENT_TYPE", "detached");
-    list.set_some("CI_MERGE_REQUEST_DIFF_BASE_SHA", request.base_sha.clone());
+    list.set_some("CI_MERGE_REQUEST_DIFF_BASE_SHA", request.base.as_ref().map(|base| &base.commit));
     list.set("CI_MERGE_REQUEST_SOURCE_BRANCH_NAME", source);
     list.set("CI_MERGE_REQUEST_SOURCE_BRANCH_SHA", "");
     list.set("CI_MERGE_REQUEST_SOURCE_BRANCH_PROTECTED", protected(source));

@@ -9,7 +9,7 @@ use muster_pipeline::Compiled;
 use muster_pipeline::context::Context;
 use muster_pipeline::diagnostic::Severity;
 
-use super::args::PipelineArgs;
+use super::args::{LookArgs, PipelineArgs};
 use super::config::Config;
 use super::context::{RunFacts, context};
 use super::error::CiError;
@@ -42,6 +42,21 @@ pub(super) struct Target<'a> {
     pub(super) server_url: &'a str,
     /// The number of the run.
     pub(super) iid: u64,
+    /// What it is compiled for.
+    pub(super) purpose: Purpose,
+    /// See [`Context::stubs_includes`].
+    pub(super) stubs_includes: bool,
+}
+
+/// What a pipeline is compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// To run it.
+    Run,
+    /// To show it.
+    Look,
+    /// To say why it is as it is, with the values that rules compared.
+    Explain,
 }
 
 /// The state of the repository around the directory.
@@ -61,14 +76,24 @@ pub(super) fn locate(directory: &Path) -> Result<ProjectState, CiError> {
 }
 
 /// Compiles the pipeline without running anything: the snapshot is gone afterwards.
-pub(super) async fn compile_only(args: &PipelineArgs) -> Result<(Prepared, tempfile::TempDir), CiError> {
-    let project = locate(&args.place.directory)?;
+pub(super) async fn compile_only(args: &LookArgs) -> Result<(Prepared, tempfile::TempDir), CiError> {
+    compiled(args, Purpose::Look).await
+}
+
+/// As [`compile_only`], with decisions that name the values which rules compared.
+pub(super) async fn explained(args: &LookArgs) -> Result<(Prepared, tempfile::TempDir), CiError> {
+    compiled(args, Purpose::Explain).await
+}
+
+async fn compiled(args: &LookArgs, purpose: Purpose) -> Result<(Prepared, tempfile::TempDir), CiError> {
+    let project = locate(&args.pipeline.place.directory)?;
     let folder = tempfile::Builder::new().prefix("muster-").tempdir();
     let folder = folder.map_err(CiError::system("cannot make a temporary directory"))?;
     let store = folder.path().join("store.git");
-    let target =
-        Target { store: &store, server_url: NO_SERVER, iid: project.run_numbers().last().map_or(1, |last| last + 1) };
-    Ok((prepare(args, project, &target).await?, folder))
+    let iid = project.run_numbers().last().map_or(1, |last| last + 1);
+    let stubs_includes = args.include_stub;
+    let target = Target { store: &store, server_url: NO_SERVER, iid, purpose, stubs_includes };
+    Ok((prepare(&args.pipeline, project, &target).await?, folder))
 }
 
 /// Takes the snapshot, and compiles the pipeline. Configuration errors are in [`Prepared::compiled`].
@@ -80,16 +105,23 @@ pub(super) async fn prepare(
     let config = Config::load()?;
     let runtime = tokio::runtime::Handle::current();
     let (args, store) = (args.clone(), target.store.to_owned());
-    let (server_url, iid) = (target.server_url.to_owned(), target.iid);
+    let (server_url, iid, purpose) = (target.server_url.to_owned(), target.iid, target.purpose);
+    let stubs_includes = target.stubs_includes;
     let work = tokio::task::spawn_blocking(move || {
         let snapshot = Snapshot::take(&args.place.directory, &store)?;
         let identity = ProjectIdentity::of(&snapshot);
         let file = ConfigFile::find(&args, &snapshot.worktree)?;
         let text = file.read()?;
-        let run = RunFacts { server_url: &server_url, project_id: project.project_id, iid, config_path: &file.name };
-        let context = context(&args, &config, &snapshot, &identity, &run)?;
+        let project_id = project.project_id;
+        let run = RunFacts { server_url: &server_url, project_id, iid, config_path: &file.name };
+        let context = Context {
+            explains: purpose == Purpose::Explain,
+            stubs_includes,
+            ..context(&args, &config, &snapshot, &identity, &run)?
+        };
         let snapshot = Arc::new(snapshot);
-        let server = server_url.split_once("://").map_or(server_url.as_str(), |(_, host)| host);
+        let server = identity.server_or(&server_url);
+        let server = server.split_once("://").map_or(server, |(_, host)| host);
         let includes = config.includes(project.includes());
         let sources: SharedSources =
             Arc::new(SnapshotSources::new(Arc::clone(&snapshot), includes, &identity.path, server, runtime));

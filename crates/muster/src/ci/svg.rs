@@ -20,7 +20,7 @@ const CHARACTER: usize = 8;
 const NAME_MAX: usize = 36;
 
 const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#1f2937}.stage{font-weight:600}\
-    rect{fill:#fff;stroke:#6b7280;rx:6}.manual{stroke-dasharray:5 3}path{fill:none;stroke:#9ca3af;stroke-width:1.5}\
+    rect{fill:#fff;stroke:#6b7280;rx:6}.manual{stroke-dasharray:5 3}.part{stroke-dasharray:1 4}path{fill:none;stroke:#9ca3af;stroke-width:1.5}\
     .order{stroke-dasharray:2 4}\
     @media(prefers-color-scheme:dark){text{fill:#e5e7eb}rect{fill:#1f2937;stroke:#9ca3af}}";
 
@@ -68,7 +68,11 @@ pub(super) fn svg(pipeline: &Pipeline) -> String {
                     curve(&mut svg, from, place);
                 }
             }
-            let class = if job.when == When::Manual { " class=\"manual\"" } else { "" };
+            let class = match (job.lacks_parts(), job.when) {
+                (true, _) => " class=\"part\"",
+                (_, When::Manual) => " class=\"manual\"",
+                _ => "",
+            };
             let (x, y) = (place.x, place.y);
             let name = ui::fit(&job.name, NAME_MAX);
             let _ = writeln!(

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use muster_coordinator::{GitFacts, NewPipeline, ProjectFacts, SharedSources};
 use muster_job::ProjectId;
-use muster_pipeline::context::{Context, IncludeTarget, IncludedFile, Origin, SourceError, Sources};
+use muster_pipeline::context::{Changes, Context, IncludeTarget, IncludedFile, Origin, SourceError, Sources};
 
 /// Jobs of one pipeline, and how long after the one before it comes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,7 +106,7 @@ impl Sources for Nothing {
         Ok(Arc::default())
     }
 
-    fn changed_since(&self, _: &str) -> Option<Vec<String>> {
+    fn changed_since(&self, _: &str) -> Option<Changes> {
         None
     }
 

@@ -20,6 +20,7 @@ use crate::config::trigger::{self, BridgeEntry};
 use crate::config::weight::{self, Scales};
 use crate::config::{artifacts, behaviour, image, scripts, variables};
 use crate::diagnostic::Diagnostic;
+use crate::load::gaps::Gaps;
 use crate::model::{AllowFailure, Artifacts, Retry, ScriptWork, When};
 use crate::node::{Entry, Map, Node, Span, Value};
 
@@ -57,6 +58,8 @@ pub(crate) struct JobEntry {
     pub(crate) defaults: Vec<(String, Span)>,
     /// Something is wrong with it, which has been told: more of it may be missing.
     pub(crate) is_broken: bool,
+    /// Parts of it come from includes that were left out.
+    pub(crate) lacks_parts: bool,
     /// What it weighs with them, in bytes ([`super::weight`]).
     pub(crate) bytes: usize,
 }
@@ -80,10 +83,12 @@ enum Kind {
 
 /// What is the same for all jobs that are read.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct Shared<'a> {
     pub(crate) defaults: Defaults,
     /// See [`super::config`].
     pub(crate) complete: bool,
+    /// What is missing.
+    pub(crate) gaps: &'a Gaps,
     pub(crate) expressions: Expressions,
     pub(crate) scales: Scales,
 }
@@ -92,15 +97,22 @@ pub(crate) struct Shared {
 pub(crate) fn job(
     name: &Arc<str>,
     entry: &Entry,
-    shared: &mut Shared,
+    shared: &mut Shared<'_>,
     problems: &mut Problems,
 ) -> Option<(JobEntry, Node)> {
     let jobs = Path::root("jobs");
     let at = jobs.key(name);
     let own = entry.node.as_map()?;
-    let before = problems.errors();
-    let kind = match kind(own) {
+    let mark = problems.mark();
+    let is_gapped = shared.gaps.has(name);
+    if is_gapped && !shared.gaps.is_stub {
+        unknown_keys(own, at, problems);
+        return None;
+    }
+    let written = kind(own);
+    let kind = match written {
         Some(kind) => kind,
+        None if shared.gaps.is_stub => Kind::Script,
         // Its script may be in what could not be read.
         None if !shared.complete => return None,
         None => {
@@ -128,7 +140,11 @@ pub(crate) fn job(
     job.inherit_variables = inherit.variables;
     job.defaults = taken;
     job.bytes = bytes;
-    job.is_broken = problems.errors() > before;
+    job.lacks_parts = shared.gaps.is_stub && (is_gapped || written.is_none());
+    if job.lacks_parts {
+        problems.roll_back(mark);
+    }
+    job.is_broken = problems.errors() > mark.1;
     Some((job, node))
 }
 
@@ -162,7 +178,13 @@ fn no_work(map: &Map, node: &Node, at: Path<'_>, problems: &mut Problems) {
         None => "add `script`; if it is a template for other jobs, let its name begin with `.`".to_owned(),
     });
     problems.push(diagnostic);
-    for (key, entry) in map.iter().filter(|(key, _)| !keywords::JOB.contains(&&***key)) {
+    unknown_keys(map, at, problems);
+}
+
+/// Tells of keys that no job has.
+fn unknown_keys(map: &Map, at: Path<'_>, problems: &mut Problems) {
+    let is_known = |key: &str| keywords::JOB.contains(&key) || keywords::TRIGGER_JOB.contains(&key);
+    for (key, entry) in map.iter().filter(|(key, _)| !is_known(key)) {
         reading::unknown_key(key, entry.key_span, at, keywords::JOB, problems);
     }
 }
@@ -248,6 +270,7 @@ impl Reader<'_, '_> {
             manual_confirmation: self.read("manual_confirmation", reading::text),
             defaults: Vec::new(),
             is_broken: false,
+            lacks_parts: false,
             bytes: 0,
         }
     }

@@ -103,15 +103,30 @@ impl Problems {
         self.push(Diagnostic::error(span, format!("{at} {what}")).help(help));
     }
 
+    /// Where the list stands, for [`Problems::roll_back`].
+    pub(crate) fn mark(&self) -> (usize, usize) {
+        (self.list.len(), self.errors)
+    }
+
+    /// Forgets what was found since a mark.
+    pub(crate) fn roll_back(&mut self, (found, errors): (usize, usize)) {
+        self.list.truncate(found);
+        self.errors = errors;
+    }
+
     /// How many errors there were so far.
     pub(crate) fn errors(&self) -> usize {
         self.errors
     }
 
-    /// All of them, in the order of the places they point at; those without a place come first.
+    /// All of them: what could not be loaded, as the cause of what follows, then in the order of the places they point at;
+    /// those without a place come first.
     pub(crate) fn into_list(self) -> Vec<Diagnostic> {
         let mut list = self.list;
-        list.sort_by_key(|diagnostic| diagnostic.span.map(|span| (span.source, span.start)));
+        let is_cause = |found: &Diagnostic| {
+            found.severity == Severity::Error && found.span.is_some_and(|span| self.unloaded.contains(&span))
+        };
+        list.sort_by_key(|found| (!is_cause(found), found.span.map(|span| (span.source, span.start))));
         list
     }
 

@@ -12,6 +12,7 @@ use crate::config::variables::{self, GlobalVariable};
 use crate::config::weight::Scales;
 use crate::config::workflow::{self, Workflow};
 use crate::diagnostic::Diagnostic;
+use crate::load::gaps::Gaps;
 use crate::node::{Entry, Map, Node, Span, Value};
 
 /// Longest name of a job and of a stage, in characters.
@@ -39,13 +40,15 @@ pub(crate) struct Config {
     /// The names of visible jobs that could not be read, or not all of them: others may name them, but what is missing in
     /// them is not to be told.
     pub(crate) broken: HashSet<Arc<str>>,
+    /// Includes were left out, so that jobs may name what is not there.
+    pub(crate) is_stub: bool,
 }
 
 /// Reads the merged tree. Answers what could be read, and the tree with defaults and without hidden keys.
 ///
 /// `complete`: nothing went wrong while it was loaded. Where something did, parts may be missing, and what is only wrong
-/// because of that is not told.
-pub(crate) fn config(root: &Node, complete: bool, problems: &mut Problems) -> (Config, Node) {
+/// because of that is not told. `gaps` says which parts.
+pub(crate) fn config(root: &Node, complete: bool, gaps: &Gaps, problems: &mut Problems) -> (Config, Node) {
     let empty = Map::default();
     let map = root.as_map().unwrap_or(&empty);
     if root.as_map().is_none() && !root.is_null() {
@@ -64,7 +67,7 @@ pub(crate) fn config(root: &Node, complete: bool, problems: &mut Problems) -> (C
     let workflow =
         value("workflow").and_then(|node| workflow::workflow(node, Path::root("workflow"), &mut expressions, problems));
 
-    let mut shared = Shared { defaults, complete, expressions, scales: Scales::default() };
+    let mut shared = Shared { defaults, complete, gaps, expressions, scales: Scales::default() };
     let mut jobs = Vec::with_capacity(map.len());
     let mut preview = Map::default();
     let mut visible = 0_usize;
@@ -87,13 +90,30 @@ pub(crate) fn config(root: &Node, complete: bool, problems: &mut Problems) -> (C
         }
         preview.insert(name.clone(), entry.key_span, node);
     }
-    if visible == 0 && complete {
+    if visible == 0 && complete && !gaps.is_stub {
         let help = "a job is a key of the top level with a `script`, whose name does not begin with `.`";
         let message = "jobs config should contain at least one visible job";
         problems.push(Diagnostic::error(root.span, message).help(help));
     }
-    let config = Config { stages, lacks_stages, variables, workflow: workflow.unwrap_or_default(), jobs, broken };
+    let mut stages = stages;
+    if gaps.is_stub {
+        add_stages(&mut stages, &jobs);
+    }
+    let (workflow, is_stub) = (workflow.unwrap_or_default(), gaps.is_stub);
+    let config = Config { stages, lacks_stages, variables, workflow, jobs, broken, is_stub };
     (config, Node::new(Value::Map(Arc::new(preview)), root.span))
+}
+
+/// Adds the stages that jobs name: where includes are left out, the list of stages may be in one of them.
+fn add_stages(stages: &mut Vec<String>, jobs: &[JobEntry]) {
+    let last = stages.pop();
+    for job in jobs {
+        let name = &job.stage.name;
+        if !stages.contains(name) && last.as_ref() != Some(name) {
+            stages.push(name.clone());
+        }
+    }
+    stages.extend(last);
 }
 
 /// Whether a key of the top level can be a job; tells why not.

@@ -87,10 +87,18 @@ impl Names<'_> {
 pub(crate) fn graph(config: &Config, problems: &mut Problems) -> Graph {
     let Some(mut instances) = instances::instances(config, problems) else { return Graph::default() };
     let names = names(config, &instances, problems);
-    if !links::link(config, &mut instances, &names, problems) {
+    let mark = problems.mark();
+    let is_linked = links::link(config, &mut instances, &names, problems);
+    if is_linked {
+        environments::check(config, problems);
+    }
+    if config.is_stub {
+        // Names that lead nowhere may be in what was left out.
+        problems.roll_back(mark);
+    }
+    if !is_linked {
         return Graph { instances };
     }
-    environments::check(config, problems);
     let graph = Graph { instances };
     graph.check_cycles(config, problems);
     graph

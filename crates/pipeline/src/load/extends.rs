@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
+use super::gaps::Gaps;
 use super::merge::{Budget, merge_into};
 use super::{Parent, SUGGESTIONS};
 use crate::diagnostic::Diagnostic;
@@ -25,10 +26,11 @@ struct Child {
 pub(super) fn resolve(
     root: &Map,
     budget: &mut Budget,
+    gaps: &mut Gaps,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> (Map, BTreeMap<String, Vec<Parent>>) {
     let mut merged = root.clone();
-    let mut children = children(root, diagnostics);
+    let mut children = children(root, gaps, diagnostics);
     let mut below: HashMap<String, Vec<Arc<str>>> = HashMap::new();
     let names: HashSet<Arc<str>> = children.iter().map(|(name, _)| Arc::clone(name)).collect();
     for (name, child) in &mut children {
@@ -43,6 +45,9 @@ pub(super) fn resolve(
     let mut parents = BTreeMap::new();
     while let Some(name) = ready.pop() {
         let Some(child) = children.remove(&name) else { continue };
+        if child.parents.iter().any(|parent| gaps.has(&parent.name)) {
+            gaps.add(&name);
+        }
         if child.levels <= EXTENDS_LEVELS {
             extend(&mut merged, &name, &child, budget);
         } else if child.levels == EXTENDS_LEVELS + 1 {
@@ -64,7 +69,7 @@ pub(super) fn resolve(
 }
 
 /// Every key with `extends`, in written order, with the parents that exist.
-fn children(root: &Map, diagnostics: &mut Vec<Diagnostic>) -> Vec<(Arc<str>, Child)> {
+fn children(root: &Map, gaps: &mut Gaps, diagnostics: &mut Vec<Diagnostic>) -> Vec<(Arc<str>, Child)> {
     let mut found = Vec::new();
     for (name, entry) in root.iter() {
         let Some(extends) = entry.node.as_map().and_then(|map| map.get("extends")) else { continue };
@@ -73,7 +78,14 @@ fn children(root: &Map, diagnostics: &mut Vec<Diagnostic>) -> Vec<(Arc<str>, Chi
             Value::List(names) => names.as_slice(),
             _ => std::slice::from_ref(extends),
         };
-        let parents: Vec<Parent> = named.iter().filter_map(|node| parent(root, name, node, diagnostics)).collect();
+        let parent = |node| {
+            let parent = parent(root, name, node, gaps, diagnostics);
+            if parent.is_none() {
+                gaps.add(name);
+            }
+            parent
+        };
+        let parents: Vec<Parent> = named.iter().filter_map(parent).collect();
         // A parent that is a map without `extends` is one level.
         let levels = 1 + usize::from(!parents.is_empty());
         found.push((Arc::clone(name), Child { parents, waiting: 0, levels }));
@@ -81,7 +93,7 @@ fn children(root: &Map, diagnostics: &mut Vec<Diagnostic>) -> Vec<(Arc<str>, Chi
     found
 }
 
-fn parent(root: &Map, child: &str, node: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<Parent> {
+fn parent(root: &Map, child: &str, node: &Node, gaps: &Gaps, diagnostics: &mut Vec<Diagnostic>) -> Option<Parent> {
     let Some(name) = node.as_str() else {
         let problem = Diagnostic::error(
             node.span,
@@ -104,6 +116,8 @@ fn parent(root: &Map, child: &str, node: &Node, diagnostics: &mut Vec<Diagnostic
             )
             .related(entry.key_span, format!("`{name}` is written here")),
         ),
+        // It may be in a file that could not be had, which has been told.
+        None if gaps.lacks_a_file => {}
         None => {
             let mut problem = Diagnostic::error(node.span, format!("{child}: unknown keys in `extends` ({name})"));
             let known = if diagnostics.len() < SUGGESTIONS { root.len() } else { 0 };

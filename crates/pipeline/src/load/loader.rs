@@ -1,16 +1,17 @@
 //! The walk through the files: root, includes depth first, merge, then `extends` and `!reference`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::entry::{self, Entry, Location};
+use super::gaps::Gaps;
 use super::inputs::{Given, GivenValue};
 use super::interpolate::push_json;
 use super::merge::{Budget, merge_into};
 use super::read::{File, read, start_of};
 use super::variables::Variables;
 use super::{IncludeOutcome, IncludeRecord, Loaded, extends, reference, rules, target};
-use crate::context::{ChildSource, Context, IncludeTarget, IncludedFile, InputValue, Origin, Sources};
+use crate::context::{ChildSource, Context, IncludeTarget, IncludedFile, InputValue, Origin, SourceError, Sources};
 use crate::diagnostic::{Diagnostic, SourceMap};
 use crate::limits::{CHILD_INCLUDES, INTERPOLATED_TEXT_BYTES, Limits};
 use crate::node::{Map, Node, SourceId, Span, Value};
@@ -32,6 +33,8 @@ pub(super) struct Loader<'a> {
     includes: Vec<IncludeRecord>,
     /// Files by what was asked for; none for those that cannot be read, which has been reported.
     files: HashMap<IncludeTarget, Option<Arc<File>>>,
+    /// Targets that are not on this machine and are done without.
+    left_out: HashSet<IncludeTarget>,
     /// The files that lead here, with their inputs as text: the same again is a circle. Of long inputs there is no text.
     stack: Vec<(IncludeTarget, Option<String>)>,
     included: usize,
@@ -53,6 +56,7 @@ impl<'a> Loader<'a> {
             descriptions: BTreeMap::new(),
             includes: Vec::new(),
             files: HashMap::new(),
+            left_out: HashSet::new(),
             stack: Vec::new(),
             included: 0,
             is_over_limit: false,
@@ -139,8 +143,14 @@ impl<'a> Loader<'a> {
     }
 
     fn finish(mut self, merged: Map) -> Loaded {
-        let (extended, parents) = extends::resolve(&merged, &mut self.budget, &mut self.diagnostics);
-        let referenced = reference::resolve(&extended, &self.limits, &mut self.budget, &mut self.diagnostics);
+        let failed = |record: &IncludeRecord| record.outcome == IncludeOutcome::Failed;
+        let left_out = |record: &IncludeRecord| record.outcome == IncludeOutcome::LeftOut;
+        let is_stub = self.includes.iter().any(left_out);
+        let lacks_a_file = is_stub || self.includes.iter().any(failed);
+        let mut gaps = Gaps::of_files(lacks_a_file, is_stub);
+        let (extended, parents) = extends::resolve(&merged, &mut self.budget, &mut gaps, &mut self.diagnostics);
+        let limits = self.limits;
+        let referenced = reference::resolve(&extended, &limits, &mut self.budget, &mut gaps, &mut self.diagnostics);
         let mut map = referenced.unwrap_or(extended);
         let start = start_of(SourceId(0));
         if self.budget.is_spent() {
@@ -157,7 +167,7 @@ impl<'a> Loader<'a> {
             diagnostic.message = self.variables.hide(&diagnostic.message);
             diagnostic.help = diagnostic.help.as_ref().map(|help| self.variables.hide(help));
         }
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         self.diagnostics.retain(|diagnostic| seen.insert((diagnostic.span, diagnostic.message.clone())));
         for diagnostic in &mut self.diagnostics {
             diagnostic.narrow(&self.texts);
@@ -170,6 +180,7 @@ impl<'a> Loader<'a> {
             includes: self.includes,
             parents,
             patterns: self.patterns,
+            gaps,
         }
     }
 
@@ -258,7 +269,13 @@ impl<'a> Loader<'a> {
             depth,
             outcome,
         });
-        let file = self.fetch(&target, place, entry)?;
+        let file = self.fetch(&target, place, entry);
+        if let (None, Some(record)) = (&file, self.includes.get_mut(index))
+            && self.left_out.contains(&target)
+        {
+            record.outcome = IncludeOutcome::LeftOut;
+        }
+        let file = file?;
         self.stack.push(asked);
         let map = self.file(&file, given, Some(place), depth + 1);
         self.stack.pop();
@@ -293,6 +310,12 @@ impl<'a> Loader<'a> {
     fn read(&mut self, target: &IncludeTarget, place: Span) -> Option<File> {
         let included = match self.sources.read(target) {
             Ok(included) => IncludedFile { name: self.variables.hide(&included.name), ..included },
+            Err(SourceError::Unreachable(why)) if self.context.stubs_includes => {
+                let message = format!("{} is left out: {why}", self.variables.hide(&target::what(target)));
+                self.diagnostics.push(Diagnostic::warning(place, message));
+                self.left_out.insert(target.clone());
+                return None;
+            }
             Err(error) => {
                 let mut problem = Diagnostic::error(place, error.to_string());
                 if let IncludeTarget::Local { origin: Origin::Root, path } = target {

@@ -13,6 +13,7 @@ mod block;
 mod body;
 mod entry;
 mod extends;
+pub(crate) mod gaps;
 mod header;
 mod inputs;
 mod interpolate;
@@ -31,6 +32,7 @@ use crate::diagnostic::{Diagnostic, Severity, SourceMap};
 use crate::limits::Limits;
 use crate::node::{Node, SourceId, Span};
 use crate::patterns::Patterns;
+use gaps::Gaps;
 
 /// Findings after which unknown names are not compared with all known ones any more, which costs their product.
 const SUGGESTIONS: usize = 20;
@@ -52,6 +54,8 @@ pub struct Loaded {
     pub parents: BTreeMap<String, Vec<Parent>>,
     /// The regular expressions so far.
     pub(crate) patterns: Patterns,
+    /// What could not be had.
+    pub(crate) gaps: Gaps,
 }
 
 impl Loaded {
@@ -84,6 +88,8 @@ pub enum IncludeOutcome {
     KeptOutByRules,
     /// It could not be read; there is a diagnostic.
     Failed,
+    /// It is not on this machine, and was left out on purpose; there is a warning.
+    LeftOut,
 }
 
 /// A parent that `extends` names.

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::SUGGESTIONS;
+use super::gaps::Gaps;
 use super::merge::Budget;
 use crate::diagnostic::Diagnostic;
 use crate::limits::{Limits, REFERENCE_CHAIN};
@@ -24,12 +25,15 @@ struct Resolved {
     height: usize,
     /// References that lead from one to the next in it.
     chain: usize,
+    /// A reference in it names nothing, so that a part is missing.
+    has_gap: bool,
 }
 
 struct Resolver<'a> {
     root: &'a Map,
     limits: &'a Limits,
     budget: &'a mut Budget,
+    gaps: &'a mut Gaps,
     diagnostics: &'a mut Vec<Diagnostic>,
     /// Targets by their path; none for those that cannot be resolved, which has been reported.
     known: HashMap<Arc<Vec<String>>, Option<(Value, Resolved)>>,
@@ -37,17 +41,22 @@ struct Resolver<'a> {
     stack: Vec<(Arc<Vec<String>>, Span)>,
 }
 
-/// `root` with every reference replaced; those that cannot be resolved are reported and become null.
+/// `root` with every reference replaced. One that cannot be resolved is reported, unless that follows from something else
+/// that is missing; it is taken out of its list, and stands for null elsewhere.
 pub(super) fn resolve(
     root: &Map,
     limits: &Limits,
     budget: &mut Budget,
+    gaps: &mut Gaps,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Option<Map> {
-    let mut resolver = Resolver { root, limits, budget, diagnostics, known: HashMap::new(), stack: Vec::new() };
+    let mut resolver = Resolver { root, limits, budget, gaps, diagnostics, known: HashMap::new(), stack: Vec::new() };
     let mut changed: Option<Map> = None;
     for (key, entry) in root.iter() {
         let resolved = resolver.node(&entry.node, 1);
+        if resolved.has_gap {
+            resolver.gaps.add(key);
+        }
         if let Some(value) = resolved.changed {
             let result = changed.get_or_insert_with(|| root.clone());
             result.insert(Arc::clone(key), entry.key_span, Node::new(value, entry.node.span));
@@ -58,7 +67,7 @@ pub(super) fn resolve(
 
 impl Resolver<'_> {
     fn node(&mut self, node: &Node, depth: usize) -> Resolved {
-        let mut resolved = Resolved { changed: None, nodes: 1, height: 0, chain: 0 };
+        let mut resolved = Resolved { changed: None, nodes: 1, height: 0, chain: 0, has_gap: false };
         self.budget.spend(1);
         if self.budget.is_spent() {
             return resolved;
@@ -69,14 +78,19 @@ impl Resolver<'_> {
                 for (index, item) in items.iter().enumerate() {
                     let inner = self.node(item, depth + 1);
                     resolved.add(&inner);
-                    if let Some(value) = inner.changed {
-                        let result = result.get_or_insert_with(|| items.to_vec());
-                        if let Some(place) = result.get_mut(index) {
-                            *place = Node::new(value, item.span);
-                        }
+                    let is_lost = inner.has_gap && matches!(item.value, Value::Reference(_)) && is_null(&inner);
+                    if inner.changed.is_some() && result.is_none() {
+                        result = Some(items.iter().take(index).cloned().collect());
+                    }
+                    let Some(result) = &mut result else { continue };
+                    if !is_lost {
+                        result.push(Node::new(inner.changed.unwrap_or_else(|| item.value.clone()), item.span));
                     }
                 }
-                resolved.changed = result.map(|items| Value::List(Arc::new(items)));
+                resolved.changed = result.map(|items| match items.is_empty() {
+                    true => Value::Null,
+                    false => Value::List(Arc::new(items)),
+                });
                 resolved.height += 1;
             }
             Value::Map(map) => {
@@ -95,7 +109,7 @@ impl Resolver<'_> {
             Value::Reference(path) => {
                 resolved = match self.target(path, node.span, depth) {
                     Some((value, target)) => Resolved { changed: Some(value), ..target },
-                    None => Resolved { changed: Some(Value::Null), ..resolved },
+                    None => Resolved { changed: Some(Value::Null), has_gap: true, ..resolved },
                 };
             }
             _ => {}
@@ -158,6 +172,10 @@ impl Resolver<'_> {
         for (index, key) in path.iter().enumerate() {
             let Some(next) = map.and_then(|map| map.get(key)) else {
                 let walked = path.get(..index).unwrap_or_default();
+                let follows = self.gaps.lacks_a_file || walked.first().is_some_and(|first| self.gaps.has(first));
+                if follows {
+                    return None;
+                }
                 let known = map.filter(|_| self.diagnostics.len() < SUGGESTIONS);
                 self.diagnostics.push(missing(path, walked, found, known, span));
                 return None;
@@ -191,7 +209,12 @@ impl Resolved {
         self.nodes = self.nodes.saturating_add(inner.nodes);
         self.height = self.height.max(inner.height);
         self.chain = self.chain.max(inner.chain);
+        self.has_gap |= inner.has_gap;
     }
+}
+
+fn is_null(resolved: &Resolved) -> bool {
+    matches!(resolved.changed, Some(Value::Null))
 }
 
 fn shown(path: &[String]) -> String {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::config::reading::Problems;
 use crate::config::rules::{Changes, Condition, Exists, PathTest, Rule};
-use crate::context::{Context, Origin, Sources};
+use crate::context::{self, Context, Origin, Sources};
 use crate::diagnostic::Diagnostic;
 use crate::expand::Unknown;
 use crate::expression::Value;
@@ -20,8 +20,8 @@ use crate::seed::scope::Scope;
 /// Most comparisons of a path with a pattern; where a clause would need more, it is taken as true.
 const MAX_COMPARISONS: usize = 50_000;
 
-/// The paths that differ from a ref; `None`: there is no such ref.
-type ChangedPaths = Option<Rc<Vec<String>>>;
+/// What differs from a ref; `None`: there is no such ref.
+type Compared = Option<Rc<context::Changes>>;
 
 /// Evaluates clauses for one event.
 pub(crate) struct Clauses<'a> {
@@ -30,7 +30,7 @@ pub(crate) struct Clauses<'a> {
     /// Where the rules are written: `exists` looks there.
     origin: &'a Origin,
     globs: RefCell<HashMap<String, Option<Rc<Glob>>>>,
-    compared: RefCell<HashMap<String, ChangedPaths>>,
+    compared: RefCell<HashMap<String, Compared>>,
     changed: RefCell<HashMap<(Option<String>, String), bool>>,
     existing: RefCell<HashMap<String, bool>>,
 }
@@ -85,7 +85,7 @@ impl<'a> Clauses<'a> {
             },
             Some((git_ref, span)) => {
                 compared = self.compared(git_ref, *span, problems);
-                compared.as_deref().map(Vec::as_slice).unwrap_or_default()
+                compared.as_deref().map(|changes| changes.paths.as_slice()).unwrap_or_default()
             }
         };
         match &changes.paths {
@@ -105,18 +105,19 @@ impl<'a> Clauses<'a> {
         }
     }
 
-    fn compared(&self, git_ref: &str, span: Span, problems: &mut Problems) -> ChangedPaths {
+    /// What differs from a ref.
+    pub(crate) fn compared(&self, git_ref: &str, span: Span, problems: &mut Problems) -> Compared {
         let known = self.compared.borrow().get(git_ref).cloned();
-        let paths = known.unwrap_or_else(|| {
-            let paths = self.sources.changed_since(git_ref).map(Rc::new);
-            self.compared.borrow_mut().insert(git_ref.to_owned(), paths.clone());
-            paths
+        let compared = known.unwrap_or_else(|| {
+            let compared = self.sources.changed_since(git_ref).map(Rc::new);
+            self.compared.borrow_mut().insert(git_ref.to_owned(), compared.clone());
+            compared
         });
-        if paths.is_none() {
+        if compared.is_none() {
             let message = format!("rules:changes:compare_to is not a valid ref: `{git_ref}`");
             problems.push(Diagnostic::error(span, message).help("name a branch, tag or commit of this repository"));
         }
-        paths
+        compared
     }
 
     /// `exists`: any of the patterns describes a tracked path, or a directory with one.

@@ -14,6 +14,7 @@ use crate::model::{Decision, DecisionKind, Environment, ExcludedJob, Job, When, 
 use crate::seed::cache_keys::CacheKeys;
 use crate::seed::rules::{self, Judge, Verdict};
 use crate::seed::scope::{Base, Scope};
+use crate::seed::story::Story;
 
 /// An instance after its rules.
 #[derive(Debug)]
@@ -37,6 +38,17 @@ pub(crate) struct Seeder<'a> {
 }
 
 impl Seeder<'_> {
+    /// Every instance, kept out by `workflow`, whose rules decided so.
+    pub(crate) fn none(story: &Story<'_>, config: &Config, graph: &Graph, workflow: &[Decision]) -> Vec<ExcludedJob> {
+        let instances = graph.instances.iter().filter_map(|instance| Some((instance, config.jobs.get(instance.job)?)));
+        let out = instances.map(|(instance, entry)| {
+            let mut decisions = story.origins(entry, &instance.cell, instance.node);
+            decisions.extend_from_slice(workflow);
+            excluded(entry, instance, decisions)
+        });
+        out.collect()
+    }
+
     /// What becomes of the instance of this index in the graph.
     pub(crate) fn instance(&self, index: usize, keys: &mut CacheKeys, problems: &mut Problems) -> Option<Seeded> {
         let instance = self.graph.instances.get(index)?;
@@ -50,8 +62,7 @@ impl Seeder<'_> {
             self.judge.job(entry, has_workflow_rules, &scope, &mut decisions, problems)
         };
         let Verdict::In(matched) = judged else {
-            let stage = entry.stage.name.clone();
-            return Some(Seeded::Out(ExcludedJob { name: instance.name.clone(), stage, decisions }));
+            return Some(Seeded::Out(excluded(entry, instance, decisions)));
         };
         let rule = matched.and_then(|index| entry.rules.as_ref()?.get(index));
         let yaml = match rule.filter(|rule| !rule.variables.is_empty()) {
@@ -148,4 +159,9 @@ impl Seeder<'_> {
             }
         }
     }
+}
+
+fn excluded(entry: &JobEntry, instance: &Instance, decisions: Vec<Decision>) -> ExcludedJob {
+    let (name, group_name) = (instance.name.clone(), entry.name.to_string());
+    ExcludedJob { name, group_name, stage: entry.stage.name.clone(), decisions }
 }

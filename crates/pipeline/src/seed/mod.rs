@@ -5,6 +5,7 @@
 
 mod cache_keys;
 pub(crate) mod clauses;
+mod detail;
 mod job;
 mod needs;
 mod only;
@@ -61,7 +62,8 @@ pub(crate) fn seed(
         Ok(matched) => matched,
         Err(decisions) => {
             let reason = NotCreatedReason::WorkflowRules;
-            return Outcome::NotCreated(NotCreated { reason, decisions, excluded: Vec::new() });
+            let excluded = Seeder::none(&story, config, graph, &decisions);
+            return Outcome::NotCreated(NotCreated { reason, decisions, excluded });
         }
     };
     let rule_variables = matched.rule.map(|rule| rule.variables.clone()).unwrap_or_default();

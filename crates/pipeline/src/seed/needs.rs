@@ -81,8 +81,8 @@ impl Resolver<'_> {
             if self.is_present(link.to) {
                 let name = name.to_owned();
                 needs.push(Need::Job { name, artifacts: link.artifacts, optional: link.optional });
-            } else if link.optional {
-                let text = format!("the optional need on `{name}` was dropped: that job is not in the pipeline");
+            } else if link.optional || self.config.is_stub {
+                let text = format!("the need on `{name}` was dropped: that job is not in the pipeline");
                 decisions.push(self.story.decision(DecisionKind::Needs, text, Some(link.span)));
             } else {
                 problems.push(self.missing(instance, link));

@@ -6,6 +6,7 @@ use crate::config::reading::Problems;
 use crate::config::rules::{Rule, RuleWhen};
 use crate::model::{AllowFailure, Decision, DecisionKind, When};
 use crate::seed::clauses::Clauses;
+use crate::seed::detail::detail;
 use crate::seed::only as policy;
 use crate::seed::scope::Scope;
 use crate::seed::story::{Story, clauses as clauses_text};
@@ -43,7 +44,12 @@ impl Judge<'_> {
             } else {
                 (DecisionKind::RulePassed, "did not match")
             };
-            let mut text = format!("{of}[{index}] {verb}: {}", clauses_text(rule));
+            let clauses = if self.clauses.context().explains {
+                detail(self.clauses, rule, holds, scope, problems)
+            } else {
+                clauses_text(rule)
+            };
+            let mut text = format!("{of}[{index}] {verb}: {clauses}");
             if holds && rule.when == Some(RuleWhen::Never) {
                 text.push_str("; when: never");
             }

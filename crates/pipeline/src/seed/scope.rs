@@ -91,6 +91,11 @@ impl<'a> Scope<'a> {
         self.find(name).map(|variable| variable.value.clone())
     }
 
+    /// As [`Scope::stored`], for people: no secret.
+    pub(crate) fn shown(&self, name: &str) -> Option<String> {
+        self.find(name).map(|found| if found.masked { "[MASKED]".to_owned() } else { found.value.clone() })
+    }
+
     /// A text with its references replaced by values, which are expanded in each other before.
     pub(crate) fn expand(&self, text: &str, unknown: Unknown) -> String {
         if !text.contains(['$', '%']) {

@@ -11,7 +11,9 @@ use crate::model::{Decision, DecisionKind, Place};
 use crate::node::{SourceId, Span};
 
 /// The longest text of a condition that a decision shows, in characters: every job keeps it for each of its rules.
-const LONGEST_CONDITION: usize = 1000;
+pub(crate) const LONGEST_CONDITION: usize = 1000;
+/// What stands for the clauses of a rule that has none.
+pub(crate) const NO_CLAUSE: &str = "no clause";
 
 /// Turns spans into places and the history of a job into decisions.
 #[derive(Debug)]
@@ -26,7 +28,7 @@ impl<'a> Story<'a> {
     pub(crate) fn new(loaded: &'a Loaded) -> Self {
         let includes = loaded.includes.iter().filter_map(|record| match record.outcome {
             IncludeOutcome::Merged(source) => Some((source, (record.what.as_str(), record.included_at))),
-            IncludeOutcome::KeptOutByRules | IncludeOutcome::Failed => None,
+            IncludeOutcome::KeptOutByRules | IncludeOutcome::Failed | IncludeOutcome::LeftOut => None,
         });
         Self { loaded, includes: includes.collect() }
     }
@@ -51,6 +53,10 @@ impl<'a> Story<'a> {
         let mut all = Vec::new();
         if let Some((what, span)) = self.includes.get(&job.span.source) {
             all.push(self.decision(DecisionKind::Include, format!("comes from the include of {what}"), Some(*span)));
+        }
+        if job.lacks_parts {
+            let text = "lacks parts, which come from includes that were left out";
+            all.push(self.decision(DecisionKind::LacksParts, text, Some(job.span)));
         }
         for parent in self.loaded.parents.get(&*job.name).into_iter().flatten() {
             all.push(self.decision(DecisionKind::Extends, format!("extends `{}`", parent.name), Some(parent.named_at)));
@@ -88,5 +94,5 @@ pub(crate) fn clauses(rule: &Rule) -> String {
     if rule.exists.is_some() {
         parts.push("exists".to_owned());
     }
-    if parts.is_empty() { "no clause".to_owned() } else { parts.join(", ") }
+    if parts.is_empty() { NO_CLAUSE.to_owned() } else { parts.join(", ") }
 }

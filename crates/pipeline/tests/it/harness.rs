@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use muster_job::Variable;
 use muster_pipeline::context::{
-    ChildSource, ComponentFields, Context, IncludeTarget, IncludedFile, InputValue, Origin, PipelineSource,
+    Changes, ChildSource, ComponentFields, Context, IncludeTarget, IncludedFile, InputValue, Origin, PipelineSource,
     ScopedVariable, SourceError, Sources,
 };
 use muster_pipeline::diagnostic::{Diagnostic, Severity};
@@ -188,8 +188,9 @@ impl Sources for World {
         })
     }
 
-    fn changed_since(&self, compare_to: &str) -> Option<Vec<String>> {
-        self.refs.get(compare_to).cloned()
+    fn changed_since(&self, compare_to: &str) -> Option<Changes> {
+        let paths = self.refs.get(compare_to)?.clone();
+        Some(Changes { paths, since: format!("1a2b3c4d, where it left `{compare_to}`") })
     }
 
     fn object_ids(&self, paths: &[String], commits: bool) -> Vec<String> {

@@ -23,9 +23,12 @@ fn blank_binary_and_wrong_files() {
 #[test]
 fn all_errors_are_reported_at_once() {
     let world = world().file("c.yml", "spec: {inputs: {n: {type: number}}}\n---\na: {script: [x]}");
-    let text = "include: [nope.yml, {local: c.yml, inputs: {n: x}}, {lcal: d.yml}]\nj: {extends: [.no, .where], script: [!reference [.j, k]]}";
-    let found = errors(&world.load(text).diagnostics);
-    assert_eq!(found.len(), 6, "{found:#?}");
+    let includes = "include: [nope.yml, {local: c.yml, inputs: {n: x}}, {lcal: d.yml}]\n";
+    let job = "j: {extends: [.no, .where], script: [!reference [.j, k]]}";
+    for (text, count) in [(job.to_owned(), 3), (format!("{includes}{job}"), 3)] {
+        let found = errors(&world.load(&text).diagnostics);
+        assert_eq!(found.len(), count, "of {text}: {found:#?}");
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod c_expression;
 mod c_extends;
 mod c_graph;
 mod c_include;
+mod c_missing;
 mod c_public;
 mod c_rules;
 mod case;

@@ -133,7 +133,7 @@ fn jobs_see_changed_and_untracked_files_but_not_ignored_and_deleted_ones() {
     assert_eq!(read("dir/untracked.txt").as_deref(), Some("u"));
     assert_eq!((read("ignored.txt"), read("deleted.txt")), (None, None));
     assert_eq!(git_in(job.path(), &["rev-parse", "HEAD^"]), head);
-    let changed = snapshot.changed_since("main").unwrap();
+    let changed = snapshot.changed_since("main").unwrap().paths;
     assert_eq!(changed, ["changed.txt", "deleted.txt", "dir/untracked.txt", "staged.txt"]);
 }
 
@@ -269,6 +269,6 @@ fn refs_are_found_by_short_names_and_never_taken_for_options() {
     for name in ["nothing", "", "--all", "-h"] {
         assert_eq!(snapshot.resolve(name), None, "{name}");
     }
-    assert_eq!(snapshot.changed_since("v1"), Some(vec!["a.txt".to_owned()]));
+    assert_eq!(snapshot.changed_since("v1").unwrap().paths, ["a.txt"]);
     assert_eq!(snapshot.changed_since("nothing"), None);
 }

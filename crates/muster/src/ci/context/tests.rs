@@ -84,8 +84,9 @@ fn a_push_has_a_branch_and_true_commit_values() {
         ("CI_PROJECT_ROOT_NAMESPACE", "Group"),
         ("CI_PROJECT_URL", "https://git.example.org/Group/Sub/App"),
         ("CI_SERVER_SHELL_SSH_HOST", "git.example.org"),
-        ("CI_SERVER_FQDN", "127.0.0.1:4000"),
-        ("CI_SERVER_PORT", "4000"),
+        ("CI_SERVER_FQDN", "git.example.org"),
+        ("CI_SERVER_PORT", "443"),
+        ("CI_API_V4_URL", "http://127.0.0.1:4000/api/v4"),
         ("CI_PIPELINE_IID", "3"),
         ("CI_PROJECT_ID", "42"),
     ] {

@@ -36,7 +36,7 @@ use tokio::sync::mpsc;
 
 use super::args::{Executor, RunArgs};
 use super::error::{CiError, ExitStatus};
-use super::prepare::{Prepared, Target, locate, prepare};
+use super::prepare::{Prepared, Purpose, Target, locate, prepare};
 use super::record::RunRecord;
 use super::select::select;
 use super::state::{Run, probe_space, remove_all};
@@ -149,7 +149,13 @@ struct Ready {
 /// Takes the snapshot, compiles and selects; none if the event makes no pipeline.
 async fn ready(args: &RunArgs, project: super::state::ProjectState, run: &Run) -> Result<Option<Ready>, CiError> {
     let door = Door::open(args.listen).await?;
-    let target = Target { store: &run.folder.join("store.git"), server_url: &door.url(), iid: run.number };
+    let target = Target {
+        store: &run.folder.join("store.git"),
+        server_url: &door.url(),
+        iid: run.number,
+        purpose: Purpose::Run,
+        stubs_includes: false,
+    };
     let mut prepared = prepare(&args.pipeline, project, &target).await?;
     prepared.show_diagnostics()?;
     let Some(pipeline) = prepared.compiled.pipeline.take() else {

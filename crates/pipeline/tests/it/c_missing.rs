@@ -1,0 +1,93 @@
+//! What could not be had is told once, first, and without what follows from it; with stubs the rest is still to be seen.
+
+use muster_pipeline::diagnostic::Severity;
+use muster_pipeline::model::{DecisionKind, Pipeline};
+
+use crate::harness::{World, errors, rejected, warnings, world};
+
+/// A configuration of which much hangs on one file.
+const ON_A_LIBRARY: &str = "
+a:
+  extends: .base
+  script: [x]
+  stage: verify
+b:
+  extends: [.base, .other]
+  environment: {action: stop}
+c:
+  script: [!reference [.lines, script], x]
+  rules: !reference [.rules, on-main]
+  needs: [build-of-the-library]
+d:
+  before_script: !reference [b, before_script]
+include: {project: grp/library, file: all.yml}
+";
+
+#[test]
+fn c235_of_a_missing_include_only_the_cause_is_told() {
+    rejected(&world().compile(ON_A_LIBRARY).diagnostics, "`grp/library:all.yml` cannot be reached");
+    let local = ON_A_LIBRARY.replace("{project: grp/library, file: all.yml}", "all.yml");
+    rejected(&world().compile(local).diagnostics, "local file `all.yml` does not exist");
+}
+
+#[test]
+fn c235_the_cause_comes_first_and_other_errors_after_it() {
+    let text = "a: {script: [x], colour: red}\ninclude: nope.yml\n";
+    let found = errors(&world().compile(text).diagnostics);
+    assert_eq!(found.len(), 2, "{found:#?}");
+    assert!(found[0].contains("nope.yml") && found[1].contains("colour"), "{found:#?}");
+}
+
+#[test]
+fn c235_of_an_unresolved_reference_or_parent_only_the_cause_is_told() {
+    let text = "stages: !reference [.shared, stages]\na: {stage: verify, script: [x]}\nb: {stage: ship, script: [x], needs: [a]}\n";
+    rejected(&world().compile(text).diagnostics, "!reference [.shared, stages]");
+    let text = "a: {extends: .nope, environment: {action: stop}}\nb: {script: [!reference [a, script]]}\n\
+                c: {script: [x], needs: [{job: a, parallel: {matrix: [{X: 1}]}}]}\n";
+    rejected(&world().compile(text).diagnostics, "unknown keys in `extends` (.nope)");
+}
+
+/// The pipeline of a configuration whose missing files are left out.
+fn stubbed(world: World, text: &str) -> (Pipeline, Vec<String>) {
+    let mut world = world;
+    world.context.stubs_includes = true;
+    let compiled = world.compile(text);
+    assert_eq!(errors(&compiled.diagnostics), [""; 0]);
+    (compiled.pipeline.unwrap_or_else(|| panic!("no pipeline from\n{text}")), warnings(&compiled.diagnostics))
+}
+
+#[test]
+fn c241_with_stubs_what_cannot_be_had_is_left_out_and_marked() {
+    let (pipeline, warnings) = stubbed(world(), ON_A_LIBRARY);
+    let jobs: Vec<_> = pipeline.jobs.iter().map(|job| (job.name.as_str(), job.lacks_parts())).collect();
+    assert_eq!(jobs, [("b", true), ("c", true), ("d", true), ("a", true)]);
+    assert_eq!(warnings.len(), 1, "{warnings:#?}");
+    assert!(warnings[0].contains("project grp/library:all.yml is left out: "), "{warnings:#?}");
+    let text = "a: {script: [x]}\nb: {script: [x]}\ninclude: {template: T.yml}\n";
+    let (pipeline, _) = stubbed(world(), text);
+    assert!(pipeline.jobs.iter().all(|job| !job.lacks_parts()), "what is whole is not marked");
+}
+
+#[test]
+fn c241_stubs_hide_no_error_of_the_project_itself() {
+    let mut world = world();
+    world.context.stubs_includes = true;
+    for (text, part) in [
+        ("include: nope.yml\na: {script: [x]}", "local file `nope.yml` does not exist"),
+        ("include: {template: T.yml}\na: {script: [x], colour: red}", "colour"),
+        ("a: {extends: .nope, script: [x]}", "unknown keys in `extends` (.nope)"),
+    ] {
+        rejected(&world.compile(text).diagnostics, part);
+    }
+}
+
+#[test]
+fn c241_a_stubbed_include_is_a_warning_at_its_place() {
+    let mut world = world();
+    world.context.stubs_includes = true;
+    let compiled = world.compile("a: {script: [x]}\ninclude:\n  - remote: https://git.example.org/x.yml\n");
+    let warning = compiled.diagnostics.iter().find(|found| found.severity == Severity::Warning).expect("a warning");
+    assert_eq!(warning.span.map(|span| span.line), Some(3));
+    let marked = |job: &muster_pipeline::model::Job| job.decisions.iter().any(|d| d.kind == DecisionKind::LacksParts);
+    assert!(!compiled.pipeline.expect("a pipeline").jobs.iter().any(marked));
+}
