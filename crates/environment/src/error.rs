@@ -3,17 +3,14 @@
 use std::io;
 use std::path::PathBuf;
 
+use muster_agent_api::client::{AgentError, Unreachable};
+
 /// Why an environment could not be had or reached. All of these may heal; the caller decides how long to hope.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvironmentError {
-    /// Nobody answers, or what answers is no agent.
-    #[error("no agent answers on {place}: {message}")]
-    Unreachable {
-        /// Where the agent should be: a socket, an instance.
-        place: String,
-        /// What happened.
-        message: String,
-    },
+    /// No process answers, or the process that answers is not an agent.
+    #[error(transparent)]
+    Unreachable(#[from] Unreachable),
     /// A process that is not an agent of this manager listens at the agent's socket. It got nothing.
     #[error(
         "process {pid} of user {user} listens on {} and is not an agent that this manager started; end that process, or \
@@ -73,4 +70,17 @@ pub enum EnvironmentError {
         /// The slot.
         slot: u32,
     },
+}
+
+impl EnvironmentError {
+    /// Returns the error of an agent that should be at `place` and does not answer, for this reason.
+    pub(crate) fn unreachable(place: impl Into<String>, message: impl ToString) -> Self {
+        Unreachable { place: place.into(), message: message.to_string() }.into()
+    }
+}
+
+impl From<EnvironmentError> for AgentError {
+    fn from(error: EnvironmentError) -> Self {
+        Self::NotReached(error.into())
+    }
 }

@@ -12,14 +12,12 @@
 //! the same socket; a process of this machine is spoken to only if the kernel confirms that it is an agent of ours; nothing here
 //! knows what a job does.
 
-mod connection;
 mod error;
 pub mod host;
 pub mod instance;
 mod port;
 mod slots;
 
-pub use connection::{AgentConnection, Identity};
 pub use error::EnvironmentError;
 pub use port::{
     Asking, Capacity, Directories, Environment, Guard, Lease, LeaseRecord, Machine, Provider, REQUEST_HELD_AFTER,

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use muster_agent_api::client::{AgentConnection, AgentError, Reach};
 use muster_agent_api::result::Used;
 use muster_job::JobId;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use crate::{AgentConnection, EnvironmentError, Slot, SlotKey};
+use crate::{EnvironmentError, Slot, SlotKey};
 
 /// Time after which a job request without an answer is held by the coordinator. Requests and instances count with the same.
 pub const REQUEST_HELD_AFTER: std::time::Duration = muster_taskscaler::time::HELD_AFTER;
@@ -217,6 +218,13 @@ pub trait Environment: Send + Sync + 'static {
     /// Waits until the environment is known to be gone for good; why. Cancel-safe. Most never are.
     async fn lost(&self) -> String {
         std::future::pending().await
+    }
+}
+
+#[async_trait]
+impl Reach for dyn Environment {
+    async fn reach(&self) -> Result<AgentConnection, AgentError> {
+        Ok(self.connect().await?)
     }
 }
 

@@ -13,13 +13,14 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use muster_agent_api::client::AgentConnection;
 use muster_files::Limit;
 use rustix::process::Uid;
 use tokio::net::UnixStream;
 
 use super::HostEnvironment;
 use super::process::{FileId, Process, ProcessMark};
-use crate::{AgentConnection, EnvironmentError};
+use crate::EnvironmentError;
 
 /// Limit of a record.
 const RECORD_LIMIT: Limit = Limit { bytes: 4096, remedy: "remove it" };
@@ -42,8 +43,8 @@ impl HostAgent {
         check_directory(socket, *user)?;
         let place = socket.display().to_string();
         let stream = UnixStream::connect(socket).await;
-        let stream = stream.map_err(|error| unreachable(&place, &error))?;
-        let process = Process::of(&stream).map_err(|error| unreachable(&place, &error))?;
+        let stream = stream.map_err(|error| EnvironmentError::unreachable(&place, error))?;
+        let process = Process::of(&stream).map_err(|error| EnvironmentError::unreachable(&place, error))?;
         let is_ours = || {
             runs(&process, &options.executable)
                 || recorded(record).as_ref() == Some(process.mark())
@@ -88,10 +89,6 @@ pub(super) async fn dial(socket: impl AsRef<Path>, process: Process) -> io::Resu
     }
     let message = format!("process {} does not listen there any more", process.pid());
     Err(io::Error::new(io::ErrorKind::ConnectionRefused, message))
-}
-
-fn unreachable(place: &str, error: &io::Error) -> EnvironmentError {
-    EnvironmentError::Unreachable { place: place.to_owned(), message: error.to_string() }
 }
 
 fn runs(process: &Process, executable: &Path) -> bool {

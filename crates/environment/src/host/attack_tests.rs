@@ -128,7 +128,7 @@ async fn what_su_starts_is_known_as_the_child_of_this_manager_and_to_no_other_ma
     let options = HostOptions { user: Some("root".to_owned()), ..options(home.path(), agent) };
     let connect = async || HostProvider::new(options.clone()).unwrap().agents.first().unwrap().connect().await;
     let error = connect().await.unwrap_err();
-    assert!(matches!(error, EnvironmentError::Unreachable { .. }), "it is trusted, and speaks no gRPC: {error}");
+    assert!(matches!(error, EnvironmentError::Unreachable(_)), "it is trusted, and speaks no gRPC: {error}");
     let error = connect().await.unwrap_err();
     assert!(matches!(error, EnvironmentError::Untrusted { .. }), "{error}");
 }

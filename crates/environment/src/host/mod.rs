@@ -30,12 +30,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use muster_agent_api::client::AgentConnection;
 use rustix::process::{Uid, geteuid};
 use tokio::sync::{Mutex, watch};
 
 use crate::{
-    AgentConnection, Asking, Capacity, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider,
-    SlotKey, Slots, TakenSlot,
+    Asking, Capacity, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey, Slots,
+    TakenSlot,
 };
 
 pub use socket::{operator_socket_path, socket_path};
@@ -169,7 +170,7 @@ pub async fn one_agent(options: HostOptions) -> Result<OneAgent, EnvironmentErro
     }
     let stream = blocking(agent::dial(&environment.socket, agent.process).await);
     let place = environment.socket.display().to_string();
-    let stream = stream.map_err(|error| EnvironmentError::Unreachable { place, message: error.to_string() })?;
+    let stream = stream.map_err(|error| EnvironmentError::unreachable(place, error))?;
     Ok(OneAgent { stream, is_older })
 }
 

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use muster_agent_api::agent::ListRequest;
+use muster_agent_api::client::AgentConnection;
 use rustix::event::Timespec;
 use rustix::process::Signal;
 
 use super::agent::HostAgent;
-use crate::{AgentConnection, EnvironmentError};
+use crate::EnvironmentError;
 
 /// From the word to its end: an agent without jobs has only old workspaces to remove. Then it is killed.
 const END_LIMIT: Timespec = Timespec { tv_sec: 15, tv_nsec: 0 };
@@ -50,8 +51,6 @@ pub(super) async fn end(agent: &HostAgent) -> Result<(), EnvironmentError> {
         Ok(false) => "it does not end".to_owned(),
         Err(error) => error.to_string(),
     };
-    Err(EnvironmentError::Unreachable {
-        place: format!("process {pid}"),
-        message: format!("an agent of another executable cannot be replaced: {message}"),
-    })
+    let message = format!("an agent of another executable cannot be replaced: {message}");
+    Err(EnvironmentError::unreachable(format!("process {pid}"), message))
 }

@@ -50,7 +50,7 @@ pub(super) async fn find_or_start(environment: &HostEnvironment) -> Result<HostA
 async fn find(environment: &HostEnvironment) -> Result<Option<HostAgent>, EnvironmentError> {
     match HostAgent::find(environment, None).await {
         Ok(agent) => Ok(Some(agent)),
-        Err(EnvironmentError::Unreachable { .. }) => Ok(None),
+        Err(EnvironmentError::Unreachable(_)) => Ok(None),
         Err(error) => Err(error),
     }
 }

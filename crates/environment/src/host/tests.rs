@@ -123,7 +123,7 @@ async fn the_agent_is_told_where_to_listen_and_whom_to_outlive() {
     let home = tempfile::tempdir().unwrap();
     let agent = executable(home.path(), "echo \"$@\" > args; echo \"step-runner is listening on socket $4\"");
     let error = environment(&provider(home.path(), agent)).connect().await.unwrap_err();
-    assert!(matches!(error, EnvironmentError::Unreachable { .. }), "{error}");
+    assert!(matches!(error, EnvironmentError::Unreachable(_)), "{error}");
     let args = std::fs::read_to_string(home.path().join("state/args")).unwrap();
     let state = home.path().join("state");
     assert_eq!(

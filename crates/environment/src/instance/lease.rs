@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use muster_agent_api::client::{AgentConnection, FAR};
 use muster_agent_api::result::Used;
 use muster_remote::Session;
 use muster_taskscaler::driver::Lease as Slot;
@@ -14,8 +15,7 @@ use super::isolation::Nested;
 use super::provider::Shared;
 use super::reach::{Addresses, Dial, Instance, directories};
 use super::share;
-use crate::connection::FAR;
-use crate::{AgentConnection, Directories, Environment, EnvironmentError, Guard, Lease, LeaseRecord, Share, TakenSlot};
+use crate::{Directories, Environment, EnvironmentError, Guard, Lease, LeaseRecord, Share, TakenSlot};
 
 const SCALER_ENDED: &str = "the taskscaler has ended";
 

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use muster_agent_api::client::AgentConnection;
 use muster_fleeting::connector::{self, DialOptions};
 use muster_fleeting::model::{ConnectInfo, ConnectorConfig, InstanceId, Platform};
 use muster_remote::{self as remote, DialError, KnownHosts, Session};
@@ -14,7 +15,7 @@ use tokio::sync::Mutex;
 
 use super::agents::Agents;
 use super::place;
-use crate::{AgentConnection, Directories, EnvironmentError};
+use crate::{Directories, EnvironmentError};
 
 /// Before connection details that have expired are asked for again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
@@ -181,7 +182,7 @@ impl Instance {
 
     async fn reach(&self, dial: &dyn Dial) -> Result<Reached, EnvironmentError> {
         let place = || format!("instance {}", self.id);
-        let unreachable = |message| EnvironmentError::Unreachable { place: place(), message };
+        let unreachable = |message: String| EnvironmentError::unreachable(place(), message);
         let (session, addresses) = dial.dial().await.map_err(unreachable)?;
         let kind = self.kind.lock().clone();
         let (tunnel, kind) = place::tunnel(session.as_ref(), &self.agents, kind).await.map_err(unreachable)?;

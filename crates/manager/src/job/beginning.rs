@@ -2,7 +2,8 @@
 
 use std::pin::Pin;
 
-use super::agent::AgentError;
+use muster_agent_api::client::AgentError;
+
 use super::{Context, JobError};
 use crate::state::JobState;
 use crate::store::RunName;

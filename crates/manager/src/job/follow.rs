@@ -3,18 +3,16 @@
 use std::pin::pin;
 use std::time::Duration;
 
+use muster_agent_api::client::{AgentConnection, AgentError, Reach as _, Silence};
 use muster_agent_api::result::JobResult;
 use muster_agent_api::step_runner::FollowLogsResponse;
-use muster_environment::AgentConnection;
 use tokio::time::{Instant, sleep_until};
 use tonic::Streaming;
 
-use super::agent::{self, AgentError};
 use super::beginning::Beginning;
 use super::interrupt::{Interruption, heard};
 use super::outage::Line;
 use super::place::Handed;
-use super::silence::Silence;
 use super::uploader::Verdict;
 use super::{Actor, JobError};
 
@@ -156,10 +154,9 @@ impl Actor {
         }
         let offset = self.uploader.end() - self.state.log_start();
         let connecting = async {
-            let connection = environment.connect().await?;
-            let log = agent::follow(&connection, &id, offset).await;
-            agent::doubt_if_broken(&connection, &log);
-            Ok::<_, AgentError>((connection, log?))
+            let connection = environment.reach().await?;
+            let log = connection.follow(&id, offset).await?;
+            Ok::<_, AgentError>((connection, log))
         };
         // Before the agent was reached a newer executable may be on its way to it, and one of this host may be starting.
         let may_be_cut = self.handed && environment.silence_max().is_some();
@@ -182,7 +179,7 @@ impl Actor {
             // What was on its way to the coordinator is told apart by its length.
             why = environment.lost() => return Ok(Once::Done(Followed::Lost(why))),
         };
-        agent::doubt_if_broken(&connection, &followed);
+        connection.doubt_if_broken(&followed);
         // The agent's silence is none while the connection stands: pings watch it.
         *silence = Silence::new(self.patience());
         if let Some(line) = line {
@@ -210,11 +207,11 @@ impl Actor {
     ) -> Result<Once, AgentError> {
         // An agent that asks before the user's first command is answered once that is stored.
         let asks = self.is_elsewhere() && connection.identity().asks;
-        let mut beginning = Beginning::new(asks, agent::gate(connection, id), agent::open(connection, id));
+        let mut beginning = Beginning::new(asks, connection.gate(id), connection.open_gate(id));
         let stop = self.context.cancel.clone();
         let mut canceled = false;
         // Asked for at once: it then comes together with the end of the log.
-        let mut result = pin!(agent::wait(connection, id));
+        let mut result = pin!(connection.wait(id));
         let mut early: Option<Result<JobResult, AgentError>> = None;
         let mut given_back = false;
         loop {
@@ -273,7 +270,7 @@ impl Actor {
         let result = match early {
             None => result.await?,
             Some(Ok(result)) => result,
-            Some(Err(_)) => agent::wait(connection, id).await?,
+            Some(Err(_)) => connection.wait(id).await?,
         };
         self.executed = true;
         self.uploader.ending();
@@ -316,7 +313,7 @@ impl Actor {
 async fn cancel_once(canceled: &mut bool, connection: &AgentConnection, id: &str) -> Result<(), AgentError> {
     if !*canceled {
         tracing::info!("the job is canceled");
-        agent::cancel(connection, id).await?;
+        connection.cancel(id).await?;
         *canceled = true;
     }
     Ok(())

@@ -14,7 +14,6 @@
 //! Nothing is lost if the process dies between two lines: `Run` is idempotent, the agent's spool keeps log and result,
 //! and the coordinator knows what it has.
 
-mod agent;
 mod beginning;
 mod follow;
 mod give_back;
@@ -23,12 +22,12 @@ mod outage;
 mod park;
 mod place;
 mod report;
-mod silence;
 mod uploader;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use muster_agent_api::client;
 use muster_environment::{EnvironmentError, Lease, Provider};
 use muster_job::mask::Secrets;
 use muster_job::{FailureReason, JobId};
@@ -446,7 +445,7 @@ impl Actor {
         let place = || self.state.held().and_then(|record| self.context.provider.without_lease(record));
         let environment = self.environment().or_else(place).filter(|_| !self.given_up);
         if let (Some(environment), Some(id)) = (environment, self.run_id()) {
-            let closed = agent::close(environment.as_ref(), &id, self.context.agent_grace);
+            let closed = client::close(environment.as_ref(), &id, self.context.agent_grace);
             tokio::select! {
                 closed = tokio::time::timeout(CLOSE_LIMIT, closed) => match closed {
                     Ok(Ok(())) => {}

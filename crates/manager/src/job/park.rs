@@ -7,11 +7,12 @@
 //! From the first of these on nothing is needed of the agent, so that a manager that is killed in between goes on: whether the
 //! environment was suspended is in the scaler's books, by the name of the job's claim.
 
+use muster_agent_api::client;
 use muster_agent_api::result::{JobResult, Outcome};
 use muster_runner_api::wire::UpdateRequest;
 
 use super::report::Reported;
-use super::{Actor, CLOSE_LIMIT, JobError, Next, agent};
+use super::{Actor, CLOSE_LIMIT, JobError, Next};
 use crate::lower::suspension;
 use crate::state::JobState;
 
@@ -41,7 +42,7 @@ impl Actor {
     ) -> Next {
         let mut suspended = Err("its instance is lost".to_owned());
         if let (Some(lease), Some(id)) = (&self.lease, self.run_id()) {
-            let closed = agent::close(lease.environment.as_ref(), &id, self.context.agent_grace);
+            let closed = client::close(lease.environment.as_ref(), &id, self.context.agent_grace);
             if !matches!(tokio::time::timeout(CLOSE_LIMIT, closed).await, Ok(Ok(()))) {
                 tracing::warn!("the agent did not close the job; its retention will");
             }

@@ -9,12 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use muster_agent_api::client::{AgentError, Run, RunOptions, Silence, run_until_taken};
 use muster_environment::{Directories, Environment, EnvironmentError, LeaseRecord, SlotKey};
 use muster_job::{FailureReason, Secret};
 
-use super::agent::{self, AgentError, Run, Saying};
 use super::interrupt::{Interruption, heard};
-use super::silence::Silence;
 use super::{Actor, JobError, Next};
 use crate::lower::{Certificates, LowerError, Placement, asking, lower, short_token, suspension};
 use crate::settings::TlsFiles;
@@ -261,13 +260,19 @@ impl Actor {
             }
         }
         let Some(lowered) = &self.lowered else { return Ok(Handed::refused("the job has no plan".to_owned())) };
-        let said = AtomicBool::new(false);
-        let how = Saying { far: self.is_elsewhere(), only_if_asks: self.is_movable(), said: &said };
+        let sent = AtomicBool::new(false);
+        let options = RunOptions {
+            far: self.is_elsewhere(),
+            ask_first: lowered.plan.ask_first,
+            only_if_asks: self.is_movable(),
+            sent: &sent,
+        };
+        let request = || lowered.request(&id).map_err(|error| AgentError::Refused(error.to_string()));
         // That a connection is broken has to be noticed first.
         let mut silence = Silence::new(environment.silence_max().map_or(grace, |silence| silence * 2));
         let run = async {
             tokio::select! {
-                answer = agent::run_until_taken(environment.as_ref(), &id, lowered, how) => Some(answer),
+                answer = run_until_taken(environment.as_ref(), request, options) => Some(answer),
                 () = silence.is_too_long() => None,
             }
         };
@@ -280,7 +285,7 @@ impl Actor {
                 tokio::time::timeout(ANSWER_LIMIT, run).await.map_err(|_| why)?
             }
         };
-        let asked = said.load(Ordering::Relaxed);
+        let asked = sent.load(Ordering::Relaxed);
         Ok(match answer {
             Some(Ok(Run::Taken { asks })) => {
                 self.handed = true;

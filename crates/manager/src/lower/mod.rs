@@ -27,7 +27,8 @@ mod vm_image;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use muster_agent_api::builtin::{Coordinator, JobPlan};
+use muster_agent_api::builtin::{Coordinator, JobPlan, job_steps};
+use muster_agent_api::step_runner::{Job, RunRequest, Variable as AgentVariable};
 use muster_environment::{Directories, Share, Slot};
 use muster_job::mask::Secrets;
 use muster_job::{FailureReason, Secret, Variable};
@@ -92,6 +93,28 @@ pub struct LoweredJob {
     pub variables: Vec<Variable>,
     /// Texts of the payload into which inputs were put.
     pub inputs_put_in: u64,
+}
+
+impl LoweredJob {
+    /// Returns what `Run` sends to the agent, for the job with this ID there.
+    ///
+    /// # Errors
+    /// Never in practice: a plan is always JSON.
+    pub(crate) fn request(&self, id: &str) -> Result<RunRequest, serde_json::Error> {
+        let variables = self.variables.iter().map(|variable| AgentVariable {
+            key: variable.key.clone(),
+            value: variable.value.clone(),
+            file: variable.file,
+            masked: variable.masked,
+        });
+        Ok(RunRequest {
+            id: id.to_owned(),
+            work_dir: self.plan.project_dir.clone(),
+            job: Some(Job { variables: variables.collect(), build_dir: self.plan.project_dir.clone() }),
+            steps: job_steps(&self.plan)?,
+            ..RunRequest::default()
+        })
+    }
 }
 
 /// Bytes that all texts of a job may have together when their references are expanded: a reference is short, and what it

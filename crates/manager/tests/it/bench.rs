@@ -6,9 +6,9 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use muster_agent_api::client::AgentConnection;
 use muster_environment::{
-    AgentConnection, Asking, Capacity, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider,
-    SlotKey, Slots,
+    Asking, Capacity, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey, Slots,
 };
 use muster_job::{JobId, Secret};
 use muster_manager::settings::{RunnerSettings, Settings};
@@ -275,7 +275,9 @@ impl Provider for FakeProvider {
 impl Environment for FakeEnvironment {
     async fn connect(&self) -> Result<AgentConnection, EnvironmentError> {
         let socket = self.socket.clone();
-        AgentConnection::open(socket.display().to_string(), move || UnixStream::connect(socket.clone())).await
+        let place = socket.display().to_string();
+        let dial = move || UnixStream::connect(socket.clone());
+        Ok(AgentConnection::open(place, dial).await?)
     }
 
     async fn directories(&self) -> Result<Directories, EnvironmentError> {

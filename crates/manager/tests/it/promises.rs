@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use muster_agent_api::client::AgentConnection;
 use muster_agent_api::result::Outcome;
 use muster_environment::instance::SILENCE_MAX;
 use muster_environment::{
-    AgentConnection, Asking, Capacity, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider,
-    SlotKey, Slots,
+    Asking, Capacity, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey, Slots,
 };
 use muster_job::{JobStatus, Secret};
 use muster_manager::settings::{RunnerSettings, Settings};
@@ -121,7 +121,7 @@ impl Environment for Far {
                 _ = tokio::io::copy_bidirectional(&mut far, &mut agent) => {}
             }
         });
-        AgentConnection::over("i1".to_owned(), near).await
+        Ok(AgentConnection::over("i1".to_owned(), near).await?)
     }
 
     async fn directories(&self) -> Result<Directories, EnvironmentError> {

@@ -21,7 +21,7 @@ const TRY: Duration = Duration::from_secs(2);
 
 /// The silence of one agent, from now on.
 #[derive(Debug)]
-pub(super) struct Silence {
+pub struct Silence {
     left: Duration,
     counted: Instant,
     pause: Duration,
@@ -30,19 +30,19 @@ pub(super) struct Silence {
 }
 
 impl Silence {
-    /// A silence that is over when it has lasted for `limit`.
-    pub(super) fn new(limit: Duration) -> Self {
+    /// Returns a silence that is too long once it has lasted for `limit`.
+    pub fn new(limit: Duration) -> Self {
         let longest = PAUSE.1.min(limit / TRIES);
         Self { left: limit, counted: Instant::now(), pause: PAUSE.0.min(longest), longest, try_limit: TRY }
     }
 
     /// Waits until it has lasted too long. Dropped and called again, it goes on.
-    pub(super) async fn is_too_long(&mut self) {
+    pub async fn is_too_long(&mut self) {
         self.goes_on(true).await;
     }
 
     /// Counts on; where it `may_end` until it has lasted too long, else for ever.
-    pub(super) async fn goes_on(&mut self, may_end: bool) {
+    pub async fn goes_on(&mut self, may_end: bool) {
         loop {
             let now = Instant::now();
             let piece = now.duration_since(self.counted);
@@ -58,13 +58,13 @@ impl Silence {
     }
 
     /// How long the next try may take.
-    pub(super) fn try_limit(&mut self) -> Duration {
+    pub fn try_limit(&mut self) -> Duration {
         let longer = self.try_limit * 2;
         std::mem::replace(&mut self.try_limit, longer)
     }
 
     /// How long to wait before the next try; each such wait is twice the one before.
-    pub(super) fn pause(&mut self) -> Duration {
+    pub fn pause(&mut self) -> Duration {
         let longer = (self.pause * 2).min(self.longest);
         std::mem::replace(&mut self.pause, longer)
     }

@@ -6,15 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use muster_agent_api::agent::HelloRequest;
-use muster_agent_api::agent::agent_client::AgentClient;
-use muster_agent_api::step_runner::step_runner_client::StepRunnerClient;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::{Service, service_fn};
 
-use crate::EnvironmentError;
+use crate::agent::HelloRequest;
+use crate::agent::agent_client::AgentClient;
+use crate::step_runner::step_runner_client::StepRunnerClient;
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 const HELLO_LIMIT: Duration = Duration::from_secs(10);
@@ -22,15 +21,27 @@ const HELLO_LIMIT: Duration = Duration::from_secs(10);
 const NEAR: Pings = Pings { every: Duration::from_secs(30), limit: Duration::from_secs(60) };
 /// A machine that does not answer for so long may be gone; whoever knows is asked then. The agent answers by itself, whatever
 /// its jobs do.
-pub(crate) const FAR: Pings = Pings { every: Duration::from_secs(2), limit: Duration::from_secs(4) };
+pub const FAR: Pings = Pings { every: Duration::from_secs(2), limit: Duration::from_secs(4) };
 /// A result tree can be large.
 const MESSAGE_MAX_BYTES: usize = 64 * 1024 * 1024;
 
 /// How the silence of an agent is told from its death.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Pings {
-    pub(crate) every: Duration,
-    pub(crate) limit: Duration,
+pub struct Pings {
+    /// Time between two pings.
+    pub every: Duration,
+    /// Time after which a ping without an answer ends the connection.
+    pub limit: Duration,
+}
+
+/// Error of a connection to an agent that could not be opened or does not serve any more. It may be opened again later.
+#[derive(Debug, thiserror::Error)]
+#[error("no agent answers on {place}: {message}")]
+pub struct Unreachable {
+    /// Socket or instance where the agent should be.
+    pub place: String,
+    /// Cause.
+    pub message: String,
 }
 
 /// Who answers.
@@ -59,8 +70,8 @@ impl AgentConnection {
     /// whether the process on the other end may be spoken to.
     ///
     /// # Errors
-    /// [`EnvironmentError::Unreachable`].
-    pub async fn open<D, F>(place: String, mut dial: D) -> Result<Self, EnvironmentError>
+    /// [`Unreachable`].
+    pub async fn open<D, F>(place: String, mut dial: D) -> Result<Self, Unreachable>
     where
         D: FnMut() -> F + Send + 'static,
         F: Future<Output = io::Result<UnixStream>> + Send + 'static,
@@ -76,8 +87,8 @@ impl AgentConnection {
     /// connection.
     ///
     /// # Errors
-    /// [`EnvironmentError::Unreachable`].
-    pub async fn over<S>(place: String, stream: S) -> Result<Self, EnvironmentError>
+    /// [`Unreachable`].
+    pub async fn over<S>(place: String, stream: S) -> Result<Self, Unreachable>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -89,7 +100,7 @@ impl AgentConnection {
         Self::with(place, connector, FAR).await
     }
 
-    async fn with<C>(place: String, connector: C, pings: Pings) -> Result<Self, EnvironmentError>
+    async fn with<C>(place: String, connector: C, pings: Pings) -> Result<Self, Unreachable>
     where
         C: Service<Uri, Error = io::Error> + Send + 'static,
         C::Response: hyper::rt::Read + hyper::rt::Write + Send + Unpin,
@@ -108,7 +119,7 @@ impl AgentConnection {
         };
         match answer {
             Ok((channel, identity)) => Ok(Self { channel, place, identity, in_doubt: Arc::default() }),
-            Err(message) => Err(EnvironmentError::Unreachable { place, message }),
+            Err(message) => Err(Unreachable { place, message }),
         }
     }
 
@@ -132,8 +143,8 @@ impl AgentConnection {
     /// Asks whether the same agent still answers; if so, the connection is beyond doubt again.
     ///
     /// # Errors
-    /// [`EnvironmentError::Unreachable`], also where another agent answers by now.
-    pub async fn check(&self) -> Result<(), EnvironmentError> {
+    /// [`Unreachable`], also where another agent answers by now.
+    pub async fn check(&self) -> Result<(), Unreachable> {
         let message = match hello(&self.channel).await {
             Ok(identity) if identity == self.identity => {
                 self.in_doubt.store(false, Ordering::Relaxed);
@@ -142,7 +153,7 @@ impl AgentConnection {
             Ok(identity) => format!("agent {} was replaced by agent {}", self.identity.pid, identity.pid),
             Err(message) => message,
         };
-        Err(EnvironmentError::Unreachable { place: self.place.clone(), message })
+        Err(Unreachable { place: self.place.clone(), message })
     }
 
     /// GitLab's step-runner service.
