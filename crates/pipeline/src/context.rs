@@ -106,6 +106,8 @@ pub struct Context {
     /// Includes that this machine cannot reach ([`SourceError::Unreachable`]) are left out with a warning, and jobs that lack
     /// a part are kept: for looking at a pipeline, not for running it.
     pub stubs_includes: bool,
+    /// Every include is read, whatever its rules say: for fetching all that may be needed.
+    pub ignores_include_rules: bool,
     /// Decisions name the values that rules compared. It costs a look at each of them, so only `explain` asks for it.
     pub explains: bool,
 }
@@ -235,6 +237,9 @@ pub enum SourceError {
 
 /// The port to files: the only way in which this room learns about the world.
 pub trait Sources {
+    /// Is told of files that will be read, before the first of them is: they may be got side by side.
+    fn prefetch(&self, _targets: &[IncludeTarget]) {}
+
     /// Reads one file.
     ///
     /// # Errors

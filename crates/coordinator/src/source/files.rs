@@ -1,20 +1,20 @@
-//! The pipeline room's port to files, over a snapshot and the user's local checkouts.
+//! The pipeline room's port to files: the snapshot, the user's local folders, pins, and the network.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::sync::Arc;
 
 use muster_pipeline::context::{Changes, ComponentFields, IncludeTarget, IncludedFile, Origin, SourceError, Sources};
 use parking_lot::Mutex;
 
-use super::git::{Git, line, nul_separated};
-use super::include::{IncludeConfig, remote};
+use super::blobs::BlobReader;
+use super::git::{Git, line};
+use super::include::IncludeConfig;
+use super::pins::{Pin, name_of, name_of_tree};
+use super::remote::Remotes;
 use super::snapshot::Snapshot;
-
-/// The largest file that is read: a little more than what GitLab takes, so that the loader sees that it is too large.
-const FILE_LIMIT: u64 = 11 << 20;
+use super::tree::{Tree, is_repository, read_file, read_in, resolve, unread};
+use super::vendor::{Vendor, VendorOptions};
+use super::versions;
 
 /// The files of a pipeline that runs on a snapshot.
 pub struct SnapshotSources {
@@ -26,6 +26,11 @@ pub struct SnapshotSources {
     server: String,
     runtime: tokio::runtime::Handle,
     reader: Mutex<Option<BlobReader>>,
+    remotes: Remotes,
+    /// Only while everything is fetched and pinned anew.
+    vendor: Option<Vendor>,
+    /// The pins that were used, by their names.
+    used: Mutex<BTreeMap<String, Pin>>,
 }
 
 impl SnapshotSources {
@@ -47,10 +52,32 @@ impl SnapshotSources {
             server: server.into(),
             runtime,
             reader: Mutex::new(None),
+            remotes: Remotes::default(),
+            vendor: None,
+            used: Mutex::default(),
         }
     }
 
-    /// A file of the snapshot by its path from the root; none if it is not there or is no plain file.
+    /// Fetches and pins what has no local folder, instead of using pins.
+    #[must_use]
+    pub fn vendoring(mut self, options: VendorOptions) -> Self {
+        self.vendor = Some(Vendor::new(options, self.runtime.clone()));
+        self
+    }
+
+    /// What was fetched and pinned so far.
+    #[must_use]
+    pub fn pinned(&self) -> Vec<Pin> {
+        self.vendor.as_ref().map(Vendor::pins).unwrap_or_default()
+    }
+
+    /// The pins that were used so far.
+    #[must_use]
+    pub fn used_pins(&self) -> Vec<Pin> {
+        self.used.lock().values().cloned().collect()
+    }
+
+    /// A file of the snapshot by its path from the root; `None` if it does not exist or is no plain file.
     ///
     /// # Errors
     /// [`SourceError`] if git cannot read it.
@@ -60,162 +87,251 @@ impl SnapshotSources {
         };
         let mut reader = self.reader.lock();
         if reader.is_none() {
-            *reader = Some(BlobReader::start(&Git::bare(&self.snapshot.repository)).map_err(|error| said(&error))?);
+            *reader = Some(BlobReader::start(&Git::bare(&self.snapshot.repository)).map_err(|error| unread(&error))?);
         }
         let Some(open) = reader.as_mut() else { return Ok(None) };
-        let bytes = open.read(&entry.object).map_err(|error| said(&error));
+        let bytes = open.read(&entry.object).map_err(|error| unread(&error));
         if bytes.is_err() {
             *reader = None; // The conversation is out of step; the next read starts a new one.
         }
         bytes
     }
 
-    /// The checkout of a project, and the commit of it that a ref names.
-    fn checkout(&self, project: &str, git_ref: Option<&str>) -> Result<(Git, String), SourceError> {
+    /// The local tree of a project at a ref; `None` if the project is not on this machine.
+    fn local(&self, project: &str, git_ref: Option<&str>) -> Result<Option<Tree>, SourceError> {
         let git = if project == self.project_path {
             self.snapshot.git.clone()
         } else {
-            let folder = self.config.projects.get(project).ok_or_else(|| {
-                SourceError::Unreachable(format!(
-                    "project `{project}` is not on this machine; clone it and name its folder in {}:\n\
-                     [projects]\n\"{project}\" = \"/path/to/its/checkout\"",
-                    self.config.config_file.display()
-                ))
-            })?;
-            Git::discover(folder)
+            match self.config.folder_of(project) {
+                None => return Ok(None),
+                Some(folder) if is_repository(folder) => Git::discover(folder),
+                Some(folder) => return Ok(Some(Tree::Folder(folder.clone()))),
+            }
         };
         let commit = resolve(&git, git_ref)?.ok_or_else(|| {
             let git_ref = git_ref.unwrap_or("HEAD");
             SourceError::NotFound(format!("project `{project}` has no branch, tag or commit `{git_ref}`"))
         })?;
-        Ok((git, commit))
+        Ok(Some(Tree::Commit { git, commit }))
     }
 
-    /// The repository and version of a component, with the path of its project.
-    fn component(&self, address: &str, version: &str) -> Result<(Git, String, Option<String>), SourceError> {
+    fn read_project(&self, project: &str, git_ref: &Option<String>, path: &str) -> Result<IncludedFile, SourceError> {
+        let origin = Origin::Project { project: project.to_owned(), git_ref: git_ref.clone() };
+        let name = format!("{project}:{path}");
+        if let Some(tree) = self.local(project, git_ref.as_deref())? {
+            let missing = || SourceError::NotFound(format!("Project `{project}` file `{path}` does not exist!"));
+            let bytes = tree.read(path)?.ok_or_else(missing)?;
+            return Ok(IncludedFile { name, bytes, origin, component: None });
+        }
+        let (project, path) = (project.to_owned(), path.to_owned());
+        let target = IncludeTarget::Project { project: project.clone(), git_ref: git_ref.clone(), path: path.clone() };
+        if let Some((_, bytes)) = self.pin(name_of(&target))? {
+            return Ok(IncludedFile { name, bytes, origin, component: None });
+        }
+        match &self.vendor {
+            Some(vendor) => vendor.project(&project, git_ref, &path),
+            None => Err(self.no_project(&project)),
+        }
+    }
+
+    fn no_project(&self, project: &str) -> SourceError {
+        SourceError::Unreachable(format!(
+            "project `{project}` is not on this machine; `muster ci vendor` fetches and pins it, or name a folder with its \
+             files in {}:\n[projects]\n\"{project}\" = \"/path/to/its/checkout\"",
+            self.config.config_file.display()
+        ))
+    }
+
+    /// The content that is pinned under a name, unless everything is pinned anew.
+    fn pin(&self, name: Option<String>) -> Result<Option<(Pin, Vec<u8>)>, SourceError> {
+        let pin = name.and_then(|name| self.config.pins.get(&name));
+        let Some(pin) = pin.filter(|_| self.vendor.is_none()) else { return Ok(None) };
+        let bytes = self.config.pins.content(pin).map_err(|error| SourceError::Unreachable(error.to_string()))?;
+        self.used.lock().insert(pin.include.clone(), pin.clone());
+        Ok(Some((pin.clone(), bytes)))
+    }
+
+    /// The local tree and version of a component; `None` if its project is not on this machine.
+    fn local_component(&self, address: &str, version: &str) -> Result<Option<(Tree, Option<String>)>, SourceError> {
         let (base, _) = address.rsplit_once('/').unwrap_or((address, ""));
         let project = base.split_once('/').map_or(base, |(_, project)| project);
         let own = base == format!("{}/{}", self.server, self.project_path);
         let git = if own {
             self.snapshot.git.clone()
-        } else if let Some(folder) = self.config.components.get(base).or_else(|| self.config.projects.get(project)) {
-            Git::discover(folder)
         } else {
-            return Err(SourceError::Unreachable(format!(
-                "the project of component `{address}` is not on this machine; clone it and name its folder in {}:\n\
-                 [components]\n\"{base}\" = \"/path/to/its/checkout\"",
-                self.config.config_file.display()
-            )));
+            match self.config.components.get(base).or_else(|| self.config.projects.get(project)) {
+                None => return Ok(None),
+                Some(folder) if is_repository(folder) => Git::discover(folder),
+                Some(folder) => {
+                    let version = versions::parse(version).map(|_| version.to_owned());
+                    return Ok(Some((Tree::Folder(folder.clone()), version)));
+                }
+            }
         };
         if own && (version == self.snapshot.head.sha || version == self.snapshot.sha) {
-            return Ok((git, self.snapshot.sha.clone(), None));
+            return Ok(Some((Tree::Commit { git, commit: self.snapshot.sha.clone() }, None)));
         }
         if let Some(commit) = resolve(&git, Some(version))? {
-            return Ok((git, commit, parse_version(version).map(|_| version.to_owned())));
+            let version = versions::parse(version).map(|_| version.to_owned());
+            return Ok(Some((Tree::Commit { git, commit }, version)));
         }
-        let tags = git.run(&["tag", "--list"]).map_err(|error| unreachable(&error))?;
+        let tags = git.run(&["tag", "--list"]).map_err(|error| super::tree::unreachable(&error))?;
         let tags = String::from_utf8_lossy(&tags).into_owned();
-        let tag = newest(tags.lines(), version).ok_or_else(|| {
+        let tag = versions::newest(tags.lines(), version).ok_or_else(|| {
             SourceError::NotFound(format!("component `{address}` has no version `{version}`: no such tag or branch"))
         })?;
         let commit = resolve(&git, Some(tag))?;
         let commit =
             commit.ok_or_else(|| SourceError::NotFound(format!("tag `{tag}` of `{address}` has no commit")))?;
-        Ok((git, commit, Some(tag.to_owned())))
+        Ok(Some((Tree::Commit { git, commit }, Some(tag.to_owned()))))
     }
 
     fn read_component(&self, address: &str, version: &str) -> Result<IncludedFile, SourceError> {
-        let (git, commit, tag) = self.component(address, version)?;
         let (base, name) = address.rsplit_once('/').unwrap_or(("", address));
-        let paths = [format!("templates/{name}.yml"), format!("templates/{name}/template.yml")];
-        for path in &paths {
-            if let Some(bytes) = read_at(&git, &commit, path)? {
-                let project = base.split_once('/').map_or(base, |(_, project)| project).to_owned();
-                return Ok(IncludedFile {
-                    name: format!("{address}@{version}"),
-                    bytes,
-                    origin: Origin::Project { project, git_ref: Some(commit.clone()) },
-                    component: Some(ComponentFields {
-                        name: name.to_owned(),
-                        sha: commit,
-                        version: tag,
-                        reference: version.to_owned(),
-                    }),
-                });
+        let project = base.split_once('/').map_or(base, |(_, project)| project).to_owned();
+        let included = |bytes, sha: String, tag| IncludedFile {
+            name: format!("{address}@{version}"),
+            bytes,
+            origin: Origin::Project { project, git_ref: (!sha.is_empty()).then(|| sha.clone()) },
+            component: Some(ComponentFields {
+                name: name.to_owned(),
+                sha,
+                version: tag,
+                reference: version.to_owned(),
+            }),
+        };
+        if let Some((tree, tag)) = self.local_component(address, version)? {
+            let paths = [format!("templates/{name}.yml"), format!("templates/{name}/template.yml")];
+            for path in &paths {
+                if let Some(bytes) = tree.read(path)? {
+                    let commit = match tree {
+                        Tree::Commit { commit, .. } => commit,
+                        Tree::Folder(_) => String::new(),
+                    };
+                    return Ok(included(bytes, commit, tag));
+                }
             }
+            return Err(SourceError::NotFound(format!(
+                "component `{address}@{version}` has neither `{}` nor `{}`",
+                paths[0], paths[1]
+            )));
         }
-        Err(SourceError::NotFound(format!(
-            "component `{address}@{version}` has neither `{}` nor `{}`",
-            paths[0], paths[1]
-        )))
+        let target = IncludeTarget::Component { address: address.to_owned(), version: version.to_owned() };
+        if let Some((pin, bytes)) = self.pin(name_of(&target))? {
+            return Ok(included(bytes, pin.commit.unwrap_or_default(), pin.version));
+        }
+        match &self.vendor {
+            Some(vendor) => vendor.component(address, version),
+            None => Err(SourceError::Unreachable(format!(
+                "the project of component `{address}` is not on this machine; `muster ci vendor` fetches and pins it, or name \
+                 a folder with its files in {}:\n[components]\n\"{base}\" = \"/path/to/its/checkout\"",
+                self.config.config_file.display()
+            ))),
+        }
     }
 
     fn read_template(&self, name: &str) -> Result<IncludedFile, SourceError> {
-        let Some(folder) = &self.config.templates else {
+        let included = |bytes| IncludedFile { name: name.to_owned(), bytes, origin: Origin::Detached, component: None };
+        if let Some(folder) = &self.config.templates {
+            let missing = || SourceError::NotFound(format!("there is no template `{}`", folder.join(name).display()));
+            let bytes = read_in(folder, name).ok().flatten().ok_or_else(missing)?;
+            return Ok(included(bytes));
+        }
+        let target = IncludeTarget::Template { name: name.to_owned() };
+        if let Some((_, bytes)) = self.pin(name_of(&target))? {
+            return Ok(included(bytes));
+        }
+        let Some(vendor) = &self.vendor else {
             return Err(SourceError::Unreachable(format!(
-                "template `{name}` comes with a GitLab server, not with muster; get GitLab's folder of templates \
-                 (lib/gitlab/ci/templates) and name it in {}:\n[templates]\nfolder = \"/path/to/templates\"",
+                "template `{name}` comes with a GitLab server, not with muster; `muster ci vendor` fetches and pins it, or get \
+                 GitLab's folder of templates (lib/gitlab/ci/templates) and name it in {}:\n[templates]\nfolder = \
+                 \"/path/to/templates\"",
                 self.config.config_file.display()
             )));
         };
-        let plain = Path::new(name).components().all(|part| matches!(part, std::path::Component::Normal(_)));
-        let file = folder.join(name);
-        let missing = || SourceError::NotFound(format!("there is no template `{}`", file.display()));
-        if !plain {
-            return Err(missing());
+        let url = vendor.template_url(name);
+        let bytes = self.fetched(&url).map_err(|error| {
+            SourceError::Unreachable(format!("template `{name}` could not be fetched from {url}: {error}"))
+        })?;
+        vendor.pin_remote(&target, &url, &bytes)?;
+        Ok(included(bytes))
+    }
+
+    fn read_remote(&self, url: &str) -> Result<IncludedFile, SourceError> {
+        let included = |bytes| IncludedFile { name: url.to_owned(), bytes, origin: Origin::Detached, component: None };
+        if let Some(file) = self.config.mapped(url) {
+            let missing = || format!("`{url}` is mapped to `{}`, which is not a file", file.display());
+            let bytes = read_file(&file).ok().flatten().ok_or_else(|| SourceError::NotFound(missing()))?;
+            return Ok(included(bytes));
         }
-        // A named pipe would hold up whoever opens it, and a device has no end.
-        if !file.is_file() {
-            return Err(missing());
+        let target = IncludeTarget::Remote { url: url.to_owned() };
+        if let Some((_, bytes)) = self.pin(name_of(&target))? {
+            return Ok(included(bytes));
         }
-        let mut bytes = Vec::new();
-        let read = std::fs::File::open(&file).and_then(|file| file.take(FILE_LIMIT).read_to_end(&mut bytes));
-        read.map_err(|_| missing())?;
-        Ok(IncludedFile { name: name.to_owned(), bytes, origin: Origin::Detached, component: None })
+        let bytes = self
+            .fetched(url)
+            .map_err(|error| SourceError::Unreachable(format!("Remote file `{url}` could not be fetched: {error}")))?;
+        if let Some(vendor) = &self.vendor {
+            vendor.pin_remote(&target, url, &bytes)?;
+        }
+        Ok(included(bytes))
+    }
+
+    fn fetched(&self, url: &str) -> super::remote::Fetched {
+        self.runtime.block_on(self.remotes.fetch(vec![url.to_owned()], &self.config));
+        self.remotes.get(url)
+    }
+
+    /// The URL that has to be asked for a target, if it is not on this machine.
+    fn url_of(&self, target: &IncludeTarget) -> Option<String> {
+        let IncludeTarget::Remote { url } = target else { return None };
+        let is_here = self.config.mapped(url).is_some()
+            || self.vendor.is_none() && name_of(target).is_some_and(|name| self.config.pins.get(&name).is_some());
+        (!is_here).then(|| url.clone())
     }
 }
 
 impl Sources for SnapshotSources {
+    fn prefetch(&self, targets: &[IncludeTarget]) {
+        let urls: Vec<String> = targets.iter().filter_map(|target| self.url_of(target)).collect();
+        if urls.len() > 1 {
+            self.runtime.block_on(self.remotes.fetch(urls, &self.config));
+        }
+    }
+
     fn read(&self, target: &IncludeTarget) -> Result<IncludedFile, SourceError> {
-        let plain = |name: String, bytes, origin| IncludedFile { name, bytes, origin, component: None };
         match target {
             IncludeTarget::Local { origin: Origin::Root, path } => match self.read_root(path)? {
-                Some(bytes) => Ok(plain(path.clone(), bytes, Origin::Root)),
+                Some(bytes) => Ok(IncludedFile { name: path.clone(), bytes, origin: Origin::Root, component: None }),
                 None => Err(SourceError::NotFound(format!("Local file `{path}` does not exist!"))),
             },
             IncludeTarget::Local { origin: Origin::Project { project, git_ref }, path }
-            | IncludeTarget::Project { project, git_ref, path } => {
-                let (git, commit) = self.checkout(project, git_ref.as_deref())?;
-                let bytes = read_at(&git, &commit, path)?.ok_or_else(|| {
-                    SourceError::NotFound(format!("Project `{project}` file `{path}` does not exist!"))
-                })?;
-                let origin = Origin::Project { project: project.clone(), git_ref: git_ref.clone() };
-                Ok(plain(format!("{project}:{path}"), bytes, origin))
-            }
+            | IncludeTarget::Project { project, git_ref, path } => self.read_project(project, git_ref, path),
             IncludeTarget::Local { origin: Origin::Detached, path } => Err(SourceError::NotFound(format!(
                 "Local file `{path}` cannot be included from a remote file or a template: it has no repository"
             ))),
-            IncludeTarget::Remote { url } => match self.runtime.block_on(remote(url, &self.config)) {
-                Ok(bytes) => Ok(plain(url.clone(), bytes, Origin::Detached)),
-                Err(error) => {
-                    Err(SourceError::Unreachable(format!("Remote file `{url}` could not be fetched: {error}")))
-                }
-            },
+            IncludeTarget::Remote { url } => self.read_remote(url),
             IncludeTarget::Template { name } => self.read_template(name),
             IncludeTarget::Component { address, version } => self.read_component(address, version),
         }
     }
 
     fn paths(&self, origin: &Origin) -> Result<Arc<BTreeSet<String>>, SourceError> {
-        match origin {
-            Origin::Root => Ok(Arc::clone(&self.snapshot.tracked_paths)),
-            Origin::Project { project, git_ref } => {
-                let (git, commit) = self.checkout(project, git_ref.as_deref())?;
-                let output = git.run(&["ls-tree", "-r", "-z", "--name-only", "--full-tree", &commit]);
-                let output = output.map_err(|error| unreachable(&error))?;
-                Ok(Arc::new(nul_separated(&output).map(|path| String::from_utf8_lossy(path).into_owned()).collect()))
-            }
-            Origin::Detached => Ok(Arc::default()),
+        let (project, git_ref) = match origin {
+            Origin::Root => return Ok(Arc::clone(&self.snapshot.tracked_paths)),
+            Origin::Detached => return Ok(Arc::default()),
+            Origin::Project { project, git_ref } => (project, git_ref),
+        };
+        if let Some(tree) = self.local(project, git_ref.as_deref())? {
+            return Ok(Arc::new(tree.paths()?));
+        }
+        if let Some((_, bytes)) = self.pin(Some(name_of_tree(project, git_ref)))? {
+            let text = String::from_utf8_lossy(&bytes);
+            return Ok(Arc::new(text.lines().map(str::to_owned).collect()));
+        }
+        match &self.vendor {
+            Some(vendor) => Ok(Arc::new(vendor.paths(project, git_ref)?.into_iter().collect())),
+            None => Err(self.no_project(project)),
         }
     }
 
@@ -239,109 +355,6 @@ impl Sources for SnapshotSources {
             })
             .collect()
     }
-}
-
-/// The commit of a ref in a checkout; `HEAD` without one.
-fn resolve(git: &Git, git_ref: Option<&str>) -> Result<Option<String>, SourceError> {
-    let name = git_ref.unwrap_or("HEAD");
-    if name.starts_with('-') {
-        return Ok(None);
-    }
-    for asked in [name.to_owned(), format!("refs/remotes/origin/{name}")] {
-        let asked = format!("{asked}^{{commit}}");
-        let output = git.output(&["rev-parse", "--verify", "--quiet", &asked]).map_err(|error| unreachable(&error))?;
-        if output.status.success() {
-            return Ok(Some(line(&output.stdout)));
-        }
-        // `--quiet` is silent for a missing ref, so words mean something worse.
-        if !output.stderr.is_empty() {
-            return Err(unreachable(&git.failure(&["rev-parse"], &output)));
-        }
-    }
-    Ok(None)
-}
-
-/// A plain file of a commit; none if it is not there.
-fn read_at(git: &Git, commit: &str, path: &str) -> Result<Option<Vec<u8>>, SourceError> {
-    let mut reader = BlobReader::start(git).map_err(|error| said(&error))?;
-    // The protocol is one line per question, so a path with a line break cannot be asked for, and no file has one here.
-    if path.contains('\n') {
-        return Ok(None);
-    }
-    reader.read(&format!("{commit}:{path}")).map_err(|error| said(&error))
-}
-
-fn unreachable(error: &super::SnapshotError) -> SourceError {
-    SourceError::Unreachable(error.to_string())
-}
-
-fn said(error: &std::io::Error) -> SourceError {
-    SourceError::Unreachable(format!("cannot read files through `git cat-file`: {error}"))
-}
-
-/// A conversation with `git cat-file --batch`.
-struct BlobReader {
-    child: Child,
-    questions: ChildStdin,
-    answers: BufReader<ChildStdout>,
-}
-
-impl BlobReader {
-    fn start(git: &Git) -> std::io::Result<Self> {
-        let mut command = git.command(&["cat-file", "--batch"]);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
-        match (child.stdin.take(), child.stdout.take()) {
-            (Some(questions), Some(answers)) => Ok(Self { child, questions, answers: BufReader::new(answers) }),
-            _ => Err(std::io::Error::other("the process has no pipes")),
-        }
-    }
-
-    /// The bytes of a file by its name in git's terms; none if there is none, or it is no file.
-    fn read(&mut self, name: &str) -> std::io::Result<Option<Vec<u8>>> {
-        writeln!(self.questions, "{name}")?;
-        let mut head = String::new();
-        self.answers.read_line(&mut head)?;
-        let mut words = head.trim_end().rsplit(' ');
-        let (size, kind) = (words.next().and_then(|size| size.parse::<u64>().ok()), words.next());
-        let Some(size) = size else {
-            return if head.is_empty() { Err(std::io::ErrorKind::UnexpectedEof.into()) } else { Ok(None) };
-        };
-        let mut bytes = Vec::new();
-        self.answers.by_ref().take(size.min(FILE_LIMIT)).read_to_end(&mut bytes)?;
-        let rest = size.saturating_sub(FILE_LIMIT) + 1; // The line end after the content.
-        std::io::copy(&mut self.answers.by_ref().take(rest), &mut std::io::sink())?;
-        Ok((kind == Some("blob")).then_some(bytes))
-    }
-}
-
-impl Drop for BlobReader {
-    fn drop(&mut self) {
-        // It ends by itself when its input closes; this makes sure, and leaves no zombie.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// `1.2.3` or `v1.2.3` as numbers; none for pre-releases and other tags.
-fn parse_version(text: &str) -> Option<(u64, u64, u64)> {
-    let text = text.strip_prefix('v').unwrap_or(text);
-    let text = text.split_once('+').map_or(text, |(text, _)| text);
-    let mut parts = text.split('.').map(|part| part.parse().ok());
-    let version = (parts.next()??, parts.next()??, parts.next()??);
-    parts.next().is_none().then_some(version)
-}
-
-/// The newest of `tags` that `wanted` (`~latest`, `1`, `1.2`) admits.
-fn newest<'a>(tags: impl Iterator<Item = &'a str>, wanted: &str) -> Option<&'a str> {
-    let parts: Option<Vec<u64>> = match wanted {
-        "~latest" => Some(Vec::new()),
-        _ => wanted.split('.').map(|part| part.parse().ok()).collect(),
-    };
-    let parts = parts.filter(|parts| parts.len() < 3)?;
-    tags.filter_map(|tag| parse_version(tag).map(|version| (version, tag)))
-        .filter(|((major, minor, patch), _)| [*major, *minor, *patch].starts_with(&parts))
-        .max()
-        .map(|(_, tag)| tag)
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use muster_job::Secret;
+
 use super::SnapshotError;
 
 /// A repository as seen through the `git` program.
@@ -55,6 +57,26 @@ impl Git {
         command.args(["-c", "core.fsmonitor=false", "-c", "core.splitIndex=false", "-c", "core.safecrlf=false"]);
         command.args(["-c", "core.hooksPath=/dev/null", "-c", "advice.addEmbeddedRepo=false"]);
         command.args(arguments);
+        command
+    }
+
+    /// As [`Git::command`], for talking to servers: with what the user's environment says about that (SSH, questions for
+    /// passwords, proxies). `login` is `user:password` for the addresses that begin with a text; it is in no argument list.
+    pub(super) fn network_command<S: AsRef<OsStr>>(&self, arguments: &[S], login: Option<(&str, &Secret)>) -> Command {
+        let mut command = self.command(arguments);
+        command.env_remove("GIT_TERMINAL_PROMPT");
+        for (name, value) in std::env::vars_os().filter(|(name, _)| reaches(name)) {
+            command.env(name, value);
+        }
+        // Who sends nothing for so long is not waited for.
+        command.env("GIT_HTTP_LOW_SPEED_LIMIT", "1").env("GIT_HTTP_LOW_SPEED_TIME", "30");
+        if let Some((start, login)) = login {
+            let count = std::env::var("GIT_CONFIG_COUNT").ok().and_then(|count| count.parse::<u32>().ok()).unwrap_or(0);
+            let encoded = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, login.expose());
+            command.env("GIT_CONFIG_COUNT", (count + 1).to_string());
+            command.env(format!("GIT_CONFIG_KEY_{count}"), format!("http.{start}.extraHeader"));
+            command.env(format!("GIT_CONFIG_VALUE_{count}"), format!("Authorization: Basic {encoded}"));
+        }
         command
     }
 
@@ -114,6 +136,14 @@ fn keeps(name: &OsStr) -> bool {
     name.starts_with("GIT_CONFIG_") && name != "GIT_CONFIG_PARAMETERS"
         || name.starts_with("GIT_TRACE")
         || matches!(&*name, "GIT_EXEC_PATH" | "GIT_TEMPLATE_DIR" | "GIT_CEILING_DIRECTORIES" | "GIT_SSL_CAINFO")
+}
+
+/// Variables that say how servers are reached, and who the user is there.
+fn reaches(name: &OsStr) -> bool {
+    let name = name.to_string_lossy();
+    name.starts_with("GIT_SSH")
+        || matches!(&*name, "GIT_ASKPASS" | "GIT_TERMINAL_PROMPT" | "GIT_PROXY_COMMAND")
+        || name.starts_with("GIT_HTTP_")
 }
 
 /// Bytes of git's output as a path.

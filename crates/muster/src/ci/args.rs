@@ -34,6 +34,8 @@ pub(super) enum Command {
     Lint(LintArgs),
     /// Say what made a job what it is, or kept it out of the pipeline.
     Explain(ExplainArgs),
+    /// Fetch what includes of other projects, components, templates and URLs name, and pin it.
+    Vendor(VendorArgs),
     /// Show past runs: jobs, logs, result trees, artifacts.
     Show(ShowArgs),
     /// Open a shell in a finished job's workspace, with its variables.
@@ -58,6 +60,9 @@ pub(super) struct PipelineArgs {
     /// The file that the pipeline is written in [default: .gitlab-ci.yml at the top of the repository].
     #[arg(short, long, value_name = "FILE")]
     pub(super) file: Option<PathBuf>,
+    /// Ask no network: includes come from pins, local folders and kept copies.
+    #[arg(long)]
+    pub(super) offline: bool,
     /// The event that starts the pipeline; sets CI_PIPELINE_SOURCE and all that follows from it.
     #[arg(long, value_enum, default_value_t, hide_default_value = true, help_heading = "Event")]
     pub(super) event: Event,
@@ -185,6 +190,16 @@ pub(super) struct ExplainArgs {
     pub(super) job: String,
     #[command(flatten)]
     pub(super) look: LookArgs,
+}
+
+/// Arguments of `muster ci vendor`.
+#[derive(Debug, clap::Args)]
+pub(super) struct VendorArgs {
+    /// Keep the contents in this directory of the repository [default: as `muster-ci.lock` says, else the cache of this machine].
+    #[arg(long, value_name = "DIR")]
+    pub(super) into: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) pipeline: PipelineArgs,
 }
 
 /// Arguments of `muster ci show`.

@@ -4,15 +4,21 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
-use muster_coordinator::source::{IncludeConfig, RemotePolicy};
+use muster_coordinator::source::{IncludeConfig, Pins, RemotePolicy};
 use muster_job::{Secret, Variable};
 use muster_pipeline::context::ScopedVariable;
 use serde::Deserialize;
 
 use super::error::CiError;
 use super::read::whole_text;
+use super::ui;
 use crate::unpack::UnpackArgs;
+
+/// GitLab's own templates.
+const TEMPLATES: &str = "https://gitlab.com/gitlab-org/gitlab/-/raw/master/lib/gitlab/ci/templates";
 
 /// The file, as it is written.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -44,12 +50,18 @@ pub(super) struct Config {
 #[serde(default, deny_unknown_fields)]
 struct Templates {
     folder: Option<PathBuf>,
+    /// Where `muster ci vendor` fetches templates.
+    url: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Remote {
     offline: bool,
+    /// Seconds that all remote includes of a pipeline may take together.
+    timeout: Option<f64>,
+    /// Local files by URL, and local folders by the start of URLs, which ends with `/`.
+    map: BTreeMap<String, PathBuf>,
 }
 
 /// How long past runs are kept.
@@ -139,17 +151,38 @@ impl Config {
     }
 
     /// What stands in for other projects, templates and URLs.
-    pub(super) fn includes(&self, cache: PathBuf) -> IncludeConfig {
+    pub(super) fn includes(&self, cache: PathBuf, pins: Pins, offline: bool) -> Result<IncludeConfig, CiError> {
         let home = |path: &PathBuf| at_home(path);
         let all = |map: &BTreeMap<String, PathBuf>| map.iter().map(|(key, path)| (key.clone(), home(path))).collect();
-        IncludeConfig {
+        let limit = match self.remote.timeout {
+            None => IncludeConfig::default().remote_limit,
+            Some(seconds) => {
+                Duration::try_from_secs_f64(seconds).ok().filter(|limit| !limit.is_zero()).ok_or_else(|| {
+                    let file = self.file.display();
+                    CiError::Usage(format!(
+                        "`{file}`: `timeout` of [remote] is a number of seconds above 0, not {seconds}"
+                    ))
+                })?
+            }
+        };
+        Ok(IncludeConfig {
             projects: all(&self.projects),
             components: all(&self.components),
             templates: self.templates.folder.as_ref().map(home),
-            remote: if self.remote.offline { RemotePolicy::Offline } else { RemotePolicy::Allowed },
+            remotes: all(&self.remote.map),
+            remote: if offline || self.remote.offline { RemotePolicy::Offline } else { RemotePolicy::Allowed },
+            remote_limit: limit,
+            waits: Some(Arc::new(waits)),
             cache: Some(cache),
+            pins,
             config_file: self.file.clone(),
-        }
+        })
+    }
+
+    /// The URL before the names of templates.
+    pub(super) fn template_url(&self) -> String {
+        let url = self.templates.url.as_deref().unwrap_or(TEMPLATES);
+        format!("{}/", url.trim_end_matches('/'))
     }
 
     /// The variables of a project, those for more projects first: the more exact one wins.
@@ -190,6 +223,12 @@ impl Config {
         let fitting = self.secrets.iter().filter(|secret| matches(&secret.project, project));
         fitting.map(|secret| (secret.name.clone(), secret.value.clone())).collect()
     }
+}
+
+/// Says what is being waited for.
+fn waits(urls: &[String], left: Duration) {
+    let urls = urls.iter().map(|url| ui::plain(url)).collect::<Vec<_>>().join(", ");
+    ui::note(&format!("waiting for {urls} (at most {} more)", ui::duration(left)));
 }
 
 /// A path in which `~/` stands for the home folder.

@@ -1,10 +1,11 @@
 //! What the repository says about its project: names from the remote, default branch, the user.
 
 use muster_coordinator::source::Snapshot;
+use muster_job::Secret;
 use muster_pipeline::slug::slug;
 
 /// Facts that the predefined variables are made of.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct ProjectIdentity {
     /// `group/app`
     pub(super) path: String,
@@ -12,6 +13,10 @@ pub(super) struct ProjectIdentity {
     pub(super) server_url: Option<String>,
     /// Host and port of the remote, where it is reached by SSH.
     pub(super) ssh: Option<(String, u16)>,
+    /// What stands before a project's path in the address of its repository: `git@host:`, `https://host/`.
+    pub(super) clone_start: Option<String>,
+    /// `user:password` of a remote whose address of HTTP holds them.
+    pub(super) login: Option<Secret>,
     /// The default branch.
     pub(super) default_branch: String,
     /// `user.name`
@@ -21,13 +26,16 @@ pub(super) struct ProjectIdentity {
 }
 
 /// A remote's URL, taken apart.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 struct Remote {
     host: String,
     path: String,
     ssh_port: Option<u16>,
     /// The base of web pages: scheme, host and port.
     web: String,
+    /// What stands before the path, without a password.
+    start: String,
+    login: Option<Secret>,
 }
 
 impl ProjectIdentity {
@@ -50,6 +58,8 @@ impl ProjectIdentity {
             .unwrap_or_else(|| "main".to_owned());
         Self {
             server_url: remote.as_ref().map(|remote| remote.web.clone()),
+            clone_start: remote.as_ref().map(|remote| remote.start.clone()),
+            login: remote.as_ref().and_then(|remote| remote.login.clone()),
             ssh: remote.and_then(|remote| remote.ssh_port.map(|port| (remote.host, port))),
             path,
             default_branch,
@@ -101,12 +111,26 @@ fn parse_remote(url: &str) -> Option<Remote> {
         return match parsed.scheme() {
             scheme @ ("http" | "https") => {
                 let port = parsed.port().map(|port| format!(":{port}")).unwrap_or_default();
-                Some(Remote { web: format!("{scheme}://{host}{port}"), host, path, ssh_port: None })
+                let web = format!("{scheme}://{host}{port}");
+                let decoded = |text: &str| percent_decoded(text);
+                let login = parsed
+                    .password()
+                    .map(|password| Secret::new(format!("{}:{}", decoded(parsed.username()), decoded(password))));
+                Some(Remote { start: format!("{web}/"), web, host, path, ssh_port: None, login })
             }
             "ssh" | "git+ssh" => {
-                Some(Remote { web: format!("https://{host}"), host, path, ssh_port: Some(parsed.port().unwrap_or(22)) })
+                let (user, port) = (parsed.username(), parsed.port());
+                let user = if user.is_empty() { String::new() } else { format!("{user}@") };
+                let shown = port.map(|port| format!(":{port}")).unwrap_or_default();
+                let start = format!("ssh://{user}{host}{shown}/");
+                let web = format!("https://{host}");
+                Some(Remote { start, web, host, path, ssh_port: Some(port.unwrap_or(22)), login: None })
             }
-            "git" => Some(Remote { web: format!("https://{host}"), host, path, ssh_port: None }),
+            "git" => {
+                let port = parsed.port().map(|port| format!(":{port}")).unwrap_or_default();
+                let (start, web) = (format!("git://{host}{port}/"), format!("https://{host}"));
+                Some(Remote { start, web, host, path, ssh_port: None, login: None })
+            }
             _ => None,
         };
     }
@@ -116,7 +140,15 @@ fn parse_remote(url: &str) -> Option<Remote> {
         return None;
     }
     let host = user_host.rsplit('@').next()?.to_owned();
-    Some(Remote { web: format!("https://{host}"), host, path: clean(path)?, ssh_port: Some(22) })
+    let (start, web) = (format!("{user_host}:"), format!("https://{host}"));
+    Some(Remote { start, web, host, path: clean(path)?, ssh_port: Some(22), login: None })
+}
+
+/// A part of a URL with its `%41` as the letters that they stand for.
+fn percent_decoded(text: &str) -> String {
+    // As the value of a form, which a plus must not be in.
+    let encoded = format!("x={}", text.replace('+', "%2B"));
+    url::form_urlencoded::parse(encoded.as_bytes()).map(|(_, value)| value.into_owned()).collect()
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ mod git_facts;
 mod graph;
 mod lint;
 mod list;
+mod pins;
 mod predefined;
 mod prepare;
 mod read;
@@ -31,6 +32,7 @@ mod state;
 mod svg;
 pub(crate) mod ui;
 mod variables;
+mod vendor;
 
 use std::process::ExitCode;
 
@@ -85,6 +87,7 @@ async fn dispatch(args: Args) -> Result<ExitCode, CiError> {
         Command::Graph(args) => graph::graph(args).await,
         Command::Lint(args) => lint::lint(args).await,
         Command::Explain(args) => explain::explain(args).await,
+        Command::Vendor(args) => vendor::vendor(args).await,
         Command::Show(args) => show::show(args).await,
         Command::Shell(args) => return shell::shell(args).await,
         Command::Clean(args) => clean::clean(&args),

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use muster_coordinator::SharedSources;
-use muster_coordinator::source::{Snapshot, SnapshotSources};
+use muster_coordinator::source::{Pin, Snapshot, SnapshotSources};
 use muster_pipeline::Compiled;
 use muster_pipeline::context::Context;
 use muster_pipeline::diagnostic::Severity;
@@ -14,6 +14,7 @@ use super::config::Config;
 use super::context::{RunFacts, context};
 use super::error::CiError;
 use super::git_facts::ProjectIdentity;
+use super::pins::{LOCK_FILE, Lock};
 use super::read::start_of_file;
 use super::state::{ProjectState, find_worktree};
 use super::ui;
@@ -38,8 +39,8 @@ pub(super) struct Prepared {
 pub(super) struct Target<'a> {
     /// The bare repository to make.
     pub(super) store: &'a Path,
-    /// The coordinator's address.
-    pub(super) server_url: &'a str,
+    /// The coordinator's address, if one runs.
+    pub(super) server_url: Option<&'a str>,
     /// The number of the run.
     pub(super) iid: u64,
     /// What it is compiled for.
@@ -92,8 +93,51 @@ async fn compiled(args: &LookArgs, purpose: Purpose) -> Result<(Prepared, tempfi
     let store = folder.path().join("store.git");
     let iid = project.run_numbers().last().map_or(1, |last| last + 1);
     let stubs_includes = args.include_stub;
-    let target = Target { store: &store, server_url: NO_SERVER, iid, purpose, stubs_includes };
+    let target = Target { store: &store, server_url: None, iid, purpose, stubs_includes };
     Ok((prepare(&args.pipeline, project, &target).await?, folder))
+}
+
+/// All that a pipeline is compiled from.
+pub(super) struct Gathered {
+    pub(super) project: ProjectState,
+    pub(super) config: Config,
+    pub(super) snapshot: Arc<Snapshot>,
+    pub(super) identity: ProjectIdentity,
+    /// `CI_SERVER_FQDN`
+    pub(super) server: String,
+    pub(super) context: Context,
+    pub(super) sources: SnapshotSources,
+    /// The file that the pipeline is written in.
+    pub(super) text: Vec<u8>,
+}
+
+/// Takes the snapshot, and reads what belongs to it. It blocks.
+pub(super) fn gather(
+    args: &PipelineArgs,
+    project: ProjectState,
+    target: &Target<'_>,
+    runtime: tokio::runtime::Handle,
+) -> Result<Gathered, CiError> {
+    let config = Config::load()?;
+    let snapshot = Snapshot::take(&args.place.directory, target.store)?;
+    let identity = ProjectIdentity::of(&snapshot);
+    let file = ConfigFile::find(args, &snapshot.worktree)?;
+    let text = file.read()?;
+    let server_url = target.server_url.unwrap_or(NO_SERVER);
+    let run = RunFacts { server_url, project_id: project.project_id, iid: target.iid, config_path: &file.name };
+    let context = Context {
+        explains: target.purpose == Purpose::Explain,
+        stubs_includes: target.stubs_includes,
+        ..context(args, &config, &snapshot, &identity, &run)?
+    };
+    let snapshot = Arc::new(snapshot);
+    let server = identity.server_or(server_url);
+    let server = server.split_once("://").map_or(server, |(_, host)| host).to_owned();
+    let cache = project.includes();
+    let lock = Lock::read(&snapshot.worktree)?.unwrap_or_default();
+    let includes = config.includes(cache.clone(), lock.pins(&snapshot.worktree, &cache), args.offline)?;
+    let sources = SnapshotSources::new(Arc::clone(&snapshot), includes, &identity.path, &server, runtime);
+    Ok(Gathered { project, config, snapshot, identity, server, context, sources, text })
 }
 
 /// Takes the snapshot, and compiles the pipeline. Configuration errors are in [`Prepared::compiled`].
@@ -102,33 +146,26 @@ pub(super) async fn prepare(
     project: ProjectState,
     target: &Target<'_>,
 ) -> Result<Prepared, CiError> {
-    let config = Config::load()?;
     let runtime = tokio::runtime::Handle::current();
-    let (args, store) = (args.clone(), target.store.to_owned());
-    let (server_url, iid, purpose) = (target.server_url.to_owned(), target.iid, target.purpose);
-    let stubs_includes = target.stubs_includes;
+    let (args, store, server_url) = (args.clone(), target.store.to_owned(), target.server_url.map(str::to_owned));
+    let Target { iid, purpose, stubs_includes, .. } = *target;
     let work = tokio::task::spawn_blocking(move || {
-        let snapshot = Snapshot::take(&args.place.directory, &store)?;
-        let identity = ProjectIdentity::of(&snapshot);
-        let file = ConfigFile::find(&args, &snapshot.worktree)?;
-        let text = file.read()?;
-        let project_id = project.project_id;
-        let run = RunFacts { server_url: &server_url, project_id, iid, config_path: &file.name };
-        let context = Context {
-            explains: purpose == Purpose::Explain,
-            stubs_includes,
-            ..context(&args, &config, &snapshot, &identity, &run)?
-        };
-        let snapshot = Arc::new(snapshot);
-        let server = identity.server_or(&server_url);
-        let server = server.split_once("://").map_or(server, |(_, host)| host);
-        let includes = config.includes(project.includes());
-        let sources: SharedSources =
-            Arc::new(SnapshotSources::new(Arc::clone(&snapshot), includes, &identity.path, server, runtime));
-        let compiled = muster_pipeline::compile(&text, &context, &*sources);
-        Ok(Prepared { project, config, snapshot, identity, context, compiled, sources })
+        let target = Target { store: &store, server_url: server_url.as_deref(), iid, purpose, stubs_includes };
+        let Gathered { project, config, snapshot, identity, context, sources, text, .. } =
+            gather(&args, project, &target, runtime)?;
+        let compiled = muster_pipeline::compile(&text, &context, &sources);
+        tell_pins(&sources.used_pins());
+        Ok(Prepared { project, config, snapshot, identity, context, compiled, sources: Arc::new(sources) })
     });
     work.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+}
+
+/// Says which pins stand for includes.
+fn tell_pins(pins: &[Pin]) {
+    if !pins.is_empty() {
+        let pins: Vec<String> = pins.iter().map(|pin| ui::plain(&pin.summary())).collect();
+        ui::note(&format!("pinned by {LOCK_FILE}: {}", pins.join(", ")));
+    }
 }
 
 /// The file that the pipeline is written in.

@@ -204,18 +204,32 @@ impl<'a> Loader<'a> {
 
     /// The merged maps of the entries of `include`.
     fn include(&mut self, include: &Node, origin: &Origin, depth: usize) -> Map {
-        let mut merged = Map::default();
+        let mut asked = Vec::new();
         for entry in entry::entries(include, &mut self.diagnostics) {
             let let_in = entry.rules.as_ref().is_none_or(|rules| {
                 let (patterns, diagnostics) = (&mut self.patterns, &mut self.diagnostics);
                 rules::lets_in(rules, self.context, self.sources, origin, patterns, diagnostics)
             });
-            if !let_in {
+            let targets =
+                if let_in || self.context.ignores_include_rules { Some(self.targets(&entry, origin)) } else { None };
+            asked.push((entry, targets));
+        }
+        let mut targets = asked.iter().filter_map(|(_, targets)| targets.as_ref()).flatten();
+        let left = self.limits.includes.saturating_sub(self.included);
+        let new: Vec<IncludeTarget> = (targets.by_ref().take(left))
+            .filter(|(target, _)| !self.files.contains_key(target))
+            .map(|(target, _)| target.clone())
+            .collect();
+        self.sources.prefetch(&new);
+
+        let mut merged = Map::default();
+        for (entry, targets) in asked {
+            let Some(targets) = targets else {
                 let what = target::described(&entry.location);
                 let outcome = IncludeOutcome::KeptOutByRules;
                 self.includes.push(IncludeRecord { what, included_at: entry.span, depth, outcome });
                 continue;
-            }
+            };
             let given: Vec<Given> = (entry.inputs.iter())
                 .flat_map(|(map, _)| map.iter())
                 .map(|(name, value)| Given {
@@ -225,7 +239,7 @@ impl<'a> Loader<'a> {
                     value: GivenValue::Node(value.node.clone()),
                 })
                 .collect();
-            for (target, place) in self.targets(&entry, origin) {
+            for (target, place) in targets {
                 if self.is_over_limit {
                     return merged;
                 }

@@ -11,6 +11,7 @@
 
 mod block;
 mod body;
+mod children;
 mod entry;
 mod extends;
 pub(crate) mod gaps;
@@ -32,6 +33,7 @@ use crate::diagnostic::{Diagnostic, Severity, SourceMap};
 use crate::limits::Limits;
 use crate::node::{Node, SourceId, Span};
 use crate::patterns::Patterns;
+pub use children::children;
 use gaps::Gaps;
 
 /// Findings after which unknown names are not compared with all known ones any more, which costs their product.

@@ -149,9 +149,10 @@ struct Ready {
 /// Takes the snapshot, compiles and selects; none if the event makes no pipeline.
 async fn ready(args: &RunArgs, project: super::state::ProjectState, run: &Run) -> Result<Option<Ready>, CiError> {
     let door = Door::open(args.listen).await?;
+    let url = door.url();
     let target = Target {
         store: &run.folder.join("store.git"),
-        server_url: &door.url(),
+        server_url: Some(&url),
         iid: run.number,
         purpose: Purpose::Run,
         stubs_includes: false,

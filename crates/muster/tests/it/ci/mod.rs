@@ -5,6 +5,7 @@ mod disk;
 mod external;
 mod failures;
 mod habits;
+mod includes;
 mod questions;
 mod reasons;
 mod run;

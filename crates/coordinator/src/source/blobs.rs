@@ -1,0 +1,53 @@
+//! File contents out of a repository, through one `git cat-file --batch`.
+
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+
+use super::git::Git;
+
+/// The largest file that is read: a little more than what GitLab takes, so that the loader sees that it is too large.
+pub(super) const FILE_LIMIT: u64 = 11 << 20;
+
+/// A conversation with `git cat-file --batch`.
+pub(super) struct BlobReader {
+    child: Child,
+    questions: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl BlobReader {
+    /// Starts git.
+    pub(super) fn start(git: &Git) -> io::Result<Self> {
+        let mut command = git.command(&["cat-file", "--batch"]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+        match (child.stdin.take(), child.stdout.take()) {
+            (Some(questions), Some(answers)) => Ok(Self { child, questions, answers: BufReader::new(answers) }),
+            _ => Err(io::Error::other("the process has no pipes")),
+        }
+    }
+
+    /// The bytes of a file by its name in git's terms; `None` if there is none, or it is no file.
+    pub(super) fn read(&mut self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        writeln!(self.questions, "{name}")?;
+        let mut head = String::new();
+        self.answers.read_line(&mut head)?;
+        let mut words = head.trim_end().rsplit(' ');
+        let (size, kind) = (words.next().and_then(|size| size.parse::<u64>().ok()), words.next());
+        let Some(size) = size else {
+            return if head.is_empty() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(None) };
+        };
+        let mut bytes = Vec::new();
+        self.answers.by_ref().take(size.min(FILE_LIMIT)).read_to_end(&mut bytes)?;
+        let rest = size.saturating_sub(FILE_LIMIT) + 1; // The line end after the content.
+        io::copy(&mut self.answers.by_ref().take(rest), &mut io::sink())?;
+        Ok((kind == Some("blob")).then_some(bytes))
+    }
+}
+
+impl Drop for BlobReader {
+    fn drop(&mut self) {
+        // It ends by itself when its input closes; this makes sure, and leaves no zombie.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,159 @@
+//! Files at URLs: fetched side by side, within one limit of time, and kept for times without a network.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use sha2::{Digest as _, Sha256};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::include::{IncludeConfig, RemotePolicy};
+use super::pins::keep;
+
+/// The largest file that is read from the network, in bytes: what GitLab takes for one file.
+const REMOTE_LIMIT: usize = 2 << 20;
+/// How long all files of a pipeline may take together: GitLab's own limit.
+pub(super) const TOTAL_LIMIT: Duration = Duration::from_secs(30);
+/// Part of the limit after which it is told what is being waited for.
+const SILENCE: u32 = 15;
+
+/// Why a URL could not be had.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(super) enum RemoteError {
+    #[error("the network is switched off by `--offline` or `[remote] offline`, and there is no kept copy")]
+    Offline,
+    #[error("the server answered {0}")]
+    Status(reqwest::StatusCode),
+    #[error("the file is larger than {} MiB", REMOTE_LIMIT >> 20)]
+    TooLarge,
+    #[error("no answer: all remote files together may take {} seconds", .0.as_secs_f32())]
+    TimeOut(Duration),
+    #[error("{0}")]
+    Http(String),
+}
+
+/// The content behind a URL, or why there is none.
+pub(super) type Fetched = Result<Vec<u8>, RemoteError>;
+
+/// The URLs of one pipeline.
+#[derive(Debug, Default)]
+pub(super) struct Remotes {
+    /// When the first of them was asked for.
+    started: Mutex<Option<Instant>>,
+    fetched: Mutex<HashMap<String, Fetched>>,
+}
+
+impl Remotes {
+    /// Gets the bytes behind URLs, side by side.
+    pub(super) async fn fetch(&self, urls: Vec<String>, config: &IncludeConfig) {
+        let urls: Vec<String> = urls.into_iter().filter(|url| !self.fetched.lock().contains_key(url)).collect();
+        if urls.is_empty() {
+            return;
+        }
+        let started = *self.started.lock().get_or_insert_with(Instant::now);
+        let limit = config.remote_limit;
+        let (deadline, silence) = (started + limit, Instant::now() + limit / SILENCE);
+        let mut waiting = urls.clone();
+        let mut tasks = JoinSet::new();
+        for url in urls {
+            let config = config.clone();
+            tasks.spawn(async move {
+                let fetched = fetch_or_kept(&url, &config, deadline).await;
+                (url, fetched)
+            });
+        }
+        let mut is_told = false;
+        while !waiting.is_empty() {
+            tokio::select! {
+                joined = tasks.join_next() => match joined {
+                    Some(Ok((url, fetched))) => {
+                        waiting.retain(|other| *other != url);
+                        self.fetched.lock().insert(url, fetched);
+                    }
+                    // A panic of one of them: asked for again, the URL is an error.
+                    Some(Err(_)) => {}
+                    None => return,
+                },
+                () = tokio::time::sleep_until(silence), if !is_told => {
+                    is_told = true;
+                    if let Some(waits) = &config.waits {
+                        waits(&waiting, deadline.saturating_duration_since(Instant::now()));
+                    }
+                }
+            }
+        }
+    }
+
+    /// What was fetched.
+    pub(super) fn get(&self, url: &str) -> Fetched {
+        let known = self.fetched.lock().get(url).cloned();
+        known.unwrap_or_else(|| Err(RemoteError::Http("it was not fetched".to_owned())))
+    }
+}
+
+/// Called with what is being waited for and how long it may still take.
+pub type Waits = Arc<dyn Fn(&[String], Duration) + Send + Sync>;
+
+/// Gets the bytes behind a URL, and keeps them.
+async fn fetch_or_kept(url: &str, config: &IncludeConfig, deadline: Instant) -> Fetched {
+    let kept = config.cache.as_ref().map(|folder| folder.join(hex::encode(Sha256::digest(url))));
+    if config.remote == RemotePolicy::Offline {
+        return read_kept(&kept).ok_or(RemoteError::Offline);
+    }
+    let fetched = tokio::time::timeout_at(deadline, fetch(url));
+    match fetched.await.unwrap_or(Err(RemoteError::TimeOut(config.remote_limit))) {
+        Ok(bytes) => {
+            if let Some(file) = &kept
+                && let Err(error) = keep(file, &bytes)
+            {
+                tracing::debug!(%error, file = %file.display(), "cannot keep a fetched include");
+            }
+            Ok(bytes)
+        }
+        // A server that says no is believed; a network that is down is not.
+        Err(error @ (RemoteError::Http(_) | RemoteError::TimeOut(_))) => match read_kept(&kept) {
+            Some(bytes) => {
+                tracing::warn!(url, %error, "cannot fetch the include; the copy of an earlier run is used");
+                Ok(bytes)
+            }
+            None => Err(error),
+        },
+        Err(error) => Err(error),
+    }
+}
+
+fn read_kept(kept: &Option<PathBuf>) -> Option<Vec<u8>> {
+    kept.as_ref().and_then(|file| std::fs::read(file).ok())
+}
+
+async fn fetch(url: &str) -> Fetched {
+    let said = |error: reqwest::Error| RemoteError::Http(chain(&error));
+    let client = reqwest::Client::builder().build().map_err(said)?;
+    let mut response = client.get(url).send().await.map_err(said)?;
+    if !response.status().is_success() {
+        return Err(RemoteError::Status(response.status()));
+    }
+    let mut bytes = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(said)? {
+        if bytes.len() + chunk.len() > REMOTE_LIMIT {
+            return Err(RemoteError::TooLarge);
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(bytes)
+}
+
+/// An error with its causes: reqwest's own text leaves out the one that matters.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        next = cause.source();
+    }
+    text
+}

@@ -1,0 +1,263 @@
+//! Fetches what includes name, for `muster ci vendor`: over git with the user's own credentials, and over HTTP.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use muster_job::Secret;
+use muster_pipeline::context::{ComponentFields, IncludeTarget, IncludedFile, Origin, SourceError};
+use parking_lot::Mutex;
+
+use super::git::{Git, line};
+use super::pins::{Pin, digest, keep, name_of, name_of_tree};
+use super::tree::{Tree, unreachable};
+use super::versions;
+
+/// How long one call of git may take.
+const GIT_LIMIT: Duration = Duration::from_secs(300);
+
+/// Where `muster ci vendor` fetches from.
+#[derive(Debug, Clone)]
+pub struct VendorOptions {
+    /// What stands before a project's path in the address of its repository: `git@host:`, `https://host/`. `None`: the
+    /// project has no remote with a host.
+    pub projects: Option<String>,
+    /// User and password of the remote's address, where it is one of HTTP that holds them.
+    pub login: Option<Secret>,
+    /// `CI_SERVER_FQDN`: components of this host are fetched as projects are.
+    pub server: String,
+    /// The URL before a template's name, with a `/` at its end.
+    pub templates: String,
+    /// The folder of the contents.
+    pub folder: PathBuf,
+    /// The folder of fetched repositories.
+    pub repositories: PathBuf,
+}
+
+/// Fetches and pins.
+pub(super) struct Vendor {
+    options: VendorOptions,
+    runtime: tokio::runtime::Handle,
+    pins: Mutex<BTreeMap<String, Pin>>,
+    /// Repositories by project path and ref, with the commit: a project is the same one through a whole run.
+    trees: Mutex<HashMap<(String, Option<String>), Source>>,
+}
+
+/// A fetched commit.
+#[derive(Debug, Clone)]
+struct Source {
+    url: String,
+    git: Git,
+    commit: String,
+    version: Option<String>,
+}
+
+impl Source {
+    fn tree(&self) -> Tree {
+        Tree::Commit { git: self.git.clone(), commit: self.commit.clone() }
+    }
+}
+
+impl Vendor {
+    pub(super) fn new(options: VendorOptions, runtime: tokio::runtime::Handle) -> Self {
+        Self { options, runtime, pins: Mutex::default(), trees: Mutex::default() }
+    }
+
+    /// Everything that was pinned.
+    pub(super) fn pins(&self) -> Vec<Pin> {
+        self.pins.lock().values().cloned().collect()
+    }
+
+    /// A file of another project.
+    pub(super) fn project(
+        &self,
+        project: &str,
+        git_ref: &Option<String>,
+        path: &str,
+    ) -> Result<IncludedFile, SourceError> {
+        let source = self.source(project, git_ref)?;
+        let bytes = source
+            .tree()
+            .read(path)?
+            .ok_or_else(|| SourceError::NotFound(format!("Project `{project}` file `{path}` does not exist!")))?;
+        let origin = Origin::Project { project: project.to_owned(), git_ref: git_ref.clone() };
+        let target =
+            IncludeTarget::Project { project: project.to_owned(), git_ref: git_ref.clone(), path: path.to_owned() };
+        self.pin(name_of(&target).unwrap_or_default(), &source, &bytes)?;
+        Ok(IncludedFile { name: format!("{project}:{path}"), bytes, origin, component: None })
+    }
+
+    /// The paths of another project.
+    pub(super) fn paths(&self, project: &str, git_ref: &Option<String>) -> Result<Vec<String>, SourceError> {
+        let source = self.source(project, git_ref)?;
+        let paths: Vec<String> = source.tree().paths()?.into_iter().collect();
+        self.pin(name_of_tree(project, git_ref), &source, paths.join("\n").as_bytes())?;
+        Ok(paths)
+    }
+
+    /// A component.
+    pub(super) fn component(&self, address: &str, version: &str) -> Result<IncludedFile, SourceError> {
+        let (base, name) = address.rsplit_once('/').unwrap_or(("", address));
+        let (host, project) = base.split_once('/').unwrap_or(("", base));
+        let url = match &self.options.projects {
+            Some(start) if host == self.options.server => repository(start, project),
+            _ => format!("https://{host}/{project}.git"),
+        };
+        let source = self.versioned(&url, address, version)?;
+        let git_ref = Some(source.commit.clone());
+        self.trees.lock().insert((project.to_owned(), git_ref.clone()), source.clone());
+        let tree = source.tree();
+        for path in [format!("templates/{name}.yml"), format!("templates/{name}/template.yml")] {
+            let Some(bytes) = tree.read(&path)? else { continue };
+            let target = IncludeTarget::Component { address: address.to_owned(), version: version.to_owned() };
+            self.pin(name_of(&target).unwrap_or_default(), &source, &bytes)?;
+            let origin = Origin::Project { project: project.to_owned(), git_ref };
+            let (sha, version_of) = (source.commit.clone(), source.version.clone());
+            let (name, reference) = (name.to_owned(), version.to_owned());
+            let component = Some(ComponentFields { name, sha, version: version_of, reference });
+            return Ok(IncludedFile { name: format!("{address}@{version}"), bytes, origin, component });
+        }
+        Err(SourceError::NotFound(format!(
+            "component `{address}@{version}` has neither `templates/{name}.yml` nor `templates/{name}/template.yml`"
+        )))
+    }
+
+    /// The address of a template.
+    pub(super) fn template_url(&self, name: &str) -> String {
+        format!("{}{name}", self.options.templates)
+    }
+
+    /// Pins what was fetched over HTTP.
+    pub(super) fn pin_remote(&self, target: &IncludeTarget, url: &str, bytes: &[u8]) -> Result<(), SourceError> {
+        let include = name_of(target).unwrap_or_default();
+        self.keep(Pin { include, from: url.to_owned(), commit: None, version: None, sha256: digest(bytes) }, bytes)
+    }
+
+    fn pin(&self, include: String, source: &Source, bytes: &[u8]) -> Result<(), SourceError> {
+        let (from, commit, version) = (source.url.clone(), Some(source.commit.clone()), source.version.clone());
+        self.keep(Pin { include, from, commit, version, sha256: digest(bytes) }, bytes)
+    }
+
+    fn keep(&self, pin: Pin, bytes: &[u8]) -> Result<(), SourceError> {
+        let file = self.options.folder.join(&pin.sha256);
+        keep(&file, bytes).map_err(|error| {
+            SourceError::Unreachable(format!("cannot keep `{}` at `{}`: {error}", pin.include, file.display()))
+        })?;
+        self.pins.lock().insert(pin.include.clone(), pin);
+        Ok(())
+    }
+
+    /// The repository of a project, with the commit of a ref.
+    fn source(&self, project: &str, git_ref: &Option<String>) -> Result<Source, SourceError> {
+        let key = (project.to_owned(), git_ref.clone());
+        if let Some(known) = self.trees.lock().get(&key) {
+            return Ok(known.clone());
+        }
+        let start = self.options.projects.as_ref().ok_or_else(|| {
+            SourceError::Unreachable(format!(
+                "project `{project}` cannot be fetched: this repository has no remote with a host that says from where"
+            ))
+        })?;
+        let source = self.fetch(&repository(start, project), git_ref.as_deref().unwrap_or("HEAD"))?;
+        self.trees.lock().insert(key, source.clone());
+        Ok(source)
+    }
+
+    /// The repository of a component, with the commit of a version: a branch, tag or commit, else the newest tag that fits.
+    fn versioned(&self, url: &str, address: &str, version: &str) -> Result<Source, SourceError> {
+        let git = self.repository(url)?;
+        let output = self.git(&git, &["ls-remote", "--", url])?;
+        let refs: Vec<String> = String::from_utf8_lossy(&output)
+            .lines()
+            .filter_map(|line| line.split_once('\t'))
+            .map(|(_, name)| name.to_owned())
+            .collect();
+        let is_ref = ["refs/heads/", "refs/tags/"]
+            .iter()
+            .any(|kind| refs.iter().any(|name| *name == format!("{kind}{version}")));
+        if is_ref || is_commit(version) {
+            let source = self.fetch(url, version)?;
+            return Ok(Source { version: versions::parse(version).map(|_| version.to_owned()), ..source });
+        }
+        let tags = refs.iter().filter_map(|name| name.strip_prefix("refs/tags/"));
+        let tag = versions::newest(tags, version).ok_or_else(|| {
+            SourceError::NotFound(format!(
+                "component `{address}` has no version `{version}`: no such tag or branch at {url}"
+            ))
+        })?;
+        Ok(Source { version: Some(tag.to_owned()), ..self.fetch(url, tag)? })
+    }
+
+    /// Fetches one commit.
+    fn fetch(&self, url: &str, git_ref: &str) -> Result<Source, SourceError> {
+        let git = self.repository(url)?;
+        if git_ref.starts_with('-') || git_ref.contains([':', '*', '^', '~', ' ', '\n']) {
+            return Err(SourceError::NotFound(format!("`{git_ref}` is not a name of a branch, tag or commit")));
+        }
+        let kept = format!("refs/muster/{}", digest(git_ref.as_bytes()));
+        let one = format!("+{git_ref}:{kept}");
+        let fetched = self.git(&git, &["fetch", "--quiet", "--no-tags", "--depth=1", "--", url, &one]);
+        let name = match fetched {
+            Ok(_) => kept,
+            // Not every server hands out a commit by its id, and none by the start of it.
+            Err(_) if is_commit(git_ref) => {
+                let all = ["+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"];
+                let mut arguments = vec!["fetch", "--quiet"];
+                if self.git(&git, &["rev-parse", "--is-shallow-repository"]).is_ok_and(|output| line(&output) == "true")
+                {
+                    arguments.push("--unshallow");
+                }
+                arguments.extend(["--", url]);
+                arguments.extend(all);
+                self.git(&git, &arguments)?;
+                git_ref.to_owned()
+            }
+            Err(error) => return Err(error),
+        };
+        let output = git.run(&["rev-parse", "--verify", "--quiet", &format!("{name}^{{commit}}")]);
+        let commit = output.map(|output| line(&output));
+        let commit =
+            commit.map_err(|_| SourceError::NotFound(format!("`{url}` has no branch, tag or commit `{git_ref}`")))?;
+        Ok(Source { url: url.to_owned(), git, commit, version: None })
+    }
+
+    /// The folder of a repository's fetched commits.
+    fn repository(&self, url: &str) -> Result<Git, SourceError> {
+        let folder = self.options.repositories.join(digest(url.as_bytes()));
+        if !folder.join("HEAD").is_file() {
+            let made = std::fs::create_dir_all(&folder);
+            made.map_err(|error| SourceError::Unreachable(format!("cannot make `{}`: {error}", folder.display())))?;
+            let git = Git::discover(&folder);
+            git.run(&["init", "--quiet", "--bare", "."]).map_err(|error| unreachable(&error))?;
+        }
+        Ok(Git::bare(&folder))
+    }
+
+    /// Runs git with the user's own way to reach servers.
+    fn git(&self, git: &Git, arguments: &[&str]) -> Result<Vec<u8>, SourceError> {
+        let login = self.options.projects.as_deref().zip(self.options.login.as_ref());
+        let mut command = tokio::process::Command::from(git.network_command(arguments, login));
+        command.kill_on_drop(true);
+        let output = self.runtime.block_on(async { tokio::time::timeout(GIT_LIMIT, command.output()).await });
+        match output {
+            Ok(Ok(output)) if output.status.success() => Ok(output.stdout),
+            Ok(Ok(output)) => Err(unreachable(&git.failure(arguments, &output))),
+            Ok(Err(error)) => Err(SourceError::Unreachable(format!("cannot start git: {error}"))),
+            Err(_) => Err(SourceError::Unreachable(format!(
+                "`git {}` did not end within {} minutes",
+                arguments.join(" "),
+                GIT_LIMIT.as_secs() / 60
+            ))),
+        }
+    }
+}
+
+/// The address of a project's repository.
+fn repository(start: &str, project: &str) -> String {
+    format!("{start}{project}.git")
+}
+
+/// Whether a name may be the id of a commit, or the start of one.
+fn is_commit(name: &str) -> bool {
+    name.len() >= 7 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
