@@ -69,6 +69,102 @@ fn entries_are_limited() {
     }
 }
 
+/// The name of a directory with `depth - 1` others above it.
+fn nested(depth: usize) -> String {
+    (1..=depth).map(|n| n.to_string()).collect::<Vec<_>>().join("/")
+}
+
+#[test]
+fn directories_that_a_name_implies_count_as_entries() {
+    let limits = Limits { entries: 20, ..Limits::default() };
+    let listed: Vec<Item> =
+        (1..=10).flat_map(|depth| [directory(&nested(depth)), file(&format!("{}/f", nested(depth)), "")]).collect();
+    for (format, archive) in FORMATS {
+        for items in [vec![file(&format!("{}/f", nested(20)), "")], vec![directory(&nested(21))]] {
+            let place = Place::new();
+            let error = place.unpack(format, &archive(&items), &limits).unwrap_err();
+            assert_eq!(error.to_string(), "the archive has more than 20 entries", "{format:?}");
+            assert!(place.inside().len() <= 20, "{format:?}: {} directories", place.inside().len());
+        }
+        // A directory that has its own entry counts once, and so does one that many files are in.
+        let shared: Vec<Item> = (0..15).map(|n| file(&format!("{}/{n}", nested(5)), "")).collect();
+        let one = vec![file(&format!("{}/f", nested(19)), "")];
+        for items in [one, vec![directory(&nested(20))], listed.clone(), shared] {
+            Place::new().unpack(format, &archive(&items), &limits).unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_entry_with_many_directories_stops_when_it_is_asked_to() {
+    for (format, archive) in FORMATS {
+        let (place, result) = stopped_after(3, format, &archive(&[file(&format!("{}/f", nested(500)), "")]));
+        assert!(matches!(result, Err(UnpackError::Stopped)), "{format:?}: {result:?}");
+        assert!(nesting(&place.root()) <= 3, "{format:?}: {} directories", nesting(&place.root()));
+    }
+}
+
+#[test]
+fn a_large_entry_stops_when_it_is_asked_to() {
+    for (format, archive) in FORMATS {
+        let (place, result) = stopped_after(5, format, &archive(&[file("large", &"0".repeat(16 << 20))]));
+        assert!(matches!(result, Err(UnpackError::Stopped)), "{format:?}: {result:?}");
+        let written = fs::metadata(place.root().join("large")).map_or(0, |large| large.len());
+        assert!(written <= 1 << 20, "{format:?}: {written} bytes");
+    }
+}
+
+#[test]
+fn what_is_done_at_the_end_stops_when_it_is_asked_to() {
+    let links: Vec<Item> = (0..100).map(|n| link(&format!("{n:03}"), "target")).collect();
+    let mut directories: Vec<Item> = (0..100).map(|n| directory(&format!("{n:03}"))).collect();
+    directories.iter_mut().for_each(|item| item.mode = 0o500);
+    let is_done = |path: PathBuf| {
+        fs::symlink_metadata(path).is_ok_and(|there| there.is_symlink() || there.permissions().readonly())
+    };
+    for (format, archive) in FORMATS {
+        for items in [&links, &directories] {
+            let place = Place::new();
+            // The last ones are done first.
+            let stop = || is_done(place.root().join("099"));
+            let limits = Limits::default();
+            let result = unpack(Cursor::new(archive(items)), &place.open_root(), &limits, format, &stop);
+            assert!(matches!(result, Err(UnpackError::Stopped)), "{format:?}: {result:?}");
+            assert!(!is_done(place.root().join("000")), "{format:?}");
+        }
+    }
+}
+
+/// Content without a single entry, of which the libraries read all before they return.
+#[test]
+fn an_archive_of_nothing_stops_when_it_is_asked_to() {
+    // A frame that readers pass over: its magic and its length.
+    let skipped = [&b"\x50\x2a\x4d\x18\0\x10\0\0"[..], &[0; 4096]].concat().repeat(1000);
+    let empty = zstd::encode_all(&b""[..], 1).unwrap().repeat(200_000);
+    let mut gzip = Vec::new();
+    flate2::write::GzEncoder::new(&mut gzip, flate2::Compression::fast()).finish().unwrap();
+    for (format, archive) in
+        [(Format::TarZstd, skipped), (Format::TarZstd, empty), (Format::TarGzip, gzip.repeat(200_000))]
+    {
+        let (_place, result) = stopped_after(5, format, &archive);
+        assert!(matches!(result, Err(UnpackError::Stopped)), "{format:?}: {result:?}");
+    }
+}
+
+/// Unpacks until `stop` was asked that often.
+fn stopped_after(questions: usize, format: Format, archive: &[u8]) -> (Place, Result<LeftOut, UnpackError>) {
+    let place = Place::new();
+    let asked = std::cell::Cell::new(0);
+    let stop = || asked.replace(asked.get() + 1) >= questions;
+    let result = unpack(Cursor::new(archive), &place.open_root(), &Limits::default(), format, &stop);
+    (place, result)
+}
+
+/// Number of directories, each in the one before.
+fn nesting(dir: &Path) -> usize {
+    children(dir).first().map_or(0, |child| 1 + nesting(child))
+}
+
 #[test]
 fn the_ratio_is_limited_above_its_floor() {
     let limits = Limits { ratio: 50, ratio_floor: 1 << 20, ..Limits::default() };
@@ -113,19 +209,5 @@ fn what_is_kept_until_the_end_is_limited() {
             assert_eq!(message, "the archive has more than 65536 bytes of headers; it may be damaged");
             Place::new().unpack(*format, &archive(&items[..60]), &limits).unwrap();
         }
-    }
-}
-
-#[test]
-fn reading_stops_when_it_is_asked_to() {
-    for (format, archive) in FORMATS {
-        let place = Place::new();
-        let root = place.open_root();
-        let asked = std::cell::Cell::new(0);
-        let stop = || asked.replace(asked.get() + 1) > 2;
-        let archive = archive(&[file("large", &"0".repeat(1 << 20)), file("never", "")]);
-        let result = unpack(Cursor::new(archive), &root, &Limits::default(), format, &stop);
-        assert!(matches!(result, Err(UnpackError::Stopped)), "{format:?}: {result:?}");
-        assert!(!place.root().join("never").exists());
     }
 }
