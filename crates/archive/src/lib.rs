@@ -10,15 +10,17 @@
 //! - A symbolic link of the archive is created as it is, wherever it points to, because that alone writes nothing elsewhere. Links
 //!   are created after all other entries, and no entry is written below one.
 //! - A link that exists in the directory is followed only if it is relative and leads to a directory below the same directory.
-//! - Bytes, entries, compression ratio and headers are limited ([`Limits`]).
+//! - Bytes, entries, the directories that their names imply, compression ratio and headers are limited ([`Limits`]).
 
 mod limits;
+mod meter;
 mod name;
 mod open;
 mod read;
 mod tree;
 
 pub use limits::{Exceeded, Limit, Limits};
+pub use meter::Meter;
 pub use open::{Root, create_root};
 pub use read::{Entry, EntryKind, Format, check_zip, read, read_zip_file};
 pub use tree::{LeftOut, Tree, write_new};
@@ -68,7 +70,7 @@ pub enum UnpackError {
 
 /// Unpacks an archive into an open directory. Existing files are replaced.
 ///
-/// `stop` is asked before each entry and each piece of content; `true` ends the work with [`UnpackError::Stopped`].
+/// `stop` is asked often ([`Meter::new`]); `true` ends the work with [`UnpackError::Stopped`].
 /// Entries that meet something that must not be replaced are left out and returned.
 ///
 /// # Errors
@@ -80,8 +82,9 @@ pub fn unpack<R: Read + Seek>(
     format: Format,
     stop: &dyn Fn() -> bool,
 ) -> Result<LeftOut, UnpackError> {
-    let mut tree = Tree::new(into, limits);
-    read(archive, format, limits, stop, &mut |entry, content| tree.add(entry, content))?;
+    let meter = Meter::new(*limits, stop);
+    let mut tree = Tree::new(into, &meter);
+    read(archive, format, &meter, &mut |entry, content| tree.add(entry, content))?;
     tree.finish()
 }
 

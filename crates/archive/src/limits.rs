@@ -10,6 +10,8 @@ pub struct Limits {
     /// Bytes of all files together. Defaults to 1 TiB.
     pub bytes: u64,
     /// Number of entries. Defaults to 2,000,000.
+    ///
+    /// A directory that is created because the name of an entry implies it counts as one.
     pub entries: u64,
     /// Unpacked bytes for each byte of the archive. Defaults to 1000.
     ///

@@ -12,7 +12,7 @@ use filetime::FileTime;
 use rustix::fs::OFlags;
 
 use crate::UnpackError;
-use crate::limits::{Exceeded, Limit, Limits};
+use crate::meter::Meter;
 use crate::read::{Entry, EntryKind};
 
 /// Number of left-out entries that are listed each on a line.
@@ -53,9 +53,7 @@ pub struct Tree<'a> {
     links: BTreeMap<PathBuf, PathBuf>,
     /// Permissions and times of directories, set at the end, because a read-only directory cannot be filled.
     attributes: BTreeMap<PathBuf, (u32, Option<FileTime>)>,
-    /// Bytes that `links` and `attributes` may still take.
-    retainable: u64,
-    limits: Limits,
+    meter: &'a Meter<'a>,
     left_out: LeftOut,
     buffer: Vec<u8>,
 }
@@ -67,16 +65,15 @@ impl std::fmt::Debug for Tree<'_> {
 }
 
 impl<'a> Tree<'a> {
-    /// Writes below `root`. Of `limits`, `header_bytes` bounds what is kept in memory until the end.
+    /// Writes below `root`. The meter counts the directories that names imply, and the bytes that are kept in memory until the end.
     #[must_use]
-    pub fn new(root: &'a Dir, limits: &Limits) -> Self {
+    pub fn new(root: &'a Dir, meter: &'a Meter<'a>) -> Self {
         Self {
             root,
             current: None,
             links: BTreeMap::new(),
             attributes: BTreeMap::new(),
-            retainable: limits.header_bytes,
-            limits: *limits,
+            meter,
             left_out: LeftOut::default(),
             buffer: vec![0; CHUNK],
         }
@@ -85,7 +82,8 @@ impl<'a> Tree<'a> {
     /// Writes one entry. One that meets something that must not be replaced is left out.
     ///
     /// # Errors
-    /// [`UnpackError::Io`] if the system cannot write, [`UnpackError::Broken`] if the content cannot be read.
+    /// [`UnpackError::Io`] if the system cannot write, [`UnpackError::Broken`] if the content cannot be read, and what the meter
+    /// ends the work with.
     pub fn add(&mut self, entry: &Entry, content: &mut dyn Read) -> Result<(), UnpackError> {
         if let Some(link) = self.link_above(&entry.path) {
             let reason = format!("it is below the link `{}` of the archive", link.display());
@@ -95,31 +93,28 @@ impl<'a> Tree<'a> {
         // The last of several entries with one name counts.
         self.links.remove(&entry.path);
         match self.put(entry, content) {
-            Err(PutError::Read(error)) => Err(UnpackError::Broken(error)),
-            Err(PutError::Limit(exceeded)) => Err(UnpackError::Limit(exceeded)),
             Err(PutError::Write(error)) if is_in_the_way(&error) => {
                 self.left_out.add(&entry.path, &error);
                 Ok(())
             }
-            Err(PutError::Write(source)) => Err(UnpackError::Io { name: entry.path.display().to_string(), source }),
-            Ok(()) => Ok(()),
+            put => put.map_err(|error| error.of(&entry.path)),
         }
     }
 
     fn put(&mut self, entry: &Entry, content: &mut dyn Read) -> Result<(), PutError> {
         if entry.kind == EntryKind::Directory {
-            self.directory(&entry.path)?;
+            self.directory(&entry.path, &entry.path)?;
             // The root belongs to the caller.
             if !entry.path.as_os_str().is_empty() {
-                self.retain(entry.path.as_os_str().len())?;
+                self.meter.retain(entry.path.as_os_str().len())?;
                 self.attributes.insert(entry.path.clone(), (entry.mode.unwrap_or(0o755), entry.modified));
             }
             return Ok(());
         }
         let (parent, name) = split(&entry.path)?;
-        self.directory(parent)?;
+        self.directory(parent, &entry.path)?;
         if let EntryKind::Link(target) = &entry.kind {
-            self.retain(entry.path.as_os_str().len() + target.as_os_str().len())?;
+            self.meter.retain(entry.path.as_os_str().len() + target.as_os_str().len())?;
             self.links.insert(entry.path.clone(), target.clone());
             return Ok(());
         }
@@ -131,15 +126,6 @@ impl<'a> Tree<'a> {
             .and_then(|file| fill(file, mode, entry.modified, content, &mut buffer).map(drop));
         self.buffer = buffer;
         written
-    }
-
-    /// Counts what is kept until the end.
-    fn retain(&mut self, bytes: usize) -> Result<(), PutError> {
-        match self.retainable.checked_sub(bytes as u64) {
-            Some(left) => self.retainable = left,
-            None => return Err(PutError::Limit(Exceeded { limit: Limit::HeaderBytes, max: self.limits.header_bytes })),
-        }
-        Ok(())
     }
 
     /// Returns the link of the archive that is above the path.
@@ -154,21 +140,22 @@ impl<'a> Tree<'a> {
         self.current.as_ref().map_or(self.root, |(_, dir)| dir)
     }
 
-    /// Makes a directory the current one; creates it, and those above it, if they do not exist.
-    fn directory(&mut self, path: &Path) -> io::Result<()> {
+    /// Makes a directory the current one; creates it, and those above it, if they do not exist. Those that `entry` only implies count
+    /// as entries.
+    fn directory(&mut self, path: &Path, entry: &Path) -> Result<(), PutError> {
         if path.as_os_str().is_empty() {
             self.current = None;
         } else if self.current.as_ref().is_none_or(|(current, _)| current != path) {
             let dir = match self.root.open_dir(path) {
                 Ok(dir) => dir,
-                Err(_) => self.create_directories(path)?,
+                Err(_) => self.create_directories(path, entry)?,
             };
             self.current = Some((path.to_owned(), dir));
         }
         Ok(())
     }
 
-    fn create_directories(&self, path: &Path) -> io::Result<Dir> {
+    fn create_directories(&self, path: &Path, entry: &Path) -> Result<Dir, PutError> {
         // The part that exists is opened from the root, because it may have links, and all below it from there: a deep name must
         // not take a walk from the root for each of its directories.
         let existing = path.ancestors().skip(1).find_map(|above| Some((above, self.root.open_dir(above).ok()?)));
@@ -176,19 +163,24 @@ impl<'a> Tree<'a> {
             Some((above, dir)) if !above.as_os_str().is_empty() => (above, dir),
             _ => (Path::new(""), self.root.try_clone()?),
         };
-        for part in path.strip_prefix(existing).unwrap_or(path).components() {
+        let mut missing = path.strip_prefix(existing).unwrap_or(path).components();
+        while let Some(part) = missing.next() {
+            let is_implied = path != entry || !missing.as_path().as_os_str().is_empty();
             dir = match dir.open_dir(part) {
                 Ok(next) => next,
                 Err(error) => {
                     match dir.symlink_metadata(part) {
                         Err(missing) if missing.kind() == io::ErrorKind::NotFound => {}
-                        Err(other) => return Err(other),
+                        Err(other) => return Err(other.into()),
                         Ok(metadata) if metadata.is_symlink() => {
                             let reason = "a link on its way leads out of the project or to no directory";
-                            return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
+                            return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason).into());
                         }
-                        Ok(metadata) if metadata.is_dir() => return Err(error),
+                        Ok(metadata) if metadata.is_dir() => return Err(error.into()),
                         Ok(_) => dir.remove_file(part)?,
+                    }
+                    if is_implied {
+                        self.meter.entry()?;
                     }
                     dir.create_dir(part)?;
                     dir.open_dir(part)?
@@ -201,35 +193,36 @@ impl<'a> Tree<'a> {
     /// Creates the links and sets the attributes of directories. Returns all entries that were left out.
     ///
     /// # Errors
-    /// [`UnpackError::Io`] if the system cannot write.
+    /// [`UnpackError::Io`] if the system cannot write, and what the meter ends the work with.
     pub fn finish(mut self) -> Result<LeftOut, UnpackError> {
-        let failed = |path: &Path, source| UnpackError::Io { name: path.display().to_string(), source };
         // From the end, a link is created before one that would be above it: no link is created through another.
         for (path, target) in std::mem::take(&mut self.links).into_iter().rev() {
+            self.meter.check_stop()?;
             match self.link(&path, &target) {
                 // A link without a target is `NotFound`.
-                Err(error) if is_in_the_way(&error) || error.kind() == io::ErrorKind::NotFound => {
+                Err(PutError::Write(error)) if is_in_the_way(&error) || error.kind() == io::ErrorKind::NotFound => {
                     self.left_out.add(&path, &error);
                 }
-                linked => linked.map_err(|error| failed(&path, error))?,
+                linked => linked.map_err(|error| error.of(&path))?,
             }
         }
         // From the end, a directory has its permissions before one above it takes away the right to reach it.
         for (path, (mode, modified)) in std::mem::take(&mut self.attributes).into_iter().rev() {
+            self.meter.check_stop()?;
             match self.set_attributes(&path, mode, modified) {
                 // The directory has another owner. Its files are unpacked, and that is what counts.
                 Err(error) if is_in_the_way(&error) => {}
-                set => set.map_err(|error| failed(&path, error))?,
+                set => set.map_err(|error| PutError::Write(error).of(&path))?,
             }
         }
         Ok(self.left_out)
     }
 
-    fn link(&mut self, path: &Path, target: &Path) -> io::Result<()> {
+    fn link(&mut self, path: &Path, target: &Path) -> Result<(), PutError> {
         let (parent, name) = split(path)?;
-        self.directory(parent)?;
+        self.directory(parent, path)?;
         let dir = self.current();
-        replacing(dir, name, || dir.symlink_contents(target, name))
+        Ok(replacing(dir, name, || dir.symlink_contents(target, name))?)
     }
 
     fn set_attributes(&self, path: &Path, mode: u32, modified: Option<FileTime>) -> io::Result<()> {
@@ -247,11 +240,26 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// Error of reading or of writing a file.
+/// Error of reading or of writing an entry.
 enum PutError {
-    Read(io::Error),
     Write(io::Error),
-    Limit(Exceeded),
+    /// The content cannot be read, a limit is exceeded, or the work was stopped.
+    Ended(UnpackError),
+}
+
+impl PutError {
+    fn of(self, path: &Path) -> UnpackError {
+        match self {
+            Self::Write(source) => UnpackError::Io { name: path.display().to_string(), source },
+            Self::Ended(error) => error,
+        }
+    }
+}
+
+impl From<UnpackError> for PutError {
+    fn from(error: UnpackError) -> Self {
+        Self::Ended(error)
+    }
 }
 
 impl From<io::Error> for PutError {
@@ -266,11 +274,8 @@ impl From<io::Error> for PutError {
 /// [`UnpackError::Broken`] if the content cannot be read, else [`UnpackError::Io`].
 pub fn write_new(dir: &Dir, name: &str, mode: u32, content: &mut dyn Read) -> Result<File, UnpackError> {
     let written = create(dir, OsStr::new(name), mode).map_err(PutError::Write);
-    written.and_then(|file| fill(file, mode, None, content, &mut vec![0; CHUNK])).map_err(|error| match error {
-        PutError::Read(error) => UnpackError::Broken(error),
-        PutError::Write(source) => UnpackError::Io { name: name.to_owned(), source },
-        PutError::Limit(exceeded) => UnpackError::Limit(exceeded),
-    })
+    let filled = written.and_then(|file| fill(file, mode, None, content, &mut vec![0; CHUNK]));
+    filled.map_err(|error| error.of(Path::new(name)))
 }
 
 fn create(dir: &Dir, name: &OsStr, mode: u32) -> io::Result<File> {
@@ -291,7 +296,7 @@ fn fill(
             Ok(0) => break,
             Ok(read) => read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(PutError::Read(error)),
+            Err(error) => return Err(UnpackError::Broken(error).into()),
         };
         file.write_all(buffer.get(..read).unwrap_or_default())?;
     }

@@ -1,6 +1,5 @@
 //! Reading the entries of an archive.
 
-mod meter;
 mod tar;
 mod zip;
 
@@ -10,9 +9,9 @@ use std::path::PathBuf;
 use filetime::FileTime;
 use flate2::read::MultiGzDecoder;
 
-use self::meter::Meter;
 use crate::UnpackError;
 use crate::limits::Limits;
+use crate::meter::{Meter, Packed};
 use crate::name;
 
 /// Longest target of a symbolic link in bytes.
@@ -75,7 +74,7 @@ pub struct Entry {
 /// Called for each entry with its content.
 type Visit<'a, E> = dyn FnMut(&Entry, &mut dyn Read) -> Result<(), E> + 'a;
 
-/// Calls `visit` for each entry of the archive, in its order.
+/// Calls `visit` for each entry of the archive, in its order. `meter` is a new one.
 ///
 /// Every entry that is visited has a name inside of the directory and is a directory, a file or a symbolic link. `visit` need not
 /// read the content.
@@ -85,18 +84,18 @@ type Visit<'a, E> = dyn FnMut(&Entry, &mut dyn Read) -> Result<(), E> + 'a;
 pub fn read<R: Read + Seek, E: From<UnpackError>>(
     mut archive: R,
     format: Format,
-    limits: &Limits,
-    stop: &dyn Fn() -> bool,
+    meter: &Meter<'_>,
     visit: &mut Visit<'_, E>,
 ) -> Result<(), E> {
     let size = archive.seek(SeekFrom::End(0)).and_then(|size| archive.rewind().map(|()| size));
-    let meter = Meter::new(*limits, size.map_err(UnpackError::Broken)?, stop);
+    meter.set_size(size.map_err(UnpackError::Broken)?);
+    let archive = Packed { inner: archive, meter };
     let read = match format {
-        Format::Zip => zip::read(archive, &meter, visit),
-        Format::Tar => tar::read(BufReader::new(archive), &meter, visit),
-        Format::TarGzip => tar::read(MultiGzDecoder::new(BufReader::new(archive)), &meter, visit),
+        Format::Zip => zip::read(archive, meter, visit),
+        Format::Tar => tar::read(BufReader::new(archive), meter, visit),
+        Format::TarGzip => tar::read(MultiGzDecoder::new(BufReader::new(archive)), meter, visit),
         Format::TarZstd => match zstd::Decoder::new(archive) {
-            Ok(content) => tar::read(content, &meter, visit),
+            Ok(content) => tar::read(content, meter, visit),
             Err(error) => Err(UnpackError::Broken(error).into()),
         },
     };
@@ -109,7 +108,7 @@ pub fn read<R: Read + Seek, E: From<UnpackError>>(
 /// # Errors
 /// [`UnpackError`]
 pub fn check_zip<R: Read + Seek>(archive: R, limits: &Limits) -> Result<(), UnpackError> {
-    let meter = Meter::new(*limits, u64::MAX, &|| false);
+    let meter = Meter::new(*limits, &|| false);
     zip::check(archive, &meter).map_err(|error| meter.cause().unwrap_or(error))
 }
 
@@ -118,7 +117,7 @@ pub fn check_zip<R: Read + Seek>(archive: R, limits: &Limits) -> Result<(), Unpa
 /// # Errors
 /// [`UnpackError`], with [`Limits::bytes`] as the limit of this file.
 pub fn read_zip_file<R: Read + Seek>(archive: R, name: &str, limits: &Limits) -> Result<Option<Vec<u8>>, UnpackError> {
-    let meter = Meter::new(*limits, u64::MAX, &|| false);
+    let meter = Meter::new(*limits, &|| false);
     zip::find(archive, name, &meter).map_err(|error| meter.cause().unwrap_or(error))
 }
 

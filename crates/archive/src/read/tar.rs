@@ -6,9 +6,9 @@ use std::io::{self, Read};
 use filetime::FileTime;
 use tar::{Archive, EntryType};
 
-use super::meter::{Content, Headers, Meter};
 use super::{Entry, EntryKind, MAX_LINK, Visit, broken, check_length, path};
 use crate::UnpackError;
+use crate::meter::{Content, Headers, Meter};
 
 pub(super) fn read<E: From<UnpackError>>(
     archive: impl Read,

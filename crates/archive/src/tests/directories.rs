@@ -166,7 +166,7 @@ fn entries_are_unpacked_before_all_headers_are_read() {
     let archive = Large::new(vec![(first, 1), (header, count), (tail, 1)]);
     let read = Rc::clone(&archive.read);
     let mut visited = 0;
-    let result = crate::read(archive, Format::Zip, &Limits::default(), &|| false, &mut |entry, _| {
+    let result = crate::read(archive, Format::Zip, &Meter::new(Limits::default(), &|| false), &mut |entry, _| {
         visited += 1;
         assert_eq!(entry.path, Path::new("n"));
         if visited < 3 { Ok(()) } else { Err(UnpackError::Stopped) }

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::path::{Component, Path};
 
-use muster_archive::{Entry, EntryKind, Exceeded, Format, Limits, Root, create_root, read, write_new};
+use muster_archive::{Entry, EntryKind, Exceeded, Format, Limits, Meter, Root, create_root, read, write_new};
 use sha2::{Digest as _, Sha256};
 
 use super::EXECUTABLE;
@@ -90,7 +90,7 @@ fn unpack_up_to(layer: &Path, into: &Path, limits: &Limits) -> Result<BTreeMap<S
     let dir = create_root(into, &Root::Chosen)?;
     let mut files = BTreeMap::new();
     let mut is_executable = false;
-    read(archive, format, limits, &|| false, &mut |entry, content| {
+    read(archive, format, &Meter::new(*limits, &|| false), &mut |entry, content| {
         let Some(name) = target(entry)? else { return Ok(()) };
         if files.contains_key(&name) {
             return Err(UnpackError::Twice { name });

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use muster_agent_api::result::{StepNode, StepStatus, Used};
-use muster_archive::{Entry, EntryKind, Root, Tree, create_root};
+use muster_archive::{Entry, EntryKind, Meter, Root, Tree, create_root};
 use muster_builtins::{Extraction, LimitsFrom};
 use muster_coordinator::History;
 use muster_coordinator::views::{ArtifactView, JobView, PipelineView};
@@ -317,7 +317,8 @@ fn unpack(artifact: &ArtifactView, target: &Path, limits: &UnpackArgs) -> Result
     let dir = create_root(target, &Root::Chosen).map_err(failed(target))?;
     // An archive may have a link with the report's name: it is replaced and not followed.
     let report = Entry { path: name.into(), kind: EntryKind::File, mode: None, modified: None };
-    let mut tree = Tree::new(&dir, &limits.limits());
+    let meter = Meter::new(limits.limits(), &|| false);
+    let mut tree = Tree::new(&dir, &meter);
     let added = tree.add(&report, &mut content).and_then(|()| tree.finish());
     let left_out = added.map_err(|error| failed(target)(std::io::Error::other(error)))?;
     left_out.lines().for_each(|line| ui::warning(&line));

@@ -8,9 +8,9 @@ use std::io::{self, Read, Seek, SeekFrom};
 use filetime::FileTime;
 use time::{Date, Month, PrimitiveDateTime, Time};
 
-use super::super::meter::Meter;
 use super::broken;
 use crate::UnpackError;
+use crate::meter::Meter;
 
 const END: &[u8] = b"PK\x05\x06";
 const END_BYTES: usize = 22;

@@ -9,9 +9,9 @@ use std::os::unix::ffi::OsStringExt;
 
 use self::content::content;
 use self::directory::{Directory, Header};
-use super::meter::{Content, Meter};
 use super::{Entry, EntryKind, MAX_LINK, Visit, broken, check_length, path};
 use crate::UnpackError;
+use crate::meter::{Content, Meter};
 
 /// Bits of a mode that tell the kind of a file.
 const KIND: u32 = 0o170_000;
