@@ -187,3 +187,38 @@ fn no_directory_behind_a_link_of_a_job_is_given_to_the_user_of_the_jobs() {
     assert_eq!(owner(&jobs.join("deep/builds")), owner(&jobs));
     assert_eq!(owner(&elsewhere), 0);
 }
+
+/// Starts an agent that ends at once, on a thread of its own, because what is tested may never return.
+fn start_in_vain(home: &Path) -> String {
+    let agent = executable(home, "echo 'no space left' >&2; exit 1");
+    let options = options(home, agent);
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let error = runtime.block_on(async { one_agent(options).await.map(|_| ()).unwrap_err().to_string() });
+        done.send(error).unwrap();
+    });
+    ended.recv_timeout(std::time::Duration::from_secs(20)).expect("starting an agent does not end")
+}
+
+#[test]
+fn a_fifo_in_the_place_of_the_log_or_the_lock_is_an_error_and_nothing_waits_for_it() {
+    for name in ["agent.log", "agent.lock"] {
+        let home = tempfile::tempdir().unwrap();
+        HostProvider::new(options(home.path(), "/nonexistent")).unwrap();
+        let path = home.path().join("state").join(name);
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let error = start_in_vain(home.path());
+        assert!(error.contains(name) && error.contains("it is a FIFO"), "{name}: {error}");
+    }
+}
+
+#[test]
+fn of_a_huge_log_only_the_end_is_read() {
+    let home = tempfile::tempdir().unwrap();
+    HostProvider::new(options(home.path(), "/nonexistent")).unwrap();
+    let log = std::fs::File::create(home.path().join("state/agent.log")).unwrap();
+    log.set_len(1 << 40).unwrap();
+    let error = start_in_vain(home.path());
+    assert!(error.contains("ended before it listened") && error.contains("no space left"), "{error}");
+}
