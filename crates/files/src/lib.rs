@@ -5,7 +5,7 @@
 //!
 //! - [`open`] and its variants open regular files only, and never wait. A symbolic link is followed only by [`open_chosen`].
 //! - [`read_open`] stops at a limit that the caller names.
-//! - [`read`], [`read_in`] and [`apart`] work on threads for blocking calls, and give up after [`READ_TIMEOUT`].
+//! - [`read`], [`read_in`], [`read_tail`] and [`apart`] work on threads for blocking calls, and give up after [`READ_TIMEOUT`].
 //! - [`private_directory`] creates a directory that only its owner can enter, and [`own_directory`] checks that no other user can
 //!   enter or replace one.
 //! - [`remove_tree`] removes a directory of any depth.
@@ -19,7 +19,7 @@ mod socket;
 pub use directory::{own_directory, private_directory};
 pub use regular::{
     FileError, Limit, Problem, READ_TIMEOUT, apart, open, open_at, open_chosen, open_in, open_with, read, read_in,
-    read_open,
+    read_open, read_tail,
 };
 pub use remove::{remove_locked_tree, remove_tree};
 pub use socket::listen;

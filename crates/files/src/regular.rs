@@ -1,7 +1,7 @@
 //! Opening and reading regular files.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -165,6 +165,23 @@ pub async fn read_in(dir: PathBuf, name: String, limit: Limit) -> Result<String,
     apart(&whole, move || text(read_open(open_in(&dir, &name)?, &path, limit)?, &path)).await
 }
 
+/// Reads the last `bytes` of the file at `path`, or all of a shorter one. What is not UTF-8 is replaced.
+///
+/// # Errors
+/// [`FileError`].
+pub async fn read_tail(path: PathBuf, bytes: u64) -> Result<String, FileError> {
+    let whole = path.clone();
+    let tail = apart(&whole, move || {
+        let mut file = open(&path)?;
+        let mut tail = Vec::new();
+        let length = file.seek(SeekFrom::End(0));
+        let start = length.and_then(|length| file.seek(SeekFrom::Start(length.saturating_sub(bytes))));
+        let read = start.and_then(|_| file.take(bytes).read_to_end(&mut tail));
+        read.map(|_| tail).map_err(|error| FileError::new(&path, Problem::Io(error)))
+    });
+    Ok(String::from_utf8_lossy(&tail.await?).into_owned())
+}
+
 /// Does work about the file at `path` on a thread for blocking calls.
 ///
 /// # Errors
@@ -263,6 +280,20 @@ mod tests {
                 assert!(error.path.ends_with(name) && error.to_string().contains(problem), "{name}: {error}");
             }
         }
+    }
+
+    #[tokio::test]
+    async fn of_a_long_file_only_the_end_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        std::fs::write(&path, "short").unwrap();
+        assert_eq!(read_tail(path.clone(), 8).await.unwrap(), "short");
+        File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
+        std::io::Write::write_all(&mut File::options().append(true).open(&path).unwrap(), b"and the end").unwrap();
+        assert_eq!(read_tail(path.clone(), 7).await.unwrap(), "the end");
+        std::fs::remove_file(&path).unwrap();
+        fifo(&path);
+        assert!(read_tail(path, 8).await.unwrap_err().to_string().contains("it is a FIFO"));
     }
 
     #[tokio::test]

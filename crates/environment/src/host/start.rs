@@ -4,14 +4,17 @@
 //! output without the line means that it failed.
 
 use std::fs::{File, OpenOptions};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
+use tokio::time::Instant;
 
 use super::agent::HostAgent;
 use super::{HostEnvironment, HostOptions, user};
@@ -24,7 +27,11 @@ const START_LIMIT: Duration = Duration::from_secs(20);
 /// An agent that no manager was connected to for so long, and that has nothing to be fetched, ends; the next job starts one.
 const IDLE_LIMIT: Duration = Duration::from_secs(600);
 /// Bytes of the agent's log that an error shows.
-const LOG_TAIL_BYTES: usize = 1000;
+const LOG_TAIL_BYTES: u64 = 1000;
+/// Maximum time that another process may hold the lock. A manager holds it until its agent listens.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time between two tries to take the lock, for whose release the system has no event that can be canceled.
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The agent that answers on the socket; where none does, a new one.
 ///
@@ -56,24 +63,34 @@ async fn find(environment: &HostEnvironment) -> Result<Option<HostAgent>, Enviro
 }
 
 async fn lock(path: PathBuf) -> Result<File, EnvironmentError> {
-    let failed = {
-        let path = path.clone();
-        move |source| EnvironmentError::File { action: "lock", path, source }
-    };
-    // Blocks for as long as another manager waits for its agent, which START_LIMIT bounds.
-    let locked = tokio::task::spawn_blocking(move || {
-        let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path)?;
-        flock(&file, FlockOperation::LockExclusive)?;
-        Ok(file)
-    });
-    locked.await.unwrap_or_else(|error| Err(std::io::Error::other(error))).map_err(failed)
+    let failed = |source| EnvironmentError::File { action: "lock", path: path.clone(), source };
+    let deadline = Instant::now() + LOCK_TIMEOUT;
+    let file = open(&path, OpenOptions::new().create(true).truncate(false).write(true)).await.map_err(failed)?;
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => tokio::time::sleep(LOCK_POLL_INTERVAL).await,
+            Err(Errno::WOULDBLOCK) => {
+                let seconds = LOCK_TIMEOUT.as_secs();
+                let message = format!("another process has held it for {seconds} s; `fuser` shows which one, end it");
+                return Err(failed(io::Error::new(io::ErrorKind::TimedOut, message)));
+            }
+            Err(error) => return Err(failed(error.into())),
+        }
+    }
+}
+
+/// Opens a file of the state directory without waiting for what may be in its place.
+async fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let (own, mut options) = (path.to_owned(), options.mode(0o600).clone());
+    Ok(muster_files::apart(path, move || muster_files::open_with(&mut options, &own)).await?)
 }
 
 /// Starts an agent and returns the id of the child process once the agent listens.
 async fn start(options: &HostOptions, socket: &Path, spool: &Path) -> Result<Option<u32>, EnvironmentError> {
     let log_path = options.state_dir.join("agent.log");
     let failed = |message: String| EnvironmentError::Start { message, log: log_path.clone() };
-    let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&log_path);
+    let log = open(&log_path, OpenOptions::new().create(true).append(true)).await;
     let log = log.map_err(|source| EnvironmentError::File { action: "write", path: log_path.clone(), source })?;
     let mut command = Command::from(command(options, socket, spool));
     command.current_dir(user::agent_dir(options)).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
@@ -82,11 +99,15 @@ async fn start(options: &HostOptions, socket: &Path, spool: &Path) -> Result<Opt
     let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
     match tokio::time::timeout(START_LIMIT, ready(&mut child)).await {
         Ok(true) => Ok(child.id()),
-        Ok(false) => Err(failed(format!("it ended before it listened: {}", tail(&log_path)))),
+        Ok(false) => Err(failed(format!("it ended before it listened: {}", tail(log_path.clone()).await))),
         Err(_) => {
             let killed = child.kill().await;
             tracing::warn!(?killed, "the agent that did not become ready was killed");
-            Err(failed(format!("it did not listen within {} s: {}", START_LIMIT.as_secs(), tail(&log_path))))
+            Err(failed(format!(
+                "it did not listen within {} s: {}",
+                START_LIMIT.as_secs(),
+                tail(log_path.clone()).await
+            )))
         }
     }
 }
@@ -125,9 +146,27 @@ async fn ready(child: &mut Child) -> bool {
 }
 
 /// The end of the agent's log, for an error.
-fn tail(log: &Path) -> String {
-    let text = std::fs::read(log).unwrap_or_default();
-    let start = text.len().saturating_sub(LOG_TAIL_BYTES);
-    let text = String::from_utf8_lossy(text.get(start..).unwrap_or_default()).trim().to_owned();
-    if text.is_empty() { "it said nothing".to_owned() } else { text }
+async fn tail(log: PathBuf) -> String {
+    match muster_files::read_tail(log, LOG_TAIL_BYTES).await {
+        Ok(text) if text.trim().is_empty() => "it said nothing".to_owned(),
+        Ok(text) => text.trim().to_owned(),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lock_that_another_process_keeps_is_not_waited_for_without_limit() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("agent.lock");
+        let other = File::create(&path).unwrap();
+        flock(&other, FlockOperation::LockExclusive).unwrap();
+        let error = lock(path.clone()).await.unwrap_err().to_string();
+        assert!(error.contains("agent.lock") && error.contains("held it for 60 s"), "{error}");
+        drop(other);
+        lock(path).await.unwrap();
+    }
 }
