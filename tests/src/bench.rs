@@ -9,7 +9,7 @@ use muster_job::JobId;
 use muster_runner_api::test_support::{MemoryCoordinator, RUNNER_TOKEN, Served, serve};
 use serde_json::{Value, json};
 
-use crate::machines::{Machines, Part, kill};
+use crate::machines::{Machines, Part, kill, signal};
 use crate::process::{muster, plugin_local, until};
 use crate::proxy::Proxy;
 
@@ -241,6 +241,15 @@ impl Bench {
 
     /// SIGKILL for the manager's plugin, if there is one.
     pub fn kill_plugin(&self) -> bool {
+        self.signal_plugin("KILL")
+    }
+
+    /// SIGSTOP for the manager's plugin, if there is one: it is there, and answers nothing.
+    pub fn freeze_plugin(&self) -> bool {
+        self.signal_plugin("STOP")
+    }
+
+    fn signal_plugin(&self, name: &str) -> bool {
         let Some(manager) = &self.manager else { return false };
         let parent = format!("\nPPid:\t{}\n", manager.id());
         let is_it = |process: &Path| {
@@ -252,7 +261,7 @@ impl Bench {
         let mut pids = all
             .filter(|process| is_it(&process.path()))
             .filter_map(|process| process.file_name().to_str()?.parse().ok());
-        pids.next().is_some_and(kill)
+        pids.next().is_some_and(|pid| signal(name, pid))
     }
 
     /// The agent of this host, if there is one: its lock names it.

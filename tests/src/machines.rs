@@ -112,7 +112,8 @@ pub fn kill(pid: i32) -> bool {
     signal("KILL", pid)
 }
 
-fn signal(name: &str, pid: i32) -> bool {
+/// A signal by its name; whether the process was there.
+pub fn signal(name: &str, pid: i32) -> bool {
     let sent = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).output();
     sent.is_ok_and(|sent| sent.status.success())
 }

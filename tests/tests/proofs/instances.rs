@@ -299,3 +299,23 @@ fn agents(bench: &Bench) -> Vec<i32> {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     all.filter_map(|process| process.file_name().to_str()?.parse().ok()).filter(is_agent).collect()
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn instances_that_a_plugin_without_answers_leaves_are_named_before_shutdown_timeout_ends_the_manager() {
+    let autoscaler = "max_instances = 1\n    delete_instances_on_shutdown = true\n    \
+                      [[runners.autoscaler.policy]]\n      idle_count = 1\n      idle_time = \"1h\"";
+    let mut bench = Bench::with_instances(1, autoscaler, "").await;
+    bench.push(1, &["echo done"], &json!({}));
+    assert_eq!(bench.coordinator.wait_for_end(JOB).await.status, JobStatus::Success, "{}", bench.log());
+    let machines = bench.machines.names();
+    bench.edit("concurrent = 1", "shutdown_timeout = 4\nconcurrent = 1");
+    bench.signal("HUP");
+    until("the configuration is loaded", || bench.log().contains("Configuration loaded")).await;
+    assert!(bench.freeze_plugin(), "{}", bench.log());
+    bench.signal("TERM");
+    until("the manager ends", || !bench.is_managed()).await;
+    let log = bench.log();
+    let told = log.lines().find(|line| line.contains("these instances are left")).unwrap_or_default();
+    assert!(!machines.is_empty() && machines.iter().all(|name| told.contains(name)), "{machines:?}\n{log}");
+    bench.machines.end();
+}
