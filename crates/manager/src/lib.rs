@@ -39,6 +39,6 @@ mod system_id;
 pub use admission::RunnerFigures;
 pub use fleets::{EXPLAIN_PATH, STATUS_PATH};
 pub use manager::{Control, Figures, Manager, ManagerError, Order, Quota};
-pub use providers::Instances;
+pub use providers::{Instances, log_instances_left};
 pub use requests::info;
 pub use system_id::system_id;

@@ -7,7 +7,7 @@
 mod shelf;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,6 +32,8 @@ const SHELL: &str = "shell";
 const INSTANCE: &str = "instance";
 /// For the instances of a runner that is not in the file any more.
 const RETIRE_LIMIT: Duration = Duration::from_secs(60);
+/// What becomes of instances that a manager leaves.
+const FOUND_AGAIN: &str = "the next start finds them";
 
 /// What instances need of this machine.
 #[derive(Debug, Clone)]
@@ -308,10 +310,21 @@ impl Providers {
         let fleets = std::mem::take(&mut self.fleets);
         let stopped = join_all(fleets.into_values().map(|Fleet { provider, labels, .. }| async move {
             let left = provider.stop(limit).await;
-            told(&labels.runner_name, &left, "the next start finds them");
+            told(&labels.runner_name, &left, FOUND_AGAIN);
         }));
         let retired = async { while self.ending.join_next().await.is_some() {} };
         let _ = tokio::join!(stopped, tokio::time::timeout(limit, retired));
+    }
+}
+
+/// Logs the instances of each runner that the books in `folder` name, for a manager that is ended before it has done so.
+pub fn log_instances_left(folder: &Path) {
+    if !folder.exists() {
+        return;
+    }
+    match (Shelf { folder }).orphans(std::iter::empty(), crate::clock::unix_now()) {
+        Ok(fleets) => fleets.iter().for_each(|fleet| told(&fleet.runner, &fleet.instances, FOUND_AGAIN)),
+        Err(error) => tracing::error!(error, "the books of the instances cannot be read: which are left is not known"),
     }
 }
 

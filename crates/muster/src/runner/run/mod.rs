@@ -189,11 +189,12 @@ async fn manage(work: Work, signals: Signals) -> Result<ExitCode, RunError> {
     telemetry.metrics.configuration_loaded(true);
     let instances = instances(&work.host.state_dir)
         .map_err(|source| RunError::Path { path: PathBuf::from("/proc/self/exe"), source })?;
+    let books = instances.books.clone();
     let provider = Arc::new(provider(work.host, work.settings.token_variables.clone())?);
     let manager = Manager::new(work.settings.clone(), work.store, provider, Arc::clone(&telemetry));
     let (control, orders) = Control::new();
     let manager = tokio::spawn(manager.with_instances(instances).with_quota(work.quota).run(orders));
-    let running = Running::new(work.source, work.settings, control, manager, telemetry);
+    let running = Running::new(work.source, work.settings, control, manager, telemetry, books);
     let mut running = std::pin::pin!(running.until_end(signals));
     let ended = tokio::select! {
         ended = &mut running => ended,

@@ -9,7 +9,7 @@ use muster_manager::config::runtime;
 use muster_manager::reload::{ConfigWatch, Reload};
 use muster_manager::rotation::Rotation;
 use muster_manager::settings::Settings;
-use muster_manager::{Control, ManagerError, Order};
+use muster_manager::{Control, ManagerError, Order, log_instances_left};
 use muster_telemetry::Telemetry;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
@@ -61,6 +61,8 @@ pub(super) struct Running {
     telemetry: Arc<Telemetry>,
     /// Of the file's tokens.
     rotation: Option<Rotation>,
+    /// Where the books of instances are.
+    books: PathBuf,
     stopping: Stopping,
 }
 
@@ -71,12 +73,13 @@ impl Running {
         control: Control,
         manager: JoinHandle<Result<(), ManagerError>>,
         telemetry: Arc<Telemetry>,
+        books: PathBuf,
     ) -> Self {
         let rotate = |source: &Source| {
             Rotation::start(source.config.clone(), Arc::new(SystemClock), &telemetry, settings.clone())
         };
         let rotation = source.as_ref().map(rotate);
-        Self { source, settings, control, manager, telemetry, rotation, stopping: Stopping::No }
+        Self { source, settings, control, manager, telemetry, rotation, books, stopping: Stopping::No }
     }
 
     pub(super) async fn until_end(mut self, mut signals: Signals) -> Result<ExitCode, RunError> {
@@ -117,8 +120,8 @@ impl Running {
                 () = async { sleep_until(deadline.unwrap_or_else(Instant::now)).await }, if deadline.is_some() => {
                     let seconds = self.settings.shutdown_timeout.as_secs();
                     tracing::error!(
-                        "shutdown_timeout of {seconds} s is over before all jobs ended: their agent winds them down, and \
-                         the next start reports them"
+                        "shutdown_timeout of {seconds} s is over before everything has ended: the agent winds down jobs that \
+                         still run, and the next start reports them"
                     );
                     return Ok(self.leave(ExitCode::FAILURE).await);
                 }
@@ -221,6 +224,10 @@ impl Running {
         self.manager.abort();
         // Only that it is over counts: then nothing of it writes any more.
         let _ = (&mut self.manager).await;
+        if code == ExitCode::FAILURE {
+            // A request in flight, a job or a plugin that hangs has kept the manager from it.
+            log_instances_left(&self.books);
+        }
         code
     }
 }
@@ -270,7 +277,7 @@ mod tests {
         });
         let (control, _orders) = Control::new();
         let telemetry = Telemetry::new(&crate::observe::BUILD, &Arc::default(), SpanSettings::default());
-        let running = Running::new(None, settings, control, manager, telemetry);
+        let running = Running::new(None, settings, control, manager, telemetry, PathBuf::new());
         let ended = running.until_end(Signals::watch().unwrap()).await;
         assert!(matches!(ended, Err(RunError::Manager(ManagerError::Store(_)))), "{ended:?}");
         assert_eq!(super::super::exit_code(ended), ExitCode::FAILURE);
