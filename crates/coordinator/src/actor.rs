@@ -21,10 +21,11 @@ use tokio::sync::{broadcast, mpsc};
 use tokio::task::JoinSet;
 
 use crate::artifacts::Places;
-use crate::bridges::ChildResult;
+use crate::child::ChildResult;
 use crate::clock::{Timestamp, from_millis, to_millis};
 use crate::command::{Command, Reply, ServiceReply};
 use crate::error::{CoordinatorError, StoreError};
+use crate::facts::JobKind;
 use crate::jwt::Signer;
 use crate::keys::Keys;
 use crate::options::Options;
@@ -33,7 +34,7 @@ use crate::schedule::{self, Target};
 use crate::store::Store;
 use crate::timers::{Timer, Timers};
 use crate::traces::Traces;
-use crate::views::{Event, JobKind};
+use crate::views::Event;
 use crate::world::{Dirty, Repeated, World};
 
 /// How many commands one transaction may carry.

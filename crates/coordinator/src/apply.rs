@@ -7,11 +7,11 @@ use muster_pipeline::model::Work;
 
 use crate::actor::Actor;
 use crate::clock::{Timestamp, from_millis, to_millis};
+use crate::facts::JobKind;
 use crate::queue::Requirement;
 use crate::schedule::{Action, Event, JobRef, JobState, Outcome, Refusal};
 use crate::store::{JobDetail, JobRow};
 use crate::timers::Timer;
-use crate::views::JobKind;
 
 impl Actor {
     /// Tells the engine of a job what happened to it.

@@ -19,7 +19,6 @@ use tempfile::NamedTempFile;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-use crate::command::{NewArtifact, Upload};
 use crate::dotenv;
 use crate::error::write_failed;
 use crate::options::Limits;
@@ -72,6 +71,27 @@ const UNFINISHED: &str = ".upload-";
 const LOCKS: usize = 64;
 /// Bytes of a file name.
 const NAME_MAX: usize = 200;
+
+/// What became of an upload.
+#[derive(Debug)]
+pub(crate) enum Upload {
+    /// It is whole, and not in its place yet.
+    Received(NamedTempFile, NewArtifact),
+    /// It is a report that cannot be used, and why.
+    Refused(String),
+}
+
+/// A file that lies in its place already.
+#[derive(Debug, Clone)]
+pub(crate) struct NewArtifact {
+    pub(crate) kind: String,
+    pub(crate) format: String,
+    pub(crate) filename: String,
+    pub(crate) size: u64,
+    pub(crate) expire_in: Option<String>,
+    /// Content of a dotenv report.
+    pub(crate) dotenv: Vec<(String, String)>,
+}
 
 /// Where an artifact lies below a state folder.
 pub(crate) fn path(dir: &Path, job: JobId, kind: &str, filename: &str) -> PathBuf {

@@ -16,18 +16,12 @@ use muster_runner_api::wire::{Info, JobRequest};
 use crate::actor::{Actor, Staged};
 use crate::command::ServiceReply;
 use crate::handout::Handout;
-use crate::inherit::{Inheritance, Inherited};
+use crate::inherit::{Inheritance, Inherited, Unfit};
 use crate::payload::{self, PayloadInput, QueueFacts};
 use crate::schedule::Event;
 use crate::store::{ArtifactRow, JobRow};
 use crate::timers::Timer;
 use crate::variables::{JobVariablesInput, RunnerFacts, job_variables};
-
-/// A job that cannot be given out, and what it is dropped with.
-pub(crate) struct Unfit {
-    pub(crate) reason: FailureReason,
-    pub(crate) message: String,
-}
 
 /// A job as it is about to be given out.
 struct Prepared {

@@ -3,54 +3,21 @@
 //! The child's configuration is read and compiled on a thread of its own; the result comes back to the actor, which
 //! creates the pipeline or fails the bridge. After a crash in between, the engine asks for the child again.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use muster_job::{FailureReason, JobId, PipelineId, ProjectId, Variable};
-use muster_pipeline::context::{ChildSource, Context, Origin, PipelineSource};
-use muster_pipeline::diagnostic::Severity;
-use muster_pipeline::model::{BridgeTarget, ChildInclude, Pipeline, Work};
-use muster_pipeline::{Compiled, compile_child};
+use muster_job::{FailureReason, JobId, PipelineId};
+use muster_pipeline::context::Context;
+use muster_pipeline::model::{BridgeTarget, ChildInclude, Work};
 use tokio::task::JoinError;
 
 use crate::actor::Actor;
 use crate::artifacts;
+use crate::child::{ChildError, ChildPipeline, ChildResult, Text, caught, child_context, compile, failed};
 use crate::facts::{NewPipeline, Parent, SharedSources};
-use crate::options::Limits;
 use crate::schedule::Event;
 use crate::store::JobRow;
 use crate::timers::Timer;
 use crate::variables;
-
-/// How many errors of a child's configuration are shown at its bridge.
-const ERRORS_SHOWN: usize = 10;
-
-/// Why a bridge has no pipeline.
-#[derive(Debug)]
-pub(crate) struct ChildError {
-    reason: FailureReason,
-    message: String,
-}
-
-/// What became of a child's configuration.
-pub(crate) type ChildResult = Result<Box<ChildPipeline>, ChildError>;
-
-/// A child that can be created.
-pub(crate) struct ChildPipeline {
-    context: Context,
-    compiled: Pipeline,
-    sources: SharedSources,
-}
-
-/// One text of a child, as far as the actor knows it.
-enum Text {
-    Entry(serde_json::Value),
-    Artifact { path: String, job: String, archive: PathBuf, inputs: Vec<(String, serde_json::Value)> },
-}
-
-fn failed(message: impl Into<String>) -> ChildError {
-    ChildError { reason: FailureReason::DownstreamPipelineCreationFailed, message: message.into() }
-}
 
 impl Actor {
     /// Starts what the bridges of the last batch ask for.
@@ -176,89 +143,5 @@ impl Actor {
             parent: Some(Parent { pipeline: row.pipeline, bridge }),
         };
         self.create_pipeline(new).map(drop).map_err(|error| failed(error.to_string()))
-    }
-}
-
-/// What the child is compiled for: the parent's event as `parent_pipeline`, with the variables that the bridge forwards.
-fn child_context(parent: &Context, row: &JobRow, pipeline_variables: Vec<Variable>, project: ProjectId) -> Context {
-    let mut predefined = parent.predefined.clone();
-    predefined.retain(|variable| !variable.key.starts_with("CI_UPSTREAM_"));
-    for variable in &mut predefined {
-        if variable.key == "CI_PIPELINE_SOURCE" {
-            PipelineSource::ParentPipeline.as_str().clone_into(&mut variable.value);
-        }
-    }
-    predefined.extend([
-        Variable::public("CI_UPSTREAM_PIPELINE_ID", row.pipeline.to_string()),
-        Variable::public("CI_UPSTREAM_PROJECT_ID", project.to_string()),
-        Variable::public("CI_UPSTREAM_JOB_ID", row.id.to_string()),
-    ]);
-    Context {
-        source: PipelineSource::ParentPipeline,
-        predefined,
-        pipeline_variables,
-        inputs: Vec::new(),
-        ..parent.clone()
-    }
-}
-
-/// The result of `work`; a panic in it is an error of this bridge, which would wait for ever otherwise.
-fn caught(work: impl FnOnce() -> ChildResult) -> ChildResult {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|_| {
-        Err(failed("the compiler stopped at this configuration; this is a defect of the program, please report it"))
-    })
-}
-
-/// Reads and compiles a child's texts; this takes milliseconds of a core, and reads files.
-fn compile(texts: Vec<Text>, mut context: Context, sources: SharedSources, limits: &Limits) -> ChildResult {
-    if context.tracked_paths.is_empty() {
-        // The pipeline was restored: its tree is read again.
-        context.tracked_paths = sources.paths(&Origin::Root).map_err(|error| failed(error.to_string()))?;
-    }
-    let entries = texts.into_iter().map(|text| read(text, limits)).collect::<Result<Vec<_>, _>>()?;
-    let result = compile_child(&entries, &context, &*sources);
-    match result {
-        Compiled { pipeline: Some(compiled), .. } => Ok(Box::new(ChildPipeline { context, compiled, sources })),
-        Compiled { not_created: Some(why), .. } => Err(failed(why.reason.to_string())),
-        wrong => Err(failed(errors(&wrong))),
-    }
-}
-
-fn read(text: Text, limits: &Limits) -> Result<ChildSource, ChildError> {
-    match text {
-        Text::Entry(entry) => Ok(ChildSource::Entry(entry)),
-        Text::Artifact { path, job, archive, inputs } => {
-            let bytes = artifacts::read_entry(&archive, &path, limits.child_config_bytes, &limits.unpack)
-                .map_err(|why| failed(format!("cannot read the configuration from job `{job}`: {why}")))?;
-            Ok(ChildSource::Artifact { name: format!("{path} from job {job}"), bytes, inputs })
-        }
-    }
-}
-
-/// The errors of a configuration, one per line.
-fn errors(compiled: &Compiled) -> String {
-    let errors = compiled.diagnostics.iter().filter(|diagnostic| diagnostic.severity == Severity::Error);
-    let mut lines: Vec<String> = errors
-        .map(|error| match error.span.and_then(|span| Some((span, compiled.sources.get(span.source)?))) {
-            Some((span, source)) => format!("{}:{}:{}: {error}", source.name, span.line, span.column),
-            None => error.to_string(),
-        })
-        .collect();
-    let hidden = lines.len().saturating_sub(ERRORS_SHOWN);
-    lines.truncate(ERRORS_SHOWN);
-    if hidden > 0 {
-        lines.push(format!("and {hidden} more"));
-    }
-    if lines.is_empty() { "the child's configuration makes no pipeline".to_owned() } else { lines.join("\n") }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_panic_is_an_error_of_its_bridge() {
-        let error = caught(|| panic!("a defect")).err().expect("an error");
-        assert_eq!(error.reason, FailureReason::DownstreamPipelineCreationFailed);
     }
 }

@@ -4,9 +4,9 @@
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId, RunnerId, Variable};
 use muster_runner_api::service::{Assignment, ServiceError};
 use muster_runner_api::wire::{JobRequest, RegisterRequest, RunnerCredentials, TokenRequest};
-use tempfile::NamedTempFile;
 use tokio::sync::oneshot;
 
+use crate::artifacts::NewArtifact;
 use crate::error::CoordinatorError;
 use crate::facts::{NewPipeline, NewRunner, SharedSources};
 use crate::store::ArtifactRow;
@@ -174,15 +174,6 @@ pub(crate) struct Outcome {
     pub(crate) result_tree: Option<serde_json::Value>,
 }
 
-/// What became of an upload.
-#[derive(Debug)]
-pub(crate) enum Upload {
-    /// It is whole, and not in its place yet.
-    Received(NamedTempFile, NewArtifact),
-    /// It is a report that cannot be used, and why.
-    Refused(String),
-}
-
 /// What became of a file in its place.
 #[derive(Debug)]
 pub(crate) struct Kept {
@@ -190,16 +181,4 @@ pub(crate) struct Kept {
     pub(crate) result: Result<(), ServiceError>,
     /// The name of the file that has none: the one before it, or itself.
     pub(crate) leftover: Option<String>,
-}
-
-/// A file that lies in its place already.
-#[derive(Debug, Clone)]
-pub(crate) struct NewArtifact {
-    pub(crate) kind: String,
-    pub(crate) format: String,
-    pub(crate) filename: String,
-    pub(crate) size: u64,
-    pub(crate) expire_in: Option<String>,
-    /// Content of a dotenv report.
-    pub(crate) dotenv: Vec<(String, String)>,
 }

@@ -143,3 +143,13 @@ pub struct NewRunner {
     /// No job may run longer on it.
     pub maximum_timeout: Option<Duration>,
 }
+
+/// What kind of work it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JobKind {
+    /// Runs on a runner.
+    Script,
+    /// Starts another pipeline.
+    Bridge,
+}

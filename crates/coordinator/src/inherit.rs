@@ -9,11 +9,16 @@ use muster_pipeline::layers;
 use muster_pipeline::model::Need;
 
 use crate::artifacts;
-use crate::assign::Unfit;
 use crate::clock::Timestamp;
 use crate::payload::Archive;
 use crate::store::{ArtifactRow, JobRow, PipelineRow};
 use crate::world::World;
+
+/// A job that cannot be given out, and what it is dropped with.
+pub(crate) struct Unfit {
+    pub(crate) reason: FailureReason,
+    pub(crate) message: String,
+}
 
 /// What earlier jobs hand on to a job.
 #[derive(Default)]

@@ -15,6 +15,7 @@ mod apply;
 mod artifacts;
 mod assign;
 mod bridges;
+mod child;
 pub mod clock;
 mod command;
 mod coordinator;
@@ -46,6 +47,6 @@ mod world;
 
 pub use coordinator::Coordinator;
 pub use error::{CoordinatorError, OpenError, StoreError};
-pub use facts::{GitFacts, NewPipeline, NewRunner, Parent, ProjectFacts, SharedSources};
+pub use facts::{GitFacts, JobKind, NewPipeline, NewRunner, Parent, ProjectFacts, SharedSources};
 pub use history::{History, JobSetup};
 pub use options::{Limits, Options};

@@ -10,10 +10,11 @@ use muster_runner_api::service::ServiceError;
 use crate::actor::{Actor, Staged};
 use crate::command::Command;
 use crate::error::CoordinatorError;
+use crate::facts::JobKind;
 use crate::facts::NewPipeline;
 use crate::schedule::{Engine, Event, Graph, JobRef, PipelineOptions, Target, priority};
 use crate::store::{PipelineDetail, PipelineRow, PipelineSpec};
-use crate::views::{self, JobKind, JobView, PipelineView};
+use crate::views::{self, JobView, PipelineView};
 
 impl Actor {
     /// Takes one command in; its answer is staged.

@@ -7,7 +7,8 @@ use muster_runner_api::service::ServiceError;
 
 use crate::actor::Actor;
 use crate::artifacts;
-use crate::command::{Grant, Kept, NewArtifact, Outcome, Purpose};
+use crate::artifacts::NewArtifact;
+use crate::command::{Grant, Kept, Outcome, Purpose};
 use crate::schedule::{self, Event};
 use crate::store::{ArtifactRow, JobRow};
 use crate::timers::Timer;

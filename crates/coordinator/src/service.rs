@@ -15,7 +15,8 @@ use tokio::sync::oneshot;
 use tokio_util::io::ReaderStream;
 
 use crate::artifacts;
-use crate::command::{Command, Grant, NewArtifact, Outcome, Purpose, ServiceReply, Upload};
+use crate::artifacts::{NewArtifact, Upload};
+use crate::command::{Command, Grant, Outcome, Purpose, ServiceReply};
 use crate::coordinator::Coordinator;
 use crate::coverage;
 use crate::traces::{Appended, blocking, checksum_text};

@@ -4,11 +4,11 @@ use std::path::Path;
 
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId, RunnerId};
 use muster_pipeline::model::Job;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::artifacts;
 use crate::clock::{Timestamp, from_millis};
-use crate::facts::Parent;
+use crate::facts::{JobKind, Parent};
 use crate::schedule::Child;
 use crate::store::{ArtifactRow, JobRow, PipelineRow, RunnerRow};
 
@@ -58,16 +58,6 @@ impl PipelineView {
     pub fn job(&self, name: &str) -> Option<&JobView> {
         self.jobs.iter().rfind(|job| job.name == name)
     }
-}
-
-/// What kind of work it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum JobKind {
-    /// Runs on a runner.
-    Script,
-    /// Starts another pipeline.
-    Bridge,
 }
 
 /// One job or bridge.

@@ -21,6 +21,6 @@ mod slots;
 pub use error::EnvironmentError;
 pub use port::{
     Asking, Capacity, Directories, Environment, Guard, Lease, LeaseRecord, Machine, Provider, REQUEST_HELD_AFTER,
-    Resume, Share, SlotGuard, Sticky, VmImage,
+    Resume, Share, Slot, SlotGuard, SlotKey, Sticky, VmImage,
 };
-pub use slots::{Slot, SlotKey, Slots, TakenSlot};
+pub use slots::{Slots, TakenSlot};

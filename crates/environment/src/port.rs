@@ -11,7 +11,7 @@ use muster_job::JobId;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use crate::{EnvironmentError, Slot, SlotKey};
+use crate::EnvironmentError;
 
 /// Time after which a job request without an answer is held by the coordinator. Requests and instances count with the same.
 pub const REQUEST_HELD_AFTER: std::time::Duration = muster_taskscaler::time::HELD_AFTER;
@@ -328,4 +328,27 @@ impl std::fmt::Debug for Lease {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Lease").field("record", &self.record).finish_non_exhaustive()
     }
+}
+
+/// Whose jobs are counted together: those of a runner for `CI_CONCURRENT_ID`, those of one of its projects for
+/// `CI_CONCURRENT_PROJECT_ID`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct SlotKey {
+    /// The runner, as the paths of its jobs name it: the short form of its token. Empty in records of earlier versions,
+    /// and then any.
+    #[serde(default)]
+    pub runner: String,
+    /// The project's id at the coordinator.
+    pub project_id: i64,
+}
+
+/// One slot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slot {
+    /// `CI_CONCURRENT_ID`: the lowest number that no other job of the runner has.
+    pub id: u32,
+    /// `CI_CONCURRENT_PROJECT_ID`: the same among the runner's jobs of one project.
+    pub project_slot: u32,
+    /// Runner and project.
+    pub key: SlotKey,
 }

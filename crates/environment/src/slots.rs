@@ -4,20 +4,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-/// Whose jobs are counted together: those of a runner for `CI_CONCURRENT_ID`, those of one of its projects for
-/// `CI_CONCURRENT_PROJECT_ID`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct SlotKey {
-    /// The runner, as the paths of its jobs name it: the short form of its token. Empty in records of earlier versions,
-    /// and then any.
-    #[serde(default)]
-    pub runner: String,
-    /// The project's id at the coordinator.
-    pub project_id: i64,
-}
+use crate::port::{Guard, Slot, SlotKey};
 
 impl SlotKey {
     fn is_of_runner(&self, other: &Self) -> bool {
@@ -27,17 +16,6 @@ impl SlotKey {
     fn is_of_project(&self, other: &Self) -> bool {
         self.is_of_runner(other) && self.project_id == other.project_id
     }
-}
-
-/// One slot.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Slot {
-    /// `CI_CONCURRENT_ID`: the lowest number that no other job of the runner has.
-    pub id: u32,
-    /// `CI_CONCURRENT_PROJECT_ID`: the same among the runner's jobs of one project.
-    pub project_slot: u32,
-    /// Runner and project.
-    pub key: SlotKey,
 }
 
 /// The slots of one environment. Clones are the same slots.
@@ -103,7 +81,7 @@ impl Slots {
     }
 }
 
-impl crate::Guard for TakenSlot {
+impl Guard for TakenSlot {
     fn release(self: Box<Self>) {
         // Dropped, it is free.
     }

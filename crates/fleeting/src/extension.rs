@@ -4,23 +4,8 @@
 
 use std::time::Duration;
 
-use crate::model::InstanceId;
+use crate::model::{Features, InstanceId};
 use crate::protocol::extension as wire;
-
-/// Which parts of the extension a plugin has. None is the default.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Features {
-    /// Prices and stock.
-    pub offers: bool,
-    /// Interruptions and stock-outs, as they arise.
-    pub notices: bool,
-    /// Resource use of each instance.
-    pub resources: bool,
-    /// Host keys of SSH servers.
-    pub host_keys: bool,
-    /// Hooks around jobs.
-    pub hooks: bool,
-}
 
 /// One kind of machine, in one place, under one contract.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

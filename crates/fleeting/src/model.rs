@@ -281,5 +281,20 @@ pub struct GroupInfo {
     /// It can put instances to sleep.
     pub can_suspend: bool,
     /// What it offers beside the protocol.
-    pub features: crate::extension::Features,
+    pub features: Features,
+}
+
+/// Which parts of the extension a plugin has. None is the default.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Features {
+    /// Prices and stock.
+    pub offers: bool,
+    /// Interruptions and stock-outs, as they arise.
+    pub notices: bool,
+    /// Resource use of each instance.
+    pub resources: bool,
+    /// Host keys of SSH servers.
+    pub host_keys: bool,
+    /// Hooks around jobs.
+    pub hooks: bool,
 }

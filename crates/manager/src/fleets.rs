@@ -173,6 +173,8 @@ fn json(answer: &impl serde::Serialize, found: bool) -> JsonAnswer {
 
 #[cfg(test)]
 mod tests {
+    use muster_telemetry::names;
+
     use super::*;
 
     #[test]
@@ -188,12 +190,11 @@ mod tests {
     #[test]
     fn the_scalers_numbers_are_those_of_the_list() {
         let listed = |kind| match kind {
-            metrics::names::Kind::Gauge => numbers::Kind::Gauge,
-            metrics::names::Kind::Counter => numbers::Kind::Counter,
-            metrics::names::Kind::Histogram(_) => numbers::Kind::Histogram,
+            names::Kind::Gauge => numbers::Kind::Gauge,
+            names::Kind::Counter => numbers::Kind::Counter,
+            names::Kind::Histogram(_) => numbers::Kind::Histogram,
         };
-        let mut defined: Vec<_> =
-            metrics::names::FLEET.iter().map(|one| (one.name, listed(one.kind), one.help)).collect();
+        let mut defined: Vec<_> = names::FLEET.iter().map(|one| (one.name, listed(one.kind), one.help)).collect();
         let mut counted: Vec<_> = numbers::all().into_iter().map(|one| (one.name, one.kind, one.help)).collect();
         defined.sort_unstable_by_key(|one| one.0);
         counted.sort_unstable_by_key(|one| one.0);

@@ -4,7 +4,6 @@
 use std::io::IsTerminal as _;
 use std::sync::OnceLock;
 
-pub(crate) use muster_telemetry::logs::chain;
 use muster_telemetry::logs::{Color, Format, LogHandle, LogOptions};
 
 const DIRECTIVES: &str = "MUSTER_LOG";

@@ -19,6 +19,7 @@ pub mod duration;
 pub mod expand;
 pub mod expression;
 pub mod glob;
+mod gaps;
 mod graph;
 pub mod layers;
 pub mod limits;

@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use muster_taskscaler::config::{Config, GroupConfig, Throttle};
 use muster_taskscaler::engine::Engine;
 use muster_taskscaler::event::{Action, Event};
-use muster_taskscaler::need::Need;
 use muster_taskscaler::time::{Now, Time};
+use muster_taskscaler::words::Need;
 use muster_taskscaler::words::{Context, GroupId, Key, Request};
 use muster_taskscaler::{InstanceId, InstanceState};
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::words::Work;
+use crate::words::{Need, Work};
 
 /// Runs of one kind that are remembered.
 const RUNS: usize = 20;
@@ -21,23 +21,6 @@ const KINDS_MAX: usize = 5_000;
 const ALONE_LEAST: usize = 3;
 /// With fewer neighbours than this, on average over its time, a job ran alone.
 const ALONE: f64 = 0.05;
-
-/// CPU and memory; none: not known, or not looked at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Need {
-    /// Thousandths of a CPU.
-    pub cpu_milli: Option<u32>,
-    /// Bytes.
-    pub memory_bytes: Option<u64>,
-}
-
-impl Need {
-    /// Where this says nothing, `other` does.
-    #[must_use]
-    pub fn or(self, other: Self) -> Self {
-        Self { cpu_milli: self.cpu_milli.or(other.cpu_milli), memory_bytes: self.memory_bytes.or(other.memory_bytes) }
-    }
-}
 
 /// CPUs in thousandths, from text as Kubernetes and Docker take it: `0.5`, `2`, `500m`.
 #[must_use]

@@ -13,8 +13,9 @@ use self::check::Check;
 use crate::config::{Config, Foreign, GroupConfig, GroupOrder, Throttle};
 use crate::driver::Buckets;
 use crate::forecast::ForecastConfig;
-use crate::need::{self, Density, Need};
+use crate::need::{self, Density};
 use crate::policy::{Placement, Policies, Policy, Wanted};
+use crate::words::Need;
 
 /// The keys of the table that a scaler acts on; a key that the table does not have is an error. Those that belong to who
 /// starts the plugin are read over.

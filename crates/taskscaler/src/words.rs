@@ -8,8 +8,6 @@ use std::sync::Arc;
 use muster_fleeting::model::InstanceId;
 use serde::{Deserialize, Serialize};
 
-use crate::need::Need;
-
 /// Who wants a slot: the name of a reservation, then of a waiting request, then of a lease. The caller makes it unique.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(Arc<str>);
@@ -65,6 +63,23 @@ impl Tried {
         let mut hasher = DefaultHasher::new();
         id.hash(&mut hasher);
         Self(hasher.finish())
+    }
+}
+
+/// CPU and memory; none: not known, or not looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Need {
+    /// Thousandths of a CPU.
+    pub cpu_milli: Option<u32>,
+    /// Bytes.
+    pub memory_bytes: Option<u64>,
+}
+
+impl Need {
+    /// Where this says nothing, `other` does.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self { cpu_milli: self.cpu_milli.or(other.cpu_milli), memory_bytes: self.memory_bytes.or(other.memory_bytes) }
     }
 }
 

@@ -12,6 +12,7 @@
 pub mod http;
 pub mod logs;
 pub mod metrics;
+pub mod names;
 pub mod spans;
 mod state;
 

@@ -4,25 +4,15 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt;
-use muster_fleeting::sdk::{Error, Extension, Features, InstanceId, Notice, Notices, Offer, Price, Resources, program};
+use muster_fleeting::sdk::{Error, Extension, Features, InstanceId, Notices, Offer, Price, Resources, program};
 use tokio::process::Command;
-use tokio::sync::broadcast;
 use tokio_stream::wrappers::BroadcastStream;
 
-use crate::provider::Local;
+use crate::provider::{Local, OFFER};
 use crate::usage;
 
-/// The name of the one offer.
-pub(crate) const OFFER: &str = "local";
-/// Notices that a host may be behind; older ones are dropped.
-const NOTICES_MAX: usize = 256;
 /// For a hook.
 const HOOK_LIMIT: Duration = Duration::from_secs(60);
-
-/// Who hears of notices.
-pub(crate) fn channel() -> broadcast::Sender<Notice> {
-    broadcast::channel(NOTICES_MAX).0
-}
 
 async fn hook(command: &[String], key: &str, id: &InstanceId, job: &str) -> Result<(), Error> {
     let Some((executable, arguments)) = command.split_first() else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! An instance, as the plugin has it: this executable, started again with [`program::WORD`].
+//! An instance, as the plugin has it: this executable, started again with [`WORD`].
 //!
 //! ```text
 //! plugin --spawns--> [unshare: namespaces] --> instance (pid 1 of its namespace) --> commands
@@ -18,8 +18,11 @@ use tokio::process::{Child, ChildStdin, Command};
 
 use crate::cgroup::Group;
 use crate::outlive::{Free, Record};
-use crate::program;
 
+/// The argument that makes the executable an instance.
+pub(crate) const WORD: &str = "instance";
+/// The next argument, of an instance that outlives the plugin.
+pub(crate) const ALONE: &str = "alone";
 /// What makes this executable the plugin.
 static OWN_ARGUMENTS: OnceLock<&'static [&'static str]> = OnceLock::new();
 
@@ -190,8 +193,8 @@ fn command(start: &Start<'_>) -> Result<Command, String> {
     let outlives = start.record.is_some();
     command
         .args(own_arguments())
-        .arg(program::WORD)
-        .args(outlives.then_some(program::ALONE))
+        .arg(WORD)
+        .args(outlives.then_some(ALONE))
         .current_dir(start.directory)
         .env_clear()
         .env("HOME", start.directory)

@@ -26,7 +26,7 @@ use std::process::ExitCode;
 pub fn main(own: &'static [&'static str], arguments: &[String]) -> ExitCode {
     // The plugin starts itself again as each of its instances.
     instance::set_own_arguments(own);
-    if let Some((program::WORD, arguments)) = arguments.split_first().map(|(word, rest)| (word.as_str(), rest)) {
+    if let Some((instance::WORD, arguments)) = arguments.split_first().map(|(word, rest)| (word.as_str(), rest)) {
         return program::main(arguments);
     }
     muster_fleeting::sdk::main_with::<provider::Local>(arguments)

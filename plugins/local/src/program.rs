@@ -14,13 +14,9 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::process::Command;
 
-use crate::instance::own_arguments;
+use crate::instance::{ALONE, WORD, own_arguments};
 use crate::{orphans, server};
 
-/// The argument that makes the executable an instance.
-pub(crate) const WORD: &str = "instance";
-/// The next argument, of an instance that outlives the plugin.
-pub(crate) const ALONE: &str = "alone";
 /// The next argument, of the server of such an instance.
 const SERVER: &str = "sshd";
 /// Before a server that ended is started again.

@@ -20,12 +20,15 @@ use tokio_util::sync::CancellationToken;
 use crate::cgroup::{self, Cgroups};
 use crate::clouds_mood::Mood;
 use crate::config::{Config, Isolation};
-use crate::extension::{self, OFFER};
 use crate::instance::{self, Reach, Running, Start};
 use crate::outlive::{self, Record};
 use crate::place::Place;
 use crate::sleep;
 
+/// The name of the one offer.
+pub(crate) const OFFER: &str = "local";
+/// Notices that a host may be behind; older ones are dropped.
+const NOTICES_MAX: usize = 256;
 /// For all instances to end with the plugin; the host gives it 30 s.
 const END_LIMIT: Duration = Duration::from_secs(15);
 const END_PAUSE: Duration = Duration::from_millis(10);
@@ -333,7 +336,7 @@ impl Provider for Local {
         let mood = Mood::new(config.clone());
         let cgroups = limits(&config);
         let group = Mutex::new(Group { instances: BTreeMap::new(), made: 0, mood, out_of_stock: false });
-        let notices = extension::channel();
+        let notices = broadcast::channel(NOTICES_MAX).0;
         let inner = Arc::new(Inner {
             config,
             settings,

@@ -9,6 +9,7 @@
 mod answer;
 mod call;
 mod config;
+mod programs;
 mod provider;
 
 use std::process::ExitCode;

@@ -7,8 +7,9 @@ use muster_fleeting::sdk::{
 };
 
 use crate::answer;
-use crate::call::{Call, Programs};
+use crate::call::Call;
 use crate::config::Config;
+use crate::programs::Programs;
 
 /// A group whose calls are programs of the user's.
 pub(crate) struct Script {

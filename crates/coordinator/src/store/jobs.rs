@@ -8,8 +8,8 @@ use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use super::{Batch, from_json, from_name, to_json};
 use crate::clock::{Timestamp, from_millis, to_millis};
 use crate::error::StoreError;
+use crate::facts::JobKind;
 use crate::schedule::{JobRef, JobState};
-use crate::views::JobKind;
 
 /// One record of a job or bridge: one try, with an id of its own.
 #[derive(Debug, Clone, PartialEq)]

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use muster_agent_api::result::Used;
 use muster_taskscaler::driver;
-use muster_taskscaler::need::{self, Need};
+use muster_taskscaler::need;
+use muster_taskscaler::words::Need;
 use muster_taskscaler::words::{Context, Request, Tried, Work};
 use sha2::{Digest, Sha256};
 
 use super::settings::AutoscalerSettings;
+use crate::port::SlotKey;
 use crate::port::{Asking, Share, Sticky};
-use crate::slots::SlotKey;
 
 /// Below the home directory: what jobs leave for each other.
 const CONTEXTS: &str = ".muster/contexts";

@@ -7,7 +7,8 @@ use tonic::Code;
 
 use super::call::{CallError, Caller, Ended};
 use super::group::Group;
-use crate::extension::{Features, Notice, Offer, Resources};
+use crate::extension::{Notice, Offer, Resources};
+use crate::model::Features;
 use crate::model::InstanceId;
 use crate::protocol::extension::{
     DescribeRequest, HookRequest, HostKeysRequest, NoticesRequest, OffersRequest, ResourcesRequest,

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::call::{CallError, Caller, Snapshot};
 use super::supervisor::{Running, Supervisor};
 use super::{PluginSpec, StartError};
-use crate::extension::Features;
+use crate::model::Features;
 use crate::model::{ConnectInfo, GroupInfo, InstanceId};
 use crate::protocol::SUSPEND_RESUME;
 

@@ -8,7 +8,8 @@ use futures::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
 
 use super::{Error, Provider, text};
-use crate::extension::{Features, Notice, Offer, Resources};
+use crate::extension::{Notice, Offer, Resources};
+use crate::model::Features;
 use crate::model::InstanceId;
 use crate::protocol::extension::instance_group_extension_server::InstanceGroupExtension;
 use crate::protocol::extension::{

@@ -42,7 +42,8 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::causes::causes as text;
-pub use crate::extension::{Features, Notice, Offer, Price, Resources};
+pub use crate::extension::{Notice, Offer, Price, Resources};
+pub use crate::model::Features;
 pub use crate::model::{ConnectInfo, ConnectorConfig, InstanceId, InstanceState, Platform};
 pub use command_line::{main, main_with};
 pub use config::{ConfigError, reference};

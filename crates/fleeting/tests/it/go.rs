@@ -1,7 +1,7 @@
 //! A real Go plugin, unmodified: fleeting's own dummy, built by `scripts/test` through the Go module proxy.
 
-use muster_fleeting::extension::Features;
 use muster_fleeting::host::{CallError, Group, PluginSpec};
+use muster_fleeting::model::Features;
 use muster_fleeting::model::{InstanceId, InstanceState};
 use serde_json::json;
 

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use muster_fleeting::extension::Features;
 use muster_fleeting::host::{CallError, Group, PluginSpec, Status};
+use muster_fleeting::model::Features;
 use muster_fleeting::model::{InstanceId, InstanceState};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;

@@ -54,7 +54,12 @@ fn tell(wanted: &Wanted, path: &std::path::Path) {
 }
 
 fn fail(wanted: &Wanted, error: &PluginError) -> bool {
-    ui::error(&format!("runner: {}, plugin: {}: {}", wanted.runner, wanted.plugin, crate::logging::chain(error)));
+    ui::error(&format!(
+        "runner: {}, plugin: {}: {}",
+        wanted.runner,
+        wanted.plugin,
+        muster_telemetry::logs::chain(error)
+    ));
     false
 }
 

@@ -20,7 +20,7 @@ use crate::config::trigger::{self, BridgeEntry};
 use crate::config::weight::{self, Scales};
 use crate::config::{artifacts, behaviour, image, scripts, variables};
 use crate::diagnostic::Diagnostic;
-use crate::load::gaps::Gaps;
+use crate::gaps::Gaps;
 use crate::model::{AllowFailure, Artifacts, Retry, ScriptWork, When};
 use crate::node::{Entry, Map, Node, Span, Value};
 

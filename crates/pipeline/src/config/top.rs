@@ -12,7 +12,7 @@ use crate::config::variables::{self, GlobalVariable};
 use crate::config::weight::Scales;
 use crate::config::workflow::{self, Workflow};
 use crate::diagnostic::Diagnostic;
-use crate::load::gaps::Gaps;
+use crate::gaps::Gaps;
 use crate::node::{Entry, Map, Node, Span, Value};
 
 /// Longest name of a job and of a stage, in characters.

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use super::gaps::Gaps;
+use crate::gaps::Gaps;
 use super::merge::{Budget, merge_into};
 use super::{Parent, SUGGESTIONS};
 use crate::diagnostic::Diagnostic;

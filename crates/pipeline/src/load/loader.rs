@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::entry::{self, Entry, Location};
-use super::gaps::Gaps;
+use crate::gaps::Gaps;
 use super::inputs::{Given, GivenValue};
 use super::interpolate::push_json;
 use super::merge::{Budget, merge_into};

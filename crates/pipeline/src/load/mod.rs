@@ -14,7 +14,6 @@ mod body;
 mod children;
 mod entry;
 mod extends;
-pub(crate) mod gaps;
 mod header;
 mod inputs;
 mod interpolate;
@@ -34,7 +33,7 @@ use crate::limits::Limits;
 use crate::node::{Node, SourceId, Span};
 use crate::patterns::Patterns;
 pub use children::children;
-use gaps::Gaps;
+use crate::gaps::Gaps;
 
 /// Findings after which unknown names are not compared with all known ones any more, which costs their product.
 const SUGGESTIONS: usize = 20;

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::SUGGESTIONS;
-use super::gaps::Gaps;
+use crate::gaps::Gaps;
 use super::merge::Budget;
 use crate::diagnostic::Diagnostic;
 use crate::limits::{Limits, REFERENCE_CHAIN};

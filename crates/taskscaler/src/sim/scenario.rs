@@ -14,9 +14,9 @@ use super::world::World;
 use crate::config::{Config, GroupConfig, GroupOrder, Throttle};
 use crate::engine::Violation;
 use crate::event::Action;
-use crate::need::Need;
 use crate::policy::{Placement, Policies, Wanted};
 use crate::time::Time;
+use crate::words::Need;
 use crate::words::{Context, Request, Work};
 
 /// See the module.

@@ -28,7 +28,7 @@ use prometheus::{IntCounterVec, Opts};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::metrics::names;
+use crate::names;
 
 pub use dump::dump_threads;
 pub use filter::{Directives, FilterError, Level};

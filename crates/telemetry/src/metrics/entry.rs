@@ -8,7 +8,7 @@ use prometheus::{Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntG
 use tokio::time::Instant;
 
 use super::group::Group;
-use super::names;
+use crate::names;
 
 /// What tells one `[[runners]]` entry from another in metrics. No secret may stand here.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]

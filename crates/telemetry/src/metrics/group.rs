@@ -8,7 +8,7 @@ use prometheus::{
     Registry,
 };
 
-use super::names::{Definition, Kind};
+use crate::names::{Definition, Kind};
 
 /// Builds metrics with the same fixed labels, and takes them out of the registry again.
 pub(super) struct Group {

@@ -9,7 +9,6 @@
 mod entry;
 mod group;
 mod jobs;
-pub mod names;
 mod process;
 mod source;
 #[cfg(test)]
@@ -24,6 +23,7 @@ use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
 
 use crate::Build;
 use crate::logs::LogState;
+use crate::names;
 use crate::state::ProcessState;
 use group::Group;
 use process::ProcessMetrics;

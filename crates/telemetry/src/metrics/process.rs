@@ -4,7 +4,7 @@ use prometheus::{Counter, Gauge};
 use rustix::process::{Resource, getrlimit};
 
 use super::group::Group;
-use super::names;
+use crate::names;
 
 /// Clock ticks per second in `/proc`: fixed by Linux for user space.
 const TICKS: f64 = 100.0;

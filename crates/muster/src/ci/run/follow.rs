@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_coordinator::views::{Event, JobKind, JobView, PipelineSummary};
+use muster_coordinator::JobKind;
+use muster_coordinator::views::{Event, JobView, PipelineSummary};
 use muster_coordinator::{Coordinator, CoordinatorError};
 use muster_job::{EndCause, FailureReason, JobId, JobStatus, PipelineId};
 use tokio::sync::broadcast;

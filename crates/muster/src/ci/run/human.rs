@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
-use muster_coordinator::views::{JobKind, JobView, PipelineSummary};
+use muster_coordinator::JobKind;
+use muster_coordinator::views::{JobView, PipelineSummary};
 use muster_job::{JobId, JobStatus};
 
 use super::super::ui;

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use muster_agent_api::result::{StepNode, Used};
-use muster_coordinator::views::{JobKind, JobView, PipelineSummary};
+use muster_coordinator::JobKind;
+use muster_coordinator::views::{JobView, PipelineSummary};
 use muster_job::{FailureReason, JobStatus};
 use muster_pipeline::model::Pipeline;
 

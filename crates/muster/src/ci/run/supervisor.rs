@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use muster_coordinator::views::{Event, JobKind};
+use muster_coordinator::JobKind;
+use muster_coordinator::views::Event;
 use muster_job::JobStatus;
 use muster_runner_api::retry::{Backoff, Policy};
 use tokio::process::{Child, Command};

@@ -6,8 +6,9 @@ use super::rig::{Rig, adopted, config, id, key, wanted};
 use crate::config::Config;
 use crate::decision::What;
 use crate::event::Event;
-use crate::need::{Need, Used};
+use crate::need::Used;
 use crate::policy::Policies;
+use crate::words::Need;
 use crate::words::{Context, Request, Tried, Work};
 
 /// Instances of `capacity` slots, each of which stands for one CPU and 2 GiB.

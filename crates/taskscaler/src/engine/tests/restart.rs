@@ -10,9 +10,9 @@ use crate::config::Config;
 use crate::decision::What;
 use crate::engine::Engine;
 use crate::event::{Action, Event};
-use crate::need::Need;
 use crate::policy::Policies;
 use crate::time::{Now, Time};
+use crate::words::Need;
 use crate::words::{Context, Request};
 
 /// The rows that a store would have.

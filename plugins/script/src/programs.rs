@@ -1,0 +1,107 @@
+//! The user's programs: what one is given, and what its end means.
+
+use muster_fleeting::sdk::program::{self, Finished, ProgramError};
+use muster_fleeting::sdk::{ConnectorConfig, InstanceId};
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+use crate::call::Call;
+use crate::config::Config;
+
+/// Exit status of a program that does not have the call: EX_USAGE.
+const NOT_PROVIDED: i32 = 64;
+
+/// The user's programs.
+#[derive(Debug)]
+pub(crate) struct Programs {
+    config: Config,
+    connector: ConnectorConfig,
+}
+
+impl Programs {
+    pub(crate) fn new(config: Config, connector: ConnectorConfig) -> Self {
+        Self { config, connector }
+    }
+
+    /// Whether there is an executable of its own for the call.
+    pub(crate) fn has_executable(&self, call: Call) -> bool {
+        self.config.command.is_empty() && self.config.directory.join(call.name()).is_file()
+    }
+
+    /// Calls about instances.
+    pub(crate) async fn about(&self, call: Call, ids: &[InstanceId]) -> Result<Option<Finished>, ProgramError> {
+        self.run(call, ids.iter().map(|id| id.as_str().to_owned()).collect()).await
+    }
+
+    /// Runs the call's program to its end; `None` where the user has none for it.
+    pub(crate) async fn run(&self, call: Call, arguments: Vec<String>) -> Result<Option<Finished>, ProgramError> {
+        let mut command = match self.config.command.split_first() {
+            None if !self.has_executable(call) => return Ok(None),
+            None => Command::new(self.config.directory.join(call.name())),
+            Some((program, first)) => {
+                let mut command = Command::new(program);
+                command.args(first).arg(call.name());
+                command
+            }
+        };
+        command.args(&arguments);
+        self.environment(&mut command, call);
+        let input = self.input(call, &arguments);
+        let finished = program::run(command, call.name(), input.as_bytes(), self.config.limit(call)).await?;
+        if finished.status.code() == Some(NOT_PROVIDED) {
+            return Ok(None);
+        }
+        Ok(Some(finished))
+    }
+
+    /// No password and no key of the connector: other programs of the user can read it. The plain values of `settings` are
+    /// there as the user wrote them; a table in it is on stdin only.
+    fn environment(&self, command: &mut Command, call: Call) {
+        for (key, _) in std::env::vars_os() {
+            let name = key.to_string_lossy();
+            if name.starts_with("PLUGIN_") || name == "FLEETING_INSTANCE_GROUP_PLUGIN" {
+                command.env_remove(key);
+            }
+        }
+        let connector = &self.connector;
+        command
+            .env("FLEETING_CALL", call.name())
+            .env("CONNECTOR_OS", &connector.os)
+            .env("CONNECTOR_ARCH", &connector.arch)
+            .env("CONNECTOR_PROTOCOL", &connector.protocol)
+            .env("CONNECTOR_PROTOCOL_PORT", connector.protocol_port.to_string())
+            .env("CONNECTOR_USERNAME", &connector.username)
+            .env("CONNECTOR_USE_STATIC_CREDENTIALS", connector.use_static_credentials.to_string());
+        for (key, value) in &self.config.settings {
+            let text = match value {
+                Value::String(text) => text.clone(),
+                Value::Bool(_) | Value::Number(_) => value.to_string(),
+                Value::Null | Value::Array(_) | Value::Object(_) => continue,
+            };
+            let name = |letter: char| if letter.is_ascii_alphanumeric() { letter.to_ascii_uppercase() } else { '_' };
+            command.env(format!("SETTING_{}", key.chars().map(name).collect::<String>()), text);
+        }
+    }
+
+    fn input(&self, call: Call, arguments: &[String]) -> String {
+        let connector = &self.connector;
+        let value = json!({
+            "call": call.name(),
+            "arguments": arguments,
+            "settings": self.config.settings,
+            "connector": {
+                "os": connector.os,
+                "arch": connector.arch,
+                "protocol": connector.protocol,
+                "protocol_port": connector.protocol_port,
+                "username": connector.username,
+                "password": connector.password,
+                "key": String::from_utf8_lossy(&connector.key),
+                "use_static_credentials": connector.use_static_credentials,
+                "keepalive_s": connector.keepalive.as_secs_f64(),
+                "timeout_s": connector.timeout.as_secs_f64(),
+            },
+        });
+        format!("{value}\n")
+    }
+}
