@@ -5,10 +5,10 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::gaps::Gaps;
 use super::merge::{Budget, merge_into};
 use super::{Parent, SUGGESTIONS};
 use crate::diagnostic::Diagnostic;
+use crate::gaps::Gaps;
 use crate::limits::EXTENDS_LEVELS;
 use crate::nearest::did_you_mean;
 use crate::node::{Entry, Map, Node, Value};

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::entry::{self, Entry, Location};
-use crate::gaps::Gaps;
 use super::inputs::{Given, GivenValue};
 use super::interpolate::push_json;
 use super::merge::{Budget, merge_into};
@@ -13,6 +12,7 @@ use super::variables::Variables;
 use super::{IncludeOutcome, IncludeRecord, Loaded, extends, reference, rules, target};
 use crate::context::{ChildSource, Context, IncludeTarget, IncludedFile, InputValue, Origin, SourceError, Sources};
 use crate::diagnostic::{Diagnostic, SourceMap};
+use crate::gaps::Gaps;
 use crate::limits::{CHILD_INCLUDES, INTERPOLATED_TEXT_BYTES, Limits};
 use crate::node::{Map, Node, SourceId, Span, Value};
 use crate::patterns::Patterns;

@@ -29,11 +29,11 @@ use std::collections::BTreeMap;
 
 use crate::context::{ChildSource, Context, Sources};
 use crate::diagnostic::{Diagnostic, Severity, SourceMap};
+use crate::gaps::Gaps;
 use crate::limits::Limits;
 use crate::node::{Node, SourceId, Span};
 use crate::patterns::Patterns;
 pub use children::children;
-use crate::gaps::Gaps;
 
 /// Findings after which unknown names are not compared with all known ones any more, which costs their product.
 const SUGGESTIONS: usize = 20;

@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::SUGGESTIONS;
-use crate::gaps::Gaps;
 use super::merge::Budget;
 use crate::diagnostic::Diagnostic;
+use crate::gaps::Gaps;
 use crate::limits::{Limits, REFERENCE_CHAIN};
 use crate::nearest::did_you_mean;
 use crate::node::{Map, Node, Span, Value};
