@@ -9,18 +9,18 @@ CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".ca
 
 
 def muster() -> str:
-    """The release build of this tree, renewed."""
+    """The executable that is shipped (profile `dist`) of this tree, renewed."""
     target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", CACHE / "target"))
     env = dict(os.environ, CARGO_TARGET_DIR=str(target))
-    subprocess.run(["cargo", "build", "--release", "--quiet", "--package", "muster"], cwd=ROOT, env=env, check=True)
+    subprocess.run(["cargo", "build", "--locked", "--profile", "dist", "--quiet", "--package", "muster"], cwd=ROOT, env=env, check=True)
     host = next(
         line.split()[1] for line in subprocess.check_output(["rustc", "-vV"], text=True).splitlines() if line.startswith("host:")
     )
-    return str(target / host / "release" / "muster")
+    return str(target / host / "dist" / "muster")
 
 
 def programs(given: str | None) -> tuple[str, str | None]:
-    """Muster, as given or else the release build, and the stock runner if there is one. They are started in other directories."""
+    """Muster, as given or else the build of profile `dist`, and the stock runner if there is one. They are started in other directories."""
     peer = os.environ.get("MUSTER_TEST_GITLAB_RUNNER")
     return os.path.abspath(given) if given else muster(), os.path.abspath(peer) if peer else None
 

@@ -129,6 +129,28 @@ async fn reports_are_gzip_and_a_failed_upload_fails_a_green_job() {
     assert!(log.ends_with("ERROR: Job failed: uploading artifacts: forbidden\x1b[0;m\n"), "{log}");
 }
 
+/// The archive would hold another name, or one of two files.
+#[tokio::test]
+async fn a_name_that_no_zip_can_hold_fails_the_upload_and_says_what_to_do() {
+    let (coordinator, served) = coordinator().await;
+    let mut agent = Agent::start().await;
+    let archive =
+        || ArtifactsUpload { paths: vec!["out".to_owned()], exclude: vec!["out/not/*".to_owned()], ..archive() };
+    for make in
+        [r"mkdir out; echo a > out/$(printf 'r\351')", r"rm -r out; mkdir out; ln -s $(printf 'r\350') out/link"]
+    {
+        let (log, result) = agent.complete(&to(&served, agent.plan(vec![script(&[make]), upload(archive())]))).await;
+        assert_eq!(failed(&result), ("script_failure".to_owned(), Some(1)), "{log}");
+        assert!(log.contains("r\\xe"), "{log}");
+        assert!(log.contains("rename it, or leave it out with `exclude`"), "{log}");
+    }
+    assert!(coordinator.job(JOB).unwrap().artifacts.is_empty());
+
+    let make = r"rm -r out; mkdir -p out/not; echo a > out/a; echo b > out/not/$(printf 'r\351')";
+    let (log, result) = agent.complete(&to(&served, agent.plan(vec![script(&[make]), upload(archive())]))).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+}
+
 #[tokio::test]
 async fn artifacts_that_cannot_be_had_fail_the_job_before_its_script() {
     let (_coordinator, served) = coordinator().await;

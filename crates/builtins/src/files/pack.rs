@@ -62,16 +62,39 @@ fn each(files: &[PathBuf], stop: &Stop, mut add: impl FnMut(&Path) -> io::Result
         }
         match add(file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            other => other.map_err(failure(format!("cannot pack `{}`", file.display()), stop))?,
+            Err(error) if error.kind() == io::ErrorKind::InvalidFilename => {
+                return Err(Failure::Step(format!("cannot pack `{}`: {error}", shown(file))));
+            }
+            other => other.map_err(failure(format!("cannot pack `{}`", shown(file)), stop))?,
         }
     }
     Ok(())
 }
 
+/// A path with each byte that is not readable text as `\x..`.
+fn shown(path: &Path) -> impl std::fmt::Display {
+    path.to_str().map_or_else(|| path.as_os_str().as_encoded_bytes().escape_ascii().to_string(), str::to_owned)
+}
+
+/// A name as a zip archive has it.
+///
+/// # Errors
+/// It is not UTF-8: the archive would have another name, which another file may have, too.
+fn zip_name(name: &Path) -> io::Result<&str> {
+    name.to_str().ok_or_else(|| {
+        let why = format!(
+            "`{}` is not UTF-8, and a zip archive can hold no other name: rename it, or leave it out with `exclude`; a cache can also \
+             set CACHE_COMPRESSION_FORMAT to tarzstd",
+            shown(name)
+        );
+        io::Error::new(io::ErrorKind::InvalidFilename, why)
+    })
+}
+
 fn add(zip: &mut ZipWriter<BufWriter<&File>>, root: &Path, file: &Path, method: Method, stop: &Stop) -> io::Result<()> {
     let path = root.join(file);
     let metadata = fs::symlink_metadata(&path)?;
-    let name = file.to_string_lossy();
+    let name = zip_name(file)?;
     let modified = OffsetDateTime::from_unix_timestamp(metadata.mtime()).unwrap_or(OffsetDateTime::UNIX_EPOCH);
     let mut options = FileOptions::<ExtendedFileOptions>::default()
         .unix_permissions(metadata.permissions().mode() & 0o7777)
@@ -82,7 +105,7 @@ fn add(zip: &mut ZipWriter<BufWriter<&File>>, root: &Path, file: &Path, method: 
         options.add_extra_data(UNIX_TIME, field, false)?;
     }
     if metadata.is_symlink() {
-        zip.add_symlink(name, fs::read_link(&path)?.to_string_lossy(), options)?;
+        zip.add_symlink(name, zip_name(&fs::read_link(&path)?)?, options)?;
     } else if metadata.is_dir() {
         zip.add_directory(name, options)?;
     } else if metadata.is_file() {
