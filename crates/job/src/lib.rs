@@ -5,16 +5,20 @@
 //!
 //! Invariants: an illegal move of a state is a typed refusal, never a silent change; a [`Secret`] never prints its value.
 
+mod expand;
 mod failure;
 mod go_duration;
 mod id;
 pub mod invariants;
 pub mod mask;
+mod short_token;
 mod status;
 mod variable;
 
+pub use expand::{expand, expand_within};
 pub use failure::{EndCause, FailureReason};
-pub use go_duration::go_duration;
+pub use go_duration::{GoDuration, go_duration};
 pub use id::{Attempt, JobId, PipelineId, ProjectId, RunnerId};
+pub use short_token::short_token;
 pub use status::{IllegalMove, JobEvent, JobStatus};
 pub use variable::{Secret, Variable};

@@ -10,7 +10,7 @@
 //! - [`job`] is the actor of one job; [`admission`] says who may ask for jobs, and when, [`requests`] does it;
 //!   [`running`] bounds the jobs that run; [`failure`] says how an end is reported; [`observe`] tells metrics, logs and spans
 //!   of it.
-//! - [`config`] reads `config.toml` and changes it; [`reload`] notices changes; [`rotation`] renews tokens.
+//! - [`reload`] notices changes of `config.toml`; [`rotation`] renews tokens. What the file says is `muster_config`'s.
 //!
 //! Invariants (life-of-a-job): J1 each job taken is reported, or found gone; J2 a job that an agent accepted is never
 //! handed to an agent again; J3 the trace is the agent's log byte for byte, once; J4 never more jobs run than `concurrent`.
@@ -18,7 +18,6 @@
 mod admission;
 mod client;
 pub mod clock;
-pub mod config;
 mod failure;
 mod fleets;
 mod job;
@@ -31,14 +30,11 @@ pub mod reload;
 mod requests;
 pub mod rotation;
 mod running;
-pub mod settings;
 pub mod state;
 pub mod store;
-mod system_id;
 
 pub use admission::RunnerFigures;
 pub use fleets::{EXPLAIN_PATH, STATUS_PATH};
 pub use manager::{Control, Figures, Manager, ManagerError, Order, Quota};
 pub use providers::{Instances, log_instances_left};
 pub use requests::info;
-pub use system_id::system_id;

@@ -10,6 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_config::settings::{RunnerKey, RunnerSettings, Settings};
 use muster_environment::Provider;
 use muster_runner_api::client::{Client, ClientError};
 use muster_telemetry::{ProcessState, Telemetry};
@@ -26,7 +27,6 @@ use crate::observe::Observer;
 use crate::providers::{Instances, Providers};
 use crate::requests::{Answer, Answered, Requests};
 use crate::running::RunLimits;
-use crate::settings::{RunnerKey, RunnerSettings, Settings};
 use crate::state::JobState;
 use crate::store::{RunName, Store, StoreError, StoredJob};
 

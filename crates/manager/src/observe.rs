@@ -13,14 +13,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use muster_config::settings::{RunnerKey, RunnerSettings, Settings};
+use muster_job::short_token;
 use muster_runner_api::client::{CallObserver, Client, EndedCall};
 use muster_telemetry::Telemetry;
 use muster_telemetry::metrics::{EntryLabels, EntryMetrics, OpenRequest, ProcessingFailure, TokenMetrics};
 use parking_lot::Mutex;
 
 use crate::admission::{Notice, RunnerFigures};
-use crate::lower::short_token;
-use crate::settings::{RunnerKey, RunnerSettings, Settings};
 use crate::store::StoredJob;
 
 pub(crate) use watch::JobWatch;

@@ -14,7 +14,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::FutureExt;
 use futures::future::{join_all, select_all};
-use muster_environment::instance::{AutoscalerSettings, Executable, InstanceOptions, InstanceProvider, PluginSpec};
+use muster_config::settings::{AutoscalerSettings, RunnerKey, RunnerSettings};
+use muster_environment::instance::{Executable, InstanceOptions, InstanceProvider, PluginSpec};
 use muster_environment::{Asking, Capacity, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey};
 use muster_telemetry::Telemetry;
 use muster_telemetry::metrics::EntryLabels;
@@ -24,7 +25,6 @@ use tokio::task::{JoinError, JoinSet};
 use self::shelf::{Own, Shelf};
 use crate::fleets::Shown;
 use crate::observe::labels;
-use crate::settings::{RunnerKey, RunnerSettings};
 
 /// The executor of this host.
 const SHELL: &str = "shell";

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::settings::RunnerKey;
+use muster_config::settings::RunnerKey;
 
 /// The limits, and the jobs that run and wait.
 #[derive(Debug)]

@@ -50,3 +50,15 @@ fn start(options: LogOptions) {
 pub(crate) fn configure(level: Option<&str>, format: Option<&str>) {
     handle().configure(level.and_then(|level| level.parse().ok()), format.and_then(|format| format.parse().ok()));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_format_that_a_configuration_may_name_is_known() {
+        for name in muster_config::LOG_FORMATS {
+            name.parse::<Format>().unwrap();
+        }
+    }
+}

@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use muster_config::settings::{RunnerSettings, Settings};
+use muster_config::system_id;
 use muster_environment::Directories;
 use muster_environment::host::{HostOptions, HostProvider};
 use muster_job::Secret;
-use muster_manager::settings::{RunnerSettings, Settings};
 use muster_manager::store::Store;
-use muster_manager::{Control, Manager, Order, system_id};
+use muster_manager::{Control, Manager, Order};
 use muster_steps::process::Watched;
 use muster_telemetry::Telemetry;
 use tokio::signal::unix::{SignalKind, signal};
@@ -92,7 +93,7 @@ enum RunError {
     #[error(transparent)]
     Manager(#[from] muster_manager::ManagerError),
     #[error(transparent)]
-    Listen(#[from] muster_telemetry::http::ListenError),
+    Listen(#[from] crate::observe::ObserveError),
     #[error("cannot watch for signals")]
     Signals(#[source] std::io::Error),
 }

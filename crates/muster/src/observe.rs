@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use muster_config::{ListenAddress, NotAnAddress};
 use muster_telemetry::http::{ListenError, Server};
 use muster_telemetry::logs::dump_threads;
 use muster_telemetry::spans::SpanSettings;
@@ -26,6 +27,15 @@ const fn or_unknown(text: Option<&'static str>) -> &'static str {
     }
 }
 
+/// Why the server of metrics was not started.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ObserveError {
+    #[error(transparent)]
+    Address(#[from] NotAnAddress),
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+}
+
 /// The observers of a manager at work.
 pub(crate) struct Observed {
     pub(crate) telemetry: Arc<Telemetry>,
@@ -39,8 +49,8 @@ impl Observed {
     /// Starts what is configured: the server where there is an address to listen on, spans by the usual variables.
     ///
     /// # Errors
-    /// [`ListenError`].
-    pub(crate) async fn start(listen: Option<&str>) -> Result<Self, ListenError> {
+    /// [`ObserveError`].
+    pub(crate) async fn start(listen: Option<&str>) -> Result<Self, ObserveError> {
         let (spans, problems) = SpanSettings::read(|name| std::env::var(name).ok());
         for problem in problems {
             tracing::warn!(problem, "a setting of OpenTelemetry is left out");
@@ -49,7 +59,8 @@ impl Observed {
         let (stop, mut tasks, mut bound) = (CancellationToken::new(), JoinSet::new(), None);
         match listen.filter(|address| !address.trim().is_empty()) {
             Some(address) => {
-                let server = Server::bind(&address.parse()?, Arc::clone(&telemetry)).await?;
+                let address: ListenAddress = address.parse()?;
+                let server = Server::bind(address.host(), address.port(), Arc::clone(&telemetry)).await?;
                 bound = server.address().ok();
                 tasks.spawn(server.serve(stop.clone()));
             }

@@ -3,8 +3,8 @@
 use std::ffi::OsString;
 use std::num::NonZeroU64;
 
-use muster_agent_api::builtin::UnpackLimits;
 use muster_archive::Limits;
+use muster_config::settings::UnpackSettings;
 
 /// Limits of an archive that is unpacked. `None` means the default.
 #[derive(Debug, Clone, Copy, Default, clap::Args, serde::Deserialize)]
@@ -39,9 +39,9 @@ impl UnpackArgs {
     }
 
     /// Returns the limits of a job. Errors name `ci.toml`, because only `muster ci` gives these flags to a manager.
-    pub(crate) fn of_jobs(&self) -> UnpackLimits {
+    pub(crate) fn of_jobs(&self) -> UnpackSettings {
         let value = |value: Option<NonZeroU64>| value.map_or(0, NonZeroU64::get);
-        UnpackLimits {
+        UnpackSettings {
             max_bytes: value(self.max_bytes),
             max_entries: value(self.max_entries),
             max_ratio: value(self.max_ratio),

@@ -3,13 +3,14 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use muster_config::settings::{AutoscalerSettings, GroupSettings};
 use muster_fleeting::host::{Group, PluginSpec};
 use muster_taskscaler::driver::{Host, Journal, Late, Plugin, Scaler};
 use muster_taskscaler::words::GroupId;
 
 use super::prepare::Ready;
 use super::provider::{InstanceOptions, Shared, causes};
-use super::settings::{AutoscalerSettings, GroupSettings, SettingsError};
+use super::settings::{self, SettingsError};
 use super::{extension, resources};
 
 /// Between two starts of a plugin that does not start.
@@ -78,8 +79,8 @@ impl From<SettingsError> for StartError {
 /// A scaler on the plugins that start: where some do not, the groups of the others stand in for theirs meanwhile.
 async fn start(shared: &Arc<Shared>, settings: &Arc<AutoscalerSettings>) -> Result<(Scaler, Vec<Member>), StartError> {
     let InstanceOptions { name, books, find_plugin, .. } = &shared.options;
-    let (config, buckets) = settings.scaling(name, rand::random())?;
-    settings.check()?;
+    let (config, buckets) = settings::scaling(settings, name, rand::random())?;
+    settings::check(settings)?;
     let groups = settings.all_groups(name);
     let begun = futures::future::join_all(groups.iter().map(|group| plugin(spec(shared, group, *find_plugin)))).await;
     if begun.iter().all(Result::is_err) {
@@ -101,7 +102,7 @@ fn spec(
     find: fn(&str) -> Result<PluginSpec, String>,
 ) -> Result<PluginSpec, String> {
     let plugin = find(&group.plugin)?;
-    let connector = group.connector.config("connector_config").map_err(|error| causes(&error))?;
+    let connector = settings::of_plugins(&group.connector).map_err(|error| causes(&error))?;
     let meter = shared.meter(&group.name);
     Ok(PluginSpec { config: group.plugin_config.clone(), connector, meter, ..plugin })
 }

@@ -44,9 +44,7 @@ pub use muster_fleeting::host::PluginSpec;
 pub use muster_taskscaler::{fleet, operator};
 pub use provider::{InstanceOptions, InstanceProvider};
 pub use reach::{Addresses, Dial, Told, directories};
-pub use settings::{
-    AutoscalerSettings, ConnectorSettings, GroupSettings, IsolationSettings, SettingsError, scaling_problems,
-};
+pub use settings::SettingsError;
 /// The numbers of a scaler, its plugin and its instances.
 pub mod numbers {
     pub use muster_taskscaler::driver::{Buckets, Family, Kind, Sample};
@@ -65,17 +63,4 @@ pub mod numbers {
 }
 pub use muster_taskscaler::need::{cpu_milli, memory_bytes};
 
-/// Why a text is no period of a policy; none where it is one.
-#[must_use]
-pub fn period_problem(text: &str) -> Option<String> {
-    text.parse::<muster_taskscaler::cron::Cron>().err().map(|error| error.cause().to_owned())
-}
-
-/// Whether a period is none that ever comes; false for a text that is no period.
-#[must_use]
-pub fn is_never(text: &str) -> bool {
-    text.parse::<muster_taskscaler::cron::Cron>().is_ok_and(|period| period.is_never())
-}
-
-pub use share::StickySettings;
 pub use shell::{CONNECTED, FAILED, MARK, OLDER};

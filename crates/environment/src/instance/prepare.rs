@@ -3,12 +3,12 @@
 use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
+use muster_config::settings::AutoscalerSettings;
 use muster_remote::Session;
 use muster_taskscaler::driver::{Prepare, Up};
 
 use super::provider::Shared;
 use super::reach::{Addresses, Dial, run};
-use super::settings::AutoscalerSettings;
 
 /// Makes an instance ready: the command of the configuration, then the agent, or what makes virtual machines for jobs.
 pub(super) struct Ready {

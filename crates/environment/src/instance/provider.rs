@@ -16,6 +16,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use muster_config::settings::AutoscalerSettings;
 use muster_fleeting::host::{Counts, Meter, PluginSpec};
 use muster_fleeting::model::{ConnectInfo, InstanceId};
 use muster_remote::{KnownHosts, Session};
@@ -34,7 +35,7 @@ use super::isolation::{Isolation, Nested};
 use super::lease::{Held, leased};
 use super::reach::{Addresses, Instance, dial};
 use super::resources::Usage;
-use super::settings::AutoscalerSettings;
+use super::settings;
 use super::{files, work};
 use crate::{Asking, Capacity, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey, Slots};
 
@@ -215,7 +216,8 @@ impl InstanceProvider {
         if remove {
             scaler.remove_at_the_end();
         }
-        let limit = self.shared.settings().shutdown_limit().filter(|_| !remove).map_or(limit, |own| own.min(limit));
+        let limit =
+            settings::shutdown_limit(&self.shared.settings()).filter(|_| !remove).map_or(limit, |own| own.min(limit));
         scaler.shutdown(limit).await.into_iter().map(|instance| instance.id).collect()
     }
 }
@@ -379,7 +381,7 @@ impl Shared {
 
     /// A place for an agent that nobody has reached yet.
     pub(super) fn place(&self, name: &str) -> Arc<Instance> {
-        Arc::new(Instance::new(name, Arc::clone(&self.agents), self.settings().told()))
+        Arc::new(Instance::new(name, Arc::clone(&self.agents), settings::told(&self.settings())))
     }
 
     pub(super) async fn dial<D: Future<Output = Result<ConnectInfo, String>>>(
@@ -404,7 +406,7 @@ impl Shared {
                 Ok(info)
             }
         };
-        dial(name.as_str(), details, connector.dial_options(), self.hosts(), is_new).await
+        dial(name.as_str(), details, settings::dial_options(connector), self.hosts(), is_new).await
     }
 
     /// A lease of an earlier start was claimed, or is not wanted.

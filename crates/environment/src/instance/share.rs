@@ -4,32 +4,18 @@ use std::path::Path;
 use std::time::Duration;
 
 use muster_agent_api::result::Used;
+use muster_config::settings::{AutoscalerSettings, StickySettings};
 use muster_taskscaler::driver;
 use muster_taskscaler::need;
 use muster_taskscaler::words::Need;
 use muster_taskscaler::words::{Context, Request, Tried, Work};
 use sha2::{Digest, Sha256};
 
-use super::settings::AutoscalerSettings;
 use crate::port::SlotKey;
 use crate::port::{Asking, Share, Sticky};
 
 /// Below the home directory: what jobs leave for each other.
 const CONTEXTS: &str = ".muster/contexts";
-
-/// `[runners.autoscaler.sticky_context]`, where it is enabled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the field names are those of config.toml")]
-pub struct StickySettings {
-    pub size_max_bytes: u64,
-    pub age_max: Duration,
-}
-
-impl Default for StickySettings {
-    fn default() -> Self {
-        Self { size_max_bytes: 10 << 30, age_max: Duration::from_secs(7 * 24 * 3600) }
-    }
-}
 
 /// What the scaler is asked for.
 pub(super) fn request(key: &SlotKey, job: &Asking, settings: &AutoscalerSettings, avoid: Option<Tried>) -> Request {

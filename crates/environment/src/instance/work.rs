@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use muster_config::settings::AutoscalerSettings;
 use muster_fleeting::model::InstanceId;
 use muster_taskscaler::driver::Scaler;
 use muster_taskscaler::words::Key;
 
 use super::members;
 use super::provider::Shared;
-use super::settings::AutoscalerSettings;
+use super::settings;
 
 /// After a refused promise the scaler tells when one is possible; without a word it is asked again after this.
 const PROMISE_NET: Duration = Duration::from_secs(10);
@@ -93,7 +94,7 @@ async fn keep_promises(shared: &Shared, scaler: &Scaler) -> Option<Arc<str>> {
 
 /// Other policies, from now on.
 pub(super) fn set_policies(scaler: &Scaler, settings: &AutoscalerSettings, runner: &str) {
-    match settings.scaling(runner, 0) {
+    match settings::scaling(settings, runner, 0) {
         Ok((config, _)) => scaler.set_policies(config.policies),
         Err(error) => tracing::error!(runner, %error, "the policies stay as they were"),
     }

@@ -8,7 +8,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tokio::time::Instant;
 
-use crate::settings::{RunnerKey, RunnerSettings};
+use muster_config::settings::{RunnerKey, RunnerSettings};
 
 /// Waits after failures. The cap is what the return of a coordinator may go unnoticed: low, since a manager sends one
 /// request then and not a storm of them.

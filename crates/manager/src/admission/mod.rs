@@ -29,10 +29,10 @@ use std::time::Duration;
 use muster_environment::REQUEST_HELD_AFTER;
 use tokio::time::Instant;
 
-use crate::settings::RunnerKey;
 use entry::Entry;
 pub use entry::RunnerFigures;
 pub(crate) use entry::{Limits, Notice, Outcome};
+use muster_config::settings::{CUT_AFTER, RunnerKey};
 
 /// When things are done that nothing tells the time of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,12 +42,6 @@ pub(crate) struct Pace {
     /// How long a request is waited for in any case.
     pub(crate) cut_after: Duration,
 }
-
-/// Default of [`Pace::cut_after`].
-///
-/// GitLab's front end holds a request without looking for jobs, so a request that it holds can be cut without a loss. Before
-/// that GitLab itself may look for a job and assign it, which takes far less than this time.
-pub(crate) const CUT_AFTER: Duration = Duration::from_secs(10);
 
 /// One job request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

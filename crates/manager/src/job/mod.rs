@@ -28,6 +28,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use muster_agent_api::client;
+use muster_config::settings::{RunnerKey, RunnerSettings};
 use muster_environment::{EnvironmentError, Lease, Provider};
 use muster_job::mask::Secrets;
 use muster_job::{FailureReason, JobId};
@@ -42,7 +43,6 @@ use crate::failure::last_words;
 use crate::lower::LoweredJob;
 use crate::observe::JobWatch;
 use crate::running::{RunLimits, RunPermit};
-use crate::settings::{RunnerKey, RunnerSettings};
 use crate::state::{IllegalMove, JobState, OwnEnd};
 use crate::store::{RunName, Store, StoreError, StoredJob};
 use follow::Followed;

@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use muster_agent_api::client::{AgentError, Run, RunOptions, Silence, run_until_taken};
+use muster_config::settings::TlsFiles;
 use muster_environment::{Directories, Environment, EnvironmentError, LeaseRecord, SlotKey};
 use muster_job::{FailureReason, Secret};
 
 use super::interrupt::{Interruption, heard};
 use super::{Actor, JobError, Next};
-use crate::lower::{Certificates, LowerError, Placement, asking, lower, short_token, suspension};
-use crate::settings::TlsFiles;
+use crate::lower::{Certificates, LowerError, Placement, asking, lower, suspension};
 use crate::state::JobState;
 
 /// Times that a place is tried in which no agent can be reached, before the job fails.
@@ -101,7 +101,7 @@ impl Actor {
         if let Some(next) = self.wait_to_run().await? {
             return Ok(next);
         }
-        let runner = short_token(self.context.runner.token.expose());
+        let runner = muster_job::short_token(self.context.runner.token.expose());
         let key = SlotKey { runner, project_id: self.payload.job_info.project_id };
         let context = Arc::clone(&self.context);
         let asking = match asking(&self.payload, &context.runner) {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
+use muster_config::settings::RunnerSettings;
 use muster_job::JobStatus;
 use muster_runner_api::client::{Client, ClientError};
 use muster_runner_api::payload::JobPayload;
@@ -15,7 +16,6 @@ use tokio::time::Instant;
 
 use crate::failure;
 use crate::observe::JobWatch;
-use crate::settings::RunnerSettings;
 
 /// One piece of a trace (job-execution 1.10).
 const PIECE_MAX_BYTES: usize = 1024 * 1024;

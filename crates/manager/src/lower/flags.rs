@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use muster_config::runtime::fixed_flag;
+use muster_config::settings::RunnerSettings;
 use muster_runner_api::payload::JobPayload;
 
 use super::settings::parse_bool;
-use crate::config::runtime::fixed_flag;
-use crate::settings::RunnerSettings;
 
 /// What Muster does with a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,11 +1,11 @@
 //! What stands before the first command: who runs the job, and where (job-execution 1.9).
 
 use muster_agent_api::builtin::Prepare;
+use muster_job::short_token;
 use muster_runner_api::payload::JobPayload;
 
 use super::Placement;
 use super::flags::Flags;
-use super::paths::short_token;
 use super::suspension;
 use super::variables::Variables;
 

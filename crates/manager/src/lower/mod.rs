@@ -8,9 +8,7 @@
 //! phase is the agent's. A payload that no plan can be made of is a [`LowerError`] with the reason to report.
 
 mod cache;
-mod expand;
 mod flags;
-pub mod go_duration;
 mod header;
 mod inputs;
 mod paths;
@@ -27,19 +25,16 @@ mod vm_image;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use muster_agent_api::builtin::{Coordinator, JobPlan, job_steps};
+use muster_agent_api::builtin::{Coordinator, JobPlan, UnpackLimits, job_steps};
 use muster_agent_api::step_runner::{Job, RunRequest, Variable as AgentVariable};
 use muster_environment::{Directories, Share, Slot};
 use muster_job::mask::Secrets;
-use muster_job::{FailureReason, Secret, Variable};
+use muster_job::{FailureReason, Secret, Variable, expand_within};
 use muster_runner_api::payload::JobPayload;
 use muster_telemetry::metrics::InputFailure;
 
-use crate::settings::RunnerSettings;
+use muster_config::settings::{RunnerSettings, UnpackSettings};
 
-pub use expand::expand;
-use expand::expand_within;
-pub use paths::short_token;
 pub(crate) use settings::job_timeout;
 pub(crate) use share::asking;
 
@@ -199,7 +194,7 @@ pub fn lower(payload: &JobPayload, placement: &Placement) -> Result<LoweredJob, 
         retry_wait_ms: settings.retry_wait_ms,
         phases,
         coordinator: coordinator(payload, placement, &variables, &flags),
-        unpack: placement.runner.unpack,
+        unpack: unpack_limits(placement.runner.unpack),
         share: share::plan(payload, placement),
         ..JobPlan::default()
     };
@@ -228,6 +223,11 @@ pub(crate) fn secrets(payload: &JobPayload, lowered: &[Variable]) -> Secrets {
 }
 
 /// The door for artifacts.
+fn unpack_limits(settings: UnpackSettings) -> UnpackLimits {
+    let UnpackSettings { max_bytes, max_entries, max_ratio, max_header_bytes, set_in_ci_toml } = settings;
+    UnpackLimits { max_bytes, max_entries, max_ratio, max_header_bytes, set_in_ci_toml }
+}
+
 fn coordinator(
     payload: &JobPayload,
     placement: &Placement,

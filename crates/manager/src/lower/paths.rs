@@ -1,10 +1,9 @@
 //! Where a job's files are (job-execution 2.9).
 
-use muster_job::Variable;
+use muster_job::{Variable, expand_within, short_token};
 use muster_runner_api::payload::JobPayload;
 use url::Url;
 
-use super::expand::expand_within;
 use super::{LowerError, Placement};
 
 /// The job's directories.
@@ -116,46 +115,9 @@ fn slug(payload: &JobPayload) -> String {
     path.unwrap_or_else(|| format!("project-{}", payload.job_info.project_id))
 }
 
-/// The part of a token that may be shown: without its prefix, nine characters.
-#[must_use]
-pub fn short_token(token: &str) -> String {
-    let rest = match token.strip_prefix("glrt-") {
-        Some(rest) => without_partition(rest),
-        None => match token.strip_prefix("glrtr-").or_else(|| token.strip_prefix("glcbt-")) {
-            Some(rest) => rest,
-            None => without_legacy(without_partition(token)),
-        },
-    };
-    rest.chars().take(9).collect()
-}
-
-fn without_partition(token: &str) -> &str {
-    ["t1_", "t2_", "t3_"].iter().find_map(|prefix| token.strip_prefix(prefix)).unwrap_or(token)
-}
-
-/// Strips `GR` with seven hexadecimal digits.
-fn without_legacy(token: &str) -> &str {
-    let digits = |rest: &&str| rest.get(..7).is_some_and(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit()));
-    token.strip_prefix("GR").filter(digits).and_then(|rest| rest.get(7..)).unwrap_or(token)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn short_tokens_lose_their_prefix_and_their_secret_end() {
-        for (token, short) in [
-            ("glrt-t1_abcdefghijklm", "abcdefghi"),
-            ("glrt-abcdefghijklm", "abcdefghi"),
-            ("t3_abcdefghijklm", "abcdefghi"),
-            ("glcbt-64_abcdefghijklm", "64_abcdef"),
-            ("GR1348941abcdefghijklm", "abcdefghi"),
-            ("abc", "abc"),
-        ] {
-            assert_eq!(short_token(token), short);
-        }
-    }
 
     #[test]
     fn the_slug_comes_from_the_remote_or_the_project_id() {

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
+use muster_config::runtime::stage_timeout;
+use muster_config::settings::WAIT_MAX;
+use muster_job::GoDuration;
 use muster_runner_api::payload::JobPayload;
 
 use super::flags::Flags;
-use super::go_duration::{GoDuration, parse};
 use super::variables::Variables;
 use super::{LowerError, Placement};
-use crate::config::runtime::stage_timeout;
-use crate::settings::WAIT_MAX;
 
 const JOB_TIMEOUT_DEFAULT: Duration = Duration::from_secs(7200);
 const AFTER_SCRIPT_TIMEOUT_DEFAULT: Duration = Duration::from_secs(300);
@@ -199,7 +199,7 @@ impl Reader<'_> {
 
     fn timeout(&mut self, name: &str, default: Duration, job: Duration) -> Duration {
         let Some(text) = self.text(name) else { return default };
-        match parse(&text) {
+        match GoDuration::parse(&text) {
             None => self.warnings.push(format!("Ignoring malformed {name} timeout: {text}")),
             Some(GoDuration::Negative) => self.warnings.push(format!("Ignoring relative {name} timeout: {text}")),
             Some(GoDuration::Positive(timeout)) if timeout > job => {

@@ -1,16 +1,16 @@
 //! What a job asks for, and gets, of a machine that it shares with others.
 
 use muster_agent_api::builtin::{Share, StickyContext};
+use muster_config::settings::RunnerSettings;
 use muster_environment::Asking;
 use muster_environment::instance::{cpu_milli, memory_bytes};
+use muster_job::expand;
 use muster_runner_api::payload::JobPayload;
 use sha2::{Digest, Sha256};
 
 use super::Placement;
-use super::expand::expand;
 use super::suspension;
 use super::vm_image::vm_image;
-use crate::settings::RunnerSettings;
 
 /// Variables by which a job says what it needs; those of the Kubernetes executor are known, too. The first that is set counts.
 const CPU: [&str; 2] = ["MUSTER_CPU_REQUEST", "KUBERNETES_CPU_REQUEST"];

@@ -3,6 +3,7 @@
 //! A key is `<runner id>/<system id>/<fields>`. It is no secret and no right: whose an environment is stands in the books of the
 //! scaler, and a key only names it.
 
+use muster_config::settings::RunnerSettings;
 use muster_environment::Resume;
 use muster_runner_api::payload::JobPayload;
 use url::form_urlencoded;
@@ -10,7 +11,6 @@ use url::form_urlencoded;
 use super::Placement;
 use super::flags::Flags;
 use super::share::{context_name, protected};
-use crate::settings::RunnerSettings;
 
 const FLAG: &str = "FF_SUSPENDABLE_ENVIRONMENTS";
 /// The field of a key that names the environment.

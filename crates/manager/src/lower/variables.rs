@@ -3,15 +3,15 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 
+use muster_agent_api::builtin::{GLOBAL_GIT_CONFIG, Tls};
 use muster_job::Variable;
+use muster_job::{expand_within, short_token};
 use muster_runner_api::payload::JobPayload;
 
-use super::expand::expand_within;
 use super::flags::{Flags, is_flag};
-use super::paths::{Paths, short_token};
+use super::paths::Paths;
 use super::settings::job_timeout;
 use super::{Certificates, EXPANDED_MAX, LowerError, Placement};
-use muster_agent_api::builtin::{GLOBAL_GIT_CONFIG, Tls};
 
 /// Names of the file variables that hold certificates (job-execution 3.1).
 const TLS_CA: &str = "CI_SERVER_TLS_CA_FILE";

@@ -5,8 +5,8 @@ use muster_environment::VmImage;
 use muster_job::Variable;
 use muster_runner_api::payload::JobPayload;
 
-use super::expand::expand_within;
-use crate::settings::RunnerSettings;
+use muster_config::settings::RunnerSettings;
+use muster_job::expand_within;
 
 /// Bytes of an image's name, and of each text that it refers to.
 const NAME_MAX_BYTES: usize = 4096;

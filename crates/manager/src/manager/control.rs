@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use muster_config::settings::Settings;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::admission::RunnerFigures;
-use crate::settings::Settings;
 
 /// Orders that wait to be obeyed; the manager takes them at once, so that more are never needed.
 const ORDERS_MAX: usize = 16;

@@ -1,9 +1,9 @@
 //! What operators read of answers to job requests.
 
+use muster_config::settings::RunnerSettings;
 use muster_runner_api::client::ClientError;
 
 use crate::admission::Notice;
-use crate::settings::RunnerSettings;
 
 /// Logs what came of a job request, where it is of interest.
 pub(super) fn tell(runner: &RunnerSettings, notice: Notice, error: Option<&ClientError>) {

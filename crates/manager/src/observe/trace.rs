@@ -1,11 +1,11 @@
 //! A job's place in a trace, and its result tree as spans.
 
 use muster_agent_api::result::{StepNode, StepStatus};
+use muster_config::settings::RunnerSettings;
 use muster_runner_api::payload::JobPayload;
 use muster_telemetry::spans::{Attribute, Destination, Ending, Requested, SpanId, StepSpan, TraceContext, TraceId};
 
 use super::Observer;
-use crate::settings::RunnerSettings;
 
 /// Where a job's spans belong.
 #[derive(Debug, Default)]

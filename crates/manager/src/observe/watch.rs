@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use muster_agent_api::result::{JobResult, Used};
+use muster_config::settings::RunnerSettings;
 use muster_job::{FailureReason, Variable};
 use muster_runner_api::payload::JobPayload;
 use muster_telemetry::Telemetry;
@@ -15,7 +16,6 @@ use super::stages::{Marks, known, own};
 use super::trace::{self, JobTrace};
 use super::{Observer, labels};
 use crate::lower::{LowerError, LoweredJob};
-use crate::settings::RunnerSettings;
 use crate::store::StoredJob;
 
 const STAGES_WANTED: &str = "FF_EXPORT_HIGH_CARDINALITY_METRICS";

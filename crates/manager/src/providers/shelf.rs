@@ -9,11 +9,11 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use muster_environment::instance::{AutoscalerSettings, files, fleet};
+use muster_environment::instance::{files, fleet};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::settings::{RunnerKey, RunnerSettings};
+use muster_config::settings::{AutoscalerSettings, RunnerKey, RunnerSettings};
 
 /// Hexadecimal digits of a runner's key in a file name.
 const KEY_DIGITS: usize = 16;

@@ -1,8 +1,8 @@
 //! What is different between two configurations, in words without secrets.
 
-use crate::config::schema::{Entry, Key, Reload, schema};
-use crate::config::tree::{Node, Table, Value};
-use crate::config::{self, Config, Runner};
+use muster_config::schema::{Entry, Key, Reload, schema};
+use muster_config::tree::{Node, Table, Value};
+use muster_config::{self, Config, Runner};
 
 /// The differences.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(super) fn between(old: &Config, new: &Config) -> Changes {
     changes
 }
 
-/// The same rule as that of [`crate::settings::RunnerKey`] and [`crate::settings::Settings::following`].
+/// The same rule as that of [`muster_config::settings::RunnerKey`] and [`muster_config::settings::Settings::following`].
 fn is_same(old: &Runner, new: &Runner) -> bool {
     let same_id = if new.id > 0 { old.id == new.id } else { old.token == new.token || old.name == new.name };
     old.url == new.url && same_id
@@ -107,7 +107,7 @@ fn value(key: &Key, value: Option<&Value>) -> Option<String> {
         None => "default".to_owned(),
         Some(Value::Int(number)) => number.to_string(),
         Some(Value::Bool(truth)) => truth.to_string(),
-        Some(Value::Str(text)) if config::has_secret(text) => return None,
+        Some(Value::Str(text)) if muster_config::has_secret(text) => return None,
         Some(Value::Str(text)) => format!("`{}`", text.escape_debug()),
         Some(_) => return None,
     };

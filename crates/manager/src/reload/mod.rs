@@ -13,10 +13,10 @@ mod tests;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::config::runtime::change_without_time;
-use crate::config::{self, Config, Facts, Loaded, Problem, Surroundings};
-use crate::settings::Settings;
 use changes::Changes;
+use muster_config::runtime::change_without_time;
+use muster_config::settings::Settings;
+use muster_config::{self, Config, Facts, Loaded, Problem, Surroundings};
 use stamp::{Digest, Stamp};
 
 /// Between two looks at the file: the system has no event that covers network file systems and swapped links.
@@ -74,7 +74,7 @@ impl ConfigWatch {
         let mut watch = Self { path, around, current: None, stamp: None, digest: None };
         watch.stamp = Stamp::of(&watch.path);
         watch.digest = stamp::digest(&watch.path);
-        let loaded = config::load(&watch.path, &watch.facts());
+        let loaded = muster_config::load(&watch.path, &watch.facts());
         watch.current = loaded.config.clone();
         (watch, loaded)
     }
@@ -82,7 +82,7 @@ impl ConfigWatch {
     /// The settings in force; those of an empty file where there are none.
     #[must_use]
     pub fn settings(&self) -> Settings {
-        self.current.as_ref().map(|config| config::settings(config, &self.around)).unwrap_or_default()
+        self.current.as_ref().map(|config| muster_config::settings(config, &self.around)).unwrap_or_default()
     }
 
     /// Waits until the content of the file is another one. Cancel-safe: what was not told is told by the next call.
@@ -137,7 +137,7 @@ impl ConfigWatch {
 
     /// `digest` was taken before: a change in between is another change, and found by the next look.
     fn read(&mut self, digest: Option<Digest>) -> Reload {
-        let Loaded { config, mut problems } = config::load(&self.path, &self.facts());
+        let Loaded { config, mut problems } = muster_config::load(&self.path, &self.facts());
         self.digest = digest;
         let Some(config) = config else { return Reload::Refused { problems } };
         let Changes { told, restart } = match &self.current {
@@ -145,7 +145,7 @@ impl ConfigWatch {
             None => Changes::default(),
         };
         problems.extend(restart.into_iter().map(|key| Problem::new("C035", format!("{key} changed; restart needed"))));
-        let settings = Box::new(config::settings(&config, &self.around));
+        let settings = Box::new(muster_config::settings(&config, &self.around));
         self.current = Some(config);
         Reload::Applied { settings, problems, changes: told }
     }

@@ -42,7 +42,7 @@ impl Stamp {
 pub(super) fn digest(path: &Path) -> Option<Digest> {
     let metadata = std::fs::metadata(path).ok()?;
     // What is too large is refused by whoever reads it, and not by its content.
-    if !metadata.is_file() || metadata.len() > crate::config::FILE_SIZE_MAX as u64 {
+    if !metadata.is_file() || metadata.len() > muster_config::FILE_SIZE_MAX as u64 {
         return None;
     }
     std::fs::read(path).ok().map(|content| sha2::Sha256::digest(content).into())

@@ -76,7 +76,7 @@ async fn a_file_that_cannot_be_used_is_told_once_and_a_mended_one_is_used() {
     let mut watch = watch(&path);
     std::fs::write(&path, "concurrent = [").unwrap();
     let Reload::Refused { problems } = next(&mut watch).await else { panic!("it is no TOML") };
-    assert_eq!(problems[0].severity, crate::config::Severity::Fatal);
+    assert_eq!(problems[0].severity, muster_config::Severity::Fatal);
     check_quiet(&mut watch).await;
     assert_eq!(watch.settings().concurrent, 2, "what was in force stays");
     std::fs::write(&path, config(3)).unwrap();

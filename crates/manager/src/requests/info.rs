@@ -3,7 +3,7 @@
 
 use muster_runner_api::wire::Info;
 
-use crate::settings::RunnerSettings;
+use muster_config::settings::RunnerSettings;
 
 const FEATURES: &[&str] = &[
     "variables",

@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use muster_runner_api::client::{Client, ClientError, ConnectionAge, Progress};
+use muster_config::settings::{ConnectionAge, RunnerKey, RunnerSettings, Settings};
+use muster_runner_api::client::{Client, ClientError, Progress};
 use muster_runner_api::payload::JobPayload;
 use muster_runner_api::wire::JobRequest;
 use muster_telemetry::metrics::OpenRequest;
@@ -25,14 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admission::{Outcome, PollId};
 use crate::observe::Observer;
-use crate::settings::{RunnerKey, RunnerSettings, Settings};
 use crate::store::{NotTaken, Store, StoreError, StoredJob};
-
-/// Default of the wait for an answer to a request that knows no version of the queue.
-///
-/// No front end holds such a request (runner-api 2.3): until it is answered, GitLab looks for a job, or is slow. GitLab itself
-/// ends a request after a minute.
-pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 /// What one request came to.
 pub(crate) enum Answer {

@@ -18,6 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
+use muster_config::edit::NewToken;
+use muster_config::settings::{RunnerSettings, Settings};
 use muster_job::Secret;
 use muster_runner_api::retry::{Backoff, Policy};
 use muster_telemetry::Telemetry;
@@ -28,9 +30,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::WallClock;
-use crate::config::edit::NewToken;
 use crate::observe::Observer;
-use crate::settings::{RunnerSettings, Settings};
 use plan::Step;
 
 /// Waits between tries. A token has at least a quarter of its life left when the first one is made.

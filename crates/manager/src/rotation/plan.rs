@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use crate::lower::short_token;
-use crate::settings::RunnerSettings;
+use muster_config::settings::RunnerSettings;
+use muster_job::short_token;
 
 const SWITCHED_OFF: &str = "FF_DISABLE_AUTOMATIC_TOKEN_ROTATION";
 

@@ -4,15 +4,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use muster_config::Facts;
+use muster_config::edit::{ConfigFile, EditError, NewToken};
+use muster_config::settings::ConnectionAge;
 use muster_job::Secret;
+use muster_job::short_token;
 use time::OffsetDateTime;
 
 use super::plan::last_chance;
 use super::{Keeper, PAUSE, RunnerSettings};
-use crate::config::Facts;
-use crate::config::edit::{ConfigFile, EditError, NewToken};
-use crate::lower::short_token;
-use crate::settings::ConnectionAge;
 
 impl Keeper {
     pub(super) async fn renew(&mut self, runner: Arc<RunnerSettings>) {
@@ -59,7 +59,11 @@ impl Keeper {
                 );
             }
         };
-        let new = NewToken::of(&credentials, OffsetDateTime::from(self.clock.now()));
+        let new = NewToken::after_reset(
+            &credentials.token,
+            credentials.token_expires_at.as_deref(),
+            OffsetDateTime::from(self.clock.now()),
+        );
         tracing::info!(
             runner = short_token(runner.token.expose()),
             runner_name = runner.name,
@@ -135,7 +139,7 @@ impl Keeper {
         let saved = blocking(&self.path, move || {
             let known = file.read(&Facts::of(&path)).config.map(|config| config.runners).unwrap_or_default();
             let same = known.iter().filter(|known| {
-                known.token == origin && crate::config::base_url(&known.url).is_some_and(|known| known == url)
+                known.token == origin && muster_config::base_url(&known.url).is_some_and(|known| known == url)
             });
             let mut found = false;
             for known in same {

@@ -6,10 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use muster_config::settings::{RunnerKey, RunnerSettings};
+
 use super::log::{Copied, Copier, Log, Place};
 use super::record::{Content, Lane, Outline, Record, VERSION};
 use super::{RunName, StoreError, StoredJob};
-use crate::settings::{RunnerKey, RunnerSettings};
 use crate::state::JobState;
 
 /// Below this the file is left as it is while there are jobs, and while there are none: what they leave holds tokens.

@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use muster_config::settings::{RunnerKey, RunnerSettings};
 use muster_runner_api::payload::JobPayload;
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 use sha2::{Digest, Sha256};
 
-use crate::settings::{RunnerKey, RunnerSettings};
 use crate::state::JobState;
 
 mod books;

@@ -1,11 +1,11 @@
 //! The lines of `state.log`, version 1: each one JSON object with one key, which says what it is.
 
+use muster_config::settings::{RunnerKey, RunnerSettings};
+use muster_runner_api::payload::JobPayload;
 use serde::{Deserialize, Serialize};
 
 use super::RunName;
-use crate::settings::{RunnerKey, RunnerSettings};
 use crate::state::JobState;
-use muster_runner_api::payload::JobPayload;
 
 /// The version of what follows.
 pub(super) const VERSION: u32 = 1;

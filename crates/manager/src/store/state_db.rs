@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
+use muster_config::settings::{RunnerKey, RunnerSettings};
 use muster_runner_api::payload::JobPayload;
 use sqlx::Row as _;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePool, SqlitePoolOptions, SqliteRow};
 
 use super::record::{Lane, Record};
 use super::{Books, RunName, StoreError};
-use crate::settings::{RunnerKey, RunnerSettings};
 use crate::state::JobState;
 
 const FILES: [&str; 3] = ["state.db", "state.db-wal", "state.db-shm"];

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use muster_agent_api::client::AgentConnection;
+use muster_config::settings::{RunnerSettings, Settings};
 use muster_environment::{
     Asking, Capacity, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey, Slots,
 };
 use muster_job::{JobId, Secret};
-use muster_manager::settings::{RunnerSettings, Settings};
 use muster_manager::store::{Store, StoreError};
 use muster_manager::{Control, Figures, Manager, ManagerError, Order, Quota};
 use muster_runner_api::test_support::{Job, MemoryCoordinator, RUNNER_TOKEN, Served, serve};

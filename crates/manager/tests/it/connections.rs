@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_agent_api::result::Outcome;
+use muster_config::settings::{ConnectionAge, Settings, TlsFiles};
 use muster_job::{JobId, JobStatus};
 use muster_manager::Order;
-use muster_manager::settings::Settings;
-use muster_runner_api::client::{ConnectionAge, TlsFiles};
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use muster_agent_api::result::Outcome;
+use muster_config::settings::Settings;
 use muster_job::{EndCause, FailureReason, JobStatus};
-use muster_manager::settings::Settings;
 use muster_manager::{ManagerError, Order};
 use muster_runner_api::test_support::{Call, Fault};
 use serde_json::json;

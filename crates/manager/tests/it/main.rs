@@ -6,8 +6,6 @@ mod agent;
 mod answers;
 mod bench;
 mod broken_server;
-mod config_disk;
-mod config_docs;
 mod connections;
 mod faults;
 mod in_flight;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_agent_api::result::Outcome;
+use muster_config::settings::{RunnerSettings, Settings};
 use muster_job::{JobId, JobStatus, Secret};
 use muster_manager::Order;
-use muster_manager::settings::{RunnerSettings, Settings};
 use muster_runner_api::test_support::{Call, Fault, MemoryCoordinator, RUNNER_TOKEN, Served, serve};
 use serde_json::json;
 

@@ -7,12 +7,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use muster_agent_api::client::AgentConnection;
 use muster_agent_api::result::Outcome;
+use muster_config::settings::{RunnerSettings, Settings};
 use muster_environment::instance::SILENCE_MAX;
 use muster_environment::{
     Asking, Capacity, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey, Slots,
 };
 use muster_job::{JobStatus, Secret};
-use muster_manager::settings::{RunnerSettings, Settings};
 use muster_manager::store::Store;
 use muster_manager::{Control, Manager};
 use muster_runner_api::test_support::{Call, Fault, MemoryCoordinator, RUNNER_TOKEN, Served, serve};

@@ -5,11 +5,11 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use muster_config::edit::{ConfigFile, LOCK_WAIT};
+use muster_config::settings::Settings;
+use muster_config::{Facts, Surroundings};
 use muster_manager::clock::{ManualClock, WallClock};
-use muster_manager::config::edit::{ConfigFile, LOCK_WAIT};
-use muster_manager::config::{self, Facts, Surroundings};
 use muster_manager::rotation::Rotation;
-use muster_manager::settings::Settings;
 use muster_runner_api::client::{Client, Progress};
 use muster_runner_api::test_support::{Call, Fault, MemoryCoordinator, Served, serve};
 use muster_runner_api::wire::JobRequest;
@@ -83,7 +83,7 @@ impl World {
 }
 
 fn settings(path: PathBuf) -> Settings {
-    config::settings(&config::load(&path, &Facts::of(&path)).config.unwrap(), &Surroundings::default())
+    muster_config::settings(&muster_config::load(&path, &Facts::of(&path)).config.unwrap(), &Surroundings::default())
 }
 
 fn request(token: &str) -> JobRequest {

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use muster_agent_api::result::Outcome;
+use muster_config::settings::{RunnerSettings, Settings};
 use muster_job::{JobId, JobStatus, Secret};
-use muster_manager::settings::{RunnerSettings, Settings};
 use muster_runner_api::test_support::{Call, Fault};
 use serde_json::json;
 

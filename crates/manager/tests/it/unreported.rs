@@ -1,8 +1,8 @@
 //! Jobs that have ended, at a coordinator that does not take their logs or ends: their slots are other jobs'.
 
 use muster_agent_api::result::Outcome;
+use muster_config::settings::Settings;
 use muster_job::{JobId, JobStatus};
-use muster_manager::settings::Settings;
 use muster_runner_api::test_support::{Call, Fault};
 use serde_json::json;
 

@@ -93,7 +93,7 @@ enum DemoError {
     #[error(transparent)]
     Coordinator(#[from] muster_coordinator::CoordinatorError),
     #[error(transparent)]
-    Observe(#[from] muster_telemetry::http::ListenError),
+    Observe(#[from] crate::observe::ObserveError),
     #[error(transparent)]
     Store(#[from] muster_manager::store::StoreError),
     #[error(transparent)]

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_config::{self as config, Facts, Surroundings};
 use muster_coordinator::{Coordinator, NewRunner, Options};
 use muster_environment::Directories;
 use muster_environment::host::{HostOptions, HostProvider};
-use muster_manager::config::{self, Facts, Surroundings};
 use muster_manager::store::Store;
 use muster_manager::{Control, Manager, ManagerError, Order};
 use muster_taskscaler::fleet::offline;

@@ -3,13 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use muster_manager::config::{self, Surroundings};
+use muster_config::{self as config, Surroundings};
 use muster_manager::store::Store;
 use muster_manager::{EXPLAIN_PATH, STATUS_PATH};
 use muster_taskscaler::driver::StoreError;
 use muster_taskscaler::fleet::{Explanations, Reports, Source, Subject, VERSION, explain, offline};
 use muster_taskscaler::history;
-use muster_telemetry::http::{ListenAddress, ListenError};
 use serde::de::DeserializeOwned;
 
 use crate::ci::ui;
@@ -41,7 +40,7 @@ pub(crate) enum AskError {
     #[error(transparent)]
     Configuration(#[from] ConfigError),
     #[error(transparent)]
-    Address(#[from] ListenError),
+    Address(#[from] muster_config::NotAnAddress),
     #[error(
         "the manager at {address} does not answer; is it running, and is this its `listen_address`? What it has on disk can be read with --state-dir"
     )]
@@ -162,7 +161,7 @@ pub(crate) async fn get<T: DeserializeOwned>(
     path: &str,
     query: &[(&str, &str)],
 ) -> Result<T, AskError> {
-    let url = format!("{}{path}", address.parse::<ListenAddress>()?.url());
+    let url = format!("{}{path}", address.parse::<muster_config::ListenAddress>()?.url());
     let silent = |source| AskError::Silent { address: address.to_owned(), source };
     let answer = client.get(url).query(query).send().await.map_err(silent)?;
     let status = answer.status();

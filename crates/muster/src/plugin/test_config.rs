@@ -6,7 +6,7 @@ use std::time::Duration;
 use muster_fleeting::conformance::{Connect, Plan};
 use muster_fleeting::connector::DialOptions;
 use muster_fleeting::model::ConnectorConfig;
-use muster_manager::lower::go_duration::{self, GoDuration};
+use muster_job::GoDuration;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -96,7 +96,7 @@ impl TestConfig {
 
 fn duration(key: &str, text: Option<&str>, default: Duration) -> Result<Duration, PluginError> {
     let Some(text) = text else { return Ok(default) };
-    match go_duration::parse(text) {
+    match GoDuration::parse(text) {
         Some(GoDuration::Positive(duration)) if !duration.is_zero() => Ok(duration),
         _ => Err(PluginError::Config(format!("{key}: {text:?} is no duration above zero; write 30s, 5m or 1h30m"))),
     }

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
+use muster_config::edit::{ConfigFile, EditError};
+use muster_config::{Facts, Runner};
 use muster_job::Secret;
-use muster_manager::config::edit::{ConfigFile, EditError};
-use muster_manager::config::{Facts, Runner};
 
 /// Removes these runners from the file, as far as they are still there.
 pub(super) fn remove(path: &Path, gone: &[Runner]) -> Result<(), EditError> {

@@ -2,8 +2,7 @@
 
 use std::path::PathBuf;
 
-use muster_manager::config::{self, Config, Facts, Severity, Surroundings};
-use muster_manager::{config::Runner, system_id};
+use muster_config::{self as config, Config, Facts, Runner, Severity, Surroundings, system_id};
 use muster_runner_api::client::{Client, ClientError, TlsFiles};
 use muster_runner_api::wire::{Info, TokenRequest};
 use url::Url;

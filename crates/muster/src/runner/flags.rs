@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Command;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use muster_manager::lower::go_duration::{self, GoDuration};
+use muster_job::GoDuration;
 
 /// The arguments from `first` on, as clap reads them: `-name` is `--name` (a single dash never joins short flags), and
 /// `--n` is `-n`. After a flag that is true or false, a word `true` or `false` is not its value: it is dropped with a
@@ -135,7 +135,7 @@ pub(super) fn optional<T: Copy>(text: &str, words: &[(&str, T)]) -> Result<Optio
 
 /// A duration in Go's words, not negative.
 pub(super) fn go_duration(text: &str) -> Result<Duration, String> {
-    match go_duration::parse(text) {
+    match GoDuration::parse(text) {
         Some(GoDuration::Positive(duration)) => Ok(duration),
         _ => Err("no duration; write it like 300ms, 10s or 1h30m".to_owned()),
     }

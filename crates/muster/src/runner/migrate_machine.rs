@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::ValueEnum;
-use muster_manager::config::{self, Facts, migrate};
+use muster_config::{self as config, Facts, migrate};
 
 use super::config::ConfigArg;
 

@@ -2,9 +2,9 @@
 
 use std::process::ExitCode;
 
-use muster_manager::config::Runner;
-use muster_manager::config::edit::{ConfigFile, EditError, NewToken};
-use muster_manager::lower::short_token;
+use muster_config::Runner;
+use muster_config::edit::{ConfigFile, EditError, NewToken};
+use muster_job::short_token;
 use muster_runner_api::client::ClientError;
 use muster_runner_api::wire::RunnerCredentials;
 use time::OffsetDateTime;
@@ -87,7 +87,8 @@ async fn one(args: &Args, runner: &Runner) -> Result<(), ResetError> {
     let gone = || ResetError::Vanished { name: name() };
     let index = super::change::find(&file, &path, runner, &runner.token).ok_or_else(gone)?;
     let credentials = ask(args, runner).await?;
-    let new = NewToken::of(&credentials, OffsetDateTime::now_utc());
+    let new =
+        NewToken::after_reset(&credentials.token, credentials.token_expires_at.as_deref(), OffsetDateTime::now_utc());
     let lost = |source| ResetError::Lost { name: name(), source };
     let told = file.set_token(index, &new).map_err(lost)?;
     file.save().map_err(lost)?;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use muster_manager::config::Runner;
+use muster_config::Runner;
 use muster_runner_api::client::{Client, ClientError, TlsFiles};
 use url::Url;
 

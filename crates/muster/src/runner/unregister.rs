@@ -2,9 +2,9 @@
 
 use std::process::ExitCode;
 
-use muster_manager::config::edit::{ConfigFile, EditError};
-use muster_manager::config::{Config, Runner};
-use muster_manager::lower::short_token;
+use muster_config::edit::{ConfigFile, EditError};
+use muster_config::{Config, Runner};
+use muster_job::short_token;
 use muster_runner_api::client::ClientError;
 
 use super::config::{ConfigError, info, is_made_at_server, tell_mode, token_request};

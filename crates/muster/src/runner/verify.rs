@@ -4,9 +4,9 @@ use std::process::ExitCode;
 
 use clap::builder::Resettable;
 use futures::StreamExt as _;
-use muster_manager::config::Runner;
-use muster_manager::config::edit::EditError;
-use muster_manager::lower::short_token;
+use muster_config::Runner;
+use muster_config::edit::EditError;
+use muster_job::short_token;
 use muster_runner_api::wire::TokenRequest;
 
 use super::config::{ConfigError, info, is_made_at_server, tell_mode, token_request};

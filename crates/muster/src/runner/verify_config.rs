@@ -9,7 +9,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use muster_manager::config::{self, Effective, Facts, FindPlugin, Loaded, Place, Problem, Severity};
+use muster_config::{self as config, Effective, Facts, FindPlugin, Loaded, Place, Problem, Severity};
 use serde_json::{Value, json};
 
 use super::config::ConfigArg;

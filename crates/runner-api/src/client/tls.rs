@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use muster_files::Limit;
-use serde::{Deserialize, Serialize};
 use tokio_rustls::rustls::client::WebPkiServerVerifier;
 use tokio_rustls::rustls::crypto::ring::default_provider;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -18,8 +17,7 @@ use super::{ClientError, chain};
 const LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "leave only the certificates in it" };
 
 /// `tls-ca-file`, `tls-cert-file`, `tls-key-file` of a runner; PEM all of them.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TlsFiles {
     /// Certificates that are trusted beside those of the system.
     pub ca: Option<PathBuf>,

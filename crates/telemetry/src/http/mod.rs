@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Telemetry;
 
-pub use listen::{ListenAddress, ListenError};
+pub use listen::ListenError;
 pub use page::{JsonAnswer, Page, Pages};
 
 /// Connections at the same time; more wait in the system's queue.
@@ -45,12 +45,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// Takes the address.
+    /// Listens on the port of `host`; an empty host is every address of the machine.
     ///
     /// # Errors
     /// [`ListenError`]: a manager that was told to be observable does not start without being it.
-    pub async fn bind(address: &ListenAddress, telemetry: Arc<Telemetry>) -> Result<Self, ListenError> {
-        let listener = address.bind().await?;
+    pub async fn bind(host: &str, port: u16, telemetry: Arc<Telemetry>) -> Result<Self, ListenError> {
+        let listener = listen::listen(host, port).await?;
         match listener.local_addr() {
             Ok(address) => tracing::info!(%address, "Metrics server listening"),
             Err(error) => tracing::warn!(%error, "the metrics server listens, but its address cannot be told"),

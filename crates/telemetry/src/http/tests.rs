@@ -17,7 +17,7 @@ struct Running {
 
 async fn start() -> Running {
     let telemetry = Telemetry::new(&BUILD, &Arc::default(), SpanSettings::default());
-    let server = Server::bind(&"127.0.0.1:0".parse().unwrap(), Arc::clone(&telemetry)).await.unwrap();
+    let server = Server::bind("127.0.0.1", 0, Arc::clone(&telemetry)).await.unwrap();
     let (address, stop) = (server.address().unwrap(), CancellationToken::new());
     let serving = tokio::spawn(server.serve(stop.clone()));
     Running { address, telemetry, stop, serving }
@@ -108,8 +108,9 @@ async fn pages_of_other_rooms_are_answered_while_they_are_there() {
 #[tokio::test]
 async fn a_port_in_use_is_told_with_what_to_do() {
     let running = start().await;
-    let address: ListenAddress = running.address.to_string().parse().unwrap();
-    let error = Server::bind(&address, Arc::clone(&running.telemetry)).await.err().unwrap().to_string();
+    let address = running.address;
+    let host = address.ip().to_string();
+    let error = Server::bind(&host, address.port(), Arc::clone(&running.telemetry)).await.err().unwrap().to_string();
     let expected =
         format!("cannot listen on {address} for metrics; if another process has the port, set another listen_address");
     assert_eq!(error, expected);

@@ -16,6 +16,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_config::settings::IsolationSettings;
 use muster_fleeting::nesting::{Nesting, NestingError, NestingLimits};
 use muster_remote::{KnownHosts, Session};
 use muster_taskscaler::driver::Family;
@@ -25,7 +26,6 @@ use tokio::time::Instant;
 
 use super::lease::Held;
 use super::reach::Dial;
-use super::settings::IsolationSettings;
 use crate::{LeaseRecord, VmImage};
 pub(super) use nested::Nested;
 use numbers::{Numbers, Operation};

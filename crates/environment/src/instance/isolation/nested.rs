@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use muster_config::settings::IsolationSettings;
 use muster_fleeting::connector::{self, DialOptions};
 use muster_fleeting::model::{ConnectInfo, InstanceId};
 use muster_fleeting::nesting::NestingError;
@@ -17,7 +18,7 @@ use super::{Busy, Isolation, NotMade, Operation, daemon};
 use crate::instance::lease::Held;
 use crate::instance::provider::{Shared, causes};
 use crate::instance::reach::{Addresses, Instance, NEW_GRACE, words};
-use crate::instance::settings::IsolationSettings;
+use crate::instance::settings;
 use crate::{Machine, VmImage};
 
 /// For the connection to a machine that has been reached before.
@@ -153,7 +154,7 @@ impl Nested {
             addresses: Mutex::default(),
             first: Mutex::default(),
             gone: watch::Sender::new(None),
-            shown: shared.settings().told(),
+            shown: settings::told(&shared.settings()),
         }
     }
 
@@ -217,7 +218,7 @@ impl Nested {
             self.look(host).await?;
         }
         let name = format!("{}/{}", self.instance, self.machine.id);
-        let mut connector = self.settings.connector().map_err(|error| causes(&error))?;
+        let mut connector = settings::of_machines(&self.settings.connector).map_err(|error| causes(&error))?;
         let mut grace = NEW_GRACE.min(connector.timeout);
         if !is_first {
             connector.timeout = connector.timeout.min(AGAIN_LIMIT);

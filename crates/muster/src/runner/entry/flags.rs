@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use clap::{Arg, ArgAction};
-use muster_manager::config::schema::{Key, Kind, TableSchema, schema};
+use muster_config::schema::{Key, Kind, TableSchema, schema};
 
 /// How a flag's words become a value, where the key's kind does not say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -179,8 +179,8 @@ static HOST_ALIASES: Key = Key {
     unit: "",
     default: "",
     meaning: "Lines of the hosts file, as JSON: [{\"ip\": \"...\", \"hostnames\": [\"...\"]}]",
-    reload: muster_manager::config::schema::Reload::Jobs,
-    status: muster_manager::config::schema::Status::Acted,
+    reload: muster_config::schema::Reload::Jobs,
+    status: muster_config::schema::Status::Acted,
     secret: false,
 };
 

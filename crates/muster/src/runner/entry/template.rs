@@ -3,8 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use muster_manager::config::schema::{Entry, schema};
-use muster_manager::config::{self, Facts, Severity};
+use muster_config::schema::{Entry, schema};
+use muster_config::{self as config, Facts, Severity};
 use toml_edit::{DocumentMut, Item, Table, TableLike, Value};
 
 /// Why a template cannot be used.

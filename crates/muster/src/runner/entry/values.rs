@@ -1,6 +1,6 @@
 //! From the words of flags and variables to values of TOML.
 
-use muster_manager::config::schema::Kind;
+use muster_config::schema::Kind;
 use toml_edit::{Array, ArrayOfTables, Item, Table, Value};
 
 use super::flags::Reading;

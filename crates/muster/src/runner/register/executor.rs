@@ -1,6 +1,6 @@
 //! The executor of an entry: which tables it keeps, and what it has to be told.
 
-use muster_manager::config::EXECUTORS;
+use muster_config::EXECUTORS;
 use toml_edit::{Array, Item, Table, Value};
 
 use super::ask::{AskError, Asker, Question};

@@ -8,12 +8,12 @@ mod server;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use muster_config::edit::{ConfigFile, EditError, NewToken};
+use muster_config::runtime::registration_flags;
+use muster_config::schema::schema;
+use muster_config::settings::host_name;
+use muster_config::{self as config, EXECUTORS, Facts, Problem};
 use muster_job::Secret;
-use muster_manager::config::edit::{ConfigFile, EditError, NewToken};
-use muster_manager::config::runtime::registration_flags;
-use muster_manager::config::schema::schema;
-use muster_manager::config::{self, EXECUTORS, Facts, Problem};
-use muster_manager::settings::host_name;
 use muster_runner_api::client::ClientError;
 use muster_runner_api::wire::Info;
 use time::OffsetDateTime;
@@ -213,7 +213,14 @@ impl Registration {
             self.register_by_token(args, server, &given).await?
         };
         let id = Some(credentials.id);
-        Ok(Some(NewToken { id, ..NewToken::of(&credentials, OffsetDateTime::now_utc()) }))
+        Ok(Some(NewToken {
+            id,
+            ..NewToken::after_reset(
+                &credentials.token,
+                credentials.token_expires_at.as_deref(),
+                OffsetDateTime::now_utc(),
+            )
+        }))
     }
 
     async fn register_by_token(

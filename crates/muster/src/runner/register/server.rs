@@ -1,7 +1,7 @@
 //! What `register` says to the server, and takes back if it comes to nothing.
 
 use muster_job::Secret;
-use muster_manager::lower::short_token;
+use muster_job::short_token;
 use muster_runner_api::client::{Client, ClientError};
 use muster_runner_api::wire::{Info, RegisterRequest, RunnerCredentials, TokenRequest};
 

@@ -18,15 +18,15 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use muster_config::edit::{self, EditError};
+use muster_config::settings::Settings;
+use muster_config::{NoPlugin, Severity, Surroundings};
 use muster_environment::Directories;
 use muster_environment::host::{HostOptions, HostProvider};
 use muster_environment::instance::Executable;
 use muster_fleeting::host::PluginSpec;
 use muster_fleeting::install;
-use muster_manager::config::edit::{self, EditError};
-use muster_manager::config::{NoPlugin, Severity, Surroundings};
 use muster_manager::reload::ConfigWatch;
-use muster_manager::settings::Settings;
 use muster_manager::store::{Store, StoreError};
 use muster_manager::{Control, Instances, Manager, ManagerError, Quota};
 
@@ -92,7 +92,7 @@ enum RunError {
     #[error(transparent)]
     Manager(#[from] ManagerError),
     #[error(transparent)]
-    Listen(#[from] muster_telemetry::http::ListenError),
+    Listen(#[from] crate::observe::ObserveError),
     #[error("the manager died: {0}")]
     Died(tokio::task::JoinError),
     #[error("cannot watch for signals")]

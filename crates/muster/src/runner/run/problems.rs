@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use muster_manager::config::{Problem, Severity};
+use muster_config::{Problem, Severity};
 
 /// Logs them, in their order.
 pub(super) fn tell(problems: &[Problem], path: &Path) {

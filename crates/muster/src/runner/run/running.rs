@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use muster_config::runtime;
+use muster_config::settings::Settings;
 use muster_manager::clock::SystemClock;
-use muster_manager::config::runtime;
 use muster_manager::reload::{ConfigWatch, Reload};
 use muster_manager::rotation::Rotation;
-use muster_manager::settings::Settings;
 use muster_manager::{Control, ManagerError, Order, log_instances_left};
 use muster_telemetry::Telemetry;
 use tokio::task::JoinHandle;

@@ -9,9 +9,9 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use muster_config::settings::{Settings, WAIT_MAX};
+use muster_config::{self as config, Facts, Severity, Surroundings};
 use muster_manager::Quota;
-use muster_manager::config::{self, Facts, Severity, Surroundings};
-use muster_manager::settings::{Settings, WAIT_MAX};
 use muster_manager::store::{Store, StoreError};
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table};
 
@@ -83,7 +83,7 @@ async fn work(args: &Args, open_files: Option<u64>) -> Result<ExitCode, SingleEr
     let signals = Signals::watch().map_err(RunError::Signals)?;
     let settings = settings(args)?;
     let Some(runner) = settings.runners.first() else { return Err(SingleError::Unusable) };
-    let token = muster_manager::lower::short_token(runner.token.expose());
+    let token = muster_job::short_token(runner.token.expose());
     tracing::info!(max_builds = args.max_builds, "Starting runner for {} with token {token} ...", runner.url);
     let (state_dir, store) = open(args, &format!("{} {}", runner.url, runner.token.expose())).await?;
     let positive = |number: i64| NonZeroI64::new(number.max(0)).map(|number| number.get().unsigned_abs());

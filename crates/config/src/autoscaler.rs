@@ -1,0 +1,411 @@
+//! From `[runners.autoscaler]` to what the instances of a runner are made by.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use muster_job::GoDuration;
+use muster_taskscaler::need::memory_bytes;
+
+use super::tree::{Table, Value};
+use crate::settings::{
+    AutoscalerSettings, ConnectorSettings, GroupSettings, IsolationSettings, OnInstances, StickySettings,
+};
+
+/// The settings of an entry, if it has the table. What is out of range is as if it were not there: its problem has told.
+pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
+    let table = runner.table("autoscaler")?;
+    let defaults = AutoscalerSettings::default();
+    let owned = |name: &str| table.str(name).map(str::to_owned);
+    let isolation = table.table("vm_isolation").and_then(isolation);
+    let (plugin, plugin_config) = (owned("plugin").unwrap_or_default(), passed_on(table, "plugin_config"));
+    let plugin_config = plugin_config.unwrap_or_default();
+    let connector = table.table("connector_config").map(connector).unwrap_or_default();
+    // What a group does not say is as its runner says.
+    let group = |group: &Table| GroupSettings {
+        name: group.str("name").unwrap_or_default().to_owned(),
+        plugin: group.str("plugin").unwrap_or(&plugin).to_owned(),
+        plugin_config: passed_on(group, "plugin_config").unwrap_or_else(|| plugin_config.clone()),
+        connector: group.table("connector_config").map_or_else(|| connector.clone(), self::connector),
+    };
+    Some(AutoscalerSettings {
+        groups: table.tables("groups").iter().map(group).collect(),
+        plugin: plugin.clone(),
+        plugin_config: plugin_config.clone(),
+        has_token_prefix: false,
+        connector: connector.clone(),
+        instance_ready_command: owned("instance_ready_command"),
+        instance_acquire_timeout: duration(table, "instance_acquire_timeout")
+            .unwrap_or(defaults.instance_acquire_timeout),
+        log_internal_ip: table.bool("log_internal_ip").unwrap_or_default(),
+        log_external_ip: table.bool("log_external_ip").unwrap_or_default(),
+        scaling: scaling(table),
+        // What a job leaves in a machine of its own goes with that.
+        sticky: table.table("sticky_context").and_then(sticky).filter(|_| isolation.is_none()),
+        isolation,
+    })
+}
+
+/// `[runners.autoscaler]` in the words that the scaler reads.
+pub(super) fn scaling(table: &Table) -> serde_json::Value {
+    object(table, &NOT_SCALING)
+}
+
+/// What concerns jobs of an entry, where they run on instances.
+pub(super) fn on_instances(runner: &Table, executor: &str) -> OnInstances {
+    let Some(autoscaler) = runner.table("autoscaler").filter(|_| executor == "instance") else {
+        return OnInstances::default();
+    };
+    OnInstances {
+        image: autoscaler.str("vm_isolation.image").unwrap_or_default().to_owned(),
+        allowed_images: runner
+            .table("instance")
+            .map(|table| table.strings("allowed_images").map(|(image, _)| image.to_owned()).collect())
+            .unwrap_or_default(),
+        use_common_build_dir: runner.bool("instance.use_common_build_dir").unwrap_or_default(),
+    }
+}
+
+fn isolation(table: &Table) -> Option<IsolationSettings> {
+    table.bool("enabled").unwrap_or_default().then(|| IsolationSettings {
+        nesting_host: table.str("nesting_host").unwrap_or_default().to_owned(),
+        nesting_config: passed_on(table, "nesting_config").unwrap_or_default(),
+        connector: table.table("connector_config").map(connector).unwrap_or_default(),
+    })
+}
+
+/// A table that is passed on as it is, if there is one.
+fn passed_on(table: &Table, name: &str) -> Option<serde_json::Value> {
+    match table.node(name).map(|node| &node.value) {
+        Some(Value::Any(text)) => Some(json(text)),
+        _ => None,
+    }
+}
+
+fn sticky(table: &Table) -> Option<StickySettings> {
+    let default = StickySettings::default();
+    table.bool("enabled").unwrap_or_default().then(|| StickySettings {
+        size_max_bytes: table.str("size_max").and_then(memory_bytes).unwrap_or(default.size_max_bytes),
+        age_max: duration(table, "age_max").unwrap_or(default.age_max),
+    })
+}
+
+/// Tables that are not the scaler's, some of them with secrets.
+const NOT_SCALING: [&str; 5] = ["plugin_config", "connector_config", "state_storage", "sticky_context", "vm_isolation"];
+
+/// A table in the words that the scaler reads, which are those of the file.
+fn object(table: &Table, without: &[&str]) -> serde_json::Value {
+    let entries = table.entries().filter(|(name, _)| !without.contains(name));
+    serde_json::Value::Object(entries.filter_map(|(name, node)| Some((name.to_owned(), plain(&node.value)?))).collect())
+}
+
+fn plain(value: &Value) -> Option<serde_json::Value> {
+    Some(match value {
+        Value::Str(text) => text.as_str().into(),
+        Value::Int(number) => (*number).into(),
+        Value::Float(number) => (*number).into(),
+        Value::Bool(truth) => (*truth).into(),
+        // Its problem has told of a negative one, which is as if it were not there.
+        Value::Duration(GoDuration::Negative) => return None,
+        Value::Duration(GoDuration::Positive(time)) => format!("{}s {}ns", time.as_secs(), time.subsec_nanos()).into(),
+        Value::List(list) => list.iter().filter_map(|node| plain(&node.value)).collect(),
+        Value::Table(table) => object(table, &[]),
+        Value::Tables(tables) => tables.iter().map(|table| object(table, &NOT_SCALING)).collect(),
+        Value::Datetime(_) | Value::Any(_) => return None,
+    })
+}
+
+fn connector(table: &Table) -> ConnectorSettings {
+    let text = |name: &str| table.str(name).unwrap_or_default().to_owned();
+    ConnectorSettings {
+        os: text("os"),
+        arch: text("arch"),
+        protocol: text("protocol"),
+        protocol_port: table.int("protocol_port").and_then(|port| u16::try_from(port).ok()).unwrap_or_default(),
+        username: text("username"),
+        password: text("password"),
+        key_path: table.str("key_path").map(PathBuf::from),
+        use_static_credentials: table.bool("use_static_credentials").unwrap_or_default(),
+        keepalive: duration(table, "keepalive"),
+        timeout: duration(table, "timeout"),
+        use_external_addr: table.bool("use_external_addr").unwrap_or_default(),
+        allow_unencrypted: table.bool("allow_unencrypted").unwrap_or_default(),
+    }
+}
+
+/// A duration above 0.
+fn duration(table: &Table, name: &str) -> Option<Duration> {
+    match table.duration(name)? {
+        GoDuration::Positive(duration) if !duration.is_zero() => Some(duration),
+        _ => None,
+    }
+}
+
+/// A table's text as JSON: what the protocol passes on.
+fn json(text: &str) -> serde_json::Value {
+    let inline = text.trim_start().starts_with('{');
+    let document = if inline { format!("table = {}", text.trim()) } else { text.to_owned() };
+    let Ok(mut table) = document.parse::<toml::Table>() else { return serde_json::Value::Null };
+    let table = if inline { table.remove("table") } else { Some(toml::Value::Table(table)) };
+    serde_json::to_value(table).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Surroundings, parse, settings};
+
+    fn loaded(text: &str) -> std::sync::Arc<crate::settings::RunnerSettings> {
+        let runner = "[[runners]]\nurl = \"https://one.example\"\ntoken = \"glrt-x\"\nexecutor = \"instance\"\n";
+        let loaded = parse(&format!("{runner}{text}"), &crate::Facts::default());
+        let settings = settings(&loaded.config.unwrap(), &Surroundings::default());
+        std::sync::Arc::clone(&settings.runners[0])
+    }
+
+    fn of(text: &str) -> AutoscalerSettings {
+        (**loaded(text).autoscaler.as_ref().unwrap()).clone()
+    }
+
+    #[test]
+    #[expect(clippy::too_many_lines, reason = "a key a line")]
+    fn every_key_of_the_autoscaler_reaches_the_instances() {
+        let found = of(r#"
+[runners.autoscaler]
+plugin = "aws:1.x"
+capacity_per_instance = 2
+max_use_count = 3
+max_instances = 4
+instance_ready_command = "docker info"
+instance_acquire_timeout = "20m0s"
+update_interval = "30s"
+deletion_retry_interval = "1m30.5s"
+failure_threshold = 5
+reservation_throttling = false
+request_ahead = false
+log_internal_ip = true
+log_external_ip = true
+delete_instances_on_shutdown = true
+instance_creation_time_buckets = [1, 2.5]
+foreign_instances = "adopt"
+[runners.autoscaler.forecast]
+days = 14
+[runners.autoscaler.scale_throttle]
+limit = -1
+burst = 7
+[runners.autoscaler.density]
+slot_cpus = 1.5
+slot_memory = "2g"
+measured = true
+measured_runs = 7
+measured_margin = 2
+[runners.autoscaler.sticky_context]
+enabled = true
+size_max = "1g"
+age_max = "24h"
+[runners.autoscaler.plugin_config]
+name = "group"
+sizes = [1, 2]
+[runners.autoscaler.plugin_config.tags]
+team = "ci"
+[runners.autoscaler.connector_config]
+os = "linux"
+username = "ci"
+password = "secret"
+key_path = "/etc/key"
+protocol_port = 2222
+keepalive = "5s"
+timeout = "1m"
+use_external_addr = true
+allow_unencrypted = true
+[[runners.autoscaler.policy]]
+periods = ["* * * * *"]
+timezone = "Europe/Berlin"
+idle_count = 2
+idle_time = "5m"
+scale_factor = 1.5
+preemptive_mode = false
+placement = "spread"
+"#);
+        let connector = ConnectorSettings {
+            os: "linux".to_owned(),
+            username: "ci".to_owned(),
+            password: "secret".to_owned(),
+            key_path: Some("/etc/key".into()),
+            protocol_port: 2222,
+            keepalive: Some(Duration::from_secs(5)),
+            timeout: Some(Duration::from_secs(60)),
+            use_external_addr: true,
+            allow_unencrypted: true,
+            ..ConnectorSettings::default()
+        };
+        let policy = serde_json::json!({
+            "periods": ["* * * * *"], "timezone": "Europe/Berlin", "idle_count": 2, "idle_time": "300s 0ns",
+            "scale_factor": 1.5, "preemptive_mode": false, "placement": "spread",
+        });
+        let scaling = serde_json::json!({
+            "plugin": "aws:1.x", "capacity_per_instance": 2, "max_use_count": 3, "max_instances": 4,
+            "instance_ready_command": "docker info", "instance_acquire_timeout": "1200s 0ns",
+            "update_interval": "30s 0ns", "deletion_retry_interval": "90s 500000000ns", "failure_threshold": 5,
+            "reservation_throttling": false, "request_ahead": false, "log_internal_ip": true, "log_external_ip": true,
+            "delete_instances_on_shutdown": true, "instance_creation_time_buckets": [1.0, 2.5],
+            "foreign_instances": "adopt", "forecast": { "days": 14 }, "scale_throttle": { "limit": -1, "burst": 7 },
+            "policy": [policy],
+            "density": {
+                "slot_cpus": 1.5, "slot_memory": "2g", "measured": true, "measured_runs": 7, "measured_margin": 2.0
+            },
+        });
+        let wanted = AutoscalerSettings {
+            plugin: "aws:1.x".to_owned(),
+            has_token_prefix: false,
+            plugin_config: serde_json::json!({ "name": "group", "sizes": [1, 2], "tags": { "team": "ci" } }),
+            connector,
+            groups: Vec::new(),
+            instance_ready_command: Some("docker info".to_owned()),
+            instance_acquire_timeout: Duration::from_secs(1200),
+            log_internal_ip: true,
+            log_external_ip: true,
+            scaling,
+            sticky: Some(StickySettings { size_max_bytes: 1 << 30, age_max: Duration::from_secs(86_400) }),
+            isolation: None,
+        };
+        assert!(found == wanted, "{found:?}");
+    }
+
+    #[test]
+    fn a_group_says_what_is_not_as_its_runner_says() {
+        let found = of(r#"
+[runners.autoscaler]
+plugin = "aws"
+group_order = "price"
+[runners.autoscaler.plugin_config]
+name = "all"
+[runners.autoscaler.connector_config]
+username = "ci"
+[[runners.autoscaler.groups]]
+name = "spot"
+max_instances = 8
+[runners.autoscaler.groups.plugin_config]
+name = "spot"
+[[runners.autoscaler.groups]]
+name = "other cloud"
+plugin = "googlecloud"
+price_per_hour = 0.5
+[runners.autoscaler.groups.scale_throttle]
+limit = 3
+[runners.autoscaler.groups.connector_config]
+username = "root"
+password = "secret"
+"#);
+        let user = |name: &str, password: &str| ConnectorSettings {
+            username: name.to_owned(),
+            password: password.to_owned(),
+            ..ConnectorSettings::default()
+        };
+        let group = |name: &str, plugin: &str, config: &str, connector| GroupSettings {
+            name: name.to_owned(),
+            plugin: plugin.to_owned(),
+            plugin_config: serde_json::json!({ "name": config }),
+            connector,
+        };
+        let wanted = [
+            group("spot", "aws", "spot", user("ci", "")),
+            group("other cloud", "googlecloud", "all", user("root", "secret")),
+        ];
+        assert!(found.groups == wanted && found.all_groups("") == wanted);
+        let groups = serde_json::json!([
+            { "name": "spot", "max_instances": 8 },
+            { "name": "other cloud", "plugin": "googlecloud", "price_per_hour": 0.5, "scale_throttle": { "limit": 3 } },
+        ]);
+        assert_eq!((&found.scaling["groups"], &found.scaling["group_order"]), (&groups, &"price".into()));
+    }
+
+    #[test]
+    fn every_key_of_vm_isolation_reaches_the_instances_and_their_jobs() {
+        let text = r#"
+[runners.instance]
+allowed_images = ["ubuntu-*", "macos"]
+use_common_build_dir = true
+[runners.autoscaler]
+plugin = "aws"
+[runners.autoscaler.sticky_context]
+enabled = true
+[runners.autoscaler.vm_isolation]
+enabled = true
+nesting_host = "unix:///run/nesting.sock"
+image = "ubuntu-$VERSION"
+[runners.autoscaler.vm_isolation.nesting_config]
+image_directory = "/images"
+[runners.autoscaler.vm_isolation.connector_config]
+username = "ci"
+password = "secret"
+timeout = "3m"
+"#;
+        let runner = loaded(text);
+        let found = runner.autoscaler.as_ref().unwrap();
+        let connector = ConnectorSettings {
+            username: "ci".to_owned(),
+            password: "secret".to_owned(),
+            timeout: Some(Duration::from_secs(180)),
+            ..ConnectorSettings::default()
+        };
+        let wanted = IsolationSettings {
+            nesting_host: "unix:///run/nesting.sock".to_owned(),
+            nesting_config: serde_json::json!({ "image_directory": "/images" }),
+            connector,
+        };
+        assert!(found.isolation == Some(wanted));
+        assert_eq!(found.sticky, None, "what a job leaves goes with its machine");
+        let jobs = OnInstances {
+            image: "ubuntu-$VERSION".to_owned(),
+            allowed_images: vec!["ubuntu-*".to_owned(), "macos".to_owned()],
+            use_common_build_dir: true,
+        };
+        assert_eq!(runner.on_instances, jobs);
+        let off = loaded(&text.replace("enabled = true\nnesting", "nesting"));
+        assert!(off.autoscaler.as_ref().unwrap().isolation.is_none());
+        assert_eq!(off.on_instances, jobs, "whether they are alone is their machine's to say");
+    }
+
+    #[test]
+    fn a_table_in_one_line_is_passed_on_too() {
+        let found = of("[runners.autoscaler]\nplugin = \"local\"\nplugin_config = { max_size = 3 }\n");
+        assert_eq!(found.plugin_config, serde_json::json!({ "max_size": 3 }));
+    }
+
+    /// R041: what machines are like, who makes them, how many there are, which job goes where, and what a job runs in are each a key
+    /// of their own: another one of it changes none of the others.
+    #[test]
+    fn each_of_the_five_concerns_is_swapped_by_itself() {
+        let base = "shell = \"bash\"\n[runners.autoscaler]\nplugin = \"aws\"\nmax_instances = 3\n[runners.autoscaler.plugin_config]\n\
+                    size = \"small\"\n[[runners.autoscaler.policy]]\nidle_count = 1\nplacement = \"pack\"\n";
+        let concerns = |text: &str| {
+            let runner = "[[runners]]\nurl = \"https://one.example\"\ntoken = \"glrt-x\"\nexecutor = \"instance\"\n";
+            let loaded = parse(&format!("{runner}{text}"), &crate::Facts::default());
+            let settings = settings(&loaded.config.unwrap(), &Surroundings::default());
+            let runner = &settings.runners[0];
+            let autoscaler = runner.autoscaler.as_deref().unwrap();
+            let mut scaling = autoscaler.scaling.clone();
+            let placement = scaling["policy"][0]["placement"].take();
+            scaling["plugin"].take();
+            [
+                autoscaler.plugin_config.clone(),
+                autoscaler.plugin.clone().into(),
+                scaling,
+                placement,
+                runner.shell.clone().into(),
+            ]
+        };
+        let before = concerns(base);
+        let swaps = [
+            ("size = \"small\"", "size = \"large\""),
+            ("\"aws\"", "\"googlecloud\""),
+            ("idle_count = 1", "idle_count = 5"),
+            ("\"pack\"", "\"spread\""),
+            ("\"bash\"", "\"sh\""),
+        ];
+        for (swapped, (one, other)) in swaps.into_iter().enumerate() {
+            let after = concerns(&base.replace(one, other));
+            let changed: Vec<usize> = (0..before.len()).filter(|index| before[*index] != after[*index]).collect();
+            assert_eq!(changed, [swapped], "{other}");
+        }
+    }
+}

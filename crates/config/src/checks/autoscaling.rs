@@ -1,0 +1,358 @@
+//! Instances of fleeting plugins (C070 to C079, C083 to C085).
+
+use std::collections::BTreeMap;
+
+use muster_taskscaler::need::memory_bytes;
+
+use super::super::problem::shown_name;
+use super::super::runners::Runner;
+use super::super::tree::{Table, Value};
+use super::{Check, limits};
+
+pub(super) fn check(check: &mut Check<'_>) {
+    for runner in check.runners {
+        if let Some(autoscaler) = runner.table.table("autoscaler") {
+            policies(check, runner, autoscaler);
+            instances(check, runner, autoscaler);
+            build_directory(check, runner, autoscaler);
+            one_user(check, runner, autoscaler);
+            amounts(check, runner, autoscaler);
+            isolation(check, runner, autoscaler);
+        }
+        slots(check, runner);
+    }
+    shared_groups(check);
+}
+
+fn capacity(autoscaler: &Table) -> i64 {
+    autoscaler.int("capacity_per_instance").filter(|capacity| *capacity > 0).unwrap_or(1)
+}
+
+/// Of all groups together; 0: one of them has no limit.
+fn most_instances(autoscaler: &Table) -> i64 {
+    let most = |table: &Table| table.int("max_instances").unwrap_or(0).max(0);
+    let groups = autoscaler.tables("groups").iter().map(most);
+    let sum = groups.reduce(|one, other| if one == 0 || other == 0 { 0 } else { one.saturating_add(other) });
+    sum.unwrap_or_else(|| most(autoscaler))
+}
+
+/// C070, C074.
+fn policies(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+    let capacity = capacity(autoscaler);
+    let policies = autoscaler.tables("policy");
+    if policies.is_empty() {
+        let message = "no [[runners.autoscaler.policy]]: nothing is kept idle, each job waits for an instance to boot";
+        check.tell(runner, "autoscaler", "C074", message, "add a policy with idle_count, if that is too slow");
+    }
+    for policy in policies {
+        let count = policy.int("idle_count").filter(|count| *count > 0 && capacity > 1);
+        if let (Some(count), Some(node)) = (count, policy.node("idle_count")) {
+            let instances = count.saturating_add(capacity - 1) / capacity;
+            let message =
+                format!("idle_count = {count} counts job slots: it keeps {instances} instances of {capacity} slots");
+            let problem = super::super::problem::Problem::new("C070", message);
+            check.add(
+                problem
+                    .of(runner.index, &runner.name)
+                    .at(&node.span)
+                    .help("write instances times capacity_per_instance"),
+            );
+        }
+    }
+}
+
+/// C072, C073, C075, C076.
+fn instances(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+    if autoscaler.bool("state_storage.enabled") != Some(true) {
+        let message = "state_storage is off: Muster keeps its instances over a restart all the same, and GitLab Runner would remove them all";
+        check.tell(
+            runner,
+            "autoscaler.state_storage.enabled",
+            "C072",
+            message,
+            "set enabled = true in [runners.autoscaler.state_storage], if GitLab Runner is to use this file, too",
+        );
+    }
+    let most = most_instances(autoscaler);
+    if most <= 0 {
+        let message = "max_instances = 0: only the group's own maximum limits the number of instances, and their cost";
+        check.tell(runner, "autoscaler.max_instances", "C075", message, "set max_instances");
+    } else {
+        let jobs = most.saturating_mul(capacity(autoscaler));
+        let concurrent = limits::concurrent_of(check);
+        let limit = runner.table.int("limit").filter(|limit| *limit > 0);
+        let (key, wanted) = limit.map_or(("concurrent", concurrent), |limit| ("limit", limit));
+        if jobs < wanted {
+            let message = format!("{most} instances hold {jobs} jobs; {key} = {wanted} is never reached");
+            check.tell(
+                runner,
+                "autoscaler.max_instances",
+                "C073",
+                message,
+                "raise max_instances or capacity_per_instance",
+            );
+        }
+    }
+    let plugin = autoscaler.str("plugin").unwrap_or_default().to_lowercase();
+    let scaling = [
+        ("aws", "suspend the process AZRebalance"),
+        ("azure", "switch overprovisioning and autoscale rules off"),
+        ("google", "switch the autoscaler off"),
+    ];
+    if let Some((_, help)) = scaling.iter().find(|(name, _)| plugin.contains(name)) {
+        let message = "the provider must not scale or balance the group by itself: it would remove instances with jobs";
+        check.tell(runner, "autoscaler.plugin", "C076", message, &format!("{help} for this group"));
+    }
+}
+
+/// C079.
+fn build_directory(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+    let isolated = autoscaler.bool("vm_isolation.enabled") == Some(true) || autoscaler.int("max_use_count") == Some(1);
+    if runner.table.bool("instance.use_common_build_dir") == Some(true) && !isolated {
+        let message = "use_common_build_dir is ignored: jobs of one instance could share a build directory";
+        check.tell(
+            runner,
+            "instance.use_common_build_dir",
+            "C079",
+            message,
+            "set max_use_count = 1, or use vm_isolation",
+        );
+    }
+}
+
+/// C084. Not where `vm_isolation` gives each job a machine of its own.
+fn one_user(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+    if autoscaler.bool("vm_isolation.enabled") == Some(true) {
+        return;
+    }
+    const HELP: &str = "use one runner for each group of projects that trust each other";
+    if autoscaler.bool("sticky_context.enabled") == Some(true) {
+        let message = "sticky contexts are no wall: all jobs of an instance are one user there, so each can read and write the \
+                       contexts of other projects, and those of protected refs";
+        check.tell(runner, "autoscaler.sticky_context.enabled", "C084", message, HELP);
+    }
+    let capacity = capacity(autoscaler);
+    if capacity > 1 {
+        let message = format!(
+            "capacity_per_instance = {capacity}: jobs that run at the same time on an instance are one user there, so each can \
+             read and write the files of the others, and the agent's, which have their variables"
+        );
+        check.tell(runner, "autoscaler.capacity_per_instance", "C084", message, HELP);
+    }
+}
+
+/// C085.
+fn isolation(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+    if autoscaler.bool("vm_isolation.enabled") != Some(true) {
+        return;
+    }
+    let of = |key: &str| autoscaler.str(key).unwrap_or_default().trim();
+    if of("vm_isolation.nesting_host").is_empty() {
+        check.tell(
+            runner,
+            "autoscaler.vm_isolation.nesting_host",
+            "C085",
+            "vm_isolation without nesting_host: nothing makes the virtual machines, so no instance gets ready",
+            "write where the nesting daemon listens on an instance, for example unix:///run/nesting.sock",
+        );
+    }
+    let protocol = of("vm_isolation.connector_config.protocol");
+    if !matches!(protocol, "" | "ssh") {
+        check.tell(
+            runner,
+            "autoscaler.vm_isolation.connector_config.protocol",
+            "C085",
+            format!("virtual machines are reached by SSH only, not by {protocol:?}: no job gets one"),
+            "leave protocol out, and let the image have an SSH server",
+        );
+    }
+}
+
+/// C014, for amounts of memory.
+fn amounts(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+    for key in ["density.slot_memory", "sticky_context.size_max"] {
+        if let Some(text) = autoscaler.str(key).filter(|text| memory_bytes(text).is_none()) {
+            let message = format!("{key}: `{}` is no amount of memory", shown_name(text));
+            check.tell(runner, &format!("autoscaler.{key}"), "C014", message, "write for example 512m or 2g");
+        }
+    }
+}
+
+/// C083.
+fn slots(check: &mut Check<'_>, runner: &Runner) {
+    if runner.table.bool("use_slot_cgroups") != Some(true) {
+        return;
+    }
+    for key in ["slot_cgroup_template", "docker.service_slot_cgroup_template"] {
+        let template =
+            runner.table.str(key).filter(|template| !template.contains("${slot}") && !template.contains("$slot"));
+        if let Some(template) = template {
+            let message = format!("{key} `{}` is without ${{slot}}: all slots share one cgroup", shown_name(template));
+            check.tell(runner, key, "C083", message, "add ${slot} to it");
+        }
+    }
+}
+
+/// C071.
+fn shared_groups(check: &mut Check<'_>) {
+    let mut seen: BTreeMap<(String, String), &Runner> = BTreeMap::new();
+    for runner in check.runners {
+        let Some(autoscaler) = runner.table.table("autoscaler") else { continue };
+        let Some(plugin) = autoscaler.str("plugin") else { continue };
+        // Line breaks and order of keys do not make another group.
+        let mut lines: Vec<_> = match autoscaler.node("plugin_config").map(|node| &node.value) {
+            Some(Value::Any(text)) => text
+                .split(['\n', ',', '{', '}'])
+                .map(|line| line.replace(' ', ""))
+                .filter(|line| !line.is_empty())
+                .collect(),
+            _ => Vec::new(),
+        };
+        lines.sort();
+        match seen.get(&(plugin.to_owned(), lines.join("\n"))) {
+            Some(first) => {
+                let name = |runner: &Runner| {
+                    if runner.name.is_empty() { format!("{}", runner.index + 1) } else { shown_name(&runner.name) }
+                };
+                let message = format!(
+                    "one group of instances is used by runners {} and {}: each removes what the other needs",
+                    name(first),
+                    name(runner)
+                );
+                check.tell(runner, "autoscaler.plugin_config", "C071", message, "give each runner a group of its own");
+            }
+            None => drop(seen.insert((plugin.to_owned(), lines.join("\n")), runner)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{clean, found};
+
+    fn runner(name: &str, autoscaler: &str) -> String {
+        format!("[[runners]]\nname = \"{name}\"\nexecutor = \"instance\"\n[runners.autoscaler]\n{autoscaler}\n")
+    }
+
+    #[test]
+    fn c070_idle_count_counts_slots() {
+        let text = |capacity: u32| {
+            runner("a", &format!("capacity_per_instance = {capacity}\n[[runners.autoscaler.policy]]\nidle_count = 10"))
+        };
+        assert!(found("C070", &text(4)).contains("keeps 3 instances of 4 slots"));
+        clean("C070", &text(1));
+    }
+
+    #[test]
+    fn c071_a_group_has_one_owner() {
+        let group = |name: &str, group: &str| {
+            runner(
+                name,
+                &format!("plugin = \"aws\"\n[runners.autoscaler.plugin_config]\nname = \"{group}\"\nzone = \"b\""),
+            )
+        };
+        assert!(found("C071", &format!("{}{}", group("a", "g"), group("b", "g"))).contains("runners a and b"));
+        clean("C071", &format!("{}{}", group("a", "g"), group("b", "h")));
+    }
+
+    #[test]
+    fn c072_a_restart_without_books() {
+        found("C072", &runner("a", "max_instances = 3"));
+        clean("C072", &runner("a", "[runners.autoscaler.state_storage]\nenabled = true"));
+    }
+
+    #[test]
+    fn c084_jobs_that_share_an_instance_are_one_user() {
+        let sticky = "[runners.autoscaler.sticky_context]\nenabled = true";
+        assert!(found("C084", &runner("a", sticky)).contains("sticky contexts are no wall"));
+        assert!(found("C084", &runner("a", "capacity_per_instance = 4")).contains("jobs that run at the same time"));
+        clean("C084", &runner("a", "capacity_per_instance = 1"));
+        let isolated = "capacity_per_instance = 4\n[runners.autoscaler.vm_isolation]\nenabled = true";
+        clean("C084", &runner("a", isolated));
+    }
+
+    #[test]
+    fn c073_instances_that_cannot_hold_the_limit() {
+        let text = |limit: &str| {
+            format!(
+                "concurrent = 20\n{}",
+                runner("a", "max_instances = 3\ncapacity_per_instance = 4")
+                    .replace("executor", &format!("{limit}\nexecutor"))
+            )
+        };
+        assert!(found("C073", &text("")).contains("3 instances hold 12 jobs; concurrent = 20 is never reached"));
+        assert!(found("C073", &text("limit = 13")).contains("limit = 13"));
+        let groups =
+            "[[runners.autoscaler.groups]]\nmax_instances = 2\n[[runners.autoscaler.groups]]\nmax_instances = 3";
+        assert!(
+            found("C073", &format!("concurrent = 20\n{}", runner("a", groups))).contains("5 instances hold 5 jobs")
+        );
+        clean("C073", &text("limit = 12"));
+    }
+
+    #[test]
+    fn c074_nothing_is_kept_idle() {
+        found("C074", &runner("a", "max_instances = 3"));
+        clean("C074", &runner("a", "[[runners.autoscaler.policy]]\nidle_count = 1"));
+    }
+
+    #[test]
+    fn c075_no_limit_of_instances() {
+        found("C075", &runner("a", "max_instances = 0"));
+        found("C075", &runner("a", ""));
+        clean("C075", &runner("a", "max_instances = 3"));
+    }
+
+    #[test]
+    fn c076_one_scaler_for_one_group() {
+        assert!(found("C076", &runner("a", "plugin = \"fleeting-plugin-aws\"")).contains("AZRebalance"));
+        found("C076", &runner("a", "plugin = \"azure:latest\""));
+        clean("C076", &runner("a", "plugin = \"static\""));
+    }
+
+    #[test]
+    fn c077_many_slots_need_no_more_sessions_of_sshd() {
+        // gitlab-runner: two sessions for each slot, of which sshd allows ten. Muster: one, which all jobs of an instance share.
+        clean("C077", &runner("a", "capacity_per_instance = 64"));
+    }
+
+    #[test]
+    fn c014_an_amount_of_memory() {
+        let text = |table: &str, key: &str, value: &str| {
+            runner("a", &format!("[runners.autoscaler.{table}]\n{key} = \"{value}\""))
+        };
+        for (table, key) in [("density", "slot_memory"), ("sticky_context", "size_max")] {
+            assert!(found("C014", &text(table, key, "much")).contains("`much` is no amount of memory"));
+            clean("C014", &text(table, key, "1.5g"));
+        }
+    }
+
+    #[test]
+    fn c085_virtual_machines_need_a_daemon_and_are_reached_by_ssh() {
+        let text = |more: &str| runner("a", &format!("[runners.autoscaler.vm_isolation]\nenabled = true\n{more}"));
+        assert!(found("C085", &text("")).contains("without nesting_host"));
+        let host = "nesting_host = \"unix:///run/nesting.sock\"\n[runners.autoscaler.vm_isolation.connector_config]\n";
+        let told = found("C085", &text(&format!("{host}protocol = \"winrm\"")));
+        assert!(told.contains("by SSH only, not by \"winrm\""), "{told}");
+        clean("C085", &text(host));
+        clean("C085", &text(&format!("{host}protocol = \"ssh\"")));
+        clean("C085", &runner("a", "[runners.autoscaler.vm_isolation]\nenabled = false"));
+    }
+
+    #[test]
+    fn c079_a_common_build_directory_needs_isolation() {
+        let text = |more: &str| runner("a", &format!("{more}\n[runners.instance]\nuse_common_build_dir = true"));
+        found("C079", &text(""));
+        clean("C079", &text("max_use_count = 1"));
+        clean("C079", &text("[runners.autoscaler.vm_isolation]\nenabled = true"));
+    }
+
+    #[test]
+    fn c083_a_cgroup_for_each_slot() {
+        let text =
+            |template: &str| format!("[[runners]]\nuse_slot_cgroups = true\nslot_cgroup_template = \"{template}\"\n");
+        found("C083", &text("runner/all"));
+        clean("C083", &text("runner/slot-${slot}"));
+        clean("C083", &text("runner/slot-$slot"));
+    }
+}

@@ -1,0 +1,88 @@
+//! Cron patterns: which can be used, and which pattern is always active.
+
+use muster_taskscaler::cron::Cron;
+
+use super::super::machine;
+use super::super::problem::shown_name;
+
+/// What is wrong with a pattern of `wanted` fields; none where it is right: then the scaler takes it, or what is made of it.
+pub(super) fn wrong(pattern: &str, wanted: usize) -> Option<String> {
+    let fields: Vec<_> = pattern.split_whitespace().collect();
+    if fields.len() != wanted {
+        let counts = if wanted == 7 { "with seconds first and year last" } else { "without seconds and year" };
+        return Some(format!("{} fields found, {wanted} expected (this table counts {counts})", fields.len()));
+    }
+    let ends = [(fields.first(), (0, 59)), (fields.last(), (1970, 2099))];
+    let ends = ends.iter().filter(|_| wanted == 7).filter_map(|(field, limits)| Some(((*field)?, *limits)));
+    for (field, (low, high)) in ends {
+        if !field.split(',').all(|part| is_part(part, (low, high))) {
+            return Some(format!("`{}` is no list of values between {low} and {high}", shown_name(field)));
+        }
+    }
+    let used = if wanted == 7 { machine::five_fields(pattern) } else { vec![pattern.to_owned()] };
+    used.iter().find_map(|pattern| pattern.parse::<Cron>().err()).map(|error| shown_name(error.cause()))
+}
+
+/// Whether the pattern, which is right, holds in no minute.
+pub(super) fn is_never(pattern: &str, fields: usize) -> bool {
+    let used = if fields == 7 { machine::five_fields(pattern) } else { vec![pattern.to_owned()] };
+    !used.is_empty() && used.iter().all(|pattern| pattern.parse::<Cron>().is_ok_and(|period| period.is_never()))
+}
+
+/// Of the fields that policies do not have: `*`, `?`, `5`, `1-5`, `*/5`.
+fn is_part(part: &str, (low, high): (u32, u32)) -> bool {
+    let (range, step) = part.split_once('/').map_or((part, None), |(range, step)| (range, Some(step)));
+    if step.is_some_and(|step| !step.parse::<u32>().is_ok_and(|step| step > 0)) {
+        return false;
+    }
+    let is_value = |value: &str| value.parse::<u32>().is_ok_and(|number| (low..=high).contains(&number));
+    matches!(range, "*" | "?") || range.split('-').count() <= 2 && range.split('-').all(is_value)
+}
+
+/// Whether the pattern is active at any time.
+pub(super) fn is_always(pattern: &str) -> bool {
+    pattern.split_whitespace().all(|field| matches!(field, "*" | "?" | "*/1"))
+}
+
+/// Whether whatever is in the first list is in the second one too.
+pub(super) fn is_covered(periods: &[&str], by: &[&str]) -> bool {
+    let plain = |pattern: &str| pattern.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
+    let by_plain: Vec<_> = by.iter().map(|pattern| plain(pattern)).collect();
+    by.iter().any(|pattern| is_always(pattern))
+        || (!periods.is_empty() && periods.iter().all(|period| by_plain.contains(&plain(period))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_are_taken_and_refused_as_cron_does() {
+        for (pattern, fields, fits) in [
+            ("* * * * *", 5, true),
+            ("*/5 8-18 * * mon-fri", 5, true),
+            ("* 8-18 * * 1,2,3", 5, true),
+            ("0 0 8-18 * * mon-fri *", 7, true),
+            ("* * 9-17 ? * 2-6 2026", 7, true),
+            ("* * 10 * * saturday *", 7, true),
+            ("0 1-59/2 9 1-15 * mon-fri *", 7, true),
+            // What no policy can say.
+            ("* * 10 L * * *", 7, false),
+            ("* * 10 15W * * *", 7, false),
+            ("* * 10 * * 6#3 *", 7, false),
+            ("* 10 L * *", 5, false),
+            ("* 10 ? * *", 5, false),
+            ("60 * * * * * *", 7, false),
+            ("* * * * * * 1900", 7, false),
+            ("* * * *", 5, false),
+            ("* * * * * * *", 5, false),
+            ("* 25 * * *", 5, false),
+            ("* 8- * * *", 5, false),
+            ("*/0 * * * *", 5, false),
+            ("; * * * *", 5, false),
+            ("", 5, false),
+        ] {
+            assert_eq!(wrong(pattern, fields).is_none(), fits, "{pattern}: {:?}", wrong(pattern, fields));
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! The file itself, and the process around it (C031 to C041).
+
+use muster_job::GoDuration::{Negative, Positive};
+
+use super::super::problem::{Problem, Severity, shown_name};
+use super::super::runtime::shared_system_id;
+use super::Check;
+use crate::{LOG_FORMATS, ListenAddress};
+
+pub(super) fn check(check: &mut Check<'_>) {
+    if let Some(id) = check.facts.foreign_system_id.as_ref().filter(|_| !check.runners.is_empty()) {
+        check.add(shared_system_id(id));
+    }
+    place(check);
+    addresses(check);
+    log_level(check);
+    log_format(check);
+    shutdown(check);
+}
+
+fn place(check: &mut Check<'_>) {
+    if let Some(system) = &check.facts.system_config {
+        let message = format!(
+            "running as {} with the user's own configuration; {} is not used",
+            check.facts.user,
+            system.display()
+        );
+        check.add(
+            Problem::new("C031", message).help("run as root, or name the file with --config, if that one is meant"),
+        );
+    }
+    let others = check.facts.mode.filter(|mode| mode & 0o077 != 0 && !check.runners.is_empty());
+    if let Some(mode) = others {
+        let message = format!("the file has mode {mode:04o}; it holds tokens, and others may read it");
+        check.add(Problem::new("C033", message).help("chmod 0600"));
+    }
+}
+
+/// C014, C037, C038.
+fn addresses(check: &mut Check<'_>) {
+    let wrong = check.tree.str("listen_address").filter(|address| !address.is_empty());
+    let wrong = wrong.and_then(|address| address.parse::<ListenAddress>().err());
+    if let Some(error) = wrong {
+        let at = super::place(check.tree, "listen_address");
+        check.add(Problem::new("C014", error.to_string()).at(&at).help("write host:port; metrics are served there"));
+    } else if let Some(address) = check.tree.str("listen_address").filter(|address| is_public(address)) {
+        let message = format!("metrics are served without authentication on {}", shown_name(address));
+        check.tell_global(
+            "listen_address",
+            "C037",
+            message,
+            "write 127.0.0.1 before the port, or let a firewall guard it",
+        );
+    }
+    let Some(session) = check.tree.table("session_server") else { return };
+    let (listen, advertise) = (session.str("listen_address"), session.str("advertise_address"));
+    if advertise.is_some_and(|address| address.contains("://")) {
+        let message = "advertise_address must be host:port, without http:// or https://";
+        let problem =
+            Problem::new("C038", message).severity(Severity::Fatal).at(&super::place(session, "advertise_address"));
+        return check.add(problem.help("remove the scheme"));
+    }
+    let key = if advertise.is_some() { "session_server.advertise_address" } else { "session_server.listen_address" };
+    let Some(address) = advertise.or(listen).filter(|_| listen.is_some()) else { return };
+    let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
+    if port.parse::<u16>().is_err() {
+        check.tell_global(
+            key,
+            "C038",
+            "the session server's address has no port",
+            "write host:port, as GitLab can reach it",
+        );
+    } else if matches!(host, "" | "0.0.0.0" | "[::]") || is_loopback(host) {
+        let message = "advertise_address must be a host and port that GitLab can reach: terminals will not open";
+        check.tell_global(key, "C038", message, "set advertise_address to this machine's name and the published port");
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    matches!(host, "localhost" | "::1" | "[::1]") || host.starts_with("127.")
+}
+
+fn is_public(address: &str) -> bool {
+    !is_loopback(address.rsplit_once(':').map_or(address, |(host, _)| host))
+}
+
+fn log_level(check: &mut Check<'_>) {
+    let Some(level) = check.tree.str("log_level") else { return };
+    match level {
+        "debug" | "trace" => {
+            check.tell_global(
+                "log_level",
+                "C037",
+                format!("log_level = \"{level}\": a debug log can contain secrets of jobs"),
+                "use info in production",
+            );
+        }
+        "info" | "warn" | "warning" | "error" | "fatal" | "panic" => {}
+        other => {
+            let message = format!("log_level `{}` does not exist", shown_name(other));
+            let problem =
+                Problem::new("C014", message).severity(Severity::Error).at(&super::place(check.tree, "log_level"));
+            check.add(problem.help("use panic, fatal, error, warn, info, debug or trace"));
+        }
+    }
+}
+
+/// The reference does not start with one that it does not know.
+fn log_format(check: &mut Check<'_>) {
+    let Some(format) =
+        check.tree.str("log_format").filter(|format| !format.is_empty() && !LOG_FORMATS.contains(format))
+    else {
+        return;
+    };
+    let message = format!("log_format `{}` does not exist", shown_name(format));
+    let problem = Problem::new("C014", message).severity(Severity::Error).at(&super::place(check.tree, "log_format"));
+    check.add(problem.help("use runner, text or json"));
+}
+
+/// C014, C041, C042.
+fn shutdown(check: &mut Check<'_>) {
+    /// Below this the reference warns.
+    const DRAIN_SECONDS_MIN: i64 = 300;
+    let seconds = check.tree.int("shutdown_timeout").filter(|seconds| *seconds > 0).unwrap_or(30);
+    if let Some(negative) = check.tree.int("shutdown_timeout").filter(|seconds| *seconds < 0) {
+        let message = format!("shutdown_timeout = {negative} counts as 30");
+        let problem = Problem::new("C014", message).severity(Severity::Warning);
+        check.add(problem.at(&super::place(check.tree, "shutdown_timeout")).help("write seconds above 0"));
+    }
+    let machines = check.tree.bool("machine.shutdown_drain.enabled") == Some(true);
+    let instances =
+        check.runners.iter().any(|runner| runner.table.bool("autoscaler.delete_instances_on_shutdown") == Some(true));
+    if (machines || instances) && seconds < DRAIN_SECONDS_MIN {
+        let message = format!("shutdown_timeout = {seconds} s is shorter than removing all machines needs");
+        check.tell_global("shutdown_timeout", "C041", message, &format!("set it to {DRAIN_SECONDS_MIN} or more"));
+    }
+    for runner in check.runners {
+        for key in ["prepare_timeout", "get_sources_timeout"] {
+            match runner.table.duration(key) {
+                Some(Negative) => {}
+                Some(Positive(limit)) if limit.is_zero() => {}
+                _ => continue,
+            }
+            let message = format!("{key} is not above 0: it is ignored, and the job's timeout applies");
+            check.tell(runner, key, "C042", message, "write a duration such as \"10m\", or remove the key");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{clean, clean_with, found, found_with};
+
+    #[test]
+    fn c014_values_that_no_start_can_use_are_told_before_it() {
+        assert!(found("C014", "listen_address = \":notaport\"").contains("fatal"));
+        assert!(found("C014", "log_format = \"xml\"").contains("error[C014]: log_format `xml` does not exist"));
+        assert!(found("C014", "shutdown_timeout = -5").contains("counts as 30"));
+        let fine = "listen_address = \"127.0.0.1:9252\"\nlog_format = \"json\"\nshutdown_timeout = 0";
+        clean("C014", fine);
+        clean("C014", "listen_address = \"\"");
+    }
+
+    #[test]
+    fn c027_a_system_id_of_another_machine() {
+        let foreign = |facts: &mut super::super::super::facts::Facts| {
+            facts.foreign_system_id = Some("s_0123456789ab".to_owned());
+        };
+        let told = found_with("C027", "[[runners]]\nurl = \"https://g.example\"\ntoken = \"t\"\n", foreign);
+        assert!(told.contains("s_0123456789ab was made on another machine"), "{told}");
+        clean_with("C027", "concurrent = 2\n", foreign);
+    }
+
+    #[test]
+    fn c031_a_user_who_has_no_root_rights_uses_the_own_file() {
+        let told = found_with("C031", "", |facts| {
+            facts.user = "ann".to_owned();
+            facts.system_config = Some("/etc/gitlab-runner/config.toml".into());
+        });
+        assert!(
+            told.contains("running as ann") && told.contains("/etc/gitlab-runner/config.toml is not used"),
+            "{told}"
+        );
+        clean_with("C031", "", |facts| facts.system_config = None);
+    }
+
+    #[test]
+    fn c033_tokens_that_others_may_read() {
+        let text = "[[runners]]\ntoken = \"t\"\n";
+        assert!(found_with("C033", text, |facts| facts.mode = Some(0o644)).contains("mode 0644"));
+        clean_with("C033", text, |facts| facts.mode = Some(0o600));
+        clean_with("C033", "concurrent = 1", |facts| facts.mode = Some(0o644));
+    }
+
+    #[test]
+    fn c037_public_metrics_and_debug_logs() {
+        for address in [":9252", "0.0.0.0:9252", "10.0.0.1:9252", "9252"] {
+            assert!(found("C037", &format!("listen_address = \"{address}\"")).contains("without authentication"));
+        }
+        for address in ["127.0.0.1:9252", "localhost:9252", "[::1]:9252", "localhost"] {
+            clean("C037", &format!("listen_address = \"{address}\""));
+        }
+        found("C037", "log_level = \"debug\"");
+        clean("C037", "log_level = \"info\"");
+    }
+
+    #[test]
+    fn a_level_that_does_not_exist_is_told() {
+        assert!(found("C014", "log_level = \"verbose\"").contains("use panic, fatal"));
+    }
+
+    #[test]
+    fn c038_terminals_need_an_address_that_gitlab_reaches() {
+        let text = |listen: &str, advertise: &str| {
+            format!("[session_server]\nlisten_address = \"{listen}\"\nadvertise_address = \"{advertise}\"\n")
+        };
+        assert!(found("C038", &text("0.0.0.0:8093", "https://runner.example:8093")).contains("fatal"));
+        assert!(found("C038", &text("0.0.0.0:8093", "runner.example")).contains("no port"));
+        found("C038", &text("0.0.0.0:8093", ""));
+        found("C038", &text("0.0.0.0:8093", "127.0.0.1:8093"));
+        clean("C038", &text("0.0.0.0:8093", "runner.example:8093"));
+        clean("C038", "[session_server]\nsession_timeout = 3\n");
+    }
+
+    #[test]
+    fn c041_removing_machines_takes_longer_than_the_default() {
+        let text = "[machine.shutdown_drain]\nenabled = true\n";
+        assert!(found("C041", text).contains("shutdown_timeout = 30 s"));
+        found("C041", "[[runners]]\n[runners.autoscaler]\ndelete_instances_on_shutdown = true\n");
+        clean("C041", &format!("shutdown_timeout = 300\n{text}"));
+        clean("C041", "shutdown_timeout = 10\n");
+    }
+
+    #[test]
+    fn c042_a_limit_of_a_stage_is_above_0() {
+        found("C042", "[[runners]]\nprepare_timeout = \"0s\"\n");
+        found("C042", "[[runners]]\nget_sources_timeout = \"-5m\"\n");
+        clean("C042", "[[runners]]\nprepare_timeout = \"5m\"\n");
+    }
+}

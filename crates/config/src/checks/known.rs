@@ -1,0 +1,153 @@
+//! What Muster does not act on (C008, C009): told once for each key or table, whatever the number of runners.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::super::load::visit;
+use super::super::problem::{Problem, Severity, shown_name};
+use super::super::schema::{Entry, Key, Status};
+use super::super::tree::{Node, Value};
+use super::super::unknown::header;
+use super::Check;
+
+/// Executors that GitLab Runner knows, and whether Muster has them.
+pub const EXECUTORS: [(&str, bool); 11] = [
+    ("shell", true),
+    ("docker", false),
+    ("docker-windows", false),
+    ("docker+machine", false),
+    ("docker-autoscaler", false),
+    ("instance", true),
+    ("kubernetes", false),
+    ("ssh", false),
+    ("parallels", false),
+    ("virtualbox", false),
+    ("custom", false),
+];
+
+pub(super) fn check(check: &mut Check<'_>) {
+    executors(check);
+    not_acted_on(check);
+}
+
+fn executors(check: &mut Check<'_>) {
+    for runner in check.runners {
+        let span = runner.table.node("executor").map_or(&runner.table.header, |node| &node.span);
+        let known = EXECUTORS.iter().find(|(name, _)| *name == runner.executor);
+        let name = shown_name(&runner.executor);
+        let message = match known {
+            Some((_, true)) => continue,
+            Some(("docker+machine", false)) => "executor `docker+machine` runs jobs in containers, which are not built yet; this \
+                                                runner requests no jobs. With executor `instance` its machines run jobs without \
+                                                containers"
+                .to_owned(),
+            Some((_, false)) => format!("executor `{name}` is not built yet; this runner requests no jobs"),
+            None if name.is_empty() => "executor is mandatory; this runner requests no jobs".to_owned(),
+            None => format!("executor `{name}` does not exist; this runner requests no jobs"),
+        };
+        let names: Vec<_> = EXECUTORS.iter().filter(|(_, built)| *built).map(|(name, _)| *name).collect();
+        let help = format!("Muster has: {}", names.join(", "));
+        let problem = Problem::new("C008", message).of(runner.index, &runner.name).at(span).help(help);
+        check.add(if known.is_some() { problem.not_built() } else { problem });
+    }
+}
+
+/// Of each table that is not acted on: where it first is, why, and the names set in it.
+type Unused<'a> = BTreeMap<String, (Range<usize>, &'static str, Vec<String>)>;
+
+fn not_acted_on(check: &mut Check<'_>) {
+    let mut unused: Unused<'_> = BTreeMap::new();
+    visit(check.tree, "", &mut |path: &str, entry: Entry, node: &Node| {
+        let (place, status) = match entry {
+            Entry::Key(key) => (node.key.clone(), key.status),
+            Entry::Table(table) => (node.key.clone(), table.status),
+        };
+        let Status::Not(reason) = status else { return };
+        if matches!(entry, Entry::Key(key) if says_nothing(key, node)) {
+            return;
+        }
+        // A key is told with its outermost table of the same reason.
+        let told =
+            unused.iter().find(|(around, (_, why, _))| *why == reason && path.starts_with(&format!("{around}.")));
+        match told.map(|(around, _)| around.clone()) {
+            Some(around) => {
+                let name = path.get(around.len() + 1..).unwrap_or_default().to_owned();
+                if let (Entry::Key(_), Some((.., names))) = (entry, unused.get_mut(&around))
+                    && !names.contains(&name)
+                {
+                    names.push(name);
+                }
+            }
+            None => {
+                unused.entry(path.to_owned()).or_insert((place, reason, Vec::new()));
+            }
+        }
+    });
+    for (path, (span, reason, names)) in unused {
+        let is_table = super::super::schema::schema().table(&path).is_some();
+        if is_table && names.is_empty() {
+            // Nothing is set in it.
+            continue;
+        }
+        let set = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
+        let what = if header(&path).contains('[') && is_table { header(&path) } else { format!("`{path}`") };
+        let severity = if path == "runners.cache.Type" { Severity::Warning } else { Severity::Info };
+        let problem = Problem::new("C009", format!("{what} is not acted on{set}: {reason}"));
+        check.add(problem.severity(severity).at(&span).not_built());
+    }
+}
+
+/// Whether the key says what holds without it: GitLab Runner writes many of its defaults into the file.
+fn says_nothing(key: &Key, node: &Node) -> bool {
+    match &node.value {
+        Value::Int(number) => number.to_string() == key.default,
+        Value::Bool(truth) => truth.to_string() == key.default,
+        Value::Str(text) => text.is_empty() || text == key.default,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{clean, count, found};
+
+    #[test]
+    fn an_executor_that_is_not_there_is_told_with_those_that_are() {
+        let text = |executor: &str| {
+            format!("[[runners]]\nname=\"a\"\nurl=\"https://g.example\"\ntoken=\"t\"\nexecutor=\"{executor}\"\n")
+        };
+        assert!(found("C008", &text("kubernetes")).contains("not built yet"));
+        assert!(found("C008", &text("sehll")).contains("does not exist"));
+        clean("C008", &text("shell"));
+        let facts = crate::Facts::default();
+        for (executor, not_built) in [("kubernetes", true), ("docker+machine", true), ("instanc", false), ("", false)] {
+            let problems = crate::parse(&text(executor), &facts).problems;
+            let problem = problems.iter().find(|problem| problem.code == "C008").unwrap();
+            assert_eq!(problem.not_built, not_built, "{executor}: lint tells what breaks the rules of the format");
+        }
+        let isolated = format!("{}[runners.autoscaler.vm_isolation]\nenabled = true\n", text("instance"));
+        clean("C008", &isolated);
+    }
+
+    #[test]
+    fn a_key_without_effect_is_told_once_by_name_with_the_reason() {
+        let runner = "[[runners]]\nproxy_exec = true\n[runners.docker]\nimage = \"a\"\nvolumes = []\n[[runners.docker.services]]\nname = \"b\"\n";
+        let text = format!("concurrent = 2\n{runner}{runner}");
+        assert_eq!(count("C009", &text), 2);
+        let told = found("C009", &format!("{runner}{runner}"));
+        assert!(told.contains("[runners.docker] is not acted on (image, volumes, services.name): "), "{told}");
+        assert!(told.contains("`runners.proxy_exec` is not acted on: "), "{told}");
+        clean("C009", "concurrent = 2\n[[runners]]\nlimit = 3\n");
+    }
+
+    #[test]
+    fn what_gitlab_runner_writes_by_itself_is_not_told() {
+        let cache = "[runners.cache]\nMaxUploadedArchiveSize = 0\n[runners.cache.s3]\n[runners.cache.gcs]\n[runners.cache.azure]\n";
+        let text = format!("[session_server]\nsession_timeout = 1800\n[[runners]]\nname = \"a\"\n{cache}");
+        clean("C009", &text);
+        assert!(
+            found("C009", &text.replace("1800", "60")).contains("[session_server] is not acted on (session_timeout)")
+        );
+        assert!(found("C009", &text.replace("Size = 0", "Size = 5")).contains("MaxUploadedArchiveSize"));
+    }
+}

@@ -1,0 +1,207 @@
+//! What the scaler of instances, its connector and its plugin cannot act on (C088, C086).
+
+use std::ops::Range;
+
+use muster_job::GoDuration;
+
+use super::super::autoscaler;
+use super::super::facts::NoPlugin;
+use super::super::load::visit;
+use super::super::problem::{Problem, Severity, shown_name};
+use super::super::runners::Runner;
+use super::super::tree::{Table, Value};
+use super::{Check, place};
+use crate::settings::scaling_problems;
+
+/// The executors whose instances a plugin makes.
+const OF_PLUGINS: [&str; 2] = ["instance", "docker-autoscaler"];
+/// These have been told where their kind is checked (C014, C016).
+const TOLD: [&str; 3] = [".periods", ".timezone", "slot_memory"];
+
+pub(super) fn check(check: &mut Check<'_>) {
+    for runner in check.runners {
+        let Some(autoscaler) = runner.table.table("autoscaler") else { continue };
+        values(check, runner, autoscaler);
+        durations(check, runner, autoscaler);
+        ports(check, runner, autoscaler);
+        if runner.table.str("executor").is_some_and(|executor| OF_PLUGINS.contains(&executor)) {
+            plugins(check, runner, autoscaler);
+        }
+    }
+}
+
+/// C088, for what the scaler says itself.
+fn values(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+    for (key, message) in scaling_problems(autoscaler::scaling(autoscaler)) {
+        if TOLD.iter().any(|told| key.ends_with(told)) {
+            continue;
+        }
+        let message = format!("`runners.autoscaler.{key}`: {}", shown_name(&message));
+        let problem = Problem::new("C088", message).of(runner.index, &runner.name).at(&find(autoscaler, &key));
+        check.add(problem.help("until this is mended, this runner gets no instances and requests no jobs"));
+    }
+}
+
+/// C088, for durations below zero.
+fn durations(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+    let mut wrong = Vec::new();
+    visit(autoscaler, "runners.autoscaler", &mut |path, _, node| {
+        if node.value == Value::Duration(GoDuration::Negative) {
+            let message = format!("`{path}` is less than zero, and is as if it were not there");
+            wrong.push(Problem::new("C088", message).of(runner.index, &runner.name).at(&node.span));
+        }
+    });
+    wrong
+        .into_iter()
+        .for_each(|problem| check.add(problem.help("write a duration such as \"20m0s\", or remove the line")));
+}
+
+/// C088, for ports of connectors.
+fn ports(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+    for table in std::iter::once(autoscaler).chain(autoscaler.tables("groups")) {
+        let Some(node) = table.node("connector_config.protocol_port") else { continue };
+        if let Value::Int(port) = node.value
+            && u16::try_from(port).is_err()
+        {
+            let message = format!("protocol_port = {port} is not from 0 to {}: the usual port is taken", u16::MAX);
+            check.add(Problem::new("C088", message).of(runner.index, &runner.name).at(&node.span));
+        }
+    }
+}
+
+/// C086.
+fn plugins(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+    let own = std::slice::from_ref(autoscaler);
+    let groups = autoscaler.tables("groups");
+    for table in if groups.is_empty() { own } else { groups } {
+        let holder = if table.str("plugin").is_some() { table } else { autoscaler };
+        let at = place(holder, "plugin");
+        let told = |message: String| Problem::new("C086", message).of(runner.index, &runner.name).at(&at);
+        let Some(plugin) = holder.str("plugin") else {
+            let message = "no `plugin`: nothing makes the instances of this runner".to_owned();
+            check.add(told(message).help("name a plugin in [runners.autoscaler], such as plugin = \"static\""));
+            continue;
+        };
+        let Some(Err(why)) = check.facts.find_plugin.map(|find| find(plugin)) else { continue };
+        check.add(match why {
+            NoPlugin::NoName(why) => {
+                told(why).help("write a name such as \"static\" or \"aws:latest\", or the path of an executable")
+            }
+            NoPlugin::NotHere(why) if check.facts.for_any_machine => {
+                let help =
+                    "that is about this machine; the one that runs this file needs it: `verify-config` there tells";
+                told(why).severity(Severity::Warning).help(help)
+            }
+            NoPlugin::NotHere(why) => {
+                told(why).help("without it this runner gets no instances and requests no jobs; it is looked for again")
+            }
+        });
+    }
+}
+
+/// The value that a key of the scaler's names: `policy[1].idle_count` is in the first of the list.
+fn find(table: &Table, key: &str) -> Range<usize> {
+    let part = key.split_once('[').and_then(|(list, rest)| {
+        let (number, key) = rest.split_once("].")?;
+        Some((table.tables(list).get(number.parse::<usize>().ok()?.checked_sub(1)?)?, key))
+    });
+    part.map_or_else(|| place(table, key), |(table, key)| place(table, key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{clean, clean_with, found, found_with};
+    use super::NoPlugin;
+
+    fn runner(autoscaler: &str) -> String {
+        format!(
+            "[[runners]]\nname = \"a\"\nexecutor = \"instance\"\n[runners.autoscaler]\nplugin = \"p\"\n{autoscaler}\n"
+        )
+    }
+
+    #[test]
+    fn c088_each_count_and_amount_has_its_range() {
+        for (text, place) in [
+            ("max_instances = -1", "6:17"),
+            ("max_use_count = -1", "6:17"),
+            ("capacity_per_instance = -1", "6:25"),
+            ("failure_threshold = 4294967296", "6:21"),
+            ("price_per_hour = -0.5", "6:18"),
+            ("spend_max_per_hour = -1.0", "6:22"),
+            ("[runners.autoscaler.scale_throttle]\nburst = -1", "7:9"),
+            ("[runners.autoscaler.density]\nslot_cpus = -1.5", "7:13"),
+            ("[runners.autoscaler.forecast]\ndays = 61", "7:8"),
+            ("[runners.autoscaler.connector_config]\nprotocol_port = 70000", "7:17"),
+            ("[[runners.autoscaler.policy]]\n[[runners.autoscaler.policy]]\nidle_count = -1", "8:14"),
+            ("[[runners.autoscaler.policy]]\nscale_factor = -0.5", "7:16"),
+            ("[[runners.autoscaler.policy]]\nplacement = \"near\"", "7:13"),
+            ("[[runners.autoscaler.groups]]\nname = \"g\"\nmax_instances = -2", "8:17"),
+        ] {
+            let told = found("C088", &runner(text));
+            assert!(told.starts_with(&format!("{place} error[C088]: runner a: ")), "{text}: {told}");
+            assert_eq!(told.lines().count(), 1, "{text}: {told}");
+        }
+        clean("C088", &runner("max_instances = 0\nmax_use_count = 1\n[[runners.autoscaler.policy]]\nidle_count = 3"));
+    }
+
+    #[test]
+    fn c088_no_duration_is_below_zero() {
+        for (text, place) in [
+            ("update_interval = \"-3s\"", "6:19"),
+            ("instance_acquire_timeout = \"-1s\"", "6:28"),
+            ("[runners.autoscaler.connector_config]\nkeepalive = \"-1m\"", "7:13"),
+            ("[[runners.autoscaler.policy]]\nidle_time = \"-5s\"", "7:13"),
+        ] {
+            let told = found("C088", &runner(text));
+            assert!(told.starts_with(place) && told.contains("is less than zero"), "{text}: {told}");
+            assert_eq!(told.lines().count(), 1, "{text}: {told}");
+        }
+        clean("C088", &runner("update_interval = \"0s\""));
+    }
+
+    #[test]
+    fn c086_a_plugin_that_cannot_be_run() {
+        let find =
+            |facts: &mut super::super::super::Facts| {
+                facts.find_plugin = Some(|plugin| {
+                    if plugin == "p" { Ok(()) } else { Err(NoPlugin::NotHere(format!("plugin {plugin}: not here"))) }
+                });
+            };
+        clean_with("C086", &runner(""), find);
+        let told = found_with("C086", &runner("").replace("\"p\"", "\"q\""), find);
+        assert!(told.starts_with("5:10 error[C086]: runner a: plugin q: not here; without it"), "{told}");
+        let told = found_with("C086", &runner("").replace("plugin = \"p\"", ""), find);
+        assert!(told.starts_with("4:1 error[C086]: runner a: no `plugin`"), "{told}");
+        let group =
+            "[[runners.autoscaler.groups]]\nname = \"g\"\n[[runners.autoscaler.groups]]\nname = \"h\"\nplugin = \"r\"";
+        let told = found_with("C086", &runner(group), find);
+        assert!(told.starts_with("10:10 error") && told.lines().count() == 1, "{told}");
+        clean_with("C086", &runner("").replace("\"instance\"", "\"shell\"").replace("\"p\"", "\"q\""), find);
+    }
+
+    #[test]
+    fn c086_a_plugin_that_another_machine_may_have_is_no_error() {
+        let find = |facts: &mut super::super::super::Facts| {
+            facts.find_plugin = Some(|_| Err(NoPlugin::NotHere("plugin p: not here".to_owned())));
+            facts.for_any_machine = true;
+        };
+        let told = found_with("C086", &runner(""), find);
+        assert!(
+            told.starts_with("5:10 warning[C086]: runner a: plugin p: not here; that is about this machine"),
+            "{told}"
+        );
+        let told = found_with("C086", &runner("").replace("plugin = \"p\"", ""), find);
+        assert!(told.starts_with("4:1 error[C086]: runner a: no `plugin`"), "no machine can have it: {told}");
+    }
+
+    #[test]
+    fn c086_a_name_that_no_plugin_can_have_is_an_error_for_every_machine() {
+        for for_any_machine in [false, true] {
+            let told = found_with("C086", &runner(""), |facts| {
+                facts.find_plugin = Some(|plugin| Err(NoPlugin::NoName(format!("{plugin}: is no name"))));
+                facts.for_any_machine = for_any_machine;
+            });
+            assert!(told.starts_with("5:10 error[C086]: runner a: p: is no name; write a name such as "), "{told}");
+        }
+    }
+}

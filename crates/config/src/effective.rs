@@ -1,0 +1,226 @@
+//! The values that are in effect, each with where it comes from: for `verify-config`.
+
+use std::fmt;
+
+use muster_job::GoDuration;
+
+use super::facts::Facts;
+use super::load::Config;
+use super::problem::shown_name;
+use super::runners::Runner;
+use super::schema::{Entry, Key, Status, schema};
+use super::tree::{Node, Table, Value};
+use super::walk::has_secret;
+
+/// Variables that stand before keys of the file when the manager starts.
+const OVERRIDES: [(&str, &str); 3] =
+    [("listen_address", "LISTEN_ADDRESS"), ("log_level", "LOG_LEVEL"), ("log_format", "LOG_FORMAT")];
+
+/// Where a value comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// The file, at that line.
+    File(usize),
+    /// The file's line refers to variables of the environment.
+    Reference(usize),
+    /// A variable of the environment.
+    Environment(&'static str),
+    /// Nothing is set.
+    Default,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(line) => write!(f, "line {line}"),
+            Self::Reference(line) => write!(f, "line {line}, from the environment"),
+            Self::Environment(name) => write!(f, "environment {name}"),
+            Self::Default => f.write_str("default"),
+        }
+    }
+}
+
+/// One value.
+#[derive(Debug, Clone)]
+pub struct Effective {
+    /// Full name of the key; `runners.docker.image`.
+    pub key: String,
+    /// Index of the `[[runners]]` entry.
+    pub runner: Option<usize>,
+    /// The value as people read it; a secret is masked.
+    pub value: String,
+    /// Where it comes from.
+    pub origin: Origin,
+    /// Why Muster does not act on it, where it does not.
+    pub without_effect: Option<&'static str>,
+}
+
+/// All values of the file, and the defaults of the keys that Muster acts on.
+#[must_use]
+pub fn effective(config: &Config, facts: &Facts) -> Vec<Effective> {
+    let mut values = Values { config, found: Vec::new() };
+    values.table(&config.tree, "", None);
+    for value in &mut values.found {
+        let variable = OVERRIDES.iter().find(|(key, _)| *key == value.key).map(|(_, variable)| *variable);
+        if let Some((variable, set)) =
+            variable.and_then(|name| Some((name, facts.env.get(name)?))).filter(|(_, set)| !set.is_empty())
+        {
+            (value.value, value.origin) = (shown_name(set), Origin::Environment(variable));
+        }
+    }
+    for runner in &config.runners {
+        values.table(&runner.table, "runners", Some(runner));
+    }
+    values.found
+}
+
+struct Values<'a> {
+    config: &'a Config,
+    found: Vec<Effective>,
+}
+
+impl Values<'_> {
+    fn table(&mut self, table: &Table, path: &str, runner: Option<&Runner>) {
+        for entry in schema().entries(path) {
+            let full = if path.is_empty() { entry.name().to_owned() } else { format!("{path}.{}", entry.name()) };
+            match (entry, table.node(entry.name())) {
+                (Entry::Key(key), node) => self.key(key, full, node, runner),
+                // Runners come after the global section.
+                _ if full == "runners" => {}
+                (Entry::Table(below), Some(Node { value: Value::Tables(tables), .. })) => {
+                    for table in tables {
+                        self.table(table, &below.path, runner);
+                    }
+                }
+                (Entry::Table(below), Some(Node { value: Value::Table(table), .. })) => {
+                    self.table(table, &below.path, runner)
+                }
+                (Entry::Table(below), _) if !below.array && below.status == Status::Acted => {
+                    self.table(&Table::default(), &below.path, runner);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn key(&mut self, key: &Key, full: String, node: Option<&Node>, runner: Option<&Runner>) {
+        let without_effect = match key.status {
+            Status::Not(reason) => Some(reason),
+            Status::Acted => None,
+        };
+        let Some(node) = node else {
+            if without_effect.is_none() && !key.default.is_empty() {
+                let value = with_unit(key.default, key.unit);
+                self.push(full, runner, value, Origin::Default, None);
+            }
+            return;
+        };
+        let line = self.config.line(node.span.start);
+        let url = runner.filter(|_| full == "runners.url");
+        let (value, origin) = match (key.secret, url) {
+            (true, _) if full == "runners.token" && runner.is_some_and(|runner| runner.token_is_reference) => {
+                ("[masked]".to_owned(), Origin::Reference(line))
+            }
+            (true, _) => (masked(&node.value), Origin::File(line)),
+            (false, Some(runner)) if node.value != Value::Str(runner.url.clone()) => {
+                (without_password(&runner.url), Origin::Reference(line))
+            }
+            _ => (with_unit(&shown(&node.value), key.unit), Origin::File(line)),
+        };
+        self.push(full, runner, value, origin, without_effect);
+    }
+
+    fn push(
+        &mut self,
+        key: String,
+        runner: Option<&Runner>,
+        value: String,
+        origin: Origin,
+        without_effect: Option<&'static str>,
+    ) {
+        self.found.push(Effective { key, runner: runner.map(|runner| runner.index), value, origin, without_effect });
+    }
+}
+
+fn with_unit(value: &str, unit: &str) -> String {
+    let number = value.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-');
+    if number && !unit.is_empty() { format!("{value} {unit}") } else { value.to_owned() }
+}
+
+/// A secret: only whether there is one, and how many.
+fn masked(value: &Value) -> String {
+    match value {
+        Value::Str(text) if text.is_empty() => "\"\"".to_owned(),
+        Value::List(list) => format!("[{}]", vec!["[masked]"; list.len()].join(", ")),
+        _ => "[masked]".to_owned(),
+    }
+}
+
+fn without_password(url: &str) -> String {
+    if url.contains('@') { "[masked]".to_owned() } else { quoted(url) }
+}
+
+fn quoted(text: &str) -> String {
+    const LENGTH_MAX: usize = 200;
+    if has_secret(text) {
+        return "[masked]".to_owned();
+    }
+    let short: String = text.chars().take(LENGTH_MAX).collect();
+    let more = if text.chars().nth(LENGTH_MAX).is_some() { "…" } else { "" };
+    format!("{short:?}{more}")
+}
+
+fn shown(value: &Value) -> String {
+    let many = |parts: Vec<String>, open: char, close: char| format!("{open}{}{close}", parts.join(", "));
+    match value {
+        Value::Str(text) => quoted(text),
+        Value::Int(number) => number.to_string(),
+        Value::Float(number) => number.to_string(),
+        Value::Bool(truth) => truth.to_string(),
+        Value::Duration(GoDuration::Positive(duration)) => format!("{duration:?}"),
+        Value::Duration(GoDuration::Negative) => "negative".to_owned(),
+        Value::Datetime(time) => time.to_string(),
+        Value::List(list) => many(list.iter().map(|node| shown(&node.value)).collect(), '[', ']'),
+        Value::Table(table) => {
+            let value = |name: &str, node: &Node| {
+                if schema().is_secret_name(name) { "[masked]".to_owned() } else { shown(&node.value) }
+            };
+            let entry = |(name, node): (&str, &Node)| format!("{} = {}", shown_name(name), value(name, node));
+            many(table.entries().map(entry).collect(), '{', '}')
+        }
+        Value::Tables(tables) => format!("{} entries", tables.len()),
+        Value::Any(_) => "[masked]".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parse;
+    use super::*;
+
+    #[test]
+    fn values_are_told_with_their_origin_and_secrets_are_masked() {
+        let text = "concurrent = 4\n\n[[runners]]\nname = \"a\"\nurl = \"https://${HOST}/\"\ntoken = \"$TOKEN\"\nlimit = 2\n\
+                    environment = [\"PASSWORD=hidden\"]\nunhealthy_interval = \"90s\"\n[runners.docker]\nimage = \"alpine\"\n";
+        let env = [("TOKEN", "glrt-hidden"), ("HOST", "g.example"), ("LOG_LEVEL", "debug")];
+        let facts =
+            Facts { env: env.map(|(name, value)| (name.to_owned(), value.to_owned())).into(), ..Facts::default() };
+        let found = effective(&parse(text, &facts).config.unwrap(), &facts);
+        let told = |key: &str| {
+            let value = found.iter().find(|value| value.key == key).unwrap_or_else(|| panic!("{key}"));
+            format!("{} ({})", value.value, value.origin)
+        };
+        assert_eq!(told("concurrent"), "4 (line 1)");
+        assert_eq!(told("check_interval"), "3 s (default)");
+        assert_eq!(told("log_level"), "debug (environment LOG_LEVEL)");
+        assert_eq!(told("runners.url"), "\"https://g.example/\" (line 5, from the environment)");
+        assert_eq!(told("runners.token"), "[masked] (line 6, from the environment)");
+        assert_eq!(told("runners.limit"), "2 jobs (line 7)");
+        assert_eq!(told("runners.environment"), "[[masked]] (line 8)");
+        assert_eq!(told("runners.unhealthy_interval"), "90s (line 9)");
+        assert_eq!(told("runners.request_concurrency"), "1 (default)");
+        assert!(found.iter().all(|value| !value.value.contains("hidden")));
+        let image = found.iter().find(|value| value.key == "runners.docker.image").unwrap();
+        assert!(image.without_effect.is_some() && image.runner == Some(0));
+    }
+}

@@ -1,0 +1,199 @@
+//! From a configuration to what the manager works by.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use muster_job::{GoDuration, Variable};
+use url::Url;
+
+use super::facts::FindPlugin;
+use super::load::Config;
+use super::runners::Runner;
+use super::tree::{Table, Value};
+use crate::settings::{
+    ArtifactTimeouts, ConnectionAge, RunnerScripts, RunnerSettings, Settings, TlsFiles, UnpackSettings, WAIT_MAX,
+};
+
+/// What settings depend on beside the file.
+#[derive(Debug, Clone, Default)]
+pub struct Surroundings {
+    /// The manager's system id.
+    pub system_id: String,
+    /// `run --user`.
+    pub user: Option<String>,
+    /// Where `certs/` is: beside the user's default config.toml, whatever file is read (runner-config 2.9).
+    pub certificates: Option<PathBuf>,
+    /// The shell of entries that name none.
+    pub default_shell: Option<String>,
+    /// Looks for plugins, for the checks.
+    pub find_plugin: Option<FindPlugin>,
+}
+
+/// The settings of a configuration. An entry without a usable URL is left out: its problem has told.
+#[must_use]
+pub fn settings(config: &Config, around: &Surroundings) -> Settings {
+    let tree = &config.tree;
+    let defaults = Settings::new();
+    let seconds = |name: &str, default: Duration| {
+        tree.int(name)
+            .and_then(|value| u64::try_from(value).ok())
+            .filter(|value| *value > 0)
+            .map_or(default, |value| Duration::from_secs(value).min(WAIT_MAX))
+    };
+    let owned = |name: &str| tree.str(name).map(str::to_owned);
+    Settings {
+        concurrent: positive(tree, "concurrent").unwrap_or(defaults.concurrent),
+        check_interval: seconds("check_interval", defaults.check_interval),
+        connection_max_age: match tree.duration("connection_max_age") {
+            None => defaults.connection_max_age,
+            Some(GoDuration::Positive(age)) if age.is_zero() => ConnectionAge::Any,
+            Some(GoDuration::Positive(age)) => ConnectionAge::UpTo(age),
+            // As the reference does it; its documentation says otherwise.
+            Some(GoDuration::Negative) => ConnectionAge::NoReuse,
+        },
+        shutdown_timeout: seconds("shutdown_timeout", defaults.shutdown_timeout),
+        listen_address: owned("listen_address"),
+        log_level: owned("log_level"),
+        log_format: owned("log_format"),
+        token_variables: config.runners.iter().flat_map(|entry| entry.token_variables.iter().cloned()).collect(),
+        runners: config.runners.iter().filter_map(|entry| runner(tree, entry, around)).map(Arc::new).collect(),
+        ..defaults
+    }
+    .with_unique_keys()
+}
+
+/// The settings of one entry of a configuration; none without a usable URL.
+#[must_use]
+pub fn runner_settings(config: &Config, entry: &Runner, around: &Surroundings) -> Option<RunnerSettings> {
+    runner(&config.tree, entry, around)
+}
+
+fn runner(tree: &Table, entry: &Runner, around: &Surroundings) -> Option<RunnerSettings> {
+    let table = &entry.table;
+    let url = base_url(&entry.url)?;
+    let owned = |name: &str| table.str(name).map(str::to_owned);
+    let path = |name: &str| table.str(name).map(PathBuf::from);
+    let count = |name: &str| table.int(name).and_then(|value| u32::try_from(value).ok()).filter(|value| *value > 0);
+    let defaults = RunnerSettings::new(url.clone(), entry.token.clone(), entry.id);
+    let kib = table.int("output_limit").and_then(|value| u64::try_from(value).ok()).unwrap_or_default();
+    Some(RunnerSettings {
+        name: entry.name.clone(),
+        system_id: around.system_id.clone(),
+        token_obtained_at: entry.token_obtained_at.map(SystemTime::from),
+        token_expires_at: entry.token_expires_at.map(SystemTime::from),
+        tls: tls(table, &url, around.certificates.as_deref()),
+        limit: positive(table, "limit"),
+        request_concurrency: positive(table, "request_concurrency").unwrap_or(defaults.request_concurrency),
+        strict_check_interval: table.bool("strict_check_interval").unwrap_or_default(),
+        unhealthy_requests_limit: count("unhealthy_requests_limit").unwrap_or(defaults.unhealthy_requests_limit),
+        unhealthy_interval: duration(table, "unhealthy_interval").unwrap_or(defaults.unhealthy_interval),
+        final_update_retry_limit: count("job_status_final_update_retry_limit")
+            .unwrap_or(defaults.final_update_retry_limit),
+        labels: labels(tree).chain(labels(table)).collect(),
+        executor: entry.executor.clone(),
+        shell: owned("shell").or_else(|| around.default_shell.clone()).unwrap_or(defaults.shell),
+        // The reference's shell executor starts login shells.
+        login: entry.executor == "shell",
+        user: around.user.clone().filter(|user| !user.is_empty()),
+        builds_dir: path("builds_dir"),
+        cache_dir: path("cache_dir"),
+        clone_url: owned("clone_url"),
+        environment: environment(table),
+        scripts: RunnerScripts {
+            pre_get_sources: owned("pre_get_sources_script"),
+            post_get_sources: owned("post_get_sources_script"),
+            pre_build: owned("pre_build_script"),
+            post_build: owned("post_build_script"),
+        },
+        prepare_timeout: duration(table, "prepare_timeout"),
+        get_sources_timeout: duration(table, "get_sources_timeout"),
+        output_limit: kib.saturating_mul(1024),
+        debug_trace_disabled: table.bool("debug_trace_disabled").unwrap_or_default(),
+        safe_directory_checkout: table.bool("safe_directory_checkout"),
+        clean_git_config: table.bool("clean_git_config"),
+        use_slot_cgroups: table.bool("use_slot_cgroups").unwrap_or_default(),
+        slot_cgroup_template: owned("slot_cgroup_template"),
+        custom_build_dir: table.bool("custom_build_dir.enabled"),
+        feature_flags: feature_flags(table).collect(),
+        on_instances: super::autoscaler::on_instances(table, &entry.executor),
+        autoscaler: super::autoscaler::read(table).or_else(|| super::machine::read(entry)).map(Arc::new),
+        artifact: ArtifactTimeouts {
+            upload: duration(table, "artifact.upload_timeout").unwrap_or(defaults.artifact.upload),
+            response_header: duration(table, "artifact.response_header_timeout")
+                .unwrap_or(defaults.artifact.response_header),
+        },
+        unpack: unpack(table),
+        ..defaults
+    })
+}
+
+/// `[runners.unpack]`; 0 stands for the agent's default.
+fn unpack(table: &Table) -> UnpackSettings {
+    let limit =
+        |key: &str| table.int(&format!("unpack.{key}")).and_then(|value| u64::try_from(value).ok()).unwrap_or(0);
+    UnpackSettings {
+        max_bytes: limit("max_bytes"),
+        max_entries: limit("max_entries"),
+        max_ratio: limit("max_ratio"),
+        max_header_bytes: limit("max_header_bytes"),
+        set_in_ci_toml: false,
+    }
+}
+
+/// The URL for the API: without a slash or the old `/ci` at its end. None where it is no `http` or `https` URL.
+#[must_use]
+pub fn base_url(text: &str) -> Option<Url> {
+    let text = text.trim().trim_end_matches('/');
+    let url: Url = text.strip_suffix("/ci").unwrap_or(text).parse().ok()?;
+    (matches!(url.scheme(), "http" | "https") && url.host_str().is_some_and(|host| !host.is_empty())).then_some(url)
+}
+
+/// runner-config 2.9: the key, else a file of the host's name if it exists.
+fn tls(table: &Table, url: &Url, certificates: Option<&Path>) -> TlsFiles {
+    let file = |key: &str, end: &str| match (table.str(key), certificates, url.host_str()) {
+        (Some(path), ..) => Some(PathBuf::from(path)),
+        (None, Some(folder), Some(host)) => Some(folder.join(format!("{host}{end}"))).filter(|path| path.is_file()),
+        _ => None,
+    };
+    TlsFiles {
+        ca: file("tls-ca-file", ".crt"),
+        certificate: file("tls-cert-file", ".auth.crt"),
+        key: file("tls-key-file", ".auth.key"),
+    }
+}
+
+/// A count above 0.
+fn positive(table: &Table, name: &str) -> Option<usize> {
+    table.int(name).and_then(|value| usize::try_from(value).ok()).filter(|value| *value > 0)
+}
+
+/// A duration above 0.
+fn duration(table: &Table, name: &str) -> Option<Duration> {
+    match table.duration(name)? {
+        GoDuration::Positive(duration) if !duration.is_zero() => Some(duration),
+        _ => None,
+    }
+}
+
+pub(super) fn labels(table: &Table) -> impl Iterator<Item = (String, String)> {
+    let labels = table.table("labels").map(Table::entries).into_iter().flatten();
+    labels.filter_map(|(name, node)| match &node.value {
+        Value::Str(value) => Some((name.to_owned(), value.clone())),
+        _ => None,
+    })
+}
+
+pub(super) fn feature_flags(table: &Table) -> impl Iterator<Item = (String, bool)> {
+    let flags = table.table("feature_flags").map(Table::entries).into_iter().flatten();
+    flags.filter_map(|(name, node)| match node.value {
+        Value::Bool(value) => Some((name.to_owned(), value)),
+        _ => None,
+    })
+}
+
+/// Entries without `=` are dropped, as in the reference (C106).
+fn environment(table: &Table) -> Vec<Variable> {
+    let entries = table.strings("environment").filter_map(|(entry, _)| entry.split_once('='));
+    entries.map(|(name, value)| Variable { public: false, ..Variable::public(name, value) }).collect()
+}

@@ -1,0 +1,296 @@
+//! `[runners.machine]`, the settings of `docker+machine`, in the words of what takes its place: instances that the plugin
+//! `docker-machine` makes (R025).
+//!
+//! Machines and instances are counted alike, since a machine runs one job. `IdleScaleFactor` has `IdleCount` as its ceiling
+//! and `IdleCountMin` as its floor there (runner-config 1.6); the autoscaler's words for them are `scale_factor_limit` and
+//! `idle_count`.
+
+use std::time::Duration;
+
+use muster_job::short_token;
+use serde_json::json;
+
+use super::runners::Runner;
+use super::tree::{Table, Value};
+use crate::settings::AutoscalerSettings;
+
+/// The plugin that drives docker-machine; it comes with Muster.
+pub(super) const PLUGIN: &str = "fleeting-plugin-docker-machine";
+
+/// What is said of a `[[runners.machine.autoscaling]]` that is not taken over.
+pub(super) const PERIODS_NONE: &str = "without Periods it never applied, and is gone";
+
+/// A `[[runners.autoscaler.policy]]`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct PolicySettings {
+    /// None: always.
+    pub(super) periods: Vec<String>,
+    /// Empty: this machine's.
+    pub(super) timezone: String,
+    pub(super) idle_count: u32,
+    pub(super) idle_time: Duration,
+    pub(super) scale_factor: f64,
+    pub(super) scale_factor_limit: u32,
+}
+
+impl PolicySettings {
+    /// In the words of the file.
+    fn plain(&self) -> serde_json::Value {
+        json!({
+            "periods": self.periods,
+            "timezone": self.timezone,
+            "idle_count": self.idle_count,
+            "idle_time": format!("{}s", self.idle_time.as_secs()),
+            "scale_factor": self.scale_factor,
+            "scale_factor_limit": self.scale_factor_limit,
+        })
+    }
+}
+
+/// What an entry's `[runners.machine]` comes to, if it has one and no `[runners.autoscaler]`.
+pub(super) fn read(entry: &Runner) -> Option<AutoscalerSettings> {
+    if entry.table.table("autoscaler").is_some() {
+        return None;
+    }
+    let machine = entry.table.table("machine")?;
+    Some(AutoscalerSettings {
+        plugin: PLUGIN.to_owned(),
+        plugin_config: plugin_config(entry, machine),
+        has_token_prefix: true,
+        scaling: json!({
+            "max_use_count": max_use_count(machine),
+            "max_instances": max_instances(entry),
+            "policy": policies(machine).iter().map(PolicySettings::plain).collect::<Vec<_>>(),
+        }),
+        ..AutoscalerSettings::default()
+    })
+}
+
+/// The settings of the plugin `docker-machine`: the old keys that are about machines, and what gitlab-runner put before their names.
+pub(super) fn plugin_config(entry: &Runner, machine: &Table) -> serde_json::Value {
+    let list = |name: &str| machine.strings(name).map(|(option, _)| option).collect::<Vec<_>>();
+    let mut config = json!({
+        "prefix": prefix(entry),
+        "MachineDriver": machine.str("MachineDriver").unwrap_or_default(),
+        "MachineName": machine.str("MachineName").unwrap_or_default(),
+        "MachineOptions": list("MachineOptions"),
+        "MachineOptionsWithName": list("MachineOptionsWithName"),
+        "MaxGrowthRate": count(machine, "MaxGrowthRate"),
+        "MaxRemovalAttempts": count(machine, "MaxRemovalAttempts"),
+    });
+    let limit = max_instances(entry);
+    if let Some(config) = config.as_object_mut().filter(|_| limit > 0) {
+        config.insert("max_size".to_owned(), limit.into());
+    }
+    config
+}
+
+/// What gitlab-runner puts before a machine's name (of the token's start, what may be in a host's name), so that the machines
+/// that exist are found again.
+fn prefix(entry: &Runner) -> String {
+    let short = short_token(entry.token.expose()).to_lowercase();
+    let kept: String = short.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
+    match kept.trim_start_matches('-') {
+        "" => String::new(),
+        kept => format!("runner-{kept}-"),
+    }
+}
+
+/// `MaxBuilds`; 0: no limit.
+pub(super) fn max_use_count(machine: &Table) -> u32 {
+    count(machine, "MaxBuilds")
+}
+
+/// `limit`, which counts machines in every state; 0: no limit.
+pub(super) fn max_instances(entry: &Runner) -> u32 {
+    count(&entry.table, "limit")
+}
+
+/// The idle values outside of all periods, then those of the periods: the last one that matches wins in both.
+pub(super) fn policies(machine: &Table) -> Vec<PolicySettings> {
+    let periods = machine.tables("autoscaling").iter().map(|table| PolicySettings {
+        periods: table.strings("Periods").flat_map(|(period, _)| five_fields(period)).collect(),
+        timezone: table.str("Timezone").filter(|zone| *zone != "Local").unwrap_or_default().to_owned(),
+        ..policy(table)
+    });
+    // A table without a period never applies there; a policy without one would apply always.
+    let periods = periods.filter(|policy| !policy.periods.is_empty());
+    std::iter::once(policy(machine)).chain(periods).collect()
+}
+
+fn policy(table: &Table) -> PolicySettings {
+    let idle_count = count(table, "IdleCount");
+    let factor = factor(table);
+    let idle_time = Duration::from_secs(count(table, "IdleTime").into());
+    // Never more than `IdleCount` are idle there: with 0 none, whatever the factor says.
+    if factor > 0.0 && idle_count > 0 {
+        let floor = count(table, "IdleCountMin").clamp(1, idle_count);
+        PolicySettings {
+            idle_count: floor,
+            idle_time,
+            scale_factor: factor,
+            scale_factor_limit: idle_count,
+            ..PolicySettings::default()
+        }
+    } else {
+        PolicySettings { idle_count, idle_time, ..PolicySettings::default() }
+    }
+}
+
+/// A period of seven fields without its seconds and its year, as one or two of five: steps count from the first value there,
+/// where those of policies keep multiples; and a day or a weekday is enough there, where policies want both.
+pub(super) fn five_fields(period: &str) -> Vec<String> {
+    /// The least and the greatest value of minute, hour, day, month, weekday.
+    const LIMITS: [(u32, u32); 5] = [(0, 59), (0, 23), (1, 31), (1, 12), (0, 6)];
+    let fields: Vec<_> = period.split_whitespace().collect();
+    let [_seconds, kept @ .., _year] = fields.as_slice() else { return vec![period.to_owned()] };
+    if fields.len() != 7 {
+        return vec![period.to_owned()];
+    }
+    let fields: Vec<String> = kept.iter().zip(LIMITS).map(|(field, limits)| without_steps(field, limits)).collect();
+    let [minute, hour, day, month, weekday] = fields.as_slice() else { return vec![period.to_owned()] };
+    if [day, weekday].iter().any(|field| *field == "*") {
+        return vec![fields.join(" ")];
+    }
+    vec![format!("{minute} {hour} {day} {month} *"), format!("{minute} {hour} * {month} {weekday}")]
+}
+
+/// The values in place of steps, and `*` for `?`; what cannot be read stays, and is told of.
+fn without_steps(field: &str, (least, greatest): (u32, u32)) -> String {
+    let values = |part: &str| {
+        if part == "?" {
+            return Some("*".to_owned());
+        }
+        let (base, step) = part.split_once('/')?;
+        let step = step.parse::<usize>().ok().filter(|step| *step > 0)?;
+        let (from, to) = match base.split_once('-') {
+            _ if matches!(base, "*" | "?") && step == 1 => return Some("*".to_owned()),
+            _ if matches!(base, "*" | "?") => (least, greatest),
+            Some((from, to)) => (from.parse().ok()?, to.parse().ok()?),
+            None => (base.parse().ok()?, greatest),
+        };
+        if from < least || to > greatest || from > to {
+            return None;
+        }
+        Some((from..=to).step_by(step).map(|value| value.to_string()).collect::<Vec<_>>().join(","))
+    };
+    field.split(',').map(|part| values(part).unwrap_or_else(|| part.to_owned())).collect::<Vec<_>>().join(",")
+}
+
+/// The parts of periods that have no counterpart: seconds that are not all of a minute, and years.
+pub(super) fn lost_of_periods(machine: &Table) -> Vec<&str> {
+    let tables = machine.tables("autoscaling").iter();
+    let lossy = |period: &str| {
+        let fields: Vec<_> = period.split_whitespace().collect();
+        let every = |field: Option<&&str>| field.is_none_or(|field| matches!(*field, "*" | "?" | "*/1"));
+        fields.len() == 7 && !(every(fields.first()) && every(fields.last()))
+    };
+    tables.flat_map(|table| table.strings("Periods")).map(|(period, _)| period).filter(|period| lossy(period)).collect()
+}
+
+/// A count that is too large is the largest one, and never 0, which would say something else.
+fn count(table: &Table, name: &str) -> u32 {
+    table.int(name).map_or(0, |value| u32::try_from(value.max(0)).unwrap_or(u32::MAX))
+}
+
+/// `IdleScaleFactor`, where it is a number to multiply with.
+fn factor(table: &Table) -> f64 {
+    match table.node("IdleScaleFactor").map(|node| &node.value) {
+        Some(Value::Float(factor)) if *factor > 0.0 && factor.is_finite() => *factor,
+        _ => 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Facts, Surroundings, parse, settings};
+
+    fn of(text: &str) -> Option<AutoscalerSettings> {
+        let runner = "[[runners]]\nurl = \"https://one.example\"\ntoken = \"glrt-Abcdefghijklmnop\"\nlimit = 12\n";
+        let loaded = parse(&format!("{runner}{text}"), &Facts::default());
+        settings(&loaded.config.unwrap(), &Surroundings::default()).runners[0].autoscaler.as_deref().cloned()
+    }
+
+    #[test]
+    fn the_keys_of_machines_are_the_plugins_and_the_rest_is_the_scalers() {
+        let found = of(r#"
+executor = "docker+machine"
+[runners.machine]
+IdleCount = 5
+IdleTime = 600
+MaxBuilds = 100
+MaxGrowthRate = 3
+MachineName = "auto-%s"
+MachineDriver = "amazonec2"
+MachineOptions = ["amazonec2-region=eu-central-1"]
+MachineOptionsWithName = ["amazonec2-tags=name,%s"]
+[[runners.machine.autoscaling]]
+Periods = ["* * 9-17 * * mon-fri *", "0 30 8 * * sat 2030"]
+Timezone = "Europe/Vienna"
+IdleCount = 50
+IdleTime = 3600
+"#)
+        .unwrap();
+        assert_eq!(found.plugin, "fleeting-plugin-docker-machine");
+        assert_eq!(
+            found.plugin_config,
+            json!({
+                "prefix": "runner-abcdefghi-", "MachineDriver": "amazonec2", "MachineName": "auto-%s",
+                "MachineOptions": ["amazonec2-region=eu-central-1"], "MachineOptionsWithName": ["amazonec2-tags=name,%s"],
+                "MaxGrowthRate": 3, "MaxRemovalAttempts": 0, "max_size": 12,
+            })
+        );
+        let none = json!({ "periods": [], "timezone": "", "idle_count": 5, "idle_time": "600s", "scale_factor": 0.0,
+            "scale_factor_limit": 0 });
+        let periods = json!({ "periods": ["* 9-17 * * mon-fri", "30 8 * * sat"], "timezone": "Europe/Vienna",
+            "idle_count": 50, "idle_time": "3600s", "scale_factor": 0.0, "scale_factor_limit": 0 });
+        assert_eq!(found.scaling, json!({ "max_use_count": 100, "max_instances": 12, "policy": [none, periods] }));
+    }
+
+    #[test]
+    fn a_factor_has_the_idle_count_as_its_ceiling_and_the_smallest_as_its_floor() {
+        let found =
+            of("executor = \"instance\"\n[runners.machine]\nMachineName = \"m-%s\"\nMachineDriver = \"none\"\n\
+                        IdleCount = 20\nIdleScaleFactor = 1.5\n");
+        let policy = &found.unwrap().scaling["policy"][0];
+        assert_eq!((&policy["idle_count"], &policy["scale_factor_limit"]), (&json!(1), &json!(20)));
+        assert_eq!(policy["scale_factor"], json!(1.5));
+    }
+
+    #[test]
+    fn a_period_means_what_it_meant_there() {
+        for (there, here) in [
+            ("* * 9-17 * * mon-fri *", &["* 9-17 * * mon-fri"][..]),
+            ("0 1-9/4 */6 ? * * *", &["1,5,9 0,6,12,18 * * *"]),
+            ("0 50/5,3 9 */10 * ? *", &["50,55,3 9 1,11,21,31 * *"]),
+            ("* */1 * * * * *", &["* * * * *"]),
+            // One of the two is enough.
+            ("* * 9 1,15 * mon *", &["* 9 1,15 * *", "* 9 * * mon"]),
+        ] {
+            assert_eq!(five_fields(there), here, "{there}");
+        }
+    }
+
+    #[test]
+    fn a_factor_never_keeps_more_idle_than_the_idle_count() {
+        let policy = |keys: &str| {
+            let machine =
+                "[runners.machine]\nMachineName = \"m-%s\"\nMachineDriver = \"none\"\nIdleScaleFactor = 1.5\n";
+            of(&format!("executor = \"instance\"\n{machine}{keys}")).unwrap().scaling["policy"][0].clone()
+        };
+        for none in ["", "IdleCount = 0\nIdleCountMin = 3\n"] {
+            let policy = policy(none);
+            assert_eq!((&policy["idle_count"], &policy["scale_factor"]), (&json!(0), &json!(0.0)), "{none}");
+        }
+        let policy = policy("IdleCount = 4\nIdleCountMin = 9\n");
+        assert_eq!((&policy["idle_count"], &policy["scale_factor_limit"]), (&json!(4), &json!(4)));
+    }
+
+    #[test]
+    fn what_the_autoscaler_says_wins() {
+        let both = "executor = \"instance\"\n[runners.machine]\nMachineName = \"m-%s\"\n[runners.autoscaler]\nplugin = \"aws\"\n";
+        assert_eq!(of(both).unwrap().plugin, "aws");
+        assert_eq!(of("executor = \"shell\"\n"), None);
+    }
+}

@@ -1,0 +1,97 @@
+//! The entries of `[[runners]]` as commands need them: who they are, and where.
+
+use std::cell::RefCell;
+use std::fmt;
+
+use muster_job::Secret;
+use muster_job::expand;
+use time::OffsetDateTime;
+
+use super::facts::Facts;
+use super::problem::shown_name;
+use super::tree::Table;
+
+/// One `[[runners]]` entry. It may lack what it needs to work; the problems tell.
+#[derive(Clone)]
+pub struct Runner {
+    /// Its index among the entries of the file, from 0.
+    pub index: usize,
+    /// `name`.
+    pub name: String,
+    /// `url`, with references replaced.
+    pub url: String,
+    /// `token`, with references replaced.
+    pub token: Secret,
+    /// `url` and `token` name variables of the environment that are not set.
+    pub unset: Vec<(&'static str, String)>,
+    /// The variables of the environment that `token` names.
+    pub token_variables: Vec<String>,
+    /// `token` is a reference to the environment.
+    pub token_is_reference: bool,
+    /// `id`; 0 where there is none.
+    pub id: i64,
+    /// `executor`.
+    pub executor: String,
+    /// `token_obtained_at`.
+    pub token_obtained_at: Option<OffsetDateTime>,
+    /// `token_expires_at`.
+    pub token_expires_at: Option<OffsetDateTime>,
+    /// Everything that is set in it.
+    pub table: Table,
+}
+
+/// The URL may hold credentials, and names of unset variables a part of the token: neither is printed.
+impl fmt::Debug for Runner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Runner");
+        shown.field("index", &self.index).field("name", &shown_name(&self.name)).field("id", &self.id);
+        shown.field("executor", &shown_name(&self.executor)).field("table", &self.table).finish_non_exhaustive()
+    }
+}
+
+pub(super) fn runners(tree: &Table, facts: &Facts) -> Vec<Runner> {
+    tree.tables("runners").iter().enumerate().map(|(index, table)| runner(index, table, facts)).collect()
+}
+
+fn runner(index: usize, table: &Table, facts: &Facts) -> Runner {
+    let text = |name: &str| table.str(name).unwrap_or_default();
+    let unset = RefCell::new(Vec::new());
+    let expanded = |key: &'static str| {
+        expand(text(key), |name| match facts.env.get(name) {
+            Some(value) => value.clone(),
+            None => {
+                unset.borrow_mut().push((key, name.to_owned()));
+                String::new()
+            }
+        })
+    };
+    let (url, token) = (expanded("url"), Secret::new(expanded("token")));
+    let token_variables = RefCell::new(Vec::new());
+    let _only_names = expand(text("token"), |name| {
+        token_variables.borrow_mut().push(name.to_owned());
+        String::new()
+    });
+    // Go writes its zero time where there is none.
+    let date = |name: &str| table.datetime(name).filter(|date| date.year() > 1);
+    Runner {
+        index,
+        name: text("name").to_owned(),
+        url,
+        token_is_reference: token.expose() != text("token"),
+        token,
+        unset: unset.into_inner(),
+        token_variables: token_variables.into_inner(),
+        id: table.int("id").unwrap_or_default(),
+        executor: text("executor").to_owned(),
+        token_obtained_at: date("token_obtained_at"),
+        token_expires_at: date("token_expires_at"),
+        table: table.clone(),
+    }
+}
+
+/// Whether the text is one reference to the environment and nothing else: only then its name is no part of a secret.
+pub(super) fn is_reference(text: &str) -> bool {
+    let Some(name) = text.strip_prefix('$') else { return false };
+    let name = name.strip_prefix('{').and_then(|name| name.strip_suffix('}')).unwrap_or(name);
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}

@@ -1,0 +1,210 @@
+//! Checks of facts that only a running manager or command knows: each takes the facts and returns the problem.
+//! The callers are the commands, the reload, the lowering of a job, and the checks of the file.
+
+use std::time::Duration;
+
+use super::problem::{Problem, shown_name};
+use super::tree::Table;
+
+/// C026: flags of registration that GitLab takes from its own page for an authentication token. For `register`.
+#[must_use]
+pub fn registration_flags(token: &str, flags: &[&str]) -> Option<Problem> {
+    if !token.starts_with("glrt-") || flags.is_empty() {
+        return None;
+    }
+    let names = flags.join(", ");
+    let (is, it) = if flags.len() == 1 { ("is", "it") } else { ("are", "them") };
+    Some(
+        Problem::new("C026", format!("{names} {is} set on the server for authentication tokens"))
+            .help(format!("remove {it}")),
+    )
+}
+
+/// C027: the system id beside the file was made on another machine, whose manager may use it too.
+#[must_use]
+pub(crate) fn shared_system_id(system_id: &str) -> Problem {
+    let message = format!(
+        "the system id {} was made on another machine: the server takes a manager there and this one for the same",
+        shown_name(system_id)
+    );
+    Problem::new("C027", message)
+        .help("delete .runner_system_id in images that machines are cloned from, and here; then restart")
+}
+
+/// C034: the content changed while the time of the file did not become newer. For the reload.
+#[must_use]
+pub fn change_without_time(changed: bool, newer: bool) -> Option<Problem> {
+    let message = "the file's content differs, but its time is not newer";
+    (changed && !newer)
+        .then(|| Problem::new("C034", message).help("it is loaded now; GitLab Runner would need a SIGHUP"))
+}
+
+/// C040: a stop that ends jobs. For the signal handler.
+#[must_use]
+pub fn forced_stop(signal: &str, jobs: usize, timeout: Duration) -> Option<Problem> {
+    let them = if jobs == 1 { "1 job is".to_owned() } else { format!("{jobs} jobs are") };
+    let message = format!("stop requested by {signal}: {them} aborted, for which there are {} s", timeout.as_secs());
+    (jobs > 0).then(|| {
+        Problem::new("C040", message)
+            .help("use SIGQUIT to let jobs end; for systemd, KillSignal=SIGQUIT and a long TimeoutStopSec")
+    })
+}
+
+/// C042: a limit of a stage that the job's own makes useless. For a job's lowering.
+#[must_use]
+pub fn stage_timeout(key: &str, limit: Duration, job: Duration) -> Option<Problem> {
+    let message = format!("{key} = {} s is ignored; the job's timeout of {} s applies", limit.as_secs(), job.as_secs());
+    (limit > job).then(|| Problem::new("C042", message).help(format!("set {key} below the timeouts of jobs")))
+}
+
+/// C053: a pull policy, the runner's own or that of a job, that is not allowed. For the docker and kubernetes executors.
+#[must_use]
+pub(crate) fn pull_policy(asked: &str, allowed: &[&str], configured: &[&str]) -> Option<Problem> {
+    let permitted = if allowed.is_empty() { configured } else { allowed };
+    if permitted.contains(&asked) {
+        return None;
+    }
+    let why =
+        if allowed.is_empty() { "allowed_pull_policies is empty" } else { "allowed_pull_policies does not list it" };
+    let message = format!("pull policy {} is refused: {why}; {} may be used", shown_name(asked), permitted.join(", "));
+    Some(Problem::new("C053", message).help("add it to allowed_pull_policies of the runner"))
+}
+
+/// Variables by which jobs overwrite settings of pods, and the key that permits each.
+const OVERWRITES: [(&str, &str); 11] = [
+    ("KUBERNETES_BEARER_TOKEN", "bearer_token_overwrite_allowed"),
+    ("KUBERNETES_NAMESPACE_OVERWRITE", "namespace_overwrite_allowed"),
+    ("KUBERNETES_SERVICE_ACCOUNT_OVERWRITE", "service_account_overwrite_allowed"),
+    ("KUBERNETES_NODE_SELECTOR_", "node_selector_overwrite_allowed"),
+    ("KUBERNETES_NODE_TOLERATIONS_", "node_tolerations_overwrite_allowed"),
+    ("KUBERNETES_POD_LABELS_", "pod_labels_overwrite_allowed"),
+    ("KUBERNETES_POD_ANNOTATIONS_", "pod_annotations_overwrite_allowed"),
+    ("KUBERNETES_SERVICE_", "service_{}_overwrite_max_allowed"),
+    ("KUBERNETES_HELPER_", "helper_{}_overwrite_max_allowed"),
+    ("KUBERNETES_POD_", "pod_{}_overwrite_max_allowed"),
+    ("KUBERNETES_", "{}_overwrite_max_allowed"),
+];
+const RESOURCES: [&str; 6] = [
+    "CPU_LIMIT",
+    "CPU_REQUEST",
+    "MEMORY_LIMIT",
+    "MEMORY_REQUEST",
+    "EPHEMERAL_STORAGE_LIMIT",
+    "EPHEMERAL_STORAGE_REQUEST",
+];
+
+/// C092: a variable that would overwrite a setting of the pod, where the runner does not allow it. For the kubernetes
+/// executor, and for the environment of a runner.
+#[must_use]
+pub(crate) fn overwrite_without_permission(variable: &str, kubernetes: &Table) -> Option<Problem> {
+    let key = OVERWRITES.iter().find_map(|(prefix, key)| {
+        let rest = variable.strip_prefix(prefix)?;
+        let fits = match (prefix.ends_with('_'), key.contains("{}")) {
+            (_, true) => RESOURCES.contains(&rest),
+            (true, false) => !rest.is_empty(),
+            (false, false) => rest.is_empty(),
+        };
+        fits.then(|| key.replace("{}", &rest.to_lowercase()))
+    })?;
+    let allowed = kubernetes.str(&key).is_some() || kubernetes.bool(&key) == Some(true);
+    let message = format!("{} is ignored: overwrite is not allowed", shown_name(variable));
+    (!allowed).then(|| Problem::new("C092", message).help(format!("set {key} in [runners.kubernetes]")))
+}
+
+/// C105: a flag of a job that the runner has fixed. For the job's log.
+#[must_use]
+pub fn fixed_flag(variable: &str, wanted: bool, fixed: Option<bool>) -> Option<Problem> {
+    let ignored = variable.starts_with("FF_") && fixed.is_some_and(|fixed| fixed != wanted);
+    let message = format!("{} from the job is ignored; fixed by the runner", shown_name(variable));
+    ignored.then(|| {
+        Problem::new("C105", message).help("ask the runner's operator to remove it from [runners.feature_flags]")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn c026_registration_flags_with_an_authentication_token() {
+        let told = registration_flags("glrt-secret", &["--locked"]).unwrap();
+        assert!(told.to_string().contains("--locked is set on the server") && !told.to_string().contains("secret"));
+        assert!(registration_flags("glrt-secret", &[]).is_none());
+        assert!(registration_flags("GR1348941x", &["--locked"]).is_none());
+    }
+
+    #[test]
+    fn c027_a_system_id_of_two_managers() {
+        assert!(shared_system_id("r_abcdefabcdef").message.contains("r_abcdefabcdef"));
+    }
+
+    #[test]
+    fn c034_a_change_that_time_does_not_show() {
+        assert!(change_without_time(true, false).is_some());
+        assert!(change_without_time(true, true).is_none());
+        assert!(change_without_time(false, false).is_none());
+    }
+
+    #[test]
+    fn c040_a_stop_that_aborts_jobs() {
+        assert!(
+            forced_stop("SIGTERM", 3, seconds(30))
+                .unwrap()
+                .message
+                .contains("SIGTERM: 3 jobs are aborted, for which there are 30 s")
+        );
+        assert!(forced_stop("SIGTERM", 0, seconds(30)).is_none());
+    }
+
+    #[test]
+    fn c042_a_limit_above_that_of_the_job() {
+        assert!(
+            stage_timeout("prepare_timeout", seconds(7200), seconds(3600))
+                .unwrap()
+                .message
+                .contains("job's timeout of 3600 s")
+        );
+        assert!(stage_timeout("prepare_timeout", seconds(60), seconds(3600)).is_none());
+    }
+
+    #[test]
+    fn c053_a_pull_policy_that_is_not_allowed() {
+        assert!(
+            pull_policy("never", &[], &["always"])
+                .unwrap()
+                .message
+                .contains("allowed_pull_policies is empty; always may be used")
+        );
+        assert!(pull_policy("never", &["always"], &["never"]).is_some());
+        assert!(pull_policy("always", &[], &["always"]).is_none());
+        assert!(pull_policy("never", &["never", "always"], &["always"]).is_none());
+    }
+
+    #[test]
+    fn c092_each_overwrite_has_its_key() {
+        for (variable, key) in [
+            ("KUBERNETES_CPU_LIMIT", "cpu_limit_overwrite_max_allowed"),
+            ("KUBERNETES_SERVICE_MEMORY_REQUEST", "service_memory_request_overwrite_max_allowed"),
+            ("KUBERNETES_POD_CPU_LIMIT", "pod_cpu_limit_overwrite_max_allowed"),
+            ("KUBERNETES_POD_LABELS_A", "pod_labels_overwrite_allowed"),
+            ("KUBERNETES_SERVICE_ACCOUNT_OVERWRITE", "service_account_overwrite_allowed"),
+        ] {
+            let told = overwrite_without_permission(variable, &Table::default()).unwrap();
+            assert!(told.help.unwrap().contains(key), "{variable}");
+        }
+        for other in ["KUBERNETES_PORT", "KUBERNETES_SERVICE_HOST", "CPU_LIMIT"] {
+            assert!(overwrite_without_permission(other, &Table::default()).is_none(), "{other}");
+        }
+    }
+
+    #[test]
+    fn c105_a_flag_that_the_runner_has_fixed() {
+        assert!(fixed_flag("FF_TIMESTAMPS", true, Some(false)).unwrap().message.contains("fixed by the runner"));
+        assert!(fixed_flag("FF_TIMESTAMPS", true, None).is_none());
+        assert!(fixed_flag("FF_TIMESTAMPS", true, Some(true)).is_none());
+    }
+}

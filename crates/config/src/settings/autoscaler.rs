@@ -1,0 +1,166 @@
+//! `[runners.autoscaler]`: what instances are made by, how they are reached, and what the scaler acts on.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use muster_taskscaler::need::Density;
+use muster_taskscaler::settings::Settings;
+
+/// `[runners.autoscaler]`, with the defaults filled in.
+#[derive(Clone, PartialEq)]
+#[expect(missing_docs, reason = "the field names are those of config.toml")]
+pub struct AutoscalerSettings {
+    pub plugin: String,
+    /// As JSON; `null` where there is none.
+    pub plugin_config: serde_json::Value,
+    /// The plugin's `prefix` is made of the runner's token (`[runners.machine]`): the first one stays, since the machines
+    /// that exist go by it.
+    pub has_token_prefix: bool,
+    pub connector: ConnectorSettings,
+    /// Those that stand in for each other; none: there is one, of the fields before.
+    pub groups: Vec<GroupSettings>,
+    pub instance_ready_command: Option<String>,
+    pub instance_acquire_timeout: Duration,
+    pub log_internal_ip: bool,
+    pub log_external_ip: bool,
+    /// None: there are no sticky contexts.
+    pub sticky: Option<StickySettings>,
+    /// None: jobs run on the instances themselves.
+    pub isolation: Option<IsolationSettings>,
+    /// The keys that the scaler acts on, as an object.
+    pub scaling: serde_json::Value,
+}
+
+/// `[[runners.autoscaler.groups]]`: where its instances come from, and how they are reached. How many there are, and which
+/// group is asked first, is the scaler's.
+#[derive(Clone, Default, PartialEq)]
+#[expect(missing_docs, reason = "the field names are those of config.toml")]
+pub struct GroupSettings {
+    pub name: String,
+    pub plugin: String,
+    pub plugin_config: serde_json::Value,
+    pub connector: ConnectorSettings,
+}
+
+/// `[runners.autoscaler.connector_config]`; empty text is the plugin's choice.
+#[derive(Clone, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the field names are those of config.toml")]
+pub struct ConnectorSettings {
+    pub os: String,
+    pub arch: String,
+    pub protocol: String,
+    pub protocol_port: u16,
+    pub username: String,
+    pub password: String,
+    pub key_path: Option<PathBuf>,
+    pub use_static_credentials: bool,
+    pub keepalive: Option<Duration>,
+    pub timeout: Option<Duration>,
+    pub use_external_addr: bool,
+    pub allow_unencrypted: bool,
+}
+
+/// `[runners.autoscaler.vm_isolation]`, where it is enabled. The image is each job's to say.
+#[derive(Clone, Default, PartialEq)]
+pub struct IsolationSettings {
+    /// Where the daemon listens, as an instance sees it.
+    pub nesting_host: String,
+    /// What the daemon is initialised with, as JSON; `null` where there is nothing.
+    pub nesting_config: serde_json::Value,
+    /// How a machine is reached from its instance.
+    pub connector: ConnectorSettings,
+}
+
+/// `[runners.autoscaler.sticky_context]`, where it is enabled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the field names are those of config.toml")]
+pub struct StickySettings {
+    pub size_max_bytes: u64,
+    pub age_max: Duration,
+}
+
+impl Default for StickySettings {
+    fn default() -> Self {
+        Self { size_max_bytes: 10 << 30, age_max: Duration::from_secs(7 * 24 * 3600) }
+    }
+}
+
+/// What the scaler cannot act on of `[runners.autoscaler]`: the keys below it, and what is wrong with each. Parts of lists
+/// are counted from 1: `policy[1].idle_count`.
+#[must_use]
+pub fn scaling_problems(scaling: serde_json::Value) -> Vec<(String, String)> {
+    match serde_json::from_value::<Settings>(scaling) {
+        Ok(settings) => {
+            let problems = settings.config("").err().unwrap_or_default();
+            problems.into_iter().map(|problem| (problem.key, problem.message)).collect()
+        }
+        Err(error) => vec![(String::new(), error.to_string())],
+    }
+}
+
+impl Default for AutoscalerSettings {
+    fn default() -> Self {
+        Self {
+            plugin: String::new(),
+            plugin_config: serde_json::Value::Null,
+            has_token_prefix: false,
+            connector: ConnectorSettings::default(),
+            groups: Vec::new(),
+            instance_ready_command: None,
+            instance_acquire_timeout: Duration::from_secs(15 * 60),
+            log_internal_ip: false,
+            log_external_ip: false,
+            sticky: None,
+            isolation: None,
+            scaling: serde_json::json!({}),
+        }
+    }
+}
+
+impl fmt::Debug for AutoscalerSettings {
+    /// Without what may be secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AutoscalerSettings").field("plugin", &self.plugin).finish_non_exhaustive()
+    }
+}
+
+impl AutoscalerSettings {
+    /// What slots stand for.
+    #[must_use]
+    pub fn density(&self) -> Density {
+        muster_taskscaler::settings::density(&self.scaling)
+    }
+
+    /// Each instance goes with its first job.
+    #[must_use]
+    pub fn instances_have_one_job(&self) -> bool {
+        self.scaling.get("max_use_count").and_then(serde_json::Value::as_i64) == Some(1)
+    }
+
+    /// The groups, in the scaler's order: those that are listed, else one, of this name.
+    #[must_use]
+    pub fn all_groups(&self, name: &str) -> Vec<GroupSettings> {
+        if !self.groups.is_empty() {
+            return self.groups.clone();
+        }
+        let (plugin, plugin_config, connector) =
+            (self.plugin.clone(), self.plugin_config.clone(), self.connector.clone());
+        vec![GroupSettings { name: name.to_owned(), plugin, plugin_config, connector }]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_not_in_what_is_printed() {
+        let connector = ConnectorSettings { password: "hunter2".to_owned(), ..ConnectorSettings::default() };
+        let plugin_config = serde_json::json!({ "key": "hunter2" });
+        // Commands hold tokens.
+        let scaling = serde_json::json!({ "instance_ready_command": "login hunter2" });
+        let settings = AutoscalerSettings { connector, plugin_config, scaling, ..AutoscalerSettings::default() };
+        assert!(!format!("{settings:?}").contains("hunter2"));
+    }
+}

@@ -1,0 +1,129 @@
+//! Saves of config.toml where there is no room, no right, or no way to rename: the file is whole, the error says why.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use muster_config::Facts;
+use muster_config::edit::{ConfigFile, EditError, hold};
+use toml_edit::Table;
+
+/// Set in the process that runs inside of a mount namespace: the directory with the file.
+const INSIDE: &str = "MUSTER_TEST_INSIDE";
+
+/// Runs the calling test again in namespaces of its own, after `mount` has been run by a shell there with the directory as
+/// `$1`.
+fn inside(test: &str, mount: &str) {
+    if !muster_test_needs::mounts() {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let script = format!("{{ {mount}; }} || exit 99; exec \"$0\" --exact {test} --nocapture");
+    let mut command = Command::new("unshare");
+    command
+        .args(["-rm", "sh", "-c", &script])
+        .arg(std::env::current_exe().unwrap())
+        .arg(home.path())
+        .env(INSIDE, home.path());
+    let output = command.output().unwrap();
+    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+fn directory() -> Option<PathBuf> {
+    std::env::var_os(INSIDE).map(PathBuf::from)
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// An entry that takes some room.
+fn entry() -> Table {
+    let mut entry = Table::new();
+    entry.insert("name", toml_edit::value("n".repeat(20_000)));
+    entry
+}
+
+#[test]
+fn a_full_disk_leaves_the_old_file_and_says_so() {
+    let Some(directory) = directory() else {
+        return inside("disk::a_full_disk_leaves_the_old_file_and_says_so", "mount -t tmpfs -o size=32k none \"$1\"");
+    };
+    let path = directory.join("config.toml");
+    let old = format!("concurrent = 4 # {}\n", "x".repeat(12_000));
+    std::fs::write(&path, &old).unwrap();
+    let mut file = ConfigFile::open(&path).unwrap();
+    file.add_runner(entry());
+    let error = file.save().unwrap_err().to_string();
+    assert!(error.contains("config.toml") && error.contains("free some space"), "{error}");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), old);
+    assert_eq!(names(&directory), [".config.toml.lock", "config.toml"]);
+}
+
+#[test]
+fn a_read_only_file_system_leaves_the_old_file_and_still_lets_a_manager_run() {
+    let Some(directory) = directory() else {
+        let mount =
+            "mount -t tmpfs none \"$1\" && echo 'concurrent = 4' > \"$1/config.toml\" && mount -o remount,ro \"$1\"";
+        return inside("disk::a_read_only_file_system_leaves_the_old_file_and_still_lets_a_manager_run", mount);
+    };
+    let path = directory.join("config.toml");
+    let error = ConfigFile::open(&path).unwrap_err();
+    assert!(error.to_string().contains("read-only"), "{error}");
+    let facts = Facts::of(&path);
+    assert!(!facts.writable);
+    assert!(muster_config::load(&path, &facts).config.is_some());
+    let held = hold(&path).unwrap();
+    assert!(matches!(hold(&path), Err(EditError::Locked { .. })), "the file itself is the lock there");
+    drop(held);
+}
+
+/// As container engines make it for `-v config.toml:/etc/gitlab-runner/config.toml`: it cannot be replaced.
+#[test]
+fn a_file_that_is_a_mount_of_its_own_is_written_in_place() {
+    let Some(directory) = directory() else {
+        let mount = "echo 'concurrent = 4 # kept' > \"$1/real\" && touch \"$1/config.toml\" && mount --bind \"$1/real\" \"$1/config.toml\"";
+        return inside("disk::a_file_that_is_a_mount_of_its_own_is_written_in_place", mount);
+    };
+    let path = directory.join("config.toml");
+    let mut file = ConfigFile::open(&path).unwrap();
+    file.add_runner(entry());
+    file.save().unwrap();
+    let text = std::fs::read_to_string(directory.join("real")).unwrap();
+    assert!(text.starts_with("concurrent = 4 # kept\n\n[[runners]]\n"), "{}", &text[..60]);
+    assert_eq!(names(&directory), [".config.toml.lock", "config.toml", "real"]);
+}
+
+#[test]
+fn a_directory_without_the_right_to_write_is_told() {
+    let home = tempfile::tempdir().unwrap();
+    if rustix::process::geteuid().is_root() && directory().is_none() {
+        // Root may write everywhere, but not in a user namespace where it is nobody.
+        if !muster_test_needs::namespaces() {
+            return;
+        }
+        let mut again = Command::new("unshare");
+        again.arg("--user").arg(std::env::current_exe().unwrap()).env(INSIDE, home.path());
+        let output = again.args(["--exact", "disk::a_directory_without_the_right_to_write_is_told"]).output();
+        let output = output.unwrap();
+        let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        return;
+    }
+    let path = home.path().join("config.toml");
+    std::fs::write(&path, "concurrent = 4\n").unwrap();
+    let set = |mode| {
+        std::fs::set_permissions(home.path(), std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+    };
+    set(0o500);
+    let writable = Facts::of(&path).writable;
+    let error = ConfigFile::open(&path).err().map(|error| error.to_string());
+    set(0o700);
+    assert!(!writable);
+    let error = error.unwrap();
+    assert!(error.contains("mend the permissions of its directory"), "{error}");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "concurrent = 4\n");
+}

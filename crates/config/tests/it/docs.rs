@@ -1,0 +1,118 @@
+//! `docs/reference/config.md` says what the schema says (`MUSTER_UPDATE_DOCS=1` writes it anew), and what the pages have to be
+//! copied can be used.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use muster_config::codes::CODES;
+use muster_config::schema::{Status, TableSchema, schema};
+use muster_config::{Facts, Severity, parse};
+
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/config.md");
+
+fn keys() -> String {
+    let mut text = String::new();
+    for table in schema().tables() {
+        let header = match (table.path.as_str(), table.array) {
+            ("", _) => "Global section".to_owned(),
+            (path, true) => format!("`[[{path}]]`"),
+            (path, false) => format!("`[{path}]`"),
+        };
+        writeln!(text, "### {header}\n").unwrap();
+        if let Status::Not(reason) = table.status {
+            writeln!(text, "Not acted on: {reason}.\n").unwrap();
+        }
+        if table.keys.is_empty() {
+            writeln!(text, "Holds tables only.\n").unwrap();
+            continue;
+        }
+        writeln!(text, "| key | type | default | change counts | meaning |\n| --- | --- | --- | --- | --- |").unwrap();
+        table.keys.iter().for_each(|key| writeln!(text, "{}", row(table, key)).unwrap());
+        text.push('\n');
+    }
+    text
+}
+
+fn row(table: &TableSchema, key: &muster_config::schema::Key) -> String {
+    let kind = key
+        .kind
+        .words()
+        .trim_start_matches("a ")
+        .trim_start_matches("an ")
+        .split(" such as")
+        .next()
+        .unwrap_or_default();
+    let unit = if key.unit.is_empty() { String::new() } else { format!(", {}", key.unit) };
+    let without = match key.status {
+        Status::Not(reason) if table.status == Status::Acted => format!(". **Not acted on**: {reason}"),
+        _ => String::new(),
+    };
+    let default = if key.default.is_empty() { "" } else { key.default };
+    format!("| `{}` | {kind}{unit} | {default} | {} | {}{without} |", key.name, key.reload.word(), key.meaning)
+}
+
+fn mistakes() -> String {
+    let mut text = "| code | severity | mistake |\n| --- | --- | --- |\n".to_owned();
+    for (code, severity, mistake) in CODES {
+        writeln!(text, "| {code} | {} | {mistake} |", severity.word()).unwrap();
+    }
+    text
+}
+
+/// The page with what stands between the marks of `name` replaced.
+fn with(page: &str, name: &str, content: &str) -> String {
+    let (start, end) = (format!("<!-- {name}: begin -->\n"), format!("<!-- {name}: end -->"));
+    let (before, rest) = page.split_once(&start).unwrap_or_else(|| panic!("{start}"));
+    let (_, after) = rest.split_once(&end).unwrap_or_else(|| panic!("{end}"));
+    format!("{before}{start}\n{}\n\n{end}{after}", content.trim_end())
+}
+
+#[test]
+fn the_page_lists_every_key_and_every_mistake_as_they_are() {
+    let page = std::fs::read_to_string(Path::new(PAGE)).unwrap();
+    let wanted = with(&with(&page, "keys", &keys()), "mistakes", &mistakes());
+    if std::env::var_os("MUSTER_UPDATE_DOCS").is_some() {
+        std::fs::write(PAGE, &wanted).unwrap();
+    }
+    assert!(
+        page == wanted || std::env::var_os("MUSTER_UPDATE_DOCS").is_some(),
+        "run this test with MUSTER_UPDATE_DOCS=1"
+    );
+}
+
+const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
+
+/// The pages below a folder.
+fn pages(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let (folders, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
+    let own = files.into_iter().filter(|path| path.extension().is_some_and(|end| end == "md"));
+    own.chain(folders.iter().flat_map(|folder| pages(folder))).collect()
+}
+
+/// The entries of runners that a page shows, each with the URL and the token that a page leaves out.
+fn configurations(page: &str) -> Vec<String> {
+    let blocks = page.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let of_runners = blocks.filter(|block| block.contains("[[runners]]"));
+    let add = |block: &str, key: &str, value: &str| match block.contains(&format!("{key} = ")) {
+        true => block.to_owned(),
+        false => block.replace("[[runners]]", &format!("[[runners]]\n{key} = \"{value}\"")),
+    };
+    of_runners.map(|block| add(&add(block, "url", "https://gitlab.example"), "token", "glrt-example")).collect()
+}
+
+#[test]
+fn a_configuration_to_copy_is_accepted() {
+    let pages = pages(Path::new(DOCS));
+    let mut seen = 0;
+    for page in &pages {
+        for text in configurations(&std::fs::read_to_string(page).unwrap()) {
+            seen += 1;
+            let problems = parse(&text, &Facts { exists: true, writable: true, ..Facts::default() }).problems;
+            let wrong = problems.iter().filter(|problem| problem.severity <= Severity::Error);
+            let wrong: String = wrong.map(|problem| problem.render(page)).collect();
+            assert_eq!(wrong, "", "{text}");
+        }
+    }
+    assert!(seen > 5, "{seen} configurations in {} pages", pages.len());
+}

@@ -1,0 +1,5 @@
+//! The configuration on a disk, and the page about its keys.
+#![expect(clippy::unwrap_used, reason = "a test's helpers fail as its body does")]
+
+mod disk;
+mod docs;

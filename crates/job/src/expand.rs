@@ -1,0 +1,99 @@
+//! Expansion of `$NAME` and `${NAME}` by the rules of Go's `os.Expand`, which GitLab Runner uses.
+
+/// Replaces each reference by what `lookup` gives, once; what it gives is not looked at again.
+///
+/// `$$` is a dollar sign. Special names (`*`, `#`, `@`, `!`, `?`, `-`, digits) are empty. A dollar sign that no name
+/// follows stays; `${` without its end, and `${}`, vanish.
+#[must_use]
+pub fn expand(text: &str, lookup: impl Fn(&str) -> String) -> String {
+    expand_within(text, usize::MAX, lookup).unwrap_or_default()
+}
+
+/// [`expand`] with a limit: `None` means that the text would be longer than `limit` bytes.
+#[must_use]
+pub fn expand_within(text: &str, limit: usize, lookup: impl Fn(&str) -> String) -> Option<String> {
+    let mut expanded = String::new();
+    let mut rest = text;
+    // Looked for once behind the last one: a text of open braces is read in one go.
+    let mut closes = true;
+    while let Some((before, after)) = rest.split_once('$') {
+        expanded.push_str(before);
+        if after.is_empty() {
+            expanded.push('$');
+        }
+        let (name, length) = name(after, &mut closes);
+        match name {
+            Some("$") => expanded.push('$'),
+            Some(name) if is_special(name) => {}
+            Some(name) => expanded.push_str(&lookup(name)),
+            None if length == 0 && !after.is_empty() => expanded.push('$'),
+            None => {}
+        }
+        if expanded.len() > limit {
+            return None;
+        }
+        rest = after.get(length..).unwrap_or_default();
+    }
+    expanded.push_str(rest);
+    (expanded.len() <= limit).then_some(expanded)
+}
+
+/// The name at the start of `text`, which follows a dollar sign, and the bytes that the reference takes. `closes`: there may be
+/// a closing brace.
+fn name<'a>(text: &'a str, closes: &mut bool) -> (Option<&'a str>, usize) {
+    if let Some(inner) = text.strip_prefix('{') {
+        let end = if *closes { inner.find('}') } else { None };
+        *closes = end.is_some();
+        return match end {
+            Some(0) => (None, 2),
+            Some(end) => (inner.get(..end), end + 2),
+            None => (None, 1),
+        };
+    }
+    if text.get(..1).is_some_and(is_special) {
+        return (text.get(..1), 1);
+    }
+    let length = text.bytes().take_while(|byte| byte.is_ascii_alphanumeric() || *byte == b'_').count();
+    (text.get(..length).filter(|name| !name.is_empty()), length)
+}
+
+fn is_special(name: &str) -> bool {
+    matches!(name.as_bytes(), [b'*' | b'#' | b'$' | b'@' | b'!' | b'?' | b'-' | b'0'..=b'9'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn references_are_replaced_as_go_does() {
+        let lookup = |name: &str| match name {
+            "A" => "1".to_owned(),
+            "B_2" => "$A".to_owned(),
+            "ä" => "umlaut".to_owned(),
+            _ => String::new(),
+        };
+        for (text, expanded) in [
+            ("", ""),
+            ("plain", "plain"),
+            ("$A", "1"),
+            ("${A}x$A.", "1x1."),
+            ("$B_2", "$A"),
+            ("$$A", "$A"),
+            ("${$}A", "$A"),
+            ("$$$A", "$1"),
+            ("$unknown!", "!"),
+            ("${A:-x}", ""),
+            ("$1$*$?$-end", "end"),
+            ("100$", "100$"),
+            ("$ A", "$ A"),
+            ("a$.b", "a$.b"),
+            ("${}x", "x"),
+            ("${A", "A"),
+            ("%A%", "%A%"),
+            ("$ä${ä}", "$äumlaut"),
+        ] {
+            assert_eq!(expand(text, lookup), expanded, "{text}");
+        }
+    }
+}
