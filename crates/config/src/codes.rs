@@ -4,7 +4,33 @@
 //! wait) needs no check: the failed job's error names the limit and what the scaler waited for. C093 (a service account lacks
 //! rights) and the half of C056 about `mac_address` need facts of executors that Muster does not have yet.
 
-use super::problem::Severity::{self, Error, Fatal, Info, Warning};
+use Severity::{Error, Fatal, Info, Warning};
+
+/// How bad it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// The configuration cannot be used: nothing starts, a reload keeps what there was.
+    Fatal,
+    /// A part of it cannot work: that runner or setting is out of use.
+    Error,
+    /// It works, but hardly as meant.
+    Warning,
+    /// Good to know.
+    Info,
+}
+
+impl Severity {
+    /// `fatal`, `error`, `warning` or `info`.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Fatal => "fatal",
+            Self::Error => "error",
+            Self::Warning => "warning",
+            Self::Info => "info",
+        }
+    }
+}
 
 /// Number, usual severity, mistake.
 pub const CODES: &[(&str, Severity, &str)] = &[

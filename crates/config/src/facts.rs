@@ -67,7 +67,7 @@ impl Facts {
         Self {
             mode: metadata.as_ref().map(mode),
             exists: metadata.is_some(),
-            writable: super::edit::can_replace(path),
+            writable: super::links::can_replace(path),
             zones,
             user: env.get("USER").or_else(|| env.get("LOGNAME")).cloned().unwrap_or_else(|| {
                 if root { "root".to_owned() } else { format!("uid {}", rustix::process::geteuid().as_raw()) }

@@ -9,8 +9,8 @@ use url::Url;
 
 use super::facts::FindPlugin;
 use super::load::Config;
-use super::runners::Runner;
-use super::tree::{Table, Value};
+use super::runners::{Runner, base_url, feature_flags, labels};
+use super::tree::Table;
 use crate::settings::{
     ArtifactTimeouts, ConnectionAge, RunnerScripts, RunnerSettings, Settings, TlsFiles, UnpackSettings, WAIT_MAX,
 };
@@ -141,14 +141,6 @@ fn unpack(table: &Table) -> UnpackSettings {
     }
 }
 
-/// The URL for the API: without a slash or the old `/ci` at its end. None where it is no `http` or `https` URL.
-#[must_use]
-pub fn base_url(text: &str) -> Option<Url> {
-    let text = text.trim().trim_end_matches('/');
-    let url: Url = text.strip_suffix("/ci").unwrap_or(text).parse().ok()?;
-    (matches!(url.scheme(), "http" | "https") && url.host_str().is_some_and(|host| !host.is_empty())).then_some(url)
-}
-
 /// runner-config 2.9: the key, else a file of the host's name if it exists.
 fn tls(table: &Table, url: &Url, certificates: Option<&Path>) -> TlsFiles {
     let file = |key: &str, end: &str| match (table.str(key), certificates, url.host_str()) {
@@ -174,22 +166,6 @@ fn duration(table: &Table, name: &str) -> Option<Duration> {
         GoDuration::Positive(duration) if !duration.is_zero() => Some(duration),
         _ => None,
     }
-}
-
-pub(super) fn labels(table: &Table) -> impl Iterator<Item = (String, String)> {
-    let labels = table.table("labels").map(Table::entries).into_iter().flatten();
-    labels.filter_map(|(name, node)| match &node.value {
-        Value::Str(value) => Some((name.to_owned(), value.clone())),
-        _ => None,
-    })
-}
-
-pub(super) fn feature_flags(table: &Table) -> impl Iterator<Item = (String, bool)> {
-    let flags = table.table("feature_flags").map(Table::entries).into_iter().flatten();
-    flags.filter_map(|(name, node)| match node.value {
-        Value::Bool(value) => Some((name.to_owned(), value)),
-        _ => None,
-    })
 }
 
 /// Entries without `=` are dropped, as in the reference (C106).

@@ -21,6 +21,7 @@ pub mod edit;
 mod effective;
 mod facts;
 mod from_file;
+mod links;
 mod listen;
 mod load;
 mod machine;
@@ -37,13 +38,15 @@ mod unknown;
 mod walk;
 
 pub use checks::EXECUTORS;
+pub use codes::Severity;
 pub use effective::{Effective, Origin, effective};
 pub use facts::{Facts, FindPlugin, NoPlugin};
-pub use from_file::{Surroundings, base_url, runner_settings, settings};
+pub use from_file::{Surroundings, runner_settings, settings};
 pub use listen::{ListenAddress, NotAnAddress};
 pub use load::{Config, FILE_SIZE_MAX, Loaded, load, parse, text_of};
-pub use problem::{Place, Problem, Severity};
-pub use runners::Runner;
+pub use problem::Problem;
+pub use runners::{Runner, base_url};
+pub use source::Place;
 pub use system_id::system_id;
 pub use walk::has_secret;
 

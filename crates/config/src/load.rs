@@ -6,12 +6,13 @@ use std::path::Path;
 use toml_edit::Document;
 
 use super::checks::{self, Check};
+use super::codes::Severity;
 use super::facts::Facts;
-use super::problem::{Problem, Severity};
+use super::links::is_circle;
+use super::problem::Problem;
 use super::runners::{self, Runner};
-use super::schema::{Entry, schema};
 use super::source::Source;
-use super::tree::{Table, Value};
+use super::tree::Table;
 use super::walk::Walk;
 
 /// Bytes of a file that is read.
@@ -98,11 +99,6 @@ pub fn text_of(path: &Path) -> Result<String, Box<Problem>> {
     })
 }
 
-/// Whether that is what the system says of symbolic links that lead to each other.
-pub(super) fn is_circle(error: &std::io::Error) -> bool {
-    rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::LOOP)
-}
-
 /// The file's text, for those who say themselves what an error means.
 pub(super) fn read(path: &Path) -> std::io::Result<String> {
     use std::io::{Error, ErrorKind};
@@ -167,18 +163,4 @@ fn no_toml(text: &str, error: &toml_edit::TomlError) -> Vec<Problem> {
         Problem::new("C000", message).placed(place).help("nothing of the file is used until this is mended")
     };
     errors.into_iter().map(problem).collect()
-}
-
-/// Calls `visit` with the full name, entry of the schema and node of everything that is set, tables first.
-pub(super) fn visit<'a>(table: &'a Table, path: &str, visit_one: &mut dyn FnMut(&str, Entry, &'a super::tree::Node)) {
-    for (name, node) in table.entries() {
-        let Some(entry) = schema().find(path, name) else { continue };
-        let full = if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
-        visit_one(&full, entry, node);
-        match (&entry, &node.value) {
-            (Entry::Table(_), Value::Table(below)) => visit(below, &full, visit_one),
-            (Entry::Table(_), Value::Tables(tables)) => tables.iter().for_each(|below| visit(below, &full, visit_one)),
-            _ => {}
-        }
-    }
 }

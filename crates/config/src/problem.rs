@@ -4,52 +4,11 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
-use super::codes;
-use super::source::Source;
+use super::codes::{self, Severity};
+use super::source::{Place, Source};
 
 /// Problems that are told one by one; a count stands for the rest.
 const PROBLEMS_MAX: usize = 500;
-
-/// How bad it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Severity {
-    /// The configuration cannot be used: nothing starts, a reload keeps what there was.
-    Fatal,
-    /// A part of it cannot work: that runner or setting is out of use.
-    Error,
-    /// It works, but hardly as meant.
-    Warning,
-    /// Good to know.
-    Info,
-}
-
-impl Severity {
-    /// `fatal`, `error`, `warning` or `info`.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Fatal => "fatal",
-            Self::Error => "error",
-            Self::Warning => "warning",
-            Self::Info => "info",
-        }
-    }
-}
-
-/// Where a problem is, and the line there with secrets masked.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
-    /// Line, from 1.
-    pub line: usize,
-    /// Column in characters, from 1.
-    pub column: usize,
-    /// What is shown of the line: up to the end of the value, without secrets, not longer than a terminal's line.
-    pub text: String,
-    /// Characters of `text` before the marked part.
-    pub mark: usize,
-    /// Characters of the marked part; at least 1.
-    pub width: usize,
-}
 
 /// One problem.
 #[derive(Debug, Clone, PartialEq, Eq)]

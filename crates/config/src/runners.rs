@@ -6,10 +6,11 @@ use std::fmt;
 use muster_job::Secret;
 use muster_job::expand;
 use time::OffsetDateTime;
+use url::Url;
 
 use super::facts::Facts;
 use super::problem::shown_name;
-use super::tree::Table;
+use super::tree::{Table, Value};
 
 /// One `[[runners]]` entry. It may lack what it needs to work; the problems tell.
 #[derive(Clone)]
@@ -94,4 +95,30 @@ pub(super) fn is_reference(text: &str) -> bool {
     let Some(name) = text.strip_prefix('$') else { return false };
     let name = name.strip_prefix('{').and_then(|name| name.strip_suffix('}')).unwrap_or(name);
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}
+
+/// The URL for the API: without a slash or the old `/ci` at its end. None where it is no `http` or `https` URL.
+#[must_use]
+pub fn base_url(text: &str) -> Option<Url> {
+    let text = text.trim().trim_end_matches('/');
+    let url: Url = text.strip_suffix("/ci").unwrap_or(text).parse().ok()?;
+    (matches!(url.scheme(), "http" | "https") && url.host_str().is_some_and(|host| !host.is_empty())).then_some(url)
+}
+
+/// The `labels` of a table.
+pub(super) fn labels(table: &Table) -> impl Iterator<Item = (String, String)> {
+    let labels = table.table("labels").map(Table::entries).into_iter().flatten();
+    labels.filter_map(|(name, node)| match &node.value {
+        Value::Str(value) => Some((name.to_owned(), value.clone())),
+        _ => None,
+    })
+}
+
+/// The `feature_flags` of a table.
+pub(super) fn feature_flags(table: &Table) -> impl Iterator<Item = (String, bool)> {
+    let flags = table.table("feature_flags").map(Table::entries).into_iter().flatten();
+    flags.filter_map(|(name, node)| match node.value {
+        Value::Bool(value) => Some((name.to_owned(), value)),
+        _ => None,
+    })
 }

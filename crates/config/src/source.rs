@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use super::problem::Place;
 use super::schema::{Kind, schema};
 
 /// Characters of a line that are shown.
@@ -11,6 +10,21 @@ const SHOWN_MAX: usize = 100;
 const WINDOW: usize = 4 * SHOWN_MAX;
 /// What stands for a secret.
 const MASK: &str = "[masked]";
+
+/// Where a problem is, and the line there with secrets masked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// Line, from 1.
+    pub line: usize,
+    /// Column in characters, from 1.
+    pub column: usize,
+    /// What is shown of the line: up to the end of the value, without secrets, not longer than a terminal's line.
+    pub text: String,
+    /// Characters of `text` before the marked part.
+    pub mark: usize,
+    /// Characters of the marked part; at least 1.
+    pub width: usize,
+}
 
 /// The text with what must not be shown of it.
 #[derive(Debug)]

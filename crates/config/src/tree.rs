@@ -7,6 +7,7 @@ use muster_job::GoDuration;
 use time::OffsetDateTime;
 
 use super::problem::shown_name;
+use super::schema::{Entry, schema};
 
 /// A value and its place.
 #[derive(Debug, Clone)]
@@ -195,6 +196,20 @@ impl Table {
         match self.node(name).map(|node| &node.value) {
             Some(Value::Tables(tables)) => tables,
             _ => &[],
+        }
+    }
+}
+
+/// Calls `visit` with the full name, entry of the schema and node of everything that is set, tables first.
+pub(super) fn visit<'a>(table: &'a Table, path: &str, visit_one: &mut dyn FnMut(&str, Entry, &'a Node)) {
+    for (name, node) in table.entries() {
+        let Some(entry) = schema().find(path, name) else { continue };
+        let full = if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+        visit_one(&full, entry, node);
+        match (&entry, &node.value) {
+            (Entry::Table(_), Value::Table(below)) => visit(below, &full, visit_one),
+            (Entry::Table(_), Value::Tables(tables)) => tables.iter().for_each(|below| visit(below, &full, visit_one)),
+            _ => {}
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Containers, and the cache (C050 to C060).
 
-use super::super::problem::{Problem, Severity, shown_name};
+use super::super::codes::Severity;
+use super::super::problem::{Problem, shown_name};
 use super::super::runners::Runner;
 use super::super::runtime::pull_policy;
 use super::super::tree::{Table, Value};

@@ -1,6 +1,7 @@
 //! The other executors, and what all of them share (C100 to C107).
 
-use super::super::problem::{Problem, Severity, shown_name};
+use super::super::codes::Severity;
+use super::super::problem::{Problem, shown_name};
 use super::super::runners::Runner;
 use super::{Check, place};
 

@@ -2,7 +2,8 @@
 
 use muster_job::GoDuration::{Negative, Positive};
 
-use super::super::problem::{Problem, Severity, shown_name};
+use super::super::codes::Severity;
+use super::super::problem::{Problem, shown_name};
 use super::super::runtime::shared_system_id;
 use super::Check;
 use crate::{LOG_FORMATS, ListenAddress};

@@ -1,6 +1,7 @@
 //! Feature flags (C009, C012, C110). Names are those of release 19.4.
 
-use super::super::problem::{Problem, Severity, shown_name};
+use super::super::codes::Severity;
+use super::super::problem::{Problem, shown_name};
 use super::super::tree::Table;
 use super::Check;
 

@@ -2,9 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::from_file::base_url;
 use super::super::problem::{Problem, shown_name};
-use super::super::runners::{Runner, is_reference};
+use super::super::runners::{Runner, base_url, is_reference};
 use super::Check;
 
 pub(super) fn check(check: &mut Check<'_>) {

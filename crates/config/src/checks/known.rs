@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::super::load::visit;
-use super::super::problem::{Problem, Severity, shown_name};
+use super::super::codes::Severity;
+use super::super::problem::{Problem, shown_name};
 use super::super::schema::{Entry, Key, Status};
-use super::super::tree::{Node, Value};
+use super::super::tree::{Node, Value, visit};
 use super::super::unknown::header;
 use super::Check;
 

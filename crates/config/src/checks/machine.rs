@@ -1,6 +1,7 @@
 //! `docker+machine` (C080, C081, C082).
 
-use super::super::problem::{Problem, Severity};
+use super::super::codes::Severity;
+use super::super::problem::Problem;
 use super::super::runners::Runner;
 use super::super::tree::Table;
 use super::{Check, limits, place};

@@ -5,11 +5,11 @@ use std::ops::Range;
 use muster_job::GoDuration;
 
 use super::super::autoscaler;
+use super::super::codes::Severity;
 use super::super::facts::NoPlugin;
-use super::super::load::visit;
-use super::super::problem::{Problem, Severity, shown_name};
+use super::super::problem::{Problem, shown_name};
 use super::super::runners::Runner;
-use super::super::tree::{Table, Value};
+use super::super::tree::{Table, Value, visit};
 use super::{Check, place};
 use crate::settings::scaling_problems;
 

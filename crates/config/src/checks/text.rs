@@ -1,9 +1,9 @@
 //! Values that are text with rules of their own: labels, periods, zones, expressions (C006, C011, C015 to C017, C019).
 
-use super::super::from_file::labels;
 use super::super::problem::{Problem, shown_name};
+use super::super::runners::labels;
 use super::super::schema::{Entry, Kind};
-use super::super::tree::{Node, Table, Value};
+use super::super::tree::{Node, Table, Value, visit};
 use super::{Check, cron, place};
 
 /// Labels of a runner together with the global ones.
@@ -39,7 +39,7 @@ pub(super) fn check(check: &mut Check<'_>) {
 
 fn expressions(check: &mut Check<'_>) {
     let mut wrong = Vec::new();
-    super::super::load::visit(check.tree, "", &mut |path: &str, entry: Entry, node: &Node| {
+    visit(check.tree, "", &mut |path: &str, entry: Entry, node: &Node| {
         if let (Entry::Key(key), Value::Str(text)) = (entry, &node.value)
             && key.kind == Kind::Regex
             && let Err(error) = regex::Regex::new(text)

@@ -24,7 +24,7 @@ pub struct Held {
 /// # Errors
 /// [`EditError::Locked`] at once where another process runs with it.
 pub fn hold(path: &Path) -> Result<Held, EditError> {
-    let path = super::save::target(path)?;
+    let path = super::target(path)?;
     match open(&beside(&path, "run")) {
         Ok(file) => take(file, &path, Duration::ZERO),
         Err(error) if is_read_only(&error) && path.exists() => {

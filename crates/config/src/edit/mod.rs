@@ -29,11 +29,12 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use toml_edit::{ArrayOfTables, DocumentMut, InlineTable, Item, Table, TableLike, Value};
 
+use super::codes::Severity;
 use super::facts::Facts;
+use super::links;
 use super::load::{self, Loaded};
-use super::problem::{Problem, Severity};
+use super::problem::Problem;
 pub use lock::{Held, hold};
-pub(super) use save::can_replace;
 
 /// How long a writer waits for another one.
 pub const LOCK_WAIT: Duration = Duration::from_secs(10);
@@ -94,9 +95,14 @@ fn hint(error: &std::io::Error) -> &'static str {
         ErrorKind::PermissionDenied => {
             "; the file is as it was, mend the permissions of its directory or run as its owner"
         }
-        _ if load::is_circle(error) => ": a symbolic link leads in a circle, let it lead to the file",
+        _ if links::is_circle(error) => ": a symbolic link leads in a circle, let it lead to the file",
         _ => "",
     }
+}
+
+/// The file itself, if a symbolic link was named.
+fn target(path: &Path) -> Result<PathBuf, EditError> {
+    links::target(path).map_err(|source| EditError::Io { doing: "find", path: path.to_owned(), source })
 }
 
 /// A new authentication token of a runner.
@@ -157,7 +163,7 @@ impl ConfigFile {
     /// # Errors
     /// [`EditError`].
     pub fn open_within(path: &Path, wait: Duration) -> Result<Self, EditError> {
-        let path = save::target(path)?;
+        let path = target(path)?;
         let lock = lock::writer(&path, wait)?;
         let before = match load::read(&path) {
             Ok(text) => Some(text),

@@ -10,29 +10,6 @@ use super::EditError;
 /// Names of new files that are tried.
 const NAMES_MAX: u32 = 100;
 
-/// The file itself, where a symbolic link was named.
-pub(super) fn target(path: &Path) -> Result<PathBuf, EditError> {
-    const LINKS_MAX: usize = 40;
-    let named = path;
-    let failed = |source| EditError::Io { doing: "find", path: named.to_owned(), source };
-    let mut path = std::path::absolute(named).map_err(failed)?;
-    for _ in 0..LINKS_MAX {
-        match fs::read_link(&path) {
-            // A link may lead to a file that is still to be made.
-            Ok(next) => path = path.parent().unwrap_or(Path::new("/")).join(next),
-            Err(_) => return Ok(path),
-        }
-    }
-    Err(failed(rustix::io::Errno::LOOP.into()))
-}
-
-/// Whether a save could replace the file, as far as permissions tell.
-pub(in super::super) fn can_replace(path: &Path) -> bool {
-    let Ok(path) = target(path) else { return false };
-    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    rustix::fs::access(directory, rustix::fs::Access::WRITE_OK).is_ok()
-}
-
 /// Makes the file's directory, readable by its owner only.
 pub(super) fn make_directory(path: &Path) -> Result<(), EditError> {
     let directory = path.parent().unwrap_or(Path::new("/"));
