@@ -99,7 +99,7 @@ fn an_output_that_cannot_be_written_is_told_and_is_no_success() {
         &["run", "--output", "json"],
         &["run", "--output", "junit"],
         &["list"],
-        &["list", "--json"],
+        &["list", "--output", "json"],
         &["graph"],
         &["graph", "--format", "dot"],
         &["graph", "--format", "svg"],

@@ -42,7 +42,7 @@ fn c216_list_has_all_columns_and_excluded_jobs_only_when_asked() {
     let row = all.out.lines().find(|line| line.starts_with("never-here")).unwrap();
     assert!(row.contains("never") && row.ends_with("rules[0] matched: no clause; when: never"), "{row}");
     project.ci(&["list"]).code(0).lacks("never-here");
-    let said = project.ci(&["list", "--json"]).code(0);
+    let said = project.ci(&["list", "--output", "json"]).code(0);
     let jobs: serde_json::Value = serde_json::from_str(&said.out).unwrap();
     let job = |name: &str| jobs.as_array().unwrap().iter().find(|job| job["name"] == name).unwrap().clone();
     assert_eq!(job("unit").get("needs"), None, "stage order");
@@ -71,17 +71,17 @@ fn c218_manual_jobs_run_only_when_named() {
     assert_eq!(project.ci(&["run", "ship", "--output", "json"]).code(0).started(), ["ship"]);
 }
 
-/// Decided: files of gitlab-ci-local are never read by themselves. They change what a pipeline is without a word, which is
-/// what makes a local run differ from the server's; what they hold is said by flags (`--file`, `--var-file`) and `ci.toml`.
+/// Decided: a configuration of gitlab-ci-local is never read by itself, since it would change without a word what a pipeline
+/// is. Its files of variables are read, as it reads them, and that is said.
 #[test]
-fn c219_files_of_gitlab_ci_local_are_named_not_read() {
+fn c219_files_of_gitlab_ci_local_are_read_for_variables_only_and_named() {
     let project = Project::new("a: {script: ['echo \"[$V]\"']}\n");
     project.write(".gitlab-ci-local.yml", "extra: {script: ['true']}\n");
-    project.write(".gitlab-ci-local-variables.yml", "V: from-file\n");
     project.ci(&["list"]).code(0).lacks("extra");
-    project.ci(&[]).code(0).says("[]");
-    project.write("v.env", "V=from-file\n");
-    project.ci(&["--var-file", "v.env"]).code(0).says("[from-file]");
+    project.write(".gitlab-ci-local-variables.yml", "V: from-file\n");
+    project.ci(&[]).code(0).says("[from-file]").warns(".gitlab-ci-local-variables.yml");
+    project.write("v.env", "V=from-env\n");
+    project.ci(&["--var-file", "v.env"]).code(0).says("[from-env]");
     project.ci(&["--var-file", "v.env", "--var", "V=flag"]).code(0).says("[flag]");
 }
 

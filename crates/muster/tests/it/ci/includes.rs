@@ -231,7 +231,7 @@ fn c241_include_stub_shows_what_can_be_had() {
     project.ci(&["graph", "--include-stub"]).code(0).says("lacks parts");
     project.ci(&["lint", "--include-stub"]).code(0).says("2 jobs, 1 of them without all parts");
     project.ci(&["explain", "part", "--include-stub"]).code(0).says("lacks parts");
-    let said = project.ci(&["list", "--include-stub", "--json"]).code(0);
+    let said = project.ci(&["list", "--include-stub", "--output", "json"]).code(0);
     let jobs: Vec<serde_json::Value> = serde_json::from_str(&said.out).unwrap();
     assert_eq!((jobs[0].get("lacks_parts"), &jobs[1]["lacks_parts"]), (None, &serde_json::json!(true)));
     project.ci(&["run", "--include-stub"]).code(2).warns("unexpected argument");

@@ -1,6 +1,7 @@
 //! `muster ci` as a person uses it: the real executable on small repositories.
 
 mod blocked;
+mod coming;
 mod disk;
 mod external;
 mod failures;

@@ -111,7 +111,7 @@ fn c238_list_all_shows_the_jobs_of_a_pipeline_that_workflow_excludes() {
     project.ci(&["list"]).code(0).lacks("a ");
     let said = project.ci(&["list", "--all"]).code(0);
     said.says("a     test    never").says("b     deploy  never").says("no rule of `workflow` matched");
-    let said = project.ci(&["list", "--all", "--json"]).code(0);
+    let said = project.ci(&["list", "--all", "--output", "json"]).code(0);
     let jobs: serde_json::Value = serde_json::from_str(&said.out).unwrap();
     assert_eq!(jobs[0]["reason"], "no rule of `workflow` matched");
     let said = project.ci(&["explain", "a"]).code(0);
@@ -124,7 +124,7 @@ fn c239_allow_failure_is_of_one_type_in_json() {
         "a: {script: ['true'], allow_failure: {exit_codes: [3]}}\nb: {script: ['true'], allow_failure: true}\n\
          c: {script: ['true']}\n",
     );
-    let said = project.ci(&["list", "--json"]).code(0);
+    let said = project.ci(&["list", "--output", "json"]).code(0);
     let jobs: Vec<serde_json::Value> = serde_json::from_str(&said.out).unwrap();
     let flags: Vec<_> = jobs.iter().map(|job| job["allow_failure"].as_bool()).collect();
     assert_eq!(flags, [Some(true), Some(true), Some(false)]);

@@ -1,0 +1,132 @@
+//! What people who come from gitlab-ci-local bring along: files, flags, defaults.
+
+use super::Project;
+
+#[test]
+fn c244_variables_of_the_repository_and_of_the_home_file_have_scopes() {
+    let project = Project::new(
+        "print: {script: ['echo \"[$GLOBAL|$GROUP|$PROJECT|$OTHER|$NUMBER]\"', 'cat \"$CERT\" \"$FILE\"', 'echo \"[$SCOPED]\"']}\n\
+         deploy: {environment: eu-production-1, script: ['echo \"<$SCOPED>\"']}\n",
+    );
+    project.git(&["remote", "add", "origin", "git@git.example.org:group/app.git"]);
+    let home = project.home().join(".gitlab-ci-local");
+    std::fs::create_dir_all(&home).unwrap();
+    std::fs::write(project.home().join("cert.pem"), "of-the-path\n").unwrap();
+    std::fs::write(
+        home.join("variables.yml"),
+        "project:\n  git.example.org:group/app.git: {PROJECT: p, GLOBAL: beaten-by-project}\n  git.example.org/group/other.git: {OTHER: o}\n\
+         group:\n  git.example.org/group/: {GROUP: g}\n\
+         global:\n  GLOBAL: weak\n  CERT: ~/cert.pem\n  FILE: {type: file, values: {'*': of-the-value}}\n  \
+         SCOPED: {values: {'*': everywhere, '*production*': only-there}}\n",
+    )
+    .unwrap();
+    project.write(".gitlab-ci-local-variables.yml", "NUMBER: 010\n");
+    let said = project.ci(&["--log", "all"]).code(0);
+    said.says("[beaten-by-project|g|p||010]").says("of-the-path").says("of-the-value").says("[everywhere]");
+    said.says("<only-there>").warns("variables are taken from ");
+    project.write(".gitlab-ci-local-variables.yml", "NUMBER=7\nPROJECT=stronger\n");
+    project.ci(&["run", "print"]).code(0).says("|stronger||7]");
+    project.write(".gitlab-ci-local-variables.yml", "A: {values: [x]}\n");
+    project.ci(&["list"]).code(2).warns("variable `A` has no map `values`");
+}
+
+#[test]
+fn c245_every_flag_has_a_default_in_the_environment_and_in_the_files_of_options() {
+    let project =
+        Project::new("a: {script: ['echo \"[$X $Y]\"']}\nb: {rules: [{if: $CI_COMMIT_TAG}], script: ['true']}\n");
+    let with = |name: &str, value: &str, arguments: &[&str]| {
+        super::Said::from(project.command(arguments).env(name, value).output().unwrap())
+    };
+    with("MUSTER_CI_TAG", "v1", &["list"]).code(0).says("b ");
+    with("MUSTER_CI_ALL", "true", &["list"]).code(0).says("b ");
+    with("MUSTER_CI_OUTPUT", "csv", &["list"]).code(0).says("name;stage");
+    with("MUSTER_CI_VAR", "X=1\nY=2", &[]).code(0).says("[1 2]");
+    with("MUSTER_CI_VAR", "X=1", &["--var", "X=flag"]).code(0).says("[flag ]");
+    with("MUSTER_CI_EVENT", "nonsense", &["list"]).code(2).warns("nonsense");
+    project.write(".gitlab-ci-local-env", "# options\nVARIABLE=X=file\nPRIVILEGED=true\n");
+    project.ci(&[]).code(0).says("[file ]");
+    with("MUSTER_CI_VAR", "X=environment", &[]).code(0).says("[environment ]");
+}
+
+const STAGES: &str = "
+stages: [build, test, deploy]
+compile: {stage: build, script: ['true']}
+unit: {stage: test, script: ['true'], needs: [compile]}
+lint: {stage: test, script: ['true'], needs: []}
+approve: {stage: test, when: manual, script: ['true']}
+ship: {stage: deploy, script: ['true'], needs: [unit]}
+";
+
+#[test]
+fn c246_stages_needs_alone_and_manual_jobs_of_a_whole_pipeline() {
+    let project = Project::new(STAGES);
+    let started = |arguments: &[&str]| {
+        let mut all = vec!["run"];
+        all.extend_from_slice(arguments);
+        all.extend_from_slice(&["--output", "json"]);
+        let mut started = project.ci(&all).code(0).started();
+        started.sort();
+        started
+    };
+    assert_eq!(started(&["--stage", "test"]), ["lint", "unit"]);
+    assert_eq!(started(&["--stage", "test", "--needs"]), ["compile", "lint", "unit"]);
+    assert_eq!(started(&["ship", "--only-needs"]), ["compile", "unit"]);
+    assert_eq!(started(&["--stage", "test", "--only-needs"]), ["compile"]);
+    assert_eq!(started(&["--manual", "approve"]), ["approve", "compile", "lint", "ship", "unit"]);
+    assert_eq!(started(&["lint", "--manual", "approve"]), ["approve", "lint"]);
+    project.ci(&["run", "--stage", "tset"]).code(2).warns("did you mean `test`?");
+    project.ci(&["run", "--manual", "lint"]).code(2).warns("the job is not manual");
+    project.ci(&["run", "--needs"]).code(2).warns("for named jobs");
+}
+
+#[test]
+fn c247_list_prints_csv() {
+    let project = Project::new(
+        "b: {script: ['true'], needs: [], allow_failure: {exit_codes: [42, 137]}, environment: prod}\n\
+         'a;c': {script: ['true'], needs: [b]}\nnever: {script: ['true'], rules: [{when: never}]}\n",
+    );
+    let said = project.ci(&["list", "--output", "csv", "--all"]).code(0);
+    assert_eq!(
+        said.out,
+        "name;stage;when;allowFailure;environment;needs\nb;test;on_success;[42,137];prod;[]\n\
+         \"a;c\";test;on_success;false;;[b]\nnever;test;never;false;;\n"
+    );
+}
+
+#[test]
+fn c248_an_unset_variable_is_set_by_nobody() {
+    let project = Project::new(
+        "variables: {G: global, K: kept}\na:\n  variables: {J: job}\n  rules: [{if: $CI, variables: {R: rule}}]\n  \
+         script: ['echo \"[$G$J$R$P$CI_COMMIT_BRANCH$K]\"']\nb: {rules: [{if: $CI_COMMIT_BRANCH}], script: ['true']}\n",
+    );
+    let unset = ["G", "J", "R", "P", "CI_COMMIT_BRANCH"].map(|name| ["--unset-variable", name]).concat();
+    let mut arguments = vec!["--var", "P=p"];
+    arguments.extend(unset);
+    project.ci(&arguments).code(0).says("[kept]");
+    project.ci(&["list", "--unset-variable", "CI_COMMIT_BRANCH"]).code(0).lacks("b ");
+}
+
+#[test]
+fn c249_inputs_reach_included_files_that_declare_them() {
+    let project = Project::new("include: [{local: t.yml, inputs: {who: written}}]\n");
+    let job = "---\ngreet: {script: ['echo \"[$[[ inputs.who ]] $[[ inputs.times ]]]\"']}\n";
+    project.write("t.yml", &format!("spec: {{inputs: {{who: , times: {{type: number, default: 1}}}}}}\n{job}"));
+    project.ci(&["--input", "times=3"]).code(0).says("[written 3]");
+    project.ci(&["--input", "who=flag"]).code(0).says("[flag 1]");
+    project.ci(&["list", "--input", "nope=1"]).code(2).warns("unknown input arguments: `nope`");
+    // An input of the file itself is its alone.
+    project.write(
+        ".gitlab-ci.yml",
+        "spec: {inputs: {who: {default: root}}}\n---\ninclude: [{local: t.yml, inputs: {who: 'from $[[ inputs.who ]]'}}]\n",
+    );
+    project.ci(&["--input", "who=flag"]).code(0).says("[from flag 1]");
+}
+
+#[test]
+fn c250_artifacts_of_other_projects_are_skipped_and_that_is_said() {
+    let project = Project::new(
+        "a: {needs: [{project: group/lib, job: build, ref: main, artifacts: true}], script: ['echo ran']}\n",
+    );
+    let said = project.ci(&[]).code(0);
+    said.says("ran").warns("these jobs run without them: a (job build of group/lib)");
+}
