@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 mod agent;
 mod ci;
@@ -72,7 +72,9 @@ fn main() -> ExitCode {
             Err(error) => return runner::usage(&error),
         }
     } else {
-        Cli::parse_from(arguments)
+        let is_ci = arguments.get(1).is_some_and(|word| word == "ci");
+        let command = if is_ci { ci::with_defaults(Cli::command(), &arguments) } else { Cli::command() };
+        Cli::from_arg_matches(&command.get_matches_from(arguments)).unwrap_or_else(|error| error.exit())
     };
     match cli.command {
         Command::Ci(args) => ci::run(*args),

@@ -93,6 +93,8 @@ pub struct Context {
     pub pipeline_variables: Vec<Variable>,
     /// Pipeline inputs (`spec:inputs` of the root file), by name.
     pub inputs: Vec<(String, InputValue)>,
+    /// Names of variables that the configuration may set, and which are not set all the same.
+    pub unset_variables: Vec<String>,
     /// The file to start from, relative to the repository's root.
     pub config_path: String,
     /// The name of the project, `group/app`.

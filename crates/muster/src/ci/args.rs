@@ -6,7 +6,10 @@ use clap::ValueEnum;
 
 /// Arguments of `muster ci`.
 #[derive(Debug, clap::Args)]
-#[command(args_conflicts_with_subcommands = true)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Each flag has a default in the environment: MUSTER_CI_<FLAG>, such as MUSTER_CI_EVENT or MUSTER_CI_VAR."
+)]
 pub(crate) struct Args {
     #[command(flatten)]
     run: RunArgs,
@@ -87,7 +90,10 @@ pub(super) struct PipelineArgs {
     /// Set a variable of type file: jobs see the path of a file with this file's content. May be repeated.
     #[arg(long, value_name = "NAME=FILE", help_heading = "Variables")]
     pub(super) file_var: Vec<String>,
-    /// Give a value to an input of `spec:inputs`. May be repeated.
+    /// Let no variable of this name be set, by whatever means. May be repeated.
+    #[arg(long, value_name = "NAME", help_heading = "Variables")]
+    pub(super) unset_variable: Vec<String>,
+    /// Give a value to an input of `spec:inputs`, of the file itself or else of the files that it includes. May be repeated.
     #[arg(long, value_name = "NAME=VALUE", help_heading = "Variables")]
     pub(super) input: Vec<String>,
 }
@@ -108,9 +114,18 @@ pub(super) struct RunArgs {
     /// Run only these jobs; a name without its matrix part means all cells. Manual jobs run only when named here.
     #[arg(value_name = "JOB")]
     pub(super) jobs: Vec<String>,
-    /// Also run what the named jobs need.
-    #[arg(long, requires = "jobs")]
+    /// Run only the jobs of this stage; manual ones among them only if they are named.
+    #[arg(long, value_name = "STAGE")]
+    pub(super) stage: Option<String>,
+    /// Also run what the named jobs, or those of `--stage`, need.
+    #[arg(long)]
     pub(super) needs: bool,
+    /// Run what the named jobs, or those of `--stage`, need, but not these jobs themselves.
+    #[arg(long)]
+    pub(super) only_needs: bool,
+    /// Also run this manual job, in a run of the whole pipeline too. May be repeated.
+    #[arg(long, value_name = "JOB")]
+    pub(super) manual: Vec<String>,
     #[command(flatten)]
     pub(super) pipeline: PipelineArgs,
     /// How many jobs run at the same time [default: the number of processors, at least 8].
@@ -155,9 +170,9 @@ pub(super) struct ListArgs {
     /// Also list the jobs that rules keep out.
     #[arg(long, short)]
     pub(super) all: bool,
-    /// Print JSON.
-    #[arg(long)]
-    pub(super) json: bool,
+    /// What is printed.
+    #[arg(short, long, value_enum, default_value_t)]
+    pub(super) output: ListOutput,
 }
 
 /// Arguments of `muster ci graph`.
@@ -308,6 +323,18 @@ pub(super) enum OutputMode {
     Json,
     /// One JUnit report at the end: a test case per job.
     Junit,
+}
+
+/// The form of a list of jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(super) enum ListOutput {
+    /// A table, for people.
+    #[default]
+    Table,
+    /// JSON.
+    Json,
+    /// Values between semicolons, with a line of names, as gitlab-ci-local has it.
+    Csv,
 }
 
 /// Where jobs run.

@@ -232,7 +232,7 @@ fn waits(urls: &[String], left: Duration) {
 }
 
 /// A path in which `~/` stands for the home folder.
-fn at_home(path: &Path) -> PathBuf {
+pub(super) fn at_home(path: &Path) -> PathBuf {
     match (path.strip_prefix("~"), std::env::home_dir()) {
         (Ok(rest), Some(home)) => home.join(rest),
         _ => path.to_owned(),

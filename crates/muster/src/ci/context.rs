@@ -7,6 +7,7 @@ use super::args::{Event, PipelineArgs};
 use super::config::{Config, matches};
 use super::error::CiError;
 use super::git_facts::ProjectIdentity;
+use super::peer_files;
 use super::predefined::predefined;
 use super::variables::{inputs, pipeline_variables};
 
@@ -85,13 +86,15 @@ pub(super) fn context(
         created_at: &created_at,
         is_protected: &is_protected,
     };
-    Ok(Context {
+    let mut project_variables = peer_files::variables(&snapshot.worktree, identity)?;
+    project_variables.extend(config.variables(&identity.path)?);
+    let mut context = Context {
         predefined: predefined(&facts),
         source: event.source,
         ref_kind: if event.tag.is_some() { RefKind::Tag } else { RefKind::Branch },
         ref_name: event.ref_name.clone(),
         ref_protected: event.protected,
-        project_variables: config.variables(&identity.path)?,
+        project_variables,
         pipeline_variables: pipeline_variables(args)?,
         inputs: inputs(args)?,
         config_path: run.config_path.to_owned(),
@@ -100,7 +103,13 @@ pub(super) fn context(
         changed_paths: event.changes.map(|changes| changes.paths),
         tracked_paths: std::sync::Arc::clone(&snapshot.tracked_paths),
         ..Context::default()
-    })
+    };
+    let is_unset = |name: &str| args.unset_variable.iter().any(|unset| unset == name);
+    context.predefined.retain(|variable| !is_unset(&variable.key));
+    context.project_variables.retain(|scoped| !is_unset(&scoped.variable.key));
+    context.pipeline_variables.retain(|variable| !is_unset(&variable.key));
+    context.unset_variables.clone_from(&args.unset_variable);
+    Ok(context)
 }
 
 /// The value of `CI_PIPELINE_SOURCE` for an event.

@@ -3,7 +3,7 @@
 use muster_pipeline::model::{AllowFailure, ExcludedJob, Job, Need, Pipeline, Work};
 use serde_json::{Value, json};
 
-use super::args::ListArgs;
+use super::args::{ListArgs, ListOutput};
 use super::error::{CiError, ExitStatus};
 use super::prepare::{Prepared, compile_only};
 use super::ui::{self, Table};
@@ -17,16 +17,43 @@ pub(super) async fn list(args: ListArgs) -> Result<ExitStatus, CiError> {
     prepared.show_diagnostics()?;
     let excluded = if args.all { excluded(&prepared) } else { &[] };
     let jobs = prepared.compiled.pipeline.as_ref().map_or(&[][..], |pipeline| &pipeline.jobs);
-    if args.json {
-        let entries: Vec<_> = jobs.iter().map(entry).chain(excluded.iter().map(excluded_entry)).collect();
-        ui::outln(&serde_json::to_string_pretty(&entries).unwrap_or_default());
-    } else {
-        if let Some(why) = &prepared.compiled.not_created {
-            ui::note(&format!("no pipeline for this event: {}", why.reason));
+    match args.output {
+        ListOutput::Json => {
+            let entries: Vec<_> = jobs.iter().map(entry).chain(excluded.iter().map(excluded_entry)).collect();
+            ui::outln(&serde_json::to_string_pretty(&entries).unwrap_or_default());
         }
-        ui::out(&table(jobs, excluded));
+        ListOutput::Csv => ui::out(&csv(jobs, excluded)),
+        ListOutput::Table => {
+            if let Some(why) = &prepared.compiled.not_created {
+                ui::note(&format!("no pipeline for this event: {}", why.reason));
+            }
+            ui::out(&table(jobs, excluded));
+        }
     }
     Ok(ExitStatus::Passed)
+}
+
+/// The jobs as gitlab-ci-local's `--list-csv` has them.
+fn csv(jobs: &[Job], excluded: &[ExcludedJob]) -> String {
+    let mut text = String::from("name;stage;when;allowFailure;environment;needs\n");
+    for job in jobs {
+        let environment = job.environment.as_ref().map(|found| found.name.clone()).unwrap_or_default();
+        let needs = job.needs.as_ref().map(|needs| needs.iter().map(need_name).collect::<Vec<_>>().join(","));
+        let needs = needs.map(|needs| format!("[{needs}]")).unwrap_or_default();
+        let allowed = allow_failure(&job.allow_failure).replace(", ", ",");
+        let cells = [job.name.clone(), job.stage.clone(), job.when.as_str().to_owned(), allowed, environment, needs];
+        text.push_str(&format!("{}\n", cells.map(|cell| cell_text(&cell)).join(";")));
+    }
+    for job in excluded {
+        text.push_str(&format!("{};{};never;false;;\n", cell_text(&job.name), cell_text(&job.stage)));
+    }
+    text
+}
+
+/// A value of a line, in quotes where it would be read as several.
+fn cell_text(text: &str) -> String {
+    let text = ui::plain(text);
+    if text.contains([';', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
 }
 
 /// The jobs that rules keep out.

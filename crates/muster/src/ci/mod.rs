@@ -13,12 +13,14 @@ mod args;
 mod clean;
 mod config;
 mod context;
+mod defaults;
 mod error;
 mod explain;
 mod git_facts;
 mod graph;
 mod lint;
 mod list;
+mod peer_files;
 mod pins;
 mod predefined;
 mod prepare;
@@ -38,6 +40,7 @@ use std::process::ExitCode;
 
 pub(crate) use args::Args;
 use args::Command;
+pub(crate) use defaults::with_defaults;
 pub(crate) use error::CiError;
 pub(crate) use run::{Interrupts, adopt_orphans, end_descendants};
 

@@ -5,20 +5,68 @@ use std::collections::HashSet;
 use muster_coordinator::schedule;
 use muster_pipeline::model::{AllowFailure, Job, Need, Pipeline, When};
 
+use super::args::RunArgs;
 use super::error::CiError;
 
-/// Keeps the named jobs, with `needs` also what they need. The second value are the manual and delayed ones among the
-/// named: they are played.
+/// Keeps the jobs that are asked for. The second value are the manual and delayed ones among the named: they are played.
 ///
 /// # Errors
 /// [`CiError::Usage`] for a name that no job has, with near ones; [`CiError::NeedsManual`] if a named job would wait for a
 /// manual one that is not named.
-pub(super) fn select(pipeline: Pipeline, names: &[String], needs: bool) -> Result<(Pipeline, Vec<String>), CiError> {
-    if names.is_empty() {
-        return Ok((pipeline, Vec::new()));
+pub(super) fn select(pipeline: Pipeline, args: &RunArgs) -> Result<(Pipeline, Vec<String>), CiError> {
+    let manual = args.manual.iter().map(|name| played(&pipeline, name)).collect::<Result<Vec<_>, _>>()?.concat();
+    let mut names = args.jobs.clone();
+    if let Some(stage) = &args.stage {
+        names.extend(of_stage(&pipeline, stage)?);
     }
-    let mut part = schedule::select(&pipeline, names, needs)
-        .map_err(|schedule::UnknownJob(name)| CiError::Usage(unknown(&pipeline, &name)))?;
+    if names.is_empty() && args.stage.is_none() {
+        return match (args.needs, args.only_needs) {
+            (false, false) => Ok((pipeline, manual)),
+            _ => Err(CiError::Usage("`--needs` and `--only-needs` are for named jobs, or for `--stage`".to_owned())),
+        };
+    }
+    names.extend(args.manual.iter().cloned());
+    let needs = args.needs || args.only_needs;
+    let (mut part, play) = named(&pipeline, &names, needs)?;
+    if args.only_needs {
+        let is_named = |job: &Job| names.iter().any(|name| *name == job.name || *name == job.group_name);
+        let is_left = |job: &&Job| !is_named(job) || args.manual.contains(&job.name);
+        let left: Vec<String> = part.jobs.iter().filter(is_left).map(|job| job.name.clone()).collect();
+        part = schedule::select(&part, &left, false)
+            .map_err(|schedule::UnknownJob(name)| CiError::Usage(unknown(&part, &name)))?;
+    }
+    Ok((part, play))
+}
+
+/// The jobs of a stage that run without being named.
+fn of_stage(pipeline: &Pipeline, stage: &str) -> Result<Vec<String>, CiError> {
+    let jobs: Vec<&Job> = pipeline.jobs.iter().filter(|job| job.stage == stage).collect();
+    if jobs.is_empty() {
+        let mut stages: Vec<&str> = pipeline.jobs.iter().map(|job| job.stage.as_str()).collect();
+        stages.dedup();
+        let help = muster_pipeline::nearest::did_you_mean(stage, stages.iter().copied());
+        let help = help.unwrap_or_else(|| format!("the stages with jobs are {}", stages.join(", ")));
+        return Err(CiError::Usage(format!("no job of this pipeline is in the stage `{stage}`; {help}")));
+    }
+    Ok(jobs.into_iter().filter(|job| job.when != When::Manual).map(|job| job.name.clone()).collect())
+}
+
+/// The instances of a manual job.
+fn played(pipeline: &Pipeline, name: &str) -> Result<Vec<String>, CiError> {
+    let fitting: Vec<&Job> = pipeline.jobs.iter().filter(|job| job.name == name || job.group_name == name).collect();
+    match fitting.as_slice() {
+        [] => Err(CiError::Usage(unknown(pipeline, name))),
+        jobs if jobs.iter().all(|job| matches!(job.when, When::Manual | When::Delayed)) => {
+            Ok(jobs.iter().map(|job| job.name.clone()).collect())
+        }
+        _ => Err(CiError::Usage(format!("`--manual {name}`: the job is not manual; it runs without being named"))),
+    }
+}
+
+/// Keeps the named jobs, with `needs` also what they need.
+fn named(pipeline: &Pipeline, names: &[String], needs: bool) -> Result<(Pipeline, Vec<String>), CiError> {
+    let mut part = schedule::select(pipeline, names, needs)
+        .map_err(|schedule::UnknownJob(name)| CiError::Usage(unknown(pipeline, &name)))?;
     let named = |job: &Job| names.iter().any(|name| *name == job.name || *name == job.group_name);
     for job in part.jobs.iter_mut().filter(|job| named(job)) {
         // Named alone there is nothing that could fail before it.

@@ -62,7 +62,7 @@ fn is_name(text: &str) -> bool {
 }
 
 /// `NAME=VALUE` lines; empty lines and `#` lines are skipped, `export ` and quotes around a value are taken off.
-fn parse_file(path: &Path, text: &str) -> Result<Vec<(String, String)>, CiError> {
+pub(super) fn parse_file(path: &Path, text: &str) -> Result<Vec<(String, String)>, CiError> {
     let mut variables = Vec::new();
     for (index, line) in text.lines().enumerate() {
         let line = line.trim();

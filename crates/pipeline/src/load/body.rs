@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::block;
 use super::entry::{Entry, Location};
 use super::header::{self, Declaration, Header};
-use super::inputs::{self, Given};
+use super::inputs::{self, Given, GivenValue};
 use super::interpolate::Interpolator;
 use super::loader::Loader;
 use super::read::File;
@@ -27,9 +27,10 @@ impl Loader<'_> {
                 add_inputs(&mut header.inputs, more, &mut problems);
             }
         }
+        let given = self.with_run_inputs(&header.inputs, given, at.is_none() && file.origin == Origin::Root);
         // Values for declarations that are wrong themselves would be judged wrongly.
         let values = if is_free_of_errors(&problems) {
-            inputs::resolve(&file.name, &header.inputs, given, at, &mut self.patterns, &mut problems)
+            inputs::resolve(&file.name, &header.inputs, &given, at, &mut self.patterns, &mut problems)
         } else {
             inputs::Values::new()
         };
@@ -60,6 +61,24 @@ impl Loader<'_> {
         };
         let body = interpolator.map(&file.body).map_or_else(|| Arc::clone(&file.body), Arc::new);
         (!interpolator.is_too_deep).then_some(body)
+    }
+
+    /// The values that are given with those of the run request, which are for the root file, else for each file that declares
+    /// such an input.
+    fn with_run_inputs(&mut self, declared: &[Declaration], given: &[Given], is_root: bool) -> Vec<Given> {
+        let mut all = given.to_vec();
+        for (name, value) in &self.context.inputs {
+            let is_declared = declared.iter().any(|input| *input.name == **name);
+            let is_of_root = self.run_inputs.get(name).copied().unwrap_or(false);
+            if !is_declared || is_of_root && !is_root {
+                continue;
+            }
+            self.run_inputs.entry(name.clone()).or_insert(is_root);
+            all.retain(|given| given.name != *name);
+            let value = GivenValue::Input(value.clone());
+            all.push(Given { name: name.clone(), named_at: None, span: None, value });
+        }
+        all
     }
 
     /// GitLab leaves blocks alone in a file without header. That is hardly ever meant.

@@ -23,7 +23,7 @@ const INTERPOLATED_BYTES: usize = 64 * 1024 * 1024;
 
 /// The state of one load.
 pub(super) struct Loader<'a> {
-    context: &'a Context,
+    pub(super) context: &'a Context,
     sources: &'a dyn Sources,
     pub(super) limits: Limits,
     pub(super) variables: Variables,
@@ -33,6 +33,8 @@ pub(super) struct Loader<'a> {
     includes: Vec<IncludeRecord>,
     /// Files by what was asked for; none for those that cannot be read, which has been reported.
     files: HashMap<IncludeTarget, Option<Arc<File>>>,
+    /// The inputs of the run request that some file declares; true: the root file does, and so they are its alone.
+    pub(super) run_inputs: HashMap<String, bool>,
     /// Targets that are not on this machine and are done without.
     left_out: HashSet<IncludeTarget>,
     /// The files that lead here, with their inputs as text: the same again is a circle. Of long inputs there is no text.
@@ -56,6 +58,7 @@ impl<'a> Loader<'a> {
             descriptions: BTreeMap::new(),
             includes: Vec::new(),
             files: HashMap::new(),
+            run_inputs: HashMap::new(),
             left_out: HashSet::new(),
             stack: Vec::new(),
             included: 0,
@@ -68,18 +71,16 @@ impl<'a> Loader<'a> {
 
     /// Loads from the text of the root file.
     pub(super) fn root(mut self, bytes: &[u8]) -> Loaded {
-        let given: Vec<Given> = (self.context.inputs.iter())
-            .map(|(name, value)| Given {
-                name: name.clone(),
-                named_at: None,
-                span: None,
-                value: GivenValue::Input(value.clone()),
-            })
-            .collect();
         let name = self.context.config_path.clone();
-        self.stack.push((IncludeTarget::Local { origin: Origin::Root, path: name.clone() }, shown_inputs(&given)));
+        self.stack.push((IncludeTarget::Local { origin: Origin::Root, path: name.clone() }, shown_inputs(&[])));
         let blank = format!("please provide content of `{name}`");
-        let map = self.given_file(name, bytes.to_vec(), &blank, &given).unwrap_or_default();
+        let map = self.given_file(name.clone(), bytes.to_vec(), &blank, &[]).unwrap_or_default();
+        let lost = |name: &&String| !self.run_inputs.contains_key(*name);
+        for input in self.context.inputs.iter().map(|(name, _)| name).filter(lost) {
+            let message = format!("`{name}`: unknown input arguments: `{input}`");
+            let help = "neither the file nor one that it includes declares it in a header with `spec:inputs`";
+            self.diagnostics.push(Diagnostic::error(start_of(SourceId(0)), message).help(help));
+        }
         self.finish(map)
     }
 

@@ -67,7 +67,11 @@ impl Seeder<'_> {
         let rule = matched.and_then(|index| entry.rules.as_ref()?.get(index));
         let yaml = match rule.filter(|rule| !rule.variables.is_empty()) {
             None => yaml,
-            Some(rule) => layers::merge([yaml, rule.variables.clone()]),
+            Some(rule) => {
+                let mut merged = layers::merge([yaml, rule.variables.clone()]);
+                super::unset(&mut merged, self.judge.clauses.context());
+                merged
+            }
         };
         let job = self.job(entry, instance, rule, yaml, decisions, keys);
         Some(Seeded::In { job: Box::new(job), rule: matched })
@@ -86,7 +90,9 @@ impl Seeder<'_> {
             return global;
         }
         let cell = instance.cell.iter().map(|(name, value)| Variable::public(name.clone(), value.clone()));
-        layers::merge([global, entry.variables.clone(), cell.collect()])
+        let mut merged = layers::merge([global, entry.variables.clone(), cell.collect()]);
+        super::unset(&mut merged, self.judge.clauses.context());
+        merged
     }
 
     /// What the rules and the server's expansion of an instance see.

@@ -57,7 +57,8 @@ pub(crate) fn seed(
     let judge = Judge { clauses: &clauses, story: &story };
     warn_of_duplicates(config, problems);
 
-    let globals: Vec<Variable> = config.variables.iter().map(|global| global.variable.clone()).collect();
+    let mut globals: Vec<Variable> = config.variables.iter().map(|global| global.variable.clone()).collect();
+    unset(&mut globals, context);
     let matched = match workflow(config, &globals, &base, &judge, problems) {
         Ok(matched) => matched,
         Err(decisions) => {
@@ -67,7 +68,8 @@ pub(crate) fn seed(
         }
     };
     let rule_variables = matched.rule.map(|rule| rule.variables.clone()).unwrap_or_default();
-    let variables = layers::merge([globals, rule_variables]);
+    let mut variables = layers::merge([globals, rule_variables]);
+    unset(&mut variables, context);
     let seeder =
         Seeder { config, graph, base: &base, judge: &judge, variables: &variables, workflow: matched.decision };
     let mut keys = CacheKeys::default();
@@ -91,6 +93,11 @@ pub(crate) fn seed(
         jobs,
         excluded,
     }))
+}
+
+/// Takes out the variables that are not to be set.
+fn unset(variables: &mut Vec<Variable>, context: &Context) {
+    variables.retain(|variable| !context.unset_variables.contains(&variable.key));
 }
 
 /// The rule of `workflow` that let the pipeline through, if there are any.

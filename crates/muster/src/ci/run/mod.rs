@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 use muster_coordinator::source::Snapshot;
 use muster_coordinator::{Coordinator, Options};
 use muster_job::{JobId, PipelineId};
-use muster_pipeline::model::Pipeline;
+use muster_pipeline::model::{Need, Pipeline};
 use tokio::sync::mpsc;
 
 use super::args::{Executor, RunArgs};
@@ -170,11 +170,31 @@ async fn ready(args: &RunArgs, project: super::state::ProjectState, run: &Run) -
     if args.keep {
         keep_workspaces(&mut prepared);
     }
-    let (pipeline, play) = select(pipeline, &args.jobs, args.needs)?;
+    let (mut pipeline, play) = select(pipeline, args)?;
+    skip_other_projects(&mut pipeline);
     if args.executor == Executor::Host {
         notices(&pipeline);
     }
     Ok(Some(Ready { prepared, pipeline, play, door }))
+}
+
+/// Takes the artifacts of other projects' jobs off the needs: their pipelines ran elsewhere. Says so, once.
+fn skip_other_projects(pipeline: &mut Pipeline) {
+    let mut skipped = Vec::new();
+    for job in &mut pipeline.jobs {
+        for need in job.needs.iter_mut().flatten() {
+            if let Need::Project { project, job: producer, artifacts: artifacts @ true, .. } = need {
+                *artifacts = false;
+                skipped.push(format!("{} (job {producer} of {project})", ui::plain(&job.name)));
+            }
+        }
+    }
+    if !skipped.is_empty() {
+        let skipped = skipped.join(", ");
+        ui::note(&format!(
+            "artifacts of other projects are not on this machine; these jobs run without them: {skipped}"
+        ));
+    }
 }
 
 /// Lets each job work in a folder of its own, unless the configuration says where.
