@@ -371,6 +371,13 @@ timeout = "3m"
         assert_eq!(found.plugin_config, serde_json::json!({ "max_size": 3 }));
     }
 
+    #[test]
+    fn a_heartbeat_interval_of_zero_is_none_at_all() {
+        let found = of("[runners.autoscaler]\nplugin = \"aws\"\nheartbeat_interval = \"0s\"\n");
+        let read: muster_taskscaler::settings::Settings = serde_json::from_value(found.scaling).unwrap();
+        assert_eq!(read.config("main").unwrap().heartbeat_interval, None);
+    }
+
     /// R041: what machines are like, who makes them, how many there are, which job goes where, and what a job runs in are each a key
     /// of their own: another one of it changes none of the others.
     #[test]
