@@ -6,6 +6,7 @@ use std::time::Duration;
 use muster_job::GoDuration;
 use muster_taskscaler::need::memory_bytes;
 
+use super::scaling;
 use super::tree::{Table, Value};
 use crate::settings::{
     AutoscalerSettings, ConnectorSettings, GroupSettings, IsolationSettings, OnInstances, StickySettings,
@@ -38,16 +39,11 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
             .unwrap_or(defaults.instance_acquire_timeout),
         log_internal_ip: table.bool("log_internal_ip").unwrap_or_default(),
         log_external_ip: table.bool("log_external_ip").unwrap_or_default(),
-        scaling: scaling(table),
+        scaling: scaling::read(table).0,
         // What a job leaves in a machine of its own goes with that.
         sticky: table.table("sticky_context").and_then(sticky).filter(|_| isolation.is_none()),
         isolation,
     })
-}
-
-/// `[runners.autoscaler]` in the words that the scaler reads.
-pub(super) fn scaling(table: &Table) -> serde_json::Value {
-    object(table, &NOT_SCALING)
 }
 
 /// What concerns jobs of an entry, where they run on instances.
@@ -89,31 +85,6 @@ fn sticky(table: &Table) -> Option<StickySettings> {
     })
 }
 
-/// Tables that are not the scaler's, some of them with secrets.
-const NOT_SCALING: [&str; 5] = ["plugin_config", "connector_config", "state_storage", "sticky_context", "vm_isolation"];
-
-/// A table in the words that the scaler reads, which are those of the file.
-fn object(table: &Table, without: &[&str]) -> serde_json::Value {
-    let entries = table.entries().filter(|(name, _)| !without.contains(name));
-    serde_json::Value::Object(entries.filter_map(|(name, node)| Some((name.to_owned(), plain(&node.value)?))).collect())
-}
-
-fn plain(value: &Value) -> Option<serde_json::Value> {
-    Some(match value {
-        Value::Str(text) => text.as_str().into(),
-        Value::Int(number) => (*number).into(),
-        Value::Float(number) => (*number).into(),
-        Value::Bool(truth) => (*truth).into(),
-        // Its problem has told of a negative one, which is as if it were not there.
-        Value::Duration(GoDuration::Negative) => return None,
-        Value::Duration(GoDuration::Positive(time)) => format!("{}s {}ns", time.as_secs(), time.subsec_nanos()).into(),
-        Value::List(list) => list.iter().filter_map(|node| plain(&node.value)).collect(),
-        Value::Table(table) => object(table, &[]),
-        Value::Tables(tables) => tables.iter().map(|table| object(table, &NOT_SCALING)).collect(),
-        Value::Datetime(_) | Value::Any(_) => return None,
-    })
-}
-
 fn connector(table: &Table) -> ConnectorSettings {
     let text = |name: &str| table.str(name).unwrap_or_default().to_owned();
     ConnectorSettings {
@@ -151,7 +122,16 @@ fn json(text: &str) -> serde_json::Value {
 
 #[cfg(test)]
 mod tests {
+    use jiff::tz::TimeZone;
+    use muster_taskscaler::config::{Config, Foreign, GroupConfig, GroupOrder, Throttle};
+    use muster_taskscaler::driver::Buckets;
+    use muster_taskscaler::forecast::ForecastConfig;
+    use muster_taskscaler::need::Density;
+    use muster_taskscaler::policy::{Placement, Policies, Policy, Wanted};
+    use muster_taskscaler::words::Need;
+
     use super::*;
+    use crate::settings::Scaling;
     use crate::{Surroundings, parse, settings};
 
     fn loaded(text: &str) -> std::sync::Arc<crate::settings::RunnerSettings> {
@@ -237,22 +217,34 @@ placement = "spread"
             allow_unencrypted: true,
             ..ConnectorSettings::default()
         };
-        let policy = serde_json::json!({
-            "periods": ["* * * * *"], "timezone": "Europe/Berlin", "idle_count": 2, "idle_time": "300s 0ns",
-            "scale_factor": 1.5, "preemptive_mode": false, "placement": "spread",
-        });
-        let scaling = serde_json::json!({
-            "plugin": "aws:1.x", "capacity_per_instance": 2, "max_use_count": 3, "max_instances": 4,
-            "instance_ready_command": "docker info", "instance_acquire_timeout": "1200s 0ns",
-            "update_interval": "30s 0ns", "deletion_retry_interval": "90s 500000000ns", "failure_threshold": 5,
-            "reservation_throttling": false, "request_ahead": false, "log_internal_ip": true, "log_external_ip": true,
-            "delete_instances_on_shutdown": true, "instance_creation_time_buckets": [1.0, 2.5],
-            "foreign_instances": "adopt", "forecast": { "days": 14 }, "scale_throttle": { "limit": -1, "burst": 7 },
-            "policy": [policy],
-            "density": {
-                "slot_cpus": 1.5, "slot_memory": "2g", "measured": true, "measured_runs": 7, "measured_margin": 2.0
-            },
-        });
+        let wanted_idle = Wanted {
+            idle_count: 2,
+            idle_time: Duration::from_secs(300),
+            scale_factor: 1.5,
+            ahead: false,
+            placement: Placement::Spread,
+            ..Wanted::default()
+        };
+        let periods = vec!["* * * * *".parse().unwrap()];
+        let zone = TimeZone::get("Europe/Berlin").unwrap();
+        let slot = Need { cpu_milli: Some(1500), memory_bytes: Some(2 << 30) };
+        let group = GroupConfig { throttle: Throttle { limit: -1, burst: 7 }, ..GroupConfig::new("", 4) };
+        let config = Config {
+            capacity: 2.try_into().unwrap(),
+            uses_max: Some(3.try_into().unwrap()),
+            policies: Policies::new(vec![Policy { periods, zone, wanted: wanted_idle }]),
+            forecast: Some(ForecastConfig { days: 14, ..ForecastConfig::default() }),
+            failure_threshold: 5,
+            update_interval: Duration::from_secs(30),
+            deletion_retry_interval: Duration::from_millis(90_500),
+            reservation_throttling: false,
+            density: Density { slot, measured: true, runs_least: 7, margin: 2.0 },
+            foreign: Foreign::Adopt,
+            delete_on_shutdown: true,
+            ..Config::new(group)
+        };
+        let buckets = Buckets { creation: vec![1.0, 2.5], ..Buckets::default() };
+        let scaling = Scaling { config, buckets, problems: Vec::new() };
         let wanted = AutoscalerSettings {
             plugin: "aws:1.x".to_owned(),
             has_token_prefix: false,
@@ -311,11 +303,11 @@ password = "secret"
             group("other cloud", "googlecloud", "all", user("root", "secret")),
         ];
         assert!(found.groups == wanted && found.all_groups("") == wanted);
-        let groups = serde_json::json!([
-            { "name": "spot", "max_instances": 8 },
-            { "name": "other cloud", "plugin": "googlecloud", "price_per_hour": 0.5, "scale_throttle": { "limit": 3 } },
-        ]);
-        assert_eq!((&found.scaling["groups"], &found.scaling["group_order"]), (&groups, &"price".into()));
+        let spot = GroupConfig { listed: true, ..GroupConfig::new("spot", 8) };
+        let throttle = Throttle { limit: 3, burst: 0 };
+        let other = GroupConfig { listed: true, price_per_hour: 0.5, throttle, ..GroupConfig::new("other cloud", 0) };
+        let config = found.scaling.named("a").unwrap();
+        assert_eq!((config.groups, config.order), (vec![spot, other], GroupOrder::Price));
     }
 
     #[test]
@@ -374,8 +366,7 @@ timeout = "3m"
     #[test]
     fn a_heartbeat_interval_of_zero_is_none_at_all() {
         let found = of("[runners.autoscaler]\nplugin = \"aws\"\nheartbeat_interval = \"0s\"\n");
-        let read: muster_taskscaler::settings::Settings = serde_json::from_value(found.scaling).unwrap();
-        assert_eq!(read.config("main").unwrap().heartbeat_interval, None);
+        assert_eq!(found.scaling.named("main").unwrap().heartbeat_interval, None);
     }
 
     /// R041: what machines are like, who makes them, how many there are, which job goes where, and what a job runs in are each a key
@@ -390,15 +381,14 @@ timeout = "3m"
             let settings = settings(&loaded.config.unwrap(), &Surroundings::default());
             let runner = &settings.runners[0];
             let autoscaler = runner.autoscaler.as_deref().unwrap();
-            let mut scaling = autoscaler.scaling.clone();
-            let placement = scaling["policy"][0]["placement"].take();
-            scaling["plugin"].take();
+            let config = autoscaler.scaling.named("").unwrap();
+            let wanted = config.policies.at(0).1.clone();
             [
-                autoscaler.plugin_config.clone(),
-                autoscaler.plugin.clone().into(),
-                scaling,
-                placement,
-                runner.shell.clone().into(),
+                autoscaler.plugin_config.to_string(),
+                autoscaler.plugin.clone(),
+                format!("{} {}", config.groups[0].instances_max, wanted.idle_count),
+                format!("{:?}", wanted.placement),
+                runner.shell.clone(),
             ]
         };
         let before = concerns(base);

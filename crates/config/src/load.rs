@@ -11,6 +11,8 @@ use super::facts::Facts;
 use super::links::is_circle;
 use super::problem::Problem;
 use super::runners::{self, Runner};
+use super::scaling;
+use super::settings::Scaling;
 use super::source::Source;
 use super::tree::Table;
 use super::walk::Walk;
@@ -141,6 +143,27 @@ pub fn parse(text: &str, facts: &Facts) -> Loaded {
     let loaded = Loaded { config: None, problems: problems.finish(&source) };
     let config = (!loaded.has(Severity::Fatal)).then(|| Config { tree, runners, lines: source.line_starts() });
     Loaded { config, ..loaded }
+}
+
+/// Reads what a scaler acts on, from a text whose outermost table stands for `[runners.autoscaler]`.
+///
+/// # Errors
+/// All problems, in the order of the text: nothing that a scaler would do otherwise than written passes.
+pub fn parse_scaling(text: &str) -> Result<Scaling, Vec<Problem>> {
+    let document = Document::parse(text).map_err(|error| no_toml(text, &error))?;
+    let mut walk = Walk { strict: true, ..Walk::default() };
+    let table = walk.table("runners.autoscaler", document.as_table(), 0..0);
+    let source = Source::new(text, std::mem::take(&mut walk.secrets));
+    let mut problems = walk.problems;
+    checks::out_of_range(&table, &[]).for_each(|problem| problems.add(problem));
+    for (path, span) in checks::below_zero(&table) {
+        problems.add(Problem::new("C088", format!("`{path}` is less than zero")).at(&span));
+    }
+    let problems = problems.finish(&source);
+    if !problems.is_empty() {
+        return Err(problems.into_iter().map(|problem| problem.severity(Severity::Error)).collect());
+    }
+    Ok(scaling::read(&table).0)
 }
 
 /// The problems of a text that is no TOML. Lines are shown only as far as they cannot hold a secret.

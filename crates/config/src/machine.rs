@@ -5,14 +5,18 @@
 //! and `IdleCountMin` as its floor there (runner-config 1.6); the autoscaler's words for them are `scale_factor_limit` and
 //! `idle_count`.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use muster_job::short_token;
+use muster_taskscaler::config::{Config, GroupConfig};
+use muster_taskscaler::policy::{Policies, Wanted};
 use serde_json::json;
 
 use super::runners::Runner;
+use super::scaling::in_periods;
 use super::tree::{Table, Value};
-use crate::settings::AutoscalerSettings;
+use crate::settings::{AutoscalerSettings, Scaling};
 
 /// The plugin that drives docker-machine; it comes with Muster.
 pub(super) const PLUGIN: &str = "fleeting-plugin-docker-machine";
@@ -21,30 +25,13 @@ pub(super) const PLUGIN: &str = "fleeting-plugin-docker-machine";
 pub(super) const PERIODS_NONE: &str = "without Periods it never applied, and is gone";
 
 /// A `[[runners.autoscaler.policy]]`.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct PolicySettings {
     /// None: always.
     pub(super) periods: Vec<String>,
     /// Empty: this machine's.
     pub(super) timezone: String,
-    pub(super) idle_count: u32,
-    pub(super) idle_time: Duration,
-    pub(super) scale_factor: f64,
-    pub(super) scale_factor_limit: u32,
-}
-
-impl PolicySettings {
-    /// In the words of the file.
-    fn plain(&self) -> serde_json::Value {
-        json!({
-            "periods": self.periods,
-            "timezone": self.timezone,
-            "idle_count": self.idle_count,
-            "idle_time": format!("{}s", self.idle_time.as_secs()),
-            "scale_factor": self.scale_factor,
-            "scale_factor_limit": self.scale_factor_limit,
-        })
-    }
+    pub(super) wanted: Wanted,
 }
 
 /// What an entry's `[runners.machine]` comes to, if it has one and no `[runners.autoscaler]`.
@@ -57,13 +44,21 @@ pub(super) fn read(entry: &Runner) -> Option<AutoscalerSettings> {
         plugin: PLUGIN.to_owned(),
         plugin_config: plugin_config(entry, machine),
         has_token_prefix: true,
-        scaling: json!({
-            "max_use_count": max_use_count(machine),
-            "max_instances": max_instances(entry),
-            "policy": policies(machine).iter().map(PolicySettings::plain).collect::<Vec<_>>(),
-        }),
+        scaling: scaling(entry, machine),
         ..AutoscalerSettings::default()
     })
+}
+
+fn scaling(entry: &Runner, machine: &Table) -> Scaling {
+    let mut problems = Vec::new();
+    let policies = policies(machine).into_iter().enumerate().map(|(index, policy)| {
+        let tell = |key: &str, message: String| problems.push(format!("policy[{}].{key}: {message}", index + 1));
+        in_periods(&policy.periods, &policy.timezone, policy.wanted, tell)
+    });
+    let mut config = Config::new(GroupConfig::new("", max_instances(entry)));
+    config.uses_max = NonZeroU32::new(max_use_count(machine));
+    config.policies = Policies::new(policies.collect());
+    Scaling { config, problems, ..Scaling::default() }
 }
 
 /// The settings of the plugin `docker-machine`: the old keys that are about machines, and what gitlab-runner put before their names.
@@ -111,30 +106,26 @@ pub(super) fn policies(machine: &Table) -> Vec<PolicySettings> {
     let periods = machine.tables("autoscaling").iter().map(|table| PolicySettings {
         periods: table.strings("Periods").flat_map(|(period, _)| five_fields(period)).collect(),
         timezone: table.str("Timezone").filter(|zone| *zone != "Local").unwrap_or_default().to_owned(),
-        ..policy(table)
+        wanted: wanted(table),
     });
     // A table without a period never applies there; a policy without one would apply always.
     let periods = periods.filter(|policy| !policy.periods.is_empty());
-    std::iter::once(policy(machine)).chain(periods).collect()
+    let outside = PolicySettings { periods: Vec::new(), timezone: String::new(), wanted: wanted(machine) };
+    std::iter::once(outside).chain(periods).collect()
 }
 
-fn policy(table: &Table) -> PolicySettings {
+fn wanted(table: &Table) -> Wanted {
     let idle_count = count(table, "IdleCount");
     let factor = factor(table);
     let idle_time = Duration::from_secs(count(table, "IdleTime").into());
     // Never more than `IdleCount` are idle there: with 0 none, whatever the factor says.
-    if factor > 0.0 && idle_count > 0 {
-        let floor = count(table, "IdleCountMin").clamp(1, idle_count);
-        PolicySettings {
-            idle_count: floor,
-            idle_time,
-            scale_factor: factor,
-            scale_factor_limit: idle_count,
-            ..PolicySettings::default()
-        }
+    let (idle_count, scale_factor, scale_factor_limit) = if factor > 0.0 && idle_count > 0 {
+        (count(table, "IdleCountMin").clamp(1, idle_count), factor, idle_count)
     } else {
-        PolicySettings { idle_count, idle_time, ..PolicySettings::default() }
-    }
+        (idle_count, 0.0, 0)
+    };
+    let preemptive = idle_count > 0;
+    Wanted { idle_count, idle_time, scale_factor, scale_factor_limit, preemptive, ..Wanted::default() }
 }
 
 /// A period of seven fields without its seconds and its year, as one or two of five: steps count from the first value there,
@@ -241,11 +232,19 @@ IdleTime = 3600
                 "MaxGrowthRate": 3, "MaxRemovalAttempts": 0, "max_size": 12,
             })
         );
-        let none = json!({ "periods": [], "timezone": "", "idle_count": 5, "idle_time": "600s", "scale_factor": 0.0,
-            "scale_factor_limit": 0 });
-        let periods = json!({ "periods": ["* 9-17 * * mon-fri", "30 8 * * sat"], "timezone": "Europe/Vienna",
-            "idle_count": 50, "idle_time": "3600s", "scale_factor": 0.0, "scale_factor_limit": 0 });
-        assert_eq!(found.scaling, json!({ "max_use_count": 100, "max_instances": 12, "policy": [none, periods] }));
+        let config = found.scaling.named("").unwrap();
+        assert_eq!((config.uses_max.unwrap().get(), config.groups), (100, vec![GroupConfig::new("", 12)]));
+        let periods = ["* 9-17 * * mon-fri", "30 8 * * sat"].map(str::to_owned);
+        let wanted = |idle_count, seconds| Wanted {
+            idle_count,
+            idle_time: Duration::from_secs(seconds),
+            preemptive: true,
+            ..Wanted::default()
+        };
+        let policy =
+            |periods: &[String], zone, wanted| in_periods(periods, zone, wanted, |_, problem| panic!("{problem}"));
+        let policies = vec![policy(&[], "", wanted(5, 600)), policy(&periods, "Europe/Vienna", wanted(50, 3600))];
+        assert_eq!(config.policies, Policies::new(policies));
     }
 
     #[test]
@@ -253,9 +252,9 @@ IdleTime = 3600
         let found =
             of("executor = \"instance\"\n[runners.machine]\nMachineName = \"m-%s\"\nMachineDriver = \"none\"\n\
                         IdleCount = 20\nIdleScaleFactor = 1.5\n");
-        let policy = &found.unwrap().scaling["policy"][0];
-        assert_eq!((&policy["idle_count"], &policy["scale_factor_limit"]), (&json!(1), &json!(20)));
-        assert_eq!(policy["scale_factor"], json!(1.5));
+        let config = found.unwrap().scaling.config;
+        let (_, wanted) = config.policies.at(0);
+        assert_eq!((wanted.idle_count, wanted.scale_factor, wanted.scale_factor_limit), (1, 1.5, 20));
     }
 
     #[test]
@@ -274,17 +273,17 @@ IdleTime = 3600
 
     #[test]
     fn a_factor_never_keeps_more_idle_than_the_idle_count() {
-        let policy = |keys: &str| {
+        let wanted = |keys: &str| {
             let machine =
                 "[runners.machine]\nMachineName = \"m-%s\"\nMachineDriver = \"none\"\nIdleScaleFactor = 1.5\n";
-            of(&format!("executor = \"instance\"\n{machine}{keys}")).unwrap().scaling["policy"][0].clone()
+            of(&format!("executor = \"instance\"\n{machine}{keys}")).unwrap().scaling.config.policies.at(0).1.clone()
         };
         for none in ["", "IdleCount = 0\nIdleCountMin = 3\n"] {
-            let policy = policy(none);
-            assert_eq!((&policy["idle_count"], &policy["scale_factor"]), (&json!(0), &json!(0.0)), "{none}");
+            let wanted = wanted(none);
+            assert_eq!((wanted.idle_count, wanted.scale_factor), (0, 0.0), "{none}");
         }
-        let policy = policy("IdleCount = 4\nIdleCountMin = 9\n");
-        assert_eq!((&policy["idle_count"], &policy["scale_factor_limit"]), (&json!(4), &json!(4)));
+        let wanted = wanted("IdleCount = 4\nIdleCountMin = 9\n");
+        assert_eq!((wanted.idle_count, wanted.scale_factor_limit), (4, 4));
     }
 
     #[test]

@@ -24,7 +24,7 @@ use sha2::{Digest, Sha256};
 use url::Url;
 
 pub use autoscaler::{
-    AutoscalerSettings, ConnectorSettings, GroupSettings, IsolationSettings, StickySettings, scaling_problems,
+    AutoscalerSettings, ConnectorSettings, GroupSettings, IsolationSettings, Scaling, StickySettings,
 };
 pub use connection::{ConnectionAge, TlsFiles};
 pub use on_instances::OnInstances;

@@ -190,6 +190,24 @@ impl Table {
         }
     }
 
+    /// A number.
+    #[must_use]
+    pub fn float(&self, name: &str) -> Option<f64> {
+        match self.node(name)?.value {
+            Value::Float(number) => Some(number),
+            _ => None,
+        }
+    }
+
+    /// Bytes of the value under the name, else of the header of the table that it would be in.
+    pub(super) fn place(&self, name: &str) -> Range<usize> {
+        if let Some(node) = self.node(name) {
+            return node.span.clone();
+        }
+        let around = name.rsplit_once('.').and_then(|(around, _)| self.table(around));
+        around.map_or_else(|| self.header.clone(), |around| around.header.clone())
+    }
+
     /// The tables of an array of tables.
     #[must_use]
     pub fn tables(&self, name: &str) -> &[Table] {

@@ -16,7 +16,7 @@ const REMOVED: &[(&str, &str, &str)] = &[
 ];
 
 /// Tells about a name that is not in the table.
-pub(super) fn tell(problems: &mut Problems, path: &str, name: &str, span: &Range<usize>) {
+pub(super) fn tell(problems: &mut Problems, path: &str, name: &str, span: &Range<usize>, strict: bool) {
     let shown = shown_name(name);
     if problems.full() {
         return problems.add(Problem::new("C010", String::new()));
@@ -32,7 +32,8 @@ pub(super) fn tell(problems: &mut Problems, path: &str, name: &str, span: &Range
         return problems.add(Problem::new("C018", message).at(span).help(help));
     }
     let full = if path.is_empty() { shown } else { format!("{path}.{shown}") };
-    let problem = Problem::new("C010", format!("unknown key `{full}` is ignored")).at(span);
+    let effect = if strict { "" } else { " is ignored" };
+    let problem = Problem::new("C010", format!("unknown key `{full}`{effect}")).at(span);
     problems.add(match nearest(path, name) {
         Some(near) => problem.help(format!("did you mean `{near}`?")),
         None => match elsewhere(name) {

@@ -18,6 +18,8 @@ pub(super) struct Walk {
     pub(super) problems: Problems,
     /// Bytes that must not be shown.
     pub(super) secrets: Vec<Range<usize>>,
+    /// Nothing is read that has a problem, so that nothing is "ignored".
+    pub(super) strict: bool,
 }
 
 /// A name and its bytes.
@@ -54,7 +56,7 @@ impl Walk {
                     if shown_name(name.text).contains("[masked]") {
                         self.secrets.push(name.span.clone());
                     }
-                    unknown::tell(&mut self.problems, path, name.text, &name.span);
+                    unknown::tell(&mut self.problems, path, name.text, &name.span, self.strict);
                 }
             }
         }

@@ -11,7 +11,7 @@ use crate::policy::Policies;
 const SUSPENDED_MAX: Duration = Duration::from_secs(8 * 3600);
 
 /// One scaler: instances of one or more groups for the jobs of one runner.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// Slots of an instance (`capacity_per_instance`).
     pub capacity: NonZeroU32,

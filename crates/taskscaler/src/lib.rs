@@ -30,7 +30,6 @@ pub mod history;
 pub mod need;
 pub mod operator;
 pub mod policy;
-pub mod settings;
 pub mod sim;
 pub mod sleep;
 mod throttle;

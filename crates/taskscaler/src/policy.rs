@@ -57,7 +57,7 @@ pub enum Placement {
 }
 
 /// One entry of the list of policies.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Policy {
     /// It holds in every minute in which one of these does.
     pub periods: Vec<Cron>,
@@ -68,7 +68,7 @@ pub struct Policy {
 }
 
 /// All of them, as the file has them.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Policies {
     list: Vec<Policy>,
 }

@@ -165,7 +165,7 @@ fn storage(check: &mut Check<'_>, runner: &Runner) {
     if let (Some(other), None) = (other, cache.table(kind)) {
         let problem = Problem::new("C060", format!("Type is {kind}, but the settings are those of {other}"))
             .severity(Severity::Error);
-        check.add(problem.of(runner.index, &runner.name).at(&super::place(cache, other)).help("make both the same"));
+        check.add(problem.of(runner.index, &runner.name).at(&cache.place(other)).help("make both the same"));
     }
 }
 

@@ -3,7 +3,7 @@
 use super::super::codes::Severity;
 use super::super::problem::{Problem, shown_name};
 use super::super::runners::Runner;
-use super::{Check, place};
+use super::Check;
 
 pub(super) fn check(check: &mut Check<'_>) {
     for runner in check.runners {
@@ -66,11 +66,11 @@ fn values(check: &mut Check<'_>, runner: &Runner) {
     if let Some(shell) = runner.table.str("shell").filter(|shell| !shell.is_empty() && !shells.contains(shell)) {
         let message = format!("shell `{}` does not exist; every job fails", shown_name(shell));
         let problem = Problem::new("C014", message).severity(Severity::Error).of(runner.index, &runner.name);
-        check.add(problem.at(&place(&runner.table, "shell")).help("use bash, sh, pwsh or powershell"));
+        check.add(problem.at(&runner.table.place("shell")).help("use bash, sh, pwsh or powershell"));
     }
     let mut tell = |key: &str, message: String, help: &str| {
         let problem = Problem::new("C014", message).severity(Severity::Warning).of(runner.index, &runner.name);
-        check.add(problem.at(&place(&runner.table, key)).help(help));
+        check.add(problem.at(&runner.table.place(key)).help(help));
     };
     if let Some(count) = runner.table.int("request_concurrency").filter(|count| *count < 1) {
         tell("request_concurrency", format!("request_concurrency = {count} counts as 1"), "write 1 or more");

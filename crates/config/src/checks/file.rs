@@ -42,7 +42,7 @@ fn addresses(check: &mut Check<'_>) {
     let wrong = check.tree.str("listen_address").filter(|address| !address.is_empty());
     let wrong = wrong.and_then(|address| address.parse::<ListenAddress>().err());
     if let Some(error) = wrong {
-        let at = super::place(check.tree, "listen_address");
+        let at = check.tree.place("listen_address");
         check.add(Problem::new("C014", error.to_string()).at(&at).help("write host:port; metrics are served there"));
     } else if let Some(address) = check.tree.str("listen_address").filter(|address| is_public(address)) {
         let message = format!("metrics are served without authentication on {}", shown_name(address));
@@ -57,8 +57,7 @@ fn addresses(check: &mut Check<'_>) {
     let (listen, advertise) = (session.str("listen_address"), session.str("advertise_address"));
     if advertise.is_some_and(|address| address.contains("://")) {
         let message = "advertise_address must be host:port, without http:// or https://";
-        let problem =
-            Problem::new("C038", message).severity(Severity::Fatal).at(&super::place(session, "advertise_address"));
+        let problem = Problem::new("C038", message).severity(Severity::Fatal).at(&session.place("advertise_address"));
         return check.add(problem.help("remove the scheme"));
     }
     let key = if advertise.is_some() { "session_server.advertise_address" } else { "session_server.listen_address" };
@@ -99,8 +98,7 @@ fn log_level(check: &mut Check<'_>) {
         "info" | "warn" | "warning" | "error" | "fatal" | "panic" => {}
         other => {
             let message = format!("log_level `{}` does not exist", shown_name(other));
-            let problem =
-                Problem::new("C014", message).severity(Severity::Error).at(&super::place(check.tree, "log_level"));
+            let problem = Problem::new("C014", message).severity(Severity::Error).at(&check.tree.place("log_level"));
             check.add(problem.help("use panic, fatal, error, warn, info, debug or trace"));
         }
     }
@@ -114,7 +112,7 @@ fn log_format(check: &mut Check<'_>) {
         return;
     };
     let message = format!("log_format `{}` does not exist", shown_name(format));
-    let problem = Problem::new("C014", message).severity(Severity::Error).at(&super::place(check.tree, "log_format"));
+    let problem = Problem::new("C014", message).severity(Severity::Error).at(&check.tree.place("log_format"));
     check.add(problem.help("use runner, text or json"));
 }
 
@@ -126,7 +124,7 @@ fn shutdown(check: &mut Check<'_>) {
     if let Some(negative) = check.tree.int("shutdown_timeout").filter(|seconds| *seconds < 0) {
         let message = format!("shutdown_timeout = {negative} counts as 30");
         let problem = Problem::new("C014", message).severity(Severity::Warning);
-        check.add(problem.at(&super::place(check.tree, "shutdown_timeout")).help("write seconds above 0"));
+        check.add(problem.at(&check.tree.place("shutdown_timeout")).help("write seconds above 0"));
     }
     let machines = check.tree.bool("machine.shutdown_drain.enabled") == Some(true);
     let instances =

@@ -128,7 +128,7 @@ fn metrics(check: &mut Check<'_>) {
     if let (Some(first), true) = (with.first(), with.len() >= RUNNERS_MANY) {
         let message = format!("{} runners add one histogram per job stage each", with.len());
         let key = "feature_flags.FF_EXPORT_HIGH_CARDINALITY_METRICS";
-        let problem = Problem::new("C110", message).at(&super::place(&first.table, key)).severity(Severity::Warning);
+        let problem = Problem::new("C110", message).at(&first.table.place(key)).severity(Severity::Warning);
         check.add(problem.help("switch FF_EXPORT_HIGH_CARDINALITY_METRICS on where it is needed"));
     }
 }

@@ -134,7 +134,7 @@ fn expiry(check: &mut Check<'_>, runner: &Runner) {
     };
     let message = format!("token expires on {}, and {why}", expires.date());
     let problem = Problem::new("C028", message).of(runner.index, &runner.name);
-    let problem = problem.at(&super::place(&runner.table, "token_expires_at"));
+    let problem = problem.at(&runner.table.place("token_expires_at"));
     check.add(problem.help("renew it before that day with reset-token"));
 }
 

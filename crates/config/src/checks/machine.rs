@@ -4,7 +4,7 @@ use super::super::codes::Severity;
 use super::super::problem::Problem;
 use super::super::runners::Runner;
 use super::super::tree::Table;
-use super::{Check, limits, place};
+use super::{Check, limits};
 
 pub(super) fn check(check: &mut Check<'_>) {
     for runner in check.runners {
@@ -55,7 +55,7 @@ fn names(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
         let name = machine.str("MachineName").unwrap_or_default();
         if !name.contains("%s") {
             let problem = Problem::new("C081", "MachineName must contain %s").severity(Severity::Fatal);
-            let at = place(&runner.table, "machine.MachineName");
+            let at = runner.table.place("machine.MachineName");
             check.add(problem.of(runner.index, &runner.name).at(&at).help("write it such as \"ci-%s\""));
         } else if name.len() + AROUND > NAME_MAX {
             let message =

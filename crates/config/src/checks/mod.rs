@@ -17,9 +17,8 @@ mod scaling;
 pub(super) mod testing;
 mod text;
 
-use std::ops::Range;
-
 pub use known::EXECUTORS;
+pub(super) use scaling::{below_zero, out_of_range};
 
 use super::facts::Facts;
 use super::problem::{Problem, Problems};
@@ -41,23 +40,14 @@ impl Check<'_> {
 
     /// A problem of a runner, at one of its keys (`docker.image`), or where that would be.
     fn tell(&mut self, runner: &Runner, key: &str, code: &'static str, message: impl Into<String>, help: &str) {
-        let problem = Problem::new(code, message).of(runner.index, &runner.name).at(&place(&runner.table, key));
+        let problem = Problem::new(code, message).of(runner.index, &runner.name).at(&runner.table.place(key));
         self.add(if help.is_empty() { problem } else { problem.help(help) });
     }
 
     /// A problem of no runner, at a key of the file.
     fn tell_global(&mut self, key: &str, code: &'static str, message: impl Into<String>, help: &str) {
-        self.add(Problem::new(code, message).at(&place(self.tree, key)).help(help));
+        self.add(Problem::new(code, message).at(&self.tree.place(key)).help(help));
     }
-}
-
-/// The value under the key, else the header of the table that it would be in.
-fn place(table: &Table, key: &str) -> Range<usize> {
-    if let Some(node) = table.node(key) {
-        return node.span.clone();
-    }
-    let around = key.rsplit_once('.').and_then(|(around, _)| table.table(around));
-    around.map_or_else(|| table.header.clone(), |around| around.header.clone())
 }
 
 /// All checks.

@@ -4,14 +4,13 @@ use std::ops::Range;
 
 use muster_job::GoDuration;
 
-use super::super::autoscaler;
 use super::super::codes::Severity;
 use super::super::facts::NoPlugin;
 use super::super::problem::{Problem, shown_name};
 use super::super::runners::Runner;
+use super::super::scaling;
 use super::super::tree::{Table, Value, visit};
-use super::{Check, place};
-use crate::settings::scaling_problems;
+use super::Check;
 
 /// The executors whose instances a plugin makes.
 const OF_PLUGINS: [&str; 2] = ["instance", "docker-autoscaler"];
@@ -32,28 +31,39 @@ pub(super) fn check(check: &mut Check<'_>) {
 
 /// C088, for what the scaler says itself.
 fn values(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
-    for (key, message) in scaling_problems(autoscaler::scaling(autoscaler)) {
-        if TOLD.iter().any(|told| key.ends_with(told)) {
-            continue;
-        }
-        let message = format!("`runners.autoscaler.{key}`: {}", shown_name(&message));
-        let problem = Problem::new("C088", message).of(runner.index, &runner.name).at(&find(autoscaler, &key));
+    for problem in out_of_range(autoscaler, &TOLD) {
+        let problem = problem.of(runner.index, &runner.name);
         check.add(problem.help("until this is mended, this runner gets no instances and requests no jobs"));
     }
 }
 
+/// C088 for all that the scaler cannot act on, but for keys that end with one of `told`.
+pub(crate) fn out_of_range(autoscaler: &Table, told: &[&str]) -> impl Iterator<Item = Problem> {
+    let (_, problems) = scaling::read(autoscaler);
+    problems.into_iter().filter(|problem| !told.iter().any(|told| problem.key.ends_with(told))).map(|problem| {
+        let message = format!("`runners.autoscaler.{}`: {}", problem.key, shown_name(&problem.message));
+        Problem::new("C088", message).at(&problem.span)
+    })
+}
+
 /// C088, for durations below zero.
 fn durations(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
-    let mut wrong = Vec::new();
+    for (path, span) in below_zero(autoscaler) {
+        let message = format!("`{path}` is less than zero, and is as if it were not there");
+        let problem = Problem::new("C088", message).of(runner.index, &runner.name).at(&span);
+        check.add(problem.help("write a duration such as \"20m0s\", or remove the line"));
+    }
+}
+
+/// The keys of durations below zero, each with the bytes of its value.
+pub(crate) fn below_zero(autoscaler: &Table) -> Vec<(String, Range<usize>)> {
+    let mut found = Vec::new();
     visit(autoscaler, "runners.autoscaler", &mut |path, _, node| {
         if node.value == Value::Duration(GoDuration::Negative) {
-            let message = format!("`{path}` is less than zero, and is as if it were not there");
-            wrong.push(Problem::new("C088", message).of(runner.index, &runner.name).at(&node.span));
+            found.push((path.to_owned(), node.span.clone()));
         }
     });
-    wrong
-        .into_iter()
-        .for_each(|problem| check.add(problem.help("write a duration such as \"20m0s\", or remove the line")));
+    found
 }
 
 /// C088, for ports of connectors.
@@ -75,7 +85,7 @@ fn plugins(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     let groups = autoscaler.tables("groups");
     for table in if groups.is_empty() { own } else { groups } {
         let holder = if table.str("plugin").is_some() { table } else { autoscaler };
-        let at = place(holder, "plugin");
+        let at = holder.place("plugin");
         let told = |message: String| Problem::new("C086", message).of(runner.index, &runner.name).at(&at);
         let Some(plugin) = holder.str("plugin") else {
             let message = "no `plugin`: nothing makes the instances of this runner".to_owned();
@@ -97,15 +107,6 @@ fn plugins(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
             }
         });
     }
-}
-
-/// The value that a key of the scaler's names: `policy[1].idle_count` is in the first of the list.
-fn find(table: &Table, key: &str) -> Range<usize> {
-    let part = key.split_once('[').and_then(|(list, rest)| {
-        let (number, key) = rest.split_once("].")?;
-        Some((table.tables(list).get(number.parse::<usize>().ok()?.checked_sub(1)?)?, key))
-    });
-    part.map_or_else(|| place(table, key), |(table, key)| place(table, key))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::super::problem::{Problem, shown_name};
 use super::super::runners::labels;
 use super::super::schema::{Entry, Kind};
 use super::super::tree::{Node, Table, Value, visit};
-use super::{Check, cron, place};
+use super::{Check, cron};
 
 /// Labels of a runner together with the global ones.
 const LABELS_MAX: usize = 32;
@@ -100,7 +100,7 @@ fn periods(check: &mut Check<'_>, runner: usize, tables: &[Table], path: &str, k
         if let Some(text) = table.str(zone).filter(|text| !check.facts.zone_exists(text)) {
             let message = format!("time zone `{}` is not there", shown_name(text));
             let help = "mend its name (such as `Europe/Berlin`); if that is right, install tzdata, or set ZONEINFO to its directory";
-            check.add(Problem::new("C016", message).of(runner, &name).at(&place(table, zone)).help(help));
+            check.add(Problem::new("C016", message).of(runner, &name).at(&table.place(zone)).help(help));
         }
     }
     let lists: Vec<Vec<&str>> = tables.iter().map(|table| list(table, key, fields)).collect();

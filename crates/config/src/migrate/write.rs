@@ -66,13 +66,14 @@ fn autoscaler(runner: &Runner, old: &Tree, new: &New, drains: bool) -> Table {
     table
 }
 
-fn policy(wanted: &PolicySettings) -> Table {
+fn policy(policy: &PolicySettings) -> Table {
+    let PolicySettings { periods, timezone, wanted } = policy;
     let mut table = Table::new();
     table.decor_mut().set_prefix("\n    ");
-    if !wanted.periods.is_empty() {
-        set(&mut table, "periods", wanted.periods.iter().collect::<Array>());
-        if !wanted.timezone.is_empty() {
-            set(&mut table, "timezone", wanted.timezone.as_str());
+    if !periods.is_empty() {
+        set(&mut table, "periods", periods.iter().collect::<Array>());
+        if !timezone.is_empty() {
+            set(&mut table, "timezone", timezone.as_str());
         }
     }
     set(&mut table, "idle_count", i64::from(wanted.idle_count));

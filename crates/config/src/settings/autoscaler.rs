@@ -4,8 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use muster_taskscaler::need::Density;
-use muster_taskscaler::settings::Settings;
+use muster_taskscaler::config::{Config, GroupConfig};
+use muster_taskscaler::driver::Buckets;
 
 /// `[runners.autoscaler]`, with the defaults filled in.
 #[derive(Clone, PartialEq)]
@@ -28,8 +28,8 @@ pub struct AutoscalerSettings {
     pub sticky: Option<StickySettings>,
     /// None: jobs run on the instances themselves.
     pub isolation: Option<IsolationSettings>,
-    /// The keys that the scaler acts on, as an object.
-    pub scaling: serde_json::Value,
+    /// The keys that the scaler acts on.
+    pub scaling: Scaling,
 }
 
 /// `[[runners.autoscaler.groups]]`: where its instances come from, and how they are reached. How many there are, and which
@@ -86,16 +86,38 @@ impl Default for StickySettings {
     }
 }
 
-/// What the scaler cannot act on of `[runners.autoscaler]`: the keys below it, and what is wrong with each. Parts of lists
-/// are counted from 1: `policy[1].idle_count`.
-#[must_use]
-pub fn scaling_problems(scaling: serde_json::Value) -> Vec<(String, String)> {
-    match serde_json::from_value::<Settings>(scaling) {
-        Ok(settings) => {
-            let problems = settings.config("").err().unwrap_or_default();
-            problems.into_iter().map(|problem| (problem.key, problem.message)).collect()
+/// What the scaler is configured with.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scaling {
+    /// Its configuration; a value that it cannot act on is as if it were not set. A group that is not listed has no name.
+    pub config: Config,
+    /// Upper bounds of its histograms.
+    pub buckets: Buckets,
+    /// Values that it cannot act on, each with its key below `[runners.autoscaler]`. With one of them it does not start.
+    pub problems: Vec<String>,
+}
+
+impl Default for Scaling {
+    fn default() -> Self {
+        let config = Config::new(GroupConfig::new("", 0));
+        Self { config, buckets: Buckets::default(), problems: Vec::new() }
+    }
+}
+
+impl Scaling {
+    /// The configuration; `name` is that of the group if none is listed.
+    ///
+    /// # Errors
+    /// [`Self::problems`], if there are any.
+    pub fn named(&self, name: &str) -> Result<Config, &[String]> {
+        if !self.problems.is_empty() {
+            return Err(&self.problems);
         }
-        Err(error) => vec![(String::new(), error.to_string())],
+        let mut config = self.config.clone();
+        for group in config.groups.iter_mut().filter(|group| !group.listed) {
+            name.clone_into(&mut group.name);
+        }
+        Ok(config)
     }
 }
 
@@ -113,7 +135,7 @@ impl Default for AutoscalerSettings {
             log_external_ip: false,
             sticky: None,
             isolation: None,
-            scaling: serde_json::json!({}),
+            scaling: Scaling::default(),
         }
     }
 }
@@ -126,18 +148,6 @@ impl fmt::Debug for AutoscalerSettings {
 }
 
 impl AutoscalerSettings {
-    /// What slots stand for.
-    #[must_use]
-    pub fn density(&self) -> Density {
-        muster_taskscaler::settings::density(&self.scaling)
-    }
-
-    /// Each instance goes with its first job.
-    #[must_use]
-    pub fn instances_have_one_job(&self) -> bool {
-        self.scaling.get("max_use_count").and_then(serde_json::Value::as_i64) == Some(1)
-    }
-
     /// The groups, in the scaler's order: those that are listed, else one, of this name.
     #[must_use]
     pub fn all_groups(&self, name: &str) -> Vec<GroupSettings> {
@@ -159,8 +169,9 @@ mod tests {
         let connector = ConnectorSettings { password: "hunter2".to_owned(), ..ConnectorSettings::default() };
         let plugin_config = serde_json::json!({ "key": "hunter2" });
         // Commands hold tokens.
-        let scaling = serde_json::json!({ "instance_ready_command": "login hunter2" });
-        let settings = AutoscalerSettings { connector, plugin_config, scaling, ..AutoscalerSettings::default() };
+        let instance_ready_command = Some("login hunter2".to_owned());
+        let settings =
+            AutoscalerSettings { connector, plugin_config, instance_ready_command, ..AutoscalerSettings::default() };
         assert!(!format!("{settings:?}").contains("hunter2"));
     }
 }

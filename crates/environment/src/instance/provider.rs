@@ -216,8 +216,7 @@ impl InstanceProvider {
         if remove {
             scaler.remove_at_the_end();
         }
-        let limit =
-            settings::shutdown_limit(&self.shared.settings()).filter(|_| !remove).map_or(limit, |own| own.min(limit));
+        let limit = if remove { limit } else { limit.min(settings::shutdown_limit(&self.shared.settings())) };
         scaler.shutdown(limit).await.into_iter().map(|instance| instance.id).collect()
     }
 }

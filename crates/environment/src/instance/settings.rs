@@ -8,7 +8,6 @@ use muster_fleeting::connector::DialOptions;
 use muster_fleeting::model::ConnectorConfig;
 use muster_taskscaler::config::Config;
 use muster_taskscaler::driver::Buckets;
-use muster_taskscaler::settings::Settings;
 
 use super::reach::Told;
 
@@ -45,13 +44,10 @@ pub(super) fn scaling(
     name: &str,
     seed: u64,
 ) -> Result<(Config, Buckets), SettingsError> {
-    let scaling: Settings = serde_json::from_value(settings.scaling.clone())
-        .map_err(|error| SettingsError::Scaling(vec![error.to_string()]))?;
-    let config = scaling
-        .config(name)
-        .map_err(|problems| SettingsError::Scaling(problems.iter().map(ToString::to_string).collect()))?;
+    let scaling = &settings.scaling;
+    let config = scaling.named(name).map_err(|problems| SettingsError::Scaling(problems.to_vec()))?;
     let config = Config { jitter_seed: seed, jobs_leave_nothing: settings.isolation.is_some(), ..config };
-    Ok((config, scaling.buckets()))
+    Ok((config, scaling.buckets.clone()))
 }
 
 /// Looks at what is used only when there are instances.
@@ -67,9 +63,9 @@ pub(super) fn check(settings: &AutoscalerSettings) -> Result<(), SettingsError> 
 }
 
 /// How long the end waits for removals: so many retries (`shutdown_deletion_retries`), each after its interval.
-pub(super) fn shutdown_limit(settings: &AutoscalerSettings) -> Option<Duration> {
-    let (config, _) = scaling(settings, "", 0).ok()?;
-    Some(config.shutdown_deletion_interval.saturating_mul(config.shutdown_deletion_retries))
+pub(super) fn shutdown_limit(settings: &AutoscalerSettings) -> Duration {
+    let config = &settings.scaling.config;
+    config.shutdown_deletion_interval.saturating_mul(config.shutdown_deletion_retries)
 }
 
 /// What the trace tells.
@@ -120,7 +116,7 @@ fn connector(settings: &ConnectorSettings, table: &'static str) -> Result<Connec
 
 #[cfg(test)]
 mod tests {
-    use muster_config::settings::IsolationSettings;
+    use muster_config::settings::{IsolationSettings, Scaling};
 
     use super::*;
 
@@ -143,12 +139,10 @@ mod tests {
 
     #[test]
     fn what_the_scaler_cannot_act_on_is_told_all_at_once() {
-        let with = |scaling| AutoscalerSettings { scaling, ..AutoscalerSettings::default() };
-        let policies = serde_json::json!([{}, { "periods": ["* 25 * * *"], "timezone": "Moon/Base" }]);
-        let error = scaling(&with(serde_json::json!({ "policy": policies })), "main", 0).unwrap_err().to_string();
-        assert!(error.starts_with("[runners.autoscaler]: policy[2].periods: "), "{error}");
-        assert!(error.contains("; policy[2].timezone: `Moon/Base` is no time zone"), "{error}");
-        let error = scaling(&with(serde_json::json!({ "max_instances": "two" })), "main", 0).unwrap_err().to_string();
-        assert!(error.contains("expected i64"), "{error}");
+        let problems = vec!["policy[2].periods: one".to_owned(), "policy[2].timezone: two".to_owned()];
+        let of = Scaling { problems, ..Scaling::default() };
+        let settings = AutoscalerSettings { scaling: of, ..AutoscalerSettings::default() };
+        let error = scaling(&settings, "main", 0).unwrap_err().to_string();
+        assert_eq!(error, "[runners.autoscaler]: policy[2].periods: one; policy[2].timezone: two");
     }
 }

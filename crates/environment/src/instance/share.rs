@@ -1,5 +1,6 @@
 //! Several jobs on one instance: what a job asks the scaler for, what it gets, and what it used.
 
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::time::Duration;
 
@@ -42,14 +43,14 @@ pub(super) fn share(lease: &driver::Lease, settings: &AutoscalerSettings, home: 
     let sticky = |sticky: &StickySettings| {
         Some(Sticky { root: home?.join(CONTEXTS), size_max_bytes: sticky.size_max_bytes, age_max: sticky.age_max })
     };
-    let density = settings.density();
+    let density = settings.scaling.config.density;
     Share {
         slot: lease.slot(),
         slots: lease.slots(),
         memory_bytes: density.slot.memory_bytes.unwrap_or_default().saturating_mul(u64::from(lease.slots())),
         measured: density.measured,
         sticky: settings.sticky.as_ref().and_then(sticky),
-        is_alone: nested || settings.instances_have_one_job(),
+        is_alone: nested || settings.scaling.config.uses_max == Some(NonZeroU32::MIN),
     }
 }
 

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use clap::{Args as ClapArgs, ValueEnum};
 use muster_taskscaler::config::Config;
-use muster_taskscaler::settings::Settings;
 use muster_taskscaler::sim::cloud::{CloudConfig, Spread};
 use muster_taskscaler::sim::report::Report;
 use muster_taskscaler::sim::scenario::Scenario;
@@ -102,8 +101,10 @@ enum SimulateError {
     Write { path: PathBuf, source: std::io::Error },
     #[error("{} is not what it should be", path.display())]
     Toml { path: PathBuf, source: toml::de::Error },
-    #[error("{}:\n  {}", path.display(), problems.join("\n  "))]
-    Policy { path: PathBuf, problems: Vec<String> },
+    #[error("{}: {problem}", path.display())]
+    Unfit { path: PathBuf, problem: String },
+    #[error("{} cannot be simulated:\n{}", path.display(), problems.join("").trim_end())]
+    Refused { path: PathBuf, problems: Vec<String> },
     #[error("{} is no trace", path.display())]
     Trace { path: PathBuf, source: trace::TraceError },
     #[error("{what} {value} is not {wanted}")]
@@ -145,7 +146,7 @@ fn simulate(args: &Args) -> Result<String, SimulateError> {
         None => CloudConfig::default(),
     };
     if let (Some(problem), Some(path)) = (cloud.problem(), &args.cloud) {
-        return Err(SimulateError::Policy { path: path.clone(), problems: vec![problem] });
+        return Err(SimulateError::Unfit { path: path.clone(), problem });
     }
     let last = jobs.last().map_or(Time::ZERO, |job| job.at);
     let measured_from = Time::ZERO + Duration::from_secs(u64::from(args.skip_days) * DAY_S);
@@ -155,14 +156,9 @@ fn simulate(args: &Args) -> Result<String, SimulateError> {
     let most = most_at_once(&jobs);
     let mut outcomes = Vec::new();
     for path in &args.policies {
-        let settings: Settings =
-            toml::from_str(&read(path)?).map_err(|source| SimulateError::Toml { path: path.clone(), source })?;
-        let config = settings.config("main").map_err(|problems| SimulateError::Policy {
-            path: path.clone(),
-            problems: problems.iter().map(ToString::to_string).collect(),
-        })?;
+        let config = policy(path)?;
         if let Some(problem) = too_large(&config, &cloud, most) {
-            return Err(SimulateError::Policy { path: path.clone(), problems: vec![problem] });
+            return Err(SimulateError::Unfit { path: path.clone(), problem });
         }
         let has_price = config.groups.iter().any(|group| group.price_per_hour > 0.0);
         let clouds = vec![cloud.clone(); config.groups.len()];
@@ -177,6 +173,14 @@ fn simulate(args: &Args) -> Result<String, SimulateError> {
         svg.write(&super::svg::svg(&outcomes))?;
     }
     Ok(if args.json { json(&outcomes, args, jobs.len()) } else { table(&outcomes, args, jobs.len()) })
+}
+
+/// The policy in a file, for a group without a name of its own.
+fn policy(path: &Path) -> Result<Config, SimulateError> {
+    let refused = |problems| SimulateError::Refused { path: path.to_owned(), problems };
+    let scaling = muster_config::parse_scaling(&read(path)?)
+        .map_err(|problems| refused(problems.iter().map(|problem| problem.render(path)).collect()))?;
+    scaling.named("main").map_err(|problems| refused(problems.to_vec()))
 }
 
 /// The file of `--svg`.

@@ -128,8 +128,11 @@ fn what_cannot_be_simulated_is_told() {
     std::fs::write(directory.path().join("typo.toml"), "max_instances = 1\n[[polcy]]\nidle_count = 5\n").unwrap();
     std::fs::write(directory.path().join("bad.csv"), "1,2\nsoon,3\n").unwrap();
     for (arguments, wanted) in [
-        (["--trace", "jobs.csv", "--policy", "bad.toml"], "policy[1].periods: period `@daily`"),
-        (["--trace", "jobs.csv", "--policy", "typo.toml"], "unknown field `polcy`"),
+        (["--trace", "jobs.csv", "--policy", "bad.toml"], "policy[1].periods`: period `@daily`"),
+        (
+            ["--trace", "jobs.csv", "--policy", "typo.toml"],
+            "error[C010]: unknown key `runners.autoscaler.polcy`\n --> typo.toml:2:3\n",
+        ),
         (["--trace", "bad.csv", "--policy", "floor.toml"], "line 2: `soon` is no number"),
         (["--trace", "none.csv", "--policy", "floor.toml"], "cannot read none.csv"),
         (["--days", "0", "--policy", "floor.toml"], "--days 0 is not from 1 to 365"),
@@ -224,7 +227,7 @@ fn what_would_mislead_in_a_comparison_is_refused_or_said() {
         ),
         (&["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "odd.toml"], "spot_loss_per_hour: NaN is not"),
         (&["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "number.toml"], "expected a table such as"),
-        (&["--trace", "jobs.csv", "--policy", "words.toml"], "policy[1].idle_time: `5 minutes` is no duration"),
+        (&["--trace", "jobs.csv", "--policy", "words.toml"], "` needs a duration such as"),
         (&["--trace", "latin.csv", "--policy", "floor.toml"], "latin.csv: line 2 is not UTF-8"),
         (&["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "night.toml"], "one over midnight is two"),
         (&["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "early.toml"], "boot: median_s and factor"),

@@ -1,0 +1,218 @@
+//! From `[runners.autoscaler]` to the configuration of the scaler, with all problems at once.
+
+mod reader;
+
+use std::num::NonZeroU32;
+use std::ops::Range;
+use std::time::Duration;
+
+use jiff::tz::TimeZone;
+use muster_job::GoDuration;
+use muster_taskscaler::config::{Config, Foreign, GroupConfig, GroupOrder, Throttle};
+use muster_taskscaler::driver::Buckets;
+use muster_taskscaler::forecast::ForecastConfig;
+use muster_taskscaler::need::{Density, cpu_milli, memory_bytes};
+use muster_taskscaler::policy::{Placement, Policies, Policy, Wanted};
+use muster_taskscaler::words::Need;
+
+use super::settings::Scaling;
+use super::tree::{Table, Value};
+use reader::Reader;
+
+/// A value that the scaler cannot act on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ScalingProblem {
+    /// Its key below `[runners.autoscaler]`. Tables of a list are counted from 1: `policy[1].idle_count`.
+    pub(super) key: String,
+    /// What is wrong, and what to write instead.
+    pub(super) message: String,
+    /// Bytes of the value, or of the header of its table.
+    pub(super) span: Range<usize>,
+}
+
+impl std::fmt::Display for ScalingProblem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.key, self.message)
+    }
+}
+
+/// Reads the keys that the scaler acts on. A value that it cannot act on counts as its default, and is a problem.
+pub(super) fn read(table: &Table) -> (Scaling, Vec<ScalingProblem>) {
+    let read = &mut Reader::new(table);
+    let config = config(read);
+    let buckets = buckets(table);
+    let problems = std::mem::take(&mut read.problems);
+    (Scaling { config, buckets, problems: problems.iter().map(ToString::to_string).collect() }, problems)
+}
+
+fn config(read: &mut Reader<'_>) -> Config {
+    let mut config = Config::new(GroupConfig::new("", 0));
+    config.capacity = NonZeroU32::new(read.count("capacity_per_instance")).unwrap_or(NonZeroU32::MIN);
+    config.uses_max = NonZeroU32::new(read.count("max_use_count"));
+    config.groups = groups(read);
+    let orders = [("listed", GroupOrder::Listed), ("price", GroupOrder::Price)];
+    config.order = read.one_of("group_order", &orders).unwrap_or_default();
+    let ahead = read.table.bool("request_ahead").unwrap_or(true);
+    config.policies = Policies::new(read.each("policy", |read| policy(read, ahead)));
+    config.forecast = read.below("forecast", forecast);
+    for (key, place) in [
+        ("failure_threshold", &mut config.failure_threshold),
+        ("shutdown_deletion_retries", &mut config.shutdown_deletion_retries),
+    ] {
+        // Zero and less are the default, as in the reference.
+        if read.table.int(key).is_some_and(|count| count > 0) {
+            *place = read.count(key);
+        }
+    }
+    for (key, place) in [
+        ("update_interval", &mut config.update_interval),
+        ("update_interval_when_expecting", &mut config.update_interval_when_expecting),
+        ("deletion_retry_interval", &mut config.deletion_retry_interval),
+        ("shutdown_deletion_interval", &mut config.shutdown_deletion_interval),
+        ("create_deadline", &mut config.create_deadline),
+        ("boot_deadline", &mut config.boot_deadline),
+        ("prepare_deadline", &mut config.prepare_deadline),
+        ("suspended_max", &mut config.suspended_max),
+    ] {
+        *place = read.duration(key, *place);
+    }
+    config.heartbeat_interval = match read.table.duration("heartbeat_interval") {
+        Some(GoDuration::Positive(Duration::ZERO)) => None,
+        _ => config.heartbeat_interval.map(|default| read.duration("heartbeat_interval", default)),
+    };
+    config.reservation_throttling = read.table.bool("reservation_throttling").unwrap_or(true);
+    config.spend_max_per_hour = read.amount("spend_max_per_hour");
+    let foreign = [("leave", Foreign::Leave), ("adopt", Foreign::Adopt), ("delete", Foreign::Delete)];
+    config.foreign = read.one_of("foreign_instances", &foreign).unwrap_or_default();
+    config.density = read.below("density", density).unwrap_or_default();
+    config.delete_on_shutdown = read.table.bool("delete_instances_on_shutdown").unwrap_or_default();
+    config
+}
+
+/// The groups that are listed, else one without a name: it is called as its runner.
+fn groups(read: &mut Reader<'_>) -> Vec<GroupConfig> {
+    let mut names: Vec<String> = Vec::new();
+    let listed = read.each("groups", |read| {
+        let name = read.table.str("name").unwrap_or_default().to_owned();
+        if name.is_empty() {
+            read.problem("name", "each group needs a name of its own: it stands in the books");
+        } else if names.contains(&name) {
+            read.problem("name", format!("`{name}` is the name of another group"));
+        }
+        names.push(name.clone());
+        GroupConfig { name, listed: true, ..group(read) }
+    });
+    if listed.is_empty() { vec![group(read)] } else { listed }
+}
+
+fn group(read: &mut Reader<'_>) -> GroupConfig {
+    GroupConfig {
+        price_per_hour: read.amount("price_per_hour").unwrap_or_default(),
+        throttle: Throttle {
+            limit: read.table.int("scale_throttle.limit").unwrap_or_default(),
+            burst: read.count("scale_throttle.burst"),
+        },
+        ..GroupConfig::new("", read.count("max_instances"))
+    }
+}
+
+fn policy(read: &mut Reader<'_>, ahead: bool) -> Policy {
+    let idle_count = read.count("idle_count");
+    let preemptive = read.table.bool("preemptive_mode");
+    let placements = [("pack", Placement::Pack), ("spread", Placement::Spread)];
+    let wanted = Wanted {
+        idle_count,
+        idle_time: read.duration("idle_time", Duration::ZERO),
+        scale_factor: read.amount("scale_factor").unwrap_or_default(),
+        scale_factor_limit: read.count("scale_factor_limit"),
+        preemptive: preemptive.unwrap_or(idle_count > 0),
+        // Who asks for this mode by name means it without exception.
+        ahead: preemptive.is_none() && ahead,
+        placement: read.one_of("placement", &placements).unwrap_or_default(),
+    };
+    let periods: Vec<&str> = read.table.strings("periods").map(|(period, _)| period).collect();
+    let zone = read.table.str("timezone").unwrap_or_default();
+    in_periods(&periods, zone, wanted, |key, message| read.problem(key, message))
+}
+
+/// A policy that holds in these periods of a zone. No period means always; no zone, or `Local`, means this machine's.
+pub(super) fn in_periods<T: AsRef<str>>(
+    periods: &[T],
+    zone: &str,
+    wanted: Wanted,
+    mut problem: impl FnMut(&'static str, String),
+) -> Policy {
+    let always = || "* * * * *".parse().ok();
+    let parsed = periods
+        .iter()
+        .filter_map(|period| period.as_ref().parse().map_err(|error| problem("periods", format!("{error}"))).ok());
+    let parsed = if periods.is_empty() { always().into_iter().collect() } else { parsed.collect() };
+    let zone = match zone {
+        "" | "Local" => TimeZone::system(),
+        name => TimeZone::get(name).unwrap_or_else(|_| {
+            problem("timezone", format!("`{name}` is no time zone; write for example Europe/Berlin"));
+            TimeZone::UTC
+        }),
+    };
+    Policy { periods: parsed, zone, wanted }
+}
+
+fn forecast(read: &mut Reader<'_>) -> ForecastConfig {
+    let default = ForecastConfig::default();
+    let days = read.table.int("days");
+    let within = days.map(|days| u32::try_from(days).ok().filter(|days| (1..=60).contains(days)));
+    if let (Some(days), Some(None)) = (days, within) {
+        read.problem("days", format!("{days} is not from 1 to 60"));
+    }
+    ForecastConfig {
+        days: within.flatten().unwrap_or(default.days),
+        quantile: read.within("quantile", 0.0..=1.0, default.quantile),
+        safety: read.within("safety", -10.0..=100.0, default.safety),
+        keep: read.amount("keep").unwrap_or(default.keep),
+        by_weekday: read.table.bool("by_weekday").unwrap_or_default(),
+        lead: read.duration("lead", default.lead),
+        idle_hours_per_day_max: read.amount("idle_hours_per_day_max"),
+    }
+}
+
+fn density(read: &mut Reader<'_>) -> Density {
+    let default = Density::default();
+    let cpus = read.amount("slot_cpus").unwrap_or_default();
+    let memory = read.table.str("slot_memory").map(|text| (text, memory_bytes(text)));
+    if let Some((text, None)) = memory {
+        read.problem("slot_memory", format!("`{text}` is no amount of memory; write for example 2g"));
+    }
+    let runs = read.count("measured_runs");
+    // Zero is the default, as of durations.
+    let margin = read.amount("measured_margin").filter(|margin| *margin > 0.0);
+    Density {
+        slot: Need { cpu_milli: cpu_milli(&cpus.to_string()), memory_bytes: memory.and_then(|(_, bytes)| bytes) },
+        measured: read.table.bool("measured").unwrap_or_default(),
+        runs_least: if runs > 0 { runs as usize } else { default.runs_least },
+        margin: margin.unwrap_or(default.margin),
+    }
+}
+
+fn buckets(table: &Table) -> Buckets {
+    let bounds = |key: &str| {
+        let numbers = table.list(key).iter().filter_map(|node| match node.value {
+            Value::Float(bound) if bound.is_finite() => Some(bound),
+            _ => None,
+        });
+        let mut bounds: Vec<f64> = numbers.collect();
+        bounds.sort_unstable_by(f64::total_cmp);
+        bounds.dedup();
+        bounds
+    };
+    Buckets {
+        operation: bounds("instance_operation_time_buckets"),
+        creation: bounds("instance_creation_time_buckets"),
+        is_running: bounds("instance_is_running_time_buckets"),
+        deletion: bounds("instance_deletion_time_buckets"),
+        readiness: bounds("instance_readiness_time_buckets"),
+        life: bounds("instance_life_duration_buckets"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,95 @@
+//! The values of one table, each checked against its range.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use muster_job::GoDuration;
+
+use super::ScalingProblem;
+use crate::tree::Table;
+
+/// Reads one table and collects its problems.
+pub(super) struct Reader<'a> {
+    pub(super) table: &'a Table,
+    /// The table's name with a point, as `policy[1].`; empty for the outermost one.
+    prefix: String,
+    pub(super) problems: Vec<ScalingProblem>,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(table: &'a Table) -> Self {
+        Self { table, prefix: String::new(), problems: Vec::new() }
+    }
+
+    /// What `read` makes of a table below, if it is set.
+    pub(super) fn below<T>(&mut self, name: &str, read: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        let table = self.table.table(name)?;
+        Some(self.inner(table, name, read))
+    }
+
+    /// What `read` makes of each table of a list.
+    pub(super) fn each<T>(&mut self, name: &str, mut read: impl FnMut(&mut Self) -> T) -> Vec<T> {
+        let tables = self.table.tables(name).iter().enumerate();
+        tables.map(|(index, table)| self.inner(table, &format!("{name}[{}]", index + 1), &mut read)).collect()
+    }
+
+    fn inner<T>(&mut self, table: &'a Table, name: &str, read: impl FnOnce(&mut Self) -> T) -> T {
+        let mut inner = Self { table, prefix: format!("{}{name}.", self.prefix), problems: Vec::new() };
+        let value = read(&mut inner);
+        self.problems.append(&mut inner.problems);
+        value
+    }
+
+    pub(super) fn problem(&mut self, key: &str, message: impl Into<String>) {
+        let span = self.table.place(key);
+        self.problems.push(ScalingProblem { key: format!("{}{key}", self.prefix), message: message.into(), span });
+    }
+
+    /// A count from 0 on; 0 without the key.
+    pub(super) fn count(&mut self, key: &str) -> u32 {
+        let value = self.table.int(key).unwrap_or_default();
+        u32::try_from(value).unwrap_or_else(|_| {
+            self.problem(key, format!("{value} is not from 0 to {}", u32::MAX));
+            0
+        })
+    }
+
+    /// A number from 0 on.
+    pub(super) fn amount(&mut self, key: &str) -> Option<f64> {
+        let value = self.table.float(key)?;
+        if value.is_finite() && value >= 0.0 {
+            return Some(value);
+        }
+        self.problem(key, format!("{value} is not a number from 0 on"));
+        None
+    }
+
+    /// A number of a range.
+    pub(super) fn within(&mut self, key: &str, range: RangeInclusive<f64>, default: f64) -> f64 {
+        let Some(value) = self.table.float(key) else { return default };
+        if range.contains(&value) {
+            return value;
+        }
+        self.problem(key, format!("{value} is not from {} to {}", range.start(), range.end()));
+        default
+    }
+
+    /// A duration. Zero is the default, as in the reference; one below zero has been told as what it is (C088).
+    pub(super) fn duration(&self, key: &str, default: Duration) -> Duration {
+        match self.table.duration(key) {
+            Some(GoDuration::Positive(duration)) if !duration.is_zero() => duration,
+            _ => default,
+        }
+    }
+
+    /// What a word stands for.
+    pub(super) fn one_of<T: Copy>(&mut self, key: &str, words: &[(&str, T)]) -> Option<T> {
+        let value = self.table.str(key)?;
+        let found = words.iter().find(|(word, _)| *word == value);
+        if found.is_none() {
+            let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+            self.problem(key, format!("`{value}` is not known; write {}", known.join(" or ")));
+        }
+        found.map(|(_, value)| *value)
+    }
+}

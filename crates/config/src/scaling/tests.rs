@@ -1,0 +1,104 @@
+//! What the scaler gets, and what it refuses.
+
+use super::*;
+use crate::parse_scaling;
+
+fn config(text: &str) -> Config {
+    parse_scaling(text).unwrap_or_else(|problems| panic!("{problems:?}")).named("main").unwrap()
+}
+
+#[test]
+fn jobs_are_requested_ahead_unless_a_key_forbids_it() {
+    let ahead = |text: &str| config(text).policies.at(0).1.ahead;
+    assert!(ahead("[[policy]]\nidle_count = 2"));
+    assert!(!ahead("request_ahead = false\n[[policy]]\nidle_count = 2"));
+    assert!(!ahead("[[policy]]\nidle_count = 2\npreemptive_mode = true"), "asked for by name, it has no exception");
+}
+
+#[test]
+fn policies_hold_in_their_periods() {
+    let config = config(
+        "capacity_per_instance = 4\n[[policy]]\nidle_count = 8\nidle_time = \"20m0s\"\n\
+         [[policy]]\nperiods = [\"* 8-18 * * mon-fri\"]\ntimezone = \"Europe/Berlin\"\nplacement = \"spread\"\n",
+    );
+    let monday = 1_772_409_600;
+    let (index, wanted) = config.policies.at(monday);
+    assert_eq!((index, wanted.idle_count, wanted.idle_time.as_secs(), wanted.preemptive), (Some(0), 8, 1200, true));
+    let (index, wanted) = config.policies.at(monday + 12 * 3600);
+    assert_eq!((index, wanted.placement, wanted.idle_time), (Some(1), Placement::Spread, Duration::ZERO));
+}
+
+#[test]
+fn a_duration_of_zero_is_the_default_and_no_heartbeat_at_all() {
+    let default = Config::new(GroupConfig::new("main", 0));
+    let config = config("update_interval = \"0s\"\nheartbeat_interval = \"0s\"\n[density]\nmeasured_margin = 0\n");
+    assert_eq!((config.update_interval, config.density), (default.update_interval, default.density));
+    assert_eq!(config.heartbeat_interval, None);
+}
+
+#[test]
+fn the_only_group_is_called_as_its_runner_and_listed_ones_as_they_are() {
+    let names = |text: &str| config(text).groups.into_iter().map(|group| group.name).collect::<Vec<_>>();
+    assert_eq!(names("max_instances = 3"), ["main"]);
+    assert_eq!(names("[[groups]]\nname = \"a\"\n[[groups]]\nname = \"b\""), ["a", "b"]);
+}
+
+#[test]
+fn all_problems_are_told_at_once_with_their_lines() {
+    let text = r#"max_use_count = -1
+update_interval = "soon"
+capacity_per_instance = -2
+foreign_instances = "eat"
+boot_deadline = "-5m"
+[[polcy]]
+[[policy]]
+periods = ["@daily"]
+timezone = "Mars/Olympus"
+[[policy]]
+scale_factor = -1.0
+[[groups]]
+name = "a"
+[[groups]]
+name = "a"
+[density]
+slot_memory = "much"
+"#;
+    let problems = parse_scaling(text).unwrap_err();
+    let told: Vec<String> = problems
+        .iter()
+        .map(|problem| format!("{}: {problem}", problem.place.as_ref().map_or(0, |place| place.line)))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            "1: error[C088]: `runners.autoscaler.max_use_count`: -1 is not from 0 to 4294967295",
+            "2: error[C014]: `runners.autoscaler.update_interval` needs a duration such as \"90s\" or \"1h30m\", found text that is no duration",
+            "3: error[C088]: `runners.autoscaler.capacity_per_instance`: -2 is not from 0 to 4294967295",
+            "4: error[C088]: `runners.autoscaler.foreign_instances`: `eat` is not known; write leave or adopt or delete",
+            "5: error[C088]: `runners.autoscaler.boot_deadline` is less than zero",
+            "6: error[C010]: unknown key `runners.autoscaler.polcy`",
+            "8: error[C088]: `runners.autoscaler.policy[1].periods`: period `@daily`: has 1 fields; it needs five: minute, hour, day,…",
+            "9: error[C088]: `runners.autoscaler.policy[1].timezone`: `Mars/Olympus` is no time zone; write for example Europe/Berlin",
+            "11: error[C088]: `runners.autoscaler.policy[2].scale_factor`: -1 is not a number from 0 on",
+            "15: error[C088]: `runners.autoscaler.groups[2].name`: `a` is the name of another group",
+            "17: error[C088]: `runners.autoscaler.density.slot_memory`: `much` is no amount of memory; write for example 2g",
+        ]
+    );
+    let wrong = parse_scaling("max_instances = [").unwrap_err();
+    assert!(wrong[0].message.starts_with("line 1 is no valid TOML"), "{wrong:?}");
+}
+
+#[test]
+fn what_is_wrong_keeps_a_scaler_from_starting_and_counts_as_not_set() {
+    let loaded = crate::parse(
+        "[[runners]]\nurl = \"https://one.example\"\ntoken = \"t\"\nexecutor = \"instance\"\n\
+         [runners.autoscaler]\nmax_instances = 4\nmax_use_count = -1\n[[runners.autoscaler.policy]]\nidle_count = -1\n",
+        &crate::Facts::default(),
+    );
+    let settings = crate::settings(&loaded.config.unwrap(), &crate::Surroundings::default());
+    let scaling = &settings.runners[0].autoscaler.as_ref().unwrap().scaling;
+    let problems =
+        ["max_use_count: -1 is not from 0 to 4294967295", "policy[1].idle_count: -1 is not from 0 to 4294967295"];
+    assert_eq!(scaling.named("a").unwrap_err(), problems);
+    assert_eq!((scaling.config.uses_max, scaling.config.groups[0].instances_max), (None, 4));
+}
