@@ -103,3 +103,53 @@ impl Site for Context {
         }
     }
 }
+
+#[cfg(test)]
+pub(crate) mod test_support {
+    use std::path::PathBuf;
+
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    /// A directory and nothing else.
+    #[derive(Debug)]
+    pub(crate) struct Here {
+        root: PathBuf,
+        /// The lines that were told.
+        pub(crate) told: Arc<Mutex<Vec<String>>>,
+    }
+
+    impl Here {
+        pub(crate) fn new(root: PathBuf) -> Self {
+            Self { root, told: Arc::default() }
+        }
+    }
+
+    #[async_trait]
+    impl Site for Here {
+        fn root(&self) -> &Path {
+            &self.root
+        }
+
+        fn extraction(&self) -> Extraction {
+            Extraction::new(self.root.clone())
+        }
+
+        fn staging(&self) -> &Path {
+            &self.root
+        }
+
+        fn environment(&self) -> Vec<(OsString, OsString)> {
+            Vec::new()
+        }
+
+        fn tell(&self, _: Tone, line: &str) {
+            self.told.lock().push(line.to_owned());
+        }
+
+        async fn git(&self, _: &[&str], _: Arc<File>, _: &Stop) -> Result<bool, Failure> {
+            Ok(false)
+        }
+    }
+}

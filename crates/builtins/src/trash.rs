@@ -134,6 +134,19 @@ mod tests {
     }
 
     #[test]
+    fn a_link_beside_a_leftover_does_not_lead_it_elsewhere() {
+        let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let place = dir.path().join("project");
+        fs::create_dir(&place).unwrap();
+        std::os::unix::fs::symlink(elsewhere.path(), dir.path().join("project.trash")).unwrap();
+        let trash = Trash::default();
+        trash.discard(&place).unwrap();
+        trash.close();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 0);
+    }
+
+    #[test]
     fn what_a_killed_agent_did_not_remove_goes_with_the_next() {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().join("project");

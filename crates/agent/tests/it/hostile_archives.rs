@@ -1,4 +1,4 @@
-//! Archives that a hostile job prepared: an artifact and a cache never change a file outside of the project.
+//! Archives and links that a hostile job prepared: an artifact, a cache and a checkout never change a file outside of the project.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -6,8 +6,8 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use muster_agent_api::builtin::{
-    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, Builtin, CacheEntry, Caches, Coordinator,
-    JobPlan, PhaseWhen, UnpackLimits,
+    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, Builtin, CacheEntry, Caches, Checkout,
+    Coordinator, JobPlan, PhaseWhen, UnpackLimits,
 };
 use muster_agent_api::result::Outcome;
 use muster_job::{JobId, JobStatus};
@@ -146,6 +146,45 @@ async fn a_link_above_the_project_that_the_job_before_made_leads_no_archive_else
     let (log, _) = agent.complete(&plan).await;
     assert_eq!(fs::read_dir(elsewhere.join("app")).unwrap().count(), 0, "{log}");
     assert!(log.contains("is a symbolic link or a file, which a job may have put there"), "{log}");
+}
+
+/// What a job finds where an earlier one made a link: above its project, and in the place of the project itself.
+#[tokio::test]
+async fn no_checkout_follows_a_link_that_a_job_before_made() {
+    let mut agent = Agent::start().await;
+    let elsewhere = elsewhere(&agent);
+    let (group, link) = (agent.dir.path().join("group"), agent.dir.path().join("builds/link"));
+    symlink(&elsewhere, &group).unwrap();
+    fs::create_dir_all(agent.dir.path().join("builds")).unwrap();
+    for strategy in ["none", "empty", "clone", "fetch"] {
+        for local in [None, Some(agent.dir.path().join("repository"))] {
+            for (project, is_above) in [(group.join("app"), true), (link.clone(), false)] {
+                let _ = symlink(&elsewhere, &link);
+                let checkout = Checkout {
+                    strategy: strategy.to_owned(),
+                    repo_url: "/nonexistent".to_owned(),
+                    sha: "0123456789abcdef0123456789abcdef01234567".to_owned(),
+                    local_repository: local.as_ref().map(|path| path.to_string_lossy().into_owned()),
+                    checkout: true,
+                    ..Checkout::default()
+                };
+                let phases = vec![phase("get_sources", PhaseWhen::OnSuccess, Builtin::Checkout(checkout))];
+                let project_dir = project.to_string_lossy().into_owned();
+                let plan = JobPlan { project_dir, phases, ..agent.plan(vec![]) };
+                let (log, result) = agent.complete(&plan).await;
+                assert_untouched(&elsewhere, &log);
+                // A checkout that begins with an empty directory removes the link itself.
+                let is_refused = is_above || matches!((strategy, &local), ("none", _) | ("fetch", None));
+                if is_refused {
+                    assert_ne!(result.outcome, Outcome::Success, "{log}");
+                    assert!(
+                        log.contains("is a symbolic link or a file, which a job may have put there"),
+                        "{strategy} {log}"
+                    );
+                }
+            }
+        }
+    }
 }
 
 #[tokio::test]

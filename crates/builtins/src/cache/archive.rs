@@ -108,44 +108,11 @@ fn is_up_to_date(archive: &Path, root: &Path, files: &[PathBuf]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::OsString;
-    use std::fs::File;
-    use std::sync::{Arc, mpsc};
+    use std::sync::mpsc;
     use std::time::Duration;
 
-    use async_trait::async_trait;
-
     use super::*;
-    use crate::files::extract::Extraction;
-    use crate::site::Tone;
-
-    /// A directory and nothing else.
-    struct Here(PathBuf);
-
-    #[async_trait]
-    impl Site for Here {
-        fn root(&self) -> &Path {
-            &self.0
-        }
-
-        fn extraction(&self) -> Extraction {
-            Extraction::new(self.0.clone())
-        }
-
-        fn staging(&self) -> &Path {
-            &self.0
-        }
-
-        fn environment(&self) -> Vec<(OsString, OsString)> {
-            Vec::new()
-        }
-
-        fn tell(&self, _: Tone, _: &str) {}
-
-        async fn git(&self, _: &[&str], _: Arc<File>, _: &Stop) -> Result<bool, Failure> {
-            Ok(false)
-        }
-    }
+    use crate::site::test_support::Here;
 
     #[test]
     fn what_another_job_put_in_the_place_of_the_metadata_is_replaced() {
@@ -176,7 +143,7 @@ mod tests {
                     metadata: Some("{}"),
                 };
                 let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-                let written = runtime.block_on(archive.write(&Here(root), &Stop::default()));
+                let written = runtime.block_on(archive.write(&Here::new(root), &Stop::default()));
                 done.send(written.unwrap()).unwrap();
             });
             let written = written.recv_timeout(Duration::from_secs(20));

@@ -215,6 +215,30 @@ mod tests {
         assert!(headers.contains("more than 1 bytes of headers; it may be damaged; `max_header_bytes`"), "{headers}");
     }
 
+    /// A file whose reading hangs, as on a network file system without its server: a pipe that nothing is written to.
+    #[tokio::test]
+    async fn an_archive_that_cannot_be_read_holds_up_no_job_that_is_stopped() {
+        use crate::site::test_support::Here;
+        let (hung, writer) = std::io::pipe().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let (site, stop) = (Here::new(dir.path().to_owned()), Stop::new());
+        let (archive, watch, told) = (File::from(std::os::fd::OwnedFd::from(hung)), stop.clone(), site.told.clone());
+        tokio::time::pause();
+        let work = tokio::spawn(async move { extract(&site, archive, &watch).await });
+        tokio::task::yield_now().await;
+        stop.stop(muster_job::EndCause::TimedOut);
+        for _ in 0..60 {
+            tokio::task::yield_now().await;
+            tokio::time::advance(std::time::Duration::from_secs(1)).await;
+        }
+        let has_ended = work.is_finished();
+        drop(writer);
+        assert!(has_ended, "a minute after the stop it still waits for the file");
+        assert_eq!(work.await.unwrap(), Err(Failure::Stopped(muster_job::EndCause::TimedOut)));
+        let told = told.lock().join("\n");
+        assert!(told.contains("did not end within 5 s after the stop") && told.contains("file system"), "{told}");
+    }
+
     #[test]
     fn gzip_and_anything_else_are_failures_of_the_step() {
         let to = tempfile::tempdir().unwrap();
