@@ -6,21 +6,25 @@ use muster_steps::stop::Stop;
 use tokio::time::timeout;
 
 use crate::failure::Failure;
-use crate::site::{Site, Tone};
 
 /// Time that work has to end after a stop. Only a file system that does not answer takes longer.
 const AFTER_STOP: Duration = Duration::from_secs(5);
 
+/// Where it is reported that work was abandoned.
+pub(crate) trait Report {
+    /// Reports `line`, which names the work.
+    fn abandoned(&self, line: &str);
+}
+
 /// Runs work that blocks its thread, so that nothing else waits for it. Work that takes long looks at `stop` often.
 ///
-/// After a stop, the work has five seconds to end. Then its thread is abandoned, with a warning at the site that begins with
-/// `doing`: a system call that hangs must not keep a job from its end. When the call returns, the thread ends at its next look at
-/// `stop`, or with its work.
+/// After a stop, the work has five seconds to end. Then its thread is abandoned, with a warning that begins with `doing`: a system call
+/// that hangs must not keep a job from its end. When the call returns, the thread ends at its next look at `stop`, or with its work.
 ///
 /// # Errors
 /// The error of the work, [`Failure::Stopped`] if it was abandoned, or [`Failure::System`] if it panicked.
 pub(crate) async fn blocking<T: Send + 'static>(
-    site: &dyn Site,
+    report: &(impl Report + Sync + ?Sized),
     doing: &str,
     stop: &Stop,
     work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
@@ -32,12 +36,8 @@ pub(crate) async fn blocking<T: Send + 'static>(
         cause = stop.stopped() => match timeout(AFTER_STOP, &mut work).await {
             Ok(done) => done,
             Err(_) => {
-                let (seconds, root) = (AFTER_STOP.as_secs(), site.root().display());
-                let line = format!(
-                    "{doing} did not end within {seconds} s after the stop, and is abandoned; check the file system of `{root}`"
-                );
-                site.tell(Tone::Warning, &line);
-                tracing::error!("{line}");
+                let seconds = AFTER_STOP.as_secs();
+                report.abandoned(&format!("{doing} did not end within {seconds} s after the stop, and is abandoned"));
                 return Err(Failure::Stopped(cause));
             }
         },

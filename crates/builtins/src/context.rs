@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use time::OffsetDateTime;
 use url::Url;
 
+use crate::blocking::blocking;
 use crate::checkout::Templates;
 use crate::failure::Failure;
 use crate::files::extract::{Extraction, LimitsFrom};
@@ -183,36 +184,58 @@ impl Context {
     /// [`Failure::System`] if the disk fails, [`Failure::Step`] if the job put something unreadable there.
     pub(crate) async fn begin_phase(self: &Arc<Self>, stop: &Stop) -> Result<(), Failure> {
         let context = Arc::clone(self);
-        let work = Self::blocking(move || {
-            let Self { variables, temp_dir, .. } = &*context;
+        blocking(&**self, "preparing the phase", stop, move || {
+            let Self { variables, temp_dir, extraction, .. } = &*context;
             // The directory first: what is read must not be the file of a link in its place.
             variables.read_passed_on(temp_dir)?;
-            variables.restore_files(temp_dir).map_err(Failure::io("cannot bring back the job's temporary files"))
-        });
-        tokio::select! {
-            biased;
-            cause = stop.stopped() => Err(Failure::Stopped(cause)),
-            done = work => done,
-        }
+            let restored = variables.restore_files(temp_dir, &extraction.root_kind);
+            restored.map_err(Failure::io("cannot bring back the job's temporary files"))
+        })
+        .await
+    }
+
+    /// Writes the job's file variables, and creates the directory for them and other temporary files.
+    pub(crate) async fn write_files(self: &Arc<Self>, stop: &Stop) -> Result<(), Failure> {
+        let context = Arc::clone(self);
+        blocking(&**self, "writing the job's temporary files", stop, move || {
+            let written = context.variables.write_files(&context.temp_dir, &context.extraction.root_kind);
+            written.map_err(Failure::io("cannot write the job's temporary files"))
+        })
+        .await
     }
 
     /// Removes what is in the job's temporary directory.
-    pub(crate) async fn clear_files(&self) -> io::Result<()> {
+    pub(crate) async fn clear_files(&self, stop: &Stop) -> Result<(), Failure> {
         let temp_dir = self.temp_dir.clone();
-        tokio::task::spawn_blocking(move || Variables::clear_files(&temp_dir)).await.map_err(io::Error::other)?
+        blocking(self, "removing the job's temporary files", stop, move || {
+            Variables::clear_files(&temp_dir).map_err(Failure::io("cannot remove the job's temporary files"))
+        })
+        .await
+    }
+
+    /// Creates the project directory unless it exists.
+    ///
+    /// # Errors
+    /// [`Failure::System`], also for a link on the way to it that a job may have made.
+    pub(crate) async fn create_project_dir(&self, stop: &Stop) -> Result<(), Failure> {
+        let extraction = self.extraction.clone();
+        blocking(self, "creating the project directory", stop, move || extraction.open_root().map(drop)).await
     }
 
     /// A client of the job's coordinator.
     ///
     /// # Errors
     /// [`Failure::System`] where its address or a certificate cannot be used.
-    pub(crate) async fn client(&self) -> Result<Client, Failure> {
+    pub(crate) async fn client(&self, stop: &Stop) -> Result<Client, Failure> {
         let file = |name: &Option<String>| name.as_ref().map(|name| self.temp_dir.join(name));
         let tls = &self.coordinator.tls;
         let tls = TlsFiles { ca: file(&tls.ca), certificate: file(&tls.certificate), key: file(&tls.key) };
         let (shared, url) = (Arc::clone(&self.shared), self.coordinator.url.clone());
         let failed = |error| Failure::System(format!("cannot reach the coordinator: {error}"));
-        Self::blocking(move || shared.client(&url, &tls).map_err(failed)).await
+        blocking(self, "reading the coordinator's certificates", stop, move || {
+            shared.client(&url, &tls).map_err(failed)
+        })
+        .await
     }
 
     /// The environment for a process of the job.
@@ -229,19 +252,6 @@ impl Context {
         match self.processes.run(command, &self.log(), stop, self.grace).await? {
             Ended::Exited(status) => Failure::of_status(status).map_or(Ok(()), Err),
             Ended::Stopped(cause) => Err(Failure::Stopped(cause)),
-        }
-    }
-
-    /// Runs work that blocks. It has to look at `stop` by itself, at short intervals.
-    ///
-    /// # Errors
-    /// The work's own, or that it panicked.
-    pub(crate) async fn blocking<T: Send + 'static>(
-        work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
-    ) -> Result<T, Failure> {
-        match tokio::task::spawn_blocking(work).await {
-            Ok(result) => result,
-            Err(error) => Err(Failure::System(format!("a built-in step broke down: {error}"))),
         }
     }
 }

@@ -6,6 +6,7 @@
 
 pub mod artifacts;
 mod author_steps;
+mod blocking;
 pub mod cache;
 mod checkout;
 mod context;

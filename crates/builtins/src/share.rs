@@ -1,10 +1,12 @@
 //! A job's part of a machine that it shares: its context from earlier jobs at the start, and what it used at the end.
 
+use std::io;
 use std::time::Duration;
 
 use muster_agent_api::builtin::Share;
 use muster_agent_api::result::Used;
 use muster_steps::process::{Processes, Stalled};
+use muster_steps::stop::Stop;
 
 use crate::context::Context;
 use crate::sticky::Sticky;
@@ -12,6 +14,9 @@ use crate::trace::style;
 
 /// The variable that names the directory of the sticky context.
 pub const CONTEXT_DIR: &str = "MUSTER_CONTEXT_DIR";
+
+/// Time that the end of a job waits for the removal of old sticky contexts.
+const CLOSE_LIMIT: Duration = Duration::from_secs(300);
 
 /// A job's part, while it runs.
 #[derive(Debug)]
@@ -37,10 +42,15 @@ pub fn give(processes: &mut Processes, share: &Share) -> Option<String> {
 
 impl Sharing {
     /// Before the job's first phase. A context that cannot be had is told, and the job runs without.
-    pub(crate) async fn begin(context: &Context, share: &Share) -> Self {
+    pub(crate) async fn begin(context: &Context, share: &Share, stop: &Stop) -> Self {
         let mut sharing = Self { stalled: Stalled::of_machine(), measure: share.measure, sticky: None };
         let Some(wanted) = share.context.clone() else { return sharing };
-        match Sticky::open(wanted).await {
+        let opened = tokio::select! {
+            biased;
+            opened = Sticky::open(wanted) => opened,
+            _ = stop.stopped() => Err(io::Error::other("the job is stopped")),
+        };
+        match opened {
             Ok(sticky) => {
                 context.variables.set(CONTEXT_DIR, &sticky.dir().to_string_lossy());
                 context.say(&style::plain(&sticky.words()));
@@ -58,9 +68,13 @@ impl Sharing {
     /// After the job's last process has ended; adds how long it waited for the machine.
     pub(crate) async fn end(self, context: &Context, used: &mut Used) {
         if let Some(sticky) = self.sticky {
-            let removed = tokio::task::spawn_blocking(move || sticky.close()).await.unwrap_or_default();
-            for line in removed {
-                context.say(&style::warning(&line));
+            match tokio::time::timeout(CLOSE_LIMIT, tokio::task::spawn_blocking(move || sticky.close())).await {
+                Ok(removed) => {
+                    removed.unwrap_or_default().iter().for_each(|line| context.say(&style::warning(line)));
+                }
+                Err(_) => context.say(&style::warning(
+                    "removing old sticky contexts takes long, and goes on after the job; check the file system that they are on",
+                )),
             }
         }
         if !self.measure {

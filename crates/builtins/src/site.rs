@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use muster_steps::process::{Command, Ended};
 use muster_steps::stop::Stop;
 
+use crate::blocking::Report;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::files::extract::Extraction;
@@ -59,6 +60,14 @@ pub trait Site: Send + Sync {
     /// # Errors
     /// [`Failure`] where it could not run, or was stopped.
     async fn git(&self, args: &[&str], out: Arc<File>, stop: &Stop) -> Result<bool, Failure>;
+}
+
+impl<S: Site + ?Sized> Report for S {
+    fn abandoned(&self, line: &str) {
+        let line = format!("{line}; check the file system of `{}`", self.root().display());
+        self.tell(Tone::Warning, &line);
+        tracing::error!("{line}");
+    }
 }
 
 #[async_trait]

@@ -58,6 +58,10 @@ impl Trash {
         for _ in 0..TRIES {
             let moved = match fs::create_dir(&bin) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => break,
+                // A link of a job would lead the leftovers elsewhere.
+                Err(_) if !fs::symlink_metadata(&bin).is_ok_and(|found| found.is_dir()) => {
+                    fs::remove_file(&bin).and(Err(io::ErrorKind::NotFound.into()))
+                }
                 _ => fs::rename(path, bin.join(format!("{:016x}", rand::rng().random::<u64>()))),
             };
             match moved {

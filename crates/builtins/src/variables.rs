@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use muster_archive::{Root, create_root};
 use muster_files::{FileError, Limit, open_in, read_open};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
@@ -86,12 +87,13 @@ impl Variables {
         self.all.iter().filter(|variable| variable.masked).map(|variable| variable.value.as_str())
     }
 
-    /// Writes the file variables, and makes the directory for them and other temporary files.
+    /// Writes the file variables, and makes the directory for them and other temporary files. Which links above that are refused,
+    /// `root` says.
     ///
     /// # Errors
     /// What the disk says, or that a name is no file name.
-    pub fn write_files(&self, temp_dir: &Path) -> io::Result<()> {
-        make_private(temp_dir)?;
+    pub fn write_files(&self, temp_dir: &Path, root: &Root) -> io::Result<()> {
+        make_private(temp_dir, root)?;
         remove_if_there(&temp_dir.join(ENV_FILE))?;
         for variable in self.files() {
             let path = path_of(temp_dir, variable)?;
@@ -106,10 +108,10 @@ impl Variables {
     ///
     /// # Errors
     /// What the disk says.
-    pub fn restore_files(&self, temp_dir: &Path) -> io::Result<()> {
+    pub fn restore_files(&self, temp_dir: &Path, root: &Root) -> io::Result<()> {
         let is_missing = |path: &Path| matches!(path.symlink_metadata(), Err(e) if e.kind() == io::ErrorKind::NotFound);
         if is_missing(temp_dir) {
-            make_private(temp_dir)?;
+            make_private(temp_dir, root)?;
         }
         // The last of a name is the one that counts.
         for variable in self.files().rev() {
@@ -245,8 +247,21 @@ fn path_of(temp_dir: &Path, variable: &JobVariable) -> io::Result<PathBuf> {
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("`{}` is no name for a file", variable.key)))
 }
 
-fn make_private(directory: &Path) -> io::Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(directory)
+fn make_private(directory: &Path, root: &Root) -> io::Result<()> {
+    if let Some(above) = directory.parent() {
+        create_root(above, root)?;
+    }
+    match fs::DirBuilder::new().mode(DIRECTORY_MODE).create(directory) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            if fs::symlink_metadata(directory)?.is_dir() {
+                return Ok(());
+            }
+            // Another job put it there.
+            fs::remove_file(directory)?;
+            fs::DirBuilder::new().mode(DIRECTORY_MODE).create(directory)
+        }
+        made => made,
+    }
 }
 
 fn write_private(path: &Path, content: &str) -> io::Result<()> {
@@ -274,7 +289,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let temp = dir.path().join("p.tmp");
         let variables = Variables::new(vec![variable("KEY", "content", true), variable("A", "1", false)]);
-        variables.write_files(&temp).unwrap();
+        variables.write_files(&temp, &Root::Chosen).unwrap();
         let path = temp.join("KEY");
         assert_eq!(fs::read_to_string(&path).unwrap(), "content");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
@@ -302,10 +317,13 @@ mod tests {
             },
         ];
         for left in leave {
-            variables.write_files(&temp).unwrap();
+            variables.write_files(&temp, &Root::Chosen).unwrap();
             left();
-            Variables::clear_files(&temp).unwrap();
-            variables.write_files(&temp).unwrap();
+            // Also where a job of another project puts it there, and nothing clears it.
+            if !temp.is_symlink() {
+                Variables::clear_files(&temp).unwrap();
+            }
+            variables.write_files(&temp, &Root::Chosen).unwrap();
             assert_eq!(fs::read_dir(&temp).unwrap().count(), 1);
             let metadata = fs::symlink_metadata(&temp).unwrap();
             assert!(metadata.is_dir() && metadata.permissions().mode() & 0o777 == 0o700);
@@ -318,7 +336,10 @@ mod tests {
     fn a_file_variable_cannot_leave_its_directory() {
         let dir = tempfile::tempdir().unwrap();
         let variables = Variables::new(vec![variable("../x", "content", true)]);
-        assert_eq!(variables.write_files(&dir.path().join("t")).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(
+            variables.write_files(&dir.path().join("t"), &Root::Chosen).unwrap_err().kind(),
+            io::ErrorKind::InvalidInput
+        );
     }
 
     #[test]

@@ -159,7 +159,9 @@ async fn no_checkout_follows_a_link_that_a_job_before_made() {
     for strategy in ["none", "empty", "clone", "fetch"] {
         for local in [None, Some(agent.dir.path().join("repository"))] {
             for (project, is_above) in [(group.join("app"), true), (link.clone(), false)] {
-                let _ = symlink(&elsewhere, &link);
+                // The checkout before may have replaced it by a directory.
+                let _ = fs::remove_file(&link).or_else(|_| fs::remove_dir_all(&link));
+                symlink(&elsewhere, &link).unwrap();
                 let checkout = Checkout {
                     strategy: strategy.to_owned(),
                     repo_url: "/nonexistent".to_owned(),

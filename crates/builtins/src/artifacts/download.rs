@@ -18,7 +18,7 @@ use crate::site::{Site, Tone};
 
 /// Runs the phase: the producers in order, later ones over earlier ones.
 pub(crate) async fn download(context: &Context, download: &ArtifactsDownload, stop: &Stop) -> Result<(), Failure> {
-    let client = context.client().await?;
+    let client = context.client(stop).await?;
     for source in &download.from {
         let line = format!("Downloading artifacts for {} ({})...", source.name, source.job_id);
         context.tell(Tone::Notice, &line);

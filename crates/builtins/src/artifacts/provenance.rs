@@ -10,7 +10,7 @@ use muster_steps::stop::Stop;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::context::Context;
+use crate::blocking::blocking;
 use crate::failure::Failure;
 use crate::site::Site;
 
@@ -42,7 +42,7 @@ impl Provenance {
     ) -> Result<Vec<PathBuf>, Failure> {
         let (root, watch, own) = (site.root().to_owned(), stop.clone(), self.clone());
         let file = PathBuf::from(format!("{name}-metadata.json"));
-        Context::blocking(move || {
+        blocking(site, "reading the artifacts", stop, move || {
             let mut text = Vec::new();
             let statement = own.statement(subjects(&root, &files, &watch)?);
             let format = serde_json::ser::PrettyFormatter::with_indent(b" ");

@@ -17,6 +17,7 @@ use tokio_util::io::ReaderStream;
 
 use super::tries::{Endurance, Tries, pause};
 use super::{Door, Provenance, word};
+use crate::blocking::blocking;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::files::format::{Format, Level};
@@ -41,7 +42,7 @@ pub(crate) async fn upload(context: &Context, upload: &ArtifactsUpload, stop: &S
         endurance: Endurance::Patient,
         provenance: provenance.as_ref(),
     };
-    upload.run(context, async || Ok(Door { client: context.client().await?, job, token }), stop).await
+    upload.run(context, async || Ok(Door { client: context.client(stop).await?, job, token }), stop).await
 }
 
 fn rfc3339(time: OffsetDateTime) -> String {
@@ -118,7 +119,7 @@ impl Upload<'_> {
     ) -> Result<tempfile::NamedTempFile, Failure> {
         let (root, staging, level) = (site.root().to_owned(), site.staging().to_owned(), self.level);
         let watch = stop.clone();
-        Context::blocking(move || {
+        blocking(site, "packing the artifacts", stop, move || {
             // The job may have removed it.
             let there = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&staging);
             let target = there.and_then(|()| tempfile::Builder::new().prefix("artifacts_").tempfile_in(staging));

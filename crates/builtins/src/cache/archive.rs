@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use muster_steps::stop::Stop;
 
-use crate::context::Context;
+use crate::blocking::blocking;
 use crate::failure::Failure;
 use crate::files::format::{Format, Level};
 use crate::files::pack::pack;
@@ -63,7 +63,7 @@ impl Archive<'_> {
         let (root, watch) = (site.root().to_owned(), stop.clone());
         let (archive, alternate) = (self.file.to_owned(), self.alternate.map(Path::to_owned));
         let (format, level, metadata) = (self.format, self.level, self.metadata.map(str::to_owned));
-        Context::blocking(move || {
+        blocking(site, "packing the cache", stop, move || {
             take_over(alternate.as_deref(), &archive);
             if is_up_to_date(&archive, &root, &files) {
                 return Ok(Archived::UpToDate);

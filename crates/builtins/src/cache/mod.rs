@@ -9,9 +9,9 @@ pub mod remote;
 use std::path::{Component, Path, PathBuf};
 
 use muster_agent_api::builtin::CacheEntry;
-use muster_archive::create_root;
 use muster_steps::stop::Stop;
 
+use crate::blocking::blocking;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::files::extract::extract;
@@ -86,9 +86,9 @@ async fn remove_extracted(context: &Context, cache: &CacheEntry, stop: &Stop) ->
     for path in &cache.paths {
         context.tell(Tone::Plain, &format!("Removing {path}"));
     }
-    Context::blocking(move || {
+    blocking(context, "removing a damaged cache", stop, move || {
         // A root that is a link was not unpacked into either.
-        let Ok(root) = create_root(&extraction.root, &extraction.root_kind) else { return Ok(()) };
+        let Ok(root) = extraction.open_root() else { return Ok(()) };
         // What is inside stands behind its directory: from the back, directories are empty when their turn comes.
         for path in found.iter().rev() {
             let _ = root.remove_file(path).or_else(|_| root.remove_dir(path));

@@ -6,7 +6,8 @@ use std::path::Path;
 use muster_agent_api::builtin::Cleanup;
 use muster_steps::stop::Stop;
 
-use super::{clear, remote, remove_tree, submodules};
+use super::{clear, exists, remote, remove_tree, submodules};
+use crate::blocking::blocking;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::trace::style;
@@ -21,7 +22,9 @@ pub(crate) async fn clean_up(context: &Context, cleanup: &Cleanup, stop: &Stop) 
         "" => {}
         "none" => context.say(&style::info("Skipping build directory cleanup step")),
         "fetch" => {
-            if let Some(flags) = cleanup.clean_flags.as_ref().filter(|_| project.join(".git").exists()) {
+            if let Some(flags) = cleanup.clean_flags.as_ref()
+                && exists(context, ".git", stop).await?
+            {
                 let clean: Vec<&str> = ["clean"].into_iter().chain(flags.iter().map(String::as_str)).collect();
                 remote::git(context, &clean, project, stop).await?;
                 remote::git(context, &["reset", "--hard"], project, stop).await?;
@@ -30,14 +33,19 @@ pub(crate) async fn clean_up(context: &Context, cleanup: &Cleanup, stop: &Stop) 
         }
         _ => {
             clear(context, stop).await?;
-            let _ = fs::remove_dir(project);
+            let emptied = project.clone();
+            blocking(context, "removing the project directory", stop, move || {
+                let _ = fs::remove_dir(emptied);
+                Ok(())
+            })
+            .await?;
         }
     }
     if !cleanup.clean_config {
         return Ok(());
     }
     let (project, with_submodules) = (project.clone(), !matches!(cleanup.submodules.as_str(), "" | "none"));
-    Context::blocking(move || {
+    blocking(context, "removing the git configuration", stop, move || {
         remove_config(&project, with_submodules);
         Ok(())
     })

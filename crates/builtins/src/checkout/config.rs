@@ -5,11 +5,15 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use muster_agent_api::builtin::{Checkout, GLOBAL_GIT_CONFIG};
+use muster_steps::stop::Stop;
 
 use super::without_credentials;
+use crate::blocking::blocking;
 use crate::context::Context;
+use crate::failure::Failure;
 
 /// The user of job tokens.
 const TOKEN_USER: &str = "gitlab-ci-token";
@@ -22,21 +26,44 @@ pub(super) fn external_path(context: &Context) -> PathBuf {
 }
 
 /// Writes what git reads in the job anew, and says where the file is that a repository includes.
-pub(super) fn write(context: &Context, checkout: &Checkout) -> io::Result<PathBuf> {
-    let external = external_path(context);
-    private(&external, &external_text(context, checkout))?;
-    if checkout.credential_helper {
-        private(&context.temp_dir.join(GLOBAL_GIT_CONFIG), &global_text(context, &external))?;
-    }
-    Ok(external)
+pub(super) async fn write(context: &Arc<Context>, checkout: &Checkout, stop: &Stop) -> Result<PathBuf, Failure> {
+    writing(context, checkout, stop, |context, checkout| {
+        let external = external_path(context);
+        private(&external, &external_text(context, checkout))?;
+        if checkout.credential_helper {
+            private(&context.temp_dir.join(GLOBAL_GIT_CONFIG), &global_text(context, &external))?;
+        }
+        Ok(external)
+    })
+    .await
 }
 
 /// Writes what `git init` copies, and says where it is.
-pub(super) fn write_template(context: &Context, checkout: &Checkout) -> io::Result<PathBuf> {
-    let template = context.temp_dir.join("git-template");
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(&template)?;
-    private(&template.join("config"), &template_text(checkout, &external_path(context)))?;
-    Ok(template)
+pub(super) async fn write_template(
+    context: &Arc<Context>,
+    checkout: &Checkout,
+    stop: &Stop,
+) -> Result<PathBuf, Failure> {
+    writing(context, checkout, stop, |context, checkout| {
+        let template = context.temp_dir.join("git-template");
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&template)?;
+        private(&template.join("config"), &template_text(checkout, &external_path(context)))?;
+        Ok(template)
+    })
+    .await
+}
+
+async fn writing(
+    context: &Arc<Context>,
+    checkout: &Checkout,
+    stop: &Stop,
+    write: fn(&Context, &Checkout) -> io::Result<PathBuf>,
+) -> Result<PathBuf, Failure> {
+    let (own, checkout) = (Arc::clone(context), checkout.clone());
+    blocking(&**context, "writing the git configuration", stop, move || {
+        write(&own, &checkout).map_err(Failure::io("cannot write the git configuration"))
+    })
+    .await
 }
 
 /// Made anew, so that the mode is right and no link is followed.

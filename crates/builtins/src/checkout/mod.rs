@@ -11,7 +11,6 @@ mod submodules;
 mod template;
 mod tree;
 
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -19,24 +18,25 @@ use std::sync::Arc;
 use muster_agent_api::builtin::Checkout;
 use muster_steps::stop::Stop;
 
+use crate::blocking::blocking;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::script;
+use crate::site::Site;
 use crate::trace::style;
 pub(crate) use cleanup::clean_up;
 pub use template::Templates;
 
 /// Runs the phase.
-pub(crate) async fn run(context: &Context, checkout: &Checkout, stop: &Stop) -> Result<(), Failure> {
-    let project = &context.project_dir;
+pub(crate) async fn run(context: &Arc<Context>, checkout: &Checkout, stop: &Stop) -> Result<(), Failure> {
     match checkout.strategy.as_str() {
         "none" => {
-            config::write(context, checkout).map_err(Failure::io(WRITING))?;
+            config::write(context, checkout, stop).await?;
             nothing_checked_out(context, "Skipping Git repository setup");
-            return fs::create_dir_all(project).map_err(Failure::io("cannot make the project directory"));
+            return context.create_project_dir(stop).await;
         }
         "empty" => {
-            config::write(context, checkout).map_err(Failure::io(WRITING))?;
+            config::write(context, checkout, stop).await?;
             nothing_checked_out(context, "Skipping Git repository setup and creating an empty build directory");
             return clear(context, stop).await;
         }
@@ -49,8 +49,6 @@ pub(crate) async fn run(context: &Context, checkout: &Checkout, stop: &Stop) -> 
     }
     hook(context, checkout, ("post_clone_script", &checkout.post_script), stop).await
 }
-
-const WRITING: &str = "cannot write the git configuration";
 
 fn nothing_checked_out(context: &Context, why: &str) {
     context.say(&[why, "Skipping Git checkout", "Skipping Git submodules setup"].map(style::info).concat());
@@ -71,21 +69,30 @@ async fn hook(context: &Context, checkout: &Checkout, hook: script::Group<'_>, s
     if hook.1.is_empty() {
         return Ok(());
     }
-    fs::create_dir_all(&context.project_dir).map_err(Failure::io("cannot make the project directory"))?;
+    context.create_project_dir(stop).await?;
     script::run_groups(context, &checkout.shell, &[hook], stop).await
 }
 
 /// Makes the project directory one that exists and is empty.
 async fn clear(context: &Context, stop: &Stop) -> Result<(), Failure> {
-    let (dir, shared) = (context.project_dir.clone(), Arc::clone(&context.shared));
+    let (extraction, shared) = (context.extraction(), Arc::clone(&context.shared));
     if let Some(cause) = stop.cause() {
         return Err(Failure::Stopped(cause));
     }
-    Context::blocking(move || {
-        let cleared = shared.trash.discard(&dir).and_then(|()| fs::create_dir_all(&dir));
-        cleared.map_err(Failure::io(format!("cannot empty `{}`", dir.display())))
+    blocking(context, "emptying the project directory", stop, move || {
+        // A link above it must not lead to another directory, which would be emptied.
+        extraction.create_parent()?;
+        let dir = &extraction.root;
+        shared.trash.discard(dir).map_err(Failure::io(format!("cannot empty `{}`", dir.display())))?;
+        extraction.open_root().map(drop)
     })
     .await
+}
+
+/// Whether the project directory has something of this name.
+async fn exists(context: &Context, name: &str, stop: &Stop) -> Result<bool, Failure> {
+    let path = context.project_dir.join(name);
+    blocking(context, "looking at the project directory", stop, move || Ok(path.exists())).await
 }
 
 /// Removes a directory if it is there, also where a job took away its own permission to write (job-execution 4.3).

@@ -1,8 +1,8 @@
 //! Checkouts over a URL, by the `git` command (job-execution 2.2 to 2.7).
 
 use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use muster_agent_api::builtin::Checkout;
 use muster_files::Limit;
@@ -11,7 +11,8 @@ use muster_steps::stop::Stop;
 
 use super::cleanup::{remove_config, remove_leftovers};
 use super::config::{self, host};
-use super::{clear, short, submodules, without_credentials};
+use super::{clear, exists, short, submodules, without_credentials};
+use crate::blocking::blocking;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::trace::style;
@@ -20,14 +21,14 @@ use crate::trace::style;
 const ATTRIBUTES_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "nothing depends on it" };
 
 /// Fills the project directory with the commit.
-pub(super) async fn check_out(context: &Context, checkout: &Checkout, stop: &Stop) -> Result<(), Failure> {
+pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop: &Stop) -> Result<(), Failure> {
     let project = &context.project_dir;
     if checkout.strategy == "clone" {
         clear(context, stop).await?;
     }
     let with_submodules = !matches!(checkout.submodules.as_str(), "" | "none");
     let (directory, clean_config) = (project.clone(), checkout.clean_config);
-    Context::blocking(move || {
+    blocking(&**context, "removing what an earlier job left", stop, move || {
         remove_leftovers(&directory, with_submodules);
         if clean_config {
             remove_config(&directory, with_submodules);
@@ -35,7 +36,7 @@ pub(super) async fn check_out(context: &Context, checkout: &Checkout, stop: &Sto
         Ok(())
     })
     .await?;
-    let external = config::write(context, checkout).map_err(Failure::io(super::WRITING))?;
+    let external = config::write(context, checkout, stop).await?;
     fetch(context, checkout, &external, stop).await?;
     if checkout.checkout {
         files(context, checkout, stop).await?;
@@ -50,7 +51,7 @@ pub(super) async fn check_out(context: &Context, checkout: &Checkout, stop: &Sto
     }
 }
 
-async fn fetch(context: &Context, checkout: &Checkout, external: &Path, stop: &Stop) -> Result<(), Failure> {
+async fn fetch(context: &Arc<Context>, checkout: &Checkout, external: &Path, stop: &Stop) -> Result<(), Failure> {
     let project = &context.project_dir;
     context.say(&style::info(&match checkout.depth {
         depth @ 1.. => format!("Fetching changes with git depth set to {depth}..."),
@@ -62,10 +63,10 @@ async fn fetch(context: &Context, checkout: &Checkout, external: &Path, stop: &S
         let args = ["config", "--global", "--replace-all", "safe.directory", &project, &same];
         git(context, &args, &context.temp_dir, stop).await?;
     }
-    fs::create_dir_all(project).map_err(Failure::io("cannot make the project directory"))?;
-    let fresh = !project.join(".git").exists();
+    context.create_project_dir(stop).await?;
+    let fresh = !exists(context, ".git", stop).await?;
     if fresh || checkout.clean_config {
-        let template = config::write_template(context, checkout).map_err(Failure::io(super::WRITING))?;
+        let template = config::write_template(context, checkout, stop).await?;
         let template = template.to_string_lossy();
         let mut args = vec!["init", "--quiet", "--template", &template];
         if !matches!(checkout.object_format.as_str(), "" | "sha1") {
@@ -88,7 +89,7 @@ async fn fetch(context: &Context, checkout: &Checkout, external: &Path, stop: &S
     args.extend(checkout.refspecs.iter().map(String::as_str));
     if checkout.depth > 0 {
         args.extend(["--depth", &depth]);
-    } else if project.join(".git/shallow").exists() {
+    } else if exists(context, ".git/shallow", stop).await? {
         args.push("--unshallow");
     }
     args.extend(checkout.fetch_flags.iter().map(String::as_str));

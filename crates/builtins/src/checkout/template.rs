@@ -9,8 +9,9 @@ use std::collections::VecDeque;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use muster_agent_api::builtin::Checkout;
 use muster_files::{Limit, open, read_open};
@@ -21,8 +22,10 @@ use tokio::sync::OnceCell;
 use super::restore::{Marks, Restore};
 use super::tree::Tree;
 use super::{config, remote, remove_tree, short, submodules, without_credentials};
+use crate::blocking::blocking;
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::site::Site;
 use crate::trace::style;
 use crate::trash::Trash;
 
@@ -91,9 +94,6 @@ impl Templates {
     ) -> io::Result<()> {
         let fits = |left: &Left| left.number == template.number && left.bare == bare;
         let left = self.take_left(project).filter(fits).map(|left| left.marks).unwrap_or_default();
-        if let Some(above) = project.parent() {
-            fs::create_dir_all(above)?;
-        }
         let restore = |left| Restore { tree: &template.tree, target: project, bare, trash, go_on, left }.run();
         let marks = match restore(left) {
             Err(error) if go_on() => {
@@ -133,7 +133,7 @@ impl Templates {
 
 /// Fills the project directory with the commit.
 pub(super) async fn check_out(
-    context: &Context,
+    context: &Arc<Context>,
     checkout: &Checkout,
     repository: &Path,
     stop: &Stop,
@@ -143,14 +143,7 @@ pub(super) async fn check_out(
         sha: checkout.sha.clone(),
         url: without_credentials(&checkout.repo_url),
     };
-    // Jobs that want the same commit wait for the one that makes the template; if that one is ended, the next does.
-    let template = context
-        .shared
-        .templates
-        .cell(&key)
-        .get_or_try_init(|| build(context, checkout, &key, stop))
-        .await
-        .map(Arc::clone)?;
+    let template = template(context, checkout, &key, stop).await?;
     if checkout.checkout {
         let notice = format!("Checking out {} as detached HEAD (ref is {})...", short(&key.sha), checkout.ref_name);
         context.say(&style::info(&notice));
@@ -159,8 +152,10 @@ pub(super) async fn check_out(
     }
     let (project, bare, watch) = (context.project_dir.clone(), !checkout.checkout, stop.clone());
     let shared = Arc::clone(&context.shared);
-    Context::blocking(move || {
+    let extraction = context.extraction();
+    blocking(&**context, "filling the project directory", stop, move || {
         let go_on = || watch.cause().is_none();
+        extraction.create_parent()?;
         let restored = shared.templates.restore(&template, (&project, bare), &shared.trash, &go_on);
         match (restored, watch.cause()) {
             (Err(_), Some(cause)) => Err(Failure::Stopped(cause)),
@@ -169,12 +164,32 @@ pub(super) async fn check_out(
     })
     .await?;
     if checkout.checkout && !matches!(checkout.submodules.as_str(), "" | "none") {
-        config::write(context, checkout).map_err(Failure::io(super::WRITING))?;
+        config::write(context, checkout, stop).await?;
         submodules::update(context, checkout, stop).await
     } else {
         context.say(&style::info("Skipping Git submodules setup"));
         Ok(())
     }
+}
+
+/// The template of a commit. Jobs that want the same commit wait for the one that makes it; if that one is ended, the next does.
+async fn template(context: &Context, checkout: &Checkout, key: &Key, stop: &Stop) -> Result<Arc<Template>, Failure> {
+    let cell = context.shared.templates.cell(key);
+    let is_building = AtomicBool::new(false);
+    let mut template = pin!(cell.get_or_try_init(|| {
+        is_building.store(true, Ordering::Relaxed);
+        build(context, checkout, key, stop)
+    }));
+    let template = tokio::select! {
+        biased;
+        template = &mut template => template,
+        cause = stop.stopped() => match is_building.load(Ordering::Relaxed) {
+            // Its git is ended first.
+            true => template.await,
+            false => return Err(Failure::Stopped(cause)),
+        },
+    };
+    template.map(Arc::clone)
 }
 
 async fn build(context: &Context, checkout: &Checkout, key: &Key, stop: &Stop) -> Result<Arc<Template>, Failure> {
@@ -183,12 +198,13 @@ async fn build(context: &Context, checkout: &Checkout, key: &Key, stop: &Stop) -
     // Not that directory itself, whose permissions are not those of a new one.
     let root = directory.path().join("tree");
     let (place, of, about) = (root.clone(), checkout.clone(), key.clone());
-    Context::blocking(move || {
+    blocking(context, "preparing the checkout", stop, move || {
         write_repository(&place, &of, &about).map_err(Failure::io("cannot prepare the checkout"))
     })
     .await?;
     remote::git(context, &["checkout", "--force", "--quiet", "--detach", &key.sha], &root, stop).await?;
-    let tree = Context::blocking(move || Tree::read(&root).map_err(Failure::io("cannot read the checkout"))).await?;
+    let read = move || Tree::read(&root).map_err(Failure::io("cannot read the checkout"));
+    let tree = blocking(context, "reading the checkout", stop, read).await?;
     let number = context.shared.templates.made.fetch_add(1, Ordering::Relaxed);
     Ok(Arc::new(Template { number, tree, _directory: directory }))
 }

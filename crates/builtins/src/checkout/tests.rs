@@ -1,5 +1,7 @@
 //! Small rules of checking out; whole checkouts are tested through the agent.
 
+use std::fs;
+
 use super::*;
 
 #[test]

@@ -4,10 +4,11 @@ use std::fs::File;
 use std::io::{Read, Seek};
 use std::path::PathBuf;
 
+use cap_std::fs::Dir;
 use muster_archive::{Format, LeftOut, Limit, Limits, Root, UnpackError, create_root};
 use muster_steps::stop::Stop;
 
-use crate::context::Context;
+use crate::blocking::blocking;
 use crate::failure::Failure;
 use crate::site::{Site, Tone};
 
@@ -57,10 +58,28 @@ impl Extraction {
         if format == Format::TarGzip {
             return Err(Failure::Step("the archive is a gzip file, which cannot be unpacked".to_owned()));
         }
-        let root = create_root(&self.root, &self.root_kind)
-            .map_err(|error| Failure::System(format!("cannot unpack into `{}`: {error}", self.root.display())))?;
+        let root = self.open_root()?;
         let unpacked = muster_archive::unpack(archive, &root, &self.limits, format, &|| stop.cause().is_some());
         unpacked.map_err(|error| self.failure(&error, stop))
+    }
+
+    /// Opens the directory; creates it, and those above it, if they do not exist. A link that a job may have made is refused
+    /// ([`create_root`]).
+    ///
+    /// # Errors
+    /// [`Failure::System`].
+    pub(crate) fn open_root(&self) -> Result<Dir, Failure> {
+        create_root(&self.root, &self.root_kind)
+            .map_err(|error| Failure::System(format!("cannot use the directory `{}`: {error}", self.root.display())))
+    }
+
+    /// Creates the directory above [`Extraction::root`], as [`Extraction::open_root`] does.
+    ///
+    /// # Errors
+    /// [`Failure::System`].
+    pub(crate) fn create_parent(&self) -> Result<(), Failure> {
+        let Some(above) = self.root.parent() else { return Ok(()) };
+        Self { root: above.to_owned(), ..self.clone() }.open_root().map(drop)
     }
 
     fn failure(&self, error: &UnpackError, stop: &Stop) -> Failure {
@@ -99,7 +118,7 @@ impl Extraction {
 /// As [`Extraction::run`].
 pub async fn extract(site: &dyn Site, archive: File, stop: &Stop) -> Result<(), Failure> {
     let (extraction, watch) = (site.extraction(), stop.clone());
-    let left_out = Context::blocking(move || extraction.run(archive, &watch)).await?;
+    let left_out = blocking(site, "unpacking an archive", stop, move || extraction.run(archive, &watch)).await?;
     left_out.lines().for_each(|line| site.tell(Tone::Warning, &line));
     Ok(())
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use globset::{GlobBuilder, GlobMatcher};
 use muster_steps::stop::Stop;
 
-use crate::context::Context;
+use crate::blocking::blocking;
 use crate::failure::Failure;
 use crate::site::{Site, Tone};
 
@@ -32,7 +32,7 @@ pub(crate) async fn select(site: &dyn Site, wanted: Wanted<'_>, stop: &Stop) -> 
     let expanded = |list: &[String]| list.iter().map(|text| expand(text, &env)).collect::<Vec<_>>();
     let (paths, exclude) = (expanded(wanted.paths), expanded(wanted.exclude));
     let (root, watch, by_git) = (site.root().to_owned(), stop.clone(), wanted.untracked);
-    let (found, lines) = Context::blocking(move || {
+    let (found, lines) = blocking(site, "finding the files", stop, move || {
         let mut search = Search::new(&root, &watch);
         let excludes = Excludes::new(&exclude, &mut search);
         let mut excludes = excludes;

@@ -11,12 +11,13 @@
 mod phase;
 mod standing;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use muster_agent_api::builtin::{Builtin, JobPlan, Phase, PhaseWhen};
 use muster_agent_api::result::{Outcome, StepNode, StepStatus, Used};
-use muster_job::FailureReason;
+use muster_job::{EndCause, FailureReason};
 use muster_steps::stop::Stop;
 use tokio_util::sync::CancellationToken;
 
@@ -24,7 +25,11 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::share::{self, Sharing};
 use crate::trace::style;
+use phase::reached;
 use standing::Standing;
+
+/// Time that the removal of the job's temporary files may take. Only a file system that does not answer takes longer.
+const END_LIMIT: Duration = Duration::from_secs(300);
 
 /// How a job ended; the trace's end is written, its length is not known yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,27 +60,27 @@ pub async fn run(context: Arc<Context>, plan: &JobPlan, brakes: &Brakes) -> JobE
     context.say(&opening(plan));
     let mut standing = Standing::default();
     let mut steps = Vec::new();
-    let sharing = match &plan.share {
-        Some(share) => Some(Sharing::begin(&context, share).await),
-        None => None,
-    };
-    match context.variables.write_files(&context.temp_dir) {
+    let deadline = (plan.timeout_ms > 0).then(|| started + Duration::from_millis(plan.timeout_ms));
+    let (sharing, prepared) = prepare(&context, plan, brakes, deadline).await;
+    match prepared {
         Ok(()) => {
-            let deadline = (plan.timeout_ms > 0).then(|| started + Duration::from_millis(plan.timeout_ms));
             let runner = phase::Runner { context: Arc::clone(&context), plan, brakes, deadline };
             for phase in &plan.phases {
                 steps.extend(one_phase(&runner, phase, &mut standing).await);
             }
         }
-        Err(error) => standing.fail(Failure::System(format!("cannot write the job's temporary files: {error}"))),
+        Err(failure) => standing.fail(failure),
     }
     context.processes.finish(context.grace).await;
     let mut used = share::used(&context.processes, started.elapsed());
     if let Some(sharing) = sharing {
         sharing.end(&context, &mut used).await;
     }
-    if let Err(error) = context.clear_files().await {
-        context.say(&style::warning(&format!("the job's temporary files cannot be removed: {error}")));
+    let end = brakes.stop.child();
+    let cleared =
+        ended_by(reached(Some(Instant::now() + END_LIMIT)), EndCause::TimedOut, &end, context.clear_files(&end));
+    if let Err(failure @ Failure::System(_)) = cleared.await {
+        context.say(&style::warning(&failure.to_string()));
     }
     let failure = standing.failure();
     context.trace.close(last_line(failure.as_ref()).as_bytes());
@@ -96,6 +101,41 @@ pub async fn run(context: Arc<Context>, plan: &JobPlan, brakes: &Brakes) -> JobE
         steps,
     };
     JobEnd { outcome: outcome(failure.as_ref()), message, tree, used: Some(used) }
+}
+
+/// What comes before the first phase: the sticky context, and the job's temporary files.
+async fn prepare(
+    context: &Arc<Context>,
+    plan: &JobPlan,
+    brakes: &Brakes,
+    deadline: Option<Instant>,
+) -> (Option<Sharing>, Result<(), Failure>) {
+    let stop = brakes.stop.child();
+    let work = async {
+        let sharing = match &plan.share {
+            Some(share) => Some(Sharing::begin(context, share, &stop).await),
+            None => None,
+        };
+        (sharing, context.write_files(&stop).await)
+    };
+    let work = ended_by(reached(deadline), EndCause::TimedOut, &stop, work);
+    ended_by(brakes.cancel.cancelled(), EndCause::CanceledByUser, &stop, work).await
+}
+
+/// Does the work; when `event` comes first, asks it to end. The work decides how long that takes.
+async fn ended_by<T>(
+    event: impl Future<Output = ()>,
+    cause: EndCause,
+    stop: &Stop,
+    work: impl Future<Output = T>,
+) -> T {
+    let mut work = pin!(work);
+    tokio::select! {
+        biased;
+        done = &mut work => return done,
+        () = event => stop.stop(cause),
+    }
+    work.await
 }
 
 /// The first lines of the trace.

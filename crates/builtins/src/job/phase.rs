@@ -124,7 +124,8 @@ impl Runner<'_> {
         }
     }
 
-    /// Ends the work at the job's deadline, at the phase's own, or by a cancel. The work decides how long its end takes.
+    /// Ends the work at the job's deadline, at the phase's own, or by a cancel. The work decides how long its end takes: processes have
+    /// the grace time, and what blocks a thread has what [`crate::blocking`] gives it.
     async fn within_limits(
         &self,
         phase: &Phase,
@@ -186,7 +187,7 @@ impl Runner<'_> {
             }
             Builtin::Cleanup(cleanup) => {
                 checkout::clean_up(context, cleanup, stop).await?;
-                context.clear_files().await.map_err(Failure::io("cannot remove the job's temporary files"))
+                context.clear_files(stop).await
             }
             Builtin::CacheRestore(all) => {
                 for cache in &all.caches {
@@ -215,7 +216,7 @@ impl Runner<'_> {
     }
 }
 
-async fn reached(limit: Option<Instant>) {
+pub(super) async fn reached(limit: Option<Instant>) {
     match limit {
         Some(limit) => sleep_until(limit.into()).await,
         None => std::future::pending().await,

@@ -17,6 +17,7 @@ use muster_agent_api::builtin::Script;
 use muster_steps::process::{Command, find_program};
 use muster_steps::stop::Stop;
 
+use crate::blocking::blocking;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::trace::style;
@@ -46,8 +47,7 @@ pub(crate) async fn run_groups(
     stop: &Stop,
 ) -> Result<(), Failure> {
     context.user_code_starts(stop).await?;
-    let mark = script.login.then(|| Mark::new(context.temp_dir.join(STARTED))).transpose();
-    let mark = mark.map_err(Failure::io("cannot prepare the start of the shell"))?;
+    let mark = if script.login { Some(Mark::new(context, stop).await?) } else { None };
     let started = mark.as_ref().map(|mark| mark.path.as_path());
     let frame = Frame { script, directory: &context.project_dir, started, groups };
     let command = match script.shell.as_str() {
@@ -60,13 +60,15 @@ pub(crate) async fn run_groups(
         }
     };
     let ended = context.wait(command, stop).await;
-    match (mark, ended) {
-        (Some(mark), Ok(())) if !mark.is_set() => Err(Failure::Profile("exit status 0".to_owned(), None)),
-        (Some(mark), Err(failure @ (Failure::Exit(_) | Failure::Signal(_)))) if !mark.is_set() => {
-            Err(Failure::Profile(failure.to_string(), failure.exit_code()))
-        }
-        (_, ended) => ended,
+    let mark = mark.filter(|_| matches!(ended, Ok(()) | Err(Failure::Exit(_) | Failure::Signal(_))));
+    let Some(mark) = mark else { return ended };
+    if blocking(context, "looking at the start of the shell", stop, move || Ok(mark.is_set())).await? {
+        return ended;
     }
+    Err(match ended {
+        Ok(()) => Failure::Profile("exit status 0".to_owned(), None),
+        Err(failure) => Failure::Profile(failure.to_string(), failure.exit_code()),
+    })
 }
 
 /// A file that the shell writes to once it is through with its profile. It is kept open, so that what the script removes later
@@ -77,10 +79,15 @@ struct Mark {
 }
 
 impl Mark {
-    fn new(path: PathBuf) -> io::Result<Self> {
-        remove_mark(&path)?;
-        let file = fs::File::options().write(true).create_new(true).mode(0o600).open(&path)?;
-        Ok(Self { path, file })
+    async fn new(context: &Context, stop: &Stop) -> Result<Self, Failure> {
+        let path = context.temp_dir.join(STARTED);
+        blocking(context, "preparing the start of the shell", stop, move || {
+            let open = || fs::File::options().write(true).create_new(true).mode(0o600).open(&path);
+            let file = remove_mark(&path).and_then(|()| open());
+            let file = file.map_err(Failure::io("cannot prepare the start of the shell"))?;
+            Ok(Self { path, file })
+        })
+        .await
     }
 
     fn is_set(&self) -> bool {
