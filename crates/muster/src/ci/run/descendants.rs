@@ -97,6 +97,23 @@ mod sys {
             below(child.id()).into_iter().chain([child.id()]).for_each(kill);
             child.wait().unwrap();
         }
+
+        #[test]
+        fn a_process_whose_name_is_not_utf_8_is_found_and_so_is_what_it_started() {
+            let script = r"printf '\377\376' >/proc/$$/comm; sleep 100 & wait";
+            let mut child = std::process::Command::new("sh").args(["-c", script]).spawn().unwrap();
+            let name = || std::fs::read(format!("/proc/{}/comm", child.id())).unwrap();
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+            while name() != b"\xff\xfe\n" || below(child.id()).is_empty() {
+                assert!(std::time::Instant::now() < deadline, "the grandchild does not show");
+                std::thread::yield_now();
+            }
+            let (found, grandchildren) = (all(), below(child.id()));
+            assert!(found.contains(&child.id()), "the process with the name is not found");
+            assert!(grandchildren.iter().all(|pid| found.contains(pid)), "what it started is not found");
+            grandchildren.into_iter().chain([child.id()]).for_each(kill);
+            child.wait().unwrap();
+        }
     }
 }
 
