@@ -334,9 +334,7 @@ impl std::fmt::Debug for Lease {
 /// `CI_CONCURRENT_PROJECT_ID`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SlotKey {
-    /// The runner, as the paths of its jobs name it: the short form of its token. Empty in records of earlier versions,
-    /// and then any.
-    #[serde(default)]
+    /// The runner, as the paths of its jobs name it: the short form of its token.
     pub runner: String,
     /// The project's id at the coordinator.
     pub project_id: i64,

@@ -8,16 +8,6 @@ use tokio::sync::watch;
 
 use crate::port::{Guard, Slot, SlotKey};
 
-impl SlotKey {
-    fn is_of_runner(&self, other: &Self) -> bool {
-        self.runner == other.runner || self.runner.is_empty() || other.runner.is_empty()
-    }
-
-    fn is_of_project(&self, other: &Self) -> bool {
-        self.is_of_runner(other) && self.project_id == other.project_id
-    }
-}
-
 /// The slots of one environment. Clones are the same slots.
 #[derive(Debug, Clone)]
 pub struct Slots {
@@ -54,8 +44,8 @@ impl Slots {
         if taken.len() >= self.total {
             return None;
         }
-        let of_runner = taken.iter().filter(|slot| slot.key.is_of_runner(key));
-        let of_project = taken.iter().filter(|slot| slot.key.is_of_project(key));
+        let of_runner = taken.iter().filter(|slot| slot.key.runner == key.runner);
+        let of_project = taken.iter().filter(|slot| slot.key == *key);
         let (id, project_slot) =
             (lowest(of_runner.map(|slot| slot.id)), lowest(of_project.map(|slot| slot.project_slot)));
         let slot = Slot { id, project_slot, key: key.clone() };
@@ -70,8 +60,8 @@ impl Slots {
     #[must_use]
     pub fn take_again(&self, slot: &Slot) -> Option<TakenSlot> {
         let mut taken = self.taken.lock();
-        let same_id = |other: &Slot| other.key.is_of_runner(&slot.key) && other.id == slot.id;
-        let same_place = |other: &Slot| other.key.is_of_project(&slot.key) && other.project_slot == slot.project_slot;
+        let same_id = |other: &Slot| other.key.runner == slot.key.runner && other.id == slot.id;
+        let same_place = |other: &Slot| other.key == slot.key && other.project_slot == slot.project_slot;
         if taken.iter().any(|other| same_id(other) || same_place(other)) {
             return None;
         }
@@ -127,18 +117,12 @@ mod tests {
     }
 
     #[test]
-    fn runners_are_counted_apart_and_what_an_earlier_version_took_counts_for_all() {
+    fn runners_are_counted_apart() {
         let other = SlotKey { runner: "other".to_owned(), project_id: 1 };
         let slots = Slots::new(9);
         let taken = [slots.take(&key(1)), slots.take(&other), slots.take(&other)].map(Option::unwrap);
         let numbers = taken.each_ref().map(|taken| (taken.slot.id, taken.slot.project_slot));
         assert_eq!(numbers, [(0, 0), (0, 0), (1, 1)]);
-        let of_any = SlotKey { runner: String::new(), project_id: 1 };
-        let old = Slot { id: 2, project_slot: 2, key: of_any };
-        let _old = slots.take_again(&old).unwrap();
-        let after = [slots.take(&key(1)), slots.take(&key(1)), slots.take(&other)].map(Option::unwrap);
-        let numbers = after.each_ref().map(|taken| (taken.slot.id, taken.slot.project_slot));
-        assert_eq!(numbers, [(1, 1), (3, 3), (3, 3)]);
     }
 
     #[test]

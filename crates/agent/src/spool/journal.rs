@@ -1,7 +1,7 @@
 //! One job's journal: what was asked, what was started for it, and how it ended, in that order.
 //!
 //! ```text
-//! muster job 2 <length>            the request's length in bytes
+//! muster job 1 <length>            the request's length in bytes
 //! <request>                        the `Run`, as it came
 //! {"boot":".."}                    a JSON object per line: the system's start that the lines after it belong to
 //! {"started":{..}}
@@ -9,9 +9,6 @@
 //! {"result":{..}}
 //! ```
 //! What was not written whole counts as not written, but for the lines: whatever a torn one wanted to say may be true.
-//!
-//! Version 1 had the request and the result in files of their own, and the journal began with a line with its version.
-//! What an agent of that version left is read, and ended in its form.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -25,34 +22,22 @@ use muster_steps::process::Trail;
 use prost::Message;
 use serde::{Deserialize, Serialize};
 
-use super::{JOURNAL, OLD_REQUEST, OLD_RESULT};
+use super::JOURNAL;
 
 /// What stands before the length; with the version of the format.
-const HEAD: &str = "muster job 2 ";
+const HEAD: &str = "muster job 1 ";
 /// More than the largest request with everything that is noted after it.
 const LIMIT: Limit = Limit { bytes: 256 * 1024 * 1024, remedy: "remove the job's directory from the spool" };
-/// First line of a request file of version 1.
-const OLD_HEAD: &[u8] = b"muster request 1\n";
-const OLD_VERSION: u32 = 1;
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {
-    /// Of version 1.
-    Version(u32),
     /// The system's start that the lines after this belong to.
     Boot(String),
     Started(Trail),
     /// From here on the user's own commands may have run.
     UserCode,
     Result(Box<JobResult>),
-}
-
-/// The result file of version 1.
-#[derive(Deserialize)]
-struct OldResult {
-    version: u32,
-    result: JobResult,
 }
 
 /// The journal of a job, to be added to.
@@ -120,11 +105,7 @@ pub(crate) struct Past {
 impl Past {
     /// Reads what the directory of a job says.
     pub(super) fn read(dir: &Path) -> io::Result<Self> {
-        let journal = read_if_there(&dir.join(JOURNAL))?;
-        match read_if_there(&dir.join(OLD_REQUEST))? {
-            Some(request) => Self::version_1(&request, journal.as_deref(), &dir.join(OLD_RESULT)),
-            None => journal.map_or_else(|| Ok(Self::default()), |journal| Self::parse(&journal)),
-        }
+        read_if_there(&dir.join(JOURNAL))?.map_or_else(|| Ok(Self::default()), |journal| Self::parse(&journal))
     }
 
     fn parse(bytes: &[u8]) -> io::Result<Self> {
@@ -145,19 +126,9 @@ impl Past {
         Ok(past)
     }
 
-    fn version_1(request: &[u8], journal: Option<&[u8]>, result: &Path) -> io::Result<Self> {
-        let request = request.strip_prefix(OLD_HEAD).and_then(|body| RunRequest::decode(body).ok());
-        let mut past = Self { request, ..Self::default() };
-        past.lines(journal.unwrap_or_default());
-        let result = read_if_there(result)?.and_then(|text| serde_json::from_slice::<OldResult>(&text).ok());
-        past.result = result.filter(|file| file.version == OLD_VERSION).map(|file| file.result).or(past.result);
-        Ok(past)
-    }
-
     fn lines(&mut self, text: &[u8]) {
         for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             match serde_json::from_slice(line) {
-                Ok(Line::Version(OLD_VERSION)) => {}
                 Ok(Line::Boot(boot)) => {
                     if self.boot.as_ref().is_some_and(|known| *known != boot) {
                         self.trail.clear();
@@ -166,7 +137,7 @@ impl Past {
                 }
                 Ok(Line::Started(trail)) => self.trail.push(trail),
                 Ok(Line::Result(result)) => self.result = Some(*result),
-                Ok(Line::UserCode | Line::Version(_)) | Err(_) => self.user_code = true,
+                Ok(Line::UserCode) | Err(_) => self.user_code = true,
             }
         }
     }

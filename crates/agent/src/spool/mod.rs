@@ -40,9 +40,6 @@ const JOURNAL: &str = "journal";
 const LOG: &str = "log";
 /// What an entry holds.
 const FILES: [&str; 2] = [JOURNAL, LOG];
-/// What version 1 had besides.
-const OLD_REQUEST: &str = "request";
-const OLD_RESULT: &str = "result.json";
 /// Space held back for the results of jobs that run when the disk becomes full.
 const RESERVE: usize = 128 * 1024;
 /// The line of an agent's lock, after its process id, that says that it is about to end.
@@ -205,9 +202,7 @@ impl Entry {
         if !self.recycler.take(&self.dir) {
             match fs::DirBuilder::new().mode(0o700).create(&self.dir) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-                Err(_) => [JOURNAL, OLD_REQUEST, OLD_RESULT]
-                    .iter()
-                    .try_for_each(|name| remove_if_there(&self.dir.join(name)))?,
+                Err(_) => remove_if_there(&self.dir.join(JOURNAL))?,
                 Ok(()) => {}
             }
         }
@@ -239,8 +234,8 @@ impl Entry {
 
     /// How long ago the job ended, or the entry was touched last.
     pub(crate) fn age(&self) -> Duration {
-        let files = [OLD_RESULT, JOURNAL].map(|name| self.dir.join(name));
-        let touched = files.iter().chain([&self.dir]).find_map(|path| fs::metadata(path).ok());
+        let paths = [self.dir.join(JOURNAL), self.dir.clone()];
+        let touched = paths.iter().find_map(|path| fs::metadata(path).ok());
         let touched = touched.and_then(|metadata| metadata.modified().ok()).unwrap_or(SystemTime::now());
         SystemTime::now().duration_since(touched).unwrap_or_default()
     }
@@ -260,7 +255,7 @@ impl Entry {
 
     /// The bytes of what counts.
     fn bytes(&self) -> u64 {
-        let files = [JOURNAL, LOG, OLD_REQUEST].map(|name| fs::metadata(self.dir.join(name)));
+        let files = FILES.map(|name| fs::metadata(self.dir.join(name)));
         files.into_iter().flatten().map(|metadata| metadata.len()).sum()
     }
 }

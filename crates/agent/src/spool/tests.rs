@@ -1,4 +1,4 @@
-//! What is written is read again, also by later versions.
+//! What is written is read again.
 
 use std::sync::Arc;
 
@@ -154,7 +154,7 @@ fn a_spool_has_one_owner() {
 }
 
 /// A journal as version 2 writes it.
-const SAMPLE: &[u8] = b"muster job 2 5\n\x0a\x037-1\n{\"boot\":\"one\"}\n\
+const SAMPLE: &[u8] = b"muster job 1 5\n\x0a\x037-1\n{\"boot\":\"one\"}\n\
     {\"started\":{\"job\":{\"mark\":\"7-1/ab\",\"cgroup\":null}}}\n\
     {\"started\":{\"leader\":{\"pid\":12,\"start_ticks\":34}}}\n\"user_code\"\n\n\
     {\"result\":{\"outcome\":{\"state\":\"success\"},\"message\":\"\",\"log_bytes\":3,\"log_crc32\":4,\
@@ -182,51 +182,6 @@ fn a_kept_sample_of_version_2_is_read() {
     assert!(error.to_string().contains("`muster job 3 5` is not a journal of this version"), "{error}");
 }
 
-/// Writes what version 1 left of a job that had ended.
-fn version_1(dir: &Path) {
-    fs::write(
-        dir.join("journal"),
-        "{\"version\":1}\n{\"boot\":\"one\"}\n{\"started\":{\"job\":{\"mark\":\"7-1/ab\",\"cgroup\":null}}}\n\
-         {\"started\":{\"leader\":{\"pid\":12,\"start_ticks\":34}}}\n\"user_code\"\n",
-    )
-    .unwrap();
-    fs::write(
-        dir.join("result.json"),
-        "{\"version\":1,\"result\":{\"outcome\":{\"state\":\"success\"},\"message\":\"\",\"log_bytes\":3,\
-         \"log_crc32\":4,\"tree\":{\"name\":\"job\",\"status\":\"success\",\"started_ms\":1,\"duration_ms\":2}}}",
-    )
-    .unwrap();
-    fs::write(dir.join("request"), b"muster request 1\n\x0a\x037-1").unwrap();
-    fs::write(dir.join("log"), "abc").unwrap();
-}
-
-#[test]
-fn a_kept_sample_of_version_1_is_read_and_goes_on_in_its_form() {
-    let dir = tempfile::tempdir().unwrap();
-    fs::create_dir(dir.path().join("7-1")).unwrap();
-    version_1(&dir.path().join("7-1"));
-    let spool = Spool::open(dir.path(), u64::MAX).unwrap();
-    let entry = spool.entries().unwrap().remove(0);
-    let request = Some(RunRequest { id: "7-1".to_owned(), ..RunRequest::default() });
-    let past = Past { request, boot: Some("one".to_owned()), trail: trail(), user_code: true, result: Some(result()) };
-    assert_eq!(entry.past().unwrap(), past);
-    // One that had not ended is ended by this version.
-    fs::remove_file(entry.dir.join("result.json")).unwrap();
-    assert_eq!(entry.past().unwrap().result, None);
-    entry.journal().unwrap().result(&result()).unwrap();
-    assert_eq!(entry.past().unwrap(), past);
-    // One that had not started its first command is begun anew.
-    let journal = entry.create(past.request.as_ref().unwrap()).unwrap();
-    journal.boot("two").unwrap();
-    assert_eq!(
-        entry.past().unwrap(),
-        Past { boot: Some("two".to_owned()), trail: vec![], user_code: false, result: None, ..past }
-    );
-    assert_eq!(entry.log().unwrap().bytes(), 3);
-    entry.remove().unwrap();
-    assert!(spool.entries().unwrap().is_empty());
-}
-
 #[test]
 fn what_an_earlier_start_of_the_system_ran_is_not_in_the_trail() {
     let dir = tempfile::tempdir().unwrap();
@@ -245,7 +200,7 @@ fn a_journal_that_was_cut_off_anywhere_is_no_request_or_no_result_and_may_have_r
     let lines: Vec<usize> = (0..SAMPLE.len()).filter(|at| SAMPLE[*at] == b'\n').map(|at| at + 1).collect();
     for length in 0..SAMPLE.len() {
         let past = sample(&SAMPLE[..length]).unwrap();
-        let head = "muster job 2 5\n".len() + 5;
+        let head = "muster job 1 5\n".len() + 5;
         assert_eq!(past.request.is_some(), length > head, "{length}");
         // The last byte of a line is its end, which may be missing.
         let whole = lines.contains(&length) || lines.contains(&(length + 1));

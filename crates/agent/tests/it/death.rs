@@ -190,53 +190,6 @@ async fn a_second_agent_is_told_who_is_first() {
     assert!(same_socket.to_string().contains(&pid), "{same_socket}");
 }
 
-/// What an agent before the present format of the spool left: one job that ended, one in its script, one not begun.
-fn leave_version_1(spool: &Path, plan: &muster_agent_api::builtin::JobPlan) {
-    use prost::Message;
-    for (id, ran, ended) in [("1-1", true, true), ("2-1", true, false), ("3-1", false, false)] {
-        let dir = spool.join(id);
-        std::fs::create_dir_all(&dir).unwrap();
-        let mut bytes = b"muster request 1\n".to_vec();
-        bytes.extend(request(id, plan, &[]).encode_to_vec());
-        std::fs::write(dir.join("request"), bytes).unwrap();
-        let user_code = if ran { "\"user_code\"\n" } else { "" };
-        std::fs::write(dir.join("journal"), format!("{{\"version\":1}}\n{user_code}")).unwrap();
-        std::fs::write(dir.join("log"), "said before\n").unwrap();
-        if ended {
-            let tree = r#"{"name":"job","status":"success","started_ms":1,"duration_ms":2}"#;
-            let result = format!(
-                r#"{{"outcome":{{"state":"success"}},"message":"","log_bytes":12,"log_crc32":4,"tree":{tree}}}"#
-            );
-            std::fs::write(dir.join("result.json"), format!(r#"{{"version":1,"result":{result}}}"#)).unwrap();
-        }
-    }
-}
-
-#[tokio::test]
-async fn jobs_that_an_agent_of_the_version_before_left_are_served_ended_or_begun() {
-    let agent = Agent::start().await;
-    let plan = agent.plan(vec![script(&["echo done now"])]);
-    let dir = agent.stop().await;
-    leave_version_1(&options(dir.path()).spool, &plan);
-    // The second start finds in the old form what the first has ended.
-    let dir = Agent::start_in(dir).await.stop().await;
-    let mut agent = Agent::start_in(dir).await;
-    assert_eq!(agent.wait("1-1").await.outcome, Outcome::Success);
-    assert_eq!(agent.log("1-1").await, "said before\n");
-    let lost = agent.wait("2-1").await;
-    assert!(lost.message.contains("the agent was ended while the job ran"), "{lost:?}");
-    let log = agent.log("2-1").await;
-    assert!(log.starts_with("said before\n") && log.contains("ERROR: Job failed (system failure)"), "{log}");
-    agent.run("3-1", &plan, &[]).await;
-    assert_eq!(agent.wait("3-1").await.outcome, Outcome::Success);
-    let log = agent.log("3-1").await;
-    assert!(log.starts_with("said before\n") && log.contains("done now"), "{log}");
-    for id in ["1-1", "2-1", "3-1"] {
-        agent.close(id).await;
-        assert!(!options(agent.dir.path()).spool.join(id).exists(), "{id}");
-    }
-}
-
 #[tokio::test]
 async fn a_job_that_fills_the_spool_fails_by_name_and_the_others_go_on() {
     let dir = Agent::start().await.stop().await;

@@ -37,7 +37,6 @@ pub(super) struct Books {
 struct Row {
     runner: Option<String>,
     taken_ms: i64,
-    by_token: bool,
     job: Place,
     /// None where it is taken.
     state: Option<Place>,
@@ -52,8 +51,8 @@ impl Books {
             Ok(Outline::Version(version)) => newer = (version > VERSION).then_some(version),
             Ok(Outline::Runner { digest }) => drop(runners.insert(digest, place)),
             Ok(Outline::Lane(lane)) => put(lane, place),
-            Ok(Outline::Job { run, runner, taken_ms, lane, by_token }) => {
-                jobs.insert(run, Row { runner, taken_ms, by_token, job: place, state: None });
+            Ok(Outline::Job { run, runner, taken_ms, lane }) => {
+                jobs.insert(run, Row { runner, taken_ms, job: place, state: None });
                 if let Some(lane) = lane {
                     put(lane, place);
                 }
@@ -112,14 +111,7 @@ impl Books {
             Some(Content::State { state }) => state,
             Some(_) => return Err(misplaced()),
         };
-        Ok(StoredJob {
-            run: run.clone(),
-            runner,
-            payload: *payload,
-            state,
-            taken_ms: row.taken_ms,
-            by_token: row.by_token,
-        })
+        Ok(StoredJob { run: run.clone(), runner, payload: *payload, state, taken_ms: row.taken_ms })
     }
 
     fn content(&self, place: Place) -> io::Result<Content> {
@@ -148,8 +140,8 @@ impl Books {
             Record::Version(_) => {}
             Record::Runner { digest, .. } => drop(self.runners.insert(digest.to_owned(), place)),
             Record::Lane(lane) => self.put(lane, place),
-            Record::Job { run, runner, taken_ms, lane, by_token, .. } => {
-                let row = Row { runner: runner.map(str::to_owned), taken_ms, by_token, job: place, state: None };
+            Record::Job { run, runner, taken_ms, lane, .. } => {
+                let row = Row { runner: runner.map(str::to_owned), taken_ms, job: place, state: None };
                 self.jobs.insert(run.clone(), row);
                 if let Some(lane) = lane {
                     self.put(lane, place);

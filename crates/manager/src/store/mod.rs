@@ -27,7 +27,6 @@ mod keeper;
 mod log;
 mod record;
 mod run_name;
-mod state_db;
 #[cfg(test)]
 mod tests;
 
@@ -80,12 +79,6 @@ pub enum StoreError {
     /// A record cannot be written as text.
     #[error("a record of the manager's state cannot be written")]
     Encode(#[source] serde_json::Error),
-    /// The state.db of an earlier version cannot be read.
-    #[error("the manager's state.db, which an earlier version has left, cannot be read")]
-    Database(#[from] sqlx::Error),
-    /// Its version cannot be brought to one that is known.
-    #[error("the manager's state.db, which an earlier version has left, cannot be brought to the last one's form")]
-    Migration(#[from] sqlx::migrate::MigrateError),
     /// A row is not readable.
     #[error("job {job} in the manager's state is not readable")]
     Row {
@@ -101,7 +94,7 @@ pub enum StoreError {
 pub struct StoredJob {
     /// Its name at agents.
     pub run: RunName,
-    /// The runner that it was taken with; none for one that version 1 of state.db took.
+    /// The runner that it was taken with; none where its settings cannot be read any more.
     pub runner: Option<Arc<RunnerSettings>>,
     /// As it came from the coordinator.
     pub payload: JobPayload,
@@ -109,15 +102,13 @@ pub struct StoredJob {
     pub state: JobState,
     /// When it was taken, in milliseconds of Unix time.
     pub taken_ms: i64,
-    /// Whether its token is part of its runs' names at agents: those that an earlier version took are known without.
-    pub by_token: bool,
 }
 
 impl StoredJob {
     /// What the ids of its runs at agents begin with.
     #[must_use]
     pub fn at_agents(&self) -> String {
-        self.run.at_agents(self.by_token.then_some(self.payload.token.as_str()))
+        self.run.at_agents(&self.payload.token)
     }
 }
 
@@ -152,7 +143,7 @@ impl Store {
         directory.join(LOCK).try_exists()
     }
 
-    /// Opens `<directory>/state.log`, makes it if need be (a new directory is its owner's only), and takes over what an earlier version left.
+    /// Opens `<directory>/state.log`, makes it if need be; a new directory is its owner's only.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -168,8 +159,7 @@ impl Store {
                 error => return Err(failed(error.into())),
             }
         }
-        let mut books = Books::open(&directory.join("state.log"))?;
-        state_db::take_over(directory, &mut books).await?;
+        let books = Books::open(&directory.join("state.log"))?;
         Ok(Self {
             books: Arc::new(Mutex::new(books)),
             keeper: Keeper::default(),
@@ -235,7 +225,7 @@ impl Store {
         match self.write_taken(runner, lane, &run, &payload, taken_ms) {
             Ok(true) => {
                 let runner = Some(Arc::clone(runner));
-                Ok(Some(StoredJob { run, runner, payload, state: JobState::taken(), taken_ms, by_token: true }))
+                Ok(Some(StoredJob { run, runner, payload, state: JobState::taken(), taken_ms }))
             }
             Ok(false) => Ok(None),
             Err(error) => {
@@ -264,7 +254,7 @@ impl Store {
                 books.add(&Record::Runner { digest: &digest, settings: runner })?;
             }
             let (runner, lane) = (Some(digest.as_str()), Some(&lane));
-            books.add(&Record::Job { run, runner, taken_ms, lane, payload, by_token: true }).map(|()| true)
+            books.add(&Record::Job { run, runner, taken_ms, lane, payload }).map(|()| true)
         })
     }
 

@@ -21,14 +21,7 @@ pub(super) enum Record<'a> {
     /// The idempotency key that a lane asks with next.
     Lane(&'a Lane),
     /// A job was taken, and its lane has a new key: both or neither.
-    Job {
-        run: &'a RunName,
-        runner: Option<&'a str>,
-        taken_ms: i64,
-        lane: Option<&'a Lane>,
-        payload: &'a JobPayload,
-        by_token: bool,
-    },
+    Job { run: &'a RunName, runner: Option<&'a str>, taken_ms: i64, lane: Option<&'a Lane>, payload: &'a JobPayload },
     /// Where a job stands.
     State { run: &'a RunName, state: &'a JobState },
     /// Nothing is left to do for a job.
@@ -48,25 +41,11 @@ pub(super) struct Lane {
 #[serde(rename_all = "snake_case")]
 pub(super) enum Outline {
     Version(u32),
-    Runner {
-        digest: String,
-    },
+    Runner { digest: String },
     Lane(Lane),
-    Job {
-        run: RunName,
-        runner: Option<String>,
-        taken_ms: i64,
-        lane: Option<Lane>,
-        // Lines of earlier versions do not have it.
-        #[serde(default)]
-        by_token: bool,
-    },
-    State {
-        run: RunName,
-    },
-    Done {
-        run: RunName,
-    },
+    Job { run: RunName, runner: Option<String>, taken_ms: i64, lane: Option<Lane> },
+    State { run: RunName },
+    Done { run: RunName },
 }
 
 /// What is only read when it is asked for.

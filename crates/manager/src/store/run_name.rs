@@ -23,11 +23,6 @@ impl RunName {
         Self(format!("{id}-{}", short(url.as_str().trim_end_matches('/'))))
     }
 
-    /// A name as it is stored.
-    pub(super) fn stored(name: String) -> Self {
-        Self(name)
-    }
-
     /// The name as it is stored.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -35,14 +30,10 @@ impl RunName {
     }
 
     /// What the ids of the job's runs at agents begin with; an attempt's number follows. A coordinator that was set up anew counts its jobs from the beginning, and a
-    /// machine may still have the spool of earlier ones; `token` is the job's own, and no other job has it. None for a job
-    /// whose runs have been named without since an earlier version took it.
+    /// machine may still have the spool of earlier ones; `token` is the job's own, and no other job has it.
     #[must_use]
-    pub fn at_agents(&self, token: Option<&str>) -> String {
-        match token {
-            Some(token) => format!("{}-{}", self.0, short(token)),
-            None => self.0.clone(),
-        }
+    pub fn at_agents(&self, token: &str) -> String {
+        format!("{}-{}", self.0, short(token))
     }
 }
 
@@ -65,7 +56,7 @@ mod tests {
     fn a_coordinator_that_counts_from_the_beginning_again_is_not_told_of_an_earlier_job() {
         let url = Url::parse("http://127.0.0.1:8873").unwrap();
         let name = RunName::new(JobId(100_000), &url);
-        let run = |token: &str| name.at_agents(Some(token));
+        let run = |token: &str| name.at_agents(token);
         assert_ne!(run("of the first run"), run("of the second run"));
         assert_eq!(run("of the first run"), run("of the first run"), "after a restart it is found again");
         assert!(!run("of the first run").contains("first"));

@@ -6,15 +6,10 @@ use muster_environment::{LeaseRecord, Slot, SlotKey};
 use muster_job::{JobId, Secret};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
 
 use super::*;
 
-/// A state.db as version 1 left it: jobs 7 (running) and 8 (taken), without runners.
-const DB_1: &str = include_str!("../../tests/samples/state_v1.sql");
-/// A state.db as version 2 left it: job 7 (running) and one that cannot be read, and a lane.
-const DB_2: &str = include_str!("../../tests/samples/state_v2.sql");
-/// A state.log as version 1 left it: jobs 7 (running) and 8 (taken) of one runner, a job that is done, and two lanes.
+/// A state.log of version 1: jobs 7 (running) and 8 (taken) of one runner, a job that is done, and two lanes.
 const LOG_1: &[u8] = include_bytes!("../../tests/samples/state_v1.log");
 
 fn payload(id: i64) -> JobPayload {
@@ -33,15 +28,6 @@ fn leased() -> JobState {
     let slot = Slot { id: 0, project_slot: 0, key: SlotKey { runner: "short".to_owned(), project_id: 1 } };
     let lease = LeaseRecord { environment: "host".to_owned(), slot, claim: String::new(), machine: None };
     JobState::taken().lease(lease, 0).unwrap()
-}
-
-async fn with_state_db(sql: &str) -> tempfile::TempDir {
-    let home = tempfile::tempdir().unwrap();
-    let options = SqliteConnectOptions::new().filename(home.path().join("state.db")).create_if_missing(true);
-    let pool = SqlitePool::connect_with(options).await.unwrap();
-    sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&pool).await.unwrap();
-    pool.close().await;
-    home
 }
 
 #[tokio::test]
@@ -82,7 +68,6 @@ async fn what_is_stored_is_there_after_a_new_start_with_its_runner() {
         payload: payload(id),
         state: JobState::taken(),
         taken_ms,
-        by_token: true,
     };
     assert_eq!(store.jobs(), [stored(7, &old, first.taken_ms), stored(9, &new, last.taken_ms)]);
     assert_eq!(store.lane_key(&old.key, 1).unwrap(), key);
@@ -117,51 +102,6 @@ async fn only_its_owner_looks_into_a_new_state_directory_and_one_that_was_there_
     }
 }
 
-#[tokio::test]
-async fn version_1_of_state_db_is_taken_over_once() {
-    let home = with_state_db(DB_1).await;
-    for _ in 0..2 {
-        let store = Store::open(home.path()).await.unwrap();
-        let jobs = store.jobs();
-        let read: Vec<_> = jobs.iter().map(|job| (job.run.as_str(), job.state.name(), job.runner.is_some())).collect();
-        assert_eq!(read, [("7", "running", false), ("8", "taken", false)], "the names are those at the agent");
-        assert_eq!(jobs[0].payload, payload(7));
-        let files = ["state.db", "state.db-wal", "state.db-shm"];
-        assert!(files.iter().all(|name| !home.path().join(name).exists()), "nothing is taken over twice");
-    }
-    let store = Store::open(home.path()).await.unwrap();
-    let jobs = store.jobs();
-    store.set_state(&jobs[1].run, &jobs[0].state).unwrap();
-    store.delete(&jobs[0].run).unwrap();
-    assert_eq!(store.jobs().len(), 1);
-}
-
-#[tokio::test]
-async fn version_2_of_state_db_is_taken_over_with_its_lanes_and_without_what_is_unreadable() {
-    let home = with_state_db(DB_2).await;
-    let store = Store::open(home.path()).await.unwrap();
-    let jobs = store.jobs();
-    assert_eq!(jobs.len(), 1);
-    let runner = jobs[0].runner.clone().unwrap();
-    assert_eq!((jobs[0].run.as_str(), jobs[0].state.name(), runner.name.as_str()), ("7-0a1b2c3d", "running", "kept"));
-    assert_eq!(store.lane_key(&runner.key, 3).unwrap(), "3".repeat(32));
-}
-
-#[tokio::test]
-async fn what_a_newer_job_of_state_log_says_is_not_undone_by_an_old_state_db() {
-    let home = with_state_db(DB_2).await;
-    std::fs::create_dir(home.path().join("aside")).unwrap();
-    std::fs::copy(home.path().join("state.db"), home.path().join("aside/state.db")).unwrap();
-    let store = Store::open(home.path()).await.unwrap();
-    let run = store.jobs()[0].run.clone();
-    store.set_state(&run, &leased()).unwrap();
-    drop(store);
-    // As after a start that was cut off before it had removed the old file.
-    std::fs::copy(home.path().join("aside/state.db"), home.path().join("state.db")).unwrap();
-    let store = Store::open(home.path()).await.unwrap();
-    assert_eq!(store.jobs()[0].state, leased());
-}
-
 async fn store_of(home: &Path, bytes: &[u8]) -> Store {
     std::fs::write(home.join("state.log"), bytes).unwrap();
     Store::open(home).await.unwrap()
@@ -172,13 +112,11 @@ fn named(jobs: &[StoredJob]) -> Vec<(&str, &str)> {
 }
 
 #[tokio::test]
-async fn version_1_of_state_log_stays_readable() {
+async fn a_kept_state_log_is_read() {
     let home = tempfile::tempdir().unwrap();
     let store = store_of(home.path(), LOG_1).await;
     let jobs = store.jobs();
     assert_eq!(named(&jobs), [("7-0a1b2c3d", "running"), ("8-0a1b2c3d", "taken")]);
-    // Their runs are at agents by the names that the version of then gave.
-    assert_eq!(jobs[0].at_agents(), "7-0a1b2c3d");
     assert!(jobs.iter().all(|job| job.runner.as_ref().is_some_and(|runner| runner.name == "kept")));
     let keys = [0, 3].map(|lane| store.lane_key(&jobs[0].runner.as_ref().unwrap().key, lane).unwrap());
     assert_eq!(keys, ["9".repeat(32), "3".repeat(32)]);
