@@ -1,9 +1,7 @@
 //! From `[runners.autoscaler]` to what the instances of a runner are made by.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
-use muster_job::GoDuration;
 use muster_taskscaler::need::memory_bytes;
 
 use super::scaling;
@@ -35,8 +33,7 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
         has_token_prefix: false,
         connector: connector.clone(),
         instance_ready_command: owned("instance_ready_command"),
-        instance_acquire_timeout: duration(table, "instance_acquire_timeout")
-            .unwrap_or(defaults.instance_acquire_timeout),
+        instance_acquire_timeout: table.time("instance_acquire_timeout").unwrap_or(defaults.instance_acquire_timeout),
         log_internal_ip: table.bool("log_internal_ip").unwrap_or_default(),
         log_external_ip: table.bool("log_external_ip").unwrap_or_default(),
         scaling: scaling::read(table).0,
@@ -81,7 +78,7 @@ fn sticky(table: &Table) -> Option<StickySettings> {
     let default = StickySettings::default();
     table.bool("enabled").unwrap_or_default().then(|| StickySettings {
         size_max_bytes: table.str("size_max").and_then(memory_bytes).unwrap_or(default.size_max_bytes),
-        age_max: duration(table, "age_max").unwrap_or(default.age_max),
+        age_max: table.time("age_max").unwrap_or(default.age_max),
     })
 }
 
@@ -96,18 +93,10 @@ fn connector(table: &Table) -> ConnectorSettings {
         password: text("password"),
         key_path: table.str("key_path").map(PathBuf::from),
         use_static_credentials: table.bool("use_static_credentials").unwrap_or_default(),
-        keepalive: duration(table, "keepalive"),
-        timeout: duration(table, "timeout"),
+        keepalive: table.time("keepalive"),
+        timeout: table.time("timeout"),
         use_external_addr: table.bool("use_external_addr").unwrap_or_default(),
         allow_unencrypted: table.bool("allow_unencrypted").unwrap_or_default(),
-    }
-}
-
-/// A duration above 0.
-fn duration(table: &Table, name: &str) -> Option<Duration> {
-    match table.duration(name)? {
-        GoDuration::Positive(duration) if !duration.is_zero() => Some(duration),
-        _ => None,
     }
 }
 
@@ -122,6 +111,8 @@ fn json(text: &str) -> serde_json::Value {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use jiff::tz::TimeZone;
     use muster_taskscaler::config::{Config, Foreign, GroupConfig, GroupOrder, Throttle};
     use muster_taskscaler::driver::Buckets;

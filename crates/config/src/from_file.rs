@@ -87,7 +87,7 @@ fn runner(tree: &Table, entry: &Runner, around: &Surroundings) -> Option<RunnerS
         request_concurrency: positive(table, "request_concurrency").unwrap_or(defaults.request_concurrency),
         strict_check_interval: table.bool("strict_check_interval").unwrap_or_default(),
         unhealthy_requests_limit: count("unhealthy_requests_limit").unwrap_or(defaults.unhealthy_requests_limit),
-        unhealthy_interval: duration(table, "unhealthy_interval").unwrap_or(defaults.unhealthy_interval),
+        unhealthy_interval: table.time("unhealthy_interval").unwrap_or(defaults.unhealthy_interval),
         final_update_retry_limit: count("job_status_final_update_retry_limit")
             .unwrap_or(defaults.final_update_retry_limit),
         labels: labels(tree).chain(labels(table)).collect(),
@@ -106,8 +106,8 @@ fn runner(tree: &Table, entry: &Runner, around: &Surroundings) -> Option<RunnerS
             pre_build: owned("pre_build_script"),
             post_build: owned("post_build_script"),
         },
-        prepare_timeout: duration(table, "prepare_timeout"),
-        get_sources_timeout: duration(table, "get_sources_timeout"),
+        prepare_timeout: table.time("prepare_timeout"),
+        get_sources_timeout: table.time("get_sources_timeout"),
         output_limit: kib.saturating_mul(1024),
         debug_trace_disabled: table.bool("debug_trace_disabled").unwrap_or_default(),
         safe_directory_checkout: table.bool("safe_directory_checkout"),
@@ -119,8 +119,9 @@ fn runner(tree: &Table, entry: &Runner, around: &Surroundings) -> Option<RunnerS
         on_instances: super::autoscaler::on_instances(table, &entry.executor),
         autoscaler: super::autoscaler::read(table).or_else(|| super::machine::read(entry)).map(Arc::new),
         artifact: ArtifactTimeouts {
-            upload: duration(table, "artifact.upload_timeout").unwrap_or(defaults.artifact.upload),
-            response_header: duration(table, "artifact.response_header_timeout")
+            upload: table.time("artifact.upload_timeout").unwrap_or(defaults.artifact.upload),
+            response_header: table
+                .time("artifact.response_header_timeout")
                 .unwrap_or(defaults.artifact.response_header),
         },
         unpack: unpack(table),
@@ -158,14 +159,6 @@ fn tls(table: &Table, url: &Url, certificates: Option<&Path>) -> TlsFiles {
 /// A count above 0.
 fn positive(table: &Table, name: &str) -> Option<usize> {
     table.int(name).and_then(|value| usize::try_from(value).ok()).filter(|value| *value > 0)
-}
-
-/// A duration above 0.
-fn duration(table: &Table, name: &str) -> Option<Duration> {
-    match table.duration(name)? {
-        GoDuration::Positive(duration) if !duration.is_zero() => Some(duration),
-        _ => None,
-    }
 }
 
 /// Entries without `=` are dropped, as in the reference (C106).

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::time::Duration;
 
 use muster_job::GoDuration;
 use time::OffsetDateTime;
@@ -150,6 +151,15 @@ impl Table {
     pub fn duration(&self, name: &str) -> Option<GoDuration> {
         match self.node(name)?.value {
             Value::Duration(duration) => Some(duration),
+            _ => None,
+        }
+    }
+
+    /// A duration above 0; any other counts as none.
+    #[must_use]
+    pub fn time(&self, name: &str) -> Option<Duration> {
+        match self.duration(name)? {
+            GoDuration::Positive(duration) if !duration.is_zero() => Some(duration),
             _ => None,
         }
     }

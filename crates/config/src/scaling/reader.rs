@@ -3,8 +3,6 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use muster_job::GoDuration;
-
 use super::ScalingProblem;
 use crate::tree::Table;
 
@@ -76,10 +74,7 @@ impl<'a> Reader<'a> {
 
     /// A duration. Zero is the default, as in the reference; one below zero has been told as what it is (C088).
     pub(super) fn duration(&self, key: &str, default: Duration) -> Duration {
-        match self.table.duration(key) {
-            Some(GoDuration::Positive(duration)) if !duration.is_zero() => duration,
-            _ => default,
-        }
+        self.table.time(key).unwrap_or(default)
     }
 
     /// What a word stands for.
