@@ -124,7 +124,7 @@ fn the_project_itself_runs_quick_checks_on_a_push_and_the_suite_on_merge_request
     let list = |event: &str| {
         let home = tempfile::tempdir().unwrap();
         let output = Command::new(env!("CARGO_BIN_EXE_muster"))
-            .args(["ci", "list", "--json", "--event", event])
+            .args(["ci", "list", "--output", "json", "--event", event])
             .current_dir(root())
             .env("HOME", home.path())
             .output()
