@@ -1,11 +1,12 @@
 //! The gRPC contract between manager and agent: GitLab's step-runner service ([`step_runner`]), Muster's extension
 //! ([`agent`]), the inputs of the built-in steps ([`builtin`]) that a job is lowered to, and the one [`client`] of an agent.
 //!
-//! A job is one `Run` of one step, `builtin://job`, whose input is a [`builtin::JobPlan`]: the phases of the job in
-//! their order, each a built-in step with the condition under which it runs.
+//! A job is one `Run` of one step, `builtin://job`, whose input is a [`plan::JobPlan`]: a tree of steps, each with the policy under
+//! which it runs.
 
 pub mod builtin;
 pub mod client;
+pub mod plan;
 pub mod result;
 
 /// GitLab's step-runner service (package `proto`).

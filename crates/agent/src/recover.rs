@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use muster_builtins::Variables;
-use muster_builtins::trace::style;
 use muster_job::EndCause;
 use muster_job::mask::Secrets;
+use muster_steps::engine::Began;
 use muster_steps::process::end_leftovers;
+use muster_steps::style;
 
 use crate::agent::{Agent, Finished, Job};
 use crate::running::{parse, settle, system_failure};
@@ -48,8 +49,8 @@ async fn recover_one(agent: &Arc<Agent>, entry: &Entry) -> std::io::Result<()> {
     if !rebooted {
         end_leftovers(&past.trail, GRACE).await;
     }
-    if let Ok(plan) = parse(&request)
-        && let Err(error) = Variables::clear_files(std::path::Path::new(&format!("{}.tmp", plan.project_dir)))
+    if let Ok(work) = parse(&request)
+        && let Err(error) = Variables::clear_files(std::path::Path::new(&format!("{}.tmp", work.plan.project_dir)))
     {
         tracing::warn!(job = entry.id, %error, "temporary files of a lost job stay");
     }
@@ -62,7 +63,7 @@ async fn recover_one(agent: &Arc<Agent>, entry: &Entry) -> std::io::Result<()> {
     let lost = if rebooted { REBOOTED } else { LOST };
     let line = style::error(&format!("Job failed (system failure): {lost}"));
     job.log.append(format!("{gap}{line}").as_bytes())?;
-    let end = system_failure(SystemTime::now(), lost, Some(EndCause::EnvironmentLost));
+    let end = system_failure(Began::now(), lost, Some(EndCause::EnvironmentLost));
     // Nothing of it is the job's.
     settle(agent, &job, end, &Secrets::default());
     agent.adopt(job);

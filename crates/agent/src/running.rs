@@ -5,38 +5,55 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use futures::FutureExt;
-use muster_agent_api::builtin::{JobPlan, job_plan};
-use muster_agent_api::result::{JobResult, Outcome, StepNode, StepStatus};
+use muster_agent_api::plan::{JobPlan, job_plan};
+use muster_agent_api::result::{JobResult, Outcome, StepNode};
 use muster_agent_api::step_runner::RunRequest;
 use muster_builtins::job::{self, JobEnd};
-use muster_builtins::trace::{Trace, TraceOptions, style};
-use muster_builtins::{Context, JobVariable, OnUserCode, Variables, share};
+use muster_builtins::trace::{Trace, TraceOptions};
+use muster_builtins::{Context, JobVariable, OnUserCode, Variables, registry, share};
+use muster_job::EndCause;
 use muster_job::mask::Secrets;
-use muster_job::{EndCause, FailureReason};
+use muster_steps::builtin::Step;
+use muster_steps::engine::Began;
+use muster_steps::failure::Failure;
+use muster_steps::style;
 use rand::Rng;
 
 use crate::agent::{Agent, Finished, Job};
 use crate::spool::LogSink;
 
-/// What a request asks for, or why it cannot be understood.
-pub(crate) fn parse(request: &RunRequest) -> Result<JobPlan, String> {
+/// What a request asks for.
+pub(crate) struct Work {
+    /// The plan without its steps.
+    pub(crate) plan: JobPlan,
+    steps: Vec<Step<Context>>,
+}
+
+/// Reads a request.
+///
+/// # Errors
+/// Why it cannot be understood.
+pub(crate) fn parse(request: &RunRequest) -> Result<Work, String> {
     match job_plan(&request.steps) {
         Some(plan) if plan.project_dir.is_empty() => Err("the plan names no project directory".to_owned()),
-        Some(plan) => Ok(plan),
+        Some(mut plan) => {
+            let steps = registry().load(std::mem::take(&mut plan.steps))?;
+            Ok(Work { plan, steps })
+        }
         None => Err("only `builtin://job` can be run".to_owned()),
     }
 }
 
 /// Executes a job, and writes its result before it tells anyone.
-pub(crate) async fn execute(agent: Arc<Agent>, job: Arc<Job>, request: RunRequest, plan: JobPlan) {
-    let started = SystemTime::now();
+pub(crate) async fn execute(agent: Arc<Agent>, job: Arc<Job>, request: RunRequest, work: Work) {
+    let began = Began::now();
     let variables = Variables::new(variables(request));
-    let secrets = secrets(&plan, &variables);
-    let work = run(&agent, &job, variables, &plan, &secrets);
-    let end = match AssertUnwindSafe(work).catch_unwind().await {
+    let secrets = secrets(&work.plan, &variables);
+    let running = run(&agent, &job, variables, &work, &secrets);
+    let end = match AssertUnwindSafe(running).catch_unwind().await {
         Ok(Ok(end)) => end,
-        Ok(Err(error)) => broken(&job, started, &secrets.mask(&format!("cannot start the job: {error}"))),
-        Err(_) => broken(&job, started, "a defect in the agent ended the job; its own log says more"),
+        Ok(Err(error)) => broken(&job, began, &secrets.mask(&format!("cannot start the job: {error}"))),
+        Err(_) => broken(&job, began, "a defect in the agent ended the job; its own log says more"),
     };
     settle(&agent, &job, end, &secrets);
 }
@@ -85,9 +102,10 @@ async fn run(
     agent: &Arc<Agent>,
     job: &Arc<Job>,
     variables: Variables,
-    plan: &JobPlan,
+    work: &Work,
     secrets: &Secrets,
 ) -> Result<JobEnd, std::io::Error> {
+    let Work { plan, steps } = work;
     let (journal, recorder) = (Arc::clone(&job.journal), Arc::clone(&job.journal));
     journal.boot(&agent.boot_id)?;
     let nonce = format!("{:016x}", rand::rng().random::<u64>());
@@ -121,7 +139,7 @@ async fn run(
     if already > 0 {
         context.say(&style::warning("the agent was restarted before the first command of the job; it starts again"));
     }
-    let mut end = job::run(context, plan, &job.brakes).await;
+    let mut end = job::run(context, plan, steps, &job.brakes).await;
     if let (Some(used), Some(why)) = (&mut end.used, no_share) {
         used.no_share = why;
     }
@@ -142,31 +160,24 @@ fn variables(request: RunRequest) -> Vec<JobVariable> {
 }
 
 /// The end of a job that could not go its way; says so in the log.
-fn broken(job: &Job, started: SystemTime, message: &str) -> JobEnd {
+fn broken(job: &Job, began: Began, message: &str) -> JobEnd {
     let line = style::error(&format!("Job failed (system failure): {message}"));
     let gap = if job.log.ends_a_line() { "" } else { "\n" };
     if let Err(error) = job.log.append(format!("{gap}{line}").as_bytes()) {
         tracing::error!(job = job.id, %error, "the last words of a job could not be written to its log");
     }
-    system_failure(started, message, None)
+    system_failure(began, message, None)
 }
 
-/// A result for a job that its machine let down.
-pub(crate) fn system_failure(started: SystemTime, message: &str, cause: Option<EndCause>) -> JobEnd {
-    let millis = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+/// Returns the result of a job that its machine let down.
+pub(crate) fn system_failure(began: Began, message: &str, cause: Option<EndCause>) -> JobEnd {
+    let failure = Failure::System(message.to_owned());
+    let mut tree = began.node("job", Some(&failure).into(), Vec::new());
+    tree.cause = cause;
     JobEnd {
-        outcome: Outcome::Failed { reason: FailureReason::RunnerSystemFailure, exit_code: None, cause },
+        outcome: Outcome::Failed { reason: failure.reason(), exit_code: None, cause },
         message: message.to_owned(),
-        tree: StepNode {
-            name: "job".to_owned(),
-            status: StepStatus::Failure,
-            started_ms: started.duration_since(SystemTime::UNIX_EPOCH).map_or(0, millis),
-            duration_ms: started.elapsed().map_or(0, millis),
-            exit_code: None,
-            message: message.to_owned(),
-            cause,
-            steps: Vec::new(),
-        },
+        tree,
         used: None,
     }
 }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
 use tokio::time::timeout;
 
-use crate::failure::Failure;
 
 /// Time that work has to end after a stop. Only a file system that does not answer takes longer.
 const AFTER_STOP: Duration = Duration::from_secs(5);

@@ -2,24 +2,27 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use muster_agent_api::builtin::{Coordinator, JobPlan, UnpackLimits};
+use muster_agent_api::builtin::UnpackLimits;
+use muster_agent_api::plan::{Coordinator, JobPlan};
 use muster_archive::{Limits, Root};
 use muster_runner_api::client::{Client, ClientError, TlsFiles};
+use muster_steps::engine::Job;
+use muster_steps::failure::Failure;
 use muster_steps::log::{Log, Stream};
 use muster_steps::process::{Command, Ended, Processes};
 use muster_steps::stop::Stop;
 use parking_lot::Mutex;
+use serde_json::{Map, Value};
 use time::OffsetDateTime;
 use url::Url;
 
 use crate::blocking::blocking;
 use crate::checkout::Templates;
-use crate::failure::Failure;
 use crate::files::extract::{Extraction, LimitsFrom};
 use crate::trace::Trace;
 use crate::trash::Trash;
@@ -153,47 +156,6 @@ impl Context {
         self.trace.write(Stream::Runner, line.as_bytes());
     }
 
-    /// The trace, for what processes print.
-    #[must_use]
-    pub fn log(&self) -> Arc<dyn Log> {
-        Arc::<Trace>::clone(&self.trace)
-    }
-
-    /// Has to be called before anything of the user's runs (invariant J2).
-    ///
-    /// # Errors
-    /// If the spool cannot record it, or the job is to end instead.
-    pub async fn user_code_starts(&self, stop: &Stop) -> Result<(), Failure> {
-        let mut started = self.user_code_started.lock().await;
-        if *started {
-            return Ok(());
-        }
-        let told = tokio::select! {
-            biased;
-            cause = stop.stopped() => return Err(Failure::Stopped(cause)),
-            told = (self.on_user_code)() => told,
-        };
-        told.map_err(Failure::io("cannot record the start of the script in the spool"))?;
-        *started = true;
-        Ok(())
-    }
-
-    /// Prepares a phase: brings back the job's temporary files, and reads what earlier phases have passed on to it.
-    ///
-    /// # Errors
-    /// [`Failure::System`] if the disk fails, [`Failure::Step`] if the job put something unreadable there.
-    pub(crate) async fn begin_phase(self: &Arc<Self>, stop: &Stop) -> Result<(), Failure> {
-        let context = Arc::clone(self);
-        blocking(&**self, "preparing the phase", stop, move || {
-            let Self { variables, temp_dir, extraction, .. } = &*context;
-            // The directory first: what is read must not be the file of a link in its place.
-            variables.read_passed_on(temp_dir)?;
-            let restored = variables.restore_files(temp_dir, &extraction.root_kind);
-            restored.map_err(Failure::io("cannot bring back the job's temporary files"))
-        })
-        .await
-    }
-
     /// Writes the job's file variables, and creates the directory for them and other temporary files.
     pub(crate) async fn write_files(self: &Arc<Self>, stop: &Stop) -> Result<(), Failure> {
         let context = Arc::clone(self);
@@ -253,5 +215,64 @@ impl Context {
             Ended::Exited(status) => Failure::of_status(status).map_or(Ok(()), Err),
             Ended::Stopped(cause) => Err(Failure::Stopped(cause)),
         }
+    }
+}
+
+impl Job for Context {
+    fn processes(&self) -> &Processes {
+        &self.processes
+    }
+
+    fn log(&self) -> Arc<dyn Log> {
+        Arc::<Trace>::clone(&self.trace)
+    }
+
+    fn grace(&self) -> Duration {
+        self.grace
+    }
+
+    fn work_dir(&self) -> &Path {
+        &self.project_dir
+    }
+
+    fn temp_dir(&self) -> &Path {
+        &self.temp_dir
+    }
+
+    fn values(&self) -> Map<String, Value> {
+        self.variables.values(&self.temp_dir)
+    }
+
+    fn set_status(&self, status: &'static str) {
+        self.variables.set("CI_JOB_STATUS", status);
+    }
+
+    /// Brings back the job's temporary files, and reads what earlier steps have passed on.
+    async fn begin_step(self: &Arc<Self>, stop: &Stop) -> Result<(), Failure> {
+        let context = Arc::clone(self);
+        blocking(&**self, "preparing the step", stop, move || {
+            let Self { variables, temp_dir, extraction, .. } = &*context;
+            // The directory first: what is read must not be the file of a link in its place.
+            variables.read_passed_on(temp_dir)?;
+            let restored = variables.restore_files(temp_dir, &extraction.root_kind);
+            restored.map_err(Failure::io("cannot bring back the job's temporary files"))
+        })
+        .await
+    }
+
+    /// Fails if the spool cannot record it, or the job is to end instead.
+    async fn user_code_starts(&self, stop: &Stop) -> Result<(), Failure> {
+        let mut started = self.user_code_started.lock().await;
+        if *started {
+            return Ok(());
+        }
+        let told = tokio::select! {
+            biased;
+            cause = stop.stopped() => return Err(Failure::Stopped(cause)),
+            told = (self.on_user_code)() => told,
+        };
+        told.map_err(Failure::io("cannot record the start of the script in the spool"))?;
+        *started = true;
+        Ok(())
     }
 }

@@ -1,18 +1,18 @@
-//! The steps that come with Muster: checkout, cache, artifacts, script; and `builtin://job`, which strings them
-//! together to what GitLab calls a job.
+//! The steps that come with Muster: checkout, cache, artifacts, script; and [`job`], what stands around the steps of a job.
+//!
+//! Each is an implementation of `muster_steps::builtin::Builtin` for its inputs, and listed in [`registry`].
 //!
 //! Invariants: whatever a job prints passes [`trace::Trace`], so no masked value reaches the log (J6); a phase that
 //! is optional, like a cache, never fails the job.
 
 pub mod artifacts;
-mod author_steps;
 mod blocking;
 pub mod cache;
 mod checkout;
 mod context;
-mod failure;
 mod files;
 pub mod job;
+mod prepare;
 mod script;
 pub mod share;
 mod site;
@@ -21,12 +21,30 @@ pub mod trace;
 mod trash;
 mod variables;
 
+use muster_agent_api::builtin::{
+    ArtifactsDownload, ArtifactsUploads, CacheRestore, CacheSave, Checkout, Cleanup, Prepare, Script,
+};
+use muster_steps::builtin::Registry;
+
 pub use checkout::Templates;
 pub use context::{Context, OnUserCode, Shared};
-pub use failure::Failure;
 pub use files::extract::{Extraction, LimitsFrom, extract};
 pub use files::format::{Format, Level};
 pub use files::select::Wanted;
 pub use site::{Meter, Site, Tone};
 pub use trash::Trash;
 pub use variables::{JobVariable, Resolved, Variables};
+
+/// Returns the built-in steps.
+#[must_use]
+pub fn registry() -> Registry<Context> {
+    Registry::default()
+        .with::<Prepare>()
+        .with::<Checkout>()
+        .with::<Script>()
+        .with::<CacheRestore>()
+        .with::<CacheSave>()
+        .with::<ArtifactsDownload>()
+        .with::<ArtifactsUploads>()
+        .with::<Cleanup>()
+}

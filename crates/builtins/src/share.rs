@@ -7,10 +7,10 @@ use muster_agent_api::builtin::Share;
 use muster_agent_api::result::Used;
 use muster_steps::process::{Processes, Stalled};
 use muster_steps::stop::Stop;
+use muster_steps::style;
 
 use crate::context::Context;
 use crate::sticky::Sticky;
-use crate::trace::style;
 
 /// The variable that names the directory of the sticky context.
 pub const CONTEXT_DIR: &str = "MUSTER_CONTEXT_DIR";

@@ -7,14 +7,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use muster_steps::engine::Job as _;
+use muster_steps::failure::Failure;
 use muster_steps::process::{Command, Ended};
 use muster_steps::stop::Stop;
+use muster_steps::style;
 
 use crate::blocking::Report;
 use crate::context::Context;
-use crate::failure::Failure;
 use crate::files::extract::Extraction;
-use crate::trace::style;
 
 /// How a line is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,13 +1,17 @@
-//! Step files, references, expressions, and the engine that executes them; and the processes that steps start.
+//! Step files, references, expressions, and the one engine that executes a tree of steps under their policies; and the processes
+//! that steps start.
 //!
 //! Invariants: a job's processes are all in [`process::Processes`], which ends every one of them (J5); what a step
 //! prints goes to [`log::Log`] and nowhere else (J6).
 
+pub mod builtin;
 pub mod definition;
 pub mod engine;
 pub mod expression;
+pub mod failure;
 mod lines;
 pub mod log;
 pub mod process;
 pub mod stop;
+pub mod style;
 pub mod yaml;

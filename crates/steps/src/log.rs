@@ -14,4 +14,7 @@ pub enum Stream {
 pub trait Log: Send + Sync {
     /// Appends bytes; never waits for a reader. A log that cannot be kept stops the job by its own means.
     fn write(&self, stream: Stream, bytes: &[u8]);
+
+    /// A step has ended: what its processes printed without ending the line is a line from now on.
+    fn end_lines(&self) {}
 }

@@ -1,8 +1,11 @@
 //! Cancellation as a value: a token with the reason why, so that "cancelled", "timed out" and "lost" reach the report.
 
+use std::pin::pin;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use muster_job::EndCause;
+use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 
 /// Asks work to end, and says why. Clones share one state.
@@ -39,10 +42,34 @@ impl Stop {
         self.parent.as_ref().and_then(|parent| parent.cause()).or_else(|| self.cause.get().copied())
     }
 
+    /// Does the work. If `event` comes first, asks it to end for this cause. The work decides how long that takes.
+    pub async fn ended_by<T>(
+        &self,
+        event: impl Future<Output = ()>,
+        cause: EndCause,
+        work: impl Future<Output = T>,
+    ) -> T {
+        let mut work = pin!(work);
+        tokio::select! {
+            biased;
+            done = &mut work => return done,
+            () = event => self.stop(cause),
+        }
+        work.await
+    }
+
     /// Waits until the end is asked for. Cancel-safe.
     pub async fn stopped(&self) -> EndCause {
         self.token.cancelled().await;
         self.cause().unwrap_or(EndCause::CanceledByUser)
+    }
+}
+
+/// Waits until `limit`. `None` never comes. Cancel-safe.
+pub async fn reached(limit: Option<Instant>) {
+    match limit {
+        Some(limit) => sleep_until(limit.into()).await,
+        None => std::future::pending().await,
     }
 }
 

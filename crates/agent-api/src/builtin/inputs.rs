@@ -1,6 +1,8 @@
-//! The inputs of single phases.
+//! What each built-in step takes.
 
 use serde::{Deserialize, Serialize};
+
+use super::Inputs;
 
 /// Brings the project directory to a commit (job-execution 2).
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -60,6 +62,10 @@ pub struct Checkout {
     pub post_script: Vec<String>,
 }
 
+impl Inputs for Checkout {
+    const BUILTIN: &'static str = "checkout";
+}
+
 /// An address that git replaces by another (`url.<to>.insteadOf = <from>`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rewrite {
@@ -91,6 +97,10 @@ pub struct Prepare {
     pub echoed: Vec<String>,
 }
 
+impl Inputs for Prepare {
+    const BUILTIN: &'static str = "prepare";
+}
+
 /// The end of a job (job-execution 2.8).
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -103,6 +113,10 @@ pub struct Cleanup {
     pub submodules: String,
     /// Remove the repository's configuration and hooks.
     pub clean_config: bool,
+}
+
+impl Inputs for Cleanup {
+    const BUILTIN: &'static str = "cleanup";
 }
 
 /// Runs commands as GitLab frames them (job-execution 4).
@@ -131,12 +145,32 @@ pub struct Script {
     pub as_file: bool,
 }
 
-/// The caches of one phase, one after the other.
+impl Inputs for Script {
+    const BUILTIN: &'static str = "script";
+}
+
+/// Restores caches, one after the other.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Caches {
+pub struct CacheRestore {
     /// In the order of the payload.
     pub caches: Vec<CacheEntry>,
+}
+
+impl Inputs for CacheRestore {
+    const BUILTIN: &'static str = "cache/restore";
+}
+
+/// Saves caches, one after the other.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CacheSave {
+    /// In the order of the payload.
+    pub caches: Vec<CacheEntry>,
+}
+
+impl Inputs for CacheSave {
+    const BUILTIN: &'static str = "cache/save";
 }
 
 /// One cache (job-execution 10).
@@ -171,6 +205,10 @@ pub struct ArtifactsDownload {
     pub from: Vec<ArtifactSource>,
 }
 
+impl Inputs for ArtifactsDownload {
+    const BUILTIN: &'static str = "artifacts/download";
+}
+
 /// One producer.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -183,12 +221,16 @@ pub struct ArtifactSource {
     pub token: String,
 }
 
-/// The uploads of one phase, one after the other; the first that fails ends it.
+/// Uploads artifacts, one after the other; the first that fails ends it.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ArtifactsUploads {
     /// In the order of the payload.
     pub artifacts: Vec<ArtifactsUpload>,
+}
+
+impl Inputs for ArtifactsUploads {
+    const BUILTIN: &'static str = "artifacts/upload";
 }
 
 /// Packs and uploads files (job-execution 9).

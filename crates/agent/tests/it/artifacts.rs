@@ -3,13 +3,11 @@
 use std::io::Read;
 use std::sync::Arc;
 
-use muster_agent_api::builtin::{
-    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, Builtin, Coordinator, JobPlan, Origin, Phase,
-    PhaseWhen,
-};
+use muster_agent_api::builtin::{ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, Origin};
+use muster_agent_api::plan::{Call, Coordinator, JobPlan, Step, When};
 use muster_agent_api::result::Outcome;
 use muster_job::{JobId, JobStatus};
-use muster_runner_api::test_support::{Call, Fault, MemoryCoordinator, Served, serve};
+use muster_runner_api::test_support::{Call as Exchange, Fault, MemoryCoordinator, Served, serve};
 
 use time::format_description::well_known::Rfc3339;
 use time::{Duration, OffsetDateTime};
@@ -26,12 +24,8 @@ async fn coordinator() -> (Arc<MemoryCoordinator>, Served) {
     (coordinator, served)
 }
 
-fn upload(artifacts: ArtifactsUpload) -> Phase {
-    phase(
-        "upload_artifacts_on_success",
-        PhaseWhen::Always,
-        Builtin::ArtifactsUpload(ArtifactsUploads { artifacts: vec![artifacts] }),
-    )
+fn upload(artifacts: ArtifactsUpload) -> Step {
+    step("upload_artifacts_on_success", When::Always, Call::builtin(&ArtifactsUploads { artifacts: vec![artifacts] }))
 }
 
 fn to(served: &Served, plan: JobPlan) -> JobPlan {
@@ -51,9 +45,9 @@ fn archive() -> ArtifactsUpload {
     }
 }
 
-fn download(token: &str) -> Phase {
+fn download(token: &str) -> Step {
     let from = vec![ArtifactSource { job_id: JOB.0, name: "build".to_owned(), token: token.to_owned() }];
-    phase("download_artifacts", PhaseWhen::OnSuccess, Builtin::ArtifactsDownload(ArtifactsDownload { from }))
+    step("download_artifacts", When::OnSuccess, Call::builtin(&ArtifactsDownload { from }))
 }
 
 const MAKE: &str = "mkdir -p out/sub; echo a > out/sub/a.txt; echo b > out/skip.txt; echo c > out/c.log; \
@@ -62,7 +56,7 @@ const MAKE: &str = "mkdir -p out/sub; echo a > out/sub/a.txt; echo b > out/skip.
 #[tokio::test]
 async fn an_archive_goes_up_and_comes_down_in_another_job() {
     let (coordinator, served) = coordinator().await;
-    coordinator.fail(Call::UploadArtifact, [Fault::Before]);
+    coordinator.fail(Exchange::UploadArtifact, [Fault::Before]);
     let mut agent = Agent::start().await;
     let (log, result) = agent.complete(&to(&served, agent.plan(vec![script(&[MAKE]), upload(archive())]))).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");

@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use muster_agent_api::builtin::{Builtin, CacheEntry, Caches, Phase, PhaseWhen};
+use muster_agent_api::builtin::{CacheEntry, CacheRestore, CacheSave};
+use muster_agent_api::plan::{Call, Step, When};
 use muster_agent_api::result::Outcome;
 
 use crate::harness::*;
@@ -21,12 +22,12 @@ fn cache_dir(agent: &Agent) -> PathBuf {
     agent.dir.path().join("cache")
 }
 
-fn restore(entry: CacheEntry) -> Phase {
-    phase("restore_cache", PhaseWhen::OnSuccess, Builtin::CacheRestore(Caches { caches: vec![entry] }))
+fn restore(entry: CacheEntry) -> Step {
+    step("restore_cache", When::OnSuccess, Call::builtin(&CacheRestore { caches: vec![entry] }))
 }
 
-fn save(entry: CacheEntry) -> Phase {
-    phase("archive_cache", PhaseWhen::OnSuccess, Builtin::CacheSave(Caches { caches: vec![entry] }))
+fn save(entry: CacheEntry) -> Step {
+    step("archive_cache", When::OnSuccess, Call::builtin(&CacheSave { caches: vec![entry] }))
 }
 
 /// Has a job save a cache with `content` under `key`.
@@ -53,9 +54,12 @@ async fn a_cache_is_saved_and_restored() {
         ..CacheEntry::default()
     };
     let other = || CacheEntry { key: "other".to_owned(), ..cache("pull") };
-    let both = |policy: &str| Caches { caches: vec![other(), cache(policy)] };
-    let restore = |policy: &str| phase("restore_cache", PhaseWhen::OnSuccess, Builtin::CacheRestore(both(policy)));
-    let save = phase("archive_cache", PhaseWhen::OnSuccess, Builtin::CacheSave(both("pull-push")));
+    let restore = |policy: &str| {
+        let both = CacheRestore { caches: vec![other(), cache(policy)] };
+        step("restore_cache", When::OnSuccess, Call::builtin(&both))
+    };
+    let both = CacheSave { caches: vec![other(), cache("pull-push")] };
+    let save = step("archive_cache", When::OnSuccess, Call::builtin(&both));
     let make = "mkdir -p vendor; [ -e vendor/lib ] && echo cached || echo made > vendor/lib";
     let plan = agent.plan(vec![restore("pull-push"), script(&[make]), save]);
     let (first, result) = agent.complete(&plan).await;

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use muster_agent_api::builtin::{Builtin, Checkout, JobPlan};
+use muster_agent_api::builtin::Checkout;
+use muster_agent_api::plan::{Call, JobPlan};
 use muster_agent_api::result::Outcome;
 
 use crate::harness::*;
@@ -38,7 +39,7 @@ pub(crate) fn repository(dir: &Path) -> (PathBuf, String) {
 }
 
 pub(crate) fn with_sources(mut plan: JobPlan, checkout: Checkout) -> JobPlan {
-    plan.phases[0].run = Builtin::Checkout(checkout);
+    plan.steps[0].call = Call::builtin(&checkout);
     plan
 }
 

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::process::{Child, Command};
 
-use muster_agent_api::builtin::{Builtin, Checkout};
+use muster_agent_api::builtin::Checkout;
+use muster_agent_api::plan::Call;
 use muster_agent_api::result::Outcome;
 use muster_job::EndCause;
 
@@ -152,7 +153,7 @@ async fn a_job_before_its_first_command_may_be_run_again_and_its_log_goes_on() {
     let mark = agent.dir.path().join("count");
     let mut plan = agent.plan(vec![script(&[&format!("echo once >> {}", mark.display())])]);
     plan.header = vec!["header".to_owned()];
-    plan.phases[0].run = Builtin::Checkout(Checkout {
+    plan.steps[0].call = Call::builtin(&Checkout {
         strategy: "clone".to_owned(),
         repo_url: upstream.to_string_lossy().into_owned(),
         refspecs: vec!["+refs/heads/*:refs/remotes/origin/*".to_owned()],

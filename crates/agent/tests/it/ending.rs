@@ -1,6 +1,6 @@
 //! Jobs that are ended before their time, and what must not be left of them.
 
-use muster_agent_api::builtin::PhaseWhen;
+use muster_agent_api::plan::{Call, When};
 use muster_agent_api::result::StepStatus;
 
 use muster_agent::Containment;
@@ -11,7 +11,7 @@ use crate::harness::*;
 #[tokio::test]
 async fn cancel_ends_the_script_and_after_script_still_runs() {
     let mut agent = Agent::start().await;
-    let always = phase("upload_artifacts_on_failure", PhaseWhen::OnFailure, script(&["echo uploaded"]).run);
+    let always = step("upload_artifacts_on_failure", When::OnFailure, script(&["echo uploaded"]).call);
     let plan = agent.plan(vec![
         script(&["echo started; sleep 600", "echo never"]),
         after_script(&["echo \"it was $CI_JOB_STATUS\""]),
@@ -41,7 +41,7 @@ async fn cancel_before_the_script_ends_the_job() {
         pre_script: vec![hook],
         ..Default::default()
     };
-    plan.phases[0].run = muster_agent_api::builtin::Builtin::Checkout(checkout);
+    plan.steps[0].call = Call::builtin(&checkout);
     agent.run("1-1", &plan, &[]).await;
     agent.log_until("1-1", "\nhook\n").await;
     agent.cancel("1-1").await;
@@ -53,7 +53,7 @@ async fn cancel_before_the_script_ends_the_job() {
 #[tokio::test]
 async fn c197_a_job_timeout_ends_all_but_cleaning_up() {
     let mut agent = Agent::start().await;
-    let upload = phase("upload", PhaseWhen::Always, script(&["echo never"]).run);
+    let upload = step("upload", When::Always, script(&["echo never"]).call);
     let mut plan = agent.plan(vec![script(&["sleep 60"]), after_script(&["echo never"]), upload]);
     plan.timeout_ms = 300;
     plan.trace_sections = true;
@@ -69,7 +69,7 @@ async fn c197_a_job_timeout_ends_all_but_cleaning_up() {
 async fn a_script_timeout_leaves_time_for_after_script() {
     let mut agent = Agent::start().await;
     let mut slow = script(&["sleep 60"]);
-    slow.timeout_ms = 200;
+    slow.policy.timeout_ms = 200;
     let plan = agent.plan(vec![slow, after_script(&["echo \"it was $CI_JOB_STATUS\""])]);
     let (log, result) = agent.complete(&plan).await;
     assert_eq!(failed(&result).0, "job_execution_timeout");
@@ -81,7 +81,7 @@ async fn a_script_timeout_leaves_time_for_after_script() {
 async fn after_script_has_a_limit_of_its_own() {
     let mut agent = Agent::start().await;
     let mut slow = after_script(&["sleep 60"]);
-    slow.timeout_ms = 200;
+    slow.policy.timeout_ms = 200;
     let plan = agent.plan(vec![script(&["true"]), slow]);
     let (log, result) = agent.complete(&plan).await;
     assert_eq!(result.outcome, muster_agent_api::result::Outcome::Success, "{log}");

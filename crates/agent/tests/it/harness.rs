@@ -7,7 +7,8 @@ use hyper_util::rt::TokioIo;
 use muster_agent::{Containment, Options, ServeError, serve};
 use muster_agent_api::agent::agent_client::AgentClient;
 use muster_agent_api::agent::{ListRequest, WaitRequest};
-use muster_agent_api::builtin::{Builtin, JobPlan, Phase, PhaseWhen, Script, job_steps};
+use muster_agent_api::builtin::Script;
+use muster_agent_api::plan::{Call, JobPlan, Step, When, job_steps};
 use muster_agent_api::result::{JobResult, Outcome, StepStatus};
 use muster_agent_api::step_runner::step_runner_client::StepRunnerClient;
 use muster_agent_api::step_runner::{CancelRequest, CloseRequest, FollowLogsRequest, Job, RunRequest, Variable};
@@ -200,12 +201,12 @@ impl Agent {
         (log, result)
     }
 
-    /// A plan of phases.
-    pub(crate) fn plan(&self, phases: Vec<Phase>) -> JobPlan {
+    /// A plan of steps.
+    pub(crate) fn plan(&self, steps: Vec<Step>) -> JobPlan {
         JobPlan {
             project_dir: self.project().to_string_lossy().into_owned(),
             builds_dir: self.dir.path().to_string_lossy().into_owned(),
-            phases: [vec![no_sources()], phases].concat(),
+            steps: [vec![no_sources()], steps].concat(),
             grace_ms: 300,
             ..JobPlan::default()
         }
@@ -221,32 +222,36 @@ pub(crate) fn request(id: &str, plan: &JobPlan, variables: &[Variable]) -> RunRe
     }
 }
 
-pub(crate) fn phase(name: &str, when: PhaseWhen, run: Builtin) -> Phase {
+pub(crate) fn step(name: &str, when: When, call: Call) -> Step {
     let title = format!("Executing \"{name}\" stage of the job script");
-    Phase { name: name.to_owned(), title, when, attempts: 1, timeout_ms: 0, allow_failure: false, run }
+    let mut step = Step::new(name, &title, call);
+    step.policy.when = when;
+    step
 }
 
-fn no_sources() -> Phase {
+fn no_sources() -> Step {
     let checkout = muster_agent_api::builtin::Checkout { strategy: "none".to_owned(), ..Default::default() };
-    phase("get_sources", PhaseWhen::OnSuccess, Builtin::Checkout(checkout))
+    step("get_sources", When::OnSuccess, Call::builtin(&checkout))
 }
 
-pub(crate) fn script(commands: &[&str]) -> Phase {
+pub(crate) fn script(commands: &[&str]) -> Step {
     let commands = commands.iter().map(ToString::to_string).collect();
-    phase("step_script", PhaseWhen::OnSuccess, Builtin::Script(Script { commands, ..Script::default() }))
+    step("step_script", When::OnSuccess, Call::builtin(&Script { commands, ..Script::default() }))
 }
 
-pub(crate) fn after_script(commands: &[&str]) -> Phase {
+pub(crate) fn after_script(commands: &[&str]) -> Step {
     let commands = commands.iter().map(ToString::to_string).collect();
-    let run = Builtin::Script(Script { commands, after_script: true, ..Script::default() });
-    Phase { allow_failure: true, ..phase("after_script", PhaseWhen::Always, run) }
+    let call = Call::builtin(&Script { commands, after_script: true, ..Script::default() });
+    let mut step = step("after_script", When::Always, call);
+    step.policy.allow_failure = true;
+    step
 }
 
 pub(crate) fn variable(key: &str, value: &str) -> Variable {
     Variable { key: key.to_owned(), value: value.to_owned(), file: false, masked: false }
 }
 
-/// The phases of a result with their states.
+/// The steps of a result with their states.
 pub(crate) fn states(result: &JobResult) -> Vec<(&str, StepStatus)> {
     result.tree.steps.iter().map(|step| (step.name.as_str(), step.status)).collect()
 }

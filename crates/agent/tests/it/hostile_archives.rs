@@ -6,9 +6,10 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use muster_agent_api::builtin::{
-    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, Builtin, CacheEntry, Caches, Checkout,
-    Coordinator, JobPlan, PhaseWhen, UnpackLimits,
+    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, CacheEntry, CacheRestore, CacheSave, Checkout,
+    UnpackLimits,
 };
+use muster_agent_api::plan::{Call, Coordinator, JobPlan, When};
 use muster_agent_api::result::Outcome;
 use muster_job::{JobId, JobStatus};
 use muster_runner_api::test_support::{MemoryCoordinator, Served, serve};
@@ -76,15 +77,15 @@ async fn an_artifact_with_an_entry_below_a_link_changes_nothing_outside_of_the_p
         artifact_format: "raw".to_owned(),
         ..ArtifactsUpload::default()
     };
-    let upload = Builtin::ArtifactsUpload(ArtifactsUploads { artifacts: vec![evil] });
-    let upload = phase("upload_artifacts_on_success", PhaseWhen::Always, upload);
+    let upload = Call::builtin(&ArtifactsUploads { artifacts: vec![evil] });
+    let upload = step("upload_artifacts_on_success", When::Always, upload);
     let (log, result) = agent.complete(&to(&served, agent.plan(vec![upload]))).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
 
     fs::remove_dir_all(agent.project()).unwrap();
     let from = vec![ArtifactSource { job_id: JOB.0, name: "build".to_owned(), token: "t0ken".to_owned() }];
-    let download = Builtin::ArtifactsDownload(ArtifactsDownload { from });
-    let download = phase("download_artifacts", PhaseWhen::OnSuccess, download);
+    let download = Call::builtin(&ArtifactsDownload { from });
+    let download = step("download_artifacts", When::OnSuccess, download);
     let (log, result) = agent.complete(&to(&served, agent.plan(vec![download, script(&["cat honest"])]))).await;
     assert_untouched(&elsewhere, &log);
     assert_eq!(result.outcome, Outcome::Success, "{log}");
@@ -109,8 +110,8 @@ async fn a_cache_changes_nothing_outside_whatever_links_it_holds_and_the_job_bef
     fs::create_dir_all(agent.project()).unwrap();
     symlink(&elsewhere, agent.project().join("a")).unwrap();
     symlink("..", agent.project().join("b")).unwrap();
-    let restore = Builtin::CacheRestore(Caches { caches: vec![entry] });
-    let restore = phase("restore_cache", PhaseWhen::OnSuccess, restore);
+    let restore = Call::builtin(&CacheRestore { caches: vec![entry] });
+    let restore = step("restore_cache", When::OnSuccess, restore);
     let (log, result) = agent.complete(&agent.plan(vec![restore.clone(), script(&["cat honest"])])).await;
     assert_untouched(&elsewhere, &log);
     assert_eq!(result.outcome, Outcome::Success, "{log}");
@@ -136,8 +137,8 @@ async fn a_link_above_the_project_that_the_job_before_made_leads_no_archive_else
     };
     fs::create_dir_all(cache_dir.join("main")).unwrap();
     hostile_zip(&cache_dir.join("main/cache.zip"), &elsewhere);
-    let restore = Builtin::CacheRestore(Caches { caches: vec![entry] });
-    let plan = agent.plan(vec![phase("restore_cache", PhaseWhen::OnSuccess, restore)]);
+    let restore = Call::builtin(&CacheRestore { caches: vec![entry] });
+    let plan = agent.plan(vec![step("restore_cache", When::OnSuccess, restore)]);
     // The project is in a group, whose directory a job of the same group made a link.
     let group = agent.dir.path().join("group");
     symlink(&elsewhere, &group).unwrap();
@@ -170,9 +171,9 @@ async fn no_checkout_follows_a_link_that_a_job_before_made() {
                     checkout: true,
                     ..Checkout::default()
                 };
-                let phases = vec![phase("get_sources", PhaseWhen::OnSuccess, Builtin::Checkout(checkout))];
+                let steps = vec![step("get_sources", When::OnSuccess, Call::builtin(&checkout))];
                 let project_dir = project.to_string_lossy().into_owned();
-                let plan = JobPlan { project_dir, phases, ..agent.plan(vec![]) };
+                let plan = JobPlan { project_dir, steps, ..agent.plan(vec![]) };
                 let (log, result) = agent.complete(&plan).await;
                 assert_untouched(&elsewhere, &log);
                 // A checkout that begins with an empty directory removes the link itself.
@@ -194,13 +195,12 @@ async fn a_cache_that_unpacks_to_too_much_names_the_limit_and_the_key_that_raise
     let mut agent = Agent::start().await;
     let cache_dir = agent.dir.path().join("cache").to_string_lossy().into_owned();
     let paths = vec!["vendor/".to_owned()];
-    let caches =
-        Caches { caches: vec![CacheEntry { key: "main".to_owned(), cache_dir, paths, ..CacheEntry::default() }] };
-    let save = phase("archive_cache", PhaseWhen::OnSuccess, Builtin::CacheSave(caches.clone()));
+    let caches = vec![CacheEntry { key: "main".to_owned(), cache_dir, paths, ..CacheEntry::default() }];
+    let save = step("archive_cache", When::OnSuccess, Call::builtin(&CacheSave { caches: caches.clone() }));
     let make = script(&["mkdir vendor; head -c 10000 /dev/zero > vendor/zeros"]);
     agent.complete(&agent.plan(vec![make, save])).await;
 
-    let restore = phase("restore_cache", PhaseWhen::OnSuccess, Builtin::CacheRestore(caches));
+    let restore = step("restore_cache", When::OnSuccess, Call::builtin(&CacheRestore { caches }));
     let unpack = UnpackLimits { max_bytes: 9999, ..UnpackLimits::default() };
     let plan = JobPlan { unpack, ..agent.plan(vec![restore, script(&["echo goes on"])]) };
     let (log, result) = agent.complete(&plan).await;

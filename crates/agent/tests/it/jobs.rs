@@ -1,6 +1,6 @@
 //! Jobs from `Run` to `Close`.
 
-use muster_agent_api::builtin::{Builtin, PhaseWhen};
+use muster_agent_api::plan::{Call, When};
 use muster_agent_api::result::{Outcome, StepStatus};
 use muster_agent_api::step_runner::Variable;
 
@@ -37,8 +37,8 @@ async fn a_job_runs_and_its_log_has_gitlabs_bytes() {
 #[tokio::test]
 async fn a_failing_script_fails_the_job_with_its_status() {
     let mut agent = Agent::start().await;
-    let on_failure = phase("upload", PhaseWhen::OnFailure, script(&["echo saved"]).run);
-    let on_success = phase("never", PhaseWhen::OnSuccess, script(&["echo never"]).run);
+    let on_failure = step("upload", When::OnFailure, script(&["echo saved"]).call);
+    let on_success = step("never", When::OnSuccess, script(&["echo never"]).call);
     let plan = agent.plan(vec![
         script(&["exit 3"]),
         after_script(&["echo \"it was $CI_JOB_STATUS\"; exit 9"]),
@@ -118,7 +118,7 @@ async fn an_authors_steps_run_and_are_in_the_result_tree() {
         {"name": "two", "script": "exit 4"},
         {"name": "three", "script": "echo never"},
     ]);
-    let plan = agent.plan(vec![phase("step_run", PhaseWhen::OnSuccess, Builtin::Steps { steps: list })]);
+    let plan = agent.plan(vec![step("step_run", When::OnSuccess, Call::Run(list))]);
     agent.run("1-1", &plan, &[variable("A", "from the job")]).await;
     let log = agent.log("1-1").await;
     let result = agent.wait("1-1").await;

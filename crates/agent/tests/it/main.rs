@@ -16,3 +16,4 @@ mod output;
 mod shells;
 mod sources;
 mod traps;
+mod trees;

@@ -1,6 +1,6 @@
 //! Masked values in the errors of steps: neither the log nor the result shows them.
 
-use muster_agent_api::builtin::{Builtin, PhaseWhen};
+use muster_agent_api::plan::{Call, When};
 use muster_agent_api::step_runner::Variable;
 use serde_json::{Value, json};
 
@@ -10,15 +10,15 @@ use crate::harness::*;
 const SECRET: &str = "s3cret \"of\" the\\job";
 const PLAIN: &str = "s3cret-without-them";
 
-async fn fail(list: Value, step: Value) -> (String, Value) {
+async fn fail(list: Value, inner: Value) -> (String, Value) {
     let mut agent = Agent::start().await;
     let typed = json!({"spec": {"inputs": {"a": {"type": SECRET}}}});
-    for (name, text) in [("type", format!("{typed}\n---\n{{}}")), ("exec", format!("{{}}\n---\n{step}"))] {
+    for (name, text) in [("type", format!("{typed}\n---\n{{}}")), ("exec", format!("{{}}\n---\n{inner}"))] {
         let dir = agent.project().join(name);
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join("step.yml"), text).unwrap();
     }
-    let steps = phase("step_run", PhaseWhen::OnSuccess, Builtin::Steps { steps: list });
+    let steps = step("step_run", When::OnSuccess, Call::Run(list));
     let plan = agent.plan(vec![steps]);
     let masked = |key, value| Variable { masked: true, ..variable(key, value) };
     agent.run("1-1", &plan, &[masked("SECRET", SECRET), masked("PLAIN", PLAIN)]).await;

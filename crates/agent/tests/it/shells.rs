@@ -2,15 +2,16 @@
 
 use std::fs;
 
-use muster_agent_api::builtin::{Builtin, CacheEntry, Caches, Phase, PhaseWhen, Script};
+use muster_agent_api::builtin::{CacheEntry, CacheSave, Script};
+use muster_agent_api::plan::{Call, Step, When};
 use muster_agent_api::result::Outcome;
 use muster_agent_api::step_runner::Variable;
 
 use crate::harness::*;
 
-fn in_shell(shell: &Script, commands: &[&str]) -> Phase {
+fn in_shell(shell: &Script, commands: &[&str]) -> Step {
     let commands = commands.iter().map(ToString::to_string).collect();
-    phase("step_script", PhaseWhen::OnSuccess, Builtin::Script(Script { commands, ..shell.clone() }))
+    step("step_script", When::OnSuccess, Call::builtin(&Script { commands, ..shell.clone() }))
 }
 
 fn login() -> Script {
@@ -41,7 +42,7 @@ async fn a_profile_that_ends_the_shell_ends_the_job_with_a_reason() {
     for (profile, how, code) in [("exit 3\n", "exit status 3", Some(3)), ("exit 0\n", "exit status 0", None)] {
         let mut agent = Agent::start().await;
         let home = home(&agent, profile);
-        let upload = phase("upload_artifacts_on_failure", PhaseWhen::OnFailure, script(&["echo never"]).run);
+        let upload = step("upload_artifacts_on_failure", When::OnFailure, script(&["echo never"]).call);
         let plan = agent.plan(vec![in_shell(&login(), &["echo never"]), after_script(&["echo never"]), upload]);
         agent.run("1-1", &plan, &[variable("HOME", &home)]).await;
         let log = agent.log("1-1").await;
@@ -127,9 +128,9 @@ async fn a_script_that_removes_the_jobs_temporary_directory_fails_nothing() {
             paths: vec!["x".to_owned()],
             ..CacheEntry::default()
         };
-        let save = phase("archive_cache", PhaseWhen::Always, Builtin::CacheSave(Caches { caches: vec![cache] }));
-        let after = in_shell(&Script { after_script: true, ..login() }, &["cat $FILE"]);
-        let after = Phase { when: PhaseWhen::Always, ..after };
+        let save = step("archive_cache", When::Always, Call::builtin(&CacheSave { caches: vec![cache] }));
+        let mut after = in_shell(&Script { after_script: true, ..login() }, &["cat $FILE"]);
+        after.policy.when = When::Always;
         let make = in_shell(&login(), &["rm -rf ../*.tmp; mkdir x; touch x/f", end]);
         let file = Variable { file: true, ..variable("FILE", "of-the-file\n") };
         agent.run("1-1", &agent.plan(vec![make, after, save]), &[variable("HOME", &home), file]).await;

@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use muster_agent_api::builtin::{Builtin, Checkout, Cleanup, GLOBAL_GIT_CONFIG, JobPlan, PhaseWhen, Rewrite};
+use muster_agent_api::builtin::{Checkout, Cleanup, GLOBAL_GIT_CONFIG, Rewrite};
+use muster_agent_api::plan::{Call, JobPlan, When};
 use muster_agent_api::result::Outcome;
 use muster_agent_api::step_runner::Variable;
 
@@ -163,7 +164,7 @@ async fn a_failed_try_is_cleared_away_before_the_next() {
     let first_fails = format!("touch dirt; [ -e {0} ] || {{ touch {0}; exit 5; }}", mark.display());
     let checkout = Checkout { pre_script: vec![first_fails], post_script: vec!["ls".to_owned()], ..fetch(&bare, &sha) };
     let mut plan = with_sources(agent.plan(vec![script(&["echo got here"])]), checkout);
-    plan.phases[0].attempts = 2;
+    plan.steps[0].policy.attempts = 2;
     plan.retry_wait_ms = (1, 1);
     plan.trace_sections = true;
     let (log, result) = agent.complete(&plan).await;
@@ -203,7 +204,7 @@ async fn a_checkout_is_left_clean_where_that_is_wanted() {
     let (bare, sha) = repository(agent.dir.path());
     let cleanup = |checkout: &str| {
         let cleanup = Cleanup { checkout: checkout.to_owned(), ..fetch_cleanup() };
-        phase("cleanup_file_variables", PhaseWhen::Finally, Builtin::Cleanup(cleanup))
+        step("cleanup_file_variables", When::Finally, Call::builtin(&cleanup))
     };
     let dirty = script(&["echo dirt > dirt; echo changed > run.sh; exit 1"]);
     let plan = with_sources(agent.plan(vec![dirty.clone(), cleanup("fetch")]), fetch(&bare, &sha));

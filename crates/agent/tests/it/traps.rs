@@ -3,10 +3,8 @@
 
 use std::path::Path;
 
-use muster_agent_api::builtin::{
-    ArtifactsUpload, ArtifactsUploads, Builtin, CacheEntry, Caches, Checkout, Coordinator, JobPlan, Phase, PhaseWhen,
-    Tls,
-};
+use muster_agent_api::builtin::{ArtifactsUpload, ArtifactsUploads, CacheEntry, CacheRestore, Checkout, Tls};
+use muster_agent_api::plan::{Call, Coordinator, JobPlan, Step, When};
 use muster_agent_api::result::{JobResult, Outcome};
 use muster_agent_api::step_runner::Variable;
 use serde_json::{Value, json};
@@ -65,8 +63,8 @@ impl Scene {
     }
 }
 
-fn steps(list: Value) -> Phase {
-    phase("step_run", PhaseWhen::OnSuccess, Builtin::Steps { steps: list })
+fn steps(list: Value) -> Step {
+    step("step_run", When::OnSuccess, Call::Run(list))
 }
 
 fn assert_failed(ran: &(String, JobResult), parts: &[&str]) {
@@ -138,8 +136,8 @@ async fn the_certificates_for_the_coordinator() {
     for (make, message) in TRAPS.into_iter().filter(|(make, _)| !make.contains("ln -s")) {
         let make = format!("echo content > out; AT=\"$CI_SERVER_TLS_CA_FILE\"; rm -f \"$AT\"; {make}");
         let what = ArtifactsUpload { paths: vec!["out".to_owned()], ..ArtifactsUpload::default() };
-        let upload = Builtin::ArtifactsUpload(ArtifactsUploads { artifacts: vec![what] });
-        let mut plan = scene.agent.plan(vec![script(&[&make]), phase("upload", PhaseWhen::OnSuccess, upload)]);
+        let upload = Call::builtin(&ArtifactsUploads { artifacts: vec![what] });
+        let mut plan = scene.agent.plan(vec![script(&[&make]), step("upload", When::OnSuccess, upload)]);
         plan.coordinator = Coordinator {
             url: "https://127.0.0.1:1".to_owned(),
             tls: Tls { ca: Some("CI_SERVER_TLS_CA_FILE".to_owned()), ..Tls::default() },
@@ -165,8 +163,8 @@ async fn the_archive_of_a_cache() {
             paths: vec!["vendor/".to_owned()],
             ..CacheEntry::default()
         };
-        let restore = Builtin::CacheRestore(Caches { caches: vec![entry] });
-        let plan = scene.agent.plan(vec![script(&[&make]), phase("restore_cache", PhaseWhen::OnSuccess, restore)]);
+        let restore = Call::builtin(&CacheRestore { caches: vec![entry] });
+        let plan = scene.agent.plan(vec![script(&[&make]), step("restore_cache", When::OnSuccess, restore)]);
         let (log, result) = scene.job(plan, &[]).await;
         assert_eq!(result.outcome, Outcome::Success, "a cache fails no job: {log}");
         assert!(log.contains("Failed to extract cache: ") && log.contains(message), "{log}");

@@ -7,17 +7,17 @@ use futures::StreamExt;
 use muster_agent_api::builtin::ArtifactsDownload;
 use muster_job::JobId;
 use muster_runner_api::client::ClientError;
+use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
 
 use super::tries::{Endurance, Tries, pause};
 use super::{Door, word};
 use crate::context::Context;
-use crate::failure::Failure;
 use crate::files::extract::extract;
 use crate::site::{Site, Tone};
 
 /// Runs the phase: the producers in order, later ones over earlier ones.
-pub(crate) async fn download(context: &Context, download: &ArtifactsDownload, stop: &Stop) -> Result<(), Failure> {
+pub(super) async fn download(context: &Context, download: &ArtifactsDownload, stop: &Stop) -> Result<(), Failure> {
     let client = context.client(stop).await?;
     for source in &download.from {
         let line = format!("Downloading artifacts for {} ({})...", source.name, source.job_id);

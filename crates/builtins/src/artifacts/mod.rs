@@ -5,11 +5,17 @@ mod provenance;
 mod tries;
 mod upload;
 
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use muster_agent_api::builtin::{ArtifactsDownload, ArtifactsUploads};
 use muster_job::JobId;
 use muster_runner_api::client::{Client, ClientError};
+use muster_steps::builtin::Builtin;
+use muster_steps::failure::Failure;
+use muster_steps::stop::Stop;
 
-pub(crate) use download::download;
-pub(crate) use upload::upload;
+use crate::context::Context;
 
 pub use download::fetch;
 pub use provenance::Provenance;
@@ -25,6 +31,31 @@ pub struct Door {
     pub job: JobId,
     /// The token to ask with.
     pub token: String,
+}
+
+#[async_trait]
+impl Builtin<Context> for ArtifactsDownload {
+    fn is_idle(&self) -> bool {
+        self.from.is_empty()
+    }
+
+    async fn run(&self, context: &Arc<Context>, stop: &Stop) -> Result<(), Failure> {
+        download::download(context, self, stop).await
+    }
+}
+
+#[async_trait]
+impl Builtin<Context> for ArtifactsUploads {
+    fn is_idle(&self) -> bool {
+        self.artifacts.is_empty()
+    }
+
+    async fn run(&self, context: &Arc<Context>, stop: &Stop) -> Result<(), Failure> {
+        for upload in &self.artifacts {
+            upload::upload(context, upload, stop).await?;
+        }
+        Ok(())
+    }
 }
 
 /// The status of an answer, in the trace's words.

@@ -6,12 +6,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use muster_agent_api::builtin::Origin;
+use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::blocking::blocking;
-use crate::failure::Failure;
 use crate::site::Site;
 
 /// Bytes hashed at once.

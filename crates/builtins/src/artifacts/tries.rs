@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use muster_runner_api::client::ClientError;
 use muster_runner_api::retry::{Backoff, Policy};
+use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
 use tokio::time::Instant;
-
-use crate::failure::Failure;
 
 /// For how long a coordinator that is out of reach, or says that it cannot now, is tried: gitlab-runner's `upload_timeout`.
 /// The job's own timeout may end it before. The files wait on disk meanwhile.

@@ -10,6 +10,7 @@ use muster_agent_api::builtin::ArtifactsUpload;
 use muster_job::JobId;
 use muster_runner_api::client::{ClientError, UploadLimits};
 use muster_runner_api::service::{ArtifactQuery, ByteStream};
+use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -19,14 +20,13 @@ use super::tries::{Endurance, Tries, pause};
 use super::{Door, Provenance, word};
 use crate::blocking::blocking;
 use crate::context::Context;
-use crate::failure::Failure;
 use crate::files::format::{Format, Level};
 use crate::files::pack::pack;
 use crate::files::select::{Wanted, expand, select};
 use crate::site::{Meter, Site, Tone};
 
 /// Runs the phase.
-pub(crate) async fn upload(context: &Context, upload: &ArtifactsUpload, stop: &Stop) -> Result<(), Failure> {
+pub(super) async fn upload(context: &Context, upload: &ArtifactsUpload, stop: &Stop) -> Result<(), Failure> {
     context.tell(Tone::Notice, "Uploading artifacts...");
     let (job, token) = (JobId(context.coordinator.job_id), context.coordinator.token.clone());
     let provenance = upload.provenance.as_ref().map(|origin| Provenance {

@@ -5,10 +5,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
 
 use crate::blocking::blocking;
-use crate::failure::Failure;
 use crate::files::format::{Format, Level};
 use crate::files::pack::pack;
 use crate::files::select::{Wanted, select};

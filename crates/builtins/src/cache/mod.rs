@@ -7,13 +7,16 @@ mod archive;
 pub mod remote;
 
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
-use muster_agent_api::builtin::CacheEntry;
+use async_trait::async_trait;
+use muster_agent_api::builtin::{CacheEntry, CacheRestore, CacheSave};
+use muster_steps::builtin::Builtin;
+use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
 
 use crate::blocking::blocking;
 use crate::context::Context;
-use crate::failure::Failure;
 use crate::files::extract::extract;
 use crate::files::format::{Format, Level};
 use crate::files::select::{Wanted, select};
@@ -28,8 +31,36 @@ pub const NO_DOWNLOAD: &str = "No URL provided, cache will not be downloaded fro
 pub const NO_UPLOAD: &str =
     "No URL provided, cache will not be uploaded to shared cache server. Cache will be stored only locally.";
 
+#[async_trait]
+impl Builtin<Context> for CacheRestore {
+    fn is_idle(&self) -> bool {
+        self.caches.is_empty()
+    }
+
+    async fn run(&self, context: &Arc<Context>, stop: &Stop) -> Result<(), Failure> {
+        for cache in &self.caches {
+            restore(context, cache, stop).await?;
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Builtin<Context> for CacheSave {
+    fn is_idle(&self) -> bool {
+        self.caches.is_empty()
+    }
+
+    async fn run(&self, context: &Arc<Context>, stop: &Stop) -> Result<(), Failure> {
+        for cache in &self.caches {
+            save(context, cache, stop).await?;
+        }
+        Ok(())
+    }
+}
+
 /// Unpacks the first archive that there is for the key or one of its fallbacks.
-pub(crate) async fn restore(context: &Context, cache: &CacheEntry, stop: &Stop) -> Result<(), Failure> {
+async fn restore(context: &Context, cache: &CacheEntry, stop: &Stop) -> Result<(), Failure> {
     if cache.key.is_empty() {
         context.tell(Tone::Notice, "Skipping cache extraction due to empty cache key");
         return Ok(());
@@ -99,7 +130,7 @@ async fn remove_extracted(context: &Context, cache: &CacheEntry, stop: &Stop) ->
 }
 
 /// Packs the files, if one of them is newer than the archive.
-pub(crate) async fn save(context: &Context, cache: &CacheEntry, stop: &Stop) -> Result<(), Failure> {
+async fn save(context: &Context, cache: &CacheEntry, stop: &Stop) -> Result<(), Failure> {
     let Some(archive) = archive_path(cache, &cache.key) else {
         context.tell(Tone::Notice, "Skipping cache archiving due to empty cache key");
         return Ok(());

@@ -7,12 +7,12 @@ use std::time::{Duration, SystemTime};
 
 use filetime::FileTime;
 use futures::StreamExt;
+use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
 use reqwest::header::{self, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Body, Response, StatusCode, Url};
 use tokio_util::io::ReaderStream;
 
-use crate::failure::Failure;
 use crate::site::{Site, Tone};
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);

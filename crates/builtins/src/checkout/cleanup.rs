@@ -4,19 +4,19 @@ use std::fs;
 use std::path::Path;
 
 use muster_agent_api::builtin::Cleanup;
+use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
+use muster_steps::style;
 
 use super::{clear, exists, remote, remove_tree, submodules};
 use crate::blocking::blocking;
 use crate::context::Context;
-use crate::failure::Failure;
-use crate::trace::style;
 
 /// Locks and hooks that a killed git or an earlier job leaves behind.
 const LEFTOVERS: [&str; 5] = ["index.lock", "shallow.lock", "HEAD.lock", "hooks/post-checkout", "config.lock"];
 
 /// Leaves the checkout as the plan wants it.
-pub(crate) async fn clean_up(context: &Context, cleanup: &Cleanup, stop: &Stop) -> Result<(), Failure> {
+pub(super) async fn clean_up(context: &Context, cleanup: &Cleanup, stop: &Stop) -> Result<(), Failure> {
     let project = &context.project_dir;
     match cleanup.checkout.as_str() {
         "" => {}

@@ -15,20 +15,54 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use muster_agent_api::builtin::Checkout;
+use async_trait::async_trait;
+use muster_agent_api::builtin::{Checkout, Cleanup};
+use muster_steps::builtin::{Builtin, Role};
+use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
+use muster_steps::style;
 
 use crate::blocking::blocking;
 use crate::context::Context;
-use crate::failure::Failure;
 use crate::script;
 use crate::site::Site;
-use crate::trace::style;
-pub(crate) use cleanup::clean_up;
 pub use template::Templates;
 
-/// Runs the phase.
-pub(crate) async fn run(context: &Arc<Context>, checkout: &Checkout, stop: &Stop) -> Result<(), Failure> {
+#[async_trait]
+impl Builtin<Context> for Checkout {
+    fn role(&self) -> Role {
+        Role::Sources
+    }
+
+    async fn run(&self, context: &Arc<Context>, stop: &Stop) -> Result<(), Failure> {
+        run(context, self, stop).await
+    }
+
+    fn clearing(&self) -> Option<(&'static str, &'static str)> {
+        let has_repository = !matches!(self.strategy.as_str(), "none" | "empty");
+        has_repository.then_some(CLEAR_WORKTREE)
+    }
+
+    /// Whatever the first try left is in doubt.
+    async fn clear(&self, context: &Arc<Context>, stop: &Stop) -> Result<(), Failure> {
+        context.say(&style::info("Deleting tracked and untracked files..."));
+        clear(context, stop).await
+    }
+}
+
+#[async_trait]
+impl Builtin<Context> for Cleanup {
+    fn role(&self) -> Role {
+        Role::Cleanup
+    }
+
+    async fn run(&self, context: &Arc<Context>, stop: &Stop) -> Result<(), Failure> {
+        cleanup::clean_up(context, self, stop).await?;
+        context.clear_files(stop).await
+    }
+}
+
+async fn run(context: &Arc<Context>, checkout: &Checkout, stop: &Stop) -> Result<(), Failure> {
     match checkout.strategy.as_str() {
         "none" => {
             config::write(context, checkout, stop).await?;
@@ -50,19 +84,12 @@ pub(crate) async fn run(context: &Arc<Context>, checkout: &Checkout, stop: &Stop
     hook(context, checkout, ("post_clone_script", &checkout.post_script), stop).await
 }
 
+/// The section between the first and the second try of a checkout.
+const CLEAR_WORKTREE: (&str, &str) =
+    ("clear_worktree", "Deleting all tracked and untracked files due to source fetch failure");
+
 fn nothing_checked_out(context: &Context, why: &str) {
     context.say(&[why, "Skipping Git checkout", "Skipping Git submodules setup"].map(style::info).concat());
-}
-
-/// Before the second try: whatever the first left is in doubt.
-pub(crate) async fn clear_worktree(context: &Context, stop: &Stop) -> Result<(), Failure> {
-    context.say(&style::info("Deleting tracked and untracked files..."));
-    clear(context, stop).await
-}
-
-/// Whether the phase has a repository to clear.
-pub(crate) fn has_repository(checkout: &Checkout) -> bool {
-    !matches!(checkout.strategy.as_str(), "none" | "empty")
 }
 
 async fn hook(context: &Context, checkout: &Checkout, hook: script::Group<'_>, stop: &Stop) -> Result<(), Failure> {

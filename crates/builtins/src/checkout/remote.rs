@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use muster_agent_api::builtin::Checkout;
 use muster_files::Limit;
+use muster_steps::failure::Failure;
 use muster_steps::process::Command;
 use muster_steps::stop::Stop;
+use muster_steps::style;
 
 use super::cleanup::{remove_config, remove_leftovers};
 use super::config::{self, host};
 use super::{clear, exists, short, submodules, without_credentials};
 use crate::blocking::blocking;
 use crate::context::Context;
-use crate::failure::Failure;
-use crate::trace::style;
 
 /// More attributes than git-lfs writes for any repository.
 const ATTRIBUTES_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "nothing depends on it" };

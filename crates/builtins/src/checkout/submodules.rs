@@ -1,13 +1,13 @@
 //! Submodules (job-execution 2.7).
 
 use muster_agent_api::builtin::{Checkout, Cleanup};
+use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
+use muster_steps::style;
 
 use super::config::external_path;
 use super::remote::{git, lfs_is_there};
 use crate::context::Context;
-use crate::failure::Failure;
-use crate::trace::style;
 
 const RECURSIVE: &str = "--recursive";
 const RESET: [&str; 3] = ["git", "reset", "--hard"];

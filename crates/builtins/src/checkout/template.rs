@@ -15,7 +15,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use muster_agent_api::builtin::Checkout;
 use muster_files::{Limit, open, read_open};
+use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
+use muster_steps::style;
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
@@ -24,9 +26,7 @@ use super::tree::Tree;
 use super::{config, remote, remove_tree, short, submodules, without_credentials};
 use crate::blocking::blocking;
 use crate::context::Context;
-use crate::failure::Failure;
 use crate::site::Site;
-use crate::trace::style;
 use crate::trash::Trash;
 
 /// How many commits are kept ready. The oldest makes room for the next.

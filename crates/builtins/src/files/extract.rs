@@ -6,10 +6,10 @@ use std::path::PathBuf;
 
 use cap_std::fs::Dir;
 use muster_archive::{Format, LeftOut, Limit, Limits, Root, UnpackError, create_root};
+use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
 
 use crate::blocking::blocking;
-use crate::failure::Failure;
 use crate::site::{Site, Tone};
 
 /// Where the limits of an extraction come from: a limit that is exceeded names what raises it.

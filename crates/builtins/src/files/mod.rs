@@ -7,9 +7,8 @@ pub(crate) mod select;
 
 use std::io::{self, Read};
 
+use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
-
-use crate::failure::Failure;
 
 /// Content that ends with an error once the stop is asked for: a file may be larger than anyone wants to wait for.
 struct UntilStopped<'a, R> {

@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use flate2::{Compression, GzBuilder};
+use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
 use time::OffsetDateTime;
 use zip::write::{ExtendedFileOptions, FileOptions};
@@ -13,7 +14,6 @@ use zip::{CompressionMethod, DateTime, ZipWriter};
 
 use super::format::{Format, Level};
 use super::{UntilStopped, failure};
-use crate::failure::Failure;
 
 /// From this size on, a zip entry needs 64-bit sizes. Below the limit of 4 GiB, since a file may grow meanwhile.
 const LARGE: u64 = 2 * 1024 * 1024 * 1024;

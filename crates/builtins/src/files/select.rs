@@ -8,10 +8,10 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use globset::{GlobBuilder, GlobMatcher};
+use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
 
 use crate::blocking::blocking;
-use crate::failure::Failure;
 use crate::site::{Site, Tone};
 
 /// What to look for.

@@ -12,15 +12,19 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use async_trait::async_trait;
 use muster_agent_api::builtin::Script;
+use muster_steps::builtin::{Builtin, Role};
+use muster_steps::engine::Job as _;
+use muster_steps::failure::Failure;
 use muster_steps::process::{Command, find_program};
 use muster_steps::stop::Stop;
+use muster_steps::style;
 
 use crate::blocking::blocking;
 use crate::context::Context;
-use crate::failure::Failure;
-use crate::trace::style;
 
 /// In the job's temporary directory: the shell has got past its profile.
 const STARTED: &str = ".shell_started";
@@ -28,15 +32,24 @@ const STARTED: &str = ".shell_started";
 /// Commands of one origin. The name is that of their sections.
 pub(crate) type Group<'a> = (&'a str, &'a [String]);
 
-/// Runs the script; its status is the phase's.
-pub(crate) async fn run(context: &Context, script: &Script, stop: &Stop) -> Result<(), Failure> {
-    let own = if script.after_script { "after_script_step" } else { "script_step" };
-    let groups =
-        [("pre_build_script", &*script.before), (own, &*script.commands), ("post_build_script", &*script.after)];
-    if script.after_script {
-        context.say(&style::info("Running after script..."));
+#[async_trait]
+impl Builtin<Context> for Script {
+    fn role(&self) -> Role {
+        if self.after_script { Role::AfterScript } else { Role::Script }
     }
-    run_groups(context, script, &groups, stop).await
+
+    fn is_idle(&self) -> bool {
+        self.commands.is_empty()
+    }
+
+    async fn run(&self, context: &Arc<Context>, stop: &Stop) -> Result<(), Failure> {
+        let own = if self.after_script { "after_script_step" } else { "script_step" };
+        let groups = [("pre_build_script", &*self.before), (own, &*self.commands), ("post_build_script", &*self.after)];
+        if self.after_script {
+            context.say(&style::info("Running after script..."));
+        }
+        run_groups(context, self, &groups, stop).await
+    }
 }
 
 /// Runs groups of commands in one shell of the kind that `script` describes.

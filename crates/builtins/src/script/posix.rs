@@ -5,12 +5,12 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+use muster_steps::failure::Failure;
 use muster_steps::process::Command;
+use muster_steps::style;
 
 use super::{Frame, echoed, not_found, program, shell_process};
 use crate::context::Context;
-use crate::failure::Failure;
-use crate::trace::style;
 use crate::variables::Resolved;
 
 /// What bash does not let anyone set.

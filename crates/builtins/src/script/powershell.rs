@@ -7,12 +7,12 @@ use std::path::Path;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use muster_steps::failure::Failure;
 use muster_steps::process::Command;
+use muster_steps::style;
 
 use super::{Frame, echoed, not_found, program, shell_process};
 use crate::context::Context;
-use crate::failure::Failure;
-use crate::trace::style;
 use crate::variables::Resolved;
 
 const BASE_FLAGS: [&str; 9] = [

@@ -3,7 +3,6 @@
 
 mod limit;
 mod stamp;
-pub mod style;
 
 use std::io;
 
@@ -87,14 +86,6 @@ impl Trace {
         }
     }
 
-    /// A phase has ended: what its processes printed without ending the line is a line all the same, so that it stands
-    /// before what Muster says next. Without timestamps all is one text, and nothing is out of order.
-    pub fn end_lines(&self) {
-        if self.timestamps {
-            self.pass_on(|inner| inner.finish(Stream::Output));
-        }
-    }
-
     /// Writes, unless the sink failed before; tells of the first failure.
     fn pass_on(&self, write: impl FnOnce(&mut Inner) -> io::Result<()>) {
         let mut inner = self.inner.lock();
@@ -131,6 +122,13 @@ impl Trace {
 impl Log for Trace {
     fn write(&self, stream: Stream, bytes: &[u8]) {
         self.pass_on(|inner| inner.put(stream, bytes));
+    }
+
+    /// So the line stands before what Muster prints next. Without timestamps all is one text, and nothing is out of order.
+    fn end_lines(&self) {
+        if self.timestamps {
+            self.pass_on(|inner| inner.finish(Stream::Output));
+        }
     }
 }
 

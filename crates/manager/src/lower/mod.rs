@@ -1,21 +1,21 @@
 //! Lowering: a payload of the runner API becomes a plan of built-in steps and the job's variables. Pure.
 //!
 //! ```text
-//! JobPayload + Placement --variables--> layers, expanded once --settings--> knobs --phases--> JobPlan
+//! JobPayload + Placement --variables--> layers, expanded once --settings--> knobs --steps--> JobPlan
 //! ```
 //!
 //! What GitLab Runner decides with its shell generator is decided here (job-execution 1-3, 9-11); what happens inside a
-//! phase is the agent's. A payload that no plan can be made of is a [`LowerError`] with the reason to report.
+//! step is the agent's. A payload that no plan can be made of is a [`LowerError`] with the reason to report.
 
 mod cache;
 mod flags;
 mod header;
 mod inputs;
 mod paths;
-mod phases;
 mod refusals;
 mod settings;
 mod share;
+mod steps;
 pub(crate) mod suspension;
 #[cfg(test)]
 mod tests;
@@ -25,7 +25,8 @@ mod vm_image;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use muster_agent_api::builtin::{Coordinator, JobPlan, UnpackLimits, job_steps};
+use muster_agent_api::builtin::UnpackLimits;
+use muster_agent_api::plan::{Coordinator, JobPlan, job_steps};
 use muster_agent_api::step_runner::{Job, RunRequest, Variable as AgentVariable};
 use muster_environment::{Directories, Share, Slot};
 use muster_job::mask::Secrets;
@@ -175,8 +176,8 @@ pub fn lower(payload: &JobPayload, placement: &Placement) -> Result<LoweredJob, 
         warnings.push("use_common_build_dir has no effect: requires vm isolation or max_use_count = 1".to_owned());
     }
     let read =
-        phases::Read { payload, placement, paths: &paths, variables: &variables, settings: &settings, flags: &flags };
-    let phases = phases::all(&read, &mut warnings)?;
+        steps::Read { payload, placement, paths: &paths, variables: &variables, settings: &settings, flags: &flags };
+    let steps = steps::all(&read, &mut warnings)?;
     // Scripts and caches have references too.
     variables.check()?;
     let plan = JobPlan {
@@ -185,14 +186,14 @@ pub fn lower(payload: &JobPayload, placement: &Placement) -> Result<LoweredJob, 
         warnings,
         project_dir: paths.project_dir,
         builds_dir: paths.builds_dir,
-        timeout_ms: phases::milliseconds(settings::job_timeout(payload)),
+        timeout_ms: steps::milliseconds(settings::job_timeout(payload)),
         trace_sections: payload.features.trace_sections,
         timestamps: flags.is_on("FF_TIMESTAMPS"),
         output_limit: placement.runner.output_limit,
         mask_prefixes: payload.features.token_mask_prefixes.clone(),
         mask_few_prefixes: !flags.is_on("FF_MASK_ALL_DEFAULT_TOKENS"),
         retry_wait_ms: settings.retry_wait_ms,
-        phases,
+        steps,
         coordinator: coordinator(payload, placement, &variables, &flags),
         unpack: unpack_limits(placement.runner.unpack),
         share: share::plan(payload, placement),
@@ -240,8 +241,8 @@ fn coordinator(
         job_id: payload.id.0,
         token: payload.token.clone(),
         tls: variables.tls(),
-        upload_timeout_ms: phases::milliseconds(artifact.upload),
-        response_timeout_ms: phases::milliseconds(artifact.response_header),
+        upload_timeout_ms: steps::milliseconds(artifact.upload),
+        response_timeout_ms: steps::milliseconds(artifact.response_header),
         direct_download: flags.is_on("FF_USE_DIRECT_DOWNLOAD"),
     }
 }

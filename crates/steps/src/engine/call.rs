@@ -6,7 +6,7 @@ use indexmap::IndexMap;
 use muster_agent_api::result::StepNode;
 use serde_json::{Map, Value};
 
-use super::{Engine, Frame, MAX_DEPTH, StepError};
+use super::author::{AuthorSteps, Frame, MAX_DEPTH, StepError};
 use crate::definition::{Body, Call, Item, Outputs, StepFile};
 use crate::expression::{expand, expand_text};
 use muster_files::Limit;
@@ -15,7 +15,7 @@ use muster_files::Limit;
 const FILE: &str = "step.yml";
 const FILE_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "split the step into several" };
 
-impl Engine<'_> {
+impl AuthorSteps<'_> {
     pub(super) async fn item(
         &self,
         item: &Item,
@@ -41,9 +41,8 @@ impl Engine<'_> {
             }
         };
         if let Some(name) = reference.strip_prefix("builtin://") {
-            let inputs = self.inputs(item, &scope)?;
-            let unknown = || StepError::Step(format!("there is no built-in step {name:?}"));
-            return self.builtins.run(name, &inputs, self.stop).await.ok_or_else(unknown)?;
+            // Those of a job's plan are not for authors: their inputs are the manager's business.
+            return Err(StepError::Step(format!("there is no built-in step {name:?}")));
         }
         let path = local_path(&reference, frame.dir)?;
         let file = load(&path).await?;

@@ -9,8 +9,8 @@ use indexmap::IndexMap;
 use serde_json::{Map, Value};
 use tempfile::NamedTempFile;
 
+use super::author::{AuthorSteps, Frame, StepError};
 use super::call::at;
-use super::{Engine, Frame, StepError};
 use crate::definition::StepFile;
 use crate::expression::expand_text;
 use crate::lines;
@@ -27,9 +27,9 @@ pub(super) struct Files {
     pub(super) export: NamedTempFile,
 }
 
-impl Engine<'_> {
+impl AuthorSteps<'_> {
     pub(super) fn files(&self) -> io::Result<Files> {
-        let file = || tempfile::Builder::new().prefix("step-file-").tempfile_in(&self.temp_dir);
+        let file = || tempfile::Builder::new().prefix("step-file-").tempfile_in(self.temp_dir);
         Ok(Files { output: file()?, export: file()? })
     }
 
@@ -48,7 +48,7 @@ impl Engine<'_> {
         let program = words.next().unwrap_or_default();
         let dir = match work_dir {
             Some(dir) => self.work_dir.join(expand_text(dir, &scope).map_err(at("exec: interpolate workdir"))?),
-            None => self.work_dir.clone(),
+            None => self.work_dir.to_owned(),
         };
         // A bare name is looked up in the agent's PATH, not the step's (steps 1.4).
         let program = if program.contains('/') {
@@ -66,7 +66,7 @@ impl Engine<'_> {
         let shell = find_program("bash").or_else(|| find_program("sh"));
         let shell = shell.ok_or_else(|| StepError::Step("shell not found".to_owned()))?;
         let stdin = format!("eval '{}' </dev/null\n", text.replace('\'', r"'\''"));
-        self.process(shell, Vec::new(), env, self.work_dir.clone(), Some(stdin.into_bytes())).await
+        self.process(shell, Vec::new(), env, self.work_dir.to_owned(), Some(stdin.into_bytes())).await
     }
 
     async fn process(
@@ -103,7 +103,7 @@ impl Engine<'_> {
     /// The text of a file that was made for the process. By its name, because the process may have replaced it.
     async fn given_back(&self, what: &str, path: &Path) -> Result<String, StepError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let text = muster_files::read_in(self.temp_dir.clone(), name, VALUES_LIMIT).await;
+        let text = muster_files::read_in(self.temp_dir.to_owned(), name, VALUES_LIMIT).await;
         text.map_err(|error| StepError::Step(format!("{what}: {error}")))
     }
 }

@@ -1,257 +1,157 @@
-//! Executes steps: a list of them in order, each loaded right before it runs (steps 1.5, 4).
+//! The engine: executes the tree of steps of a job, each under its policy (job-execution 1.3 to 1.9).
 //!
-//! Environment of a process, the lowest layer first: the agent's own, what earlier steps exported, the enclosing
-//! sequences' (outermost first), the calling item's, the step's own. Job variables are no environment: expressions
-//! reach them as `vars.NAME` or `job.NAME`.
+//! ```text
+//! step --condition--> section --tries, limit--> built-in step | author's `run:` list | steps inside it
+//!          |
+//!          +-- failed:     later `on_success` steps are left out
+//!          +-- canceled:   in a script: after_script and uploads still run; elsewhere: only cleaning up
+//!          +-- timed out:  only cleaning up
+//! ```
 
+mod author;
 mod call;
 mod exec;
+mod node;
+mod policy;
+mod standing;
 
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
-use async_trait::async_trait;
-use indexmap::IndexMap;
-use muster_agent_api::result::{StepNode, StepStatus};
-use muster_job::EndCause;
-use parking_lot::Mutex;
+use muster_agent_api::plan::{JobPlan, When};
+use muster_agent_api::result::StepNode;
 use serde_json::{Map, Value};
+use tokio_util::sync::CancellationToken;
 
-use crate::definition::{Item, items};
-use crate::expression::ExpressionError;
-use crate::log::Log;
-use crate::process::{Processes, RunError};
+use crate::builtin::{Role, Step};
+use crate::failure::Failure;
+use crate::log::{Log, Stream};
+use crate::process::Processes;
 use crate::stop::Stop;
+pub use author::StepError;
+pub use node::{Began, Ending};
+use standing::Standing;
 
-/// Why a step did not succeed.
-#[derive(Debug, thiserror::Error)]
-pub enum StepError {
-    /// A process ended with this status.
-    #[error("exec: exit status {0}")]
-    Exit(i32),
-    /// A process was ended by this signal.
-    #[error("exec: signal: {0}")]
-    Signal(i32),
-    /// The steps were asked to end.
-    #[error("stopped")]
-    Stopped(EndCause),
-    /// A process could not be run.
-    #[error("exec: {0}")]
-    Run(#[from] RunError),
-    /// An expression has no value.
-    #[error("{at}: {source}")]
-    Expression {
-        /// Which text.
-        at: String,
-        /// Why.
-        #[source]
-        source: ExpressionError,
-    },
-    /// The step is wrong, or gave back what is wrong.
-    #[error("{0}")]
-    Step(String),
-    /// The machine is at fault.
-    #[error("{0}")]
-    System(String),
-    /// A step inside a sequence.
-    #[error("step {name:?}: {source}")]
-    Inner {
-        /// Its name.
-        name: String,
-        /// Its error.
-        #[source]
-        source: Box<StepError>,
-    },
+/// First and longest pause between two tries of a step if the plan names none (job-execution 1.4).
+const RETRY_WAIT: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(300));
+
+/// What the engine needs of the job whose steps it executes.
+pub trait Job: Send + Sync + 'static {
+    /// Returns what starts and ends the job's processes.
+    fn processes(&self) -> &Processes;
+
+    /// Returns where the job prints.
+    fn log(&self) -> Arc<dyn Log>;
+
+    /// Returns the time from TERM to KILL.
+    fn grace(&self) -> Duration;
+
+    /// Returns the job's directory. It never changes.
+    fn work_dir(&self) -> &Path;
+
+    /// Returns the directory for files of the steps. It is private to the job.
+    fn temp_dir(&self) -> &Path;
+
+    /// Returns the job's variables for expressions.
+    fn values(&self) -> Map<String, Value>;
+
+    /// Sets what the job's processes see as `CI_JOB_STATUS`.
+    fn set_status(&self, status: &'static str);
+
+    /// Prepares the job's files for a step.
+    fn begin_step(self: &Arc<Self>, stop: &Stop) -> impl Future<Output = Result<(), Failure>> + Send;
+
+    /// Waits until the author's own code may run (invariant J2).
+    fn user_code_starts(&self, stop: &Stop) -> impl Future<Output = Result<(), Failure>> + Send;
 }
 
-impl StepError {
-    /// The error itself, without the steps around it.
+/// The two ways to end a job before its time.
+#[derive(Debug, Clone, Default)]
+pub struct Brakes {
+    /// Graceful: ends the script, then after_script and uploads run.
+    pub cancel: CancellationToken,
+    /// Ends everything; only cleaning up runs.
+    pub stop: Stop,
+}
+
+/// Executes the steps of one job.
+#[derive(Debug)]
+pub struct Engine<J> {
+    job: Arc<J>,
+    /// Steps are marked as sections.
+    sections: bool,
+    /// First and longest pause between two tries.
+    retry_wait: (Duration, Duration),
+    /// Limit of the job. Zero means none.
+    limit: Duration,
+    /// End of that limit.
+    deadline: Option<Instant>,
+}
+
+/// What became of steps.
+#[derive(Debug)]
+pub struct Ran {
+    /// The first failure, which is that of all of them.
+    pub failure: Option<Failure>,
+    /// A node for each step that is in the result.
+    pub nodes: Vec<StepNode>,
+}
+
+impl<J: Job> Engine<J> {
+    /// Returns the engine of a job with this plan. The job's limit counts from `began`.
     #[must_use]
-    pub fn cause(&self) -> &Self {
-        match self {
-            Self::Inner { source, .. } => source.cause(),
-            other => other,
-        }
-    }
-}
-
-/// Steps that an agent brings along, called by `builtin://<name>`.
-#[async_trait]
-pub trait BuiltinSteps: Send + Sync {
-    /// Runs the built-in step `name`; its outputs. None if there is no step of this name.
-    async fn run(
-        &self,
-        name: &str,
-        inputs: &Map<String, Value>,
-        stop: &Stop,
-    ) -> Option<Result<Map<String, Value>, StepError>>;
-}
-
-/// What steps run in.
-pub struct Engine<'a> {
-    /// Starts and ends their processes.
-    pub processes: &'a Processes,
-    /// Where they print.
-    pub log: Arc<dyn Log>,
-    /// Ends them.
-    pub stop: &'a Stop,
-    /// From TERM to KILL.
-    pub grace: Duration,
-    /// The lowest layer of their environment.
-    pub environment: Vec<(OsString, OsString)>,
-    /// The job's variables.
-    pub variables: Map<String, Value>,
-    /// The job's directory; it never changes.
-    pub work_dir: PathBuf,
-    /// For output and export files; private to the job.
-    pub temp_dir: PathBuf,
-    /// The steps of the agent.
-    pub builtins: &'a dyn BuiltinSteps,
-    exports: Mutex<IndexMap<String, String>>,
-}
-
-impl std::fmt::Debug for Engine<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("work_dir", &self.work_dir).finish_non_exhaustive()
-    }
-}
-
-/// What is known at one place of the call tree.
-struct Frame<'f> {
-    /// Where local references start from.
-    dir: &'f Path,
-    /// Layers of environment above the exports.
-    env: IndexMap<String, String>,
-    inputs: Map<String, Value>,
-    /// Outputs of the siblings that ended.
-    steps: Map<String, Value>,
-    output_file: &'f Path,
-    export_file: &'f Path,
-    depth: usize,
-}
-
-/// How deep steps may call steps.
-const MAX_DEPTH: usize = 32;
-
-impl<'a> Engine<'a> {
-    /// An engine for one job.
-    #[expect(clippy::too_many_arguments, reason = "each is a part of the surroundings, said once")]
-    pub fn new(
-        processes: &'a Processes,
-        log: Arc<dyn Log>,
-        stop: &'a Stop,
-        grace: Duration,
-        variables: Map<String, Value>,
-        work_dir: PathBuf,
-        temp_dir: PathBuf,
-        builtins: &'a dyn BuiltinSteps,
-    ) -> Self {
-        let environment = processes.environment().to_vec();
-        let exports = Mutex::default();
-        Self { processes, log, stop, grace, environment, variables, work_dir, temp_dir, builtins, exports }
-    }
-
-    /// Runs the steps of a job's `run` list. A node for each that was started goes to `nodes`.
-    ///
-    /// # Errors
-    /// The first failure; the steps behind it were not started.
-    pub async fn run(&self, list: &Value, nodes: &mut Vec<StepNode>) -> Result<(), StepError> {
-        let items = items(list).map_err(StepError::Step)?;
-        let none = PathBuf::new();
-        let frame = Frame {
-            dir: &self.work_dir,
-            env: IndexMap::new(),
-            inputs: Map::new(),
-            steps: Map::new(),
-            output_file: &none,
-            export_file: &none,
-            depth: 0,
+    pub fn new(job: Arc<J>, plan: &JobPlan, began: Began) -> Self {
+        let retry_wait = match plan.retry_wait_ms {
+            (0, _) => RETRY_WAIT,
+            (first, most) => (Duration::from_millis(first), Duration::from_millis(most)),
         };
-        self.sequence(&items, frame, nodes).await.map(|_| ())
+        let limit = Duration::from_millis(plan.timeout_ms);
+        let deadline = if limit.is_zero() { None } else { began.after(limit) };
+        Self { job, sections: plan.trace_sections, retry_wait, limit, deadline }
     }
 
-    /// Runs items in order; the outputs of all of them by name.
-    async fn sequence(
-        &self,
-        items: &[Item],
-        mut frame: Frame<'_>,
-        nodes: &mut Vec<StepNode>,
-    ) -> Result<Map<String, Value>, StepError> {
-        for item in items {
-            if let Some(cause) = self.stop.cause() {
-                return Err(StepError::Stopped(cause));
-            }
-            let started = Instant::now();
-            let started_ms = unix_ms();
-            let mut inner = Vec::new();
-            // Boxed, because steps call steps.
-            let result = Box::pin(self.item(item, &frame, &mut inner)).await;
-            nodes.push(StepNode {
-                name: item.name.clone(),
-                status: status(&result),
-                started_ms,
-                duration_ms: millis(started.elapsed()),
-                exit_code: match result.as_ref().map_err(StepError::cause) {
-                    Err(StepError::Exit(code)) => Some(*code),
-                    _ => None,
-                },
-                message: result.as_ref().err().map(ToString::to_string).unwrap_or_default(),
-                cause: match result.as_ref().map_err(StepError::cause) {
-                    Err(StepError::Stopped(cause)) => Some(*cause),
-                    _ => None,
-                },
-                steps: inner,
-            });
-            let outputs = result.map_err(|error| StepError::Inner { name: item.name.clone(), source: error.into() })?;
-            let outputs = Map::from_iter([("outputs".to_owned(), Value::Object(outputs))]);
-            frame.steps.insert(item.name.clone(), Value::Object(outputs));
+    /// Returns the end of the job's limit. `None` means that it has no limit.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Runs steps in order, each if its condition holds.
+    pub async fn run(&self, steps: &[Step<J>], brakes: &Brakes) -> Ran {
+        let mut standing = Standing::default();
+        let mut nodes = Vec::new();
+        for step in steps {
+            nodes.extend(self.step(step, brakes, &mut standing).await);
         }
-        Ok(frame.steps)
+        Ran { failure: standing.failure(), nodes }
     }
 
-    /// What expressions can see.
-    fn scope(&self, frame: &Frame<'_>) -> Value {
-        let mut env: Map<String, Value> = self
-            .environment
-            .iter()
-            .filter_map(|(key, value)| Some((key.to_str()?.to_owned(), Value::String(value.to_str()?.to_owned()))))
-            .collect();
-        let exports = self.exports.lock();
-        let layers = exports.iter().chain(&frame.env);
-        env.extend(layers.map(|(key, value)| (key.clone(), Value::String(value.clone()))));
-        let path = |path: &Path| Value::String(path.to_string_lossy().into_owned());
-        Value::Object(Map::from_iter([
-            ("env".to_owned(), Value::Object(env)),
-            ("inputs".to_owned(), Value::Object(frame.inputs.clone())),
-            ("vars".to_owned(), Value::Object(self.variables.clone())),
-            ("job".to_owned(), Value::Object(self.variables.clone())),
-            ("steps".to_owned(), Value::Object(frame.steps.clone())),
-            ("output_file".to_owned(), path(frame.output_file)),
-            ("export_file".to_owned(), path(frame.export_file)),
-            ("work_dir".to_owned(), path(&self.work_dir)),
-            ("step_dir".to_owned(), path(frame.dir)),
-            ("func_dir".to_owned(), path(frame.dir)),
-        ]))
+    /// Runs one step if it is its turn. Returns `None` if there is nothing to tell about it.
+    async fn step(&self, step: &Step<J>, brakes: &Brakes, standing: &mut Standing) -> Option<StepNode> {
+        if step.is_idle() {
+            return None;
+        }
+        standing.notice(brakes);
+        let began = Began::now();
+        // Where a job runs is no step of it.
+        let is_in_result = step.role() != Role::Prepare;
+        if !standing.allows(step) {
+            // A variant for the other outcome is no news.
+            let is_news = is_in_result && step.policy.when != When::OnFailure;
+            return is_news.then(|| began.node(&step.name, Ending::SKIPPED, Vec::new()));
+        }
+        standing.enter(step);
+        self.job.set_status(standing.word(step));
+        let Ran { failure, nodes } = self.within_section(step, brakes, standing.cancel_reaches(step)).await;
+        let node = began.node(&step.name, failure.as_ref().into(), nodes);
+        if let Some(failure) = failure {
+            standing.settle(step, failure, brakes, |line| self.say(line));
+        }
+        is_in_result.then_some(node)
+    }
+
+    fn say(&self, line: &str) {
+        self.job.log().write(Stream::Runner, line.as_bytes());
     }
 }
-
-fn status<T>(result: &Result<T, StepError>) -> StepStatus {
-    match result.as_ref().map_err(StepError::cause) {
-        Ok(_) => StepStatus::Success,
-        Err(StepError::Stopped(_)) => StepStatus::Cancelled,
-        Err(_) => StepStatus::Failure,
-    }
-}
-
-fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, millis)
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-#[cfg(test)]
-mod tests;

@@ -4,7 +4,7 @@ mod runner;
 mod share;
 mod size;
 
-use muster_agent_api::builtin::{Builtin, Origin};
+use muster_agent_api::builtin::{ArtifactsUploads, Origin};
 use muster_environment::SlotKey;
 use muster_job::Secret;
 use serde_json::{Value, json};
@@ -224,7 +224,7 @@ fn a_job_of_muster_ci_with_an_image() {
 #[test]
 fn a_job_of_steps() {
     let run = r#"[{"name":"hi","script":"echo ${{ inputs.who }}"}]"#;
-    insta::assert_json_snapshot!(plan(&lowered(json!({ "steps": [], "run": run }))).get("phases"));
+    insta::assert_json_snapshot!(plan(&lowered(json!({ "steps": [], "run": run }))).get("steps"));
 }
 
 #[test]
@@ -280,11 +280,8 @@ fn a_variable_asks_for_a_statement_of_provenance_which_goes_into_zips() {
     let uploads = |wanted: &[(&str, &str)]| {
         let job = lowered(json!({ "artifacts": artifacts, "variables": variables(wanted)["variables"],
             "git_info": { "repo_url": "https://ci:secret@gitlab.example/a/b.git", "sha": "0123", "ref": "main" } }));
-        let uploads = job.plan.phases.into_iter().find_map(|phase| match phase.run {
-            Builtin::ArtifactsUpload(uploads) => Some(uploads.artifacts),
-            _ => None,
-        });
-        (uploads.unwrap().into_iter().map(|upload| upload.provenance).collect::<Vec<_>>(), job.plan.warnings)
+        let uploads = job.plan.steps.iter().find_map(|step| step.call.inputs::<ArtifactsUploads>());
+        (uploads.unwrap().artifacts.into_iter().map(|upload| upload.provenance).collect::<Vec<_>>(), job.plan.warnings)
     };
     assert_eq!(uploads(&[]), (vec![None, None], vec![]));
     let wanted = [

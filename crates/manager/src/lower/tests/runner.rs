@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use muster_agent_api::builtin::{Builtin, Checkout, Phase, Script};
+use muster_agent_api::builtin::{Checkout, Prepare, Script};
+use muster_agent_api::plan::Step;
 use muster_job::Variable;
 
 use super::*;
@@ -25,23 +26,20 @@ fn refused(change: impl FnOnce(&mut RunnerSettings), more: Value) -> String {
     format!("{}: {}", error.reason, error.message)
 }
 
-fn phase<'a>(job: &'a LoweredJob, name: &str) -> &'a Phase {
-    job.plan.phases.iter().find(|phase| phase.name == name).unwrap()
+fn step<'a>(job: &'a LoweredJob, name: &str) -> &'a Step {
+    job.plan.steps.iter().find(|step| step.name == name).unwrap()
 }
 
-fn checkout(job: &LoweredJob) -> &Checkout {
-    let Builtin::Checkout(checkout) = &phase(job, "get_sources").run else { panic!("no checkout") };
-    checkout
+fn checkout(job: &LoweredJob) -> Checkout {
+    step(job, "get_sources").call.inputs().unwrap()
 }
 
-fn script<'a>(job: &'a LoweredJob, name: &str) -> &'a Script {
-    let Builtin::Script(script) = &phase(job, name).run else { panic!("no script") };
-    script
+fn script(job: &LoweredJob, name: &str) -> Script {
+    step(job, name).call.inputs().unwrap()
 }
 
-fn executor_lines(job: &LoweredJob) -> &[String] {
-    let Builtin::Prepare(prepare) = &phase(job, "prepare_executor").run else { panic!("no preparation") };
-    &prepare.lines
+fn executor_lines(job: &LoweredJob) -> Vec<String> {
+    step(job, "prepare_executor").call.inputs::<Prepare>().unwrap().lines
 }
 
 #[test]
@@ -114,8 +112,8 @@ fn the_operators_text_stands_around_checkout_and_script() {
 #[test]
 fn limits_of_the_runner_count_where_they_are_shorter_than_the_jobs() {
     let limited = |limit| with(|runner| runner.get_sources_timeout = Some(Duration::from_secs(limit)), json!({}));
-    assert_eq!(phase(&limited(60), "get_sources").timeout_ms, 60_000);
-    assert_eq!(phase(&limited(7200), "get_sources").timeout_ms, 0);
+    assert_eq!(step(&limited(60), "get_sources").policy.timeout_ms, 60_000);
+    assert_eq!(step(&limited(7200), "get_sources").policy.timeout_ms, 0);
     let warned = with(|runner| runner.prepare_timeout = Some(Duration::from_secs(90_000)), json!({})).plan.warnings;
     assert_eq!(warned, ["prepare_timeout = 90000 s is ignored; the job's timeout of 3600 s applies"]);
     let job = with(|runner| runner.artifact.upload = Duration::from_secs(5), json!({}));
@@ -155,8 +153,9 @@ fn the_remote_and_its_neighbours_are_reached_with_the_jobs_token() {
             ("CI_SERVER_HOST", "gitlab.example"),
         ];
         let job = with(|runner| runner.clone_url = Some(url.to_owned()), variables(&knobs));
-        let rewrites = checkout(&job).rewrites.iter().map(|rewrite| format!("{} <- {}", rewrite.to, rewrite.from));
-        (checkout(&job).repo_url.clone(), rewrites.collect::<Vec<_>>())
+        let Checkout { repo_url, rewrites, .. } = checkout(&job);
+        let rewrites = rewrites.iter().map(|rewrite| format!("{} <- {}", rewrite.to, rewrite.from));
+        (repo_url, rewrites.collect::<Vec<_>>())
     };
     let (url, rewrites) = cloned("https://inner.example:8443/");
     let with_token = "https://gitlab-ci-token:glcbt-secret@inner.example:8443";

@@ -100,7 +100,7 @@ enum TransferError {
     #[error("cannot read {}", path.display())]
     EnvFile { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
-    Failure(#[from] muster_builtins::Failure),
+    Failure(#[from] muster_steps::failure::Failure),
     #[error(transparent)]
     Remote(#[from] muster_builtins::cache::remote::RemoteError),
 }

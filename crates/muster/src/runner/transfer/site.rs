@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_archive::Limits;
-use muster_builtins::{Extraction, Failure, LimitsFrom, Meter, Site, Tone};
+use muster_builtins::{Extraction, LimitsFrom, Meter, Site, Tone};
+use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
 
 use super::{MeterArgs, TransferError, meter};

@@ -1,13 +1,14 @@
-//! Why a phase did not succeed, and what that means for the job (job-execution 11).
+//! Why a step did not succeed, and what that means for the job (job-execution 11).
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 use muster_files::FileError;
 use muster_job::{EndCause, FailureReason};
-use muster_steps::process::RunError;
 
-/// Why a phase did not succeed.
+use crate::process::RunError;
+
+/// Why a step of a job did not succeed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// A command of the job ended with this status.
@@ -16,12 +17,12 @@ pub enum Failure {
     /// A command of the job was ended by a signal that we did not send.
     #[error("signal: {}", signal_name(*.0))]
     Signal(i32),
-    /// The phase was asked to end.
+    /// The step was asked to end.
     #[error("{}", stopped(*.0))]
     Stopped(EndCause),
-    /// A phase ran into its own limit; the text says which.
+    /// A step ran into its own limit; the text says which.
     #[error("{0}")]
-    PhaseTimeout(String),
+    StepTimeout(String),
     /// The job ran into its limit; the text says which.
     #[error("{0}")]
     JobTimeout(String),
@@ -91,7 +92,7 @@ impl Failure {
         match self {
             Self::Exit(_) | Self::Signal(_) | Self::Step(_) | Self::Profile(..) => FailureReason::ScriptFailure,
             Self::Stopped(cause) => FailureReason::from(*cause),
-            Self::PhaseTimeout(_) | Self::JobTimeout(_) => FailureReason::JobExecutionTimeout,
+            Self::StepTimeout(_) | Self::JobTimeout(_) => FailureReason::JobExecutionTimeout,
             Self::Configuration(_) => FailureReason::RunnerConfigurationError,
             Self::System(_) => FailureReason::RunnerSystemFailure,
         }
@@ -113,7 +114,7 @@ impl Failure {
     pub fn cause(&self) -> Option<EndCause> {
         match self {
             Self::Stopped(cause) => Some(*cause),
-            Self::PhaseTimeout(_) | Self::JobTimeout(_) => Some(EndCause::TimedOut),
+            Self::StepTimeout(_) | Self::JobTimeout(_) => Some(EndCause::TimedOut),
             _ => None,
         }
     }

@@ -1,12 +1,12 @@
-//! How a job stands between two phases, and which phase may run then.
+//! How a job stands between two steps, and which step may run then.
 
-use muster_agent_api::builtin::{Phase, PhaseWhen};
+use muster_agent_api::plan::When;
 use muster_job::EndCause;
 
-use super::phase::Runner;
-use super::{Brakes, is_after_script, is_user_script};
+use super::Brakes;
+use crate::builtin::{Role, Step};
 use crate::failure::Failure;
-use crate::trace::style;
+use crate::style;
 
 /// How a job stands.
 #[derive(Debug, Default)]
@@ -17,12 +17,12 @@ pub(super) struct Standing {
     over: bool,
     /// The user's script has started, so that after_script has to run.
     script_started: bool,
-    /// The script phases are behind, or were never reached.
+    /// The script steps are behind, or were never reached.
     script_over: bool,
 }
 
 impl Standing {
-    pub(super) fn fail(&mut self, failure: Failure) {
+    fn fail(&mut self, failure: Failure) {
         self.failure.get_or_insert(failure);
     }
 
@@ -30,7 +30,7 @@ impl Standing {
         self.failure
     }
 
-    /// Takes note of a cancel or an abort that came since the last phase.
+    /// Takes note of a cancel or an abort that came since the last step.
     pub(super) fn notice(&mut self, brakes: &Brakes) {
         if let Some(cause) = brakes.stop.cause() {
             self.fail(Failure::Stopped(cause));
@@ -47,50 +47,48 @@ impl Standing {
         self.failure == Some(Failure::Stopped(EndCause::CanceledByUser))
     }
 
-    pub(super) fn allows(&self, phase: &Phase) -> bool {
-        if phase.when == PhaseWhen::Finally {
+    pub(super) fn allows<J>(&self, step: &Step<J>) -> bool {
+        if step.policy.when == When::Finally {
             return true;
         }
-        if self.over || (is_after_script(&phase.run) && !self.script_started) {
+        if self.over || (step.role() == Role::AfterScript && !self.script_started) {
             return false;
         }
-        match phase.when {
-            PhaseWhen::OnSuccess => self.failure.is_none(),
-            PhaseWhen::OnFailure => self.failure.is_some(),
-            PhaseWhen::Always | PhaseWhen::Finally => true,
+        match step.policy.when {
+            When::OnSuccess => self.failure.is_none(),
+            When::OnFailure => self.failure.is_some(),
+            When::Always | When::Finally => true,
         }
     }
 
-    pub(super) fn enter(&mut self, is_script: bool) {
+    pub(super) fn enter<J>(&mut self, step: &Step<J>) {
+        let is_script = step.role() == Role::Script;
         self.script_over = self.script_started && !is_script;
         self.script_started |= is_script;
     }
 
-    /// Whether a cancel ends a phase while it runs: not after_script, which a canceled job still has to run.
-    pub(super) fn cancel_reaches(&self, phase: &Phase) -> bool {
-        !is_after_script(&phase.run) && phase.when != PhaseWhen::Finally && !self.is_canceled()
+    /// Returns whether a cancel ends a step while it runs: not after_script, which a canceled job still has to run.
+    pub(super) fn cancel_reaches<J>(&self, step: &Step<J>) -> bool {
+        step.role() != Role::AfterScript && step.policy.when != When::Finally && !self.is_canceled()
     }
 
     /// CI_JOB_STATUS: `running` up to the end of the scripts (job-execution 1.6).
-    pub(super) fn word(&self, is_script: bool) -> &'static str {
+    pub(super) fn word<J>(&self, step: &Step<J>) -> &'static str {
         match &self.failure {
-            _ if is_script || !self.script_started => "running",
+            _ if step.role() == Role::Script || !self.script_started => "running",
             None => "success",
             Some(Failure::Stopped(EndCause::CanceledByUser)) => "canceled",
-            Some(Failure::Stopped(EndCause::TimedOut) | Failure::PhaseTimeout(_) | Failure::JobTimeout(_)) => {
-                "timedout"
-            }
+            Some(Failure::Stopped(EndCause::TimedOut) | Failure::StepTimeout(_) | Failure::JobTimeout(_)) => "timedout",
             Some(_) => "failed",
         }
     }
 
-    /// What the failure of a phase means for the job.
-    pub(super) fn settle(&mut self, phase: &Phase, failure: Failure, runner: &Runner<'_>) {
-        let say = |line: String| runner.context.say(&line);
-        let in_script = is_user_script(&phase.run);
+    /// Takes note of what the failure of a step means for the job. `say` writes to the log.
+    pub(super) fn settle<J>(&mut self, step: &Step<J>, failure: Failure, brakes: &Brakes, say: impl Fn(&str)) {
+        let in_script = step.role() == Role::Script;
         match &failure {
-            Failure::Stopped(EndCause::CanceledByUser) if in_script && runner.brakes.stop.cause().is_none() => {
-                say(style::warning("script canceled externally (UI, API)"));
+            Failure::Stopped(EndCause::CanceledByUser) if in_script && brakes.stop.cause().is_none() => {
+                say(&style::warning("script canceled externally (UI, API)"));
             }
             // No shell of the job would come any further.
             Failure::Profile(..) => {
@@ -100,14 +98,14 @@ impl Standing {
             }
             Failure::Stopped(_) | Failure::JobTimeout(_) => self.over = true,
             // A limit of the script leaves time for after_script; the others leave no environment to go on in.
-            Failure::PhaseTimeout(_) if !phase.allow_failure => self.over |= !in_script,
+            Failure::StepTimeout(_) if !step.policy.allow_failure => self.over |= !in_script,
             _ => {}
         }
-        if phase.allow_failure && !self.over {
-            say(style::warning(&if is_after_script(&phase.run) {
+        if step.policy.allow_failure && !self.over {
+            say(&style::warning(&if step.role() == Role::AfterScript {
                 format!("after_script failed, but job will continue unaffected: {failure}")
             } else {
-                format!("{} failed, but the job goes on: {failure}", phase.name)
+                format!("{} failed, but the job goes on: {failure}", step.name)
             }));
             return;
         }

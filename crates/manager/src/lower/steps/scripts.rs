@@ -1,13 +1,14 @@
 //! The user's scripts, or steps.
 
-use muster_agent_api::builtin::{Builtin, Phase, PhaseWhen, Script};
-use muster_runner_api::payload::{JobPayload, Step};
+use muster_agent_api::builtin::Script;
+use muster_agent_api::plan::{Call, Step, When};
+use muster_runner_api::payload::{JobPayload, Step as PayloadStep};
 
 use super::super::flags::Flags;
 use super::super::settings::Settings;
 use super::super::variables::Variables;
 use super::super::{LowerError, Placement};
-use super::{milliseconds, phase};
+use super::milliseconds;
 
 /// The shell that all scripts of the job run in, with no command yet.
 pub(super) fn shell(payload: &JobPayload, placement: &Placement, settings: &Settings, flags: &Flags) -> Script {
@@ -34,16 +35,16 @@ pub(super) fn scripts(
     variables: &Variables,
     settings: &Settings,
     flags: &Flags,
-) -> Result<Vec<Phase>, LowerError> {
+) -> Result<Vec<Step>, LowerError> {
     let shell = shell(payload, placement, settings, flags);
     let (before, after) = (&placement.runner.scripts.pre_build, &placement.runner.scripts.post_build);
-    let is_after = |step: &&Step| step.name == "after_script";
-    let used: Vec<&Step> = payload.steps.iter().filter(|step| !step.script.is_empty()).collect();
-    let script = |step: &Step, after_script: bool| {
+    let is_after = |step: &&PayloadStep| step.name == "after_script";
+    let used: Vec<&PayloadStep> = payload.steps.iter().filter(|step| !step.script.is_empty()).collect();
+    let script = |step: &PayloadStep, after_script: bool| {
         let expand = |line: &String| if step.name == "release" { variables.expand(line) } else { line.clone() };
         // The operator's text stands around each script, but not around after_script (job-execution 1.6).
         let around = |text: &Option<String>| commands(text.as_ref().filter(|_| !after_script));
-        Builtin::Script(Script {
+        Call::builtin(&Script {
             before: around(before),
             commands: step.script.iter().map(expand).collect(),
             after: around(after),
@@ -51,12 +52,14 @@ pub(super) fn scripts(
             ..shell.clone()
         })
     };
-    let user_phase = |name: &str, run: Builtin| {
+    let user_step = |name: &str, call: Call| {
         let name = format!("step_{}", name.to_lowercase());
         let title = format!("Executing \"{name}\" stage of the job script");
-        Phase { timeout_ms: milliseconds(settings.script_timeout), ..phase(&name, &title, run) }
+        let mut step = Step::new(&name, &title, call);
+        step.policy.timeout_ms = milliseconds(settings.script_timeout);
+        step
     };
-    let mut phases = Vec::new();
+    let mut steps = Vec::new();
     match &payload.run {
         Some(run) => {
             if !used.is_empty() {
@@ -67,23 +70,22 @@ pub(super) fn scripts(
                     "the `run` keyword requires the exclusive use of the variable STEPS",
                 ));
             }
-            let steps = serde_json::from_str(run)
+            let list = serde_json::from_str(run)
                 .map_err(|error| LowerError::configuration(format!("`run` is not a list of steps: {error}")))?;
-            phases.push(user_phase("run", Builtin::Steps { steps }));
+            steps.push(user_step("run", Call::Run(list)));
         }
         None => {
-            phases.extend(
-                used.iter().filter(|step| !is_after(step)).map(|step| user_phase(&step.name, script(step, false))),
+            steps.extend(
+                used.iter().filter(|step| !is_after(step)).map(|step| user_step(&step.name, script(step, false))),
             );
         }
     }
     for step in used.iter().filter(|step| is_after(step)) {
-        phases.push(Phase {
-            when: PhaseWhen::Always,
-            timeout_ms: milliseconds(settings.after_script_timeout),
-            allow_failure: settings.after_script_ignore_errors,
-            ..phase("after_script", "Running after_script", script(step, true))
-        });
+        let mut after = Step::new("after_script", "Running after_script", script(step, true));
+        after.policy.when = When::Always;
+        after.policy.timeout_ms = milliseconds(settings.after_script_timeout);
+        after.policy.allow_failure = settings.after_script_ignore_errors;
+        steps.push(after);
     }
-    Ok(phases)
+    Ok(steps)
 }

@@ -1,6 +1,7 @@
 //! Getting the sources (job-execution 2).
 
-use muster_agent_api::builtin::{Builtin, Checkout, Phase, Rewrite};
+use muster_agent_api::builtin::{Checkout, Rewrite};
+use muster_agent_api::plan::{Call, Step};
 use muster_runner_api::payload::JobPayload;
 use url::Url;
 
@@ -8,19 +9,19 @@ use super::super::flags::Flags;
 use super::super::settings::Settings;
 use super::super::variables::Variables;
 use super::super::{LowerError, Placement};
-use super::{milliseconds, phase, scripts};
+use super::{milliseconds, scripts};
 
 /// The user of job tokens.
 const TOKEN_USER: &str = "gitlab-ci-token";
 
-/// The phase.
+/// The step.
 pub(super) fn get_sources(
     payload: &JobPayload,
     placement: &Placement,
     variables: &Variables,
     settings: &Settings,
     flags: &Flags,
-) -> Result<Phase, LowerError> {
+) -> Result<Step, LowerError> {
     let (git, runner) = (&payload.git_info, &placement.runner);
     let hook = |name: &str| -> Vec<String> {
         payload.hooks.iter().filter(|hook| hook.name == name).flat_map(|hook| hook.script.clone()).collect()
@@ -59,11 +60,10 @@ pub(super) fn get_sources(
         pre_script: before,
         post_script: after,
     };
-    Ok(Phase {
-        attempts: settings.get_sources_attempts,
-        timeout_ms: milliseconds(settings.get_sources_timeout),
-        ..phase("get_sources", "Getting source from Git repository", Builtin::Checkout(checkout))
-    })
+    let mut step = Step::new("get_sources", "Getting source from Git repository", Call::builtin(&checkout));
+    step.policy.attempts = settings.get_sources_attempts;
+    step.policy.timeout_ms = milliseconds(settings.get_sources_timeout);
+    Ok(step)
 }
 
 /// The remote with credentials: as the payload has it, or the project at `clone_url`.

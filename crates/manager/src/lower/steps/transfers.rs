@@ -1,28 +1,29 @@
 //! Caches and artifacts: what comes before the scripts, and what goes after them.
 
 use muster_agent_api::builtin::{
-    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, Builtin, CacheEntry, Caches, Origin, Phase,
-    PhaseWhen,
+    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, CacheEntry, CacheRestore, CacheSave, Origin,
 };
+use muster_agent_api::plan::{Call, Step, When};
 use muster_runner_api::payload::{Artifact, JobPayload};
 
 use url::Url;
 
 use super::super::settings::Settings;
-use super::{Read, phase};
+use super::Read;
 
 /// The caches of the job.
-pub(super) fn restore_caches(caches: &[(CacheEntry, String)], settings: &Settings) -> Option<Phase> {
-    let entries: Vec<_> = caches.iter().map(|(entry, _)| entry.clone()).collect();
-    (!entries.is_empty()).then(|| Phase {
-        attempts: settings.restore_cache_attempts,
-        allow_failure: true,
-        ..phase("restore_cache", "Restoring cache", Builtin::CacheRestore(Caches { caches: entries }))
+pub(super) fn restore_caches(caches: &[(CacheEntry, String)], settings: &Settings) -> Option<Step> {
+    let caches: Vec<_> = caches.iter().map(|(entry, _)| entry.clone()).collect();
+    (!caches.is_empty()).then(|| {
+        let mut step = Step::new("restore_cache", "Restoring cache", Call::builtin(&CacheRestore { caches }));
+        step.policy.attempts = settings.restore_cache_attempts;
+        step.policy.allow_failure = true;
+        step
     })
 }
 
 /// The archives of other jobs.
-pub(super) fn download(payload: &JobPayload, settings: &Settings) -> Option<Phase> {
+pub(super) fn download(payload: &JobPayload, settings: &Settings) -> Option<Step> {
     let from: Vec<_> = payload
         .dependencies
         .iter()
@@ -33,30 +34,36 @@ pub(super) fn download(payload: &JobPayload, settings: &Settings) -> Option<Phas
             token: dependency.token.clone(),
         })
         .collect();
-    (!from.is_empty()).then(|| Phase {
-        attempts: settings.artifact_download_attempts,
-        ..phase("download_artifacts", "Downloading artifacts", Builtin::ArtifactsDownload(ArtifactsDownload { from }))
+    (!from.is_empty()).then(|| {
+        let call = Call::builtin(&ArtifactsDownload { from });
+        let mut step = Step::new("download_artifacts", "Downloading artifacts", call);
+        step.policy.attempts = settings.artifact_download_attempts;
+        step
     })
 }
 
 /// The failure variant, then the success variant: in the other order, a failure of the success variant would let the
-/// failure variant run as well. One phase for all caches of a variant.
-pub(super) fn save_caches(caches: &[(CacheEntry, String)]) -> Vec<Phase> {
-    let save = |when: PhaseWhen, name: &str, title: &str| {
+/// failure variant run as well. One step for all caches of a variant.
+pub(super) fn save_caches(caches: &[(CacheEntry, String)]) -> Vec<Step> {
+    let save = |when: When, name: &str, title: &str| {
         let fitting = caches.iter().filter(|(_, wanted)| fits(wanted, when));
         let caches: Vec<_> = fitting.map(|(entry, _)| entry.clone()).collect();
-        let run = |caches| Builtin::CacheSave(Caches { caches });
-        (!caches.is_empty()).then(|| Phase { when, allow_failure: true, ..phase(name, title, run(caches)) })
+        (!caches.is_empty()).then(|| {
+            let mut step = Step::new(name, title, Call::builtin(&CacheSave { caches }));
+            step.policy.when = when;
+            step.policy.allow_failure = true;
+            step
+        })
     };
-    let failure = save(PhaseWhen::OnFailure, "archive_cache_on_failure", "Saving cache for failed job");
-    let success = save(PhaseWhen::OnSuccess, "archive_cache", "Saving cache for successful job");
+    let failure = save(When::OnFailure, "archive_cache_on_failure", "Saving cache for failed job");
+    let success = save(When::OnSuccess, "archive_cache", "Saving cache for successful job");
     failure.into_iter().chain(success).collect()
 }
 
 /// The failure variant, then the success variant; the order as for caches.
-pub(super) fn uploads(read: &Read<'_>) -> Vec<Phase> {
+pub(super) fn uploads(read: &Read<'_>) -> Vec<Step> {
     let artifacts: &[Artifact] = &read.payload.artifacts;
-    let upload = |when: PhaseWhen, name: &str, title: &str| {
+    let upload = |when: When, name: &str, title: &str| {
         let fitting = artifacts
             .iter()
             .filter(|artifact| fits(&artifact.when, when) && (artifact.untracked || !artifact.paths.is_empty()));
@@ -74,13 +81,16 @@ pub(super) fn uploads(read: &Read<'_>) -> Vec<Phase> {
                     .then(|| origin(read)),
             })
             .collect();
-        let run = |artifacts| Builtin::ArtifactsUpload(ArtifactsUploads { artifacts });
-        (!artifacts.is_empty()).then(|| Phase { when, ..phase(name, title, run(artifacts)) })
+        (!artifacts.is_empty()).then(|| {
+            let mut step = Step::new(name, title, Call::builtin(&ArtifactsUploads { artifacts }));
+            step.policy.when = when;
+            step
+        })
     };
     let success = ("upload_artifacts_on_success", "Uploading artifacts for successful job");
     let failure = ("upload_artifacts_on_failure", "Uploading artifacts for failed job");
-    let failed = upload(PhaseWhen::OnFailure, failure.0, failure.1);
-    failed.into_iter().chain(upload(PhaseWhen::OnSuccess, success.0, success.1)).collect()
+    let failed = upload(When::OnFailure, failure.0, failure.1);
+    failed.into_iter().chain(upload(When::OnSuccess, success.0, success.1)).collect()
 }
 
 /// What a statement of provenance says of the job (job-execution 9.8).
@@ -107,10 +117,10 @@ fn origin(read: &Read<'_>) -> Origin {
 }
 
 /// Whether something with this `when` of the payload belongs to the variant.
-fn fits(wanted: &str, variant: PhaseWhen) -> bool {
+fn fits(wanted: &str, variant: When) -> bool {
     match wanted {
         "always" => true,
-        "on_failure" => variant == PhaseWhen::OnFailure,
-        _ => variant == PhaseWhen::OnSuccess,
+        "on_failure" => variant == When::OnFailure,
+        _ => variant == When::OnSuccess,
     }
 }

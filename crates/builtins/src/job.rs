@@ -1,0 +1,108 @@
+//! `builtin://job`: what stands around the steps of a job, which the engine executes.
+//!
+//! ```text
+//! header -> steps -> last line -> result
+//! ```
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use muster_agent_api::plan::JobPlan;
+use muster_agent_api::result::{Outcome, StepNode, Used};
+use muster_job::{EndCause, FailureReason};
+use muster_steps::builtin::Step;
+use muster_steps::engine::{Began, Brakes, Engine, Ran};
+use muster_steps::failure::Failure;
+use muster_steps::stop::reached;
+use muster_steps::style;
+
+use crate::context::Context;
+use crate::share::{self, Sharing};
+
+/// Time that the removal of the job's temporary files may take. Only a file system that does not answer takes longer.
+const END_LIMIT: Duration = Duration::from_secs(300);
+
+/// How a job ended; the trace's end is written, its length is not known yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobEnd {
+    /// The outcome.
+    pub outcome: Outcome,
+    /// As in the last line of the trace; empty for success.
+    pub message: String,
+    /// Every step.
+    pub tree: StepNode,
+    /// What it used; none: nothing of it ran.
+    pub used: Option<Used>,
+}
+
+/// Executes the steps of a job with this plan. Everything they started has ended when this returns, and the job's trace is closed.
+pub async fn run(context: Arc<Context>, plan: &JobPlan, steps: &[Step<Context>], brakes: &Brakes) -> JobEnd {
+    let began = Began::now();
+    context.say(&opening(plan));
+    let engine = Engine::new(Arc::clone(&context), plan, began);
+    let (sharing, prepared) = prepare(&context, plan, brakes, engine.deadline()).await;
+    let Ran { failure, nodes } = match prepared {
+        Ok(()) => engine.run(steps, brakes).await,
+        Err(failure) => Ran { failure: Some(failure), nodes: Vec::new() },
+    };
+    context.processes.finish(context.grace).await;
+    let mut used = share::used(&context.processes, began.elapsed());
+    if let Some(sharing) = sharing {
+        sharing.end(&context, &mut used).await;
+    }
+    let end = brakes.stop.child();
+    let limit = Instant::now().checked_add(END_LIMIT);
+    let cleared = end.ended_by(reached(limit), EndCause::TimedOut, context.clear_files(&end));
+    if let Err(failure @ Failure::System(_)) = cleared.await {
+        context.say(&style::warning(&failure.to_string()));
+    }
+    context.trace.close(last_line(failure.as_ref()).as_bytes());
+    let tree = began.node("job", failure.as_ref().into(), nodes);
+    JobEnd { outcome: outcome(failure.as_ref()), message: tree.message.clone(), tree, used: Some(used) }
+}
+
+/// What comes before the first step: the sticky context, and the job's temporary files.
+async fn prepare(
+    context: &Arc<Context>,
+    plan: &JobPlan,
+    brakes: &Brakes,
+    deadline: Option<Instant>,
+) -> (Option<Sharing>, Result<(), Failure>) {
+    let stop = brakes.stop.child();
+    let work = async {
+        let sharing = match &plan.share {
+            Some(share) => Some(Sharing::begin(context, share, &stop).await),
+            None => None,
+        };
+        (sharing, context.write_files(&stop).await)
+    };
+    let work = stop.ended_by(reached(deadline), EndCause::TimedOut, work);
+    stop.ended_by(brakes.cancel.cancelled(), EndCause::CanceledByUser, work).await
+}
+
+/// The first lines of the trace.
+fn opening(plan: &JobPlan) -> String {
+    let header = plan.header.iter().map(|line| style::plain(line));
+    let notices = plan.notices.iter().map(|notice| style::info(notice));
+    let warnings = (!plan.warnings.is_empty()).then(|| style::warning(&plan.warnings.join("\n")));
+    header.chain(notices).chain(warnings).collect()
+}
+
+fn last_line(failure: Option<&Failure>) -> String {
+    match failure {
+        None => style::info("Job succeeded"),
+        Some(failure) if failure.reason() == FailureReason::RunnerSystemFailure => {
+            style::error(&format!("Job failed (system failure): {failure}"))
+        }
+        Some(failure) => style::error(&format!("Job failed: {failure}")),
+    }
+}
+
+fn outcome(failure: Option<&Failure>) -> Outcome {
+    match failure {
+        None => Outcome::Success,
+        Some(failure) => {
+            Outcome::Failed { reason: failure.reason(), exit_code: failure.exit_code(), cause: failure.cause() }
+        }
+    }
+}

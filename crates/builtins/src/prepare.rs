@@ -1,0 +1,26 @@
+//! `builtin://prepare`: who executes the job, and where.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use muster_agent_api::builtin::Prepare;
+use muster_steps::builtin::{Builtin, Role};
+use muster_steps::failure::Failure;
+use muster_steps::stop::Stop;
+use muster_steps::style;
+
+use crate::context::Context;
+
+#[async_trait]
+impl Builtin<Context> for Prepare {
+    fn role(&self) -> Role {
+        Role::Prepare
+    }
+
+    async fn run(&self, context: &Arc<Context>, _: &Stop) -> Result<(), Failure> {
+        let lines = self.lines.iter().map(|line| style::plain(line));
+        let echoed = self.echoed.iter().map(|line| format!("{line}\n"));
+        context.say(&lines.chain(echoed).collect::<String>());
+        Ok(())
+    }
+}

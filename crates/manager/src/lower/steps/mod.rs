@@ -1,0 +1,71 @@
+//! The steps of a job, in GitLab's order and with its names (job-execution 1.1-1.3).
+
+mod scripts;
+mod sources;
+mod transfers;
+
+use std::time::Duration;
+
+use muster_agent_api::builtin::Cleanup;
+use muster_agent_api::plan::{Call, Step, When};
+use muster_runner_api::payload::JobPayload;
+
+use super::flags::Flags;
+use super::paths::Paths;
+use super::settings::Settings;
+use super::suspension;
+use super::variables::Variables;
+use super::{LowerError, Placement, cache, header};
+
+/// For cleaning up behind a job, which has no limit of its own.
+const CLEANUP_LIMIT: Duration = Duration::from_secs(300);
+
+/// What a payload was read to.
+pub(super) struct Read<'a> {
+    pub(super) payload: &'a JobPayload,
+    pub(super) placement: &'a Placement,
+    pub(super) paths: &'a Paths,
+    pub(super) variables: &'a Variables,
+    pub(super) settings: &'a Settings,
+    pub(super) flags: &'a Flags,
+}
+
+/// All steps. What is to be said about what is left out goes to the warnings.
+pub(super) fn all(read: &Read<'_>, warnings: &mut Vec<String>) -> Result<Vec<Step>, LowerError> {
+    let Read { payload, placement, paths, variables, settings, flags } = *read;
+    let caches = cache::entries(payload, paths, variables, flags, warnings)?;
+    let prepare = Call::builtin(&header::executor(payload, placement, variables, flags));
+    let title = format!("Preparing the \"{}\" executor", placement.runner.executor);
+    let mut steps = vec![
+        Step::new("prepare_executor", &title, prepare),
+        Step::new("prepare_script", "Preparing environment", Call::builtin(&header::environment(placement))),
+    ];
+    // What is resumed has them, as the job before left them.
+    if !suspension::is_resumed(payload, &placement.runner) {
+        steps.push(sources::get_sources(payload, placement, variables, settings, flags)?);
+    }
+    steps.extend(transfers::restore_caches(&caches, settings));
+    steps.extend(transfers::download(payload, settings));
+    steps.extend(scripts::scripts(payload, placement, variables, settings, flags)?);
+    steps.extend(transfers::save_caches(&caches));
+    steps.extend(transfers::uploads(read));
+    let checkout = if flags.is_on("FF_ENABLE_JOB_CLEANUP") { settings.strategy.clone() } else { String::new() };
+    let cleanup = Cleanup {
+        checkout,
+        clean_flags: settings.clean_flags.clone(),
+        submodules: settings.submodules.clone(),
+        // A job that goes on here needs it.
+        clean_config: settings.clean_config && !suspension::may_leave(payload, placement),
+    };
+    let title = "Cleaning up project directory and file based variables";
+    let mut step = Step::new("cleanup_file_variables", title, Call::builtin(&cleanup));
+    step.policy.when = When::Finally;
+    step.policy.timeout_ms = milliseconds(CLEANUP_LIMIT);
+    step.policy.allow_failure = true;
+    steps.push(step);
+    Ok(steps)
+}
+
+pub(super) fn milliseconds(duration: Duration) -> u64 {
+    duration.as_millis().try_into().unwrap_or(u64::MAX)
+}

@@ -1,0 +1,98 @@
+//! The nodes of the result tree.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use muster_agent_api::result::{StepNode, StepStatus};
+use muster_job::EndCause;
+
+use super::StepError;
+use crate::failure::Failure;
+
+/// The beginning of a step or of a job.
+#[derive(Debug, Clone, Copy)]
+pub struct Began {
+    at: Instant,
+    unix_ms: u64,
+}
+
+impl Began {
+    /// Returns the beginning of what begins now.
+    #[must_use]
+    pub fn now() -> Self {
+        let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, millis);
+        Self { at: Instant::now(), unix_ms }
+    }
+
+    /// Returns the time since then.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.at.elapsed()
+    }
+
+    /// Returns the time of `limit` after the beginning. `None` if there is no such time.
+    #[must_use]
+    pub fn after(&self, limit: Duration) -> Option<Instant> {
+        self.at.checked_add(limit)
+    }
+
+    /// Returns the node of what began then and has ended now.
+    #[must_use]
+    pub fn node(&self, name: &str, ending: Ending, steps: Vec<StepNode>) -> StepNode {
+        let Ending { status, exit_code, message, cause } = ending;
+        let duration_ms = millis(self.elapsed());
+        StepNode {
+            name: name.to_owned(),
+            status,
+            started_ms: self.unix_ms,
+            duration_ms,
+            exit_code,
+            message,
+            cause,
+            steps,
+        }
+    }
+}
+
+/// How a step ended.
+#[derive(Debug, Clone)]
+pub struct Ending {
+    status: StepStatus,
+    exit_code: Option<i32>,
+    message: String,
+    cause: Option<EndCause>,
+}
+
+impl Ending {
+    pub(super) const SKIPPED: Self =
+        Self { status: StepStatus::Skipped, exit_code: None, message: String::new(), cause: None };
+    const SUCCESS: Self = Self { status: StepStatus::Success, exit_code: None, message: String::new(), cause: None };
+}
+
+impl From<Option<&Failure>> for Ending {
+    fn from(failure: Option<&Failure>) -> Self {
+        let Some(failure) = failure else { return Self::SUCCESS };
+        let is_stopped = matches!(failure, Failure::Stopped(_));
+        Self {
+            status: if is_stopped { StepStatus::Cancelled } else { StepStatus::Failure },
+            exit_code: failure.exit_code(),
+            message: failure.to_string(),
+            cause: failure.cause(),
+        }
+    }
+}
+
+impl<T> From<&Result<T, StepError>> for Ending {
+    fn from(result: &Result<T, StepError>) -> Self {
+        let Err(error) = result else { return Self::SUCCESS };
+        let (status, exit_code, cause) = match error.cause() {
+            StepError::Stopped(cause) => (StepStatus::Cancelled, None, Some(*cause)),
+            StepError::Exit(code) => (StepStatus::Failure, Some(*code), None),
+            _ => (StepStatus::Failure, None, None),
+        };
+        Self { status, exit_code, message: error.to_string(), cause }
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
