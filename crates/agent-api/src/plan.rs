@@ -8,6 +8,7 @@
 //!
 //! Unknown fields are ignored and missing ones have defaults, so that manager and agent may be of neighbouring versions.
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -47,12 +48,29 @@ pub fn job_steps(plan: &JobPlan) -> Result<String, serde_json::Error> {
     Ok(format!("{PREAMBLE}{}", serde_json::to_string(&Definition { run: [item] })?))
 }
 
-/// The plan in a text made by [`job_steps`]; none where the text is any other list of steps.
-#[must_use]
-pub fn job_plan(steps: &str) -> Option<JobPlan> {
-    let definition: Definition<JobPlan> = serde_json::from_str(steps.strip_prefix(PREAMBLE)?).ok()?;
-    let [item] = definition.run;
-    (item.step == JOB).then_some(item.inputs.plan)
+/// Returns the plan in `RunRequest.steps`. A text that was not made by [`job_steps`] is the plan of one step: the step file that it
+/// is, which runs in `work_dir`.
+///
+/// # Errors
+/// What is wrong with the plan. The text of a step file is not read here.
+pub fn job_plan(steps: &str, work_dir: &str) -> Result<JobPlan, serde_json::Error> {
+    let definition = steps.strip_prefix(PREAMBLE).unwrap_or_default();
+    let unreadable = match serde_json::from_str::<Definition<JobPlan>>(definition) {
+        Ok(Definition { run: [item] }) if item.step == JOB => return Ok(item.inputs.plan),
+        Ok(_) => None,
+        Err(error) => Some(error),
+    };
+    let is_job = |Definition { run: [item] }: Definition<IgnoredAny>| item.step == JOB;
+    if let (Some(error), true) = (unreadable, serde_json::from_str(definition).is_ok_and(is_job)) {
+        return Err(error);
+    }
+    Ok(JobPlan {
+        project_dir: work_dir.to_owned(),
+        builds_dir: work_dir.to_owned(),
+        steps: vec![Step::new("run", "", Call::StepFile(steps.to_owned()))],
+        bare: true,
+        ..JobPlan::default()
+    })
 }
 
 /// Input `plan` of `builtin://job`: the whole job.
@@ -92,6 +110,9 @@ pub struct JobPlan {
     pub ask_first: bool,
     /// The steps, in order.
     pub steps: Vec<Step>,
+    /// The log is what the steps print and nothing else: without the lines around them that GitLab's jobs have.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub bare: bool,
     /// Where to send artifacts, and get them from.
     pub coordinator: Coordinator,
     /// Limits of unpacking an artifact or a cache.
@@ -192,6 +213,8 @@ pub enum Call {
     },
     /// Runs an author's `run:` list: steps in GitLab's step format.
     Run(Value),
+    /// Runs an author's step: the two documents of a step file.
+    StepFile(String),
     /// Runs steps, one after the other. Their conditions refer to each other and not to steps outside this list.
     Steps(Vec<Step>),
 }
@@ -225,7 +248,16 @@ mod tests {
         let mut step = Step::new("group", "", Call::Steps(inner));
         step.policy.when = When::Always;
         let plan = JobPlan { project_dir: "/p".to_owned(), steps: vec![step], ..JobPlan::default() };
-        assert_eq!(job_plan(&job_steps(&plan).unwrap()), Some(plan));
-        assert_eq!(job_plan("{}\n---\nrun: []"), None);
+        assert_eq!(job_plan(&job_steps(&plan).unwrap(), "/w").unwrap(), plan);
+    }
+
+    #[test]
+    fn any_other_text_is_a_step_file_and_a_plan_that_cannot_be_read_is_an_error() {
+        let text = "{}\n---\nrun: [{script: ls}]";
+        let plan = job_plan(text, "/w").unwrap();
+        assert_eq!((plan.project_dir.as_str(), &plan.steps[0].call), ("/w", &Call::StepFile(text.to_owned())));
+        let newer = JobPlan { steps: vec![Step::new("a", "", Call::Run(Value::Null))], ..JobPlan::default() };
+        let newer = job_steps(&newer).unwrap().replace("\"run\":null", "\"dream\":null");
+        assert!(job_plan(&newer, "/w").unwrap_err().to_string().contains("unknown variant `dream`"));
     }
 }

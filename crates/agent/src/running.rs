@@ -1,5 +1,6 @@
 //! One job while it runs: from the request in the spool to the result in the spool.
 
+use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -27,6 +28,8 @@ pub(crate) struct Work {
     /// The plan without its steps.
     pub(crate) plan: JobPlan,
     steps: Vec<Step<Context>>,
+    /// Lowest layer of the environment of all processes, above the agent's own.
+    env: HashMap<String, String>,
 }
 
 /// Reads a request.
@@ -34,14 +37,14 @@ pub(crate) struct Work {
 /// # Errors
 /// Why it cannot be understood.
 pub(crate) fn parse(request: &RunRequest) -> Result<Work, String> {
-    match job_plan(&request.steps) {
-        Some(plan) if plan.project_dir.is_empty() => Err("the plan names no project directory".to_owned()),
-        Some(mut plan) => {
-            let steps = registry().load(std::mem::take(&mut plan.steps))?;
-            Ok(Work { plan, steps })
-        }
-        None => Err("only `builtin://job` can be run".to_owned()),
+    let build_dir = request.job.as_ref().map(|job| job.build_dir.as_str()).filter(|dir| !dir.is_empty());
+    let work_dir = build_dir.unwrap_or(&request.work_dir);
+    let mut plan = job_plan(&request.steps, work_dir).map_err(|error| format!("the plan of the job: {error}"))?;
+    if !plan.project_dir.starts_with('/') {
+        return Err(format!("the directory of the job must be an absolute path, and is {:?}", plan.project_dir));
     }
+    let steps = registry().load(std::mem::take(&mut plan.steps))?;
+    Ok(Work { plan, steps, env: request.env.clone() })
 }
 
 /// Executes a job, and writes its result before it tells anyone.
@@ -105,11 +108,12 @@ async fn run(
     work: &Work,
     secrets: &Secrets,
 ) -> Result<JobEnd, std::io::Error> {
-    let Work { plan, steps } = work;
+    let Work { plan, steps, env } = work;
     let (journal, recorder) = (Arc::clone(&job.journal), Arc::clone(&job.journal));
     journal.boot(&agent.boot_id)?;
     let nonce = format!("{:016x}", rand::rng().random::<u64>());
     let mut processes = agent.host.job(&job.id, &nonce, Arc::new(move |trail| recorder.started(trail)))?;
+    processes.add_environment(env.iter().map(|(key, value)| (key.into(), value.into())));
     let no_share = plan.share.as_ref().and_then(|share| share::give(&mut processes, share));
     let options = TraceOptions { secrets: secrets.clone(), timestamps: plan.timestamps, limit: plan.output_limit };
     let (full_agent, full_job) = (Arc::clone(agent), Arc::clone(job));
@@ -146,17 +150,14 @@ async fn run(
     Ok(end)
 }
 
-/// The environment of the request first, as the lowest layer.
 fn variables(request: RunRequest) -> Vec<JobVariable> {
-    let mut env: Vec<JobVariable> =
-        request.env.into_iter().map(|(key, value)| JobVariable { key, value, file: false, masked: false }).collect();
-    env.extend(request.job.unwrap_or_default().variables.into_iter().map(|variable| JobVariable {
+    let variables = request.job.unwrap_or_default().variables.into_iter().map(|variable| JobVariable {
         key: variable.key,
         value: variable.value,
         file: variable.file,
         masked: variable.masked,
-    }));
-    env
+    });
+    variables.collect()
 }
 
 /// The end of a job that could not go its way; says so in the log.

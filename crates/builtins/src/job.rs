@@ -4,6 +4,8 @@
 //! header -> steps -> last line -> result
 //! ```
 
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,9 +15,10 @@ use muster_job::{EndCause, FailureReason};
 use muster_steps::builtin::Step;
 use muster_steps::engine::{Began, Brakes, Engine, Ran};
 use muster_steps::failure::Failure;
-use muster_steps::stop::reached;
+use muster_steps::stop::{Stop, reached};
 use muster_steps::style;
 
+use crate::blocking::blocking;
 use crate::context::Context;
 use crate::share::{self, Sharing};
 
@@ -56,7 +59,8 @@ pub async fn run(context: Arc<Context>, plan: &JobPlan, steps: &[Step<Context>],
     if let Err(failure @ Failure::System(_)) = cleared.await {
         context.say(&style::warning(&failure.to_string()));
     }
-    context.trace.close(last_line(failure.as_ref()).as_bytes());
+    let last = if plan.bare { String::new() } else { last_line(failure.as_ref()) };
+    context.trace.close(last.as_bytes());
     let tree = began.node("job", failure.as_ref().into(), nodes);
     JobEnd { outcome: outcome(failure.as_ref()), message: tree.message.clone(), tree, used: Some(used) }
 }
@@ -74,10 +78,25 @@ async fn prepare(
             Some(share) => Some(Sharing::begin(context, share, &stop).await),
             None => None,
         };
-        (sharing, context.write_files(&stop).await)
+        let made = if plan.bare { make_work_dir(context, &stop).await } else { Ok(()) };
+        let prepared = match made {
+            Ok(()) => context.write_files(&stop).await,
+            failed => failed,
+        };
+        (sharing, prepared)
     };
     let work = stop.ended_by(reached(deadline), EndCause::TimedOut, work);
     stop.ended_by(brakes.cancel.cancelled(), EndCause::CanceledByUser, work).await
+}
+
+/// Creates the directory of a job that has no step which does.
+async fn make_work_dir(context: &Arc<Context>, stop: &Stop) -> Result<(), Failure> {
+    let dir = context.project_dir.clone();
+    blocking(&**context, "creating the job's directory", stop, move || {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+        made.map_err(Failure::io("cannot create the job's directory"))
+    })
+    .await
 }
 
 /// The first lines of the trace.

@@ -8,6 +8,7 @@ use muster_agent_api::builtin::Inputs;
 use muster_agent_api::plan::{self, Policy};
 use serde_json::Value;
 
+use crate::definition::StepFile;
 use crate::failure::Failure;
 use crate::stop::Stop;
 
@@ -79,6 +80,8 @@ pub enum Call<J> {
     Builtin(Box<dyn Builtin<J>>),
     /// Runs an author's `run:` list.
     Run(Value),
+    /// Runs an author's step.
+    StepFile(Box<StepFile>),
     /// Runs steps in order.
     Steps(Vec<Step<J>>),
 }
@@ -87,7 +90,7 @@ impl<J> Step<J> {
     pub(crate) fn role(&self) -> Role {
         match &self.call {
             Call::Builtin(builtin) => builtin.role(),
-            Call::Run(_) => Role::Script,
+            Call::Run(_) | Call::StepFile(_) => Role::Script,
             Call::Steps(_) => Role::Other,
         }
     }
@@ -95,7 +98,7 @@ impl<J> Step<J> {
     pub(crate) fn is_idle(&self) -> bool {
         match &self.call {
             Call::Builtin(builtin) => builtin.is_idle(),
-            Call::Run(_) => false,
+            Call::Run(_) | Call::StepFile(_) => false,
             Call::Steps(steps) => steps.iter().all(Self::is_idle),
         }
     }
@@ -154,6 +157,7 @@ impl<J> Registry<J> {
                 Call::Builtin(made.map_err(|error| format!("step {name:?}: inputs of builtin://{builtin}: {error}"))?)
             }
             plan::Call::Run(list) => Call::Run(list),
+            plan::Call::StepFile(text) => Call::StepFile(Box::new(StepFile::parse(&text)?)),
             plan::Call::Steps(steps) => Call::Steps(self.load(steps)?),
         };
         Ok(Step { name, policy, call })

@@ -13,6 +13,7 @@ mod idle;
 mod jobs;
 mod masking;
 mod output;
+mod requests;
 mod shells;
 mod sources;
 mod traps;

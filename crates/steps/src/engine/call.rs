@@ -51,6 +51,15 @@ impl AuthorSteps<'_> {
         self.call(&file, path.parent().unwrap_or(Path::new("/")), inputs, env, frame.depth + 1, nodes).await
     }
 
+    /// Runs a step that no other step calls. Nobody gives it inputs.
+    ///
+    /// # Errors
+    /// Its failure.
+    pub(super) async fn run_file(&self, file: &StepFile, nodes: &mut Vec<StepNode>) -> Result<(), StepError> {
+        let inputs = defaults(file, Map::new())?;
+        self.call(file, self.work_dir, inputs, IndexMap::new(), 0, nodes).await.map(drop)
+    }
+
     async fn call(
         &self,
         file: &StepFile,
@@ -106,18 +115,7 @@ impl AuthorSteps<'_> {
         if let Some(name) = item.inputs.keys().find(|name| !file.spec.inputs.contains_key(*name)) {
             return Err(StepError::Step(format!("failed to load: step does not accept input with name {name:?}")));
         }
-        let mut inputs = self.inputs(item, scope)?;
-        for (name, parameter) in &file.spec.inputs {
-            if inputs.contains_key(name) {
-                continue;
-            }
-            let default = parameter
-                .default
-                .clone()
-                .ok_or_else(|| StepError::Step(format!("failed to load: input {name:?} required, but not defined")))?;
-            inputs.insert(name.clone(), default);
-        }
-        Ok(inputs)
+        defaults(file, self.inputs(item, scope)?)
     }
 
     fn item_env(&self, item: &Item, frame: &Frame<'_>, scope: &Value) -> Result<IndexMap<String, String>, StepError> {
@@ -138,6 +136,21 @@ impl AuthorSteps<'_> {
         let entry = |(key, value): (&String, &Value)| Ok((key.clone(), expand(value, scope).map_err(at(&place(key)))?));
         map.iter().map(entry).collect()
     }
+}
+
+/// The inputs with the step's defaults.
+fn defaults(file: &StepFile, mut inputs: Map<String, Value>) -> Result<Map<String, Value>, StepError> {
+    for (name, parameter) in &file.spec.inputs {
+        if inputs.contains_key(name) {
+            continue;
+        }
+        let default = parameter
+            .default
+            .clone()
+            .ok_or_else(|| StepError::Step(format!("failed to load: input {name:?} required, but not defined")))?;
+        inputs.insert(name.clone(), default);
+    }
+    Ok(inputs)
 }
 
 pub(super) fn at(place: &str) -> impl FnOnce(crate::expression::ExpressionError) -> StepError {

@@ -171,14 +171,17 @@ impl<J: Job> Engine<J> {
         if !matches!(role, Role::Prepare | Role::Cleanup) {
             self.job.begin_step(stop).await?;
         }
-        match &step.call {
-            Call::Builtin(builtin) => builtin.run(&self.job, stop).await,
-            Call::Run(list) => {
-                self.job.user_code_starts(stop).await?;
-                AuthorSteps::of(&*self.job, stop).run(list, nodes).await.map_err(|error| Failure::from(&error))
-            }
-            Call::Steps(_) => Ok(()),
+        if let Call::Builtin(builtin) = &step.call {
+            return builtin.run(&self.job, stop).await;
         }
+        self.job.user_code_starts(stop).await?;
+        let author = AuthorSteps::of(&*self.job, stop);
+        let ran = match &step.call {
+            Call::Run(list) => author.run(list, nodes).await,
+            Call::StepFile(file) => author.run_file(file, nodes).await,
+            Call::Builtin(_) | Call::Steps(_) => Ok(()),
+        };
+        ran.map_err(|error| Failure::from(&error))
     }
 }
 

@@ -115,12 +115,6 @@ impl Host {
         Arc::new(Self { cgroups, adopts, environment, open_files })
     }
 
-    /// The agent's environment, without what concerns only Muster.
-    #[must_use]
-    pub fn environment(&self) -> &[(OsString, OsString)] {
-        &self.environment
-    }
-
     /// Makes room for the processes of a job. `id` names the job, `nonce` makes the name unique.
     ///
     /// # Errors
@@ -137,6 +131,7 @@ impl Host {
             cgroup,
             ends: AtomicU64::new(0),
             slot: None,
+            environment: self.environment.clone(),
             recorder,
             leaders: Mutex::new(HashSet::new()),
             usage: Mutex::default(),
@@ -189,6 +184,7 @@ pub struct Processes {
     ends: AtomicU64,
     /// Its share of the machine.
     slot: Option<Slot>,
+    environment: Vec<(OsString, OsString)>,
     recorder: Recorder,
     /// Leaders that still run or were not waited for yet.
     leaders: Mutex<HashSet<i32>>,
@@ -214,10 +210,15 @@ impl Drop for Processes {
 }
 
 impl Processes {
-    /// The agent's environment, without what concerns only Muster.
+    /// Returns the agent's environment without what concerns only Muster, then what was added for the job.
     #[must_use]
     pub fn environment(&self) -> &[(OsString, OsString)] {
-        self.host.environment()
+        &self.environment
+    }
+
+    /// Adds to the lowest layer of environment that the job's processes have.
+    pub fn add_environment(&mut self, more: impl IntoIterator<Item = (OsString, OsString)>) {
+        self.environment.extend(more);
     }
 
     /// What is started from now on gets this share of the machine.
