@@ -6,7 +6,6 @@ use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
 use tokio::time::timeout;
 
-
 /// Time that work has to end after a stop. Only a file system that does not answer takes longer.
 const AFTER_STOP: Duration = Duration::from_secs(5);
 

@@ -6,8 +6,8 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use muster_agent_api::builtin::{
-    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, CacheEntry, CacheRestore, CacheSave, Checkout,
-    UnpackLimits,
+    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, CacheEntry, CacheRestore, CacheSave,
+    Checkout, UnpackLimits,
 };
 use muster_agent_api::plan::{Call, Coordinator, JobPlan, When};
 use muster_agent_api::result::Outcome;

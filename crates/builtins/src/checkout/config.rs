@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use muster_agent_api::builtin::{Checkout, GLOBAL_GIT_CONFIG};
+use muster_steps::failure::Failure;
 use muster_steps::stop::Stop;
 
 use super::without_credentials;
 use crate::blocking::blocking;
 use crate::context::Context;
-use crate::failure::Failure;
 
 /// The user of job tokens.
 const TOKEN_USER: &str = "gitlab-ci-token";
