@@ -43,6 +43,11 @@ pub(crate) fn parse(request: &RunRequest) -> Result<Work, String> {
     if !plan.project_dir.starts_with('/') {
         return Err(format!("the directory of the job must be an absolute path, and is {:?}", plan.project_dir));
     }
+    if plan.bare {
+        // Its temporary files are beside it.
+        let above = std::path::Path::new(&plan.project_dir).parent();
+        plan.builds_dir = above.unwrap_or(std::path::Path::new("/")).to_string_lossy().into_owned();
+    }
     let steps = registry().load(std::mem::take(&mut plan.steps))?;
     Ok(Work { plan, steps, env: request.env.clone() })
 }
