@@ -215,6 +215,15 @@ pub enum Call {
     Run(Value),
     /// Runs an author's step: the two documents of a step file.
     StepFile(String),
+    /// Runs steps at another agent: in a place that a built-in step makes. Their log, result and cancellation are those of this step.
+    Delegate {
+        /// Name of the built-in step that makes the place, without `builtin://`.
+        name: String,
+        /// Its [`Inputs`] as JSON.
+        inputs: Value,
+        /// Plan of the agent there.
+        steps: Vec<Step>,
+    },
     /// Runs steps, one after the other. Their conditions refer to each other and not to steps outside this list.
     Steps(Vec<Step>),
 }

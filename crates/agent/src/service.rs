@@ -126,6 +126,14 @@ impl api::agent_server::Agent for Service {
         Ok(Response::new(api::OpenResponse {}))
     }
 
+    async fn stop(&self, request: Request<api::StopRequest>) -> Result<Response<api::StopResponse>, Status> {
+        let api::StopRequest { id, cause } = request.into_inner();
+        let cause = serde_json::from_value(cause.into())
+            .map_err(|error| Status::invalid_argument(format!("the cause of the end: {error}")))?;
+        self.0.job(&id)?.brakes.stop.stop(cause);
+        Ok(Response::new(api::StopResponse {}))
+    }
+
     async fn wait(&self, request: Request<api::WaitRequest>) -> Result<Response<api::WaitResponse>, Status> {
         let job = self.0.job(&request.into_inner().id)?;
         let finished = job.wait().await.ok_or_else(|| Status::unavailable("the agent is shutting down"))?;

@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use muster_agent_api::builtin::UnpackLimits;
-use muster_agent_api::plan::{Coordinator, JobPlan};
+use muster_agent_api::plan::{Coordinator, JobPlan, Step, job_steps};
+use muster_agent_api::step_runner::{Job, RunRequest};
 use muster_archive::{Limits, Root};
 use muster_runner_api::client::{Client, ClientError, TlsFiles};
-use muster_steps::engine::Job;
+use muster_steps::engine::{self, Job as _};
 use muster_steps::failure::Failure;
 use muster_steps::log::{Log, Stream};
 use muster_steps::process::{Command, Ended, Processes};
@@ -30,6 +31,9 @@ use crate::variables::Variables;
 
 /// From TERM to KILL, where the plan does not say.
 const DEFAULT_GRACE: Duration = Duration::from_secs(10);
+
+/// ID of the part of a job that runs at an agent in a place of its own, which has no other.
+const DELEGATED: &str = "delegated";
 
 /// Told before the job's first own command, which waits for the answer; an error keeps it from starting. May be dropped
 /// unanswered, and told again.
@@ -99,6 +103,8 @@ pub struct Context {
     pub(crate) extraction: Extraction,
     /// Where artifacts go, and come from.
     pub coordinator: Coordinator,
+    /// The plan without its steps.
+    plan: JobPlan,
     /// Everything the job starts.
     pub processes: Processes,
     /// The job's trace.
@@ -143,6 +149,7 @@ impl Context {
             grace,
             started_at: OffsetDateTime::now_utc(),
             coordinator: plan.coordinator.clone(),
+            plan: JobPlan { header: Vec::new(), notices: Vec::new(), warnings: Vec::new(), ..plan.clone() },
             processes,
             trace,
             shared,
@@ -218,7 +225,7 @@ impl Context {
     }
 }
 
-impl Job for Context {
+impl engine::Job for Context {
     fn processes(&self) -> &Processes {
         &self.processes
     }
@@ -245,6 +252,26 @@ impl Job for Context {
 
     fn set_status(&self, status: &'static str) {
         self.variables.set("CI_JOB_STATUS", status);
+    }
+
+    fn delegated(&self, project_dir: &Path, steps: &[Step]) -> Result<RunRequest, Failure> {
+        let project_dir = project_dir.to_string_lossy().into_owned();
+        let plan = JobPlan {
+            builds_dir: project_dir.clone(),
+            project_dir: project_dir.clone(),
+            steps: steps.to_vec(),
+            bare: true,
+            // The log has its limit here, and the time.
+            output_limit: u64::MAX,
+            timestamps: false,
+            timeout_ms: 0,
+            ask_first: false,
+            share: None,
+            ..self.plan.clone()
+        };
+        let steps = job_steps(&plan).map_err(|error| Failure::System(format!("cannot write a plan: {error}")))?;
+        let job = Job { variables: self.variables.handed_on(), build_dir: project_dir };
+        Ok(RunRequest { id: DELEGATED.to_owned(), steps, job: Some(job), ..RunRequest::default() })
     }
 
     /// Brings back the job's temporary files, and reads what earlier steps have passed on.

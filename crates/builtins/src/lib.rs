@@ -5,6 +5,7 @@
 //! Invariants: whatever a job prints passes [`trace::Trace`], so no masked value reaches the log (J6); a phase that
 //! is optional, like a cache, never fails the job.
 
+mod agent_process;
 pub mod artifacts;
 mod blocking;
 pub mod cache;
@@ -22,7 +23,7 @@ mod trash;
 mod variables;
 
 use muster_agent_api::builtin::{
-    ArtifactsDownload, ArtifactsUploads, CacheRestore, CacheSave, Checkout, Cleanup, Prepare, Script,
+    AgentProcess, ArtifactsDownload, ArtifactsUploads, CacheRestore, CacheSave, Checkout, Cleanup, Prepare, Script,
 };
 use muster_steps::builtin::Registry;
 
@@ -47,4 +48,5 @@ pub fn registry() -> Registry<Context> {
         .with::<ArtifactsDownload>()
         .with::<ArtifactsUploads>()
         .with::<Cleanup>()
+        .with_place::<AgentProcess>()
 }

@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use muster_agent_api::step_runner::Variable;
 use muster_archive::{Root, create_root};
 use muster_files::{FileError, Limit, open_in, read_open};
 use parking_lot::Mutex;
@@ -80,6 +81,23 @@ impl Variables {
     /// The value that counts is this one from now on.
     pub fn set(&self, key: &'static str, value: &str) {
         self.changed.lock().insert(key, value.to_owned());
+    }
+
+    /// Returns the variables as they are now, for an agent that runs steps of the job.
+    pub(crate) fn handed_on(&self) -> Vec<Variable> {
+        let own = self.all.iter().map(|variable| Variable {
+            key: variable.key.clone(),
+            value: variable.value.clone(),
+            file: variable.file,
+            masked: variable.masked,
+        });
+        let passed_on = self.passed_on.lock();
+        let passed_on = passed_on.iter().map(|(key, value)| Variable {
+            key: key.clone(),
+            value: value.clone(),
+            ..Variable::default()
+        });
+        own.chain(passed_on).collect()
     }
 
     /// The values that must not be seen.

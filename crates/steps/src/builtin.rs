@@ -1,10 +1,12 @@
 //! The port to the steps that come with an agent: one trait, and the registry that makes them from a plan.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use muster_agent_api::builtin::Inputs;
+use muster_agent_api::client::Reach;
 use muster_agent_api::plan::{self, Policy};
 use serde_json::Value;
 
@@ -46,6 +48,29 @@ pub trait Builtin<J>: Send + Sync {
     }
 }
 
+/// A built-in step with its inputs that makes a place with an agent for the steps inside it.
+#[async_trait]
+pub trait Place<J>: Send + Sync {
+    /// Makes the place.
+    ///
+    /// # Errors
+    /// [`Failure`]; nothing is left of the place then.
+    async fn open(&self, job: &Arc<J>, stop: &Stop) -> Result<Box<dyn OpenPlace>, Failure>;
+}
+
+/// A place that was made, and the way to its agent.
+#[async_trait]
+pub trait OpenPlace: Reach {
+    /// Returns the directory of the job there.
+    fn project_dir(&self) -> &Path;
+
+    /// Waits until the place is known to be gone. Returns how. Cancel-safe.
+    async fn lost(&self) -> String;
+
+    /// Removes the place, with everything that still runs there.
+    async fn close(&self);
+}
+
 /// Part of a step in its job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Role {
@@ -82,6 +107,8 @@ pub enum Call<J> {
     Run(Value),
     /// Runs an author's step.
     StepFile(Box<StepFile>),
+    /// Runs the steps of a plan at the agent of a place.
+    Delegate(Box<dyn Place<J>>, Vec<plan::Step>),
     /// Runs steps in order.
     Steps(Vec<Step<J>>),
 }
@@ -91,7 +118,7 @@ impl<J> Step<J> {
         match &self.call {
             Call::Builtin(builtin) => builtin.role(),
             Call::Run(_) | Call::StepFile(_) => Role::Script,
-            Call::Steps(_) => Role::Other,
+            Call::Steps(_) | Call::Delegate(..) => Role::Other,
         }
     }
 
@@ -99,12 +126,14 @@ impl<J> Step<J> {
         match &self.call {
             Call::Builtin(builtin) => builtin.is_idle(),
             Call::Run(_) | Call::StepFile(_) => false,
+            Call::Delegate(_, steps) => steps.is_empty(),
             Call::Steps(steps) => steps.iter().all(Self::is_idle),
         }
     }
 
+    /// Whether it has steps inside that have policies of their own.
     pub(crate) fn is_group(&self) -> bool {
-        matches!(self.call, Call::Steps(_))
+        matches!(self.call, Call::Steps(_) | Call::Delegate(..))
     }
 }
 
@@ -116,18 +145,23 @@ impl<J> std::fmt::Debug for Step<J> {
 
 type Make<J> = fn(Value) -> Result<Box<dyn Builtin<J>>, serde_json::Error>;
 
+type MakePlace<J> = fn(Value) -> Result<Box<dyn Place<J>>, serde_json::Error>;
+
 /// The built-in steps of an agent, by name.
-pub struct Registry<J>(BTreeMap<&'static str, Make<J>>);
+pub struct Registry<J> {
+    steps: BTreeMap<&'static str, Make<J>>,
+    places: BTreeMap<&'static str, MakePlace<J>>,
+}
 
 impl<J> Default for Registry<J> {
     fn default() -> Self {
-        Self(BTreeMap::new())
+        Self { steps: BTreeMap::new(), places: BTreeMap::new() }
     }
 }
 
 impl<J> std::fmt::Debug for Registry<J> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.0.keys()).finish()
+        f.debug_list().entries(self.steps.keys().chain(self.places.keys())).finish()
     }
 }
 
@@ -135,7 +169,14 @@ impl<J> Registry<J> {
     /// Adds the built-in step with inputs of type `B`.
     #[must_use]
     pub fn with<B: Builtin<J> + Inputs + 'static>(mut self) -> Self {
-        self.0.insert(B::BUILTIN, |inputs| Ok(Box::new(serde_json::from_value::<B>(inputs)?)));
+        self.steps.insert(B::BUILTIN, |inputs| Ok(Box::new(serde_json::from_value::<B>(inputs)?)));
+        self
+    }
+
+    /// Adds the place with inputs of type `P`.
+    #[must_use]
+    pub fn with_place<P: Place<J> + Inputs + 'static>(mut self) -> Self {
+        self.places.insert(P::BUILTIN, |inputs| Ok(Box::new(serde_json::from_value::<P>(inputs)?)));
         self
     }
 
@@ -151,10 +192,11 @@ impl<J> Registry<J> {
         let plan::Step { name, policy, call } = step;
         let call = match call {
             plan::Call::Builtin { name: builtin, inputs } => {
-                let make = self.0.get(&*builtin);
-                let make = make.ok_or_else(|| format!("step {name:?}: there is no built-in step {builtin:?}"))?;
-                let made = make(inputs);
-                Call::Builtin(made.map_err(|error| format!("step {name:?}: inputs of builtin://{builtin}: {error}"))?)
+                Call::Builtin(made(&name, &builtin, self.steps.get(&*builtin).map(|make| make(inputs)))?)
+            }
+            plan::Call::Delegate { name: builtin, inputs, steps } => {
+                let place = made(&name, &builtin, self.places.get(&*builtin).map(|make| make(inputs)))?;
+                Call::Delegate(place, steps)
             }
             plan::Call::Run(list) => Call::Run(list),
             plan::Call::StepFile(text) => Call::StepFile(Box::new(StepFile::parse(&text)?)),
@@ -162,4 +204,9 @@ impl<J> Registry<J> {
         };
         Ok(Step { name, policy, call })
     }
+}
+
+fn made<T>(step: &str, builtin: &str, made: Option<Result<T, serde_json::Error>>) -> Result<T, String> {
+    let made = made.ok_or_else(|| format!("step {step:?}: there is no built-in step {builtin:?}"))?;
+    made.map_err(|error| format!("step {step:?}: inputs of builtin://{builtin}: {error}"))
 }

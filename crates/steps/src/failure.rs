@@ -3,6 +3,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
+use muster_agent_api::result::{JobResult, Outcome};
 use muster_files::FileError;
 use muster_job::{EndCause, FailureReason};
 
@@ -34,6 +35,9 @@ pub enum Failure {
         "prepare environment: {0}. Check https://docs.gitlab.com/runner/shells/#shell-profile-loading for more information"
     )]
     Profile(String, Option<i32>),
+    /// Steps at another agent failed; the exit status of the script, if that is what failed.
+    #[error("{0}")]
+    Elsewhere(String, Option<i32>),
     /// The job asks for what its runner is not set up for.
     #[error("{0}")]
     Configuration(String),
@@ -81,6 +85,20 @@ impl Failure {
         }
     }
 
+    /// Returns the failure in the result of another agent, if it is one.
+    #[must_use]
+    pub fn of_result(result: &JobResult) -> Option<Self> {
+        let Outcome::Failed { reason, exit_code, cause } = &result.outcome else { return None };
+        let message = result.message.clone();
+        Some(match (cause, reason) {
+            (Some(EndCause::TimedOut), _) => Self::StepTimeout(message),
+            (Some(cause), _) => Self::Stopped(*cause),
+            (None, FailureReason::RunnerConfigurationError) => Self::Configuration(message),
+            (None, FailureReason::RunnerSystemFailure) => Self::System(message),
+            (None, _) => Self::Elsewhere(message, *exit_code),
+        })
+    }
+
     /// A failure of the machine, with what was being done.
     pub fn io(doing: impl std::fmt::Display) -> impl FnOnce(std::io::Error) -> Self {
         move |error| Self::System(format!("{doing}: {error}"))
@@ -90,7 +108,9 @@ impl Failure {
     #[must_use]
     pub fn reason(&self) -> FailureReason {
         match self {
-            Self::Exit(_) | Self::Signal(_) | Self::Step(_) | Self::Profile(..) => FailureReason::ScriptFailure,
+            Self::Exit(_) | Self::Signal(_) | Self::Step(_) | Self::Profile(..) | Self::Elsewhere(..) => {
+                FailureReason::ScriptFailure
+            }
             Self::Stopped(cause) => FailureReason::from(*cause),
             Self::StepTimeout(_) | Self::JobTimeout(_) => FailureReason::JobExecutionTimeout,
             Self::Configuration(_) => FailureReason::RunnerConfigurationError,
@@ -104,7 +124,7 @@ impl Failure {
         match self {
             Self::Exit(code) => Some(*code),
             Self::Step(_) => Some(1),
-            Self::Profile(_, code) => *code,
+            Self::Profile(_, code) | Self::Elsewhere(_, code) => *code,
             _ => None,
         }
     }

@@ -1,5 +1,7 @@
 //! What each built-in step takes.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::Inputs;
@@ -85,6 +87,26 @@ pub struct Tls {
     pub certificate: Option<String>,
     /// The key of the client's certificate.
     pub key: Option<String>,
+}
+
+/// Starts a second agent, a process on this host, for the steps inside.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AgentProcess {
+    /// Program and arguments. The process serves as an agent on `socket` until it is ended.
+    pub command: Vec<String>,
+    /// Where it starts.
+    pub work_dir: String,
+    /// Environment above that of the job's processes.
+    pub env: BTreeMap<String, String>,
+    /// Path of the socket that it is reached by.
+    pub socket: String,
+    /// Directory of the job there.
+    pub project_dir: String,
+}
+
+impl Inputs for AgentProcess {
+    const BUILTIN: &'static str = "agent/process";
 }
 
 /// Says who executes the job, and where.

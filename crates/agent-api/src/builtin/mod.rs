@@ -8,8 +8,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use inputs::{
-    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, CacheEntry, CacheRestore, CacheSave,
-    Checkout, Cleanup, Origin, Prepare, Rewrite, Script, Tls,
+    AgentProcess, ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, CacheEntry, CacheRestore,
+    CacheSave, Checkout, Cleanup, Origin, Prepare, Rewrite, Script, Tls,
 };
 pub use share::{Share, StickyContext};
 pub use unpack::UnpackLimits;

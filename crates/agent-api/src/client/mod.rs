@@ -5,19 +5,22 @@
 //! that a caller that heard no answer repeats it over a new connection.
 
 mod connection;
+mod follow;
 mod silence;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use muster_job::EndCause;
 use tokio::time::Instant;
 use tonic::{Code, Status, Streaming};
 
-use crate::agent::{GateRequest, OpenRequest, WaitRequest};
+use crate::agent::{GateRequest, OpenRequest, StopRequest, WaitRequest};
 use crate::result::JobResult;
 use crate::step_runner::{CancelRequest, CloseRequest, FollowLogsRequest, FollowLogsResponse, RunRequest};
 pub use connection::{AgentConnection, FAR, Identity, Pings, Unreachable};
+pub use follow::follow_to_end;
 pub use silence::Silence;
 
 /// First and longest pause between two calls that no agent answered.
@@ -199,6 +202,14 @@ impl AgentConnection {
     /// Winds the job down. Its result then says that it was canceled.
     pub async fn cancel(&self, id: &str) -> Result<(), AgentError> {
         self.step_runner().cancel(CancelRequest { id: id.to_owned() }).await?;
+        Ok(())
+    }
+
+    /// Ends the job at once, for this cause. Of its steps only those that clean up run. Idempotent.
+    pub async fn stop(&self, id: &str, cause: EndCause) -> Result<(), AgentError> {
+        let cause = serde_json::to_value(cause).ok().and_then(|cause| cause.as_str().map(str::to_owned));
+        let request = StopRequest { id: id.to_owned(), cause: cause.unwrap_or_default() };
+        self.agent().stop(request).await?;
         Ok(())
     }
 

@@ -15,9 +15,9 @@ use crate::harness::*;
 /// Set for an agent whose jobs have no cgroups.
 const NO_CGROUPS: &str = "AGENT_PROCESS_NO_CGROUPS";
 /// The directory of the agent that a process is to be; see [`spawn_agent`].
-const PROCESS: &str = "AGENT_PROCESS_DIR";
+pub(crate) const PROCESS: &str = "AGENT_PROCESS_DIR";
 /// The test that is an agent instead where [`PROCESS`] is set.
-const AGENT_TEST: &str = "death::a_finished_job_is_served_by_the_next_agent_as_it_was";
+pub(crate) const AGENT_TEST: &str = "death::a_finished_job_is_served_by_the_next_agent_as_it_was";
 
 /// Starts this test program again, as an agent in `dir`.
 fn spawn_agent(dir: &Path) -> Child {

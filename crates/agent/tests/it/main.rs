@@ -6,6 +6,7 @@ mod artifacts;
 mod caches;
 mod checkout;
 mod death;
+mod delegation;
 mod ending;
 mod harness;
 mod hostile_archives;

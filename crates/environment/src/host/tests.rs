@@ -6,7 +6,7 @@ use std::path::Path;
 use muster_agent_api::agent::agent_server::{Agent, AgentServer};
 use muster_agent_api::agent::{
     GateRequest, GateResponse, HelloRequest, HelloResponse, ListRequest, ListResponse, OpenRequest, OpenResponse,
-    WaitRequest, WaitResponse,
+    StopRequest, StopResponse, WaitRequest, WaitResponse,
 };
 use muster_job::JobId;
 use tokio::net::UnixListener;
@@ -37,6 +37,9 @@ impl Agent for Stub {
         Err(Status::not_found("no such job"))
     }
     async fn open(&self, _: Request<OpenRequest>) -> Result<Response<OpenResponse>, Status> {
+        Err(Status::not_found("no such job"))
+    }
+    async fn stop(&self, _: Request<StopRequest>) -> Result<Response<StopResponse>, Status> {
         Err(Status::not_found("no such job"))
     }
 }

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use muster_agent_api::agent::agent_server::{Agent, AgentServer};
 use muster_agent_api::agent::{
     GateRequest, GateResponse, HelloRequest, HelloResponse, ListRequest, ListResponse, OpenRequest, OpenResponse,
-    WaitRequest, WaitResponse,
+    StopRequest, StopResponse, WaitRequest, WaitResponse,
 };
 use muster_fleeting::model::Platform;
 use muster_remote::local::LocalSession;
@@ -42,6 +42,9 @@ impl Agent for Stub {
         Err(Status::not_found("no such job"))
     }
     async fn open(&self, _: Request<OpenRequest>) -> Result<Response<OpenResponse>, Status> {
+        Err(Status::not_found("no such job"))
+    }
+    async fn stop(&self, _: Request<StopRequest>) -> Result<Response<StopResponse>, Status> {
         Err(Status::not_found("no such job"))
     }
 }

@@ -222,6 +222,10 @@ impl api::agent_server::Agent for Service {
         Ok(Response::new(api::OpenResponse {}))
     }
 
+    async fn stop(&self, _: Request<api::StopRequest>) -> Result<Response<api::StopResponse>, Status> {
+        Err(Status::unimplemented("a manager cancels, and does not stop"))
+    }
+
     async fn wait(&self, request: Request<api::WaitRequest>) -> Result<Response<api::WaitResponse>, Status> {
         let id = short(&request.into_inner().id);
         let mut changes = self.0.subscribe();

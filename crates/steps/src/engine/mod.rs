@@ -10,6 +10,7 @@
 
 mod author;
 mod call;
+mod delegate;
 mod exec;
 mod node;
 mod policy;
@@ -19,8 +20,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use muster_agent_api::plan::{JobPlan, When};
+use muster_agent_api::plan::{self, JobPlan, When};
 use muster_agent_api::result::StepNode;
+use muster_agent_api::step_runner::RunRequest;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
@@ -58,6 +60,12 @@ pub trait Job: Send + Sync + 'static {
 
     /// Sets what the job's processes see as `CI_JOB_STATUS`.
     fn set_status(&self, status: &'static str);
+
+    /// Returns what an agent in a place of the job gets to run these steps in `project_dir`.
+    ///
+    /// # Errors
+    /// [`Failure`] if the steps cannot be written down.
+    fn delegated(&self, project_dir: &Path, steps: &[plan::Step]) -> Result<RunRequest, Failure>;
 
     /// Prepares the job's files for a step.
     fn begin_step(self: &Arc<Self>, stop: &Stop) -> impl Future<Output = Result<(), Failure>> + Send;

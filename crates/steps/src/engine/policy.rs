@@ -164,6 +164,9 @@ impl<J: Job> Engine<J> {
             *nodes = ran.nodes;
             return ran.failure.map_or(Ok(()), Err);
         }
+        if let Call::Delegate(place, steps) = &step.call {
+            return self.delegate(&**place, steps, brakes, nodes).await;
+        }
         let role = step.role();
         if let (Some(cause), false) = (stop.cause(), role == Role::Cleanup) {
             return Err(Failure::Stopped(cause));
@@ -179,7 +182,7 @@ impl<J: Job> Engine<J> {
         let ran = match &step.call {
             Call::Run(list) => author.run(list, nodes).await,
             Call::StepFile(file) => author.run_file(file, nodes).await,
-            Call::Builtin(_) | Call::Steps(_) => Ok(()),
+            Call::Builtin(_) | Call::Delegate(..) | Call::Steps(_) => Ok(()),
         };
         ran.map_err(|error| Failure::from(&error))
     }

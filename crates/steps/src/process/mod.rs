@@ -216,6 +216,17 @@ impl Processes {
         &self.environment
     }
 
+    /// Returns a group of processes beside these, which is ended apart from them. The trail of the job has both.
+    ///
+    /// # Errors
+    /// What the recorder says.
+    pub fn beside(&self, name: &str) -> io::Result<Self> {
+        let (id, nonce) = self.mark.split_once('/').unwrap_or((&self.mark, ""));
+        let mut beside = self.host.job(id, &format!("{nonce}-{name}"), Arc::clone(&self.recorder))?;
+        beside.environment.clone_from(&self.environment);
+        Ok(beside)
+    }
+
     /// Adds to the lowest layer of environment that the job's processes have.
     pub fn add_environment(&mut self, more: impl IntoIterator<Item = (OsString, OsString)>) {
         self.environment.extend(more);

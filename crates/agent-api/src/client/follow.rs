@@ -1,0 +1,64 @@
+//! Following a job to its end, over as many connections as it takes.
+
+use std::time::Duration;
+
+use super::{AgentError, Reach, Silence};
+use crate::result::JobResult;
+
+/// Passes a job's log to `log`, each byte once, and returns the job's result. A connection that breaks is opened again for as long
+/// as the agent has been silent for less than `patience`.
+///
+/// # Errors
+/// [`AgentError::Unknown`] and [`AgentError::Refused`] at once, any other once the agent was silent for too long.
+pub async fn follow_to_end(
+    agent: &(impl Reach + ?Sized),
+    id: &str,
+    patience: Duration,
+    mut log: impl FnMut(&[u8]) + Send,
+) -> Result<JobResult, AgentError> {
+    let mut offset = 0;
+    let mut silence = Silence::new(patience);
+    let mut last = AgentError::Broken(format!("no answer within {} s", patience.as_secs()));
+    loop {
+        let connecting = async {
+            let connection = agent.reach().await?;
+            let chunks = connection.follow(id, offset).await?;
+            Ok::<_, AgentError>((connection, chunks))
+        };
+        let connected = tokio::select! {
+            connected = connecting => connected,
+            () = silence.is_too_long() => return Err(last),
+        };
+        let error = match connected {
+            Ok((connection, mut chunks)) => {
+                silence = Silence::new(patience);
+                let followed = async {
+                    while let Some(chunk) = chunks.message().await? {
+                        offset += chunk.data.len() as u64;
+                        log(&chunk.data);
+                    }
+                    connection.wait(id).await
+                };
+                match followed.await {
+                    Ok(result) if offset >= result.log_bytes => return Ok(result),
+                    Ok(_) => AgentError::Broken("the log ended before the job".to_owned()),
+                    Err(error) => {
+                        connection.doubt();
+                        error
+                    }
+                }
+            }
+            Err(error) => error,
+        };
+        if matches!(error, AgentError::Unknown | AgentError::Refused(_)) {
+            return Err(error);
+        }
+        tracing::warn!(%error, "the agent is out of reach, trying again");
+        last = error;
+        let pause = silence.pause();
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = silence.is_too_long() => return Err(last),
+        }
+    }
+}

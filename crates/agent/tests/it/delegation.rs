@@ -1,0 +1,220 @@
+//! Steps that run at a second agent, and what becomes of them when something on the way there breaks.
+
+use std::path::{Path, PathBuf};
+
+use muster_agent_api::builtin::{AgentProcess, Inputs as _};
+use muster_agent_api::plan::{Call, JobPlan, Step};
+use muster_agent_api::result::{JobResult, Outcome, StepStatus};
+use muster_agent_api::step_runner::Variable;
+use muster_job::EndCause;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
+
+use crate::death::{AGENT_TEST, PROCESS, spawn_agent_with};
+use crate::harness::*;
+
+/// Where the second agent of a test is.
+struct Inner {
+    dir: PathBuf,
+    socket: PathBuf,
+}
+
+impl Inner {
+    fn below(agent: &Agent) -> Self {
+        let dir = agent.dir.path().join("inner");
+        std::fs::create_dir_all(dir.join("cwd")).unwrap();
+        Self { socket: dir.join("s/agent.sock"), dir }
+    }
+
+    /// A step whose steps run at that agent: this test program, started again.
+    fn step(&self, steps: Vec<Step>) -> Step {
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        let program = text(&std::env::current_exe().unwrap());
+        let place = AgentProcess {
+            command: [&program, AGENT_TEST, "--exact", "--nocapture"].map(str::to_owned).to_vec(),
+            work_dir: text(&self.dir.join("cwd")),
+            env: [(PROCESS, text(&self.dir)), ("PLACE", "inside".to_owned())].map(|(k, v)| (k.to_owned(), v)).into(),
+            socket: text(&self.socket),
+            project_dir: text(&self.dir.join("builds/p")),
+        };
+        let inputs = serde_json::to_value(&place).unwrap();
+        Step::new("inside", "", Call::Delegate { name: AgentProcess::BUILTIN.to_owned(), inputs, steps })
+    }
+}
+
+fn system_failure(result: &JobResult) -> &str {
+    assert_eq!(failed(result).0, "runner_system_failure", "{result:?}");
+    &result.message
+}
+
+/// Reads the log until the script has told its own process id and its agent's.
+async fn pids(agent: &mut Agent) -> (i32, i32) {
+    let log = agent.log_until("1-1", "ready\n").await;
+    let line = log.lines().find(|line| line.starts_with("pids ")).unwrap();
+    let mut numbers = line.split(' ').skip(1).map(|number| number.parse().unwrap());
+    (numbers.next().unwrap(), numbers.next().unwrap())
+}
+
+const TELL: &str = "echo pids $$ $PPID; echo ready; sleep 600";
+
+fn signal(pid: i32, signal: Signal) {
+    kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+}
+
+fn plan(agent: &Agent, inner: &Inner, steps: Vec<Step>) -> JobPlan {
+    agent.plan(vec![script(&["echo before"]), inner.step(steps), after_script(&["echo \"it was $CI_JOB_STATUS\""])])
+}
+
+#[tokio::test]
+async fn steps_at_a_second_agent_have_their_own_place_and_one_log_and_tree_with_the_others() {
+    let mut agent = Agent::start().await;
+    let inner = Inner::below(&agent);
+    let steps = vec![
+        script(&["echo \"$PLACE, $A and $SECRET in ${PWD#$ROOT}\"; echo agent $PPID; readlink /proc/$PPID/cwd"]),
+        script(&["exit 7"]),
+    ];
+    let plan = plan(&agent, &inner, steps);
+    let secret = Variable { masked: true, ..variable("SECRET", "hunter22hunter") };
+    let root = variable("ROOT", &agent.dir.path().to_string_lossy());
+    agent.run("1-1", &plan, &[variable("A", "handed on"), secret, root]).await;
+    let (log, result) = (agent.log("1-1").await, agent.wait("1-1").await);
+    assert!(log.contains("inside, handed on and [MASKED] in /inner/builds/p\n"), "{log}");
+    assert!(log.contains(&format!("\n{}\n", inner.dir.join("cwd").display())), "{log}");
+    assert!(log.find("\nbefore\n").unwrap() < log.find("\ninside, ").unwrap(), "{log}");
+    assert_eq!(log.matches("Job failed").count(), 1, "{log}");
+    assert_eq!(failed(&result), ("script_failure".to_owned(), Some(7)));
+    let step = result.tree.steps.iter().find(|step| step.name == "inside").unwrap();
+    let inside: Vec<_> = step.steps.iter().map(|step| (step.name.as_str(), step.status, step.exit_code)).collect();
+    let expected = [("step_script", StepStatus::Success, None), ("step_script", StepStatus::Failure, Some(7))];
+    assert_eq!((step.status, step.exit_code, inside), (StepStatus::Failure, Some(7), expected.to_vec()));
+    let pid = log.lines().find_map(|line| line.strip_prefix("agent ")).unwrap();
+    assert!(!is_running(pid), "the second agent is left");
+    assert!(!inner.dir.join("spool/delegated").exists(), "the second agent has closed the job");
+}
+
+#[tokio::test]
+async fn a_cancel_reaches_the_script_at_the_second_agent_and_leaves_time_for_what_follows_it_there() {
+    let mut agent = Agent::start().await;
+    let inner = Inner::below(&agent);
+    let steps = vec![script(&[TELL]), after_script(&["echo \"inside it was $CI_JOB_STATUS\""])];
+    let plan = plan(&agent, &inner, steps);
+    agent.run("1-1", &plan, &[]).await;
+    let (script, second) = pids(&mut agent).await;
+    agent.cancel("1-1").await;
+    let (log, result) = (agent.log("1-1").await, agent.wait("1-1").await);
+    assert_eq!(failed(&result).0, "job_canceled");
+    assert!(log.contains("\ninside it was canceled\n"), "{log}");
+    assert!(!is_running(&script.to_string()) && !is_running(&second.to_string()));
+}
+
+#[tokio::test]
+async fn a_timeout_and_a_close_end_the_steps_at_the_second_agent() {
+    for closes in [false, true] {
+        let mut agent = Agent::start().await;
+        let inner = Inner::below(&agent);
+        let mut plan = plan(&agent, &inner, vec![script(&[TELL]), after_script(&["echo never"])]);
+        if !closes {
+            plan.timeout_ms = 10_000;
+        }
+        agent.run("1-1", &plan, &[]).await;
+        let (script, second) = pids(&mut agent).await;
+        if closes {
+            agent.close("1-1").await;
+        } else {
+            let (log, result) = (agent.log("1-1").await, agent.wait("1-1").await);
+            assert_eq!(failed(&result).0, "job_execution_timeout");
+            assert!(!log.contains("\nnever\n"), "{log}");
+        }
+        assert!(!is_running(&script.to_string()) && !is_running(&second.to_string()));
+    }
+}
+
+#[tokio::test]
+async fn a_second_agent_that_is_killed_fails_its_step_by_name_and_nothing_of_it_is_left() {
+    // The first one has a process of its own: jobs of other tests would keep it from ending what the second one left.
+    let dir = tempfile::tempdir().unwrap();
+    let mut process = spawn_agent_with(dir.path(), muster_agent::Containment::default());
+    let mut agent = Agent::attach(dir).await;
+    let inner = Inner::below(&agent);
+    let plan = plan(&agent, &inner, vec![script(&[TELL])]);
+    agent.run("1-1", &plan, &[]).await;
+    let (script, second) = pids(&mut agent).await;
+    signal(second, Signal::KILL);
+    let (log, result) = (agent.log("1-1").await, agent.wait("1-1").await);
+    assert!(system_failure(&result).contains("the agent of the step is lost: its process ended"), "{result:?}");
+    assert!(log.contains("\nready\n"), "{log}");
+    assert!(!is_running(&script.to_string()), "the script is left");
+    process.kill().unwrap();
+    process.wait().unwrap();
+}
+
+#[tokio::test]
+async fn a_second_agent_that_is_frozen_fails_its_step_in_bounded_time() {
+    let mut agent = Agent::start().await;
+    let inner = Inner::below(&agent);
+    let plan = plan(&agent, &inner, vec![script(&[TELL])]);
+    agent.run("1-1", &plan, &[]).await;
+    let (script, second) = pids(&mut agent).await;
+    signal(second, Signal::STOP);
+    let result = agent.wait("1-1").await;
+    assert!(system_failure(&result).contains("the agent of the step is lost"), "{result:?}");
+    assert!(!is_running(&script.to_string()) && !is_running(&second.to_string()));
+}
+
+#[tokio::test]
+async fn a_connection_that_is_cut_is_opened_again_and_the_log_has_each_byte_once() {
+    let mut agent = Agent::start().await;
+    let mut inner = Inner::below(&agent);
+    let real = std::mem::replace(&mut inner.socket, inner.dir.join("between.sock"));
+    let listener = UnixListener::bind(&inner.socket).unwrap();
+    let (cut, _) = watch::channel(0);
+    let cuts = cut.clone();
+    let between = tokio::spawn(async move {
+        loop {
+            let (mut near, _) = listener.accept().await.unwrap();
+            let (real, mut cuts) = (real.clone(), cuts.subscribe());
+            tokio::spawn(async move {
+                let Ok(mut far) = UnixStream::connect(real).await else { return };
+                tokio::select! {
+                    _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
+                    _ = cuts.changed() => {}
+                }
+            });
+        }
+    });
+    let go = agent.dir.path().join("go");
+    let wait = |number: u32| format!("until [ -e {}{number} ]; do sleep 0.01; done; echo line {number}", go.display());
+    let plan = plan(&agent, &inner, vec![script(&["echo ready", &wait(1), &wait(2), &wait(3)])]);
+    agent.run("1-1", &plan, &[]).await;
+    agent.log_until("1-1", "\nready\n").await;
+    for number in 1..=3 {
+        cut.send_replace(number);
+        std::fs::write(format!("{}{number}", go.display()), "").unwrap();
+        agent.log_until("1-1", &format!("\nline {number}\n")).await;
+    }
+    let (log, result) = (agent.log("1-1").await, agent.wait("1-1").await);
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    for number in 1..=3 {
+        assert_eq!(log.matches(&format!("\nline {number}\n")).count(), 1, "{log}");
+    }
+    between.abort();
+}
+
+#[tokio::test]
+async fn an_outer_agent_that_is_killed_takes_the_second_one_with_it_when_it_is_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut process = spawn_agent_with(dir.path(), muster_agent::Containment::default());
+    let mut agent = Agent::attach(dir).await;
+    let inner = Inner::below(&agent);
+    let plan = plan(&agent, &inner, vec![script(&[TELL])]);
+    agent.run("1-1", &plan, &[]).await;
+    let (script, second) = pids(&mut agent).await;
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let mut agent = Agent::start_in(agent.dir).await;
+    let result = agent.wait("1-1").await;
+    let Outcome::Failed { reason, cause, .. } = &result.outcome else { panic!("{result:?}") };
+    assert_eq!((reason.as_str(), *cause), ("runner_system_failure", Some(EndCause::EnvironmentLost)));
+    assert!(!is_running(&script.to_string()) && !is_running(&second.to_string()));
+}
