@@ -166,7 +166,7 @@ impl Provider for Instances {
     }
 }
 
-/// From two pings of the connection that are not answered to the report: `docs/explanation/nothing-lost.md` says 13 s.
+/// From two pings of the connection that are not answered to the report: `docs/explanation/crash-safety.md` says 13 s.
 #[tokio::test]
 async fn a_job_on_an_instance_that_is_silent_ends_within_15_s() {
     let world = World::start(true).await;
