@@ -1,14 +1,15 @@
 //! The whole way from text to pipeline, in GitLab's order (pipeline-yaml 2.1).
 
 use crate::config;
-use crate::config::reading::Problems;
+use crate::config::parsing::Problems;
 use crate::context::{ChildSource, Context, Sources};
-use crate::diagnostic::{Diagnostic, Severity, SourceMap};
+use crate::diagnostic::{Diagnostic, Severity};
 use crate::graph::{self, Graph};
 use crate::load::{self, Loaded};
-use crate::model::{Decision, ExcludedJob, Pipeline};
+use crate::model::{NotCreated, Pipeline};
 use crate::node::Node;
 use crate::seed::{self, Outcome};
+use crate::source_map::SourceMap;
 
 /// What became of a configuration. Exactly one of these holds: there is a pipeline; there is a reason why none was
 /// created; or `diagnostics` has an error.
@@ -33,31 +34,6 @@ impl Compiled {
     pub fn has_errors(&self) -> bool {
         self.diagnostics.iter().any(|diagnostic| diagnostic.severity == Severity::Error)
     }
-}
-
-/// A correct configuration that makes no pipeline for this event (pipeline-yaml 2.1, steps 10 to 12).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NotCreated {
-    /// Why.
-    pub reason: NotCreatedReason,
-    /// The rules of `workflow` that were looked at.
-    pub decisions: Vec<Decision>,
-    /// The jobs, which their own rules or those of `workflow` kept out.
-    pub excluded: Vec<ExcludedJob>,
-}
-
-/// Why no pipeline was created.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum NotCreatedReason {
-    /// No rule of `workflow:rules` matched, or the one that did says `never`.
-    #[error("pipeline filtered out by workflow rules")]
-    WorkflowRules,
-    /// The rules of the jobs left none, or only jobs in `.pre` and `.post`.
-    #[error(
-        "pipeline will not run for the selected trigger: the rules configuration prevented any jobs from being added \
-         to the pipeline"
-    )]
-    NoJobs,
 }
 
 /// Compiles the text of a root file for an event.

@@ -2,47 +2,12 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
-use crate::expression::ExpressionError;
-use crate::node::{SourceId, Span};
-use crate::part::Part;
-
-/// The texts that were read, so that a [`Span`] can be shown.
-#[derive(Debug, Clone, Default)]
-pub struct SourceMap {
-    sources: Vec<Source>,
-}
-
-/// One text.
-#[derive(Debug, Clone)]
-pub struct Source {
-    /// The name to show: a path, a URL, a component.
-    pub name: Arc<str>,
-    /// The text, as it was written (before interpolation).
-    pub text: Arc<str>,
-}
-
-impl SourceMap {
-    /// Adds a text.
-    pub fn add(&mut self, name: impl Into<Arc<str>>, text: impl Into<Arc<str>>) -> SourceId {
-        let id = SourceId(u32::try_from(self.sources.len()).unwrap_or(u32::MAX));
-        self.sources.push(Source { name: name.into(), text: text.into() });
-        id
-    }
-
-    /// The text of an id.
-    #[must_use]
-    pub fn get(&self, id: SourceId) -> Option<&Source> {
-        self.sources.get(usize::try_from(id.0).ok()?)
-    }
-
-    /// All texts in the order in which they were read; the first is the root file.
-    #[must_use]
-    pub fn all(&self) -> &[Source] {
-        &self.sources
-    }
-}
+use crate::node::Span;
+use crate::source_map::SourceMap;
+use crate::sub_span::SubSpan;
 
 /// How bad it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -67,7 +32,7 @@ pub struct Diagnostic {
     /// What to do: "did you mean `coverage`?".
     pub help: Option<String>,
     /// What of the text at `span` is meant, until the sources are at hand.
-    pub(crate) part: Option<Box<Part>>,
+    pub(crate) sub_span: Option<Box<SubSpan>>,
 }
 
 impl Diagnostic {
@@ -80,7 +45,7 @@ impl Diagnostic {
             span: span.into(),
             related: Vec::new(),
             help: None,
-            part: None,
+            sub_span: None,
         }
     }
 
@@ -97,16 +62,17 @@ impl Diagnostic {
         self
     }
 
-    /// At the place in `text`, the scalar at the span, that an error of its expression means.
-    pub(crate) fn inside(mut self, text: &Arc<str>, error: &ExpressionError) -> Self {
-        self.part = Some(Box::new(Part { text: text.clone(), offset: error.offset, length: error.length() }));
+    /// Narrows the diagnostic to the bytes `range` of `text`, the value of the scalar at the span. The span itself is
+    /// narrowed by [`Self::narrow`], once the sources are available.
+    pub(crate) fn inside(mut self, text: &Arc<str>, range: Range<usize>) -> Self {
+        self.sub_span = Some(Box::new(SubSpan { text: text.clone(), offset: range.start, length: range.len() }));
         self
     }
 
     /// Makes the span as narrow as it can be.
     pub(crate) fn narrow(&mut self, sources: &SourceMap) {
-        if let Some((part, span)) = self.part.take().zip(self.span) {
-            self.span = part.find(span, sources).or(Some(span));
+        if let Some((sub_span, span)) = self.sub_span.take().zip(self.span) {
+            self.span = sub_span.find(span, sources).or(Some(span));
         }
     }
 

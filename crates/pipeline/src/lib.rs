@@ -12,6 +12,7 @@
 //! each with file, line and column.
 
 mod compile;
+mod conditions;
 mod config;
 pub mod context;
 pub mod diagnostic;
@@ -25,9 +26,7 @@ pub mod layers;
 pub mod limits;
 pub mod load;
 pub mod model;
-pub mod nearest;
 pub mod node;
-mod part;
 mod patterns;
 mod preview;
 pub mod ref_match;
@@ -35,7 +34,11 @@ pub mod regexp;
 pub mod render;
 mod seed;
 pub mod slug;
+pub mod source_map;
+mod sub_span;
+pub mod suggest;
 pub mod yaml;
 
-pub use compile::{Compiled, NotCreated, NotCreatedReason, compile, compile_child};
+pub use compile::{Compiled, compile, compile_child};
+pub use model::{NotCreated, NotCreatedReason};
 pub use preview::preview;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-/// Which text a [`Span`] points into: an index of [`crate::diagnostic::SourceMap`].
+/// Which text a [`Span`] points into: an index of [`crate::source_map::SourceMap`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SourceId(pub u32);
 

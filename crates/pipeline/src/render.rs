@@ -6,8 +6,9 @@ use annotate_snippets::{
     Annotation, AnnotationKind, Group, Level, Origin, Renderer, Snippet, normalize_untrusted_str as clean,
 };
 
-use crate::diagnostic::{Diagnostic, Severity, Source, SourceMap, shortened};
+use crate::diagnostic::{Diagnostic, Severity, shortened};
 use crate::node::Span;
+use crate::source_map::{Source, SourceMap};
 
 /// Lines longer than this, in bytes, are named but not shown.
 const LONGEST_SHOWN_LINE: usize = 2000;

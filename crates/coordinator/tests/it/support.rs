@@ -14,7 +14,7 @@ use muster_coordinator::{Coordinator, GitFacts, NewPipeline, NewRunner, Options,
 use muster_job::{JobId, JobStatus, PipelineId, ProjectId, Variable};
 use muster_pipeline::context::Context;
 use muster_pipeline::model::{
-    AllowFailure, Artifacts, AutoCancel, Job, Pipeline, Place, Retry, ScriptWork, When, Work,
+    AllowFailure, Artifacts, AutoCancel, Job, Pipeline, Retry, ScriptWork, SourceLocation, When, Work,
 };
 use muster_runner_api::payload::JobPayload;
 use muster_runner_api::service::{ArtifactQuery, ByteStream, RunnerService, ServiceError, TraceAnswer, UpdateAnswer};
@@ -53,7 +53,7 @@ pub(crate) fn job(name: &str) -> Job {
         resource_group: None,
         manual_confirmation: None,
         inherits_variables: true,
-        defined_at: Place::default(),
+        defined_at: SourceLocation::default(),
         decisions: Vec::new(),
     }
 }

@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 use muster_job::Variable;
 use muster_pipeline::layers;
 use muster_pipeline::model::{
-    Bridge, BridgeTarget, ChildInclude, Decision, DecisionKind, ExcludedJob, Job, Need, Place, ScriptWork, Work,
+    Bridge, BridgeTarget, ChildInclude, Decision, DecisionKind, ExcludedJob, Job, Need, ScriptWork, SourceLocation,
+    Work,
 };
 use muster_pipeline::node::{Map, Node};
 
@@ -37,7 +38,7 @@ pub(super) async fn explain(args: ExplainArgs) -> Result<ExitStatus, CiError> {
 fn unknown(prepared: &Prepared, name: &str) -> CiError {
     let jobs = prepared.compiled.pipeline.iter().flat_map(|pipeline| pipeline.jobs.iter().map(|job| job.name.as_str()));
     let names = jobs.chain(excluded(prepared).iter().map(|job| job.name.as_str()));
-    let help = muster_pipeline::nearest::did_you_mean(name, names);
+    let help = muster_pipeline::suggest::did_you_mean(name, names);
     let help = help.unwrap_or_else(|| "`muster ci list --all` shows all jobs".to_owned());
     CiError::Usage(format!("the configuration has no job `{name}`; {help}"))
 }
@@ -84,7 +85,7 @@ fn heading(name: &str) -> String {
     ui::paint(ui::BOLD, &ui::plain(name))
 }
 
-fn place(place: &Place) -> String {
+fn place(place: &SourceLocation) -> String {
     format!("{}:{}", place.file, place.line)
 }
 
@@ -136,7 +137,7 @@ fn decision_line(decision: &Decision) -> String {
         DecisionKind::RulePassed => ui::DIM,
         _ => anstyle::Style::new(),
     };
-    let place = decision.place.as_ref().map(|found| format!("  {}", ui::paint(ui::DIM, &place(found))));
+    let place = decision.location.as_ref().map(|found| format!("  {}", ui::paint(ui::DIM, &place(found))));
     format!("{}{}", ui::paint(style, &ui::plain(&decision.text)), place.unwrap_or_default())
 }
 

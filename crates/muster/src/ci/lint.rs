@@ -1,6 +1,7 @@
 //! `muster ci lint`: all errors and warnings of the configuration, and its expanded form (C221).
 
-use muster_pipeline::diagnostic::{Diagnostic, Severity, SourceMap};
+use muster_pipeline::diagnostic::{Diagnostic, Severity};
+use muster_pipeline::source_map::SourceMap;
 use serde_json::{Value, json};
 
 use super::args::LintArgs;

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use muster_job::Variable;
 use muster_pipeline::context::ScopedVariable;
-use muster_pipeline::diagnostic::SourceMap;
 use muster_pipeline::limits::Limits;
 use muster_pipeline::node::{Map, Node, Value};
+use muster_pipeline::source_map::SourceMap;
 use muster_pipeline::yaml;
 
 use super::config::at_home;

@@ -44,7 +44,7 @@ fn of_stage(pipeline: &Pipeline, stage: &str) -> Result<Vec<String>, CiError> {
     if jobs.is_empty() {
         let mut stages: Vec<&str> = pipeline.jobs.iter().map(|job| job.stage.as_str()).collect();
         stages.dedup();
-        let help = muster_pipeline::nearest::did_you_mean(stage, stages.iter().copied());
+        let help = muster_pipeline::suggest::did_you_mean(stage, stages.iter().copied());
         let help = help.unwrap_or_else(|| format!("the stages with jobs are {}", stages.join(", ")));
         return Err(CiError::Usage(format!("no job of this pipeline is in the stage `{stage}`; {help}")));
     }
@@ -124,7 +124,7 @@ fn unknown(pipeline: &Pipeline, name: &str) -> String {
         return format!("rules keep the job `{name}` out of this pipeline; `muster ci explain '{name}'` says which");
     }
     let names = pipeline.jobs.iter().map(|job| job.name.as_str());
-    let help = muster_pipeline::nearest::did_you_mean(name, names);
+    let help = muster_pipeline::suggest::did_you_mean(name, names);
     let help = help.unwrap_or_else(|| "`muster ci list --all` shows all jobs".to_owned());
     format!("there is no job `{name}` in this pipeline; {help}")
 }

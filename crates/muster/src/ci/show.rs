@@ -100,7 +100,7 @@ pub(super) fn find_job<'a>(pipelines: &'a [PipelineView], name: &str, run: u64) 
     let found = found.or_else(|| pipelines.iter().flat_map(|pipeline| &pipeline.jobs).find(by_id));
     found.ok_or_else(|| {
         let names = pipelines.iter().flat_map(|pipeline| pipeline.jobs.iter().map(|job| job.name.as_str()));
-        let help = muster_pipeline::nearest::did_you_mean(name, names);
+        let help = muster_pipeline::suggest::did_you_mean(name, names);
         let help = help.unwrap_or_else(|| format!("`muster ci show {run}` lists its jobs"));
         CiError::Usage(format!("run {run} has no job `{name}`; {help}"))
     })

@@ -1,13 +1,13 @@
 //! `artifacts`.
 
 use crate::config::keywords;
-use crate::config::reading::{Fields, Path, Problems, boolean, duration_or_never, texts};
+use crate::config::parsing::{Fields, Path, Problems, boolean, duration_or_never, texts};
 use crate::model::Artifacts;
 use crate::node::Node;
 
 /// `artifacts`: what is kept of a job's files.
 pub(crate) fn artifacts(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Artifacts> {
-    let fields = Fields::open(node, at, keywords::ARTIFACTS, problems)?;
+    let fields = Fields::parse(node, at, keywords::ARTIFACTS, problems)?;
     let paths = fields.texts("paths", problems);
     if let Some(expose_as) = fields.get("expose_as") {
         exposed(&fields, expose_as, &paths, problems);
@@ -58,7 +58,7 @@ fn exposed(fields: &Fields<'_>, node: &Node, paths: &[String], problems: &mut Pr
 
 /// `artifacts:reports` by the type that the runner is told.
 fn reports(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<(String, Vec<String>)> {
-    let Some(fields) = Fields::open(node, at, keywords::REPORTS, problems) else { return Vec::new() };
+    let Some(fields) = Fields::parse(node, at, keywords::REPORTS, problems) else { return Vec::new() };
     let mut all = Vec::new();
     for kind in node.as_map().into_iter().flat_map(crate::node::Map::keys) {
         let Some(value) = fields.get(kind) else { continue };
@@ -75,7 +75,7 @@ fn reports(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<(String, V
 }
 
 fn coverage_report(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<(String, Vec<String>)> {
-    let fields = Fields::open(node, at, &["coverage_format", "path"], problems)?;
+    let fields = Fields::parse(node, at, &["coverage_format", "path"], problems)?;
     if fields.get("coverage_format").is_none() {
         problems.wrong(node.span, at, "config should have the key `coverage_format`");
     }

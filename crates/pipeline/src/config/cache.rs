@@ -1,7 +1,7 @@
 //! `cache`.
 
 use crate::config::keywords;
-use crate::config::reading::{Fields, Path, Problems, flat_list, text, text_list};
+use crate::config::parsing::{Fields, Path, Problems, flat_list, text, text_list};
 use crate::node::{Node, Span, Value};
 
 /// Most caches of one job.
@@ -52,7 +52,7 @@ pub(crate) fn caches(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opti
 }
 
 fn one(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<CacheEntry> {
-    let fields = Fields::open(node, at, keywords::CACHE, problems)?;
+    let fields = Fields::parse(node, at, keywords::CACHE, problems)?;
     let key = fields
         .get("key")
         .map_or_else(|| Some(CacheKey::Text("default".to_owned())), |node| key(node, at.key("key"), problems));
@@ -88,7 +88,7 @@ fn key(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<CacheKey> {
         let text = text(node, at, problems)?;
         return check_key(&text, node.span, at, problems).then_some(CacheKey::Text(text));
     }
-    let fields = Fields::open(node, at, &["files", "files_commits", "prefix"], problems)?;
+    let fields = Fields::parse(node, at, &["files", "files_commits", "prefix"], problems)?;
     let (name, list, commits) = match (fields.get("files"), fields.get("files_commits")) {
         (Some(files), None) => ("files", files, false),
         (None, Some(files)) => ("files_commits", files, true),

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::config::keywords;
-use crate::config::reading::{Fields, Path, Problems, choice};
-use crate::config::{artifacts, behaviour, cache, extras, image, reading, scripts, weight};
+use crate::config::parsing::{Fields, Path, Problems, choice};
+use crate::config::{artifacts, behavior, cache, extras, image, parsing, scripts, size_budget};
 use crate::node::{Entry, Map, Node, Span, Value};
 
 /// The default values by keyword.
@@ -57,7 +57,7 @@ impl Defaults {
         let mut values = Map::default();
         let path = Path::root("default");
         let section = root.get("default").filter(|node| !node.is_null());
-        let fields = section.and_then(|node| Fields::open(node, path, keywords::DEFAULT, problems));
+        let fields = section.and_then(|node| Fields::parse(node, path, keywords::DEFAULT, problems));
         if let (Some(fields), Some(map)) = (fields, section.and_then(Node::as_map)) {
             for (key, entry) in map.iter().filter(|(_, entry)| !entry.node.is_null()) {
                 if keywords::DEFAULT.contains(&&**key) && is_valid(&fields, key, entry, path, problems) {
@@ -86,7 +86,7 @@ impl Defaults {
                 values.insert(*key, entry.key_span, entry.node.clone());
             }
         }
-        let bytes = values.iter().map(|(key, entry)| (Arc::clone(key), weight::bytes(&entry.node))).collect();
+        let bytes = values.iter().map(|(key, entry)| (Arc::clone(key), size_budget::bytes(&entry.node))).collect();
         Self { values, bytes }
     }
 
@@ -135,11 +135,11 @@ fn value_is_valid(key: &str, node: &Node, at: Path<'_>, problems: &mut Problems)
         "hooks" => drop(scripts::hooks(node, at, problems)),
         "id_tokens" => drop(extras::id_tokens(node, at, problems)),
         "image" => drop(image::image(node, at, problems)),
-        "interruptible" => _ = reading::boolean(node, at, problems),
-        "retry" => drop(behaviour::retry(node, at, problems)),
+        "interruptible" => _ = parsing::boolean(node, at, problems),
+        "retry" => drop(behavior::retry(node, at, problems)),
         "services" => drop(image::services(node, at, problems)),
-        "tags" => drop(behaviour::tags(node, at, problems)),
-        "timeout" => _ = reading::duration(node, at, problems),
+        "tags" => drop(behavior::tags(node, at, problems)),
+        "timeout" => _ = parsing::duration(node, at, problems),
         _ => {}
     }
     problems.errors() == before
@@ -147,7 +147,7 @@ fn value_is_valid(key: &str, node: &Node, at: Path<'_>, problems: &mut Problems)
 
 /// `inherit` of a job.
 pub(crate) fn inherit(node: &Node, at: Path<'_>, problems: &mut Problems) -> Inherit {
-    let Some(fields) = Fields::open(node, at, &["default", "variables"], problems) else { return Inherit::default() };
+    let Some(fields) = Fields::parse(node, at, &["default", "variables"], problems) else { return Inherit::default() };
     let default = fields.get("default").map(|node| filter(node, at.key("default"), problems)).unwrap_or_default();
     if let (Filter::Only(_), Some(list)) = (&default, fields.get("default").and_then(Node::as_list)) {
         for word in list {
@@ -162,7 +162,7 @@ fn filter(node: &Node, at: Path<'_>, problems: &mut Problems) -> Filter {
     match &node.value {
         Value::Bool(true) => Filter::All,
         Value::Bool(false) => Filter::None,
-        Value::List(_) => reading::flat_text_list(node, at, problems).map_or(Filter::All, Filter::Only),
+        Value::List(_) => parsing::flat_text_list(node, at, problems).map_or(Filter::All, Filter::Only),
         _ => {
             problems.wrong(node.span, at, "should be a boolean value or an array of names");
             Filter::All

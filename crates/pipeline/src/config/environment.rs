@@ -1,7 +1,7 @@
 //! `environment` and `resource_group`.
 
 use crate::config::keywords;
-use crate::config::reading::{Fields, Path, Problems, duration_or_never, text};
+use crate::config::parsing::{Fields, Path, Problems, duration_or_never, text};
 use crate::model::Environment;
 use crate::node::{Node, Span};
 
@@ -28,7 +28,7 @@ pub(crate) fn environment(node: &Node, at: Path<'_>, problems: &mut Problems) ->
         problems.wrong(node.span, at, format_args!("config should be a hash or a string, but it is {}", node.kind()));
         return None;
     }
-    let fields = Fields::open(node, at, keywords::ENVIRONMENT, problems)?;
+    let fields = Fields::parse(node, at, keywords::ENVIRONMENT, problems)?;
     let name = fields.required_text("name", problems);
     if let (Some(name), Some(node)) = (&name, fields.get("name")) {
         let _ = check_name(name, node.span, at.key("name"), problems);

@@ -3,7 +3,7 @@
 use serde_json::Value as Json;
 
 use crate::config::keywords;
-use crate::config::reading::{Fields, Path, Problems, choice, duration_or_never, flat_list, json, text, texts};
+use crate::config::parsing::{Fields, Path, Problems, choice, duration_or_never, flat_list, json, text, texts};
 use crate::node::{Map, Node, Span, Value};
 
 /// Most job `inputs`.
@@ -15,7 +15,7 @@ pub(crate) fn id_tokens(node: &Node, at: Path<'_>, problems: &mut Problems) -> O
     let mut all = Vec::with_capacity(map.len());
     for (name, entry) in map.iter() {
         let at = at.key(name);
-        let Some(fields) = Fields::open(&entry.node, at, &["aud"], problems) else { continue };
+        let Some(fields) = Fields::parse(&entry.node, at, &["aud"], problems) else { continue };
         let Some(node) = fields.get("aud") else {
             problems.wrong(entry.node.span, at, "config should have the key `aud`");
             continue;
@@ -46,7 +46,7 @@ pub(crate) fn secrets(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
 }
 
 fn secret(node: &Node, at: Path<'_>, problems: &mut Problems) {
-    let Some(fields) = Fields::open(node, at, keywords::SECRET, problems) else { return };
+    let Some(fields) = Fields::parse(node, at, keywords::SECRET, problems) else { return };
     let providers: Vec<&str> =
         keywords::SECRET_PROVIDERS.iter().copied().filter(|key| fields.get(key).is_some()).collect();
     let [provider] = providers.as_slice() else {
@@ -90,14 +90,14 @@ fn vault(node: &Node, at: Path<'_>, problems: &mut Problems) {
         }
         return;
     }
-    let Some(fields) = Fields::open(node, at, &["engine", "path", "field"], problems) else { return };
+    let Some(fields) = Fields::parse(node, at, &["engine", "path", "field"], problems) else { return };
     let _ = fields.required_text("path", problems);
     let _ = fields.required_text("field", problems);
     let Some(engine) = fields.get("engine") else {
         problems.wrong(node.span, at, "config should have the key `engine`");
         return;
     };
-    if let Some(engine) = Fields::open(engine, at.key("engine"), &["name", "path"], problems) {
+    if let Some(engine) = Fields::parse(engine, at.key("engine"), &["name", "path"], problems) {
         let _ = engine.choice("name", &["kv-v2", "kv-v1", "generic"], problems);
         let _ = engine.required_text("path", problems);
     }
@@ -105,7 +105,7 @@ fn vault(node: &Node, at: Path<'_>, problems: &mut Problems) {
 
 /// `release`, as it goes to the runner.
 pub(crate) fn release(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Json> {
-    let fields = Fields::open(node, at, keywords::RELEASE, problems)?;
+    let fields = Fields::parse(node, at, keywords::RELEASE, problems)?;
     let before = problems.errors();
     let _ = fields.required_text("tag_name", problems);
     let _ = fields.required_text("description", problems);
@@ -114,12 +114,12 @@ pub(crate) fn release(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
     }
     let _ = fields.texts("milestones", problems);
     let assets = fields.get("assets");
-    if let Some(assets) = assets.and_then(|node| Fields::open(node, at.key("assets"), &["links"], problems)) {
+    if let Some(assets) = assets.and_then(|node| Fields::parse(node, at.key("assets"), &["links"], problems)) {
         let at = at.key("assets");
         let links = assets.get("links").and_then(|node| flat_list(node, at.key("links"), problems));
         for link in links.unwrap_or_default() {
             let keys = ["name", "url", "filepath", "link_type"];
-            let Some(link) = Fields::open(link, at.key("links"), &keys, problems) else { continue };
+            let Some(link) = Fields::parse(link, at.key("links"), &keys, problems) else { continue };
             let _ = link.required_text("name", problems);
             let _ = link.required_text("url", problems);
             let _ = link.text("filepath", problems);
@@ -144,7 +144,7 @@ pub(crate) fn pages(node: &Node, at: Path<'_>, problems: &mut Problems) -> Optio
         Value::Bool(true) => Some(PagesEntry::Publish(None)),
         Value::Bool(false) => Some(PagesEntry::No),
         _ => {
-            let fields = Fields::open(node, at, &["publish", "path_prefix", "expire_in"], problems)?;
+            let fields = Fields::parse(node, at, &["publish", "path_prefix", "expire_in"], problems)?;
             let _ = fields.text("path_prefix", problems);
             if let Some(node) = fields.get("expire_in") {
                 let _ = duration_or_never(node, at.key("expire_in"), problems);
@@ -173,7 +173,7 @@ pub(crate) fn inputs(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opti
 
 fn input(node: &Node, at: Path<'_>, problems: &mut Problems) {
     let keys = ["type", "default", "options", "regex", "description"];
-    let Some(fields) = Fields::open(node, at, &keys, problems) else { return };
+    let Some(fields) = Fields::parse(node, at, &keys, problems) else { return };
     let kind = fields.choice("type", &["string", "number", "boolean", "array"], problems);
     let kind = kind.as_deref().unwrap_or("string");
     let _ = fields.text("description", problems);
@@ -216,7 +216,7 @@ pub(crate) fn server_only(fields: &Fields<'_>, problems: &mut Problems) {
         let _ = choice(node, at.key("identity"), &["google_cloud"], problems);
     }
     if let Some(node) = fields.get("dast_configuration") {
-        let _ = Fields::open(node, at.key("dast_configuration"), &["site_profile", "scanner_profile"], problems);
+        let _ = Fields::parse(node, at.key("dast_configuration"), &["site_profile", "scanner_profile"], problems);
     }
 }
 

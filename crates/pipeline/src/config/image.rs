@@ -1,7 +1,7 @@
 //! `image` and `services`.
 
 use crate::config::keywords;
-use crate::config::reading::{Fields, Path, Problems, choice, flat_list};
+use crate::config::parsing::{Fields, Path, Problems, choice, flat_list};
 use crate::config::variables;
 use crate::model::Image;
 use crate::node::{Node, Value};
@@ -39,15 +39,15 @@ fn one(node: &Node, at: Path<'_>, allowed: &[&str], problems: &mut Problems) -> 
         problems.wrong(node.span, at, format_args!("config should be a hash or a string, but it is {}", node.kind()));
         return None;
     }
-    let fields = Fields::open(node, at, allowed, problems)?;
+    let fields = Fields::parse(node, at, allowed, problems)?;
     let name = fields.text("name", problems);
     if fields.get("name").is_none() {
         problems.wrong(node.span, at, "name can't be blank");
     }
     let docker = fields.get("docker");
-    let docker = docker.and_then(|node| Fields::open(node, at.key("docker"), &["platform", "user"], problems));
+    let docker = docker.and_then(|node| Fields::parse(node, at.key("docker"), &["platform", "user"], problems));
     let kubernetes = fields.get("kubernetes");
-    let kubernetes = kubernetes.and_then(|node| Fields::open(node, at.key("kubernetes"), &["user"], problems));
+    let kubernetes = kubernetes.and_then(|node| Fields::parse(node, at.key("kubernetes"), &["user"], problems));
     Some(Image {
         name: name.unwrap_or_default(),
         alias: fields.text("alias", problems),

@@ -13,12 +13,12 @@ use crate::config::keywords;
 use crate::config::needs::{self, Named, NeedTarget, Needs, NeedsOf};
 use crate::config::only::{self, RefPolicy};
 use crate::config::parallel::{self, Parallel};
-use crate::config::reading::{self, Fields, Path, Problems};
+use crate::config::parsing::{self, Fields, Path, Problems};
 use crate::config::rules::{self, Expressions, Rule, RulesOf};
+use crate::config::size_budget::{self, SizeBudget};
 use crate::config::top::LAST_STAGE;
 use crate::config::trigger::{self, BridgeEntry};
-use crate::config::weight::{self, Scales};
-use crate::config::{artifacts, behaviour, image, scripts, variables};
+use crate::config::{artifacts, behavior, image, scripts, variables};
 use crate::diagnostic::Diagnostic;
 use crate::gaps::Gaps;
 use crate::model::{AllowFailure, Artifacts, Retry, ScriptWork, When};
@@ -60,7 +60,7 @@ pub(crate) struct JobEntry {
     pub(crate) is_broken: bool,
     /// Parts of it come from includes that were left out.
     pub(crate) lacks_parts: bool,
-    /// What it weighs with them, in bytes ([`super::weight`]).
+    /// What it weighs with them, in bytes ([`super::size_budget`]).
     pub(crate) bytes: usize,
 }
 
@@ -90,7 +90,7 @@ pub(crate) struct Shared<'a> {
     /// What is missing.
     pub(crate) gaps: &'a Gaps,
     pub(crate) expressions: Expressions,
-    pub(crate) scales: Scales,
+    pub(crate) size_budget: SizeBudget,
 }
 
 /// Reads one job. Answers the entry, as far as it could be read, and the node with its defaults.
@@ -123,15 +123,15 @@ pub(crate) fn job(
     let inherit = own.get("inherit").filter(|node| !node.is_null());
     let inherit = inherit.map(|node| defaults::inherit(node, at.key("inherit"), problems)).unwrap_or_default();
     let (full, taken) = shared.defaults.apply(own, kind != Kind::Script, &inherit);
-    let bytes = weight::bytes(&entry.node).saturating_add(shared.defaults.bytes(&taken));
-    if !shared.scales.add(bytes, entry.key_span, problems) {
+    let bytes = size_budget::bytes(&entry.node).saturating_add(shared.defaults.bytes(&taken));
+    if !shared.size_budget.add(bytes, entry.key_span, problems) {
         return None;
     }
     let node = full.map_or_else(|| entry.node.clone(), |map| Node::new(Value::Map(Arc::new(map)), entry.node.span));
     let fields = if kind == Kind::Script {
-        Fields::open(&node, at, keywords::JOB, problems)?
+        Fields::parse(&node, at, keywords::JOB, problems)?
     } else {
-        Fields::open_with(&node, at, keywords::TRIGGER_JOB, problems, key_of_a_bridge)?
+        Fields::parse_with(&node, at, keywords::TRIGGER_JOB, problems, key_of_a_bridge)?
     };
     check_exclusions(&fields, kind, problems);
     let expressions = &mut shared.expressions;
@@ -171,7 +171,7 @@ fn no_work(map: &Map, node: &Node, at: Path<'_>, problems: &mut Problems) {
         Diagnostic::error(node.span, format!("{at} config should implement a script:, run:, or trigger: keyword"));
     let near = map.keys().find_map(|key| {
         let known = !keywords::JOB.contains(&&**key);
-        known.then(|| reading::suggest(key, &["script", "run", "trigger"]).map(|near| (key, near))).flatten()
+        known.then(|| parsing::suggest(key, &["script", "run", "trigger"]).map(|near| (key, near))).flatten()
     });
     diagnostic.help = Some(match near {
         Some((key, near)) => format!("did you mean `{near}` where it says `{key}`?"),
@@ -185,7 +185,7 @@ fn no_work(map: &Map, node: &Node, at: Path<'_>, problems: &mut Problems) {
 fn unknown_keys(map: &Map, at: Path<'_>, problems: &mut Problems) {
     let is_known = |key: &str| keywords::JOB.contains(&key) || keywords::TRIGGER_JOB.contains(&key);
     for (key, entry) in map.iter().filter(|(key, _)| !is_known(key)) {
-        reading::unknown_key(key, entry.key_span, at, keywords::JOB, problems);
+        parsing::unknown_key(key, entry.key_span, at, keywords::JOB, problems);
     }
 }
 
@@ -232,11 +232,11 @@ impl Reader<'_, '_> {
         let at = self.fields.at();
         let needs = self.needs();
         let work = self.work(needs.as_ref());
-        let when = self.read("when", if self.kind == Kind::Script { behaviour::when } else { behaviour::bridge_when });
+        let when = self.read("when", if self.kind == Kind::Script { behavior::when } else { behavior::bridge_when });
         // Beside `rules` it has been refused already.
         let refused = self.fields.get("rules").is_some() && self.fields.get("start_in").is_some();
         let delayed = when == Some(When::Delayed);
-        let start_in = if refused { None } else { behaviour::start_in(&self.fields, delayed, self.problems) };
+        let start_in = if refused { None } else { behavior::start_in(&self.fields, delayed, self.problems) };
         let only = self.fields.get("only");
         let except = self.fields.get("except");
         let rules = self.fields.get("rules");
@@ -247,10 +247,10 @@ impl Reader<'_, '_> {
             work,
             when,
             start_in,
-            allow_failure: self.read("allow_failure", behaviour::allow_failure),
-            retry: self.read("retry", behaviour::retry).unwrap_or_default(),
-            timeout: self.read("timeout", reading::duration),
-            interruptible: self.read("interruptible", reading::boolean).unwrap_or(false),
+            allow_failure: self.read("allow_failure", behavior::allow_failure),
+            retry: self.read("retry", behavior::retry).unwrap_or_default(),
+            timeout: self.read("timeout", parsing::duration),
+            interruptible: self.read("interruptible", parsing::boolean).unwrap_or(false),
             needs: needs.map(without_mirrors),
             dependencies: self.read("dependencies", needs::dependencies),
             rules: rules
@@ -264,10 +264,10 @@ impl Reader<'_, '_> {
                 .unwrap_or_default(),
             inherit_variables: Filter::All,
             parallel: self.read("parallel", parallel::parallel),
-            tags: self.read("tags", behaviour::tags).unwrap_or_default(),
+            tags: self.read("tags", behavior::tags).unwrap_or_default(),
             environment: self.read("environment", environment::environment),
             resource_group: self.read("resource_group", environment::resource_group),
-            manual_confirmation: self.read("manual_confirmation", reading::text),
+            manual_confirmation: self.read("manual_confirmation", parsing::text),
             defaults: Vec::new(),
             is_broken: false,
             lacks_parts: false,
@@ -280,7 +280,7 @@ impl Reader<'_, '_> {
             return Named { name: DEFAULT_STAGE.to_owned(), span: self.span };
         };
         // Of a wrong one no more is to be told: there always is a last stage, and no need comes after it.
-        let name = self.read("stage", reading::text).unwrap_or_else(|| LAST_STAGE.to_owned());
+        let name = self.read("stage", parsing::text).unwrap_or_else(|| LAST_STAGE.to_owned());
         Named { name, span: node.span }
     }
 
@@ -325,7 +325,7 @@ impl Reader<'_, '_> {
             services: self.read("services", image::services).unwrap_or_default(),
             cache: Vec::new(),
             artifacts: self.read("artifacts", artifacts::artifacts),
-            coverage: self.read("coverage", behaviour::coverage),
+            coverage: self.read("coverage", behavior::coverage),
             pre_get_sources_script: self.read("hooks", scripts::hooks).unwrap_or_default(),
             id_tokens: self.read("id_tokens", extras::id_tokens).unwrap_or_default(),
             secrets: self.read("secrets", extras::secrets).unwrap_or_default(),

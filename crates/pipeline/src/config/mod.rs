@@ -4,7 +4,7 @@
 //! it has told what is wrong. Keys that are allowed where stand in [`keywords`], once.
 
 mod artifacts;
-mod behaviour;
+mod behavior;
 pub(crate) mod cache;
 pub(crate) mod defaults;
 mod environment;
@@ -15,13 +15,13 @@ mod keywords;
 pub(crate) mod needs;
 pub(crate) mod only;
 pub(crate) mod parallel;
-pub(crate) mod reading;
+pub(crate) mod parsing;
 pub(crate) mod rules;
 mod scripts;
+pub(crate) mod size_budget;
 mod top;
 pub(crate) mod trigger;
 pub(crate) mod variables;
-pub(crate) mod weight;
 pub(crate) mod workflow;
 
 pub(crate) use top::{Config, FIRST_STAGE, LAST_STAGE, config};

@@ -1,7 +1,7 @@
 //! `needs` and `dependencies`.
 
 use crate::config::parallel::{self, MatrixEntry};
-use crate::config::reading::{Fields, Path, Problems, text, text_list};
+use crate::config::parsing::{Fields, Path, Problems, text, text_list};
 use crate::node::{Node, Span, Value};
 
 /// Most entries of `needs`.
@@ -63,7 +63,7 @@ pub(crate) enum NeedsOf {
 /// `needs`: a list, in which lists are flattened and nulls dropped, or one map.
 pub(crate) fn needs(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Problems) -> Option<Needs> {
     let items: Vec<&Node> = match &node.value {
-        Value::List(_) => crate::config::reading::flat_list(node, at, problems)?,
+        Value::List(_) => crate::config::parsing::flat_list(node, at, problems)?,
         Value::Map(_) => vec![node],
         _ => {
             let what = format!("config can only be a hash or an array, but it is {}", node.kind());
@@ -113,11 +113,11 @@ fn entry(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Problems) -> Opt
         NeedsOf::Trigger | NeedsOf::Mirror => &["job", "artifacts", "optional", "parallel"],
         NeedsOf::Job => &["job", "artifacts", "optional", "parallel", "project", "ref", "pipeline"],
     };
-    let fields = Fields::open(node, at, allowed, problems)?;
+    let fields = Fields::parse(node, at, allowed, problems)?;
     let name = fields.required_text("job", problems)?;
     let matrix = fields.get("parallel").and_then(|node| {
         let at = at.key("parallel");
-        let fields = Fields::open(node, at, &["matrix"], problems)?;
+        let fields = Fields::parse(node, at, &["matrix"], problems)?;
         parallel::matrix(fields.get("matrix")?, at.key("matrix"), problems)
     });
     let optional = fields.flag("optional", false, problems);
@@ -126,7 +126,7 @@ fn entry(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Problems) -> Opt
 }
 
 fn project(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<NeedEntry> {
-    let fields = Fields::open(node, at, &["project", "job", "ref", "artifacts"], problems)?;
+    let fields = Fields::parse(node, at, &["project", "job", "ref", "artifacts"], problems)?;
     let artifacts = fields.flag("artifacts", true, problems);
     let project = fields.required_text("project", problems);
     let job = fields.required_text("job", problems);
@@ -136,7 +136,7 @@ fn project(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<NeedEnt
 }
 
 fn pipeline(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Problems) -> Option<NeedEntry> {
-    let fields = Fields::open(node, at, &["pipeline", "job", "artifacts"], problems)?;
+    let fields = Fields::parse(node, at, &["pipeline", "job", "artifacts"], problems)?;
     // An id is commonly written without quotes.
     let pipeline = fields.get("pipeline").and_then(|node| match node.value {
         Value::Int(_) => node.scalar_text(),

@@ -1,6 +1,6 @@
 //! `only` and `except` (deprecated in GitLab, still common).
 
-use crate::config::reading::{Fields, Path, Problems, flat_text_list};
+use crate::config::parsing::{Fields, Path, Problems, flat_text_list};
 use crate::config::rules::{self, Changes, Condition, Expressions, PathTest};
 use crate::node::{Node, Span, Value};
 use crate::ref_match::RefPattern;
@@ -52,7 +52,7 @@ pub(crate) fn except(
         let refs = refs(node, at, problems)?;
         return Some(RefPolicy { span, refs: Some(refs), variables: None, changes: None, kubernetes: false });
     }
-    let fields = Fields::open(node, at, &["refs", "variables", "changes", "kubernetes"], problems)?;
+    let fields = Fields::parse(node, at, &["refs", "variables", "changes", "kubernetes"], problems)?;
     if node.as_map().is_some_and(crate::node::Map::is_empty) {
         problems.wrong(node.span, at, "can't be blank");
         return None;
@@ -62,7 +62,7 @@ pub(crate) fn except(
     let refs = fields.get("refs").and_then(|node| refs(node, at.key("refs"), problems));
     let variables = fields.get("variables").and_then(|node| {
         let at = at.key("variables");
-        let items = crate::config::reading::flat_list(node, at, problems)?;
+        let items = crate::config::parsing::flat_list(node, at, problems)?;
         Some(items.into_iter().filter_map(|item| expressions.read(item, at, problems)).collect())
     });
     let changes = fields.get("changes").and_then(|node| {
@@ -70,7 +70,7 @@ pub(crate) fn except(
         if node.as_map().is_none() {
             return rules::changes(node, at, problems);
         }
-        let paths = Fields::open(node, at, &["paths"], problems)?.texts("paths", problems);
+        let paths = Fields::parse(node, at, &["paths"], problems)?.texts("paths", problems);
         Some(Changes { paths: PathTest::Globs(paths), compare_to: None })
     });
     (problems.errors() == before).then_some(RefPolicy { span, refs, variables, changes, kubernetes })

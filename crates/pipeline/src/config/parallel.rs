@@ -1,6 +1,6 @@
 //! `parallel` and its matrix.
 
-use crate::config::reading::{Fields, Path, Problems, integer};
+use crate::config::parsing::{Fields, Path, Problems, integer};
 use crate::config::variables::is_name;
 use crate::node::{Node, Value};
 
@@ -33,7 +33,7 @@ pub(crate) fn parallel(node: &Node, at: Path<'_>, problems: &mut Problems) -> Op
         problems.wrong(node.span, at, what);
         return None;
     }
-    let fields = Fields::open(node, at, &["matrix"], problems)?;
+    let fields = Fields::parse(node, at, &["matrix"], problems)?;
     let Some(list) = fields.get("matrix") else {
         problems.wrong(node.span, at, "config should have the key `matrix`");
         return None;

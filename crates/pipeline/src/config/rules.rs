@@ -7,10 +7,10 @@ use std::time::Duration;
 use muster_job::Variable;
 use regex::Regex;
 
-use crate::config::behaviour;
+use crate::config::behavior;
 use crate::config::keywords;
 use crate::config::needs::{self, Needs, NeedsOf};
-use crate::config::reading::{Fields, Path, Problems, boolean, choice, flat_list, flat_text_list, text};
+use crate::config::parsing::{Fields, Path, Problems, boolean, choice, flat_list, flat_text_list, text};
 use crate::config::variables;
 use crate::config::workflow::{self, AutoCancelEntry};
 use crate::diagnostic::Diagnostic;
@@ -123,7 +123,7 @@ impl Expressions {
                 Some(Condition { text: text.clone(), expression, span: node.span })
             }
             Err(error) => {
-                let diagnostic = Diagnostic::error(node.span, format!("{at} {error}")).inside(text, &error);
+                let diagnostic = Diagnostic::error(node.span, format!("{at} {error}")).inside(text, error.range());
                 problems.push(match error.help {
                     Some(help) => diagnostic.help(help),
                     None => diagnostic,
@@ -174,7 +174,7 @@ fn rule(
         RulesOf::Workflow => keywords::WORKFLOW_RULE,
         RulesOf::Include => keywords::INCLUDE_RULE,
     };
-    let fields = Fields::open(node, at, allowed, problems)?;
+    let fields = Fields::parse(node, at, allowed, problems)?;
     if node.as_map().is_some_and(crate::node::Map::is_empty) {
         problems.wrong(node.span, at, "can't be blank");
         return None;
@@ -204,7 +204,7 @@ fn rule(
         rule.interruptible =
             fields.get("interruptible").and_then(|node| boolean(node, at.key("interruptible"), problems));
         rule.needs = fields.get("needs").and_then(|node| needs::needs(node, at.key("needs"), NeedsOf::Rule, problems));
-        rule.start_in = behaviour::start_in(&fields, rule.when == Some(RuleWhen::Run(When::Delayed)), problems);
+        rule.start_in = behavior::start_in(&fields, rule.when == Some(RuleWhen::Run(When::Delayed)), problems);
     }
     // A rule that lost a clause would match more than its author wrote.
     (problems.errors() == before).then_some(rule)
@@ -216,7 +216,7 @@ fn when(node: &Node, at: Path<'_>, of: RulesOf, problems: &mut Problems) -> Opti
         RulesOf::Workflow | RulesOf::Include => &["always", "never"],
     };
     let word = choice(node, at, allowed, problems)?;
-    Some(behaviour::when_of(&word).map_or(RuleWhen::Never, RuleWhen::Run))
+    Some(behavior::when_of(&word).map_or(RuleWhen::Never, RuleWhen::Run))
 }
 
 /// `changes` of a rule, also of `only` and `except` (which have the list form only).
@@ -226,7 +226,7 @@ pub(crate) fn changes(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
         return Some(Changes { paths, compare_to: None });
     }
     let before = problems.errors();
-    let fields = Fields::open(node, at, &["paths", "regexp", "compare_to"], problems)?;
+    let fields = Fields::parse(node, at, &["paths", "regexp", "compare_to"], problems)?;
     let paths = path_test(&fields, before, problems)?;
     let compare_to = fields.text("compare_to", problems).map(|text| (text, fields.key_span("compare_to")));
     Some(Changes { paths, compare_to })
@@ -238,7 +238,7 @@ fn exists(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Exists> 
         return Some(Exists { paths, project: None, git_ref: None, span: node.span });
     }
     let before = problems.errors();
-    let fields = Fields::open(node, at, &["paths", "regexp", "project", "ref"], problems)?;
+    let fields = Fields::parse(node, at, &["paths", "regexp", "project", "ref"], problems)?;
     let paths = path_test(&fields, before, problems);
     let project = fields.text("project", problems);
     let git_ref = fields.text("ref", problems);

@@ -1,6 +1,6 @@
 //! `script`, `before_script`, `after_script`, `hooks` and `run`.
 
-use crate::config::reading::{Fields, Path, Problems, flat_list, text};
+use crate::config::parsing::{Fields, Path, Problems, flat_list, text};
 use crate::node::{Node, Value};
 
 /// A script: a text, or a list of texts in which lists are flattened. Numbers and booleans count as the text they were
@@ -55,7 +55,7 @@ pub(crate) fn main_script(node: &Node, at: Path<'_>, problems: &mut Problems) ->
 
 /// `hooks`: the script before the sources are fetched.
 pub(crate) fn hooks(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
-    let fields = Fields::open(node, at, &["pre_get_sources_script"], problems)?;
+    let fields = Fields::parse(node, at, &["pre_get_sources_script"], problems)?;
     let hook = fields.get("pre_get_sources_script")?;
     script(hook, at.key("pre_get_sources_script"), problems)
 }
@@ -73,7 +73,7 @@ pub(crate) fn run(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<
     }
     let before = problems.errors();
     for step in steps {
-        let Some(fields) = Fields::open(step, at, &["name", "script", "step", "func", "env", "inputs"], problems)
+        let Some(fields) = Fields::parse(step, at, &["name", "script", "step", "func", "env", "inputs"], problems)
         else {
             continue;
         };
@@ -100,7 +100,7 @@ pub(crate) fn run(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<
             }
         }
     }
-    (problems.errors() == before).then(|| crate::config::reading::json(node))
+    (problems.errors() == before).then(|| crate::config::parsing::json(node))
 }
 
 fn is_step_name(name: &str) -> bool {
@@ -113,17 +113,17 @@ fn step_reference(node: &Node, at: Path<'_>, problems: &mut Problems) {
     if node.as_str().is_some() {
         return;
     }
-    let Some(fields) = Fields::open(node, at, &["git", "oci"], problems) else { return };
+    let Some(fields) = Fields::parse(node, at, &["git", "oci"], problems) else { return };
     match (fields.get("git"), fields.get("oci")) {
         (Some(git), None) => {
             let keys = ["url", "rev", "dir", "file"];
-            if let Some(git) = Fields::open(git, at.key("git"), &keys, problems) {
+            if let Some(git) = Fields::parse(git, at.key("git"), &keys, problems) {
                 let _ = git.required_text("url", problems);
             }
         }
         (None, Some(oci)) => {
             let keys = ["registry", "repository", "tag", "dir", "file"];
-            let _ = Fields::open(oci, at.key("oci"), &keys, problems);
+            let _ = Fields::parse(oci, at.key("oci"), &keys, problems);
         }
         _ => problems.wrong(node.span, at, "config should have exactly one of: git, oci"),
     }

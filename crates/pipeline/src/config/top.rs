@@ -6,10 +6,10 @@ use std::sync::Arc;
 use crate::config::defaults::Defaults;
 use crate::config::job::{self, JobEntry, Shared};
 use crate::config::keywords;
-use crate::config::reading::{Path, Problems, flat_list, suggest};
+use crate::config::parsing::{Path, Problems, flat_list, suggest};
 use crate::config::rules::Expressions;
+use crate::config::size_budget::SizeBudget;
 use crate::config::variables::{self, GlobalVariable};
-use crate::config::weight::Scales;
 use crate::config::workflow::{self, Workflow};
 use crate::diagnostic::Diagnostic;
 use crate::gaps::Gaps;
@@ -67,7 +67,7 @@ pub(crate) fn config(root: &Node, complete: bool, gaps: &Gaps, problems: &mut Pr
     let workflow =
         value("workflow").and_then(|node| workflow::workflow(node, Path::root("workflow"), &mut expressions, problems));
 
-    let mut shared = Shared { defaults, complete, gaps, expressions, scales: Scales::default() };
+    let mut shared = Shared { defaults, complete, gaps, expressions, size_budget: SizeBudget::default() };
     let mut jobs = Vec::with_capacity(map.len());
     let mut preview = Map::default();
     let mut visible = 0_usize;

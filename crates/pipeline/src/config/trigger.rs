@@ -2,7 +2,7 @@
 
 use crate::config::keywords;
 use crate::config::needs::Named;
-use crate::config::reading::{Fields, Path, Problems, json, text};
+use crate::config::parsing::{Fields, Path, Problems, json, text};
 use crate::limits::CHILD_INCLUDES;
 use crate::model::{Bridge, BridgeTarget, ChildInclude, Strategy};
 use crate::node::{Node, Span, Value};
@@ -31,7 +31,7 @@ pub(crate) fn trigger(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
         problems.wrong(node.span, at, format_args!("config should be a hash or a string, but it is {}", node.kind()));
         return None;
     }
-    let fields = Fields::open(node, at, keywords::TRIGGER, problems)?;
+    let fields = Fields::parse(node, at, keywords::TRIGGER, problems)?;
     let mut producers = Vec::new();
     let target = match (fields.get("project"), fields.get("include")) {
         (Some(_), None) => BridgeTarget::Project {
@@ -63,7 +63,7 @@ pub(crate) fn trigger(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
     };
     let forward = fields
         .get("forward")
-        .and_then(|node| Fields::open(node, at.key("forward"), &["yaml_variables", "pipeline_variables"], problems));
+        .and_then(|node| Fields::parse(node, at.key("forward"), &["yaml_variables", "pipeline_variables"], problems));
     let bridge = Bridge {
         target,
         strategy,
@@ -112,7 +112,7 @@ fn include(node: &Node, at: Path<'_>, producers: &mut Vec<Named>, problems: &mut
         let kind = if path.starts_with("http://") || path.starts_with("https://") { "remote" } else { "local" };
         return Some(ChildInclude::Entry(serde_json::json!({ kind: path })));
     }
-    let fields = Fields::open(node, at, keywords::TRIGGER_INCLUDE, problems)?;
+    let fields = Fields::parse(node, at, keywords::TRIGGER_INCLUDE, problems)?;
     let used: Vec<&str> = ACCESSORS.iter().copied().filter(|key| fields.get(key).is_some()).collect();
     match used.as_slice() {
         ["artifact"] => artifact(node.span, &fields, producers, problems),

@@ -2,7 +2,7 @@
 
 use muster_job::Variable;
 
-use crate::config::reading::{Fields, Path, Problems, boolean, text};
+use crate::config::parsing::{Fields, Path, Problems, boolean, text};
 use crate::node::{Node, Span};
 
 /// A global variable: a variable, and the place where it is written.
@@ -75,7 +75,7 @@ fn value(name: &str, node: &Node, at: Path<'_>, form: Form, problems: &mut Probl
             return None;
         }
     };
-    let fields = Fields::open(node, at, allowed, problems)?;
+    let fields = Fields::parse(node, at, allowed, problems)?;
     let content = match fields.get("value") {
         None => String::new(),
         Some(content) => content.scalar_text().or_else(|| text(content, at.key("value"), problems))?,

@@ -1,7 +1,7 @@
 //! `workflow`
 
 use crate::config::keywords;
-use crate::config::reading::{Fields, Path, Problems};
+use crate::config::parsing::{Fields, Path, Problems};
 use crate::config::rules::{self, Expressions, Rule, RulesOf};
 use crate::model::{AutoCancel, OnNewCommit};
 use crate::node::Node;
@@ -44,7 +44,7 @@ pub(crate) fn workflow(
     expressions: &mut Expressions,
     problems: &mut Problems,
 ) -> Option<Workflow> {
-    let fields = Fields::open(node, at, keywords::WORKFLOW, problems)?;
+    let fields = Fields::parse(node, at, keywords::WORKFLOW, problems)?;
     let name = fields.text("name", problems);
     if let Some(length) = name.as_ref().map(|name| name.chars().count())
         && !(1..=MAX_NAME).contains(&length)
@@ -62,7 +62,7 @@ pub(crate) fn workflow(
 
 /// `auto_cancel`, also of a rule.
 pub(crate) fn auto_cancel(node: &Node, at: Path<'_>, problems: &mut Problems) -> AutoCancelEntry {
-    let Some(fields) = Fields::open(node, at, &["on_new_commit", "on_job_failure"], problems) else {
+    let Some(fields) = Fields::parse(node, at, &["on_new_commit", "on_job_failure"], problems) else {
         return AutoCancelEntry::default();
     };
     let on_new_commit = fields.choice("on_new_commit", &["conservative", "interruptible", "none"], problems);

@@ -1,5 +1,7 @@
 //! What can be wrong with an expression.
 
+use std::ops::Range;
+
 use crate::regexp::RegexpError;
 
 use super::MAX_TOKENS;
@@ -50,15 +52,16 @@ impl ExpressionError {
         Self { kind, offset, help: None }
     }
 
-    /// How many bytes from the offset on are wrong; none where something is missing.
+    /// Returns the wrong bytes of the expression's text. The range is empty if something is missing at its start.
     #[must_use]
-    pub fn length(&self) -> usize {
-        match &self.kind {
+    pub fn range(&self) -> Range<usize> {
+        let length = match &self.kind {
             ExpressionErrorKind::UnknownLexeme(text) | ExpressionErrorKind::Unexpected(text) => text.len(),
             ExpressionErrorKind::Empty | ExpressionErrorKind::MissingValue | ExpressionErrorKind::TooManyTokens => 0,
             ExpressionErrorKind::Unclosed | ExpressionErrorKind::Regexp(_) => 1,
             ExpressionErrorKind::ValueIsNoRegexp(_) => 2,
-        }
+        };
+        self.offset..self.offset + length
     }
 
     pub(super) fn with_help(mut self, help: impl Into<Option<String>>) -> Self {

@@ -23,7 +23,7 @@ pub enum Value {
 impl Value {
     /// Whether an expression of this value holds: null, false and blank text do not.
     #[must_use]
-    pub fn is_present(&self) -> bool {
+    pub fn holds_as_condition(&self) -> bool {
         match self {
             Self::Null => false,
             Self::Bool(value) => *value,

@@ -97,7 +97,7 @@ impl Expression {
         patterns: &mut Patterns,
     ) -> Result<bool, ExpressionError> {
         let lookup = evaluate::Lookup { variable, input, patterns: patterns.into() };
-        Ok(evaluate::value_of(&self.root, &lookup)?.is_present())
+        Ok(evaluate::value_of(&self.root, &lookup)?.holds_as_condition())
     }
 
     /// The names of the variables that the expression looks at, each once, in order of appearance.

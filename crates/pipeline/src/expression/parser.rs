@@ -41,7 +41,7 @@ impl Operator {
     }
 
     /// Higher binds tighter.
-    fn rank(self) -> u8 {
+    fn precedence(self) -> u8 {
         match self {
             Self::Or => 0,
             Self::And => 1,
@@ -91,15 +91,15 @@ impl<'a> Parser<'a> {
         token
     }
 
-    /// Operators of at least `rank`, grouped to the left.
-    fn binary(&mut self, rank: u8) -> Result<Node, ExpressionError> {
+    /// Operators of at least `precedence`, grouped to the left.
+    fn binary(&mut self, precedence: u8) -> Result<Node, ExpressionError> {
         let mut left = self.primary()?;
         while let Some(token) = self.peek()
             && let Some(operator) = Operator::of(&token.kind)
-            && operator.rank() >= rank
+            && operator.precedence() >= precedence
         {
             self.next += 1;
-            let right = self.binary(operator.rank() + 1)?;
+            let right = self.binary(operator.precedence() + 1)?;
             left = Node::Binary { operator, offset: token.offset, left: Box::new(left), right: Box::new(right) };
         }
         Ok(left)

@@ -32,7 +32,7 @@ pub(crate) fn check(config: &Config, problems: &mut Problems) {
             let span = stop.environment.as_ref().map_or(stop.span, |environment| environment.span);
             diagnostic = diagnostic.related(span, format!("`{on_stop}` is defined here"));
         } else if problems.may_suggest() {
-            diagnostic.help = crate::nearest::did_you_mean(on_stop, jobs.keys().copied());
+            diagnostic.help = crate::suggest::did_you_mean(on_stop, jobs.keys().copied());
         }
         problems.push(diagnostic);
     }

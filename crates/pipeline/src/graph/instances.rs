@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::config::Config;
 use crate::config::job::JobEntry;
 use crate::config::parallel::{self, Cell, Parallel};
-use crate::config::weight::{Scales, VALUE_BYTES};
+use crate::config::size_budget::{SizeBudget, VALUE_BYTES};
 use crate::diagnostic::Diagnostic;
 
 use super::{Instance, MAX_JOBS, Problems};
@@ -34,7 +34,7 @@ pub(crate) fn instances(config: &Config, problems: &mut Problems) -> Option<Vec<
     let variables = config.variables.iter().map(|global| &global.variable);
     let variables_bytes: usize =
         variables.map(|variable| variable.key.len() + variable.value.len() + VALUE_BYTES).sum();
-    let mut scales = Scales::default();
+    let mut size_budget = SizeBudget::default();
     let mut all = Vec::with_capacity(order.len());
     for (stage, index) in order {
         let Some(job) = config.jobs.get(index) else { continue };
@@ -46,7 +46,7 @@ pub(crate) fn instances(config: &Config, problems: &mut Problems) -> Option<Vec<
             return None;
         }
         let bytes = (all.len() - first).saturating_mul(job.bytes.saturating_add(variables_bytes));
-        if !scales.add(bytes, job.span, problems) {
+        if !size_budget.add(bytes, job.span, problems) {
             return None;
         }
         let mut own = all.iter().skip(first);
@@ -69,7 +69,7 @@ fn unknown_stage(config: &Config, job: &JobEntry, problems: &mut Problems) {
     );
     let mut diagnostic = Diagnostic::error(job.stage.span, message);
     let known = config.stages.iter().map(String::as_str);
-    let near = problems.may_suggest().then(|| crate::nearest::did_you_mean(&job.stage.name, known)).flatten();
+    let near = problems.may_suggest().then(|| crate::suggest::did_you_mean(&job.stage.name, known)).flatten();
     diagnostic.help = near.or_else(|| Some(format!("add `{}` to `stages`", job.stage.name)));
     problems.push(diagnostic);
 }

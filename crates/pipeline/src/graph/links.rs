@@ -268,7 +268,7 @@ impl Linker<'_> {
     fn undefined(&self, message: String, name: &str, span: Span, problems: &mut Problems) {
         let mut diagnostic = Diagnostic::error(span, message);
         if problems.may_suggest() {
-            diagnostic.help = crate::nearest::did_you_mean(name, self.config.jobs.iter().map(|job| &*job.name));
+            diagnostic.help = crate::suggest::did_you_mean(name, self.config.jobs.iter().map(|job| &*job.name));
         }
         problems.push(diagnostic);
     }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use crate::config::Config;
 use crate::config::job::JobEntry;
 use crate::config::parallel::Cell;
-use crate::config::reading::Problems;
+use crate::config::parsing::Problems;
 use crate::node::Span;
 
 pub(crate) use cycles::{cycle_message, find as find_circle};

@@ -1,7 +1,7 @@
 //! The grammar of an interpolation block, `$[[ inputs.name | function(argument) ]]` (pipeline-yaml 2.7).
 
 use crate::limits::{INTERPOLATION_BLOCK_BYTES, INTERPOLATION_FUNCTIONS};
-use crate::nearest::did_you_mean;
+use crate::suggest::did_you_mean;
 
 /// What starts a block.
 pub(super) const OPEN: &str = "$[[";

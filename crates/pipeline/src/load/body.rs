@@ -12,7 +12,7 @@ use super::read::File;
 use crate::context::Origin;
 use crate::diagnostic::{Diagnostic, Severity};
 use crate::node::{Map, Span};
-use crate::yaml;
+use crate::source_map::span_at;
 
 impl Loader<'_> {
     /// The body of a file with its blocks replaced.
@@ -85,7 +85,7 @@ impl Loader<'_> {
     fn blocks_without_header(&mut self, file: &File) {
         for (offset, _) in file.text.match_indices(block::OPEN) {
             let rest = file.text.get(offset + block::OPEN.len()..).unwrap_or_default().trim_start();
-            let span = || yaml::span_at(file.source, &file.text, offset, block::OPEN.len());
+            let span = || span_at(file.source, &file.text, offset, block::OPEN.len());
             if rest.starts_with("component.") {
                 let problem = Diagnostic::error(span(), "`component` is used outside of a component");
                 self.diagnostics.push(problem.help("declare the fields in a header: `spec: {component: [name]}`"));

@@ -1,6 +1,6 @@
 //! The child pipelines that a merged tree starts.
 
-use crate::config::reading::json;
+use crate::config::parsing::json;
 use crate::context::ChildSource;
 use crate::node::{Node, Value};
 

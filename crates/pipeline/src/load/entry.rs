@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::diagnostic::Diagnostic;
-use crate::nearest::did_you_mean;
 use crate::node::{Map, Node, Span, Value};
+use crate::suggest::did_you_mean;
 
 /// The keys that say where a file is; an entry has exactly one.
 const ACCESSORS: &[&str] = &["local", "project", "remote", "template", "component"];

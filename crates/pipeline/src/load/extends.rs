@@ -10,8 +10,8 @@ use super::{Parent, SUGGESTIONS};
 use crate::diagnostic::Diagnostic;
 use crate::gaps::Gaps;
 use crate::limits::EXTENDS_LEVELS;
-use crate::nearest::did_you_mean;
 use crate::node::{Entry, Map, Node, Value};
+use crate::suggest::did_you_mean;
 
 /// What is left to do for one key with `extends`.
 struct Child {

@@ -9,9 +9,9 @@ use super::interpolate::push_json;
 use crate::diagnostic::Diagnostic;
 use crate::expression::{self, Expression};
 use crate::limits::{INPUT_OPTIONS, INTERPOLATED_TEXT_BYTES};
-use crate::nearest::did_you_mean;
 use crate::node::{Map, Node, Span, Value};
 use crate::patterns::Patterns;
+use crate::suggest::did_you_mean;
 
 const SPEC_KEYS: &[&str] = &["inputs", "include", "component"];
 const INPUT_KEYS: &[&str] = &["type", "default", "description", "options", "regex", "rules"];
@@ -289,7 +289,7 @@ fn condition(name: &str, node: &Node, patterns: &mut Patterns) -> Result<Express
         return Err(Diagnostic::error(node.span, message).into());
     };
     expression::parse_input_rule_within(text, patterns).map_err(|error| {
-        let mut problem = Diagnostic::error(node.span, format!("`{name}` input: {error}")).inside(text, &error);
+        let mut problem = Diagnostic::error(node.span, format!("`{name}` input: {error}")).inside(text, error.range());
         problem.help = error.help;
         problem.into()
     })

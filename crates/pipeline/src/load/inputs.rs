@@ -10,9 +10,9 @@ use crate::context::InputValue;
 use crate::diagnostic::Diagnostic;
 use crate::expression;
 use crate::limits::INPUT_RULES_CHAIN;
-use crate::nearest::{did_you_mean, listed};
 use crate::node::{Map, Node, Span, Value};
 use crate::patterns::Patterns;
+use crate::suggest::{did_you_mean, listed};
 
 /// For so many unknown inputs the one that was meant is looked for.
 const SEARCHES_MAX: usize = 20;

@@ -13,8 +13,8 @@ use super::variables::Variables;
 use crate::context::ComponentFields;
 use crate::diagnostic::Diagnostic;
 use crate::limits::{INTERPOLATED_TEXT_BYTES, Limits};
-use crate::nearest::did_you_mean;
 use crate::node::{Map, Node, Span, Value};
+use crate::suggest::did_you_mean;
 
 /// Blocks of one scalar that errors point at; those behind are named by the scalar.
 const BLOCKS_POINTED_AT: usize = 50;
@@ -260,7 +260,7 @@ impl Interpolator<'_> {
         }
         let found = written.match_indices(block::OPEN).nth(number).and_then(|(offset, _)| {
             let length = written.get(offset..)?.find("]]")? + 2;
-            Some(crate::yaml::span_inside(span, written, offset, length))
+            Some(crate::source_map::span_inside(span, written, offset, length))
         });
         found.unwrap_or(span)
     }

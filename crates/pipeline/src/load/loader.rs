@@ -11,11 +11,12 @@ use super::read::{File, read, start_of};
 use super::variables::Variables;
 use super::{IncludeOutcome, IncludeRecord, Loaded, extends, reference, rules, target};
 use crate::context::{ChildSource, Context, IncludeTarget, IncludedFile, InputValue, Origin, SourceError, Sources};
-use crate::diagnostic::{Diagnostic, SourceMap};
+use crate::diagnostic::Diagnostic;
 use crate::gaps::Gaps;
 use crate::limits::{CHILD_INCLUDES, INTERPOLATED_TEXT_BYTES, Limits};
 use crate::node::{Map, Node, SourceId, Span, Value};
 use crate::patterns::Patterns;
+use crate::source_map::SourceMap;
 use crate::yaml;
 
 /// Bytes of text that interpolation may make in one load.
@@ -209,7 +210,7 @@ impl<'a> Loader<'a> {
         for entry in entry::entries(include, &mut self.diagnostics) {
             let let_in = entry.rules.as_ref().is_none_or(|rules| {
                 let (patterns, diagnostics) = (&mut self.patterns, &mut self.diagnostics);
-                rules::lets_in(rules, self.context, self.sources, origin, patterns, diagnostics)
+                rules::is_included(rules, self.context, self.sources, origin, patterns, diagnostics)
             });
             let targets =
                 if let_in || self.context.ignores_include_rules { Some(self.targets(&entry, origin)) } else { None };
@@ -336,7 +337,7 @@ impl<'a> Loader<'a> {
                 if let IncludeTarget::Local { origin: Origin::Root, path } = target {
                     let is_yaml = |known: &&String| target::has_yaml_extension(known);
                     let known = self.context.tracked_paths.iter().filter(is_yaml).map(String::as_str);
-                    problem.help = crate::nearest::did_you_mean(path, known);
+                    problem.help = crate::suggest::did_you_mean(path, known);
                 }
                 self.diagnostics.push(problem);
                 return None;

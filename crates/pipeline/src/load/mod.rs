@@ -28,11 +28,12 @@ mod variables;
 use std::collections::BTreeMap;
 
 use crate::context::{ChildSource, Context, Sources};
-use crate::diagnostic::{Diagnostic, Severity, SourceMap};
+use crate::diagnostic::{Diagnostic, Severity};
 use crate::gaps::Gaps;
 use crate::limits::Limits;
 use crate::node::{Node, SourceId, Span};
 use crate::patterns::Patterns;
+use crate::source_map::SourceMap;
 pub use children::children;
 
 /// Findings after which unknown names are not compared with all known ones any more, which costs their product.

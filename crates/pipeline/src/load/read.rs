@@ -5,9 +5,10 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 use crate::context::{ComponentFields, IncludedFile, Origin};
-use crate::diagnostic::{Diagnostic, SourceMap};
+use crate::diagnostic::Diagnostic;
 use crate::limits::Limits;
 use crate::node::{Map, SourceId, Span};
+use crate::source_map::SourceMap;
 use crate::yaml;
 
 /// A file that has been read, before its inputs are known.

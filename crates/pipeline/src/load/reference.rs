@@ -11,8 +11,8 @@ use super::merge::Budget;
 use crate::diagnostic::Diagnostic;
 use crate::gaps::Gaps;
 use crate::limits::{Limits, REFERENCE_CHAIN};
-use crate::nearest::did_you_mean;
 use crate::node::{Map, Node, Span, Value};
+use crate::suggest::did_you_mean;
 
 /// A subtree without references.
 #[derive(Clone)]

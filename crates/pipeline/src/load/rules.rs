@@ -1,17 +1,17 @@
 //! `include:rules` (pipeline-yaml 1.1): whether an entry is used at all. The rules are read and evaluated as those of jobs
 //! are; they see the variables from outside the configuration only, and `exists` looks where the file with the entry is.
 
-use crate::config::reading::{Path, Problems};
+use crate::conditions::clauses::Clauses;
+use crate::conditions::scope::{Base, Scope};
+use crate::config::parsing::{Path, Problems};
 use crate::config::rules::{self, Expressions, RuleWhen, RulesOf};
 use crate::context::{Context, Origin, Sources};
 use crate::diagnostic::Diagnostic;
 use crate::node::Node;
 use crate::patterns::Patterns;
-use crate::seed::clauses::Clauses;
-use crate::seed::scope::{Base, Scope};
 
 /// Whether the first rule that matches lets the entry in; without a match it stays out.
-pub(super) fn lets_in(
+pub(super) fn is_included(
     node: &Node,
     context: &Context,
     sources: &dyn Sources,

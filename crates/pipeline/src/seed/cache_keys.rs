@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 
 use sha1::{Digest as _, Sha1};
 
+use crate::conditions::clauses::Clauses;
 use crate::config::cache::{CacheEntry, CacheKey};
 use crate::model::Cache;
-use crate::seed::clauses::Clauses;
 
 /// What stands in the place of a digest where none of the files exists.
 const NO_FILES: &str = "default";

@@ -1,12 +1,12 @@
 //! What a rule compared, for `muster ci explain`: each clause with the values that it saw.
 
-use crate::config::reading::Problems;
+use crate::conditions::clauses::Clauses;
+use crate::conditions::scope::Scope;
+use crate::config::parsing::Problems;
 use crate::config::rules::{Changes, Condition, Exists, PathTest, Rule};
 use crate::diagnostic::shortened;
 use crate::expand::Unknown;
-use crate::seed::clauses::Clauses;
-use crate::seed::scope::Scope;
-use crate::seed::story::{LONGEST_CONDITION, NO_CLAUSE};
+use crate::seed::decision_trace::{LONGEST_CONDITION, NO_CLAUSE};
 
 /// The longest value that is shown, in characters.
 const LONGEST_VALUE: usize = 80;

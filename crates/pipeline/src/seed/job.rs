@@ -2,19 +2,19 @@
 
 use muster_job::Variable;
 
+use crate::conditions::scope::{Base, Scope};
 use crate::config::Config;
 use crate::config::defaults::Filter;
 use crate::config::job::{JobEntry, WorkEntry};
-use crate::config::reading::Problems;
+use crate::config::parsing::Problems;
 use crate::config::rules::Rule;
 use crate::expand::Unknown;
 use crate::graph::{Graph, Instance};
 use crate::layers::{self, JobFacts};
 use crate::model::{Decision, DecisionKind, Environment, ExcludedJob, Job, When, Work};
 use crate::seed::cache_keys::CacheKeys;
-use crate::seed::rules::{self, Judge, Verdict};
-use crate::seed::scope::{Base, Scope};
-use crate::seed::story::Story;
+use crate::seed::decision_trace::DecisionTrace;
+use crate::seed::rule_evaluator::{self, RuleEvaluator, RuleOutcome};
 
 /// An instance after its rules.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(crate) struct Seeder<'a> {
     pub(crate) config: &'a Config,
     pub(crate) graph: &'a Graph,
     pub(crate) base: &'a Base<'a>,
-    pub(crate) judge: &'a Judge<'a>,
+    pub(crate) evaluator: &'a RuleEvaluator<'a>,
     /// Global variables with those of the matched rule of `workflow`.
     pub(crate) variables: &'a [Variable],
     /// The matched rule of `workflow`.
@@ -39,10 +39,15 @@ pub(crate) struct Seeder<'a> {
 
 impl Seeder<'_> {
     /// Every instance, kept out by `workflow`, whose rules decided so.
-    pub(crate) fn none(story: &Story<'_>, config: &Config, graph: &Graph, workflow: &[Decision]) -> Vec<ExcludedJob> {
+    pub(crate) fn none(
+        trace: &DecisionTrace<'_>,
+        config: &Config,
+        graph: &Graph,
+        workflow: &[Decision],
+    ) -> Vec<ExcludedJob> {
         let instances = graph.instances.iter().filter_map(|instance| Some((instance, config.jobs.get(instance.job)?)));
         let out = instances.map(|(instance, entry)| {
-            let mut decisions = story.origins(entry, &instance.cell, instance.node);
+            let mut decisions = trace.origins(entry, &instance.cell, instance.node);
             decisions.extend_from_slice(workflow);
             excluded(entry, instance, decisions)
         });
@@ -53,15 +58,15 @@ impl Seeder<'_> {
     pub(crate) fn instance(&self, index: usize, keys: &mut CacheKeys, problems: &mut Problems) -> Option<Seeded> {
         let instance = self.graph.instances.get(index)?;
         let entry = self.config.jobs.get(instance.job)?;
-        let mut decisions = self.judge.story.origins(entry, &instance.cell, instance.node);
+        let mut decisions = self.evaluator.trace.origins(entry, &instance.cell, instance.node);
         decisions.extend(self.workflow.clone());
         let yaml = self.variables(entry, instance, &mut decisions);
         let judged = {
             let scope = self.scope(entry, instance, &yaml);
             let has_workflow_rules = self.config.workflow.rules.is_some();
-            self.judge.job(entry, has_workflow_rules, &scope, &mut decisions, problems)
+            self.evaluator.job(entry, has_workflow_rules, &scope, &mut decisions, problems)
         };
-        let Verdict::In(matched) = judged else {
+        let RuleOutcome::In(matched) = judged else {
             return Some(Seeded::Out(excluded(entry, instance, decisions)));
         };
         let rule = matched.and_then(|index| entry.rules.as_ref()?.get(index));
@@ -69,7 +74,7 @@ impl Seeder<'_> {
             None => yaml,
             Some(rule) => {
                 let mut merged = layers::merge([yaml, rule.variables.clone()]);
-                super::unset(&mut merged, self.judge.clauses.context());
+                super::unset(&mut merged, self.evaluator.clauses.context());
                 merged
             }
         };
@@ -84,14 +89,14 @@ impl Seeder<'_> {
             self.variables.iter().filter(|variable| inherits.takes(&variable.key)).cloned().collect();
         if *inherits != Filter::All && global.len() < self.variables.len() {
             let text = format!("`inherit` keeps out {} of the global variables", self.variables.len() - global.len());
-            decisions.push(self.judge.story.decision(DecisionKind::Variables, text, Some(entry.span)));
+            decisions.push(self.evaluator.trace.decision(DecisionKind::Variables, text, Some(entry.span)));
         }
         if entry.variables.is_empty() && instance.cell.is_empty() {
             return global;
         }
         let cell = instance.cell.iter().map(|(name, value)| Variable::public(name.clone(), value.clone()));
         let mut merged = layers::merge([global, entry.variables.clone(), cell.collect()]);
-        super::unset(&mut merged, self.judge.clauses.context());
+        super::unset(&mut merged, self.evaluator.clauses.context());
         merged
     }
 
@@ -119,7 +124,7 @@ impl Seeder<'_> {
         keys: &mut CacheKeys,
     ) -> Job {
         let scope = self.scope(entry, instance, &yaml);
-        let when = rules::when(entry, rule);
+        let when = rule_evaluator::when(entry, rule);
         let environment = entry.environment.as_ref().map(|environment| Environment {
             name: scope.expand(&environment.environment.name, Unknown::Empty),
             ..environment.environment.clone()
@@ -130,13 +135,13 @@ impl Seeder<'_> {
         Job {
             name: instance.name.clone(),
             group_name: entry.name.to_string(),
-            description: self.judge.story.description(&entry.name),
+            description: self.evaluator.trace.description(&entry.name),
             stage: entry.stage.name.clone(),
             stage_index: instance.stage,
             work: self.work(entry, keys),
             when,
             start_in: start_in.filter(|_| when == When::Delayed),
-            allow_failure: rules::allow_failure(entry, rule),
+            allow_failure: rule_evaluator::allow_failure(entry, rule),
             retry: entry.retry.clone(),
             timeout: entry.timeout,
             interruptible: rule.and_then(|rule| rule.interruptible).unwrap_or(entry.interruptible),
@@ -149,7 +154,7 @@ impl Seeder<'_> {
             resource_group: resource_group.filter(|group| !group.is_empty()),
             manual_confirmation: entry.manual_confirmation.clone(),
             inherits_variables: entry.inherit_variables != Filter::None,
-            defined_at: self.judge.story.place(entry.span),
+            defined_at: self.evaluator.trace.location(entry.span),
             decisions,
             variables: yaml,
         }
@@ -160,7 +165,7 @@ impl Seeder<'_> {
             WorkEntry::Bridge(bridge) => Work::Bridge(Box::new(bridge.bridge.clone())),
             WorkEntry::Script { work, caches } => {
                 let mut work = work.clone();
-                work.cache = keys.caches(caches, self.judge.clauses);
+                work.cache = keys.caches(caches, self.evaluator.clauses);
                 Work::Script(work)
             }
         }

@@ -4,19 +4,18 @@
 //! All that decides comes in with the context and the port to files; the same input gives the same pipeline.
 
 mod cache_keys;
-pub(crate) mod clauses;
+mod decision_trace;
 mod detail;
 mod job;
 mod needs;
 mod only;
-mod rules;
-pub(crate) mod scope;
-mod story;
+mod rule_evaluator;
 
 use muster_job::Variable;
 
-use crate::compile::{NotCreated, NotCreatedReason};
-use crate::config::reading::Problems;
+use crate::conditions::clauses::Clauses;
+use crate::conditions::scope::{Base, Scope};
+use crate::config::parsing::Problems;
 use crate::config::rules::{Rule, RuleWhen};
 use crate::config::{Config, FIRST_STAGE, LAST_STAGE};
 use crate::context::{Context, Origin, Sources};
@@ -25,13 +24,11 @@ use crate::expand::Unknown;
 use crate::graph::Graph;
 use crate::layers;
 use crate::load::Loaded;
-use crate::model::{Decision, DecisionKind, Pipeline};
+use crate::model::{Decision, DecisionKind, NotCreated, NotCreatedReason, Pipeline};
 use crate::seed::cache_keys::CacheKeys;
-use crate::seed::clauses::Clauses;
+use crate::seed::decision_trace::DecisionTrace;
 use crate::seed::job::{Seeded, Seeder};
-use crate::seed::rules::Judge;
-use crate::seed::scope::{Base, Scope};
-use crate::seed::story::Story;
+use crate::seed::rule_evaluator::RuleEvaluator;
 
 /// What becomes of a configuration for an event. Errors go to the collector; with any, the outcome means nothing.
 #[derive(Debug)]
@@ -53,17 +50,17 @@ pub(crate) fn seed(
 ) -> Outcome {
     let base = Base::new(context);
     let clauses = Clauses::new(context, sources, &Origin::Root);
-    let story = Story::new(loaded);
-    let judge = Judge { clauses: &clauses, story: &story };
+    let trace = DecisionTrace::new(loaded);
+    let evaluator = RuleEvaluator { clauses: &clauses, trace: &trace };
     warn_of_duplicates(config, problems);
 
     let mut globals: Vec<Variable> = config.variables.iter().map(|global| global.variable.clone()).collect();
     unset(&mut globals, context);
-    let matched = match workflow(config, &globals, &base, &judge, problems) {
+    let matched = match workflow(config, &globals, &base, &evaluator, problems) {
         Ok(matched) => matched,
         Err(decisions) => {
             let reason = NotCreatedReason::WorkflowRules;
-            let excluded = Seeder::none(&story, config, graph, &decisions);
+            let excluded = Seeder::none(&trace, config, graph, &decisions);
             return Outcome::NotCreated(NotCreated { reason, decisions, excluded });
         }
     };
@@ -71,11 +68,11 @@ pub(crate) fn seed(
     let mut variables = layers::merge([globals, rule_variables]);
     unset(&mut variables, context);
     let seeder =
-        Seeder { config, graph, base: &base, judge: &judge, variables: &variables, workflow: matched.decision };
+        Seeder { config, graph, base: &base, evaluator: &evaluator, variables: &variables, workflow: matched.decision };
     let mut keys = CacheKeys::default();
     let seeded: Vec<Seeded> =
         (0..graph.instances.len()).filter_map(|index| seeder.instance(index, &mut keys, problems)).collect();
-    let (jobs, excluded) = needs::resolve(config, graph, &story, seeded, problems);
+    let (jobs, excluded) = needs::resolve(config, graph, &trace, seeded, problems);
 
     if jobs.iter().all(|job| job.stage == FIRST_STAGE || job.stage == LAST_STAGE) {
         let decisions = left_overs(&jobs);
@@ -111,15 +108,15 @@ fn workflow<'a>(
     config: &'a Config,
     globals: &[Variable],
     base: &Base<'_>,
-    judge: &Judge<'_>,
+    evaluator: &RuleEvaluator<'_>,
     problems: &mut Problems,
 ) -> Result<Matched<'a>, Vec<Decision>> {
     let Some(rules) = &config.workflow.rules else { return Ok(Matched { rule: None, decision: None }) };
     let scope = Scope::new(base, globals, None);
     let mut decisions = Vec::new();
-    let index = judge.first_match("workflow:rules", rules, &scope, &mut decisions, problems);
+    let index = evaluator.first_match("workflow:rules", rules, &scope, &mut decisions, problems);
     let Some(rule) = index.and_then(|index| rules.get(index)) else {
-        decisions.push(judge.story.decision(DecisionKind::Workflow, "no rule of `workflow` matched", None));
+        decisions.push(evaluator.trace.decision(DecisionKind::Workflow, "no rule of `workflow` matched", None));
         return Err(decisions);
     };
     if rule.when == Some(RuleWhen::Never) {
@@ -137,7 +134,7 @@ fn left_overs(jobs: &[crate::model::Job]) -> Vec<Decision> {
             "`{}` in `{}` would run, but jobs of `.pre` and `.post` alone make no pipeline",
             job.name, job.stage
         ),
-        place: Some(job.defined_at.clone()),
+        location: Some(job.defined_at.clone()),
     };
     jobs.iter().map(decision).collect()
 }

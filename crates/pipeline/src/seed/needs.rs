@@ -4,23 +4,23 @@ use std::collections::HashMap;
 
 use crate::config::Config;
 use crate::config::needs::{NeedTarget, Needs};
-use crate::config::reading::Problems;
+use crate::config::parsing::Problems;
 use crate::diagnostic::Diagnostic;
 use crate::graph::{Graph, Instance, Link, cycle_message, find_circle};
 use crate::model::{Decision, DecisionKind, ExcludedJob, Job, Need};
+use crate::seed::decision_trace::DecisionTrace;
 use crate::seed::job::Seeded;
-use crate::seed::story::Story;
 
 /// Gives each job that is in its needs and dependencies; tells about needs on jobs that are not.
 pub(crate) fn resolve(
     config: &Config,
     graph: &Graph,
-    story: &Story<'_>,
+    trace: &DecisionTrace<'_>,
     seeded: Vec<Seeded>,
     problems: &mut Problems,
 ) -> (Vec<Job>, Vec<ExcludedJob>) {
     let present: Vec<bool> = seeded.iter().map(|seeded| matches!(seeded, Seeded::In { .. })).collect();
-    let resolver = Resolver { config, graph, story, present };
+    let resolver = Resolver { config, graph, trace, present };
     resolver.check_cycles(&seeded, problems);
     let mut jobs = Vec::with_capacity(seeded.len());
     let mut excluded = Vec::new();
@@ -40,7 +40,7 @@ pub(crate) fn resolve(
 struct Resolver<'a> {
     config: &'a Config,
     graph: &'a Graph,
-    story: &'a Story<'a>,
+    trace: &'a DecisionTrace<'a>,
     /// Which instances are in.
     present: Vec<bool>,
 }
@@ -83,7 +83,7 @@ impl Resolver<'_> {
                 needs.push(Need::Job { name, artifacts: link.artifacts, optional: link.optional });
             } else if link.optional || self.config.is_stub {
                 let text = format!("the need on `{name}` was dropped: that job is not in the pipeline");
-                decisions.push(self.story.decision(DecisionKind::Needs, text, Some(link.span)));
+                decisions.push(self.trace.decision(DecisionKind::Needs, text, Some(link.span)));
             } else {
                 problems.push(self.missing(instance, link));
             }

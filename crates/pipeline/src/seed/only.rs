@@ -1,17 +1,17 @@
 //! `only` and `except` (pipeline-yaml 1.6).
 
+use crate::conditions::clauses::Clauses;
+use crate::conditions::scope::Scope;
 use crate::config::only::RefPolicy;
-use crate::config::reading::Problems;
-use crate::seed::clauses::Clauses;
-use crate::seed::scope::Scope;
+use crate::config::parsing::Problems;
 
 /// Whether `only` lets a job in: all of its parts hold.
-pub(crate) fn lets_in(policy: &RefPolicy, clauses: &Clauses<'_>, scope: &Scope<'_>, problems: &mut Problems) -> bool {
+pub(crate) fn includes(policy: &RefPolicy, clauses: &Clauses<'_>, scope: &Scope<'_>, problems: &mut Problems) -> bool {
     parts(policy, clauses, scope, problems).into_iter().flatten().all(|holds| holds)
 }
 
 /// Whether `except` keeps a job out: any of its parts holds.
-pub(crate) fn keeps_out(policy: &RefPolicy, clauses: &Clauses<'_>, scope: &Scope<'_>, problems: &mut Problems) -> bool {
+pub(crate) fn excludes(policy: &RefPolicy, clauses: &Clauses<'_>, scope: &Scope<'_>, problems: &mut Problems) -> bool {
     parts(policy, clauses, scope, problems).into_iter().flatten().any(|holds| holds)
 }
 

@@ -244,7 +244,7 @@ impl<'a> Builder<'a> {
                 None => tag.original(),
             };
             let problem = Diagnostic::error(span, format!("the tag `{written}` cannot be used here"));
-            self.problems.push(match crate::nearest::nearest(tag.suffix(), ["reference"]) {
+            self.problems.push(match crate::suggest::closest(tag.suffix(), ["reference"]) {
                 Some(_) => problem.help("did you mean `!reference`?"),
                 None => problem.help("`!reference [job, keyword]` is the only tag of a configuration"),
             });

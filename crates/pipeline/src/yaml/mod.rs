@@ -23,7 +23,6 @@ use crate::limits::Limits;
 use crate::node::{Node, SourceId};
 
 pub(crate) use decorator::descriptions;
-pub(crate) use position::{span_at, span_inside};
 pub use source::decode;
 
 /// One YAML document: what stands between two `---`.
@@ -44,7 +43,7 @@ pub struct Parsed {
     pub nodes: usize,
 }
 
-/// Parses all documents of `text`, which has become `source` of a [`crate::diagnostic::SourceMap`].
+/// Parses all documents of `text`, which has become `source` of a [`crate::source_map::SourceMap`].
 ///
 /// # Errors
 /// Everything that is wrong, as far as it can be seen: a defect of the grammar ends the reading, while unknown tags,

@@ -3,6 +3,7 @@
 use granit_parser::Marker;
 
 use crate::node::{SourceId, Span};
+use crate::source_map::{saturated, span_at};
 
 /// One text, whose markers become spans.
 pub(super) struct Positions {
@@ -42,35 +43,4 @@ impl Positions {
     fn offset(&self, marker: &Marker) -> u32 {
         marker.byte_offset().map_or(self.length, |offset| saturated(offset).min(self.length))
     }
-}
-
-/// The span of `length` bytes at a byte offset of `text`. Walks the text.
-pub(crate) fn span_at(source: SourceId, text: &str, offset: usize, length: usize) -> Span {
-    let before = text.get(..offset).unwrap_or(text);
-    let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-    Span {
-        source,
-        line: saturated(before.matches('\n').count()).saturating_add(1),
-        column: saturated(before.get(line_start..).map_or(0, |line| line.chars().count())).saturating_add(1),
-        start: saturated(offset),
-        end: saturated(offset.saturating_add(length).min(text.len())),
-    }
-}
-
-/// The span of `length` bytes at a byte offset of `written`, which is the text of `outer`. Walks that text only.
-pub(crate) fn span_inside(outer: Span, written: &str, offset: usize, length: usize) -> Span {
-    let inner = span_at(outer.source, written, offset, length);
-    let column = if inner.line == 1 { outer.column.saturating_add(inner.column - 1) } else { inner.column };
-    Span {
-        source: outer.source,
-        line: outer.line.saturating_add(inner.line - 1),
-        column,
-        start: outer.start.saturating_add(inner.start),
-        end: outer.start.saturating_add(inner.end),
-    }
-}
-
-/// A count as the spans store it; files are far smaller than 4 GiB.
-fn saturated(count: usize) -> u32 {
-    u32::try_from(count).unwrap_or(u32::MAX)
 }

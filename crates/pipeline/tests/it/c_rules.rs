@@ -21,7 +21,7 @@ fn c134_a_manual_job_by_rule_blocks() {
     let texts: Vec<&str> = a.decisions.iter().map(|decision| decision.text.as_str()).collect();
     assert_eq!(texts, ["rules[0] did not match: if $NOPE", "rules[1] matched: if $CI_COMMIT_BRANCH"]);
     assert_eq!(
-        a.decisions[1].place.as_ref().map(|place| (place.file.as_str(), place.line)),
+        a.decisions[1].location.as_ref().map(|place| (place.file.as_str(), place.line)),
         Some((".gitlab-ci.yml", 1))
     );
 }

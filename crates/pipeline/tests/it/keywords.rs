@@ -293,7 +293,9 @@ fn the_story_of_a_job() {
     let told: Vec<(DecisionKind, &str, u32)> = test
         .decisions
         .iter()
-        .map(|decision| (decision.kind, decision.text.as_str(), decision.place.as_ref().map_or(0, |place| place.line)))
+        .map(|decision| {
+            (decision.kind, decision.text.as_str(), decision.location.as_ref().map_or(0, |place| place.line))
+        })
         .collect();
     assert_eq!(
         told,

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::diagnostic::SourceMap;
 use crate::node::Span;
-use crate::yaml::span_inside;
+use crate::source_map::SourceMap;
+use crate::source_map::span_inside;
 
 /// Which bytes of a scalar's text are meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct SubSpan {
     /// The text, after quotes and escapes.
     pub(crate) text: Arc<str>,
     /// The first byte that is meant.
@@ -17,7 +17,7 @@ pub(crate) struct Part {
     pub(crate) length: usize,
 }
 
-impl Part {
+impl SubSpan {
     /// The place of the part, where `whole` is that of the scalar. `None` where the file does not have the text as it
     /// is: in a block or over several lines, with other escapes than those of quotes, after interpolation.
     pub(crate) fn find(&self, whole: Span, sources: &SourceMap) -> Option<Span> {

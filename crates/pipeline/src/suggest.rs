@@ -12,7 +12,7 @@ const LARGEST_COST: usize = 2_000_000;
 ///
 /// Letter case is ignored, and swapped neighbours count as one slip. Of equally close candidates the first wins.
 #[must_use]
-pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn closest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if name.len() > LONGEST_COMPARED {
         return None;
     }
@@ -42,7 +42,7 @@ pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) ->
 /// The sentence ``did you mean `x`?``, where there is a near candidate.
 #[must_use]
 pub fn did_you_mean<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<String> {
-    nearest(name, candidates).map(|candidate| format!("did you mean `{candidate}`?"))
+    closest(name, candidates).map(|candidate| format!("did you mean `{candidate}`?"))
 }
 
 /// So many names are listed, and so many characters of each.
@@ -85,7 +85,7 @@ mod tests {
             ("", None),
             ("a", None),
         ] {
-            assert_eq!(nearest(written, KEYWORDS.iter().copied()), meant, "{written}");
+            assert_eq!(closest(written, KEYWORDS.iter().copied()), meant, "{written}");
         }
     }
 
@@ -95,8 +95,8 @@ mod tests {
         let others = std::iter::repeat_n(&*long, LARGEST_COST / long.len() / long.len());
         let name = format!("{}y", &long[1..]);
         let exact = std::iter::once(&*name);
-        assert_eq!(nearest(&name, exact.clone().chain(others.clone())), Some(&*name));
-        assert_eq!(nearest(&name, others.chain(exact)), Some(&*long), "it stood too late");
+        assert_eq!(closest(&name, exact.clone().chain(others.clone())), Some(&*name));
+        assert_eq!(closest(&name, others.chain(exact)), Some(&*long), "it stood too late");
     }
 
     #[test]

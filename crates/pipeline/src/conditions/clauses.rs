@@ -7,7 +7,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::config::reading::Problems;
+use crate::conditions::scope::Scope;
+use crate::config::parsing::Problems;
 use crate::config::rules::{Changes, Condition, Exists, PathTest, Rule};
 use crate::context::{self, Context, Origin, Sources};
 use crate::diagnostic::Diagnostic;
@@ -15,7 +16,6 @@ use crate::expand::Unknown;
 use crate::expression::Value;
 use crate::glob::Glob;
 use crate::node::Span;
-use crate::seed::scope::Scope;
 
 /// Most comparisons of a path with a pattern; where a clause would need more, it is taken as true.
 const MAX_COMPARISONS: usize = 50_000;
@@ -68,7 +68,7 @@ impl<'a> Clauses<'a> {
             Ok(holds) => holds,
             Err(error) => {
                 let message = format!("`{}` is taken as false: {error}", condition.text);
-                problems.push(Diagnostic::warning(condition.span, message).inside(&condition.text, &error));
+                problems.push(Diagnostic::warning(condition.span, message).inside(&condition.text, error.range()));
                 false
             }
         }

@@ -1,32 +1,32 @@
 //! Which rule decides, and what it decides (pipeline-yaml 1.5, 1.6, 2.1 steps 10 and 11).
 
+use crate::conditions::clauses::Clauses;
+use crate::conditions::scope::Scope;
 use crate::config::job::JobEntry;
 use crate::config::only::{self, RefPolicy};
-use crate::config::reading::Problems;
+use crate::config::parsing::Problems;
 use crate::config::rules::{Rule, RuleWhen};
 use crate::model::{AllowFailure, Decision, DecisionKind, When};
-use crate::seed::clauses::Clauses;
+use crate::seed::decision_trace::{DecisionTrace, clauses as clauses_text};
 use crate::seed::detail::detail;
 use crate::seed::only as policy;
-use crate::seed::scope::Scope;
-use crate::seed::story::{Story, clauses as clauses_text};
 
 /// What rules say of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum RuleOutcome {
     /// It is in; by the rule of this index where a rule decided.
     In(Option<usize>),
     /// It is out.
     Out,
 }
 
-/// Evaluates rules for one event and keeps the story of it.
-pub(crate) struct Judge<'a> {
+/// Evaluates rules for one event and keeps the trace of it.
+pub(crate) struct RuleEvaluator<'a> {
     pub(crate) clauses: &'a Clauses<'a>,
-    pub(crate) story: &'a Story<'a>,
+    pub(crate) trace: &'a DecisionTrace<'a>,
 }
 
-impl Judge<'_> {
+impl RuleEvaluator<'_> {
     /// The first rule whose clauses hold, with the decisions that led there. `of` is the path for people:
     /// `workflow:rules` or `rules`.
     pub(crate) fn first_match(
@@ -53,7 +53,7 @@ impl Judge<'_> {
             if holds && rule.when == Some(RuleWhen::Never) {
                 text.push_str("; when: never");
             }
-            decisions.push(self.story.decision(kind, text, rule.span));
+            decisions.push(self.trace.decision(kind, text, rule.span));
             if holds {
                 return Some(index);
             }
@@ -69,41 +69,41 @@ impl Judge<'_> {
         scope: &Scope<'_>,
         decisions: &mut Vec<Decision>,
         problems: &mut Problems,
-    ) -> Verdict {
+    ) -> RuleOutcome {
         if let Some(rules) = &job.rules {
             let Some(index) = self.first_match("rules", rules, scope, decisions, problems) else {
-                decisions.push(self.story.decision(DecisionKind::RulePassed, "no rule matched", Some(job.span)));
-                return Verdict::Out;
+                decisions.push(self.trace.decision(DecisionKind::RulePassed, "no rule matched", Some(job.span)));
+                return RuleOutcome::Out;
             };
             let never = rules.get(index).is_some_and(|rule| rule.when == Some(RuleWhen::Never));
-            return if never { Verdict::Out } else { Verdict::In(Some(index)) };
+            return if never { RuleOutcome::Out } else { RuleOutcome::In(Some(index)) };
         }
         let implicit = (!has_workflow_rules && job.only.is_none()).then(only::default_only);
         if let Some(only) = job.only.as_ref().or(implicit.as_ref())
-            && !policy::lets_in(only, self.clauses, scope, problems)
+            && !policy::includes(only, self.clauses, scope, problems)
         {
             let text = if job.only.is_some() {
                 "`only` does not let it in"
             } else {
                 "a job without rules runs in branch and tag pipelines only"
             };
-            decisions.push(self.story.decision(DecisionKind::Only, text, only.span.or(Some(job.span))));
-            return Verdict::Out;
+            decisions.push(self.trace.decision(DecisionKind::Only, text, only.span.or(Some(job.span))));
+            return RuleOutcome::Out;
         }
         if let Some(except) = &job.except
-            && policy::keeps_out(except, self.clauses, scope, problems)
+            && policy::excludes(except, self.clauses, scope, problems)
         {
-            decisions.push(self.story.decision(DecisionKind::Except, "`except` keeps it out", except.span));
-            return Verdict::Out;
+            decisions.push(self.trace.decision(DecisionKind::Except, "`except` keeps it out", except.span));
+            return RuleOutcome::Out;
         }
         self.note("`only` lets it in", DecisionKind::Only, job.only.as_ref(), decisions);
         self.note("`except` does not keep it out", DecisionKind::Except, job.except.as_ref(), decisions);
-        Verdict::In(None)
+        RuleOutcome::In(None)
     }
 
     fn note(&self, text: &str, kind: DecisionKind, policy: Option<&RefPolicy>, decisions: &mut Vec<Decision>) {
         if let Some(policy) = policy {
-            decisions.push(self.story.decision(kind, text, policy.span));
+            decisions.push(self.trace.decision(kind, text, policy.span));
         }
     }
 }

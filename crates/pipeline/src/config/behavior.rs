@@ -5,7 +5,7 @@ use std::time::Duration;
 use muster_job::FailureReason;
 
 use crate::config::keywords;
-use crate::config::reading::{Fields, Path, Problems, choice, duration, integer, text, text_list};
+use crate::config::parsing::{Fields, Path, Problems, choice, duration, integer, text, text_list};
 use crate::model::{AllowFailure, Retry, When};
 use crate::node::{Node, Value};
 
@@ -78,7 +78,7 @@ pub(crate) fn allow_failure(node: &Node, at: Path<'_>, problems: &mut Problems) 
         Value::Bool(true) => Some(AllowFailure::Yes),
         Value::Bool(false) => Some(AllowFailure::No),
         Value::Map(_) => {
-            let fields = Fields::open(node, at, &["exit_codes"], problems)?;
+            let fields = Fields::parse(node, at, &["exit_codes"], problems)?;
             let Some(codes) = fields.get("exit_codes") else {
                 problems.wrong(node.span, at, "config should have the key `exit_codes`");
                 return None;
@@ -120,7 +120,7 @@ pub(crate) fn retry(node: &Node, at: Path<'_>, problems: &mut Problems) -> Optio
     if node.as_map().is_none() {
         return Some(Retry { max: max(node, at, problems)?, always: true, ..Retry::default() });
     }
-    let fields = Fields::open(node, at, &["max", "when", "exit_codes"], problems)?;
+    let fields = Fields::parse(node, at, &["max", "when", "exit_codes"], problems)?;
     let max = fields.get("max").map_or(Some(0), |node| max(node, at.key("max"), problems));
     let words = fields.get("when").map(|node| retry_words(node, at.key("when"), problems)).unwrap_or_default();
     let codes = fields.get("exit_codes");

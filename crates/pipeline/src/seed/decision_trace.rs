@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use crate::config::job::JobEntry;
 use crate::config::parallel::Cell;
 use crate::config::rules::Rule;
-use crate::diagnostic::{SourceMap, shortened};
+use crate::diagnostic::shortened;
 use crate::load::{IncludeOutcome, Loaded};
-use crate::model::{Decision, DecisionKind, Place};
+use crate::model::{Decision, DecisionKind, SourceLocation};
 use crate::node::{SourceId, Span};
+use crate::source_map::SourceMap;
 
 /// The longest text of a condition that a decision shows, in characters: every job keeps it for each of its rules.
 pub(crate) const LONGEST_CONDITION: usize = 1000;
@@ -17,13 +18,13 @@ pub(crate) const NO_CLAUSE: &str = "no clause";
 
 /// Turns spans into places and the history of a job into decisions.
 #[derive(Debug)]
-pub(crate) struct Story<'a> {
+pub(crate) struct DecisionTrace<'a> {
     loaded: &'a Loaded,
     /// Where each included text was asked for, and by what.
     includes: HashMap<SourceId, (&'a str, Span)>,
 }
 
-impl<'a> Story<'a> {
+impl<'a> DecisionTrace<'a> {
     /// For a configuration.
     pub(crate) fn new(loaded: &'a Loaded) -> Self {
         let includes = loaded.includes.iter().filter_map(|record| match record.outcome {
@@ -34,8 +35,8 @@ impl<'a> Story<'a> {
     }
 
     /// The place of a span.
-    pub(crate) fn place(&self, span: Span) -> Place {
-        place(&self.loaded.sources, span)
+    pub(crate) fn location(&self, span: Span) -> SourceLocation {
+        location(&self.loaded.sources, span)
     }
 
     /// The `# @Description` of a job.
@@ -45,7 +46,7 @@ impl<'a> Story<'a> {
 
     /// One decision.
     pub(crate) fn decision(&self, kind: DecisionKind, text: impl Into<String>, span: Option<Span>) -> Decision {
-        Decision { kind, text: text.into(), place: span.map(|span| self.place(span)) }
+        Decision { kind, text: text.into(), location: span.map(|span| self.location(span)) }
     }
 
     /// Where the job comes from and what it took from elsewhere, before any rule.
@@ -77,9 +78,9 @@ impl<'a> Story<'a> {
     }
 }
 
-fn place(sources: &SourceMap, span: Span) -> Place {
+fn location(sources: &SourceMap, span: Span) -> SourceLocation {
     let file = sources.get(span.source).map(|source| source.name.to_string()).unwrap_or_default();
-    Place { file, line: span.line, column: span.column }
+    SourceLocation { file, line: span.line, column: span.column }
 }
 
 /// The clauses of a rule, for people.

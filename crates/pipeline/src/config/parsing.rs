@@ -8,9 +8,9 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::diagnostic::{Diagnostic, Severity};
-use crate::nearest::nearest;
 use crate::node::{Map, Node, Span, Value};
 use crate::patterns::Patterns;
+use crate::suggest::closest;
 
 /// How deep lists inside `script`, `rules`, `stages` and `tags` may be nested (pipeline-yaml 1.0).
 pub(crate) const MAX_LIST_NESTING: usize = 10;
@@ -147,12 +147,12 @@ pub(crate) struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     /// Opens a map; tells about each unknown key, with the nearest known one.
-    pub(crate) fn open(node: &'a Node, at: Path<'a>, allowed: &[&str], problems: &mut Problems) -> Option<Self> {
-        Self::open_with(node, at, allowed, problems, |_| None)
+    pub(crate) fn parse(node: &'a Node, at: Path<'a>, allowed: &[&str], problems: &mut Problems) -> Option<Self> {
+        Self::parse_with(node, at, allowed, problems, |_| None)
     }
 
-    /// As [`Fields::open`]; `help` may know better what to do about an unknown key than to take the nearest one.
-    pub(crate) fn open_with(
+    /// As [`Fields::parse`]; `help` may know better what to do about an unknown key than to take the nearest one.
+    pub(crate) fn parse_with(
         node: &'a Node,
         at: Path<'a>,
         allowed: &[&str],
@@ -245,7 +245,7 @@ pub(crate) fn unknown_key(key: &str, span: Span, at: Path<'_>, allowed: &[&str],
 
 /// The known word that is nearest to a mistyped one.
 pub(crate) fn suggest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
-    nearest(word, known.iter().copied())
+    closest(word, known.iter().copied())
 }
 
 /// A text.

@@ -3,7 +3,7 @@
 //! Nodes are shared: by aliases, `extends`, `!reference`, `default` and `parallel`. Jobs own their texts. A small file can
 //! therefore stand for more than fits into memory, and has to be weighed before its jobs are made.
 
-use crate::config::reading::Problems;
+use crate::config::parsing::Problems;
 use crate::diagnostic::Diagnostic;
 use crate::limits::JOBS_BYTES;
 use crate::node::{Node, Span, Value};
@@ -24,11 +24,11 @@ pub(crate) fn bytes(node: &Node) -> usize {
 
 /// What all jobs weigh so far.
 #[derive(Debug, Default)]
-pub(crate) struct Scales {
+pub(crate) struct SizeBudget {
     bytes: usize,
 }
 
-impl Scales {
+impl SizeBudget {
     /// Adds a weight that is written at `span`. Answers whether all is within the limit; tells where it is passed.
     pub(crate) fn add(&mut self, bytes: usize, span: Span, problems: &mut Problems) -> bool {
         let was_within = self.bytes <= JOBS_BYTES;
