@@ -156,7 +156,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// Returns a step that runs once, after success, without a limit of its own.
+    /// Returns a step that runs once, if all steps before it succeeded, with no time limit.
     #[must_use]
     pub fn new(name: &str, title: &str, call: Call) -> Self {
         Self { name: name.to_owned(), policy: Policy { title: title.to_owned(), ..Policy::default() }, call }

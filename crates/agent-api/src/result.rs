@@ -21,7 +21,7 @@ pub struct JobResult {
     pub log_crc32: u32,
     /// Every step, in the order in which they started.
     pub tree: StepNode,
-    /// What it used; none: nothing of it ran.
+    /// What the job used; `None` if no process of it ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<Used>,
 }

@@ -1,4 +1,4 @@
-//! `builtin://agent/process`: a place that is a second agent on this host, with a working directory and an environment of its own.
+//! `builtin://agent/process`: its steps run at a second agent on this host, with its own working directory and environment.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,8 +19,9 @@ use tokio::task::JoinHandle;
 
 use crate::context::Context;
 
-/// Limit for the start of an agent, and the pause between two looks: it tells nobody when it serves.
+/// How long the second agent may take until it answers at its socket.
 const START_LIMIT: Duration = Duration::from_secs(30);
+/// Pause between two attempts to connect: an agent does not announce that it is ready.
 const START_LOOK: Duration = Duration::from_millis(20);
 
 /// From TERM to KILL. Its job is closed by then, or has been told to stop.

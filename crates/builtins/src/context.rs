@@ -32,7 +32,7 @@ use crate::variables::Variables;
 /// From TERM to KILL, where the plan does not say.
 const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 
-/// ID of the part of a job that runs at an agent in a place of its own, which has no other.
+/// ID of the job at a second agent, which runs only the delegated part of one job.
 const DELEGATED: &str = "delegated";
 
 /// Told before the job's first own command, which waits for the answer; an error keeps it from starting. May be dropped

@@ -34,7 +34,7 @@ pub struct JobEnd {
     pub message: String,
     /// Every step.
     pub tree: StepNode,
-    /// What it used; none: nothing of it ran.
+    /// What the job used; `None` if no process of it ran.
     pub used: Option<Used>,
 }
 

@@ -257,7 +257,7 @@ mod tests {
         Sticky::open(limits).await.unwrap().close();
     }
 
-    /// Fifty attempts at the lock take no time: the clock is the test's.
+    /// The clock is paused, so fifty attempts at the lock take no time.
     #[tokio::test(start_paused = true)]
     async fn a_job_that_holds_the_lock_of_its_context_for_ever_fails_alone() {
         let root = tempfile::tempdir().unwrap();

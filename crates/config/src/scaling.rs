@@ -95,7 +95,10 @@ fn groups(read: &mut Reader<'_>) -> Vec<GroupConfig> {
     let listed = read.each("groups", |read| {
         let name = read.table.str("name").unwrap_or_default().to_owned();
         if name.is_empty() {
-            read.problem("name", "each group needs a name of its own: it stands in the books");
+            read.problem(
+                "name",
+                "each group needs a `name` that no other group has: its instances are stored under it",
+            );
         } else if names.contains(&name) {
             read.problem("name", format!("`{name}` is the name of another group"));
         }

@@ -209,7 +209,11 @@ pub(crate) async fn run(
                 victim = Some(whom);
             }
             let ends = futures::future::join_all(jobs.iter().map(|(id, _)| bench.coordinator.wait_for_end(*id)));
-            tokio::time::timeout(RUN_LIMIT, ends).await.unwrap_or_else(|_| panic!("a job is lost:\n{}", bench.log()))
+            tokio::time::timeout(RUN_LIMIT, ends).await.unwrap_or_else(|_| {
+                let has_ended = |id| bench.coordinator.job(id).is_some_and(|job| job.status.is_complete());
+                let lost: Vec<_> = jobs.iter().map(|(id, _)| *id).filter(|id| !has_ended(*id)).collect();
+                panic!("jobs {lost:?} are lost:\n{}", bench.log())
+            })
         }
     };
     check(bench, &jobs, ended, victim, tally);

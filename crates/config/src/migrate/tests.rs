@@ -28,7 +28,7 @@ fn check_each(text: &str, parts: &[&str]) {
     }
 }
 
-/// Without what stands at its default, which is not written.
+/// Removes the values that equal their default: they are not written.
 fn said(value: &mut serde_json::Value) {
     use serde_json::Value;
     match value {

@@ -28,6 +28,14 @@ pub(super) struct Front {
     looking: usize,
 }
 
+impl Front {
+    /// Counts a request as passed on, unless requests are not passed on now.
+    fn pass_on(&mut self) -> bool {
+        self.looking += usize::from(!self.closed);
+        !self.closed
+    }
+}
+
 impl State {
     fn nothing(&self) -> Assignment {
         Assignment { job: None, last_update: self.front.version.to_string() }
@@ -57,6 +65,9 @@ impl MemoryCoordinator {
     }
 
     /// Whether the front end passes requests on. Those that were passed on already are looked at.
+    ///
+    /// A request that finds it closed gets no job, also when it opens: whether its caller still lives is known here only a
+    /// while after the caller has died, and a test that kills callers while it is closed wants no job assigned to them.
     pub fn pass_requests_on(&self, passes: bool) {
         self.change(|state| state.front.closed = !passes);
     }
@@ -115,9 +126,10 @@ impl MemoryCoordinator {
             let _ = tokio::time::timeout(self.long_poll, changed).await;
             return Ok(Assignment { job: None, last_update: String::new() });
         }
-        // The caller may go away until then.
-        self.until(|state| !state.front.closed).await;
-        self.change(|state| state.front.looking += 1);
+        if !self.change(|state| state.front.pass_on()) {
+            self.until(|state| !state.front.closed).await;
+            return Ok(self.state.lock().nothing());
+        }
         let (state, changed) = (std::sync::Arc::clone(&self.state), self.changed.clone());
         // Not a part of this call: nothing that becomes of the connection ends it.
         let look = tokio::spawn(async move {
@@ -136,5 +148,25 @@ impl MemoryCoordinator {
             assignment
         });
         look.await.map_err(|error| ServiceError::Internal(error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_found_the_front_end_closed_gets_no_job_when_it_opens() {
+        let coordinator = MemoryCoordinator::new(Duration::from_secs(50)).as_gitlab(Duration::ZERO);
+        let looks = coordinator.gitlab.unwrap();
+        coordinator.push(serde_json::from_value(serde_json::json!({ "id": 1, "token": "secret" })).unwrap());
+        coordinator.pass_requests_on(false);
+        let (held, ()) = tokio::join!(coordinator.request_of_gitlab("", looks), async {
+            tokio::task::yield_now().await;
+            coordinator.pass_requests_on(true);
+        });
+        assert!(held.unwrap().job.is_none());
+        let next = coordinator.request_of_gitlab("", looks).await.unwrap();
+        assert_eq!(next.job.unwrap().id.0, 1);
     }
 }
