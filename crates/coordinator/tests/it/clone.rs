@@ -6,8 +6,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_coordinator::source::{GitServer, git_routes};
 use muster_runner_api::payload::JobPayload;
+use muster_source::{GitServer, git_routes};
 use reqwest::StatusCode;
 
 use crate::support::{House, job};

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_coordinator::source::{IncludeConfig, Pins, RemotePolicy};
+use muster_coordinator::includes::{IncludeConfig, Pins, RemotePolicy};
 use muster_job::{Secret, Variable};
 use muster_pipeline::context::ScopedVariable;
 use serde::Deserialize;

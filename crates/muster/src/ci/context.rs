@@ -1,7 +1,7 @@
 //! From git facts and the event's flags to the context that a pipeline is compiled for.
 
-use muster_coordinator::source::{Parting, Snapshot};
 use muster_pipeline::context::{Changes, Context, PipelineSource, RefKind};
+use muster_source::{Parting, Snapshot};
 
 use super::args::{Event, PipelineArgs};
 use super::config::{Config, matches};
@@ -164,9 +164,12 @@ fn event_facts(
         Some(_) => ZEROS.to_owned(),
     };
     let changes = match &args.changed_since {
-        Some(base) => Some(snapshot.changed_since(base).ok_or_else(|| {
-            usage(&format!("`--changed-since {base}`: the repository has no branch, tag or commit of this name"))
-        })?),
+        Some(base) => {
+            let found = snapshot.changed_since(base).ok_or_else(|| {
+                usage(&format!("`--changed-since {base}`: the repository has no branch, tag or commit of this name"))
+            })?;
+            Some(Changes { paths: found.paths, since: found.since.to_string() })
+        }
         None => compared.and_then(|(base, since)| {
             let paths = snapshot.changed_between(&base, &snapshot.sha)?;
             Some(Changes { paths, since })

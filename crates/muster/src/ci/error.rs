@@ -4,8 +4,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use muster_coordinator::source::SnapshotError;
 use muster_coordinator::{CoordinatorError, OpenError};
+use muster_source::SnapshotError;
 
 /// The documented exit statuses of `muster ci`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

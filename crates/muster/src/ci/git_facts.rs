@@ -1,8 +1,8 @@
 //! What the repository says about its project: names from the remote, default branch, the user.
 
-use muster_coordinator::source::Snapshot;
 use muster_job::Secret;
 use muster_pipeline::slug::slug;
+use muster_source::Snapshot;
 
 /// Facts that the predefined variables are made of.
 #[derive(Debug, Clone, Default)]

@@ -46,7 +46,7 @@ pub(crate) use run::{Interrupts, adopt_orphans, end_descendants};
 
 /// What is logged beside what the commands themselves say: what a user may have to act on. The coordinator and its routes are
 /// quiet: a call that is held when the run ends is no news, and what cannot be stored is told as an event.
-const LOG: &str = "error,muster_runner_api=off,muster_coordinator=off,muster_coordinator::source=warn,muster::ci=warn";
+const LOG: &str = "error,muster_runner_api=off,muster_coordinator=off,muster_coordinator::includes=warn,muster_source=warn,muster::ci=warn";
 
 /// Runs the subcommand.
 pub(crate) fn run(args: Args) -> ExitCode {

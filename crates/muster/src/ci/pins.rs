@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use muster_coordinator::source::{Pin, Pins};
+use muster_coordinator::includes::{Pin, Pins};
 use serde::{Deserialize, Serialize};
 
 use super::error::CiError;

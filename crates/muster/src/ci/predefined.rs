@@ -1,9 +1,9 @@
 //! The predefined variables that exist before jobs do (pipeline-yaml 4.5, phases P and L). What does not apply to the event
 //! is absent, not empty: rules ask `if: $CI_COMMIT_TAG`.
 
-use muster_coordinator::source::Snapshot;
 use muster_job::Variable;
 use muster_pipeline::slug::slug;
+use muster_source::Snapshot;
 
 use super::context::{EventFacts, Facts};
 use super::git_facts::ProjectIdentity;

@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use muster_coordinator::SharedSources;
-use muster_coordinator::source::{Pin, Snapshot, SnapshotSources};
+use muster_coordinator::includes::{Pin, SnapshotSources};
 use muster_pipeline::Compiled;
 use muster_pipeline::context::Context;
 use muster_pipeline::diagnostic::Severity;
+use muster_source::Snapshot;
 
 use super::args::{LookArgs, PipelineArgs};
 use super::config::Config;

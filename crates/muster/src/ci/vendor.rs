@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use muster_coordinator::source::{Pin, SnapshotSources, VendorOptions};
+use muster_coordinator::includes::{Pin, SnapshotSources, VendorOptions};
 use muster_pipeline::context::{ChildSource, Context};
 use muster_pipeline::load::{self, IncludeOutcome, Loaded};
 use muster_pipeline::render::render;

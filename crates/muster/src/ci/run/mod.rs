@@ -28,10 +28,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use muster_coordinator::source::Snapshot;
 use muster_coordinator::{Coordinator, Options};
 use muster_job::{JobId, PipelineId};
 use muster_pipeline::model::{Need, Pipeline};
+use muster_source::Snapshot;
 use tokio::sync::mpsc;
 
 use super::args::{Executor, RunArgs};

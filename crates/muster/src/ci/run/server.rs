@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
-use muster_coordinator::source::{GitServer, git_routes};
 use muster_runner_api::service::RunnerService;
+use muster_source::{GitServer, git_routes};
 use tokio::net::TcpListener;
 
 use super::super::error::CiError;

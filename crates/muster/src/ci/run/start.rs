@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use muster_coordinator::source::GitServer;
 use muster_coordinator::{Coordinator, GitFacts, NewPipeline, NewRunner, ProjectFacts};
 use muster_job::{PipelineId, ProjectId};
 use muster_pipeline::context::{Context, PipelineSource, RefKind};
 use muster_pipeline::layers;
 use muster_pipeline::model::{Pipeline, Work};
+use muster_source::GitServer;
 use tokio::task::JoinHandle;
 
 use super::super::args::{OutputMode, RunArgs};

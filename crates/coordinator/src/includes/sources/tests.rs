@@ -1,10 +1,12 @@
-//! Includes from real repositories, and the routes that a runner clones through.
+//! Includes from real repositories.
 
 use std::path::PathBuf;
 use std::process::Command;
 
+use muster_source::line;
+
 use super::*;
-use crate::source::{GitServer, RemotePolicy, TokenCheck, git_routes};
+use crate::includes::RemotePolicy;
 
 struct Fixture {
     home: tempfile::TempDir,
@@ -199,44 +201,4 @@ fn remote_files_are_fetched_bounded_and_kept() {
     drop(served);
     assert_eq!(text(read("ok.yml").unwrap()), "remote");
     assert!(read("never.yml").is_err());
-}
-
-#[test]
-fn a_stock_git_clones_over_http_with_the_jobs_token_only() {
-    let (fixture, runtime) = (Fixture::new(), runtime());
-    std::fs::write(fixture.path("app").join("ci/a.yml"), "dirty").unwrap();
-    let snapshot = Snapshot::take(&fixture.path("app"), &fixture.path("store")).unwrap();
-    snapshot.pin(7000, Some("refs/heads/main")).unwrap();
-    let url = serve(
-        &runtime,
-        git_routes(GitServer {
-            repository: snapshot.repository.clone(),
-            project_path: "group/app".to_owned(),
-            check_token: Arc::new(|token| {
-                let check = if token == "right" { TokenCheck::Current } else { TokenCheck::Unknown };
-                Box::pin(async move { check })
-            }),
-        }),
-    );
-    let fetch = |token: &str, path: &str, protocol: &str, target: &str| {
-        std::fs::create_dir(fixture.path(target)).unwrap();
-        fixture.git(target, &["init", "-q"]);
-        let remote = format!("{}/{path}", url.replace("://", &format!("://gitlab-ci-token:{token}@")));
-        let refspec = "+refs/pipelines/7000:refs/pipelines/7000";
-        let protocol = format!("protocol.version={protocol}");
-        let output = Command::new("git")
-            .current_dir(fixture.path(target))
-            .env("GIT_TERMINAL_PROMPT", "0")
-            .args(["-c", &protocol, "fetch", "-q", "--depth=1", &remote, refspec])
-            .output()
-            .unwrap();
-        output.status.success()
-    };
-    for (target, protocol) in [("v0", "0"), ("v2", "2")] {
-        assert!(fetch("right", "group/app.git", protocol, target));
-        fixture.git(target, &["checkout", "-q", &snapshot.sha]);
-        assert_eq!(std::fs::read_to_string(fixture.path(target).join("ci/a.yml")).unwrap(), "dirty");
-    }
-    assert!(!fetch("wrong", "group/app.git", "2", "wrong-token"));
-    assert!(!fetch("right", "group/other.git", "2", "wrong-project"));
 }

@@ -1,4 +1,4 @@
-//! What can go wrong between a folder and its snapshot, said so that a person can mend it.
+//! Errors of taking a snapshot of a directory.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ pub enum SnapshotError {
     NoDirectory {
         /// The folder.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         #[source]
         source: std::io::Error,
     },
@@ -59,7 +59,7 @@ pub enum SnapshotError {
     /// Files of the working tree could not be read.
     #[error(
         "cannot read every file of the working tree, so the jobs would not see what you see; \
-         mend the permissions, or ignore the files in `.gitignore`:\n{details}"
+         fix the permissions, or ignore the files in `.gitignore`:\n{details}"
     )]
     Unreadable {
         /// What git says of them.
@@ -79,7 +79,7 @@ pub enum SnapshotError {
     Git {
         /// The command.
         command: String,
-        /// Where.
+        /// Directory in which git ran.
         path: PathBuf,
         /// What git says.
         details: String,

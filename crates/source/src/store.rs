@@ -4,8 +4,8 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use super::SnapshotError;
-use super::snapshot::Located;
+use crate::SnapshotError;
+use crate::locate::Located;
 
 /// Makes the store a bare repository that borrows the user's objects. Safe to repeat.
 pub(super) fn prepare_store(store: &Path, place: &Located) -> Result<(), SnapshotError> {

@@ -5,41 +5,41 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use muster_job::Secret;
-
-use super::SnapshotError;
+use crate::SnapshotError;
 
 /// A repository as seen through the `git` program.
 #[derive(Debug, Clone)]
-pub(super) struct Git {
+pub struct Git {
     /// Where the program runs.
-    pub(super) directory: PathBuf,
+    pub(crate) directory: PathBuf,
     /// The repository; `None` lets git look for it from [`Git::directory`] upwards.
-    pub(super) git_dir: Option<PathBuf>,
+    pub(crate) git_dir: Option<PathBuf>,
     /// Further environment variables.
-    pub(super) environment: Vec<(&'static str, OsString)>,
+    pub(crate) environment: Vec<(&'static str, OsString)>,
 }
 
 impl Git {
     /// The repository around `directory`.
-    pub(super) fn discover(directory: &Path) -> Self {
+    #[must_use]
+    pub fn discover(directory: &Path) -> Self {
         Self { directory: directory.to_owned(), git_dir: None, environment: Vec::new() }
     }
 
     /// The bare repository `store`.
-    pub(super) fn bare(store: &Path) -> Self {
+    #[must_use]
+    pub fn bare(store: &Path) -> Self {
         Self { directory: store.to_owned(), git_dir: Some(store.to_owned()), environment: Vec::new() }
     }
 
     /// With one more environment variable.
-    pub(super) fn with(mut self, name: &'static str, value: impl Into<OsString>) -> Self {
+    pub(crate) fn with(mut self, name: &'static str, value: impl Into<OsString>) -> Self {
         self.environment.push((name, value.into()));
         self
     }
 
     /// The command, not yet started: no terminal prompts, no optional locks, English messages, and none of the
     /// `GIT_*` variables that a hook or an alias of the user's git would hand down.
-    pub(super) fn command<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
+    pub fn command<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
         let mut command = Command::new("git");
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("GIT_") && !keeps(&name) {
@@ -62,7 +62,7 @@ impl Git {
 
     /// As [`Git::command`], for talking to servers: with what the user's environment says about that (SSH, questions for
     /// passwords, proxies). `login` is `user:password` for the addresses that begin with a text; it is in no argument list.
-    pub(super) fn network_command<S: AsRef<OsStr>>(&self, arguments: &[S], login: Option<(&str, &Secret)>) -> Command {
+    pub fn network_command<S: AsRef<OsStr>>(&self, arguments: &[S], login: Option<(&str, &str)>) -> Command {
         let mut command = self.command(arguments);
         command.env_remove("GIT_TERMINAL_PROMPT");
         for (name, value) in std::env::vars_os().filter(|(name, _)| reaches(name)) {
@@ -72,7 +72,7 @@ impl Git {
         command.env("GIT_HTTP_LOW_SPEED_LIMIT", "1").env("GIT_HTTP_LOW_SPEED_TIME", "30");
         if let Some((start, login)) = login {
             let count = std::env::var("GIT_CONFIG_COUNT").ok().and_then(|count| count.parse::<u32>().ok()).unwrap_or(0);
-            let encoded = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, login.expose());
+            let encoded = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, login);
             command.env("GIT_CONFIG_COUNT", (count + 1).to_string());
             command.env(format!("GIT_CONFIG_KEY_{count}"), format!("http.{start}.extraHeader"));
             command.env(format!("GIT_CONFIG_VALUE_{count}"), format!("Authorization: Basic {encoded}"));
@@ -80,19 +80,25 @@ impl Git {
         command
     }
 
-    /// Runs it and hands back what it said, whatever its exit status.
-    pub(super) fn output<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Result<Output, SnapshotError> {
+    /// Runs git and returns its output, whatever its exit status.
+    ///
+    /// # Errors
+    /// [`SnapshotError`] if git cannot be started.
+    pub fn output<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Result<Output, SnapshotError> {
         self.command(arguments).output().map_err(|error| self.not_started(error))
     }
 
-    /// Runs it and hands back its standard output.
-    pub(super) fn run<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Result<Vec<u8>, SnapshotError> {
+    /// Runs git and returns its standard output.
+    ///
+    /// # Errors
+    /// [`SnapshotError`] if git cannot be started, or fails.
+    pub fn run<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Result<Vec<u8>, SnapshotError> {
         let output = self.output(arguments)?;
         if output.status.success() { Ok(output.stdout) } else { Err(self.failure(arguments, &output)) }
     }
 
     /// Runs it with `input` as its standard input.
-    pub(super) fn run_with_input<S: AsRef<OsStr>>(
+    pub(crate) fn run_with_input<S: AsRef<OsStr>>(
         &self,
         arguments: &[S],
         input: &[u8],
@@ -108,8 +114,9 @@ impl Git {
         }
     }
 
-    /// The error of a command that ended badly.
-    pub(super) fn failure<S: AsRef<OsStr>>(&self, arguments: &[S], output: &Output) -> SnapshotError {
+    /// The error of a command that failed.
+    #[must_use]
+    pub fn failure<S: AsRef<OsStr>>(&self, arguments: &[S], output: &Output) -> SnapshotError {
         let details = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
         if details.contains("dubious ownership") {
             return SnapshotError::Untrusted { path: self.directory.clone() };
@@ -148,23 +155,24 @@ fn reaches(name: &OsStr) -> bool {
 
 /// Bytes of git's output as a path.
 #[cfg(unix)]
-pub(super) fn path_from_bytes(bytes: &[u8]) -> PathBuf {
+pub(crate) fn path_from_bytes(bytes: &[u8]) -> PathBuf {
     use std::os::unix::ffi::OsStrExt as _;
     PathBuf::from(OsStr::from_bytes(bytes))
 }
 
 /// Bytes of git's output as a path.
 #[cfg(not(unix))]
-pub(super) fn path_from_bytes(bytes: &[u8]) -> PathBuf {
+pub(crate) fn path_from_bytes(bytes: &[u8]) -> PathBuf {
     PathBuf::from(String::from_utf8_lossy(bytes).into_owned())
 }
 
 /// The parts of output that ends each part with a NUL.
-pub(super) fn nul_separated(output: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub fn nul_separated(output: &[u8]) -> impl Iterator<Item = &[u8]> {
     output.split(|byte| *byte == 0).filter(|part| !part.is_empty())
 }
 
 /// Output as one line of text.
-pub(super) fn line(output: &[u8]) -> String {
+#[must_use]
+pub fn line(output: &[u8]) -> String {
     String::from_utf8_lossy(output).trim_end_matches(['\n', '\r']).to_owned()
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use muster_job::Secret;
 use muster_pipeline::context::{ComponentFields, IncludeTarget, IncludedFile, Origin, SourceError};
+use muster_source::{Git, line};
 use parking_lot::Mutex;
 
-use super::git::{Git, line};
 use super::pins::{Pin, digest, keep, name_of, name_of_tree};
 use super::tree::{Tree, unreachable};
 use super::versions;
@@ -235,7 +235,7 @@ impl Vendor {
 
     /// Runs git with the user's own way to reach servers.
     fn git(&self, git: &Git, arguments: &[&str]) -> Result<Vec<u8>, SourceError> {
-        let login = self.options.projects.as_deref().zip(self.options.login.as_ref());
+        let login = self.options.projects.as_deref().zip(self.options.login.as_ref().map(Secret::expose));
         let mut command = tokio::process::Command::from(git.network_command(arguments, login));
         command.kill_on_drop(true);
         let output = self.runtime.block_on(async { tokio::time::timeout(GIT_LIMIT, command.output()).await });

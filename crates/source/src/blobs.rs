@@ -3,13 +3,14 @@
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
-use super::git::Git;
+use crate::git::Git;
 
-/// The largest file that is read: a little more than what GitLab takes, so that the loader sees that it is too large.
-pub(super) const FILE_LIMIT: u64 = 11 << 20;
+/// Maximum number of bytes of a file that are returned: a little more than GitLab accepts, so that a caller sees that a file is too large.
+pub const FILE_LIMIT: u64 = 11 << 20;
 
 /// A conversation with `git cat-file --batch`.
-pub(super) struct BlobReader {
+#[derive(Debug)]
+pub struct BlobReader {
     child: Child,
     questions: ChildStdin,
     answers: BufReader<ChildStdout>,
@@ -17,7 +18,10 @@ pub(super) struct BlobReader {
 
 impl BlobReader {
     /// Starts git.
-    pub(super) fn start(git: &Git) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// If the program cannot be started.
+    pub fn start(git: &Git) -> io::Result<Self> {
         let mut command = git.command(&["cat-file", "--batch"]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
         match (child.stdin.take(), child.stdout.take()) {
@@ -26,8 +30,11 @@ impl BlobReader {
         }
     }
 
-    /// The bytes of a file by its name in git's terms; `None` if there is none, or it is no file.
-    pub(super) fn read(&mut self, name: &str) -> io::Result<Option<Vec<u8>>> {
+    /// The bytes of a file by its name in git's terms; `None` if the name does not exist or is not a file.
+    ///
+    /// # Errors
+    /// If the conversation broke off. The next file needs another reader.
+    pub fn read(&mut self, name: &str) -> io::Result<Option<Vec<u8>>> {
         writeln!(self.questions, "{name}")?;
         let mut head = String::new();
         self.answers.read_line(&mut head)?;

@@ -1,17 +1,15 @@
-//! The pipeline room's port to files: the snapshot, the user's local folders, pins, and the network.
+//! The files of a pipeline that runs on a snapshot, found in this order: the snapshot, the user's local folders, pins, and the network.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use muster_pipeline::context::{Changes, ComponentFields, IncludeTarget, IncludedFile, Origin, SourceError, Sources};
+use muster_source::{BlobReader, Git, Snapshot};
 use parking_lot::Mutex;
 
-use super::blobs::BlobReader;
-use super::git::{Git, line};
-use super::include::IncludeConfig;
+use super::config::IncludeConfig;
 use super::pins::{Pin, name_of, name_of_tree};
 use super::remote::Remotes;
-use super::snapshot::Snapshot;
 use super::tree::{Tree, is_repository, read_file, read_in, resolve, unread};
 use super::vendor::{Vendor, VendorOptions};
 use super::versions;
@@ -82,7 +80,7 @@ impl SnapshotSources {
     /// # Errors
     /// [`SourceError`] if git cannot read it.
     pub fn read_root(&self, path: &str) -> Result<Option<Vec<u8>>, SourceError> {
-        let Some(entry) = self.snapshot.entries.get(path).filter(|entry| entry.mode.starts_with("100")) else {
+        let Some(entry) = self.snapshot.entry(path).filter(|entry| entry.mode.starts_with("100")) else {
             return Ok(None);
         };
         let mut reader = self.reader.lock();
@@ -100,7 +98,7 @@ impl SnapshotSources {
     /// The local tree of a project at a ref; `None` if the project is not on this machine.
     fn local(&self, project: &str, git_ref: Option<&str>) -> Result<Option<Tree>, SourceError> {
         let git = if project == self.project_path {
-            self.snapshot.git.clone()
+            self.snapshot.git().clone()
         } else {
             match self.config.folder_of(project) {
                 None => return Ok(None),
@@ -157,7 +155,7 @@ impl SnapshotSources {
         let project = base.split_once('/').map_or(base, |(_, project)| project);
         let own = base == format!("{}/{}", self.server, self.project_path);
         let git = if own {
-            self.snapshot.git.clone()
+            self.snapshot.git().clone()
         } else {
             match self.config.components.get(base).or_else(|| self.config.projects.get(project)) {
                 None => return Ok(None),
@@ -336,24 +334,16 @@ impl Sources for SnapshotSources {
     }
 
     fn changed_since(&self, compare_to: &str) -> Option<Changes> {
-        self.snapshot.changed_since(compare_to)
+        let found = self.snapshot.changed_since(compare_to)?;
+        Some(Changes { paths: found.paths, since: found.since.to_string() })
     }
 
     fn object_ids(&self, paths: &[String], commits: bool) -> Vec<String> {
-        let entries: &BTreeMap<_, _> = &self.snapshot.entries;
-        let present = paths.iter().filter_map(|path| entries.get(path).map(|entry| (path, entry)));
+        let present = paths.iter().filter_map(|path| self.snapshot.entry(path).map(|entry| (path, entry)));
         if !commits {
             return present.map(|(_, entry)| entry.object.clone()).collect();
         }
-        present
-            .filter_map(|(path, _)| {
-                let git = &self.snapshot.git;
-                let literal = format!(":(literal){path}");
-                let output = git.run(&["log", "-1", "--format=%H", &self.snapshot.sha, "--", &literal]).ok()?;
-                let commit = line(&output);
-                (!commit.is_empty()).then_some(commit)
-            })
-            .collect()
+        present.filter_map(|(path, _)| self.snapshot.last_commit_of(path)).collect()
     }
 }
 

@@ -19,7 +19,7 @@ use tokio::io::{AsyncRead, AsyncWriteExt as _};
 use tokio::process::{Child, Command};
 use tokio_util::io::ReaderStream;
 
-use super::git::Git;
+use crate::git::Git;
 
 /// The name that a job gives beside its token.
 const USER: &str = "gitlab-ci-token";
@@ -117,7 +117,7 @@ async fn upload_pack(
         Err(error) => return failed(&error),
     };
     let Some(mut stdin) = child.stdin.take() else { return StatusCode::INTERNAL_SERVER_ERROR.into_response() };
-    // git reads its whole request before it writes, so the order cannot block. It may hang up early, which is no error.
+    // git reads its whole request before it writes, so the order cannot block. It may hang up early (not an error).
     if let Err(error) = stdin.write_all(&request).await {
         tracing::debug!(%error, "git upload-pack closed its input");
     }
@@ -216,3 +216,6 @@ fn gunzip(packed: &[u8]) -> std::io::Result<Vec<u8>> {
     flate2::read::GzDecoder::new(packed).take(limit).read_to_end(&mut plain)?;
     Ok(plain)
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::include::{IncludeConfig, RemotePolicy};
+use super::config::{IncludeConfig, RemotePolicy};
 use super::pins::keep;
 
 /// The largest file that is read from the network, in bytes: what GitLab takes for one file.

@@ -5,10 +5,7 @@ use std::io::{self, Read as _};
 use std::path::{Component, Path, PathBuf};
 
 use muster_pipeline::context::SourceError;
-
-use super::SnapshotError;
-use super::blobs::{BlobReader, FILE_LIMIT};
-use super::git::{Git, line, nul_separated};
+use muster_source::{BlobReader, FILE_LIMIT, Git, SnapshotError, line, nul_separated};
 
 /// Most files of a plain folder that are looked at.
 const FOLDER_FILES: usize = 100_000;

@@ -10,51 +10,28 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use muster_pipeline::context::Changes;
-
-use super::SnapshotError;
-use super::git::{Git, line, nul_separated, path_from_bytes};
-use super::store::{copy_index, in_store, prepare_store, write_whole};
-
-/// Lines that `git rev-parse` prints for [`locate`], in their order.
-const LOCATE: [&str; 11] = [
-    "rev-parse",
-    "--is-bare-repository",
-    "--absolute-git-dir",
-    "--path-format=absolute",
-    "--git-common-dir",
-    "--show-object-format",
-    "--show-toplevel",
-    "HEAD",
-    "HEAD^{tree}",
-    "--symbolic-full-name",
-    "HEAD",
-];
-
-/// A commit of the user's repository.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Commit {
-    /// Its full id.
-    pub sha: String,
-    /// Its parents, first parent first.
-    pub parents: Vec<String>,
-    /// `Name <email>` of the author.
-    pub author: String,
-    /// When it was committed, ISO 8601 with offset.
-    pub committed_at: String,
-    /// The whole message.
-    pub message: String,
-    /// The tags that point at it, annotated or not, in git's order.
-    pub tags: Vec<String>,
-}
+use crate::SnapshotError;
+use crate::commit::{Commit, commit_tree, read_commit};
+use crate::git::{Git, line, nul_separated};
+use crate::locate::locate;
+use crate::store::{copy_index, in_store, prepare_store, write_whole};
 
 /// One entry of the snapshot's tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Entry {
+pub struct Entry {
     /// `100644`, `100755`, `120000` (symbolic link) or `160000` (submodule).
-    pub(super) mode: String,
-    /// The object.
-    pub(super) object: String,
+    pub mode: String,
+    /// ID of the object.
+    pub object: String,
+}
+
+/// The paths in which a snapshot differs from another commit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// The paths.
+    pub paths: Vec<String>,
+    /// The commit that the snapshot is compared with.
+    pub since: Parting,
 }
 
 /// Where the snapshot left another history.
@@ -96,9 +73,9 @@ pub struct Snapshot {
     /// Every path of the snapshot, with `/` between its parts.
     pub tracked_paths: Arc<BTreeSet<String>>,
     /// The same with what stands there.
-    pub(super) entries: Arc<BTreeMap<String, Entry>>,
+    entries: Arc<BTreeMap<String, Entry>>,
     /// The user's repository, read through the store's objects too.
-    pub(super) git: Git,
+    git: Git,
 }
 
 impl Snapshot {
@@ -165,6 +142,26 @@ impl Snapshot {
         Ok(())
     }
 
+    /// The user's repository, read through the store's objects too.
+    #[must_use]
+    pub fn git(&self) -> &Git {
+        &self.git
+    }
+
+    /// The entry at a path of the snapshot; `None` if the path does not exist.
+    #[must_use]
+    pub fn entry(&self, path: &str) -> Option<&Entry> {
+        self.entries.get(path)
+    }
+
+    /// The last commit of the snapshot's history that changed a path; `None` if no commit did.
+    #[must_use]
+    pub fn last_commit_of(&self, path: &str) -> Option<String> {
+        let literal = format!(":(literal){path}");
+        let output = self.git.run(&["log", "-1", "--format=%H", &self.sha, "--", &literal]).ok()?;
+        Some(line(&output)).filter(|commit| !commit.is_empty())
+    }
+
     /// The commit that a name of the user's repository stands for: branch, remote branch, tag, commit, full ref.
     #[must_use]
     pub fn resolve(&self, name: &str) -> Option<String> {
@@ -183,13 +180,13 @@ impl Snapshot {
     /// What differs between the snapshot and the place where it left `base`'s history; `None` if there is no such commit. A
     /// renamed file counts with both names.
     #[must_use]
-    pub fn changed_since(&self, base: &str) -> Option<Changes> {
+    pub fn changed_since(&self, base: &str) -> Option<Difference> {
         let since = match self.parting(base) {
             Some(parting) => parting,
             None => Parting { commit: self.resolve(base)?, name: base.to_owned() },
         };
         let paths = self.changed_between(&since.commit, &self.sha)?;
-        Some(Changes { paths, since: since.to_string() })
+        Some(Difference { paths, since })
     }
 
     /// The commit where the history of `name` and that of the snapshot part; `None` if there is no such commit.
@@ -281,46 +278,6 @@ impl Snapshot {
     }
 }
 
-/// What `git rev-parse` says of a folder.
-pub(super) struct Located {
-    git_dir: PathBuf,
-    pub(super) common_dir: PathBuf,
-    pub(super) object_format: String,
-    worktree: PathBuf,
-    pub(super) head: String,
-    tree: String,
-    branch: Option<String>,
-}
-
-/// Finds the repository around `directory`. `git rev-parse` answers word by word and stops at the first that fails, so how
-/// far it came says what is missing.
-fn locate(directory: &Path) -> Result<Located, SnapshotError> {
-    let git = Git::discover(directory);
-    let output = git.output(&LOCATE)?;
-    let lines: Vec<&[u8]> = output.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).collect();
-    let text = |bytes: &&[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let path = directory.to_owned();
-    match lines.as_slice() {
-        [_, git_dir, common_dir, format, worktree, head, tree, symbolic] if output.status.success() => Ok(Located {
-            git_dir: path_from_bytes(git_dir),
-            common_dir: path_from_bytes(common_dir),
-            object_format: text(format),
-            worktree: path_from_bytes(worktree),
-            head: text(head),
-            tree: text(tree),
-            branch: text(symbolic).strip_prefix("refs/heads/").map(str::to_owned),
-        }),
-        [bare, ..] if bare == b"true" => Err(SnapshotError::Bare { path }),
-        [_, _, _, _, worktree, ..] => Err(SnapshotError::NoCommits { path: path_from_bytes(worktree) }),
-        // The folder `.git` itself.
-        [_, _, _, _] => Err(SnapshotError::NotARepository { path }),
-        _ if String::from_utf8_lossy(&output.stderr).contains("not a git repository") => {
-            Err(SnapshotError::NotARepository { path })
-        }
-        _ => Err(git.failure(&["rev-parse"], &output)),
-    }
-}
-
 /// Brings the private index to what lies in the working tree.
 fn add_all(git: &Git) -> Result<(), SnapshotError> {
     let arguments = ["add", "--all"];
@@ -364,47 +321,6 @@ fn parse_entry(line: &[u8]) -> Option<(String, Entry)> {
     let mut words = facts.split(' ');
     let (mode, object) = (words.next()?.to_owned(), words.next()?.to_owned());
     Some((String::from_utf8_lossy(path).into_owned(), Entry { mode, object }))
-}
-
-/// What `git log` says of `HEAD`.
-fn read_commit(git: &Git) -> Result<Commit, SnapshotError> {
-    let output = git.run(&[
-        "log",
-        "-1",
-        "--no-show-signature",
-        "--decorate=full",
-        "--decorate-refs=refs/tags/*",
-        "--encoding=UTF-8",
-        "--format=%H%x00%P%x00%an <%ae>%x00%cI%x00%D%x00%B",
-        "HEAD",
-    ])?;
-    let text = String::from_utf8_lossy(&output).into_owned();
-    let mut fields = text.splitn(6, '\0');
-    let mut next = || fields.next().unwrap_or_default().to_owned();
-    let (sha, parents, author, committed_at, decoration) = (next(), next(), next(), next(), next());
-    let message = next().trim_end_matches('\n').to_owned();
-    let tags = decoration
-        .split(", ")
-        .filter_map(|name| name.trim().strip_prefix("tag: refs/tags/"))
-        .map(str::to_owned)
-        .collect();
-    let parents = parents.split_whitespace().map(str::to_owned).collect();
-    Ok(Commit { sha, parents, author, committed_at, message, tags })
-}
-
-/// Writes the commit of a changed tree. Names and dates are those of `HEAD`, so that equal content has an equal id.
-fn commit_tree(git: &Git, tree: &str, head: &Commit) -> Result<String, SnapshotError> {
-    let git = git
-        .clone()
-        .with("GIT_AUTHOR_NAME", "Working tree")
-        .with("GIT_AUTHOR_EMAIL", "")
-        .with("GIT_AUTHOR_DATE", &head.committed_at)
-        .with("GIT_COMMITTER_NAME", "Working tree")
-        .with("GIT_COMMITTER_EMAIL", "")
-        .with("GIT_COMMITTER_DATE", &head.committed_at);
-    let message = format!("{}\n\nWith the changes of the working tree that are not committed yet.\n", head.message);
-    let arguments = ["-c", "commit.gpgSign=false", "commit-tree", tree, "-p", &head.sha];
-    git.run_with_input(&arguments, message.as_bytes()).map(|output| line(&output))
 }
 
 /// The result of a scoped thread; a panic goes on in the caller.

@@ -1,0 +1,62 @@
+//! The commit that the user stands on, and the one that is created on top of it for a changed working tree.
+
+use crate::SnapshotError;
+use crate::git::{Git, line};
+
+/// A commit of the user's repository.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Commit {
+    /// Its full id.
+    pub sha: String,
+    /// Its parents, first parent first.
+    pub parents: Vec<String>,
+    /// `Name <email>` of the author.
+    pub author: String,
+    /// When it was committed, ISO 8601 with offset.
+    pub committed_at: String,
+    /// The whole message.
+    pub message: String,
+    /// The tags that point at it, annotated or not, in git's order.
+    pub tags: Vec<String>,
+}
+
+/// What `git log` says of `HEAD`.
+pub(super) fn read_commit(git: &Git) -> Result<Commit, SnapshotError> {
+    let output = git.run(&[
+        "log",
+        "-1",
+        "--no-show-signature",
+        "--decorate=full",
+        "--decorate-refs=refs/tags/*",
+        "--encoding=UTF-8",
+        "--format=%H%x00%P%x00%an <%ae>%x00%cI%x00%D%x00%B",
+        "HEAD",
+    ])?;
+    let text = String::from_utf8_lossy(&output).into_owned();
+    let mut fields = text.splitn(6, '\0');
+    let mut next = || fields.next().unwrap_or_default().to_owned();
+    let (sha, parents, author, committed_at, decoration) = (next(), next(), next(), next(), next());
+    let message = next().trim_end_matches('\n').to_owned();
+    let tags = decoration
+        .split(", ")
+        .filter_map(|name| name.trim().strip_prefix("tag: refs/tags/"))
+        .map(str::to_owned)
+        .collect();
+    let parents = parents.split_whitespace().map(str::to_owned).collect();
+    Ok(Commit { sha, parents, author, committed_at, message, tags })
+}
+
+/// Writes the commit of a changed tree. Names and dates are those of `HEAD`, so that equal content has an equal id.
+pub(super) fn commit_tree(git: &Git, tree: &str, head: &Commit) -> Result<String, SnapshotError> {
+    let git = git
+        .clone()
+        .with("GIT_AUTHOR_NAME", "Working tree")
+        .with("GIT_AUTHOR_EMAIL", "")
+        .with("GIT_AUTHOR_DATE", &head.committed_at)
+        .with("GIT_COMMITTER_NAME", "Working tree")
+        .with("GIT_COMMITTER_EMAIL", "")
+        .with("GIT_COMMITTER_DATE", &head.committed_at);
+    let message = format!("{}\n\nWith the changes of the working tree that are not committed yet.\n", head.message);
+    let arguments = ["-c", "commit.gpgSign=false", "commit-tree", tree, "-p", &head.sha];
+    git.run_with_input(&arguments, message.as_bytes()).map(|output| line(&output))
+}

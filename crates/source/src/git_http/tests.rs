@@ -1,0 +1,60 @@
+//! The routes that a stock runner clones through.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::*;
+use crate::Snapshot;
+
+/// Runs git in a directory, without the user's and the machine's configuration.
+fn git(directory: &Path, arguments: &[&str]) -> bool {
+    let mut command = Command::new("git");
+    command.current_dir(directory).env("GIT_TERMINAL_PROMPT", "0");
+    command.args(["-c", "user.name=A", "-c", "user.email=a@b"]).args(arguments).status().unwrap().success()
+}
+
+/// Serves the snapshot to jobs with the token `right`, until the test ends.
+async fn serve(snapshot: &Snapshot) -> String {
+    let routes = git_routes(GitServer {
+        repository: snapshot.repository.clone(),
+        project_path: "group/app".to_owned(),
+        check_token: Arc::new(|token| {
+            let check = if token == "right" { TokenCheck::Current } else { TokenCheck::Unknown };
+            Box::pin(async move { check })
+        }),
+    });
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+    address.to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stock_git_clones_over_http_with_the_jobs_token_only() {
+    let home = tempfile::tempdir().unwrap();
+    let app = home.path().join("app");
+    std::fs::create_dir(&app).unwrap();
+    assert!(git(&app, &["init", "-q", "-b", "main"]));
+    std::fs::write(app.join("a.yml"), "committed").unwrap();
+    assert!(git(&app, &["add", "-A"]) && git(&app, &["commit", "-q", "-m", "x"]));
+    std::fs::write(app.join("a.yml"), "changed").unwrap();
+    let snapshot = Snapshot::take(&app, &home.path().join("store")).unwrap();
+    snapshot.pin(7000, Some("refs/heads/main")).unwrap();
+    let address = serve(&snapshot).await;
+    let fetch = |token: &str, path: &str, protocol: &str, target: &Path| {
+        std::fs::create_dir(target).unwrap();
+        assert!(git(target, &["init", "-q"]));
+        let remote = format!("http://gitlab-ci-token:{token}@{address}/{path}");
+        let protocol = format!("protocol.version={protocol}");
+        let refspec = "+refs/pipelines/7000:refs/pipelines/7000";
+        git(target, &["-c", &protocol, "fetch", "-q", "--depth=1", &remote, refspec])
+    };
+    for protocol in ["0", "2"] {
+        let target = home.path().join(protocol);
+        assert!(fetch("right", "group/app.git", protocol, &target));
+        assert!(git(&target, &["checkout", "-q", &snapshot.sha]));
+        assert_eq!(std::fs::read_to_string(target.join("a.yml")).unwrap(), "changed");
+    }
+    assert!(!fetch("wrong", "group/app.git", "2", &home.path().join("wrong-token")));
+    assert!(!fetch("right", "group/other.git", "2", &home.path().join("wrong-project")));
+}

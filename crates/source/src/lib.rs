@@ -1,0 +1,25 @@
+//! A commit or working tree in, a snapshot that jobs can fetch out.
+//!
+//! ```text
+//! working tree --Snapshot::take--> bare repository of the run --git_http--> jobs of stock runners
+//!                                        |            \--------(path)-----> jobs of our own agent
+//!                                        +--Git, BlobReader--> files by commit and path
+//! ```
+//!
+//! Invariant: the user's repository is only ever read. Not its index, not a ref, not an object is written.
+
+mod blobs;
+mod commit;
+mod error;
+mod git;
+mod git_http;
+mod locate;
+mod snapshot;
+mod store;
+
+pub use blobs::{BlobReader, FILE_LIMIT};
+pub use commit::Commit;
+pub use error::SnapshotError;
+pub use git::{Git, line, nul_separated};
+pub use git_http::{CheckToken, GitServer, TokenCheck, git_routes};
+pub use snapshot::{Difference, Entry, Parting, Snapshot};
