@@ -35,3 +35,4 @@ mod platform;
 mod protocol;
 pub mod sdk;
 mod sys;
+mod wire;

@@ -17,13 +17,13 @@ use std::hint::black_box;
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
+use muster_fleeting::model::{InstanceId, InstanceState};
 use muster_taskscaler::config::{Config, GroupConfig, Throttle};
 use muster_taskscaler::engine::Engine;
 use muster_taskscaler::event::{Action, Event};
 use muster_taskscaler::time::{Now, Time};
 use muster_taskscaler::words::Need;
 use muster_taskscaler::words::{Context, GroupId, Key, Request};
-use muster_taskscaler::{InstanceId, InstanceState};
 
 const INSTANCES: u32 = 5_000;
 const WAITING: usize = 20_000;

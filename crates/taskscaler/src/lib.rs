@@ -35,5 +35,3 @@ pub mod sleep;
 mod throttle;
 pub mod time;
 pub mod words;
-
-pub use muster_fleeting::model::{InstanceId, InstanceState};

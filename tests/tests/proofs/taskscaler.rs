@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_environment::instance::PluginGroup;
 use muster_fleeting::host::{Group, PluginSpec};
 use muster_fleeting::model::InstanceId;
 use muster_taskscaler::config::{Config, GroupConfig};
-use muster_taskscaler::driver::{Buckets, Host, Journal, Lease, NoPreparation, Plugin, Scaler};
+use muster_taskscaler::driver::{Buckets, Host, Journal, Lease, NoPreparation, Scaler};
 use muster_taskscaler::policy::{Policies, Wanted};
 use muster_taskscaler::words::{Key, Request};
 use muster_tests::process::built;
@@ -31,7 +32,7 @@ fn config(max: u32, capacity: u32) -> Config {
 async fn plugin(name: &str, settings: Value) -> Arc<dyn Host> {
     let mut spec = PluginSpec::new(built(name));
     spec.config = settings;
-    Plugin::new(Group::start(spec).await.unwrap())
+    PluginGroup::new(Group::start(spec).await.unwrap())
 }
 
 /// A plugin of a cloud that outlives it: files in a directory, by a script of these calls.

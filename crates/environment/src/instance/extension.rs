@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use muster_fleeting::extension::{Notice, Offer};
-use muster_taskscaler::driver::{Plugin, Scaler};
+use muster_taskscaler::driver::Scaler;
 use muster_taskscaler::words::GroupId;
 
+use super::plugin_group::PluginGroup;
 use super::provider::causes;
 
 /// Prices change by themselves, and nobody tells: they are asked for this often.
@@ -19,7 +20,7 @@ const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 const MICROS: f64 = 1_000_000.0;
 
 /// Tells the scaler what the plugin tells, as long as there is the plugin. Cancel-safe.
-pub(super) async fn follow(plugin: Weak<Plugin>, scaler: Scaler, of: GroupId, runner: &str) {
+pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, of: GroupId, runner: &str) {
     let mut wait = AGAIN.0;
     loop {
         let features = match plugin.upgrade() {
@@ -43,7 +44,7 @@ pub(super) async fn follow(plugin: Weak<Plugin>, scaler: Scaler, of: GroupId, ru
 
 /// Until the plugin's process ends.
 async fn follow_once(
-    plugin: &Weak<Plugin>,
+    plugin: &Weak<PluginGroup>,
     scaler: &Scaler,
     of: GroupId,
     runner: &str,
@@ -84,7 +85,7 @@ async fn follow_once(
 }
 
 /// What can be had; nothing where the plugin does not say. None: there is no plugin any more.
-async fn offers(plugin: &Weak<Plugin>) -> Option<Result<Vec<Offer>, String>> {
+async fn offers(plugin: &Weak<PluginGroup>) -> Option<Result<Vec<Offer>, String>> {
     let plugin = plugin.upgrade()?;
     let group = plugin.group();
     if !group.features().offers {

@@ -5,9 +5,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use muster_config::settings::{AutoscalerSettings, GroupSettings};
 use muster_fleeting::host::{Group, PluginSpec};
-use muster_taskscaler::driver::{Host, Journal, Late, Plugin, Scaler};
+use muster_taskscaler::driver::{Host, Journal, Late, Scaler};
 use muster_taskscaler::words::GroupId;
 
+use super::plugin_group::PluginGroup;
 use super::prepare::Ready;
 use super::provider::{InstanceOptions, Shared, causes};
 use super::settings::{self, SettingsError};
@@ -108,11 +109,11 @@ fn spec(
 }
 
 /// Starts a plugin; its name and why not.
-async fn plugin(spec: Result<PluginSpec, String>) -> Result<Arc<Plugin>, String> {
+async fn plugin(spec: Result<PluginSpec, String>) -> Result<Arc<PluginGroup>, String> {
     let spec = spec?;
     let name = spec.name();
     let group = Group::start(spec).await.map_err(|error| format!("plugin {name}: {}", causes(&error)))?;
-    Ok(Plugin::new(group))
+    Ok(PluginGroup::new(group))
 }
 
 /// The plugin of one group, of which the scaler has the handle.
@@ -122,13 +123,13 @@ pub(super) struct Member {
 }
 
 enum State {
-    Here(Weak<Plugin>),
+    Here(Weak<PluginGroup>),
     /// It did not start, and is tried again; with the name of its group.
     Late(Arc<Late>, String),
 }
 
 impl Member {
-    fn of(group: GroupId, begun: Result<Arc<Plugin>, String>, name: String) -> (Arc<dyn Host>, Self) {
+    fn of(group: GroupId, begun: Result<Arc<PluginGroup>, String>, name: String) -> (Arc<dyn Host>, Self) {
         match begun {
             Ok(plugin) => {
                 let state = State::Here(Arc::downgrade(&plugin));
@@ -159,7 +160,7 @@ impl Member {
 }
 
 /// Starts the plugin of a group, with the newest settings of that name.
-async fn arrive(late: &Late, group: &str, shared: &Shared) -> Weak<Plugin> {
+async fn arrive(late: &Late, group: &str, shared: &Shared) -> Weak<PluginGroup> {
     let InstanceOptions { name: runner, find_plugin, .. } = &shared.options;
     let (mut wait, cap) = START_AGAIN;
     loop {

@@ -24,6 +24,7 @@ mod isolation;
 mod lease;
 mod members;
 mod place;
+mod plugin_group;
 mod plugin_numbers;
 mod prepare;
 mod provider;
@@ -42,6 +43,7 @@ pub use lease::SILENCE_MAX;
 pub use muster_fleeting::host::PluginSpec;
 /// What operators are told of a fleet.
 pub use muster_taskscaler::{fleet, operator};
+pub use plugin_group::PluginGroup;
 pub use provider::{InstanceOptions, InstanceProvider};
 pub use reach::{Addresses, Dial, Told, directories};
 pub use settings::SettingsError;

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use muster_fleeting::extension::Resources;
 use muster_fleeting::model::InstanceId;
-use muster_taskscaler::driver::{Family, Kind, Plugin, Sample, Scaler};
+use muster_taskscaler::driver::{Family, Kind, Sample, Scaler};
 use muster_taskscaler::engine::InstanceStatus;
 use muster_taskscaler::fleet::{Used, name_among};
 use muster_taskscaler::words::GroupId;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use super::plugin_group::PluginGroup;
 use super::provider::causes;
 
 /// It is a measurement at the provider, or on each machine: the first looks, which double, and the later ones.
@@ -89,7 +90,7 @@ impl Usage {
 }
 
 /// Looks at the instances of a group as long as there is the plugin. Cancel-safe.
-pub(super) async fn follow(plugin: Weak<Plugin>, scaler: Scaler, of: GroupId, usage: &Usage, runner: &str) {
+pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, of: GroupId, usage: &Usage, runner: &str) {
     let mut wait = EVERY.0;
     loop {
         tokio::time::sleep(wait).await;

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::host::words;
 use super::store::{Store, StoreError};
 use crate::books::{Change, Row, RowKey};
 use crate::event::Action;
@@ -181,7 +180,7 @@ impl Bookkeeper {
         };
         batch.add(std::mem::take(&mut self.next));
         self.next = batch;
-        let (error, now) = (words(&error), Instant::now());
+        let (error, now) = (error.with_causes(), Instant::now());
         let told = self.failed.as_ref().map(|failed| failed.told).filter(|told| now - *told < TELL_EVERY);
         if told.is_none() {
             tracing::error!(error, "nothing is created, leased or removed until the books can be written");

@@ -129,9 +129,9 @@ impl Density {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::InstanceId;
     use crate::need::Stalled;
     use crate::words::{GroupId, Key};
+    use muster_fleeting::model::InstanceId;
 
     #[test]
     fn density_contention_and_slow_down_are_numbers() {

@@ -1,10 +1,8 @@
 //! The ports to instance groups, and to what makes an instance ready.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
-use muster_fleeting::host::{CallError, Group, Status};
 use muster_fleeting::model::{ConnectInfo, InstanceId, InstanceState};
 use tokio::sync::watch;
 
@@ -37,18 +35,6 @@ pub enum Unanswered {
     /// The answer is an error, about this instance.
     #[error("{0}")]
     Instance(String),
-}
-
-impl From<CallError> for Unanswered {
-    fn from(error: CallError) -> Self {
-        let told = words(&error);
-        match error {
-            CallError::Down { .. } | CallError::Broken { .. } | CallError::Deadline { .. } => Self::Plugin(told),
-            CallError::Refused { .. } | CallError::NoCapability { .. } | CallError::Nonsense { .. } => {
-                Self::Instance(told)
-            }
-        }
-    }
 }
 
 /// One instance group. Calls may be made at the same time; each ends within a limit of its own. Errors are for people.
@@ -96,150 +82,6 @@ pub trait Host: Send + Sync + 'static {
     }
     /// Ends it, in order. No instance is removed by this.
     async fn stop(self: Arc<Self>);
-}
-
-/// Before a call that a plugin's death cut off is made again.
-const AGAIN: Duration = Duration::from_millis(100);
-
-/// A running plugin, as a group.
-#[derive(Debug)]
-pub struct Plugin {
-    group: Group,
-    status: watch::Receiver<HostStatus>,
-    follow: tokio::task::JoinHandle<()>,
-}
-
-impl Plugin {
-    /// The group of a started plugin.
-    #[must_use]
-    pub fn new(group: Group) -> Arc<Self> {
-        let max_size = group.info().max_size;
-        let translate = move |status: &Status| match status {
-            Status::Up { .. } => HostStatus::Up { max_size },
-            Status::Down { cause, .. } => HostStatus::Down { cause: cause.clone() },
-            Status::Stopped => HostStatus::Down { cause: "it was stopped".to_owned() },
-        };
-        let mut plugin = group.status();
-        let (told, status) = watch::channel(translate(&plugin.borrow_and_update()));
-        let follow = tokio::spawn(async move {
-            while plugin.changed().await.is_ok() {
-                told.send_replace(translate(&plugin.borrow_and_update()));
-            }
-        });
-        Arc::new(Self { group, status, follow })
-    }
-
-    /// The plugin itself, for what it tells by itself.
-    #[must_use]
-    pub fn group(&self) -> &Group {
-        &self.group
-    }
-
-    /// The answer to a call about one instance. That its plugin is down says nothing of the instance: `None` when the plugin is
-    /// up again, and is to be asked again.
-    async fn told<T>(&self, answer: Result<T, CallError>) -> Option<Result<T, String>> {
-        match answer {
-            Err(error @ (CallError::Down { .. } | CallError::Broken { .. })) => {
-                tracing::debug!(plugin = self.group.name(), %error, "asked again when the plugin is up");
-            }
-            answer => return Some(answer.map_err(|error| words(&error))),
-        }
-        // A connection that broke is known here before the process is seen to be gone.
-        tokio::time::sleep(AGAIN).await;
-        let mut status = self.status.clone();
-        match status.wait_for(|status| matches!(status, HostStatus::Up { .. })).await {
-            Ok(_) => None,
-            Err(_) => Some(Err("the plugin was stopped".to_owned())),
-        }
-    }
-}
-
-/// The words of an error with those of its causes.
-#[must_use]
-pub fn words(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
-}
-
-#[async_trait]
-impl Host for Plugin {
-    fn status(&self) -> watch::Receiver<HostStatus> {
-        self.status.clone()
-    }
-
-    async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, String> {
-        let snapshot = self.group.update().await.map_err(|error| words(&error))?;
-        let mut list: Vec<_> = snapshot.instances.into_iter().collect();
-        // Which of several new ones belongs to which request does not depend on the order of a map.
-        list.sort_by(|(one, _), (other, _)| one.cmp(other));
-        Ok(list)
-    }
-
-    async fn increase(&self, n: u32) -> Result<u32, String> {
-        self.group.increase(n).await.map_err(|error| words(&error))
-    }
-
-    async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
-        self.group.decrease(ids).await.map_err(|error| words(&error))
-    }
-
-    fn can_suspend(&self) -> Option<bool> {
-        Some(self.group.info().can_suspend)
-    }
-
-    async fn suspend(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
-        self.group.suspend(ids).await.map_err(|error| words(&error))
-    }
-
-    async fn resume(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
-        self.group.resume(ids).await.map_err(|error| words(&error))
-    }
-
-    async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, Unanswered> {
-        Ok(self.group.connect_info(id).await?)
-    }
-
-    async fn heartbeat(&self, id: &InstanceId) -> Result<(), Unanswered> {
-        Ok(self.group.heartbeat(id).await?)
-    }
-
-    async fn host_keys(&self, id: &InstanceId) -> Result<Vec<String>, String> {
-        loop {
-            if let Some(answer) = self.told(self.group.host_keys(id).await).await {
-                return answer;
-            }
-        }
-    }
-
-    fn has_hooks(&self) -> bool {
-        self.group.features().hooks
-    }
-
-    async fn prepare_job(&self, id: &InstanceId, job: &str) -> Result<(), String> {
-        loop {
-            if let Some(answer) = self.told(self.group.prepare(id, job).await).await {
-                return answer;
-            }
-        }
-    }
-
-    async fn finish_job(&self, id: &InstanceId, job: &str) -> Result<(), String> {
-        loop {
-            if let Some(answer) = self.told(self.group.finish(id, job).await).await {
-                return answer;
-            }
-        }
-    }
-
-    async fn stop(self: Arc<Self>) {
-        self.follow.abort();
-        self.group.stop().await;
-    }
 }
 
 /// An instance that runs and is to be made ready.

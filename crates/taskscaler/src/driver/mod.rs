@@ -35,8 +35,7 @@ mod tests;
 
 pub use family::{Family, Histogram, Kind, Sample};
 pub use handle::{Scaler, StartError};
-pub use host::words;
-pub use host::{Host, HostStatus, NoPreparation, Plugin, Prepare, Unanswered, Up};
+pub use host::{Host, HostStatus, NoPreparation, Prepare, Unanswered, Up};
 pub use journal::Journal;
 pub use late::Late;
 pub use lease::{AcquireFailure, Lease, Reservation};

@@ -49,6 +49,20 @@ pub enum StoreError {
     Other(String),
 }
 
+impl StoreError {
+    /// Returns the message followed by those of its causes.
+    pub(crate) fn with_causes(&self) -> String {
+        let error: &dyn std::error::Error = self;
+        let mut text = error.to_string();
+        let mut source = error.source();
+        while let Some(cause) = source {
+            text = format!("{text}: {cause}");
+            source = cause.source();
+        }
+        text
+    }
+}
+
 /// Keeps rows. What [`Store::apply`] was told is there after the process was killed at any instruction that follows.
 #[async_trait]
 pub trait Store: Send + 'static {

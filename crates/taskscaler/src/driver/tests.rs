@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use muster_fleeting::host::CallError;
 use muster_fleeting::model::{ConnectInfo, ConnectorConfig, InstanceId, InstanceState};
 use tokio::sync::watch;
 
@@ -53,10 +52,10 @@ impl Cloud {
         self.plugin.send_replace(HostStatus::Down { cause: "it crashed".to_owned() });
     }
 
-    fn is_up(&self) -> Result<(), CallError> {
+    fn is_up(&self) -> Result<(), Unanswered> {
         match &*self.plugin.borrow() {
             HostStatus::Up { .. } => Ok(()),
-            HostStatus::Down { cause } => Err(CallError::Down { plugin: "it".to_owned(), cause: cause.clone() }),
+            HostStatus::Down { cause } => Err(Unanswered::Plugin(cause.clone())),
         }
     }
 
@@ -99,8 +98,7 @@ impl Host for Cloud {
         self.is_up()?;
         if self.fatal.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
             self.crash();
-            let cause = "it crashed".to_owned();
-            return Err(CallError::Broken { plugin: "it".to_owned(), call: "ConnectInfo", cause }.into());
+            return Err(Unanswered::Plugin("it crashed".to_owned()));
         }
         let connector = ConnectorConfig::default();
         let (external_addr, internal_addr) = (String::new(), "10.0.0.1".to_owned());
@@ -108,7 +106,7 @@ impl Host for Cloud {
     }
 
     async fn heartbeat(&self, _: &InstanceId) -> Result<(), Unanswered> {
-        Ok(self.is_up()?)
+        self.is_up()
     }
 
     async fn stop(self: Arc<Self>) {}

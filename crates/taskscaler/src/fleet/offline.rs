@@ -44,7 +44,7 @@ pub fn offline(directory: &Path, unix: i64) -> Result<Vec<OfflineFleet>, StoreEr
 
 /// Damaged books say nothing of the others.
 fn unreadable(books: PathBuf, error: &StoreError) -> OfflineFleet {
-    let down = Some(crate::driver::words(error));
+    let down = Some(error.with_causes());
     OfflineFleet {
         report: Report { runner: name_of(&books), down, no_requests: None, status: None, resources: BTreeMap::new() },
         books,

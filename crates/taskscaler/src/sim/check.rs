@@ -4,11 +4,11 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use super::cloud::{Cloud, Known};
-use crate::InstanceId;
 use crate::config::Config;
 use crate::engine::Violation;
 use crate::time::Time;
 use crate::words::{GroupId, Key, Lease};
+use muster_fleeting::model::InstanceId;
 
 /// Calls of `Increase` in a minute: ten at once, then ten per second (I6).
 const CALLS_PER_MINUTE: usize = 610;

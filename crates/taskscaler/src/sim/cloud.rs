@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::throttle::Bucket;
 use crate::time::Time;
-use crate::{InstanceId, InstanceState};
+use muster_fleeting::model::{InstanceId, InstanceState};
 
 /// A duration that varies: a median, and how far nineteen of twenty stay from it, as a factor.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

@@ -4,7 +4,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::cloud::{Cloud, Machine, chance};
 use crate::time::Time;
-use crate::{InstanceId, InstanceState};
+use muster_fleeting::model::{InstanceId, InstanceState};
 
 impl Cloud {
     /// Suspends machines, or resumes them. Which way it takes, and for how long, is as with removals and creations.

@@ -17,13 +17,13 @@ use super::happening::Happening;
 use super::report::Report;
 use super::scenario::Scenario;
 use super::trace::Job;
-use crate::InstanceId;
 use crate::books::{Row, RowKey};
 use crate::config::Config;
 use crate::engine::{Engine, Violation};
 use crate::event::{Action, Event};
 use crate::time::{Now, Time};
 use crate::words::{GroupId, Key, Lease};
+use muster_fleeting::model::InstanceId;
 use naps::Left;
 
 /// An instance that dies is noticed by its job's connection after so long.

@@ -3,13 +3,13 @@
 use std::num::NonZeroU32;
 
 use super::rig::{G, Mood, Rig, adopted, config, differs, id, key, wanted};
-use crate::InstanceState;
 use crate::config::{Foreign, Throttle};
 use crate::engine::{AcquireError, NoCapacity};
 use crate::event::{Action, Event};
 use crate::policy::{Placement, Policies};
 use crate::time::Time;
 use crate::words::Request;
+use muster_fleeting::model::InstanceState;
 
 #[test]
 fn s05_jobs_are_requested_ahead_only_without_an_idle_floor() {

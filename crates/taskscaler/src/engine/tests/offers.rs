@@ -1,11 +1,11 @@
 //! Prices, stock and instances that their plugin disowns.
 
 use super::rig::{G, Rig, adopted, config, id, key};
-use crate::InstanceState;
 use crate::config::{GroupConfig, GroupOrder};
 use crate::decision::{Hold, What};
 use crate::event::Event;
 use crate::words::{GroupId, Removal};
+use muster_fleeting::model::InstanceState;
 
 const OTHER: GroupId = GroupId(1);
 

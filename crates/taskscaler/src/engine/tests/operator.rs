@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use super::rig::{G, Rig, adopted, config, id, key, wanted};
-use crate::InstanceState;
 use crate::books::{Row, RowKey};
 use crate::engine::Engine;
 use crate::event::{Action, Event};
 use crate::operator::{Act, Done, Refused};
 use crate::policy::Policies;
+use muster_fleeting::model::InstanceState;
 
 const REMOVE: Act = Act::Remove { now: false };
 const REMOVE_NOW: Act = Act::Remove { now: true };

@@ -4,12 +4,12 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::rig::{G, MONDAY, Mood, Rig, adopted, config, differs, id, key, wanted};
-use crate::InstanceState;
 use crate::decision::{Cause, What};
 use crate::event::{Action, Event};
 use crate::policy::Policies;
 use crate::time::{Now, Time};
 use crate::words::Loss;
+use muster_fleeting::model::InstanceState;
 
 fn decreases(rig: &Rig) -> usize {
     rig.count(|action| matches!(action, Action::Decrease { .. }))

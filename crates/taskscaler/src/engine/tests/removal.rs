@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use super::rig::{G, Rig, adopted, config, id, key, wanted};
-use crate::InstanceState;
 use crate::decision::What;
 use crate::event::{Action, Event};
 use crate::forecast::ForecastConfig;
 use crate::policy::Policies;
 use crate::words::{Removal, Request};
+use muster_fleeting::model::InstanceState;
 
 /// Three instances at the most, none kept for nothing, and so much idle time; one was used, and is free.
 fn used_once(idle_s: u64) -> Rig {

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use muster_fleeting::model::InstanceState;
+
 use super::rig::{MONDAY, Mood, Rig, config, id, key, wanted};
 use crate::books::{Row, RowKey};
 use crate::config::Config;
@@ -38,7 +40,7 @@ fn restarted_at(now: Now, mut rig: Rig, config: Config) -> Rig {
     let (engine, unknown) = Engine::restore(config, rows, now);
     assert_eq!(unknown, []);
     let mut cloud = std::mem::take(&mut rig.clouds[0]);
-    cloud.values_mut().for_each(|state| *state = crate::InstanceState::Running);
+    cloud.values_mut().for_each(|state| *state = InstanceState::Running);
     let mut next = Rig::around_at(now, engine, cloud);
     next.made = rig.made;
     next
@@ -173,7 +175,7 @@ fn after_a_restart_jobs_have_a_while_to_come_whatever_the_clock_says() {
 #[test]
 fn someone_elses_instance_is_not_taken_for_one_that_was_asked_for_before_the_restart() {
     let config = config(5, 1);
-    let mut rig = Rig::with(config.clone(), BTreeMap::from([(id("theirs"), crate::InstanceState::Running)]));
+    let mut rig = Rig::with(config.clone(), BTreeMap::from([(id("theirs"), InstanceState::Running)]));
     rig.moods[0] = Mood::Empty;
     rig.want("1");
     let mut rig = restarted(rig, config);

@@ -13,7 +13,7 @@ use crate::policy::{Policies, Wanted};
 use crate::sleep::NotResumed;
 use crate::time::{Now, Time};
 use crate::words::{GroupId, Key, Lease, Request};
-use crate::{InstanceId, InstanceState};
+use muster_fleeting::model::{InstanceId, InstanceState};
 
 /// 2026-03-02 00:00 UTC, a Monday.
 pub(super) const MONDAY: i64 = 1_772_409_600;

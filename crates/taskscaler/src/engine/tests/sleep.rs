@@ -5,7 +5,6 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::rig::{G, MONDAY, Rig, config, id, key, wanted};
-use crate::InstanceState;
 use crate::books::{Row, RowKey};
 use crate::config::Config;
 use crate::engine::Engine;
@@ -15,6 +14,7 @@ use crate::policy::Policies;
 use crate::sleep::{NotResumed, NotSuspended};
 use crate::time::{Now, Time};
 use crate::words::{Key, Removal};
+use muster_fleeting::model::InstanceState;
 
 const MINE: &str = "project 1, protected";
 

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use super::{Place, World};
-use crate::InstanceId;
 use crate::engine::{Engine, Violation};
 use crate::event::{Action, Event};
 use crate::operator::Act;
@@ -12,6 +11,7 @@ use crate::sim::happening::Happening;
 use crate::sim::turn::Turn;
 use crate::time::{HELD_AFTER, Time};
 use crate::words::{GroupId, Key};
+use muster_fleeting::model::InstanceId;
 
 /// Time that a request takes when the server does not hold it.
 const ANSWER: Duration = Duration::from_millis(50);

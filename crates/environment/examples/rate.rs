@@ -1,7 +1,7 @@
 //! How fast a fleet grows on a cloud that creates a limited number of instances per second, and how soon a job has one that
 //! runs. The whole way but the machines: plugin process, protocol, driver, engine, books on disk.
 //!
-//!     cargo run --release -p muster-taskscaler --example rate [INSTANCES] [CREATIONS_PER_SECOND] [BOOT_MS]
+//!     cargo run --release -p muster-environment --example rate [INSTANCES] [CREATIONS_PER_SECOND] [BOOT_MS]
 //!
 //! Prints one line of JSON. The same file is the plugin: a cloud of entries in a map, with a token bucket. The rate that the
 //! cloud allows is what it gives to one that asks at every instant: its burst at once, then so many in each second.
@@ -19,10 +19,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
+use muster_environment::instance::PluginGroup;
 use muster_fleeting::host::{Group, PluginSpec};
 use muster_fleeting::sdk::{self, ConnectInfo, Error, Init, InstanceId, InstanceState, Partial, Provider, Settings};
 use muster_taskscaler::config::{Config, GroupConfig};
-use muster_taskscaler::driver::{Buckets, Host, Journal, NoPreparation, Plugin, Scaler};
+use muster_taskscaler::driver::{Buckets, Host, Journal, NoPreparation, Scaler};
 use muster_taskscaler::policy::{Policies, Wanted};
 use muster_taskscaler::words::{Key, Request};
 use tokio::task::JoinSet;
@@ -138,7 +139,7 @@ async fn measure(instances: u32, rate: u32, boot_ms: u32) {
     let mut spec = PluginSpec::new(std::env::current_exe().unwrap());
     spec.arguments = vec![PLUGIN.to_owned()];
     spec.config = serde_json::json!({ "max_size": instances, "creations_per_second": rate, "boot_ms": boot_ms });
-    let host: Arc<dyn Host> = Plugin::new(Group::start(spec).await.unwrap());
+    let host: Arc<dyn Host> = PluginGroup::new(Group::start(spec).await.unwrap());
     // The defaults, but for jobs that have an instance each.
     let mut config = Config::new(GroupConfig::new("rate", instances));
     config.uses_max = Some(NonZeroU32::MIN);

@@ -1,0 +1,155 @@
+//! The scaler's instance group port, on a running fleeting plugin.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use muster_fleeting::host::{CallError, Group, Status};
+use muster_fleeting::model::{ConnectInfo, InstanceId, InstanceState};
+use muster_taskscaler::driver::{Host, HostStatus, Unanswered};
+use tokio::sync::watch;
+
+use super::provider::causes;
+
+/// Time before a call that the end of the plugin's process interrupted is made again.
+const RETRY_DELAY: Duration = Duration::from_millis(100);
+
+/// Instance group of one plugin process.
+#[derive(Debug)]
+pub struct PluginGroup {
+    group: Group,
+    status: watch::Receiver<HostStatus>,
+    follow: tokio::task::JoinHandle<()>,
+}
+
+impl PluginGroup {
+    /// Returns the instance group of a plugin that was started.
+    #[must_use]
+    pub fn new(group: Group) -> Arc<Self> {
+        let max_size = group.info().max_size;
+        let translate = move |status: &Status| match status {
+            Status::Up { .. } => HostStatus::Up { max_size },
+            Status::Down { cause, .. } => HostStatus::Down { cause: cause.clone() },
+            Status::Stopped => HostStatus::Down { cause: "it was stopped".to_owned() },
+        };
+        let mut plugin = group.status();
+        let (sender, status) = watch::channel(translate(&plugin.borrow_and_update()));
+        let follow = tokio::spawn(async move {
+            while plugin.changed().await.is_ok() {
+                sender.send_replace(translate(&plugin.borrow_and_update()));
+            }
+        });
+        Arc::new(Self { group, status, follow })
+    }
+
+    /// Returns the plugin itself, for what the scaler's port does not have.
+    #[must_use]
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// Returns the answer to a call about one instance, or `None` if the plugin was down and is up again: the call must be repeated then.
+    /// A plugin that is down proves nothing about the instance.
+    async fn answer_or_retry<T>(&self, answer: Result<T, CallError>) -> Option<Result<T, String>> {
+        match answer {
+            Err(error @ (CallError::Down { .. } | CallError::Broken { .. })) => {
+                tracing::debug!(plugin = self.group.name(), %error, "call is repeated when the plugin is up");
+            }
+            answer => return Some(answer.map_err(|error| causes(&error))),
+        }
+        // The connection breaks before the process is seen to have exited.
+        tokio::time::sleep(RETRY_DELAY).await;
+        let mut status = self.status.clone();
+        match status.wait_for(|status| matches!(status, HostStatus::Up { .. })).await {
+            Ok(_) => None,
+            Err(_) => Some(Err("the plugin was stopped".to_owned())),
+        }
+    }
+}
+
+/// Returns what a failed call about one instance proves.
+fn unanswered(error: &CallError) -> Unanswered {
+    let message = causes(error);
+    match error {
+        CallError::Down { .. } | CallError::Broken { .. } | CallError::Deadline { .. } => Unanswered::Plugin(message),
+        CallError::Refused { .. } | CallError::NoCapability { .. } | CallError::Nonsense { .. } => {
+            Unanswered::Instance(message)
+        }
+    }
+}
+
+#[async_trait]
+impl Host for PluginGroup {
+    fn status(&self) -> watch::Receiver<HostStatus> {
+        self.status.clone()
+    }
+
+    async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, String> {
+        let snapshot = self.group.update().await.map_err(|error| causes(&error))?;
+        let mut list: Vec<_> = snapshot.instances.into_iter().collect();
+        // The scaler matches new instances with requests in this order, which must not be that of a map.
+        list.sort_by(|(one, _), (other, _)| one.cmp(other));
+        Ok(list)
+    }
+
+    async fn increase(&self, n: u32) -> Result<u32, String> {
+        self.group.increase(n).await.map_err(|error| causes(&error))
+    }
+
+    async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
+        self.group.decrease(ids).await.map_err(|error| causes(&error))
+    }
+
+    fn can_suspend(&self) -> Option<bool> {
+        Some(self.group.info().can_suspend)
+    }
+
+    async fn suspend(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
+        self.group.suspend(ids).await.map_err(|error| causes(&error))
+    }
+
+    async fn resume(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
+        self.group.resume(ids).await.map_err(|error| causes(&error))
+    }
+
+    async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, Unanswered> {
+        self.group.connect_info(id).await.map_err(|error| unanswered(&error))
+    }
+
+    async fn heartbeat(&self, id: &InstanceId) -> Result<(), Unanswered> {
+        self.group.heartbeat(id).await.map_err(|error| unanswered(&error))
+    }
+
+    async fn host_keys(&self, id: &InstanceId) -> Result<Vec<String>, String> {
+        loop {
+            if let Some(answer) = self.answer_or_retry(self.group.host_keys(id).await).await {
+                return answer;
+            }
+        }
+    }
+
+    fn has_hooks(&self) -> bool {
+        self.group.features().hooks
+    }
+
+    async fn prepare_job(&self, id: &InstanceId, job: &str) -> Result<(), String> {
+        loop {
+            if let Some(answer) = self.answer_or_retry(self.group.prepare(id, job).await).await {
+                return answer;
+            }
+        }
+    }
+
+    async fn finish_job(&self, id: &InstanceId, job: &str) -> Result<(), String> {
+        loop {
+            if let Some(answer) = self.answer_or_retry(self.group.finish(id, job).await).await {
+                return answer;
+            }
+        }
+    }
+
+    async fn stop(self: Arc<Self>) {
+        self.follow.abort();
+        self.group.stop().await;
+    }
+}
