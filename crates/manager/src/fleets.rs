@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures::future::join_all;
-use muster_environment::instance::InstanceProvider;
-use muster_environment::instance::fleet::{self, Explanations, Reports, Source, Subject};
-use muster_environment::instance::numbers;
+use muster_executor::instance::InstanceExecutor;
+use muster_executor::instance::fleet::{self, Explanations, Reports, Source, Subject};
+use muster_executor::instance::numbers;
 use muster_telemetry::Telemetry;
 use muster_telemetry::http::{JsonAnswer, Page};
 use muster_telemetry::metrics::{self, EntryLabels, FamilyKind};
@@ -22,7 +22,7 @@ pub const STATUS_PATH: &str = "/debug/fleet/status";
 /// Why something is as it is: with `?job=`, `?instance=` or `?group=`, else the whole fleet; `&runner=` picks one.
 pub const EXPLAIN_PATH: &str = "/debug/fleet/explain";
 
-type Fleet = (EntryLabels, Arc<InstanceProvider>);
+type Fleet = (EntryLabels, Arc<InstanceExecutor>);
 
 /// See the module.
 #[derive(Default)]
@@ -70,7 +70,7 @@ impl Shown {
 }
 
 impl Fleets {
-    pub(crate) fn providers(&self) -> Vec<Arc<InstanceProvider>> {
+    pub(crate) fn providers(&self) -> Vec<Arc<InstanceExecutor>> {
         self.0.lock().iter().map(|(_, provider)| Arc::clone(provider)).collect()
     }
 }

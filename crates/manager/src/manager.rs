@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_config::settings::{RunnerKey, RunnerSettings, Settings};
-use muster_environment::Provider;
+use muster_executor::Executor;
 use muster_runner_api::client::{Client, ClientError};
 use muster_telemetry::{ProcessState, Telemetry};
 use tokio::sync::mpsc;
@@ -92,7 +92,7 @@ pub struct Manager {
 impl Manager {
     /// A manager with its state in `store` and its environments from `provider`, which tells of itself to `telemetry`.
     #[must_use]
-    pub fn new(settings: Settings, store: Store, provider: Arc<dyn Provider>, telemetry: Arc<Telemetry>) -> Self {
+    pub fn new(settings: Settings, store: Store, provider: Arc<dyn Executor>, telemetry: Arc<Telemetry>) -> Self {
         let store = Arc::new(store);
         let observer = Observer::new(telemetry);
         let (unreported, freed) = Unreported::new(settings.unreported_max);

@@ -1,6 +1,6 @@
 //! What operators do to instances and groups by hand: a socket in the directory of the books, for the user of this process
 //! and for root alone. An order is one line of JSON, and so is its answer
-//! ([`muster_environment::instance::operator`]). What is answered as done is in the books.
+//! ([`muster_executor::instance::operator`]). What is answered as done is in the books.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use muster_environment::instance::InstanceProvider;
-use muster_environment::instance::fleet::Report;
-use muster_environment::instance::operator::{Act, Answer, Order, Place, VERSION};
+use muster_executor::instance::InstanceExecutor;
+use muster_executor::instance::fleet::Report;
+use muster_executor::instance::operator::{Act, Answer, Order, Place, VERSION};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::{JoinHandle, JoinSet};
@@ -48,7 +48,7 @@ impl Desk {
     /// # Errors
     /// What the system says, or that another manager is at work there.
     pub(crate) fn open(books: &Path, fleets: Arc<Fleets>) -> io::Result<Self> {
-        let path = muster_environment::host::operator_socket_path(books).map_err(io::Error::other)?;
+        let path = muster_executor::host::operator_socket_path(books).map_err(io::Error::other)?;
         if std::os::unix::net::UnixStream::connect(&path).is_ok() {
             return Err(io::Error::new(io::ErrorKind::AddrInUse, "another manager answers there"));
         }
@@ -113,7 +113,7 @@ async fn converse(mut stream: UnixStream, fleets: &Fleets) -> io::Result<()> {
 async fn operate(fleets: &Fleets, order: &Order, user: u32) -> Result<String, String> {
     let providers = fleets.providers();
     let reports = join_all(providers.iter().map(|provider| provider.report())).await;
-    let found: Vec<(&Arc<InstanceProvider>, String, Place)> =
+    let found: Vec<(&Arc<InstanceExecutor>, String, Place)> =
         providers.iter().zip(&reports).flat_map(|(provider, report)| places(order, provider, report)).collect();
     let (provider, words, place) = match found.as_slice() {
         [] => return Err(nowhere(order, &reports)),
@@ -142,9 +142,9 @@ async fn operate(fleets: &Fleets, order: &Order, user: u32) -> Result<String, St
 /// What an order may mean in one fleet.
 fn places<'a>(
     order: &Order,
-    provider: &'a Arc<InstanceProvider>,
+    provider: &'a Arc<InstanceExecutor>,
     report: &Report,
-) -> Vec<(&'a Arc<InstanceProvider>, String, Place)> {
+) -> Vec<(&'a Arc<InstanceExecutor>, String, Place)> {
     let of_runner = order.runner.as_ref().is_none_or(|runner| report.runner == *runner);
     let Some(status) = report.status.as_ref().filter(|_| of_runner) else { return Vec::new() };
     let wanted = |group: &str| order.group.as_ref().is_none_or(|wanted| group == wanted);

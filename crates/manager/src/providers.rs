@@ -15,8 +15,8 @@ use async_trait::async_trait;
 use futures::FutureExt;
 use futures::future::{join_all, select_all};
 use muster_config::settings::{AutoscalerSettings, RunnerKey, RunnerSettings};
-use muster_environment::instance::{Executable, InstanceOptions, InstanceProvider, PluginSpec};
-use muster_environment::{Asking, Capacity, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey};
+use muster_executor::instance::{Executable, InstanceExecutor, InstanceOptions, PluginSpec};
+use muster_executor::{Capacity, EnvironmentRequest, Executor, ExecutorError, Lease, LeaseRecord, SlotKey};
 use muster_telemetry::Telemetry;
 use muster_telemetry::metrics::EntryLabels;
 use tokio::sync::watch;
@@ -47,7 +47,7 @@ pub struct Instances {
 }
 
 struct Fleet {
-    provider: Arc<InstanceProvider>,
+    provider: Arc<InstanceExecutor>,
     capacity: watch::Receiver<Capacity>,
     own: Own,
     labels: EntryLabels,
@@ -55,7 +55,7 @@ struct Fleet {
 
 /// The providers of all runners.
 pub(crate) struct Providers {
-    host: Arc<dyn Provider>,
+    host: Arc<dyn Executor>,
     of_host: watch::Receiver<Capacity>,
     instances: Option<Instances>,
     /// Where operators see the fleets; none without instances.
@@ -77,7 +77,7 @@ pub(crate) struct Providers {
 
 impl Providers {
     /// Those of this host only.
-    pub(crate) fn new(host: Arc<dyn Provider>) -> Self {
+    pub(crate) fn new(host: Arc<dyn Executor>) -> Self {
         Self {
             of_host: host.capacity(),
             host,
@@ -109,12 +109,12 @@ impl Providers {
     }
 
     /// Where the jobs run that were taken with these settings; `key` is what their runner goes by now.
-    pub(crate) fn of(&self, runner: &RunnerSettings, key: &RunnerKey) -> Arc<dyn Provider> {
+    pub(crate) fn of(&self, runner: &RunnerSettings, key: &RunnerKey) -> Arc<dyn Executor> {
         if runner.executor != INSTANCE {
             return Arc::clone(&self.host);
         }
         match self.fleets.get(key) {
-            Some(fleet) => Arc::<InstanceProvider>::clone(&fleet.provider),
+            Some(fleet) => Arc::<InstanceExecutor>::clone(&fleet.provider),
             None => Arc::new(Nowhere { capacity: watch::Sender::new(Capacity::of(0)) }),
         }
     }
@@ -208,7 +208,7 @@ impl Providers {
         let known = runners.iter().map(|runner| &runner.key).chain(self.fleets.keys()).chain(busy);
         let own = Shelf { folder: &instances.books }.take(runner, &known.cloned().collect())?;
         let name = if runner.name.is_empty() { runner.key.to_string() } else { runner.name.clone() };
-        let provider = InstanceProvider::start(InstanceOptions {
+        let provider = InstanceExecutor::start(InstanceOptions {
             name,
             settings: own.settings(settings),
             find_plugin: instances.find_plugin,
@@ -346,17 +346,17 @@ impl Nowhere {
 }
 
 #[async_trait]
-impl Provider for Nowhere {
+impl Executor for Nowhere {
     fn capacity(&self) -> watch::Receiver<Capacity> {
         self.capacity.subscribe()
     }
 
-    async fn acquire(&self, _: &SlotKey, _: &Asking) -> Result<Lease, EnvironmentError> {
-        Err(EnvironmentError::NotAcquired(format!("no instance can be had for the job: {}", Self::WHY)))
+    async fn acquire(&self, _: &SlotKey, _: &EnvironmentRequest) -> Result<Lease, ExecutorError> {
+        Err(ExecutorError::NotAcquired(format!("no instance can be had for the job: {}", Self::WHY)))
     }
 
-    async fn restore(&self, record: &LeaseRecord) -> Result<Lease, EnvironmentError> {
+    async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {
         let environment = format!("instance {}", record.environment);
-        Err(EnvironmentError::Lost { environment, message: Self::WHY.to_owned() })
+        Err(ExecutorError::Lost { environment, message: Self::WHY.to_owned() })
     }
 }

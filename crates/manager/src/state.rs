@@ -18,7 +18,7 @@
 //! is known there. So `reported` needs no write, and `finished` only where
 //! the slot is given back before the report is taken: a successor in `running` asks both, and goes on.
 
-use muster_environment::LeaseRecord;
+use muster_executor::LeaseRecord;
 use muster_job::{Attempt, FailureReason};
 use muster_runner_api::wire::UpdateRequest;
 use serde::{Deserialize, Serialize};
@@ -262,7 +262,7 @@ impl JobState {
 
 #[cfg(test)]
 mod tests {
-    use muster_environment::{Slot, SlotKey};
+    use muster_executor::{Slot, SlotKey};
 
     use super::*;
 

@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use muster_agent::Containment;
-use muster_environment::host::{HostOptions, OneAgent, READY_MARKER, one_agent};
-use muster_environment::instance::{self, CONNECTED, FAILED, MARK, OLDER};
+use muster_executor::host::{HostOptions, OneAgent, READY_MARKER, one_agent};
+use muster_executor::instance::{self, CONNECTED, FAILED, MARK, OLDER};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 

@@ -11,8 +11,8 @@ use std::time::Duration;
 use clap::ValueEnum;
 use muster_config::settings::{RunnerSettings, Settings};
 use muster_config::system_id;
-use muster_environment::Directories;
-use muster_environment::host::{HostOptions, HostProvider};
+use muster_executor::Directories;
+use muster_executor::host::{HostExecutor, HostOptions};
 use muster_job::Secret;
 use muster_manager::store::Store;
 use muster_manager::{Control, Manager, Order};
@@ -89,7 +89,7 @@ enum RunError {
     #[error("cannot {action} {}", path.display())]
     File { action: &'static str, path: PathBuf, source: std::io::Error },
     #[error(transparent)]
-    Environment(#[from] muster_environment::EnvironmentError),
+    Environment(#[from] muster_executor::ExecutorError),
     #[error(transparent)]
     Manager(#[from] muster_manager::ManagerError),
     #[error(transparent)]
@@ -149,7 +149,7 @@ async fn build(args: Args, telemetry: Arc<Telemetry>) -> Result<Manager, RunErro
     let executable = std::env::current_exe().map_err(file("find the executable", Path::new("/proc/self/exe")))?;
     let store = Store::open(&state_dir).await.map_err(muster_manager::ManagerError::from)?;
     crate::open_files::tell(args.concurrent);
-    let provider = HostProvider::new(HostOptions {
+    let provider = HostExecutor::new(HostOptions {
         state_dir: state_dir.clone(),
         directories: Directories { builds, cache, shared: true },
         slots: args.concurrent.min(crate::open_files::jobs_max()),

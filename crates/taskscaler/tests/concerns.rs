@@ -11,7 +11,7 @@ const CONCERNS: [(&str, &[&str], &[&str]); 5] = [
     ("what an instance is", &["local", "script", "static", "docker-machine"], &["the life of an instance"]),
     ("the life of an instance", &["fleeting", "remote"], &[]),
     ("how many there are", &["taskscaler"], &["the life of an instance"]),
-    ("which job gets which", &["environment"], &["how many there are", "the life of an instance"]),
+    ("which job gets which", &["executor"], &["how many there are", "the life of an instance"]),
     ("what runs there", &["agent", "steps", "builtins"], &[]),
 ];
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_environment::instance::PluginGroup;
+use muster_executor::instance::PluginGroup;
 use muster_fleeting::host::{Group, PluginSpec};
 use muster_fleeting::model::InstanceId;
 use muster_taskscaler::config::{Config, GroupConfig};

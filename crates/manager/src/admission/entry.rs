@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use muster_environment::REQUEST_HELD_AFTER;
+use muster_executor::REQUEST_HELD_AFTER;
 use muster_runner_api::retry::{Backoff, Policy, RETRY_AFTER_MAX};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};

@@ -26,7 +26,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use muster_environment::REQUEST_HELD_AFTER;
+use muster_executor::REQUEST_HELD_AFTER;
 use tokio::time::Instant;
 
 use entry::Entry;

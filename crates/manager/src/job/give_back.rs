@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use muster_agent_api::result::JobResult;
-use muster_environment::Environment;
+use muster_executor::ExecutionEnvironment;
 use muster_runner_api::wire::UpdateRequest;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
@@ -34,14 +34,14 @@ impl Unreported {
 
 /// Where a job has ended that has no slot any more.
 pub(super) struct Afterwards {
-    environment: Arc<dyn Environment>,
+    environment: Arc<dyn ExecutionEnvironment>,
     /// None beyond the bound: a job of an earlier start, whose slot is gone already.
     _place: Option<OwnedSemaphorePermit>,
 }
 
 impl Actor {
     /// Where the job is, with a slot or without.
-    pub(super) fn environment(&self) -> Option<Arc<dyn Environment>> {
+    pub(super) fn environment(&self) -> Option<Arc<dyn ExecutionEnvironment>> {
         let afterwards = || self.afterwards.as_ref().map(|afterwards| Arc::clone(&afterwards.environment));
         self.lease.as_ref().map(|lease| Arc::clone(&lease.environment)).or_else(afterwards)
     }

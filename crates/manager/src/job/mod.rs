@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 use muster_agent_api::client;
 use muster_config::settings::{RunnerKey, RunnerSettings};
-use muster_environment::{EnvironmentError, Lease, Provider};
+use muster_executor::{Executor, ExecutorError, Lease};
 use muster_job::mask::Secrets;
 use muster_job::{FailureReason, JobId};
 use muster_runner_api::client::Client;
@@ -67,7 +67,7 @@ pub(crate) struct Context {
     /// How many jobs may run.
     pub(crate) limits: Arc<RunLimits>,
     pub(crate) store: Arc<Store>,
-    pub(crate) provider: Arc<dyn Provider>,
+    pub(crate) provider: Arc<dyn Executor>,
     /// How long a lost agent is hoped for.
     pub(crate) agent_grace: Duration,
     /// How long a state that cannot be stored is tried.
@@ -116,7 +116,7 @@ struct Actor {
     /// `None` as long as the job waits until it may run, and after its slot was given back.
     permit: Option<RunPermit>,
     /// The lease of an earlier start, until it is there.
-    restoring: Option<AbortOnDropHandle<Result<Lease, EnvironmentError>>>,
+    restoring: Option<AbortOnDropHandle<Result<Lease, ExecutorError>>>,
     /// Where the job has ended, after its slot was given back.
     afterwards: Option<Afterwards>,
     /// An agent has the job's result.

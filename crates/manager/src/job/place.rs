@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use muster_agent_api::client::{AgentError, Run, RunOptions, Silence, run_until_taken};
 use muster_config::settings::TlsFiles;
-use muster_environment::{Directories, Environment, EnvironmentError, LeaseRecord, SlotKey};
+use muster_executor::{Directories, ExecutionEnvironment, ExecutorError, LeaseRecord, SlotKey};
 use muster_job::{FailureReason, Secret};
 
 use super::interrupt::{Interruption, heard};
@@ -124,7 +124,7 @@ impl Actor {
             Err(error) => {
                 self.watch.no_environment();
                 let message = match error {
-                    EnvironmentError::NotAcquired(message) => message,
+                    ExecutorError::NotAcquired(message) => message,
                     error => format!("no environment can be had: {error}"),
                 };
                 self.end(FailureReason::RunnerSystemFailure, None, &message).await
@@ -356,7 +356,7 @@ fn moved(message: &str, had_machine: bool) -> String {
 }
 
 /// Where jobs find their files in the place, once it is reached; the caller bounds the time.
-async fn reach(environment: &dyn Environment) -> Directories {
+async fn reach(environment: &dyn ExecutionEnvironment) -> Directories {
     let (mut wait, cap) = REACH_AGAIN;
     loop {
         match environment.directories().await {

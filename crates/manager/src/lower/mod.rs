@@ -28,7 +28,7 @@ use std::sync::Arc;
 use muster_agent_api::builtin::UnpackLimits;
 use muster_agent_api::plan::{Coordinator, JobPlan, job_steps};
 use muster_agent_api::step_runner::{Job, RunRequest, Variable as AgentVariable};
-use muster_environment::{Directories, Share, Slot};
+use muster_executor::{Directories, Slot, SlotShare};
 use muster_job::mask::Secrets;
 use muster_job::{FailureReason, Secret, Variable, expand_within};
 use muster_runner_api::payload::JobPayload;
@@ -59,7 +59,7 @@ pub struct Placement {
     /// What the runner's `tls-*-file` keys lead to.
     pub certificates: Certificates,
     /// The job's part of an environment that it shares with others.
-    pub share: Option<Share>,
+    pub share: Option<SlotShare>,
 }
 
 impl Placement {

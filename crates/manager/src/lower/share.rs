@@ -2,8 +2,8 @@
 
 use muster_agent_api::builtin::{Share, StickyContext};
 use muster_config::settings::RunnerSettings;
-use muster_environment::Asking;
-use muster_environment::instance::{cpu_milli, memory_bytes};
+use muster_executor::EnvironmentRequest;
+use muster_executor::instance::{cpu_milli, memory_bytes};
 use muster_job::expand;
 use muster_runner_api::payload::JobPayload;
 use sha2::{Digest, Sha256};
@@ -48,13 +48,13 @@ pub(super) fn protected(payload: &JobPayload) -> Option<bool> {
 ///
 /// # Errors
 /// It asks for what it cannot have, for people.
-pub(crate) fn asking(payload: &JobPayload, runner: &RunnerSettings) -> Result<Asking, String> {
+pub(crate) fn asking(payload: &JobPayload, runner: &RunnerSettings) -> Result<EnvironmentRequest, String> {
     let resume = suspension::resumes(payload, runner)?;
-    Ok(Asking { resume, ..needs(payload, runner) })
+    Ok(EnvironmentRequest { resume, ..needs(payload, runner) })
 }
 
-fn needs(payload: &JobPayload, runner: &RunnerSettings) -> Asking {
-    Asking {
+fn needs(payload: &JobPayload, runner: &RunnerSettings) -> EnvironmentRequest {
+    EnvironmentRequest {
         name: payload.job_info.name.clone(),
         protected: protected(payload).unwrap_or_default(),
         cpu_milli: value(payload, &CPU).and_then(|(_, text)| cpu_milli(text)),
@@ -62,7 +62,7 @@ fn needs(payload: &JobPayload, runner: &RunnerSettings) -> Asking {
         // Of a level that nobody knows there is no context that could be its own.
         sticky: protected(payload).is_some() && value(payload, &[STICKY]).is_none_or(|(_, text)| text != "false"),
         image: vm_image(payload, runner),
-        ..Asking::new(payload.id)
+        ..EnvironmentRequest::new(payload.id)
     }
 }
 

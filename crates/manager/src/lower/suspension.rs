@@ -4,7 +4,7 @@
 //! scaler, and a key only names it.
 
 use muster_config::settings::RunnerSettings;
-use muster_environment::Resume;
+use muster_executor::ResumeRequest;
 use muster_runner_api::payload::JobPayload;
 use url::form_urlencoded;
 
@@ -63,7 +63,7 @@ fn prefix(runner: &RunnerSettings) -> String {
 ///
 /// # Errors
 /// It asks for what is not here, for people.
-pub(crate) fn resumes(payload: &JobPayload, runner: &RunnerSettings) -> Result<Option<Resume>, String> {
+pub(crate) fn resumes(payload: &JobPayload, runner: &RunnerSettings) -> Result<Option<ResumeRequest>, String> {
     if !is_resumed(payload, runner) {
         return Ok(None);
     }
@@ -75,7 +75,7 @@ pub(crate) fn resumes(payload: &JobPayload, runner: &RunnerSettings) -> Result<O
     })?;
     let name = form_urlencoded::parse(fields.as_bytes()).find(|(field, _)| field == NAME).map(|(_, name)| name);
     let name = name.ok_or_else(|| refused(&format!("its key has no `{NAME}`")))?;
-    Ok(Some(Resume { name: name.into_owned(), owner }))
+    Ok(Some(ResumeRequest { name: name.into_owned(), owner }))
 }
 
 /// Whether the job asks to go on in what another one left.
@@ -131,7 +131,7 @@ mod tests {
         .unwrap()
     }
 
-    fn asked(runner: &RunnerSettings, key: &str) -> Result<Option<Resume>, String> {
+    fn asked(runner: &RunnerSettings, key: &str) -> Result<Option<ResumeRequest>, String> {
         resumes(&payload(json!({ "runtime_environment_key": key })), runner)
     }
 
@@ -139,7 +139,7 @@ mod tests {
     fn a_key_leads_back_to_what_it_was_made_of() {
         let key = key(&runner(), "job-1-ab cd");
         assert_eq!(key, "7/s_0123%2056/acquisition-key=job-1-ab+cd");
-        let Resume { name, owner } = asked(&runner(), &key).unwrap().unwrap();
+        let ResumeRequest { name, owner } = asked(&runner(), &key).unwrap().unwrap();
         assert_eq!(name, "job-1-ab cd");
         assert_eq!(Some(owner), leaves(&payload(json!({ "suspend_on_success": true })), &runner(), true));
     }

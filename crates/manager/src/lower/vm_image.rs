@@ -1,7 +1,7 @@
 //! The image of a job's virtual machine (fleeting.md 8.4).
 
 use globset::GlobBuilder;
-use muster_environment::VmImage;
+use muster_executor::VmImage;
 use muster_job::Variable;
 use muster_runner_api::payload::JobPayload;
 

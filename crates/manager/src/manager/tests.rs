@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use muster_environment::{Asking, Capacity, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey};
+use muster_executor::{Capacity, EnvironmentRequest, Executor, ExecutorError, Lease, LeaseRecord, SlotKey};
 use muster_telemetry::Build;
 use muster_telemetry::spans::SpanSettings;
 use tokio::sync::watch;
@@ -11,17 +11,17 @@ use super::*;
 struct NoPlace;
 
 #[async_trait]
-impl Provider for NoPlace {
+impl Executor for NoPlace {
     fn capacity(&self) -> watch::Receiver<Capacity> {
         watch::Sender::new(Capacity::of(0)).subscribe()
     }
 
-    async fn acquire(&self, _: &SlotKey, _: &Asking) -> Result<Lease, EnvironmentError> {
-        Err(EnvironmentError::NotAcquired("there is none".to_owned()))
+    async fn acquire(&self, _: &SlotKey, _: &EnvironmentRequest) -> Result<Lease, ExecutorError> {
+        Err(ExecutorError::NotAcquired("there is none".to_owned()))
     }
 
-    async fn restore(&self, _: &LeaseRecord) -> Result<Lease, EnvironmentError> {
-        Err(EnvironmentError::NotAcquired("there is none".to_owned()))
+    async fn restore(&self, _: &LeaseRecord) -> Result<Lease, ExecutorError> {
+        Err(ExecutorError::NotAcquired("there is none".to_owned()))
     }
 }
 

@@ -9,7 +9,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use muster_environment::instance::{files, fleet};
+use muster_executor::instance::{files, fleet};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use muster_environment::{LeaseRecord, Slot, SlotKey};
+use muster_executor::{LeaseRecord, Slot, SlotKey};
 use muster_job::{JobId, Secret};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};

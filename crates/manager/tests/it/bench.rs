@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use muster_agent_api::client::AgentConnection;
 use muster_config::settings::{RunnerSettings, Settings};
-use muster_environment::{
-    Asking, Capacity, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey, Slots,
+use muster_executor::{
+    Capacity, Directories, EnvironmentRequest, ExecutionEnvironment, Executor, ExecutorError, Lease, LeaseRecord,
+    SlotKey, Slots,
 };
 use muster_job::{JobId, Secret};
 use muster_manager::store::{Store, StoreError};
@@ -181,7 +182,7 @@ impl Bench {
     pub(crate) async fn manager_with_quota(&self, settings: Settings, quota: Quota) -> Running {
         let store = self.store().await;
         let state_limit = store.limit();
-        let provider = FakeProvider::new(self.home.path(), self.capacity.clone(), self.given.clone());
+        let provider = FakeExecutor::new(self.home.path(), self.capacity.clone(), self.given.clone());
         let telemetry = Telemetry::new(&Build::default(), &Arc::default(), SpanSettings::default());
         let manager = Manager::new(settings, store, Arc::new(provider), Arc::clone(&telemetry));
         let (control, orders) = Control::new();
@@ -220,7 +221,7 @@ impl Bench {
 }
 
 /// Slots, and one environment: the agent in memory.
-struct FakeProvider {
+struct FakeExecutor {
     slots: Slots,
     capacity: watch::Sender<Capacity>,
     environment: Arc<FakeEnvironment>,
@@ -232,14 +233,14 @@ struct FakeEnvironment {
     socket: std::path::PathBuf,
 }
 
-impl FakeProvider {
+impl FakeExecutor {
     fn new(home: &Path, capacity: watch::Sender<Capacity>, given: watch::Sender<Vec<u32>>) -> Self {
         let directories = Directories { builds: home.join("builds"), cache: home.join("cache"), shared: true };
         let environment = Arc::new(FakeEnvironment { directories, socket: home.join("agent.sock") });
         Self { slots: Slots::new(SLOTS), capacity, environment, given }
     }
 
-    fn lease(&self, taken: muster_environment::TakenSlot) -> Lease {
+    fn lease(&self, taken: muster_executor::TakenSlot) -> Lease {
         let record = LeaseRecord {
             environment: "fake".to_owned(),
             slot: taken.slot.clone(),
@@ -251,36 +252,36 @@ impl FakeProvider {
 }
 
 #[async_trait]
-impl Provider for FakeProvider {
+impl Executor for FakeExecutor {
     fn capacity(&self) -> watch::Receiver<Capacity> {
         self.capacity.subscribe()
     }
 
-    async fn acquire(&self, key: &SlotKey, _: &Asking) -> Result<Lease, EnvironmentError> {
+    async fn acquire(&self, key: &SlotKey, _: &EnvironmentRequest) -> Result<Lease, ExecutorError> {
         let lease = self.lease(self.slots.take(key).expect("a manager takes no more jobs than there are slots"));
         self.given.send_modify(|given| given.push(lease.record.slot.id));
         Ok(lease)
     }
 
-    async fn restore(&self, record: &LeaseRecord) -> Result<Lease, EnvironmentError> {
+    async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {
         Ok(self.lease(self.slots.take_again(&record.slot).expect("a slot of an earlier start is free")))
     }
 
-    fn without_lease(&self, _: &LeaseRecord) -> Option<Arc<dyn Environment>> {
+    fn without_lease(&self, _: &LeaseRecord) -> Option<Arc<dyn ExecutionEnvironment>> {
         Some(self.environment.clone())
     }
 }
 
 #[async_trait]
-impl Environment for FakeEnvironment {
-    async fn connect(&self) -> Result<AgentConnection, EnvironmentError> {
+impl ExecutionEnvironment for FakeEnvironment {
+    async fn connect(&self) -> Result<AgentConnection, ExecutorError> {
         let socket = self.socket.clone();
         let place = socket.display().to_string();
         let dial = move || UnixStream::connect(socket.clone());
         Ok(AgentConnection::open(place, dial).await?)
     }
 
-    async fn directories(&self) -> Result<Directories, EnvironmentError> {
+    async fn directories(&self) -> Result<Directories, ExecutorError> {
         Ok(self.directories.clone())
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use muster_agent_api::result::Outcome;
 use muster_config::settings::{RunnerSettings, Settings};
-use muster_environment::Capacity;
+use muster_executor::Capacity;
 use muster_job::{JobId, JobStatus, Secret};
 use muster_manager::Order;
 use muster_runner_api::test_support::{Call, Fault};

@@ -8,9 +8,10 @@ use async_trait::async_trait;
 use muster_agent_api::client::AgentConnection;
 use muster_agent_api::result::Outcome;
 use muster_config::settings::{RunnerSettings, Settings};
-use muster_environment::instance::SILENCE_MAX;
-use muster_environment::{
-    Asking, Capacity, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey, Slots,
+use muster_executor::instance::SILENCE_MAX;
+use muster_executor::{
+    Capacity, Directories, EnvironmentRequest, ExecutionEnvironment, Executor, ExecutorError, Lease, LeaseRecord,
+    SlotKey, Slots,
 };
 use muster_job::{JobStatus, Secret};
 use muster_manager::store::Store;
@@ -108,8 +109,8 @@ struct Far {
 }
 
 #[async_trait]
-impl Environment for Far {
-    async fn connect(&self) -> Result<AgentConnection, EnvironmentError> {
+impl ExecutionEnvironment for Far {
+    async fn connect(&self) -> Result<AgentConnection, ExecutorError> {
         let (near, mut far) = tokio::io::duplex(1 << 16);
         let (socket, mut frozen) = (self.socket.clone(), self.frozen.clone());
         tokio::spawn(async move {
@@ -124,7 +125,7 @@ impl Environment for Far {
         Ok(AgentConnection::over("i1".to_owned(), near).await?)
     }
 
-    async fn directories(&self) -> Result<Directories, EnvironmentError> {
+    async fn directories(&self) -> Result<Directories, ExecutorError> {
         Ok(Directories { builds: self.home.join("builds"), cache: self.home.join("cache"), shared: true })
     }
 
@@ -141,7 +142,7 @@ struct Instances {
 }
 
 impl Instances {
-    fn lease(&self, taken: muster_environment::TakenSlot) -> Lease {
+    fn lease(&self, taken: muster_executor::TakenSlot) -> Lease {
         let (environment, slot) = ("i1".to_owned(), taken.slot.clone());
         let record = LeaseRecord { environment, slot, claim: "claim".to_owned(), machine: None };
         Lease::new(record, self.environment.clone(), Box::new(taken))
@@ -149,19 +150,19 @@ impl Instances {
 }
 
 #[async_trait]
-impl Provider for Instances {
+impl Executor for Instances {
     fn capacity(&self) -> watch::Receiver<Capacity> {
         self.capacity.subscribe()
     }
 
-    async fn acquire(&self, key: &SlotKey, _: &Asking) -> Result<Lease, EnvironmentError> {
+    async fn acquire(&self, key: &SlotKey, _: &EnvironmentRequest) -> Result<Lease, ExecutorError> {
         if !self.has_slots {
             return std::future::pending().await;
         }
         Ok(self.lease(self.slots.take(key).unwrap()))
     }
 
-    async fn restore(&self, record: &LeaseRecord) -> Result<Lease, EnvironmentError> {
+    async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {
         Ok(self.lease(self.slots.take_again(&record.slot).unwrap()))
     }
 }

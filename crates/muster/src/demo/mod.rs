@@ -97,7 +97,7 @@ enum DemoError {
     #[error(transparent)]
     Store(#[from] muster_manager::store::StoreError),
     #[error(transparent)]
-    Environment(#[from] muster_environment::EnvironmentError),
+    Environment(#[from] muster_executor::ExecutorError),
     #[error(transparent)]
     Manager(#[from] muster_manager::ManagerError),
     #[error(transparent)]

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use muster_config::{self as config, Facts, Surroundings};
 use muster_coordinator::{Coordinator, NewRunner, Options};
-use muster_environment::Directories;
-use muster_environment::host::{HostOptions, HostProvider};
+use muster_executor::Directories;
+use muster_executor::host::{HostExecutor, HostOptions};
 use muster_manager::store::Store;
 use muster_manager::{Control, Manager, ManagerError, Order};
 use muster_taskscaler::fleet::offline;
@@ -77,7 +77,7 @@ impl World {
         let observed = Observed::start(Some("127.0.0.1:0")).await?;
         let address = observed.address.ok_or_else(|| DemoError::Defect("the manager has no address".to_owned()))?;
         let (state, store) = (path("manager"), Store::open(&path("manager")).await?);
-        let host = HostProvider::new(HostOptions {
+        let host = HostExecutor::new(HostOptions {
             state_dir: state.clone(),
             directories: Directories { builds: path("builds"), cache: path("cache"), shared: true },
             slots: 1,

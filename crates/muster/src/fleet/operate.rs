@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use muster_environment::EnvironmentError;
-use muster_environment::host::operator_socket_path;
+use muster_executor::ExecutorError;
+use muster_executor::host::operator_socket_path;
 use muster_taskscaler::operator::{Act, Answer, Order, VERSION};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
@@ -63,7 +63,7 @@ enum OperateError {
     #[error(transparent)]
     Ask(#[from] AskError),
     #[error(transparent)]
-    Socket(#[from] EnvironmentError),
+    Socket(#[from] ExecutorError),
     #[error(
         "no manager with instances works on {}: start it, or name its state directory with --state-dir", directory.display()
     )]

@@ -5,7 +5,7 @@ mod share;
 mod size;
 
 use muster_agent_api::builtin::{ArtifactsUploads, Origin};
-use muster_environment::SlotKey;
+use muster_executor::SlotKey;
 use muster_job::Secret;
 use serde_json::{Value, json};
 

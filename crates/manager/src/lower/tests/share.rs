@@ -3,18 +3,21 @@
 use std::time::Duration;
 
 use muster_agent_api::builtin::Share as Part;
-use muster_environment::{Share, Sticky};
+use muster_executor::{SlotShare, StickyContextSettings};
 
 use super::*;
 
 /// Slot 3 of an instance, with one more slot.
-fn shared() -> Share {
-    let sticky =
-        Sticky { root: "/home/ci/.muster/contexts".into(), size_max_bytes: 9, age_max: Duration::from_secs(8) };
-    Share { slot: 3, slots: 2, memory_bytes: 7, measured: false, sticky: Some(sticky), is_alone: false }
+fn shared() -> SlotShare {
+    let sticky = StickyContextSettings {
+        root: "/home/ci/.muster/contexts".into(),
+        size_max_bytes: 9,
+        age_max: Duration::from_secs(8),
+    };
+    SlotShare { slot: 3, slots: 2, memory_bytes: 7, measured: false, sticky: Some(sticky), is_alone: false }
 }
 
-fn lowered_on(share: Share, change: impl FnOnce(&mut RunnerSettings), more: Value) -> LoweredJob {
+fn lowered_on(share: SlotShare, change: impl FnOnce(&mut RunnerSettings), more: Value) -> LoweredJob {
     let mut runner = runner();
     change(&mut runner);
     let placement = Placement { runner: Arc::new(runner), share: Some(share), ..placement() };
@@ -50,7 +53,7 @@ fn the_cgroup_of_the_slot_is_that_of_the_template() {
         runner.slot_cgroup_template = Some("ci/$slot/${other}x".to_owned());
     };
     assert_eq!(part(&lowered_on(shared(), own, json!({}))).cgroup, "ci/3/x");
-    let measured = Share { measured: true, ..shared() };
+    let measured = SlotShare { measured: true, ..shared() };
     assert_eq!(part(&lowered_on(measured, |_| {}, json!({}))).cgroup, "gitlab-runner/slot-3");
 }
 
@@ -126,7 +129,7 @@ fn a_job_chooses_the_image_of_its_machine_and_else_the_runner_does() {
         change(&mut runner);
         asking(&payload(more), &runner).unwrap().image
     };
-    let image = |name: &str, is_of_job| Ok(muster_environment::VmImage { name: name.to_owned(), is_of_job });
+    let image = |name: &str, is_of_job| Ok(muster_executor::VmImage { name: name.to_owned(), is_of_job });
     assert_eq!(with(&|_| {}, json!({ "image": { "name": "ubuntu" } })), image("ubuntu", true));
     assert_eq!(with(&isolated, json!({})), image("macos-14", false));
     assert_eq!(with(&isolated, json!({ "image": { "name": "" } })), image("macos-14", false));
@@ -170,7 +173,7 @@ fn a_job_has_only_images_that_the_runner_allows() {
 #[test]
 fn jobs_that_never_meet_have_one_build_directory() {
     let with = |is_alone| {
-        let share = Share { is_alone, ..shared() };
+        let share = SlotShare { is_alone, ..shared() };
         lowered_on(share, |runner| runner.on_instances.use_common_build_dir = true, json!({}))
     };
     let common = with(true);

@@ -21,9 +21,9 @@ use std::sync::Arc;
 use muster_config::edit::{self, EditError};
 use muster_config::settings::Settings;
 use muster_config::{NoPlugin, Severity, Surroundings};
-use muster_environment::Directories;
-use muster_environment::host::{HostOptions, HostProvider};
-use muster_environment::instance::Executable;
+use muster_executor::Directories;
+use muster_executor::host::{HostExecutor, HostOptions};
+use muster_executor::instance::Executable;
 use muster_fleeting::host::PluginSpec;
 use muster_fleeting::install;
 use muster_manager::reload::ConfigWatch;
@@ -88,7 +88,7 @@ enum RunError {
     #[error(transparent)]
     State(#[from] StoreError),
     #[error(transparent)]
-    Environment(#[from] muster_environment::EnvironmentError),
+    Environment(#[from] muster_executor::ExecutorError),
     #[error(transparent)]
     Manager(#[from] ManagerError),
     #[error(transparent)]
@@ -204,12 +204,12 @@ async fn manage(work: Work, signals: Signals) -> Result<ExitCode, RunError> {
     ended
 }
 
-fn provider(host: Host, hidden: Vec<String>) -> Result<HostProvider, RunError> {
+fn provider(host: Host, hidden: Vec<String>) -> Result<HostExecutor, RunError> {
     let executable =
         std::env::current_exe().map_err(|source| RunError::Path { path: PathBuf::from("/proc/self/exe"), source })?;
     let directories =
         Directories { builds: absolute(Path::new("builds"))?, cache: absolute(Path::new("cache"))?, shared: true };
-    Ok(HostProvider::new(HostOptions {
+    Ok(HostExecutor::new(HostOptions {
         state_dir: host.state_dir,
         directories,
         slots: open_files::jobs_max(),

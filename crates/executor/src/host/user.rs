@@ -11,7 +11,7 @@ use std::process::Command;
 use rustix::process::{Gid, Uid};
 
 use super::HostOptions;
-use crate::EnvironmentError;
+use crate::ExecutorError;
 
 /// Where the agent has its files: apart from the manager's, where it is another user's.
 pub(super) fn agent_dir(options: &HostOptions) -> PathBuf {
@@ -30,8 +30,8 @@ pub(super) struct Owner {
 
 impl Owner {
     /// Looks a user up, also one that only a directory service knows.
-    pub(super) fn of(name: &str) -> Result<Self, EnvironmentError> {
-        let fail = |message: String| EnvironmentError::User { name: name.to_owned(), message };
+    pub(super) fn of(name: &str) -> Result<Self, ExecutorError> {
+        let fail = |message: String| ExecutorError::User { name: name.to_owned(), message };
         // A name that looks like an option, or leads out of the state directory, is none.
         if name.is_empty() || name.starts_with('-') || name.contains(['/', '\0']) {
             return Err(fail("this is no name of a user".to_owned()));

@@ -11,9 +11,9 @@ use tokio::time::Instant;
 
 use super::isolation::NotMade;
 use super::lease::{Held, leased};
-use super::provider::{InstanceProvider, Shared};
+use super::provider::{InstanceExecutor, Shared};
 use super::share;
-use crate::{Asking, EnvironmentError, Lease, Resume, SlotKey};
+use crate::{EnvironmentRequest, ExecutorError, Lease, ResumeRequest, SlotKey};
 
 /// Slots that may be lost, or be refused by the plugin, before a job gets one.
 const MOVES_MAX: usize = 10;
@@ -25,22 +25,21 @@ const MACHINE_PAUSE: Duration = Duration::from_secs(1);
 /// What a job wants, and what became of its tries to get it.
 struct Search<'a> {
     key: &'a SlotKey,
-    job: &'a Asking,
+    job: &'a EnvironmentRequest,
     moved: Vec<String>,
     /// The instance that was tried last.
     tried: Option<Tried>,
 }
 
-impl InstanceProvider {
+impl InstanceExecutor {
     /// A place for a job. Waits until there is one; cancel-safe.
-    pub(super) async fn place_for(&self, key: &SlotKey, job: &Asking) -> Result<Lease, EnvironmentError> {
+    pub(super) async fn place_for(&self, key: &SlotKey, job: &EnvironmentRequest) -> Result<Lease, ExecutorError> {
         let counted = UnderWay::count(&self.shared);
         let (limit, began) = (self.shared.settings().instance_acquire_timeout, Instant::now());
         let scaler = tokio::time::timeout(limit, self.shared.scaler()).await.map_err(|_| self.not_within(limit))?;
         // From now on they do not change.
         let isolation = self.shared.settings().isolation.clone();
-        let image =
-            isolation.is_some().then(|| job.image.clone()).transpose().map_err(EnvironmentError::NotAcquired)?;
+        let image = isolation.is_some().then(|| job.image.clone()).transpose().map_err(ExecutorError::NotAcquired)?;
         if let Some(resume) = &job.resume {
             let held = self.resumed(&scaler, key, job, resume).await?;
             return Ok(leased(held, counted));
@@ -59,7 +58,7 @@ impl InstanceProvider {
             search.moved.push(why.clone());
             failures.push(why);
             if failures.len() >= MACHINES_MAX {
-                return Err(EnvironmentError::NotAcquired(failures.join("; then ")));
+                return Err(ExecutorError::NotAcquired(failures.join("; then ")));
             }
             tokio::time::sleep(MACHINE_PAUSE).await;
             // Only the wait for a slot is limited by it.
@@ -75,10 +74,10 @@ impl InstanceProvider {
         &self,
         scaler: &Scaler,
         key: &SlotKey,
-        job: &Asking,
-        resume: &Resume,
-    ) -> Result<Held, EnvironmentError> {
-        let refused = |why: String| EnvironmentError::NotAcquired(format!("the job environment is not resumed: {why}"));
+        job: &EnvironmentRequest,
+        resume: &ResumeRequest,
+    ) -> Result<Held, ExecutorError> {
+        let refused = |why: String| ExecutorError::NotAcquired(format!("the job environment is not resumed: {why}"));
         if self.shared.settings().isolation.is_some() {
             return Err(refused("with vm_isolation no environment outlives its job".to_owned()));
         }
@@ -88,7 +87,7 @@ impl InstanceProvider {
             None => scaler.admit(key_of(job.id)),
         };
         self.shared.again.notify_one();
-        let Resume { name, owner } = resume.clone();
+        let ResumeRequest { name, owner } = resume.clone();
         let lease = promise.resume(name, owner).await.map_err(|failure| refused(failure.to_string()))?;
         let gone = |why| refused(format!("{why}; run the job again that leaves it"));
         prepared(&lease, self.limit()).await.map_err(gone)?;
@@ -97,7 +96,7 @@ impl InstanceProvider {
     }
 
     /// A slot of an instance, which nobody has used yet. Dropped, it is free again.
-    async fn slot(&self, scaler: &Scaler, search: &mut Search<'_>, limit: Duration) -> Result<Held, EnvironmentError> {
+    async fn slot(&self, scaler: &Scaler, search: &mut Search<'_>, limit: Duration) -> Result<Held, ExecutorError> {
         let (began, job) = (Instant::now(), search.job);
         let promise = self.shared.promises.lock().pop();
         let mut promise = match promise {
@@ -114,14 +113,14 @@ impl InstanceProvider {
                     AcquireFailure::Timeout { why, .. } => AcquireFailure::Timeout { limit: self.limit(), why },
                     failure => failure,
                 };
-                EnvironmentError::NotAcquired(failure.to_string())
+                ExecutorError::NotAcquired(failure.to_string())
             })?;
             let why = match prepared(&lease, limit.saturating_sub(began.elapsed())).await {
                 Ok(()) => break lease,
                 Err(why) => why,
             };
             if search.moved.len() >= MOVES_MAX || began.elapsed() >= limit {
-                return Err(EnvironmentError::NotAcquired(why));
+                return Err(ExecutorError::NotAcquired(why));
             }
             tracing::warn!(job = job.id.0, why, "another slot is looked for, nothing was started");
             search.moved.push(why);
@@ -140,10 +139,10 @@ impl InstanceProvider {
         self.shared.settings().instance_acquire_timeout
     }
 
-    fn not_within(&self, limit: Duration) -> EnvironmentError {
+    fn not_within(&self, limit: Duration) -> ExecutorError {
         let why = self.shared.capacity.borrow().why.clone().unwrap_or_default();
         let seconds = limit.as_secs();
-        EnvironmentError::NotAcquired(format!(
+        ExecutorError::NotAcquired(format!(
             "unable to acquire instance within the configured timeout of {seconds}s: {why}"
         ))
     }

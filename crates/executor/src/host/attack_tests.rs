@@ -42,7 +42,7 @@ async fn no_process_is_ended_because_an_impostor_names_it() {
     for claimed in [victim.pid(), -1, 0, 1, i64::from(u32::MAX), i64::MIN] {
         let home = tempfile::tempdir().unwrap();
         let options = options(home.path(), "/bin/sh");
-        HostProvider::new(options.clone()).unwrap();
+        HostExecutor::new(options.clone()).unwrap();
         let impostor = serve(&home.path().join("state/agent.sock"), claimed);
         let found = one_agent(options).await;
         assert!(victim.lives(), "the process that the impostor named was ended");
@@ -62,7 +62,7 @@ async fn an_impostor_that_names_the_process_of_another_agent_gets_no_job() {
     let impostor = serve_as(&home.path().join("state/agent.sock"), env!("CARGO_PKG_VERSION"), agent.pid());
 
     let key = SlotKey { runner: "short".to_owned(), project_id: 3 };
-    let lease = provider.acquire(&key, &Asking::new(JobId(1))).await.unwrap();
+    let lease = provider.acquire(&key, &EnvironmentRequest::new(JobId(1))).await.unwrap();
     assert_ne!(lease.record.environment, "host", "a new job is given to the impostor");
     lease.release();
     let record = LeaseRecord {
@@ -95,7 +95,7 @@ async fn a_process_with_the_id_of_an_earlier_agent_is_not_that_agent() {
         std::fs::write(&record, record_of_another.to_string()).unwrap();
         let provider = super::tests::provider(home.path(), "/nonexistent");
         let error = provider.agents.named("host").unwrap().connect().await.unwrap_err();
-        assert!(matches!(error, EnvironmentError::Untrusted { .. }), "{field}: {error}");
+        assert!(matches!(error, ExecutorError::Untrusted { .. }), "{field}: {error}");
     }
     // Jobs can put something in the place of the record if they run as the user of the manager.
     std::fs::remove_file(&record).unwrap();
@@ -103,7 +103,7 @@ async fn a_process_with_the_id_of_an_earlier_agent_is_not_that_agent() {
     assert!(fifo.success());
     let provider = super::tests::provider(home.path(), "/nonexistent");
     let error = provider.agents.named("host").unwrap().connect().await.unwrap_err();
-    assert!(matches!(error, EnvironmentError::Untrusted { .. }), "{error}");
+    assert!(matches!(error, ExecutorError::Untrusted { .. }), "{error}");
     impostor.shutdown_background();
 }
 
@@ -126,11 +126,11 @@ async fn what_su_starts_is_known_as_the_child_of_this_manager_and_to_no_other_ma
     let agent = executable(home.path(), LISTEN);
     // The user is root, because on some machines `nobody` cannot execute the agent.
     let options = HostOptions { user: Some("root".to_owned()), ..options(home.path(), agent) };
-    let connect = async || HostProvider::new(options.clone()).unwrap().agents.first().unwrap().connect().await;
+    let connect = async || HostExecutor::new(options.clone()).unwrap().agents.first().unwrap().connect().await;
     let error = connect().await.unwrap_err();
-    assert!(matches!(error, EnvironmentError::Unreachable(_)), "it is trusted, and speaks no gRPC: {error}");
+    assert!(matches!(error, ExecutorError::Unreachable(_)), "it is trusted, and speaks no gRPC: {error}");
     let error = connect().await.unwrap_err();
-    assert!(matches!(error, EnvironmentError::Untrusted { .. }), "{error}");
+    assert!(matches!(error, ExecutorError::Untrusted { .. }), "{error}");
 }
 
 #[test]
@@ -140,13 +140,13 @@ fn a_directory_in_which_others_can_put_a_socket_is_refused() {
     for mode in [0o777, 0o770, 0o1777] {
         std::fs::create_dir_all(&state).unwrap();
         std::fs::set_permissions(&state, std::fs::Permissions::from_mode(mode)).unwrap();
-        let error = HostProvider::new(options(home.path(), "/nonexistent")).unwrap_err().to_string();
+        let error = HostExecutor::new(options(home.path(), "/nonexistent")).unwrap_err().to_string();
         assert!(error.contains("chmod 700") && error.contains("state"), "{mode:o}: {error}");
     }
     // Who can only read it can neither replace the socket nor connect to it, whose mode is 0600.
     for mode in [0o700, 0o711, 0o755] {
         std::fs::set_permissions(&state, std::fs::Permissions::from_mode(mode)).unwrap();
-        HostProvider::new(options(home.path(), "/nonexistent")).unwrap();
+        HostExecutor::new(options(home.path(), "/nonexistent")).unwrap();
     }
 }
 
@@ -171,7 +171,7 @@ fn no_directory_behind_a_link_of_a_job_is_given_to_the_user_of_the_jobs() {
         let path = jobs.join(below);
         let directories = Directories { builds: path.clone(), cache: home.path().join("cache"), shared: true };
         let user = Some("nobody".to_owned());
-        let made = HostProvider::new(HostOptions { directories, user, ..options(home.path(), "/nonexistent") });
+        let made = HostExecutor::new(HostOptions { directories, user, ..options(home.path(), "/nonexistent") });
         let left: Vec<_> = std::fs::read_dir(&elsewhere).unwrap().map(|entry| entry.unwrap().path()).collect();
         assert!(left.is_empty(), "{below}: {left:?} was made, and given away");
         let error = made.map(|_| below).unwrap_err().to_string();
@@ -182,7 +182,7 @@ fn no_directory_behind_a_link_of_a_job_is_given_to_the_user_of_the_jobs() {
     let builds = home.path().join("link/deep/builds");
     let directories = Directories { builds, cache: home.path().join("cache"), shared: true };
     let user = Some("nobody".to_owned());
-    HostProvider::new(HostOptions { directories, user, ..options(home.path(), "/nonexistent") }).unwrap();
+    HostExecutor::new(HostOptions { directories, user, ..options(home.path(), "/nonexistent") }).unwrap();
     let owner = |path: &Path| std::fs::symlink_metadata(path).unwrap().uid();
     assert_eq!(owner(&jobs.join("deep/builds")), owner(&jobs));
     assert_eq!(owner(&elsewhere), 0);
@@ -205,7 +205,7 @@ fn start_in_vain(home: &Path) -> String {
 fn a_fifo_in_the_place_of_the_log_or_the_lock_is_an_error_and_nothing_waits_for_it() {
     for name in ["agent.log", "agent.lock"] {
         let home = tempfile::tempdir().unwrap();
-        HostProvider::new(options(home.path(), "/nonexistent")).unwrap();
+        HostExecutor::new(options(home.path(), "/nonexistent")).unwrap();
         let path = home.path().join("state").join(name);
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         let error = start_in_vain(home.path());
@@ -216,7 +216,7 @@ fn a_fifo_in_the_place_of_the_log_or_the_lock_is_an_error_and_nothing_waits_for_
 #[test]
 fn of_a_huge_log_only_the_end_is_read() {
     let home = tempfile::tempdir().unwrap();
-    HostProvider::new(options(home.path(), "/nonexistent")).unwrap();
+    HostExecutor::new(options(home.path(), "/nonexistent")).unwrap();
     let log = std::fs::File::create(home.path().join("state/agent.log")).unwrap();
     log.set_len(1 << 40).unwrap();
     let error = start_in_vain(home.path());

@@ -15,7 +15,7 @@ use super::isolation::Nested;
 use super::provider::Shared;
 use super::reach::{Addresses, Dial, Instance, directories};
 use super::share;
-use crate::{Directories, Environment, EnvironmentError, Guard, Lease, LeaseRecord, Share, TakenSlot};
+use crate::{Directories, ExecutionEnvironment, ExecutorError, Guard, Lease, LeaseRecord, SlotShare, TakenSlot};
 
 const SCALER_ENDED: &str = "the taskscaler has ended";
 
@@ -148,12 +148,12 @@ pub(super) fn leased(mut held: Held, counted: UnderWay) -> Lease {
 }
 
 #[async_trait]
-impl Environment for Leased {
-    async fn connect(&self) -> Result<AgentConnection, EnvironmentError> {
+impl ExecutionEnvironment for Leased {
+    async fn connect(&self) -> Result<AgentConnection, ExecutorError> {
         Ok(self.place.connect(self.held.as_ref()).await?.0)
     }
 
-    async fn directories(&self) -> Result<Directories, EnvironmentError> {
+    async fn directories(&self) -> Result<Directories, ExecutorError> {
         Ok(directories(&self.place.connect(self.held.as_ref()).await?.1))
     }
 
@@ -164,7 +164,7 @@ impl Environment for Leased {
         }
     }
 
-    fn share(&self) -> Option<Share> {
+    fn share(&self) -> Option<SlotShare> {
         let slot = self.held.slot.as_ref()?;
         let (settings, home) = (self.held.shared.settings(), self.place.home());
         Some(share::share(slot, &settings, home.as_deref(), self.held.nested.is_some()))

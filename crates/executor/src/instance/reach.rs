@@ -15,7 +15,7 @@ use tokio::sync::Mutex;
 
 use super::agents::Agents;
 use super::place;
-use crate::{Directories, EnvironmentError};
+use crate::{Directories, ExecutorError};
 
 /// Before connection details that have expired are asked for again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
@@ -148,7 +148,7 @@ impl Instance {
     }
 
     /// A connection to the agent that is believed to work, and the home directory.
-    pub(super) async fn connect(&self, dial: &dyn Dial) -> Result<(AgentConnection, PathBuf), EnvironmentError> {
+    pub(super) async fn connect(&self, dial: &dyn Dial) -> Result<(AgentConnection, PathBuf), ExecutorError> {
         let mut reached = self.reached.lock().await;
         let was_free = self.is_free.swap(false, Ordering::Relaxed);
         if let Some(older) = reached.take_if(|known| known.is_older && was_free) {
@@ -180,9 +180,9 @@ impl Instance {
         Ok(answer)
     }
 
-    async fn reach(&self, dial: &dyn Dial) -> Result<Reached, EnvironmentError> {
+    async fn reach(&self, dial: &dyn Dial) -> Result<Reached, ExecutorError> {
         let place = || format!("instance {}", self.id);
-        let unreachable = |message: String| EnvironmentError::unreachable(place(), message);
+        let unreachable = |message: String| ExecutorError::unreachable(place(), message);
         let (session, addresses) = dial.dial().await.map_err(unreachable)?;
         let kind = self.kind.lock().clone();
         let (tunnel, kind) = place::tunnel(session.as_ref(), &self.agents, kind).await.map_err(unreachable)?;

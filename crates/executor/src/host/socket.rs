@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use muster_fleeting::host::runtime_directory;
 
-use crate::EnvironmentError;
+use crate::ExecutorError;
 
 /// The system takes 107 bytes; some room is left for a temporary neighbour.
 const PATH_MAX_BYTES: usize = 100;
@@ -17,8 +17,8 @@ const HASHED_NAME_BYTES: usize = 32;
 /// The socket of agent `number` for `state_dir`: in it, or, where that path is too long, in a private directory of this user's.
 ///
 /// # Errors
-/// [`EnvironmentError::File`] if no private directory can be used.
-pub fn socket_path(state_dir: &Path, number: u32) -> Result<PathBuf, EnvironmentError> {
+/// [`ExecutorError::File`] if no private directory can be used.
+pub fn socket_path(state_dir: &Path, number: u32) -> Result<PathBuf, ExecutorError> {
     let dotted = if number == 0 { String::new() } else { format!(".{number}") };
     named(state_dir, &format!("agent{dotted}.sock"), &format!("{dotted}.sock"))
 }
@@ -28,17 +28,17 @@ pub fn socket_path(state_dir: &Path, number: u32) -> Result<PathBuf, Environment
 ///
 /// # Errors
 /// As [`socket_path`].
-pub fn operator_socket_path(books: &Path) -> Result<PathBuf, EnvironmentError> {
+pub fn operator_socket_path(books: &Path) -> Result<PathBuf, ExecutorError> {
     named(books, "operator.sock", ".operator.sock")
 }
 
 /// `near` in the directory, or what it is hashed to with `far` behind.
-fn named(state_dir: &Path, near: &str, far: &str) -> Result<PathBuf, EnvironmentError> {
+fn named(state_dir: &Path, near: &str, far: &str) -> Result<PathBuf, ExecutorError> {
     let near = state_dir.join(near);
     if near.as_os_str().as_bytes().len() <= PATH_MAX_BYTES {
         return Ok(near);
     }
-    let directory = runtime_directory(HASHED_NAME_BYTES).map_err(|error| EnvironmentError::File {
+    let directory = runtime_directory(HASHED_NAME_BYTES).map_err(|error| ExecutorError::File {
         action: "use a private directory for sockets instead of",
         path: state_dir.to_owned(),
         source: io::Error::other(error),

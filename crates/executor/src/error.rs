@@ -7,7 +7,7 @@ use muster_agent_api::client::{AgentError, Unreachable};
 
 /// Why an environment could not be had or reached. All of these may heal; the caller decides how long to hope.
 #[derive(Debug, thiserror::Error)]
-pub enum EnvironmentError {
+pub enum ExecutorError {
     /// No process answers, or the process that answers is not an agent.
     #[error(transparent)]
     Unreachable(#[from] Unreachable),
@@ -72,15 +72,15 @@ pub enum EnvironmentError {
     },
 }
 
-impl EnvironmentError {
+impl ExecutorError {
     /// Returns the error of an agent that should be at `place` and does not answer, for this reason.
     pub(crate) fn unreachable(place: impl Into<String>, message: impl ToString) -> Self {
         Unreachable { place: place.into(), message: message.to_string() }.into()
     }
 }
 
-impl From<EnvironmentError> for AgentError {
-    fn from(error: EnvironmentError) -> Self {
+impl From<ExecutorError> for AgentError {
+    fn from(error: ExecutorError) -> Self {
         Self::NotReached(error.into())
     }
 }

@@ -37,7 +37,7 @@ use super::reach::{Addresses, Instance, dial};
 use super::resources::Usage;
 use super::settings;
 use super::{files, work};
-use crate::{Asking, Capacity, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey, Slots};
+use crate::{Capacity, EnvironmentRequest, Executor, ExecutorError, Lease, LeaseRecord, SlotKey, Slots};
 
 /// What a provider works by.
 #[derive(Debug, Clone)]
@@ -59,7 +59,7 @@ pub struct InstanceOptions {
 }
 
 /// The instances of one entry as a provider.
-pub struct InstanceProvider {
+pub struct InstanceExecutor {
     pub(super) shared: Arc<Shared>,
     work: Mutex<Option<JoinHandle<()>>>,
 }
@@ -107,7 +107,7 @@ struct Expected {
     complete: bool,
 }
 
-impl InstanceProvider {
+impl InstanceExecutor {
     /// Starts the plugin and its scaler, in the background: what fails is told in the log, and tried again.
     #[must_use]
     pub fn start(options: InstanceOptions) -> Arc<Self> {
@@ -222,7 +222,7 @@ impl InstanceProvider {
 }
 
 #[async_trait]
-impl Provider for InstanceProvider {
+impl Executor for InstanceExecutor {
     fn capacity(&self) -> watch::Receiver<Capacity> {
         self.shared.capacity.subscribe()
     }
@@ -233,11 +233,11 @@ impl Provider for InstanceProvider {
         }
     }
 
-    async fn acquire(&self, key: &SlotKey, job: &Asking) -> Result<Lease, EnvironmentError> {
+    async fn acquire(&self, key: &SlotKey, job: &EnvironmentRequest) -> Result<Lease, ExecutorError> {
         self.place_for(key, job).await
     }
 
-    async fn restore(&self, record: &LeaseRecord) -> Result<Lease, EnvironmentError> {
+    async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {
         // Also where nobody waits for it any more.
         let _seen = Seen { shared: &self.shared, claim: &record.claim };
         self.restore_expected(record).await
@@ -259,10 +259,10 @@ impl Provider for InstanceProvider {
     }
 }
 
-impl InstanceProvider {
-    async fn restore_expected(&self, record: &LeaseRecord) -> Result<Lease, EnvironmentError> {
+impl InstanceExecutor {
+    async fn restore_expected(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {
         let counted = UnderWay::count(&self.shared);
-        let lost = |message: &str| EnvironmentError::Lost {
+        let lost = |message: &str| ExecutorError::Lost {
             environment: format!("instance {}", record.environment),
             message: message.to_owned(),
         };
@@ -287,8 +287,8 @@ impl InstanceProvider {
         Ok(leased(if let Some(nested) = nested { held.with(nested) } else { held }, counted))
     }
 
-    pub(super) fn slot_taken(&self, slot: u32) -> EnvironmentError {
-        EnvironmentError::SlotTaken { environment: self.shared.options.name.clone(), slot }
+    pub(super) fn slot_taken(&self, slot: u32) -> ExecutorError {
+        ExecutorError::SlotTaken { environment: self.shared.options.name.clone(), slot }
     }
 }
 

@@ -20,7 +20,7 @@ use tokio::net::UnixStream;
 
 use super::HostEnvironment;
 use super::process::{FileId, Process, ProcessMark};
-use crate::EnvironmentError;
+use crate::ExecutorError;
 
 /// Limit of a record.
 const RECORD_LIMIT: Limit = Limit { bytes: 4096, remedy: "remove it" };
@@ -36,22 +36,22 @@ impl HostAgent {
     /// Connects to the agent of that environment. `child` is the process that this manager has just started there.
     ///
     /// # Errors
-    /// [`EnvironmentError::Unreachable`] if no process listens, [`EnvironmentError::Untrusted`] if another process does,
-    /// and [`EnvironmentError::File`] if others can put a socket there.
-    pub(super) async fn find(environment: &HostEnvironment, child: Option<u32>) -> Result<Self, EnvironmentError> {
+    /// [`ExecutorError::Unreachable`] if no process listens, [`ExecutorError::Untrusted`] if another process does,
+    /// and [`ExecutorError::File`] if others can put a socket there.
+    pub(super) async fn find(environment: &HostEnvironment, child: Option<u32>) -> Result<Self, ExecutorError> {
         let HostEnvironment { socket, user, record, options, .. } = environment;
         check_directory(socket, *user)?;
         let place = socket.display().to_string();
         let stream = UnixStream::connect(socket).await;
-        let stream = stream.map_err(|error| EnvironmentError::unreachable(&place, error))?;
-        let process = Process::of(&stream).map_err(|error| EnvironmentError::unreachable(&place, error))?;
+        let stream = stream.map_err(|error| ExecutorError::unreachable(&place, error))?;
+        let process = Process::of(&stream).map_err(|error| ExecutorError::unreachable(&place, error))?;
         let is_ours = || {
             runs(&process, &options.executable)
                 || recorded(record).as_ref() == Some(process.mark())
                 || child.is_some_and(|child| process.descends_from(child))
         };
         if process.user() != *user || !is_ours() {
-            return Err(EnvironmentError::Untrusted {
+            return Err(ExecutorError::Untrusted {
                 socket: socket.clone(),
                 pid: process.pid(),
                 user: process.user().as_raw(),
@@ -96,10 +96,9 @@ fn runs(process: &Process, executable: &Path) -> bool {
 }
 
 /// Refuses a directory in which another user can replace the socket. One that does not exist has no socket either.
-fn check_directory(socket: &Path, user: Uid) -> Result<(), EnvironmentError> {
+fn check_directory(socket: &Path, user: Uid) -> Result<(), ExecutorError> {
     let directory = socket.parent().unwrap_or(socket);
-    let fail =
-        |source| EnvironmentError::File { action: "use the socket directory", path: directory.to_owned(), source };
+    let fail = |source| ExecutorError::File { action: "use the socket directory", path: directory.to_owned(), source };
     let found = match std::fs::metadata(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         found => found.map_err(fail)?,
@@ -147,7 +146,7 @@ pub(super) fn record_this_process(record: &Path) {
 /// Checks the directory before the first agent is needed.
 ///
 /// # Errors
-/// [`EnvironmentError::File`].
-pub(super) fn check(environment: &HostEnvironment) -> Result<(), EnvironmentError> {
+/// [`ExecutorError::File`].
+pub(super) fn check(environment: &HostEnvironment) -> Result<(), ExecutorError> {
     check_directory(&environment.socket, environment.user)
 }

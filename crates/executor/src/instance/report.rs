@@ -10,9 +10,9 @@ use muster_taskscaler::operator::{Act, Done, Place, Refused};
 use muster_taskscaler::words::GroupId;
 
 use super::plugin_numbers;
-use super::provider::InstanceProvider;
+use super::provider::InstanceExecutor;
 
-impl InstanceProvider {
+impl InstanceExecutor {
     /// How everything is now.
     pub async fn report(&self) -> Report {
         let (runner, no_requests) = (self.shared.options.name.clone(), self.shared.no_requests());

@@ -8,7 +8,7 @@ use rustix::event::Timespec;
 use rustix::process::Signal;
 
 use super::agent::HostAgent;
-use crate::EnvironmentError;
+use crate::ExecutorError;
 
 /// From the word to its end: an agent without jobs has only old workspaces to remove. Then it is killed.
 const END_LIMIT: Timespec = Timespec { tv_sec: 15, tv_nsec: 0 };
@@ -26,8 +26,8 @@ pub(super) async fn is_idle(connection: &AgentConnection) -> bool {
 /// Ends the agent, and waits until it is gone: it removes its socket as its last act, which must not be another one's.
 ///
 /// # Errors
-/// [`EnvironmentError::Unreachable`] where it stays.
-pub(super) async fn end(agent: &HostAgent) -> Result<(), EnvironmentError> {
+/// [`ExecutorError::Unreachable`] where it stays.
+pub(super) async fn end(agent: &HostAgent) -> Result<(), ExecutorError> {
     let process = agent.process.clone();
     let pid = process.pid();
     let ended = tokio::task::spawn_blocking(move || {
@@ -52,5 +52,5 @@ pub(super) async fn end(agent: &HostAgent) -> Result<(), EnvironmentError> {
         Err(error) => error.to_string(),
     };
     let message = format!("an agent of another executable cannot be replaced: {message}");
-    Err(EnvironmentError::unreachable(format!("process {pid}"), message))
+    Err(ExecutorError::unreachable(format!("process {pid}"), message))
 }

@@ -1,7 +1,7 @@
 //! How fast a fleet grows on a cloud that creates a limited number of instances per second, and how soon a job has one that
 //! runs. The whole way but the machines: plugin process, protocol, driver, engine, books on disk.
 //!
-//!     cargo run --release -p muster-environment --example rate [INSTANCES] [CREATIONS_PER_SECOND] [BOOT_MS]
+//!     cargo run --release -p muster-executor --example rate [INSTANCES] [CREATIONS_PER_SECOND] [BOOT_MS]
 //!
 //! Prints one line of JSON. The same file is the plugin: a cloud of entries in a map, with a token bucket. The rate that the
 //! cloud allows is what it gives to one that asks at every instant: its burst at once, then so many in each second.
@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
-use muster_environment::instance::PluginGroup;
+use muster_executor::instance::PluginGroup;
 use muster_fleeting::host::{Group, PluginSpec};
 use muster_fleeting::sdk::{self, ConnectInfo, Error, Init, InstanceId, InstanceState, Partial, Provider, Settings};
 use muster_taskscaler::config::{Config, GroupConfig};

@@ -75,12 +75,12 @@ pub(super) fn options(home: &Path, executable: impl Into<PathBuf>) -> HostOption
     }
 }
 
-pub(super) fn provider(home: &Path, executable: impl Into<PathBuf>) -> HostProvider {
-    HostProvider::new(options(home, executable)).unwrap()
+pub(super) fn provider(home: &Path, executable: impl Into<PathBuf>) -> HostExecutor {
+    HostExecutor::new(options(home, executable)).unwrap()
 }
 
 /// The environment of the first agent.
-fn environment(provider: &HostProvider) -> Arc<HostEnvironment> {
+fn environment(provider: &HostExecutor) -> Arc<HostEnvironment> {
     provider.agents.named("host").unwrap()
 }
 
@@ -126,7 +126,7 @@ async fn the_agent_is_told_where_to_listen_and_whom_to_outlive() {
     let home = tempfile::tempdir().unwrap();
     let agent = executable(home.path(), "echo \"$@\" > args; echo \"step-runner is listening on socket $4\"");
     let error = environment(&provider(home.path(), agent)).connect().await.unwrap_err();
-    assert!(matches!(error, EnvironmentError::Unreachable(_)), "{error}");
+    assert!(matches!(error, ExecutorError::Unreachable(_)), "{error}");
     let args = std::fs::read_to_string(home.path().join("state/args")).unwrap();
     let state = home.path().join("state");
     assert_eq!(
@@ -180,7 +180,7 @@ fn the_state_is_private_and_the_agent_of_another_user_is_let_pass() {
         hidden: Vec::new(),
         open_files: None,
     };
-    HostProvider::new(options).unwrap();
+    HostExecutor::new(options).unwrap();
     assert_eq!((mode(&state_dir), mode(&state_dir.join("agent-nobody"))), (0o711, 0o700));
 }
 
@@ -189,7 +189,7 @@ fn a_user_that_does_not_exist_is_told_by_name() {
     let home = tempfile::tempdir().unwrap();
     for name in ["nobody-of-this-name", "-u", "../root", ""] {
         let options = HostOptions { user: Some(name.to_owned()), ..options(home.path(), "/nonexistent") };
-        let error = HostProvider::new(options).unwrap_err();
+        let error = HostExecutor::new(options).unwrap_err();
         assert!(error.to_string().contains(&format!("jobs cannot run as user `{name}`")), "{error}");
     }
 }
@@ -199,11 +199,11 @@ async fn leases_are_bounded_waited_for_and_restored() {
     let home = tempfile::tempdir().unwrap();
     let provider = provider(home.path(), "/nonexistent");
     let key = SlotKey { runner: "short".to_owned(), project_id: 3 };
-    let lease = provider.acquire(&key, &Asking::new(JobId(1))).await.unwrap();
+    let lease = provider.acquire(&key, &EnvironmentRequest::new(JobId(1))).await.unwrap();
     assert_eq!(*provider.capacity().borrow(), Capacity::of(1), "jobs that wait are counted by who asks for them");
     let record = lease.record.clone();
     assert!(provider.restore(&record).await.is_err(), "one lease per slot");
-    let next = Asking::new(JobId(2));
+    let next = EnvironmentRequest::new(JobId(2));
     let (second, ()) = tokio::join!(provider.acquire(&key, &next), async { lease.release() });
     second.unwrap().release();
     provider.restore(&record).await.unwrap();
@@ -253,7 +253,7 @@ async fn a_new_job_never_goes_to_an_agent_of_another_version_and_a_job_that_is_t
     agent::record_this_process(&home.path().join("state/agent.process"));
     let old = serve(&home.path().join("state/agent.sock"), 1);
     let key = SlotKey { runner: "short".to_owned(), project_id: 3 };
-    let lease = provider.acquire(&key, &Asking::new(JobId(1))).await.unwrap();
+    let lease = provider.acquire(&key, &EnvironmentRequest::new(JobId(1))).await.unwrap();
     assert_eq!(lease.record.environment, "host-1", "the agent that answers says another version");
     let error = lease.environment.connect().await.unwrap_err();
     assert!(error.to_string().contains("agent.log"), "a new one is to be started: {error}");

@@ -35,8 +35,8 @@ use rustix::process::{Uid, geteuid};
 use tokio::sync::{Mutex, watch};
 
 use crate::{
-    Asking, Capacity, Directories, Environment, EnvironmentError, Lease, LeaseRecord, Provider, SlotKey, Slots,
-    TakenSlot,
+    Capacity, Directories, EnvironmentRequest, ExecutionEnvironment, Executor, ExecutorError, Lease, LeaseRecord,
+    SlotKey, Slots, TakenSlot,
 };
 
 pub use socket::{operator_socket_path, socket_path};
@@ -68,21 +68,21 @@ pub struct HostOptions {
 
 /// This machine as a provider: one environment, a fixed number of slots.
 #[derive(Debug)]
-pub struct HostProvider {
+pub struct HostExecutor {
     agents: Agents,
     slots: Slots,
     capacity: watch::Sender<Capacity>,
 }
 
-impl HostProvider {
+impl HostExecutor {
     /// Makes the directories; starts nothing yet.
     ///
     /// # Errors
-    /// [`EnvironmentError::File`] where a directory cannot be made.
-    pub fn new(options: HostOptions) -> Result<Self, EnvironmentError> {
+    /// [`ExecutorError::File`] where a directory cannot be made.
+    pub fn new(options: HostOptions) -> Result<Self, ExecutorError> {
         let failed = |path: &PathBuf| {
             let path = path.clone();
-            move |source| EnvironmentError::File { action: "create directory", path, source }
+            move |source| ExecutorError::File { action: "create directory", path, source }
         };
         let agent_dir = user::agent_dir(&options);
         muster_files::private_directory(&options.state_dir).map_err(failed(&options.state_dir))?;
@@ -107,12 +107,12 @@ impl HostProvider {
 }
 
 #[async_trait]
-impl Provider for HostProvider {
+impl Executor for HostExecutor {
     fn capacity(&self) -> watch::Receiver<Capacity> {
         self.capacity.subscribe()
     }
 
-    async fn acquire(&self, key: &SlotKey, _: &Asking) -> Result<Lease, EnvironmentError> {
+    async fn acquire(&self, key: &SlotKey, _: &EnvironmentRequest) -> Result<Lease, ExecutorError> {
         let mut free = self.slots.free();
         loop {
             if let Some(taken) = self.slots.take(key) {
@@ -126,20 +126,17 @@ impl Provider for HostProvider {
         }
     }
 
-    async fn restore(&self, record: &LeaseRecord) -> Result<Lease, EnvironmentError> {
+    async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {
         let environment = self.agents.named(&record.environment);
         let taken = environment.as_ref().and_then(|_| self.slots.take_again(&record.slot));
         let lease = environment
             .zip(taken)
             .map(|(environment, taken)| Self::lease(record.environment.clone(), environment, taken));
-        lease.ok_or_else(|| EnvironmentError::SlotTaken {
-            environment: record.environment.clone(),
-            slot: record.slot.id,
-        })
+        lease.ok_or_else(|| ExecutorError::SlotTaken { environment: record.environment.clone(), slot: record.slot.id })
     }
 
-    fn without_lease(&self, record: &LeaseRecord) -> Option<Arc<dyn Environment>> {
-        self.agents.named(&record.environment).map(|environment| environment as Arc<dyn Environment>)
+    fn without_lease(&self, record: &LeaseRecord) -> Option<Arc<dyn ExecutionEnvironment>> {
+        self.agents.named(&record.environment).map(|environment| environment as Arc<dyn ExecutionEnvironment>)
     }
 }
 
@@ -156,10 +153,10 @@ pub struct OneAgent {
 /// first, if no job runs at it: the new one has the jobs that have ended from the spool.
 ///
 /// # Errors
-/// [`EnvironmentError`].
-pub async fn one_agent(options: HostOptions) -> Result<OneAgent, EnvironmentError> {
+/// [`ExecutorError`].
+pub async fn one_agent(options: HostOptions) -> Result<OneAgent, ExecutorError> {
     let executable = options.executable.clone();
-    let environment = HostProvider::new(options)?.agents.first()?;
+    let environment = HostExecutor::new(options)?.agents.first()?;
     let mut agent = environment.agent().await?;
     let mut is_older = !agent.is_of(&executable);
     if is_older && replace::is_idle(&agent.connection).await {
@@ -170,7 +167,7 @@ pub async fn one_agent(options: HostOptions) -> Result<OneAgent, EnvironmentErro
     }
     let stream = blocking(agent::dial(&environment.socket, agent.process).await);
     let place = environment.socket.display().to_string();
-    let stream = stream.map_err(|error| EnvironmentError::unreachable(place, error))?;
+    let stream = stream.map_err(|error| ExecutorError::unreachable(place, error))?;
     Ok(OneAgent { stream, is_older })
 }
 
@@ -195,7 +192,7 @@ struct HostEnvironment {
 }
 
 impl HostEnvironment {
-    async fn agent(&self) -> Result<HostAgent, EnvironmentError> {
+    async fn agent(&self) -> Result<HostAgent, ExecutorError> {
         let mut current = self.current.lock().await;
         if let Some(agent) = &*current {
             if !agent.connection.is_in_doubt() {
@@ -214,12 +211,12 @@ impl HostEnvironment {
 }
 
 #[async_trait]
-impl Environment for HostEnvironment {
-    async fn connect(&self) -> Result<AgentConnection, EnvironmentError> {
+impl ExecutionEnvironment for HostEnvironment {
+    async fn connect(&self) -> Result<AgentConnection, ExecutorError> {
         self.agent().await.map(|agent| agent.connection)
     }
 
-    async fn directories(&self) -> Result<Directories, EnvironmentError> {
+    async fn directories(&self) -> Result<Directories, ExecutorError> {
         Ok(self.options.directories.clone())
     }
 }

@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 
 use super::agent::{self, HostAgent};
 use super::{HostEnvironment, HostOptions, socket_path, user};
-use crate::EnvironmentError;
+use crate::ExecutorError;
 
 /// The environment of number 0, and what the names of the others begin with.
 const HOST: &str = "host";
@@ -53,8 +53,8 @@ impl Drop for Agents {
 
 impl Agents {
     /// # Errors
-    /// [`EnvironmentError::File`] where there is no place for the socket, or others can write to it.
-    pub(super) fn new(options: HostOptions, user: Uid) -> Result<Self, EnvironmentError> {
+    /// [`ExecutorError::File`] where there is no place for the socket, or others can write to it.
+    pub(super) fn new(options: HostOptions, user: Uid) -> Result<Self, ExecutorError> {
         let (known, current, retiring) = Default::default();
         let agents = Self { options, user, known, current, retiring };
         agent::check(&*agents.numbered(0)?)?;
@@ -64,8 +64,8 @@ impl Agents {
     /// The environment of number 0.
     ///
     /// # Errors
-    /// [`EnvironmentError::File`] where there is no place for the socket.
-    pub(super) fn first(&self) -> Result<Arc<HostEnvironment>, EnvironmentError> {
+    /// [`ExecutorError::File`] where there is no place for the socket.
+    pub(super) fn first(&self) -> Result<Arc<HostEnvironment>, ExecutorError> {
         self.numbered(0)
     }
 
@@ -78,8 +78,8 @@ impl Agents {
     /// The environment for new jobs, and its name.
     ///
     /// # Errors
-    /// [`EnvironmentError`] where there is none.
-    pub(super) async fn current(&self) -> Result<(String, Arc<HostEnvironment>), EnvironmentError> {
+    /// [`ExecutorError`] where there is none.
+    pub(super) async fn current(&self) -> Result<(String, Arc<HostEnvironment>), ExecutorError> {
         let mut current = self.current.lock().await;
         let number = match *current {
             Some(number) => number,
@@ -88,7 +88,7 @@ impl Agents {
         Ok((name(number), self.numbered(number)?))
     }
 
-    fn numbered(&self, number: u32) -> Result<Arc<HostEnvironment>, EnvironmentError> {
+    fn numbered(&self, number: u32) -> Result<Arc<HostEnvironment>, ExecutorError> {
         let mut known = self.known.lock();
         if let Some(environment) = known.get(&number) {
             return Ok(Arc::clone(environment));
@@ -97,7 +97,7 @@ impl Agents {
         let socket = socket_path(&agent_dir, number)?;
         if let Some(name) = self.options.user.as_ref().filter(|_| !socket.starts_with(&agent_dir)) {
             let message = format!("the path {} is too long for a socket in it", agent_dir.display());
-            return Err(EnvironmentError::User { name: name.clone(), message });
+            return Err(ExecutorError::User { name: name.clone(), message });
         }
         let dotted = if number == 0 { String::new() } else { format!(".{number}") };
         let environment = Arc::new(HostEnvironment {
@@ -113,7 +113,7 @@ impl Agents {
     }
 
     /// Looks who answers. The agent of this executable is the one for new jobs; else a free number is.
-    async fn choose(&self) -> Result<u32, EnvironmentError> {
+    async fn choose(&self) -> Result<u32, ExecutorError> {
         let (mut own, mut free, mut older) = (None, None, Vec::new());
         for number in NUMBERS {
             let environment = self.numbered(number)?;
@@ -133,15 +133,15 @@ impl Agents {
                     );
                     older.push(Older { environment, agent });
                 }
-                Err(error @ EnvironmentError::Untrusted { .. }) => tracing::warn!(%error, "agent refused"),
-                Err(error @ EnvironmentError::File { .. }) => return Err(error),
+                Err(error @ ExecutorError::Untrusted { .. }) => tracing::warn!(%error, "agent refused"),
+                Err(error @ ExecutorError::File { .. }) => return Err(error),
                 Err(_) => drop(free.get_or_insert(number)),
             }
         }
         if !older.is_empty() {
             *self.retiring.lock() = Some(tokio::spawn(retire(older)));
         }
-        own.or(free).ok_or_else(|| EnvironmentError::Start {
+        own.or(free).ok_or_else(|| ExecutorError::Start {
             message: format!(
                 "agents of earlier executables, or other processes, listen on all {} sockets; wait for one to end",
                 NUMBERS.len()

@@ -13,13 +13,18 @@ use muster_taskscaler::words::{Context, Request, Tried, Work};
 use sha2::{Digest, Sha256};
 
 use crate::port::SlotKey;
-use crate::port::{Asking, Share, Sticky};
+use crate::port::{EnvironmentRequest, SlotShare, StickyContextSettings};
 
 /// Below the home directory: what jobs leave for each other.
 const CONTEXTS: &str = ".muster/contexts";
 
 /// What the scaler is asked for.
-pub(super) fn request(key: &SlotKey, job: &Asking, settings: &AutoscalerSettings, avoid: Option<Tried>) -> Request {
+pub(super) fn request(
+    key: &SlotKey,
+    job: &EnvironmentRequest,
+    settings: &AutoscalerSettings,
+    avoid: Option<Tried>,
+) -> Request {
     let project = key.project_id.to_le_bytes();
     let sticky = settings.sticky.is_some() && job.sticky;
     Request {
@@ -39,12 +44,21 @@ fn number(parts: &[&[u8]]) -> u64 {
 
 /// What a lease gives; `home` is the home directory on its instance, once that is known. With `nested` the job has a virtual
 /// machine of its own there.
-pub(super) fn share(lease: &driver::Lease, settings: &AutoscalerSettings, home: Option<&Path>, nested: bool) -> Share {
+pub(super) fn share(
+    lease: &driver::Lease,
+    settings: &AutoscalerSettings,
+    home: Option<&Path>,
+    nested: bool,
+) -> SlotShare {
     let sticky = |sticky: &StickySettings| {
-        Some(Sticky { root: home?.join(CONTEXTS), size_max_bytes: sticky.size_max_bytes, age_max: sticky.age_max })
+        Some(StickyContextSettings {
+            root: home?.join(CONTEXTS),
+            size_max_bytes: sticky.size_max_bytes,
+            age_max: sticky.age_max,
+        })
     };
     let density = settings.scaling.config.density;
-    Share {
+    SlotShare {
         slot: lease.slot(),
         slots: lease.slots(),
         memory_bytes: density.slot.memory_bytes.unwrap_or_default().saturating_mul(u64::from(lease.slots())),
@@ -80,7 +94,12 @@ mod tests {
         let settings = AutoscalerSettings { sticky: Some(StickySettings::default()), ..AutoscalerSettings::default() };
         let of = |project_id, name: &str, protected| {
             let key = SlotKey { runner: "r".to_owned(), project_id };
-            let job = Asking { name: name.to_owned(), protected, sticky: true, ..Asking::new(JobId(1)) };
+            let job = EnvironmentRequest {
+                name: name.to_owned(),
+                protected,
+                sticky: true,
+                ..EnvironmentRequest::new(JobId(1))
+            };
             request(&key, &job, &settings, None)
         };
         let one = of(1, "build", true);
@@ -93,7 +112,7 @@ mod tests {
         assert_eq!(one.work, of(1, "build", false).work);
         let off = request(
             &SlotKey { runner: "r".to_owned(), project_id: 1 },
-            &Asking { sticky: true, ..Asking::new(JobId(1)) },
+            &EnvironmentRequest { sticky: true, ..EnvironmentRequest::new(JobId(1)) },
             &AutoscalerSettings::default(),
             None,
         );

@@ -44,7 +44,7 @@ pub use muster_fleeting::host::PluginSpec;
 /// What operators are told of a fleet.
 pub use muster_taskscaler::{fleet, operator};
 pub use plugin_group::PluginGroup;
-pub use provider::{InstanceOptions, InstanceProvider};
+pub use provider::{InstanceExecutor, InstanceOptions};
 pub use reach::{Addresses, Dial, Told, directories};
 pub use settings::SettingsError;
 /// The numbers of a scaler, its plugin and its instances.

@@ -19,7 +19,7 @@ use crate::instance::lease::Held;
 use crate::instance::provider::{Shared, causes};
 use crate::instance::reach::{Addresses, Instance, NEW_GRACE, words};
 use crate::instance::settings;
-use crate::{Machine, VmImage};
+use crate::{NestedVm, VmImage};
 
 /// For the connection to a machine that has been reached before.
 const AGAIN_LIMIT: Duration = Duration::from_secs(60);
@@ -33,7 +33,7 @@ pub(in crate::instance) struct Nested {
     /// The instance's name at its provider, and among those of all groups.
     id: String,
     instance: String,
-    machine: Machine,
+    machine: NestedVm,
     settings: IsolationSettings,
     /// The machine as a place with an agent; no other job has it.
     place: Arc<Instance>,
@@ -88,7 +88,7 @@ impl Nested {
                 });
             }
         };
-        let machine = Machine { id: created.machine.id, address: created.machine.address };
+        let machine = NestedVm { id: created.machine.id, address: created.machine.address };
         tracing::info!(
             instance,
             slot = number,
@@ -126,7 +126,7 @@ impl Nested {
     pub(in crate::instance) fn again(
         shared: &Shared,
         slot: &Slot,
-        machine: Machine,
+        machine: NestedVm,
         settings: IsolationSettings,
     ) -> Arc<Self> {
         let told =
@@ -138,7 +138,7 @@ impl Nested {
         Arc::new(nested)
     }
 
-    fn new(shared: &Shared, slot: &Slot, machine: Machine, settings: IsolationSettings, told: Vec<String>) -> Self {
+    fn new(shared: &Shared, slot: &Slot, machine: NestedVm, settings: IsolationSettings, told: Vec<String>) -> Self {
         let isolation = &shared.isolation;
         let id = slot.instance().as_str().to_owned();
         let instance = shared.name(slot.group(), &id).as_str().to_owned();
@@ -158,7 +158,7 @@ impl Nested {
         }
     }
 
-    pub(in crate::instance) fn machine(&self) -> &Machine {
+    pub(in crate::instance) fn machine(&self) -> &NestedVm {
         &self.machine
     }
 
@@ -242,7 +242,7 @@ impl Nested {
     /// It is gone, or the daemon does not say.
     async fn look(&self, host: &Arc<dyn Session>) -> Result<(), String> {
         let listed = async { daemon(&self.settings, host).await?.list().await }.await;
-        let (Machine { id, .. }, instance) = (&self.machine, &self.instance);
+        let (NestedVm { id, .. }, instance) = (&self.machine, &self.instance);
         let listed = listed.map_err(|error| {
             format!("whether virtual machine {id} on instance {instance} is still there cannot be told: {error}")
         })?;

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::agent::HostAgent;
 use super::{HostEnvironment, HostOptions, user};
-use crate::EnvironmentError;
+use crate::ExecutorError;
 
 /// What an agent says when it listens (job-execution 12.2).
 pub const READY_MARKER: &str = "step-runner is listening on socket";
@@ -36,8 +36,8 @@ const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The agent that answers on the socket; where none does, a new one.
 ///
 /// # Errors
-/// [`EnvironmentError`], also if a process listens there that is not an agent.
-pub(super) async fn find_or_start(environment: &HostEnvironment) -> Result<HostAgent, EnvironmentError> {
+/// [`ExecutorError`], also if a process listens there that is not an agent.
+pub(super) async fn find_or_start(environment: &HostEnvironment) -> Result<HostAgent, ExecutorError> {
     if let Some(agent) = find(environment).await? {
         return Ok(agent);
     }
@@ -54,16 +54,16 @@ pub(super) async fn find_or_start(environment: &HostEnvironment) -> Result<HostA
 }
 
 /// The agent that answers. `None` if no process does.
-async fn find(environment: &HostEnvironment) -> Result<Option<HostAgent>, EnvironmentError> {
+async fn find(environment: &HostEnvironment) -> Result<Option<HostAgent>, ExecutorError> {
     match HostAgent::find(environment, None).await {
         Ok(agent) => Ok(Some(agent)),
-        Err(EnvironmentError::Unreachable(_)) => Ok(None),
+        Err(ExecutorError::Unreachable(_)) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-async fn lock(path: PathBuf) -> Result<File, EnvironmentError> {
-    let failed = |source| EnvironmentError::File { action: "lock", path: path.clone(), source };
+async fn lock(path: PathBuf) -> Result<File, ExecutorError> {
+    let failed = |source| ExecutorError::File { action: "lock", path: path.clone(), source };
     let deadline = Instant::now() + LOCK_TIMEOUT;
     let file = open(&path, OpenOptions::new().create(true).truncate(false).write(true)).await.map_err(failed)?;
     loop {
@@ -87,11 +87,11 @@ async fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
 }
 
 /// Starts an agent and returns the id of the child process once the agent listens.
-async fn start(options: &HostOptions, socket: &Path, spool: &Path) -> Result<Option<u32>, EnvironmentError> {
+async fn start(options: &HostOptions, socket: &Path, spool: &Path) -> Result<Option<u32>, ExecutorError> {
     let log_path = options.state_dir.join("agent.log");
-    let failed = |message: String| EnvironmentError::Start { message, log: log_path.clone() };
+    let failed = |message: String| ExecutorError::Start { message, log: log_path.clone() };
     let log = open(&log_path, OpenOptions::new().create(true).append(true)).await;
-    let log = log.map_err(|source| EnvironmentError::File { action: "write", path: log_path.clone(), source })?;
+    let log = log.map_err(|source| ExecutorError::File { action: "write", path: log_path.clone(), source })?;
     let mut command = Command::from(command(options, socket, spool));
     command.current_dir(user::agent_dir(options)).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
     // It leaves this session by itself as its first act. The child is dropped on purpose: it outlives this process,

@@ -11,14 +11,14 @@ use muster_job::JobId;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use crate::EnvironmentError;
+use crate::ExecutorError;
 
 /// Time after which a job request without an answer is held by the coordinator. Requests and instances count with the same.
 pub const REQUEST_HELD_AFTER: std::time::Duration = muster_taskscaler::time::HELD_AFTER;
 
 /// Makes environments of one kind.
 #[async_trait]
-pub trait Provider: Send + Sync + 'static {
+pub trait Executor: Send + Sync + 'static {
     /// The most jobs that are to be under way here, those that wait for a lease included, and its changes: a manager asks
     /// for no more.
     fn capacity(&self) -> watch::Receiver<Capacity>;
@@ -30,19 +30,19 @@ pub trait Provider: Send + Sync + 'static {
     /// A lease for `job`, which is one of `key`. Waits until there is one; cancel-safe.
     ///
     /// # Errors
-    /// [`EnvironmentError`] where the provider cannot make an environment at all.
-    async fn acquire(&self, key: &SlotKey, job: &Asking) -> Result<Lease, EnvironmentError>;
+    /// [`ExecutorError`] where the provider cannot make an environment at all.
+    async fn acquire(&self, key: &SlotKey, job: &EnvironmentRequest) -> Result<Lease, ExecutorError>;
 
     /// The lease of an earlier start of the manager, by its record.
     ///
     /// # Errors
-    /// [`EnvironmentError::SlotTaken`] where the record does not fit what is there now; [`EnvironmentError::Lost`] where
+    /// [`ExecutorError::SlotTaken`] where the record does not fit what is there now; [`ExecutorError::Lost`] where
     /// the environment is gone.
-    async fn restore(&self, record: &LeaseRecord) -> Result<Lease, EnvironmentError>;
+    async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError>;
 
     /// The environment of a record without its slot, where environment and spool stay without one: a job that has ended
     /// there can be reported after its slot was given back. Most environments end with their leases: none.
-    fn without_lease(&self, _record: &LeaseRecord) -> Option<Arc<dyn Environment>> {
+    fn without_lease(&self, _record: &LeaseRecord) -> Option<Arc<dyn ExecutionEnvironment>> {
         None
     }
 
@@ -60,7 +60,7 @@ pub trait Provider: Send + Sync + 'static {
 
 /// A job that asks for a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asking {
+pub struct EnvironmentRequest {
     /// Which.
     pub id: JobId,
     /// Its name: jobs of one name in one project are expected to need about as much.
@@ -74,14 +74,14 @@ pub struct Asking {
     /// It takes a sticky context where the environment has such.
     pub sticky: bool,
     /// What another job left, and what it is to run in; none: a place of its own.
-    pub resume: Option<Resume>,
+    pub resume: Option<ResumeRequest>,
     /// The image of the virtual machine that it is to run in, where it gets one of its own; or why it can have none.
     pub image: Result<VmImage, String>,
 }
 
-/// An environment that an earlier job left ([`Environment::suspend`]).
+/// An environment that an earlier job left ([`ExecutionEnvironment::suspend`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Resume {
+pub struct ResumeRequest {
     /// The claim of that job's lease.
     pub name: String,
     /// Whose jobs may go on in it.
@@ -97,7 +97,7 @@ pub struct VmImage {
     pub is_of_job: bool,
 }
 
-impl Asking {
+impl EnvironmentRequest {
     /// A job of which nothing more is known.
     #[must_use]
     pub fn new(id: JobId) -> Self {
@@ -116,7 +116,7 @@ impl Asking {
 
 /// A job's part of an environment that it shares with others.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Share {
+pub struct SlotShare {
     /// Its slot there, from 0: no other job of the environment has it meanwhile.
     pub slot: u32,
     /// How many slots it has, that one included.
@@ -126,14 +126,14 @@ pub struct Share {
     /// What it uses says how many slots later jobs of its kind get.
     pub measured: bool,
     /// Where sticky contexts are kept; none: nowhere.
-    pub sticky: Option<Sticky>,
+    pub sticky: Option<StickyContextSettings>,
     /// The machine is the job's alone: no other one is there before, beside or after it.
     pub is_alone: bool,
 }
 
 /// Where an environment keeps what jobs of one project and protection level leave for each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sticky {
+pub struct StickyContextSettings {
     /// The directory of all contexts.
     pub root: PathBuf,
     /// All together are brought below this, in bytes.
@@ -161,21 +161,21 @@ impl Capacity {
 
 /// A place with an agent.
 #[async_trait]
-pub trait Environment: Send + Sync + 'static {
+pub trait ExecutionEnvironment: Send + Sync + 'static {
     /// A connection to the environment's agent; starts the agent where the environment has none.
     ///
     /// Safe to call again and again: that is how a lost connection is mended. One that served is not checked each
     /// time; whoever finds it broken says so with [`AgentConnection::doubt`], and the next call mends it.
     ///
     /// # Errors
-    /// [`EnvironmentError`]; it may heal.
-    async fn connect(&self) -> Result<AgentConnection, EnvironmentError>;
+    /// [`ExecutorError`]; it may heal.
+    async fn connect(&self) -> Result<AgentConnection, ExecutorError>;
 
     /// Where jobs find their files in this environment. May have to reach it first.
     ///
     /// # Errors
-    /// [`EnvironmentError`]; it may heal.
-    async fn directories(&self) -> Result<Directories, EnvironmentError>;
+    /// [`ExecutorError`]; it may heal.
+    async fn directories(&self) -> Result<Directories, ExecutorError>;
 
     /// What the trace tells of the way here, one line each; complete once there was a connection.
     fn words(&self) -> Vec<String> {
@@ -183,7 +183,7 @@ pub trait Environment: Send + Sync + 'static {
     }
 
     /// The job's part, where others run there too; complete once there was a connection.
-    fn share(&self) -> Option<Share> {
+    fn share(&self) -> Option<SlotShare> {
         None
     }
 
@@ -222,7 +222,7 @@ pub trait Environment: Send + Sync + 'static {
 }
 
 #[async_trait]
-impl Reach for dyn Environment {
+impl Reach for dyn ExecutionEnvironment {
     async fn reach(&self) -> Result<AgentConnection, AgentError> {
         Ok(self.connect().await?)
     }
@@ -276,12 +276,12 @@ pub struct LeaseRecord {
     pub claim: String,
     /// The virtual machine on the environment that was made for the job; none: it runs on the environment itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub machine: Option<Machine>,
+    pub machine: Option<NestedVm>,
 }
 
 /// A virtual machine on an instance, which one job has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Machine {
+pub struct NestedVm {
     /// Its name at what made it.
     pub id: String,
     /// Its address, as the instance sees it.
@@ -296,7 +296,7 @@ pub struct Lease {
     /// What to store.
     pub record: LeaseRecord,
     /// The place.
-    pub environment: Arc<dyn Environment>,
+    pub environment: Arc<dyn ExecutionEnvironment>,
     /// What became of the slots that the job got before this one, where nothing was started.
     pub moved: Vec<String>,
     guard: SlotGuard,
@@ -314,7 +314,7 @@ pub type SlotGuard = Box<dyn Guard>;
 impl Lease {
     /// A lease that holds `guard`.
     #[must_use]
-    pub fn new(record: LeaseRecord, environment: Arc<dyn Environment>, guard: SlotGuard) -> Self {
+    pub fn new(record: LeaseRecord, environment: Arc<dyn ExecutionEnvironment>, guard: SlotGuard) -> Self {
         Self { record, environment, moved: Vec::new(), guard }
     }
 
