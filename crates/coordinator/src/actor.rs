@@ -2,10 +2,12 @@
 //!
 //! ```text
 //! wait for a command, a timer or a child configuration
+//!   -> read into memory what it is about, if that has left it
 //!   -> take it in, and whatever else is there, into memory   (answers are staged, not sent)
 //!   -> give ready jobs to held requests
 //!   -> write the batch in one transaction
 //!   -> send the answers, publish the events, start what was asked of the outside
+//!   -> remove what is finished from memory
 //! ```
 //! Where the write fails, answers that change something become errors, hand-outs are taken back, and the rows stay marked:
 //! memory is then ahead of the database, nobody was told, and the next write carries them. No job is given out meanwhile.
@@ -20,18 +22,21 @@ use muster_runner_api::service::{Assignment, ServiceError};
 use tokio::sync::{broadcast, mpsc};
 use tokio::task::JoinSet;
 
+use crate::apply::engine_time;
 use crate::artifacts::Places;
 use crate::child::ChildResult;
 use crate::clock::{Timestamp, from_millis, to_millis};
 use crate::command::{Command, Reply, ServiceReply};
 use crate::error::{CoordinatorError, StoreError};
+use crate::expiry::Expiry;
 use crate::facts::JobKind;
 use crate::jwt::Signer;
 use crate::keys::Keys;
 use crate::options::Options;
 use crate::queue::Queue;
+use crate::residency::Residency;
 use crate::schedule::{self, Target};
-use crate::store::Store;
+use crate::store::{Member, Store};
 use crate::timers::{Timer, Timers};
 use crate::traces::Traces;
 use crate::views::Event;
@@ -51,7 +56,8 @@ pub(crate) struct Actor {
     pub(crate) keys: Keys,
     pub(crate) signer: Signer,
     pub(crate) traces: Arc<Traces>,
-    pub(crate) places: Places,
+    pub(crate) residency: Residency,
+    pub(crate) expiry: Expiry,
     pub(crate) staged: Vec<Staged>,
     /// Bridges whose child is to be made, once the batch is written.
     pub(crate) bridges: Vec<JobId>,
@@ -61,7 +67,7 @@ pub(crate) struct Actor {
     pub(crate) children: JoinSet<(JobId, ChildResult)>,
     /// Why the database cannot be written.
     pub(crate) storage_problem: Option<String>,
-    store: Store,
+    store: Arc<dyn Store>,
     events: broadcast::Sender<Event>,
     watch: Watch,
 }
@@ -105,13 +111,16 @@ impl Actor {
     /// An actor with its state; `actions` are those that may not have reached the outside before the last end.
     pub(crate) fn new(
         options: Options,
-        store: Store,
+        store: Arc<dyn Store>,
         (world, actions): (World, Repeated),
         (keys, signer): (Keys, Signer),
         (traces, places): (Arc<Traces>, Places),
         events: broadcast::Sender<Event>,
     ) -> Self {
+        let kept = options.limits.finished_in_memory;
         let mut actor = Self {
+            residency: Residency::new(Arc::clone(&store), places.clone(), kept),
+            expiry: Expiry::new(Arc::clone(&store), places, options.dir.clone()),
             options,
             world,
             queue: Queue::new(),
@@ -119,7 +128,6 @@ impl Actor {
             keys,
             signer,
             traces,
-            places,
             staged: Vec::new(),
             bridges: Vec::new(),
             sourceless: BTreeSet::new(),
@@ -130,7 +138,6 @@ impl Actor {
             watch: Watch::default(),
         };
         actor.watch_jobs_on_runners();
-        actor.watch_artifacts();
         for (project, actions) in actions {
             actor.carry_out(project, &actions);
         }
@@ -139,10 +146,11 @@ impl Actor {
 
     /// Runs until it is told to stop or every handle is gone.
     pub(crate) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+        self.expiry.look(self.now());
         self.settle().await;
         loop {
             let wake = self.timers.next().map(|at| self.options.clock.sleep_until(at));
-            // All three may be dropped half-way: a command stays in its channel, a child in its set, a timer in its heap.
+            // All four may be dropped half-way: a command stays in its channel, a child in its set, a timer in its heap.
             let command = tokio::select! {
                 command = commands.recv() => match command {
                     Some(command) => Some(command),
@@ -152,15 +160,20 @@ impl Actor {
                     self.child_compiled(child);
                     None
                 }
+                step = self.expiry.step() => {
+                    self.expiry_step(step);
+                    None
+                }
                 () = sleep(wake) => None,
             };
-            if self.take_in(command, &mut commands) {
+            if self.take_in(command, &mut commands).await {
                 break;
             }
             self.settle().await;
         }
         commands.close();
         self.children.shutdown().await;
+        self.expiry.stop().await;
         // Before the last batch: a job that were given out now would have nobody to report to.
         self.send_held_away();
         self.settle().await;
@@ -170,20 +183,26 @@ impl Actor {
     }
 
     /// Takes in a command with all that wait behind it, and the timers that are due. True: stop.
-    fn take_in(&mut self, first: Option<Command>, commands: &mut mpsc::Receiver<Command>) -> bool {
+    async fn take_in(&mut self, first: Option<Command>, commands: &mut mpsc::Receiver<Command>) -> bool {
         let (mut next, mut taken) = (first, 0);
         while let Some(command) = next.take() {
             if matches!(command, Command::Shutdown) {
                 return true;
             }
-            self.handle(command);
+            match self.bring_in(&command).await {
+                Ok(()) => self.handle(command),
+                Err(error) => {
+                    tracing::error!(%error, "failed to read what a command is about");
+                    command.refuse(&error);
+                }
+            }
             taken += 1;
             if taken < BATCH_MAX {
                 next = commands.try_recv().ok();
             }
         }
         // What fits now is given out before a long poll that is over is sent away with nothing.
-        self.dispatch();
+        self.dispatch().await;
         self.bound_held();
         let now = self.now();
         while let Some(timer) = self.timers.pop_due(now) {
@@ -196,7 +215,8 @@ impl Actor {
     async fn settle(&mut self) {
         loop {
             let failing = self.storage_problem.is_some();
-            self.dispatch();
+            self.dispatch().await;
+            self.residency.note_open(&mut self.world);
             let written = self.write().await;
             let undelivered = self.answer(written.as_ref().err());
             let settled = undelivered.is_empty();
@@ -205,15 +225,53 @@ impl Actor {
             }
             if let Err(error) = written {
                 self.storage_failed(&error);
+                self.evict();
                 return;
             }
-            self.start_bridges();
+            self.start_bridges().await;
             // After a failure nothing was given out; now it is.
             let recovered = self.storage_problem.is_none() && failing;
             if settled && !recovered {
+                self.evict();
                 return;
             }
         }
+    }
+
+    /// Reads into memory what a command is about.
+    async fn bring_in(&mut self, command: &Command) -> Result<(), StoreError> {
+        for member in command.members(&self.keys) {
+            self.admit(member).await?;
+        }
+        if let Command::RequestJob { request, .. } = command
+            && let Some(job) = self.assigned_before(request)
+        {
+            while let Some(pipeline) = self.lacks(job) {
+                self.admit(Member::Pipeline(pipeline)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a family into memory, unless it is there.
+    pub(crate) async fn admit(&mut self, member: Member) -> Result<(), StoreError> {
+        let now = engine_time(self.now());
+        for (project, actions) in self.residency.admit(&mut self.world, member, now).await? {
+            self.carry_out(project, &actions);
+        }
+        Ok(())
+    }
+
+    /// Removes from memory what is finished, with all that is kept about it.
+    fn evict(&mut self) {
+        let watch = &mut self.watch;
+        self.residency.evict(&mut self.world, |world, root| {
+            for row in world.family(root).flat_map(|pipeline| world.jobs_of(pipeline.id)) {
+                watch.forget(row.id);
+            }
+        });
+        let jobs = &self.world.jobs;
+        self.timers.prune(jobs.len(), |job| jobs.contains_key(&job));
     }
 
     /// Writes what is marked, and publishes it.

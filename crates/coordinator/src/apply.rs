@@ -8,6 +8,7 @@ use muster_pipeline::model::Work;
 use crate::actor::Actor;
 use crate::clock::{Timestamp, from_millis, to_millis};
 use crate::facts::JobKind;
+use crate::outbox::JobChange;
 use crate::queue::Requirement;
 use crate::schedule::{Action, Event, JobRef, JobState, Outcome, Refusal};
 use crate::store::{JobDetail, JobRow};
@@ -92,6 +93,17 @@ impl Actor {
         if to != JobStatus::Pending {
             self.queue.remove(id);
         }
+        let change = match to {
+            JobStatus::Pending => Some(JobChange::Queued),
+            to if to.is_complete() => Some(JobChange::Ended { status: to, reason, exit_code: None }),
+            // The assignment reports it, with the runner.
+            JobStatus::Running if row.kind == JobKind::Script => None,
+            to => Some(JobChange::Moved { to }),
+        };
+        if let Some(change) = change {
+            self.world.report(now, id, change);
+        }
+        let Some(row) = self.world.job_mut(id) else { return };
         if to.is_complete() {
             let key = row.runner.zip(row.detail.idempotency_key.take());
             self.traces.close(id);
@@ -111,7 +123,8 @@ impl Actor {
         let (place, names) = ((row.pipeline, row.place), (row.name.clone(), row.stage.clone()));
         let detail = JobDetail { variables: row.detail.variables.clone(), ..JobDetail::new(state) };
         let record = JobRow { attempt: new.retry + 1, ..JobRow::new(id, place, names, row.kind, detail, now) };
-        self.world.index(record);
+        self.world.report(now, old_id, JobChange::Replaced { by: id });
+        self.world.add_new(record);
     }
 
     fn enqueue(&mut self, job: JobRef) {
@@ -146,7 +159,7 @@ impl Actor {
                 Work::Bridge(_) => JobKind::Bridge,
             };
             let (id, names) = (self.world.new_job_id(), (job.name.clone(), job.stage.clone()));
-            self.world.index(JobRow::new(id, (pipeline, place), names, kind, JobDetail::new(state), now));
+            self.world.add_new(JobRow::new(id, (pipeline, place), names, kind, JobDetail::new(state), now));
         }
     }
 

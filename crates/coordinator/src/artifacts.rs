@@ -116,8 +116,17 @@ impl Default for Places {
 
 impl Places {
     fn of(&self, job: JobId) -> Arc<Mutex<()>> {
-        let index = usize::try_from(job.0).unwrap_or(0) % LOCKS;
-        self.0.get(index).cloned().unwrap_or_default()
+        self.0.get(self.number(job)).cloned().unwrap_or_default()
+    }
+
+    /// The number of a job's lock: several jobs have the same.
+    pub(crate) fn number(&self, job: JobId) -> usize {
+        usize::try_from(job.0).unwrap_or(0) % LOCKS
+    }
+
+    /// Whether nobody has the files of a job.
+    pub(crate) fn is_free(&self, job: JobId) -> bool {
+        self.0.get(self.number(job)).is_none_or(|lock| lock.try_lock().is_ok())
     }
 
     /// Waits for the files of a job.
@@ -131,12 +140,12 @@ impl Places {
     }
 }
 
-/// Deletes what a process that was killed has left: unfinished uploads, and files that are not among `known`.
-pub(crate) fn sweep(dir: &Path, known: &HashSet<PathBuf>) {
+/// Deletes what a process that was killed has left of these jobs: unfinished uploads, and files that are not among `known`.
+pub(crate) fn sweep(dir: &Path, jobs: &[JobId], known: &HashSet<PathBuf>) {
     let entries = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
     let folder = |entry: &std::fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
-    for job in entries(&dir.join(FOLDER)).filter(folder) {
-        for kind in entries(&job.path()).filter(folder) {
+    for job in jobs.iter().map(|job| dir.join(FOLDER).join(job.to_string())) {
+        for kind in entries(&job).filter(folder) {
             for file in entries(&kind.path()).filter(|entry| !folder(entry) && !known.contains(&entry.path())) {
                 match std::fs::remove_file(file.path()) {
                     Ok(()) => tracing::debug!(file = %file.path().display(), "a leftover is deleted"),
@@ -148,7 +157,7 @@ pub(crate) fn sweep(dir: &Path, known: &HashSet<PathBuf>) {
             // Fails where something is in it.
             let _ = std::fs::remove_dir(kind.path());
         }
-        let _ = std::fs::remove_dir(job.path());
+        let _ = std::fs::remove_dir(job);
     }
 }
 

@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use muster_job::{FailureReason, JobId, RunnerId, Secret};
+use muster_job::{FailureReason, JobId, PipelineId, RunnerId, Secret};
 use muster_pipeline::expand::{Unknown, expand_text};
 use muster_pipeline::layers;
 use muster_runner_api::payload::JobPayload;
@@ -16,12 +16,16 @@ use muster_runner_api::wire::{Info, JobRequest};
 use crate::actor::{Actor, Staged};
 use crate::command::ServiceReply;
 use crate::handout::Handout;
-use crate::inherit::{Inheritance, Inherited, Unfit};
+use crate::inherit::{Inheritance, Inherited, Obstacle, Unfit};
+use crate::outbox::JobChange;
 use crate::payload::{self, PayloadInput, QueueFacts};
 use crate::schedule::Event;
-use crate::store::{ArtifactRow, JobRow};
+use crate::store::{ArtifactRow, JobRow, Member};
 use crate::timers::Timer;
 use crate::variables::{JobVariablesInput, RunnerFacts, job_variables};
+
+/// How long after a failed read a job is looked at again, if no command comes before.
+const READ_AGAIN: Duration = Duration::from_secs(1);
 
 /// A job as it is about to be given out.
 struct Prepared {
@@ -102,21 +106,45 @@ impl Actor {
         Some(again)
     }
 
+    /// The job that an earlier request with the key of this one was assigned.
+    pub(crate) fn assigned_before(&self, request: &JobRequest) -> Option<JobId> {
+        let runner = self.runner_of(&request.token)?;
+        self.world.keys.get(&(runner, request.idempotency_key.clone()?)).copied()
+    }
+
+    /// A pipeline whose artifacts a job needs, and that is not in memory.
+    pub(crate) fn lacks(&self, job: JobId) -> Option<PipelineId> {
+        match self.inherited(self.world.jobs.get(&job)?) {
+            Err(Obstacle::NotRead(pipeline)) => Some(pipeline),
+            Ok(_) | Err(Obstacle::Unfit(_)) => None,
+        }
+    }
+
     /// Gives waiting jobs to held requests until no two fit. Nothing is given out while nothing can be stored.
-    pub(crate) fn dispatch(&mut self) {
+    pub(crate) async fn dispatch(&mut self) {
+        while let Some(pipeline) = self.give_out() {
+            if let Err(error) = self.admit(Member::Pipeline(pipeline)).await {
+                tracing::error!(%error, %pipeline, "failed to read a pipeline whose artifacts a job needs");
+                self.timers.add(self.now() + READ_AGAIN, Timer::Flush);
+                return;
+            }
+        }
+    }
+
+    /// Gives out what it can. Returned is a pipeline that must be read before it goes on.
+    fn give_out(&mut self) -> Option<PipelineId> {
         if self.storage_problem.is_some() {
-            return;
+            return None;
         }
         loop {
             let runners = &self.world.runners;
-            let Some((index, job)) = self.queue.next_match(|id| runners.get(&id).map(|row| &row.settings)) else {
-                return;
-            };
-            let Some(waiter) = self.queue.waiter(index) else { return };
-            let Some(row) = self.world.jobs.get(&job) else { return };
+            let (index, job) = self.queue.next_match(|id| runners.get(&id).map(|row| &row.settings))?;
+            let waiter = self.queue.waiter(index)?;
+            let row = self.world.jobs.get(&job)?;
             let prepared = self.prepare(job, waiter.runner, &waiter.request.info, row.detail.handout + 1);
             match prepared {
-                Err(unfit) => self.drop_job(job, unfit.reason, unfit.message),
+                Err(Obstacle::NotRead(pipeline)) => return Some(pipeline),
+                Err(Obstacle::Unfit(unfit)) => self.drop_job(job, unfit.reason, unfit.message),
                 Ok(prepared) => self.hand_out(index, job, prepared),
             }
         }
@@ -139,12 +167,15 @@ impl Actor {
         row.system_id = Some(waiter.request.system_id.clone());
         row.detail.handout = prepared.handout;
         row.detail.alive = false;
+        let system_id = waiter.request.system_id.clone();
+        let assigned = JobChange::Assigned { runner: waiter.runner, system_id, assignment: prepared.handout };
         row.detail.timeout_s = prepared.timeout.as_secs();
         row.detail.environment_url = prepared.environment_url;
         row.detail.idempotency_key.clone_from(&waiter.request.idempotency_key);
         if let Some(key) = &waiter.request.idempotency_key {
             self.world.keys.insert((waiter.runner, key.clone()), job);
         }
+        self.world.report(now, job, assigned);
         self.world.heard.insert(job, now);
         self.timers.add(now + self.options.handout_lease, Timer::Handout(job, prepared.handout));
         self.watch(job);
@@ -175,7 +206,7 @@ impl Actor {
     }
 
     /// Checks a job against its taker, and makes its payload (runner-api 9.3, step 4).
-    fn prepare(&self, job: JobId, runner: RunnerId, info: &Info, handout: u32) -> Result<Prepared, Unfit> {
+    fn prepare(&self, job: JobId, runner: RunnerId, info: &Info, handout: u32) -> Result<Prepared, Obstacle> {
         let gone = |what: &str| Unfit { reason: FailureReason::SchedulerFailure, message: format!("{what} is gone") };
         let row = self.world.jobs.get(&job).ok_or_else(|| gone("the job"))?;
         let pipeline = self.world.pipelines.get(&row.pipeline).ok_or_else(|| gone("the pipeline"))?;
@@ -185,7 +216,7 @@ impl Actor {
         let inherited = self.inherited(row)?;
         if let Some(feature) = payload::missing_feature(compiled, context.source, info) {
             let message = format!("the runner `{}` lacks the feature `{feature}`", runner.settings.description);
-            return Err(Unfit { reason: FailureReason::RunnerUnsupported, message });
+            return Err(Unfit { reason: FailureReason::RunnerUnsupported, message }.into());
         }
         let spec = &pipeline.spec;
         let token = Secret::new(self.keys.job_token(job, handout));
@@ -238,7 +269,7 @@ impl Actor {
     }
 
     /// What a job gets from earlier ones.
-    pub(crate) fn inherited(&self, row: &JobRow) -> Result<Inherited, Unfit> {
+    pub(crate) fn inherited(&self, row: &JobRow) -> Result<Inherited, Obstacle> {
         self.inheritance().of(row)
     }
 
@@ -248,6 +279,7 @@ impl Actor {
     }
 
     fn inheritance(&self) -> Inheritance<'_> {
-        Inheritance { world: &self.world, dir: &self.options.dir, now: self.now() }
+        let read = |pipeline| self.world.pipelines.contains_key(&pipeline) || self.residency.is_absent(pipeline);
+        Inheritance { world: &self.world, dir: &self.options.dir, now: self.now(), is_read: Box::new(read) }
     }
 }

@@ -14,15 +14,22 @@ use crate::actor::Actor;
 use crate::artifacts;
 use crate::child::{ChildError, ChildPipeline, ChildResult, Text, caught, child_context, compile, failed};
 use crate::facts::{NewPipeline, Parent, SharedSources};
+use crate::inherit::Obstacle;
 use crate::schedule::Event;
-use crate::store::JobRow;
+use crate::store::{JobRow, Member};
 use crate::timers::Timer;
 use crate::variables;
 
 impl Actor {
     /// Starts what the bridges of the last batch ask for.
-    pub(crate) fn start_bridges(&mut self) {
+    pub(crate) async fn start_bridges(&mut self) {
         for bridge in std::mem::take(&mut self.bridges) {
+            while let Some(pipeline) = self.lacks(bridge) {
+                if let Err(error) = self.admit(Member::Pipeline(pipeline)).await {
+                    tracing::error!(%error, %pipeline, "failed to read a pipeline whose artifacts a bridge needs");
+                    break;
+                }
+            }
             if !self.has_sources(bridge) {
                 self.sourceless.insert(bridge);
                 self.timers.add(self.now() + self.options.limits.sources_wait, Timer::Sources(bridge));
@@ -79,10 +86,10 @@ impl Actor {
         let sources =
             self.world.sources.get(&row.pipeline).ok_or_else(|| failed("the pipeline's repository is gone"))?;
         let texts = includes.iter().map(|include| self.text(row, include)).collect::<Result<_, _>>()?;
-        let dotenv = self
-            .inherited(row)
-            .map(|inherited| inherited.dotenv)
-            .map_err(|unfit| ChildError { reason: unfit.reason, message: unfit.message })?;
+        let dotenv = self.inherited(row).map(|inherited| inherited.dotenv).map_err(|obstacle| match obstacle {
+            Obstacle::Unfit(unfit) => ChildError { reason: unfit.reason, message: unfit.message },
+            Obstacle::NotRead(pipeline) => failed(format!("pipeline {pipeline} cannot be read")),
+        })?;
         let forwarded = variables::forwarded(context, job, work, row.pipeline, &dotenv);
         Ok((texts, child_context(context, row, forwarded, pipeline.spec.project.id), Arc::clone(sources)))
     }

@@ -7,9 +7,10 @@ use muster_runner_api::wire::{JobRequest, RegisterRequest, RunnerCredentials, To
 use tokio::sync::oneshot;
 
 use crate::artifacts::NewArtifact;
-use crate::error::CoordinatorError;
+use crate::error::{CoordinatorError, StoreError};
 use crate::facts::{NewPipeline, NewRunner, SharedSources};
-use crate::store::ArtifactRow;
+use crate::keys::Keys;
+use crate::store::{ArtifactRow, Member};
 use crate::views::{JobView, PipelineSummary, PipelineView, StuckJob};
 
 /// The channel for an answer to library calls.
@@ -51,8 +52,9 @@ pub(crate) enum Command {
         job: JobId,
         reply: Reply<JobId>,
     },
+    /// The pipelines in memory, and whether there are no others.
     Pipelines {
-        reply: Reply<Vec<PipelineSummary>>,
+        reply: Reply<(Vec<PipelineSummary>, bool)>,
     },
     Pipeline {
         pipeline: PipelineId,
@@ -132,7 +134,71 @@ pub(crate) enum Command {
         artifact: Box<NewArtifact>,
         reply: ServiceReply<Kept>,
     },
+    /// An upload is over, and its files are in nobody's hands any more.
+    UploadOver,
     Shutdown,
+}
+
+impl Command {
+    /// What has to be in memory for this command. A job is named only if its token is genuine.
+    pub(crate) fn members(&self, keys: &Keys) -> Vec<Member> {
+        let genuine = |job: &JobId, token: &str| keys.handout(*job, token).map(|_| Member::Job(*job));
+        match self {
+            Self::AttachSources { pipeline, .. } | Self::CancelPipeline { pipeline, .. } => {
+                vec![Member::Pipeline(*pipeline)]
+            }
+            Self::CancelJob { job, .. }
+            | Self::PlayJob { job, .. }
+            | Self::RetryJob { job, .. }
+            | Self::DropJob { job, .. } => vec![Member::Job(*job)],
+            Self::Authorize { job, token, .. }
+            | Self::Finish { job, token, .. }
+            | Self::ReportRefused { job, token, .. }
+            | Self::ArtifactStored { job, token, .. } => genuine(job, token).into_iter().collect(),
+            Self::Download { producer, token, .. } => {
+                let asking = keys.read(token).map(|(asking, _)| [Member::Job(asking), Member::Job(*producer)]);
+                asking.into_iter().flatten().collect()
+            }
+            // A pipeline or job that is not in memory is read by the caller.
+            Self::Pipelines { .. } | Self::Pipeline { .. } | Self::Job { .. } | Self::StuckJobs { .. } => Vec::new(),
+            Self::CreatePipeline { .. }
+            | Self::CreateRunner { .. }
+            | Self::Register { .. }
+            | Self::Verify { .. }
+            | Self::ResetToken { .. }
+            | Self::ResetTokenWithPat { .. }
+            | Self::Unregister { .. }
+            | Self::UnregisterManager { .. }
+            | Self::RequestJob { .. }
+            | Self::UploadOver
+            | Self::Shutdown => Vec::new(),
+        }
+    }
+
+    /// Answers that the store failed: what the command is about could not be read.
+    pub(crate) fn refuse(self, error: &StoreError) {
+        // The caller may have gone away.
+        fn library<T>(reply: Reply<T>, error: &StoreError) {
+            let _ = reply.send(Err(error.clone().into()));
+        }
+        fn service<T>(reply: ServiceReply<T>, error: &StoreError) {
+            let _ = reply.send(Err(error.clone().into()));
+        }
+        match self {
+            Self::AttachSources { reply, .. } | Self::CancelPipeline { reply, .. } | Self::CancelJob { reply, .. } => {
+                library(reply, error);
+            }
+            Self::PlayJob { reply, .. } | Self::RetryJob { reply, .. } => library(reply, error),
+            Self::DropJob { reply, .. } | Self::Finish { reply, .. } => service(reply, error),
+            Self::Authorize { reply, .. } => service(reply, error),
+            Self::ReportRefused { reply, .. } => service(reply, error),
+            Self::ArtifactStored { reply, .. } => service(reply, error),
+            Self::Download { reply, .. } => service(reply, error),
+            Self::RequestJob { reply, .. } => service(reply, error),
+            // Without an answer the caller learns that the coordinator is closed; these need nothing from the store.
+            _ => {}
+        }
+    }
 }
 
 /// What a job token is shown for.

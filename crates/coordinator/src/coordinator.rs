@@ -1,5 +1,6 @@
 //! The handle: what the rest of the program holds of a coordinator. Calls become commands to the actor.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,13 +18,16 @@ use crate::actor::Actor;
 use crate::apply::engine_time;
 use crate::artifacts::{self, Places};
 use crate::command::{Command, Purpose};
-use crate::error::{CoordinatorError, OpenError, StoreError};
+use crate::error::{CoordinatorError, OpenError, StoreError, unwritable};
 use crate::facts::{NewPipeline, NewRunner, SharedSources};
 use crate::jwt::Signer;
 use crate::keys::{self, Keys};
 use crate::options::Options;
+use crate::outbox::JobEvent;
+use crate::past::Past;
 use crate::readers::Readers;
-use crate::store::{self, Store};
+use crate::store::Store;
+use crate::store::sqlite::{self, SqliteStore};
 use crate::traces::{self, Traces};
 use crate::views::{ArtifactView, Event, JobView, PipelineSummary, PipelineView, StuckJob};
 use crate::world::{Repeated, World};
@@ -44,6 +48,8 @@ pub struct Coordinator {
     pub(crate) traces: Arc<Traces>,
     pub(crate) places: Places,
     pub(crate) readers: Readers,
+    past: Past,
+    store: Arc<dyn Store>,
     keys: Keys,
     /// The event loop, until somebody shuts it down.
     actor: Mutex<Option<JoinHandle<()>>>,
@@ -57,19 +63,21 @@ impl Coordinator {
     pub async fn open(options: Options) -> Result<Arc<Self>, OpenError> {
         let dir = &options.dir;
         let (keys, signer, traces) =
-            prepare(dir, options.limits.trace_bytes).map_err(|source| store::unwritable(dir, source))?;
-        let mut store = Store::open(dir).await?;
-        let state = restore(&mut store, &options).await.map_err(|error| store::unreadable(dir, error))?;
+            prepare(dir, options.limits.trace_bytes).map_err(|source| unwritable(dir, source))?;
+        let store: Arc<dyn Store> = Arc::new(SqliteStore::open(dir).await?);
+        let state = restore(&*store, &options).await.map_err(|error| sqlite::unreadable(dir, error))?;
         sweep(&state.0, &options).await;
         let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
         let (events, _) = broadcast::channel(EVENTS_MAX);
         let traces = Arc::new(traces);
         let places = Places::default();
         let files = (Arc::clone(&traces), places.clone());
-        let actor = Actor::new(options.clone(), store, state, (keys.clone(), signer), files, events.clone());
+        let past = Past::new(Arc::clone(&store), dir.clone());
+        let actor =
+            Actor::new(options.clone(), Arc::clone(&store), state, (keys.clone(), signer), files, events.clone());
         let actor = Mutex::new(Some(tokio::spawn(actor.run(inbox))));
         let readers = Readers::new(Arc::clone(&options.clock));
-        Ok(Arc::new(Self { options, commands, events, traces, places, readers, keys, actor }))
+        Ok(Arc::new(Self { options, commands, events, traces, places, readers, past, store, keys, actor }))
     }
 
     /// Creates a pipeline and starts it.
@@ -158,12 +166,41 @@ impl Coordinator {
         self.events.subscribe()
     }
 
-    /// All pipelines, oldest first.
+    /// Returns at most `limit` pipelines, oldest first: those after the pipeline `after`, or the first ones.
     ///
     /// # Errors
-    /// [`CoordinatorError::Closed`].
-    pub async fn pipelines(&self) -> Result<Vec<PipelineSummary>, CoordinatorError> {
-        self.ask(|reply| Command::Pipelines { reply }).await
+    /// [`CoordinatorError::Store`], [`CoordinatorError::Closed`].
+    pub async fn pipelines(
+        &self,
+        after: Option<PipelineId>,
+        limit: usize,
+    ) -> Result<Vec<PipelineSummary>, CoordinatorError> {
+        let after = after.unwrap_or(PipelineId(i64::MIN));
+        let (in_memory, all) = self.ask(|reply| Command::Pipelines { reply }).await?;
+        let stored = if all { Vec::new() } else { self.past.summaries(after, limit).await? };
+        // What is in memory may be ahead of the store.
+        let mut all: BTreeMap<PipelineId, PipelineSummary> =
+            stored.into_iter().map(|found| (found.id, found)).collect();
+        all.extend(in_memory.into_iter().filter(|found| found.id > after).map(|found| (found.id, found)));
+        // Of those behind the page of the store only some are in memory: with `limit` pipelines before them they are cut.
+        Ok(all.into_values().take(limit).collect())
+    }
+
+    /// Returns at most `limit` events in the life of jobs, in order: those after the event `sequence`; 0 is before the
+    /// first. [`Coordinator::subscribe`] reports when there may be more.
+    ///
+    /// # Errors
+    /// [`CoordinatorError::Store`].
+    pub async fn events_after(&self, sequence: u64, limit: usize) -> Result<Vec<JobEvent>, CoordinatorError> {
+        Ok(self.store.events_after(sequence, limit).await?)
+    }
+
+    /// Deletes the events up to and including `sequence`: their reader has processed them.
+    ///
+    /// # Errors
+    /// [`CoordinatorError::Store`].
+    pub async fn acknowledge_events(&self, sequence: u64) -> Result<(), CoordinatorError> {
+        Ok(self.store.prune_events(sequence).await?)
     }
 
     /// One pipeline with its jobs.
@@ -171,7 +208,11 @@ impl Coordinator {
     /// # Errors
     /// [`CoordinatorError::NotFound`].
     pub async fn pipeline(&self, pipeline: PipelineId) -> Result<PipelineView, CoordinatorError> {
-        self.ask(|reply| Command::Pipeline { pipeline, reply }).await
+        match self.ask(|reply| Command::Pipeline { pipeline, reply }).await {
+            // Not in memory: what is finished is in the store only.
+            Err(CoordinatorError::NotFound(_)) => self.past.pipeline(pipeline).await,
+            answer => answer,
+        }
     }
 
     /// One job.
@@ -179,7 +220,10 @@ impl Coordinator {
     /// # Errors
     /// [`CoordinatorError::NotFound`].
     pub async fn job(&self, job: JobId) -> Result<JobView, CoordinatorError> {
-        self.ask(|reply| Command::Job { job, reply }).await
+        match self.ask(|reply| Command::Job { job, reply }).await {
+            Err(CoordinatorError::NotFound(_)) => self.past.job(job).await,
+            answer => answer,
+        }
     }
 
     /// Pending jobs that no runner can take, and why (C198).
@@ -245,19 +289,20 @@ fn prepare(dir: &Path, trace_bytes_max: u64) -> io::Result<(Keys, Signer, Traces
     Ok((Keys::open(dir)?, keys::open_signer(dir)?, Traces::open(dir, trace_bytes_max)?))
 }
 
-/// The state of the database.
-async fn restore(store: &mut Store, options: &Options) -> Result<(World, Repeated), StoreError> {
-    let contents = store.read().await?;
+/// The state of the open work.
+async fn restore(store: &dyn Store, options: &Options) -> Result<(World, Repeated), StoreError> {
+    let (contents, last) = (store.open_work().await?, store.last_ids().await?);
     let now = engine_time(options.clock.now());
-    World::restore(contents, options.first_pipeline_id, options.first_job_id, now)
+    World::restore(contents, last, (options.first_pipeline_id, options.first_job_id), now)
 }
 
-/// Deletes the files of artifacts that have no row, or have expired.
+/// Deletes the files of open work that have no row. Finished pipelines have none: they are open while an upload is on its
+/// way.
 async fn sweep(world: &World, options: &Options) {
-    let (dir, now) = (options.dir.clone(), options.clock.now());
-    let present = world.artifacts.values().flatten().filter(|row| row.expires_at.is_none_or(|at| at > now));
+    let (dir, jobs) = (options.dir.clone(), world.jobs.keys().copied().collect::<Vec<_>>());
+    let present = world.artifacts.values().flatten().filter(|row| !row.deleted);
     let known = present.map(|row| artifacts::path(&dir, row.job, &row.kind, &row.filename)).collect();
-    if tokio::task::spawn_blocking(move || artifacts::sweep(&dir, &known)).await.is_err() {
+    if tokio::task::spawn_blocking(move || artifacts::sweep(&dir, &jobs, &known)).await.is_err() {
         tracing::warn!("the leftovers of an earlier process were not all deleted");
     }
 }

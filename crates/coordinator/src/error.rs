@@ -61,9 +61,12 @@ pub enum StoreError {
     /// The disk is full; what was not written is kept in memory and written later.
     #[error("no space left on the disk that holds the database")]
     Full,
-    /// SQLite failed.
+    /// The store failed.
     #[error("the database failed: {0}")]
-    Sqlite(#[source] Arc<sqlx::Error>),
+    Failed(#[source] Arc<dyn std::error::Error + Send + Sync>),
+    /// The store is closed, or was opened for reading only.
+    #[error("the database is closed")]
+    Closed,
     /// A stored value cannot be read back.
     #[error("the database holds a value that cannot be read: {what}: {why}")]
     Damaged {
@@ -72,24 +75,6 @@ pub enum StoreError {
         /// Why not.
         why: String,
     },
-}
-
-/// SQLite's primary result code for a full disk (`SQLITE_FULL`).
-const SQLITE_FULL: &str = "13";
-/// `SQLITE_IOERR_WRITE`: with a full disk, what some file systems answer instead.
-const SQLITE_IOERR_WRITE: &str = "778";
-
-impl From<sqlx::Error> for StoreError {
-    fn from(error: sqlx::Error) -> Self {
-        let full = match &error {
-            sqlx::Error::Database(database) => {
-                matches!(database.code().as_deref(), Some(SQLITE_FULL | SQLITE_IOERR_WRITE))
-            }
-            sqlx::Error::Io(io) => is_full(io),
-            _ => false,
-        };
-        if full { Self::Full } else { Self::Sqlite(Arc::new(error)) }
-    }
 }
 
 /// Why a library call failed.
@@ -121,7 +106,9 @@ impl From<StoreError> for ServiceError {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::Full => Self::StorageFull(error.to_string()),
-            StoreError::Sqlite(_) | StoreError::Damaged { .. } => Self::Internal(error.to_string()),
+            StoreError::Failed(_) | StoreError::Closed | StoreError::Damaged { .. } => {
+                Self::Internal(error.to_string())
+            }
         }
     }
 }
@@ -148,5 +135,14 @@ pub(crate) fn write_failed(path: &Path, error: &io::Error) -> ServiceError {
         ServiceError::StorageFull(format!("cannot write `{}`: {error}", path.display()))
     } else {
         ServiceError::Internal(format!("cannot write `{}`: {error}", path.display()))
+    }
+}
+
+/// The error of a folder or file that cannot be written.
+pub(crate) fn unwritable(dir: &Path, source: io::Error) -> OpenError {
+    if is_full(&source) {
+        OpenError::DiskFull { dir: dir.to_owned() }
+    } else {
+        OpenError::Unwritable { dir: dir.to_owned(), source }
     }
 }

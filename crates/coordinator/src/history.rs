@@ -1,9 +1,10 @@
 //! Past runs, read only: what `muster ci show` looks at.
 //!
 //! The run's coordinator may be gone, killed, or still at work in another process: what is shown is the database as it
-//! was when it was opened.
+//! is when something is asked.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use muster_job::{JobId, PipelineId, RunnerId, Secret, Variable};
@@ -12,18 +13,18 @@ use muster_pipeline::layers;
 use crate::artifacts;
 use crate::error::{CoordinatorError, OpenError};
 use crate::handout::Handout;
-use crate::inherit::Inheritance;
+use crate::past::{Past, not_found};
 use crate::payload::Archive;
-use crate::store::{self, Store};
+use crate::store::Member;
+use crate::store::sqlite::SqliteStore;
 use crate::traces;
 use crate::variables::{JobVariablesInput, RunnerFacts, job_variables};
-use crate::views::{self, PipelineSummary, PipelineView};
-use crate::world::World;
+use crate::views::{PipelineSummary, PipelineView};
 
 /// The state folder of a run whose coordinator may be gone.
 pub struct History {
     dir: PathBuf,
-    world: World,
+    past: Past,
 }
 
 /// What a job was given, as far as it is still there.
@@ -51,43 +52,44 @@ impl History {
     /// # Errors
     /// [`OpenError`] where it is not one, or one of a newer version.
     pub async fn open(dir: &Path) -> Result<Self, OpenError> {
-        let mut store = Store::open_read_only(dir).await?;
-        let contents = store.read().await.map_err(|error| store::unreadable(dir, error))?;
-        if let Err(error) = store.close().await {
-            tracing::debug!(%error, "a database that was only read was not closed in order");
-        }
-        Ok(Self { dir: dir.to_owned(), world: World::read(contents) })
+        let store = SqliteStore::open_read_only(dir).await?;
+        Ok(Self { dir: dir.to_owned(), past: Past::new(Arc::new(store), dir.to_owned()) })
     }
 
-    /// All pipelines, oldest first.
-    #[must_use]
-    pub fn pipelines(&self) -> Vec<PipelineSummary> {
-        self.world.pipelines.values().map(|row| views::summary(row, None)).collect()
+    /// Returns at most `limit` pipelines, oldest first: those after the pipeline `after`, or the first ones.
+    ///
+    /// # Errors
+    /// [`CoordinatorError::Store`].
+    pub async fn pipelines(
+        &self,
+        after: Option<PipelineId>,
+        limit: usize,
+    ) -> Result<Vec<PipelineSummary>, CoordinatorError> {
+        self.past.summaries(after.unwrap_or(PipelineId(i64::MIN)), limit).await
     }
 
     /// One pipeline with its jobs, as they were left.
     ///
     /// # Errors
     /// [`CoordinatorError::NotFound`].
-    pub fn pipeline(&self, pipeline: PipelineId) -> Result<PipelineView, CoordinatorError> {
-        self.world.pipeline_view(pipeline, &self.dir, None)
+    pub async fn pipeline(&self, pipeline: PipelineId) -> Result<PipelineView, CoordinatorError> {
+        self.past.pipeline(pipeline).await
     }
 
     /// What a job was given.
     ///
     /// # Errors
     /// [`CoordinatorError::NotFound`].
-    pub fn job_setup(&self, job: JobId) -> Result<JobSetup, CoordinatorError> {
-        let missing = || CoordinatorError::NotFound(format!("job {job}"));
-        let row = self.world.jobs.get(&job).ok_or_else(missing)?;
-        let pipeline = self.world.pipelines.get(&row.pipeline).ok_or_else(missing)?;
-        let context = self.world.contexts.get(&row.pipeline).ok_or_else(missing)?;
+    pub async fn job_setup(&self, job: JobId) -> Result<JobSetup, CoordinatorError> {
+        let missing = || not_found(Member::Job(job));
+        let mut world = self.past.family(Member::Job(job)).await?;
+        let row = world.jobs.get(&job).cloned().ok_or_else(missing)?;
+        let inherited = self.past.inherited(&mut world, &row).await?;
+        let pipeline = world.pipelines.get(&row.pipeline).ok_or_else(missing)?;
+        let context = world.contexts.get(&row.pipeline).ok_or_else(missing)?;
         let compiled = pipeline.compiled.jobs.get(row.place).ok_or_else(missing)?;
         let now = row.started_at.unwrap_or(pipeline.created_at);
-        let inheritance = Inheritance { world: &self.world, dir: &self.dir, now };
-        // A job that could not get all it needs was given nothing.
-        let inherited = inheritance.of(row).unwrap_or_default();
-        let runner = row.runner.and_then(|runner| self.world.runners.get(&runner));
+        let runner = row.runner.and_then(|runner| world.runners.get(&runner));
         let handout = Handout {
             job: compiled,
             job_id: job,
@@ -111,8 +113,8 @@ impl History {
             manual: &row.detail.variables,
         });
         let archive = |name: &Archive| {
-            let archive = self.world.artifact(name.job, artifacts::ARCHIVE)?;
-            inheritance.archive_path(archive)
+            let archive = world.artifact(name.job, artifacts::ARCHIVE)?;
+            Some(artifacts::path(&self.dir, name.job, &archive.kind, &archive.filename))
         };
         Ok(JobSetup {
             variables,

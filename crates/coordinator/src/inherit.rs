@@ -20,6 +20,20 @@ pub(crate) struct Unfit {
     pub(crate) message: String,
 }
 
+/// Why a job cannot be given out now.
+pub(crate) enum Obstacle {
+    /// It never can.
+    Unfit(Unfit),
+    /// It needs something of this pipeline, which has to be read into memory first.
+    NotRead(PipelineId),
+}
+
+impl From<Unfit> for Obstacle {
+    fn from(unfit: Unfit) -> Self {
+        Self::Unfit(unfit)
+    }
+}
+
 /// What earlier jobs hand on to a job.
 #[derive(Default)]
 pub(crate) struct Inherited {
@@ -34,11 +48,13 @@ pub(crate) struct Inheritance<'a> {
     pub(crate) dir: &'a Path,
     /// Archives that have expired by then are gone.
     pub(crate) now: Timestamp,
+    /// Whether a pipeline is in the world, or does not exist.
+    pub(crate) is_read: Box<dyn Fn(PipelineId) -> bool + 'a>,
 }
 
 impl Inheritance<'_> {
     /// The archives and dotenv variables that a job gets (pipeline-yaml 6, "Dependency set").
-    pub(crate) fn of(&self, row: &JobRow) -> Result<Inherited, Unfit> {
+    pub(crate) fn of(&self, row: &JobRow) -> Result<Inherited, Obstacle> {
         let gone = |what: &str| Unfit { reason: FailureReason::SchedulerFailure, message: format!("{what} is gone") };
         let pipeline = self.world.pipelines.get(&row.pipeline).ok_or_else(|| gone("the pipeline"))?;
         let job = pipeline.compiled.jobs.get(row.place).ok_or_else(|| gone("the job's configuration"))?;
@@ -71,7 +87,7 @@ impl Inheritance<'_> {
     }
 
     /// The job that a need with artifacts stands for.
-    fn producer_of_need(&self, need: &Need, row: &JobRow, pipeline: &PipelineRow) -> Result<Option<&JobRow>, Unfit> {
+    fn producer_of_need(&self, need: &Need, row: &JobRow, pipeline: &PipelineRow) -> Result<Option<&JobRow>, Obstacle> {
         let missing = |message: String| Unfit { reason: FailureReason::MissingDependencyFailure, message };
         match need {
             Need::Job { artifacts: false, .. }
@@ -87,14 +103,19 @@ impl Inheritance<'_> {
                     own.map(ToOwned::to_owned)
                 };
                 let id = expand_text(id, &lookup, Unknown::Keep);
-                let producer = id.parse::<PipelineId>().ok().and_then(|id| self.world.newest_named(id, job));
+                let number = id.parse::<PipelineId>().ok();
+                if let Some(pipeline) = number.filter(|pipeline| !(self.is_read)(*pipeline)) {
+                    return Err(Obstacle::NotRead(pipeline));
+                }
+                let producer = number.and_then(|id| self.world.newest_named(id, job));
                 let message =
                     || format!("it needs the artifacts of job `{job}` of pipeline `{id}`, which is not known here");
-                producer.map(Some).ok_or_else(|| missing(message()))
+                producer.map(Some).ok_or_else(|| missing(message()).into())
             }
             Need::Project { project, job, .. } => Err(missing(format!(
                 "it needs the artifacts of job `{job}` of project `{project}`, whose pipelines are not known here"
-            ))),
+            ))
+            .into()),
         }
     }
 

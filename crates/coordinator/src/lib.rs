@@ -5,7 +5,8 @@
 //!                 +--> commands --> actor --> engine -+--> answers            then answered,
 //! runner API -----+      (bounded)  (one task)        +--> events, long polls then shown
 //! ```
-//! One task owns all state. Traces and artifacts are files beside the database; their bytes do not pass through it.
+//! One task owns all state that is at work; finished pipelines are in the store only ([`History`] reads them, too).
+//! [`outbox`] has the life of each job as events. Traces and artifacts are files beside the database; their bytes do not pass through it.
 //!
 //! Invariants: no answer is sent before what it says is durable; each job is given to one taker at a time and ends once
 //! (J1, J2); a trace only grows, and only at its end (J3).
@@ -22,6 +23,7 @@ mod coordinator;
 pub mod coverage;
 pub mod dotenv;
 mod error;
+mod expiry;
 mod facts;
 pub mod handout;
 mod history;
@@ -31,11 +33,14 @@ pub mod jwt;
 mod keys;
 mod library;
 mod options;
+pub mod outbox;
+mod past;
 pub mod payload;
 mod queue;
 mod readers;
 mod registry;
 mod reports;
+mod residency;
 pub mod schedule;
 mod service;
 mod store;

@@ -51,7 +51,7 @@ impl Actor {
             Command::Pipelines { reply } => {
                 let problem = self.storage_problem.as_deref();
                 let all = self.world.pipelines.values().map(|row| views::summary(row, problem)).collect();
-                self.reply_read(reply, Ok(all));
+                self.reply_read(reply, Ok((all, self.world.all_in_memory)));
             }
             Command::Pipeline { pipeline, reply } => {
                 let view = self.pipeline_view(pipeline);
@@ -122,6 +122,7 @@ impl Actor {
                 let kept = self.artifact_stored(job, &token, *artifact);
                 self.service_reply(reply, Ok(kept));
             }
+            Command::UploadOver => self.residency.upload_is_over(&mut self.world),
             // The loop has looked for this one; the others are the library's.
             _ => {}
         }
@@ -143,7 +144,9 @@ impl Actor {
         }
         let row = PipelineRow {
             id,
+            root: new.parent.and_then(|parent| self.world.root(parent.pipeline)).unwrap_or(id),
             parent: new.parent,
+            open: true,
             status: JobStatus::Created,
             created_at: now,
             finished_at: None,
@@ -155,7 +158,7 @@ impl Actor {
         self.world.priorities.insert(id, priorities);
         self.world.contexts.insert(id, Arc::new(new.context));
         self.world.sources.insert(id, new.sources);
-        self.world.pipelines.insert(id, row);
+        self.world.add_pipeline(row);
         self.world.dirty.new_pipelines.insert(id);
         self.add_records(id, &compiled);
         self.carry_out(project, &actions);

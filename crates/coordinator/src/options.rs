@@ -72,6 +72,8 @@ pub struct Limits {
     pub child_config_bytes: u64,
     /// Job requests that are held at once; more are answered as if their time were over.
     pub held_requests: usize,
+    /// Number of finished hierarchies of pipelines that are kept in memory, so that late calls and reads of them are quick.
+    pub finished_in_memory: usize,
     /// How long past its timeout a job may run by the coordinator's clock.
     pub timeout_grace: Duration,
     /// How long a running or canceling job may be silent.
@@ -98,6 +100,7 @@ impl Default for Limits {
             unpack: muster_archive::Limits::default(),
             child_config_bytes: 5 * 1024 * 1024,
             held_requests: 10_000,
+            finished_in_memory: 8,
             timeout_grace: Duration::from_secs(15 * 60),
             silence: Duration::from_secs(3600),
             pending_without_runner: Duration::from_secs(3600),

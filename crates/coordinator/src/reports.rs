@@ -9,11 +9,13 @@ use crate::actor::Actor;
 use crate::artifacts;
 use crate::artifacts::NewArtifact;
 use crate::command::{Grant, Kept, Outcome, Purpose};
+use crate::expiry::Step;
+use crate::outbox::JobChange;
 use crate::schedule::{self, Event};
 use crate::store::{ArtifactRow, JobRow};
 use crate::timers::Timer;
 
-/// How long after an upload was in the way expired files are looked at again.
+/// How long after expired files could not be deleted, or not be asked for, they are looked at again.
 const EXPIRE_AGAIN: std::time::Duration = std::time::Duration::from_secs(1);
 
 impl Actor {
@@ -46,6 +48,7 @@ impl Actor {
                 && let Some(row) = self.world.job_mut(job)
             {
                 row.detail.alive = true;
+                self.world.report(self.now(), job, JobChange::Accepted);
             }
             // A manager that has left, or whose runner has, is not made known again by its last jobs.
             if let Some(manager) = taker.filter(|_| purpose != Purpose::Transfer)
@@ -91,6 +94,7 @@ impl Actor {
             .map_err(|refusal| ServiceError::Conflict(refusal.to_string()))?;
         let Some(row) = self.world.job_mut(job) else { return Ok(status) };
         row.exit_code = outcome.exit_code;
+        let (code, ended) = (outcome.exit_code, row.status().is_complete());
         row.coverage = outcome.coverage;
         row.detail.result_tree = outcome.result_tree;
         if row.status() == JobStatus::Failed {
@@ -101,7 +105,11 @@ impl Actor {
                 |name: &str| row.detail.dotenv.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
             row.detail.environment_url = Some(expand_text(url, &dotenv, Unknown::Keep));
         }
-        Ok(row.status())
+        let status = row.status();
+        if ended {
+            self.world.dirty.complete_end(job, code);
+        }
+        Ok(status)
     }
 
     /// Keeps a file that lies in its place, or says that it has to go.
@@ -125,8 +133,8 @@ impl Actor {
             row.detail.dotenv = artifact.dotenv;
             row.detail.refused_report = None;
         }
-        if let Some(at) = expires_at {
-            self.timers.add(at, Timer::Expiry(job));
+        if let Some(at) = expires_at.filter(|at| self.expiry.is_first(*at)) {
+            self.timers.add(at, Timer::Expiry);
         }
         let row = ArtifactRow {
             job,
@@ -136,6 +144,7 @@ impl Actor {
             size: artifact.size,
             created_at: now,
             expires_at,
+            deleted: false,
         };
         self.world.dirty.jobs.insert(job);
         self.world.dirty.artifacts.insert((job, row.kind.clone()));
@@ -155,46 +164,43 @@ impl Actor {
         Ok(())
     }
 
-    /// After a start: artifacts expire when they would have. The files of those that have expired are swept away already.
-    pub(crate) fn watch_artifacts(&mut self) {
+    /// Goes on with the deletion of expired files. Their rows stay, and say that they existed (C187).
+    pub(crate) fn expiry_step(&mut self, step: Step) {
         let now = self.now();
-        for artifact in self.world.artifacts.values().flatten() {
-            if let Some(at) = artifact.expires_at.filter(|at| *at > now) {
-                self.timers.add(at, Timer::Expiry(artifact.job));
+        match step {
+            Step::Found(Ok((expired, next))) => {
+                // What was uploaded again since the store was asked is in memory: only open jobs upload.
+                let current = |row: &ArtifactRow| {
+                    let known = self.world.artifact(row.job, &row.kind);
+                    known.is_none_or(|known| known.expires_at.is_some_and(|at| at <= now) && !known.deleted)
+                };
+                let expired: Vec<_> = expired.into_iter().filter(current).collect();
+                if !expired.is_empty() {
+                    self.expiry.delete(expired);
+                }
+                // Also where files are being deleted: some of them may be in use.
+                if let Some(at) = next.map(|at| at.max(now + EXPIRE_AGAIN)).filter(|at| self.expiry.is_first(*at)) {
+                    self.timers.add(at, Timer::Expiry);
+                }
+            }
+            Step::Found(Err(error)) => {
+                tracing::warn!(%error, "failed to read which artifacts have expired, retrying");
+                if self.expiry.is_first(now + EXPIRE_AGAIN) {
+                    self.timers.add(now + EXPIRE_AGAIN, Timer::Expiry);
+                }
+            }
+            Step::Deleted(deleted, _held) => {
+                for (job, kind) in deleted {
+                    let row = self.world.artifacts.get_mut(&job).into_iter().flatten().find(|row| row.kind == kind);
+                    if let Some(row) = row {
+                        row.deleted = true;
+                    }
+                    self.world.dirty.deleted_artifacts.insert((job, kind));
+                }
+                // There may be more than are deleted at a time.
+                self.expiry.look(now);
             }
         }
-    }
-
-    /// Deletes the files of a job that have expired, on a thread that may wait for the disk. Their rows stay, and say that
-    /// they have been there (C187).
-    fn expiry_over(&mut self, job: JobId) {
-        let now = self.now();
-        let expired: Vec<(String, String)> = self
-            .world
-            .artifacts
-            .get(&job)
-            .into_iter()
-            .flatten()
-            .filter(|artifact| artifact.expires_at.is_some_and(|at| at <= now))
-            .map(|artifact| (artifact.kind.clone(), artifact.filename.clone()))
-            .collect();
-        // A job that still runs may be putting a new file where the expired one lies.
-        let runs = self.world.jobs.get(&job).is_some_and(|row| row.status().is_on_runner());
-        let held = self.places.try_lock(job);
-        if runs && held.is_none() {
-            self.timers.add(now + EXPIRE_AGAIN, Timer::Expiry(job));
-            return;
-        }
-        if expired.is_empty() {
-            return;
-        }
-        let dir = self.options.dir.clone();
-        tokio::task::spawn_blocking(move || {
-            for (kind, filename) in expired {
-                artifacts::delete(&dir, job, &kind, &filename);
-            }
-            drop(held);
-        });
     }
 
     /// The archive of `producer`, for the token of a job of the same project that is on a runner.
@@ -259,7 +265,7 @@ impl Actor {
             Timer::Handout(job, handout) => self.handout_over(job, handout),
             Timer::Runner(job) => self.runner_over(job),
             Timer::Pending(job) => self.pending_over(job),
-            Timer::Expiry(job) => self.expiry_over(job),
+            Timer::Expiry => self.expiry.look(self.now()),
             Timer::Sources(bridge) => self.sources_over(bridge),
             Timer::LongPoll(number) => self.end_long_poll(number),
             // The write that follows every batch is what this is for.

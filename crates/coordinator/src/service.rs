@@ -176,7 +176,8 @@ impl Coordinator {
         artifact: NewArtifact,
     ) -> Result<(), ServiceError> {
         let (dir, places, commands) = (self.options.dir.clone(), self.places.clone(), self.commands.clone());
-        let keeping = tokio::spawn(async move {
+        let over = commands.clone();
+        let keeping = async move {
             let _held = places.lock(job).await;
             let (kind, artifact) = (artifact.kind.clone(), Box::new(artifact));
             let (folder, new) = (dir.clone(), artifact.clone());
@@ -194,6 +195,12 @@ impl Coordinator {
                 .await?;
             }
             kept.result
+        };
+        let keeping = tokio::spawn(async move {
+            let result = keeping.await;
+            // Nobody is there to be told when the coordinator ends.
+            let _ = over.send(Command::UploadOver).await;
+            result
         });
         keeping.await.unwrap_or_else(|_| Err(closed()))
     }

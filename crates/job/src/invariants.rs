@@ -201,6 +201,11 @@ impl Watch {
         }
         Ok(())
     }
+
+    /// Forgets a record that nobody changes for now. What comes later of it is compared with nothing.
+    pub fn forget(&mut self, job: JobId) {
+        self.last.remove(&job);
+    }
 }
 
 #[cfg(test)]

@@ -72,8 +72,7 @@ impl Engine {
             Event::ChildFailed { bridge, reason } => self.child_failed(bridge, reason),
             Event::NewerPipeline { older } => self.newer_pipeline(older),
             Event::SetResourceMode { group, mode } => {
-                let number = self.groups.number(&group);
-                self.groups.set_mode(number, mode);
+                let number = self.groups.set_mode(&group, mode);
                 self.work.freed.insert(number);
                 Ok(())
             }
@@ -142,7 +141,7 @@ impl Engine {
         let parent = bridge.and_then(|bridge| self.pipelines.get(&bridge.pipeline));
         let mut state = PipelineState::new(id, graph, jobs, parent, bridge);
         for (group, node) in state.groups.iter_mut().zip(&state.graph.nodes) {
-            *group = node.resource_group.as_deref().map(|name| self.groups.number(name));
+            *group = node.resource_group.as_deref().map(|name| self.groups.enter(name));
         }
         self.work.wake.extend(state.candidates());
         self.work.touched.insert(id);

@@ -38,6 +38,10 @@ struct Group {
     waiting: BTreeSet<Member>,
     /// Waiting ones and those that will want it later.
     upcoming: BTreeSet<Member>,
+    /// Number of jobs that name it.
+    members: usize,
+    /// Its mode was set, so that it is kept also without members.
+    configured: bool,
 }
 
 /// All resource groups of the project.
@@ -45,18 +49,46 @@ struct Group {
 pub(super) struct Groups {
     numbers: HashMap<String, usize>,
     groups: Vec<Group>,
+    /// Numbers of groups that were removed, for the next ones.
+    free: Vec<usize>,
 }
 
 impl Groups {
     /// The number of the group with this name.
-    pub(super) fn number(&mut self, name: &str) -> usize {
+    fn number(&mut self, name: &str) -> usize {
         if let Some(&number) = self.numbers.get(name) {
             return number;
         }
-        let number = self.groups.len();
-        self.groups.push(Group::default());
+        let number = self.free.pop().unwrap_or(self.groups.len());
+        if number == self.groups.len() {
+            self.groups.push(Group::default());
+        }
         self.numbers.insert(name.to_owned(), number);
         number
+    }
+
+    /// The number of the group with this name, for a job that names it.
+    pub(super) fn enter(&mut self, name: &str) -> usize {
+        let number = self.number(name);
+        self.groups[number].members += 1;
+        number
+    }
+
+    /// A job that names the group is removed. A group that no job names is removed, too.
+    pub(super) fn leave(&mut self, number: usize, member: Member) {
+        self.claim(number, member, Claim::None);
+        let group = &mut self.groups[number];
+        group.members = group.members.saturating_sub(1);
+        if group.members == 0 && !group.configured {
+            *group = Group::default();
+            self.numbers.retain(|_, known| *known != number);
+            self.free.push(number);
+        }
+    }
+
+    /// Whether there is no group.
+    pub(super) fn is_empty(&self) -> bool {
+        self.numbers.is_empty()
     }
 
     /// The numbers of all groups.
@@ -64,8 +96,12 @@ impl Groups {
         0..self.groups.len()
     }
 
-    pub(super) fn set_mode(&mut self, number: usize, mode: ResourceMode) {
+    /// Sets how the group with this name chooses; the answer is its number.
+    pub(super) fn set_mode(&mut self, name: &str, mode: ResourceMode) -> usize {
+        let number = self.number(name);
         self.groups[number].mode = mode;
+        self.groups[number].configured = true;
+        number
     }
 
     /// Records what a member wants now. True if that may have made room for another.

@@ -1,4 +1,5 @@
-//! The engine from what the shell stored: the ordinary start, also after a crash.
+//! The engine from what the shell stored: the ordinary start, also after a crash. Pipelines that have ended can leave the
+//! engine, and come back to it.
 
 use std::collections::BTreeMap;
 
@@ -7,6 +8,7 @@ use muster_job::{JobStatus, PipelineId};
 use super::engine::Engine;
 use super::event::{Action, JobRef, JobState, ResourceMode};
 use super::graph::Graph;
+use super::groups::Member;
 
 /// A stored pipeline.
 #[derive(Debug, Clone)]
@@ -48,39 +50,63 @@ impl Engine {
     /// # Errors
     /// [`RestoreError`] if the rows do not fit together.
     pub fn restore(
-        mut stored: Vec<StoredPipeline>,
+        stored: Vec<StoredPipeline>,
         modes: &BTreeMap<String, ResourceMode>,
         now: u64,
     ) -> Result<(Self, Vec<Action>), RestoreError> {
         let mut engine = Self::new();
-        engine.work.now = now;
         for (name, mode) in modes {
-            let number = engine.groups.number(name);
-            engine.groups.set_mode(number, *mode);
+            engine.groups.set_mode(name, *mode);
         }
+        let actions = engine.admit(stored, now)?;
+        Ok((engine, actions))
+    }
+
+    /// Takes in stored pipelines beside those that it has: whole hierarchies. The actions are as for [`Engine::restore`].
+    ///
+    /// # Errors
+    /// [`RestoreError`] if the rows do not fit together.
+    pub fn admit(&mut self, mut stored: Vec<StoredPipeline>, now: u64) -> Result<Vec<Action>, RestoreError> {
+        self.work.now = now;
         // Parents are older than their children.
         stored.sort_by_key(|row| row.pipeline);
+        let admitted: Vec<PipelineId> = stored.iter().map(|row| row.pipeline).collect();
         for StoredPipeline { pipeline, graph, parent, status, jobs } in stored {
-            if engine.pipelines.contains_key(&pipeline) {
+            if self.pipelines.contains_key(&pipeline) {
                 return Err(RestoreError::Twice(pipeline));
             }
             if graph.len() != jobs.len() {
                 return Err(RestoreError::JobCount { pipeline, expected: graph.len(), stored: jobs.len() });
             }
-            engine.insert(pipeline, graph, jobs, parent);
-            if let Some(state) = engine.pipelines.get_mut(&pipeline) {
+            self.insert(pipeline, graph, jobs, parent);
+            if let Some(state) = self.pipelines.get_mut(&pipeline) {
                 state.status = status;
             }
         }
-        engine.ask_again();
-        engine.settle();
-        let actions = std::mem::take(&mut engine.work.actions);
-        Ok((engine, actions))
+        self.ask_again(&admitted);
+        self.settle();
+        Ok(std::mem::take(&mut self.work.actions))
+    }
+
+    /// Removes a pipeline of which nothing is left to do. Descendants are removed before it.
+    pub fn forget(&mut self, pipeline: PipelineId) {
+        let Some(state) = self.pipelines.remove(&pipeline) else { return };
+        for (place, group) in state.groups.iter().enumerate() {
+            if let Some(group) = *group {
+                self.groups.leave(group, Member { root: state.root, pipeline, place });
+            }
+        }
+    }
+
+    /// Whether it has nothing that a new engine lacks.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.pipelines.is_empty() && self.groups.is_empty()
     }
 
     /// Repeats the requests to the outside that the state of the jobs says are open.
-    fn ask_again(&mut self) {
-        for state in self.pipelines.values() {
+    fn ask_again(&mut self, pipelines: &[PipelineId]) {
+        for state in pipelines.iter().filter_map(|id| self.pipelines.get(id)) {
             for (place, job) in state.jobs.iter().enumerate() {
                 let bridge = state.graph.nodes[place].bridge.is_some();
                 let at = state.job_ref(place);

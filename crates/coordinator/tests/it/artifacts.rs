@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use futures::StreamExt;
-use muster_coordinator::Limits;
 use muster_job::{FailureReason, JobStatus};
 use muster_runner_api::service::{ArtifactQuery, RunnerService, ServiceError};
 
@@ -11,8 +10,7 @@ use crate::support::{House, SOON, forbidden, job, producer, zip_of};
 
 #[tokio::test]
 async fn artifacts_are_checked_kept_and_handed_on() {
-    let limits = Limits { artifact_bytes: 10_000, ..Limits::default() };
-    let house = House::with(|options| options.limits = limits).await;
+    let house = House::with(|options| options.limits.artifact_bytes = 10_000).await;
     let manager = house.manager().await;
     let pipeline = house.create(vec![vec![producer("build")], vec![job("test")]]).await;
     let build = manager.take().await;
@@ -84,12 +82,29 @@ async fn expired_files_are_deleted_also_after_a_restart() {
         };
         tokio::time::timeout(SOON, deleted).await.expect("deleted soon");
     }
-    // Also where it expired while no coordinator ran, and the file is there again.
-    let path = houses[1].coordinator.artifact_files(build.id).await.expect("known").swap_remove(0).path;
-    std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
-    std::fs::write(path, "x").expect("written");
+    // What is deleted is known after a restart.
     let after = houses[1].as_if_killed().await;
     assert_eq!(after.files_there(build.id).await, [(archive, false), (junit, true)]);
+}
+
+#[tokio::test]
+async fn files_that_expired_while_no_coordinator_ran_are_deleted_at_the_start() {
+    let before = House::open().await;
+    let manager = before.manager().await;
+    before.create(vec![vec![producer("build")]]).await;
+    let build = manager.take().await;
+    manager.upload(&build, ("archive", "zip", Some("1 hour")), zip_of("out", "x")).await.expect("kept");
+    manager.succeed(&build).await;
+    let killed = before.as_if_killed().await;
+    killed.coordinator.shutdown().await;
+    before.clock.advance(Duration::from_secs(3600));
+    let after = killed.as_if_killed().await;
+    let deleted = async {
+        while after.files_there(build.id).await != [("archive".to_owned(), false)] {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(SOON, deleted).await.expect("deleted soon");
 }
 
 /// The files in the folder of artifacts, from there.
@@ -122,12 +137,12 @@ async fn what_a_killed_process_left_is_gone_after_the_next_start() {
     for leftover in [format!("{}/junit/.upload-1a2b", taken.id), format!("{}/junit/older.xml", taken.id)] {
         std::fs::write(root.join(leftover), "half").expect("written");
     }
-    std::fs::create_dir_all(root.join("99/archive")).expect("a folder");
-    std::fs::write(root.join("99/archive/.upload-x"), "half").expect("written");
+    std::fs::create_dir_all(root.join(taken.id.to_string()).join("sast")).expect("a folder");
+    std::fs::write(root.join(format!("{}/sast/.upload-x", taken.id)), "half").expect("written");
     assert_eq!(files(&before).len(), 4);
     let after = before.as_if_killed().await;
     assert_eq!(files(&after), [own]);
-    assert!(!after.dir.path().join("artifacts/99").exists(), "nor is an empty folder left");
+    assert!(!after.dir.path().join(format!("artifacts/{}/sast", taken.id)).exists(), "nor is an empty folder left");
 }
 
 #[tokio::test]

@@ -325,5 +325,5 @@ async fn an_empty_graph_and_an_impossible_one_are_refused_or_done() {
     let new = crate::support::new_pipeline(pipeline(vec![vec![circle]]), std::sync::Arc::new(Files(Vec::new())));
     let error = house.coordinator.create_pipeline(new).await.expect_err("a circle");
     assert!(error.to_string().contains("`a`"), "{error}");
-    assert!(house.coordinator.pipelines().await.expect("alive").is_empty());
+    assert!(house.coordinator.pipelines(None, 10).await.expect("alive").is_empty());
 }

@@ -11,6 +11,8 @@ mod contact;
 mod from_yaml;
 mod handouts;
 mod leases;
+mod memory;
+mod outbox;
 mod repositories;
 mod requests;
 mod schedule;

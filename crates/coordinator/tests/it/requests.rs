@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_coordinator::{Limits, NewRunner};
+use muster_coordinator::NewRunner;
 use muster_runner_api::service::{Assignment, RunnerService};
 use muster_runner_api::wire::JobRequest;
 use tokio::task::JoinHandle;
@@ -30,7 +30,7 @@ async fn answer(asking: JoinHandle<Assignment>) -> Option<String> {
 #[tokio::test]
 async fn no_more_requests_are_held_than_the_limit_says() {
     let house = House::with(|options| {
-        options.limits = Limits { held_requests: 2, ..Limits::default() };
+        options.limits.held_requests = 2;
         options.long_poll = Duration::from_secs(50);
     })
     .await;

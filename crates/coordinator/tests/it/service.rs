@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_coordinator::NewRunner;
 use muster_coordinator::clock::SystemClock;
 use muster_coordinator::views::{Event, JobView};
-use muster_coordinator::{Limits, NewRunner};
 use muster_job::invariants::{Standing, Watch, at_most};
 use muster_job::{FailureReason, JobStatus, Variable};
 use muster_runner_api::service::{RunnerService, ServiceError};
@@ -210,8 +210,7 @@ async fn a_trace_takes_each_byte_once() {
 
 #[tokio::test]
 async fn a_trace_that_is_too_large_fails_its_job() {
-    let limits = Limits { trace_bytes: 10, ..Limits::default() };
-    let house = House::with(|options| options.limits = limits).await;
+    let house = House::with(|options| options.limits.trace_bytes = 10).await;
     let manager = house.manager().await;
     let pipeline = house.create(vec![vec![job("a")]]).await;
     let taken = manager.take().await;

@@ -112,13 +112,13 @@ async fn a_past_run_can_be_looked_at_also_after_a_kill() {
     let view = house.view(id).await;
 
     let alive = History::open(house.dir.path()).await.expect("readable while it runs");
-    assert_eq!(alive.pipeline(id).expect("the pipeline"), view);
+    assert_eq!(alive.pipeline(id).await.expect("the pipeline"), view);
     house.coordinator.shutdown().await;
     let past = History::open(house.dir.path()).await.expect("readable afterwards");
-    assert_eq!(past.pipelines().len(), 1);
-    assert_eq!(past.pipeline(id).expect("the pipeline"), view);
+    assert_eq!(past.pipelines(None, 10).await.expect("readable").len(), 1);
+    assert_eq!(past.pipeline(id).await.expect("the pipeline"), view);
     assert_eq!(past.read_trace(taken.id, 2).await.expect("readable"), "log");
-    assert!(past.pipeline(PipelineId(99)).is_err());
+    assert!(past.pipeline(PipelineId(99)).await.is_err());
 }
 
 #[tokio::test]
@@ -126,7 +126,7 @@ async fn a_shut_down_coordinator_says_so() {
     let house = House::open().await;
     let manager = house.manager().await;
     house.coordinator.shutdown().await;
-    assert!(house.coordinator.pipelines().await.is_err());
+    assert!(house.coordinator.pipelines(None, 10).await.is_err());
     assert!(house.coordinator.request_job(manager.request(None)).await.is_err());
     house.coordinator.shutdown().await;
 }
@@ -270,8 +270,8 @@ async fn full_disk(dir: &Path) {
     assert_eq!(coordinator.read_trace(taken.id, 0).await.expect("readable"), "before\n");
     coordinator.shutdown().await;
     let past = History::open(&state).await.expect("whole");
-    assert_eq!(past.pipeline(id).expect("stored").summary.status, JobStatus::Success);
-    let refused = past.pipelines().pop().expect("the last pipeline");
+    assert_eq!(past.pipeline(id).await.expect("stored").summary.status, JobStatus::Success);
+    let refused = past.pipelines(None, 1000).await.expect("readable").pop().expect("the last pipeline");
     assert_eq!(refused.status, JobStatus::Canceled, "what was refused does not run later");
 }
 

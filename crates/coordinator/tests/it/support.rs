@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use muster_coordinator::clock::{Clock, ManualClock};
 use muster_coordinator::views::{JobView, PipelineView};
-use muster_coordinator::{Coordinator, GitFacts, NewPipeline, NewRunner, Options, ProjectFacts, SharedSources};
+use muster_coordinator::{Coordinator, GitFacts, Limits, NewPipeline, NewRunner, Options, ProjectFacts, SharedSources};
 use muster_job::{JobId, JobStatus, PipelineId, ProjectId, Variable};
 use muster_pipeline::context::Context;
 use muster_pipeline::model::{
@@ -204,7 +204,9 @@ impl House {
 
 pub(crate) fn options(dir: &Path, clock: &ManualClock) -> Options {
     let clock: Arc<dyn Clock> = Arc::new(clock.clone());
-    Options { clock, ..Options::new(dir) }
+    // Whatever is finished is read from the store again.
+    let limits = Limits { finished_in_memory: 0, ..Limits::default() };
+    Options { clock, limits, ..Options::new(dir) }
 }
 
 fn copy(from: &Path, to: &Path) {

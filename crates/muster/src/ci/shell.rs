@@ -29,9 +29,9 @@ pub(super) async fn shell(args: ShellArgs) -> Result<ExitCode, CiError> {
     };
     let folder = existing_run(&project, run)?;
     let history = History::open(&folder.join("coordinator")).await?;
-    let pipelines = pipelines(&history)?;
+    let pipelines = pipelines(&history).await?;
     let view = find_job(&pipelines, &args.job, run)?;
-    let setup = history.job_setup(view.id)?;
+    let setup = history.job_setup(view.id).await?;
     if !view.status.is_complete() {
         ui::warning(&format!("job `{}` has not ended", view.name));
     }

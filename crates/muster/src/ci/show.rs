@@ -38,7 +38,7 @@ pub(super) async fn show(args: ShowArgs) -> Result<ExitStatus, CiError> {
     };
     let folder = existing_run(&project, run)?;
     let history = History::open(&folder.join("coordinator")).await?;
-    let pipelines = pipelines(&history)?;
+    let pipelines = pipelines(&history).await?;
     let Some(name) = job else {
         if args.log || args.timestamps || args.raw || args.extract.is_some() {
             return Err(CiError::Usage(format!(
@@ -85,10 +85,10 @@ pub(super) fn existing_run(project: &ProjectState, run: u64) -> Result<PathBuf, 
 }
 
 /// All pipelines of a run: the root first.
-pub(super) fn pipelines(history: &History) -> Result<Vec<PipelineView>, CiError> {
+pub(super) async fn pipelines(history: &History) -> Result<Vec<PipelineView>, CiError> {
     let mut views = Vec::new();
-    for summary in history.pipelines() {
-        views.push(history.pipeline(summary.id)?);
+    for summary in history.pipelines(None, usize::MAX).await? {
+        views.push(history.pipeline(summary.id).await?);
     }
     Ok(views)
 }

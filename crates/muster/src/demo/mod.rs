@@ -247,7 +247,7 @@ impl Demo {
 
     /// All jobs, as the coordinator has them.
     async fn read_anew(&mut self, world: &World) -> Result<(), DemoError> {
-        for pipeline in world.coordinator.pipelines().await? {
+        for pipeline in world.coordinator.pipelines(None, usize::MAX).await? {
             for job in world.coordinator.pipeline(pipeline.id).await?.jobs {
                 self.jobs.take(&Event::JobChanged(job.into()), Instant::now());
             }

@@ -18,6 +18,8 @@ use super::super::state::Run;
 use super::logs::Logs;
 use super::report::{Reporter, tree_of};
 
+/// Number of pipelines of a run that are looked at: one, and its children.
+const PIPELINES_MAX: usize = 1000;
 /// How long a run waits for space on a full disk.
 const STORAGE_PATIENCE: Duration = Duration::from_secs(3);
 
@@ -241,7 +243,7 @@ impl Follower {
     /// [`CoordinatorError`] if the coordinator is gone.
     pub(super) async fn read_anew(&mut self, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
         self.events = self.coordinator.subscribe();
-        for summary in self.coordinator.pipelines().await? {
+        for summary in self.coordinator.pipelines(None, PIPELINES_MAX).await? {
             let view = self.coordinator.pipeline(summary.id).await?;
             for job in view.jobs {
                 self.job(Arc::new(job), reporter).await?;

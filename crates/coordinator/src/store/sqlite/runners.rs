@@ -1,35 +1,14 @@
-//! Rows of runners and their managers.
+//! Statements on runners and their managers.
 
 use muster_job::RunnerId;
-use muster_runner_api::wire::Info;
 use sqlx::Row;
-use sqlx::sqlite::SqliteConnection;
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
-use super::{Batch, from_json, to_json};
-use crate::clock::{Timestamp, from_millis, to_millis};
+use super::batch::Batch;
+use super::{from_json, to_json};
+use crate::clock::{from_millis, to_millis};
 use crate::error::StoreError;
-use crate::facts::NewRunner;
-
-/// A runner: one authentication token.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct RunnerRow {
-    pub(crate) id: RunnerId,
-    /// SHA-256 of its token, hexadecimal.
-    pub(crate) token_hash: String,
-    /// From then on the token is refused; none: never.
-    pub(crate) token_expires_at: Option<Timestamp>,
-    pub(crate) created_at: Timestamp,
-    pub(crate) settings: NewRunner,
-}
-
-/// One process that uses a runner's token.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct ManagerRow {
-    pub(crate) runner: RunnerId,
-    pub(crate) system_id: String,
-    pub(crate) contacted_at: Timestamp,
-    pub(crate) info: Info,
-}
+use crate::store::rows::{ManagerRow, RunnerRow};
 
 pub(super) fn put(batch: &mut Batch, row: &RunnerRow) -> Result<(), StoreError> {
     batch
@@ -67,23 +46,31 @@ pub(super) fn remove_manager(batch: &mut Batch, runner: RunnerId, system_id: &st
     batch.statement("DELETE FROM managers WHERE runner_id = ? AND system_id = ?").bind(runner.0).bind(system_id);
 }
 
-pub(super) async fn read(connection: &mut SqliteConnection) -> Result<Vec<RunnerRow>, StoreError> {
+/// All runners.
+pub(super) async fn all(connection: &mut SqliteConnection) -> Result<Vec<RunnerRow>, StoreError> {
     let query = "SELECT id, token_hash, created_at, detail, token_expires_at FROM runners ORDER BY id";
-    let rows = sqlx::query(query).fetch_all(connection).await?;
-    rows.iter()
-        .map(|row| {
-            Ok(RunnerRow {
-                id: RunnerId(row.try_get("id")?),
-                token_hash: row.try_get("token_hash")?,
-                token_expires_at: row.try_get::<Option<i64>, _>("token_expires_at")?.map(from_millis),
-                created_at: from_millis(row.try_get("created_at")?),
-                settings: from_json("a runner's settings", row.try_get("detail")?)?,
-            })
-        })
-        .collect()
+    sqlx::query(query).fetch_all(connection).await?.iter().map(runner).collect()
 }
 
-pub(super) async fn read_managers(connection: &mut SqliteConnection) -> Result<Vec<ManagerRow>, StoreError> {
+/// The runners that had jobs of a family.
+pub(super) async fn of_root(connection: &mut SqliteConnection, root: i64) -> Result<Vec<RunnerRow>, StoreError> {
+    let text = "SELECT id, token_hash, created_at, detail, token_expires_at FROM runners WHERE id IN
+         (SELECT runner_id FROM jobs WHERE pipeline_id IN (SELECT id FROM pipelines WHERE root = ?)) ORDER BY id";
+    sqlx::query(text).bind(root).fetch_all(connection).await?.iter().map(runner).collect()
+}
+
+fn runner(row: &SqliteRow) -> Result<RunnerRow, StoreError> {
+    Ok(RunnerRow {
+        id: RunnerId(row.try_get("id")?),
+        token_hash: row.try_get("token_hash")?,
+        token_expires_at: row.try_get::<Option<i64>, _>("token_expires_at")?.map(from_millis),
+        created_at: from_millis(row.try_get("created_at")?),
+        settings: from_json("a runner's settings", row.try_get("detail")?)?,
+    })
+}
+
+/// All managers.
+pub(super) async fn all_managers(connection: &mut SqliteConnection) -> Result<Vec<ManagerRow>, StoreError> {
     let rows =
         sqlx::query("SELECT runner_id, system_id, contacted_at, info FROM managers").fetch_all(connection).await?;
     rows.iter()

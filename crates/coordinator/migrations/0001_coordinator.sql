@@ -1,11 +1,14 @@
 -- Instants are milliseconds since the Unix epoch, UTC. Columns named `detail` hold JSON that only the coordinator reads.
 
 CREATE TABLE runners (
-    id         INTEGER PRIMARY KEY,
-    -- SHA-256 of the authentication token, hexadecimal; the token itself is nowhere.
-    token_hash TEXT    NOT NULL UNIQUE,
-    created_at INTEGER NOT NULL,
-    detail     TEXT    NOT NULL
+    -- AUTOINCREMENT: the id of a deleted runner is never given again, because jobs name it.
+    id               INTEGER PRIMARY KEY AUTOINCREMENT,
+    -- SHA-256 of the authentication token, hexadecimal. The token itself is not stored.
+    token_hash       TEXT    NOT NULL UNIQUE,
+    created_at       INTEGER NOT NULL,
+    -- When the token ends. NULL means never.
+    token_expires_at INTEGER,
+    detail           TEXT    NOT NULL
 ) STRICT;
 
 CREATE TABLE managers (
@@ -18,8 +21,12 @@ CREATE TABLE managers (
 
 CREATE TABLE pipelines (
     id              INTEGER PRIMARY KEY,
+    -- The pipeline at the top: all with the same root are one family.
+    root            INTEGER NOT NULL,
     parent_pipeline INTEGER,
     parent_bridge   INTEGER,
+    -- 1: something of the family may still happen, so it is read at the start.
+    open            INTEGER NOT NULL,
     status          TEXT    NOT NULL,
     created_at      INTEGER NOT NULL,
     finished_at     INTEGER,
@@ -30,6 +37,9 @@ CREATE TABLE pipelines (
     -- The compiled configuration.
     compiled        TEXT    NOT NULL
 ) STRICT;
+
+CREATE INDEX pipelines_by_root ON pipelines (root);
+CREATE INDEX pipelines_open ON pipelines (id) WHERE open = 1;
 
 CREATE TABLE jobs (
     id             INTEGER PRIMARY KEY,
@@ -63,5 +73,18 @@ CREATE TABLE artifacts (
     size       INTEGER NOT NULL,
     created_at INTEGER NOT NULL,
     expires_at INTEGER,
+    -- 1: the file has expired and was deleted.
+    deleted    INTEGER NOT NULL,
     PRIMARY KEY (job_id, kind)
 ) STRICT, WITHOUT ROWID;
+
+CREATE INDEX artifacts_to_expire ON artifacts (expires_at) WHERE deleted = 0 AND expires_at IS NOT NULL;
+
+CREATE TABLE events (
+    -- AUTOINCREMENT: the number of a deleted event is never given again.
+    sequence    INTEGER PRIMARY KEY AUTOINCREMENT,
+    at          INTEGER NOT NULL,
+    pipeline_id INTEGER NOT NULL,
+    job_id      INTEGER NOT NULL,
+    change      TEXT    NOT NULL
+) STRICT;

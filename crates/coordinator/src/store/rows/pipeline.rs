@@ -3,23 +3,23 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use muster_job::{JobId, JobStatus, PipelineId, Secret, Variable};
+use muster_job::{JobStatus, PipelineId, Secret, Variable};
 use muster_pipeline::context::{Context, PipelineSource, RefKind, ScopedVariable};
 use muster_pipeline::model::Pipeline;
 use serde::{Deserialize, Serialize};
-use sqlx::Row;
-use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
-use super::{Batch, from_json, from_name, to_json};
-use crate::clock::{Timestamp, from_millis, to_millis};
-use crate::error::StoreError;
+use crate::clock::Timestamp;
 use crate::facts::{GitFacts, NewPipeline, Parent, ProjectFacts};
 
 /// A pipeline.
 #[derive(Debug, Clone)]
 pub(crate) struct PipelineRow {
     pub(crate) id: PipelineId,
+    /// The pipeline at the top of its hierarchy: its own id if it has no parent.
+    pub(crate) root: PipelineId,
     pub(crate) parent: Option<Parent>,
+    /// Something of its family may still happen by itself, so that the family is read at the start.
+    pub(crate) open: bool,
     pub(crate) status: JobStatus,
     pub(crate) created_at: Timestamp,
     pub(crate) finished_at: Option<Timestamp>,
@@ -140,54 +140,4 @@ impl PipelineSpec {
             ..Context::default()
         }
     }
-}
-
-pub(super) fn insert(batch: &mut Batch, row: &PipelineRow) -> Result<(), StoreError> {
-    batch
-        .statement(
-            "INSERT INTO pipelines
-         (id, parent_pipeline, parent_bridge, status, created_at, finished_at, detail, spec, compiled)
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        )
-        .bind(row.id.0)
-        .bind(row.parent.map(|parent| parent.pipeline.0))
-        .bind(row.parent.map(|parent| parent.bridge.0))
-        .bind(row.status.as_str())
-        .bind(to_millis(row.created_at))
-        .bind(row.finished_at.map(to_millis))
-        .bind(to_json("a pipeline's detail", &row.detail)?)
-        .bind(to_json("a pipeline's spec", &*row.spec)?)
-        .bind(to_json("a pipeline's configuration", &*row.compiled)?);
-    Ok(())
-}
-
-pub(super) fn update(batch: &mut Batch, row: &PipelineRow) -> Result<(), StoreError> {
-    batch
-        .statement("UPDATE pipelines SET status = ?, finished_at = ?, detail = ? WHERE id = ?")
-        .bind(row.status.as_str())
-        .bind(row.finished_at.map(to_millis))
-        .bind(to_json("a pipeline's detail", &row.detail)?)
-        .bind(row.id.0);
-    Ok(())
-}
-
-pub(super) async fn read(connection: &mut SqliteConnection) -> Result<Vec<PipelineRow>, StoreError> {
-    let rows = sqlx::query("SELECT * FROM pipelines ORDER BY id").fetch_all(connection).await?;
-    rows.iter().map(pipeline).collect()
-}
-
-fn pipeline(row: &SqliteRow) -> Result<PipelineRow, StoreError> {
-    let pipeline: Option<i64> = row.try_get("parent_pipeline")?;
-    let bridge: Option<i64> = row.try_get("parent_bridge")?;
-    let parent = pipeline.zip(bridge);
-    Ok(PipelineRow {
-        id: PipelineId(row.try_get("id")?),
-        parent: parent.map(|(pipeline, bridge)| Parent { pipeline: PipelineId(pipeline), bridge: JobId(bridge) }),
-        status: from_name("a pipeline's status", row.try_get("status")?)?,
-        created_at: from_millis(row.try_get("created_at")?),
-        finished_at: row.try_get::<Option<i64>, _>("finished_at")?.map(from_millis),
-        detail: from_json("a pipeline's detail", row.try_get("detail")?)?,
-        spec: Arc::new(from_json("a pipeline's spec", row.try_get("spec")?)?),
-        compiled: Arc::new(from_json("a pipeline's configuration", row.try_get("compiled")?)?),
-    })
 }

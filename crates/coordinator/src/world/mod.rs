@@ -1,7 +1,13 @@
-//! The coordinator's state in memory: the rows of the database, the engines, and which rows are ahead of the database.
+//! The coordinator's state in memory: the rows of what is open, the engines, and which rows are ahead of the store.
+//!
+//! A family of pipelines of which nothing is left to do is removed ([`families`]), and read again when somebody asks
+//! something of it.
 //!
 //! A change is made here first and written with the batch. Where the write fails the rows stay marked, so the next
 //! write carries them; until then nobody is told.
+
+mod dirty;
+mod families;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -13,9 +19,12 @@ use muster_pipeline::context::Context;
 use crate::clock::Timestamp;
 use crate::error::{CoordinatorError, StoreError};
 use crate::facts::SharedSources;
-use crate::schedule::{Action, Engine, Graph, JobRef, StoredPipeline, priority};
-use crate::store::{ArtifactRow, Changes, Contents, JobRow, ManagerRow, PipelineRow, RunnerRow};
+use crate::outbox::JobChange;
+use crate::schedule::{Action, Engine, JobRef};
+use crate::store::{ArtifactRow, Contents, JobRow, LastIds, ManagerRow, PipelineRow, RunnerRow};
 use crate::views::{self, JobView, PipelineView};
+
+pub(crate) use dirty::Dirty;
 
 /// All state of one coordinator.
 #[derive(Default)]
@@ -30,6 +39,10 @@ pub(crate) struct World {
     pub(crate) jobs: BTreeMap<JobId, JobRow>,
     /// The ids of the engine's records.
     pub(crate) ids: HashMap<JobRef, JobId>,
+    /// The store has no pipeline that is not here.
+    pub(crate) all_in_memory: bool,
+    /// The pipelines of each family, by the pipeline at the top, oldest first.
+    families: HashMap<PipelineId, Vec<PipelineId>>,
     /// The records of each pipeline.
     records: HashMap<PipelineId, Records>,
     pub(crate) artifacts: BTreeMap<JobId, Vec<ArtifactRow>>,
@@ -64,90 +77,42 @@ struct Records {
 /// Per project, the actions that may not have reached the outside before the last end.
 pub(crate) type Repeated = Vec<(ProjectId, Vec<Action>)>;
 
-/// Rows that are ahead of the database.
-#[derive(Debug, Default)]
-pub(crate) struct Dirty {
-    pub(crate) new_pipelines: BTreeSet<PipelineId>,
-    pub(crate) pipelines: BTreeSet<PipelineId>,
-    pub(crate) jobs: BTreeSet<JobId>,
-    pub(crate) artifacts: BTreeSet<(JobId, String)>,
-    pub(crate) runners: BTreeSet<RunnerId>,
-    pub(crate) managers: BTreeSet<(RunnerId, String)>,
-    pub(crate) removed_runners: BTreeSet<RunnerId>,
-    pub(crate) removed_managers: BTreeSet<(RunnerId, String)>,
-}
-
 impl World {
-    /// The state that the database holds, and the actions that may not have reached the outside, per project.
+    /// The state of a store's open work, and the actions that may not have reached the outside, per project. The first
+    /// ids count if the store has never given one.
     pub(crate) fn restore(
         contents: Contents,
-        first_pipeline: PipelineId,
-        first_job: JobId,
+        last: LastIds,
+        (first_pipeline, first_job): (PipelineId, JobId),
         now_ms: u64,
     ) -> Result<(Self, Repeated), StoreError> {
-        let mut world = Self::read(contents);
-        world.next_pipeline = world.pipelines.keys().next_back().map_or(first_pipeline.0, |id| id.0 + 1);
-        world.next_job = world.jobs.keys().next_back().map_or(first_job.0, |id| id.0 + 1);
-        // Also the id of a runner that is gone stays its own: jobs name it.
-        let runners = world.runners.keys().copied().chain(world.jobs.values().filter_map(|row| row.runner));
-        world.next_runner = runners.max().map_or(1, |id| id.0 + 1);
-        let actions = world.restore_engines(now_ms)?;
+        let mut world = Self {
+            all_in_memory: last.pipeline.is_none(),
+            next_pipeline: last.pipeline.map_or(first_pipeline.0, |id| id.0 + 1),
+            next_job: last.job.map_or(first_job.0, |id| id.0 + 1),
+            next_runner: last.runner.map_or(1, |id| id.0 + 1),
+            ..Self::default()
+        };
+        let mut contents = contents;
+        for row in std::mem::take(&mut contents.runners) {
+            world.tokens.insert(row.token_hash.clone(), row.id);
+            world.runners.insert(row.id, row);
+        }
+        for row in std::mem::take(&mut contents.managers) {
+            world.managers.insert((row.runner, row.system_id.clone()), row);
+        }
+        let actions = world.admit(contents, now_ms)?;
         Ok((world, actions))
     }
 
     /// The rows alone, to look at.
-    pub(crate) fn read(contents: Contents) -> Self {
+    pub(crate) fn read(mut contents: Contents) -> Self {
         let mut world = Self::default();
-        for row in contents.runners {
-            world.tokens.insert(row.token_hash.clone(), row.id);
+        for row in std::mem::take(&mut contents.runners) {
             world.runners.insert(row.id, row);
         }
-        for row in contents.managers {
-            world.managers.insert((row.runner, row.system_id.clone()), row);
-        }
-        for row in contents.artifacts {
-            world.artifacts.entry(row.job).or_default().push(row);
-        }
-        for row in contents.pipelines {
-            world.contexts.insert(row.id, Arc::new(row.spec.context()));
-            world.pipelines.insert(row.id, row);
-        }
-        for row in contents.jobs {
-            let (id, left) = (row.id, !row.detail.dotenv.is_empty() || world.artifacts.contains_key(&row.id));
-            world.index(row);
-            if left {
-                world.note_producer(id);
-            }
-        }
-        world.dirty = Dirty::default();
+        world.take_rows(contents);
         world
-    }
-
-    fn restore_engines(&mut self, now_ms: u64) -> Result<Repeated, StoreError> {
-        let damaged = |why: String| StoreError::Damaged { what: "a pipeline's jobs".to_owned(), why };
-        let mut stored: BTreeMap<ProjectId, Vec<StoredPipeline>> = BTreeMap::new();
-        let mut priorities = HashMap::new();
-        for row in self.pipelines.values() {
-            let graph = Graph::new(&row.compiled).map_err(|error| damaged(error.to_string()))?;
-            priorities.insert(row.id, priority(&graph, &[]));
-            let newest = self.newest_records(row.id);
-            stored.entry(row.spec.project.id).or_default().push(StoredPipeline {
-                pipeline: row.id,
-                graph,
-                parent: row.parent.and_then(|parent| Some(self.jobs.get(&parent.bridge)?.job_ref())),
-                status: row.status,
-                jobs: newest.map(|job| job.detail.state.clone()).collect(),
-            });
-        }
-        self.priorities = priorities;
-        let mut actions = Vec::new();
-        for (project, pipelines) in stored {
-            let (engine, repeated) =
-                Engine::restore(pipelines, &BTreeMap::new(), now_ms).map_err(|error| damaged(error.to_string()))?;
-            self.engines.insert(project, engine);
-            actions.push((project, repeated));
-        }
-        Ok(actions)
     }
 
     /// The newest record of each job of a pipeline, in the order of their places.
@@ -215,8 +180,24 @@ impl World {
         id
     }
 
-    /// Adds a record, and marks it.
-    pub(crate) fn index(&mut self, row: JobRow) {
+    /// Adds a new record, marks it, and reports it.
+    pub(crate) fn add_new(&mut self, row: JobRow) {
+        if let Some(pipeline) = self.pipelines.get(&row.pipeline) {
+            let created = JobChange::Created {
+                project: pipeline.spec.project.id,
+                name: row.name.clone(),
+                stage: row.stage.clone(),
+                kind: row.kind,
+                attempt: row.attempt,
+            };
+            self.dirty.report(row.created_at, &row, created);
+        }
+        self.dirty.jobs.insert(row.id);
+        self.add(row);
+    }
+
+    /// Adds a record.
+    fn add(&mut self, row: JobRow) {
         self.ids.insert(row.job_ref(), row.id);
         let records = self.records.entry(row.pipeline).or_default();
         records.all.push(row.id);
@@ -231,8 +212,14 @@ impl World {
         {
             self.keys.insert((runner, key), row.id);
         }
-        self.dirty.jobs.insert(row.id);
         self.jobs.insert(row.id, row);
+    }
+
+    /// Reports a change of a job to the outbox; it is written with the rows.
+    pub(crate) fn report(&mut self, at: Timestamp, job: JobId, change: JobChange) {
+        if let Some(row) = self.jobs.get(&job) {
+            self.dirty.report(at, row, change);
+        }
     }
 
     /// A job to change, marked.
@@ -274,25 +261,5 @@ impl World {
         let row = row.ok_or_else(|| CoordinatorError::NotFound(format!("pipeline {pipeline}")))?;
         let jobs = self.jobs_of(pipeline).filter_map(|job| self.job_view(job.id, dir)).collect();
         Ok(PipelineView { summary: views::summary(row, problem), jobs })
-    }
-
-    /// What the next write has to carry.
-    pub(crate) fn changes(&self) -> Changes<'_> {
-        let dirty = &self.dirty;
-        let artifact = |(job, kind): &(JobId, String)| self.artifact(*job, kind);
-        Changes {
-            removed_runners: dirty.removed_runners.iter().copied().collect(),
-            removed_managers: dirty.removed_managers.iter().collect(),
-            runners: dirty.runners.iter().filter_map(|id| self.runners.get(id)).collect(),
-            managers: dirty.managers.iter().filter_map(|key| self.managers.get(key)).collect(),
-            new_pipelines: dirty.new_pipelines.iter().filter_map(|id| self.pipelines.get(id)).collect(),
-            pipelines: dirty
-                .pipelines
-                .difference(&dirty.new_pipelines)
-                .filter_map(|id| self.pipelines.get(id))
-                .collect(),
-            jobs: dirty.jobs.iter().filter_map(|id| self.jobs.get(id)).collect(),
-            artifacts: dirty.artifacts.iter().filter_map(artifact).collect(),
-        }
     }
 }

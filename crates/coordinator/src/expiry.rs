@@ -1,0 +1,107 @@
+//! Retention: deletes the files of artifacts that have expired, of whatever age their pipelines are.
+//!
+//! The store knows what expires when; here is only when to look. A file is deleted first and noted in its row after
+//! that, so that a process that is killed in between does it again.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use muster_job::JobId;
+use tokio::sync::OwnedMutexGuard;
+use tokio::task::JoinSet;
+
+use crate::artifacts::{self, Places};
+use crate::clock::Timestamp;
+use crate::error::StoreError;
+use crate::store::{ArtifactRow, Store};
+
+/// Number of artifacts that are deleted at a time.
+const AT_ONCE: usize = 64;
+
+/// What a piece of the work has found or done.
+pub(crate) enum Step {
+    /// These have expired; the next one expires then.
+    Found(Result<(Vec<ArtifactRow>, Option<Timestamp>), StoreError>),
+    /// The files of these are deleted. Nobody else uses the files of these jobs until the guards are dropped.
+    Deleted(Vec<(JobId, String)>, Vec<OwnedMutexGuard<()>>),
+}
+
+/// The work on its way.
+pub(crate) struct Expiry {
+    store: Arc<dyn Store>,
+    places: Places,
+    dir: PathBuf,
+    /// When the store is looked at next. `None` if nothing expires.
+    next: Option<Timestamp>,
+    work: JoinSet<Step>,
+}
+
+impl Expiry {
+    /// Nothing is looked at before [`Expiry::look`].
+    pub(crate) fn new(store: Arc<dyn Store>, places: Places, dir: PathBuf) -> Self {
+        Self { store, places, dir, next: None, work: JoinSet::new() }
+    }
+
+    /// Something expires `at`. True if that is sooner than what was known: a timer is to be set.
+    pub(crate) fn is_first(&mut self, at: Timestamp) -> bool {
+        let first = self.next.is_none_or(|next| at < next);
+        if first {
+            self.next = Some(at);
+        }
+        first
+    }
+
+    /// Asks the store what has expired by `now`, unless that is being done.
+    pub(crate) fn look(&mut self, now: Timestamp) {
+        if !self.work.is_empty() {
+            return;
+        }
+        self.next = None;
+        let store = Arc::clone(&self.store);
+        self.work.spawn(async move {
+            let found = async { Ok((store.expired(now, AT_ONCE).await?, store.next_expiry().await?)) };
+            Step::Found(found.await)
+        });
+    }
+
+    /// The next step that is done; waits for ever if there is nothing to do. Safe to drop at any time.
+    pub(crate) async fn step(&mut self) -> Step {
+        loop {
+            match self.work.join_next().await {
+                Some(Ok(step)) => return step,
+                Some(Err(error)) => tracing::error!(%error, "expired artifacts were not all deleted"),
+                None => return std::future::pending().await,
+            }
+        }
+    }
+
+    /// Deletes the files of these, except of jobs whose files are in use.
+    pub(crate) fn delete(&mut self, expired: Vec<ArtifactRow>) {
+        let mut guards = BTreeMap::new();
+        let mut free = Vec::new();
+        for row in expired {
+            // Jobs share locks, and the guard of one may be that of another.
+            let lock = self.places.number(row.job);
+            if let Entry::Vacant(entry) = guards.entry(lock) {
+                let Some(guard) = self.places.try_lock(row.job) else { continue };
+                entry.insert(guard);
+            }
+            free.push(row);
+        }
+        let dir = self.dir.clone();
+        self.work.spawn_blocking(move || {
+            for row in &free {
+                artifacts::delete(&dir, row.job, &row.kind, &row.filename);
+            }
+            let deleted = free.into_iter().map(|row| (row.job, row.kind)).collect();
+            Step::Deleted(deleted, guards.into_values().collect())
+        });
+    }
+
+    /// Ends what is on its way; it is done again after the next start.
+    pub(crate) async fn stop(&mut self) {
+        self.work.shutdown().await;
+    }
+}

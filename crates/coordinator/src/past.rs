@@ -1,0 +1,84 @@
+//! Reads of pipelines that are not in memory: finished ones, and those of a run whose coordinator is gone.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use muster_job::{JobId, PipelineId};
+
+use crate::error::CoordinatorError;
+use crate::inherit::{Inheritance, Inherited, Obstacle};
+use crate::store::{JobRow, Member, Store};
+use crate::views::{self, JobView, PipelineSummary, PipelineView};
+use crate::world::World;
+
+/// What a store holds, to look at.
+#[derive(Debug, Clone)]
+pub(crate) struct Past {
+    store: Arc<dyn Store>,
+    dir: PathBuf,
+}
+
+impl Past {
+    pub(crate) fn new(store: Arc<dyn Store>, dir: PathBuf) -> Self {
+        Self { store, dir }
+    }
+
+    /// Returns at most `limit` pipelines with ids above `after`, in order.
+    pub(crate) async fn summaries(
+        &self,
+        after: PipelineId,
+        limit: usize,
+    ) -> Result<Vec<PipelineSummary>, CoordinatorError> {
+        let rows = self.store.pipelines(after, limit).await?;
+        Ok(rows.iter().map(|row| views::summary(row, None)).collect())
+    }
+
+    /// Returns a pipeline with its jobs.
+    pub(crate) async fn pipeline(&self, id: PipelineId) -> Result<PipelineView, CoordinatorError> {
+        self.family(Member::Pipeline(id)).await?.pipeline_view(id, &self.dir, None)
+    }
+
+    /// Returns a job.
+    pub(crate) async fn job(&self, id: JobId) -> Result<JobView, CoordinatorError> {
+        let view = self.family(Member::Job(id)).await?.job_view(id, &self.dir);
+        view.ok_or_else(|| not_found(Member::Job(id)))
+    }
+
+    /// Returns the rows of a family.
+    pub(crate) async fn family(&self, of: Member) -> Result<World, CoordinatorError> {
+        let contents = self.store.family(of).await?;
+        if contents.pipelines.is_empty() { Err(not_found(of)) } else { Ok(World::read(contents)) }
+    }
+
+    /// Returns what a job was given by the jobs before it, also by those of other families, whose rows are read into
+    /// `world`.
+    pub(crate) async fn inherited(&self, world: &mut World, row: &JobRow) -> Result<Inherited, CoordinatorError> {
+        let now = row.started_at.unwrap_or(row.created_at);
+        let mut absent = BTreeSet::new();
+        loop {
+            let is_read = |pipeline| world.pipelines.contains_key(&pipeline) || absent.contains(&pipeline);
+            let inheritance = Inheritance { world, dir: &self.dir, now, is_read: Box::new(is_read) };
+            let pipeline = match inheritance.of(row) {
+                Ok(inherited) => return Ok(inherited),
+                // A job that could not get all it needs was given nothing.
+                Err(Obstacle::Unfit(_)) => return Ok(Inherited::default()),
+                Err(Obstacle::NotRead(pipeline)) => pipeline,
+            };
+            drop(inheritance);
+            let contents = self.store.family(Member::Pipeline(pipeline)).await?;
+            if contents.pipelines.is_empty() {
+                absent.insert(pipeline);
+            }
+            world.take_rows(contents);
+        }
+    }
+}
+
+/// The error for a pipeline or job that does not exist.
+pub(crate) fn not_found(what: Member) -> CoordinatorError {
+    CoordinatorError::NotFound(match what {
+        Member::Pipeline(id) => format!("pipeline {id}"),
+        Member::Job(id) => format!("job {id}"),
+    })
+}

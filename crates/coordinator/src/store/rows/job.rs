@@ -1,0 +1,158 @@
+//! Rows of jobs and of the artifacts that they leave.
+
+use muster_job::{FailureReason, JobId, JobStatus, PipelineId, RunnerId, Variable};
+use serde::{Deserialize, Serialize};
+
+use crate::clock::Timestamp;
+use crate::facts::JobKind;
+use crate::schedule::{JobRef, JobState};
+
+/// One record of a job or bridge: one try, with an id of its own.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct JobRow {
+    pub(crate) id: JobId,
+    pub(crate) pipeline: PipelineId,
+    /// Place of the job in the compiled configuration.
+    pub(crate) place: usize,
+    pub(crate) name: String,
+    pub(crate) stage: String,
+    pub(crate) kind: JobKind,
+    /// The how-manieth record of this job, from 1.
+    pub(crate) attempt: u32,
+    pub(crate) created_at: Timestamp,
+    pub(crate) queued_at: Option<Timestamp>,
+    pub(crate) started_at: Option<Timestamp>,
+    pub(crate) finished_at: Option<Timestamp>,
+    pub(crate) runner: Option<RunnerId>,
+    pub(crate) system_id: Option<String>,
+    pub(crate) failure_reason: Option<FailureReason>,
+    pub(crate) exit_code: Option<i64>,
+    pub(crate) coverage: Option<f64>,
+    pub(crate) detail: JobDetail,
+}
+
+impl JobRow {
+    /// The first record of the job at this place, of this name and stage: nothing has happened to it yet.
+    pub(crate) fn new(
+        id: JobId,
+        (pipeline, place): (PipelineId, usize),
+        (name, stage): (String, String),
+        kind: JobKind,
+        detail: JobDetail,
+        created_at: Timestamp,
+    ) -> Self {
+        Self {
+            id,
+            pipeline,
+            place,
+            name,
+            stage,
+            kind,
+            attempt: 1,
+            created_at,
+            queued_at: None,
+            started_at: None,
+            finished_at: None,
+            runner: None,
+            system_id: None,
+            failure_reason: None,
+            exit_code: None,
+            coverage: None,
+            detail,
+        }
+    }
+}
+
+/// What no query asks for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct JobDetail {
+    /// What the engine knows of it, also its status.
+    pub(crate) state: JobState,
+    /// A newer record has replaced it.
+    #[serde(default)]
+    pub(crate) retried: bool,
+    /// How often it was given to a taker; part of the job's token.
+    #[serde(default)]
+    pub(crate) handout: u32,
+    /// The present taker has shown a sign of life.
+    #[serde(default)]
+    pub(crate) alive: bool,
+    /// The key of the request that was answered with this job.
+    #[serde(default)]
+    pub(crate) idempotency_key: Option<String>,
+    /// Its time limit on this runner, in seconds.
+    #[serde(default)]
+    pub(crate) timeout_s: u64,
+    /// What the coordinator says of its end.
+    #[serde(default)]
+    pub(crate) message: Option<String>,
+    #[serde(default)]
+    pub(crate) result_tree: Option<serde_json::Value>,
+    /// Its dotenv report.
+    #[serde(default)]
+    pub(crate) dotenv: Vec<(String, String)>,
+    /// Why a report that it uploaded cannot be used: it fails with that.
+    #[serde(default)]
+    pub(crate) refused_report: Option<String>,
+    /// What a person typed when they played it.
+    #[serde(default)]
+    pub(crate) variables: Vec<Variable>,
+    /// The environment's URL, expanded.
+    #[serde(default)]
+    pub(crate) environment_url: Option<String>,
+}
+
+impl JobDetail {
+    /// Of a new record.
+    pub(crate) fn new(state: JobState) -> Self {
+        Self {
+            state,
+            retried: false,
+            handout: 0,
+            alive: false,
+            idempotency_key: None,
+            timeout_s: 0,
+            message: None,
+            result_tree: None,
+            dotenv: Vec::new(),
+            refused_report: None,
+            variables: Vec::new(),
+            environment_url: None,
+        }
+    }
+}
+
+impl JobRow {
+    /// The engine's name for it.
+    pub(crate) fn job_ref(&self) -> JobRef {
+        JobRef { pipeline: self.pipeline, place: self.place, retry: self.attempt.saturating_sub(1) }
+    }
+
+    /// Where it stands.
+    pub(crate) fn status(&self) -> JobStatus {
+        self.detail.state.status
+    }
+}
+
+/// An uploaded file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ArtifactRow {
+    pub(crate) job: JobId,
+    pub(crate) kind: String,
+    pub(crate) format: String,
+    pub(crate) filename: String,
+    pub(crate) size: u64,
+    pub(crate) created_at: Timestamp,
+    pub(crate) expires_at: Option<Timestamp>,
+    /// Its content was deleted after it had expired. The row is kept: it tells that there was one (C187).
+    pub(crate) deleted: bool,
+}
+
+impl JobKind {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Script => "script",
+            Self::Bridge => "bridge",
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Rows of runners and their managers.
+
+use muster_job::RunnerId;
+use muster_runner_api::wire::Info;
+
+use crate::clock::Timestamp;
+use crate::facts::NewRunner;
+
+/// A runner: one authentication token.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct RunnerRow {
+    pub(crate) id: RunnerId,
+    /// SHA-256 of its token, hexadecimal.
+    pub(crate) token_hash: String,
+    /// From then on the token is refused; none: never.
+    pub(crate) token_expires_at: Option<Timestamp>,
+    pub(crate) created_at: Timestamp,
+    pub(crate) settings: NewRunner,
+}
+
+/// One process that uses a runner's token.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ManagerRow {
+    pub(crate) runner: RunnerId,
+    pub(crate) system_id: String,
+    pub(crate) contacted_at: Timestamp,
+    pub(crate) info: Info,
+}

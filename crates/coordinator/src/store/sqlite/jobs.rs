@@ -1,0 +1,152 @@
+//! Statements on jobs and their artifacts.
+
+use muster_job::{FailureReason, JobId, PipelineId, RunnerId};
+use sqlx::Row;
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
+
+use super::batch::Batch;
+use super::{from_json, from_name, to_json};
+use crate::clock::{from_millis, to_millis};
+use crate::error::StoreError;
+use crate::store::rows::{ArtifactRow, JobRow};
+
+pub(super) fn put(batch: &mut Batch, row: &JobRow) -> Result<(), StoreError> {
+    batch
+        .statement(
+            "INSERT INTO jobs
+         (id, pipeline_id, place, name, stage, kind, status, attempt, created_at, queued_at, started_at,
+          finished_at, runner_id, system_id, failure_reason, exit_code, coverage, detail)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+         ON CONFLICT (id) DO UPDATE SET
+          status = excluded.status, queued_at = excluded.queued_at, started_at = excluded.started_at,
+          finished_at = excluded.finished_at, runner_id = excluded.runner_id, system_id = excluded.system_id,
+          failure_reason = excluded.failure_reason, exit_code = excluded.exit_code, coverage = excluded.coverage,
+          detail = excluded.detail",
+        )
+        .bind(row.id.0)
+        .bind(row.pipeline.0)
+        .bind(i64::try_from(row.place).unwrap_or(i64::MAX))
+        .bind(&row.name)
+        .bind(&row.stage)
+        .bind(row.kind.as_str())
+        .bind(row.status().as_str())
+        .bind(row.attempt)
+        .bind(to_millis(row.created_at))
+        .bind(row.queued_at.map(to_millis))
+        .bind(row.started_at.map(to_millis))
+        .bind(row.finished_at.map(to_millis))
+        .bind(row.runner.map(|id| id.0))
+        .bind(row.system_id.as_deref())
+        .bind(row.failure_reason.map(FailureReason::as_str))
+        .bind(row.exit_code)
+        .bind(row.coverage)
+        .bind(to_json("a job's detail", &row.detail)?);
+    Ok(())
+}
+
+pub(super) fn put_artifact(batch: &mut Batch, row: &ArtifactRow) -> Result<(), StoreError> {
+    batch
+        .statement(
+            "INSERT INTO artifacts (job_id, kind, format, filename, size, created_at, expires_at, deleted)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+         ON CONFLICT (job_id, kind) DO UPDATE SET format = excluded.format, filename = excluded.filename,
+          size = excluded.size, created_at = excluded.created_at, expires_at = excluded.expires_at,
+          deleted = excluded.deleted",
+        )
+        .bind(row.job.0)
+        .bind(&row.kind)
+        .bind(&row.format)
+        .bind(&row.filename)
+        .bind(i64::try_from(row.size).unwrap_or(i64::MAX))
+        .bind(to_millis(row.created_at))
+        .bind(row.expires_at.map(to_millis))
+        .bind(row.deleted);
+    Ok(())
+}
+
+pub(super) fn artifact_deleted(batch: &mut Batch, job: JobId, kind: &str) {
+    batch.statement("UPDATE artifacts SET deleted = 1 WHERE job_id = ? AND kind = ?").bind(job.0).bind(kind);
+}
+
+/// The jobs of the pipelines that are open.
+pub(super) async fn open(connection: &mut SqliteConnection) -> Result<Vec<JobRow>, StoreError> {
+    let text = "SELECT * FROM jobs WHERE pipeline_id IN (SELECT id FROM pipelines WHERE open = 1) ORDER BY id";
+    sqlx::query(text).fetch_all(connection).await?.iter().map(job).collect()
+}
+
+/// The jobs of a family.
+pub(super) async fn of_root(connection: &mut SqliteConnection, root: i64) -> Result<Vec<JobRow>, StoreError> {
+    let text = "SELECT * FROM jobs WHERE pipeline_id IN (SELECT id FROM pipelines WHERE root = ?) ORDER BY id";
+    sqlx::query(text).bind(root).fetch_all(connection).await?.iter().map(job).collect()
+}
+
+fn job(row: &SqliteRow) -> Result<JobRow, StoreError> {
+    let instant = |column| Ok::<_, sqlx::Error>(row.try_get::<Option<i64>, _>(column)?.map(from_millis));
+    Ok(JobRow {
+        id: JobId(row.try_get("id")?),
+        pipeline: PipelineId(row.try_get("pipeline_id")?),
+        place: usize::try_from(row.try_get::<i64, _>("place")?).unwrap_or(usize::MAX),
+        name: row.try_get("name")?,
+        stage: row.try_get("stage")?,
+        kind: from_name("a job's kind", row.try_get("kind")?)?,
+        attempt: row.try_get("attempt")?,
+        created_at: from_millis(row.try_get("created_at")?),
+        queued_at: instant("queued_at")?,
+        started_at: instant("started_at")?,
+        finished_at: instant("finished_at")?,
+        runner: row.try_get::<Option<i64>, _>("runner_id")?.map(RunnerId),
+        system_id: row.try_get("system_id")?,
+        failure_reason: row.try_get::<Option<&str>, _>("failure_reason")?.map(FailureReason::from_wire),
+        exit_code: row.try_get("exit_code")?,
+        coverage: row.try_get("coverage")?,
+        detail: from_json("a job's detail", row.try_get("detail")?)?,
+    })
+}
+
+/// The artifacts of the pipelines that are open.
+pub(super) async fn open_artifacts(connection: &mut SqliteConnection) -> Result<Vec<ArtifactRow>, StoreError> {
+    let text = "SELECT * FROM artifacts WHERE job_id IN
+         (SELECT id FROM jobs WHERE pipeline_id IN (SELECT id FROM pipelines WHERE open = 1))";
+    sqlx::query(text).fetch_all(connection).await?.iter().map(artifact).collect()
+}
+
+/// The artifacts of a family.
+pub(super) async fn artifacts_of_root(
+    connection: &mut SqliteConnection,
+    root: i64,
+) -> Result<Vec<ArtifactRow>, StoreError> {
+    let text = "SELECT * FROM artifacts WHERE job_id IN
+         (SELECT id FROM jobs WHERE pipeline_id IN (SELECT id FROM pipelines WHERE root = ?))";
+    sqlx::query(text).bind(root).fetch_all(connection).await?.iter().map(artifact).collect()
+}
+
+/// Artifacts that expired by an instant, and are not deleted.
+pub(super) async fn expired(
+    connection: &mut SqliteConnection,
+    now_ms: i64,
+    limit: usize,
+) -> Result<Vec<ArtifactRow>, StoreError> {
+    let text = "SELECT * FROM artifacts WHERE deleted = 0 AND expires_at IS NOT NULL AND expires_at <= ?
+         ORDER BY expires_at, job_id, kind LIMIT ?";
+    let query = sqlx::query(text).bind(now_ms).bind(i64::try_from(limit).unwrap_or(i64::MAX));
+    query.fetch_all(connection).await?.iter().map(artifact).collect()
+}
+
+/// When the next artifact expires.
+pub(super) async fn next_expiry(connection: &mut SqliteConnection) -> Result<Option<i64>, StoreError> {
+    let text = "SELECT min(expires_at) FROM artifacts WHERE deleted = 0 AND expires_at IS NOT NULL";
+    Ok(sqlx::query(text).fetch_one(connection).await?.try_get(0)?)
+}
+
+fn artifact(row: &SqliteRow) -> Result<ArtifactRow, StoreError> {
+    Ok(ArtifactRow {
+        job: JobId(row.try_get("job_id")?),
+        kind: row.try_get("kind")?,
+        format: row.try_get("format")?,
+        filename: row.try_get("filename")?,
+        size: u64::try_from(row.try_get::<i64, _>("size")?).unwrap_or(0),
+        created_at: from_millis(row.try_get("created_at")?),
+        expires_at: row.try_get::<Option<i64>, _>("expires_at")?.map(from_millis),
+        deleted: row.try_get("deleted")?,
+    })
+}

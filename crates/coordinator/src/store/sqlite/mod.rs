@@ -1,0 +1,246 @@
+//! The store in a SQLite file.
+//!
+//! One connection writes, in one transaction per batch. The journal is a write-ahead log with `synchronous=NORMAL`: a
+//! killed process loses nothing that was acknowledged; a loss of power may lose the last second. A second connection,
+//! opened when it is first needed, reads beside the writer.
+
+mod batch;
+mod events;
+mod jobs;
+mod open;
+mod pipelines;
+mod runners;
+
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+use futures::future::BoxFuture;
+use muster_job::{JobId, PipelineId, RunnerId};
+use sqlx::sqlite::SqliteConnection;
+use sqlx::{Connection, Row};
+use tokio::sync::Mutex;
+
+use super::{ArtifactRow, Changes, Contents, LastIds, Member, PipelineRow, Store};
+use crate::clock::{Timestamp, from_millis, to_millis};
+use crate::error::{OpenError, StoreError};
+use crate::outbox::JobEvent;
+
+use batch::Batch;
+
+/// An open database.
+#[derive(Debug)]
+pub(crate) struct SqliteStore {
+    path: PathBuf,
+    /// `None` if the database is only read, or closed.
+    writer: Mutex<Option<SqliteConnection>>,
+    reader: Mutex<Reader>,
+}
+
+#[derive(Debug)]
+enum Reader {
+    /// No read has needed it yet.
+    Unopened,
+    Open(SqliteConnection),
+    Closed,
+}
+
+impl SqliteStore {
+    /// Opens the database of a folder for writing, and brings it up to date.
+    pub(crate) async fn open(dir: &Path) -> Result<Self, OpenError> {
+        let writer = open::for_writing(dir).await?;
+        let (path, reader) = (open::path_in(dir), Mutex::new(Reader::Unopened));
+        Ok(Self { path, writer: Mutex::new(Some(writer)), reader })
+    }
+
+    /// Opens the database of a folder for reading only.
+    pub(crate) async fn open_read_only(dir: &Path) -> Result<Self, OpenError> {
+        let reader = Mutex::new(Reader::Open(open::of_past(dir).await?));
+        Ok(Self { path: open::path_in(dir), writer: Mutex::new(None), reader })
+    }
+
+    /// Runs `work` on the connection that writes, if there is one: for what is needed at the start, before the other one is
+    /// worth its cost, and for what an index answers at once.
+    async fn briefly<T: Send>(
+        &self,
+        work: impl for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, StoreError>> + Send,
+    ) -> Result<T, StoreError> {
+        match self.writer.lock().await.as_mut() {
+            Some(connection) => work(connection).await,
+            None => self.reading(work).await,
+        }
+    }
+
+    /// Runs `work` on the connection that reads, in a transaction: all of it sees the same rows.
+    async fn reading<T: Send>(
+        &self,
+        work: impl for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, StoreError>> + Send,
+    ) -> Result<T, StoreError> {
+        let mut reader = self.reader.lock().await;
+        if matches!(*reader, Reader::Unopened) {
+            *reader = Reader::Open(open::for_reading(&self.path).await?);
+        }
+        let Reader::Open(connection) = &mut *reader else { return Err(StoreError::Closed) };
+        let mut transaction = connection.begin().await?;
+        let result = work(&mut transaction).await;
+        transaction.rollback().await?;
+        result
+    }
+}
+
+#[async_trait]
+impl Store for SqliteStore {
+    // The transaction is spelled out: after a commit that finds the disk full SQLite leaves it open, and a guard that
+    // counts transactions by itself would make the next one part of it, never to be committed.
+    async fn write(&self, changes: &Changes<'_>) -> Result<(), StoreError> {
+        let mut writer = self.writer.lock().await;
+        let connection = writer.as_mut().ok_or(StoreError::Closed)?;
+        let result = batch(changes)?.run(&mut *connection).await;
+        if result.is_err()
+            && let Err(error) = sqlx::query("ROLLBACK").execute(&mut *connection).await
+        {
+            // After some errors SQLite has rolled back already. If not, the next BEGIN fails.
+            tracing::debug!(%error, "there was nothing to roll back");
+        }
+        result
+    }
+
+    async fn open_work(&self) -> Result<Contents, StoreError> {
+        self.briefly(|connection| Box::pin(open_work(connection))).await
+    }
+
+    async fn last_ids(&self) -> Result<LastIds, StoreError> {
+        self.briefly(|connection| Box::pin(last_ids(connection))).await
+    }
+
+    async fn family(&self, of: Member) -> Result<Contents, StoreError> {
+        self.reading(move |connection| Box::pin(family(connection, of))).await
+    }
+
+    async fn pipelines(&self, after: PipelineId, limit: usize) -> Result<Vec<PipelineRow>, StoreError> {
+        self.reading(move |connection| Box::pin(pipelines::after(connection, after, limit))).await
+    }
+
+    async fn expired(&self, now: Timestamp, limit: usize) -> Result<Vec<ArtifactRow>, StoreError> {
+        self.briefly(move |connection| Box::pin(jobs::expired(connection, to_millis(now), limit))).await
+    }
+
+    async fn next_expiry(&self) -> Result<Option<Timestamp>, StoreError> {
+        let next = self.briefly(|connection| Box::pin(jobs::next_expiry(connection))).await?;
+        Ok(next.map(from_millis))
+    }
+
+    async fn events_after(&self, sequence: u64, limit: usize) -> Result<Vec<JobEvent>, StoreError> {
+        self.reading(move |connection| Box::pin(events::after(connection, sequence, limit))).await
+    }
+
+    async fn prune_events(&self, sequence: u64) -> Result<(), StoreError> {
+        let mut writer = self.writer.lock().await;
+        events::prune(writer.as_mut().ok_or(StoreError::Closed)?, sequence).await
+    }
+
+    // The writer closes last: it merges the write-ahead log into the file, which a reader would prevent.
+    async fn close(&self) -> Result<(), StoreError> {
+        let reader = std::mem::replace(&mut *self.reader.lock().await, Reader::Closed);
+        if let Reader::Open(connection) = reader {
+            connection.close().await?;
+        }
+        if let Some(connection) = self.writer.lock().await.take() {
+            connection.close().await?;
+        }
+        Ok(())
+    }
+}
+
+/// One statement for each changed row, and one for all events.
+fn batch(changes: &Changes<'_>) -> Result<Batch, StoreError> {
+    let mut batch = Batch::default();
+    for id in &changes.removed_runners {
+        runners::remove(&mut batch, *id);
+    }
+    for (runner, system_id) in &changes.removed_managers {
+        runners::remove_manager(&mut batch, *runner, system_id);
+    }
+    for row in &changes.runners {
+        runners::put(&mut batch, row)?;
+    }
+    for row in &changes.managers {
+        runners::put_manager(&mut batch, row)?;
+    }
+    for row in &changes.new_pipelines {
+        pipelines::insert(&mut batch, row)?;
+    }
+    for row in &changes.pipelines {
+        pipelines::update(&mut batch, row)?;
+    }
+    for row in &changes.jobs {
+        jobs::put(&mut batch, row)?;
+    }
+    for row in &changes.artifacts {
+        jobs::put_artifact(&mut batch, row)?;
+    }
+    for (job, kind) in &changes.deleted_artifacts {
+        jobs::artifact_deleted(&mut batch, *job, kind);
+    }
+    events::add(&mut batch, changes.events)?;
+    Ok(batch)
+}
+
+async fn open_work(connection: &mut SqliteConnection) -> Result<Contents, StoreError> {
+    Ok(Contents {
+        runners: runners::all(connection).await?,
+        managers: runners::all_managers(connection).await?,
+        pipelines: pipelines::open(connection).await?,
+        jobs: jobs::open(connection).await?,
+        artifacts: jobs::open_artifacts(connection).await?,
+    })
+}
+
+async fn family(connection: &mut SqliteConnection, of: Member) -> Result<Contents, StoreError> {
+    let root = match of {
+        Member::Pipeline(id) => pipelines::root(connection, id).await?,
+        Member::Job(id) => pipelines::root_of_job(connection, id).await?,
+    };
+    let Some(root) = root else { return Ok(Contents::default()) };
+    Ok(Contents {
+        runners: runners::of_root(connection, root).await?,
+        managers: Vec::new(),
+        pipelines: pipelines::of_root(connection, root).await?,
+        jobs: jobs::of_root(connection, root).await?,
+        artifacts: jobs::artifacts_of_root(connection, root).await?,
+    })
+}
+
+async fn last_ids(connection: &mut SqliteConnection) -> Result<LastIds, StoreError> {
+    let text = "SELECT (SELECT max(id) FROM pipelines), (SELECT max(id) FROM jobs),
+         (SELECT seq FROM sqlite_sequence WHERE name = 'runners')";
+    let row = sqlx::query(text).fetch_one(connection).await?;
+    Ok(LastIds {
+        pipeline: row.try_get::<Option<i64>, _>(0)?.map(PipelineId),
+        job: row.try_get::<Option<i64>, _>(1)?.map(JobId),
+        runner: row.try_get::<Option<i64>, _>(2)?.map(RunnerId),
+    })
+}
+
+/// The error of the database of a folder whose rows cannot be read.
+pub(crate) fn unreadable(dir: &Path, source: StoreError) -> OpenError {
+    OpenError::Database { path: open::path_in(dir), source }
+}
+
+/// The JSON text of a value for a column.
+fn to_json<T: serde::Serialize>(what: &str, value: &T) -> Result<String, StoreError> {
+    serde_json::to_string(value).map_err(|error| damaged(what, &error))
+}
+
+/// The value of a column's JSON text.
+fn from_json<T: serde::de::DeserializeOwned>(what: &str, text: &str) -> Result<T, StoreError> {
+    serde_json::from_str(text).map_err(|error| damaged(what, &error))
+}
+
+/// The value of a column that holds a name from a fixed list.
+fn from_name<T: serde::de::DeserializeOwned>(what: &str, name: &str) -> Result<T, StoreError> {
+    from_json(what, &to_json(what, &name)?)
+}
+
+fn damaged(what: &str, why: &dyn std::fmt::Display) -> StoreError {
+    StoreError::Damaged { what: what.to_owned(), why: why.to_string() }
+}

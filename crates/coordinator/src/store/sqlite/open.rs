@@ -1,0 +1,109 @@
+//! How the file is opened, and what its errors mean to a user.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::migrate::{MigrateError, Migrator};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteSynchronous};
+use sqlx::{Connection, Row};
+
+use crate::error::{OpenError, StoreError, is_full, unwritable};
+
+static MIGRATIONS: Migrator = sqlx::migrate!();
+
+/// The database's name in the state folder.
+const FILE: &str = "coordinator.db";
+
+/// How long a statement waits while a reader's checkpoint holds the database.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The path of the database in a state folder.
+pub(super) fn path_in(dir: &Path) -> PathBuf {
+    dir.join(FILE)
+}
+
+/// Opens the database of a folder for writing, and brings it up to date.
+pub(super) async fn for_writing(dir: &Path) -> Result<SqliteConnection, OpenError> {
+    let path = path_in(dir);
+    prepare_file(&path).map_err(|source| unwritable(dir, source))?;
+    let options = SqliteConnectOptions::new()
+        .filename(&path)
+        .journal_mode(SqliteJournalMode::Wal)
+        .synchronous(SqliteSynchronous::Normal)
+        .foreign_keys(true)
+        .busy_timeout(BUSY_TIMEOUT);
+    let mut connection = SqliteConnection::connect_with(&options).await.map_err(|error| open_failed(&path, error))?;
+    MIGRATIONS.run_direct(None, &mut connection, false).await.map_err(|error| migration_failed(&path, error))?;
+    Ok(connection)
+}
+
+/// Opens a database for reading, whoever writes to it.
+pub(super) async fn for_reading(path: &Path) -> Result<SqliteConnection, sqlx::Error> {
+    let options = SqliteConnectOptions::new().filename(path).read_only(true).busy_timeout(BUSY_TIMEOUT);
+    SqliteConnection::connect_with(&options).await
+}
+
+/// Opens the database of a folder that another process may have written.
+pub(super) async fn of_past(dir: &Path) -> Result<SqliteConnection, OpenError> {
+    let path = path_in(dir);
+    if !path.is_file() {
+        return Err(OpenError::Missing { dir: dir.to_owned() });
+    }
+    let mut connection = for_reading(&path).await.map_err(|error| open_failed(&path, error))?;
+    let found: i64 = sqlx::query("SELECT max(version) FROM _sqlx_migrations")
+        .fetch_one(&mut connection)
+        .await
+        .and_then(|row| row.try_get(0))
+        .map_err(|error| open_failed(&path, error))?;
+    if found > newest_version() {
+        return Err(OpenError::Newer { path, found, known: newest_version() });
+    }
+    Ok(connection)
+}
+
+/// Creates the file for this user alone: variables of jobs may be secret (invariant J6).
+fn prepare_file(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt;
+    std::fs::OpenOptions::new().create(true).append(true).mode(0o600).open(path).map(drop)
+}
+
+fn newest_version() -> i64 {
+    MIGRATIONS.iter().map(|migration| migration.version).max().unwrap_or(0)
+}
+
+fn open_failed(path: &Path, error: sqlx::Error) -> OpenError {
+    match StoreError::from(error) {
+        StoreError::Full => OpenError::DiskFull { dir: path.parent().map(PathBuf::from).unwrap_or_default() },
+        source => OpenError::Database { path: path.to_owned(), source },
+    }
+}
+
+fn migration_failed(path: &Path, error: MigrateError) -> OpenError {
+    match error {
+        MigrateError::VersionMissing(found) if found > newest_version() => {
+            OpenError::Newer { path: path.to_owned(), found, known: newest_version() }
+        }
+        MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => open_failed(path, error),
+        error => open_failed(path, sqlx::Error::Migrate(Box::new(error))),
+    }
+}
+
+/// SQLite's primary result code for a full disk (`SQLITE_FULL`).
+const SQLITE_FULL: &str = "13";
+/// `SQLITE_IOERR_WRITE`: with a full disk, what some file systems answer instead.
+const SQLITE_IOERR_WRITE: &str = "778";
+
+impl From<sqlx::Error> for StoreError {
+    fn from(error: sqlx::Error) -> Self {
+        let full = match &error {
+            sqlx::Error::Database(database) => {
+                matches!(database.code().as_deref(), Some(SQLITE_FULL | SQLITE_IOERR_WRITE))
+            }
+            sqlx::Error::Io(io) => is_full(io),
+            _ => false,
+        };
+        if full { Self::Full } else { Self::Failed(Arc::new(error)) }
+    }
+}

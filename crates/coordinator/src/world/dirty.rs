@@ -1,0 +1,68 @@
+//! What the store lacks: rows that changed since the last write, and events that are not written.
+
+use std::collections::BTreeSet;
+
+use muster_job::{JobId, PipelineId, RunnerId};
+
+use super::World;
+use crate::clock::Timestamp;
+use crate::outbox::{JobChange, NewJobEvent};
+use crate::store::{Changes, JobRow};
+
+/// Rows that are ahead of the store.
+#[derive(Debug, Default)]
+pub(crate) struct Dirty {
+    pub(crate) new_pipelines: BTreeSet<PipelineId>,
+    pub(crate) pipelines: BTreeSet<PipelineId>,
+    pub(crate) jobs: BTreeSet<JobId>,
+    pub(crate) artifacts: BTreeSet<(JobId, String)>,
+    pub(crate) runners: BTreeSet<RunnerId>,
+    pub(crate) managers: BTreeSet<(RunnerId, String)>,
+    pub(crate) removed_runners: BTreeSet<RunnerId>,
+    pub(crate) removed_managers: BTreeSet<(RunnerId, String)>,
+    pub(crate) deleted_artifacts: BTreeSet<(JobId, String)>,
+    /// What happened to jobs, in order.
+    pub(crate) events: Vec<NewJobEvent>,
+}
+
+impl Dirty {
+    /// Adds an event of a job.
+    pub(super) fn report(&mut self, at: Timestamp, row: &JobRow, change: JobChange) {
+        self.events.push(NewJobEvent { at, pipeline: row.pipeline, job: row.id, change });
+    }
+
+    /// Adds what a runner reported to the event of the end of its job, which the engine has just caused.
+    pub(crate) fn complete_end(&mut self, job: JobId, code: Option<i64>) {
+        let changes = self.events.iter_mut().rev().filter(|event| event.job == job).map(|event| &mut event.change);
+        for change in changes {
+            if let JobChange::Ended { exit_code, .. } = change {
+                *exit_code = code;
+                return;
+            }
+        }
+    }
+}
+
+impl World {
+    /// What the next write has to carry.
+    pub(crate) fn changes(&self) -> Changes<'_> {
+        let dirty = &self.dirty;
+        let artifact = |(job, kind): &(JobId, String)| self.artifact(*job, kind);
+        Changes {
+            removed_runners: dirty.removed_runners.iter().copied().collect(),
+            removed_managers: dirty.removed_managers.iter().collect(),
+            runners: dirty.runners.iter().filter_map(|id| self.runners.get(id)).collect(),
+            managers: dirty.managers.iter().filter_map(|key| self.managers.get(key)).collect(),
+            new_pipelines: dirty.new_pipelines.iter().filter_map(|id| self.pipelines.get(id)).collect(),
+            pipelines: dirty
+                .pipelines
+                .difference(&dirty.new_pipelines)
+                .filter_map(|id| self.pipelines.get(id))
+                .collect(),
+            jobs: dirty.jobs.iter().filter_map(|id| self.jobs.get(id)).collect(),
+            artifacts: dirty.artifacts.iter().filter_map(artifact).collect(),
+            deleted_artifacts: dirty.deleted_artifacts.iter().collect(),
+            events: &dirty.events,
+        }
+    }
+}

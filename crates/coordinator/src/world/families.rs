@@ -1,0 +1,132 @@
+//! Families of pipelines: a pipeline with all that its bridges made. A family is in memory or not, as a whole.
+//!
+//! It is *finished* when nothing happens in it by itself: each of its pipelines has ended, and each of its jobs has ended
+//! or waits for a manual start that nobody needs. A finished family is marked as not open, and its rows leave memory.
+//! They are read again before anything is done to it; if that makes something happen, it is open once more.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use muster_job::{JobStatus, PipelineId, ProjectId};
+
+use super::{Repeated, World};
+use crate::error::StoreError;
+use crate::schedule::{Graph, StoredPipeline, priority};
+use crate::store::{Contents, PipelineRow};
+
+impl World {
+    /// Takes in pipelines with all that belongs to them. Returned are the actions that may not have reached the outside.
+    pub(crate) fn admit(&mut self, contents: Contents, now_ms: u64) -> Result<Repeated, StoreError> {
+        let damaged = |why: String| StoreError::Damaged { what: "a pipeline's jobs".to_owned(), why };
+        let pipelines: Vec<PipelineId> = contents.pipelines.iter().map(|row| row.id).collect();
+        self.take_rows(contents);
+        let mut stored: BTreeMap<ProjectId, Vec<StoredPipeline>> = BTreeMap::new();
+        for row in pipelines.iter().filter_map(|id| self.pipelines.get(id)) {
+            let graph = Graph::new(&row.compiled).map_err(|error| damaged(error.to_string()))?;
+            self.priorities.insert(row.id, priority(&graph, &[]));
+            stored.entry(row.spec.project.id).or_default().push(StoredPipeline {
+                pipeline: row.id,
+                graph,
+                parent: row.parent.and_then(|parent| Some(self.jobs.get(&parent.bridge)?.job_ref())),
+                status: row.status,
+                jobs: self.newest_records(row.id).map(|job| job.detail.state.clone()).collect(),
+            });
+        }
+        let mut actions = Vec::new();
+        for (project, pipelines) in stored {
+            let engine = self.engines.entry(project).or_default();
+            let repeated = engine.admit(pipelines, now_ms).map_err(|error| damaged(error.to_string()))?;
+            actions.push((project, repeated));
+        }
+        Ok(actions)
+    }
+
+    /// Adds rows as they are stored.
+    pub(crate) fn take_rows(&mut self, contents: Contents) {
+        for row in contents.artifacts {
+            self.artifacts.entry(row.job).or_default().push(row);
+        }
+        for row in contents.pipelines {
+            self.contexts.insert(row.id, Arc::new(row.spec.context()));
+            self.add_pipeline(row);
+        }
+        for row in contents.jobs {
+            let (id, left) = (row.id, !row.detail.dotenv.is_empty() || self.artifacts.contains_key(&row.id));
+            self.add(row);
+            if left {
+                self.note_producer(id);
+            }
+        }
+    }
+
+    /// Adds the row of a pipeline.
+    pub(crate) fn add_pipeline(&mut self, row: PipelineRow) {
+        self.families.entry(row.root).or_default().push(row.id);
+        self.pipelines.insert(row.id, row);
+    }
+
+    /// The root of a pipeline that is in memory.
+    pub(crate) fn root(&self, pipeline: PipelineId) -> Option<PipelineId> {
+        self.pipelines.get(&pipeline).map(|row| row.root)
+    }
+
+    /// The pipelines of a family.
+    pub(crate) fn family(&self, root: PipelineId) -> impl Iterator<Item = &PipelineRow> {
+        self.families.get(&root).into_iter().flatten().filter_map(|id| self.pipelines.get(id))
+    }
+
+    /// The roots of the families whose rows are ahead of the store.
+    pub(crate) fn changed_families(&self) -> BTreeSet<PipelineId> {
+        let dirty = &self.dirty;
+        let of_jobs = dirty.jobs.iter().filter_map(|job| Some(self.jobs.get(job)?.pipeline));
+        let pipelines = dirty.pipelines.iter().chain(&dirty.new_pipelines).copied();
+        pipelines.chain(of_jobs).filter_map(|id| self.root(id)).collect()
+    }
+
+    /// Whether nothing happens in a family by itself.
+    pub(crate) fn is_finished(&self, root: PipelineId) -> bool {
+        let rests = |status: JobStatus| status.is_complete() || status == JobStatus::Manual;
+        self.family(root).all(|row| row.status.is_complete())
+            && self.family(root).all(|row| self.jobs_of(row.id).all(|job| rests(job.status())))
+    }
+
+    /// Notes in the rows of a family whether it is open. True if they say something else now.
+    pub(crate) fn set_open(&mut self, root: PipelineId, open: bool) -> bool {
+        let ids = self.families.get(&root).cloned().unwrap_or_default();
+        let mut changed = false;
+        for id in ids {
+            if self.pipelines.get(&id).is_some_and(|row| row.open != open)
+                && let Some(row) = self.pipeline_mut(id)
+            {
+                row.open = open;
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    /// Removes a family from memory.
+    pub(crate) fn evict(&mut self, root: PipelineId) {
+        let ids = self.families.remove(&root).unwrap_or_default();
+        self.all_in_memory = false;
+        // Children before their parents.
+        for id in ids.into_iter().rev() {
+            if let Some(row) = self.pipelines.remove(&id)
+                && let Some(engine) = self.engines.get_mut(&row.spec.project.id)
+            {
+                engine.forget(id);
+            }
+            self.contexts.remove(&id);
+            self.sources.remove(&id);
+            self.priorities.remove(&id);
+            for job in self.records.remove(&id).map(|records| records.all).unwrap_or_default() {
+                if let Some(row) = self.jobs.remove(&job) {
+                    self.ids.remove(&row.job_ref());
+                }
+                self.artifacts.remove(&job);
+                self.heard.remove(&job);
+            }
+        }
+        self.engines.retain(|_, engine| !engine.is_idle());
+    }
+}

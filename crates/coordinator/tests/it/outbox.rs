@@ -1,0 +1,98 @@
+//! The life of jobs as events.
+
+#![expect(clippy::expect_used, reason = "a failure in a helper fails its test")]
+
+use muster_coordinator::outbox::{JobChange, JobEvent};
+use muster_job::{FailureReason, JobId, JobStatus};
+
+use crate::support::{House, job};
+
+async fn all(house: &House) -> Vec<JobEvent> {
+    house.coordinator.events_after(0, 1000).await.expect("readable")
+}
+
+/// The kinds of the events of a job, in order.
+fn life(events: &[JobEvent], job: JobId) -> Vec<&'static str> {
+    let of_job = events.iter().filter(|event| event.job == job);
+    of_job
+        .map(|event| match event.change {
+            JobChange::Created { .. } => "created",
+            JobChange::Queued => "queued",
+            JobChange::Assigned { .. } => "assigned",
+            JobChange::Accepted => "accepted",
+            JobChange::Ended { .. } => "ended",
+            JobChange::Replaced { .. } => "replaced",
+            JobChange::Moved { .. } => "moved",
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn the_life_of_a_job_is_a_list_of_events_in_order() {
+    let house = House::open().await;
+    let manager = house.manager().await;
+    let mut retried = job("a");
+    retried.retry.max = 1;
+    let id = house.create(vec![vec![retried], vec![job("b")]]).await;
+    let first = manager.take().await;
+    manager.running(&first).await;
+    manager.fail(&first, "script_failure", Some(3)).await;
+    let again = manager.take().await;
+    manager.succeed(&again).await;
+    let second = manager.take().await;
+    house.coordinator.cancel_pipeline(id).await.expect("known");
+    manager.fail(&second, "job_canceled", None).await;
+
+    let events = all(&house).await;
+    let sequences: Vec<u64> = events.iter().map(|event| event.sequence).collect();
+    assert!(sequences.is_sorted_by(|before, after| before < after), "{sequences:?}");
+    assert_eq!(life(&events, first.id), ["created", "queued", "assigned", "accepted", "ended", "replaced"]);
+    assert_eq!(life(&events, again.id), ["created", "queued", "assigned", "accepted", "ended"]);
+    // A manager that winds down is waited for.
+    assert_eq!(life(&events, second.id), ["created", "queued", "assigned", "moved", "accepted", "ended"]);
+    let ends = events.iter().filter_map(|event| match &event.change {
+        JobChange::Ended { status, reason, exit_code } => Some((event.job, *status, *reason, *exit_code)),
+        _ => None,
+    });
+    let failed = (first.id, JobStatus::Failed, Some(FailureReason::ScriptFailure), Some(3));
+    let expected = [failed, (again.id, JobStatus::Success, None, None), (second.id, JobStatus::Canceled, None, None)];
+    assert_eq!(ends.collect::<Vec<_>>(), expected);
+}
+
+#[tokio::test]
+async fn events_are_there_whenever_their_change_is_and_until_they_are_acknowledged() {
+    let before = House::open().await;
+    let manager = before.manager().await;
+    before.create(vec![vec![job("a")], vec![job("b")]]).await;
+    let taken = manager.take().await;
+    let after = before.as_if_killed().await;
+    let events = all(&after).await;
+    assert_eq!(events, all(&before).await, "a kill loses none");
+    assert_eq!(life(&events, taken.id), ["created", "queued", "assigned"]);
+    let last = events.last().expect("an event").sequence;
+    after.coordinator.acknowledge_events(last).await.expect("acknowledged");
+    assert!(all(&after).await.is_empty());
+    manager.at(&after).succeed(&taken).await;
+    let later = all(&after).await;
+    assert!(later.iter().all(|event| event.sequence > last), "numbers are not given again: {later:?}");
+    assert_eq!(life(&later, taken.id), ["accepted", "ended"]);
+    assert_eq!(after.coordinator.events_after(last, 1).await.expect("readable"), later[..1]);
+}
+
+#[tokio::test]
+async fn a_job_that_nobody_accepted_is_queued_again() {
+    let house = House::open().await;
+    let manager = house.manager().await;
+    house.create(vec![vec![job("a")]]).await;
+    let silent = manager.take().await;
+    house.clock.advance(std::time::Duration::from_secs(60));
+    let again = manager.take().await;
+    assert_eq!((silent.id, silent.token == again.token), (again.id, false));
+    let events = all(&house).await;
+    assert_eq!(life(&events, again.id), ["created", "queued", "assigned", "queued", "assigned"]);
+    let numbers = events.iter().filter_map(|event| match event.change {
+        JobChange::Assigned { assignment, .. } => Some(assignment),
+        _ => None,
+    });
+    assert_eq!(numbers.collect::<Vec<_>>(), [1, 2]);
+}
