@@ -27,6 +27,7 @@ mod expiry;
 mod facts;
 pub mod handout;
 mod history;
+pub mod http;
 pub mod includes;
 mod inherit;
 pub mod jwt;

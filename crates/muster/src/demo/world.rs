@@ -1,17 +1,18 @@
 //! What the demo is made of: a coordinator, and a manager with instances, in a folder that goes with it.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use muster_config::{self as config, Facts, Surroundings};
+use muster_coordinator::http::HttpFront;
 use muster_coordinator::{Coordinator, NewRunner, Options};
 use muster_executor::Directories;
 use muster_executor::host::{HostExecutor, HostOptions};
 use muster_manager::store::Store;
 use muster_manager::{Control, Manager, ManagerError, Order};
 use muster_taskscaler::fleet::offline;
-use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -52,8 +53,8 @@ impl World {
         crate::ci::adopt_orphans();
         let folder = tempfile::Builder::new().prefix("muster-demo-").tempdir().map_err(DemoError::Folder)?;
         let path = |name: &str| folder.path().join(name);
-        let listener = TcpListener::bind(("127.0.0.1", 0)).await.map_err(DemoError::Listen)?;
-        let url = format!("http://{}", listener.local_addr().map_err(DemoError::Listen)?);
+        let front = HttpFront::open(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await.map_err(DemoError::Listen)?;
+        let url = front.url();
         let mut options = Options::new(path("coordinator"));
         options.server_url.clone_from(&url);
         options.limits.trace_interval = TRACE_INTERVAL;
@@ -62,12 +63,7 @@ impl World {
         let coordinator = Coordinator::open(options).await?;
         let new = NewRunner { description: "demo".to_owned(), run_untagged: true, ..NewRunner::default() };
         let token = coordinator.create_runner(new).await?.token;
-        let routes = muster_runner_api::routes::router(Arc::<Coordinator>::clone(&coordinator));
-        let serve = tokio::spawn(async move {
-            if let Err(error) = axum::serve(listener, routes).await {
-                tracing::error!(%error, "the runner API is no longer served");
-            }
-        });
+        let serve = tokio::spawn(front.serve(Arc::clone(&coordinator), None));
 
         let text = configuration(size, &url, &token, &path("machines"));
         let loaded = config::parse(&text, &Facts::default());

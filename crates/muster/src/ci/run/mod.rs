@@ -15,7 +15,6 @@ mod json;
 mod junit;
 mod logs;
 mod report;
-mod server;
 mod signals;
 mod start;
 mod summary;
@@ -28,6 +27,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use muster_coordinator::http::{HttpFront, Repository};
 use muster_coordinator::{Coordinator, Options};
 use muster_job::{JobId, PipelineId};
 use muster_pipeline::model::{Need, Pipeline};
@@ -45,9 +45,8 @@ pub(crate) use descendants::adopt_orphans;
 use follow::Follower;
 use report::{Ending, Reporter, RunInfo, reporter};
 pub(super) use report::{failure, job_time, tree_of, used_by};
-use server::Door;
 pub(crate) use signals::Interrupts;
-use start::{announce, manager_options, new_pipeline, notices, serve};
+use start::{announce, manager_options, new_pipeline, notices};
 pub(crate) use supervisor::end_descendants;
 use supervisor::supervise;
 use tasks::Tasks;
@@ -143,13 +142,14 @@ struct Ready {
     pipeline: Pipeline,
     /// Manual jobs that were named.
     play: Vec<String>,
-    door: Door,
+    front: HttpFront,
 }
 
 /// Takes the snapshot, compiles and selects; none if the event makes no pipeline.
 async fn ready(args: &RunArgs, project: super::state::ProjectState, run: &Run) -> Result<Option<Ready>, CiError> {
-    let door = Door::open(args.listen).await?;
-    let url = door.url();
+    let front = HttpFront::open(args.listen).await;
+    let front = front.map_err(CiError::system(format!("cannot listen on `{}`", args.listen)))?;
+    let url = front.url();
     let target = Target {
         store: &run.folder.join("store.git"),
         server_url: Some(&url),
@@ -175,7 +175,7 @@ async fn ready(args: &RunArgs, project: super::state::ProjectState, run: &Run) -
     if args.executor == Executor::Host {
         notices(&pipeline);
     }
-    Ok(Some(Ready { prepared, pipeline, play, door }))
+    Ok(Some(Ready { prepared, pipeline, play, front }))
 }
 
 /// Takes the artifacts of other projects' jobs off the needs: their pipelines ran elsewhere. Says so, once.
@@ -228,7 +228,7 @@ async fn with_coordinator(
     tasks: &mut Tasks,
 ) -> Result<ExitStatus, CiError> {
     let number = i64::try_from(run.number).unwrap_or(i64::MAX / JOBS_PER_RUN);
-    let url = ready.door.url();
+    let url = ready.front.url();
     let external = args.executor == Executor::External;
     let mut options = Options::new(run.folder.join("coordinator"));
     options.first_pipeline_id = PipelineId(number * PIPELINES_PER_RUN);
@@ -264,7 +264,11 @@ async fn with_coordinator(
         url: &url,
     });
 
-    tasks.serve = Some(serve(ready.door, &coordinator, &prepared.snapshot.repository, &prepared.context.project_path));
+    let repository = Repository {
+        path: prepared.snapshot.repository.clone(),
+        project_path: prepared.context.project_path.clone(),
+    };
+    tasks.serve = Some(tokio::spawn(ready.front.serve(Arc::clone(&coordinator), Some(repository))));
     match registration {
         Some(token) => announce(args.output, &url, &token, pipeline),
         None => {

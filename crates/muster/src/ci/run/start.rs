@@ -1,6 +1,5 @@
 //! What a run starts: the pipeline's record and commit, the server, the manager.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use muster_coordinator::{Coordinator, GitFacts, NewPipeline, NewRunner, ProjectFacts};
@@ -8,8 +7,6 @@ use muster_job::{PipelineId, ProjectId};
 use muster_pipeline::context::{Context, PipelineSource, RefKind};
 use muster_pipeline::layers;
 use muster_pipeline::model::{Pipeline, Work};
-use muster_source::GitServer;
-use tokio::task::JoinHandle;
 
 use super::super::args::{OutputMode, RunArgs};
 use super::super::error::CiError;
@@ -18,7 +15,6 @@ use super::super::record::write_private_bytes;
 use super::super::state::{ProjectState, Run};
 use super::super::ui;
 use super::Ready;
-use super::server::Door;
 use super::supervisor::ManagerOptions;
 use crate::unpack::UnpackArgs;
 
@@ -84,26 +80,6 @@ fn full_ref(context: &Context) -> Option<String> {
         (RefKind::Tag, _) => Some(format!("refs/tags/{}", context.ref_name)),
         (RefKind::Branch, _) => Some(format!("refs/heads/{}", context.ref_name)),
     }
-}
-
-/// Serves the runner API and the repository.
-pub(super) fn serve(
-    door: Door,
-    coordinator: &Arc<Coordinator>,
-    repository: &Path,
-    project_path: &str,
-) -> JoinHandle<()> {
-    let checker = Arc::clone(coordinator);
-    let git = GitServer {
-        repository: repository.to_owned(),
-        project_path: project_path.to_owned(),
-        check_token: Arc::new(move |token| {
-            let coordinator = Arc::clone(&checker);
-            Box::pin(async move { coordinator.check_job_token(&token).await })
-        }),
-    };
-    let service = Arc::clone(coordinator);
-    tokio::spawn(door.serve(service, git))
 }
 
 /// Tells the user how a stock runner gets the jobs.
