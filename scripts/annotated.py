@@ -1,7 +1,7 @@
 """Finds the test functions of Rust files, for the checks of documents against tests.
 
-Only a function that `cargo test` runs counts: one with `#[test]` or `#[tokio::test]` and without `#[ignore]`, or one in a
-call of a macro of the same file that writes `#[test]` before each function it is given.
+Only functions that `cargo test` runs count: those with `#[test]` or `#[tokio::test]` and without `#[ignore]`, and those in a call of a
+macro of the same file that adds `#[test]` to each function.
 """
 import pathlib
 import re
@@ -13,7 +13,7 @@ MACRO = re.compile(r"^macro_rules!\s+(\w+)\s*\{", re.MULTILINE)
 
 
 def end_of(text: str, opening: int) -> int:
-    """The index after the bracket that closes the one at `opening`. Brackets in string literals are not counted."""
+    """Returns the index after the bracket that closes the one at `opening`. Brackets in string literals are ignored."""
     pairs = {"[": "]", "{": "}", "(": ")"}
     opened, closed = text[opening], pairs[text[opening]]
     depth, index = 0, opening
@@ -30,7 +30,7 @@ def end_of(text: str, opening: int) -> int:
 
 
 def attributes_before(text: str, index: int) -> str:
-    """The attributes directly above the line at `index`."""
+    """Returns the attributes directly above the line at `index`."""
     lines = text[:index].split("\n")[:-1]
     first = len(lines)
     while first and lines[first - 1].strip().startswith(("#[", "//")):
@@ -39,7 +39,7 @@ def attributes_before(text: str, index: int) -> str:
 
 
 def in_macros(text: str) -> set[str]:
-    """The functions in calls of macros that make tests of them."""
+    """Returns the functions in calls of macros that turn them into tests."""
     found: set[str] = set()
     for macro in MACRO.finditer(text):
         body = text[macro.end() - 1 : end_of(text, macro.end() - 1)]
@@ -52,7 +52,7 @@ def in_macros(text: str) -> set[str]:
 
 
 def tests_in(text: str) -> set[str]:
-    """The names of the test functions of a file."""
+    """Returns the names of the test functions in the text of a file."""
     found = in_macros(text)
     for start in START.finditer(text):
         above = attributes_before(text, start.start())
@@ -69,5 +69,5 @@ def tests_in(text: str) -> set[str]:
 
 
 def tests_of(file: pathlib.Path) -> set[str]:
-    """The names of the test functions of the file at a path."""
+    """Returns the names of the test functions of a file."""
     return tests_in(file.read_text())
