@@ -1,4 +1,4 @@
-"""What the benchmarks share: where things are, clean surroundings, repositories made on the spot, data and tables."""
+"""Functions for all benchmarks: paths, clean environments, temporary repositories, data and tables."""
 import json
 import os
 import pathlib
@@ -9,7 +9,7 @@ CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".ca
 
 
 def muster() -> str:
-    """The executable that is shipped (profile `dist`) of this tree, renewed."""
+    """Builds the release executable (profile `dist`) of this tree, and returns its path."""
     target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", CACHE / "target"))
     env = dict(os.environ, CARGO_TARGET_DIR=str(target))
     subprocess.run(["cargo", "build", "--locked", "--profile", "dist", "--quiet", "--package", "muster"], cwd=ROOT, env=env, check=True)
@@ -20,23 +20,23 @@ def muster() -> str:
 
 
 def programs(given: str | None) -> tuple[str, str | None]:
-    """Muster, as given or else the build of profile `dist`, and the stock runner if there is one. They are started in other directories."""
+    """Returns the paths of Muster (as given, or built with profile `dist`) and of gitlab-runner, if set. Paths are absolute."""
     peer = os.environ.get("MUSTER_TEST_GITLAB_RUNNER")
     return os.path.abspath(given) if given else muster(), os.path.abspath(peer) if peer else None
 
 
 def load() -> float:
-    """How busy the machine was in the last minute."""
+    """Returns the load of the machine in the last minute."""
     return os.getloadavg()[0]
 
 
 def clean(home: pathlib.Path) -> dict[str, str]:
-    """An environment that holds nothing of the user's."""
+    """Returns an environment without the user's settings."""
     return {"HOME": str(home), "PATH": os.environ["PATH"], "LANG": "C.UTF-8", "TERM": "dumb"}
 
 
 def repository(folder: pathlib.Path, configuration: str) -> None:
-    """A repository with one commit and the configuration."""
+    """Creates a repository with one commit and the configuration."""
     folder.mkdir()
     (folder / ".gitlab-ci.yml").write_text(configuration)
     (folder / "README.md").write_text("a repository for a measurement\n")
@@ -47,13 +47,13 @@ def repository(folder: pathlib.Path, configuration: str) -> None:
 
 
 def kept(name: str) -> dict:
-    """The results that are kept."""
+    """Returns the stored results."""
     data = ROOT / "benches" / "data" / name
     return json.loads(data.read_text()) if data.exists() else {}
 
 
 def renew(name: str, results: dict) -> dict:
-    """Puts new results over the kept ones of the same names, and returns all."""
+    """Replaces stored results of the same names, and returns all results."""
     data = ROOT / "benches" / "data" / name
     data.parent.mkdir(exist_ok=True)
     whole = kept(name) | results
@@ -63,7 +63,7 @@ def renew(name: str, results: dict) -> dict:
 
 
 def write_table(name: str, table: str) -> None:
-    """Puts a table in its place in docs/benchmarks.md."""
+    """Replaces a table in docs/benchmarks.md."""
     page = ROOT / "docs" / "benchmarks.md"
     begin, end = f"<!-- {name}: written by benches/{name} -->\n", "<!-- end -->\n"
     head, _, rest = page.read_text().partition(begin)

@@ -1,7 +1,7 @@
-"""A coordinator that hands out jobs at the times that a measurement wants: GitLab's runner API as far as a shell job needs it.
+"""A coordinator that assigns jobs at given times, with the part of GitLab's runner API that a shell job needs.
 
-`muster ci run --executor external`, which the other benchmarks have, offers the jobs of a pipeline; this one offers any number of jobs
-at a rate or by a list of arrivals, and keeps of each only when what happened to it.
+`muster ci run --executor external`, which the other benchmarks use, offers the jobs of a pipeline. This one offers any number of jobs at
+a rate or by a list of arrivals, and stores only the times of their events.
 """
 import asyncio
 import collections
@@ -11,7 +11,7 @@ import re
 import threading
 import time
 
-# How long a job request is held while there is no job; GitLab's front end: 50 s.
+# Seconds for which a job request without a job is held. GitLab's front end holds it for 50 s.
 HOLD_SECONDS = 20
 TOKEN = "glrt-bench-coordinator"
 JOB_PATH = re.compile(r"/api/v4/jobs/(\d+)(/trace)?$")
@@ -20,7 +20,7 @@ REASONS = {200: "OK", 201: "Created", 202: "Accepted", 204: "No Content", 404: "
 
 @dataclasses.dataclass(slots=True)
 class Job:
-    """One job: wall-clock times of what happened to it, as seen here."""
+    """One job with the wall-clock times of its events."""
 
     offered: float
     handed: float = 0.0
@@ -33,7 +33,7 @@ class Job:
 
 
 class Coordinator:
-    """Listens on a port of its own until it is closed; `payload(id)` are the parts of a job's payload that matter."""
+    """Listens on a free port until it is closed. `payload(id)` returns the specific parts of a job's payload."""
 
     def __init__(self, payload):
         self.payload, self.jobs, self.waiters, self.queue = payload, {}, collections.deque(), collections.deque()
@@ -45,7 +45,7 @@ class Coordinator:
         self.thread.start()
 
     def offer(self, moments) -> None:
-        """Offers one job at each of these moments (seconds from now on), and comes back when the last one is offered."""
+        """Offers one job at each of these times (seconds from now), and returns after the last offer."""
         asyncio.run_coroutine_threadsafe(self._offer(moments), self.loop).result()
 
     async def _offer(self, moments) -> None:
@@ -70,7 +70,7 @@ class Coordinator:
             waiter.answer(201, json.dumps(self._whole(number)).encode())
 
     def _whole(self, number: int) -> dict:
-        """A payload as GitLab sends it, with the measurement's own parts over it."""
+        """Returns a payload like GitLab's, overridden by the measurement's parts."""
         variables = {"CI_JOB_ID": str(number), "GIT_STRATEGY": "none", "FF_TIMESTAMPS": "false"}
         own = self.payload(number)
         variables |= own.get("variables", {})
@@ -89,7 +89,7 @@ class Coordinator:
         }
 
     def take(self, connection, path: str, body: bytes) -> None:
-        """One request."""
+        """Handles one request."""
         found = JOB_PATH.match(path)
         if path == "/api/v4/jobs/request":
             self.asked.set()
@@ -119,7 +119,7 @@ class Coordinator:
             connection.answer(204, b"")
 
     def until_ended(self, count: int, seconds: float) -> bool:
-        """Waits until so many jobs have ended."""
+        """Waits until `count` jobs have ended."""
         with self.changed:
             return self.changed.wait_for(lambda: self.ended >= count, seconds)
 
@@ -130,7 +130,7 @@ class Coordinator:
 
 
 class Connection(asyncio.Protocol):
-    """One kept-alive connection. Both runners tell the length of what they send."""
+    """Handles one keep-alive connection. Both runners send a content length."""
 
     def __init__(self, coordinator: Coordinator):
         self.coordinator, self.buffer, self.held = coordinator, b"", None

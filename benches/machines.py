@@ -1,6 +1,6 @@
-"""The old scheme's surroundings: a docker-machine that only behaves like one, and one Docker daemon that all its machines are.
+"""The environment for `docker+machine`: a simulated docker-machine, and one Docker daemon that serves as all its machines.
 
-Needs root, and dockerd, containerd, runc and docker (Debian: docker.io), a static busybox (busybox-static) and openssl on the path.
+Requires root, and dockerd, containerd, runc and docker (Debian: docker.io), a static busybox (busybox-static) and openssl on the PATH.
 """
 import os
 import pathlib
@@ -18,7 +18,7 @@ NEEDED = ("dockerd", "containerd", "runc", "docker", "busybox", "openssl")
 START_SECONDS_MAX = 30
 IMAGE = "bench"
 
-# A machine is a directory. `outcomes` has a line for each creation, in order; `log` gets what happens, with the seconds since boot.
+# A machine is a directory. `outcomes` has one line per creation, in order. Events are written to `log`, with the seconds since boot.
 DOCKER_MACHINE = """#!/bin/sh
 set -eu
 store=$MACHINE_STORAGE_PATH
@@ -68,12 +68,12 @@ openssl x509 -req -in request.pem -CA ca.pem -CAkey ca-key.pem -CAcreateserial -
 
 
 def missing() -> list[str]:
-    """What is not there of what this needs."""
+    """Returns the missing requirements."""
     return [name for name in NEEDED if not shutil.which(name)] + ([] if os.geteuid() == 0 else ["root"])
 
 
 class Machines:
-    """The daemon, and the directory of docker-machine. Closed, nothing of them is left."""
+    """The Docker daemon and the directory of docker-machine. `close` deletes both."""
 
     def __init__(self, place: pathlib.Path, outcomes: list[str], boot_seconds: float):
         self.store, self.bin = place / "machine", place / "bin"
@@ -92,7 +92,7 @@ class Machines:
             port = free.getsockname()[1]
         (self.store / "url").write_text(f"tcp://127.0.0.1:{port}\n")
         self.env = {"MACHINE_STORAGE_PATH": str(self.store), "PATH": f"{self.bin}:{os.environ['PATH']}"}
-        # The path of a socket is short.
+        # Paths of sockets have a maximum length.
         self.short = pathlib.Path(tempfile.mkdtemp(prefix="mb-"))
         self.docker = ["docker", "-H", f"unix://{self.short}/s"]
         self.daemon = None
@@ -104,7 +104,7 @@ class Machines:
             raise
 
     def _start(self, place: pathlib.Path, port: int) -> None:
-        """The daemon, until it answers."""
+        """Starts the daemon and waits until it responds."""
         certificates = self.store / "certs"
         with (place / "dockerd.log").open("w") as log:
             self.daemon = subprocess.Popen(
@@ -120,7 +120,7 @@ class Machines:
             time.sleep(0.1)
 
     def _image(self, place: pathlib.Path) -> None:
-        """One image for the job and for the runner's own container: a busybox, and the two names that the runner calls."""
+        """Builds one image for the job and for the runner's helper: busybox with the two names that the runner calls."""
         tree = place / "image"
         for folder in ("bin", "usr/bin", "tmp"):
             (tree / folder).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""An HTTP proxy before a coordinator that loses the first answers of some methods: `Proxy(url, {"PATCH": 30})`."""
+"""An HTTP proxy for a coordinator that drops the first answers to some methods: `Proxy(url, {"PATCH": 30})`."""
 import http.client
 import http.server
 import threading
@@ -8,7 +8,7 @@ ANSWER_SECONDS_MAX = 120
 
 
 class Proxy:
-    """Listens on a port of its own until it is closed."""
+    """Listens on a free port until it is closed."""
 
     def __init__(self, url: str, failures: dict[str, int]):
         target, left, lock = urllib.parse.urlsplit(url), dict(failures), threading.Lock()
@@ -49,7 +49,7 @@ class Proxy:
 
         class Server(http.server.ThreadingHTTPServer):
             def handle_error(self, *_) -> None:
-                """Whoever was connected has gone."""
+                """Ignores closed connections."""
 
         self.server = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"

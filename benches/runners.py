@@ -1,4 +1,4 @@
-"""A runner as an operator starts it, Muster or a stock gitlab-runner, and what its processes use."""
+"""A runner started as in production, Muster or gitlab-runner, and the resource usage of its processes."""
 import ctypes
 import os
 import pathlib
@@ -10,17 +10,17 @@ import common
 
 PR_SET_CHILD_SUBREAPER = 36
 END_SECONDS_MAX = 20
-# In a configuration: the runner's own directory.
+# Placeholder in a configuration for the runner's own directory.
 HOME = "@home@"
 
 
 def adopt_orphans() -> None:
-    """What outlives its parent becomes a child of this process, so that its use can be summed up."""
+    """Makes this process the parent of orphans, so that their usage can be summed up."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def shell(url: str, token: str, concurrent: int) -> str:
-    """The configuration of one entry with the shell executor that may have so many jobs."""
+    """Returns the configuration of one runner with the shell executor and a job limit."""
     return (
         f'concurrent = {concurrent}\ncheck_interval = 1\n[[runners]]\nname = "bench"\nurl = "{url}"\ntoken = "{token}"\n'
         f'executor = "shell"\nshell = "bash"\nlimit = {concurrent}\nrequest_concurrency = {concurrent}\noutput_limit = 400000\n'
@@ -29,7 +29,7 @@ def shell(url: str, token: str, concurrent: int) -> str:
 
 
 class Runner:
-    """A runner on a config.toml, with everything that it starts."""
+    """A runner with a config.toml, and all its processes."""
 
     def __init__(self, place: pathlib.Path, program: str, executable: str, text: str, more: dict[str, str] | None = None):
         self.home, self.program = place / "runner", program
@@ -39,7 +39,7 @@ class Runner:
         config.chmod(0o600)
         run = ["runner", "run"] if program == "muster" else ["run"]
         self.command = [executable, *run, "--config", str(config), "--working-directory", str(self.home)]
-        # Else root's is in /var/lib, and stays there.
+        # As root, the default is in /var/lib and would remain there.
         self.env = common.clean(self.home) | {"MUSTER_STATE_DIR": str(self.home / "state")} | (more or {})
         self.cpu = 0.0
         self.start()
@@ -49,8 +49,8 @@ class Runner:
         self.process = subprocess.Popen(self.command, cwd=self.home, env=self.env, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
 
     def own(self) -> list[int]:
-        """The runner's processes, not those of its jobs."""
-        # Once it is reaped, its number may be that of a stranger.
+        """Returns the processes of the runner, without those of its jobs."""
+        # After it is reaped, its PID may belong to another process.
         runner = [self.process.pid] if self.process.returncode is None else []
         return sorted({*runner, *(pid for parent in (os.getpid(), *runner) for pid in children(parent) if is_agent(pid))})
 
@@ -62,7 +62,7 @@ class Runner:
         self._reap(self.process.pid)
 
     def close(self, first: signal.Signals = signal.SIGTERM) -> None:
-        """Ends it, and counts what it used. An agent that outlives its manager has become a child of this process."""
+        """Stops the runner and returns its usage. An agent that outlives its manager has become a child of this process."""
         for end in (first, signal.SIGKILL):
             own = [pid for pid in self.own() if os.path.exists(f"/proc/{pid}")]
             for pid in own:
