@@ -142,7 +142,7 @@ func (g *Group) Suspend(context.Context, []string) ([]string, error) { return ni
 
 func (g *Group) Resume(context.Context, []string) ([]string, error) { return nil, fmt.Errorf("not supported") }
 
-// Shutdown ends what would be left: these instances end with their plugin.
+// Shutdown ends the remaining instances, which do not outlive their plugin.
 func (g *Group) Shutdown(ctx context.Context) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -11,7 +11,7 @@ State = pb.UpdateResponse.State
 
 
 class Group(rpc.InstanceGroupServicer):
-    """The calls of the protocol; `instances` has the port and the process of each."""
+    """Implements the calls of the protocol. `instances` has the port and the process of each instance."""
 
     def Init(self, request, context):
         config = json.loads(request.config) or {}

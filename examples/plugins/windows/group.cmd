@@ -1,6 +1,6 @@
 @echo off
-rem The group as a batch file, for the plugin `script` on Windows: its instances are files, as those of the shell template are.
-rem Exit with 64 for a call that you do not have; what you write to stderr is logged.
+rem An instance group as a batch file, for the plugin `script` on Windows. Its instances are files, as in the shell template.
+rem Exit with 64 for a call that you do not implement. Output on stderr is logged.
 setlocal enabledelayedexpansion
 if not defined SETTING_DIRECTORY (
     echo plugin_config has no setting `directory`: settings = { directory = 'C:\instances' }>&2
@@ -22,26 +22,26 @@ echo id toy/windows
 echo max_size 10
 exit 0
 
-rem Every instance there is, with its state.
+rem List every instance with its state.
 :update
 pushd "%root%" || exit 1
 for %%f in (*) do (
     set "state="
     set /p state=<"%%f"
     echo %%f !state!
-    rem A real provider moves it on by itself.
+    rem A real provider changes the state itself.
     if "!state!"=="creating" echo running>"%%f"
     if "!state!"=="deleting" del "%%f"
 )
 exit 0
 
-rem Ask for so many more; print how many were taken.
+rem Request instances, and print the number of accepted requests.
 :increase
 for /L %%n in (1,1,%~1) do echo creating>"%root%\instance-!random!!random!"
 echo %~1
 exit 0
 
-rem Remove exactly these; print those whose removal was taken. One that is not there is gone.
+rem Delete these instances, and print the accepted ones. A missing instance counts as deleted.
 :decrease
 if "%~1"=="" exit 0
 if exist "%root%\%~1" echo deleting>"%root%\%~1"
