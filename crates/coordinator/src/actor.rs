@@ -22,10 +22,10 @@ use muster_runner_api::service::{Assignment, ServiceError};
 use tokio::sync::{broadcast, mpsc};
 use tokio::task::JoinSet;
 
-use crate::apply::engine_time;
 use crate::artifacts::Places;
+use crate::blobs::Blobs;
 use crate::child::ChildResult;
-use crate::clock::{Timestamp, from_millis, to_millis};
+use crate::clock::{Timestamp, engine_time, from_millis, to_millis};
 use crate::command::{Command, Reply, ServiceReply};
 use crate::error::{CoordinatorError, StoreError};
 use crate::expiry::Expiry;
@@ -38,7 +38,6 @@ use crate::residency::Residency;
 use crate::schedule::{self, Target};
 use crate::store::{Member, Store};
 use crate::timers::{Timer, Timers};
-use crate::traces::Traces;
 use crate::views::Event;
 use crate::world::{Dirty, Repeated, World};
 
@@ -55,7 +54,7 @@ pub(crate) struct Actor {
     pub(crate) timers: Timers,
     pub(crate) keys: Keys,
     pub(crate) signer: Signer,
-    pub(crate) traces: Arc<Traces>,
+    pub(crate) blobs: Arc<dyn Blobs>,
     pub(crate) residency: Residency,
     pub(crate) expiry: Expiry,
     pub(crate) staged: Vec<Staged>,
@@ -114,20 +113,20 @@ impl Actor {
         store: Arc<dyn Store>,
         (world, actions): (World, Repeated),
         (keys, signer): (Keys, Signer),
-        (traces, places): (Arc<Traces>, Places),
+        (blobs, places): (Arc<dyn Blobs>, Places),
         events: broadcast::Sender<Event>,
     ) -> Self {
         let kept = options.limits.finished_in_memory;
         let mut actor = Self {
             residency: Residency::new(Arc::clone(&store), places.clone(), kept),
-            expiry: Expiry::new(Arc::clone(&store), places, options.dir.clone()),
+            expiry: Expiry::new(Arc::clone(&store), Arc::clone(&blobs), places),
             options,
             world,
             queue: Queue::new(),
             timers: Timers::default(),
             keys,
             signer,
-            traces,
+            blobs,
             staged: Vec::new(),
             bridges: Vec::new(),
             sourceless: BTreeSet::new(),
@@ -312,7 +311,7 @@ impl Actor {
             self.publish_pipeline(*pipeline);
         }
         for job in &dirty.jobs {
-            if let Some(view) = self.world.job_view(*job, &self.options.dir) {
+            if let Some(view) = self.world.job_view(*job) {
                 let _ = self.events.send(Event::JobChanged(Arc::new(view)));
             }
         }

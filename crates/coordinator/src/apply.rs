@@ -6,7 +6,7 @@ use muster_job::{FailureReason, JobId, JobStatus, PipelineId, ProjectId};
 use muster_pipeline::model::Work;
 
 use crate::actor::Actor;
-use crate::clock::{Timestamp, from_millis, to_millis};
+use crate::clock::{Timestamp, engine_time, from_millis};
 use crate::facts::JobKind;
 use crate::outbox::JobChange;
 use crate::queue::Requirement;
@@ -106,7 +106,7 @@ impl Actor {
         let Some(row) = self.world.job_mut(id) else { return };
         if to.is_complete() {
             let key = row.runner.zip(row.detail.idempotency_key.take());
-            self.traces.close(id);
+            self.blobs.close_trace(id);
             self.world.heard.remove(&id);
             if let Some(key) = key {
                 self.world.keys.remove(&key);
@@ -192,11 +192,6 @@ impl Actor {
         });
         older.map(|row| row.id).collect()
     }
-}
-
-/// An instant in the engine's milliseconds.
-pub(crate) fn engine_time(at: Timestamp) -> u64 {
-    u64::try_from(to_millis(at)).unwrap_or(0)
 }
 
 /// The instant of the engine's milliseconds.

@@ -1,12 +1,11 @@
 //! Artifacts: files that jobs upload, one per job and kind.
 //!
-//! A file is streamed to a name of its own, checked, and renamed into its place; its row is written after that, and what
-//! has no row then is deleted. So a row means a whole file, and a file without a row is a leftover of a process that was
-//! killed: the next one deletes it when it opens.
+//! Content is received, checked, and kept under its name; its row is written after that, and what has no row then is
+//! deleted. So a row means whole content, and content without a row is a leftover of a process that was killed: the next
+//! one deletes it when it opens.
 
-use std::collections::HashSet;
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::io::{Read, Seek};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,17 +14,14 @@ use muster_archive::{Exceeded, Limit, UnpackError};
 use muster_job::JobId;
 use muster_pipeline::duration;
 use muster_runner_api::service::{ArtifactQuery, ByteStream, ServiceError};
-use tempfile::NamedTempFile;
-use tokio::io::AsyncWriteExt;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
+use crate::blobs::{ArtifactName, Blobs, Incoming, blocking};
 use crate::dotenv;
-use crate::error::write_failed;
+use crate::error::BlobError;
 use crate::options::Limits;
-use crate::traces::blocking;
+use crate::store::ArtifactRow;
 
-/// The folder below the state folder.
-const FOLDER: &str = "artifacts";
 /// The kind that later jobs download.
 pub(crate) const ARCHIVE: &str = "archive";
 /// The kind whose content becomes variables.
@@ -65,23 +61,20 @@ const KINDS: &[&str] = &[
 ];
 /// Bytes of an unpacked dotenv report that are looked at; its parser allows far fewer.
 const DOTENV_READ_MAX: u64 = 64 * 1024;
-/// What the names of unfinished uploads begin with.
-const UNFINISHED: &str = ".upload-";
 /// Locks for all jobs together.
 const LOCKS: usize = 64;
 /// Bytes of a file name.
 const NAME_MAX: usize = 200;
 
 /// What became of an upload.
-#[derive(Debug)]
 pub(crate) enum Upload {
     /// It is whole, and not in its place yet.
-    Received(NamedTempFile, NewArtifact),
+    Received(Box<dyn Incoming>, NewArtifact),
     /// It is a report that cannot be used, and why.
     Refused(String),
 }
 
-/// A file that lies in its place already.
+/// What is known of content that was received.
 #[derive(Debug, Clone)]
 pub(crate) struct NewArtifact {
     pub(crate) kind: String,
@@ -93,18 +86,20 @@ pub(crate) struct NewArtifact {
     pub(crate) dotenv: Vec<(String, String)>,
 }
 
-/// Where an artifact lies below a state folder.
-pub(crate) fn path(dir: &Path, job: JobId, kind: &str, filename: &str) -> PathBuf {
-    dir.join(FOLDER).join(job.to_string()).join(kind).join(filename)
+impl NewArtifact {
+    /// The name of its content.
+    pub(crate) fn name(&self, job: JobId) -> ArtifactName {
+        ArtifactName { job, kind: self.kind.clone(), filename: self.filename.clone() }
+    }
 }
 
-/// Makes the folder.
-pub(crate) fn prepare(dir: &Path) -> io::Result<()> {
-    std::fs::create_dir_all(dir.join(FOLDER))
+/// The name of the content that a row is about.
+pub(crate) fn name_of(row: &ArtifactRow) -> ArtifactName {
+    ArtifactName { job: row.job, kind: row.kind.clone(), filename: row.filename.clone() }
 }
 
-/// Keeps uploads and expiry of one job apart. It is held from before a file is put in its place until the row is there,
-/// or the file is gone again; so who holds it sees rows and files agree.
+/// Keeps uploads and expiry of one job apart. It is held from before content is kept until its row is written or the
+/// content is deleted again; so rows and content agree for its holder.
 #[derive(Debug, Clone)]
 pub(crate) struct Places(Arc<[Arc<Mutex<()>>]>);
 
@@ -140,43 +135,13 @@ impl Places {
     }
 }
 
-/// Deletes what a process that was killed has left of these jobs: unfinished uploads, and files that are not among `known`.
-pub(crate) fn sweep(dir: &Path, jobs: &[JobId], known: &HashSet<PathBuf>) {
-    let entries = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let folder = |entry: &std::fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
-    for job in jobs.iter().map(|job| dir.join(FOLDER).join(job.to_string())) {
-        for kind in entries(&job).filter(folder) {
-            for file in entries(&kind.path()).filter(|entry| !folder(entry) && !known.contains(&entry.path())) {
-                match std::fs::remove_file(file.path()) {
-                    Ok(()) => tracing::debug!(file = %file.path().display(), "a leftover is deleted"),
-                    Err(error) => {
-                        tracing::warn!(file = %file.path().display(), %error, "a leftover cannot be deleted");
-                    }
-                }
-            }
-            // Fails where something is in it.
-            let _ = std::fs::remove_dir(kind.path());
-        }
-        let _ = std::fs::remove_dir(job);
-    }
-}
-
-/// Puts a received file in its place.
+/// Receives an upload and checks it. A report that cannot be used is not kept.
 ///
 /// # Errors
-/// Those of the disk.
-pub(crate) fn put(dir: &Path, job: JobId, part: NamedTempFile, artifact: &NewArtifact) -> Result<(), ServiceError> {
-    let place = path(dir, job, &artifact.kind, &artifact.filename);
-    part.persist(&place).map(drop).map_err(|error| write_failed(&place, &error.error))
-}
-
-/// Takes an upload in: streams it to disk and checks it. A report that cannot be used is not kept.
-///
-/// # Errors
-/// [`ServiceError::BadRequest`] for what is not an archive although it says so, [`ServiceError::TooLarge`], and those of the disk.
-pub(crate) async fn store(
-    dir: &Path,
-    job: JobId,
+/// [`ServiceError::BadRequest`] for what is not an archive although it says so, [`ServiceError::TooLarge`], and those of
+/// the blobs.
+pub(crate) async fn receive(
+    blobs: &dyn Blobs,
     query: ArtifactQuery,
     filename: &str,
     body: ByteStream,
@@ -188,48 +153,23 @@ pub(crate) async fn store(
     // Before it takes the place of another file.
     expiry(query.expire_in.as_deref())?;
     let filename = safe_name(filename);
-    let place = path(dir, job, &kind, &filename);
-    let folder = place.parent().unwrap_or(dir).to_owned();
-    tokio::fs::create_dir_all(&folder).await.map_err(|error| write_failed(&folder, &error))?;
-    let part = {
-        let folder = folder.clone();
-        blocking(move || {
-            tempfile::Builder::new()
-                .prefix(UNFINISHED)
-                .tempfile_in(&folder)
-                .map_err(|error| write_failed(&folder, &error))
-        })
-        .await?
-    };
-    let size = receive(part.path(), body, limits.artifact_bytes).await?;
-    let (of_kind, of_format, unpack) = (kind.clone(), format.clone(), limits.unpack);
+    let mut incoming = blobs.receive().await?;
+    let size = fill(&mut *incoming, body, limits.artifact_bytes).await?;
+    let content = incoming.open().await?;
+    let (is_report, of_format, unpack) = (kind == DOTENV, format.clone(), limits.unpack);
     let checked = blocking(move || {
-        check_archive(part.path(), &of_format, &unpack)?;
-        let report = if of_kind == DOTENV { variables(part.path(), &of_format)? } else { Ok(Vec::new()) };
-        // What is of no use goes here.
-        Ok(report.map(|dotenv| (dotenv, part)))
+        if of_format == "zip" {
+            muster_archive::check_zip(&content, &unpack).map_err(|error| ServiceError::BadRequest(unusable(&error)))?;
+        }
+        if is_report { variables(content, &of_format) } else { Ok(Ok(Vec::new())) }
     });
     Ok(match checked.await? {
-        Ok((dotenv, part)) => {
-            Upload::Received(part, NewArtifact { kind, format, filename, size, expire_in: query.expire_in, dotenv })
+        Ok(dotenv) => {
+            Upload::Received(incoming, NewArtifact { kind, format, filename, size, expire_in: query.expire_in, dotenv })
         }
+        // What is of no use is dropped.
         Err(why) => Upload::Refused(why),
     })
-}
-
-/// Deletes a file that has expired, was replaced or came too late, and the folders that it leaves empty. What others keep open they can still read.
-pub(crate) fn delete(dir: &Path, job: JobId, kind: &str, filename: &str) {
-    let file = path(dir, job, kind, filename);
-    match std::fs::remove_file(&file) {
-        Ok(()) => tracing::info!(%job, kind, "a file of a job is deleted"),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return,
-        Err(error) => tracing::warn!(%job, kind, %error, "a file of a job cannot be deleted"),
-    }
-    for folder in file.ancestors().skip(1).take(2) {
-        if std::fs::remove_dir(folder).is_err() {
-            return;
-        }
-    }
 }
 
 /// After which time an upload expires.
@@ -260,14 +200,11 @@ fn safe_name(name: &str) -> String {
     }
     match clean.get(..end).unwrap_or_default() {
         "" | "." | ".." => "artifact".to_owned(),
-        // A leading dot is kept for files that are being uploaded.
-        name => name.strip_prefix(UNFINISHED).unwrap_or(name).to_owned(),
+        name => name.to_owned(),
     }
 }
 
-async fn receive(part: &Path, mut body: ByteStream, bytes_max: u64) -> Result<u64, ServiceError> {
-    let failed = |error: &io::Error| write_failed(part, error);
-    let mut file = tokio::fs::OpenOptions::new().write(true).open(part).await.map_err(|error| failed(&error))?;
+async fn fill(incoming: &mut dyn Incoming, mut body: ByteStream, bytes_max: u64) -> Result<u64, ServiceError> {
     let mut size = 0_u64;
     while let Some(piece) = body.next().await {
         let piece = piece.map_err(|error| ServiceError::BadRequest(format!("the upload broke off: {error}")))?;
@@ -275,19 +212,9 @@ async fn receive(part: &Path, mut body: ByteStream, bytes_max: u64) -> Result<u6
         if size > bytes_max {
             return Err(ServiceError::TooLarge(format!("an artifact may have {bytes_max} bytes")));
         }
-        file.write_all(&piece).await.map_err(|error| failed(&error))?;
+        incoming.write(&piece).await?;
     }
-    file.flush().await.map_err(|error| failed(&error))?;
     Ok(size)
-}
-
-/// Checks that an archive is a valid one, within the limits.
-fn check_archive(part: &Path, format: &str, limits: &muster_archive::Limits) -> Result<(), ServiceError> {
-    if format == "zip" {
-        let file = std::fs::File::open(part).map_err(|error| write_failed(part, &error))?;
-        muster_archive::check_zip(file, limits).map_err(|error| ServiceError::BadRequest(unusable(&error)))?;
-    }
-    Ok(())
 }
 
 /// The error of an archive with its cause.
@@ -299,8 +226,8 @@ fn unusable(error: &UnpackError) -> String {
 }
 
 /// The content of a dotenv report, or why it cannot be used.
-fn variables(part: &Path, format: &str) -> Result<Result<Vec<(String, String)>, String>, ServiceError> {
-    let file = std::fs::File::open(part).map_err(|error| write_failed(part, &error))?;
+fn variables(mut file: File, format: &str) -> Result<Result<Vec<(String, String)>, String>, ServiceError> {
+    file.rewind().map_err(|error| BlobError::new("a dotenv report", error))?;
     let mut report = Vec::new();
     let read = match format {
         "gzip" => flate2::read::MultiGzDecoder::new(file).take(DOTENV_READ_MAX).read_to_end(&mut report),
@@ -318,14 +245,13 @@ fn variables(part: &Path, format: &str) -> Result<Result<Vec<(String, String)>, 
 /// # Errors
 /// In words for a person.
 pub(crate) fn read_entry(
-    archive: &Path,
+    archive: File,
     entry: &str,
     bytes_max: u64,
     limits: &muster_archive::Limits,
 ) -> Result<Vec<u8>, String> {
-    let open = std::fs::File::open(archive).map_err(|error| format!("cannot read `{}`: {error}", archive.display()))?;
     let limits = muster_archive::Limits { bytes: bytes_max, ..*limits };
-    match muster_archive::read_zip_file(open, entry, &limits) {
+    match muster_archive::read_zip_file(archive, entry, &limits) {
         Ok(Some(bytes)) => Ok(bytes),
         Ok(None) => Err(format!("the archive has no `{entry}`")),
         Err(UnpackError::Limit(Exceeded { limit: Limit::Bytes, .. })) => {

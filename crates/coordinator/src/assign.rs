@@ -3,7 +3,6 @@
 //! A job that is given out is `running` with a new hand-out number, which is part of its token. It stays with its taker
 //! once that shows a sign of life (rule R1); until then its lease may take it back.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use muster_job::{FailureReason, JobId, PipelineId, RunnerId, Secret};
@@ -273,13 +272,13 @@ impl Actor {
         self.inheritance().of(row)
     }
 
-    /// Where an archive lies; `None` if it has expired or was deleted.
-    pub(crate) fn archive_path(&self, archive: &ArtifactRow) -> Option<PathBuf> {
-        self.inheritance().archive_path(archive)
+    /// Whether an archive exists: it has not expired, and was not deleted.
+    pub(crate) fn has_archive(&self, archive: &ArtifactRow) -> bool {
+        self.inheritance().has_archive(archive)
     }
 
     fn inheritance(&self) -> Inheritance<'_> {
         let read = |pipeline| self.world.pipelines.contains_key(&pipeline) || self.residency.is_absent(pipeline);
-        Inheritance { world: &self.world, dir: &self.options.dir, now: self.now(), is_read: Box::new(read) }
+        Inheritance { world: &self.world, blobs: &*self.blobs, now: self.now(), is_read: Box::new(read) }
     }
 }

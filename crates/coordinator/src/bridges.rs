@@ -12,7 +12,8 @@ use tokio::task::JoinError;
 
 use crate::actor::Actor;
 use crate::artifacts;
-use crate::child::{ChildError, ChildPipeline, ChildResult, Text, caught, child_context, compile, failed};
+use crate::blobs::ArtifactName;
+use crate::child::{ChildError, ChildPipeline, ChildResult, Text, caught, child_context, compile, failed, opened};
 use crate::facts::{NewPipeline, Parent, SharedSources};
 use crate::inherit::Obstacle;
 use crate::schedule::Event;
@@ -37,9 +38,16 @@ impl Actor {
             }
             match self.plan(bridge) {
                 Ok((texts, context, sources)) => {
-                    let limits = self.options.limits.clone();
-                    let work = move || compile(texts, context, sources, &limits);
-                    self.children.spawn_blocking(move || (bridge, caught(work)))
+                    let (limits, blobs) = (self.options.limits.clone(), Arc::clone(&self.blobs));
+                    self.children.spawn(async move {
+                        let texts = match opened(texts, &*blobs).await {
+                            Ok(texts) => texts,
+                            Err(error) => return (bridge, Err(error)),
+                        };
+                        let work = move || caught(move || compile(texts, context, sources, &limits));
+                        let compiled = tokio::task::spawn_blocking(work).await;
+                        (bridge, compiled.unwrap_or_else(|_| Err(failed("the compiler was interrupted"))))
+                    })
                 }
                 Err(error) => self.children.spawn(async move { (bridge, Err(error)) }),
             };
@@ -66,7 +74,7 @@ impl Actor {
     }
 
     /// What a bridge's child is made from.
-    fn plan(&self, bridge: JobId) -> Result<(Vec<Text>, Context, SharedSources), ChildError> {
+    fn plan(&self, bridge: JobId) -> Result<(Vec<Text<ArtifactName>>, Context, SharedSources), ChildError> {
         let row = self.world.jobs.get(&bridge).ok_or_else(|| failed("the bridge is gone"))?;
         let pipeline = self.world.pipelines.get(&row.pipeline).ok_or_else(|| failed("the pipeline is gone"))?;
         let context = self.world.contexts.get(&row.pipeline).ok_or_else(|| failed("the pipeline's context is gone"))?;
@@ -94,7 +102,7 @@ impl Actor {
         Ok((texts, child_context(context, row, forwarded, pipeline.spec.project.id), Arc::clone(sources)))
     }
 
-    fn text(&self, bridge: &JobRow, include: &ChildInclude) -> Result<Text, ChildError> {
+    fn text(&self, bridge: &JobRow, include: &ChildInclude) -> Result<Text<ArtifactName>, ChildError> {
         match include {
             ChildInclude::Entry(entry) => Ok(Text::Entry(entry.clone())),
             ChildInclude::Artifact { path, job, inputs } => {
@@ -102,7 +110,8 @@ impl Actor {
                     .world
                     .newest_named(bridge.pipeline, job)
                     .and_then(|row| self.world.artifact(row.id, artifacts::ARCHIVE))
-                    .and_then(|archive| self.archive_path(archive))
+                    .filter(|archive| self.has_archive(archive))
+                    .map(artifacts::name_of)
                     .ok_or_else(|| failed(format!("job `{job}` has no archive to read `{path}` from")))?;
                 Ok(Text::Artifact { path: path.clone(), job: job.clone(), archive, inputs: inputs.clone() })
             }

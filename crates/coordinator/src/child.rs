@@ -1,6 +1,6 @@
 //! A child pipeline's configuration: read and compiled, away from the actor (pipeline-yaml 5.9).
 
-use std::path::PathBuf;
+use std::fs::File;
 
 use muster_job::{FailureReason, ProjectId, Variable};
 use muster_pipeline::context::{ChildSource, Context, Origin, PipelineSource};
@@ -9,6 +9,7 @@ use muster_pipeline::model::Pipeline;
 use muster_pipeline::{Compiled, compile_child};
 
 use crate::artifacts;
+use crate::blobs::{ArtifactName, Blobs};
 use crate::facts::SharedSources;
 use crate::options::Limits;
 use crate::store::JobRow;
@@ -34,9 +35,9 @@ pub(crate) struct ChildPipeline {
 }
 
 /// One text of a child, as far as the actor knows it.
-pub(crate) enum Text {
+pub(crate) enum Text<Archive> {
     Entry(serde_json::Value),
-    Artifact { path: String, job: String, archive: PathBuf, inputs: Vec<(String, serde_json::Value)> },
+    Artifact { path: String, job: String, archive: Archive, inputs: Vec<(String, serde_json::Value)> },
 }
 
 pub(crate) fn failed(message: impl Into<String>) -> ChildError {
@@ -78,8 +79,29 @@ pub(crate) fn caught(work: impl FnOnce() -> ChildResult) -> ChildResult {
     })
 }
 
+/// Opens the archives that texts are read from.
+pub(crate) async fn opened(texts: Vec<Text<ArtifactName>>, blobs: &dyn Blobs) -> Result<Vec<Text<File>>, ChildError> {
+    let mut opened = Vec::new();
+    for text in texts {
+        opened.push(match text {
+            Text::Entry(entry) => Text::Entry(entry),
+            Text::Artifact { path, job, archive, inputs } => {
+                let archive = blobs.open(&archive).await.map_err(|error| failed(error.to_string()))?;
+                let missing = || failed(format!("job `{job}` has no archive to read `{path}` from"));
+                Text::Artifact { archive: archive.ok_or_else(missing)?, path, job, inputs }
+            }
+        });
+    }
+    Ok(opened)
+}
+
 /// Reads and compiles a child's texts; this takes milliseconds of a core, and reads files.
-pub(crate) fn compile(texts: Vec<Text>, mut context: Context, sources: SharedSources, limits: &Limits) -> ChildResult {
+pub(crate) fn compile(
+    texts: Vec<Text<File>>,
+    mut context: Context,
+    sources: SharedSources,
+    limits: &Limits,
+) -> ChildResult {
     if context.tracked_paths.is_empty() {
         // The pipeline was restored: its tree is read again.
         context.tracked_paths = sources.paths(&Origin::Root).map_err(|error| failed(error.to_string()))?;
@@ -93,11 +115,11 @@ pub(crate) fn compile(texts: Vec<Text>, mut context: Context, sources: SharedSou
     }
 }
 
-fn read(text: Text, limits: &Limits) -> Result<ChildSource, ChildError> {
+fn read(text: Text<File>, limits: &Limits) -> Result<ChildSource, ChildError> {
     match text {
         Text::Entry(entry) => Ok(ChildSource::Entry(entry)),
         Text::Artifact { path, job, archive, inputs } => {
-            let bytes = artifacts::read_entry(&archive, &path, limits.child_config_bytes, &limits.unpack)
+            let bytes = artifacts::read_entry(archive, &path, limits.child_config_bytes, &limits.unpack)
                 .map_err(|why| failed(format!("cannot read the configuration from job `{job}`: {why}")))?;
             Ok(ChildSource::Artifact { name: format!("{path} from job {job}"), bytes, inputs })
         }

@@ -107,6 +107,11 @@ pub(crate) fn to_millis(at: Timestamp) -> i64 {
     i64::try_from(at.unix_timestamp_nanos() / 1_000_000).unwrap_or(i64::MAX)
 }
 
+/// An instant in the milliseconds of [`crate::schedule`].
+pub(crate) fn engine_time(at: Timestamp) -> u64 {
+    u64::try_from(to_millis(at)).unwrap_or(0)
+}
+
 /// The instant of stored milliseconds; what no calendar holds becomes the epoch.
 pub(crate) fn from_millis(millis: i64) -> Timestamp {
     OffsetDateTime::from_unix_timestamp_nanos(i128::from(millis) * 1_000_000).unwrap_or(OffsetDateTime::UNIX_EPOCH)

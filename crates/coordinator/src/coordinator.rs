@@ -1,8 +1,8 @@
 //! The handle: what the rest of the program holds of a coordinator. Calls become commands to the actor.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -15,10 +15,13 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::actor::Actor;
-use crate::apply::engine_time;
 use crate::artifacts::{self, Places};
+use crate::blobs::directory::DirectoryBlobs;
+use crate::blobs::memory::MemoryBlobs;
+use crate::blobs::{ArtifactName, Blobs};
+use crate::clock::engine_time;
 use crate::command::{Command, Purpose};
-use crate::error::{CoordinatorError, OpenError, StoreError, unwritable};
+use crate::error::{BlobError, CoordinatorError, OpenError, StoreError, unwritable};
 use crate::facts::{NewPipeline, NewRunner, SharedSources};
 use crate::jwt::Signer;
 use crate::keys::{self, Keys};
@@ -27,8 +30,8 @@ use crate::outbox::JobEvent;
 use crate::past::Past;
 use crate::readers::Readers;
 use crate::store::Store;
+use crate::store::memory::MemoryStore;
 use crate::store::sqlite::{self, SqliteStore};
-use crate::traces::{self, Traces};
 use crate::views::{ArtifactView, Event, JobView, PipelineSummary, PipelineView, StuckJob};
 use crate::world::{Repeated, World};
 
@@ -45,7 +48,7 @@ pub struct Coordinator {
     pub(crate) options: Options,
     pub(crate) commands: mpsc::Sender<Command>,
     pub(crate) events: broadcast::Sender<Event>,
-    pub(crate) traces: Arc<Traces>,
+    pub(crate) blobs: Arc<dyn Blobs>,
     pub(crate) places: Places,
     pub(crate) readers: Readers,
     past: Past,
@@ -61,23 +64,41 @@ impl Coordinator {
     /// # Errors
     /// [`OpenError`] where the folder cannot be written, is full, or was written by a newer version.
     pub async fn open(options: Options) -> Result<Arc<Self>, OpenError> {
-        let dir = &options.dir;
-        let (keys, signer, traces) =
-            prepare(dir, options.limits.trace_bytes).map_err(|source| unwritable(dir, source))?;
-        let store: Arc<dyn Store> = Arc::new(SqliteStore::open(dir).await?);
-        let state = restore(&*store, &options).await.map_err(|error| sqlite::unreadable(dir, error))?;
-        sweep(&state.0, &options).await;
+        let dir = options.dir.clone();
+        let (keys, blobs) = prepare(&dir).map_err(|source| unwritable(&dir, source))?;
+        let store = Arc::new(SqliteStore::open(&dir).await?);
+        let started = Self::start(options, keys, store, Arc::new(blobs)).await;
+        started.map_err(|error| sqlite::unreadable(&dir, error))
+    }
+
+    /// Starts a coordinator that leaves nothing behind: everything is in memory, and [`Options::dir`] is not used.
+    ///
+    /// # Errors
+    /// [`OpenError::InMemory`] if there is no source of randomness.
+    pub async fn in_memory(options: Options) -> Result<Arc<Self>, OpenError> {
+        let signer = keys::random_signer().map_err(|error| OpenError::InMemory(StoreError::Failed(Arc::new(error))))?;
+        let (store, blobs) = (Arc::new(MemoryStore::new()), Arc::new(MemoryBlobs::default()));
+        Self::start(options, (Keys::random(), signer), store, blobs).await.map_err(OpenError::InMemory)
+    }
+
+    async fn start(
+        options: Options,
+        (keys, signer): (Keys, Signer),
+        store: Arc<dyn Store>,
+        blobs: Arc<dyn Blobs>,
+    ) -> Result<Arc<Self>, StoreError> {
+        let state = restore(&*store, &options).await?;
+        sweep(&state.0, &*blobs).await;
         let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
         let (events, _) = broadcast::channel(EVENTS_MAX);
-        let traces = Arc::new(traces);
         let places = Places::default();
-        let files = (Arc::clone(&traces), places.clone());
-        let past = Past::new(Arc::clone(&store), dir.clone());
+        let files = (Arc::clone(&blobs), places.clone());
+        let past = Past::new(Arc::clone(&store), Arc::clone(&blobs));
         let actor =
             Actor::new(options.clone(), Arc::clone(&store), state, (keys.clone(), signer), files, events.clone());
         let actor = Mutex::new(Some(tokio::spawn(actor.run(inbox))));
         let readers = Readers::new(Arc::clone(&options.clock));
-        Ok(Arc::new(Self { options, commands, events, traces, places, readers, past, store, keys, actor }))
+        Ok(Arc::new(Self { options, commands, events, blobs, places, readers, past, store, keys, actor }))
     }
 
     /// Creates a pipeline and starts it.
@@ -238,16 +259,10 @@ impl Coordinator {
     /// told to send what comes sooner.
     ///
     /// # Errors
-    /// [`CoordinatorError::Read`].
+    /// [`CoordinatorError::Blob`].
     pub async fn read_trace(&self, job: JobId, offset: u64) -> Result<Bytes, CoordinatorError> {
         self.readers.note(job);
-        traces::read(self.trace_path(job), offset).await
-    }
-
-    /// Where the trace of a job lies; the file is missing while nothing was written.
-    #[must_use]
-    pub fn trace_path(&self, job: JobId) -> PathBuf {
-        self.traces.path(job)
+        Ok(self.blobs.read_trace(job, offset).await?)
     }
 
     /// What a job uploaded.
@@ -281,12 +296,11 @@ impl Coordinator {
     }
 }
 
-/// Makes the folder, for this user alone, and what lies in it besides the database.
-fn prepare(dir: &Path, trace_bytes_max: u64) -> io::Result<(Keys, Signer, Traces)> {
+/// Makes the folder, for this user alone, and what is in it besides the database.
+fn prepare(dir: &Path) -> io::Result<((Keys, Signer), DirectoryBlobs)> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    artifacts::prepare(dir)?;
-    Ok((Keys::open(dir)?, keys::open_signer(dir)?, Traces::open(dir, trace_bytes_max)?))
+    Ok(((Keys::open(dir)?, keys::open_signer(dir)?), DirectoryBlobs::open(dir)?))
 }
 
 /// The state of the open work.
@@ -296,13 +310,21 @@ async fn restore(store: &dyn Store, options: &Options) -> Result<(World, Repeate
     World::restore(contents, last, (options.first_pipeline_id, options.first_job_id), now)
 }
 
-/// Deletes the files of open work that have no row. Finished pipelines have none: they are open while an upload is on its
+/// Deletes the content of open work that has no row. Finished pipelines have none: they are open while an upload is on its
 /// way.
-async fn sweep(world: &World, options: &Options) {
-    let (dir, jobs) = (options.dir.clone(), world.jobs.keys().copied().collect::<Vec<_>>());
-    let present = world.artifacts.values().flatten().filter(|row| !row.deleted);
-    let known = present.map(|row| artifacts::path(&dir, row.job, &row.kind, &row.filename)).collect();
-    if tokio::task::spawn_blocking(move || artifacts::sweep(&dir, &jobs, &known)).await.is_err() {
-        tracing::warn!("the leftovers of an earlier process were not all deleted");
+async fn sweep(world: &World, blobs: &dyn Blobs) {
+    for job in world.jobs.keys() {
+        let rows = world.artifacts.get(job).into_iter().flatten().filter(|row| !row.deleted);
+        let known: BTreeSet<ArtifactName> = rows.map(artifacts::name_of).collect();
+        let swept = async {
+            for name in blobs.list(*job).await?.iter().filter(|name| !known.contains(name)) {
+                tracing::debug!(%job, filename = name.filename, "deleting what an earlier process left");
+                blobs.delete(name).await?;
+            }
+            Ok::<(), BlobError>(())
+        };
+        if let Err(error) = swept.await {
+            tracing::warn!(%job, %error, "failed to delete what an earlier process left");
+        }
     }
 }

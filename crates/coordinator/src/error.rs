@@ -45,6 +45,9 @@ pub enum OpenError {
         /// The newest version that this program knows.
         known: i64,
     },
+    /// A coordinator in memory could not be started.
+    #[error("failed to start a coordinator in memory: {0}")]
+    InMemory(#[source] StoreError),
     /// The database is damaged or cannot be read.
     #[error("cannot open the database `{}`", path.display())]
     Database {
@@ -77,6 +80,35 @@ pub enum StoreError {
     },
 }
 
+/// Why the blobs refused.
+#[derive(Debug, thiserror::Error)]
+pub enum BlobError {
+    /// No space is left.
+    #[error("no space left for {what}: {source}")]
+    Full {
+        /// What could not be written.
+        what: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A read or write failed.
+    #[error("failed to access {what}: {source}")]
+    Failed {
+        /// What could not be read or written.
+        what: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl BlobError {
+    /// The error of an access to `what`.
+    pub(crate) fn new(what: impl std::fmt::Display, source: io::Error) -> Self {
+        let what = what.to_string();
+        if is_full(&source) { Self::Full { what, source } } else { Self::Failed { what, source } }
+    }
+}
+
 /// Why a library call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CoordinatorError {
@@ -90,13 +122,8 @@ pub enum CoordinatorError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A trace or an artifact could not be read.
-    #[error("cannot read `{}`: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Blob(#[from] BlobError),
     /// The coordinator is shut down.
     #[error("the coordinator is shut down")]
     Closed,
@@ -113,13 +140,23 @@ impl From<StoreError> for ServiceError {
     }
 }
 
+impl From<BlobError> for ServiceError {
+    fn from(error: BlobError) -> Self {
+        match error {
+            BlobError::Full { .. } => Self::StorageFull(error.to_string()),
+            BlobError::Failed { .. } => Self::Internal(error.to_string()),
+        }
+    }
+}
+
 impl From<CoordinatorError> for ServiceError {
     fn from(error: CoordinatorError) -> Self {
         match error {
             CoordinatorError::NotFound(what) => Self::NotFound(what),
             CoordinatorError::Refused(why) => Self::BadRequest(why),
             CoordinatorError::Store(store) => store.into(),
-            error @ (CoordinatorError::Read { .. } | CoordinatorError::Closed) => Self::Internal(error.to_string()),
+            CoordinatorError::Blob(blob) => blob.into(),
+            CoordinatorError::Closed => Self::Internal(error.to_string()),
         }
     }
 }
@@ -127,15 +164,6 @@ impl From<CoordinatorError> for ServiceError {
 /// Whether the system says that there is no space (or quota) left.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-}
-
-/// A failed write of a trace or artifact, for the manager that sent it.
-pub(crate) fn write_failed(path: &Path, error: &io::Error) -> ServiceError {
-    if is_full(error) {
-        ServiceError::StorageFull(format!("cannot write `{}`: {error}", path.display()))
-    } else {
-        ServiceError::Internal(format!("cannot write `{}`: {error}", path.display()))
-    }
 }
 
 /// The error of a folder or file that cannot be written.

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use muster_job::JobId;
@@ -13,6 +12,7 @@ use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinSet;
 
 use crate::artifacts::{self, Places};
+use crate::blobs::Blobs;
 use crate::clock::Timestamp;
 use crate::error::StoreError;
 use crate::store::{ArtifactRow, Store};
@@ -32,7 +32,7 @@ pub(crate) enum Step {
 pub(crate) struct Expiry {
     store: Arc<dyn Store>,
     places: Places,
-    dir: PathBuf,
+    blobs: Arc<dyn Blobs>,
     /// When the store is looked at next. `None` if nothing expires.
     next: Option<Timestamp>,
     work: JoinSet<Step>,
@@ -40,8 +40,8 @@ pub(crate) struct Expiry {
 
 impl Expiry {
     /// Nothing is looked at before [`Expiry::look`].
-    pub(crate) fn new(store: Arc<dyn Store>, places: Places, dir: PathBuf) -> Self {
-        Self { store, places, dir, next: None, work: JoinSet::new() }
+    pub(crate) fn new(store: Arc<dyn Store>, blobs: Arc<dyn Blobs>, places: Places) -> Self {
+        Self { store, places, blobs, next: None, work: JoinSet::new() }
     }
 
     /// Something expires `at`. True if that is sooner than what was known: a timer is to be set.
@@ -90,12 +90,21 @@ impl Expiry {
             }
             free.push(row);
         }
-        let dir = self.dir.clone();
-        self.work.spawn_blocking(move || {
-            for row in &free {
-                artifacts::delete(&dir, row.job, &row.kind, &row.filename);
+        let blobs = Arc::clone(&self.blobs);
+        self.work.spawn(async move {
+            let mut deleted = Vec::new();
+            for row in free {
+                match blobs.delete(&artifacts::name_of(&row)).await {
+                    Ok(()) => {
+                        tracing::info!(job = %row.job, kind = row.kind, "expired artifact deleted");
+                        deleted.push((row.job, row.kind));
+                    }
+                    // It is found again.
+                    Err(error) => {
+                        tracing::warn!(job = %row.job, kind = row.kind, %error, "failed to delete an artifact")
+                    }
+                }
             }
-            let deleted = free.into_iter().map(|row| (row.job, row.kind)).collect();
             Step::Deleted(deleted, guards.into_values().collect())
         });
     }

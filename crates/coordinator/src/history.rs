@@ -3,6 +3,7 @@
 //! The run's coordinator may be gone, killed, or still at work in another process: what is shown is the database as it
 //! is when something is asked.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,20 +12,22 @@ use muster_job::{JobId, PipelineId, RunnerId, Secret, Variable};
 use muster_pipeline::layers;
 
 use crate::artifacts;
+use crate::blobs::directory::DirectoryBlobs;
+use crate::blobs::{ArtifactName, Blobs};
 use crate::error::{CoordinatorError, OpenError};
 use crate::handout::Handout;
 use crate::past::{Past, not_found};
 use crate::payload::Archive;
 use crate::store::Member;
 use crate::store::sqlite::SqliteStore;
-use crate::traces;
 use crate::variables::{JobVariablesInput, RunnerFacts, job_variables};
-use crate::views::{PipelineSummary, PipelineView};
+use crate::views::{ArtifactView, PipelineSummary, PipelineView};
 
 /// The state folder of a run whose coordinator may be gone.
 pub struct History {
     dir: PathBuf,
     past: Past,
+    blobs: Arc<dyn Blobs>,
 }
 
 /// What a job was given, as far as it is still there.
@@ -33,7 +36,7 @@ pub struct JobSetup {
     /// Its variables as its runner got them, without a token.
     pub variables: Vec<Variable>,
     /// The archives of the jobs before it.
-    pub archives: Vec<PathBuf>,
+    pub archives: Vec<File>,
     /// The commit that it checked out.
     pub sha: String,
     /// The path of the project: `group/app`.
@@ -53,7 +56,9 @@ impl History {
     /// [`OpenError`] where it is not one, or one of a newer version.
     pub async fn open(dir: &Path) -> Result<Self, OpenError> {
         let store = SqliteStore::open_read_only(dir).await?;
-        Ok(Self { dir: dir.to_owned(), past: Past::new(Arc::new(store), dir.to_owned()) })
+        let blobs: Arc<dyn Blobs> = Arc::new(DirectoryBlobs::of_past(dir));
+        let past = Past::new(Arc::new(store), Arc::clone(&blobs));
+        Ok(Self { dir: dir.to_owned(), past, blobs })
     }
 
     /// Returns at most `limit` pipelines, oldest first: those after the pipeline `after`, or the first ones.
@@ -114,11 +119,15 @@ impl History {
         });
         let archive = |name: &Archive| {
             let archive = world.artifact(name.job, artifacts::ARCHIVE)?;
-            Some(artifacts::path(&self.dir, name.job, &archive.kind, &archive.filename))
+            Some(artifacts::name_of(archive))
         };
+        let mut archives = Vec::new();
+        for name in inherited.archives.iter().filter_map(archive) {
+            archives.push(self.past.open(&name).await?);
+        }
         Ok(JobSetup {
             variables,
-            archives: inherited.archives.iter().filter_map(archive).collect(),
+            archives,
             sha: pipeline.spec.git.sha.clone(),
             project_path: pipeline.spec.project.path.clone(),
         })
@@ -127,15 +136,18 @@ impl History {
     /// The trace of a job from `offset` on, at most 1 MiB; empty where there is no more.
     ///
     /// # Errors
-    /// [`CoordinatorError::Read`].
+    /// [`CoordinatorError::Blob`].
     pub async fn read_trace(&self, job: JobId, offset: u64) -> Result<Bytes, CoordinatorError> {
-        traces::read(self.trace_path(job), offset).await
+        Ok(self.blobs.read_trace(job, offset).await?)
     }
 
-    /// Where the trace of a job lies.
-    #[must_use]
-    pub fn trace_path(&self, job: JobId) -> PathBuf {
-        traces::path_in(&self.dir, job)
+    /// Opens a file that a job uploaded.
+    ///
+    /// # Errors
+    /// [`CoordinatorError::NotFound`] if it has expired, [`CoordinatorError::Blob`].
+    pub async fn open_artifact(&self, job: JobId, artifact: &ArtifactView) -> Result<File, CoordinatorError> {
+        let (kind, filename) = (artifact.kind.clone(), artifact.filename.clone());
+        self.past.open(&ArtifactName { job, kind, filename }).await
     }
 }
 

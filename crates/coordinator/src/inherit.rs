@@ -1,14 +1,13 @@
 //! What a job gets from the jobs before it: archives and dotenv variables. It looks at rows and files only, so that a past
 //! run can be asked as well as a living one.
 
-use std::path::{Path, PathBuf};
-
 use muster_job::{FailureReason, PipelineId};
 use muster_pipeline::expand::{Unknown, expand_text};
 use muster_pipeline::layers;
 use muster_pipeline::model::Need;
 
 use crate::artifacts;
+use crate::blobs::Blobs;
 use crate::clock::Timestamp;
 use crate::payload::Archive;
 use crate::store::{ArtifactRow, JobRow, PipelineRow};
@@ -44,8 +43,7 @@ pub(crate) struct Inherited {
 /// Where to look.
 pub(crate) struct Inheritance<'a> {
     pub(crate) world: &'a World,
-    /// The state folder.
-    pub(crate) dir: &'a Path,
+    pub(crate) blobs: &'a dyn Blobs,
     /// Archives that have expired by then are gone.
     pub(crate) now: Timestamp,
     /// Whether a pipeline is in the world, or does not exist.
@@ -126,7 +124,7 @@ impl Inheritance<'_> {
             inherited.dotenv.push((key.clone(), value.clone()));
         }
         let Some(archive) = self.world.artifact(producer.id, artifacts::ARCHIVE) else { return Ok(()) };
-        if self.archive_path(archive).is_some() {
+        if self.has_archive(archive) {
             inherited.archives.push(Archive {
                 job: producer.id,
                 name: producer.name.clone(),
@@ -141,9 +139,9 @@ impl Inheritance<'_> {
         Ok(())
     }
 
-    /// Where an archive lies; `None` if it has expired or was deleted.
-    pub(crate) fn archive_path(&self, archive: &ArtifactRow) -> Option<PathBuf> {
-        let path = artifacts::path(self.dir, archive.job, &archive.kind, &archive.filename);
-        (archive.expires_at.is_none_or(|at| at > self.now) && path.is_file()).then_some(path)
+    /// Whether an archive exists: it has not expired, and was not deleted.
+    pub(crate) fn has_archive(&self, archive: &ArtifactRow) -> bool {
+        let expired = archive.deleted || archive.expires_at.is_some_and(|at| at <= self.now);
+        !expired && !self.blobs.is_lost(&artifacts::name_of(archive))
     }
 }

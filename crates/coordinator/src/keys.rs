@@ -48,6 +48,11 @@ impl Keys {
         Ok(Self { key: hmac::Key::new(hmac::HMAC_SHA256, &bytes) })
     }
 
+    /// A key that is stored nowhere.
+    pub(crate) fn random() -> Self {
+        Self { key: hmac::Key::new(hmac::HMAC_SHA256, &rand::random::<[u8; KEY_LEN]>()) }
+    }
+
     /// The token of one hand-out of a job.
     pub(crate) fn job_token(&self, job: JobId, handout: u32) -> String {
         let body = format!("{job}-{handout}");
@@ -77,6 +82,14 @@ impl Keys {
 pub(crate) fn open_signer(dir: &Path) -> io::Result<Signer> {
     let bytes = read_or_make(&dir.join(SIGNER_FILE), || Signer::new_key().map_err(io::Error::other))?;
     Signer::from_pkcs8(&bytes).map_err(io::Error::other)
+}
+
+/// A signer of id tokens whose key is stored nowhere.
+///
+/// # Errors
+/// Those of the source of randomness.
+pub(crate) fn random_signer() -> io::Result<Signer> {
+    Signer::from_pkcs8(&Signer::new_key().map_err(io::Error::other)?).map_err(io::Error::other)
 }
 
 /// The content of a key's file. A new file appears whole or not at all.

@@ -216,11 +216,11 @@ impl Actor {
     }
 
     fn pipeline_view(&self, pipeline: PipelineId) -> Result<PipelineView, CoordinatorError> {
-        self.world.pipeline_view(pipeline, &self.options.dir, self.storage_problem.as_deref())
+        self.world.pipeline_view(pipeline, self.storage_problem.as_deref())
     }
 
     fn job_view(&self, job: JobId) -> Result<JobView, CoordinatorError> {
-        let view = self.world.job_view(job, &self.options.dir);
+        let view = self.world.job_view(job);
         view.ok_or_else(|| CoordinatorError::NotFound(format!("job {job}")))
     }
 }

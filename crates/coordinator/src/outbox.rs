@@ -87,7 +87,6 @@ pub(crate) struct NewJobEvent {
     pub(crate) change: JobChange,
 }
 
-#[cfg(test)]
 impl NewJobEvent {
     /// The event with its place in the order.
     pub(crate) fn numbered(&self, sequence: u64) -> JobEvent {

@@ -1,11 +1,12 @@
 //! Reads of pipelines that are not in memory: finished ones, and those of a run whose coordinator is gone.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::fs::File;
 use std::sync::Arc;
 
 use muster_job::{JobId, PipelineId};
 
+use crate::blobs::{ArtifactName, Blobs};
 use crate::error::CoordinatorError;
 use crate::inherit::{Inheritance, Inherited, Obstacle};
 use crate::store::{JobRow, Member, Store};
@@ -16,12 +17,12 @@ use crate::world::World;
 #[derive(Debug, Clone)]
 pub(crate) struct Past {
     store: Arc<dyn Store>,
-    dir: PathBuf,
+    blobs: Arc<dyn Blobs>,
 }
 
 impl Past {
-    pub(crate) fn new(store: Arc<dyn Store>, dir: PathBuf) -> Self {
-        Self { store, dir }
+    pub(crate) fn new(store: Arc<dyn Store>, blobs: Arc<dyn Blobs>) -> Self {
+        Self { store, blobs }
     }
 
     /// Returns at most `limit` pipelines with ids above `after`, in order.
@@ -36,12 +37,12 @@ impl Past {
 
     /// Returns a pipeline with its jobs.
     pub(crate) async fn pipeline(&self, id: PipelineId) -> Result<PipelineView, CoordinatorError> {
-        self.family(Member::Pipeline(id)).await?.pipeline_view(id, &self.dir, None)
+        self.family(Member::Pipeline(id)).await?.pipeline_view(id, None)
     }
 
     /// Returns a job.
     pub(crate) async fn job(&self, id: JobId) -> Result<JobView, CoordinatorError> {
-        let view = self.family(Member::Job(id)).await?.job_view(id, &self.dir);
+        let view = self.family(Member::Job(id)).await?.job_view(id);
         view.ok_or_else(|| not_found(Member::Job(id)))
     }
 
@@ -51,6 +52,12 @@ impl Past {
         if contents.pipelines.is_empty() { Err(not_found(of)) } else { Ok(World::read(contents)) }
     }
 
+    /// Opens the content of an artifact.
+    pub(crate) async fn open(&self, name: &ArtifactName) -> Result<File, CoordinatorError> {
+        let missing = || CoordinatorError::NotFound(format!("the file `{}` of job {}", name.filename, name.job));
+        self.blobs.open(name).await?.ok_or_else(missing)
+    }
+
     /// Returns what a job was given by the jobs before it, also by those of other families, whose rows are read into
     /// `world`.
     pub(crate) async fn inherited(&self, world: &mut World, row: &JobRow) -> Result<Inherited, CoordinatorError> {
@@ -58,7 +65,7 @@ impl Past {
         let mut absent = BTreeSet::new();
         loop {
             let is_read = |pipeline| world.pipelines.contains_key(&pipeline) || absent.contains(&pipeline);
-            let inheritance = Inheritance { world, dir: &self.dir, now, is_read: Box::new(is_read) };
+            let inheritance = Inheritance { world, blobs: &*self.blobs, now, is_read: Box::new(is_read) };
             let pipeline = match inheritance.of(row) {
                 Ok(inherited) => return Ok(inherited),
                 // A job that could not get all it needs was given nothing.

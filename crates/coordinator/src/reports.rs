@@ -190,15 +190,17 @@ impl Actor {
                 }
             }
             Step::Deleted(deleted, _held) => {
-                for (job, kind) in deleted {
+                for (job, kind) in deleted.iter().cloned() {
                     let row = self.world.artifacts.get_mut(&job).into_iter().flatten().find(|row| row.kind == kind);
                     if let Some(row) = row {
                         row.deleted = true;
                     }
                     self.world.dirty.deleted_artifacts.insert((job, kind));
                 }
-                // There may be more than are deleted at a time.
-                self.expiry.look(now);
+                // There may be more than are deleted at a time. What could not be deleted waits for its timer.
+                if !deleted.is_empty() {
+                    self.expiry.look(now);
+                }
             }
         }
     }
@@ -213,7 +215,7 @@ impl Actor {
         }
         let archive = self.world.artifact(producer, artifacts::ARCHIVE);
         archive
-            .filter(|archive| self.archive_path(archive).is_some())
+            .filter(|archive| self.has_archive(archive))
             .cloned()
             .ok_or_else(|| ServiceError::NotFound(format!("job {producer} has no archive, or it has expired")))
     }

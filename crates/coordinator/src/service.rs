@@ -1,25 +1,24 @@
 //! The runner API's port: calls of managers become commands, and bytes become files.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures::StreamExt;
 use muster_job::{FailureReason, JobId, JobStatus, RunnerId};
 use muster_runner_api::service::{
     ArtifactDownload, ArtifactQuery, Assignment, ByteStream, RunnerService, ServiceError, TraceAnswer, UpdateAnswer,
 };
 use muster_runner_api::wire::{JobRequest, RegisterRequest, RunnerCredentials, TokenRequest, UpdateRequest};
-use tempfile::NamedTempFile;
 use tokio::sync::oneshot;
-use tokio_util::io::ReaderStream;
 
 use crate::artifacts;
 use crate::artifacts::{NewArtifact, Upload};
+use crate::blobs::{Appended, ArtifactName, Incoming, blocking};
 use crate::command::{Command, Grant, Outcome, Purpose, ServiceReply};
 use crate::coordinator::Coordinator;
 use crate::coverage;
-use crate::traces::{Appended, blocking, checksum_text};
+use crate::error::BlobError;
 use crate::views::Event;
 
 #[async_trait]
@@ -84,7 +83,7 @@ impl RunnerService for Coordinator {
         let status = self.call(|reply| Command::Finish { job, token, outcome: Box::new(outcome), reply }).await?;
         if status.is_complete() {
             // A report that came twice may have looked at the trace after the first had closed it.
-            self.traces.close(job);
+            self.blobs.close_trace(job);
         }
         Ok(self.updated(job, status))
     }
@@ -99,9 +98,10 @@ impl RunnerService for Coordinator {
         let status = self.authorize(job, token, Purpose::Work).await?.status;
         let update_interval = self.update_interval(job);
         let grows = !bytes.is_empty();
-        let appended = self.traces.append(job, start, bytes).await.inspect_err(|error| {
-            if let ServiceError::StorageFull(problem) = error {
-                let _ = self.events.send(Event::StorageProblem(Some(problem.clone())));
+        let bytes_max = self.options.limits.trace_bytes;
+        let appended = self.blobs.append_trace(job, start, bytes, bytes_max).await.inspect_err(|error| {
+            if let BlobError::Full { .. } = error {
+                let _ = self.events.send(Event::StorageProblem(Some(error.to_string())));
             }
         })?;
         match appended {
@@ -131,10 +131,10 @@ impl RunnerService for Coordinator {
         body: ByteStream,
     ) -> Result<(), ServiceError> {
         self.authorize(job, token, Purpose::Transfer).await?;
-        let upload = artifacts::store(&self.options.dir, job, query, &filename, body, &self.options.limits).await?;
+        let upload = artifacts::receive(&*self.blobs, query, &filename, body, &self.options.limits).await?;
         let token = token.to_owned();
         match upload {
-            Upload::Received(part, artifact) => self.keep(job, token, part, artifact).await,
+            Upload::Received(incoming, artifact) => self.keep(job, token, incoming, artifact).await,
             Upload::Refused(why) => {
                 let told = why.clone();
                 self.call(|reply| Command::ReportRefused { job, token, why: told, reply }).await?;
@@ -146,22 +146,11 @@ impl RunnerService for Coordinator {
     async fn download_artifacts(&self, job: JobId, token: &str) -> Result<ArtifactDownload, ServiceError> {
         let token = token.to_owned();
         let archive = self.call(|reply| Command::Download { producer: job, token, reply }).await?;
-        let path = artifacts::path(&self.options.dir, job, &archive.kind, &archive.filename);
-        let file = tokio::fs::File::open(&path).await.map_err(|error| unreadable(job, &error))?;
-        // The file's own size: it may have been replaced since its row was written.
-        let size = file.metadata().await.map_or(archive.size, |metadata| metadata.len());
-        let body = ReaderStream::new(file).boxed();
+        let content = self.blobs.stream(&artifacts::name_of(&archive)).await?;
+        // Content that does not exist will not come back. What cannot be read just now may be asked for again.
+        let missing = || ServiceError::NotFound(format!("the archive of job {job} does not exist"));
+        let (size, body) = content.ok_or_else(missing)?;
         Ok(ArtifactDownload { filename: archive.filename, size, body })
-    }
-}
-
-/// An archive that is not there will not come back; one that cannot be read just now, for want of files, say, may be asked
-/// for again.
-fn unreadable(job: JobId, error: &std::io::Error) -> ServiceError {
-    let message = format!("the archive of job {job} cannot be read: {error}");
-    match error.kind() {
-        std::io::ErrorKind::NotFound => ServiceError::NotFound(message),
-        _ => ServiceError::Internal(message),
     }
 }
 
@@ -172,27 +161,22 @@ impl Coordinator {
         &self,
         job: JobId,
         token: String,
-        part: NamedTempFile,
+        incoming: Box<dyn Incoming>,
         artifact: NewArtifact,
     ) -> Result<(), ServiceError> {
-        let (dir, places, commands) = (self.options.dir.clone(), self.places.clone(), self.commands.clone());
+        let (blobs, places, commands) = (Arc::clone(&self.blobs), self.places.clone(), self.commands.clone());
         let over = commands.clone();
         let keeping = async move {
             let _held = places.lock(job).await;
-            let (kind, artifact) = (artifact.kind.clone(), Box::new(artifact));
-            let (folder, new) = (dir.clone(), artifact.clone());
-            blocking(move || artifacts::put(&folder, job, part, &new)).await?;
+            let (name, artifact) = (artifact.name(job), Box::new(artifact));
+            incoming.keep(&name).await?;
             let (reply, answer) = oneshot::channel();
             let command = Command::ArtifactStored { job, token, artifact, reply };
             commands.send(command).await.map_err(|_| closed())?;
             // Where the row could not be written, the one before it counts until it is, and both files stay.
             let kept = answer.await.map_err(|_| closed())??;
-            if let Some(leftover) = kept.leftover {
-                blocking(move || {
-                    artifacts::delete(&dir, job, &kind, &leftover);
-                    Ok(())
-                })
-                .await?;
+            if let Some(filename) = kept.leftover {
+                blobs.delete(&ArtifactName { filename, ..name }).await?;
             }
             kept.result
         };
@@ -208,7 +192,7 @@ impl Coordinator {
     /// Looks at the trace of a job that ends: compares its checksum, reads its coverage.
     async fn end_trace(&self, job: JobId, request: &UpdateRequest, grant: &Grant) -> Result<Option<f64>, ServiceError> {
         if request.output.checksum.is_some() || request.output.bytesize.is_some() {
-            let (size, crc) = self.traces.checksum(job).await?;
+            let (size, crc) = self.blobs.sum_of_trace(job).await?;
             let wrong_size = request.output.bytesize.is_some_and(|told| told != size);
             let wrong_sum = request.output.checksum.as_ref().is_some_and(|told| *told != checksum_text(crc));
             if wrong_size || wrong_sum {
@@ -217,13 +201,9 @@ impl Coordinator {
             }
         }
         let Some(expression) = grant.coverage.clone() else { return Ok(None) };
-        let path = self.traces.path(job);
-        blocking(move || {
-            let found = std::fs::File::open(&path).and_then(|trace| coverage::find_in(&expression, trace));
-            // Without a trace, or with one that cannot be read, the job's end stands.
-            Ok(found.unwrap_or_default())
-        })
-        .await
+        // Without a trace, or with one that cannot be read, the job's end stands.
+        let Ok(Some(trace)) = self.blobs.open_trace(job).await else { return Ok(None) };
+        blocking(move || Ok(coverage::find_in(&expression, trace).unwrap_or_default())).await
     }
 
     async fn authorize(&self, job: JobId, token: &str, purpose: Purpose) -> Result<Grant, ServiceError> {
@@ -255,22 +235,11 @@ impl Coordinator {
     }
 }
 
-fn closed() -> ServiceError {
-    ServiceError::Internal("the coordinator is shutting down".to_owned())
+/// The text of `output.checksum` (docs/spec/runner-api.md, section 3.3).
+fn checksum_text(crc: u32) -> String {
+    format!("crc32:{crc:08x}")
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_archive_that_cannot_be_read_just_now_is_not_one_that_is_not_there() {
-        let of = |number| unreadable(JobId(7), &std::io::Error::from_raw_os_error(number));
-        let (no_entry, io_error, too_many_files) = (2, 5, 24);
-        assert!(matches!(of(no_entry), ServiceError::NotFound(_)));
-        assert!(
-            matches!(of(io_error), ServiceError::Internal(_))
-                && matches!(of(too_many_files), ServiceError::Internal(_))
-        );
-    }
+fn closed() -> ServiceError {
+    ServiceError::Internal("the coordinator is shutting down".to_owned())
 }

@@ -1,12 +1,9 @@
 //! What others see of pipelines and jobs: snapshots that hold no lock and stay as they were made.
 
-use std::path::Path;
-
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId, RunnerId};
 use muster_pipeline::model::Job;
 use serde::Serialize;
 
-use crate::artifacts;
 use crate::clock::{Timestamp, from_millis};
 use crate::facts::{JobKind, Parent};
 use crate::schedule::Child;
@@ -138,8 +135,6 @@ pub struct ArtifactView {
     pub filename: String,
     /// Bytes.
     pub size: u64,
-    /// Where it lies.
-    pub path: std::path::PathBuf,
     /// When it may be deleted.
     #[serde(with = "time::serde::rfc3339::option")]
     pub expires_at: Option<Timestamp>,
@@ -210,7 +205,6 @@ pub(crate) fn job(
     compiled: Option<&Job>,
     artifacts: &[ArtifactRow],
     runner: Option<&RunnerRow>,
-    dir: &Path,
 ) -> JobView {
     let environment = compiled.and_then(|job| job.environment.as_ref()).map(|environment| EnvironmentView {
         name: environment.name.clone(),
@@ -242,7 +236,7 @@ pub(crate) fn job(
         message: row.detail.message.clone(),
         exit_code: row.exit_code,
         coverage: row.coverage,
-        artifacts: artifacts.iter().map(|artifact| artifact_view(artifact, dir)).collect(),
+        artifacts: artifacts.iter().map(artifact_view).collect(),
         result_tree: row.detail.result_tree.clone(),
         environment,
         downstream: match state.child {
@@ -252,13 +246,12 @@ pub(crate) fn job(
     }
 }
 
-fn artifact_view(row: &ArtifactRow, dir: &Path) -> ArtifactView {
+fn artifact_view(row: &ArtifactRow) -> ArtifactView {
     ArtifactView {
         kind: row.kind.clone(),
         format: row.format.clone(),
         filename: row.filename.clone(),
         size: row.size,
-        path: artifacts::path(dir, row.job, &row.kind, &row.filename),
         expires_at: row.expires_at,
     }
 }

@@ -8,7 +8,6 @@
 
 #[cfg(test)]
 mod contract;
-#[cfg(test)]
 pub(crate) mod memory;
 mod rows;
 pub(crate) mod sqlite;

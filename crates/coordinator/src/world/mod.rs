@@ -10,7 +10,6 @@ mod dirty;
 mod families;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::Path;
 use std::sync::Arc;
 
 use muster_job::{JobId, PipelineId, ProjectId, RunnerId};
@@ -242,24 +241,23 @@ impl World {
     }
 
     /// A job as others see it.
-    pub(crate) fn job_view(&self, job: JobId, dir: &Path) -> Option<JobView> {
+    pub(crate) fn job_view(&self, job: JobId) -> Option<JobView> {
         let row = self.jobs.get(&job)?;
         let compiled = self.pipelines.get(&row.pipeline)?.compiled.jobs.get(row.place);
         let artifacts = self.artifacts.get(&job).map_or(&[][..], Vec::as_slice);
         let runner = row.runner.and_then(|id| self.runners.get(&id));
-        Some(views::job(row, compiled, artifacts, runner, dir))
+        Some(views::job(row, compiled, artifacts, runner))
     }
 
     /// A pipeline with its jobs as others see it.
     pub(crate) fn pipeline_view(
         &self,
         pipeline: PipelineId,
-        dir: &Path,
         problem: Option<&str>,
     ) -> Result<PipelineView, CoordinatorError> {
         let row = self.pipelines.get(&pipeline);
         let row = row.ok_or_else(|| CoordinatorError::NotFound(format!("pipeline {pipeline}")))?;
-        let jobs = self.jobs_of(pipeline).filter_map(|job| self.job_view(job.id, dir)).collect();
+        let jobs = self.jobs_of(pipeline).filter_map(|job| self.job_view(job.id)).collect();
         Ok(PipelineView { summary: views::summary(row, problem), jobs })
     }
 }

@@ -36,8 +36,7 @@ async fn artifacts_are_checked_kept_and_handed_on() {
     assert!(matches!(none, Err(ServiceError::NotFound(_))), "{none:?}");
     let kinds: Vec<_> = house.job(pipeline, "build").await.artifacts.into_iter().map(|file| file.kind).collect();
     assert_eq!(kinds, ["archive", "dotenv"]);
-    let leftovers = std::fs::read_dir(house.dir.path().join("artifacts").join(build.id.to_string()).join("junit"));
-    assert_eq!(leftovers.expect("the folder").count(), 0, "a refused upload leaves nothing");
+    assert_eq!(files(&house).len(), 2, "a refused upload leaves nothing: {:?}", files(&house));
 }
 
 #[tokio::test]
@@ -134,11 +133,11 @@ async fn what_a_killed_process_left_is_gone_after_the_next_start() {
     manager.upload(&taken, ("junit", "raw", None), b"x".to_vec()).await.expect("kept");
     let root = before.dir.path().join("artifacts");
     let own = format!("{}/junit/junit.raw", taken.id);
-    for leftover in [format!("{}/junit/.upload-1a2b", taken.id), format!("{}/junit/older.xml", taken.id)] {
+    std::fs::create_dir_all(root.join(taken.id.to_string()).join("sast")).expect("a folder");
+    let of_job = ["junit/older.xml", "sast/whole.json"].map(|file| format!("{}/{file}", taken.id));
+    for leftover in of_job.into_iter().chain([".incoming/.upload-1a2b".to_owned()]) {
         std::fs::write(root.join(leftover), "half").expect("written");
     }
-    std::fs::create_dir_all(root.join(taken.id.to_string()).join("sast")).expect("a folder");
-    std::fs::write(root.join(format!("{}/sast/.upload-x", taken.id)), "half").expect("written");
     assert_eq!(files(&before).len(), 4);
     let after = before.as_if_killed().await;
     assert_eq!(files(&after), [own]);

@@ -67,7 +67,7 @@ async fn c187_a_deleted_archive_counts_as_expired() {
     let build = manager.take().await;
     manager.upload(&build, ("archive", "zip", None), zip_of("out", "x")).await.expect("kept");
     let file = house.coordinator.artifact_files(build.id).await.expect("known").remove(0);
-    std::fs::remove_file(&file.path).expect("deleted");
+    std::fs::remove_file(house.path_of(build.id, &file)).expect("deleted");
     let waiting = tokio::spawn(async move { (manager.succeed(&build).await, manager.take().await) });
     let view = house.until(id, |view| status(view, "listed") == Some(JobStatus::Failed)).await;
     waiting.abort();

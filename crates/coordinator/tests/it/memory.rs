@@ -2,12 +2,14 @@
 
 #![expect(clippy::expect_used, reason = "a failure in a helper fails its test")]
 
-use muster_coordinator::CoordinatorError;
+use std::sync::Arc;
+
+use muster_coordinator::{Coordinator, CoordinatorError, NewRunner, Options};
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId};
 use muster_pipeline::model::{AllowFailure, Need, When};
 use muster_runner_api::service::ServiceError;
 
-use crate::support::{House, Manager, job, producer, zip_of};
+use crate::support::{House, Manager, NoFiles, job, new_pipeline, pipeline, producer, zip_of};
 
 /// A pipeline of one job that has left an archive, a dotenv report and a log.
 async fn finished(house: &House, manager: &Manager) -> (PipelineId, muster_runner_api::payload::JobPayload) {
@@ -147,4 +149,27 @@ async fn artifacts_of_finished_pipelines_expire() {
         };
         tokio::time::timeout(crate::support::SOON, deleted).await.expect("deleted soon");
     }
+}
+
+#[tokio::test]
+async fn a_coordinator_in_memory_does_the_same_and_leaves_nothing() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let coordinator = Coordinator::in_memory(Options::new(dir.path())).await.expect("a coordinator");
+    let runner = NewRunner { run_untagged: true, ..NewRunner::default() };
+    let token = coordinator.create_runner(runner).await.expect("a runner").token;
+    let manager = Manager::new(Arc::clone(&coordinator), token);
+    let compiled = pipeline(vec![vec![producer("build")], vec![job("test")]]);
+    let id = coordinator.create_pipeline(new_pipeline(compiled, Arc::new(NoFiles))).await.expect("a pipeline");
+    let build = manager.take().await;
+    manager.upload(&build, ("archive", "zip", None), zip_of("out", "x")).await.expect("kept");
+    manager.log(&build, 0, "a log").await.expect("taken");
+    manager.succeed(&build).await;
+    let test = manager.take().await;
+    assert_eq!(manager.download(build.id, &test.token).await.expect("the archive"), zip_of("out", "x"));
+    manager.succeed(&test).await;
+    assert_eq!(coordinator.pipeline(id).await.expect("known").summary.status, JobStatus::Success);
+    assert_eq!(coordinator.read_trace(build.id, 0).await.expect("readable"), "a log");
+    assert!(!coordinator.events_after(0, 1).await.expect("readable").is_empty());
+    coordinator.shutdown().await;
+    assert_eq!(std::fs::read_dir(dir.path()).expect("a folder").count(), 0);
 }

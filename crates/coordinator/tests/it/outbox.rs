@@ -96,3 +96,45 @@ async fn a_job_that_nobody_accepted_is_queued_again() {
     });
     assert_eq!(numbers.collect::<Vec<_>>(), [1, 2]);
 }
+
+/// Where a job stands, as its events tell it.
+fn told(events: &[JobEvent], job: JobId) -> Option<JobStatus> {
+    events.iter().rev().filter(|event| event.job == job).find_map(|event| match event.change {
+        JobChange::Created { .. } => Some(JobStatus::Created),
+        JobChange::Queued => Some(JobStatus::Pending),
+        JobChange::Assigned { .. } => Some(JobStatus::Running),
+        JobChange::Ended { status, .. } => Some(status),
+        JobChange::Moved { to } => Some(to),
+        JobChange::Accepted | JobChange::Replaced { .. } => None,
+    })
+}
+
+#[tokio::test]
+async fn whenever_a_coordinator_is_killed_events_and_rows_tell_the_same() {
+    let house = House::open().await;
+    let manager = house.manager().await;
+    let (mut retried, mut asked) = (job("a"), job("c"));
+    retried.retry.max = 1;
+    asked.when = muster_pipeline::model::When::Manual;
+    let id = house.create(vec![vec![retried, asked], vec![job("b")]]).await;
+    let agree = async || {
+        let killed = house.as_if_killed().await;
+        let events = all(&killed).await;
+        for row in killed.view(id).await.jobs {
+            assert_eq!(told(&events, row.id), Some(row.status), "job {} (`{}`)", row.id, row.name);
+        }
+        killed.coordinator.shutdown().await;
+    };
+    agree().await;
+    let first = manager.take().await;
+    agree().await;
+    manager.fail(&first, "script_failure", Some(1)).await;
+    agree().await;
+    let again = manager.take().await;
+    manager.running(&again).await;
+    agree().await;
+    manager.succeed(&again).await;
+    agree().await;
+    house.coordinator.cancel_pipeline(id).await.expect("known");
+    agree().await;
+}

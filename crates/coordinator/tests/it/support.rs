@@ -2,14 +2,14 @@
 
 #![expect(clippy::expect_used, reason = "a failure in a helper fails its test")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures::StreamExt;
 use muster_coordinator::clock::{Clock, ManualClock};
-use muster_coordinator::views::{JobView, PipelineView};
+use muster_coordinator::views::{ArtifactView, JobView, PipelineView};
 use muster_coordinator::{Coordinator, GitFacts, Limits, NewPipeline, NewRunner, Options, ProjectFacts, SharedSources};
 use muster_job::{JobId, JobStatus, PipelineId, ProjectId, Variable};
 use muster_pipeline::context::Context;
@@ -179,10 +179,15 @@ impl House {
         self.job(pipeline, name).await.status
     }
 
+    /// Where a job's file is, or was.
+    pub(crate) fn path_of(&self, job: JobId, file: &ArtifactView) -> PathBuf {
+        self.dir.path().join("artifacts").join(job.to_string()).join(&file.kind).join(&file.filename)
+    }
+
     /// The kinds of a job's files, and whether each is on disk.
     pub(crate) async fn files_there(&self, job: JobId) -> Vec<(String, bool)> {
         let files = self.coordinator.artifact_files(job).await.expect("known");
-        files.into_iter().map(|file| (file.kind, file.path.exists())).collect()
+        files.into_iter().map(|file| (file.kind.clone(), self.path_of(job, &file).exists())).collect()
     }
 
     /// Waits until `done` holds of a pipeline; events say when to look.

@@ -3,11 +3,12 @@
 //! With `run --keep` each job has a workspace of its own, which is still there. Else a new one is made: the commit, and the
 //! job's own artifacts and those it was given; the shell says so.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
 
+use muster_coordinator::History;
 use muster_coordinator::views::JobView;
-use muster_coordinator::{History, JobSetup};
 use muster_job::Variable;
 
 use super::args::ShellArgs;
@@ -31,14 +32,20 @@ pub(super) async fn shell(args: ShellArgs) -> Result<ExitCode, CiError> {
     let history = History::open(&folder.join("coordinator")).await?;
     let pipelines = pipelines(&history).await?;
     let view = find_job(&pipelines, &args.job, run)?;
-    let setup = history.job_setup(view.id).await?;
+    let mut setup = history.job_setup(view.id).await?;
     if !view.status.is_complete() {
         ui::warning(&format!("job `{}` has not ended", view.name));
     }
     let kept = kept_workspace(&folder, view, &setup.project_path);
     let workspace = match kept.clone() {
         Some(kept) => kept,
-        None => new_workspace(&folder, &setup, view, &Config::load()?.unpack)?,
+        None => {
+            let mut archives = std::mem::take(&mut setup.archives);
+            for artifact in view.artifacts.iter().filter(|artifact| artifact.kind == "archive") {
+                archives.push(history.open_artifact(view.id, artifact).await?);
+            }
+            new_workspace(&folder, &setup.sha, view, archives, &Config::load()?.unpack)?
+        }
     };
     let mut command = shell_command();
     environment(&mut command, &setup.variables, &workspace)?;
@@ -76,7 +83,13 @@ fn kept_workspace(run: &Path, view: &JobView, project_path: &str) -> Option<Path
 }
 
 /// Makes a workspace from the commit and the artifacts.
-fn new_workspace(run: &Path, setup: &JobSetup, view: &JobView, limits: &UnpackArgs) -> Result<PathBuf, CiError> {
+fn new_workspace(
+    run: &Path,
+    sha: &str,
+    view: &JobView,
+    archives: Vec<File>,
+    limits: &UnpackArgs,
+) -> Result<PathBuf, CiError> {
     let workspace = run.join("shell").join(view.id.to_string());
     let failed = |source| CiError::State { path: workspace.clone(), source };
     remove_all(&workspace).map_err(failed)?;
@@ -100,18 +113,9 @@ fn new_workspace(run: &Path, setup: &JobSetup, view: &JobView, limits: &UnpackAr
         store.as_ref(),
         ".".as_ref(),
     ])?;
-    git(&[
-        "-c".as_ref(),
-        "advice.detachedHead=false".as_ref(),
-        "checkout".as_ref(),
-        "--quiet".as_ref(),
-        setup.sha.as_ref(),
-    ])?;
-    for archive in &setup.archives {
+    git(&["-c".as_ref(), "advice.detachedHead=false".as_ref(), "checkout".as_ref(), "--quiet".as_ref(), sha.as_ref()])?;
+    for archive in archives {
         unpack_archive(archive, &workspace, limits)?;
-    }
-    for artifact in view.artifacts.iter().filter(|artifact| artifact.kind == "archive") {
-        unpack_archive(&artifact.path, &workspace, limits)?;
     }
     Ok(workspace)
 }

@@ -1,6 +1,7 @@
 //! `muster ci show`: past runs, their jobs, and one job's log, result tree and artifacts.
 
 use std::fmt::Write as _;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use muster_agent_api::result::{StepNode, StepStatus, Used};
@@ -50,7 +51,7 @@ pub(super) async fn show(args: ShowArgs) -> Result<ExitStatus, CiError> {
     };
     let job = find_job(&pipelines, &name, run)?;
     if let Some(target) = &args.extract {
-        return extract(job, target, &Config::load()?.unpack);
+        return extract(&history, job, target, &Config::load()?.unpack).await;
     }
     if args.raw {
         raw_log(&history, job).await?;
@@ -292,28 +293,28 @@ async fn raw_log(history: &History, job: &JobView) -> Result<(), CiError> {
 }
 
 /// Unpacks a job's archive into a folder, and puts its other files beside it.
-fn extract(job: &JobView, target: &Path, limits: &UnpackArgs) -> Result<ExitStatus, CiError> {
+async fn extract(history: &History, job: &JobView, target: &Path, limits: &UnpackArgs) -> Result<ExitStatus, CiError> {
     if job.artifacts.is_empty() {
         return Err(CiError::Usage(format!("job `{}` has no artifacts", job.name)));
     }
     for artifact in &job.artifacts {
-        unpack(artifact, target, limits)?;
+        let content = history.open_artifact(job.id, artifact).await?;
+        unpack(artifact, content, target, limits)?;
     }
     ui::outln(&format!("extracted to {}", target.display()));
     Ok(ExitStatus::Passed)
 }
 
 /// Unpacks one artifact: archives into `target`, reports as files in it.
-fn unpack(artifact: &ArtifactView, target: &Path, limits: &UnpackArgs) -> Result<(), CiError> {
+fn unpack(artifact: &ArtifactView, mut content: File, target: &Path, limits: &UnpackArgs) -> Result<(), CiError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |source| CiError::System { what: format!("cannot extract to `{}`", path.display()), source }
     };
     if artifact.kind == "archive" {
-        return unpack_archive(&artifact.path, target, limits);
+        return unpack_archive(content, target, limits);
     }
     let name = Path::new(&artifact.filename).file_name().unwrap_or(artifact.kind.as_ref());
-    let mut content = std::fs::File::open(&artifact.path).map_err(failed(&artifact.path))?;
     let dir = create_root(target, &Root::Chosen).map_err(failed(target))?;
     // An archive may have a link with the report's name: it is replaced and not followed.
     let report = Entry { path: name.into(), kind: EntryKind::File, mode: None, modified: None };
@@ -326,8 +327,7 @@ fn unpack(artifact: &ArtifactView, target: &Path, limits: &UnpackArgs) -> Result
 }
 
 /// Unpacks an archive of artifacts. It was made by a job: nothing of it gets out of the folder.
-pub(super) fn unpack_archive(path: &Path, target: &Path, limits: &UnpackArgs) -> Result<(), CiError> {
-    let archive = std::fs::File::open(path).map_err(|source| CiError::Read { path: path.to_owned(), source })?;
+pub(super) fn unpack_archive(archive: File, target: &Path, limits: &UnpackArgs) -> Result<(), CiError> {
     let extraction =
         Extraction { limits: limits.limits(), limits_from: LimitsFrom::CiConfig, ..Extraction::new(target.to_owned()) };
     let unpacked = extraction.run(archive, &Stop::new());

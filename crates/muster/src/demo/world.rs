@@ -60,7 +60,7 @@ impl World {
         options.limits.trace_interval = TRACE_INTERVAL;
         options.limits.unwatched_trace_interval = TRACE_INTERVAL;
         options.limits.own_trace_interval = TRACE_INTERVAL;
-        let coordinator = Coordinator::open(options).await?;
+        let coordinator = Coordinator::in_memory(options).await?;
         let new = NewRunner { description: "demo".to_owned(), run_untagged: true, ..NewRunner::default() };
         let token = coordinator.create_runner(new).await?.token;
         let serve = tokio::spawn(front.serve(Arc::clone(&coordinator), None));

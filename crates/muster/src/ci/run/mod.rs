@@ -264,10 +264,8 @@ async fn with_coordinator(
         url: &url,
     });
 
-    let repository = Repository {
-        path: prepared.snapshot.repository.clone(),
-        project_path: prepared.context.project_path.clone(),
-    };
+    let repository =
+        Repository { path: prepared.snapshot.repository.clone(), project_path: prepared.context.project_path.clone() };
     tasks.serve = Some(tokio::spawn(ready.front.serve(Arc::clone(&coordinator), Some(repository))));
     match registration {
         Some(token) => announce(args.output, &url, &token, pipeline),

@@ -1,0 +1,193 @@
+//! What finished pipelines cost a coordinator: memory and start time with none and with many in its database, and memory
+//! while pipelines finish.
+//!
+//! `cargo bench -p muster-coordinator --bench finished -- [PIPELINES]` (100,000 unless a number is given) prints medians
+//! and ratios. Each measurement is a process of its own.
+
+#![expect(clippy::print_stdout, clippy::expect_used, reason = "a measurement for a terminal")]
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Instant;
+
+use muster_coordinator::{Coordinator, GitFacts, NewPipeline, NewRunner, Options, ProjectFacts};
+use muster_job::{PipelineId, ProjectId};
+use muster_pipeline::context::{Changes, Context, IncludeTarget, IncludedFile, Origin, SourceError, Sources};
+use muster_runner_api::service::RunnerService;
+use muster_runner_api::wire::{JobRequest, UpdateRequest};
+use sqlx::Connection;
+use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
+
+/// Processes per measurement.
+const RUNS: usize = 9;
+/// Pipelines that are run one after the other in one process; a tenth of them is the warm-up.
+const RUN_ONE_BY_ONE: i64 = 2000;
+
+/// A repository without files.
+struct NoFiles;
+
+impl Sources for NoFiles {
+    fn read(&self, _: &IncludeTarget) -> Result<IncludedFile, SourceError> {
+        Err(SourceError::NotFound("there are no files".to_owned()))
+    }
+
+    fn paths(&self, _: &Origin) -> Result<Arc<BTreeSet<String>>, SourceError> {
+        Ok(Arc::default())
+    }
+
+    fn changed_since(&self, _: &str) -> Option<Changes> {
+        None
+    }
+
+    fn object_ids(&self, _: &[String], _: bool) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// Resident memory of this process in KiB.
+fn memory_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("resident memory");
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
+}
+
+/// Runs a pipeline of one job to its end.
+async fn run_one(coordinator: &Coordinator, token: &str) {
+    let yaml = b"test: {script: [make test], artifacts: {paths: [out]}}";
+    let context = Context { ref_name: "main".to_owned(), ..Context::default() };
+    let compiled = muster_pipeline::compile(yaml, &context, &NoFiles).pipeline.expect("a pipeline");
+    let project = ProjectFacts::new(ProjectId(1), "grp/app");
+    let new = NewPipeline::new(project, context, compiled, GitFacts::default(), Arc::new(NoFiles));
+    coordinator.create_pipeline(new).await.expect("created");
+    let request = JobRequest { token: token.to_owned(), last_update: "x".to_owned(), ..JobRequest::default() };
+    let job = coordinator.request_job(request).await.expect("an answer").job.expect("a job");
+    coordinator.append_trace(job.id, &job.token, 0, bytes::Bytes::from_static(b"a log")).await.expect("taken");
+    let report = UpdateRequest { token: job.token.clone(), state: "success".to_owned(), ..UpdateRequest::default() };
+    coordinator.update_job(job.id, report).await.expect("taken");
+}
+
+async fn open(dir: &Path) -> (Arc<Coordinator>, String) {
+    let coordinator = Coordinator::open(Options::new(dir)).await.expect("a coordinator");
+    let runner = NewRunner { run_untagged: true, ..NewRunner::default() };
+    let token = coordinator.create_runner(runner).await.expect("a runner").token;
+    (coordinator, token)
+}
+
+/// A state directory with this many finished pipelines: one that was run, and copies of its rows.
+async fn seed(dir: &Path, pipelines: i64) {
+    let (coordinator, token) = open(dir).await;
+    if pipelines > 0 {
+        run_one(&coordinator, &token).await;
+    }
+    coordinator.shutdown().await;
+    let options = SqliteConnectOptions::new().filename(dir.join("coordinator.db"));
+    let mut database = SqliteConnection::connect_with(&options).await.expect("the database");
+    let numbers = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < ?)";
+    let rows = [
+        "INSERT INTO pipelines SELECT id + i, root + i, parent_pipeline, parent_bridge, open, status, created_at,
+         finished_at, detail, spec, compiled FROM pipelines, n WHERE id = 1",
+        "INSERT INTO jobs SELECT id + i, pipeline_id + i, place, name, stage, kind, status, attempt, created_at,
+         queued_at, started_at, finished_at, runner_id, system_id, failure_reason, exit_code, coverage, detail
+         FROM jobs, n WHERE id = 1",
+    ];
+    for text in rows.into_iter().filter(|_| pipelines > 1) {
+        let text = sqlx::AssertSqlSafe(format!("{numbers} {text}"));
+        sqlx::query(text).bind(pipelines).execute(&mut database).await.expect("copied");
+    }
+    database.close().await.expect("closed");
+}
+
+/// One measurement, for the process that has asked for it: start time in microseconds, and memory in KiB.
+async fn start(dir: &Path, pipelines: i64) {
+    let began = Instant::now();
+    let coordinator = Coordinator::open(Options::new(dir)).await.expect("a coordinator");
+    coordinator.stuck_jobs().await.expect("it answers");
+    let (took, memory) = (began.elapsed().as_micros(), memory_kib());
+    if pipelines > 0 {
+        let view = coordinator.pipeline(PipelineId(pipelines)).await.expect("the last pipeline");
+        assert!(view.summary.status.is_complete() && view.jobs.len() == 1, "{view:?}");
+    }
+    coordinator.shutdown().await;
+    println!("{took} {memory}");
+}
+
+/// Memory in KiB after a tenth and after all of the pipelines that are run one after the other.
+async fn live(dir: &Path) {
+    let (coordinator, token) = open(dir).await;
+    let mut early = 0;
+    for number in 1..=RUN_ONE_BY_ONE {
+        run_one(&coordinator, &token).await;
+        if number == RUN_ONE_BY_ONE / 10 {
+            early = memory_kib();
+        }
+    }
+    println!("{early} {}", memory_kib());
+    coordinator.shutdown().await;
+}
+
+/// The two numbers that a process of this program prints.
+fn measure(arguments: &[&str]) -> (f64, f64) {
+    let program = std::env::current_exe().expect("this program");
+    let output = Command::new(program).args(arguments).output().expect("started");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("text");
+    let mut numbers = text.split_whitespace().map(|number| number.parse::<f64>().expect("a number"));
+    (numbers.next().expect("two numbers"), numbers.next().expect("two numbers"))
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().expect("values")
+}
+
+fn compare(pipelines: &str) {
+    let folders = ["0", pipelines].map(|count| {
+        let dir = tempfile::tempdir().expect("a directory");
+        measure_seed(dir.path(), count);
+        (dir, count)
+    });
+    let mut results = Vec::new();
+    for (dir, count) in &folders {
+        let path = dir.path().to_str().expect("a path of text");
+        let runs: Vec<_> = (0..RUNS).map(|_| measure(&["start", path, count])).collect();
+        let (time, memory) =
+            (median(runs.iter().map(|run| run.0).collect()), median(runs.iter().map(|run| run.1).collect()));
+        println!("{count:>7} finished pipelines: start {:.1} ms, memory {:.1} MiB", time / 1000.0, memory / 1024.0);
+        results.push((time, memory));
+    }
+    if let [none, many] = results.as_slice() {
+        println!("ratio: start time {:.2}, memory {:.2}", many.0 / none.0, many.1 / none.1);
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let (early, late) = measure(&["live", dir.path().to_str().expect("a path of text"), "0"]);
+    println!(
+        "one process: memory {:.1} MiB after {} pipelines, {:.1} MiB after {RUN_ONE_BY_ONE}, ratio {:.2}",
+        early / 1024.0,
+        RUN_ONE_BY_ONE / 10,
+        late / 1024.0,
+        late / early
+    );
+}
+
+fn measure_seed(dir: &Path, count: &str) {
+    let program = std::env::current_exe().expect("this program");
+    let status = Command::new(program).arg("seed").arg(dir).arg(count).status().expect("started");
+    assert!(status.success(), "{status}");
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let number = |count: &str| count.parse().expect("a number of pipelines");
+    match arguments.as_slice() {
+        ["seed", dir, count] => runtime.block_on(seed(Path::new(dir), number(count))),
+        ["start", dir, count] => runtime.block_on(start(Path::new(dir), number(count))),
+        ["live", dir, _] => runtime.block_on(live(Path::new(dir))),
+        [count] => compare(count),
+        _ => compare("100000"),
+    }
+}

@@ -1,0 +1,200 @@
+//! Blobs in files below the state directory.
+//!
+//! ```text
+//! traces/JOB.log
+//! artifacts/JOB/KIND/FILENAME
+//! artifacts/.incoming/        content that is being received; emptied at the start
+//! ```
+
+mod traces;
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::StreamExt;
+use muster_job::JobId;
+use muster_runner_api::service::ByteStream;
+use tempfile::NamedTempFile;
+use tokio::io::AsyncWriteExt;
+use tokio_util::io::ReaderStream;
+
+use super::{Appended, ArtifactName, BlobError, Blobs, Incoming, READ_MAX, blocking};
+
+use traces::Traces;
+
+const TRACES: &str = "traces";
+const ARTIFACTS: &str = "artifacts";
+const INCOMING: &str = ".incoming";
+/// Prefix of the names of unfinished uploads.
+const UNFINISHED: &str = ".upload-";
+
+/// Blobs in a directory.
+#[derive(Debug)]
+pub(crate) struct DirectoryBlobs {
+    traces: Traces,
+    artifacts: PathBuf,
+}
+
+/// Content that is being received.
+struct Received {
+    part: NamedTempFile,
+    file: tokio::fs::File,
+    artifacts: PathBuf,
+}
+
+impl DirectoryBlobs {
+    /// Opens a state directory for writing, and deletes what was being received when its last process ended.
+    pub(crate) fn open(dir: &Path) -> io::Result<Self> {
+        std::fs::create_dir_all(dir.join(TRACES))?;
+        let incoming = dir.join(ARTIFACTS).join(INCOMING);
+        std::fs::create_dir_all(&incoming)?;
+        for entry in std::fs::read_dir(&incoming)?.flatten() {
+            if let Err(error) = std::fs::remove_file(entry.path()) {
+                tracing::warn!(file = %entry.path().display(), %error, "failed to delete a leftover");
+            }
+        }
+        Ok(Self::of_past(dir))
+    }
+
+    /// The blobs of a directory that another process may have written, to look at.
+    pub(crate) fn of_past(dir: &Path) -> Self {
+        Self { traces: Traces::new(dir.join(TRACES)), artifacts: dir.join(ARTIFACTS) }
+    }
+}
+
+fn path(artifacts: &Path, name: &ArtifactName) -> PathBuf {
+    artifacts.join(name.job.to_string()).join(&name.kind).join(&name.filename)
+}
+
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> BlobError + '_ {
+    move |error| BlobError::new(format_args!("`{}`", path.display()), error)
+}
+
+/// Opens a file; `None` if it does not exist.
+fn existing(path: &Path) -> Result<Option<File>, BlobError> {
+    match File::open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed(path)(error)),
+    }
+}
+
+#[async_trait]
+impl Blobs for DirectoryBlobs {
+    async fn append_trace(&self, job: JobId, start: u64, bytes: Bytes, bytes_max: u64) -> Result<Appended, BlobError> {
+        self.traces.append(job, start, bytes, bytes_max).await
+    }
+
+    async fn sum_of_trace(&self, job: JobId) -> Result<(u64, u32), BlobError> {
+        self.traces.checksum(job).await
+    }
+
+    async fn read_trace(&self, job: JobId, offset: u64) -> Result<Bytes, BlobError> {
+        let path = self.traces.path(job);
+        let read = move || {
+            let Some(mut file) = existing(&path)? else { return Ok(Bytes::new()) };
+            let mut bytes = Vec::new();
+            let read = file.seek(SeekFrom::Start(offset)).and_then(|_| file.take(READ_MAX).read_to_end(&mut bytes));
+            read.map_err(failed(&path))?;
+            Ok(bytes.into())
+        };
+        blocking::<_, BlobError>(read).await
+    }
+
+    async fn open_trace(&self, job: JobId) -> Result<Option<File>, BlobError> {
+        existing(&self.traces.path(job))
+    }
+
+    fn close_trace(&self, job: JobId) {
+        self.traces.close(job);
+    }
+
+    async fn receive(&self) -> Result<Box<dyn Incoming>, BlobError> {
+        let (artifacts, incoming) = (self.artifacts.clone(), self.artifacts.join(INCOMING));
+        let begin = move || {
+            let part = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&incoming).map_err(failed(&incoming))?;
+            let file = part.reopen().map_err(failed(part.path()))?;
+            Ok(Received { part, file: tokio::fs::File::from_std(file), artifacts })
+        };
+        Ok(Box::new(blocking::<_, BlobError>(begin).await?))
+    }
+
+    async fn open(&self, name: &ArtifactName) -> Result<Option<File>, BlobError> {
+        existing(&path(&self.artifacts, name))
+    }
+
+    async fn stream(&self, name: &ArtifactName) -> Result<Option<(u64, ByteStream)>, BlobError> {
+        let path = path(&self.artifacts, name);
+        let Some(file) = existing(&path)? else { return Ok(None) };
+        // The size of the file itself: it may have been replaced since its row was written.
+        let size = file.metadata().map_err(failed(&path))?.len();
+        Ok(Some((size, ReaderStream::new(tokio::fs::File::from_std(file)).boxed())))
+    }
+
+    fn is_lost(&self, name: &ArtifactName) -> bool {
+        !path(&self.artifacts, name).is_file()
+    }
+
+    async fn delete(&self, name: &ArtifactName) -> Result<(), BlobError> {
+        let file = path(&self.artifacts, name);
+        let delete = move || {
+            match std::fs::remove_file(&file) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(&file)(error)),
+                _ => {}
+            }
+            // The directories of the kind and of the job, if they are empty now.
+            for folder in file.ancestors().skip(1).take(2) {
+                if std::fs::remove_dir(folder).is_err() {
+                    break;
+                }
+            }
+            Ok(())
+        };
+        blocking(delete).await
+    }
+
+    async fn list(&self, job: JobId) -> Result<Vec<ArtifactName>, BlobError> {
+        let folder = self.artifacts.join(job.to_string());
+        let list = move || {
+            let entries = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
+            let mut names = Vec::new();
+            for kind in entries(&folder) {
+                for file in entries(&kind.path()) {
+                    let (kind, filename) = (kind.file_name().into_string(), file.file_name().into_string());
+                    // All names are those of artifacts, which are text.
+                    if let (Ok(kind), Ok(filename)) = (kind, filename) {
+                        names.push(ArtifactName { job, kind, filename });
+                    }
+                }
+            }
+            Ok(names)
+        };
+        blocking::<_, BlobError>(list).await
+    }
+}
+
+#[async_trait]
+impl Incoming for Received {
+    async fn write(&mut self, bytes: &[u8]) -> Result<(), BlobError> {
+        self.file.write_all(bytes).await.map_err(failed(self.part.path()))
+    }
+
+    async fn open(&mut self) -> Result<File, BlobError> {
+        self.file.flush().await.map_err(failed(self.part.path()))?;
+        self.part.reopen().map_err(failed(self.part.path()))
+    }
+
+    async fn keep(mut self: Box<Self>, name: &ArtifactName) -> Result<(), BlobError> {
+        self.file.flush().await.map_err(failed(self.part.path()))?;
+        let (place, part) = (path(&self.artifacts, name), self.part);
+        let keep = move || {
+            let folder = place.parent().unwrap_or(&place);
+            std::fs::create_dir_all(folder).map_err(failed(folder))?;
+            part.persist(&place).map(drop).map_err(|error| failed(&place)(error.error))
+        };
+        blocking(keep).await
+    }
+}
